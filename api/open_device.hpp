@@ -1,0 +1,32 @@
+#pragma once
+// The one place that knows every backend.
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/device.hpp"
+#include "scheduler/plan.hpp"
+
+namespace tandem {
+
+struct DeviceOptions {
+  std::size_t memory = 0;           ///< ceiling in bytes; 0: what is free, less a margin
+  int threads = 0;                  ///< of the host device's kernels; 0: all cores
+  int update_threads = 0;           ///< of the CPU update; 0: all cores
+  double link_bytes_per_second = 0; ///< host device: emulated link, each way; 0: none
+};
+
+/// "auto", "host" (or "cpu"), "cuda", "cuda:N". Throws UsageError for another name, DeviceError for a
+/// device that is not there or that this build does not know.
+std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
+
+/// What planning needs to know of this device and machine.
+PlanningFacts profile_of(const Device& device);
+
+/// Queues a function of the caller's on a stream of the host device: how a trainer with kernels of its
+/// own runs them there. Asynchronous. What it throws fails the stream. Throws MisuseError on other devices.
+void enqueue_host(Device& device, StreamView stream, std::string_view name, std::function<void()> work);
+
+}  // namespace tandem

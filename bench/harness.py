@@ -1,0 +1,133 @@
+"""What every benchmark needs: building, peers in an environment of their own, and the line of figures."""
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BUILD = ROOT / "build"
+PEERS = BUILD / "bench-venv"
+PYTORCH_CPU = "https://download.pytorch.org/whl/cpu"
+
+# Idle threads of one contestant must not take the cores from another.
+QUIET = {**os.environ, "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+
+
+class BenchError(Exception):
+    """One line: what went wrong."""
+
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def run(command, **options):
+    """Runs to its end, output to standard error; BenchError where it fails."""
+    say("$ " + " ".join(str(word) for word in command))
+    if subprocess.run(command, stdout=sys.stderr, **options).returncode != 0:
+        raise BenchError(f"{command[0]} failed")
+
+
+def build(*targets):
+    run(["cmake", "--preset", "release", "-S", ROOT, "-DTANDEM_BENCH=ON", "--log-level=WARNING"])
+    run(["cmake", "--build", BUILD, "--parallel", str(cores()), "--target", *targets])
+
+
+def cores():
+    return len(os.sched_getaffinity(0))
+
+
+def imports(python, modules):
+    return subprocess.run([python, "-c", f"import {', '.join(modules)}"], stdout=subprocess.DEVNULL,
+                          stderr=subprocess.DEVNULL, env=QUIET).returncode == 0
+
+
+def peers(*modules):
+    """A Python that has `modules`: $TANDEM_BENCH_PYTHON where set, else build/bench-venv, filled from PyPI."""
+    given = os.environ.get("TANDEM_BENCH_PYTHON")
+    if given:
+        if not imports(given, modules):
+            raise BenchError(f"TANDEM_BENCH_PYTHON={given} cannot import {' '.join(modules)}")
+        return given
+    python = PEERS / "bin" / "python"
+    if not python.exists():
+        run([sys.executable, "-m", "venv", PEERS])
+    install = [python, "-m", "pip", "install", "--quiet"]
+    if not imports(python, ["torch", "numpy"]):
+        try:  # the build without CUDA is a tenth of the size
+            run([*install, "--retries", "1", "--timeout", "15", "--index-url", PYTORCH_CPU, "torch"])
+            run([*install, "numpy"])
+        except BenchError:
+            run([*install, "torch", "numpy"])
+    missing = [module for module in modules if not imports(python, [module])]
+    if "deepspeed" in missing:  # it compiles its optimizer at first use
+        run([*install, "setuptools", "wheel", "ninja"])
+        run([*install, "--no-build-isolation", "deepspeed"], env={**QUIET, "DS_BUILD_OPS": "0"})
+    if not imports(python, modules):
+        raise BenchError(f"{PEERS} cannot import {' '.join(modules)}")
+    return python
+
+
+def path_with(python):
+    """Environment in which tools beside `python` (ninja) are found."""
+    return {**QUIET, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def machine():
+    facts = {"cpu": platform.processor() or platform.machine(), "cores": cores()}
+    for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
+        if line.startswith("model name"):
+            facts["cpu"] = line.split(":", 1)[1].strip()
+            break
+    facts["memory_gib"] = round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1)
+    try:
+        facts["system"] = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except OSError:
+        facts["system"] = platform.system()
+    return facts
+
+
+def commit():
+    """Hash of the checkout, "-dirty" behind it where tracked files differ; None outside of a repository."""
+    def git(*words):
+        try:
+            done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    head = git("rev-parse", "HEAD")
+    return f"{head}-dirty" if head and git("status", "--porcelain", "--untracked-files=no") else head
+
+
+class Figures:
+    """Medians, with the range of what they are medians of."""
+
+    def __init__(self):
+        self.values, self.spread = {}, {}
+
+    def add(self, name, samples):
+        self.values[name] = float(f"{statistics.median(samples):.6g}")
+        if len(samples) > 1:
+            self.spread[name] = [float(f"{bound:.6g}") for bound in (min(samples), max(samples))]
+
+    def line(self, name, **more):
+        return {"name": name, "figures": self.values, "spread": self.spread, "commit": commit(), "machine": machine(),
+                "date": datetime.date.today().isoformat(), "command": f"scripts/bench {name}", **more}
+
+
+def ratios(others, ours):
+    """Pair by pair: how many times longer the other took."""
+    return [other / own for other, own in zip(others, ours)]
+
+
+def save(result):
+    folder = ROOT / "bench" / "results"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{result['name']}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    say(f"saved {path.relative_to(ROOT)}")

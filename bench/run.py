@@ -1,0 +1,44 @@
+#!/usr/bin/env python3
+"""scripts/bench: run one benchmark with its peers, and end with one line of JSON.
+
+  scripts/bench --list
+  scripts/bench adam
+  scripts/bench cpu-train --save
+"""
+import argparse
+import json
+import sys
+
+import adam
+import cpu_train
+import harness
+
+BENCHMARKS = {"adam": adam, "cpu-train": cpu_train}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="which one")
+    parser.add_argument("--list", action="store_true", help="name them and end")
+    parser.add_argument("--save", action="store_true", help="also write the line to bench/results/")
+    args = parser.parse_args()
+    if args.list:
+        for module in BENCHMARKS.values():
+            print(module.__doc__.splitlines()[0])
+        return 0
+    if args.name is None:
+        parser.error("which benchmark? --list names them")
+    try:
+        result = BENCHMARKS[args.name].measure()
+    except harness.BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    if args.save:
+        harness.save(result)
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+# Everything comes from the distribution's packages; nothing is fetched. scripts/packages lists them.
+find_package(Threads REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(TBB REQUIRED)
+find_package(dnnl REQUIRED)
+
+find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
+include(TandemSystemLibrary)
+tandem_system_library(hwloc::hwloc hwloc.h hwloc)
+tandem_system_library(xxhash::xxhash xxhash.h xxhash)
+add_library(tomlplusplus INTERFACE)
+target_include_directories(tomlplusplus SYSTEM INTERFACE "${TOMLPLUSPLUS_INCLUDE_DIR}")
+
+if(TANDEM_TESTS)
+  find_package(GTest REQUIRED)
+endif()
+if(TANDEM_BENCH)
+  find_package(benchmark REQUIRED)
+endif()

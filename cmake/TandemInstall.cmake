@@ -1,0 +1,39 @@
+# Installation, so that find_package(tandem CONFIG REQUIRED) and target_link_libraries(app tandem::tandem)
+# are all that another project needs. Only the modules behind the public headers are installed.
+include(CMakePackageConfigHelpers)
+
+set(public_modules core cpu_ops scheduler offload api)
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
+set(header_dir ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
+
+# Public headers spell their includes "module/file.hpp", which is found below include/tandem/.
+add_library(tandem_package INTERFACE)
+add_library(tandem::tandem ALIAS tandem_package)
+set_target_properties(tandem_package PROPERTIES EXPORT_NAME tandem)
+target_compile_features(tandem_package INTERFACE cxx_std_20)
+target_link_libraries(tandem_package INTERFACE tandem_api)
+target_include_directories(tandem_package INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+                                                    $<INSTALL_INTERFACE:${header_dir}>)
+set(installed tandem_package)
+foreach(module ${public_modules})
+  set_target_properties(tandem_${module} PROPERTIES EXPORT_NAME ${module})
+  list(APPEND installed tandem_${module})
+endforeach()
+
+install(TARGETS ${installed} EXPORT tandem ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/tandem)
+install(TARGETS tandem RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(EXPORT tandem NAMESPACE tandem:: FILE tandemTargets.cmake DESTINATION ${package_dir})
+
+# Headers of the backend stay inside: programs reach it through the device factory in api/.
+install(DIRECTORY include/tandem/ DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp")
+install(DIRECTORY core scheduler offload api DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp")
+install(FILES ${PROJECT_BINARY_DIR}/generated/core/version.hpp DESTINATION ${header_dir}/core)
+install(FILES LICENSE NOTICE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tandem)
+
+configure_package_config_file(cmake/tandemConfig.cmake.in ${PROJECT_BINARY_DIR}/tandemConfig.cmake
+                              INSTALL_DESTINATION ${package_dir})
+# Before 1.0 a minor version may break its users.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/tandemConfig.cmake ${PROJECT_BINARY_DIR}/tandemConfigVersion.cmake
+              cmake/TandemSystemLibrary.cmake
+        DESTINATION ${package_dir})

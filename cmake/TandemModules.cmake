@@ -1,0 +1,28 @@
+# tandem_module(NAME [USES module...] [LINKS library...] [EXCLUDE file...])
+# One folder, one static library target `tandem_NAME`; USES are the modules it may include.
+function(tandem_module name)
+  cmake_parse_arguments(M "" "" "USES;LINKS;EXCLUDE" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  foreach(file ${M_EXCLUDE})
+    list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+  endforeach()
+  add_library(tandem_${name} STATIC ${sources})
+  target_include_directories(tandem_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
+  list(TRANSFORM M_USES PREPEND tandem_)
+  target_link_libraries(tandem_${name} PUBLIC ${M_USES} PRIVATE $<BUILD_INTERFACE:tandem_flags> ${M_LINKS})
+  set_property(GLOBAL APPEND PROPERTY TANDEM_MODULES tandem_${name})
+endfunction()
+
+# tandem_test(NAME [USES module...] [LINKS library...]): tests/<folder>/*_test.cpp of this folder as one
+# program, its cases found by CTest.
+function(tandem_test name)
+  cmake_parse_arguments(T "" "" "USES;LINKS" ${ARGN})
+  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  add_executable(${name}_test ${sources})
+  list(TRANSFORM T_USES PREPEND tandem_)
+  target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${name}_test PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
+  target_link_libraries(${name}_test PRIVATE tandem_flags ${T_USES} ${T_LINKS} GTest::gmock GTest::gtest_main)
+  gtest_discover_tests(${name}_test TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
+endfunction()
+include(GoogleTest)

@@ -1,0 +1,32 @@
+option(TANDEM_TESTS "Build the tests" ON)
+option(TANDEM_BENCH "Build the benchmarks" ON)
+set(TANDEM_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
+set(TANDEM_THREADS "tbb" CACHE STRING "Data parallelism on the CPU: tbb, or pool (a pool of our own, for ThreadSanitizer)")
+set_property(CACHE TANDEM_THREADS PROPERTY STRINGS tbb pool)
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+find_program(TANDEM_CCACHE ccache)
+if(TANDEM_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${TANDEM_CCACHE})
+endif()
+
+# Flags of our own targets only. Contraction is off everywhere: every fused multiply-add is explicit,
+# because bits must not depend on what a compiler chose to fuse.
+add_library(tandem_flags INTERFACE)
+target_compile_options(tandem_flags INTERFACE
+  -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>  # g++ 12 warns about its own std::string operator+ (GCC bug 105651)
+  -ffp-contract=off -fno-math-errno -fno-trapping-math)
+if(TANDEM_SANITIZE)
+  target_compile_options(tandem_flags INTERFACE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # g++ 12 takes the deliberately undefined registers of its own vector intrinsics for a mistake here.
+  target_compile_options(tandem_flags INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
+  target_link_options(tandem_flags INTERFACE -fsanitize=${TANDEM_SANITIZE})
+endif()

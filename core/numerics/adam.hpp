@@ -1,0 +1,71 @@
+#pragma once
+// AdamW (Loshchilov and Hutter, arXiv 1711.05101) for one element, as a fixed sequence of correctly
+// rounded fp32 operations. Scalar, AVX2, AVX-512 and CUDA kernels all evaluate exactly this sequence,
+// so that they agree bit for bit.
+#include <cmath>
+#include <cstdint>
+
+#include "core/numerics/bf16.hpp"
+#include "core/numerics/ieee.hpp"
+
+namespace tandem {
+
+/// Hyperparameters of AdamW. Dimensionless.
+struct AdamW {
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+};
+
+/// What one step needs of them, rounded to fp32 once. A pure function of the step number: neither
+/// subgroup, processor, nor history enters (see `adam_coefficients`).
+struct AdamCoefficients {
+  float gradient_scale;   ///< multiplies the bf16 gradient: clip factor times unscaling
+  float beta1;
+  float one_minus_beta1;
+  float beta2;
+  float one_minus_beta2;
+  float inv_sqrt_correction2;  ///< 1 / sqrt(1 - beta2^t)
+  float eps;
+  float minus_step_size;  ///< -lr / (1 - beta1^t)
+  float minus_decay;      ///< -lr * weight_decay; 0 where the parameter does not decay
+};
+
+namespace numerics {
+
+/// `t` counts from 1. Computed in double on the host.
+inline AdamCoefficients adam_coefficients(const AdamW& h, std::int64_t t, double lr,
+                                          double gradient_scale, bool decay) {
+  const double correction1 = -std::expm1(static_cast<double>(t) * std::log(h.beta1));
+  const double correction2 = -std::expm1(static_cast<double>(t) * std::log(h.beta2));
+  return {.gradient_scale = static_cast<float>(gradient_scale),
+          .beta1 = static_cast<float>(h.beta1),
+          .one_minus_beta1 = static_cast<float>(1.0 - h.beta1),
+          .beta2 = static_cast<float>(h.beta2),
+          .one_minus_beta2 = static_cast<float>(1.0 - h.beta2),
+          .inv_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
+          .eps = static_cast<float>(h.eps),
+          .minus_step_size = static_cast<float>(-lr / correction1),
+          .minus_decay = decay ? static_cast<float>(-lr * h.weight_decay) : 0.0F};
+}
+
+struct AdamElement {
+  float master;
+  float m;
+  float v;
+};
+
+/// One element. `gradient` is the bf16 gradient widened to fp32, before `gradient_scale`.
+TANDEM_HD AdamElement adamw(AdamElement s, float gradient, const AdamCoefficients& c) {
+  const float g = mul(gradient, c.gradient_scale);
+  const float m = fma(c.beta1, s.m, mul(c.one_minus_beta1, g));
+  const float v = fma(mul(c.one_minus_beta2, g), g, mul(c.beta2, s.v));
+  const float denominator = fma(sqrt(v), c.inv_sqrt_correction2, c.eps);
+  const float decayed = fma(c.minus_decay, s.master, s.master);
+  const float master = fma(c.minus_step_size, div(m, denominator), decayed);
+  return {master, m, v};
+}
+
+}  // namespace numerics
+}  // namespace tandem

@@ -1,0 +1,138 @@
+#pragma once
+// Operations of a transformer on tensor views and a stream, implemented by each backend. All are
+// asynchronous on `stream`; views must stay valid until the stream has passed the call. All tensors
+// are dense and row-major. Throws MisuseError on shapes or dtypes that do not fit.
+//
+// Types: *activations* are f32 or bf16 (the compute type, the same for all operands of a call),
+// *weights* bf16, *parameter gradients* f32 and always added to, never overwritten. Sums are fp32.
+// N stands for B * T tokens. An empty view (null data) leaves that operand or result out.
+// Results are a function of the inputs, the shapes and the device alone: no unordered sums.
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device.hpp"
+#include "core/tensor.hpp"
+#include "core/update_kernels.hpp"
+
+namespace tandem {
+
+/// Largest shapes that a model will ask for: what scratch memory is booked from.
+struct WorkspaceNeeds {
+  std::int64_t tokens = 0;         ///< N
+  std::int64_t sequence = 0;       ///< T
+  std::int64_t vocabulary = 0;     ///< V
+  std::int64_t channels = 0;       ///< widest input or output of a linear layer
+  std::int64_t heads = 0;          ///< query heads
+  std::int64_t head_dim = 0;
+  DType activations = DType::f32;
+};
+
+/// Causal self-attention of query head h with key/value head h / (heads / kv_heads).
+struct AttentionShape {
+  std::int64_t batch = 0;     ///< B
+  std::int64_t sequence = 0;  ///< T
+  std::int64_t heads = 0;     ///< H
+  std::int64_t kv_heads = 0;  ///< K, divides H
+  std::int64_t head_dim = 0;  ///< D
+  float scale = 1.0F;         ///< of q k^T
+};
+
+/// Operands of attention: token (b, t) of head h starts at data + (b T + t) row_stride + h D elements,
+/// so that q, k and v may be slices of one (B, T, 3C) buffer.
+struct HeadsView {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t row_stride = 0;
+};
+
+/// Linear layer into a softmax cross-entropy, in blocks of rows so that (N, V) logits never exist whole.
+struct HeadLoss {
+  TensorView x;        ///< (N, C) activations
+  TensorView weight;   ///< (V, C) bf16
+  TensorView targets;  ///< (N) i32; negative: not a target
+  TensorView losses;   ///< (N) f32, written: -log p(target), 0 where not a target
+  float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
+  TensorView dx;       ///< (N, C) activations, written; empty: no gradient at all
+  TensorView dweight;  ///< (V, C) f32, added to; empty: weight is frozen
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+
+  /// Bytes of scratch that calls within `needs` use. Blocks on nothing.
+  virtual std::size_t workspace_bytes(const WorkspaceNeeds& needs) const = 0;
+  /// Lends device memory as scratch to all later calls; the caller keeps it until no call is queued.
+  /// Calls that use it must be queued on one stream.
+  virtual void bind_workspace(void* data, std::size_t bytes) = 0;
+
+  // -- linear: x (N, I), w (O, I), bias (O) bf16 or empty, y (N, O) ------------------------------------
+  /// y = x w^T + bias. `y` may be f32 while x is bf16.
+  virtual void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) = 0;
+  /// dx (N, I) = dy w, or += where `accumulate`.
+  virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) = 0;
+  /// dw (O, I) += dy^T x; dbias (O) f32 += column sums of dy, or empty.
+  virtual void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) = 0;
+  /// Loss of the output layer, with gradients where asked for.
+  virtual void head_loss(const HeadLoss& head, StreamView stream) = 0;
+
+  // -- attention ---------------------------------------------------------------------------------------
+  /// out (B, T, H D) dense; lse (B, H, T) f32: log of the softmax denominators, for backward.
+  /// Never forms (T, T). `lse` may be empty.
+  virtual void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
+                         const AttentionShape& shape, StreamView stream) = 0;
+  /// dq, dk, dv are written. `dout`, `out`: (B, T, H D).
+  virtual void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out,
+                                  TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv,
+                                  const AttentionShape& shape, StreamView stream) = 0;
+  /// Rotary embedding in place on x (B, T, heads, D), halves convention (element i pairs with i + D/2).
+  /// table (T, D/2, 2) f32: cosine and sine of each position and frequency. `inverse` rotates back,
+  /// which is also the backward.
+  virtual void rope(TensorView x, TensorView table, bool inverse, StreamView stream) = 0;
+
+  // -- norms over the last dimension: x (N, C), weight (C) bf16 ------------------------------------------
+  /// y = (x - mean) * rstd * weight + bias. mean, rstd (N) f32, written, for backward.
+  virtual void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+                          TensorView rstd, float eps, StreamView stream) = 0;
+  /// dx = or += (where `accumulate`); dweight, dbias (C) f32 added to, each may be empty.
+  virtual void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                                   TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
+                                   StreamView stream) = 0;
+  /// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (N) f32, written.
+  virtual void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps,
+                        StreamView stream) = 0;
+  /// `dx` may be the same memory as `dy` where not `accumulate`.
+  virtual void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+                                 bool accumulate, TensorView dweight, StreamView stream) = 0;
+
+  // -- pointwise -----------------------------------------------------------------------------------------
+  /// y = gelu(x), tanh form. Same shape.
+  virtual void gelu(TensorView x, TensorView y, StreamView stream) = 0;
+  /// dx = dy gelu'(x); dx may be dy.
+  virtual void gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) = 0;
+  /// y = silu(gate) * up.
+  virtual void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) = 0;
+  /// dgate, dup written; each may be the memory of gate, up respectively.
+  virtual void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                               StreamView stream) = 0;
+  /// y = a + b; y may be a or b.
+  virtual void add(TensorView a, TensorView b, TensorView y, StreamView stream) = 0;
+
+  // -- embedding -----------------------------------------------------------------------------------------
+  /// out (N, C) = table[token] (V, C) bf16 + positions[t] (P, C) bf16 or empty, t = row modulo `sequence`.
+  /// tokens (N) i32; the caller has checked that they are below V.
+  virtual void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+                         TensorView out, StreamView stream) = 0;
+  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty.
+  virtual void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+                                  TensorView dpositions, StreamView stream) = 0;
+
+  // -- optimizer: as UpdateKernels, on device memory; the same bits -----------------------------------------
+  virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) = 0;
+  virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) = 0;
+  virtual void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) = 0;
+  virtual void round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) = 0;
+  virtual void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) = 0;
+};
+
+}  // namespace tandem

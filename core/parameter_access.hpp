@@ -1,0 +1,102 @@
+#pragma once
+// How a model reaches its parameters: fetch a layer's weights, get its gradients, commit them. The
+// offload engine implements it; so can a test that keeps everything in plain memory.
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+#include "core/device.hpp"
+#include "core/parameter_layout.hpp"
+
+namespace tandem {
+
+class ParameterAccess;
+
+/// Where the flat array of each layer that a guard covers begins: its own, and those it borrows from.
+struct LayerBases {
+  static constexpr int capacity = 4;
+  struct Entry {
+    int layer = -1;
+    void* base = nullptr;
+  };
+  std::array<Entry, capacity> entries{};
+  int count = 0;
+  void add(int layer, void* base);
+  void* of(int layer) const noexcept;  ///< null where absent
+};
+
+/// A layer's weights on the device, valid for work queued on the stream of the fetch (and those named
+/// by `also_used_on`) while the guard lives. Destroying it releases the buffer after that work.
+/// Move-only. Not thread-safe.
+class WeightsGuard {
+ public:
+  WeightsGuard() = default;
+  WeightsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
+               LayerBases bases, StreamView stream);
+  WeightsGuard(WeightsGuard&& other) noexcept;
+  WeightsGuard& operator=(WeightsGuard&& other) noexcept;
+  WeightsGuard(const WeightsGuard&) = delete;
+  WeightsGuard& operator=(const WeightsGuard&) = delete;
+  ~WeightsGuard();
+
+  /// bf16, the parameter's shape. Throws MisuseError where the layer has no such parameter.
+  TensorView operator[](std::string_view name) const;
+  /// The buffer is also read by work queued on `stream` so far and until the guard goes.
+  void also_used_on(StreamView stream);
+
+ private:
+  void release() noexcept;
+  ParameterAccess* access_ = nullptr;
+  const ParameterLayout* layout_ = nullptr;
+  int layer_ = -1;
+  std::uint64_t ticket_ = 0;
+  LayerBases bases_;
+  StreamView stream_;
+};
+
+/// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to. Must be
+/// committed once; destroying it uncommitted abandons the step.
+class GradientsGuard {
+ public:
+  GradientsGuard() = default;
+  GradientsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
+                 LayerBases bases);
+  GradientsGuard(GradientsGuard&& other) noexcept;
+  GradientsGuard& operator=(GradientsGuard&& other) noexcept;
+  GradientsGuard(const GradientsGuard&) = delete;
+  GradientsGuard& operator=(const GradientsGuard&) = delete;
+  ~GradientsGuard();
+
+  /// f32, the parameter's shape; empty for a frozen parameter.
+  TensorView operator[](std::string_view name) const;
+  DType dtype() const noexcept { return DType::f32; }
+  /// The work that fills them has been queued on `stream`: complete for this micro-batch. Does not block.
+  void commit(StreamView stream);
+
+ private:
+  ParameterAccess* access_ = nullptr;
+  const ParameterLayout* layout_ = nullptr;
+  int layer_ = -1;
+  std::uint64_t ticket_ = 0;
+  LayerBases bases_;
+};
+
+/// Source of weights and sink of gradients.
+class ParameterAccess {
+ public:
+  virtual ~ParameterAccess() = default;
+  /// Makes `stream` wait until the layer's weights are on the device.
+  virtual WeightsGuard fetch(int layer, StreamView stream) = 0;
+  /// Makes `stream` wait until the layer's gradient buffer is free and zero.
+  virtual GradientsGuard gradients(int layer, StreamView stream) = 0;
+
+ protected:
+  friend class WeightsGuard;
+  friend class GradientsGuard;
+  virtual void also_used(std::uint64_t ticket, StreamView stream) = 0;
+  virtual void release(std::uint64_t ticket, StreamView stream) noexcept = 0;
+  virtual void commit(std::uint64_t ticket, StreamView stream) = 0;
+  virtual void abandon(std::uint64_t ticket) noexcept = 0;
+};
+
+}  // namespace tandem

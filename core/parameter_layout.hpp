@@ -1,0 +1,85 @@
+#pragma once
+// Which parameters a model has, in the order in which forward uses them, and where each lies in the
+// flat arrays of its layer.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor.hpp"
+
+namespace tandem {
+
+struct ParameterOptions {
+  bool decay = true;      ///< weight decay applies
+  bool trainable = true;  ///< false: no gradient, no optimizer state, no decay
+  double lr_scale = 1.0;  ///< multiplies the learning rate
+};
+
+/// One parameter of a layer. Its elements occupy [offset, offset + count) of the layer's flat arrays,
+/// padded with zeros to a multiple of `layout_quantum`.
+struct Parameter {
+  std::string name;       ///< within its layer: "w1"
+  std::string full_name;  ///< "h.0.w1"
+  int layer = 0;
+  Shape shape;
+  ParameterOptions options;
+  std::int64_t offset = 0;  ///< elements, multiple of layout_quantum
+  std::int64_t count = 0;
+  std::int64_t padded_count = 0;
+  int tied_layer = -1;  ///< layer and index of the parameter whose storage this one shares; -1: its own
+  int tied_index = -1;
+  bool tied() const noexcept { return tied_layer >= 0; }
+};
+
+/// One layer: the unit of fetching. Trainable parameters come first in its flat arrays, so that the
+/// optimizer state is the prefix [0, state_elements).
+struct Layer {
+  std::string name;
+  std::vector<Parameter> parameters;   ///< in order of declaration
+  std::int64_t elements = 0;           ///< of the flat weights, padded
+  std::int64_t state_elements = 0;     ///< trainable part, padded
+  std::vector<int> borrows;            ///< layers whose parameters this one shares through ties
+  /// Index in `parameters`, or -1.
+  int find(std::string_view parameter) const noexcept;
+};
+
+/// Built once, then read. Weights are bf16, the master state fp32.
+class ParameterLayout {
+ public:
+  /// Adds parameters to one layer. A handle: valid while the layout lives.
+  class LayerBuilder {
+   public:
+    LayerBuilder& add(std::string_view name, Shape shape, ParameterOptions options = {});
+
+   private:
+    friend class ParameterLayout;
+    LayerBuilder(ParameterLayout* layout, int layer) : layout_(layout), layer_(layer) {}
+    ParameterLayout* layout_;
+    int layer_;
+  };
+
+  /// Throws MisuseError when the name is taken or empty.
+  LayerBuilder add_layer(std::string_view name);
+  /// `shared` ("head.weight") uses the storage of `owner` ("embedding.tokens"); both declared, of one
+  /// shape, in different layers. Gradients of both are summed and counted once;
+  /// the owner's options hold for both. Throws MisuseError otherwise.
+  void tie(std::string_view owner, std::string_view shared);
+
+  const std::vector<Layer>& layers() const noexcept { return layers_; }
+  int layer_count() const noexcept { return static_cast<int>(layers_.size()); }
+  const Layer& layer(int i) const { return layers_.at(static_cast<std::size_t>(i)); }
+  /// By full name; throws MisuseError where there is none. A tied name gives the owner.
+  const Parameter& parameter(std::string_view full_name) const;
+  /// All parameters that own storage, in model order.
+  std::vector<const Parameter*> owned_parameters() const;
+  std::int64_t parameter_count() const noexcept;  ///< without padding, tied ones once
+  std::int64_t state_elements() const noexcept;   ///< sum over layers, padded
+
+ private:
+  void place(Layer& layer);
+  Parameter* find(std::string_view full_name);
+  std::vector<Layer> layers_;
+};
+
+}  // namespace tandem

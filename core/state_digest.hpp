@@ -1,0 +1,37 @@
+#pragma once
+// The digest of a training state: one line that two people compare. It is a function of names and
+// values alone, never of where the values lie. The byte layout is in docs/state-digest.md.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+/// Elements of one hashed block: 4 MiB of fp32.
+constexpr std::int64_t state_digest_block = std::int64_t{1} << 20;
+
+/// Fed parameter by parameter in model order, each as begin_parameter, then master, m and v (each any
+/// number of `add` and one `end_array`), then end_parameter. Holds a few hundred bytes and the hashes of
+/// the current parameter's blocks. Calls out of order throw MisuseError. Not thread-safe.
+class StateDigest {
+ public:
+  StateDigest();
+  ~StateDigest();
+  StateDigest(StateDigest&&) noexcept;
+  StateDigest& operator=(StateDigest&&) noexcept;
+
+  void begin_parameter(std::string_view full_name);
+  /// The next `count` elements of the current array, fp32.
+  void add(const float* values, std::int64_t count);
+  void end_array();
+  void end_parameter();
+  /// 32 hexadecimal digits over all parameters ended so far.
+  std::string text() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,112 @@
+#include "core/topology.hpp"
+
+#include <hwloc.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <fstream>
+#include <memory>
+#include <string_view>
+#include <type_traits>
+
+#include "core/cgroup.hpp"
+
+namespace tandem {
+namespace {
+
+/// Bytes of a line "Key:   123 kB" of a file under /proc; 0 where absent.
+std::size_t proc_kilobytes(const char* file, std::string_view key) {
+  std::ifstream in(file);
+  for (std::string line; std::getline(in, line);) {
+    if (line.compare(0, key.size(), key) != 0) continue;
+    return static_cast<std::size_t>(std::strtoull(line.c_str() + key.size(), nullptr, 10)) * 1024;
+  }
+  return 0;
+}
+
+std::string cpu_model_of_proc() {
+  std::ifstream in("/proc/cpuinfo");
+  for (std::string line; std::getline(in, line);) {
+    if (line.compare(0, 10, "model name") != 0) continue;
+    const std::size_t colon = line.find(':');
+    const std::size_t begin = colon == std::string::npos ? colon : line.find_first_not_of(" \t", colon + 1);
+    return begin == std::string::npos ? std::string{} : line.substr(begin);
+  }
+  return {};
+}
+
+struct TopologyCloser {
+  void operator()(hwloc_topology_t t) const noexcept { hwloc_topology_destroy(t); }
+};
+struct BitmapCloser {
+  void operator()(hwloc_bitmap_t b) const noexcept { hwloc_bitmap_free(b); }
+};
+using OwnedTopology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyCloser>;
+using OwnedBitmap = std::unique_ptr<std::remove_pointer_t<hwloc_bitmap_t>, BitmapCloser>;
+
+void read_processors(Topology& result) {
+  hwloc_topology_t raw = nullptr;
+  if (hwloc_topology_init(&raw) != 0) return;
+  const OwnedTopology topology(raw);
+  if (hwloc_topology_load(raw) != 0) return;
+
+  // The allowed set leaves out what a cpuset forbids; binding leaves out what taskset does.
+  const OwnedBitmap usable(hwloc_bitmap_dup(hwloc_topology_get_allowed_cpuset(raw)));
+  const OwnedBitmap bound(hwloc_bitmap_alloc());
+  if (!usable || !bound) return;
+  if (hwloc_get_cpubind(raw, bound.get(), HWLOC_CPUBIND_PROCESS) == 0) {
+    hwloc_bitmap_and(usable.get(), usable.get(), bound.get());
+  }
+  result.logical_cpus = std::max(0, hwloc_bitmap_weight(usable.get()));
+  for (hwloc_obj_t core = nullptr; (core = hwloc_get_next_obj_by_type(raw, HWLOC_OBJ_CORE, core)) != nullptr;) {
+    if (hwloc_bitmap_intersects(core->cpuset, usable.get()) != 0) ++result.cores;
+  }
+  result.numa_nodes = std::max(0, hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE));
+  if (const hwloc_obj_t package = hwloc_get_obj_by_type(raw, HWLOC_OBJ_PACKAGE, 0)) {
+    if (const char* model = hwloc_obj_get_info_by_name(package, "CPUModel")) result.cpu_model = model;
+  }
+}
+
+void apply(const CgroupLimits& limits, Topology& result) {
+  if (limits.cpus && result.logical_cpus > 0) {
+    const int quota = static_cast<int>(std::min(std::ceil(*limits.cpus), 1e6));
+    result.logical_cpus = std::min(result.logical_cpus, std::max(1, quota));
+  }
+  if (limits.memory_limit) {
+    result.memory_bytes =
+        result.memory_bytes == 0 ? *limits.memory_limit : std::min(result.memory_bytes, *limits.memory_limit);
+  }
+  if (limits.memory_room && result.available_memory_bytes > 0) {
+    // Zero would read as unknown, and no room at all is known: one byte.
+    result.available_memory_bytes =
+        std::max<std::size_t>(1, std::min(result.available_memory_bytes, *limits.memory_room));
+  }
+}
+
+}  // namespace
+
+Topology read_topology() {
+  Topology result;
+  try {
+    read_processors(result);
+    if (result.cpu_model.empty()) result.cpu_model = cpu_model_of_proc();
+    result.memory_bytes = proc_kilobytes("/proc/meminfo", "MemTotal:");
+    result.available_memory_bytes = proc_kilobytes("/proc/meminfo", "MemAvailable:");
+    apply(read_cgroup_limits("/"), result);
+  } catch (...) {
+    // What could be read stands; the rest stays unknown, as promised.
+  }
+  return result;
+}
+
+ProcessMemory sample_process_memory() {
+  static std::atomic<std::size_t> peak{0};
+  const std::size_t now = proc_kilobytes("/proc/self/status", "RssAnon:");
+  std::size_t seen = peak.load();
+  while (seen < now && !peak.compare_exchange_weak(seen, now)) {
+  }
+  return {now, std::max(seen, now)};
+}
+
+}  // namespace tandem

@@ -1,0 +1,47 @@
+#pragma once
+// Arithmetic of the optimizer step on flat arrays: every implementation gives the same bits.
+#include <cstdint>
+
+#include "core/numerics/adam.hpp"
+#include "core/numerics/bf16.hpp"
+
+namespace tandem {
+
+/// Elements in one block of the layout, of the norm, and the alignment of subgroups.
+constexpr std::int64_t layout_quantum = 1024;
+
+/// How master and moments are stored.
+enum class StateFormat : std::uint8_t { fp32 };
+
+/// One contiguous piece of one parameter's state, (count) each. Arrays do not overlap.
+struct AdamPiece {
+  float* master = nullptr;         ///< read and written
+  float* m = nullptr;              ///< first moment, read and written
+  float* v = nullptr;              ///< second moment, read and written
+  const bf16* gradient = nullptr;  ///< read
+  bf16* weight = nullptr;          ///< written: master rounded ties away from zero
+  std::int64_t count = 0;
+};
+
+/// Synchronous kernels over host memory, parallel inside. Thread-safe for disjoint data. What a
+/// worker throws is rethrown to the caller.
+class UpdateKernels {
+ public:
+  virtual ~UpdateKernels() = default;
+
+  /// AdamW on every element, see core/numerics/adam.hpp.
+  virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c) = 0;
+  /// weight[i] = master[i] rounded ties away from zero.
+  virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count) = 0;
+  /// sum[i] = gradient[i] where `first`, else sum[i] + gradient[i]; fp32.
+  virtual void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count) = 0;
+  /// gradient[i] = sum[i] rounded to nearest even.
+  virtual void round(const float* sum, bf16* gradient, std::int64_t count) = 0;
+  /// partial[b] = sum of squares of block b of `layout_quantum` elements, see
+  /// core/numerics/norm_block.hpp; the last block may be short.
+  virtual void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) = 0;
+  /// Threads that the kernels use.
+  virtual int threads() const noexcept = 0;
+};
+
+}  // namespace tandem

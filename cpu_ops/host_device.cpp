@@ -1,0 +1,226 @@
+#include "cpu_ops/host_device.hpp"
+
+#include <fmt/format.h>
+#include <oneapi/dnnl/dnnl.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/topology.hpp"
+#include "cpu_ops/host_device_link.hpp"
+#include "cpu_ops/host_device_memory.hpp"
+#include "cpu_ops/host_event.hpp"
+#include "cpu_ops/host_ops.hpp"
+#include "cpu_ops/host_stream.hpp"
+#include "cpu_ops/isa.hpp"
+#include "cpu_ops/parallel.hpp"
+#include "cpu_ops/update_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+std::size_t capacity_of(const HostDeviceOptions& options, const Topology& topology) {
+  if (options.capacity > 0) return options.capacity;
+  using namespace literals;
+  // Left to the rest of the process and of the machine.
+  const std::size_t available = topology.available_memory_bytes;
+  const std::size_t margin = std::max(256_MiB, available / 10);
+  if (available <= margin) {
+    throw DeviceError("no capacity for the host device", "what memory is available is unknown, or too little",
+                      "give --device-memory");
+  }
+  return (available - margin) / arena_alignment * arena_alignment;
+}
+
+std::string compute_key(const Topology& topology, int threads) {
+  const dnnl_version_t* library = dnnl_version();
+  return fmt::format("host cpu={} isa={} threads={} oneDNN={}.{}.{}",
+                     topology.cpu_model.empty() ? "unknown" : topology.cpu_model, name_of(best_isa()), threads,
+                     library->major, library->minor, library->patch);
+}
+
+HostEvent& own(EventView event) {
+  HostEvent* host = dynamic_cast<HostEvent*>(event.impl());
+  if (host == nullptr) throw MisuseError("event given to the host device is empty or of another device");
+  return *host;
+}
+
+struct Direction {
+  std::string_view task;
+  std::string_view reads;
+  std::string_view writes;
+};
+
+constexpr Direction direction_of(CopyKind kind) {
+  switch (kind) {
+    case CopyKind::host_to_device:
+      return {"copy to device", "copy to the device reads", "copy to the device writes"};
+    case CopyKind::device_to_host:
+      return {"copy to host", "copy to the host reads", "copy to the host writes"};
+    case CopyKind::device_to_device:
+      break;
+  }
+  return {"copy on device", "copy on the device reads", "copy on the device writes"};
+}
+
+void require_copyable(const HostDeviceMemory& memory, const void* to, const void* from, std::size_t bytes,
+                      CopyKind kind) {
+  const Direction direction = direction_of(kind);
+  if (to == nullptr || from == nullptr) {
+    throw MisuseError(fmt::format("{} a null pointer", from == nullptr ? direction.reads : direction.writes));
+  }
+  if (kind == CopyKind::host_to_device) {
+    memory.require_outside(from, bytes, direction.reads);
+  } else {
+    memory.require_inside(from, bytes, direction.reads);
+  }
+  if (kind == CopyKind::device_to_host) {
+    memory.require_outside(to, bytes, direction.writes);
+  } else {
+    memory.require_inside(to, bytes, direction.writes);
+  }
+  const std::uintptr_t a = reinterpret_cast<std::uintptr_t>(to);
+  const std::uintptr_t b = reinterpret_cast<std::uintptr_t>(from);
+  if (a < b + bytes && b < a + bytes) throw MisuseError(fmt::format("{} what it writes", direction.reads));
+}
+
+}  // namespace
+
+HostDevice::HostDevice(HostDeviceOptions options)
+    : pin_(options.pin),
+      pinned_(std::make_shared<std::atomic<std::size_t>>(0)),
+      to_device_(std::make_unique<HostLink>(options.link_bytes_per_second)),
+      to_host_(std::make_unique<HostLink>(options.link_bytes_per_second)) {
+  if (options.threads < 0 || options.update_threads < 0) {
+    throw UsageError("bad thread count of the host device", "it must not be negative", "0 uses every CPU");
+  }
+  const Topology topology = read_topology();
+  const std::shared_ptr<Parallel> device_parallel = make_parallel(options.threads);
+  const std::shared_ptr<Parallel> host_parallel = make_parallel(options.update_threads);
+
+  info_.kind = "host";
+  info_.name = "host";
+  info_.capacity = capacity_of(options, topology);
+  info_.threads = device_parallel->threads();
+  info_.compute_key = compute_key(topology, info_.threads);
+  memory_ = std::make_shared<HostDeviceMemory>(info_.capacity, options.poison_memory);
+  if (options.faults) {
+    // Shares ownership of the faults, so that they live as long as any stream.
+    hook_ = std::shared_ptr<const TaskHook>(options.faults, &options.faults->before_task);
+  }
+  device_kernels_ = make_host_update_kernels(device_parallel);
+  host_kernels_ = make_host_update_kernels(host_parallel);
+  ops_ = std::make_unique<HostOps>(device_parallel, *device_kernels_,
+                                   [this](StreamView stream, std::string_view name, std::function<void()> work) {
+                                     enqueue(stream, name, std::move(work));
+                                   });
+}
+
+HostDevice::~HostDevice() = default;
+
+Stream HostDevice::make_stream(std::string_view name) {
+  return Stream(std::make_unique<HostStream>(name, this, hook_));
+}
+
+Stream HostDevice::wrap_stream(void*) {
+  throw MisuseError("the host device has no native streams to wrap", "they exist on GPUs only", "use make_stream");
+}
+
+Event HostDevice::make_event() { return Event(std::make_unique<HostEvent>()); }
+
+MemoryBlock HostDevice::allocate(std::size_t bytes, std::string_view name) { return memory_->allocate(bytes, name); }
+
+MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name) {
+  if (bytes == 0) return {};
+  const std::string what = fmt::format("cannot pin {} for '{}'", format_bytes(bytes), name);
+  void* data = nullptr;
+  try {
+    data = MappedMemory::map(bytes);
+  } catch (const std::bad_alloc&) {
+    throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
+  }
+  if (pin_ && ::mlock(data, bytes) != 0) {
+    MappedMemory::unmap(data, bytes);
+    throw DeviceError(what, "the system refuses to lock it", "raise the limit of locked memory (ulimit -l)");
+  }
+  *pinned_ += bytes;
+  return {data, bytes, [count = pinned_](void* p, std::size_t n) {
+            MappedMemory::unmap(p, n);
+            *count -= n;
+          }};
+}
+
+std::size_t HostDevice::allocated_bytes() const noexcept { return memory_->allocated(); }
+std::size_t HostDevice::peak_bytes() const noexcept { return memory_->peak(); }
+std::size_t HostDevice::pinned_bytes() const noexcept { return *pinned_; }
+
+void HostDevice::copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) {
+  HostStream& queue = own(stream);
+  if (bytes == 0) return;
+  require_copyable(*memory_, to, from, bytes, kind);
+  queue.enqueue(direction_of(kind).task, [=, this] { move(to, from, bytes, kind); });
+}
+
+void HostDevice::move(void* to, const void* from, std::size_t bytes, CopyKind kind) {
+  require_copyable(*memory_, to, from, bytes, kind);
+  const auto move_bytes = [&] { std::memcpy(to, from, bytes); };
+  switch (kind) {
+    case CopyKind::host_to_device:
+      return to_device_->carry(bytes, move_bytes);
+    case CopyKind::device_to_host:
+      return to_host_->carry(bytes, move_bytes);
+    case CopyKind::device_to_device:
+      return move_bytes();
+  }
+}
+
+void HostDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
+  HostStream& queue = own(stream);
+  if (bytes == 0) return;
+  constexpr std::string_view action = "fill with zeros writes";
+  memory_->require_inside(to, bytes, action);
+  queue.enqueue("fill zero", [=, this] {
+    memory_->require_inside(to, bytes, action);
+    std::memset(to, 0, bytes);
+  });
+}
+
+void HostDevice::record(EventView event, StreamView stream) {
+  HostEvent& mark = tandem::own(event);
+  auto record = std::make_shared<EventRecord>();
+  own(stream).enqueue_record(record);
+  mark.publish(std::move(record));
+}
+
+void HostDevice::wait(StreamView stream, EventView event) {
+  HostStream& queue = own(stream);
+  if (auto record = tandem::own(event).latest()) queue.enqueue_wait(std::move(record));
+}
+
+bool HostDevice::wait_for(EventView event, std::chrono::milliseconds time) {
+  const auto record = tandem::own(event).latest();
+  return record == nullptr || record->wait_for(time);
+}
+
+void HostDevice::call_after(StreamView stream, std::function<void(std::exception_ptr)> then) {
+  own(stream).enqueue_call(std::move(then));
+}
+
+void HostDevice::synchronize(StreamView stream) { own(stream).synchronize(); }
+
+void HostDevice::enqueue(StreamView stream, std::string_view name, std::function<void()> work) {
+  own(stream).enqueue(name, std::move(work));
+}
+
+HostStream& HostDevice::own(StreamView stream) const {
+  HostStream* host = dynamic_cast<HostStream*>(stream.impl());
+  if (host == nullptr) throw MisuseError("stream given to the host device is empty or of another backend");
+  if (host->owner() != this) throw MisuseError(fmt::format("stream '{}' belongs to another host device", host->name()));
+  return *host;
+}
+
+}  // namespace tandem

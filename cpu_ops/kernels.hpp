@@ -1,0 +1,57 @@
+#pragma once
+// The fast kernels of the operations in core/ops.hpp: synchronous, parallel inside, fp32 arithmetic on
+// f32 or bf16 activations. Operands are as described there and already checked. Results do not depend on
+// the number of threads. `*_scratch` says how many bytes of workspace one call takes at most; it grows
+// with each of its arguments. Kernels without a Workspace need none.
+#include <cstddef>
+
+#include "core/ops.hpp"
+#include "cpu_ops/scratch.hpp"
+
+namespace tandem::fast {
+
+std::size_t linear_scratch(std::int64_t rows, std::int64_t in, std::int64_t out, DType activations, int threads);
+void linear(Parallel& parallel, const Workspace& workspace, TensorView x, TensorView w, TensorView bias, TensorView y);
+void linear_backward_input(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView w, TensorView dx,
+                           bool accumulate);
+void linear_backward_weight(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView x, TensorView dw,
+                            TensorView dbias);
+
+/// Rows of logits that exist at once: a function of N and V alone.
+std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary);
+std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::int64_t vocabulary, DType activations,
+                              int threads);
+/// Throws MisuseError for a target that is not below V.
+void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head);
+
+std::size_t attention_scratch(std::int64_t sequence, std::int64_t head_dim, int threads);
+void attention(Parallel& parallel, const Workspace& workspace, HeadsView q, HeadsView k, HeadsView v, TensorView out,
+               TensorView lse, const AttentionShape& shape);
+std::size_t attention_backward_scratch(std::int64_t sequence, std::int64_t head_dim, int threads);
+void attention_backward(Parallel& parallel, const Workspace& workspace, TensorView dout, HeadsView q, HeadsView k,
+                        HeadsView v, TensorView out, TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv,
+                        const AttentionShape& shape);
+void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse);
+
+void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+                TensorView rstd, float eps);
+void layer_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView weight, TensorView mean,
+                         TensorView rstd, TensorView dx, bool accumulate, TensorView dweight, TensorView dbias);
+void rms_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps);
+void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView weight, TensorView rstd,
+                       TensorView dx, bool accumulate, TensorView dweight);
+
+void gelu(Parallel& parallel, TensorView x, TensorView y);
+void gelu_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView dx);
+void swiglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
+void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                     TensorView dup);
+void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
+
+/// Throws MisuseError for a token that is negative or not below V, before anything is written.
+void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+               TensorView out);
+void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, std::int64_t sequence,
+                        TensorView dtable, TensorView dpositions);
+
+}  // namespace tandem::fast

@@ -1,0 +1,13 @@
+#pragma once
+// Makes the data parallelism of this build: oneTBB's, or that of a pool of our own (TANDEM_THREADS).
+#include <memory>
+
+#include "core/parallel.hpp"
+
+namespace tandem {
+
+/// An arena of `threads` threads; 0: one for each processor that this process may run on. Throws
+/// MisuseError for a negative count. `run` may be called from any thread, also inside a body.
+std::unique_ptr<Parallel> make_parallel(int threads);
+
+}  // namespace tandem

@@ -1,0 +1,24 @@
+#pragma once
+// One element of a view at a time, in double, whatever its type.
+#include "core/ops.hpp"
+
+namespace tandem::reference {
+
+inline double get(const void* data, DType dtype, std::int64_t i) {
+  if (dtype == DType::bf16) return static_cast<double>(numerics::bf16_to_float(static_cast<const bf16*>(data)[i]));
+  return static_cast<double>(static_cast<const float*>(data)[i]);
+}
+inline void put(void* data, DType dtype, std::int64_t i, double value) {
+  const float rounded = static_cast<float>(value);
+  if (dtype == DType::bf16) {
+    static_cast<bf16*>(data)[i] = numerics::round_to_bf16(rounded);
+  } else {
+    static_cast<float*>(data)[i] = rounded;
+  }
+}
+
+inline double get(const TensorView& view, std::int64_t i) { return get(view.data, view.dtype, i); }
+inline void put(const TensorView& view, std::int64_t i, double value) { put(view.data, view.dtype, i, value); }
+inline void add_to(const TensorView& view, std::int64_t i, double value) { put(view, i, get(view, i) + value); }
+
+}  // namespace tandem::reference

@@ -1,0 +1,30 @@
+#include "cpu_ops/reference/element_access.hpp"
+#include "cpu_ops/reference/reference.hpp"
+
+namespace tandem::reference {
+
+void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out) {
+  const std::int64_t channels = table.shape[1];
+  for (std::int64_t n = 0; n < tokens.count(); ++n) {
+    const std::int64_t token = tokens.as<std::int32_t>()[n];
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const double place = positions ? get(positions, n % sequence * channels + c) : 0.0;
+      put(out, n * channels + c, get(table, token * channels + c) + place);
+    }
+  }
+}
+
+void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+                        TensorView dpositions) {
+  const std::int64_t channels = dout.shape[1];
+  for (std::int64_t n = 0; n < tokens.count(); ++n) {
+    const std::int64_t token = tokens.as<std::int32_t>()[n];
+    for (std::int64_t c = 0; c < channels; ++c) {
+      const double gradient = get(dout, n * channels + c);
+      if (dtable) add_to(dtable, token * channels + c, gradient);
+      if (dpositions) add_to(dpositions, n % sequence * channels + c, gradient);
+    }
+  }
+}
+
+}  // namespace tandem::reference

@@ -1,0 +1,83 @@
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "cpu_ops/reference/element_access.hpp"
+#include "cpu_ops/reference/reference.hpp"
+
+namespace tandem::reference {
+
+void linear(TensorView x, TensorView w, TensorView bias, TensorView y) {
+  const std::int64_t rows = x.shape[0], in = x.shape[1], out = w.shape[0];
+  for (std::int64_t n = 0; n < rows; ++n) {
+    for (std::int64_t o = 0; o < out; ++o) {
+      double sum = bias ? get(bias, o) : 0.0;
+      for (std::int64_t i = 0; i < in; ++i) sum += get(x, n * in + i) * get(w, o * in + i);
+      put(y, n * out + o, sum);
+    }
+  }
+}
+
+void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate) {
+  const std::int64_t rows = dy.shape[0], in = w.shape[1], out = w.shape[0];
+  for (std::int64_t n = 0; n < rows; ++n) {
+    for (std::int64_t i = 0; i < in; ++i) {
+      double sum = accumulate ? get(dx, n * in + i) : 0.0;
+      for (std::int64_t o = 0; o < out; ++o) sum += get(dy, n * out + o) * get(w, o * in + i);
+      put(dx, n * in + i, sum);
+    }
+  }
+}
+
+void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias) {
+  const std::int64_t rows = dy.shape[0], in = x.shape[1], out = dy.shape[1];
+  for (std::int64_t o = 0; o < out; ++o) {
+    for (std::int64_t i = 0; i < in; ++i) {
+      double sum = 0.0;
+      for (std::int64_t n = 0; n < rows; ++n) sum += get(dy, n * out + o) * get(x, n * in + i);
+      add_to(dw, o * in + i, sum);
+    }
+    if (!dbias) continue;
+    double sum = 0.0;
+    for (std::int64_t n = 0; n < rows; ++n) sum += get(dy, n * out + o);
+    add_to(dbias, o, sum);
+  }
+}
+
+void head_loss(const HeadLoss& head) {
+  const std::int64_t rows = head.x.shape[0], channels = head.x.shape[1], vocabulary = head.weight.shape[0];
+  std::vector<double> p(static_cast<std::size_t>(vocabulary));
+  for (std::int64_t n = 0; n < rows; ++n) {
+    const std::int32_t target = head.targets.as<std::int32_t>()[n];
+    for (std::int64_t v = 0; v < vocabulary; ++v) {
+      double logit = 0.0;
+      for (std::int64_t c = 0; c < channels; ++c)
+        logit += get(head.x, n * channels + c) * get(head.weight, v * channels + c);
+      p[static_cast<std::size_t>(v)] = logit;
+    }
+    const double largest = *std::max_element(p.begin(), p.end());
+    double sum = 0.0;
+    for (const double logit : p) sum += std::exp(logit - largest);
+    const double log_sum = largest + std::log(sum);
+    put(head.losses, n, target < 0 ? 0.0 : log_sum - p[static_cast<std::size_t>(target)]);
+    if (!head.dx) continue;
+    for (std::int64_t v = 0; v < vocabulary; ++v) {
+      double& d = p[static_cast<std::size_t>(v)];
+      d = target < 0 ? 0.0
+                     : (std::exp(d - log_sum) - (v == target ? 1.0 : 0.0)) * static_cast<double>(head.gradient_scale);
+    }
+    for (std::int64_t c = 0; c < channels; ++c) {
+      double gradient = 0.0;
+      for (std::int64_t v = 0; v < vocabulary; ++v)
+        gradient += p[static_cast<std::size_t>(v)] * get(head.weight, v * channels + c);
+      put(head.dx, n * channels + c, gradient);
+    }
+    for (std::int64_t v = 0; head.dweight && v < vocabulary; ++v) {
+      for (std::int64_t c = 0; c < channels; ++c) {
+        add_to(head.dweight, v * channels + c, p[static_cast<std::size_t>(v)] * get(head.x, n * channels + c));
+      }
+    }
+  }
+}
+
+}  // namespace tandem::reference

@@ -1,0 +1,41 @@
+#include "core/numerics/activation.hpp"
+#include "cpu_ops/reference/element_access.hpp"
+#include "cpu_ops/reference/reference.hpp"
+
+namespace tandem::reference {
+namespace {
+
+// The formula of an element is the project's own, in fp32; it is checked against double where it is tested.
+float single(const TensorView& view, std::int64_t i) { return static_cast<float>(get(view, i)); }
+
+}  // namespace
+
+void gelu(TensorView x, TensorView y) {
+  for (std::int64_t i = 0; i < x.count(); ++i) put(y, i, static_cast<double>(numerics::gelu(single(x, i))));
+}
+
+void gelu_backward(TensorView dy, TensorView x, TensorView dx) {
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    put(dx, i, static_cast<double>(single(dy, i) * numerics::gelu_derivative(single(x, i))));
+  }
+}
+
+void swiglu(TensorView gate, TensorView up, TensorView y) {
+  for (std::int64_t i = 0; i < gate.count(); ++i) {
+    put(y, i, static_cast<double>(numerics::swiglu(single(gate, i), single(up, i))));
+  }
+}
+
+void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup) {
+  for (std::int64_t i = 0; i < gate.count(); ++i) {
+    const float d = single(dy, i), g = single(gate, i), u = single(up, i);
+    put(dgate, i, static_cast<double>(d * u * numerics::silu_derivative(g)));
+    put(dup, i, static_cast<double>(d * numerics::silu(g)));
+  }
+}
+
+void add(TensorView a, TensorView b, TensorView y) {
+  for (std::int64_t i = 0; i < a.count(); ++i) put(y, i, get(a, i) + get(b, i));
+}
+
+}  // namespace tandem::reference

@@ -1,0 +1,43 @@
+#pragma once
+// Plain kernels for every operation of core/ops.hpp: loops one can check by eye, sums in double, one
+// thread, the caller's. Operands as described there; nothing is checked. They say what is right; the fast
+// kernels are compared with them.
+#include "core/ops.hpp"
+
+namespace tandem::reference {
+
+void linear(TensorView x, TensorView w, TensorView bias, TensorView y);
+void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate);
+void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias);
+void head_loss(const HeadLoss& head);
+
+void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape);
+void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
+                        HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape);
+void rope(TensorView x, TensorView table, bool inverse);
+
+void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
+                float eps);
+void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                         TensorView dx, bool accumulate, TensorView dweight, TensorView dbias);
+void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps);
+void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx, bool accumulate,
+                       TensorView dweight);
+
+void gelu(TensorView x, TensorView y);
+void gelu_backward(TensorView dy, TensorView x, TensorView dx);
+void swiglu(TensorView gate, TensorView up, TensorView y);
+void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup);
+void add(TensorView a, TensorView b, TensorView y);
+
+void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out);
+void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+                        TensorView dpositions);
+
+void adamw(const AdamPiece& piece, const AdamCoefficients& c);
+void weights_of_master(const float* master, bf16* weight, std::int64_t count);
+void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count);
+void round(const float* sum, bf16* gradient, std::int64_t count);
+void norm_blocks(const bf16* gradient, std::int64_t count, double* partial);
+
+}  // namespace tandem::reference

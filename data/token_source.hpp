@@ -1,0 +1,62 @@
+#pragma once
+// A long row of tokens out of files, mapped rather than read in.
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/mapped_file.hpp"
+
+namespace tandem {
+
+/// Bytes of one stored token.
+enum class TokenWidth : std::uint8_t { byte = 1, uint16 = 2, uint32 = 4 };
+
+/// "uint16" or "uint32". Throws UsageError.
+TokenWidth parse_token_width(std::string_view text);
+std::string_view name_of(TokenWidth width) noexcept;
+
+struct TokenSourceOptions {
+  std::int64_t vocabulary = 0;            ///< every token must be below it
+  std::optional<TokenWidth> token_width;  ///< of `.bin` files, over what they say themselves
+};
+
+/// The tokens of all files, one after another in the order given. Text is bytes as tokens; a file that
+/// ends in `.bin` holds token ids. Immutable after construction, so reading is thread-safe.
+class TokenSource {
+ public:
+  /// Maps the files and checks every token once, in parallel. Throws InputError that names the file for
+  /// what is missing, unreadable, empty, of odd length, or out of the vocabulary (with position and
+  /// token), and where text and `.bin` files are mixed.
+  TokenSource(const std::vector<std::filesystem::path>& names, const TokenSourceOptions& options);
+
+  std::int64_t size() const noexcept { return size_; }
+  /// Whether tokens are the bytes of text.
+  bool bytes() const noexcept { return bytes_; }
+  /// Tokens [position, position + tokens.size()). Throws MisuseError out of range, InputError where a
+  /// file has changed under us and a token left the vocabulary.
+  void read(std::int64_t position, std::span<std::int32_t> tokens) const;
+
+ private:
+  struct Segment {
+    MappedFile file;
+    std::size_t offset = 0;  // bytes, of the first token
+    TokenWidth width = TokenWidth::byte;
+    std::int64_t begin = 0;  // position of its first token in the row
+    std::int64_t count = 0;
+    std::uint32_t token(std::int64_t index) const noexcept;
+  };
+  void add(MappedFile file, const TokenSourceOptions& options);
+  void check_tokens() const;
+  void check_range(const Segment& segment, std::int64_t begin, std::int64_t end) const;
+  [[noreturn]] void refuse(const Segment& segment, std::int64_t index) const;
+
+  std::vector<Segment> segments_;
+  std::int64_t size_ = 0;
+  std::int64_t vocabulary_ = 0;
+  bool bytes_ = true;
+};
+
+}  // namespace tandem

@@ -1,0 +1,92 @@
+#include "data/window_sampler.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/numerics/random.hpp"
+
+namespace tandem {
+
+std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept {
+  return tokens > 0 ? (tokens - 1) / length : 0;
+}
+
+std::int64_t require_windows(const TokenSource& source, std::int64_t length) {
+  const std::int64_t windows = window_count(source.size(), length);
+  if (windows == 0) {
+    throw InputError("data shorter than one sequence",
+                     fmt::format("{} tokens, but a window of {} needs {}", source.size(), length, length + 1),
+                     "give more data or a smaller --seq-len");
+  }
+  return windows;
+}
+
+void read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
+                 std::span<std::int32_t> targets) {
+  const auto length = static_cast<std::int64_t>(inputs.size());
+  source.read(index * length, inputs);
+  std::copy(inputs.begin() + 1, inputs.end(), targets.begin());
+  source.read((index + 1) * length, targets.last(1));
+}
+
+Permutation::Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t epoch)
+    : count_(static_cast<std::uint64_t>(count)), seed_(seed), epoch_(epoch) {
+  while ((std::uint64_t{1} << (2 * half_bits_)) < count_) ++half_bits_;
+}
+
+std::uint64_t Permutation::once(std::uint64_t value) const noexcept {
+  const std::uint64_t mask = (std::uint64_t{1} << half_bits_) - 1;
+  std::uint64_t left = value >> half_bits_;
+  std::uint64_t right = value & mask;
+  for (std::uint32_t round = 0; round < 4; ++round) {
+    // The counter names the purpose, so that no other user of the seed draws the same numbers.
+    constexpr std::uint32_t purpose = 0x57494e44;
+    const auto bits = numerics::philox(numerics::Philox128{{static_cast<std::uint32_t>(right), round,
+                                                            static_cast<std::uint32_t>(epoch_), purpose}},
+                                       seed_);
+    left ^= bits.word[0] & mask;
+    std::swap(left, right);
+  }
+  return (left << half_bits_) | right;
+}
+
+std::int64_t Permutation::operator()(std::int64_t index) const noexcept {
+  auto value = static_cast<std::uint64_t>(index);
+  do {
+    value = once(value);
+  } while (value >= count_);
+  return static_cast<std::int64_t>(value);
+}
+
+WindowSampler::WindowSampler(std::int64_t windows, std::uint64_t seed)
+    : state_{seed, windows, 0, 0}, order_(windows, seed, 0) {
+  if (windows <= 0) throw MisuseError("window sampler without windows");
+}
+
+std::int64_t WindowSampler::next() {
+  if (state_.position == state_.windows) {
+    state_.position = 0;
+    ++state_.epoch;
+    order_ = Permutation(state_.windows, state_.seed, static_cast<std::uint64_t>(state_.epoch));
+  }
+  return order_(state_.position++);
+}
+
+void WindowSampler::restore(const State& state) {
+  if (state.seed != state_.seed || state.windows != state_.windows) {
+    throw InputError("checkpoint's place in the data",
+                     fmt::format("it belongs to seed {} and {} windows, this run has seed {} and {}", state.seed,
+                                 state.windows, state_.seed, state_.windows),
+                     "resume with the same --data, --seq-len and --seed");
+  }
+  if (state.epoch < 0 || state.position < 0 || state.position > state.windows) {
+    throw InputError("checkpoint's place in the data", fmt::format("position {} is out of range", state.position));
+  }
+  state_ = state;
+  order_ = Permutation(state.windows, state.seed, static_cast<std::uint64_t>(state.epoch));
+}
+
+}  // namespace tandem

@@ -1,0 +1,60 @@
+#pragma once
+// Which window of the data comes next. Window i of length L feeds tokens [iL, iL + L) and predicts
+// [iL + 1, iL + L + 1); an incomplete last one is dropped.
+#include <cstdint>
+#include <span>
+
+#include "data/token_source.hpp"
+
+namespace tandem {
+
+/// Windows of `length` in `tokens` tokens.
+std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept;
+/// The same of a source. Throws InputError where it is shorter than one window.
+std::int64_t require_windows(const TokenSource& source, std::int64_t length);
+
+/// Fills inputs and targets, `length` each, with window `index`.
+void read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
+                 std::span<std::int32_t> targets);
+
+/// A permutation of [0, count) as a function of key and epoch alone: a Feistel network over the next power
+/// of four, walked until it lands inside. Needs no memory, and any element can be asked for alone.
+class Permutation {
+ public:
+  Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t epoch);
+  std::int64_t operator()(std::int64_t index) const noexcept;
+
+ private:
+  std::uint64_t once(std::uint64_t value) const noexcept;
+  std::uint64_t count_;
+  std::uint64_t seed_;
+  std::uint64_t epoch_;
+  int half_bits_ = 1;
+};
+
+/// Each epoch visits every window once, in an order that depends on seed and epoch alone.
+class WindowSampler {
+ public:
+  /// Where the sampler stands: all there is to save.
+  struct State {
+    std::uint64_t seed = 0;
+    std::int64_t windows = 0;
+    std::int64_t epoch = 0;
+    std::int64_t position = 0;  ///< windows of this epoch already given
+    bool operator==(const State&) const = default;
+  };
+
+  /// Throws MisuseError where `windows` is not positive.
+  WindowSampler(std::int64_t windows, std::uint64_t seed);
+  /// The next window, and moves on.
+  std::int64_t next();
+  const State& state() const noexcept { return state_; }
+  /// Continues from a saved state. Throws InputError where it belongs to another seed or amount of data.
+  void restore(const State& state);
+
+ private:
+  State state_;
+  Permutation order_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,203 @@
+// A trainer with a forward and backward of its own that hands the memory problem to tandem.
+#include <cmath>
+#include <exception>
+#include <iostream>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "residual_mlp.hpp"
+
+namespace {
+
+using namespace tandem::literals;
+
+constexpr int layers = 8;
+constexpr int steps = 40;
+constexpr int micro_batches = 2;
+constexpr std::size_t ceiling = 32_MiB;
+
+/// The order in which forward uses the parameters.
+tandem::ParameterLayout make_layout() {
+  tandem::ParameterLayout layout;
+  for (int i = 0; i < layers; ++i) {
+    auto layer = layout.add_layer("h." + std::to_string(i));
+    layer.add("w1", {mlp::hidden, mlp::width});
+    layer.add("b1", {mlp::hidden}, {.decay = false});
+    layer.add("w2", {mlp::width, mlp::hidden});
+  }
+  return layout;
+}
+
+/// What the trainer itself keeps on the device: inputs and hidden values of every block, the gradient
+/// that travels back, and scratch.
+struct Activations {
+  static constexpr std::size_t narrow = mlp::width * mlp::batch;
+  static constexpr std::size_t wide = mlp::hidden * mlp::batch;
+  static constexpr std::size_t bytes = ((layers + 2) * narrow + (layers + 1) * wide) * sizeof(float);
+
+  explicit Activations(tandem::Device& device) : block_(device.allocate(bytes, "activations")) {
+    tandem::Arena arena(block_.data(), block_.bytes(), "activations");
+    auto carve = [&arena](std::size_t count) {
+      return static_cast<float*>(arena.carve(count * sizeof(float), "values"));
+    };
+    for (int i = 0; i <= layers; ++i) inputs.push_back(carve(narrow));
+    for (int i = 0; i < layers; ++i) hidden.push_back(carve(wide));
+    gradient = carve(narrow);
+    scratch = carve(wide);
+  }
+
+  std::vector<float*> inputs;  ///< of block i; the last one is the network's output
+  std::vector<float*> hidden;
+  float* gradient = nullptr;
+  float* scratch = nullptr;
+
+ private:
+  tandem::MemoryBlock block_;
+};
+
+mlp::Block<const tandem::bf16> block_of(const tandem::WeightsGuard& weights) {
+  return {weights["w1"].as<tandem::bf16>(), weights["b1"].as<tandem::bf16>(), weights["w2"].as<tandem::bf16>()};
+}
+
+mlp::Block<float> block_of(const tandem::GradientsGuard& gradients) {
+  return {gradients["w1"].as<float>(), gradients["b1"].as<float>(), gradients["w2"].as<float>()};
+}
+
+/// One batch of the regression: the target of a column is a fixed shuffle of its values, squashed.
+struct Batch {
+  std::vector<float> inputs, targets;
+};
+
+std::vector<Batch> make_batches() {
+  std::mt19937 random(7);
+  std::normal_distribution<float> normal;
+  std::vector<Batch> batches(micro_batches);
+  for (Batch& batch : batches) {
+    for (std::size_t i = 0; i < Activations::narrow; ++i) batch.inputs.push_back(normal(random));
+    batch.targets.resize(Activations::narrow);
+    for (int f = 0; f < mlp::width; ++f) {
+      for (int b = 0; b < mlp::batch; ++b) {
+        const int from = (f * 5 + 3) % mlp::width;
+        batch.targets[static_cast<std::size_t>(f * mlp::batch + b)] =
+            std::tanh(2.0F * batch.inputs[static_cast<std::size_t>(from * mlp::batch + b)]);
+      }
+    }
+  }
+  return batches;
+}
+
+void initialize(tandem::OffloadEngine& engine) {
+  std::mt19937 random(42);
+  engine.initialize([&random](const tandem::Parameter& parameter, std::span<float> values) {
+    const bool matrix = parameter.shape.rank() == 2;
+    const float deviation = matrix ? 0.5F / std::sqrt(static_cast<float>(parameter.shape[1])) : 0.0F;
+    std::normal_distribution<float> normal;
+    for (float& value : values) value = deviation * normal(random);
+  });
+}
+
+class Trainer {
+ public:
+  Trainer(tandem::Device& device, tandem::OffloadEngine& engine, Activations& activations)
+      : device_(device), engine_(engine), a_(activations), stream_(device.make_stream("compute")) {}
+
+  /// Mean loss of one step over all batches.
+  double step(const std::vector<Batch>& batches) {
+    engine_.begin_step({.lr = 1e-3, .max_grad_norm = 1.0, .micro_batches = micro_batches});
+    loss_ = 0.0;
+    for (const Batch& batch : batches) {
+      forward(batch);
+      backward(batch);
+    }
+    engine_.end_step();
+    device_.synchronize(stream_);
+    return loss_;
+  }
+
+ private:
+  void forward(const Batch& batch) {
+    tandem::enqueue_host(device_, stream_, "input",
+                         [this, &batch] { std::copy(batch.inputs.begin(), batch.inputs.end(), a_.inputs.front()); });
+    for (int i = 0; i < layers; ++i) {
+      const auto weights = engine_.fetch(i, stream_);  // released, after the work queued here, at the end of the scope
+      tandem::enqueue_host(device_, stream_, "forward", [this, i, block = block_of(weights)] {
+        mlp::forward(block, saved(i), a_.inputs[static_cast<std::size_t>(i) + 1]);
+      });
+    }
+    tandem::enqueue_host(device_, stream_, "loss", [this, &batch] {
+      loss_ +=
+          mlp::squared_error(a_.inputs.back(), batch.targets.data(), 1.0F / micro_batches, a_.gradient) / micro_batches;
+    });
+  }
+
+  void backward(const Batch&) {
+    for (int i = layers - 1; i >= 0; --i) {
+      const auto weights = engine_.fetch(i, stream_);
+      auto gradients = engine_.gradients(i, stream_);  // zero at first
+      tandem::enqueue_host(device_, stream_, "backward",
+                           [this, i, block = block_of(weights), sums = block_of(gradients)] {
+                             mlp::backward(block, saved(i), sums, a_.gradient, a_.scratch);
+                           });
+      gradients.commit(stream_);  // complete for this micro-batch
+    }
+  }
+
+  mlp::Saved saved(int i) const {
+    return {a_.inputs[static_cast<std::size_t>(i)], a_.hidden[static_cast<std::size_t>(i)]};
+  }
+
+  tandem::Device& device_;
+  tandem::OffloadEngine& engine_;
+  Activations& a_;
+  tandem::Stream stream_;
+  double loss_ = 0.0;
+};
+
+int run() {
+  const auto device = tandem::open_device("host", {.memory = ceiling});
+  const tandem::ParameterLayout layout = make_layout();
+
+  tandem::OffloadOptions options;
+  options.device_memory = ceiling;
+  options.reserved_device_memory = tandem::align_up(Activations::bytes);
+  options.policy = tandem::parse_policy("interleave:3");
+  options.max_micro_batches = micro_batches;
+  options.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+
+  const tandem::Plan plan = tandem::make_plan(layout, options, tandem::profile_of(*device));  // nothing allocated yet
+  std::cout << layout.parameter_count() << " parameters\n" << plan.table();
+
+  Activations activations(*device);
+  tandem::OffloadEngine engine(*device, layout, options, plan);
+  initialize(engine);
+  Trainer trainer(*device, engine, activations);
+  const std::vector<Batch> batches = make_batches();
+
+  double first = 0.0;
+  double last = 0.0;
+  for (int step = 0; step < steps; ++step) {
+    last = trainer.step(batches);
+    if (step == 0) first = last;
+    if (step % 5 == 0 || step == steps - 1) std::cout << "step " << step + 1 << "  loss " << last << '\n';
+  }
+
+  std::cout << "device peak " << tandem::format_bytes(device->peak_bytes()) << " of " << tandem::format_bytes(ceiling)
+            << "\nstate digest " << engine.state_digest() << '\n';
+  if (!(last < 0.5 * first) || device->peak_bytes() > ceiling) {
+    std::cerr << "custom_trainer: the loss did not fall by half, or the ceiling was passed\n";
+    return 1;
+  }
+  return 0;
+}
+
+}  // namespace
+
+int main() {
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    std::cerr << "custom_trainer: " << error.what() << '\n';
+    return 1;
+  }
+}

@@ -1,0 +1,48 @@
+#pragma once
+// Files that survive a crash whole or not at all.
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+/// Appends to a new file and hashes what it writes. Blocks. Not thread-safe.
+class FileWriter {
+ public:
+  /// Creates or empties `file`. Throws WriteError.
+  explicit FileWriter(const std::filesystem::path& file);
+  /// Closes; errors that matter have been thrown by `finish`.
+  ~FileWriter();
+  FileWriter(const FileWriter&) = delete;
+  FileWriter& operator=(const FileWriter&) = delete;
+
+  /// Throws WriteError.
+  void write(const void* data, std::size_t bytes);
+  /// Flushes to the disk and closes. Throws WriteError.
+  void finish();
+  std::uint64_t bytes() const noexcept;
+  /// XXH3-128 of all written, 32 hexadecimal digits.
+  std::string hash() const;
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// XXH3-128 of a file's bytes, 32 hexadecimal digits. Throws InputError.
+std::string file_hash(const std::filesystem::path& file);
+
+/// Writes beside, flushes, renames, flushes the folder. Throws WriteError and leaves the old file.
+void write_file_atomically(const std::filesystem::path& file, std::string_view text);
+
+/// Throws WriteError.
+void create_directories_or_throw(const std::filesystem::path& directory);
+/// Flushes a folder's entries to the disk. Throws WriteError.
+void sync_directory(const std::filesystem::path& directory);
+/// Throws WriteError.
+void rename_or_throw(const std::filesystem::path& from, const std::filesystem::path& to);
+
+}  // namespace tandem

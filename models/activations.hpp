@@ -1,0 +1,49 @@
+#pragma once
+// A run's own device memory: which buffers there are, and which share their place. See docs/models.md for
+// the sizes.
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "models/block.hpp"
+#include "models/carver.hpp"
+#include "models/transformer.hpp"
+
+namespace tandem {
+
+/// Rows of the memory plan, each carved on its own.
+struct ActivationRows {
+  Carver batch;      ///< tokens, targets, losses
+  Carver kept;       ///< what lies between forward and backward
+  Carver workspace;  ///< what only one block, or only the head, works with: buffers and scratch of the ops
+  Carver tables;     ///< constants
+};
+
+/// Scratch that the ops ask for, in bytes.
+struct ScratchBytes {
+  std::size_t block = 0;  ///< by a block's calls
+  std::size_t ends = 0;   ///< by those of embedding and head, where the vocabulary counts
+};
+
+struct Activations {
+  TensorView tokens, targets;      ///< (B, T) i32
+  TensorView losses;               ///< (N) f32
+  std::vector<TensorView> inputs;  ///< (N, C): input of each block and of the head; two in turn without training
+  TensorView normed;               ///< (N, C): the head's normalised input, later the gradient that runs backward
+  TensorView mean, rstd;           ///< (N) f32, of the head's norm
+  TensorView dnormed;              ///< (N, C): gradient of `normed`
+  TensorView logits;               ///< (1, V) f32
+  TensorView block_scratch;        ///< lent to the ops while they work for a block
+  TensorView ends_scratch;         ///< and for embedding and head
+  std::size_t block_slots = 1;     ///< sets of buffers that the block has: one a layer, or one for all
+  std::unique_ptr<Block> block;
+
+  /// Input of layer `i` = 0 ... layers, the last one being the head's.
+  TensorView input(std::size_t i, bool keep) const { return inputs[keep ? i : i % 2]; }
+};
+
+/// Takes everything that a run of this shape needs. Measures where the rows have no memory.
+Activations take_activations(const ModelConfig& config, const RunShape& shape, const ScratchBytes& scratch,
+                             ActivationRows& rows);
+
+}  // namespace tandem

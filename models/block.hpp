@@ -1,0 +1,62 @@
+#pragma once
+// One transformer block, forward and backward, over the ops of a device. A block knows its buffers and
+// its mathematics; which layer it stands for, it learns with each call.
+#include <cstddef>
+#include <memory>
+
+#include "core/device.hpp"
+#include "core/ops.hpp"
+#include "core/parameter_access.hpp"
+#include "models/carver.hpp"
+#include "models/transformer.hpp"
+
+namespace tandem {
+
+/// What a call of a block works on and with. Views are (N, C) in the compute type.
+struct BlockForward {
+  Ops& ops;
+  StreamView stream;
+  const WeightsGuard& weights;
+  TensorView x;  ///< read
+  TensorView y;  ///< written; empty: only what backward needs is computed
+};
+
+struct BlockBackward {
+  Ops& ops;
+  StreamView stream;
+  const WeightsGuard& weights;
+  const GradientsGuard& gradients;
+  TensorView x;   ///< the input of forward
+  TensorView dy;  ///< gradient of the output; becomes the gradient of the input, in place
+};
+
+class Block {
+ public:
+  Block() = default;
+  virtual ~Block() = default;
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  /// Takes one more set of buffers, `slot` 0, 1, ...: what lies between forward and backward of a layer.
+  virtual void take_buffers(Carver& carver) = 0;
+  /// Takes constant tables.
+  virtual void take_tables(Carver&) {}
+  /// Writes them. Blocks until done.
+  virtual void write_tables(Device&, StreamView) {}
+
+  /// Asynchronous. Leaves in `slot` what backward needs (where the run trains).
+  virtual void forward(const BlockForward& call, std::size_t slot) = 0;
+  /// Asynchronous. Adds to the gradients; the contents of `slot` are lost.
+  virtual void backward(const BlockBackward& call, std::size_t slot) = 0;
+};
+
+/// A block of the config's family. Both arguments are copied.
+std::unique_ptr<Block> make_block(const ModelConfig& config, const RunShape& shape);
+std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape);
+std::unique_ptr<Block> make_llama_block(const ModelConfig& config, const RunShape& shape);
+
+/// A linear layer's parameter gradients, left out where all of them are frozen.
+void add_linear_gradients(const BlockBackward& call, TensorView dy, TensorView x, TensorView dweight,
+                          TensorView dbias = {});
+
+}  // namespace tandem

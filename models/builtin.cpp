@@ -1,0 +1,139 @@
+// The built-in shapes. Published numbers are those of the models' config.json files.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "models/config.hpp"
+
+namespace tandem {
+namespace {
+
+ModelConfig gpt2(std::string name, std::int64_t layers, std::int64_t heads, std::int64_t width) {
+  ModelConfig c;
+  c.name = std::move(name);
+  c.architecture = "GPT2LMHeadModel";
+  c.family = Family::gpt2;
+  c.vocabulary = 50257;
+  c.positions = 1024;
+  c.width = width;
+  c.layers = layers;
+  c.heads = c.kv_heads = heads;
+  c.head_dim = width / heads;
+  c.ffn = 4 * width;
+  return c;
+}
+
+/// What the models of the Llama family differ in most.
+struct LlamaSizes {
+  std::int64_t layers, heads, kv_heads, width, head_dim, ffn;
+};
+
+ModelConfig llama_family(std::string name, std::string architecture, const LlamaSizes& s) {
+  ModelConfig c;
+  c.name = std::move(name);
+  c.architecture = std::move(architecture);
+  c.family = Family::llama;
+  c.width = s.width;
+  c.layers = s.layers;
+  c.heads = s.heads;
+  c.kv_heads = s.kv_heads;
+  c.head_dim = s.head_dim;
+  c.ffn = s.ffn;
+  return c;
+}
+
+ModelConfig llama3(std::string name, const LlamaSizes& s, bool tied, double factor) {
+  ModelConfig c = llama_family(std::move(name), "LlamaForCausalLM", s);
+  c.vocabulary = 128256;
+  c.positions = 131072;
+  c.tied_head = tied;
+  c.rope_theta = 500000.0;
+  c.rope_scaling = Llama3RopeScaling{.factor = factor};
+  return c;
+}
+
+ModelConfig qwen2(std::string name, const LlamaSizes& s, std::int64_t vocabulary, std::int64_t positions, bool tied) {
+  ModelConfig c = llama_family(std::move(name), "Qwen2ForCausalLM", s);
+  c.vocabulary = vocabulary;
+  c.positions = positions;
+  c.tied_head = tied;
+  c.qkv_bias = true;
+  c.norm_eps = 1e-6;
+  c.rope_theta = 1e6;
+  return c;
+}
+
+ModelConfig qwen3(std::string name, const LlamaSizes& s) {
+  ModelConfig c = llama_family(std::move(name), "Qwen3ForCausalLM", s);
+  c.vocabulary = 151936;
+  c.positions = 40960;
+  c.qk_norm = true;
+  c.norm_eps = 1e-6;
+  c.rope_theta = 1e6;
+  return c;
+}
+
+ModelConfig mistral_7b() {  // version 0.3: no sliding window
+  ModelConfig c = llama_family("mistral-7b", "MistralForCausalLM", {32, 32, 8, 4096, 128, 14336});
+  c.vocabulary = 32768;
+  c.positions = 32768;
+  c.tied_head = false;
+  c.rope_theta = 1e6;
+  return c;
+}
+
+ModelConfig tiny_gpt2() {
+  ModelConfig c = gpt2("tiny-gpt2", 4, 6, 192);
+  c.vocabulary = 256;
+  c.positions = 256;
+  return c;
+}
+
+ModelConfig tiny_llama() {
+  ModelConfig c = llama_family("tiny-llama", "LlamaForCausalLM", {4, 6, 2, 192, 32, 512});
+  c.vocabulary = 256;
+  c.positions = 512;
+  return c;
+}
+
+const std::vector<ModelConfig>& shapes() {
+  static const std::vector<ModelConfig> all = {
+      tiny_gpt2(),
+      tiny_llama(),
+      gpt2("gpt2", 12, 12, 768),
+      gpt2("gpt2-medium", 24, 16, 1024),
+      gpt2("gpt2-large", 36, 20, 1280),
+      gpt2("gpt2-xl", 48, 25, 1600),
+      llama3("llama3.2-1b", {16, 32, 8, 2048, 64, 8192}, true, 32.0),
+      llama3("llama3.2-3b", {28, 24, 8, 3072, 128, 8192}, true, 32.0),
+      llama3("llama3.1-8b", {32, 32, 8, 4096, 128, 14336}, false, 8.0),
+      qwen2("qwen2.5-0.5b", {24, 14, 2, 896, 64, 4864}, 151936, 32768, true),
+      qwen2("qwen2.5-1.5b", {28, 12, 2, 1536, 128, 8960}, 151936, 131072, true),
+      qwen2("qwen2.5-7b", {28, 28, 4, 3584, 128, 18944}, 152064, 131072, false),
+      qwen3("qwen3-0.6b", {28, 16, 8, 1024, 128, 3072}),
+      qwen3("qwen3-1.7b", {28, 16, 8, 2048, 128, 6144}),
+      qwen3("qwen3-4b", {36, 32, 8, 2560, 128, 9728}),
+      mistral_7b(),
+  };
+  return all;
+}
+
+}  // namespace
+
+std::vector<std::string> builtin_models() {
+  std::vector<std::string> names;
+  for (const ModelConfig& c : shapes()) names.push_back(c.name);
+  return names;
+}
+
+ModelConfig builtin_model(std::string_view name) {
+  const auto& all = shapes();
+  const auto found = std::find_if(all.begin(), all.end(), [&](const ModelConfig& c) { return c.name == name; });
+  if (found != all.end()) return *found;
+  throw UsageError(fmt::format("model '{}'", name), "there is no built-in shape of that name",
+                   fmt::format("one of {}", fmt::join(builtin_models(), ", ")));
+}
+
+}  // namespace tandem

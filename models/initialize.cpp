@@ -1,0 +1,59 @@
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/numerics/random.hpp"
+#include "models/transformer.hpp"
+
+namespace tandem {
+namespace {
+
+/// FNV-1a: which random stream a parameter draws from depends on its name alone.
+std::uint64_t stream_of(std::string_view name) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+  return hash;
+}
+
+/// Box and Muller, in double: elements 2 i and 2 i + 1 come from block i of the stream.
+void fill_normal(std::span<float> values, double deviation, std::uint64_t seed, std::uint64_t stream) {
+  for (std::size_t i = 0; i < values.size(); i += 2) {
+    const numerics::Philox128 bits = numerics::philox_block(seed, stream, i / 2);
+    const double radius = deviation * std::sqrt(-2.0 * std::log(numerics::uniform_of(bits, 0)));
+    const double angle = 2.0 * std::numbers::pi * numerics::uniform_of(bits, 2);
+    values[i] = static_cast<float>(radius * std::cos(angle));
+    if (i + 1 < values.size()) values[i + 1] = static_cast<float>(radius * std::sin(angle));
+  }
+}
+
+bool is_norm_weight(std::string_view name) {
+  return name == "ln_1.weight" || name == "ln_2.weight" || name.ends_with("norm.weight");
+}
+
+/// Adds to the residual stream, where the variances of all layers add up (GPT-2's initialisation).
+bool is_residual_projection(std::string_view name) {
+  return name.ends_with("c_proj.weight") || name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
+}
+
+}  // namespace
+
+void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed,
+                          std::span<float> values) {
+  if (static_cast<std::int64_t>(values.size()) != parameter.count) {
+    throw MisuseError("initial values of another size",
+                      fmt::format("{}: {} for {}", parameter.full_name, values.size(), parameter.count));
+  }
+  if (is_norm_weight(parameter.name)) {
+    std::ranges::fill(values, 1.0F);
+  } else if (parameter.name.ends_with("bias")) {
+    std::ranges::fill(values, 0.0F);
+  } else {
+    const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
+    const double scale = is_residual_projection(parameter.name) ? residual : 1.0;
+    fill_normal(values, scale * config.initializer_range, seed, stream_of(parameter.full_name));
+  }
+}
+
+}  // namespace tandem

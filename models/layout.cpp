@@ -1,0 +1,116 @@
+// Which parameters a model has, and what Hugging Face calls them. Blocks use the Hugging Face names
+// within a block, so that the mapping is a prefix.
+#include <fmt/format.h>
+
+#include "models/transformer.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr ParameterOptions vector_options{.decay = false};
+
+void add_gpt2_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c) {
+  layer.add("ln_1.weight", {c.width}, vector_options)
+      .add("ln_1.bias", {c.width}, vector_options)
+      .add("attn.c_attn.weight", {3 * c.width, c.width})
+      .add("attn.c_attn.bias", {3 * c.width}, vector_options)
+      .add("attn.c_proj.weight", {c.width, c.width})
+      .add("attn.c_proj.bias", {c.width}, vector_options)
+      .add("ln_2.weight", {c.width}, vector_options)
+      .add("ln_2.bias", {c.width}, vector_options)
+      .add("mlp.c_fc.weight", {c.ffn, c.width})
+      .add("mlp.c_fc.bias", {c.ffn}, vector_options)
+      .add("mlp.c_proj.weight", {c.width, c.ffn})
+      .add("mlp.c_proj.bias", {c.width}, vector_options);
+}
+
+void add_llama_attention(ParameterLayout::LayerBuilder& layer, const ModelConfig& c) {
+  const std::int64_t query = c.heads * c.head_dim;
+  const std::int64_t key = c.kv_heads * c.head_dim;
+  const struct {
+    std::string name;
+    std::int64_t outputs;
+  } projections[] = {{"self_attn.q_proj", query}, {"self_attn.k_proj", key}, {"self_attn.v_proj", key}};
+  for (const auto& [name, outputs] : projections) {
+    layer.add(name + ".weight", {outputs, c.width});
+    if (c.qkv_bias) layer.add(name + ".bias", {outputs}, vector_options);
+  }
+  if (c.qk_norm) {
+    layer.add("self_attn.q_norm.weight", {c.head_dim}, vector_options);
+    layer.add("self_attn.k_norm.weight", {c.head_dim}, vector_options);
+  }
+  layer.add("self_attn.o_proj.weight", {c.width, query});
+}
+
+void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c) {
+  layer.add("input_layernorm.weight", {c.width}, vector_options);
+  add_llama_attention(layer, c);
+  layer.add("post_attention_layernorm.weight", {c.width}, vector_options)
+      .add("mlp.gate_proj.weight", {c.ffn, c.width})
+      .add("mlp.up_proj.weight", {c.ffn, c.width})
+      .add("mlp.down_proj.weight", {c.width, c.ffn});
+}
+
+std::string block_name(std::int64_t index) { return fmt::format("block.{}", index); }
+
+/// GPT-2 keeps its weights as (I, O), after the 1x1 convolution that they once were.
+bool is_conv1d(std::string_view name) {
+  return name == "attn.c_attn.weight" || name == "attn.c_proj.weight" || name == "mlp.c_fc.weight" ||
+         name == "mlp.c_proj.weight";
+}
+
+HfTensor gpt2_tensor(const ModelConfig& c, const Parameter& p) {
+  if (p.layer == 0) return {p.name == "tokens" ? "transformer.wte.weight" : "transformer.wpe.weight"};
+  if (p.layer <= c.layers) return {fmt::format("transformer.h.{}.{}", p.layer - 1, p.name), is_conv1d(p.name)};
+  if (p.name == "lm_head") return {"lm_head.weight"};
+  return {p.name == "norm.weight" ? "transformer.ln_f.weight" : "transformer.ln_f.bias"};
+}
+
+HfTensor llama_tensor(const ModelConfig& c, const Parameter& p) {
+  if (p.layer == 0) return {"model.embed_tokens.weight"};
+  if (p.layer <= c.layers) return {fmt::format("model.layers.{}.{}", p.layer - 1, p.name)};
+  return {p.name == "lm_head" ? "lm_head.weight" : "model.norm.weight"};
+}
+
+}  // namespace
+
+ParameterLayout layout_of(const ModelConfig& config) {
+  config.validate();
+  const bool gpt2 = config.family == Family::gpt2;
+  ParameterLayout layout;
+  auto embedding = layout.add_layer("embedding");
+  embedding.add("tokens", {config.vocabulary, config.width});
+  if (gpt2) embedding.add("positions", {config.positions, config.width});
+  for (std::int64_t i = 0; i < config.layers; ++i) {
+    (gpt2 ? add_gpt2_block : add_llama_block)(layout.add_layer(block_name(i)), config);
+  }
+  auto head = layout.add_layer("head");
+  head.add("norm.weight", {config.width}, vector_options);
+  if (gpt2) head.add("norm.bias", {config.width}, vector_options);
+  head.add("lm_head", {config.vocabulary, config.width});
+  if (config.tied_head) layout.tie("embedding.tokens", "head.lm_head");
+  return layout;
+}
+
+HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter) {
+  if (parameter.layer < 0 || parameter.layer > config.layers + 1) {
+    throw MisuseError("parameter of another model", parameter.full_name);
+  }
+  return config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter);
+}
+
+double training_flops_per_token(const ModelConfig& c, std::int64_t sequence) {
+  const auto width = static_cast<double>(c.width);
+  const auto query = static_cast<double>(c.heads * c.head_dim);
+  const auto key = static_cast<double>(c.kv_heads * c.head_dim);
+  const auto ffn = static_cast<double>(c.ffn);
+  const double attention_weights = width * (2.0 * query + 2.0 * key);
+  const double mlp_weights = (c.family == Family::gpt2 ? 2.0 : 3.0) * width * ffn;
+  // A token sees (T + 1) / 2 positions on average; q k^T and p v each take 2 D per head and position.
+  const double attention = 2.0 * 2.0 * query * (static_cast<double>(sequence) + 1.0) / 2.0;
+  const double block = 2.0 * (attention_weights + mlp_weights) + attention;
+  const double head = 2.0 * width * static_cast<double>(c.vocabulary);
+  return 3.0 * (static_cast<double>(c.layers) * block + head);  // backward is two products for each of forward
+}
+
+}  // namespace tandem

@@ -1,0 +1,261 @@
+#include "models/transformer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "models/activations.hpp"
+
+namespace tandem {
+namespace {
+
+// Far above any micro-batch, low enough that no buffer's size overflows 64 bits.
+constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
+
+void check(const ModelConfig& config, const RunShape& shape) {
+  config.validate();
+  if (shape.sequence < 1 || shape.sequence > config.positions) {
+    throw UsageError(fmt::format("sequences of {} tokens", shape.sequence),
+                     fmt::format("{} has {} positions", config.name, config.positions),
+                     fmt::format("--seq-len 1 to {}", config.positions));
+  }
+  if (shape.batch < 1 || shape.batch > max_tokens / shape.sequence) {
+    throw UsageError(fmt::format("a micro-batch of {} sequences of {} tokens", shape.batch, shape.sequence),
+                     fmt::format("it must have 1 to {} tokens", max_tokens));
+  }
+  if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
+}
+
+/// Of all calls; those of a block do without the vocabulary.
+WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
+  const bool gpt2 = c.family == Family::gpt2;
+  return {.tokens = shape.batch * shape.sequence,
+          .sequence = shape.sequence,
+          .vocabulary = c.vocabulary,
+          .channels = std::max({c.width, c.ffn, gpt2 ? 3 * c.width : c.heads * c.head_dim}),
+          .heads = c.heads,
+          .head_dim = c.head_dim,
+          .activations = shape.compute};
+}
+
+ScratchBytes scratch_bytes(const ModelConfig& config, const RunShape& shape, const Ops& ops) {
+  WorkspaceNeeds needs = workspace_needs(config, shape);
+  const std::size_t ends = ops.workspace_bytes(needs);
+  needs.vocabulary = 1;
+  return {.block = ops.workspace_bytes(needs), .ends = ends};
+}
+
+}  // namespace
+
+struct Transformer::Impl {
+  ModelConfig config;
+  RunShape shape;
+  std::int64_t token_count;
+  int head_layer;
+  bool keeps_all;  ///< each layer has buffers of its own
+  Ops* ops = nullptr;
+  Activations buffers;
+
+  Impl(ModelConfig c, RunShape s)
+      : config(std::move(c)),
+        shape(s),
+        token_count(shape.batch * shape.sequence),
+        head_layer(static_cast<int>(config.layers) + 1),
+        keeps_all(shape.training && !shape.recompute) {}
+
+  void check_ready(bool needs_training) const;
+  void lend(const TensorView& scratch) { ops->bind_workspace(scratch.data, scratch.bytes()); }
+  /// Embedding and all blocks; returns the head's input and leaves the ops with the head's scratch. Scratch is lent
+  /// anew with each part, also because another model may have lent its own in between. `keep`: every layer's input
+  /// stays, for backward.
+  TensorView forward(ParameterAccess& parameters, bool keep, StreamView stream);
+  void embed(ParameterAccess& parameters, StreamView stream);
+  void normalize(const WeightsGuard& head, TensorView x, TensorView y, StreamView stream);
+  /// Loss and its gradient in one visit of the head; returns the gradient of its input.
+  TensorView head_step(ParameterAccess& parameters, TensorView x, float gradient_scale, StreamView stream);
+  void normalize_backward(const WeightsGuard& head, const GradientsGuard& gradients, TensorView x, TensorView dx,
+                          StreamView stream);
+  void backward(ParameterAccess& parameters, TensorView dx, StreamView stream);
+  void backward_block(ParameterAccess& parameters, std::size_t index, TensorView dx, StreamView stream);
+  void backward_embedding(ParameterAccess& parameters, TensorView dx, StreamView stream);
+  TensorView flat(TensorView batch) const { return batch.reshaped({token_count}); }
+};
+
+void Transformer::Impl::check_ready(bool needs_training) const {
+  if (ops == nullptr) throw MisuseError("transformer used before bind");
+  if (needs_training && !shape.training) throw MisuseError("transformer of a forward-only shape asked to train");
+}
+
+void Transformer::Impl::embed(ParameterAccess& parameters, StreamView stream) {
+  lend(buffers.ends_scratch);
+  const WeightsGuard weights = parameters.fetch(0, stream);
+  const TensorView positions = config.family == Family::gpt2 ? weights["positions"] : TensorView{};
+  ops->embedding(flat(buffers.tokens), weights["tokens"], positions, shape.sequence, buffers.inputs[0], stream);
+}
+
+TensorView Transformer::Impl::forward(ParameterAccess& parameters, bool keep, StreamView stream) {
+  embed(parameters, stream);
+  lend(buffers.block_scratch);
+  const auto layers = static_cast<std::size_t>(config.layers);
+  for (std::size_t i = 0; i < layers; ++i) {
+    const WeightsGuard weights = parameters.fetch(static_cast<int>(i) + 1, stream);
+    const std::size_t slot = keep && keeps_all ? i : 0;
+    buffers.block->forward({*ops, stream, weights, buffers.input(i, keep), buffers.input(i + 1, keep)}, slot);
+  }
+  lend(buffers.ends_scratch);
+  return buffers.input(layers, keep);
+}
+
+void Transformer::Impl::normalize(const WeightsGuard& head, TensorView x, TensorView y, StreamView stream) {
+  const auto eps = static_cast<float>(config.norm_eps);
+  const std::int64_t rows = x.shape[0];
+  const TensorView rstd = buffers.rstd.rows(0, rows);
+  if (config.family == Family::gpt2) {
+    ops->layer_norm(x, head["norm.weight"], head["norm.bias"], y, buffers.mean.rows(0, rows), rstd, eps, stream);
+  } else {
+    ops->rms_norm(x, head["norm.weight"], y, rstd, eps, stream);
+  }
+}
+
+void Transformer::Impl::normalize_backward(const WeightsGuard& head, const GradientsGuard& gradients, TensorView x,
+                                           TensorView dx, StreamView stream) {
+  if (config.family == Family::gpt2) {
+    ops->layer_norm_backward(buffers.dnormed, x, head["norm.weight"], buffers.mean, buffers.rstd, dx, false,
+                             gradients["norm.weight"], gradients["norm.bias"], stream);
+  } else {
+    ops->rms_norm_backward(buffers.dnormed, x, head["norm.weight"], buffers.rstd, dx, false, gradients["norm.weight"],
+                           stream);
+  }
+}
+
+TensorView Transformer::Impl::head_step(ParameterAccess& parameters, TensorView x, float gradient_scale,
+                                        StreamView stream) {
+  WeightsGuard weights = parameters.fetch(head_layer, stream);
+  normalize(weights, x, buffers.normed, stream);
+  GradientsGuard gradients = parameters.gradients(head_layer, stream);
+  ops->head_loss({.x = buffers.normed,
+                  .weight = weights["lm_head"],
+                  .targets = flat(buffers.targets),
+                  .losses = buffers.losses,
+                  .gradient_scale = gradient_scale,
+                  .dx = buffers.dnormed,
+                  .dweight = gradients["lm_head"]},
+                 stream);
+  const TensorView dx = buffers.normed;  // its values have served
+  normalize_backward(weights, gradients, x, dx, stream);
+  weights = {};
+  gradients.commit(stream);
+  return dx;
+}
+
+void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t index, TensorView dx,
+                                       StreamView stream) {
+  const int layer = static_cast<int>(index) + 1;
+  const std::size_t slot = keeps_all ? index : 0;
+  const TensorView x = buffers.inputs[index];
+  WeightsGuard weights = parameters.fetch(layer, stream);
+  if (!keeps_all) buffers.block->forward({*ops, stream, weights, x, {}}, slot);
+  GradientsGuard gradients = parameters.gradients(layer, stream);
+  buffers.block->backward({*ops, stream, weights, gradients, x, dx}, slot);
+  weights = {};
+  gradients.commit(stream);
+}
+
+/// Needs no weights: the embedding is fetched in forward alone.
+void Transformer::Impl::backward_embedding(ParameterAccess& parameters, TensorView dx, StreamView stream) {
+  GradientsGuard gradients = parameters.gradients(0, stream);
+  const TensorView tokens = gradients["tokens"];
+  const TensorView positions = config.family == Family::gpt2 ? gradients["positions"] : TensorView{};
+  if (tokens || positions) {
+    ops->embedding_backward(dx, flat(buffers.tokens), shape.sequence, tokens, positions, stream);
+  }
+  gradients.commit(stream);
+}
+
+void Transformer::Impl::backward(ParameterAccess& parameters, TensorView dx, StreamView stream) {
+  lend(buffers.block_scratch);
+  for (auto i = static_cast<std::size_t>(config.layers); i-- > 0;) backward_block(parameters, i, dx, stream);
+  lend(buffers.ends_scratch);
+  backward_embedding(parameters, dx, stream);
+}
+
+Transformer::Transformer(ModelConfig config, RunShape shape) {
+  check(config, shape);
+  impl_ = std::make_unique<Impl>(std::move(config), shape);
+}
+
+Transformer::~Transformer() = default;
+
+const ModelConfig& Transformer::config() const noexcept { return impl_->config; }
+const RunShape& Transformer::shape() const noexcept { return impl_->shape; }
+
+std::vector<ActivationEntry> Transformer::memory(const Ops& ops) const {
+  ActivationRows rows;
+  take_activations(impl_->config, impl_->shape, scratch_bytes(impl_->config, impl_->shape, ops), rows);
+  const std::vector<ActivationEntry> all = {{"batch", rows.batch.bytes()},
+                                            {"activations, kept", rows.kept.bytes()},
+                                            {"workspace", rows.workspace.bytes()},
+                                            {"tables", rows.tables.bytes()}};
+  std::vector<ActivationEntry> entries;
+  std::ranges::copy_if(all, std::back_inserter(entries), [](const ActivationEntry& e) { return e.bytes > 0; });
+  return entries;
+}
+
+void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
+  Impl& m = *impl_;
+  const std::vector<ActivationEntry> entries = memory(device.ops());
+  const auto place = [&](std::string_view row) {
+    const auto found = std::ranges::find(entries, row, &ActivationEntry::name);
+    return Carver(found == entries.end() ? nullptr : arena.carve(found->bytes, row));
+  };
+  ActivationRows rows{place("batch"), place("activations, kept"), place("workspace"), place("tables")};
+  m.buffers = take_activations(m.config, m.shape, scratch_bytes(m.config, m.shape, device.ops()), rows);
+  m.ops = &device.ops();
+  m.buffers.block->write_tables(device, stream);
+}
+
+TensorView Transformer::tokens() const { return impl_->buffers.tokens; }
+TensorView Transformer::targets() const { return impl_->buffers.targets; }
+TensorView Transformer::losses() const { return impl_->buffers.losses; }
+
+void Transformer::train(ParameterAccess& parameters, float gradient_scale, StreamView stream) {
+  impl_->check_ready(/*needs_training=*/true);
+  const TensorView x = impl_->forward(parameters, /*keep=*/true, stream);
+  const TensorView dx = impl_->head_step(parameters, x, gradient_scale, stream);
+  impl_->backward(parameters, dx, stream);
+}
+
+void Transformer::evaluate(ParameterAccess& parameters, StreamView stream) {
+  Impl& m = *impl_;
+  m.check_ready(/*needs_training=*/false);
+  const TensorView x = m.forward(parameters, /*keep=*/false, stream);
+  const WeightsGuard weights = parameters.fetch(m.head_layer, stream);
+  m.normalize(weights, x, m.buffers.normed, stream);
+  m.ops->head_loss({.x = m.buffers.normed,
+                    .weight = weights["lm_head"],
+                    .targets = m.flat(m.buffers.targets),
+                    .losses = m.buffers.losses,
+                    .gradient_scale = 1.0F,
+                    .dx = {},
+                    .dweight = {}},
+                   stream);
+}
+
+TensorView Transformer::logits(ParameterAccess& parameters, std::int64_t position, StreamView stream) {
+  Impl& m = *impl_;
+  m.check_ready(/*needs_training=*/false);
+  if (position < 0 || position >= m.shape.sequence) {
+    throw MisuseError(fmt::format("logits of position {}", position),
+                      fmt::format("sequences have {}", m.shape.sequence));
+  }
+  const TensorView x = m.forward(parameters, /*keep=*/false, stream);
+  const WeightsGuard weights = parameters.fetch(m.head_layer, stream);
+  const TensorView row = m.buffers.normed.rows(0, 1);
+  m.normalize(weights, x.rows(position, position + 1), row, stream);
+  m.ops->linear(row, weights["lm_head"], {}, m.buffers.logits, stream);
+  return m.buffers.logits.reshaped({m.config.vocabulary});
+}
+
+}  // namespace tandem

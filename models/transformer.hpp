@@ -1,0 +1,94 @@
+#pragma once
+// Decoder-only transformers of the GPT-2 and Llama families over the ops of a device, forward and
+// hand-written backward. A client of `ParameterAccess` like any other: it fetches each layer's weights
+// when it needs them and commits each layer's gradients when they are complete.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/device.hpp"
+#include "core/ops.hpp"
+#include "core/parameter_access.hpp"
+#include "core/parameter_layout.hpp"
+#include "models/config.hpp"
+
+namespace tandem {
+
+/// Layers, in forward order: the embedding, each block, the head (final norm and output weight). With a
+/// tied head the output weight is tied to the token embedding. All weights (O, I), whatever the family.
+ParameterLayout layout_of(const ModelConfig& config);
+
+/// How a Hugging Face tensor corresponds to a parameter.
+struct HfTensor {
+  std::string name;         ///< "transformer.h.0.attn.c_attn.weight", "model.layers.0.mlp.up_proj.weight"
+  bool transposed = false;  ///< stored (I, O): GPT-2's Conv1D weights
+};
+HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter);
+
+/// Writes the initial values of one parameter: normal(0, initializer_range), residual projections scaled
+/// by 1 / sqrt(2 layers), norms 1, biases 0. A function of seed, the parameter's full name and index
+/// alone (counter-based), so that it does not depend on order or threads.
+void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed,
+                          std::span<float> values);
+
+/// The shapes of one run; all memory is booked from them.
+struct RunShape {
+  std::int64_t batch = 1;      ///< B, sequences of a micro-batch
+  std::int64_t sequence = 1;   ///< T
+  DType compute = DType::f32;  ///< of activations
+  bool recompute = false;      ///< keep only block inputs, compute the rest again in backward
+  bool training = true;        ///< false: forward only, nothing is kept
+};
+
+/// One row of the model's own device memory, for the plan.
+struct ActivationEntry {
+  std::string name;  ///< "batch", "activations, kept", "workspace", "tables"
+  std::size_t bytes = 0;
+};
+
+class Transformer {
+ public:
+  Transformer(ModelConfig config, RunShape shape);
+  ~Transformer();
+  Transformer(const Transformer&) = delete;
+  Transformer& operator=(const Transformer&) = delete;
+
+  const ModelConfig& config() const noexcept;
+  const RunShape& shape() const noexcept;
+
+  /// What `bind` will carve, row by row, each aligned to `arena_alignment`; allocates nothing. `ops` is
+  /// asked for its workspace.
+  std::vector<ActivationEntry> memory(const Ops& ops) const;
+  /// Carves its buffers from `arena` (memory of `device`, at least the sum of `memory()`), writes constant
+  /// tables through `stream`, lends the workspace to the device's ops. Blocks until done.
+  void bind(Device& device, Arena& arena, StreamView stream);
+
+  /// Device buffers (B, T) i32 that the caller fills (by a copy on the stream of the next call) before
+  /// each call below: input tokens; targets, negative where not a target.
+  TensorView tokens() const;
+  TensorView targets() const;
+  /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
+  TensorView losses() const;
+
+  /// Forward and backward of one micro-batch; gradients are of gradient_scale * sum(losses).
+  /// Asynchronous on `stream`. Needs shape().training. Fetches layers 0 ... L + 1, then L ... 1, and asks for
+  /// gradients of L + 1 ... 0, also where all of a layer is frozen.
+  void train(ParameterAccess& parameters, float gradient_scale, StreamView stream);
+  /// Forward with losses; nothing else is kept. Asynchronous.
+  void evaluate(ParameterAccess& parameters, StreamView stream);
+  /// Forward, then logits (V) f32 of position `position` of sequence 0, into device memory that the
+  /// model owns. Asynchronous.
+  TensorView logits(ParameterAccess& parameters, std::int64_t position, StreamView stream);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Forward plus backward model FLOPs per token (matrix products and attention, recompute not counted).
+double training_flops_per_token(const ModelConfig& config, std::int64_t sequence);
+
+}  // namespace tandem

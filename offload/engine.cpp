@@ -1,0 +1,434 @@
+#include "offload/engine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/update_kernels.hpp"
+#include "offload/executor.hpp"
+#include "offload/state_access.hpp"
+#include "offload/storage.hpp"
+#include "offload/task_runner.hpp"
+#include "scheduler/unfold.hpp"
+
+namespace tandem {
+
+class OffloadEngine::Impl {
+ public:
+  Impl(OffloadEngine& engine, Device& device, const ParameterLayout& layout, const OffloadOptions& options,
+       const Plan& plan, Trace* trace)
+      : engine_(engine),
+        device_(device),
+        layout_(layout),
+        options_(options),
+        plan_(checked(plan, layout_)),
+        storage_(device, layout_, plan_),
+        access_(device, layout_, plan_, storage_),
+        unfolder_(layout_, plan_),
+        runner_(device, layout_, plan_, storage_),
+        executor_(device, layout_, runner_, trace, options.watchdog_seconds) {
+    executor_.on_done = [this](const Task& task, double now) { note_update(task, now); };
+  }
+
+  void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
+  void begin_step(const StepOptions& options);
+  StepReport end_step();
+  void abort_step();
+  void begin_evaluation();
+  void end_evaluation() noexcept;
+  void wait() { executor_.drain("waiting for updates"); }
+  void read(const Parameter& parameter, StateArray array, std::span<float> values);
+  void write(const Parameter& parameter, StateArray array, std::span<const float> values);
+  void set_step(std::int64_t step);
+  std::string digest();
+
+  WeightsGuard fetch(int layer, StreamView stream);
+  GradientsGuard gradients(int layer, StreamView stream);
+  void also_used(std::uint64_t ticket, StreamView stream);
+  void release(std::uint64_t ticket, StreamView stream);
+  void commit(std::uint64_t ticket, StreamView stream);
+  void abandon(std::uint64_t ticket);
+
+  EngineCounters counters() const;
+
+  OffloadEngine& engine_;
+  Device& device_;
+  const ParameterLayout layout_;
+  const OffloadOptions options_;
+  const Plan plan_;
+  Storage storage_;
+  StateAccess access_;
+  std::int64_t step_ = 0;
+
+ private:
+  enum class Mode : std::uint8_t { idle, step, evaluation };
+  struct HeldWeights {
+    std::uint64_t ticket = 0;
+    Visit visit;
+    StreamView stream;
+    std::vector<StreamView> also;
+  };
+  struct HeldGradients {
+    std::uint64_t ticket = 0;
+    int layer = -1;
+    GradientVisit visit;
+    StreamView stream;
+  };
+
+  static const Plan& checked(const Plan& plan, const ParameterLayout& layout);
+  const Parameter& owned(const Parameter& parameter, std::size_t count) const;
+  void require_idle(const char* what) const;
+  void submit();
+  double gradient_norm() const;
+  void start_updates(double scale);
+  void note_update(const Task& task, double now);
+  LayerBases bases_of(const Visit& visit) const;
+  template <class Held>
+  Held take(std::vector<Held>& list, std::uint64_t ticket);
+
+  Unfolder unfolder_;
+  TaskRunner runner_;
+  std::vector<Task> tasks_;
+  std::vector<HeldWeights> weights_;
+  std::vector<HeldGradients> gradients_;
+  std::uint64_t next_ticket_ = 1;
+  Mode mode_ = Mode::idle;
+  StepOptions step_options_;
+  bool abandoned_ = false;
+  double exposed_ = 0.0;
+  std::uint64_t skipped_ = 0;
+
+  // Written under the executor's lock, read after a drain.
+  double update_began_ = 0.0;
+  double update_seconds_ = 0.0;
+  std::int64_t updates_left_ = 0;
+
+  Executor executor_;  // last: it stops before what its tasks use goes
+};
+
+const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout& layout) {
+  std::int64_t covered = 0;
+  for (const Subgroup& s : plan.subgroups) covered += s.count();
+  if (plan.layers.size() != layout.layers().size() || covered != layout.state_elements()) {
+    throw MisuseError("the plan was made for another layout");
+  }
+  return plan;
+}
+
+void OffloadEngine::Impl::require_idle(const char* what) const {
+  if (mode_ != Mode::idle) throw MisuseError(fmt::format("{} inside a step or an evaluation", what));
+}
+
+const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, std::size_t count) const {
+  const Parameter& p = layout_.parameter(parameter.full_name);
+  if (static_cast<std::size_t>(p.count) != count) {
+    throw MisuseError("parameter " + p.full_name, fmt::format("has {} elements, {} were given", p.count, count));
+  }
+  return p;
+}
+
+void OffloadEngine::Impl::submit() {
+  if (!tasks_.empty()) executor_.submit(tasks_);
+}
+
+// -- state -----------------------------------------------------------------------------------------------
+
+void OffloadEngine::Impl::initialize(const std::function<void(const Parameter&, std::span<float>)>& values) {
+  require_idle("initialize");
+  wait();
+  unfolder_.invalidate_weights();
+  std::vector<float> buffer;
+  for (const Parameter* p : layout_.owned_parameters()) {
+    buffer.assign(static_cast<std::size_t>(p->count), 0.0F);
+    values(*p, buffer);
+    access_.write(*p, StateArray::master, buffer);
+    std::fill(buffer.begin(), buffer.end(), 0.0F);
+    access_.write(*p, StateArray::m, buffer);
+    access_.write(*p, StateArray::v, buffer);
+  }
+  step_ = 0;
+}
+
+void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std::span<float> values) {
+  wait();
+  access_.read(owned(parameter, values.size()), array, 0, values);
+}
+
+void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::span<const float> values) {
+  require_idle("write");
+  wait();
+  unfolder_.invalidate_weights();
+  access_.write(owned(parameter, values.size()), array, values);
+}
+
+void OffloadEngine::Impl::set_step(std::int64_t step) {
+  require_idle("set_step");
+  if (step < 0) throw MisuseError("a negative step");
+  step_ = step;
+}
+
+std::string OffloadEngine::Impl::digest() {
+  require_idle("state_digest");
+  wait();
+  return access_.digest();
+}
+
+// -- steps -----------------------------------------------------------------------------------------------
+
+void OffloadEngine::Impl::begin_step(const StepOptions& options) {
+  if (mode_ == Mode::step && abandoned_) abort_step();
+  require_idle("begin_step");
+  if (options.micro_batches < 1 || options.micro_batches > plan_.max_micro_batches) {
+    throw MisuseError(fmt::format("a step of {} micro-batches", options.micro_batches),
+                      fmt::format("the plan allows 1 to {}", plan_.max_micro_batches));
+  }
+  step_options_ = options;
+  mode_ = Mode::step;
+  exposed_ = 0.0;
+  unfolder_.forget_before(executor_.oldest());
+  unfolder_.begin_step(options.micro_batches);
+  unfolder_.prefetch(tasks_);
+  submit();
+}
+
+void OffloadEngine::Impl::abort_step() {
+  if (mode_ != Mode::step) throw MisuseError("abort_step without a step");
+  if (!weights_.empty() || !gradients_.empty()) throw MisuseError("abort_step while a layer is held");
+  executor_.drain("abandoning the step");
+  unfolder_.end_pass();
+  mode_ = Mode::idle;
+  abandoned_ = false;
+}
+
+double OffloadEngine::Impl::gradient_norm() const {
+  double sum = 0.0;
+  for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
+    const double* norms = storage_.subgroup(static_cast<int>(i)).host_norm;
+    const std::int64_t blocks = plan_.subgroups[i].count() / layout_quantum;
+    for (std::int64_t b = 0; b < blocks; ++b) sum += norms[b];
+  }
+  return std::sqrt(sum);
+}
+
+StepReport OffloadEngine::Impl::end_step() {
+  if (mode_ != Mode::step) throw MisuseError("end_step without a step");
+  if (!weights_.empty() || !gradients_.empty()) throw MisuseError("end_step while a layer is held");
+  if (abandoned_) throw MisuseError("end_step of an abandoned step", {}, "call abort_step");
+  if (!unfolder_.gradients_complete()) {
+    throw MisuseError("end_step before every layer has committed its gradients in every micro-batch");
+  }
+  executor_.drain("waiting for gradients");
+  StepReport report;
+  report.gradient_norm = std::abs(step_options_.gradient_scale) * gradient_norm();
+  report.skipped = !std::isfinite(report.gradient_norm);
+  report.exposed_update_seconds = exposed_;
+  if (report.skipped) {
+    ++skipped_;
+  } else {
+    double scale = step_options_.gradient_scale;
+    const double limit = step_options_.max_grad_norm;
+    if (limit > 0.0 && report.gradient_norm > limit) scale *= limit / report.gradient_norm;
+    start_updates(scale);
+  }
+  report.step = step_;
+  unfolder_.end_pass();
+  mode_ = Mode::idle;
+  return report;
+}
+
+void OffloadEngine::Impl::start_updates(double scale) {
+  ++step_;
+  runner_.set_update({options_.adamw, step_, step_options_.lr, scale});
+  unfolder_.update(tasks_);
+  updates_left_ = static_cast<std::int64_t>(tasks_.size());
+  update_began_ = trace_now();
+  submit();
+}
+
+void OffloadEngine::Impl::note_update(const Task& task, double now) {
+  switch (task.kind) {
+    case TaskKind::load_state:
+    case TaskKind::update_streamed:
+    case TaskKind::store_state:
+    case TaskKind::update_resident:
+    case TaskKind::store_weights:
+    case TaskKind::update_cpu:
+    case TaskKind::push_weights:
+      if (--updates_left_ == 0) update_seconds_ += now - update_began_;
+      return;
+    default: return;
+  }
+}
+
+void OffloadEngine::Impl::begin_evaluation() {
+  require_idle("evaluation");
+  mode_ = Mode::evaluation;
+  unfolder_.forget_before(executor_.oldest());
+  unfolder_.begin_evaluation();
+  unfolder_.prefetch(tasks_);
+  submit();
+}
+
+void OffloadEngine::Impl::end_evaluation() noexcept {
+  unfolder_.end_pass();
+  mode_ = Mode::idle;
+}
+
+// -- weights and gradients ---------------------------------------------------------------------------------
+
+template <class Held>
+Held OffloadEngine::Impl::take(std::vector<Held>& list, std::uint64_t ticket) {
+  const auto it = std::find_if(list.begin(), list.end(), [&](const Held& h) { return h.ticket == ticket; });
+  if (it == list.end()) throw MisuseError("a guard was given back twice, or belongs to another engine");
+  Held held = std::move(*it);
+  list.erase(it);
+  return held;
+}
+
+LayerBases OffloadEngine::Impl::bases_of(const Visit& visit) const {
+  LayerBases bases;
+  for (const WeightPlace& place : visit.weights) {
+    bases.add(place.layer, place.buffer >= 0 ? storage_.weight_buffer(place.buffer)
+                                             : storage_.resident_weights(place.layer));
+  }
+  return bases;
+}
+
+WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
+  if (mode_ == Mode::idle) throw MisuseError("fetch outside a step and an evaluation");
+  HeldWeights held;
+  held.ticket = next_ticket_++;
+  held.stream = stream;
+  held.visit = unfolder_.visit(layer, tasks_);
+  unfolder_.prefetch(tasks_);
+  submit();
+  weights_.push_back(held);
+  WeightsGuard guard(&engine_, &layout_, layer, held.ticket, bases_of(held.visit), stream);
+  exposed_ += executor_.stream_waits_for(held.visit.dependencies, stream, "fetching layer " + layout_.layer(layer).name);
+  return guard;
+}
+
+void OffloadEngine::Impl::also_used(std::uint64_t ticket, StreamView stream) {
+  for (HeldWeights& held : weights_) {
+    if (held.ticket != ticket) continue;
+    executor_.stream_waits_for(held.visit.dependencies, stream, "fetching a layer");
+    held.also.push_back(stream);
+    return;
+  }
+  throw MisuseError("a guard was used after it was given back");
+}
+
+void OffloadEngine::Impl::release(std::uint64_t ticket, StreamView stream) {
+  const HeldWeights held = take(weights_, ticket);
+  for (const StreamView other : held.also) {
+    const Event joined = device_.make_event();
+    device_.record(joined, other);
+    device_.wait(stream, joined);
+  }
+  unfolder_.release(held.visit);
+  executor_.finish_caller_task(held.visit.id, stream);
+  unfolder_.prefetch(tasks_);
+  submit();
+}
+
+GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
+  if (mode_ != Mode::step) throw MisuseError("gradients outside a step");
+  HeldGradients held;
+  held.ticket = next_ticket_++;
+  held.layer = layer;
+  held.stream = stream;
+  held.visit = unfolder_.gradients(layer, tasks_);
+  submit();
+  executor_.stream_waits_for(held.visit.dependencies, stream, "gradients of layer " + layout_.layer(layer).name);
+  LayerBases bases;
+  for (const GradientPlace& place : held.visit.gradients) {
+    float* buffer = storage_.gradient_buffer(place.buffer);
+    bases.add(place.layer, buffer);
+    const auto bytes = static_cast<std::size_t>(layout_.layer(place.layer).state_elements) * sizeof(float);
+    if (place.fresh) device_.fill_zero(buffer, bytes, stream);
+  }
+  gradients_.push_back(held);
+  return {&engine_, &layout_, layer, held.ticket, bases};
+}
+
+void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {
+  const HeldGradients held = take(gradients_, ticket);
+  const TaskId id = unfolder_.commit(held.layer, held.visit, tasks_);
+  submit();
+  executor_.finish_caller_task(id, stream);
+}
+
+void OffloadEngine::Impl::abandon(std::uint64_t ticket) {
+  const HeldGradients held = take(gradients_, ticket);
+  abandoned_ = true;
+  const TaskId id = unfolder_.abandon(held.layer, held.visit, tasks_);
+  submit();
+  executor_.finish_caller_task(id, held.stream);
+}
+
+EngineCounters OffloadEngine::Impl::counters() const {
+  EngineCounters counters = runner_.counters();
+  counters.skipped_steps = skipped_;
+  counters.update_seconds = update_seconds_;
+  return counters;
+}
+
+// -- the public face ---------------------------------------------------------------------------------------
+
+OffloadEngine::OffloadEngine(Device& device, const ParameterLayout& layout, const OffloadOptions& options,
+                             const Plan& plan, Trace* trace)
+    : impl_(std::make_unique<Impl>(*this, device, layout, options, plan, trace)) {}
+
+OffloadEngine::~OffloadEngine() {
+  try {
+    impl_->wait();
+  } catch (const std::exception&) {  // whoever waited for the work has had it, or nobody wants it any more
+  }
+}
+
+void OffloadEngine::initialize(const std::function<void(const Parameter&, std::span<float>)>& values) {
+  impl_->initialize(values);
+}
+void OffloadEngine::begin_step(const StepOptions& options) { impl_->begin_step(options); }
+StepReport OffloadEngine::end_step() { return impl_->end_step(); }
+void OffloadEngine::abort_step() { impl_->abort_step(); }
+WeightsGuard OffloadEngine::fetch(int layer, StreamView stream) { return impl_->fetch(layer, stream); }
+GradientsGuard OffloadEngine::gradients(int layer, StreamView stream) { return impl_->gradients(layer, stream); }
+void OffloadEngine::wait() { impl_->wait(); }
+void OffloadEngine::read(const Parameter& parameter, StateArray array, std::span<float> values) {
+  impl_->read(parameter, array, values);
+}
+void OffloadEngine::write(const Parameter& parameter, StateArray array, std::span<const float> values) {
+  impl_->write(parameter, array, values);
+}
+std::int64_t OffloadEngine::step() const noexcept { return impl_->step_; }
+void OffloadEngine::set_step(std::int64_t step) { impl_->set_step(step); }
+std::string OffloadEngine::state_digest() { return impl_->digest(); }
+const Plan& OffloadEngine::plan() const noexcept { return impl_->plan_; }
+const ParameterLayout& OffloadEngine::layout() const noexcept { return impl_->layout_; }
+EngineCounters OffloadEngine::counters() const { return impl_->counters(); }
+std::size_t OffloadEngine::device_bytes() const noexcept { return impl_->storage_.device_bytes(); }
+std::size_t OffloadEngine::host_bytes() const noexcept { return impl_->storage_.host_bytes(); }
+void OffloadEngine::also_used(std::uint64_t ticket, StreamView stream) { impl_->also_used(ticket, stream); }
+void OffloadEngine::release(std::uint64_t ticket, StreamView stream) noexcept {
+  try {
+    impl_->release(ticket, stream);
+  } catch (const std::exception&) {  // the failure is the executor's, and the next call reports it
+  }
+}
+void OffloadEngine::commit(std::uint64_t ticket, StreamView stream) { impl_->commit(ticket, stream); }
+void OffloadEngine::abandon(std::uint64_t ticket) noexcept {
+  try {
+    impl_->abandon(ticket);
+  } catch (const std::exception&) {  // as above
+  }
+}
+
+OffloadEngine::Evaluation::Evaluation(OffloadEngine& engine) : engine_(engine) { engine.impl_->begin_evaluation(); }
+OffloadEngine::Evaluation::~Evaluation() { engine_.impl_->end_evaluation(); }
+
+}  // namespace tandem

@@ -1,0 +1,121 @@
+#pragma once
+// The offload engine: keeps weights, gradients and Adam state of a layered model where a plan says,
+// moves what each layer needs to the device just in time, and updates every subgroup where the plan
+// says. Results are the same bits under every plan.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "core/device.hpp"
+#include "core/parameter_access.hpp"
+#include "core/parameter_layout.hpp"
+#include "core/trace.hpp"
+#include "scheduler/plan.hpp"
+
+namespace tandem {
+
+struct StepOptions {
+  double lr = 1e-3;
+  double max_grad_norm = 0.0;   ///< clip the global norm of the gradient to this; 0: no clipping
+  int micro_batches = 1;        ///< at most OffloadOptions::max_micro_batches
+  double gradient_scale = 1.0;  ///< multiplies the committed gradients (1 / loss scale)
+};
+
+struct StepReport {
+  std::int64_t step = 0;        ///< updates applied so far, this one included unless skipped
+  double gradient_norm = 0.0;   ///< after gradient_scale, before clipping
+  bool skipped = false;         ///< the norm was not finite: no state changed
+  double exposed_update_seconds = 0.0;  ///< time end_step held the caller
+};
+
+/// Totals since the engine was made, counted where the work is executed.
+struct EngineCounters {
+  std::uint64_t bytes_host_to_device = 0;
+  std::uint64_t bytes_device_to_host = 0;
+  std::uint64_t parameters_updated_cpu = 0;       ///< elements, padding not counted
+  std::uint64_t parameters_updated_streamed = 0;
+  std::uint64_t parameters_updated_resident = 0;
+  std::uint64_t skipped_steps = 0;
+  double update_seconds = 0.0;  ///< from the decision to update until the last update of the step was done
+};
+
+/// The three arrays of a parameter's optimizer state.
+enum class StateArray : std::uint8_t { master, m, v };
+
+/// Not thread-safe: one thread drives it. Layers are fetched in order 0 ... L-1 in forward and may be
+/// fetched in any order; the plan's prefetching expects forward order, then its reverse. Destroying it
+/// waits for work in flight and never throws.
+class OffloadEngine final : public ParameterAccess {
+ public:
+  /// Books all memory of the plan: the device arena once, host memory once. Blocks. Throws PlanError,
+  /// DeviceError, MisuseError (layout and plan do not belong together). `device` must outlive the engine;
+  /// `trace` may be null, else must outlive it too.
+  OffloadEngine(Device& device, const ParameterLayout& layout, const OffloadOptions& options, const Plan& plan,
+                Trace* trace = nullptr);
+  ~OffloadEngine() override;
+
+  /// Sets every parameter's master (moments zero, step count zero) from `values` (fp32, the parameter's
+  /// count), called once per owned parameter in model order; frozen parameters are rounded to bf16. Blocks.
+  void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
+
+  /// Opens a step. Blocks only while the previous step's updates still run and a limit of buffers needs it.
+  void begin_step(const StepOptions& options);
+  /// Waits for the gradients, takes the norm, decides, and starts the updates; returns while they may
+  /// still run. A step whose norm is not finite is skipped and leaves all state bit-identical.
+  StepReport end_step();
+  /// Drops the open step: all state is as before begin_step. Blocks until its work has drained.
+  void abort_step();
+
+  WeightsGuard fetch(int layer, StreamView stream) override;
+  GradientsGuard gradients(int layer, StreamView stream) override;
+
+  /// A scope for forwards alone. Any number of fetches in any number of passes; no gradients. Waits for
+  /// updates in flight layer by layer only.
+  class Evaluation {
+   public:
+    explicit Evaluation(OffloadEngine& engine);
+    ~Evaluation();
+    Evaluation(const Evaluation&) = delete;
+    Evaluation& operator=(const Evaluation&) = delete;
+
+   private:
+    OffloadEngine& engine_;
+  };
+  [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
+
+  /// Blocks until every update in flight is done. Rethrows what failed.
+  void wait();
+  /// Reads (count) fp32 values of one array of one owned parameter. Blocks; waits for updates. A frozen
+  /// parameter's master is its widened weight, its moments are zero.
+  void read(const Parameter& parameter, StateArray array, std::span<float> values);
+  /// Writes them; a master also sets the weight. Blocks. Not inside a step.
+  void write(const Parameter& parameter, StateArray array, std::span<const float> values);
+  /// Updates applied so far; `set_step` is for loading. Not inside a step.
+  std::int64_t step() const noexcept;
+  void set_step(std::int64_t step);
+  /// 32 hexadecimal digits, see docs/state-digest.md. Waits for updates.
+  std::string state_digest();
+
+  const Plan& plan() const noexcept;
+  const ParameterLayout& layout() const noexcept;
+  EngineCounters counters() const;
+  /// Bytes of device memory that the engine holds, and of host memory.
+  std::size_t device_bytes() const noexcept;
+  std::size_t host_bytes() const noexcept;
+
+ protected:
+  void also_used(std::uint64_t ticket, StreamView stream) override;
+  void release(std::uint64_t ticket, StreamView stream) noexcept override;
+  void commit(std::uint64_t ticket, StreamView stream) override;
+  void abandon(std::uint64_t ticket) noexcept override;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,85 @@
+#pragma once
+// Runs tasks: binds device lanes to streams and the CPU lane to a worker, starts each as soon as what it
+// depends on allows, and carries every failure to whoever waits.
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <span>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "core/device.hpp"
+#include "core/parameter_layout.hpp"
+#include "core/trace.hpp"
+#include "offload/task_graph.hpp"
+#include "offload/task_runner.hpp"
+#include "scheduler/task.hpp"
+
+namespace tandem {
+
+/// Two threads of its own: one queues work on the device's streams, one runs CPU tasks. Methods are
+/// called by one thread, the engine's. After a failure nothing more is started and every wait rethrows it.
+class Executor {
+ public:
+  /// All must outlive it; `trace` may be null.
+  Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds);
+  /// Waits for what is queued, starts nothing more. Never throws.
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  /// Takes over the tasks and clears the vector. Does not block.
+  void submit(std::vector<Task>& tasks);
+  /// The caller's task `id` ends with what is queued on `stream` now. Does not block.
+  void finish_caller_task(TaskId id, StreamView stream);
+  /// Blocks until the tasks are queued, then makes `stream` wait for them. Returns the seconds blocked.
+  double stream_waits_for(std::span<const TaskId> tasks, StreamView stream, std::string_view what);
+  /// Blocks until every task is done, the caller's included. Returns the seconds blocked.
+  double drain(std::string_view what);
+  /// The oldest task that may still be running.
+  TaskId oldest();
+  /// Called with the lock held, on a thread of the executor's, after each task; short.
+  std::function<void(const Task&, double now)> on_done;
+
+ private:
+  void issue_loop();
+  void cpu_loop();
+  TaskId next_device_task() const;
+  void issue(std::unique_lock<std::mutex>& lock, TaskId id);
+  void complete(TaskId id, std::exception_ptr error);
+  void fail(std::exception_ptr error);
+  template <class Predicate>
+  double wait(std::unique_lock<std::mutex>& lock, std::string_view what, Predicate done);
+  Event new_event();
+  StreamView stream_of(Lane lane) const;
+
+  Device& device_;
+  const ParameterLayout& layout_;
+  TaskRunner& runner_;
+  Trace* trace_;
+  double watchdog_seconds_;
+
+  std::mutex mutex_;
+  std::condition_variable progress_;  ///< something was issued, done, or failed
+  std::condition_variable work_;      ///< something may have become ready
+  TaskGraph graph_;
+  std::vector<Event> spare_events_;
+  std::array<int, lane_count> in_flight_{};
+  std::array<double, lane_count> lane_busy_until_{};
+  int callbacks_ = 0;                 ///< asked of the device and not yet made
+  std::uint64_t steps_made_ = 0;      ///< any progress counts
+  std::exception_ptr failure_;
+  bool stopping_ = false;
+
+  Stream to_device_;
+  Stream to_host_;
+  Stream compute_;
+  std::thread issuer_;
+  std::thread cpu_worker_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,129 @@
+#include "offload/state_access.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/error.hpp"
+#include "core/state_digest.hpp"
+#include "core/update_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+// Elements read at a time for the digest: 4 MiB of fp32.
+constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
+
+}  // namespace
+
+StateAccess::StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage)
+    : device_(device), layout_(layout), plan_(plan), storage_(storage), stream_(device.make_stream("state access")) {}
+
+float* StateAccess::array_of(const StateArrays& state, StateArray array) const {
+  switch (array) {
+    case StateArray::master: return state.master;
+    case StateArray::m: return state.m;
+    case StateArray::v: return state.v;
+  }
+  return nullptr;
+}
+
+void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const {
+  device_.copy(to, from, bytes, kind, stream_);
+  device_.synchronize(stream_);
+}
+
+/// Calls call(subgroup index, offset in the subgroup, offset from `first`, count) for each overlap.
+template <class Call>
+void StateAccess::for_subgroups(const Parameter& parameter, std::int64_t first, std::int64_t count, Call call) const {
+  const std::int64_t begin = parameter.offset + first;
+  const std::int64_t end = begin + count;
+  for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
+    const Subgroup& s = plan_.subgroups[i];
+    if (s.layer != parameter.layer) continue;
+    const std::int64_t from = std::max(begin, s.begin);
+    const std::int64_t to = std::min(end, s.end);
+    if (from < to) call(static_cast<int>(i), from - s.begin, from - begin, to - from);
+  }
+}
+
+void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_t first,
+                       std::span<float> values) const {
+  if (!parameter.options.trainable) {
+    if (array == StateArray::master) return read_weights(parameter, first, values);
+    std::fill(values.begin(), values.end(), 0.0F);
+    return;
+  }
+  for_subgroups(parameter, first, static_cast<std::int64_t>(values.size()),
+                [&](int subgroup, std::int64_t at, std::int64_t offset, std::int64_t count) {
+                  const float* from = array_of(storage_.subgroup(subgroup).state, array) + at;
+                  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
+                  if (plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::host) {
+                    std::memcpy(values.data() + offset, from, bytes);
+                  } else {
+                    copy(values.data() + offset, from, bytes, CopyKind::device_to_host);
+                  }
+                });
+}
+
+void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
+  std::vector<bf16> weights(values.size());
+  const std::int64_t at = parameter.offset + first;
+  if (const bf16* host = storage_.host_weights(parameter.layer)) {
+    std::memcpy(weights.data(), host + at, weights.size() * sizeof(bf16));
+  } else {
+    copy(weights.data(), storage_.resident_weights(parameter.layer) + at, weights.size() * sizeof(bf16),
+         CopyKind::device_to_host);
+  }
+  std::transform(weights.begin(), weights.end(), values.begin(), numerics::bf16_to_float);
+}
+
+void StateAccess::write(const Parameter& parameter, StateArray array, std::span<const float> values) const {
+  if (parameter.options.trainable) {
+    for_subgroups(parameter, 0, static_cast<std::int64_t>(values.size()),
+                  [&](int subgroup, std::int64_t at, std::int64_t offset, std::int64_t count) {
+                    float* to = array_of(storage_.subgroup(subgroup).state, array) + at;
+                    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
+                    if (plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::host) {
+                      std::memcpy(to, values.data() + offset, bytes);
+                    } else {
+                      copy(to, values.data() + offset, bytes, CopyKind::host_to_device);
+                    }
+                  });
+  }
+  if (array == StateArray::master) write_weights(parameter, values);
+}
+
+void StateAccess::write_weights(const Parameter& parameter, std::span<const float> master) const {
+  const auto total = static_cast<std::int64_t>(master.size());
+  std::vector<bf16> weights(static_cast<std::size_t>(std::min(total, chunk_elements)));
+  for (std::int64_t first = 0; first < total; first += chunk_elements) {
+    const std::int64_t count = std::min(chunk_elements, total - first);
+    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(bf16);
+    const std::int64_t at = parameter.offset + first;
+    device_.host_kernels().weights_of_master(master.data() + first, weights.data(), count);
+    if (bf16* host = storage_.host_weights(parameter.layer)) std::memcpy(host + at, weights.data(), bytes);
+    if (bf16* resident = storage_.resident_weights(parameter.layer)) {
+      copy(resident + at, weights.data(), bytes, CopyKind::host_to_device);
+    }
+  }
+}
+
+std::string StateAccess::digest() const {
+  StateDigest digest;
+  std::vector<float> values;
+  for (const Parameter* p : layout_.owned_parameters()) {
+    digest.begin_parameter(p->full_name);
+    for (const StateArray array : {StateArray::master, StateArray::m, StateArray::v}) {
+      for (std::int64_t first = 0; first < p->count; first += chunk_elements) {
+        values.resize(static_cast<std::size_t>(std::min(chunk_elements, p->count - first)));
+        read(*p, array, first, values);
+        digest.add(values.data(), static_cast<std::int64_t>(values.size()));
+      }
+      digest.end_array();
+    }
+    digest.end_parameter();
+  }
+  return digest.text();
+}
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+#pragma once
+// Reading and writing parameters and their optimizer state wherever the plan keeps them. Only while no
+// task is in flight.
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device.hpp"
+#include "core/parameter_layout.hpp"
+#include "offload/engine.hpp"
+#include "offload/storage.hpp"
+#include "scheduler/plan.hpp"
+
+namespace tandem {
+
+class StateAccess {
+ public:
+  /// All must outlive it.
+  StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage);
+
+  /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage. Blocks.
+  void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
+  /// The other way; a master also sets the weight. Blocks.
+  void write(const Parameter& parameter, StateArray array, std::span<const float> values) const;
+  /// See docs/state-digest.md. Blocks.
+  std::string digest() const;
+
+ private:
+  float* array_of(const StateArrays& state, StateArray array) const;
+  void write_weights(const Parameter& parameter, std::span<const float> master) const;
+  void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
+  template <class Call>
+  void for_subgroups(const Parameter& parameter, std::int64_t first, std::int64_t count, Call call) const;
+  void copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const;
+
+  Device& device_;
+  const ParameterLayout& layout_;
+  const Plan& plan_;
+  const Storage& storage_;
+  Stream stream_;
+};
+
+}  // namespace tandem

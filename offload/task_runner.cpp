@@ -1,0 +1,229 @@
+#include "offload/task_runner.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "core/ops.hpp"
+#include "core/update_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+std::size_t bf16_bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(bf16); }
+std::size_t f32_bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(float); }
+
+}  // namespace
+
+TaskRunner::TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage)
+    : device_(device), layout_(layout), plan_(plan), storage_(storage) {
+  build_segments();
+}
+
+int TaskRunner::coefficient_class(const ParameterOptions& options) {
+  for (std::size_t i = 0; i < classes_.size(); ++i) {
+    if (classes_[i].decay == options.decay && classes_[i].lr_scale == options.lr_scale) return static_cast<int>(i);
+  }
+  classes_.push_back({options.decay, options.lr_scale});
+  return static_cast<int>(classes_.size()) - 1;
+}
+
+void TaskRunner::build_segments() {
+  for (const Layer& layer : layout_.layers()) {
+    std::vector<Segment> segments;
+    for (const Parameter& p : layer.parameters) {
+      if (p.tied() || !p.options.trainable) continue;
+      segments.push_back({p.offset, p.offset + p.padded_count, coefficient_class(p.options)});
+    }
+    std::sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.begin < b.begin; });
+    std::vector<Segment> merged;
+    for (const Segment& s : segments) {
+      if (!merged.empty() && merged.back().end == s.begin && merged.back().coefficients == s.coefficients) {
+        merged.back().end = s.end;
+      } else {
+        merged.push_back(s);
+      }
+    }
+    segments_.push_back(std::move(merged));
+  }
+}
+
+void TaskRunner::set_update(const UpdateSettings& settings) {
+  coefficients_.clear();
+  for (const CoefficientClass& c : classes_) {
+    coefficients_.push_back(numerics::adam_coefficients(settings.adamw, settings.step, settings.lr * c.lr_scale,
+                                                        settings.gradient_scale, c.decay));
+  }
+}
+
+/// Parameters in [begin, end) of a layer's state, without padding.
+std::int64_t TaskRunner::real_parameters(int layer, std::int64_t begin, std::int64_t end) const {
+  std::int64_t count = 0;
+  for (const Parameter& p : layout_.layer(layer).parameters) {
+    if (p.tied() || !p.options.trainable) continue;
+    count += std::max<std::int64_t>(0, std::min(end, p.offset + p.count) - std::max(begin, p.offset));
+  }
+  return count;
+}
+
+/// Calls `call(piece, coefficients)` for each run of equal hyperparameters in the task's range; `piece`
+/// points at the range's first element.
+template <class Call>
+void TaskRunner::for_segments(const Task& task, AdamPiece piece, Call call) const {
+  for (const Segment& s : segments_[static_cast<std::size_t>(task.layer)]) {
+    const std::int64_t begin = std::max(s.begin, task.begin);
+    const std::int64_t end = std::min(s.end, task.end);
+    if (begin >= end) continue;
+    const std::int64_t at = begin - task.begin;
+    const AdamPiece part{piece.master + at, piece.m + at,      piece.v + at,
+                         piece.gradient + at, piece.weight + at, end - begin};
+    call(part, coefficients_[static_cast<std::size_t>(s.coefficients)]);
+  }
+}
+
+void TaskRunner::to_device(void* to, const void* from, std::size_t bytes, StreamView stream) {
+  device_.copy(to, from, bytes, CopyKind::host_to_device, stream);
+  bytes_to_device_ += bytes;
+}
+
+void TaskRunner::to_host(void* to, const void* from, std::size_t bytes, StreamView stream) {
+  device_.copy(to, from, bytes, CopyKind::device_to_host, stream);
+  bytes_to_host_ += bytes;
+}
+
+void TaskRunner::issue(const Task& task, StreamView stream) {
+  const SubgroupMemory* memory = task.subgroup >= 0 ? &storage_.subgroup(task.subgroup) : nullptr;
+  const std::int64_t at = memory ? task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin : 0;
+  switch (task.kind) {
+    case TaskKind::fetch_weights: return fetch_weights(task, stream);
+    case TaskKind::round_gradient:
+      return device_.ops().round(storage_.gradient_buffer(task.buffer) + task.begin, storage_.staging(task.staging),
+                                 task.count(), stream);
+    case TaskKind::keep_gradient: return keep_gradient(task, stream);
+    case TaskKind::flush_gradient:
+      return to_host(memory->gradient + at, storage_.staging(task.staging), bf16_bytes(task.count()), stream);
+    case TaskKind::fetch_norm: {
+      const std::int64_t block = at / layout_quantum;
+      return to_host(memory->host_norm + block, memory->device_norm + block, task.bytes, stream);
+    }
+    case TaskKind::load_state: return load_state(task, stream);
+    case TaskKind::update_streamed:
+    case TaskKind::update_resident: return update_on_device(task, stream);
+    case TaskKind::store_state: return store_state(task, stream);
+    case TaskKind::store_weights:
+      return to_host(storage_.host_weights(task.layer) + task.begin, storage_.staging(task.staging),
+                     bf16_bytes(task.count()), stream);
+    case TaskKind::push_weights:
+      return to_device(storage_.resident_weights(task.layer) + task.begin,
+                       storage_.host_weights(task.layer) + task.begin, bf16_bytes(task.count()), stream);
+    case TaskKind::visit:
+    case TaskKind::commit:
+    case TaskKind::fold_gradient:
+    case TaskKind::update_cpu: break;
+  }
+  throw MisuseError("task is not one of a device lane", std::string(name_of(task.kind)));
+}
+
+void TaskRunner::run(const Task& task) {
+  if (task.kind == TaskKind::fold_gradient) return fold_gradient(task);
+  if (task.kind == TaskKind::update_cpu) return update_on_cpu(task);
+  throw MisuseError("task is not one of the CPU lane", std::string(name_of(task.kind)));
+}
+
+void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
+  to_device(storage_.weight_buffer(task.buffer), storage_.host_weights(task.layer), bf16_bytes(task.count()), stream);
+}
+
+void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  bf16* gradient = memory.gradient + at;
+  Ops& ops = device_.ops();
+  ops.round(storage_.gradient_buffer(task.buffer) + task.begin, gradient, task.count(), stream);
+  const bool single = task.first_micro && task.last_micro;
+  if (!single) {
+    ops.accumulate(memory.sum + at, gradient, task.first_micro, task.count(), stream);
+    if (task.last_micro) ops.round(memory.sum + at, gradient, task.count(), stream);
+  }
+  if (task.last_micro) ops.norm_blocks(gradient, task.count(), memory.device_norm + at / layout_quantum, stream);
+}
+
+void TaskRunner::fold_gradient(const Task& task) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  bf16* gradient = memory.gradient + at;
+  UpdateKernels& kernels = device_.host_kernels();
+  const bool single = task.first_micro && task.last_micro;
+  if (!single) {
+    kernels.accumulate(memory.sum + at, gradient, task.first_micro, task.count());
+    if (task.last_micro) kernels.round(memory.sum + at, gradient, task.count());
+  }
+  if (task.last_micro) kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
+}
+
+void TaskRunner::load_state(const Task& task, StreamView stream) {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(task.subgroup)];
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const StateBuffer& buffer = storage_.state_buffer(task.buffer);
+  const std::int64_t at = task.begin - group.begin;
+  to_device(buffer.state.master, memory.state.master + at, f32_bytes(task.count()), stream);
+  to_device(buffer.state.m, memory.state.m + at, f32_bytes(task.count()), stream);
+  to_device(buffer.state.v, memory.state.v + at, f32_bytes(task.count()), stream);
+  if (!group.gradient_on_device) to_device(buffer.gradient, memory.gradient + at, bf16_bytes(task.count()), stream);
+}
+
+void TaskRunner::store_state(const Task& task, StreamView stream) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const StateBuffer& buffer = storage_.state_buffer(task.buffer);
+  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  to_host(memory.state.master + at, buffer.state.master, f32_bytes(task.count()), stream);
+  to_host(memory.state.m + at, buffer.state.m, f32_bytes(task.count()), stream);
+  to_host(memory.state.v + at, buffer.state.v, f32_bytes(task.count()), stream);
+}
+
+/// Where a device update writes the new weights: the resident layer, or staging on its way to the host.
+bf16* TaskRunner::updated_weights(const Task& task) const {
+  return task.staging >= 0 ? storage_.staging(task.staging) : storage_.resident_weights(task.layer) + task.begin;
+}
+
+void TaskRunner::update_on_device(const Task& task, StreamView stream) {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(task.subgroup)];
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const std::int64_t at = task.begin - group.begin;
+  AdamPiece piece;
+  const bool streamed = task.kind == TaskKind::update_streamed;
+  if (streamed) {
+    const StateBuffer& buffer = storage_.state_buffer(task.buffer);
+    piece = {buffer.state.master, buffer.state.m, buffer.state.v, buffer.gradient, nullptr, task.count()};
+  } else {
+    piece = {memory.state.master + at, memory.state.m + at, memory.state.v + at, nullptr, nullptr, task.count()};
+  }
+  if (group.gradient_on_device) piece.gradient = memory.gradient + at;
+  piece.weight = updated_weights(task);
+  for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
+    device_.ops().adamw(part, c, stream);
+  });
+  (streamed ? updated_streamed_ : updated_resident_) +=
+      static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
+}
+
+void TaskRunner::update_on_cpu(const Task& task) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const AdamPiece piece{memory.state.master, memory.state.m, memory.state.v, memory.gradient,
+                        storage_.host_weights(task.layer) + task.begin, task.count()};
+  for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
+    device_.host_kernels().adamw(part, c);
+  });
+  updated_cpu_ += static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
+}
+
+EngineCounters TaskRunner::counters() const {
+  EngineCounters counters;
+  counters.bytes_host_to_device = bytes_to_device_;
+  counters.bytes_device_to_host = bytes_to_host_;
+  counters.parameters_updated_cpu = updated_cpu_;
+  counters.parameters_updated_streamed = updated_streamed_;
+  counters.parameters_updated_resident = updated_resident_;
+  return counters;
+}
+
+}  // namespace tandem

@@ -1,0 +1,82 @@
+#pragma once
+// What each task does: one function from a task to calls of the device or of the CPU's kernels, and the
+// counters of what was really executed.
+#include <atomic>
+#include <cstdint>
+#include <vector>
+
+#include "core/device.hpp"
+#include "core/parameter_layout.hpp"
+#include "core/update_kernels.hpp"
+#include "offload/engine.hpp"
+#include "offload/storage.hpp"
+#include "scheduler/plan.hpp"
+#include "scheduler/task.hpp"
+
+namespace tandem {
+
+/// What an update of the present step needs; set between steps, when no update is in flight.
+struct UpdateSettings {
+  AdamW adamw;
+  std::int64_t step = 1;  ///< Adam's t, from 1
+  double lr = 0.0;
+  double gradient_scale = 1.0;
+};
+
+class TaskRunner {
+ public:
+  /// All must outlive it.
+  TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage);
+
+  /// Queues a task of a device lane on `stream`. Does not block.
+  void issue(const Task& task, StreamView stream);
+  /// Runs a task of the CPU lane. Blocks.
+  void run(const Task& task);
+  void set_update(const UpdateSettings& settings);
+
+  EngineCounters counters() const;
+
+ private:
+  /// A run of state elements with the same hyperparameters.
+  struct Segment {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    int coefficients = 0;
+  };
+  struct CoefficientClass {
+    bool decay = true;
+    double lr_scale = 1.0;
+  };
+
+  void build_segments();
+  int coefficient_class(const ParameterOptions& options);
+  std::int64_t real_parameters(int layer, std::int64_t begin, std::int64_t end) const;
+  template <class Call>
+  void for_segments(const Task& task, AdamPiece piece, Call call) const;
+
+  void fetch_weights(const Task& task, StreamView stream);
+  void keep_gradient(const Task& task, StreamView stream);
+  void load_state(const Task& task, StreamView stream);
+  void store_state(const Task& task, StreamView stream);
+  void update_on_device(const Task& task, StreamView stream);
+  void fold_gradient(const Task& task);
+  void update_on_cpu(const Task& task);
+  bf16* updated_weights(const Task& task) const;
+  void to_device(void* to, const void* from, std::size_t bytes, StreamView stream);
+  void to_host(void* to, const void* from, std::size_t bytes, StreamView stream);
+
+  Device& device_;
+  const ParameterLayout& layout_;
+  const Plan& plan_;
+  const Storage& storage_;
+  std::vector<std::vector<Segment>> segments_;  ///< by layer
+  std::vector<CoefficientClass> classes_;
+  std::vector<AdamCoefficients> coefficients_;
+  std::atomic<std::uint64_t> bytes_to_device_{0};
+  std::atomic<std::uint64_t> bytes_to_host_{0};
+  std::atomic<std::uint64_t> updated_cpu_{0};
+  std::atomic<std::uint64_t> updated_streamed_{0};
+  std::atomic<std::uint64_t> updated_resident_{0};
+};
+
+}  // namespace tandem

@@ -1,0 +1,90 @@
+#pragma once
+// The plan: for every layer and every subgroup of optimizer state, where it lives, who updates it, and
+// through which buffers. Plain data, made before anything is allocated.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/memory.hpp"
+#include "core/parameter_layout.hpp"
+#include "scheduler/options.hpp"
+
+namespace tandem {
+
+/// Where a subgroup's state lives between steps.
+enum class Tier : std::uint8_t { device, host };
+/// Who updates it. `device` with tier `host` means streamed: state goes up, is updated, comes back.
+enum class Updater : std::uint8_t { cpu, device };
+
+std::string_view name_of(Tier tier) noexcept;
+std::string_view name_of(Updater updater) noexcept;
+
+/// A contiguous slice [begin, end) of one layer's state, multiples of layout_quantum.
+struct Subgroup {
+  int layer = 0;
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  Tier tier = Tier::host;
+  Updater updater = Updater::cpu;
+  bool gradient_on_device = false;  ///< the final bf16 gradient stays on the device (resident: always)
+  std::int64_t count() const noexcept { return end - begin; }
+};
+
+/// Layers of similar size share a ring of buffers, so that a huge embedding does not size the blocks'.
+struct SizeClass {
+  std::int64_t weight_elements = 0;    ///< of one weight buffer (bf16); the largest layer's
+  std::int64_t gradient_elements = 0;  ///< of one gradient buffer (fp32)
+  int weight_buffers = 0;              ///< 0 where every layer of the class is resident
+  int gradient_buffers = 0;
+};
+
+struct LayerPlacement {
+  bool resident = false;   ///< weights stay on the device
+  bool host_copy = true;   ///< weights on the host: where not resident, or where the CPU updates some of them
+  int size_class = 0;
+};
+
+struct Plan {
+  Policy policy;         ///< never automatic: what was chosen
+  bool chosen_by_auto = false;
+  std::vector<LayerPlacement> layers;
+  std::vector<SizeClass> size_classes;
+  std::vector<Subgroup> subgroups;  ///< by layer, then offset: the order of updates
+  std::int64_t subgroup_size = 0;   ///< parameters
+  std::int64_t piece_elements = 0;  ///< gradients cross the link, and are rounded, in pieces of this size
+  int staging_pieces = 0;           ///< device buffers for pieces of bf16 gradient on their way out
+  int state_buffers = 0;            ///< device buffers for pieces of streamed state
+  int max_micro_batches = 1;
+  std::size_t device_memory = 0;           ///< ceiling it was made for
+  std::size_t reserved_device_memory = 0;  ///< the caller's share of it
+  MemoryPlan memory;
+
+  /// Parameters (padded) updated per step by each way.
+  struct Shares {
+    std::int64_t cpu = 0;
+    std::int64_t streamed = 0;
+    std::int64_t resident = 0;
+  };
+  Shares shares() const noexcept;
+  /// The memory table, for people.
+  std::string table() const;
+  /// JSON object with every field.
+  std::string json() const;
+};
+
+/// What planning must know of the device and the machine.
+struct PlanningFacts {
+  std::size_t device_capacity = 0;  ///< bytes
+  std::size_t host_available = 0;   ///< bytes; 0: unknown, not checked
+};
+
+/// Throws PlanError, with the table and flags that would fit, when the ceiling is passed; UsageError on
+/// options that contradict each other. Allocates nothing on the device.
+Plan make_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts);
+
+/// Smallest device_memory (bytes) for which make_plan with these options would succeed, everything that
+/// is `auto` in them chosen for size.
+std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options);
+
+}  // namespace tandem

@@ -1,0 +1,232 @@
+#include "scheduler/plan_builder.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/update_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+// A gradient piece of 1 Mi elements is 2 MiB of bf16: long enough to reach the link's rate, short enough
+// that rounding, copy and folding of neighbours overlap. Small models use smaller ones.
+constexpr std::int64_t largest_piece = std::int64_t{1} << 20;
+constexpr std::int64_t smallest_piece = std::int64_t{1} << 16;
+constexpr int pieces_in_flight = 4;
+constexpr int states_in_flight = 4;
+// Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
+constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;
+// Layers within this ratio of the largest of a class share its buffers.
+constexpr double class_ratio = 0.5;
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+std::size_t bytes_of(std::int64_t elements, int bytes_each) {
+  return static_cast<std::size_t>(elements) * static_cast<std::size_t>(bytes_each);
+}
+
+}  // namespace
+
+PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& options)
+    : layout_(layout), options_(options) {
+  plan_.policy = options.policy;
+  plan_.max_micro_batches = options.max_micro_batches;
+}
+
+void PlanBuilder::divide_state() {
+  cut_subgroups();
+  const Policy& policy = options_.policy;
+  switch (policy.kind) {
+    case Policy::Kind::device: assign_static(0.0); break;
+    case Policy::Kind::static_share: assign_static(policy.host_share); break;
+    case Policy::Kind::automatic:
+    case Policy::Kind::host: assign_static(1.0); break;
+    case Policy::Kind::interleave: assign_interleave(); break;
+    case Policy::Kind::stream:
+      for (Subgroup& s : plan_.subgroups) s.updater = Updater::device;
+      break;
+  }
+}
+
+void PlanBuilder::cut_subgroups() {
+  std::int64_t largest = 0;
+  for (const Layer& layer : layout_.layers()) largest = std::max(largest, layer.state_elements);
+  const std::int64_t wanted = options_.subgroup_size > 0 ? options_.subgroup_size : default_subgroup;
+  plan_.subgroup_size = std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    const std::int64_t end = layout_.layer(l).state_elements;
+    for (std::int64_t begin = 0; begin < end; begin += plan_.subgroup_size) {
+      Subgroup& s = plan_.subgroups.emplace_back();
+      s.layer = l;
+      s.begin = begin;
+      s.end = std::min(begin + plan_.subgroup_size, end);
+    }
+  }
+}
+
+/// A subgroup is on the host where its middle lies within the first share: each share is met to half a
+/// subgroup.
+void PlanBuilder::assign_static(double host_share) {
+  const double boundary = host_share * static_cast<double>(layout_.state_elements());
+  std::int64_t before = 0;
+  for (Subgroup& s : plan_.subgroups) {
+    const double middle = static_cast<double>(before) + static_cast<double>(s.count()) / 2.0;
+    const bool on_host = middle < boundary;
+    s.tier = on_host ? Tier::host : Tier::device;
+    s.updater = on_host ? Updater::cpu : Updater::device;
+    before += s.count();
+  }
+}
+
+void PlanBuilder::assign_interleave() {
+  assign_static(1.0 - options_.policy.resident_share);
+  std::int64_t index = 0;
+  for (Subgroup& s : plan_.subgroups) {
+    if (s.tier == Tier::device) continue;
+    s.updater = ++index % options_.policy.stride == 0 ? Updater::device : Updater::cpu;
+  }
+}
+
+void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_buffers) {
+  plan_.layers.resize(static_cast<std::size_t>(layout_.layer_count()));
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    LayerPlacement& placement = plan_.layers[static_cast<std::size_t>(l)];
+    placement.resident = l < resident_layers;
+    placement.host_copy = !placement.resident;
+  }
+  for (const Subgroup& s : plan_.subgroups) {
+    if (s.updater == Updater::cpu) plan_.layers[static_cast<std::size_t>(s.layer)].host_copy = true;
+  }
+  size_classes();
+  std::vector<int> streamed(plan_.size_classes.size());
+  std::vector<int> members(plan_.size_classes.size());
+  std::vector<int> lenders(plan_.size_classes.size());  // shared layers stay held while others pass
+  std::vector<bool> lends(static_cast<std::size_t>(layout_.layer_count()));
+  for (const Layer& layer : layout_.layers()) {
+    for (const int owner : layer.borrows) lends[static_cast<std::size_t>(owner)] = true;
+  }
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    const LayerPlacement& placement = plan_.layers[static_cast<std::size_t>(l)];
+    const auto c = static_cast<std::size_t>(placement.size_class);
+    ++members[c];
+    if (!placement.resident) ++streamed[c];
+    if (lends[static_cast<std::size_t>(l)]) ++lenders[c];
+  }
+  for (std::size_t c = 0; c < plan_.size_classes.size(); ++c) {
+    SizeClass& size = plan_.size_classes[c];
+    size.weight_buffers = std::min(streamed[c], prefetch + lenders[c]);
+    size.gradient_buffers = size.gradient_elements == 0 ? 0 : std::min(members[c], gradient_buffers + lenders[c]);
+  }
+}
+
+void PlanBuilder::size_classes() {
+  std::vector<int> order(static_cast<std::size_t>(layout_.layer_count()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return layout_.layer(a).elements > layout_.layer(b).elements; });
+  for (const int l : order) {
+    const Layer& layer = layout_.layer(l);
+    const bool opens = plan_.size_classes.empty() ||
+                       static_cast<double>(layer.elements) <
+                           class_ratio * static_cast<double>(plan_.size_classes.back().weight_elements);
+    if (opens) plan_.size_classes.push_back({.weight_elements = layer.elements});
+    SizeClass& size = plan_.size_classes.back();
+    size.gradient_elements = std::max(size.gradient_elements, layer.state_elements);
+    plan_.layers[static_cast<std::size_t>(l)].size_class = static_cast<int>(plan_.size_classes.size()) - 1;
+  }
+}
+
+void PlanBuilder::place_gradients(bool keep_streamed) {
+  for (Subgroup& s : plan_.subgroups) {
+    s.gradient_on_device = s.tier == Tier::device || (keep_streamed && s.updater == Updater::device);
+  }
+}
+
+void PlanBuilder::book_memory() {
+  size_buffers();
+  book_device();
+  book_host();
+}
+
+void PlanBuilder::size_buffers() {
+  std::int64_t largest = layout_quantum;
+  bool sends_gradients = false;
+  bool stages_weights = false;
+  bool streams_state = false;
+  for (const Subgroup& s : plan_.subgroups) {
+    largest = std::max(largest, s.count());
+    sends_gradients |= !s.gradient_on_device;
+    stages_weights |= s.updater == Updater::device && !plan_.layers[static_cast<std::size_t>(s.layer)].resident;
+    streams_state |= s.updater == Updater::device && s.tier == Tier::host;
+  }
+  const std::int64_t quarter = round_up((largest + 3) / 4, layout_quantum);
+  plan_.piece_elements = std::min(largest, std::clamp(quarter, smallest_piece, largest_piece));
+  plan_.staging_pieces = sends_gradients || stages_weights ? pieces_in_flight : 0;
+  plan_.state_buffers = streams_state ? states_in_flight : 0;
+}
+
+void PlanBuilder::book_device() {
+  std::size_t resident = 0;
+  std::size_t streamed = 0;
+  std::size_t working = 0;
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    if (plan_.layers[static_cast<std::size_t>(l)].resident) resident += align_up(bytes_of(layout_.layer(l).elements, 2));
+  }
+  for (const SizeClass& size : plan_.size_classes) {
+    streamed += static_cast<std::size_t>(size.weight_buffers) * align_up(bytes_of(size.weight_elements, 2));
+    working += static_cast<std::size_t>(size.gradient_buffers) * align_up(bytes_of(size.gradient_elements, 4));
+  }
+  std::size_t kept = 0;
+  std::size_t sums = 0;
+  std::size_t state = 0;
+  std::size_t norms = 0;
+  bool returns_gradient = false;
+  for (const Subgroup& s : plan_.subgroups) {
+    if (s.tier == Tier::device) state += 3 * align_up(bytes_of(s.count(), 4));
+    if (!s.gradient_on_device) {
+      returns_gradient |= s.updater == Updater::device;
+      continue;
+    }
+    kept += align_up(bytes_of(s.count(), 2));
+    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
+    if (options_.max_micro_batches > 1) sums += align_up(bytes_of(s.count(), 4));
+  }
+  const std::size_t piece = align_up(bytes_of(plan_.piece_elements, 2));
+  const std::size_t state_piece = 3 * align_up(bytes_of(plan_.piece_elements, 4)) + (returns_gradient ? piece : 0);
+  MemoryPlan& memory = plan_.memory;
+  memory.add("weights, resident", "run", Place::device, resident);
+  memory.add("weights, streamed", "run", Place::device, streamed);
+  memory.add("gradients, working", "run", Place::device, working);
+  memory.add("gradients, staging", "run", Place::device, static_cast<std::size_t>(plan_.staging_pieces) * piece);
+  memory.add("gradients, kept", "run", Place::device, kept);
+  memory.add("gradients, accumulated", "run", Place::device, sums);
+  memory.add("gradient norm", "run", Place::device, norms);
+  memory.add("optimizer, resident", "run", Place::device, state);
+  memory.add("optimizer, streamed", "run", Place::device, static_cast<std::size_t>(plan_.state_buffers) * state_piece);
+}
+
+void PlanBuilder::book_host() {
+  std::size_t weights = 0;
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    if (plan_.layers[static_cast<std::size_t>(l)].host_copy) weights += align_up(bytes_of(layout_.layer(l).elements, 2));
+  }
+  std::size_t gradients = 0;
+  std::size_t sums = 0;
+  std::size_t state = 0;
+  std::size_t norms = 0;
+  for (const Subgroup& s : plan_.subgroups) {
+    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
+    if (s.tier == Tier::host) state += 3 * align_up(bytes_of(s.count(), 4));
+    if (s.gradient_on_device) continue;
+    gradients += align_up(bytes_of(s.count(), 2));
+    if (options_.max_micro_batches > 1) sums += align_up(bytes_of(s.count(), 4));
+  }
+  MemoryPlan& memory = plan_.memory;
+  memory.add("weights", "run", Place::pinned, weights);
+  memory.add("gradients", "run", Place::pinned, gradients);
+  memory.add("gradients, accumulated", "run", Place::pinned, sums);
+  memory.add("gradient norm", "run", Place::pinned, norms);
+  memory.add("optimizer", "run", Place::pinned, state);
+}
+
+}  // namespace tandem

@@ -1,0 +1,41 @@
+#pragma once
+// Builds one plan from options and a few knobs; `make_plan` turns the knobs.
+#include <vector>
+
+#include "core/parameter_layout.hpp"
+#include "scheduler/plan.hpp"
+
+namespace tandem {
+
+/// Call the steps in the order of declaration. Layout and options must outlive it.
+class PlanBuilder {
+ public:
+  PlanBuilder(const ParameterLayout& layout, const OffloadOptions& options);
+
+  /// Cuts every layer's state into subgroups and gives each a tier and an updater, as the policy says.
+  void divide_state();
+  /// The first `resident_layers` layers keep their weights on the device; the others share
+  /// `prefetch` buffers of their size class.
+  void place_weights(int resident_layers, int prefetch, int gradient_buffers);
+  /// Whether gradients of streamed subgroups stay on the device (those of resident ones always do).
+  void place_gradients(bool keep_streamed);
+  /// Sizes pieces and buffers, and names every byte.
+  void book_memory();
+
+  Plan take() && { return std::move(plan_); }
+
+ private:
+  void cut_subgroups();
+  void assign_static(double host_share);
+  void assign_interleave();
+  void size_classes();
+  void size_buffers();
+  void book_device();
+  void book_host();
+
+  const ParameterLayout& layout_;
+  const OffloadOptions& options_;
+  Plan plan_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,67 @@
+// A plan as a table for people and as JSON.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "scheduler/plan.hpp"
+
+namespace tandem {
+
+std::string Plan::table() const {
+  std::string text = fmt::format("{:<28}{:>12}{:>12}\n", "plan", "device", "host");
+  for (const MemoryEntry& e : memory.entries) {
+    const std::string bytes = format_bytes(e.bytes);
+    const bool device = e.place == Place::device;
+    text += fmt::format("{:<28}{:>12}{:>12}\n", e.name, device ? bytes : "-", device ? "-" : bytes);
+  }
+  if (reserved_device_memory > 0) {
+    text += fmt::format("{:<28}{:>12}{:>12}\n", "reserved by the caller", format_bytes(reserved_device_memory), "-");
+  }
+  text += fmt::format("{:<28}{:>12}{:>12}\n", "total", format_bytes(memory.device_bytes() + reserved_device_memory),
+                      format_bytes(memory.host_bytes()));
+  const Shares s = shares();
+  const double all = std::max(1.0, static_cast<double>(s.cpu + s.streamed + s.resident));
+  text += fmt::format("policy {}{}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
+                      policy.text(), chosen_by_auto ? " (auto)" : "", 100.0 * static_cast<double>(s.cpu) / all,
+                      100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
+  return text;
+}
+
+std::string Plan::json() const {
+  using nlohmann::json;
+  json j;
+  j["policy"] = policy.text();
+  j["chosen_by_auto"] = chosen_by_auto;
+  j["subgroup_size"] = subgroup_size;
+  j["piece_elements"] = piece_elements;
+  j["staging_pieces"] = staging_pieces;
+  j["state_buffers"] = state_buffers;
+  j["max_micro_batches"] = max_micro_batches;
+  j["device_memory"] = device_memory;
+  j["reserved_device_memory"] = reserved_device_memory;
+  for (const LayerPlacement& l : layers) {
+    j["layers"].push_back({{"resident", l.resident}, {"host_copy", l.host_copy}, {"size_class", l.size_class}});
+  }
+  for (const SizeClass& c : size_classes) {
+    j["size_classes"].push_back({{"weight_elements", c.weight_elements},
+                                 {"gradient_elements", c.gradient_elements},
+                                 {"weight_buffers", c.weight_buffers},
+                                 {"gradient_buffers", c.gradient_buffers}});
+  }
+  j["subgroups"] = json::array();
+  for (const Subgroup& s : subgroups) {
+    j["subgroups"].push_back({{"layer", s.layer},
+                              {"begin", s.begin},
+                              {"end", s.end},
+                              {"tier", name_of(s.tier)},
+                              {"updater", name_of(s.updater)},
+                              {"gradient_on_device", s.gradient_on_device}});
+  }
+  for (const MemoryEntry& e : memory.entries) {
+    j["memory"].push_back(
+        {{"name", e.name}, {"phase", e.phase}, {"where", std::string(name_of(e.place))}, {"bytes", e.bytes}});
+  }
+  return j.dump(2);
+}
+
+}  // namespace tandem

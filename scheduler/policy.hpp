@@ -1,0 +1,32 @@
+#pragma once
+// How a user asks for a division of the optimizer's work.
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace tandem {
+
+/// Who updates which subgroups, and where they live.
+///  `device`         everything on the device, nothing offloaded
+///  `host`           all state in host memory, every update on the CPU (ZeRO-Offload)
+///  `static:R`       the first share R lives and is updated on the host, the rest resident on the device (TwinFlow)
+///  `interleave:K`   all state on the host; every K-th subgroup is streamed through the device, the others
+///                   are updated on the CPU; with `,resident=S` the last share S is resident (Deep Optimizer States)
+///  `stream`         all state on the host, every subgroup streamed through the device
+///  `auto`           whichever of these fits, most on the device first
+struct Policy {
+  enum class Kind : std::uint8_t { automatic, device, host, static_share, interleave, stream };
+  Kind kind = Kind::automatic;
+  double host_share = 1.0;      ///< R of static_share, [0, 1]
+  std::int64_t stride = 0;      ///< K of interleave, >= 1; 1 streams every subgroup
+  double resident_share = 0.0;  ///< S of interleave, [0, 1]
+
+  /// As `parse_policy` reads it: "interleave:4,resident=0.25".
+  std::string text() const;
+  bool operator==(const Policy&) const = default;
+};
+
+/// Throws UsageError that names what is wrong and the accepted forms.
+Policy parse_policy(std::string_view text);
+
+}  // namespace tandem

@@ -1,0 +1,60 @@
+#pragma once
+// What a plan unfolds into: tasks with a resource, dependencies and bytes, and no closures. The executor
+// binds them to streams and workers, the simulator to durations.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+using TaskId = std::int64_t;
+constexpr TaskId no_task = -1;
+
+/// The resource a task occupies. `caller` tasks are external: the caller's own work on a layer, begun by
+/// fetch or gradients and ended by release or commit.
+enum class Lane : std::uint8_t { caller, host_to_device, device_to_host, device, cpu };
+constexpr int lane_count = 5;
+std::string_view name_of(Lane lane) noexcept;
+
+enum class TaskKind : std::uint8_t {
+  visit,            ///< caller: computes with a layer's weights
+  commit,           ///< caller: has filled a layer's gradients
+  fetch_weights,    ///< h2d: a layer's weights into a buffer
+  round_gradient,   ///< device: fp32 gradient piece to bf16, into staging
+  keep_gradient,    ///< device: fp32 gradient piece to bf16 (and accumulator), stays on the device
+  flush_gradient,   ///< d2h: staged piece to the host
+  fold_gradient,    ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
+  fetch_norm,       ///< d2h: norm blocks of a piece kept on the device
+  load_state,       ///< h2d: a piece of state, and of gradient where that lies on the host
+  update_streamed,  ///< device: AdamW on a loaded piece
+  store_state,      ///< d2h: the updated piece
+  update_resident,  ///< device: AdamW on a resident piece
+  store_weights,    ///< d2h: updated weights of a piece, from staging
+  update_cpu,       ///< cpu: AdamW on a subgroup
+  push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
+};
+std::string_view name_of(TaskKind kind) noexcept;
+
+struct Task {
+  TaskId id = no_task;
+  TaskKind kind = TaskKind::visit;
+  Lane lane = Lane::caller;
+  int priority = 0;          ///< lower first among the ready tasks of a lane; then by id
+  int layer = -1;
+  int subgroup = -1;         ///< index in Plan::subgroups
+  std::int64_t begin = 0;    ///< elements of the layer's flat arrays
+  std::int64_t end = 0;
+  int buffer = -1;           ///< weight, gradient or state buffer (index within its kind)
+  int staging = -1;          ///< staging piece
+  bool first_micro = true;   ///< of the step's micro-batches
+  bool last_micro = true;
+  std::uint64_t bytes = 0;   ///< across the link
+  std::vector<TaskId> dependencies;
+
+  std::int64_t count() const noexcept { return end - begin; }
+  /// "flush_gradient h.3 [0, 65536)".
+  std::string text(std::string_view layer_name) const;
+};
+
+}  // namespace tandem

@@ -1,0 +1,62 @@
+#include "scheduler/traffic.hpp"
+
+#include <vector>
+
+#include "scheduler/unfold.hpp"
+
+namespace tandem {
+namespace {
+
+class Count {
+ public:
+  explicit Count(Unfolder& unfolder) : unfolder_(unfolder) {}
+
+  void pass(int layer, bool backward) {
+    const Visit visit = unfolder_.visit(layer, tasks_);
+    unfolder_.prefetch(tasks_);
+    if (backward) {
+      const GradientVisit gradients = unfolder_.gradients(layer, tasks_);
+      unfolder_.commit(layer, gradients, tasks_);
+    }
+    unfolder_.release(visit);
+    unfolder_.prefetch(tasks_);
+    add();
+  }
+
+  void add() {
+    for (const Task& task : tasks_) {
+      if (task.lane == Lane::host_to_device) traffic.host_to_device += task.bytes;
+      if (task.lane == Lane::device_to_host) traffic.device_to_host += task.bytes;
+    }
+    if (!tasks_.empty()) unfolder_.forget_before(tasks_.back().id);
+    tasks_.clear();
+  }
+
+  std::vector<Task>& tasks() { return tasks_; }
+  Traffic traffic;
+
+ private:
+  Unfolder& unfolder_;
+  std::vector<Task> tasks_;
+};
+
+}  // namespace
+
+Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int micro_batches, int steps) {
+  Unfolder unfolder(layout, plan);
+  Count count(unfolder);
+  for (int step = 0; step < steps; ++step) {
+    unfolder.begin_step(micro_batches);
+    unfolder.prefetch(count.tasks());
+    for (int micro = 0; micro < micro_batches; ++micro) {
+      for (int l = 0; l < layout.layer_count(); ++l) count.pass(l, false);
+      for (int l = layout.layer_count() - 1; l >= 0; --l) count.pass(l, true);
+    }
+    unfolder.update(count.tasks());
+    unfolder.end_pass();
+    count.add();
+  }
+  return count.traffic;
+}
+
+}  // namespace tandem

@@ -1,0 +1,19 @@
+#pragma once
+// Bytes that a plan moves across the link, by unfolding it as a training run does.
+#include <cstdint>
+
+#include "core/parameter_layout.hpp"
+#include "scheduler/plan.hpp"
+
+namespace tandem {
+
+struct Traffic {
+  std::uint64_t host_to_device = 0;
+  std::uint64_t device_to_host = 0;
+};
+
+/// Totals of `steps` steps from a cold start, each of `micro_batches` forwards in layer order and
+/// backwards in its reverse, none skipped, no evaluation between.
+Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int micro_batches, int steps);
+
+}  // namespace tandem

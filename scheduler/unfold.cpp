@@ -1,0 +1,555 @@
+#include "scheduler/unfold.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/update_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+// What somebody waits for right now comes first, then gradients (they free buffers that backward
+// needs), then updates.
+constexpr int priority_fetch = 0;
+constexpr int priority_gradient = 1;
+constexpr int priority_update = 2;
+
+void append(std::vector<TaskId>& to, const std::vector<TaskId>& from) { to.insert(to.end(), from.begin(), from.end()); }
+
+/// Whether a task writes what visits (of a resident layer) or fetches (of the host's copy) read.
+bool overwrites_weights(TaskKind kind, bool resident) noexcept {
+  if (resident) {
+    return kind == TaskKind::push_weights || kind == TaskKind::update_resident || kind == TaskKind::update_streamed;
+  }
+  return kind == TaskKind::update_cpu || kind == TaskKind::store_weights;
+}
+
+}  // namespace
+
+Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan) : layout_(layout), plan_(plan) {
+  layers_.resize(static_cast<std::size_t>(layout.layer_count()));
+  for (int l = 0; l < layout.layer_count(); ++l) {
+    LayerState& state = layers_[static_cast<std::size_t>(l)];
+    state.touchers.push_back(l);
+    if (layout.layer(l).state_elements > 0) ++layers_to_commit_;
+    for (const int owner : layout.layer(l).borrows) {
+      ++layers_[static_cast<std::size_t>(owner)].contributors;
+      layers_[static_cast<std::size_t>(owner)].touchers.push_back(l);
+    }
+  }
+  subgroups_.resize(plan.subgroups.size());
+  for (int s = 0; s < static_cast<int>(plan.subgroups.size()); ++s) {
+    LayerState& state = layers_[static_cast<std::size_t>(plan.subgroups[static_cast<std::size_t>(s)].layer)];
+    if (state.subgroup_count++ == 0) state.first_subgroup = s;
+  }
+  for (int c = 0; c < static_cast<int>(plan.size_classes.size()); ++c) {
+    const SizeClass& size = plan.size_classes[static_cast<std::size_t>(c)];
+    Buffer empty;
+    empty.size_class = c;
+    weight_buffers_.insert(weight_buffers_.end(), static_cast<std::size_t>(size.weight_buffers), empty);
+    gradient_buffers_.insert(gradient_buffers_.end(), static_cast<std::size_t>(size.gradient_buffers), empty);
+  }
+  staging_users_.resize(static_cast<std::size_t>(plan.staging_pieces));
+  state_buffer_users_.resize(static_cast<std::size_t>(plan.state_buffers));
+}
+
+std::int64_t Unfolder::weight_buffer_elements(int buffer) const {
+  const int c = weight_buffers_.at(static_cast<std::size_t>(buffer)).size_class;
+  return plan_.size_classes[static_cast<std::size_t>(c)].weight_elements;
+}
+
+std::int64_t Unfolder::gradient_buffer_elements(int buffer) const {
+  const int c = gradient_buffers_.at(static_cast<std::size_t>(buffer)).size_class;
+  return plan_.size_classes[static_cast<std::size_t>(c)].gradient_elements;
+}
+
+Task& Unfolder::emit(std::vector<Task>& out, TaskKind kind, Lane lane, int priority, int layer) {
+  Task& task = out.emplace_back();
+  task.id = next_id_++;
+  task.kind = kind;
+  task.lane = lane;
+  task.priority = priority;
+  task.layer = layer;
+  return task;
+}
+
+void Unfolder::begin_step(int micro_batches) {
+  direction_ = Direction::forward;
+  position_ = -1;
+  micro_ = 0;
+  micro_batches_ = micro_batches;
+  layers_committed_ = 0;
+  for (LayerState& layer : layers_) {
+    if (layer.gradient_buffer >= 0) {  // left by an abandoned step
+      Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(layer.gradient_buffer)];
+      append(buffer.users, layer.commit_tasks);
+      buffer.holders = 0;
+      layer.gradient_buffer = -1;
+    }
+    layer.commits = 0;
+    layer.commit_tasks.clear();
+  }
+}
+
+void Unfolder::begin_evaluation() {
+  direction_ = Direction::evaluation;
+  position_ = -1;
+}
+
+void Unfolder::end_pass() {
+  direction_ = Direction::none;
+  position_ = -1;
+}
+
+// -- weights ---------------------------------------------------------------------------------------
+
+int Unfolder::steps_until(int layer) const noexcept {
+  const int last = layout_.layer_count() - 1;
+  if (direction_ == Direction::backward) return layer < position_ ? position_ - layer : position_ + layer + 1;
+  if (layer > position_) return layer - position_;
+  if (direction_ == Direction::forward) return (last - position_) + (last - layer) + 1;
+  return last - position_ + layer + 1;
+}
+
+int Unfolder::distance_to(int layer) const noexcept {
+  int nearest = std::numeric_limits<int>::max();
+  for (const int toucher : layers_[static_cast<std::size_t>(layer)].touchers) {
+    nearest = std::min(nearest, steps_until(toucher));
+  }
+  return nearest;
+}
+
+int Unfolder::acquire_weight_buffer(int layer, bool only_idle, std::vector<Task>& out) {
+  const int size_class = plan_.layers[static_cast<std::size_t>(layer)].size_class;
+  int best = -1;
+  int best_distance = -1;
+  for (int b = 0; b < weight_buffer_count(); ++b) {
+    const Buffer& buffer = weight_buffers_[static_cast<std::size_t>(b)];
+    if (buffer.size_class != size_class || buffer.holders > 0) continue;
+    const int distance = buffer.layer < 0 ? std::numeric_limits<int>::max() : distance_to(buffer.layer);
+    if (distance > best_distance) {
+      best = b;
+      best_distance = distance;
+    }
+  }
+  // A prefetch must not push out what is needed sooner than itself.
+  if (only_idle && (best < 0 || best_distance <= distance_to(layer))) return -1;
+  if (best < 0) {
+    throw MisuseError("no weight buffer is free for layer " + layout_.layer(layer).name,
+                      "every buffer of its size is held by a guard", "release a layer before fetching the next");
+  }
+  load(layer, best, out);
+  return best;
+}
+
+void Unfolder::load(int layer, int index, std::vector<Task>& out) {
+  Buffer& buffer = weight_buffers_[static_cast<std::size_t>(index)];
+  LayerState& state = layers_[static_cast<std::size_t>(layer)];
+  if (buffer.layer >= 0) layers_[static_cast<std::size_t>(buffer.layer)].weight_buffer = -1;
+  Task& fetch = emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
+  fetch.end = layout_.layer(layer).elements;
+  fetch.buffer = index;
+  fetch.bytes = static_cast<std::uint64_t>(fetch.end) * 2;
+  append(fetch.dependencies, buffer.users);
+  if (buffer.filled_by != no_task) fetch.dependencies.push_back(buffer.filled_by);
+  append(fetch.dependencies, state.weight_writers);
+  buffer.layer = layer;
+  buffer.filled_by = fetch.id;
+  buffer.users.clear();
+  state.weight_buffer = index;
+  // The next update of the host's copy must wait until this copy has been read.
+  state.visits.push_back(fetch.id);
+}
+
+Visit Unfolder::visit(int layer, std::vector<Task>& out) {
+  if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
+  position_ = layer;
+  Visit visit;
+  std::vector<int> needed{layer};
+  for (const int owner : layout_.layer(layer).borrows) needed.push_back(owner);
+  // Buffers already valid are held first, so that loading one layer cannot push out another of this visit.
+  for (const int l : needed) {
+    const int b = layers_[static_cast<std::size_t>(l)].weight_buffer;
+    if (b >= 0) ++weight_buffers_[static_cast<std::size_t>(b)].holders;
+  }
+  for (const int l : needed) {
+    LayerState& state = layers_[static_cast<std::size_t>(l)];
+    if (plan_.layers[static_cast<std::size_t>(l)].resident) {
+      append(visit.dependencies, state.weight_writers);
+      visit.weights.push_back({l, -1});
+      continue;
+    }
+    int b = state.weight_buffer;
+    if (b < 0) {
+      try {
+        b = acquire_weight_buffer(l, false, out);
+      } catch (...) {
+        for (const int held : needed) {
+          const int h = layers_[static_cast<std::size_t>(held)].weight_buffer;
+          if (h >= 0) --weight_buffers_[static_cast<std::size_t>(h)].holders;
+        }
+        throw;
+      }
+      ++weight_buffers_[static_cast<std::size_t>(b)].holders;
+    }
+    visit.dependencies.push_back(weight_buffers_[static_cast<std::size_t>(b)].filled_by);
+    visit.weights.push_back({l, b});
+  }
+  Task& task = emit(out, TaskKind::visit, Lane::caller, priority_fetch, layer);
+  task.dependencies = visit.dependencies;
+  visit.id = task.id;
+  for (const WeightPlace& place : visit.weights) {
+    if (place.buffer >= 0) {
+      weight_buffers_[static_cast<std::size_t>(place.buffer)].users.push_back(visit.id);
+    } else {
+      layers_[static_cast<std::size_t>(place.layer)].visits.push_back(visit.id);
+    }
+  }
+  ++open_visits_;
+  if (direction_ == Direction::forward && layer == layout_.layer_count() - 1) direction_ = Direction::backward;
+  return visit;
+}
+
+void Unfolder::release(const Visit& visit) {
+  --open_visits_;
+  for (const WeightPlace& place : visit.weights) {
+    if (place.buffer >= 0) --weight_buffers_[static_cast<std::size_t>(place.buffer)].holders;
+  }
+}
+
+void Unfolder::prefetch(std::vector<Task>& out) {
+  if (direction_ == Direction::none) return;
+  const int last = layout_.layer_count() - 1;
+  const int step = direction_ == Direction::backward ? -1 : 1;
+  int missing_budget = weight_buffer_count();
+  for (int l = position_ + step; l >= 0 && l <= last && missing_budget > 0; l += step) {
+    std::vector<int> wanted{l};
+    for (const int owner : layout_.layer(l).borrows) wanted.push_back(owner);
+    for (const int w : wanted) {
+      if (plan_.layers[static_cast<std::size_t>(w)].resident) continue;
+      if (layers_[static_cast<std::size_t>(w)].weight_buffer >= 0) continue;
+      --missing_budget;
+      acquire_weight_buffer(w, true, out);
+    }
+  }
+}
+
+// -- gradients ---------------------------------------------------------------------------------------
+
+int Unfolder::acquire_gradient_buffer(int layer) {
+  const int size_class = plan_.layers[static_cast<std::size_t>(layer)].size_class;
+  int best = -1;
+  for (int b = 0; b < gradient_buffer_count(); ++b) {
+    const Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(b)];
+    if (buffer.size_class != size_class || buffer.holders > 0) continue;
+    // The buffer whose last reader was emitted longest ago is the likeliest to be free.
+    const auto age = [&](int index) {
+      const auto& users = gradient_buffers_[static_cast<std::size_t>(index)].users;
+      return users.empty() ? no_task : users.back();
+    };
+    if (best < 0 || age(b) < age(best)) best = b;
+  }
+  if (best < 0) {
+    throw MisuseError("no gradient buffer is free for layer " + layout_.layer(layer).name,
+                      "every buffer of its size holds gradients that are not committed", "commit in backward order");
+  }
+  Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(best)];
+  buffer.holders = 1;
+  buffer.layer = layer;
+  layers_[static_cast<std::size_t>(layer)].gradient_buffer = best;
+  return best;
+}
+
+GradientVisit Unfolder::gradients(int layer, std::vector<Task>&) {
+  if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
+  direction_ = Direction::backward;
+  GradientVisit visit;
+  std::vector<int> touched{layer};
+  for (const int owner : layout_.layer(layer).borrows) touched.push_back(owner);
+  for (const int l : touched) {
+    if (layout_.layer(l).state_elements == 0) continue;
+    LayerState& state = layers_[static_cast<std::size_t>(l)];
+    if (state.commits >= state.contributors) {
+      throw MisuseError("gradients of layer " + layout_.layer(l).name + " are already committed in this micro-batch");
+    }
+    const bool fresh = state.gradient_buffer < 0;
+    const int b = fresh ? acquire_gradient_buffer(l) : state.gradient_buffer;
+    if (fresh) append(visit.dependencies, gradient_buffers_[static_cast<std::size_t>(b)].users);
+    // A second contributor adds to what the first has written.
+    append(visit.dependencies, state.commit_tasks);
+    visit.gradients.push_back({l, b, fresh});
+  }
+  return visit;
+}
+
+TaskId Unfolder::commit(int layer, const GradientVisit& visit, std::vector<Task>& out) {
+  const TaskId commit = emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
+  for (const GradientPlace& place : visit.gradients) {
+    LayerState& state = layers_[static_cast<std::size_t>(place.layer)];
+    state.commit_tasks.push_back(commit);
+    if (++state.commits == state.contributors) {
+      send_gradient(place.layer, out);
+      ++layers_committed_;
+    }
+  }
+  if (layers_committed_ == layers_to_commit_) finish_micro_batch();
+  return commit;
+}
+
+TaskId Unfolder::abandon(int layer, const GradientVisit& visit, std::vector<Task>& out) {
+  const TaskId end = emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
+  for (const GradientPlace& place : visit.gradients) {
+    Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(place.buffer)];
+    buffer.users = {end};
+    append(buffer.users, layers_[static_cast<std::size_t>(place.layer)].commit_tasks);
+  }
+  return end;
+}
+
+void Unfolder::finish_micro_batch() {
+  ++micro_;
+  if (micro_ == micro_batches_) return;
+  direction_ = Direction::forward;
+  position_ = -1;
+  layers_committed_ = 0;
+  for (LayerState& layer : layers_) {
+    layer.commits = 0;
+    layer.commit_tasks.clear();
+  }
+}
+
+bool Unfolder::gradients_complete() const noexcept { return micro_ == micro_batches_; }
+
+int Unfolder::take_staging() noexcept {
+  const int taken = next_staging_;
+  next_staging_ = (next_staging_ + 1) % plan_.staging_pieces;
+  return taken;
+}
+
+int Unfolder::take_state_buffer() noexcept {
+  const int taken = next_state_buffer_;
+  next_state_buffer_ = (next_state_buffer_ + 1) % plan_.state_buffers;
+  return taken;
+}
+
+template <class Body>
+void Unfolder::for_pieces(int subgroup, Body body) const {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  for (std::int64_t begin = group.begin; begin < group.end; begin += plan_.piece_elements) {
+    body(begin, std::min(begin + plan_.piece_elements, group.end));
+  }
+}
+
+void Unfolder::send_gradient(int layer, std::vector<Task>& out) {
+  LayerState& state = layers_[static_cast<std::size_t>(layer)];
+  Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(state.gradient_buffer)];
+  std::vector<TaskId> readers;
+  for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
+    // Whoever still uses the final gradient of the micro-batch or step before.
+    const std::vector<TaskId> before = std::exchange(subgroups_[static_cast<std::size_t>(s)].gradient_users, {});
+    for_pieces(s, [&](std::int64_t begin, std::int64_t end) {
+      Task piece;
+      piece.priority = priority_gradient;
+      piece.layer = layer;
+      piece.subgroup = s;
+      piece.begin = begin;
+      piece.end = end;
+      piece.buffer = state.gradient_buffer;
+      piece.first_micro = micro_ == 0;
+      piece.last_micro = micro_ == micro_batches_ - 1;
+      if (plan_.subgroups[static_cast<std::size_t>(s)].gradient_on_device) {
+        keep_piece(piece, state.commit_tasks, before, readers, out);
+      } else {
+        send_piece(piece, state.commit_tasks, before, readers, out);
+      }
+    });
+  }
+  buffer.users = readers;
+  buffer.holders = 0;
+  buffer.layer = -1;
+  state.gradient_buffer = -1;
+}
+
+Task& Unfolder::emit_like(std::vector<Task>& out, const Task& piece, TaskKind kind, Lane lane) {
+  Task& task = out.emplace_back(piece);
+  task.id = next_id_++;
+  task.kind = kind;
+  task.lane = lane;
+  return task;
+}
+
+void Unfolder::send_piece(Task piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
+                          std::vector<TaskId>& readers, std::vector<Task>& out) {
+  piece.staging = take_staging();
+  auto& staging_users = staging_users_[static_cast<std::size_t>(piece.staging)];
+  Task& round = emit_like(out, piece, TaskKind::round_gradient, Lane::device);
+  round.dependencies = commits;
+  append(round.dependencies, staging_users);
+  const TaskId rounded = round.id;
+  readers.push_back(rounded);
+
+  Task& flush = emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
+  flush.dependencies = {rounded};
+  append(flush.dependencies, before);
+  flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;
+  const TaskId flushed = flush.id;
+  staging_users = {flushed};
+
+  Task& fold = emit_like(out, piece, TaskKind::fold_gradient, Lane::cpu);
+  fold.dependencies = {flushed};
+  subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users.push_back(fold.id);
+}
+
+void Unfolder::keep_piece(const Task& piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
+                          std::vector<TaskId>& readers, std::vector<Task>& out) {
+  auto& users = subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users;
+  Task& keep = emit_like(out, piece, TaskKind::keep_gradient, Lane::device);
+  keep.dependencies = commits;
+  append(keep.dependencies, before);
+  const TaskId kept = keep.id;
+  readers.push_back(kept);
+  users.push_back(kept);
+  if (!piece.last_micro) return;
+  Task& fetch = emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);
+  fetch.bytes = static_cast<std::uint64_t>((fetch.count() + layout_quantum - 1) / layout_quantum) * sizeof(double);
+  fetch.dependencies = {kept};
+  users.push_back(fetch.id);
+}
+
+void Unfolder::invalidate_weights() {
+  if (open_visits_ > 0) throw MisuseError("weights were written while a layer is held");
+  for (Buffer& buffer : weight_buffers_) {
+    if (buffer.layer >= 0) layers_[static_cast<std::size_t>(buffer.layer)].weight_buffer = -1;
+    buffer.layer = -1;
+  }
+}
+
+void Unfolder::forget_before(TaskId id) {
+  const auto prune = [id](std::vector<TaskId>& list) { std::erase_if(list, [id](TaskId t) { return t < id; }); };
+  for (Buffer& buffer : weight_buffers_) prune(buffer.users);
+  for (Buffer& buffer : gradient_buffers_) prune(buffer.users);
+  for (LayerState& layer : layers_) {
+    prune(layer.visits);
+    prune(layer.weight_writers);
+  }
+}
+
+// -- updates -------------------------------------------------------------------------------------------
+
+void Unfolder::update(std::vector<Task>& out) {
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    LayerState& state = layers_[static_cast<std::size_t>(l)];
+    if (state.subgroup_count == 0) continue;
+    // Whoever still reads the old weights: visits of residents, fetches of the host's copy.
+    const std::vector<TaskId> readers = std::exchange(state.visits, {});
+    const std::size_t first_new = out.size();
+    state.weight_writers.clear();
+    for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
+      if (plan_.subgroups[static_cast<std::size_t>(s)].updater == Updater::cpu) {
+        update_on_cpu(s, out);
+      } else {
+        update_on_device(s, out);
+      }
+    }
+    const bool resident = plan_.layers[static_cast<std::size_t>(l)].resident;
+    for (std::size_t i = first_new; i < out.size(); ++i) {
+      if (overwrites_weights(out[i].kind, resident)) append(out[i].dependencies, readers);
+    }
+    if (state.weight_buffer >= 0) {
+      weight_buffers_[static_cast<std::size_t>(state.weight_buffer)].layer = -1;
+      state.weight_buffer = -1;
+    }
+  }
+}
+
+void Unfolder::update_on_cpu(int subgroup, std::vector<Task>& out) {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
+  LayerState& layer = layers_[static_cast<std::size_t>(group.layer)];
+  Task& update = emit(out, TaskKind::update_cpu, Lane::cpu, priority_update, group.layer);
+  update.subgroup = subgroup;
+  update.begin = group.begin;
+  update.end = group.end;
+  update.dependencies = users.gradient_users;
+  append(update.dependencies, users.state_users);
+  const TaskId update_id = update.id;
+  users.gradient_users = {update_id};
+  users.state_users = {update_id};
+  if (!plan_.layers[static_cast<std::size_t>(group.layer)].resident) {
+    layer.weight_writers.push_back(update_id);
+    return;
+  }
+  Task& push = emit(out, TaskKind::push_weights, Lane::host_to_device, priority_update, group.layer);
+  push.subgroup = subgroup;
+  push.begin = group.begin;
+  push.end = group.end;
+  push.bytes = static_cast<std::uint64_t>(push.count()) * 2;
+  push.dependencies = {update_id};
+  users.state_users.push_back(push.id);  // it reads the host's weights, which the next update rewrites
+  layer.weight_writers.push_back(push.id);
+}
+
+void Unfolder::update_on_device(int subgroup, std::vector<Task>& out) {
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
+  const std::vector<TaskId> before_gradient = std::exchange(users.gradient_users, {});
+  const std::vector<TaskId> before_state = std::exchange(users.state_users, {});
+  for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) {
+    const std::size_t first_new = out.size();
+    update_piece(subgroup, begin, end, out);
+    Task& first = out[first_new];  // the load where streamed, the update where resident
+    append(first.dependencies, before_gradient);
+    append(first.dependencies, before_state);
+  });
+}
+
+void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, std::vector<Task>& out) {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
+  LayerState& layer = layers_[static_cast<std::size_t>(group.layer)];
+  const bool streamed = group.tier == Tier::host;
+  const bool weights_resident = plan_.layers[static_cast<std::size_t>(group.layer)].resident;
+  const int buffer = streamed ? take_state_buffer() : -1;
+  const int staging = weights_resident ? -1 : take_staging();
+  const auto piece = [&](TaskKind kind, Lane lane) -> Task& {
+    Task& task = emit(out, kind, lane, priority_update, group.layer);
+    task.subgroup = subgroup;
+    task.begin = begin;
+    task.end = end;
+    task.buffer = buffer;
+    task.staging = staging;
+    return task;
+  };
+  TaskId loaded = no_task;
+  if (streamed) {
+    Task& load = piece(TaskKind::load_state, Lane::host_to_device);
+    load.dependencies = state_buffer_users_[static_cast<std::size_t>(buffer)];
+    load.bytes = static_cast<std::uint64_t>(load.count()) * (group.gradient_on_device ? 12 : 14);
+    loaded = load.id;
+    users.gradient_users.push_back(loaded);
+  }
+  Task& update = piece(streamed ? TaskKind::update_streamed : TaskKind::update_resident, Lane::device);
+  if (loaded != no_task) update.dependencies.push_back(loaded);
+  if (staging >= 0) append(update.dependencies, staging_users_[static_cast<std::size_t>(staging)]);
+  const TaskId updated = update.id;
+  users.gradient_users.push_back(updated);
+  users.state_users.push_back(updated);
+  if (weights_resident) layer.weight_writers.push_back(updated);
+  if (streamed) {
+    Task& store = piece(TaskKind::store_state, Lane::device_to_host);
+    store.dependencies = {updated};
+    store.bytes = static_cast<std::uint64_t>(store.count()) * 12;
+    state_buffer_users_[static_cast<std::size_t>(buffer)] = {store.id};
+    users.state_users.push_back(store.id);
+  }
+  if (staging >= 0) {
+    Task& store = piece(TaskKind::store_weights, Lane::device_to_host);
+    store.dependencies = {updated};
+    store.bytes = static_cast<std::uint64_t>(store.count()) * 2;
+    staging_users_[static_cast<std::size_t>(staging)] = {store.id};
+    layer.weight_writers.push_back(store.id);
+  }
+}
+
+}  // namespace tandem

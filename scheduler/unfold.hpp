@@ -1,0 +1,150 @@
+#pragma once
+// Unfolds a plan into tasks as the caller walks through its layers. Holds which layer lies in which
+// buffer and which task last touched what, so that every hazard becomes a dependency. Pure bookkeeping:
+// no threads, no bytes, no time. The executor and the simulator drive the same code.
+#include <cstdint>
+#include <vector>
+
+#include "core/parameter_layout.hpp"
+#include "scheduler/plan.hpp"
+#include "scheduler/task.hpp"
+
+namespace tandem {
+
+/// Where the weights of one layer lie for a visit: `buffer` indexes all weight buffers, -1: resident.
+struct WeightPlace {
+  int layer = -1;
+  int buffer = -1;
+};
+
+/// Where a layer's fp32 gradient lies. `fresh`: the caller's stream must zero it first.
+struct GradientPlace {
+  int layer = -1;
+  int buffer = -1;
+  bool fresh = false;
+};
+
+struct Visit {
+  TaskId id = no_task;
+  std::vector<WeightPlace> weights;   ///< the layer's own, then those it borrows from
+  std::vector<TaskId> dependencies;   ///< the caller's stream waits for these
+};
+
+struct GradientVisit {
+  std::vector<GradientPlace> gradients;  ///< layers without state are left out
+  std::vector<TaskId> dependencies;
+};
+
+/// Calls that emit append to `out`, in an order in which every dependency comes before its dependents.
+class Unfolder {
+ public:
+  /// Both must outlive it.
+  Unfolder(const ParameterLayout& layout, const Plan& plan);
+
+  void begin_step(int micro_batches);
+  void begin_evaluation();
+  /// Forgets an open step's or evaluation's place; buffers stay as they are.
+  void end_pass();
+
+  /// The caller is about to use a layer. Throws MisuseError when every buffer that could hold it is held
+  /// by a visit that has not been released.
+  Visit visit(int layer, std::vector<Task>& out);
+  /// The caller's work of a visit has been queued.
+  void release(const Visit& visit);
+  /// Fetches what comes next into buffers that nobody holds.
+  void prefetch(std::vector<Task>& out);
+
+  /// The caller is about to fill a layer's gradients.
+  GradientVisit gradients(int layer, std::vector<Task>& out);
+  /// It has: emits the commit itself and, for every layer that is now complete, the way of its gradient.
+  TaskId commit(int layer, const GradientVisit& visit, std::vector<Task>& out);
+  /// It has not, and will not: the buffers may be reused after the returned task, a commit of nothing.
+  TaskId abandon(int layer, const GradientVisit& visit, std::vector<Task>& out);
+  /// Whether every layer with state has been committed in every micro-batch.
+  bool gradients_complete() const noexcept;
+  /// Emits the updates of all subgroups in forward order.
+  void update(std::vector<Task>& out);
+
+  /// Weights have changed by other means than updates: every buffer must be fetched again. Throws
+  /// MisuseError while a visit is not released.
+  void invalidate_weights();
+  /// Every task before `id` is done: it is no longer named as a dependency. Keeps the lists short.
+  void forget_before(TaskId id);
+
+  /// Visits not yet released, counted over buffers and residents.
+  int open_visits() const noexcept { return open_visits_; }
+  int weight_buffer_count() const noexcept { return static_cast<int>(weight_buffers_.size()); }
+  int gradient_buffer_count() const noexcept { return static_cast<int>(gradient_buffers_.size()); }
+  /// Elements of a buffer.
+  std::int64_t weight_buffer_elements(int buffer) const;
+  std::int64_t gradient_buffer_elements(int buffer) const;
+
+ private:
+  struct Buffer {
+    int size_class = 0;
+    int layer = -1;               ///< what it holds; -1 nothing valid
+    int holders = 0;              ///< visits not yet released
+    TaskId filled_by = no_task;
+    std::vector<TaskId> users;    ///< to wait for before it is overwritten
+  };
+  struct LayerState {
+    int weight_buffer = -1;              ///< that holds valid weights, -1 none
+    int gradient_buffer = -1;            ///< held in the open micro-batch
+    int commits = 0;                     ///< of the layers that contribute, in the open micro-batch
+    int contributors = 1;                ///< layers that must commit: itself and its borrowers
+    std::vector<int> touchers;           ///< layers whose visit needs this layer's weights
+    std::vector<TaskId> commit_tasks;    ///< of the open micro-batch
+    std::vector<TaskId> weight_writers;  ///< of the place that fetches or visits read
+    std::vector<TaskId> visits;          ///< readers since the last update: visits where resident, else fetches
+    int first_subgroup = 0;
+    int subgroup_count = 0;
+  };
+  struct SubgroupState {
+    std::vector<TaskId> gradient_users;  ///< tasks that read or write the final gradient
+    std::vector<TaskId> state_users;
+  };
+
+  Task& emit(std::vector<Task>& out, TaskKind kind, Lane lane, int priority, int layer);
+  int acquire_weight_buffer(int layer, bool only_idle, std::vector<Task>& out);
+  void load(int layer, int buffer, std::vector<Task>& out);
+  int acquire_gradient_buffer(int layer);
+  void send_gradient(int layer, std::vector<Task>& out);
+  Task& emit_like(std::vector<Task>& out, const Task& piece, TaskKind kind, Lane lane);
+  void send_piece(Task piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
+                  std::vector<TaskId>& readers, std::vector<Task>& out);
+  void keep_piece(const Task& piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
+                  std::vector<TaskId>& readers, std::vector<Task>& out);
+  void update_on_cpu(int subgroup, std::vector<Task>& out);
+  void update_on_device(int subgroup, std::vector<Task>& out);
+  void update_piece(int subgroup, std::int64_t begin, std::int64_t end, std::vector<Task>& out);
+  void finish_micro_batch();
+  int distance_to(int layer) const noexcept;
+  int steps_until(int layer) const noexcept;
+  int take_staging() noexcept;
+  int take_state_buffer() noexcept;
+  template <class Body>
+  void for_pieces(int subgroup, Body body) const;
+
+  enum class Direction : std::uint8_t { none, forward, backward, evaluation };
+
+  const ParameterLayout& layout_;
+  const Plan& plan_;
+  TaskId next_id_ = 0;
+  std::vector<Buffer> weight_buffers_;
+  std::vector<Buffer> gradient_buffers_;
+  std::vector<LayerState> layers_;
+  std::vector<SubgroupState> subgroups_;
+  std::vector<std::vector<TaskId>> staging_users_;
+  std::vector<std::vector<TaskId>> state_buffer_users_;
+  int next_staging_ = 0;
+  int next_state_buffer_ = 0;
+  Direction direction_ = Direction::none;
+  int position_ = -1;  ///< layer visited last
+  int micro_ = 0;
+  int micro_batches_ = 1;
+  int layers_to_commit_ = 0;
+  int layers_committed_ = 0;
+  int open_visits_ = 0;
+};
+
+}  // namespace tandem

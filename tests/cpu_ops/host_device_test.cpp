@@ -1,0 +1,324 @@
+#include "cpu_ops/host_device.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <limits>
+#include <thread>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/ops.hpp"
+#include "core/update_kernels.hpp"
+#include "cpu_ops/host_device_link.hpp"
+#include "tests/cpu_ops/host_device_testing.hpp"
+
+namespace tandem {
+namespace {
+
+using namespace literals;
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::StartsWith;
+using testing::ThrowsMessage;
+
+// -- what it says of itself ---------------------------------------------------------------------------
+
+TEST(HostDevice, DescribesItself) {
+  HostDevice device({.capacity = 3_MiB, .threads = 2, .update_threads = 1});
+  EXPECT_EQ(device.info().kind, "host");
+  EXPECT_EQ(device.info().name, "host");
+  EXPECT_EQ(device.info().capacity, 3_MiB);
+  EXPECT_EQ(device.info().threads, 2);
+  EXPECT_EQ(device.host_kernels().threads(), 1);
+  EXPECT_THAT(device.info().compute_key,
+              AllOf(StartsWith("host cpu="), HasSubstr(" isa="), HasSubstr(" threads=2 oneDNN=")));
+}
+
+TEST(HostDevice, TheComputeKeyDependsOnDeviceThreadsAlone) {
+  HostDevice a({.capacity = 1_MiB, .threads = 2, .update_threads = 1});
+  HostDevice b({.capacity = 2_MiB, .threads = 2, .update_threads = 2, .link_bytes_per_second = 1e9});
+  HostDevice c({.capacity = 1_MiB, .threads = 1, .update_threads = 1});
+  EXPECT_EQ(a.info().compute_key, b.info().compute_key);
+  EXPECT_NE(a.info().compute_key, c.info().compute_key);
+}
+
+TEST(HostDevice, ChoosesCapacityAndThreadsWhereNoneAreGiven) {
+  HostDevice device({});
+  EXPECT_GT(device.info().capacity, 0U);
+  EXPECT_GE(device.info().threads, 1);
+}
+
+TEST(HostDevice, RefusesBadOptions) {
+  EXPECT_THROW(HostDevice({.capacity = 1, .threads = -1}), UsageError);
+  EXPECT_THROW(HostDevice({.capacity = 1, .update_threads = -1}), UsageError);
+  EXPECT_THROW(HostDevice({.capacity = 1, .link_bytes_per_second = -1}), UsageError);
+  EXPECT_THROW(HostDevice({.capacity = 1, .link_bytes_per_second = std::numeric_limits<double>::infinity()}),
+               UsageError);
+}
+
+// -- memory -------------------------------------------------------------------------------------------
+
+TEST(HostDeviceMemory, CountsToTheByte) {
+  HostDevice device(small(1000));
+  MemoryBlock a = device.allocate(999, "a");
+  EXPECT_THROW(device.allocate(2, "b"), PlanError);
+  MemoryBlock b = device.allocate(1, "b");
+  EXPECT_EQ(device.allocated_bytes(), 1000U);
+  a = MemoryBlock();
+  EXPECT_EQ(device.allocated_bytes(), 1U);
+  EXPECT_EQ(device.peak_bytes(), 1000U);
+  EXPECT_FALSE(device.allocate(0, "nothing"));
+  EXPECT_NO_THROW(device.allocate(999, "again"));
+}
+
+TEST(HostDeviceMemory, OverCapacityNamesWhatIsHeld) {
+  HostDevice device(small(1_MiB));
+  const MemoryBlock a = device.allocate(512_KiB, "weights");
+  const MemoryBlock b = device.allocate(256_KiB, "gradients");
+  try {
+    device.allocate(256_KiB + 1, "workspace");
+    FAIL() << "allocated beyond the capacity";
+  } catch (const PlanError& e) {
+    EXPECT_THAT(e.what(), AllOf(HasSubstr("'workspace'"), HasSubstr("'weights' 512.0 KiB"), HasSubstr("'gradients'"),
+                                HasSubstr("262144 of 1048576 bytes are free")));
+    EXPECT_THAT(e.table(), HasSubstr("'weights' 512.0 KiB, 'gradients' 256.0 KiB"));
+    EXPECT_EQ(e.exit_code(), ExitCode::does_not_fit);
+  }
+  EXPECT_EQ(device.peak_bytes(), 768_KiB) << "a refusal is no use";
+  EXPECT_THROW(device.allocate(std::numeric_limits<std::size_t>::max(), "all"), PlanError);
+}
+
+TEST(HostDeviceMemory, IsAlignedAtEverySize) {
+  HostDevice device(small(16_MiB));
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{4097}, 2_MiB - 1, 2_MiB, 2_MiB + 1}) {
+    const MemoryBlock block = device.allocate(bytes, "block");
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(block.data()) % (bytes >= 2_MiB ? 2_MiB : arena_alignment), 0U) << bytes;
+    EXPECT_EQ(block.bytes(), bytes);
+    std::memset(block.data(), 1, bytes);
+  }
+  EXPECT_EQ(device.allocated_bytes(), 0U);
+}
+
+TEST(HostDeviceMemory, PoisonShowsWhoReadsTheUnwritten) {
+  HostDeviceOptions options = small();
+  options.poison_memory = true;
+  HostDevice device(options);
+  const MemoryBlock block = device.allocate(40, "block");
+  float value = 0;
+  std::memcpy(&value, static_cast<std::byte*>(block.data()) + 36, sizeof value);
+  EXPECT_NE(value, value) << "a NaN";
+}
+
+TEST(HostDeviceMemory, BlocksMayOutliveTheDevice) {
+  MemoryBlock block;
+  MemoryBlock pinned;
+  {
+    HostDevice device(small());
+    block = device.allocate(100, "block");
+    pinned = device.allocate_pinned(100, "pinned");
+  }
+  static_cast<std::byte*>(block.data())[99] = std::byte{1};
+}
+
+TEST(HostDeviceMemory, PinnedBlocksHaveTheSizeAskedForAndDoNotCountOnTheDevice) {
+  HostDevice device(small(1));
+  {
+    const MemoryBlock a = device.allocate_pinned(3_MiB + 5, "state");
+    EXPECT_EQ(a.bytes(), 3_MiB + 5);
+    EXPECT_EQ(device.pinned_bytes(), 3_MiB + 5);
+    EXPECT_EQ(device.allocated_bytes(), 0U);
+    EXPECT_FALSE(device.allocate_pinned(0, "none"));
+  }
+  EXPECT_EQ(device.pinned_bytes(), 0U);
+  EXPECT_THROW(device.allocate_pinned(std::size_t{1} << 60, "everything"), DeviceError);
+  EXPECT_THROW(device.allocate_pinned(std::numeric_limits<std::size_t>::max(), "wraps around"), DeviceError);
+  EXPECT_EQ(device.pinned_bytes(), 0U);
+}
+
+TEST(HostDeviceMemory, ThreadsMayAllocateAtOnceWithoutPassingTheCeiling) {
+  HostDevice device(small(64_KiB));
+  std::vector<std::thread> threads;
+  std::atomic<int> refused{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        try {
+          const MemoryBlock a = device.allocate(24_KiB, "a");
+          std::this_thread::yield();
+        } catch (const PlanError&) {
+          ++refused;
+        }
+      }
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(device.allocated_bytes(), 0U);
+  EXPECT_LE(device.peak_bytes(), 64_KiB);
+  EXPECT_GE(device.peak_bytes(), 24_KiB);
+}
+
+// -- copies -------------------------------------------------------------------------------------------
+
+TEST(HostDeviceCopies, GoBothWaysAtOddSizesAndOffsets) {
+  HostDevice device(small());
+  Stream stream = device.make_stream("copy");
+  for (const std::size_t bytes : {std::size_t{1}, std::size_t{22}, std::size_t{55}, std::size_t{100003}}) {
+    const MemoryBlock a = device.allocate(bytes + 3, "a");
+    const MemoryBlock b = device.allocate(bytes + 1, "b");
+    std::byte* a_part = static_cast<std::byte*>(a.data()) + 3;
+    std::byte* b_part = static_cast<std::byte*>(b.data()) + 1;
+    std::vector<std::byte> from(bytes);
+    for (std::size_t i = 0; i < bytes; ++i) from[i] = static_cast<std::byte>(i * 7 + 1);
+    std::vector<std::byte> to(bytes);
+    device.copy(a_part, from.data(), bytes, CopyKind::host_to_device, stream);
+    device.copy(b_part, a_part, bytes, CopyKind::device_to_device, stream);
+    device.fill_zero(a.data(), bytes + 3, stream);
+    device.copy(to.data(), b_part, bytes, CopyKind::device_to_host, stream);
+    device.synchronize(stream);
+    EXPECT_EQ(from, to);
+    device.copy(to.data(), a_part, bytes, CopyKind::device_to_host, stream);
+    device.synchronize(stream);
+    EXPECT_EQ(to, std::vector<std::byte>(bytes));
+  }
+}
+
+TEST(HostDeviceCopies, OutsideOfAnAllocationThrowWithItsName) {
+  HostDevice device(small());
+  Stream stream = device.make_stream("copy");
+  const MemoryBlock block = device.allocate(100, "weights");
+  std::byte* data = static_cast<std::byte*>(block.data());
+  std::vector<std::byte> host(200);
+  const auto copy = [&](void* to, const void* from, std::size_t bytes, CopyKind kind) {
+    return [=, &device, &stream] { device.copy(to, from, bytes, kind, stream); };
+  };
+  EXPECT_NO_THROW(device.copy(data + 50, host.data(), 50, CopyKind::host_to_device, stream));
+  EXPECT_NO_THROW(device.copy(data + 100, host.data(), 0, CopyKind::host_to_device, stream)) << "nothing is moved";
+  EXPECT_THAT(copy(data + 50, host.data(), 51, CopyKind::host_to_device),
+              ThrowsMessage<MisuseError>(
+                  AllOf(HasSubstr("writes beyond the end of 'weights'"), HasSubstr("offset 50 of 100"))));
+  EXPECT_THAT(copy(host.data(), data, 101, CopyKind::device_to_host),
+              ThrowsMessage<MisuseError>(HasSubstr("reads beyond the end of 'weights'")));
+  EXPECT_THAT(copy(host.data() + 100, host.data(), 10, CopyKind::host_to_device),
+              ThrowsMessage<MisuseError>(HasSubstr("writes no allocation of the device")));
+  EXPECT_THAT(copy(host.data(), data, 10, CopyKind::host_to_device), ThrowsMessage<MisuseError>(HasSubstr("'weights'")))
+      << "the wrong direction";
+  EXPECT_THAT(copy(data, host.data(), 10, CopyKind::device_to_host), ThrowsMessage<MisuseError>(HasSubstr("reads no")));
+  EXPECT_THAT(copy(data, data + 50, 10, CopyKind::host_to_device),
+              ThrowsMessage<MisuseError>(HasSubstr("as if it were host")));
+  EXPECT_THAT(copy(data, data + 9, 10, CopyKind::device_to_device),
+              ThrowsMessage<MisuseError>(HasSubstr("what it writes")));
+  EXPECT_THROW(device.copy(nullptr, host.data(), 1, CopyKind::host_to_device, stream), MisuseError);
+  EXPECT_THROW(device.copy(data, nullptr, 1, CopyKind::host_to_device, stream), MisuseError);
+  EXPECT_THROW(
+      device.copy(data, host.data(), std::numeric_limits<std::size_t>::max(), CopyKind::host_to_device, stream),
+      MisuseError);
+  EXPECT_THROW(device.fill_zero(host.data(), 1, stream), MisuseError);
+  EXPECT_THROW(device.fill_zero(data + 99, 2, stream), MisuseError);
+  EXPECT_NO_THROW(device.synchronize(stream)) << "refused calls queue nothing";
+}
+
+TEST(HostDeviceCopies, OfAFreedBufferThrowWithItsName) {
+  HostDevice device(small());
+  Stream stream = device.make_stream("copy");
+  std::array<std::byte, 16> host{};
+  void* gone = nullptr;
+  {
+    const MemoryBlock block = device.allocate(16, "activations 3");
+    gone = block.data();
+  }
+  EXPECT_THAT([&] { device.copy(host.data(), gone, 16, CopyKind::device_to_host, stream); },
+              ThrowsMessage<MisuseError>(HasSubstr("reads the freed buffer 'activations 3'")));
+}
+
+TEST(HostDeviceCopies, OfABufferFreedWhileQueuedFailTheStream) {
+  HostDevice device(small());
+  Stream stream = device.make_stream("copy");
+  std::array<std::byte, 16> host{};
+  Gate gate;
+  {
+    const MemoryBlock block = device.allocate(16, "activations 3");
+    device.enqueue(stream, "gate", gate.task());
+    device.copy(host.data(), block.data(), 16, CopyKind::device_to_host, stream);
+  }
+  gate.open();
+  EXPECT_THAT([&] { device.synchronize(stream); },
+              ThrowsMessage<MisuseError>(HasSubstr("freed buffer 'activations 3'")));
+}
+
+// -- emulated link ------------------------------------------------------------------------------------
+
+/// Time that passes only by sleeping.
+struct FakeTime {
+  LinkClock::Time now{};
+  std::vector<double> ends;  ///< seconds at which sleeps end
+  LinkClock clock() {
+    return {[this] { return now; },
+            [this](LinkClock::Time until) {
+              ends.push_back(std::chrono::duration<double>(until.time_since_epoch()).count());
+            }};
+  }
+};
+
+TEST(HostLink, CopiesFollowOneAnother) {
+  FakeTime time;
+  HostLink link(1000.0, time.clock());
+  int copies = 0;
+  const auto copy = [&] { ++copies; };
+  link.carry(500, copy);
+  link.carry(250, copy);
+  EXPECT_THAT(time.ends, ElementsAre(0.5, 0.75)) << "the second waits for the first";
+  time.now += 2s;
+  link.carry(1000, copy);
+  EXPECT_THAT(time.ends, ElementsAre(0.5, 0.75, 3.0)) << "an idle link does not save up time";
+  EXPECT_EQ(copies, 3);
+}
+
+TEST(HostLink, WithoutARateTakesNoTime) {
+  FakeTime time;
+  HostLink link(0, time.clock());
+  int copies = 0;
+  link.carry(1 << 30, [&] { ++copies; });
+  EXPECT_EQ(copies, 1);
+  EXPECT_THAT(time.ends, IsEmpty());
+}
+
+TEST(HostLink, IsSharedByStreamsAndIndependentPerDirection) {
+  HostDeviceOptions options = small();
+  options.link_bytes_per_second = 20e6;
+  HostDevice device(options);
+  constexpr std::size_t bytes = 1000000;  // 50 ms
+  const MemoryBlock a = device.allocate(bytes, "a");
+  const MemoryBlock b = device.allocate(bytes, "b");
+  std::vector<std::byte> host_a(bytes);
+  std::vector<std::byte> host_b(bytes);
+  Stream first = device.make_stream("first");
+  Stream second = device.make_stream("second");
+  const auto timed = [&](CopyKind kind_of_second) {
+    const auto begin = std::chrono::steady_clock::now();
+    device.copy(a.data(), host_a.data(), bytes, CopyKind::host_to_device, first);
+    if (kind_of_second == CopyKind::host_to_device) {
+      device.copy(b.data(), host_b.data(), bytes, kind_of_second, second);
+    } else {
+      device.copy(host_b.data(), b.data(), bytes, kind_of_second, second);
+    }
+    device.synchronize(first);
+    device.synchronize(second);
+    return std::chrono::steady_clock::now() - begin;
+  };
+  EXPECT_GE(timed(CopyKind::host_to_device), 99ms) << "one link, one copy at a time";
+  // A busy machine can only delay, so the best of a few tries shows that both directions run at once.
+  auto best = timed(CopyKind::device_to_host);
+  for (int i = 0; i < 5 && best > 90ms; ++i) best = std::min(best, timed(CopyKind::device_to_host));
+  EXPECT_GE(best, 49ms);
+  EXPECT_LT(best, 95ms);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,175 @@
+#include "cpu_ops/kernels.hpp"
+#include "cpu_ops/reference/reference.hpp"
+#include "tests/cpu_ops/op_testing.hpp"
+
+namespace tandem::testing {
+namespace {
+
+struct Sizes {
+  std::int64_t rows, in, out;
+};
+// Odd ones, one that needs several tiles of rows, columns and depth, and ones.
+constexpr Sizes all_sizes[] = {{1, 1, 1}, {111, 52, 24}, {37, 24, 101}, {22, 55, 1}, {3, 200, 1}, {517, 801, 133}};
+
+class Linear : public ::testing::TestWithParam<DType> {};
+
+/// Runs `kernel(arena, workspace)` on every thread count; `make` gives fresh outputs, all must come out alike.
+template <class Make, class Kernel>
+auto on_all_threads(const Sizes& s, DType dtype, const Make& make, const Kernel& kernel) {
+  auto first = make();
+  bool have = false;
+  for (const auto& arena : arenas()) {
+    LentWorkspace workspace(fast::linear_scratch(s.rows, s.in, s.out, dtype, arena->threads()));
+    auto result = make();
+    kernel(*arena, workspace.get(), result);
+    if (have) {
+      EXPECT_SAME_BITS(result, first) << arena->threads() << " threads";
+    }
+    first = result;
+    have = true;
+  }
+  return first;
+}
+
+TEST_P(Linear, ForwardIsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    SCOPED_TRACE(s.rows);
+    for (const bool with_bias : {false, true}) {
+      for (const DType result : {GetParam(), DType::f32}) {
+        Random random(1);
+        const Tensor x = random.tensor(GetParam(), {s.rows, s.in}), w = random.tensor(DType::bf16, {s.out, s.in});
+        const Tensor bias = random.tensor(DType::bf16, {s.out});
+        const TensorView b = with_bias ? bias.view() : TensorView{};
+        Tensor expected(result, {s.rows, s.out});
+        reference::linear(x, w, b, expected);
+        const Tensor y = on_all_threads(
+            s, GetParam(),
+            [&] {
+              return Tensor(result, {s.rows, s.out});
+            },
+            [&](Parallel& p, const fast::Workspace& lent, Tensor& out) { fast::linear(p, lent, x, w, b, out); });
+        EXPECT_CLOSE(y, expected);
+      }
+    }
+  }
+}
+
+TEST_P(Linear, BackwardOfTheInputIsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    SCOPED_TRACE(s.rows);
+    for (const bool accumulate : {false, true}) {
+      Random random(2);
+      const Tensor dy = random.tensor(GetParam(), {s.rows, s.out}), w = random.tensor(DType::bf16, {s.out, s.in});
+      const Tensor before = random.tensor(GetParam(), {s.rows, s.in});
+      Tensor expected = before;
+      reference::linear_backward_input(dy, w, expected, accumulate);
+      const Tensor dx = on_all_threads(
+          s, GetParam(), [&] { return before; },
+          [&](Parallel& p, const fast::Workspace& lent, Tensor& out) {
+            fast::linear_backward_input(p, lent, dy, w, out, accumulate);
+          });
+      EXPECT_CLOSE(dx, expected);
+    }
+  }
+}
+
+TEST_P(Linear, BackwardOfTheWeightAddsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    SCOPED_TRACE(s.rows);
+    Random random(3);
+    const Tensor dy = random.tensor(GetParam(), {s.rows, s.out}), x = random.tensor(GetParam(), {s.rows, s.in});
+    const Tensor dw_before = random.tensor(DType::f32, {s.out, s.in}), db_before = random.tensor(DType::f32, {s.out});
+    Tensor dw_expected = dw_before, db_expected = db_before, db = db_before;
+    reference::linear_backward_weight(dy, x, dw_expected, db_expected);
+    const Tensor dw = on_all_threads(
+        s, GetParam(), [&] { return dw_before; },
+        [&](Parallel& p, const fast::Workspace& lent, Tensor& out) {
+          db = db_before;
+          fast::linear_backward_weight(p, lent, dy, x, out, db);
+        });
+    EXPECT_CLOSE(dw, dw_expected);
+    EXPECT_CLOSE(db, db_expected);
+  }
+}
+
+TEST_P(Linear, RefusesAWorkspaceThatIsTooSmall) {
+  Random random(4);
+  const Tensor x = random.tensor(GetParam(), {8, 24}), w = random.tensor(DType::bf16, {52, 24});
+  Tensor y(GetParam(), {8, 52});
+  LentWorkspace workspace(256);
+  EXPECT_THROW(fast::linear(*arenas()[0], workspace.get(), x, w, {}, y), MisuseError);
+}
+
+class HeadLossTest : public ::testing::TestWithParam<DType> {};
+
+TEST_P(HeadLossTest, LossAndGradientsAreTheReference) {
+  const std::int64_t channels = 52;
+  // The last has a vocabulary so large that its rows need several chunks.
+  for (const auto& [rows, vocabulary] :
+       {std::pair<std::int64_t, std::int64_t>{1, 101}, {111, 101}, {37, 5}, {9, 900001}}) {
+    const std::int64_t c = vocabulary > 1000 ? 3 : channels;
+    Random random(5);
+    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
+    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    if (rows > 1) targets.view().as<std::int32_t>()[1] = -1;
+    const Tensor dw_before = random.tensor(DType::f32, {vocabulary, c}, 1e-3F);
+    HeadLoss head{
+        .x = x, .weight = w, .targets = targets, .losses = {}, .gradient_scale = 0.37F, .dx = {}, .dweight = {}};
+    Tensor losses_expected(DType::f32, {rows}), dx_expected(GetParam(), {rows, c}), dw_expected = dw_before;
+    head.losses = losses_expected;
+    head.dx = dx_expected;
+    head.dweight = dw_expected;
+    reference::head_loss(head);
+    std::vector<Tensor> first;
+    for (const auto& arena : arenas()) {
+      LentWorkspace workspace(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads()));
+      Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), dw = dw_before;
+      head.losses = losses;
+      head.dx = dx;
+      head.dweight = dw;
+      fast::head_loss(*arena, workspace.get(), head);
+      EXPECT_CLOSE(losses, losses_expected);
+      EXPECT_CLOSE(dx, dx_expected);
+      EXPECT_CLOSE(dw, dw_expected);
+      if (first.empty()) first = {losses, dx, dw};
+      EXPECT_SAME_BITS(losses, first[0]);
+      EXPECT_SAME_BITS(dx, first[1]);
+      EXPECT_SAME_BITS(dw, first[2]);
+      // Evaluation: the same losses without gradients.
+      Tensor alone(DType::f32, {rows});
+      head.losses = alone;
+      head.dx = {};
+      head.dweight = {};
+      fast::head_loss(*arena, workspace.get(), head);
+      EXPECT_SAME_BITS(alone, losses);
+    }
+  }
+}
+
+TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayBelowTheLimit) {
+  for (const std::int64_t vocabulary : {1, 101, 50257, 128256, 10000000}) {
+    for (const std::int64_t tokens : {1, 7, 512, 513, 100000}) {
+      const std::int64_t rows = fast::head_loss_rows(tokens, vocabulary);
+      EXPECT_GE(rows, 1);
+      EXPECT_LE(rows, tokens);
+      EXPECT_TRUE(rows == 1 || rows * vocabulary * 4 <= 32 << 20) << rows << " rows of " << vocabulary;
+    }
+  }
+}
+
+TEST(HeadLossChecks, ATargetBeyondTheVocabularyThrows) {
+  Random random(6);
+  const Tensor x = random.tensor(DType::f32, {2, 8}), w = random.tensor(DType::bf16, {11, 8});
+  Tensor targets(DType::i32, {2}), losses(DType::f32, {2});
+  targets.view().as<std::int32_t>()[1] = 11;
+  LentWorkspace workspace(1 << 20);
+  HeadLoss head{
+      .x = x, .weight = w, .targets = targets, .losses = losses, .gradient_scale = 1.0F, .dx = {}, .dweight = {}};
+  EXPECT_THROW(fast::head_loss(*arenas()[0], workspace.get(), head), MisuseError);
+}
+
+INSTANTIATE_TEST_SUITE_P(Activations, Linear, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+INSTANTIATE_TEST_SUITE_P(Activations, HeadLossTest, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,129 @@
+#include "cpu_ops/kernels.hpp"
+#include "cpu_ops/reference/reference.hpp"
+#include "tests/cpu_ops/op_testing.hpp"
+
+namespace tandem::testing {
+namespace {
+
+const Shape all_shapes[] = {{1, 1}, {1, 22}, {3, 37}, {55, 1001}};
+
+class Pointwise : public ::testing::TestWithParam<DType> {
+ protected:
+  /// Wide values, with zeros, infinities, denormals and a NaN among them.
+  static Tensor wide(Random& random, DType dtype, const Shape& shape) {
+    Tensor t = random.tensor(dtype, shape, 4.0F);
+    const float special[] = {0.0F, -0.0F, INFINITY, -INFINITY, 1e-41F, -1e-41F, 1e30F, -1e30F, NAN, 0.3F, 100.0F};
+    for (std::int64_t i = 0; i < std::min<std::int64_t>(11, t.count() - 1); ++i) t.set(i + 1, special[i]);
+    return t;
+  }
+};
+
+/// The formulas are the same sequence of roundings everywhere: equal, not close (any NaN equals any NaN).
+void expect_equal(const Tensor& actual, const Tensor& expected) {
+  for (std::int64_t i = 0; i < expected.count(); ++i) {
+    const double a = actual.get(i), e = expected.get(i);
+    ASSERT_TRUE((std::isnan(a) && std::isnan(e)) || (a == e && std::signbit(a) == std::signbit(e)))
+        << i << ": " << a << " for " << e;
+  }
+  EXPECT_TRUE(actual.intact());
+}
+
+TEST_P(Pointwise, GeluIsTheFormulaAlsoInPlace) {
+  for (const Shape& shape : all_shapes) {
+    Random random(1);
+    const Tensor x = wide(random, GetParam(), shape), dy = random.tensor(GetParam(), shape);
+    Tensor y_expected(GetParam(), shape), dx_expected(GetParam(), shape);
+    reference::gelu(x, y_expected);
+    reference::gelu_backward(dy, x, dx_expected);
+    for (const auto& arena : arenas()) {
+      Tensor y(GetParam(), shape), dx = dy;
+      fast::gelu(*arena, x, y);
+      expect_equal(y, y_expected);
+      fast::gelu_backward(*arena, dx, x, dx);
+      expect_equal(dx, dx_expected);
+    }
+  }
+}
+
+TEST_P(Pointwise, SwigluIsTheFormulaAlsoInPlace) {
+  for (const Shape& shape : all_shapes) {
+    Random random(2);
+    const Tensor gate = wide(random, GetParam(), shape), up = random.tensor(GetParam(), shape);
+    const Tensor dy = random.tensor(GetParam(), shape);
+    Tensor y_expected(GetParam(), shape), dgate_expected(GetParam(), shape), dup_expected(GetParam(), shape);
+    reference::swiglu(gate, up, y_expected);
+    reference::swiglu_backward(dy, gate, up, dgate_expected, dup_expected);
+    for (const auto& arena : arenas()) {
+      Tensor y(GetParam(), shape), dgate = gate, dup = up;
+      fast::swiglu(*arena, gate, up, y);
+      expect_equal(y, y_expected);
+      fast::swiglu_backward(*arena, dy, dgate, dup, dgate, dup);
+      expect_equal(dgate, dgate_expected);
+      expect_equal(dup, dup_expected);
+    }
+  }
+}
+
+TEST_P(Pointwise, AddIsTheSumAlsoInPlace) {
+  for (const Shape& shape : all_shapes) {
+    Random random(3);
+    const Tensor a = wide(random, GetParam(), shape), b = random.tensor(GetParam(), shape);
+    Tensor expected(GetParam(), shape);
+    reference::add(a, b, expected);
+    for (const auto& arena : arenas()) {
+      Tensor y = a, z = b;
+      fast::add(*arena, y, b, y);
+      fast::add(*arena, a, z, z);
+      expect_equal(y, expected);
+      expect_equal(z, expected);
+    }
+  }
+}
+
+class Embedding : public ::testing::TestWithParam<DType> {};
+
+TEST_P(Embedding, ForwardAndBackwardAreTheReference) {
+  const std::int64_t vocabulary = 101, sequence = 37, tokens = 3 * sequence;
+  for (const std::int64_t channels : {1, 24, 52, 130}) {
+    for (const bool with_positions : {false, true}) {
+      Random random(4);
+      const Tensor ids = random.tokens({tokens}, 11), table = random.tensor(DType::bf16, {vocabulary, channels});
+      const Tensor places = random.tensor(DType::bf16, {64, channels});
+      const Tensor dout = random.tensor(GetParam(), {tokens, channels});
+      const Tensor dtable_before = random.tensor(DType::f32, {vocabulary, channels});
+      const Tensor dplaces_before = random.tensor(DType::f32, {64, channels});
+      Tensor out_expected(GetParam(), {tokens, channels}), dt_expected = dtable_before, dp_expected = dplaces_before;
+      const TensorView positions = with_positions ? places.view() : TensorView{};
+      reference::embedding(ids, table, positions, sequence, out_expected);
+      reference::embedding_backward(dout, ids, sequence, dt_expected,
+                                    with_positions ? dp_expected.view() : TensorView{});
+      for (const auto& arena : arenas()) {
+        Tensor out(GetParam(), {tokens, channels}), dt = dtable_before, dp = dplaces_before;
+        fast::embedding(*arena, ids, table, positions, sequence, out);
+        fast::embedding_backward(*arena, dout, ids, sequence, dt, with_positions ? dp.view() : TensorView{});
+        // One fp32 addition after the other in the order of rows, in both: the same bits.
+        EXPECT_SAME_BITS(out, out_expected);
+        EXPECT_SAME_BITS(dt, dt_expected);
+        EXPECT_SAME_BITS(dp, dp_expected);
+      }
+    }
+  }
+}
+
+TEST(EmbeddingChecks, ATokenOutsideTheVocabularyThrowsAndWritesNothing) {
+  Random random(5);
+  const Tensor table = random.tensor(DType::bf16, {11, 8});
+  for (const std::int32_t wrong : {11, -1}) {
+    Tensor ids(DType::i32, {3}), out = random.tensor(DType::f32, {3, 8});
+    const Tensor before = out;
+    ids.view().as<std::int32_t>()[2] = wrong;
+    EXPECT_THROW(fast::embedding(*arenas()[0], ids, table, {}, 3, out), MisuseError);
+    EXPECT_SAME_BITS(out, before);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Activations, Pointwise, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+INSTANTIATE_TEST_SUITE_P(Activations, Embedding, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,192 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <numeric>
+#include <set>
+
+#include "core/error.hpp"
+#include "data/token_source.hpp"
+#include "data/window_sampler.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class Data : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(testing::TempDir()) / ("tandem_data_" + std::to_string(::getpid()) + "_" +
+                                            testing::UnitTest::GetInstance()->current_test_info()->name());
+    fs::create_directories(root_);
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  template <class T>
+  fs::path file(const std::string& name, const std::vector<T>& values) {
+    const fs::path path = root_ / name;
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(T)));
+    return path;
+  }
+  fs::path text(const std::string& name, const std::string& content) {
+    return file(name, std::vector<char>(content.begin(), content.end()));
+  }
+  static std::vector<std::int32_t> all(const TokenSource& source) {
+    std::vector<std::int32_t> tokens(static_cast<std::size_t>(source.size()));
+    source.read(0, tokens);
+    return tokens;
+  }
+  static std::string refusal(const std::vector<fs::path>& names, const TokenSourceOptions& options) {
+    try {
+      TokenSource source(names, options);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+  fs::path root_;
+};
+
+template <class T>
+std::vector<T> with_header(std::int32_t magic, std::int32_t count, const std::vector<T>& tokens) {
+  std::vector<std::int32_t> head(256, 0);
+  head[0] = magic;
+  head[1] = 1;
+  head[2] = count;
+  std::vector<T> all(1024 / sizeof(T));
+  std::copy_n(reinterpret_cast<const char*>(head.data()), 1024, reinterpret_cast<char*>(all.data()));
+  all.insert(all.end(), tokens.begin(), tokens.end());
+  return all;
+}
+
+TEST_F(Data, ReadsAFolderInByteOrderOfPathAndFollowsNoLinks) {
+  text("b.txt", "B");
+  text("a/z.txt", "Z");
+  text("a/c.txt", "C");
+  text("B.txt", "0");
+  fs::create_symlink(root_ / "b.txt", root_ / "a" / "link.txt");
+  fs::create_directory_symlink(root_ / "a", root_ / "loop");
+  const TokenSource source({root_}, {256, {}});
+  EXPECT_EQ(all(source), (std::vector<std::int32_t>{'0', 'C', 'Z', 'B'}));
+  EXPECT_TRUE(source.bytes());
+}
+
+TEST_F(Data, ReadsAcrossFilesAtAnyPosition) {
+  const TokenSource source({text("1", "abc"), text("2", ""), text("3", "defg")}, {256, {}});
+  for (std::int64_t at = 0; at < 7; ++at) {
+    for (std::int64_t count = 0; at + count <= 7; ++count) {
+      std::vector<std::int32_t> tokens(static_cast<std::size_t>(count));
+      source.read(at, tokens);
+      for (std::int64_t i = 0; i < count; ++i) EXPECT_EQ(tokens[static_cast<std::size_t>(i)], 'a' + at + i);
+    }
+  }
+  std::vector<std::int32_t> beyond(2);
+  EXPECT_THROW(source.read(6, beyond), MisuseError);
+}
+
+TEST_F(Data, KnowsTheWidthsOfBinFiles) {
+  const std::vector<std::uint16_t> narrow{1, 500, 3};
+  const std::vector<std::uint32_t> wide{7, 70000, 9};
+  EXPECT_EQ(all(TokenSource({file("plain.bin", narrow)}, {1000, {}})), (std::vector<std::int32_t>{1, 500, 3}));
+  EXPECT_EQ(all(TokenSource({file("forced.bin", wide)}, {100000, TokenWidth::uint32})), (std::vector<std::int32_t>{7, 70000, 9}));
+  text("told.json", R"({"dtype": "uint32", "vocab_size": 100000})");
+  EXPECT_EQ(all(TokenSource({file("told.bin", wide)}, {100000, {}})), (std::vector<std::int32_t>{7, 70000, 9}));
+  EXPECT_EQ(all(TokenSource({file("h16.bin", with_header(20240520, 3, narrow))}, {1000, {}})),
+            (std::vector<std::int32_t>{1, 500, 3}));
+  EXPECT_EQ(all(TokenSource({file("h32.bin", with_header(20240801, 3, wide))}, {100000, {}})),
+            (std::vector<std::int32_t>{7, 70000, 9}));
+}
+
+TEST_F(Data, RefusesWhatContradictsItselfAndSaysWhere) {
+  const std::vector<std::uint16_t> tokens{1, 500, 3};
+  EXPECT_THAT(refusal({root_ / "none"}, {256, {}}), HasSubstr("no such file"));
+  EXPECT_THAT(refusal({text("empty.txt", "")}, {256, {}}), HasSubstr("no tokens"));
+  EXPECT_THAT(refusal({file("odd.bin", std::vector<char>{1, 0, 2})}, {256, {}}), HasSubstr("no multiple"));
+  EXPECT_THAT(refusal({file("short.bin", with_header(20240520, 4, tokens))}, {1000, {}}), HasSubstr("promises 4"));
+  EXPECT_THAT(refusal({file("big.bin", tokens)}, {400, {}}), HasSubstr("token 500 at position 1"));
+  EXPECT_THAT(refusal({text("a.txt", "x"), file("b.bin", tokens)}, {1000, {}}), HasSubstr("mixed"));
+  text("bad.json", "{]");
+  EXPECT_THAT(refusal({file("bad.bin", tokens)}, {1000, {}}), HasSubstr("bad.json"));
+  fs::create_directory(root_ / "hollow");
+  EXPECT_THAT(refusal({root_ / "hollow"}, {256, {}}), HasSubstr("holds no files"));
+}
+
+TEST_F(Data, FindsTheFirstBadTokenOfAFileThatManyThreadsScan) {
+  std::vector<std::uint16_t> tokens(20'000'003, 5);
+  tokens[4'200'001] = 300;
+  tokens[19'999'999] = 301;
+  EXPECT_THAT(refusal({file("large.bin", tokens)}, {256, {}}), HasSubstr("token 300 at position 4200001"));
+}
+
+TEST_F(Data, WindowsFeedAndPredictNeighbouringTokens) {
+  const TokenSource source({text("t", "abcdefgh")}, {256, {}});
+  EXPECT_EQ(window_count(source.size(), 3), 2);
+  EXPECT_EQ(window_count(7, 3), 2);
+  EXPECT_EQ(window_count(6, 3), 1);
+  EXPECT_EQ(window_count(0, 3), 0);
+  std::vector<std::int32_t> inputs(3), targets(3);
+  read_window(source, 1, inputs, targets);
+  EXPECT_EQ(inputs, (std::vector<std::int32_t>{'d', 'e', 'f'}));
+  EXPECT_EQ(targets, (std::vector<std::int32_t>{'e', 'f', 'g'}));
+  EXPECT_THROW(require_windows(source, 8), InputError);
+  EXPECT_EQ(require_windows(source, 7), 1);
+}
+
+TEST(Permutation, VisitsEveryWindowOnce) {
+  for (const std::int64_t count : {1, 2, 3, 4, 5, 22, 55, 1023, 1024, 1025, 100003}) {
+    for (const std::uint64_t epoch : {0U, 1U}) {
+      const Permutation order(count, 42, epoch);
+      std::vector<bool> seen(static_cast<std::size_t>(count), false);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t window = order(i);
+        ASSERT_GE(window, 0);
+        ASSERT_LT(window, count);
+        ASSERT_FALSE(seen[static_cast<std::size_t>(window)]) << count;
+        seen[static_cast<std::size_t>(window)] = true;
+      }
+    }
+  }
+}
+
+TEST(Permutation, DiffersWithSeedAndEpochAndIsNoIdentity) {
+  const auto order = [](std::uint64_t seed, std::uint64_t epoch) {
+    const Permutation p(1000, seed, epoch);
+    std::vector<std::int64_t> result;
+    for (std::int64_t i = 0; i < 1000; ++i) result.push_back(p(i));
+    return result;
+  };
+  std::vector<std::int64_t> identity(1000);
+  std::iota(identity.begin(), identity.end(), 0);
+  const std::set<std::vector<std::int64_t>> orders{order(1, 0), order(1, 1), order(2, 0), identity};
+  EXPECT_EQ(orders.size(), 4U);
+  std::int64_t fixed = 0;
+  for (std::int64_t i = 0; i < 1000; ++i) fixed += order(1, 0)[static_cast<std::size_t>(i)] == i ? 1 : 0;
+  EXPECT_LT(fixed, 10);  // about one is expected
+}
+
+TEST(WindowSampler, ContinuesExactlyFromASavedState) {
+  WindowSampler straight(22, 7);
+  WindowSampler first(22, 7);
+  for (int i = 0; i < 30; ++i) EXPECT_EQ(first.next(), straight.next());
+  WindowSampler second(22, 7);
+  second.restore(first.state());
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(second.next(), straight.next()) << i;
+}
+
+TEST(WindowSampler, RefusesAStateOfOtherDataOrSeed) {
+  WindowSampler sampler(22, 7);
+  EXPECT_THROW(sampler.restore({8, 22, 0, 0}), InputError);
+  EXPECT_THROW(sampler.restore({7, 23, 0, 0}), InputError);
+  EXPECT_THROW(sampler.restore({7, 22, 0, 23}), InputError);
+  EXPECT_THROW(WindowSampler(0, 7), MisuseError);
+}
+
+}  // namespace
+}  // namespace tandem

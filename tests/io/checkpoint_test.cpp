@@ -1,0 +1,176 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "core/error.hpp"
+#include "core/state_digest.hpp"
+#include "io/checkpoint.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::HasSubstr;
+
+class CheckpointFiles : public testing::Test {
+ protected:
+  void SetUp() override {
+    root_ = fs::path(testing::TempDir()) / ("tandem_ck_" + std::to_string(::getpid()) + "_" +
+                                            testing::UnitTest::GetInstance()->current_test_info()->name());
+  }
+  void TearDown() override { fs::remove_all(root_); }
+  static Manifest manifest(std::int64_t step) {
+    Manifest m;
+    m.model_config = "{}";
+    m.step = step;
+    m.adam_step = step - 1;
+    m.seed = 18446744073709551615ULL;
+    m.first_loss = 5.5;
+    m.parameters = {{"a", {3, 5}, true}, {"frozen", {7}, false}, {"c", {1100000}, true}};
+    return m;
+  }
+  static float value(std::size_t index, StatePart part, std::size_t i) {
+    return static_cast<float>(index * 1000 + static_cast<std::size_t>(part) * 100) + static_cast<float>(i) * 0.25F;
+  }
+  static void fill(std::size_t index, StatePart part, std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(index, part, i);
+  }
+  fs::path save(std::int64_t step) {
+    Manifest m = manifest(step);
+    std::vector<float> buffer(1100000);
+    auto path = write_checkpoint(root_, m, buffer, fill);
+    digest_ = m.state_digest;
+    return path;
+  }
+  std::string refusal(const fs::path& directory) {
+    try {
+      Checkpoint checkpoint(directory);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "accepted";
+  }
+  fs::path root_;
+  std::string digest_;
+};
+
+TEST_F(CheckpointFiles, ReadsBackWhatWasSaved) {
+  const Checkpoint checkpoint(save(12));
+  const Manifest& m = checkpoint.manifest();
+  EXPECT_EQ(m.step, 12);
+  EXPECT_EQ(m.adam_step, 11);
+  EXPECT_EQ(m.seed, 18446744073709551615ULL);
+  EXPECT_EQ(m.first_loss, 5.5);
+  EXPECT_FALSE(m.last_loss.has_value());
+  std::vector<float> values(1100000);
+  checkpoint.read(2, StatePart::v, values);
+  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], value(2, StatePart::v, i));
+  checkpoint.read(1, StatePart::m, std::span(values).first(7));
+  EXPECT_EQ(values[3], 0.0F);  // a frozen parameter has no moments
+  EXPECT_EQ(checkpoint.state_digest(), digest_);
+  EXPECT_EQ(checkpoint.state_digest(), m.state_digest);
+}
+
+TEST_F(CheckpointFiles, NoticesOneFlippedBit) {
+  const fs::path directory = save(1);
+  std::fstream stream(directory / "state.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(5000);
+  stream.put('\x5a');
+  stream.close();
+  EXPECT_THAT(refusal(directory), HasSubstr("another content"));
+}
+
+TEST_F(CheckpointFiles, RefusesBrokenManifests) {
+  const fs::path directory = save(1);
+  const auto write = [&](const std::string& text) { std::ofstream(directory / "manifest.json") << text; };
+  write("{\"format\": 1");
+  EXPECT_THAT(refusal(directory), HasSubstr("no JSON object"));
+  write("{\"format\": 2}");
+  EXPECT_THAT(refusal(directory), HasSubstr("format is 2"));
+  write("{\"format\": 1}");
+  EXPECT_THAT(refusal(directory), HasSubstr("lacks an entry"));
+  fs::remove(directory / "manifest.json");
+  EXPECT_THAT(refusal(directory), HasSubstr("manifest.json"));
+}
+
+TEST_F(CheckpointFiles, PassesOverTheNewestWhereItIsDamaged) {
+  save(1);
+  const fs::path newest = save(2);
+  fs::resize_file(newest / "state.safetensors", 100);
+  int passed = 0;
+  const auto found = newest_checkpoint(root_, [&](const fs::path& path, const std::string&) {
+    ++passed;
+    EXPECT_EQ(path, newest);
+  });
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->manifest().step, 1);
+  EXPECT_EQ(passed, 1);
+}
+
+TEST_F(CheckpointFiles, KeepsTheNewestAndClearsWhatWasInterrupted) {
+  for (std::int64_t step = 1; step <= 4; ++step) save(step);
+  fs::create_directories(root_ / ".step-00000009.tmp");
+  prune_checkpoints(root_, 2);
+  std::vector<std::string> left;
+  for (const auto& entry : fs::directory_iterator(root_)) left.push_back(entry.path().filename().string());
+  EXPECT_THAT(left, testing::UnorderedElementsAre("step-00000003", "step-00000004"));
+}
+
+TEST_F(CheckpointFiles, AFailedSaveLeavesNothingAndTheOldOneWhole) {
+  const fs::path old = save(5);
+  Manifest m = manifest(5);
+  std::vector<float> buffer(1100000);
+  EXPECT_THROW(write_checkpoint(root_, m, buffer,
+                                [](std::size_t index, StatePart part, std::span<float> values) {
+                                  if (index == 2) throw DeviceError("planted");
+                                  fill(index, part, values);
+                                }),
+               DeviceError);
+  EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 1);
+  EXPECT_EQ(refusal(old), "accepted");
+}
+
+TEST(AtomicFile, SaysWhereItCannotWrite) {
+  EXPECT_THROW(write_file_atomically("/proc/none/file", "x"), WriteError);
+  EXPECT_THROW(create_directories_or_throw("/proc/none"), WriteError);
+}
+
+TEST(StateDigestText, DoesNotDependOnHowArraysArePassed) {
+  std::vector<float> values(static_cast<std::size_t>(state_digest_block) + 777);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5F;
+  const auto digest = [&](std::int64_t piece) {
+    StateDigest d;
+    d.begin_parameter("p");
+    for (int array = 0; array < 3; ++array) {
+      const auto total = static_cast<std::int64_t>(values.size());
+      for (std::int64_t at = 0; at < total; at += piece) d.add(values.data() + at, std::min(piece, total - at));
+      d.end_array();
+    }
+    d.end_parameter();
+    return d.text();
+  };
+  const std::string whole = digest(1 << 30);
+  EXPECT_EQ(whole.size(), 32U);
+  EXPECT_EQ(digest(1000), whole);
+  EXPECT_EQ(digest(4097), whole);
+  values[3] += 1.0F;
+  EXPECT_NE(digest(1 << 30), whole);
+}
+
+TEST(StateDigestText, RefusesCallsOutOfOrder) {
+  StateDigest d;
+  const float x = 1.0F;
+  EXPECT_THROW(d.add(&x, 1), MisuseError);
+  d.begin_parameter("p");
+  EXPECT_THROW(d.begin_parameter("q"), MisuseError);
+  d.add(&x, 1);
+  d.end_array();
+  EXPECT_THROW(d.end_parameter(), MisuseError);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,67 @@
+#pragma once
+// Reference values from PyTorch, as make_fixtures.py writes them (safetensors files).
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "models/config.hpp"
+
+namespace tandem::testing {
+
+struct FixtureTensor {
+  std::string dtype;  ///< "BF16", "F32", "F64", "I32"
+  std::vector<std::int64_t> shape;
+  std::vector<std::byte> data;
+
+  template <class T>
+  std::vector<T> as() const {
+    std::vector<T> values(data.size() / sizeof(T));
+    std::copy(data.begin(), data.end(), reinterpret_cast<std::byte*>(values.data()));
+    return values;
+  }
+  /// BF16 or F32 widened to fp32; (I, O) turned to (O, I) where `transposed`.
+  std::vector<float> floats(bool transposed = false) const;
+};
+
+struct FixtureOptimizer {
+  double lr = 0, beta1 = 0, beta2 = 0, eps = 0, weight_decay = 0, clip = 0;
+};
+
+class Fixture {
+ public:
+  /// Throws std::runtime_error where the file cannot be read.
+  explicit Fixture(const std::string& name);
+
+  const FixtureTensor& operator[](const std::string& tensor) const { return tensors_.at(tensor); }
+  bool has(const std::string& tensor) const { return tensors_.contains(tensor); }
+  std::size_t gradient_count() const;
+  /// Read from the file's config.json by the parser under test.
+  const ModelConfig& config() const { return config_; }
+  float gradient_scale() const { return gradient_scale_; }
+  const FixtureOptimizer& optimizer() const { return optimizer_; }
+
+ private:
+  std::map<std::string, FixtureTensor> tensors_;
+  ModelConfig config_;
+  float gradient_scale_ = 1.0F;
+  FixtureOptimizer optimizer_;
+};
+
+/// A folder of this test alone, removed with the object.
+class TemporaryFolder {
+ public:
+  TemporaryFolder();
+  ~TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  const std::filesystem::path& path() const { return path_; }
+  /// Writes a file and returns where.
+  std::filesystem::path write(const std::string& name, const std::string& text) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace tandem::testing

@@ -1,0 +1,198 @@
+// Losses and every gradient against PyTorch in fp32.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/models/rig.hpp"
+
+namespace tandem::testing {
+namespace {
+
+constexpr double bar = 1e-5;
+
+double largest(const std::vector<float>& values) {
+  double most = 0.0;
+  for (const float x : values) most = std::max(most, std::abs(static_cast<double>(x)));
+  return most;
+}
+
+Gradients expected_gradients(const Fixture& fixture) {
+  Gradients all;
+  const ParameterLayout layout = layout_of(fixture.config());
+  for (const Parameter* p : layout.owned_parameters()) {
+    const HfTensor hf = hf_tensor_of(fixture.config(), *p);
+    all[hf.name] = fixture["grad." + hf.name].floats(hf.transposed);
+  }
+  return all;
+}
+
+/// Largest difference of any parameter, in units of max(its largest gradient, 1e-3 of the overall largest).
+struct Distance {
+  double worst = 0.0;
+  std::string parameter;
+};
+
+Distance distance(const Gradients& actual, const Gradients& expected) {
+  double overall = 0.0;
+  for (const auto& [name, values] : expected) overall = std::max(overall, largest(values));
+  Distance d;
+  for (const auto& [name, values] : expected) {
+    const double unit = std::max(largest(values), 1e-3 * overall);
+    const std::vector<float>& ours = actual.at(name);
+    if (ours.size() != values.size()) return {INFINITY, name};
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      const double off = std::abs(static_cast<double>(ours[i]) - static_cast<double>(values[i])) / unit;
+      if (!(off <= d.worst)) d = {std::isnan(off) ? INFINITY : off, name};
+    }
+  }
+  return d;
+}
+
+class AgainstPyTorch : public ::testing::TestWithParam<std::string> {
+ protected:
+  Fixture fixture{GetParam()};
+  /// Gradients of the fixture's batch, after its losses were checked.
+  Gradients run(Rig& rig) {
+    rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+    check_losses(rig.train(fixture.gradient_scale()));
+    return rig.gradients();
+  }
+  void check_losses(const std::vector<float>& losses) const {
+    const std::vector<float> expected = fixture["losses"].floats();
+    ASSERT_EQ(losses.size(), expected.size());
+    for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], expected[i], bar * largest(expected));
+  }
+};
+
+TEST_P(AgainstPyTorch, LossesAndEveryGradientAgree) {
+  Rig rig(fixture, shape_of(fixture, false));
+  const Gradients ours = run(rig);
+  EXPECT_EQ(ours.size(), fixture.gradient_count()) << "a gradient of the reference is not compared";
+  const Distance d = distance(ours, expected_gradients(fixture));
+  EXPECT_LE(d.worst, bar) << d.parameter;
+  RecordProperty("worst", std::to_string(d.worst * 1e6) + "e-6 in " + d.parameter);
+}
+
+TEST_P(AgainstPyTorch, RecomputeChangesNoBit) {
+  Rig kept(fixture, shape_of(fixture, false));
+  Rig recomputed(fixture, shape_of(fixture, true));
+  EXPECT_EQ(run(kept), run(recomputed));
+  EXPECT_LT(total_bytes(recomputed.model().memory(recomputed.device().ops())),
+            total_bytes(kept.model().memory(kept.device().ops())));
+}
+
+TEST_P(AgainstPyTorch, RunningAgainChangesNoBit) {
+  Rig rig(fixture, shape_of(fixture, true));
+  const Gradients first = run(rig);
+  rig.evaluate();
+  rig.logits(1);
+  EXPECT_EQ(first, run(rig));
+}
+
+TEST_P(AgainstPyTorch, GradientsAreAddedToWhatIsThere) {
+  Rig rig(fixture, shape_of(fixture, true));
+  Gradients once = run(rig);
+  rig.model().train(rig.parameters(), fixture.gradient_scale(), rig.stream());
+  const Gradients twice = rig.gradients();
+  for (auto& [name, values] : once) {
+    for (float& x : values) x *= 2.0F;
+  }
+  EXPECT_LE(distance(twice, once).worst, 1e-6);
+}
+
+TEST_P(AgainstPyTorch, EvaluationGivesTheSameLosses) {
+  RunShape forward_only = shape_of(fixture, false);
+  forward_only.training = false;
+  for (const RunShape& shape : {shape_of(fixture, false), shape_of(fixture, true), forward_only}) {
+    Rig rig(fixture, shape);
+    rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+    check_losses(rig.evaluate());
+    check_losses(rig.evaluate());
+  }
+}
+
+TEST_P(AgainstPyTorch, LogitsOfTheLastPositionAgree) {
+  RunShape forward_only = shape_of(fixture, false);
+  forward_only.training = false;
+  for (const RunShape& shape : {shape_of(fixture, false), shape_of(fixture, true), forward_only}) {
+    Rig rig(fixture, shape);
+    rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+    const std::vector<float> ours = rig.logits(shape.sequence - 1);
+    const std::vector<float> expected = fixture["logits"].floats();
+    ASSERT_EQ(ours.size(), expected.size());
+    for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i], expected[i], bar * largest(expected));
+  }
+}
+
+// -- The bar finds what is wrong ---------------------------------------------------------------------------
+
+TEST_P(AgainstPyTorch, AMissingVectorGradientIsFound) {
+  const Gradients expected = expected_gradients(fixture);
+  const ParameterLayout layout = layout_of(fixture.config());
+  for (const Parameter* p : layout.owned_parameters()) {
+    if (p->shape.rank() > 1 || p->name == "attn.c_attn.bias") continue;
+    Gradients wrong = expected;
+    std::ranges::fill(wrong.at(hf_tensor_of(fixture.config(), *p).name), 0.0F);
+    EXPECT_GT(distance(wrong, expected).worst, 100 * bar) << p->full_name;
+  }
+}
+
+TEST_P(AgainstPyTorch, AnErrorOfTwoInAHundredThousandIsFound) {
+  const Gradients expected = expected_gradients(fixture);
+  double overall = 0.0;
+  for (const auto& [name, values] : expected) overall = std::max(overall, largest(values));
+  for (const auto& [name, values] : expected) {
+    if (largest(values) < 1e-3 * overall) continue;
+    Gradients wrong = expected;
+    for (float& x : wrong.at(name)) x *= 1.0F + 2e-5F;
+    EXPECT_GT(distance(wrong, expected).worst, bar) << name;
+  }
+}
+
+/// One weight changed where a sign or an index might be wrong.
+void expect_found(const Fixture& fixture, const std::string& full_name, void (*plant)(std::vector<float>&)) {
+  Rig rig(fixture, shape_of(fixture, false));
+  const Parameter& p = rig.parameters().layout().parameter(full_name);
+  const HfTensor hf = hf_tensor_of(fixture.config(), p);
+  std::vector<float> values = fixture[hf.name].floats(hf.transposed);
+  plant(values);
+  rig.parameters().set(p, values);
+  rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+  rig.train(fixture.gradient_scale());
+  EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 100 * bar) << full_name;
+}
+
+TEST_P(AgainstPyTorch, AWrongSignOrAnotherOrderInAWeightIsFound) {
+  const bool gpt2 = fixture.config().family == Family::gpt2;
+  const auto negate_first = [](std::vector<float>& w) { w.front() = -w.front(); };
+  const auto rotate = [](std::vector<float>& w) { std::ranges::rotate(w, w.begin() + 1); };
+  expect_found(fixture, gpt2 ? "block.0.attn.c_attn.weight" : "block.0.self_attn.q_proj.weight", negate_first);
+  expect_found(fixture, gpt2 ? "block.1.mlp.c_fc.bias" : "block.1.mlp.up_proj.weight", rotate);
+}
+
+class RotatingAgainstPyTorch : public AgainstPyTorch {};
+
+TEST_P(RotatingAgainstPyTorch, AnotherRotationOfPositionsIsFound) {
+  ModelConfig turned = fixture.config();
+  if (turned.rope_scaling) {
+    turned.rope_scaling.reset();
+  } else {
+    turned.rope_theta *= 1.01;
+  }
+  Rig rig(turned, shape_of(fixture, false));
+  rig.load(fixture);
+  rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+  rig.train(fixture.gradient_scale());
+  EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * bar);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, AgainstPyTorch, ::testing::Values("gpt2", "llama3", "qwen2", "qwen3"),
+                         [](const auto& instance) { return instance.param; });
+
+INSTANTIATE_TEST_SUITE_P(Models, RotatingAgainstPyTorch, ::testing::Values("llama3", "qwen2", "qwen3"),
+                         [](const auto& instance) { return instance.param; });
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,155 @@
+// Parameters, their Hugging Face names, and their first values.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "core/numerics/random.hpp"
+#include "models/rope_table.hpp"
+#include "models/transformer.hpp"
+#include "tests/models/fixture.hpp"
+
+namespace tandem::testing {
+namespace {
+
+TEST(Layout, ParameterCountsAreThePublishedOnes) {
+  const std::pair<const char*, std::int64_t> published[] = {
+      {"gpt2", 124439808},         {"gpt2-medium", 354823168},  {"gpt2-large", 774030080},
+      {"gpt2-xl", 1557611200},     {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824},
+      {"llama3.1-8b", 8030261248}, {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304},
+      {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},   {"qwen3-1.7b", 1720574976},
+      {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552}};
+  for (const auto& [name, count] : published)
+    EXPECT_EQ(layout_of(builtin_model(name)).parameter_count(), count) << name;
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    EXPECT_GT(layout_of(builtin_model(name)).parameter_count(), 1000000) << name;
+    EXPECT_LT(layout_of(builtin_model(name)).parameter_count(), 4000000) << name;
+  }
+}
+
+TEST(Layout, NamesAndShapesAreThoseOfTransformers) {
+  for (const char* name : {"gpt2", "llama3", "qwen2", "qwen3"}) {
+    const Fixture fixture(name);
+    std::set<std::string> names;
+    const ParameterLayout layout = layout_of(fixture.config());
+    for (const Parameter* p : layout.owned_parameters()) {
+      const HfTensor hf = hf_tensor_of(fixture.config(), *p);
+      ASSERT_TRUE(fixture.has(hf.name)) << hf.name;
+      std::vector<std::int64_t> stored = fixture[hf.name].shape;
+      if (hf.transposed) std::ranges::reverse(stored);
+      ASSERT_EQ(stored.size(), static_cast<std::size_t>(p->shape.rank())) << hf.name;
+      for (int i = 0; i < p->shape.rank(); ++i) EXPECT_EQ(stored[static_cast<std::size_t>(i)], p->shape[i]) << hf.name;
+      EXPECT_EQ(p->options.decay, p->shape.rank() > 1) << hf.name;
+      names.insert(hf.name);
+    }
+    EXPECT_EQ(names.size(), fixture.gradient_count()) << name;
+  }
+}
+
+TEST(Layout, LayersAreEmbeddingBlocksHead) {
+  for (const std::string& name : builtin_models()) {
+    const ModelConfig config = builtin_model(name);
+    const ParameterLayout layout = layout_of(config);
+    ASSERT_EQ(layout.layer_count(), config.layers + 2) << name;
+    EXPECT_EQ(layout.layer(0).name, "embedding");
+    EXPECT_EQ(layout.layers().back().name, "head");
+    const Parameter& head = layout.layers().back().parameters.back();
+    EXPECT_EQ(head.name, "lm_head");
+    EXPECT_EQ(head.tied(), config.tied_head) << name;
+  }
+}
+
+std::vector<float> first_values(const ModelConfig& config, const std::string& full_name, std::uint64_t seed) {
+  const ParameterLayout layout = layout_of(config);
+  const Parameter& p = layout.parameter(full_name);
+  std::vector<float> values(static_cast<std::size_t>(p.count), NAN);
+  initialize_parameter(config, p, seed, values);
+  return values;
+}
+
+double deviation(const std::vector<float>& values) {
+  double squares = 0.0;
+  for (const float x : values) squares += static_cast<double>(x) * static_cast<double>(x);
+  return std::sqrt(squares / static_cast<double>(values.size()));
+}
+
+TEST(Initialize, NormsBiasesAndScales) {
+  const ModelConfig gpt2 = builtin_model("tiny-gpt2");
+  const double residual = 0.02 / std::sqrt(8.0);
+  EXPECT_THAT(first_values(gpt2, "block.0.ln_1.weight", 1), ::testing::Each(1.0F));
+  EXPECT_THAT(first_values(gpt2, "block.0.ln_1.bias", 1), ::testing::Each(0.0F));
+  EXPECT_THAT(first_values(gpt2, "head.norm.weight", 1), ::testing::Each(1.0F));
+  EXPECT_THAT(first_values(gpt2, "block.3.attn.c_attn.bias", 1), ::testing::Each(0.0F));
+  EXPECT_NEAR(deviation(first_values(gpt2, "embedding.tokens", 1)), 0.02, 0.0004);
+  EXPECT_NEAR(deviation(first_values(gpt2, "embedding.positions", 1)), 0.02, 0.0004);
+  EXPECT_NEAR(deviation(first_values(gpt2, "block.1.mlp.c_fc.weight", 1)), 0.02, 0.0002);
+  EXPECT_NEAR(deviation(first_values(gpt2, "block.1.mlp.c_proj.weight", 1)), residual, 0.02 * residual);
+  const ModelConfig llama = builtin_model("tiny-llama");
+  EXPECT_THAT(first_values(llama, "block.0.post_attention_layernorm.weight", 1), ::testing::Each(1.0F));
+  EXPECT_NEAR(deviation(first_values(llama, "block.1.mlp.down_proj.weight", 1)), residual, 0.02 * residual);
+  EXPECT_NEAR(deviation(first_values(llama, "block.1.self_attn.o_proj.weight", 1)), residual, 0.02 * residual);
+  ModelConfig qwen3 = llama;
+  qwen3.qk_norm = true;
+  EXPECT_THAT(first_values(qwen3, "block.0.self_attn.q_norm.weight", 1), ::testing::Each(1.0F));
+}
+
+TEST(Initialize, DependsOnSeedAndNameAlone) {
+  const ModelConfig config = builtin_model("tiny-gpt2");
+  const auto values = first_values(config, "block.0.mlp.c_fc.weight", 7);
+  EXPECT_EQ(values, first_values(config, "block.0.mlp.c_fc.weight", 7));
+  EXPECT_NE(values, first_values(config, "block.0.mlp.c_fc.weight", 8));
+  EXPECT_NE(values, first_values(config, "block.1.mlp.c_fc.weight", 7));
+  ModelConfig smaller = config;
+  smaller.ffn = 5;
+  const auto fewer = first_values(smaller, "block.0.mlp.c_fc.weight", 7);
+  EXPECT_TRUE(std::equal(fewer.begin(), fewer.end(), values.begin())) << "element i depends on i, not on the size";
+}
+
+TEST(Initialize, WrongSizeIsNamed) {
+  const ModelConfig config = builtin_model("tiny-gpt2");
+  const ParameterLayout layout = layout_of(config);
+  std::vector<float> values(3);
+  EXPECT_THROW(initialize_parameter(config, layout.parameter("embedding.tokens"), 1, values), MisuseError);
+}
+
+// Known answers of the generator's authors (Random123, kat_vectors).
+TEST(Random, PhiloxKnownAnswers) {
+  const auto words = [](const numerics::Philox128& b) {
+    return std::vector<std::uint32_t>(std::begin(b.word), std::end(b.word));
+  };
+  EXPECT_THAT(words(numerics::philox({{0, 0, 0, 0}}, 0)),
+              ::testing::ElementsAre(0x6627e8d5U, 0xe169c58dU, 0xbc57ac4cU, 0x9b00dbd8U));
+  constexpr std::uint32_t ones = 0xffffffffU;
+  EXPECT_THAT(words(numerics::philox({{ones, ones, ones, ones}}, ~std::uint64_t{0})),
+              ::testing::ElementsAre(0x408f276dU, 0x41c83b0eU, 0xa20bc7c6U, 0x6d5451fdU));
+  EXPECT_THAT(words(numerics::philox({{0x243f6a88U, 0x85a308d3U, 0x13198a2eU, 0x03707344U}}, 0x299f31d0a4093822U)),
+              ::testing::ElementsAre(0xd16cfe09U, 0x94fdccebU, 0x5001e420U, 0x24126ea1U));
+}
+
+TEST(Random, UniformIsNeverZero) {
+  EXPECT_GT(numerics::uniform_of({{0, 0, 0, 0}}, 0), 0.0);
+  EXPECT_EQ(numerics::uniform_of({{0xffffffffU, 0xffffffffU, 0, 0}}, 0), 1.0);
+}
+
+TEST(Rope, Llama3ScalingKeepsFastAndStretchesSlowRotations) {
+  const ModelConfig scaled = builtin_model("llama3.1-8b");
+  ModelConfig plain = scaled;
+  plain.rope_scaling.reset();
+  EXPECT_EQ(rope_frequency(scaled, 0), 1.0);
+  EXPECT_EQ(rope_frequency(scaled, 1), rope_frequency(plain, 1));
+  EXPECT_DOUBLE_EQ(rope_frequency(scaled, 63), rope_frequency(plain, 63) / 8.0);
+  EXPECT_LT(rope_frequency(scaled, 32), rope_frequency(plain, 32));
+  EXPECT_GT(rope_frequency(scaled, 32), rope_frequency(plain, 32) / 8.0);
+}
+
+TEST(Flops, AreSixPerMatrixParameterAndTokenPlusAttention) {
+  const ModelConfig c = builtin_model("gpt2");
+  const double matrices = 12.0 * 12.0 * 768.0 * 768.0 + 50257.0 * 768.0;
+  const double attention = 3.0 * 12.0 * 2.0 * 768.0 * 1025.0;
+  EXPECT_DOUBLE_EQ(training_flops_per_token(c, 1024), 6.0 * matrices + attention);
+}
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,89 @@
+#include "tests/models/rig.hpp"
+
+#include "core/memory.hpp"
+
+namespace tandem::testing {
+
+using namespace tandem::literals;
+
+Rig::Rig(const ModelConfig& config, const RunShape& shape)
+    : config_(config),
+      device_({.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true}),
+      stream_(device_.make_stream("compute")),
+      parameters_(device_, layout_of(config)),
+      model_(config, shape) {
+  const std::size_t bytes = total_bytes(model_.memory(device_.ops()));
+  memory_ = device_.allocate(bytes, "activations");
+  Arena arena(memory_.data(), bytes, "activations");
+  model_.bind(device_, arena, stream_);
+  carved_ = arena.used();
+}
+
+Rig::Rig(const Fixture& fixture, const RunShape& shape) : Rig(fixture.config(), shape) { load(fixture); }
+
+void Rig::load(const Fixture& fixture) {
+  for (const Parameter* p : parameters_.layout().owned_parameters()) {
+    const HfTensor hf = hf_tensor_of(config_, *p);
+    parameters_.set(*p, fixture[hf.name].floats(hf.transposed));
+  }
+}
+
+void Rig::load_random(std::uint64_t seed) {
+  for (const Parameter* p : parameters_.layout().owned_parameters()) {
+    std::vector<float> values(static_cast<std::size_t>(p->count));
+    initialize_parameter(config_, *p, seed, values);
+    parameters_.set(*p, values);
+  }
+}
+
+void Rig::set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets) {
+  const auto copy = [&](TensorView to, std::span<const std::int32_t> from) {
+    if (from.size_bytes() != to.bytes()) throw MisuseError("batch of another size");
+    device_.copy(to.data, from.data(), to.bytes(), CopyKind::host_to_device, stream_);
+  };
+  copy(model_.tokens(), tokens);
+  copy(model_.targets(), targets);
+  device_.synchronize(stream_);
+}
+
+std::vector<float> Rig::train(float gradient_scale) {
+  parameters_.zero_gradients();
+  model_.train(parameters_, gradient_scale, stream_);
+  return read(model_.losses());
+}
+
+std::vector<float> Rig::evaluate() {
+  model_.evaluate(parameters_, stream_);
+  return read(model_.losses());
+}
+
+std::vector<float> Rig::logits(std::int64_t position) { return read(model_.logits(parameters_, position, stream_)); }
+
+std::vector<float> Rig::read(TensorView view) {
+  std::vector<float> values(static_cast<std::size_t>(view.count()));
+  device_.copy(values.data(), view.as<float>(), view.bytes(), CopyKind::device_to_host, stream_);
+  device_.synchronize(stream_);
+  return values;
+}
+
+Gradients Rig::gradients() {
+  device_.synchronize(stream_);
+  Gradients all;
+  for (const Parameter* p : parameters_.layout().owned_parameters()) {
+    all[hf_tensor_of(config_, *p).name] = parameters_.gradient(*p);
+  }
+  return all;
+}
+
+std::size_t total_bytes(const std::vector<ActivationEntry>& entries) {
+  std::size_t sum = 0;
+  for (const ActivationEntry& entry : entries) sum += entry.bytes;
+  return sum;
+}
+
+RunShape shape_of(const Fixture& fixture, bool recompute) {
+  const std::vector<std::int64_t>& shape = fixture["tokens"].shape;
+  return {.batch = shape.at(0), .sequence = shape.at(1), .recompute = recompute};
+}
+
+}  // namespace tandem::testing

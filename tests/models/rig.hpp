@@ -1,0 +1,56 @@
+#pragma once
+// A model on a host device, with a fixture's weights in plain memory.
+#include <map>
+#include <string>
+#include <vector>
+
+#include "cpu_ops/host_device.hpp"
+#include "models/transformer.hpp"
+#include "tests/models/fixture.hpp"
+#include "tests/models/plain_parameters.hpp"
+
+namespace tandem::testing {
+
+/// Gradients by Hugging Face name, (O, I).
+using Gradients = std::map<std::string, std::vector<float>>;
+
+class Rig {
+ public:
+  /// Fresh device memory is full of NaN, so that what is read before it is written shows.
+  Rig(const ModelConfig& config, const RunShape& shape);
+  Rig(const Fixture& fixture, const RunShape& shape);
+
+  void load(const Fixture& fixture);
+  void load_random(std::uint64_t seed);
+  /// (B, T) each.
+  void set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets);
+  /// Losses of one micro-batch; leaves gradients.
+  std::vector<float> train(float gradient_scale);
+  std::vector<float> evaluate();
+  std::vector<float> logits(std::int64_t position);
+  Gradients gradients();
+
+  PlainParameters& parameters() { return parameters_; }
+  Transformer& model() { return model_; }
+  Device& device() { return device_; }
+  StreamView stream() { return stream_; }
+  /// What `bind` took of the arena.
+  std::size_t carved() const { return carved_; }
+
+ private:
+  std::vector<float> read(TensorView view);
+
+  ModelConfig config_;
+  HostDevice device_;
+  Stream stream_;
+  PlainParameters parameters_;
+  Transformer model_;
+  MemoryBlock memory_;
+  std::size_t carved_ = 0;
+};
+
+std::size_t total_bytes(const std::vector<ActivationEntry>& entries);
+/// The run shape of a fixture's batch.
+RunShape shape_of(const Fixture& fixture, bool recompute);
+
+}  // namespace tandem::testing

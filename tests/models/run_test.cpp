@@ -1,0 +1,207 @@
+// How a transformer uses memory and its parameters.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "tests/models/rig.hpp"
+
+namespace tandem::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+ModelConfig tiny(std::string_view name) {
+  ModelConfig c = builtin_model(name);
+  c.layers = 2;
+  return c;
+}
+
+std::vector<std::int32_t> ramp(std::int64_t count, std::int32_t first) {
+  std::vector<std::int32_t> values;
+  for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>((first + 7 * i) % 251));
+  return values;
+}
+
+TEST(TransformerMemory, BindTakesExactlyWhatMemorySays) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      for (const bool training : {true, false}) {
+        for (const bool recompute : {true, false}) {
+          const RunShape shape{
+              .batch = 3, .sequence = 17, .compute = compute, .recompute = recompute, .training = training};
+          Rig rig(tiny(name), shape);
+          EXPECT_EQ(rig.carved(), total_bytes(rig.model().memory(rig.device().ops()))) << name;
+          for (const ActivationEntry& e : rig.model().memory(rig.device().ops())) {
+            EXPECT_EQ(e.bytes % arena_alignment, 0U) << e.name;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Scratch of the ops lies where the blocks' buffers do: block inputs, the gradient and the head's take 12 MB.
+TEST(TransformerMemory, Gpt2RecomputedAtSequence256TakesLittleBesideScratch) {
+  HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
+  const std::size_t scratch = device.ops().workspace_bytes({.tokens = 256,
+                                                            .sequence = 256,
+                                                            .vocabulary = 50257,
+                                                            .channels = 3072,
+                                                            .heads = 12,
+                                                            .head_dim = 64,
+                                                            .activations = DType::f32});
+  const Transformer model(builtin_model("gpt2"), {.batch = 1, .sequence = 256, .recompute = true});
+  const auto rows = model.memory(device.ops());
+  for (const ActivationEntry& row : rows) RecordProperty(row.name, std::to_string(row.bytes));
+  EXPECT_LE(total_bytes(rows), std::max<std::size_t>(30'000'000, scratch + 12'000'000));
+}
+
+TEST(TransformerMemory, ForwardAloneTakesLeast) {
+  HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
+  for (const char* name : {"gpt2", "llama3.2-1b", "qwen3-0.6b"}) {
+    RunShape shape{.batch = 2, .sequence = 128};
+    const ModelConfig config = builtin_model(name);
+    const std::size_t kept = total_bytes(Transformer(config, shape).memory(device.ops()));
+    shape.recompute = true;
+    const std::size_t recomputed = total_bytes(Transformer(config, shape).memory(device.ops()));
+    shape.training = false;
+    const std::size_t forward = total_bytes(Transformer(config, shape).memory(device.ops()));
+    EXPECT_LT(forward, recomputed) << name;
+    EXPECT_LT(recomputed, kept) << name;
+  }
+}
+
+TEST(TransformerAccess, EachLayerIsFetchedAndReleasedInOrder) {
+  for (const bool recompute : {false, true}) {
+    Rig rig(tiny("tiny-llama"), {.batch = 1, .sequence = 8, .recompute = recompute});
+    rig.load_random(1);
+    rig.set_batch(ramp(8, 3), ramp(8, 10));
+    rig.parameters().clear_log();
+    rig.train(1.0F);
+    EXPECT_THAT(rig.parameters().log(),
+                ElementsAre("fetch 0", "release 0", "fetch 1", "release 1", "fetch 2", "release 2",  //
+                            "fetch 3", "gradients 3", "release 3", "commit 3",                       //
+                            "fetch 2", "gradients 2", "release 2", "commit 2",                       //
+                            "fetch 1", "gradients 1", "release 1", "commit 1",                       //
+                            "gradients 0", "commit 0"));
+    EXPECT_EQ(rig.parameters().held(), 0);
+  }
+}
+
+TEST(TransformerAccess, EvaluationLeavesNothingHeld) {
+  Rig rig(tiny("tiny-gpt2"), {.batch = 1, .sequence = 8, .training = false});
+  rig.load_random(1);
+  rig.set_batch(ramp(8, 3), ramp(8, 10));
+  rig.parameters().clear_log();
+  rig.evaluate();
+  EXPECT_THAT(rig.parameters().log(), ElementsAre("fetch 0", "release 0", "fetch 1", "release 1", "fetch 2",
+                                                  "release 2", "fetch 3", "release 3"));
+  rig.evaluate();
+  rig.logits(7);
+  EXPECT_EQ(rig.parameters().held(), 0);
+}
+
+/// As the layout of `config`, with the parameters of one layer frozen.
+ParameterLayout frozen(const ModelConfig& config, int frozen_layer) {
+  const ParameterLayout all = layout_of(config);
+  ParameterLayout layout;
+  for (int i = 0; i < all.layer_count(); ++i) {
+    auto layer = layout.add_layer(all.layer(i).name);
+    for (const Parameter& p : all.layer(i).parameters) {
+      ParameterOptions options = p.options;
+      options.trainable = i != frozen_layer;
+      layer.add(p.name, p.shape, options);
+    }
+  }
+  if (config.tied_head) layout.tie("embedding.tokens", "head.lm_head");
+  return layout;
+}
+
+TEST(TransformerAccess, FrozenLayersChangeNoOtherGradient) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    const ModelConfig config = tiny(name);
+    Rig rig(config, {.batch = 2, .sequence = 9});
+    rig.load_random(5);
+    rig.set_batch(ramp(18, 3), ramp(18, 10));
+    rig.train(0.5F);
+    const Gradients expected = rig.gradients();
+    for (const int layer : {0, 1}) {
+      PlainParameters parameters(rig.device(), frozen(config, layer));
+      for (const Parameter* p : parameters.layout().owned_parameters()) {
+        std::vector<float> values(static_cast<std::size_t>(p->count));
+        initialize_parameter(config, *p, 5, values);
+        parameters.set(*p, values);
+      }
+      parameters.zero_gradients();
+      rig.model().train(parameters, 0.5F, rig.stream());
+      rig.device().synchronize(rig.stream());
+      for (const Parameter* p : parameters.layout().owned_parameters()) {
+        const std::vector<float> gradient = parameters.gradient(*p);
+        if (p->options.trainable) {
+          EXPECT_EQ(gradient, expected.at(hf_tensor_of(config, *p).name)) << p->full_name;
+        } else {
+          EXPECT_THAT(gradient, ::testing::Each(0.0F)) << p->full_name;
+        }
+      }
+    }
+  }
+}
+
+TEST(Transformer, AnUntrainedModelIsAsGoodAsGuessing) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      Rig rig(tiny(name), {.batch = 2, .sequence = 64, .compute = compute, .training = false});
+      rig.load_random(42);
+      rig.set_batch(ramp(128, 3), ramp(128, 11));
+      double sum = 0.0;
+      for (const float loss : rig.evaluate()) sum += static_cast<double>(loss);
+      EXPECT_NEAR(sum / 128.0, std::log(256.0), 0.1) << name;
+    }
+  }
+}
+
+TEST(Transformer, TrainingInBf16IsNearFp32) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    std::vector<float> losses[2];
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      Rig rig(tiny(name), {.batch = 1, .sequence = 33, .compute = compute, .recompute = true});
+      rig.load_random(7);
+      rig.set_batch(ramp(33, 3), ramp(33, 11));
+      losses[compute == DType::bf16 ? 1 : 0] = rig.train(1.0F);
+      EXPECT_EQ(rig.parameters().held(), 0);
+    }
+    for (std::size_t i = 0; i < losses[0].size(); ++i) EXPECT_NEAR(losses[1][i] / losses[0][i], 1.0, 0.02) << name;
+  }
+}
+
+TEST(Transformer, RefusesShapesBeyondTheModel) {
+  const auto message_of = [](const RunShape& shape) -> std::string {
+    try {
+      Transformer(builtin_model("tiny-gpt2"), shape);
+    } catch (const UsageError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(message_of({.batch = 1, .sequence = 257}), HasSubstr("256 positions"));
+  EXPECT_THAT(message_of({.batch = 1, .sequence = 0}), HasSubstr("256 positions"));
+  EXPECT_THAT(message_of({.batch = 0, .sequence = 8}), HasSubstr("micro-batch"));
+  EXPECT_THAT(message_of({.batch = std::int64_t{1} << 40, .sequence = 8}), HasSubstr("micro-batch"));
+  EXPECT_EQ(message_of({.batch = 1, .sequence = 256}), "");
+}
+
+TEST(Transformer, UseAgainstTheContractIsNamed) {
+  Rig forward(tiny("tiny-gpt2"), {.batch = 1, .sequence = 8, .training = false});
+  forward.load_random(1);
+  EXPECT_THROW(forward.train(1.0F), MisuseError);
+  EXPECT_THROW(forward.logits(8), MisuseError);
+  EXPECT_THROW(forward.logits(-1), MisuseError);
+  Transformer unbound(tiny("tiny-gpt2"), {.batch = 1, .sequence = 8});
+  EXPECT_THROW(unbound.train(forward.parameters(), 1.0F, forward.stream()), MisuseError);
+}
+
+}  // namespace
+}  // namespace tandem::testing

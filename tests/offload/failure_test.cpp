@@ -1,0 +1,89 @@
+// A failure anywhere reaches whoever waits, and nothing hangs.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "core/error.hpp"
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::toy;
+using testing::ToyOptions;
+using testing::ToyResult;
+using testing::ToyTrainer;
+
+class FailingStream : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(FailingStream, ReachesTheCallerAtEveryPosition) {
+  const std::string victim = GetParam();
+  int failures = 0;
+  for (int position = 0; position < 60; position += 3) {
+    auto seen = std::make_shared<std::atomic<int>>(0);
+    auto armed = std::make_shared<std::atomic<bool>>(false);
+    ToyOptions o = toy("interleave:2,resident=0.3");
+    o.offload.resident_layers = 1;
+    o.device.faults = std::make_shared<HostFaults>();
+    o.device.faults->before_task = [=](std::string_view stream, std::string_view task) {
+      if (!*armed || stream != victim || task == "record" || task == "wait") return;
+      if ((*seen)++ == position) throw DeviceError("injected failure");
+    };
+    ToyTrainer t(o);
+    *armed = true;
+    ToyResult result;
+    try {
+      for (int s = 0; s < 3; ++s) t.step(s, result);
+      t.engine().wait();
+    } catch (const DeviceError& error) {
+      EXPECT_STREQ(error.what(), "injected failure");
+      ++failures;
+      // Half-updated state is never handed out.
+      EXPECT_THROW((void)t.engine().state_digest(), Error);
+    }
+  }
+  EXPECT_GT(failures, 3);
+}
+
+INSTANTIATE_TEST_SUITE_P(Streams, FailingStream,
+                         ::testing::Values("host to device", "device to host", "device update", "compute"));
+
+TEST(Watchdog, NamesWhoWaitsForWhat) {
+  auto armed = std::make_shared<std::atomic<bool>>(false);
+  ToyOptions o = toy("host");
+  o.offload.resident_layers = 0;
+  o.offload.watchdog_seconds = 0.5;
+  o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->before_task = [armed](std::string_view stream, std::string_view) {
+    if (stream != "device to host") return;
+    while (*armed) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  ToyTrainer t(o);
+  *armed = true;
+  ToyResult result;
+  try {
+    t.step(0, result);
+    ADD_FAILURE() << "the stall went unnoticed";
+  } catch (const StalledError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("flush_gradient"), std::string::npos) << text;
+    EXPECT_NE(text.find("waiting for gradients"), std::string::npos) << text;
+  }
+  *armed = false;
+}
+
+TEST(Memory, ACeilingThatCannotFitIsRefusedBeforeAnythingIsAllocated) {
+  ToyOptions o = toy("device");
+  o.device.capacity = 100 << 10;
+  try {
+    ToyTrainer t(o);
+    FAIL();
+  } catch (const PlanError& error) {
+    EXPECT_NE(error.table().find("weights, resident"), std::string::npos);
+    EXPECT_NE(std::string(error.what()).find("--device-memory"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,156 @@
+// Wrong use is refused with names, and leaves the engine usable.
+#include <gtest/gtest.h>
+
+#include "core/error.hpp"
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::toy;
+using testing::ToyOptions;
+using testing::ToyResult;
+using testing::ToyTrainer;
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const MisuseError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Misuse, StepsMustBePaired) {
+  ToyTrainer t(toy("host"));
+  EXPECT_NE(message_of([&] { t.engine().end_step(); }), "");
+  EXPECT_NE(message_of([&] { t.engine().abort_step(); }), "");
+  EXPECT_NE(message_of([&] { (void)t.engine().fetch(0, t.stream()); }), "");
+  EXPECT_NE(message_of([&] { (void)t.engine().gradients(0, t.stream()); }), "");
+  t.engine().begin_step({});
+  EXPECT_NE(message_of([&] { t.engine().begin_step({}); }), "");
+  EXPECT_NE(message_of([&] { (void)t.engine().state_digest(); }), "");
+  EXPECT_NE(message_of([&] { t.engine().end_step(); }), "");  // no gradients yet
+  t.engine().abort_step();
+}
+
+TEST(Misuse, MoreMicroBatchesThanPlannedAreRefused) {
+  ToyTrainer t(toy("host"));
+  EXPECT_NE(message_of([&] { t.engine().begin_step({.micro_batches = 2}); }).find("allows 1 to 1"), std::string::npos);
+}
+
+TEST(Misuse, HoldingEveryBufferIsNamed) {
+  ToyOptions o = toy("host");
+  o.offload.resident_layers = 0;
+  o.offload.prefetch_layers = 1;
+  ToyTrainer t(o);
+  t.engine().begin_step({});
+  const WeightsGuard first = t.engine().fetch(1, t.stream());
+  WeightsGuard second = t.engine().fetch(2, t.stream());  // the shared layer's class has one to spare
+  const std::string text = message_of([&] {
+    for (int l = 3; l < 5; ++l) {
+      static std::vector<WeightsGuard> held;
+      held.clear();
+      held.push_back(t.engine().fetch(l, t.stream()));
+      (void)t.engine().fetch(l + 1, t.stream());
+    }
+  });
+  EXPECT_NE(text.find("no weight buffer is free for layer h."), std::string::npos) << text;
+}
+
+TEST(Misuse, CommittingTwiceOrUnknownNamesThrow) {
+  ToyTrainer t(toy("host"));
+  t.engine().begin_step({});
+  {
+    const WeightsGuard weights = t.engine().fetch(1, t.stream());
+    EXPECT_NE(message_of([&] { (void)weights["nonsense"]; }).find("nonsense"), std::string::npos);
+    GradientsGuard gradients = t.engine().gradients(1, t.stream());
+    gradients.commit(t.stream());
+    EXPECT_NE(message_of([&] { gradients.commit(t.stream()); }), "");
+    EXPECT_NE(message_of([&] { (void)t.engine().gradients(1, t.stream()); }), "");
+  }
+  t.engine().abort_step();
+}
+
+TEST(Misuse, APlanOfAnotherLayoutIsRefused) {
+  ToyOptions o = toy("host");
+  ToyTrainer t(o);
+  o.layers = 5;
+  const ParameterLayout other = testing::toy_layout(o);
+  EXPECT_THROW(OffloadEngine(t.device(), other, o.offload, t.engine().plan()), MisuseError);
+}
+
+TEST(Abort, LeavesAllStateAsItWas) {
+  for (const char* policy : {"device", "host", "interleave:2", "stream"}) {
+    ToyTrainer t(toy(policy));
+    ToyResult result;
+    t.step(0, result);
+    const std::string before = t.engine().state_digest();
+    t.engine().begin_step({});
+    float loss = 0.0F;
+    for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l, loss);
+    for (int l = t.layout().layer_count() - 1; l >= 2; --l) t.backward(l, 1, 0);
+    t.engine().abort_step();
+    EXPECT_EQ(t.engine().state_digest(), before);
+    // The next step is what it would have been.
+    t.step(1, result);
+    ToyTrainer straight(toy(policy));
+    ToyResult expected;
+    straight.step(0, expected);
+    straight.step(1, expected);
+    EXPECT_EQ(t.engine().state_digest(), straight.engine().state_digest());
+  }
+}
+
+TEST(Abort, AnExceptionInsideAStepAbandonsIt) {
+  ToyTrainer t(toy("interleave:2"));
+  ToyResult result;
+  t.step(0, result);
+  const std::string before = t.engine().state_digest();
+  EXPECT_THROW(
+      {
+        t.engine().begin_step({});
+        float loss = 0.0F;
+        for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l, loss);
+        const GradientsGuard gradients = t.engine().gradients(2, t.stream());
+        throw std::runtime_error("the caller's own");
+      },
+      std::runtime_error);
+  t.step(1, result);  // begins as if nothing had happened
+  EXPECT_EQ(t.engine().step(), 2);
+  EXPECT_NE(t.engine().state_digest(), before);
+}
+
+TEST(State, WhatIsWrittenIsReadBack) {
+  for (const char* policy : {"device", "host", "interleave:2,resident=0.5"}) {
+    ToyOptions o = toy(policy);
+    o.offload.subgroup_size = 1024;
+    ToyTrainer t(o);
+    for (const Parameter* p : t.layout().owned_parameters()) {
+      if (!p->options.trainable) continue;
+      for (const StateArray array : {StateArray::master, StateArray::m, StateArray::v}) {
+        std::vector<float> values(static_cast<std::size_t>(p->count));
+        for (std::size_t i = 0; i < values.size(); ++i) values[i] = testing::noise(3, i);
+        t.engine().write(*p, array, values);
+        std::vector<float> back(values.size());
+        t.engine().read(*p, array, back);
+        EXPECT_EQ(back, values);
+      }
+    }
+  }
+}
+
+TEST(State, FrozenParametersNeitherDecayNorMove) {
+  ToyTrainer t(toy("interleave:2"));
+  const Parameter& frozen = t.layout().parameter("h.1.frozen");
+  std::vector<float> before(5);
+  std::vector<float> after(5);
+  t.engine().read(frozen, StateArray::master, before);
+  ToyResult result;
+  t.step(0, result);
+  t.engine().read(frozen, StateArray::master, after);
+  EXPECT_EQ(before, after);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,175 @@
+// "The policy changes time, never results": one digest over every way to run the same steps.
+#include <gtest/gtest.h>
+
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "scheduler/traffic.hpp"
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::toy;
+using testing::ToyOptions;
+using testing::ToyResult;
+using testing::train_toy;
+
+const ToyResult& reference() {
+  static const ToyResult result = train_toy(toy("device"));
+  return result;
+}
+
+void expect_same(const ToyResult& result, const ToyResult& expected) {
+  EXPECT_EQ(result.digest, expected.digest);
+  EXPECT_EQ(result.norms, expected.norms);
+  EXPECT_EQ(result.losses, expected.losses);
+}
+
+class EveryPolicy : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(EveryPolicy, GivesTheSameBits) { expect_same(train_toy(toy(GetParam())), reference()); }
+
+TEST_P(EveryPolicy, GivesTheSameBitsForEverySubgroupSize) {
+  for (const std::int64_t size : {std::int64_t{1}, std::int64_t{4097}, std::int64_t{1} << 20}) {
+    ToyOptions o = toy(GetParam());
+    o.offload.subgroup_size = size;
+    expect_same(train_toy(o), reference());
+  }
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsForEveryResidencyAndPrefetch) {
+  const bool fixed = std::string(GetParam()) == "device";
+  for (const int resident : {0, 1, 6}) {
+    for (const int prefetch : {1, 2, 4}) {
+      ToyOptions o = toy(GetParam());
+      o.offload.resident_layers = fixed ? -1 : resident;
+      o.offload.prefetch_layers = prefetch;
+      expect_same(train_toy(o), reference());
+    }
+  }
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWithTwoThreadsAndASlowLink) {
+  ToyOptions o = toy(GetParam());
+  o.device.threads = 2;
+  o.device.update_threads = 2;
+  o.device.link_bytes_per_second = 50e6;
+  expect_same(train_toy(o), reference());
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWithEvaluationsBetween) {
+  ToyOptions o = toy(GetParam());
+  o.evaluate_between = true;
+  expect_same(train_toy(o), reference());
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWithThreeMicroBatches) {
+  static const ToyResult expected = [] {
+    ToyOptions o = toy("device");
+    o.micro_batches = 3;
+    return train_toy(o);
+  }();
+  ToyOptions o = toy(GetParam());
+  o.micro_batches = 3;
+  o.offload.resident_layers = std::string(GetParam()) == "device" ? -1 : 1;
+  const ToyResult result = train_toy(o);
+  expect_same(result, expected);
+  EXPECT_NE(result.digest, reference().digest);
+}
+
+TEST_P(EveryPolicy, SkipsANonFiniteStepWithoutTrace) {
+  static const ToyResult expected = [] {
+    ToyOptions o = toy("device");
+    o.steps = 2;
+    return train_toy(o);
+  }();
+  ToyOptions o = toy(GetParam());
+  o.steps = 2;
+  o.nan_at_step = 2;
+  testing::ToyTrainer trainer(o);
+  ToyResult result;
+  trainer.step(0, result);
+  trainer.step(1, result);
+  trainer.step(2, result);
+  EXPECT_EQ(result.skipped, 1);
+  EXPECT_EQ(trainer.engine().state_digest(), expected.digest);
+  EXPECT_EQ(trainer.engine().step(), 2);
+}
+
+TEST_P(EveryPolicy, CountsUpdatesAsThePlanSays) {
+  const ToyResult result = train_toy(toy(GetParam()));
+  const auto total = result.counters.parameters_updated_cpu + result.counters.parameters_updated_streamed +
+                     result.counters.parameters_updated_resident;
+  std::int64_t trainable = 0;
+  const ParameterLayout layout = testing::toy_layout(toy(GetParam()));
+  for (const Parameter* p : layout.owned_parameters()) {
+    if (p->options.trainable) trainable += p->count;
+  }
+  EXPECT_EQ(total, static_cast<std::uint64_t>(3 * trainable));
+  const Plan::Shares shares = result.plan.shares();
+  EXPECT_EQ(shares.cpu > 0, result.counters.parameters_updated_cpu > 0);
+  EXPECT_EQ(shares.streamed > 0, result.counters.parameters_updated_streamed > 0);
+  EXPECT_EQ(shares.resident > 0, result.counters.parameters_updated_resident > 0);
+}
+
+TEST_P(EveryPolicy, MovesTheBytesThatThePlanSays) {
+  for (const int micro_batches : {1, 3}) {
+    for (const int resident : {0, 2, -1}) {
+      ToyOptions o = toy(GetParam());
+      o.micro_batches = micro_batches;
+      o.offload.resident_layers = std::string(GetParam()) == "device" ? -1 : resident;
+      const ToyResult result = train_toy(o);
+      const Traffic planned = predict_traffic(testing::toy_layout(o), result.plan, micro_batches, o.steps);
+      EXPECT_EQ(result.counters.bytes_host_to_device, planned.host_to_device);
+      EXPECT_EQ(result.counters.bytes_device_to_host, planned.device_to_host);
+    }
+  }
+}
+
+TEST_P(EveryPolicy, PeaksAtThePlannedByte) {
+  const ToyResult result = train_toy(toy(GetParam()));
+  EXPECT_EQ(result.device_peak, result.plan.memory.device_bytes());
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, EveryPolicy,
+                         ::testing::Values("device", "host", "static:0", "static:0.3", "static:0.7", "static:1",
+                                           "interleave:1", "interleave:2", "interleave:3", "interleave:2,resident=0.4",
+                                           "stream", "auto"));
+
+TEST(SameBits, AnotherSeedOrRateGivesAnotherDigest) {
+  ToyOptions o = toy("host");
+  o.seed = 8;
+  EXPECT_NE(train_toy(o).digest, reference().digest);
+  o = toy("host");
+  o.lr = 1.1e-2;
+  EXPECT_NE(train_toy(o).digest, reference().digest);
+}
+
+TEST(SameBits, SurvivesRandomDelaysOnEveryStream) {
+  const char* policies[] = {"host", "static:0.5", "interleave:2", "interleave:2,resident=0.4", "stream", "device"};
+  for (unsigned seed = 0; seed < 24; ++seed) {
+    auto random = std::make_shared<std::mt19937>(seed);
+    auto mutex = std::make_shared<std::mutex>();
+    const std::string slow = seed % 4 == 0 ? "host to device" : seed % 4 == 1 ? "device to host"
+                             : seed % 4 == 2 ? "device update" : "compute";
+    ToyOptions o = toy(policies[seed % 6]);
+    o.offload.prefetch_layers = 1 + static_cast<int>(seed % 3);
+    o.offload.subgroup_size = 1 + 1500 * (seed % 5);
+    if (std::string(policies[seed % 6]) != "device") o.offload.resident_layers = static_cast<int>(seed % 4);
+    o.device.faults = std::make_shared<HostFaults>();
+    o.device.faults->before_task = [random, mutex, slow](std::string_view stream, std::string_view) {
+      int microseconds = 0;
+      {
+        const std::lock_guard lock(*mutex);
+        microseconds = static_cast<int>((*random)() % (stream == slow ? 400 : 40));
+      }
+      std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+    };
+    expect_same(train_toy(o), reference());
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,190 @@
+#pragma once
+// A trainer with a forward and backward of its own, small enough to be checked by hand, whose bits depend
+// on every weight of every layer. Used to show that plans change time and never results.
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "api/open_device.hpp"
+#include "core/device.hpp"
+#include "core/parameter_layout.hpp"
+#include "cpu_ops/host_device.hpp"
+#include "offload/engine.hpp"
+
+namespace tandem::testing {
+
+struct ToyOptions {
+  OffloadOptions offload;
+  HostDeviceOptions device;
+  int layers = 4;
+  std::int64_t width = 3000;   ///< of the plain layers: padding and odd sizes everywhere
+  bool tied = true;            ///< the last layer shares a parameter of the first
+  int steps = 3;
+  int micro_batches = 1;
+  double lr = 1e-2;
+  double max_grad_norm = 1.0;
+  std::uint64_t seed = 7;
+  int nan_at_step = -1;        ///< a gradient of this step is not a number
+  bool evaluate_between = false;
+  Trace* trace = nullptr;
+};
+
+struct ToyResult {
+  std::string digest;
+  std::vector<double> norms;
+  std::vector<float> losses;   ///< a sum over weights, seen by each step's forward
+  int skipped = 0;
+  EngineCounters counters;
+  Plan plan;
+  std::size_t device_peak = 0;
+};
+
+inline ParameterLayout toy_layout(const ToyOptions& o) {
+  ParameterLayout layout;
+  layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false});
+  for (int i = 0; i < o.layers; ++i) {
+    auto layer = layout.add_layer("h." + std::to_string(i));
+    layer.add("w", {o.width}).add("frozen", {5}, {.trainable = false}).add("b", {33}, {.decay = false, .lr_scale = 0.5});
+  }
+  layout.add_layer("last").add("norm", {65}, {.decay = false}).add("table", {7, 901});
+  if (o.tied) layout.tie("first.table", "last.table");
+  return layout;
+}
+
+/// A value in [-1, 1) from a counter.
+inline float noise(std::uint64_t key, std::uint64_t counter) {
+  std::uint64_t x = key * 0x9e3779b97f4a7c15ULL + counter * 0xbf58476d1ce4e5b9ULL + 1;
+  x ^= x >> 31;
+  x *= 0x94d049bb133111ebULL;
+  x ^= x >> 29;
+  return static_cast<float>(static_cast<double>(x >> 11) * 0x1.0p-52 - 1.0);
+}
+
+class ToyTrainer {
+ public:
+  explicit ToyTrainer(const ToyOptions& o)
+      : o_(o), layout_(toy_layout(o)), device_(std::make_unique<HostDevice>(o.device)) {
+    o_.offload.max_micro_batches = std::max(o_.offload.max_micro_batches, o_.micro_batches);
+    const PlanningFacts facts{device_->info().capacity, 0};
+    plan_ = make_plan(layout_, o_.offload, facts);
+    engine_ = std::make_unique<OffloadEngine>(*device_, layout_, o_.offload, plan_, o_.trace);
+    stream_ = device_->make_stream("compute");
+    const std::uint64_t seed = o.seed;
+    engine_->initialize([seed](const Parameter& p, std::span<float> values) {
+      const std::uint64_t key = seed + std::hash<std::string>{}(p.full_name);
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.1F * noise(key, i);
+    });
+  }
+
+  ToyResult run() {
+    ToyResult result;
+    for (int s = 0; s < o_.steps; ++s) {
+      step(s, result);
+      if (o_.evaluate_between) evaluate();
+    }
+    result.digest = engine_->state_digest();
+    result.counters = engine_->counters();
+    result.plan = plan_;
+    result.device_peak = device_->peak_bytes();
+    return result;
+  }
+
+  void step(int s, ToyResult& result) {
+    engine_->begin_step({.lr = o_.lr, .max_grad_norm = o_.max_grad_norm, .micro_batches = o_.micro_batches});
+    float loss = 0.0F;
+    for (int micro = 0; micro < o_.micro_batches; ++micro) {
+      for (int l = 0; l < layout_.layer_count(); ++l) forward(l, loss);
+      for (int l = layout_.layer_count() - 1; l >= 0; --l) backward(l, s, micro);
+    }
+    const StepReport report = engine_->end_step();
+    device_->synchronize(stream_);
+    result.norms.push_back(report.gradient_norm);
+    result.losses.push_back(loss);
+    result.skipped += report.skipped ? 1 : 0;
+  }
+
+  void evaluate() {
+    for (int pass = 0; pass < 2; ++pass) {
+      const auto scope = engine_->evaluation();
+      float loss = 0.0F;
+      for (int l = 0; l < layout_.layer_count(); ++l) forward(l, loss);
+      device_->synchronize(stream_);
+    }
+    {
+      const auto scope = engine_->evaluation();  // a forward that stops half-way leaves nothing held
+      float loss = 0.0F;
+      forward(0, loss);
+      forward(1, loss);
+      device_->synchronize(stream_);
+    }
+  }
+
+  OffloadEngine& engine() { return *engine_; }
+  HostDevice& device() { return *device_; }
+  const ParameterLayout& layout() const { return layout_; }
+  StreamView stream() const { return stream_; }
+
+  void forward(int l, float& loss) {
+    const WeightsGuard weights = engine_->fetch(l, stream_);
+    float* out = &loss;
+    for (const Parameter& p : layout_.layer(l).parameters) {
+      const TensorView w = weights[p.name];
+      device_->enqueue(stream_, "toy forward", [w, out] {
+        const bf16* values = w.as<bf16>();
+        float sum = 0.0F;
+        for (std::int64_t i = 0; i < w.count(); ++i) {
+          sum += numerics::bf16_to_float(values[i]) * static_cast<float>(i % 5 - 2);
+        }
+        *out += sum;
+      });
+    }
+  }
+
+  /// d/dw of 0.5 (w - target)^2, a target per micro-batch: depends on the weight's bits.
+  void backward(int l, int s, int micro) {
+    const WeightsGuard weights = engine_->fetch(l, stream_);
+    GradientsGuard gradients = engine_->gradients(l, stream_);
+    for (const Parameter& p : layout_.layer(l).parameters) {
+      const TensorView g = gradients[p.name];
+      if (!g) continue;
+      const TensorView w = weights[p.name];
+      const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
+      const bool poison = s == o_.nan_at_step && l == 1 && micro == 0;
+      device_->enqueue(stream_, "toy backward", [w, g, key, poison] {
+        const bf16* values = w.as<bf16>();
+        float* out = g.as<float>();
+        for (std::int64_t i = 0; i < g.count(); ++i) {
+          out[i] += numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
+        }
+        if (poison) out[g.count() / 2] = std::nanf("");
+      });
+    }
+    gradients.commit(stream_);
+  }
+
+ private:
+  ToyOptions o_;
+  ParameterLayout layout_;
+  std::unique_ptr<HostDevice> device_;
+  Plan plan_;
+  std::unique_ptr<OffloadEngine> engine_;
+  Stream stream_;
+};
+
+inline ToyResult train_toy(const ToyOptions& options) { return ToyTrainer(options).run(); }
+
+/// Options of a toy run with the given policy on a roomy device.
+inline ToyOptions toy(const std::string& policy) {
+  ToyOptions o;
+  o.device.capacity = std::size_t{64} << 20;
+  o.device.threads = 1;
+  o.device.update_threads = 1;
+  o.device.poison_memory = true;
+  o.offload.policy = parse_policy(policy);
+  o.offload.watchdog_seconds = 30.0;
+  return o;
+}
+
+}  // namespace tandem::testing

@@ -1,0 +1,166 @@
+#include "scheduler/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "core/update_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+using namespace literals;  // NOLINT: sizes
+
+/// Twelve blocks and a large embedding, tied to the head: the shape of a small GPT-2.
+ParameterLayout transformer_like() {
+  ParameterLayout layout;
+  layout.add_layer("embedding").add("tokens", {50257, 768}).add("positions", {1024, 768});
+  for (int i = 0; i < 12; ++i) {
+    layout.add_layer("h." + std::to_string(i)).add("w", {7077888}).add("b", {9984}, {.decay = false});
+  }
+  layout.add_layer("head").add("norm", {768}, {.decay = false}).add("tokens", {50257, 768});
+  layout.tie("embedding.tokens", "head.tokens");
+  return layout;
+}
+
+OffloadOptions with(const std::string& policy) {
+  OffloadOptions options;
+  options.policy = parse_policy(policy);
+  return options;
+}
+
+Plan plan_of(const std::string& policy, std::size_t ceiling = 64_GiB) {
+  return make_plan(transformer_like(), with(policy), {ceiling, 0});
+}
+
+TEST(Plan, SubgroupsCoverTheStateOnceInOrder) {
+  const ParameterLayout layout = transformer_like();
+  for (const std::int64_t size : {std::int64_t{1}, std::int64_t{100'000}, std::int64_t{1} << 20, std::int64_t{1} << 40}) {
+    OffloadOptions options = with("interleave:2");
+    options.subgroup_size = size == 1 ? 5000 : size;
+    const Plan plan = make_plan(layout, options, {64_GiB, 0});
+    int layer = 0;
+    std::int64_t at = 0;
+    for (const Subgroup& s : plan.subgroups) {
+      if (s.layer != layer) {
+        EXPECT_EQ(at, layout.layer(layer).state_elements);
+        ++layer;
+        at = 0;
+      }
+      EXPECT_EQ(s.layer, layer);
+      EXPECT_EQ(s.begin, at);
+      EXPECT_EQ(s.begin % layout_quantum, 0);
+      EXPECT_EQ(s.count() % layout_quantum, 0);
+      EXPECT_GT(s.count(), 0);
+      at = s.end;
+    }
+    EXPECT_EQ(layer, layout.layer_count() - 1);
+  }
+}
+
+TEST(Plan, SharesAreWhatThePolicyAsksFor) {
+  const double all = static_cast<double>(transformer_like().state_elements());
+  const auto share = [&](std::int64_t part) { return static_cast<double>(part) / all; };
+  const double granule = 8388608.0 / all;  // a subgroup either way
+  EXPECT_EQ(plan_of("device").shares().resident, transformer_like().state_elements());
+  EXPECT_EQ(plan_of("host").shares().cpu, transformer_like().state_elements());
+  EXPECT_EQ(plan_of("stream").shares().streamed, transformer_like().state_elements());
+  for (const double r : {0.0, 0.25, 0.5, 0.9, 1.0}) {
+    EXPECT_NEAR(share(plan_of("static:" + std::to_string(r)).shares().cpu), r, granule / 2);
+  }
+  EXPECT_EQ(plan_of("interleave:1").shares().streamed, transformer_like().state_elements());
+  const Plan::Shares mixed = plan_of("interleave:2,resident=0.3").shares();
+  EXPECT_NEAR(share(mixed.resident), 0.3, granule / 2);
+  EXPECT_NEAR(share(mixed.streamed), 0.35, 2 * granule);
+}
+
+TEST(Plan, InterleaveStreamsEveryKthSubgroup) {
+  const Plan plan = plan_of("interleave:3");
+  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
+    EXPECT_EQ(plan.subgroups[i].updater == Updater::device, (i + 1) % 3 == 0) << i;
+    EXPECT_EQ(plan.subgroups[i].tier, Tier::host);
+  }
+}
+
+TEST(Plan, NeverPassesTheCeilingAndUsesMoreWhereThereIsMore) {
+  std::size_t before = 0;
+  for (const std::size_t ceiling : {300_MiB, 400_MiB, 600_MiB, 1_GiB, 2_GiB, 4_GiB}) {
+    const Plan plan = plan_of("host", ceiling);
+    EXPECT_LE(plan.memory.device_bytes(), ceiling);
+    EXPECT_GE(plan.memory.device_bytes(), before);
+    before = plan.memory.device_bytes();
+  }
+}
+
+TEST(Plan, TheCallersShareCountsAgainstTheCeiling) {
+  OffloadOptions options = with("host");
+  options.reserved_device_memory = 100_MiB;
+  const Plan plan = make_plan(transformer_like(), options, {500_MiB, 0});
+  EXPECT_LE(plan.memory.device_bytes(), 400_MiB);
+}
+
+TEST(Plan, RefusalNamesASizeThatThenFits) {
+  const ParameterLayout layout = transformer_like();
+  for (const char* policy : {"device", "host", "static:0.5", "interleave:2", "stream", "auto"}) {
+    OffloadOptions options = with(policy);
+    options.device_memory = 50_MiB;
+    try {
+      make_plan(layout, options, {64_GiB, 0});
+      FAIL() << policy;
+    } catch (const PlanError& error) {
+      const std::string text = error.what();
+      EXPECT_NE(text.find("--device-memory"), std::string::npos) << text;
+      EXPECT_NE(error.table().find("total"), std::string::npos);
+    }
+    options.device_memory = smallest_device_memory(layout, options);
+    EXPECT_NO_THROW(make_plan(layout, options, {64_GiB, 0})) << policy;
+    options.device_memory -= 1;
+    EXPECT_THROW(make_plan(layout, options, {64_GiB, 0}), PlanError) << policy;
+  }
+}
+
+TEST(Plan, HostCeilingsAreKept) {
+  OffloadOptions options = with("host");
+  options.host_memory = 1_GiB;
+  EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), PlanError);
+  EXPECT_THROW(make_plan(transformer_like(), with("host"), {64_GiB, 1_GiB}), PlanError);
+}
+
+TEST(Plan, AutomaticTakesWhatFitsMostOnTheDeviceFirst) {
+  EXPECT_EQ(plan_of("auto", 64_GiB).policy.kind, Policy::Kind::device);
+  const Plan middle = plan_of("auto", 1200_MiB);
+  EXPECT_EQ(middle.policy.kind, Policy::Kind::static_share);
+  EXPECT_TRUE(middle.chosen_by_auto);
+  EXPECT_EQ(plan_of("auto", 300_MiB).policy.kind, Policy::Kind::host);
+}
+
+TEST(Plan, ContradictionsAreRefused) {
+  OffloadOptions options = with("device");
+  options.resident_layers = 2;
+  EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), UsageError);
+  options = with("host");
+  options.resident_layers = 15;
+  EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), UsageError);
+}
+
+TEST(Plan, AccumulatorsAreBookedOnlyWhereNeeded) {
+  OffloadOptions options = with("host");
+  const Plan one = make_plan(transformer_like(), options, {64_GiB, 0});
+  options.max_micro_batches = 4;
+  const Plan four = make_plan(transformer_like(), options, {64_GiB, 0});
+  EXPECT_EQ(four.memory.host_bytes() - one.memory.host_bytes(),
+            static_cast<std::size_t>(transformer_like().state_elements()) * 4);
+}
+
+TEST(Plan, JsonHoldsEverySubgroup) {
+  const Plan plan = plan_of("interleave:2,resident=0.5");
+  const auto json = nlohmann::json::parse(plan.json());
+  EXPECT_EQ(json["policy"], "interleave:2,resident=0.5");
+  ASSERT_EQ(json["subgroups"].size(), plan.subgroups.size());
+  EXPECT_EQ(json["subgroups"].back()["tier"], "device");
+  EXPECT_EQ(json["memory"].size(), plan.memory.entries.size());
+}
+
+}  // namespace
+}  // namespace tandem

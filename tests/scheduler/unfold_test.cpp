@@ -1,0 +1,275 @@
+// The tasks of a plan, and that every hazard between them is a dependency.
+#include "scheduler/unfold.hpp"
+
+#include <gtest/gtest-spi.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <set>
+
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+ParameterLayout small_layout() {
+  ParameterLayout layout;
+  layout.add_layer("embedding").add("t", {9, 1024});
+  for (int i = 0; i < 5; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {300'000});
+  layout.add_layer("head").add("t", {9, 1024}).add("n", {10});
+  layout.tie("embedding.t", "head.t");
+  return layout;
+}
+
+struct Unfolded {
+  ParameterLayout layout = small_layout();
+  Plan plan;
+  std::vector<Task> tasks;
+
+  explicit Unfolded(const std::string& policy, int resident = 0, int prefetch = 2) {
+    OffloadOptions options;
+    options.policy = parse_policy(policy);
+    options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : resident;
+    options.prefetch_layers = prefetch;
+    options.max_micro_batches = 2;
+    options.subgroup_size = 100'000;
+    plan = make_plan(layout, options, {std::size_t{1} << 34, 0});
+  }
+
+  void pass(Unfolder& u, int l, bool backward) {
+    const Visit visit = u.visit(l, tasks);
+    u.prefetch(tasks);
+    if (backward) {
+      const GradientVisit g = u.gradients(l, tasks);
+      u.commit(l, g, tasks);
+    }
+    u.release(visit);
+    u.prefetch(tasks);
+  }
+
+  void steps(int count) {
+    Unfolder u(layout, plan);
+    for (int s = 0; s < count; ++s) {
+      u.begin_step(2);
+      u.prefetch(tasks);
+      for (int micro = 0; micro < 2; ++micro) {
+        for (int l = 0; l < layout.layer_count(); ++l) pass(u, l, false);
+        for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, true);
+      }
+      EXPECT_TRUE(u.gradients_complete());
+      u.update(tasks);
+      u.end_pass();
+    }
+  }
+};
+
+/// For each pair of tasks of which one writes what the other touches, in order of emission, there must be
+/// a path of dependencies. The caller's own stream orders its tasks among themselves.
+class HazardCheck {
+ public:
+  explicit HazardCheck(const Unfolded& run) : run_(run), reach_(run.tasks.size()) {
+    std::size_t last_caller = run.tasks.size();
+    for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+      auto& reach = reach_[i];
+      reach.resize(run.tasks.size() / 64 + 1);
+      const auto join = [&](std::size_t d) {
+        for (std::size_t w = 0; w < reach.size(); ++w) reach[w] |= reach_[d].empty() ? 0 : reach_[d][w];
+        reach[d / 64] |= std::uint64_t{1} << (d % 64);
+      };
+      for (const TaskId d : run.tasks[i].dependencies) join(static_cast<std::size_t>(d));
+      if (run.tasks[i].lane == Lane::caller) {
+        if (last_caller < i) join(last_caller);
+        last_caller = i;
+      }
+    }
+  }
+
+  void touch(std::size_t task, const std::string& what, bool write) {
+    auto& record = memory_[what];
+    if (record.writer != task && record.writer < run_.tasks.size()) require(record.writer, task, what);
+    if (write) {
+      for (const std::size_t reader : record.readers) require(reader, task, what);
+      record.readers.clear();
+      record.writer = task;
+    } else {
+      record.readers.push_back(task);
+    }
+  }
+
+  int missing = 0;
+
+ private:
+  void require(std::size_t first, std::size_t second, const std::string& what) {
+    if (first == second || (reach_[second][first / 64] >> (first % 64) & 1) != 0) return;
+    ++missing;
+    ADD_FAILURE() << name_of(run_.tasks[second].kind) << " " << second << " does not wait for "
+                  << name_of(run_.tasks[first].kind) << " " << first << " over " << what;
+  }
+  struct Record {
+    std::size_t writer = SIZE_MAX;
+    std::vector<std::size_t> readers;
+  };
+  const Unfolded& run_;
+  std::vector<std::vector<std::uint64_t>> reach_;
+  std::map<std::string, Record> memory_;
+};
+
+std::string key(const char* what, std::int64_t a, std::int64_t b = 0) {
+  return std::string(what) + " " + std::to_string(a) + " " + std::to_string(b);
+}
+
+/// What each task reads and writes, from the meaning of its kind alone.
+int check_hazards(const Unfolded& run) {
+  HazardCheck check(run);
+  std::map<int, int> buffer_of;  // layer to the weight buffer it was fetched into last
+  for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+    const Task& t = run.tasks[i];
+    const bool resident = t.layer >= 0 && run.plan.layers[static_cast<std::size_t>(t.layer)].resident;
+    const auto weights_home = [&](bool write) {  // by subgroup, so that two of a layer do not conflict
+      for (std::size_t s = 0; s < run.plan.subgroups.size(); ++s) {
+        const Subgroup& g = run.plan.subgroups[s];
+        if (g.layer != t.layer || (t.subgroup >= 0 && static_cast<int>(s) != t.subgroup)) continue;
+        for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
+          if (t.count() > 0 && (b < t.begin || b >= t.end)) continue;
+          check.touch(i, key(resident ? "resident weights" : "host weights", t.layer, b), write);
+        }
+      }
+    };
+    const auto pieces = [&](const char* what, bool write) {
+      for (std::int64_t b = t.begin; b < t.end; b += run.plan.piece_elements) check.touch(i, key(what, t.layer, b), write);
+    };
+    switch (t.kind) {
+      case TaskKind::visit: {
+        std::vector<int> used{t.layer};
+        for (const int owner : run.layout.layer(t.layer).borrows) used.push_back(owner);
+        for (const int l : used) {
+          const bool stays = run.plan.layers[static_cast<std::size_t>(l)].resident;
+          if (!stays) check.touch(i, key("weight buffer", buffer_of.at(l)), false);
+          for (const Subgroup& g : run.plan.subgroups) {
+            if (!stays || g.layer != l) continue;
+            for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
+              check.touch(i, key("resident weights", l, b), false);
+            }
+          }
+        }
+        break;
+      }
+      case TaskKind::commit: break;
+      case TaskKind::fetch_weights:
+        check.touch(i, key("weight buffer", t.buffer), true);
+        buffer_of[t.layer] = t.buffer;
+        weights_home(false);
+        break;
+      case TaskKind::round_gradient: check.touch(i, key("staging", t.staging), true); break;
+      case TaskKind::keep_gradient: pieces("gradient", true); break;
+      case TaskKind::flush_gradient:
+        check.touch(i, key("staging", t.staging), false);
+        pieces("gradient", true);
+        break;
+      case TaskKind::fold_gradient: pieces("gradient", true); break;
+      case TaskKind::fetch_norm: break;
+      case TaskKind::load_state:
+        check.touch(i, key("state buffer", t.buffer), true);
+        pieces("state", false);
+        pieces("gradient", false);
+        break;
+      case TaskKind::update_streamed:
+        check.touch(i, key("state buffer", t.buffer), true);
+        if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
+        if (resident) weights_home(true);
+        break;
+      case TaskKind::store_state:
+        check.touch(i, key("state buffer", t.buffer), false);
+        pieces("state", true);
+        break;
+      case TaskKind::update_resident:
+        pieces("state", true);
+        pieces("gradient", false);
+        if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
+        if (resident) weights_home(true);
+        break;
+      case TaskKind::store_weights:
+        check.touch(i, key("staging", t.staging), false);
+        weights_home(true);
+        break;
+      case TaskKind::update_cpu:
+        pieces("state", true);
+        pieces("gradient", false);
+        if (!resident) weights_home(true);
+        break;
+      case TaskKind::push_weights: weights_home(true); break;
+    }
+  }
+  return check.missing;
+}
+
+class Hazards : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Hazards, AreAllDependencies) {
+  for (const int resident : {0, 2, 7}) {
+    for (const int prefetch : {1, 2, 4}) {
+      Unfolded run(GetParam(), resident, prefetch);
+      run.steps(3);
+      check_hazards(run);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, Hazards,
+                         ::testing::Values("device", "host", "static:0.5", "interleave:2", "interleave:2,resident=0.4",
+                                           "stream"));
+
+TEST(Unfold, DependenciesComeBeforeTheirDependents) {
+  Unfolded run("interleave:2");
+  run.steps(2);
+  for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+    EXPECT_EQ(run.tasks[i].id, static_cast<TaskId>(i));
+    for (const TaskId d : run.tasks[i].dependencies) EXPECT_LT(d, run.tasks[i].id);
+  }
+}
+
+TEST(Unfold, TheHazardCheckFindsADroppedDependency) {
+  Unfolded run("interleave:2");
+  run.steps(3);
+  int found = 0;
+  for (const TaskKind victim : {TaskKind::visit, TaskKind::fetch_weights, TaskKind::flush_gradient, TaskKind::load_state,
+                                TaskKind::store_state, TaskKind::update_streamed, TaskKind::update_cpu,
+                                TaskKind::store_weights}) {
+    Unfolded broken = run;
+    for (Task& t : broken.tasks) {
+      if (t.kind == victim) t.dependencies.clear();
+    }
+    ::testing::TestPartResultArray failures;
+    {
+      ::testing::ScopedFakeTestPartResultReporter reporter(
+          ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+      check_hazards(broken);
+    }
+    EXPECT_GT(failures.size(), 0) << name_of(victim);
+    found += failures.size() > 0 ? 1 : 0;
+  }
+  EXPECT_EQ(found, 8);
+}
+
+TEST(Unfold, TheLastLayersOfForwardAreNotFetchedTwice) {
+  Unfolded run("host", 0, 3);
+  run.steps(1);
+  std::map<int, int> fetches;
+  for (const Task& t : run.tasks) fetches[t.layer] += t.kind == TaskKind::fetch_weights ? 1 : 0;
+  EXPECT_EQ(fetches[5], 2);  // once a micro-batch, not twice
+  EXPECT_EQ(fetches[4], 2);
+  EXPECT_GT(fetches[2], 2);
+}
+
+TEST(Unfold, AResidentLayerIsNeverFetched) {
+  Unfolded run("host", 7);
+  run.steps(2);
+  EXPECT_EQ(std::count_if(run.tasks.begin(), run.tasks.end(),
+                          [](const Task& t) { return t.kind == TaskKind::fetch_weights; }),
+            0);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,162 @@
+#!/usr/bin/env python3
+"""Checks how the source tree hangs together, from the text of its files alone.
+
+Usage: check_dependencies.py ROOT
+
+Reports one line "FILE:LINE: RULE: WHAT" for each violation and ends with 1 where there is one:
+  dependency   a module includes a module that the table does not allow, or spells an include otherwise
+               than "module/file.hpp"
+  length       a source file has more than 600 lines
+  conditional  a header outside core/numerics/ has a preprocessor conditional
+  public       a public header, or one that it includes, includes a header of CUDA, TBB, hwloc or oneDNN
+"""
+import re
+import sys
+from pathlib import Path
+
+LONGEST_FILE = 600
+
+# Who may include whom. Every module may include itself.
+MAY_INCLUDE = {
+    "core": set(),
+    "cpu_ops": {"core"},
+    "gpu_ops": {"core"},
+    "scheduler": {"core"},
+    "offload": {"core", "scheduler"},
+    "models": {"core"},
+    "data": {"core"},
+    "io": {"core"},
+    "comm": {"core"},
+    "api": {"core", "cpu_ops", "gpu_ops", "scheduler", "offload"},
+}
+MAY_INCLUDE["train"] = set(MAY_INCLUDE) - {"cpu_ops", "gpu_ops"}
+MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
+MODULES = set(MAY_INCLUDE)
+# include/tandem/ is the outer face of api. No other module may depend on it but those above api.
+PUBLIC = "tandem"
+PUBLIC_USERS = {"api", "train", "cli"}
+# Not modules: they may include everything, and their own files.
+OUTSIDE = {"tests", "bench", "examples"}
+
+SOURCES = {".hpp", ".h", ".cpp", ".cu", ".cuh", ".py", ".in"}
+HEADERS = {".hpp", ".h", ".cuh"}
+HIDDEN_LIBRARIES = re.compile(
+    r"^(cuda|cublas|cudnn|nccl|nvml|nvtx|nvToolsExt|cub/|thrust/|tbb/|oneapi/tbb|hwloc|dnnl|oneapi/dnnl)"
+)
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
+CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef|else)\b")
+BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
+
+
+def is_header(path):
+    return path.suffix in HEADERS or path.name.endswith(".hpp.in")
+
+
+def code_lines(path):
+    """Lines without block comments, so that an include in a comment counts for nothing."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return BLOCK_COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text).splitlines()
+
+
+def includes_of(path):
+    for number, line in enumerate(code_lines(path), 1):
+        found = INCLUDE.match(line)
+        if found:
+            yield number, found.group(1) == '"', found.group(2)
+
+
+class Tree:
+    def __init__(self, root):
+        self.root = root
+        self.violations = []
+        folders = sorted(MODULES | OUTSIDE | {"include"})
+        self.files = [
+            p for folder in folders for p in sorted((root / folder).rglob("*")) if p.is_file() and p.suffix in SOURCES
+        ]
+
+    def report(self, path, line, rule, what):
+        self.violations.append(f"{path.relative_to(self.root)}:{line}: {rule}: {what}")
+
+    def owner(self, path):
+        """The module of a file; that of include/tandem/ is api."""
+        top = path.relative_to(self.root).parts[0]
+        return "api" if top == "include" else top
+
+    def resolve(self, include):
+        """The file of the tree that an include names, or None."""
+        for candidate in (self.root / include, self.root / "include" / include):
+            if candidate.is_file():
+                return candidate
+        return None
+
+    def check_dependencies(self, path):
+        owner = self.owner(path)
+        if owner in OUTSIDE:
+            return
+        for line, quoted, include in includes_of(path):
+            target = include.split("/")[0] if "/" in include else ""
+            if target == PUBLIC:
+                allowed = owner in PUBLIC_USERS
+            elif target in MODULES or target in OUTSIDE:
+                allowed = target == owner or target in MAY_INCLUDE[owner]
+            else:
+                if quoted:
+                    self.report(path, line, "dependency", f'"{include}" is not spelled "module/file.hpp"')
+                continue
+            if not allowed:
+                self.report(path, line, "dependency", f"{owner} may not include {target} ({include})")
+
+    def check_length(self, path):
+        count = len(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        if count > LONGEST_FILE:
+            self.report(path, count, "length", f"{count} lines, {LONGEST_FILE} at most")
+
+    def check_conditionals(self, path):
+        if not is_header(path) or path.relative_to(self.root).parts[:2] == ("core", "numerics"):
+            return
+        for number, line in enumerate(code_lines(path), 1):
+            found = CONDITIONAL.match(line)
+            if found:
+                self.report(path, number, "conditional", f"#{found.group(1)} in a header")
+
+    def check_public(self):
+        """Follows the includes of public headers through the tree."""
+        waiting = [p for p in self.files if self.root / "include" in p.parents and is_header(p)]
+        seen = set(waiting)
+        while waiting:
+            path = waiting.pop()
+            for line, _, include in includes_of(path):
+                if HIDDEN_LIBRARIES.match(include):
+                    self.report(path, line, "public", f"{include} reaches users through a public header")
+                target = self.resolve(include)
+                if target is not None and target not in seen:
+                    seen.add(target)
+                    waiting.append(target)
+
+    def check(self):
+        for path in self.files:
+            if path.suffix != ".py":
+                self.check_dependencies(path)
+                self.check_conditionals(path)
+            self.check_length(path)
+        self.check_public()
+
+
+def main(arguments):
+    if len(arguments) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    root = Path(arguments[1]).resolve()
+    if not (root / "core").is_dir():
+        print(f"no source tree at {root}", file=sys.stderr)
+        return 2
+    tree = Tree(root)
+    tree.check()
+    for violation in tree.violations:
+        print(violation)
+    print(f"{len(tree.files)} files, {len(tree.violations)} violations")
+    return 1 if tree.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

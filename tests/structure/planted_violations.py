@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Shows that check_dependencies.py can fail: plants one violation of each kind in a copy of the tree.
+
+Usage: planted_violations.py ROOT
+
+The copy must pass as it is; with each violation planted it must fail, and name the file and the rule.
+"""
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+CHECK = Path(__file__).with_name("check_dependencies.py")
+KEPT = {".hpp", ".h", ".cpp", ".cu", ".cuh", ".py", ".in"}
+
+# file, text, rule that must be named (None: must pass)
+PLANTED = [
+    ("core/planted.hpp", '#include "offload/engine.hpp"\n', "dependency"),
+    ("core/numerics/planted.hpp", '#include "cpu_ops/gemm.hpp"\n', "dependency"),
+    ("scheduler/planted.cpp", '  #  include "offload/engine.hpp"\n', "dependency"),
+    ("cpu_ops/planted.cpp", '#include "models/gpt2.hpp"\n', "dependency"),
+    ("gpu_ops/planted.cu", '#include "cpu_ops/gemm.hpp"\n', "dependency"),
+    ("models/planted.cpp", '#include "io/checkpoint.hpp"\n', "dependency"),
+    ("data/planted.cpp", "#include <io/checkpoint.hpp>\n", "dependency"),
+    ("io/planted.cpp", '#include "tandem/engine.hpp"\n', "dependency"),
+    ("train/planted.cpp", '#include "cpu_ops/host_device.hpp"\n', "dependency"),
+    ("api/planted.cpp", '#include "train/config.hpp"\n', "dependency"),
+    ("include/tandem/planted.hpp", '#include "models/gpt2.hpp"\n', "dependency"),
+    ("offload/planted.cpp", '#include "tests/cpu_ops/host_device_testing.hpp"\n', "dependency"),
+    ("core/planted.cpp", '#include "memory.hpp"\n', "dependency"),
+    ("core/planted.cpp", '#include "../offload/engine.hpp"\n', "dependency"),
+    ("io/planted.cpp", "// line\n" * 601, "length"),
+    ("tests/core/planted.py", "# line\n" * 601, "length"),
+    ("offload/planted.hpp", "#pragma once\n#ifdef TANDEM_CUDA\n#endif\n", "conditional"),
+    ("core/planted.hpp", "#pragma once\n  # if 1\n#endif\n", "conditional"),
+    ("include/tandem/planted.hpp", "#include <hwloc.h>\n", "public"),
+    ("include/tandem/planted.hpp", "#include <cuda_runtime.h>\n", "public"),
+    ("include/tandem/planted.hpp", "#include <oneapi/tbb/task_arena.h>\n", "public"),
+    ("include/tandem/planted.hpp", '#include <oneapi/dnnl/dnnl.hpp>\n', "public"),
+    # What is right must pass, or the check would prove nothing.
+    ("io/planted.cpp", "// line\n" * 600, None),
+    ("core/numerics/planted.hpp", "#pragma once\n#ifdef __CUDACC__\n#endif\n", None),
+    ("train/planted.cpp", '#include "offload/engine.hpp"\n#include "tandem/engine.hpp"\n', None),
+    ("cli/planted.cpp", '#include "cpu_ops/host_device.hpp"\n', None),
+    ("cpu_ops/planted.cpp", "#include <oneapi/dnnl/dnnl.hpp>\n/*\n#include \"train/config.hpp\"\n*/\n", None),
+]
+
+
+def check(root):
+    result = subprocess.run([sys.executable, str(CHECK), str(root)], capture_output=True, text=True, check=False)
+    return result.returncode, result.stdout + result.stderr
+
+
+def copy_tree(source, target):
+    """Source files alone, also those not yet in version control; build folders stay behind."""
+    for folder in sorted(source.iterdir()):
+        if not folder.is_dir() or folder.name.startswith((".", "build")):
+            continue
+        for path in folder.rglob("*"):
+            if path.is_file() and path.suffix in KEPT:
+                place = target / path.relative_to(source)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, place)
+
+
+def try_planted(root, name, text, rule):
+    """An explanation of what went wrong, or None."""
+    file = root / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    code, output = check(root)
+    file.unlink()
+    if rule is None:
+        return None if code == 0 else f"refused what is right in {name}:\n{output}"
+    named = any(line.startswith(f"{name}:") and f": {rule}: " in line for line in output.splitlines())
+    return None if code == 1 and named else f"missed a violation of '{rule}' in {name}: ended with {code}\n{output}"
+
+
+def try_transitive(root):
+    """A library that reaches users through a header of a module."""
+    inner = root / "core/planted_inner.hpp"
+    inner.write_text("#pragma once\n#include <tbb/task_arena.h>\n", encoding="utf-8")
+    outer = root / "include/tandem/planted.hpp"
+    outer.parent.mkdir(parents=True, exist_ok=True)
+    outer.write_text('#pragma once\n#include "core/planted_inner.hpp"\n', encoding="utf-8")
+    code, output = check(root)
+    inner.unlink()
+    outer.unlink()
+    found = code == 1 and "core/planted_inner.hpp:2: public: " in output
+    return None if found else f"missed a library behind a public header: ended with {code}\n{output}"
+
+
+def main(arguments):
+    if len(arguments) != 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    with tempfile.TemporaryDirectory(prefix="tandem_structure_") as folder:
+        root = Path(folder) / "tree"
+        copy_tree(Path(arguments[1]).resolve(), root)
+        code, output = check(root)
+        if code != 0:
+            print(f"the tree itself does not pass:\n{output}")
+            return 1
+        failures = [try_planted(root, *planted) for planted in PLANTED] + [try_transitive(root)]
+        empty_code, _ = check(Path(folder) / "nothing")
+    failures = [f for f in failures if f]
+    if empty_code == 0:
+        failures.append("passed where there is no tree at all")
+    for failure in failures:
+        print(failure)
+    print(f"{len(PLANTED) + 2} cases, {len(failures)} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))
