@@ -1,0 +1,26 @@
+#pragma once
+// The subcommands. Each adds itself to the program; `run` is called after parsing and returns the exit code.
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <string>
+
+namespace tandem {
+
+/// What was typed before the subcommand's own flags matter.
+struct ProgramContext {
+  std::string command_line;
+};
+
+using CommandFunction = std::function<int(const ProgramContext&)>;
+
+CommandFunction add_train_command(CLI::App& program);
+CommandFunction add_plan_command(CLI::App& program);
+CommandFunction add_eval_command(CLI::App& program);
+CommandFunction add_sample_command(CLI::App& program);
+CommandFunction add_digest_command(CLI::App& program);
+CommandFunction add_export_command(CLI::App& program);
+
+/// Prints to standard output. Throws WriteError where nobody takes it.
+void print_output(const std::string& text);
+
+}  // namespace tandem

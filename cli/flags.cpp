@@ -1,0 +1,55 @@
+#include "cli/flags.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace tandem {
+
+void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>& names) {
+  for (const ConfigField& field : config_fields()) {
+    if (!names.empty() && std::find(names.begin(), names.end(), field.name) == names.end()) continue;
+    const std::string name(field.name);
+    const std::string flag = name == "clip" ? "--clip,--grad-clip" : "--" + name;
+    std::string help = fmt::format("{}. Default: {}", field.help, field.fallback);
+    if (!field.example.empty()) help += fmt::format(". Example: --{} {}", name, field.example);
+    if (field.kind == ConfigField::Kind::boolean) {
+      command.add_flag(flag, switches_[name], help);
+      continue;
+    }
+    auto* option = command.add_option(flag, values_[name], help)->type_name(std::string(field.unit));
+    if (field.kind == ConfigField::Kind::list) option->expected(1, CLI::detail::expected_max_vector_size);
+    else option->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  }
+  command.add_option("--config", config_file_, "configuration in TOML with the same names; flags win. Example: --config run.toml")
+      ->type_name("FILE");
+}
+
+bool ConfigFlags::given(std::string_view name) const {
+  const auto found = values_.find(name);
+  return found != values_.end() && !found->second.empty();
+}
+
+std::string ConfigFlags::out() const { return given("out") ? values_.find("out")->second.back() : std::string(); }
+
+TrainConfig ConfigFlags::config(const std::string& base) const {
+  TrainConfig config;
+  if (!config_file_.empty()) {
+    read_config_toml(config_file_, config);
+  } else if (!base.empty() && std::filesystem::exists(base)) {
+    read_config_toml(base, config);
+  }
+  if (given("steps")) config.epochs = 0.0;
+  if (given("epochs")) config.steps = 0;
+  for (const ConfigField& field : config_fields()) {
+    const auto typed = values_.find(field.name);
+    if (typed != values_.end() && !typed->second.empty()) set_config_field(config, field, typed->second);
+    const auto flipped = switches_.find(field.name);
+    if (flipped != switches_.end() && flipped->second) field.set(config, "true");
+  }
+  if (given("lr") && !given("min-lr")) config.min_lr.reset();  // a tenth of the new one
+  return config;
+}
+
+}  // namespace tandem

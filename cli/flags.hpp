@@ -1,0 +1,30 @@
+#pragma once
+// Flags of a subcommand, made of the table of configuration fields.
+#include <CLI/CLI.hpp>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "train/config.hpp"
+
+namespace tandem {
+
+/// Collects what was typed; `apply` makes a configuration of it, flags over files.
+class ConfigFlags {
+ public:
+  /// Adds flags for the named fields (all where `names` is empty), and --config.
+  void add_to(CLI::App& command, const std::vector<std::string_view>& names = {});
+  /// Reads --config, or `base` where that exists and --config is not given, then the flags. Throws UsageError.
+  TrainConfig config(const std::string& base = {}) const;
+  bool given(std::string_view name) const;
+  /// --out as typed; empty where it was not.
+  std::string out() const;
+
+ private:
+  std::map<std::string, std::vector<std::string>, std::less<>> values_;
+  std::map<std::string, bool, std::less<>> switches_;
+  std::string config_file_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,258 @@
+// tandem eval, sample, digest, export: what is done with a trained model.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "cli/commands.hpp"
+#include "cli/flags.hpp"
+#include "core/error.hpp"
+#include "core/numerics/bf16.hpp"
+#include "data/window_sampler.hpp"
+#include "train/hf_weights.hpp"
+#include "train/model_source.hpp"
+#include "train/sampler.hpp"
+#include "train/units.hpp"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+namespace fs = std::filesystem;
+
+const std::vector<std::string_view> machine_fields{"model", "device", "device-memory", "host-memory", "link-bandwidth",
+                                                   "resident-layers", "prefetch-layers", "compute", "threads"};
+
+std::vector<std::string_view> with(std::vector<std::string_view> names) {
+  names.insert(names.end(), machine_fields.begin(), machine_fields.end());
+  return names;
+}
+
+/// A model without optimizer state: every parameter frozen at the weight that training would compute with.
+RunSetup forward_setup(const TrainConfig& config, const ModelSource& source) {
+  return set_up_run(config, source.config, frozen_layout(source.config, ".*"), {.training = false, .saves = false});
+}
+
+void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {
+  const ParameterValues values = initial_values(source, setup.layout, 0);
+  model.engine().initialize([&](const Parameter& p, std::span<float> to) {
+    values(p, to);
+    for (float& x : to) x = numerics::bf16_to_float(numerics::weight_of_master(x));
+  });
+}
+
+void require_model(const TrainConfig& config) { check_config(config); }
+
+// -- eval ------------------------------------------------------------------------------------------------
+
+struct EvalFlags {
+  ConfigFlags config;
+  bool json = false;
+};
+
+int eval(const EvalFlags& flags) {
+  TrainConfig config = flags.config.config();
+  require_model(config);
+  if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
+  const ModelSource source = find_trained_model(config.model);
+  config.seq_len = sequence_length(config, source.config);
+  initial_values(source, frozen_layout(source.config, ".*"), 0);
+  const TokenSource data({config.data.begin(), config.data.end()}, {source.config.vocabulary, config.token_dtype});
+  if (data.bytes() && !source.bytes) {
+    throw UsageError("--data", "text would be fed as bytes to a model that expects its own tokens",
+                     "make token files with tools/prepare_data.py");
+  }
+  require_windows(data, config.seq_len);
+  RunSetup setup = forward_setup(config, source);
+  LoadedModel model(setup, nullptr);
+  load_weights(model, source, setup);
+  const EvalResult result = model.evaluate(data);
+  if (flags.json) {
+    print_output(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}.dump(2) + "\n");
+  } else {
+    print_output(fmt::format("loss {:.6f} over {} tokens in {} windows of {}\n", result.loss, result.tokens,
+                             result.windows, config.seq_len));
+  }
+  return 0;
+}
+
+// -- sample ----------------------------------------------------------------------------------------------
+
+struct SampleFlags {
+  ConfigFlags config;
+  SampleOptions options;
+  std::string prompt;
+  bool json = false;
+};
+
+std::vector<std::int32_t> prompt_tokens(const std::string& prompt, const ModelSource& source) {
+  std::vector<std::int32_t> tokens;
+  if (source.bytes) {
+    for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
+  } else {
+    std::string spaced = prompt;
+    std::replace(spaced.begin(), spaced.end(), ',', ' ');
+    std::istringstream words(spaced);
+    for (std::string word; words >> word;) {
+      const std::int64_t id = parse_integer(word);
+      if (id < 0 || id >= source.config.vocabulary) {
+        throw UsageError(fmt::format("--prompt: token {}", id), fmt::format("the vocabulary has {}", source.config.vocabulary),
+                         "give token ids such as --prompt '15496 11'");
+      }
+      tokens.push_back(static_cast<std::int32_t>(id));
+    }
+  }
+  if (tokens.empty()) throw UsageError("--prompt", "empty", "give a text, or token ids where the model has a tokenizer of its own");
+  return tokens;
+}
+
+std::string shown(std::span<const std::int32_t> tokens, bool bytes) {
+  if (bytes) return text_of_bytes(tokens);
+  std::string text;
+  for (const std::int32_t token : tokens) text += fmt::format("{}{}", text.empty() ? "" : " ", token);
+  return text;
+}
+
+int sample(const SampleFlags& flags) {
+  TrainConfig config = flags.config.config();
+  require_model(config);
+  if (flags.options.max_tokens < 1 || flags.options.temperature < 0.0 || flags.options.top_k < 0) {
+    throw UsageError("sample", "--max-tokens must be at least 1, --temperature and --top-k not negative");
+  }
+  const ModelSource source = find_trained_model(config.model);
+  auto prompt = prompt_tokens(flags.prompt, source);
+  const auto wanted = static_cast<std::int64_t>(prompt.size()) + flags.options.max_tokens;
+  config.seq_len = std::min(source.config.positions, wanted);
+  config.micro_batch = 1;
+  RunSetup setup = forward_setup(config, source);
+  LoadedModel model(setup, nullptr);
+  load_weights(model, source, setup);
+  SampleOptions options = flags.options;
+  options.seed = config.seed;
+  const auto made = sample_tokens(model, setup, prompt, options, [](std::int32_t) {});
+  if (flags.json) {
+    Json json{{"prompt", flags.prompt}, {"tokens", made}};
+    if (source.bytes) json["text"] = text_of_bytes(made);
+    print_output(json.dump(2) + "\n");
+    return 0;
+  }
+  prompt.insert(prompt.end(), made.begin(), made.end());
+  print_output(shown(prompt, source.bytes) + "\n");
+  return 0;
+}
+
+// -- digest ----------------------------------------------------------------------------------------------
+
+struct DigestFlags {
+  std::string source;
+  bool json = false;
+};
+
+int digest(const DigestFlags& flags) {
+  const fs::path directory = flags.source;
+  std::error_code ignored;
+  std::unique_ptr<Checkpoint> checkpoint;
+  if (!is_checkpoint(directory) && fs::is_directory(directory / "checkpoints", ignored)) {
+    checkpoint = newest_checkpoint(directory / "checkpoints", [](const fs::path&, const std::string&) {});
+    if (!checkpoint) throw InputError(fmt::format("run {}", flags.source), "it holds no good checkpoint");
+  } else {
+    checkpoint = std::make_unique<Checkpoint>(directory);
+  }
+  const std::string text = checkpoint->state_digest();
+  const Manifest& manifest = checkpoint->manifest();
+  if (flags.json) {
+    print_output(Json{{"state_digest", text}, {"step", manifest.step}, {"compute_key", manifest.compute_key},
+                      {"checkpoint", checkpoint->directory().string()}}
+                     .dump(2) +
+                 "\n");
+  } else {
+    print_output(text + "\n");
+  }
+  return 0;
+}
+
+// -- export ----------------------------------------------------------------------------------------------
+
+struct ExportFlags {
+  std::string source;
+  std::string to;
+  std::string dtype = "bf16";
+  bool json = false;
+};
+
+int export_model(const ExportFlags& flags) {
+  const ModelSource source = find_trained_model(flags.source);
+  const ParameterLayout layout = frozen_layout(source.config, "");
+  const ParameterValues values = initial_values(source, layout, 0);
+  std::error_code ignored;
+  if (fs::exists(flags.to, ignored) && (!fs::is_directory(flags.to) || !fs::is_empty(flags.to))) {
+    throw WriteError(fmt::format("--to {}", flags.to), "it exists and is not an empty folder", "name another one");
+  }
+  const ExportType type = flags.dtype == "fp32" ? ExportType::fp32 : ExportType::bf16;
+  export_hf(flags.to, source.config, layout, source.bytes, type, values);
+  if (flags.json) {
+    print_output(Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}.dump(2) + "\n");
+  } else {
+    print_output(fmt::format("{} parameters as {} in {}\n", format_count(layout.parameter_count()), flags.dtype, flags.to));
+  }
+  return 0;
+}
+
+void add_json(CLI::App& command, bool& json) {
+  command.add_flag("--json", json, "one JSON object on standard output. Default: off");
+}
+
+}  // namespace
+
+CommandFunction add_eval_command(CLI::App& program) {
+  auto* command = program.add_subcommand("eval", "loss of a model over data, window after window");
+  auto flags = std::make_shared<EvalFlags>();
+  flags->config.add_to(*command, with({"data", "token-dtype", "seq-len", "micro-batch"}));
+  add_json(*command, flags->json);
+  command->footer("Example: tandem eval --model runs/first --data held-out.txt --json");
+  return [flags](const ProgramContext&) { return eval(*flags); };
+}
+
+CommandFunction add_sample_command(CLI::App& program) {
+  auto* command = program.add_subcommand("sample", "continues a prompt");
+  auto flags = std::make_shared<SampleFlags>();
+  flags->config.add_to(*command, with({"seed"}));
+  command->add_option("--prompt", flags->prompt, "text for a model of bytes, token ids otherwise. Needed. Example: --prompt 'The '")
+      ->type_name("TEXT");
+  command->add_option("--max-tokens", flags->options.max_tokens, "tokens to make. Default: 100. Example: --max-tokens 40")
+      ->type_name("TOKENS");
+  command->add_option("--temperature", flags->options.temperature, "0: always the likeliest. Default: 0.8. Example: --temperature 0.5")
+      ->type_name("VALUE");
+  command->add_option("--top-k", flags->options.top_k, "draw from the k likeliest; 0: from all. Default: 0. Example: --top-k 40")
+      ->type_name("TOKENS");
+  add_json(*command, flags->json);
+  command->footer("Example: tandem sample --model runs/first --prompt 'The '");
+  return [flags](const ProgramContext&) { return sample(*flags); };
+}
+
+CommandFunction add_digest_command(CLI::App& program) {
+  auto* command = program.add_subcommand("digest", "digest of a checkpoint's state");
+  auto flags = std::make_shared<DigestFlags>();
+  command->add_option("checkpoint", flags->source, "checkpoint or run directory")->required()->type_name("DIR");
+  add_json(*command, flags->json);
+  command->footer("Example: tandem digest runs/first");
+  return [flags](const ProgramContext&) { return digest(*flags); };
+}
+
+CommandFunction add_export_command(CLI::App& program) {
+  auto* command = program.add_subcommand("export", "checkpoint, run or Hugging Face directory to a Hugging Face directory");
+  auto flags = std::make_shared<ExportFlags>();
+  command->add_option("source", flags->source, "checkpoint, run or Hugging Face directory")->required()->type_name("DIR");
+  command->add_option("--to", flags->to, "new folder. Needed. Example: --to exported")->required()->type_name("DIR");
+  command->add_option("--dtype", flags->dtype, "bf16 or fp32. Default: bf16. Example: --dtype fp32")
+      ->type_name("TYPE")
+      ->check(CLI::IsMember({"bf16", "fp32"}));
+  add_json(*command, flags->json);
+  command->footer("Example: tandem export runs/first --to exported --dtype bf16");
+  return [flags](const ProgramContext&) { return export_model(*flags); };
+}
+
+}  // namespace tandem

@@ -1,0 +1,129 @@
+#include "cli/program.hpp"
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "cli/commands.hpp"
+#include "core/error.hpp"
+#include "core/version.hpp"
+#include "models/config.hpp"
+
+namespace tandem {
+namespace {
+
+int report(std::string_view text, ExitCode code) {
+  std::string line(text);
+  for (char& c : line) {
+    if (c == '\n' || c == '\r') c = ' ';
+  }
+  std::fflush(stdout);
+  std::fputs(fmt::format("tandem: error: {}\n", line).c_str(), stderr);
+  return static_cast<int>(code);
+}
+
+int report_fault(std::string_view what) {
+  return report(fmt::format("a fault of tandem itself: {}; please report this line, the command and `tandem --version`", what),
+                ExitCode::internal);
+}
+
+std::string joined(int argc, char** argv) {
+  std::string line = "tandem";
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const bool plain = !word.empty() && word.find_first_of(" \t\n\"'\\$`*?;&|<>()") == std::string::npos;
+    std::string quoted;
+    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    line += plain ? " " + word : " '" + quoted + "'";
+  }
+  return line;
+}
+
+void set_up_logging() {
+  auto logger = spdlog::stderr_color_mt("tandem");
+  logger->set_pattern("tandem: %l: %v");
+  spdlog::set_default_logger(std::move(logger));
+}
+
+int parse_and_run(int argc, char** argv) {
+  CLI::App program{"Trains language models that do not fit on their GPU."};
+  program.name("tandem");
+  program.set_version_flag("--version", fmt::format("tandem {}", version));
+  bool list_models = false;
+  std::string log_level = "info";
+  program.add_flag("--list-models", list_models, "names the built-in model shapes");
+  program.add_option("--log-level", log_level, "debug, info, warning or error: what is said on standard error. Default: info")
+      ->type_name("LEVEL")
+      ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
+  program.fallthrough();
+  std::vector<std::pair<CLI::App*, CommandFunction>> commands;
+  for (auto* add : {add_train_command, add_plan_command, add_eval_command, add_sample_command, add_digest_command,
+                    add_export_command}) {
+    CommandFunction run = add(program);
+    commands.emplace_back(program.get_subcommands({}).back(), std::move(run));
+  }
+  program.require_subcommand(0, 1);
+  try {
+    program.parse(argc, argv);
+  } catch (const CLI::CallForHelp&) {
+    const auto chosen = program.get_subcommands();
+    print_output(chosen.empty() ? program.help() : chosen.front()->help());
+    return 0;
+  } catch (const CLI::CallForVersion&) {
+    print_output(fmt::format("tandem {}\n", version));
+    return 0;
+  } catch (const CLI::ParseError& error) {
+    throw UsageError("command line", error.what(), "see tandem --help");
+  }
+  spdlog::set_level(spdlog::level::from_str(log_level));
+  if (list_models) {
+    std::string text;
+    for (const auto& name : builtin_models()) text += name + "\n";
+    print_output(text);
+    return 0;
+  }
+  const ProgramContext context{joined(argc, argv)};
+  for (const auto& [app, run] : commands) {
+    if (app->parsed()) return run(context);
+  }
+  print_output(program.help());
+  throw UsageError("command line", "no subcommand", "for example tandem train --help");
+}
+
+}  // namespace
+
+void print_output(const std::string& text) {
+  if (std::fputs(text.c_str(), stdout) < 0 || std::fflush(stdout) != 0) {
+    throw WriteError("cannot write to standard output", "whoever reads it has gone or the disk is full");
+  }
+}
+
+int run_program(int argc, char** argv) noexcept {
+  try {
+    std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, told like others
+    set_up_logging();
+    return parse_and_run(argc, argv);
+  } catch (const PlanError& error) {
+    std::fputs(error.table().c_str(), stderr);
+    return report(error.what(), error.exit_code());
+  } catch (const Error& error) {
+    if (error.exit_code() == ExitCode::internal) return report_fault(error.what());
+    return report(error.what(), error.exit_code());
+  } catch (const std::bad_alloc&) {
+    return report_fault("no memory left; a smaller --host-memory ceiling would have refused the run");
+  } catch (const std::exception& error) {
+    return report_fault(error.what());
+  } catch (...) {
+    return report_fault("an unknown exception");
+  }
+}
+
+}  // namespace tandem

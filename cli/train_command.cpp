@@ -1,0 +1,57 @@
+// tandem train
+#include <memory>
+
+#include "cli/commands.hpp"
+#include "cli/flags.hpp"
+#include "train/trainer.hpp"
+
+namespace tandem {
+namespace {
+
+struct TrainFlags {
+  ConfigFlags config;
+  std::string resume_from;
+  CLI::Option* resume = nullptr;
+  bool dry_run = false;
+  bool quiet = false;
+};
+
+constexpr int signal_base = 128;
+
+int train(const TrainFlags& flags, const ProgramContext& context) {
+  TrainRequest request;
+  request.resume = flags.resume->count() > 0;
+  request.resume_from = flags.resume_from;
+  request.dry_run = flags.dry_run;
+  request.quiet = flags.quiet;
+  request.command = context.command_line;
+  const std::string out = flags.config.out();
+  request.config = flags.config.config(request.resume && !out.empty() ? out + "/config.toml" : "");
+  Trainer trainer(std::move(request));
+  if (flags.dry_run) {
+    print_output(trainer.plan_text());
+    return 0;
+  }
+  const int signal = trainer.run();
+  return signal == 0 ? 0 : signal_base + signal;
+}
+
+}  // namespace
+
+CommandFunction add_train_command(CLI::App& program) {
+  auto* command = program.add_subcommand("train", "trains or fine-tunes a model");
+  auto flags = std::make_shared<TrainFlags>();
+  flags->config.add_to(*command);
+  flags->resume = command
+                      ->add_option("--resume", flags->resume_from,
+                                   "goes on from the newest good checkpoint in --out, or from the one named; takes "
+                                   "OUT/config.toml where no --config is given. Example: --resume")
+                      ->type_name("[DIR]")
+                      ->expected(0, 1);
+  command->add_flag("--dry-run", flags->dry_run, "checks everything and prints the plan; trains nothing. Default: off");
+  command->add_flag("--quiet", flags->quiet, "prints errors and warnings alone. Default: off");
+  command->footer("Example: tandem train --model tiny-gpt2 --data corpus/ --steps 200 --out runs/first");
+  return [flags](const ProgramContext& context) { return train(*flags, context); };
+}
+
+}  // namespace tandem

@@ -1,0 +1,60 @@
+"""What the tests of the built program share: running it, and a folder to do it in."""
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "tandem"
+TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(400))
+SMALL = ["--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "32", "--micro-batch", "2"]
+
+
+class ProgramTest(unittest.TestCase):
+    def setUp(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="tandem-cli-")
+        self.addCleanup(self._folder.cleanup)
+        self.root = pathlib.Path(self._folder.name)
+        self.text = self.file("text.txt", TEXT)
+
+    def file(self, name, content):
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def run_program(self, *arguments):
+        return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300)
+
+    def train(self, *arguments, data=None):
+        return self.run_program("train", "--model", "tiny-gpt2", "--data", data or self.text, *SMALL, *arguments)
+
+    def succeed(self, result):
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result
+
+    def summary(self, out):
+        return json.loads((out / "summary.json").read_text())
+
+    def metrics(self, out):
+        return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+    def refused(self, result, code, *words):
+        """One line, the code, the words, and nothing of a stack trace."""
+        self.assertEqual(result.returncode, code, result.stderr)
+        lines = [line for line in result.stderr.splitlines() if line.startswith("tandem: error:")]
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertTrue(result.stderr.rstrip().endswith(lines[0]), result.stderr)
+        for word in words:
+            self.assertIn(word, lines[0])
+        self.assertNotIn("terminate called", result.stderr)
+        return lines[0]
+
+    def flags_in(self, text):
+        return re.findall(r"--[a-z-]+(?: [^,;()\s-]\S*)?", text)
+
+
+def main():
+    unittest.main(verbosity=1)

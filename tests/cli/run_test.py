@@ -1,0 +1,215 @@
+"""Small runs of the built program, from training to sampling."""
+import json
+import signal
+import subprocess
+import time
+
+from program import PROGRAM, SMALL, ProgramTest, main
+
+SUMMARY_KEYS = {"model", "parameters", "device", "policy", "steps", "tokens", "first_loss", "final_loss", "eval_loss",
+                "tokens_per_second", "step_seconds", "phase_seconds", "planned_device_bytes", "peak_device_bytes",
+                "planned_host_bytes", "peak_host_bytes", "updated_parameters", "bytes", "skipped_steps",
+                "resumed_from_step", "state_digest", "compute_key", "version", "command"}
+METRIC_KEYS = {"step", "loss", "grad_norm", "lr", "step_seconds", "tokens_per_second", "bound_by", "device_bytes",
+               "skipped"}
+
+
+class Training(ProgramTest):
+    def test_loss_falls_and_the_files_are_complete(self):
+        out = self.root / "run"
+        result = self.succeed(self.train("--steps", "30", "--lr", "2e-3", "--eval-data", self.text, "--out", out,
+                                         "--trace", self.root / "trace.json"))
+        summary = self.summary(out)
+        self.assertEqual(set(summary), SUMMARY_KEYS)
+        self.assertEqual(set(summary["phase_seconds"]), {"forward", "backward", "update", "exposed_update"})
+        self.assertGreater(summary["phase_seconds"]["forward"], 0.0)
+        self.assertGreater(summary["phase_seconds"]["backward"], 0.0)
+        self.assertLess(summary["final_loss"], 0.75 * summary["first_loss"])
+        self.assertEqual(summary["tokens"], 30 * 2 * 32)
+        self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"])
+        self.assertIn(summary["state_digest"], result.stdout)
+        metrics = self.metrics(out)
+        self.assertEqual([m["step"] for m in metrics], list(range(1, 31)))
+        for line in metrics:
+            self.assertLessEqual(METRIC_KEYS, set(line))
+        self.assertEqual(metrics[-1]["eval_loss"], summary["eval_loss"])
+        self.assertEqual(len(result.stdout.splitlines()), len([l for l in result.stdout.splitlines() if "\r" not in l]))
+        self.assertTrue(json.loads((self.root / "trace.json").read_text())["traceEvents"])
+        digest = json.loads(self.succeed(self.run_program("digest", out, "--json")).stdout)
+        self.assertEqual(digest["state_digest"], summary["state_digest"])
+        evaluation = self.succeed(self.run_program("eval", "--model", out, "--data", self.text, *SMALL[:4], *SMALL[6:],
+                                                   "--json"))
+        values = json.loads(evaluation.stdout)
+        self.assertEqual(set(values), {"loss", "tokens", "windows"})
+        self.assertEqual(values["loss"], summary["eval_loss"])
+        self.assertEqual(values["tokens"], values["windows"] * 32)
+
+    def test_same_command_same_bits_and_another_seed_other_bits(self):
+        digests = []
+        for name, seed in [("a", "1"), ("b", "1"), ("c", "2")]:
+            self.succeed(self.train("--steps", "2", "--seed", seed, "--out", self.root / name))
+            digests.append(self.summary(self.root / name)["state_digest"])
+        self.assertEqual(digests[0], digests[1])
+        self.assertNotEqual(digests[0], digests[2])
+
+    def test_policies_give_the_same_bits(self):
+        digests = set()
+        for i, flags in enumerate([["--policy", "device"], ["--policy", "host", "--subgroup-size", "4097"],
+                                   ["--policy", "static:0.5"], ["--policy", "interleave:3,resident=0.2"],
+                                   ["--policy", "stream", "--resident-layers", "0", "--recompute", "block"],
+                                   ["--policy", "host", "--device-memory", "24MiB"]]):
+            out = self.root / str(i)
+            self.succeed(self.train("--steps", "3", "--grad-accum", "3", *flags, "--out", out))
+            summary = self.summary(out)
+            digests.add(summary["state_digest"])
+            self.assertEqual(sum(summary["updated_parameters"].values()), 3 * summary["parameters"])
+        self.assertEqual(len(digests), 1)
+
+    def test_config_file_reproduces_the_run(self):
+        first, second = self.root / "a", self.root / "b"
+        self.succeed(self.train("--epochs", "0.02", "--policy", "static:0.25", "--out", first))
+        self.succeed(self.run_program("train", "--config", first / "config.toml", "--out", second))
+        self.assertEqual(self.summary(first)["state_digest"], self.summary(second)["state_digest"])
+        self.assertEqual((first / "config.toml").read_text().replace(str(first), ""),
+                         (second / "config.toml").read_text().replace(str(second), ""))
+
+    def test_frozen_parameters_stay(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "1", "--freeze", r"wte|\.mlp\.", "--out", out))
+        summary = self.summary(out)
+        self.assertLess(sum(summary["updated_parameters"].values()), summary["parameters"])
+        digest = self.succeed(self.run_program("digest", out)).stdout.strip()
+        self.assertEqual(digest, summary["state_digest"])
+
+    def test_dry_run_writes_nothing(self):
+        out = self.root / "run"
+        result = self.succeed(self.train("--steps", "1", "--out", out, "--dry-run"))
+        self.assertIn("total", result.stdout)
+        self.assertFalse(out.exists())
+
+
+class Resuming(ProgramTest):
+    def test_resumed_run_equals_the_straight_one(self):
+        straight, broken = self.root / "straight", self.root / "broken"
+        flags = ["--eval-data", self.text, "--eval-every", "2", "--lr", "1e-3"]
+        self.succeed(self.train("--steps", "7", *flags, "--out", straight))
+        self.succeed(self.train("--steps", "4", "--decay-steps", "7", *flags, "--out", broken))
+        (broken / "metrics.jsonl").write_text((broken / "metrics.jsonl").read_text() + '{"step": 5, "loss": 9}\n{"st')
+        self.succeed(self.run_program("train", "--resume", "--out", broken, "--steps", "7", "--policy", "host",
+                                      "--subgroup-size", "5000"))
+        one, two = self.summary(straight), self.summary(broken)
+        self.assertEqual(one["state_digest"], two["state_digest"])
+        self.assertEqual(two["resumed_from_step"], 4)
+        self.assertIsNone(one["resumed_from_step"])
+        for key in ["first_loss", "final_loss", "eval_loss", "tokens", "steps"]:
+            self.assertEqual(one[key], two[key], key)
+        for a, b in zip(self.metrics(straight), self.metrics(broken), strict=True):
+            self.assertEqual((a["step"], a["loss"], a["grad_norm"], a["lr"]), (b["step"], b["loss"], b["grad_norm"], b["lr"]))
+
+    def test_resuming_a_finished_run_rewrites_the_summary(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", "--out", out))
+        before = self.summary(out)
+        (out / "summary.json").unlink()
+        self.succeed(self.run_program("train", "--resume", "--out", out))
+        after = self.summary(out)
+        self.assertEqual(before["state_digest"], after["state_digest"])
+        self.assertEqual(after["steps"], 2)
+
+    def test_without_a_checkpoint_it_starts_fresh_and_says_so(self):
+        result = self.succeed(self.train("--steps", "1", "--out", self.root / "run", "--resume"))
+        self.assertIn("starts fresh", result.stderr)
+
+    def test_keeps_the_newest_checkpoints(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "5", "--checkpoint-every", "1", "--keep", "3", "--out", out))
+        self.assertEqual(sorted(p.name for p in (out / "checkpoints").iterdir()),
+                         ["step-00000003", "step-00000004", "step-00000005"])
+
+    def test_a_damaged_newest_checkpoint_is_passed_over(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "3", "--checkpoint-every", "1", "--out", out))
+        digest = self.summary(out)["state_digest"]
+        with (out / "checkpoints" / "step-00000003" / "state.safetensors").open("r+b") as state:
+            state.truncate(1000)
+        result = self.succeed(self.run_program("train", "--resume", "--out", out))
+        self.assertIn("passed over", result.stderr)
+        self.assertEqual(self.summary(out)["resumed_from_step"], 2)
+        self.assertEqual(self.summary(out)["state_digest"], digest)
+
+    def test_a_signal_ends_the_step_saves_and_is_the_exit_code(self):
+        for number, code in [(signal.SIGTERM, 143), (signal.SIGINT, 130)]:
+            with self.subTest(code=code):
+                out = self.root / f"run{code}"
+                process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
+                                            "--steps", "1000000", "--out", str(out)], stdout=subprocess.DEVNULL)
+                deadline = time.monotonic() + 120
+                while time.monotonic() < deadline:
+                    if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 0:
+                        break
+                    time.sleep(0.05)
+                process.send_signal(number)
+                self.assertEqual(process.wait(timeout=120), code)
+                steps = self.summary(out)["steps"]
+                self.assertEqual([p.name for p in (out / "checkpoints").iterdir()], [f"step-{steps:08}"])
+                self.assertEqual(len(self.metrics(out)), steps)
+
+    def test_two_processes_cannot_share_a_folder(self):
+        out = self.root / "run"
+        process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
+                                    "--steps", "1000000", "--out", str(out)], stdout=subprocess.DEVNULL)
+        try:
+            deadline = time.monotonic() + 120
+            while not (out / "metrics.jsonl").exists() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            self.refused(self.train("--steps", "1", "--out", out, "--resume"), 7, "another process")
+        finally:
+            process.terminate()
+            process.wait(timeout=120)
+
+
+class Models(ProgramTest):
+    def test_export_evaluates_alike_and_trains_on(self):
+        for model in ["tiny-gpt2", "tiny-llama"]:
+            with self.subTest(model=model):
+                out = self.root / model
+                self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "2",
+                                              "--eval-data", self.text, "--out", out))
+                expected = self.summary(out)["eval_loss"]
+                for dtype in ["bf16", "fp32"]:
+                    to = self.root / f"{model}-{dtype}"
+                    self.succeed(self.run_program("export", out, "--to", to, "--dtype", dtype))
+                    result = self.run_program("eval", "--model", to, "--data", self.text, "--seq-len", "32",
+                                              "--micro-batch", "2", "--threads", "1", "--json")
+                    self.assertEqual(json.loads(self.succeed(result).stdout)["loss"], expected)
+
+    def test_sampling_is_a_function_of_the_seed(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "20", "--lr", "2e-3", "--out", out))
+        sample = lambda *flags: self.succeed(self.run_program("sample", "--model", out, "--prompt", "The ",
+                                                              "--max-tokens", "12", "--json", *flags)).stdout
+        self.assertEqual(sample("--seed", "3"), sample("--seed", "3"))
+        self.assertNotEqual(sample("--seed", "3", "--temperature", "2"), sample("--seed", "4", "--temperature", "2"))
+        self.assertEqual(sample("--temperature", "0", "--seed", "3"), sample("--temperature", "0", "--seed", "4"))
+        self.assertEqual(len(json.loads(sample())["tokens"]), 12)
+        self.refused(self.run_program("sample", "--model", out), 2, "--prompt")
+        self.refused(self.run_program("sample", "--model", "tiny-gpt2", "--prompt", "x"), 2, "no weights")
+
+    def test_plan_as_json(self):
+        result = self.succeed(self.run_program("plan", "--model", "tiny-llama", "--policy", "static:0.5", "--json"))
+        plan = json.loads(result.stdout)
+        self.assertEqual(set(plan), {"fits", "device_bytes", "host_bytes", "entries", "policy", "shares", "predicted",
+                                     "bound_by", "advice"})
+        self.assertTrue(plan["fits"])
+        self.assertEqual(plan["device_bytes"], sum(e["bytes"] for e in plan["entries"] if e["where"] == "device"))
+        self.assertAlmostEqual(plan["shares"]["cpu"], 0.5, delta=0.05)
+
+    def test_help_version_and_models(self):
+        self.assertRegex(self.succeed(self.run_program("--version")).stdout, r"^tandem \d+\.\d+\.\d+\n$")
+        self.assertIn("tiny-gpt2\n", self.succeed(self.run_program("--list-models")).stdout)
+        for command in ["train", "plan", "eval", "sample", "digest", "export"]:
+            self.assertIn("Example", self.succeed(self.run_program(command, "--help")).stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Wrong input gets one line and the documented exit code, and leaves nothing behind."""
+import json
+import os
+import struct
+
+from program import SMALL, ProgramTest, main
+
+
+def safetensors(tensors):
+    header, data = {}, b""
+    for name, shape in tensors.items():
+        count = 1
+        for size in shape:
+            count *= size
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [len(data), len(data) + 4 * count]}
+        data += b"\0" * (4 * count)
+    text = json.dumps(header).encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+class Flags(ProgramTest):
+    def refuse_train(self, code, words, *arguments, data=None):
+        out = self.root / "out"
+        result = self.train("--steps", "2", "--out", out, *arguments, data=data)
+        self.assertFalse(out.exists(), "a refused run left files")
+        return self.refused(result, code, *words)
+
+    def test_unknown_flag(self):
+        self.refuse_train(2, ["--no-such-flag"], "--no-such-flag", "3")
+
+    def test_no_or_unknown_subcommand(self):
+        self.refused(self.run_program(), 2, "subcommand")
+        self.refused(self.run_program("fly"), 2)
+
+    def test_values_out_of_range(self):
+        for flag, value in [("--steps", "0"), ("--steps", "-3"), ("--steps", "many"), ("--micro-batch", "0"),
+                            ("--grad-accum", "0"), ("--beta1", "1.0"), ("--beta2", "-0.1"), ("--eps", "0"),
+                            ("--lr", "-1"), ("--lr", "nan"), ("--clip", "-1"), ("--weight-decay", "x"),
+                            ("--threads", "0"), ("--seq-len", "0"), ("--device-memory", "0"),
+                            ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--lr-schedule", "zigzag"),
+                            ("--recompute", "some"), ("--state", "split"), ("--compute", "fp8"),
+                            ("--freeze", "("), ("--seed", "-1"), ("--subgroup-size", "0"),
+                            ("--prefetch-layers", "0"), ("--resident-layers", "-2"), ("--token-dtype", "int7"),
+                            ("--on-nonfinite", "pray"), ("--keep", "-1")]:
+            with self.subTest(flag=flag, value=value):
+                self.refuse_train(2, [flag, value], flag, value)
+
+    def test_policies_that_are_none(self):
+        for policy in ["static:1.5", "static:-0.1", "static:", "interleave:0", "interleave:x",
+                       "interleave:2,resident=2", "magic", ""]:
+            with self.subTest(policy=policy):
+                self.refuse_train(2, ["--policy"], "--policy", policy)
+
+    def test_contradictions(self):
+        self.refuse_train(2, ["--epochs"], "--epochs", "1")
+        self.refuse_train(2, ["--min-lr"], "--lr", "1e-4", "--min-lr", "1e-3")
+        self.refuse_train(2, ["--eval-data"], "--eval-every", "2")
+        self.refuse_train(2, ["--freeze"], "--freeze", ".")
+
+    def test_missing_flags(self):
+        self.refused(self.run_program("train", "--data", self.text, "--steps", "1"), 2, "--model")
+        self.refused(self.run_program("train", "--model", "tiny-gpt2", "--steps", "1"), 2, "--data")
+        self.refused(self.run_program("train", "--model", "tiny-gpt2", "--data", self.text), 2, "--steps")
+
+    def test_unknown_model_and_long_sequence(self):
+        self.refused(self.run_program("plan", "--model", "no-such-model"), 2, "no-such-model")
+        self.refuse_train(2, ["--seq-len", "256"], "--seq-len", "257")
+
+    def test_devices(self):
+        self.refuse_train(5, ["cuda:7"], "--device", "cuda:7")
+        self.refuse_train(2, ["toaster"], "--device", "toaster")
+
+    def test_toml(self):
+        self.refuse_train(2, ["colour"], "--config", self.file("a.toml", 'colour = "red"\n'))
+        self.refuse_train(2, ["line 1"], "--config", self.file("b.toml", "steps = = 3\n"))
+        self.refuse_train(2, ["--lr"], "--config", self.file("c.toml", "lr = -1.0\n"))
+        self.refuse_train(4, ["none.toml"], "--config", self.root / "none.toml")
+
+    def test_bad_model_description(self):
+        self.refused(self.run_program("plan", "--model", self.file("config.json", "{]")), 2)
+        (self.root / "empty").mkdir()
+        self.refused(self.run_program("plan", "--model", self.root / "empty"), 2, "config.json")
+
+
+class Data(ProgramTest):
+    def refuse_data(self, code, words, data, *arguments):
+        out = self.root / "out"
+        result = self.train("--steps", "2", "--out", out, *arguments, data=data)
+        self.assertFalse(out.exists(), "a refused run left files")
+        self.refused(result, code, *words)
+
+    def test_missing_empty_short(self):
+        self.refuse_data(4, ["nowhere"], self.root / "nowhere")
+        self.refuse_data(4, ["no tokens"], self.file("empty.txt", ""))
+        self.refuse_data(4, ["shorter than one sequence"], self.file("short.txt", "x" * 32))
+        (self.root / "hollow").mkdir()
+        self.refuse_data(4, ["no files"], self.root / "hollow")
+
+    def test_token_files(self):
+        self.refuse_data(4, ["no multiple"], self.file("odd.bin", b"\1\0" * 100 + b"\1"))
+        self.refuse_data(4, ["token 256 at position 70"],
+                         self.file("big.bin", struct.pack("<200H", *([5] * 70 + [256] + [5] * 129))))
+
+    def test_unreadable_folder(self):
+        if os.geteuid() == 0 and os.access("/proc/1/mem", os.R_OK):
+            target = self.root / "files"  # root reads everything: a file that is no file stands for it
+            target.mkdir()
+            os.mkfifo(target / "pipe")
+            self.refuse_data(4, ["files"], target)
+            return
+        target = self.file("files/secret.txt", "x" * 100)
+        target.chmod(0)
+        self.refuse_data(4, ["secret.txt"], target.parent)
+
+    def test_eval_data_is_checked_before_anything_starts(self):
+        self.refuse_data(4, ["nowhere"], self.text, "--eval-data", self.root / "nowhere")
+
+
+class Places(ProgramTest):
+    def test_unwritable_out(self):
+        self.refused(self.train("--steps", "1", "--out", "/proc/none/run"), 7, "/proc/none")
+        self.refused(self.train("--steps", "1", "--out", self.text), 7)
+
+    def test_out_that_holds_a_run(self):
+        out = self.root / "out"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        self.refused(self.train("--steps", "2", "--out", out), 2, "--resume")
+
+    def test_named_checkpoint_that_is_missing(self):
+        self.refused(self.train("--steps", "1", "--out", self.root / "o", "--resume", self.root / "none"), 4, "none")
+
+    def test_checkpoint_of_another_model_or_damaged(self):
+        out = self.root / "out"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        checkpoint = out / "checkpoints" / "step-00000001"
+        other = self.run_program("train", "--model", "tiny-llama", "--data", self.text, *SMALL, "--steps", "2",
+                                 "--out", self.root / "o", "--resume", checkpoint)
+        self.refused(other, 4)
+        state = bytearray((checkpoint / "state.safetensors").read_bytes())
+        state[len(state) // 2] ^= 1
+        (checkpoint / "state.safetensors").write_bytes(state)
+        self.refused(self.run_program("digest", checkpoint), 4, "state.safetensors")
+        self.refused(self.run_program("digest", self.root), 4)
+
+
+class Tensors(ProgramTest):
+    def exported(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        model = self.root / "model"
+        self.succeed(self.run_program("export", out, "--to", model, "--dtype", "fp32"))
+        return model
+
+    def test_text_for_loaded_weights(self):
+        model = self.exported()
+        config = json.loads((model / "config.json").read_text())
+        del config["tandem_token_kind"]
+        (model / "config.json").write_text(json.dumps(config))
+        result = self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1",
+                                  "--out", self.root / "o")
+        self.refused(result, 2, "prepare_data.py")
+        self.assertFalse((self.root / "o").exists())
+        self.refused(self.run_program("eval", "--model", model, "--data", self.text, "--seq-len", "32"), 2,
+                     "prepare_data.py")
+
+    def test_tensors_that_do_not_fit(self):
+        model = self.exported()
+        (model / "model.safetensors").write_bytes(safetensors({"transformer.wpe.weight": [3, 5], "stranger": [2]}))
+        line = self.refused(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1"), 4,
+                            "missing", "misshapen", "unexpected")
+        self.assertIn("stranger", line)
+        (model / "model.safetensors").write_bytes(b"\xff" * 64)
+        self.refused(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1"), 4,
+                     "corrupt")
+
+
+class Plans(ProgramTest):
+    def test_ceiling_that_cannot_fit_and_advice_that_works(self):
+        out = self.root / "out"
+        result = self.train("--steps", "1", "--out", out, "--device-memory", "2MiB")
+        self.assertFalse(out.exists())
+        line = self.refused(result, 3, "2.0 MiB")
+        self.assertIn("total", result.stderr)
+        advice = line.split("; try ")[1]
+        self.assertTrue(advice.startswith("--device-memory "), advice)
+        ceiling = advice.split()[1].rstrip(",")
+        self.succeed(self.train("--steps", "1", "--out", out, "--device-memory", ceiling))
+        if ", or " in advice:
+            flags = advice.split(", or ")[1].split(" (")[0].split()
+            self.succeed(self.train("--steps", "1", "--out", self.root / "second", *flags,
+                                    *([] if "--device-memory" in flags else ["--device-memory", "2MiB"])))
+
+    def test_host_ceiling(self):
+        result = self.train("--steps", "1", "--policy", "host", "--host-memory", "4MiB")
+        self.refused(result, 3, "host")
+
+    def test_plan_as_json_says_that_it_does_not_fit(self):
+        result = self.run_program("plan", "--model", "tiny-gpt2", "--device-memory", "1MiB", "--json")
+        self.refused(result, 3)
+        self.assertFalse(json.loads(result.stdout)["fits"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numbers>
+
+#include "train/schedule.hpp"
+
+namespace tandem {
+namespace {
+
+Schedule schedule(Schedule::Kind kind) { return {kind, 1.0, 0.1, 4, 0, 20}; }
+
+TEST(Schedule, WarmsUpInALineAndReachesThePeak) {
+  for (const auto kind : {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
+    const Schedule s = schedule(kind);
+    EXPECT_EQ(s.at(1), 0.25);
+    EXPECT_EQ(s.at(3), 0.75);
+    EXPECT_EQ(s.at(4), 1.0);
+  }
+}
+
+TEST(Schedule, EndsAtTheMinimum) {
+  for (const auto kind : {Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
+    const Schedule s = schedule(kind);
+    EXPECT_EQ(s.at(20), 0.1);
+    EXPECT_EQ(s.at(25), 0.1);
+    for (std::int64_t step = 5; step <= 20; ++step) EXPECT_LE(s.at(step), s.at(step - 1));
+  }
+  EXPECT_EQ(schedule(Schedule::Kind::constant).at(20), 1.0);
+}
+
+TEST(Schedule, FollowsItsFormulaBetween) {
+  EXPECT_DOUBLE_EQ(schedule(Schedule::Kind::linear).at(12), 0.1 + 0.9 * 0.5);
+  EXPECT_DOUBLE_EQ(schedule(Schedule::Kind::cosine).at(8), 0.1 + 0.9 * 0.5 * (1.0 + std::cos(std::numbers::pi / 4)));
+  EXPECT_EQ(schedule(Schedule::Kind::wsd).at(18), 1.0);
+  EXPECT_DOUBLE_EQ(schedule(Schedule::Kind::wsd).at(19), 0.55);
+}
+
+TEST(Schedule, DecaysOverTheStepsAskedFor) {
+  Schedule s = schedule(Schedule::Kind::linear);
+  s.decay_steps = 8;
+  EXPECT_DOUBLE_EQ(s.at(6), 0.55);
+  EXPECT_EQ(s.at(8), 0.1);
+  EXPECT_EQ(s.at(20), 0.1);
+  s = schedule(Schedule::Kind::wsd);
+  s.decay_steps = 10;
+  EXPECT_EQ(s.at(10), 1.0);
+  EXPECT_DOUBLE_EQ(s.at(15), 0.55);
+  EXPECT_EQ(s.at(20), 0.1);
+}
+
+TEST(Schedule, OneStepTakesTheMinimumOnlyWhereThereIsADecay) {
+  EXPECT_EQ((Schedule{Schedule::Kind::constant, 1.0, 0.1, 0, 0, 1}).at(1), 1.0);
+  EXPECT_EQ((Schedule{Schedule::Kind::cosine, 1.0, 0.1, 0, 0, 1}).at(1), 0.1);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,129 @@
+#include "train/config.hpp"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <sstream>
+
+#define TOML_EXCEPTIONS 1
+#include <toml++/toml.h>
+
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+std::string toml_text(std::string_view text) {
+  std::string result = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      result += '\\';
+      result += c;
+    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
+      result += fmt::format("\\u{:04x}", static_cast<unsigned>(c));
+    } else {
+      result += c;
+    }
+  }
+  return result + '"';
+}
+
+[[noreturn]] void bad_value(const ConfigField& field, std::string_view value, std::string_view why) {
+  throw UsageError(fmt::format("--{} {}", field.name, value), why,
+                   field.example.empty() ? std::string() : fmt::format("for example --{} {}", field.name, field.example));
+}
+
+std::string text_of(const ConfigField& field, const toml::node& node) {
+  if (const auto* text = node.as_string()) return text->get();
+  if (const auto* number = node.as_integer()) return std::to_string(number->get());
+  if (const auto* number = node.as_floating_point()) return fmt::format("{}", number->get());
+  if (const auto* truth = node.as_boolean()) return truth->get() ? "true" : "false";
+  throw UsageError(fmt::format("configuration key {}", field.name), "neither a text, a number nor a truth value");
+}
+
+std::vector<std::string> texts_of(const ConfigField& field, const toml::node& node) {
+  std::vector<std::string> texts;
+  if (const auto* array = node.as_array()) {
+    for (const toml::node& element : *array) texts.push_back(text_of(field, element));
+  } else {
+    texts.push_back(text_of(field, node));
+  }
+  return texts;
+}
+
+std::string read_text(const std::filesystem::path& file) {
+  std::ifstream stream(file);
+  std::stringstream text;
+  if (!stream || !(text << stream.rdbuf())) {
+    throw InputError(fmt::format("cannot read configuration {}", file.string()), "missing, empty or not readable");
+  }
+  return text.str();
+}
+
+}  // namespace
+
+void set_config_field(TrainConfig& config, const ConfigField& field, const std::vector<std::string>& values) {
+  const bool list = field.kind == ConfigField::Kind::list;
+  if (values.empty() || (!list && values.size() != 1)) {
+    bad_value(field, values.empty() ? "" : values.front(), list ? "needs a value" : "needs one value");
+  }
+  try {
+    if (list) {
+      TrainConfig fresh;
+      for (const auto& value : values) field.set(fresh, value);
+      if (field.name == "data") config.data = fresh.data;
+      else config.eval_data = fresh.eval_data;
+      return;
+    }
+    field.set(config, values.front());
+  } catch (const UsageError& error) {
+    throw UsageError(fmt::format("--{}", field.name), error.what());
+  }
+}
+
+std::string config_toml(const TrainConfig& config) {
+  std::string text = "# Made by tandem: reproduces this run with `tandem train --config`. Flags win over it.\n";
+  for (const ConfigField& field : config_fields()) {
+    const auto values = field.get(config);
+    if (values.empty()) continue;
+    text += fmt::format("{} = ", field.name);
+    if (field.kind == ConfigField::Kind::list) {
+      std::string elements;
+      for (const auto& value : values) elements += (elements.empty() ? "" : ", ") + toml_text(value);
+      text += "[" + elements + "]\n";
+    } else {
+      text += (field.kind == ConfigField::Kind::text ? toml_text(values.front()) : values.front()) + "\n";
+    }
+  }
+  return text;
+}
+
+void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
+  toml::table table;
+  try {
+    table = toml::parse(read_text(file));
+  } catch (const toml::parse_error& error) {
+    throw UsageError(fmt::format("configuration {}", file.string()),
+                     fmt::format("line {}: {}", error.source().begin.line, error.description()));
+  }
+  for (const auto& [key, node] : table) {
+    const std::string name(key.str());
+    const ConfigField* field = find_config_field(name);
+    if (field == nullptr) {
+      throw UsageError(fmt::format("configuration {}", file.string()), fmt::format("unknown key {}", name),
+                       "the keys are the names of the flags of `tandem train --help`");
+    }
+    set_config_field(config, *field, texts_of(*field, node));
+  }
+}
+
+void check_config(const TrainConfig& c) {
+  if (c.model.empty()) throw UsageError("--model", "missing", "for example --model tiny-gpt2; --list-models names the shapes");
+  if (c.steps > 0 && c.epochs > 0) throw UsageError("--steps and --epochs", "both given", "give one of them");
+  if (c.lr && c.min_lr && *c.min_lr > *c.lr) {
+    throw UsageError("--min-lr", fmt::format("{} is above --lr {}", *c.min_lr, *c.lr), "give a smaller one");
+  }
+  if (c.eval_every > 0 && c.eval_data.empty()) throw UsageError("--eval-every", "there is no --eval-data", "give some");
+}
+
+}  // namespace tandem

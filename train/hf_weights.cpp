@@ -1,0 +1,191 @@
+#include "train/hf_weights.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <regex>
+#include <set>
+#include <system_error>
+
+#include "core/error.hpp"
+#include "core/numerics/bf16.hpp"
+#include "models/transformer.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::vector<fs::path> tensor_files(const fs::path& directory) {
+  const fs::path index = directory / "model.safetensors.index.json";
+  std::set<fs::path> files;
+  std::error_code error;
+  if (fs::exists(index, error)) {
+    std::ifstream stream(index);
+    const auto json = nlohmann::json::parse(stream, nullptr, false);
+    if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
+      throw InputError(fmt::format("index {}", index.string()), "it has no weight_map");
+    }
+    for (const auto& [tensor, file] : json["weight_map"].items()) {
+      if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
+        throw InputError(fmt::format("index {}", index.string()), fmt::format("tensor {} names no file beside it", tensor));
+      }
+      files.insert(directory / file.get<std::string>());
+    }
+  } else {
+    for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+      if (it->path().extension() == ".safetensors") files.insert(it->path());
+    }
+  }
+  return {files.begin(), files.end()};
+}
+
+std::vector<std::int64_t> stored_shape(const Parameter& p, bool transposed) {
+  std::vector<std::int64_t> shape;
+  for (int i = 0; i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
+  if (transposed) std::reverse(shape.begin(), shape.end());
+  return shape;
+}
+
+/// What published files hold beside parameters: masks and tables that are computed.
+bool is_buffer(const std::string& name) {
+  static const std::regex buffers(R"((\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$)");
+  return std::regex_search(name, buffers);
+}
+
+std::string named(const std::vector<std::string>& names) {
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(names.size(), 5));
+  return fmt::format("{}{}", fmt::join(names.begin(), end, ", "),
+                     names.size() > 5 ? fmt::format(" and {} more", names.size() - 5) : "");
+}
+
+}  // namespace
+
+bool HfWeights::present(const fs::path& directory) { return !tensor_files(directory).empty(); }
+
+HfWeights::HfWeights(const fs::path& directory) : directory_(directory) {
+  for (const fs::path& file : tensor_files(directory)) files_.emplace_back(file);
+  for (const auto& file : files_) {
+    for (const auto& [name, tensor] : file.tensors()) {
+      if (!tensors_.emplace(name, &tensor).second) {
+        throw InputError(fmt::format("model {}", directory.string()), fmt::format("tensor {} is in two files", name));
+      }
+    }
+  }
+}
+
+const StoredTensor* HfWeights::find(const std::string& name) const {
+  // The first GPT-2 files were saved without the model's own prefix.
+  for (const std::string_view prefix : {"", "transformer.", "model."}) {
+    if (!name.starts_with(prefix)) continue;
+    const auto found = tensors_.find(name.substr(prefix.size()));
+    if (found != tensors_.end()) return found->second;
+  }
+  return nullptr;
+}
+
+void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) const {
+  std::vector<std::string> missing, misshapen, unexpected;
+  std::set<const StoredTensor*> used;
+  for (const Parameter* p : layout.owned_parameters()) {
+    const HfTensor tensor = hf_tensor_of(config, *p);
+    const StoredTensor* stored = find(tensor.name);
+    if (stored == nullptr) {
+      missing.push_back(tensor.name);
+      continue;
+    }
+    used.insert(stored);
+    const auto shape = stored_shape(*p, tensor.transposed);
+    if (stored->shape != shape) {
+      misshapen.push_back(fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(stored->shape, ", "),
+                                      fmt::join(shape, ", ")));
+    } else if (stored->dtype != "F32" && stored->dtype != "F16" && stored->dtype != "BF16") {
+      misshapen.push_back(fmt::format("{} of type {}", tensor.name, stored->dtype));
+    }
+  }
+  for (const auto& [name, stored] : tensors_) {
+    const bool tied_head = config.tied_head && name == "lm_head.weight";
+    if (!used.contains(stored) && !is_buffer(name) && !tied_head) unexpected.push_back(name);
+  }
+  if (missing.empty() && misshapen.empty() && unexpected.empty()) return;
+  std::string why;
+  const auto add = [&](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", what, named(names));
+  };
+  add("missing", missing);
+  add("misshapen", misshapen);
+  add("unexpected", unexpected);
+  throw InputError(fmt::format("tensors of {}", directory_.string()), why, "config.json and tensors must belong together");
+}
+
+void HfWeights::read(const ModelConfig& config, const Parameter& p, std::span<float> values) const {
+  const HfTensor tensor = hf_tensor_of(config, p);
+  const StoredTensor* stored = find(tensor.name);
+  if (!tensor.transposed) return widen(*stored, 0, values);
+  const std::int64_t outputs = p.shape[0];
+  const std::int64_t inputs = p.shape[1];
+  std::vector<float> row(static_cast<std::size_t>(outputs));
+  for (std::int64_t i = 0; i < inputs; ++i) {
+    widen(*stored, i * outputs, row);
+    for (std::int64_t o = 0; o < outputs; ++o) {
+      values[static_cast<std::size_t>(o * inputs + i)] = row[static_cast<std::size_t>(o)];
+    }
+  }
+}
+
+namespace {
+
+void write_values(SafetensorsWriter& writer, const Parameter& p, bool transposed, ExportType type,
+                  std::span<const float> values) {
+  const std::int64_t rows = transposed ? p.shape[1] : 1;
+  const std::int64_t columns = transposed ? p.shape[0] : p.count;
+  std::vector<float> row(static_cast<std::size_t>(columns));
+  std::vector<bf16> narrow(row.size());
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      row[static_cast<std::size_t>(c)] = values[static_cast<std::size_t>(transposed ? c * rows + r : c)];
+    }
+    if (type == ExportType::fp32) {
+      writer.write(row.data(), row.size() * sizeof(float));
+    } else {
+      std::transform(row.begin(), row.end(), narrow.begin(), numerics::weight_of_master);
+      writer.write(narrow.data(), narrow.size() * sizeof(bf16));
+    }
+  }
+}
+
+std::string config_text(const ModelConfig& config, bool bytes, ExportType type) {
+  auto json = nlohmann::ordered_json::parse(hf_config_text(config, type == ExportType::fp32 ? "float32" : "bfloat16"));
+  if (bytes) json["tandem_token_kind"] = "bytes";
+  return json.dump(2) + "\n";
+}
+
+}  // namespace
+
+void export_hf(const fs::path& to, const ModelConfig& config, const ParameterLayout& layout, bool bytes,
+               ExportType type, const std::function<void(const Parameter&, std::span<float>)>& values) {
+  create_directories_or_throw(to);
+  const fs::path beside = to / ".model.safetensors.tmp";
+  std::vector<TensorSpec> specs;
+  std::int64_t largest = 0;
+  for (const Parameter* p : layout.owned_parameters()) {
+    const HfTensor tensor = hf_tensor_of(config, *p);
+    specs.push_back({tensor.name, type == ExportType::fp32 ? "F32" : "BF16", stored_shape(*p, tensor.transposed)});
+    largest = std::max(largest, p->count);
+  }
+  std::vector<float> buffer(static_cast<std::size_t>(largest));
+  SafetensorsWriter writer(beside, specs, {{"format", "pt"}});
+  for (const Parameter* p : layout.owned_parameters()) {
+    const auto part = std::span(buffer).first(static_cast<std::size_t>(p->count));
+    values(*p, part);
+    write_values(writer, *p, hf_tensor_of(config, *p).transposed, type, part);
+  }
+  writer.finish();
+  rename_or_throw(beside, to / "model.safetensors");
+  write_file_atomically(to / "config.json", config_text(config, bytes, type));
+}
+
+}  // namespace tandem

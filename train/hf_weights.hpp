@@ -1,0 +1,42 @@
+#pragma once
+// Weights in Hugging Face directories: one model.safetensors, or shards with an index.
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/parameter_layout.hpp"
+#include "io/safetensors.hpp"
+#include "models/config.hpp"
+
+namespace tandem {
+
+/// Mapped; only reading is done here.
+class HfWeights {
+ public:
+  static bool present(const std::filesystem::path& directory);
+  /// Throws InputError on missing shards and corrupt files.
+  explicit HfWeights(const std::filesystem::path& directory);
+
+  /// Throws InputError that names tensors missing, unexpected or misshapen.
+  void check(const ModelConfig& config, const ParameterLayout& layout) const;
+  /// Widens one parameter, transposing where it is stored so. Takes memory for one row.
+  void read(const ModelConfig& config, const Parameter& parameter, std::span<float> values) const;
+
+ private:
+  const StoredTensor* find(const std::string& name) const;
+  std::filesystem::path directory_;
+  std::vector<SafetensorsReader> files_;
+  std::map<std::string, const StoredTensor*> tensors_;
+};
+
+enum class ExportType : std::uint8_t { bf16, fp32 };
+
+/// Writes config.json and model.safetensors into the new or empty folder `to`. `values` gives each
+/// parameter's master; `buffer` must hold the largest one. Throws WriteError.
+void export_hf(const std::filesystem::path& to, const ModelConfig& config, const ParameterLayout& layout, bool bytes,
+               ExportType type, const std::function<void(const Parameter&, std::span<float>)>& values);
+
+}  // namespace tandem

@@ -1,0 +1,102 @@
+#include "train/loaded_model.hpp"
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/error.hpp"
+#include "data/window_sampler.hpp"
+
+namespace tandem {
+namespace {
+
+std::int64_t tokens_of(const RunShape& shape) { return shape.batch * shape.sequence; }
+
+std::size_t part_bytes(const RunShape& shape) {
+  return align_up(static_cast<std::size_t>(tokens_of(shape)) * sizeof(std::int32_t));
+}
+
+constexpr std::size_t parts = 3;  // tokens, targets, losses
+
+}  // namespace
+
+std::size_t LoadedModel::batch_bytes(const RunShape& shape, std::size_t slots) {
+  return slots * parts * part_bytes(shape);
+}
+
+LoadedModel::LoadedModel(RunSetup& setup, Trace* trace) : setup_(setup) {
+  Device& device = *setup.device;
+  stream_ = device.make_stream("compute");
+  activations_ = device.allocate(setup.activation_bytes, "activations and workspace");
+  batches_ = device.allocate_pinned(batch_bytes(setup.model->shape(), setup.batch_slots), "batches");
+  Arena arena(activations_.data(), activations_.bytes(), "activations and workspace");
+  setup.model->bind(device, arena, stream_);
+  engine_ = std::make_unique<OffloadEngine>(device, setup.layout, setup.options, setup.plan, trace);
+}
+
+HostBatch LoadedModel::batch(std::size_t slot) const {
+  const RunShape& shape = setup_.model->shape();
+  const auto count = static_cast<std::size_t>(tokens_of(shape));
+  auto* base = static_cast<std::byte*>(batches_.data()) + slot * parts * part_bytes(shape);
+  const auto part = [&](std::size_t i) { return base + i * part_bytes(shape); };
+  return {{reinterpret_cast<std::int32_t*>(part(0)), count},
+          {reinterpret_cast<std::int32_t*>(part(1)), count},
+          {reinterpret_cast<float*>(part(2)), count}};
+}
+
+void LoadedModel::upload(const HostBatch& batch) {
+  const auto up = [&](const TensorView& view, std::span<const std::int32_t> values) {
+    setup_.device->copy(view.data, values.data(), values.size_bytes(), CopyKind::host_to_device, stream_);
+  };
+  up(setup_.model->tokens(), batch.tokens);
+  up(setup_.model->targets(), batch.targets);
+}
+
+void LoadedModel::train(std::size_t slot, ParameterAccess& parameters, float gradient_scale) {
+  const HostBatch host = batch(slot);
+  upload(host);
+  setup_.model->train(parameters, gradient_scale, stream_);
+  setup_.device->copy(host.losses.data(), setup_.model->losses().data, host.losses.size_bytes(),
+                      CopyKind::device_to_host, stream_);
+}
+
+void LoadedModel::wait_for_losses() { setup_.device->synchronize(stream_); }
+
+EvalResult LoadedModel::evaluate(const TokenSource& source) {
+  const RunShape& shape = setup_.model->shape();
+  const auto length = static_cast<std::size_t>(shape.sequence);
+  const std::int64_t windows = require_windows(source, shape.sequence);
+  const HostBatch host = batch(0);
+  const auto scope = engine_->evaluation();
+  double sum = 0.0;
+  for (std::int64_t first = 0; first < windows; first += shape.batch) {
+    std::fill(host.tokens.begin(), host.tokens.end(), 0);
+    std::fill(host.targets.begin(), host.targets.end(), -1);
+    for (std::int64_t row = 0; row < std::min(shape.batch, windows - first); ++row) {
+      const auto at = static_cast<std::size_t>(row) * length;
+      read_window(source, first + row, host.tokens.subspan(at, length), host.targets.subspan(at, length));
+    }
+    upload(host);
+    setup_.model->evaluate(*engine_, stream_);
+    setup_.device->copy(host.losses.data(), setup_.model->losses().data, host.losses.size_bytes(),
+                        CopyKind::device_to_host, stream_);
+    wait_for_losses();
+    sum = std::accumulate(host.losses.begin(), host.losses.end(), sum);
+  }
+  const std::int64_t tokens = windows * shape.sequence;
+  return {sum / static_cast<double>(tokens), tokens, windows};
+}
+
+void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values) {
+  const HostBatch host = batch(0);
+  if (tokens.size() > host.tokens.size()) throw MisuseError("prompt longer than the model's sequence");
+  std::fill(host.tokens.begin(), host.tokens.end(), 0);
+  std::fill(host.targets.begin(), host.targets.end(), -1);
+  std::copy(tokens.begin(), tokens.end(), host.tokens.begin());
+  const auto scope = engine_->evaluation();
+  upload(host);
+  const TensorView result = setup_.model->logits(*engine_, position, stream_);
+  setup_.device->copy(values.data(), result.data, values.size_bytes(), CopyKind::device_to_host, stream_);
+  setup_.device->synchronize(stream_);
+}
+
+}  // namespace tandem

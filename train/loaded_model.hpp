@@ -1,0 +1,62 @@
+#pragma once
+// A run's memory, taken: engine, activations and batches. Forwards and micro-batches run here.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "core/trace.hpp"
+#include "data/token_source.hpp"
+#include "offload/engine.hpp"
+#include "train/run_setup.hpp"
+
+namespace tandem {
+
+struct EvalResult {
+  double loss = 0.0;  ///< mean over predicted tokens
+  std::int64_t tokens = 0;
+  std::int64_t windows = 0;
+};
+
+/// Tokens, targets and losses of one micro-batch in host memory, (B T) each.
+struct HostBatch {
+  std::span<std::int32_t> tokens;
+  std::span<std::int32_t> targets;
+  std::span<float> losses;
+};
+
+/// One thread drives it. `setup` and `trace` (may be null) must outlive it.
+class LoadedModel {
+ public:
+  /// Host bytes of the batches of `slots` micro-batches.
+  static std::size_t batch_bytes(const RunShape& shape, std::size_t slots);
+
+  /// Takes all memory of the plan. Blocks. Throws PlanError, DeviceError.
+  LoadedModel(RunSetup& setup, Trace* trace);
+
+  OffloadEngine& engine() noexcept { return *engine_; }
+  Device& device() noexcept { return *setup_.device; }
+  StreamView stream() const noexcept { return stream_; }
+  HostBatch batch(std::size_t slot) const;
+
+  /// Queues one micro-batch: tokens up, forward and backward through `parameters`, losses down into the
+  /// slot. Asynchronous: the slot is the device's until `wait_for_losses`.
+  void train(std::size_t slot, ParameterAccess& parameters, float gradient_scale);
+  /// Blocks until everything queued so far on the stream is done.
+  void wait_for_losses();
+
+  /// Mean loss over all windows in order. Blocks. Not inside a step.
+  EvalResult evaluate(const TokenSource& source);
+  /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks.
+  void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);
+
+ private:
+  void upload(const HostBatch& batch);
+  RunSetup& setup_;
+  Stream stream_;
+  MemoryBlock activations_;
+  MemoryBlock batches_;
+  std::unique_ptr<OffloadEngine> engine_;
+};
+
+}  // namespace tandem

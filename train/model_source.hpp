@@ -1,0 +1,44 @@
+#pragma once
+// What --model stands for.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/parameter_layout.hpp"
+#include "io/checkpoint.hpp"
+#include "models/config.hpp"
+
+namespace tandem {
+
+class HfWeights;
+
+/// A model description and, where there are any, its weights.
+struct ModelSource {
+  ModelConfig config;
+  std::filesystem::path weights;           ///< Hugging Face directory with tensors; empty: none
+  std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
+  bool bytes = false;                      ///< its tokens are known to be bytes of text
+  bool loads_weights() const noexcept { return !weights.empty() || checkpoint != nullptr; }
+};
+
+/// A built-in shape, a config.json, a Hugging Face directory, a checkpoint or a run directory (its newest
+/// good checkpoint). Throws UsageError where it is none of these, InputError where its files are bad.
+ModelSource find_model(const std::string& name);
+
+/// The same, for commands that need weights. Throws UsageError where there are none.
+ModelSource find_trained_model(const std::string& name);
+
+/// Shape of `layout`, but parameters whose Hugging Face name `pattern` is found in are not trained. An
+/// empty pattern freezes none, ".*" all.
+ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern);
+
+/// Initial values of parameters: from the source's weights, else random from `seed`. Checks at once that
+/// every tensor is there and has its shape. Throws InputError that names those missing, unexpected or
+/// misshapen.
+using ParameterValues = std::function<void(const Parameter&, std::span<float>)>;
+ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed);
+
+}  // namespace tandem

@@ -1,0 +1,74 @@
+#pragma once
+// When the device gets from one phase to the next, without anybody stopping for it: marks are events on
+// the compute stream, and a thread of its own waits for them in order and looks at the clock.
+#include <array>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/device.hpp"
+#include "core/parameter_access.hpp"
+
+namespace tandem {
+
+enum class Phase : std::uint8_t { idle, forward, backward };
+
+class PhaseClock {
+ public:
+  /// `device` must outlive the clock; so must every stream that is marked, until `finish`.
+  explicit PhaseClock(Device& device);
+  ~PhaseClock();
+  PhaseClock(const PhaseClock&) = delete;
+  PhaseClock& operator=(const PhaseClock&) = delete;
+
+  /// From this point of `stream` on, until the next mark, time belongs to `phase`. Does not block.
+  void mark(Phase phase, StreamView stream);
+  /// Waits until all marks have passed and gives the seconds of each phase since the last call.
+  /// A failed stream ends the waiting; the error itself reaches whoever uses the stream.
+  double finish_forward_and_backward(double& forward, double& backward);
+
+ private:
+  struct Mark {
+    Event event;
+    Phase phase = Phase::idle;
+  };
+  void watch();
+  Event take_event();
+  Device& device_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Mark> marks_;
+  std::vector<Event> spare_;
+  std::array<double, 3> seconds_{};
+  Phase current_ = Phase::idle;
+  double since_ = 0.0;
+  bool busy_ = false;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+/// Passes everything on to `inner`, and marks the end of forward where the first gradient buffer of a
+/// micro-batch is asked for. Guards that it hands out belong to `inner`.
+class PhaseProbe final : public ParameterAccess {
+ public:
+  PhaseProbe(ParameterAccess& inner, PhaseClock& clock) : inner_(inner), clock_(clock) {}
+  void begin_micro_batch(StreamView stream);
+  WeightsGuard fetch(int layer, StreamView stream) override { return inner_.fetch(layer, stream); }
+  GradientsGuard gradients(int layer, StreamView stream) override;
+
+ protected:
+  void also_used(std::uint64_t, StreamView) override;
+  void release(std::uint64_t, StreamView) noexcept override {}
+  void commit(std::uint64_t, StreamView) override;
+  void abandon(std::uint64_t) noexcept override {}
+
+ private:
+  ParameterAccess& inner_;
+  PhaseClock& clock_;
+  bool in_backward_ = false;
+};
+
+}  // namespace tandem

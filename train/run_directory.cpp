@@ -1,0 +1,91 @@
+#include "train/run_directory.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "core/error.hpp"
+#include "io/atomic_file.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* metrics_name = "metrics.jsonl";
+
+nlohmann::ordered_json finite(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+}  // namespace
+
+bool holds_run(const fs::path& out) {
+  std::error_code ignored;
+  for (const char* name : {"config.toml", metrics_name, "summary.json", "checkpoints"}) {
+    if (fs::exists(out / name, ignored)) return true;
+  }
+  return false;
+}
+
+std::string StepMetrics::json() const {
+  nlohmann::ordered_json j{{"step", step},
+                           {"loss", finite(loss)},
+                           {"grad_norm", finite(grad_norm)},
+                           {"lr", lr},
+                           {"step_seconds", finite(step_seconds)},
+                           {"tokens_per_second", finite(tokens_per_second)},
+                           {"bound_by", bound_by},
+                           {"device_bytes", device_bytes},
+                           {"skipped", skipped}};
+  if (eval_loss) j["eval_loss"] = finite(*eval_loss);
+  return j.dump();
+}
+
+RunDirectory::RunDirectory(fs::path out) : out_(std::move(out)) {
+  create_directories_or_throw(out_);
+  const fs::path file = out_ / ".lock";
+  lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (lock_ < 0) {
+    throw WriteError(fmt::format("cannot write --out {}", out_.string()), std::generic_category().message(errno),
+                     "name a folder that may be written");
+  }
+  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+    ::close(lock_);
+    throw WriteError(fmt::format("--out {}", out_.string()), "another process is writing this run",
+                     "wait for it, or name another folder");
+  }
+}
+
+RunDirectory::~RunDirectory() { ::close(lock_); }
+
+void RunDirectory::write_config(const std::string& toml) { write_file_atomically(out_ / "config.toml", toml); }
+void RunDirectory::write_summary(const std::string& json) { write_file_atomically(out_ / "summary.json", json); }
+
+void RunDirectory::open_metrics(std::int64_t step) {
+  std::string kept;
+  std::ifstream old(out_ / metrics_name);
+  for (std::string line; std::getline(old, line);) {
+    const auto json = nlohmann::json::parse(line, nullptr, false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;  // torn last line
+    if (json["step"].get<std::int64_t>() <= step) kept += line + "\n";
+  }
+  old.close();
+  write_file_atomically(out_ / metrics_name, kept);
+  metrics_.open(out_ / metrics_name, std::ios::app);
+}
+
+void RunDirectory::append(const StepMetrics& metrics) {
+  metrics_ << metrics.json() << '\n' << std::flush;
+  if (!metrics_) {
+    throw WriteError(fmt::format("cannot write {}", (out_ / metrics_name).string()), "the disk refused a line",
+                     "check the free space");
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,53 @@
+#pragma once
+// The files of a run, and the lock that keeps two processes out of one folder.
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+
+namespace tandem {
+
+/// Whether the folder holds a run (or part of one).
+bool holds_run(const std::filesystem::path& out);
+
+/// One line of metrics.jsonl. Values that are not finite are written as null.
+struct StepMetrics {
+  std::int64_t step = 0;
+  double loss = 0.0;
+  double grad_norm = 0.0;
+  double lr = 0.0;
+  double step_seconds = 0.0;
+  double tokens_per_second = 0.0;
+  std::string bound_by;
+  std::uint64_t device_bytes = 0;
+  bool skipped = false;
+  std::optional<double> eval_loss;
+  std::string json() const;
+};
+
+/// An open run folder, locked. The lock dies with the process.
+class RunDirectory {
+ public:
+  /// Creates the folder where it is missing and locks it. Throws WriteError where it cannot be written or
+  /// another process has it.
+  explicit RunDirectory(std::filesystem::path out);
+  ~RunDirectory();
+  RunDirectory(const RunDirectory&) = delete;
+  RunDirectory& operator=(const RunDirectory&) = delete;
+
+  std::filesystem::path checkpoints() const { return out_ / "checkpoints"; }
+  void write_config(const std::string& toml);
+  void write_summary(const std::string& json);
+  /// Opens metrics.jsonl, cut back to the lines of steps 1 ... `step`.
+  void open_metrics(std::int64_t step);
+  /// Appends a line and flushes. Throws WriteError.
+  void append(const StepMetrics& metrics);
+
+ private:
+  std::filesystem::path out_;
+  int lock_ = -1;
+  std::ofstream metrics_;
+};
+
+}  // namespace tandem

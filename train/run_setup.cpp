@@ -1,0 +1,168 @@
+#include "train/run_setup.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <utility>
+
+#include "core/error.hpp"
+#include "core/topology.hpp"
+#include "core/version.hpp"
+#include "train/loaded_model.hpp"
+
+namespace tandem {
+namespace {
+
+OffloadOptions offload_options(const TrainConfig& c) {
+  OffloadOptions o;
+  o.device_memory = c.device_memory;
+  o.policy = c.policy;
+  o.subgroup_size = c.subgroup_size;
+  o.resident_layers = c.resident_layers;
+  o.prefetch_layers = c.prefetch_layers;
+  o.max_micro_batches = static_cast<int>(c.grad_accum);
+  o.adamw.beta1 = c.beta1;
+  o.adamw.beta2 = c.beta2;
+  o.adamw.eps = c.eps;
+  o.adamw.weight_decay = c.weight_decay;
+  o.on_nonfinite = c.on_nonfinite;
+  return o;
+}
+
+struct HostRows {
+  std::size_t program = 0;  ///< what the process held before: code's own data, libraries, threads
+  std::size_t batches = 0;
+  std::size_t checkpoint = 0;
+  std::size_t total() const noexcept { return program + batches + checkpoint; }
+};
+
+std::size_t largest_parameter_bytes(const ParameterLayout& layout) {
+  std::int64_t largest = 0;
+  for (const Parameter* p : layout.owned_parameters()) largest = std::max(largest, p->count);
+  return static_cast<std::size_t>(largest) * sizeof(float);
+}
+
+/// Model and plan for one choice of recompute. Throws PlanError.
+void plan_with(RunSetup& run, const RunShape& shape, const HostRows& rows, std::size_t host_ceiling) {
+  run.model = std::make_unique<Transformer>(run.model_config, shape);
+  run.activation_bytes = 0;
+  for (const auto& entry : run.model->memory(run.device->ops())) run.activation_bytes += align_up(entry.bytes);
+  run.options.reserved_device_memory = run.activation_bytes;
+  if (host_ceiling > 0) {
+    if (host_ceiling <= rows.total()) {
+      throw PlanError("the plan does not fit in host memory",
+                      fmt::format("the program alone holds {}, the ceiling is {}", format_bytes(rows.total()),
+                                  format_bytes(host_ceiling)),
+                      "raise --host-memory");
+    }
+    run.options.host_memory = host_ceiling - rows.total();
+  }
+  run.plan = make_plan(run.layout, run.options, profile_of(*run.device));
+}
+
+void book(RunSetup& run, const HostRows& rows) {
+  run.memory = run.plan.memory;
+  for (const auto& entry : run.model->memory(run.device->ops())) {
+    run.memory.add(entry.name, "run", Place::device, entry.bytes);
+  }
+  run.memory.add("program and libraries", "run", Place::pageable, rows.program);
+  run.memory.add("batches", "run", Place::pinned, rows.batches);
+  run.memory.add("checkpoint buffer", "save", Place::pageable, rows.checkpoint);
+}
+
+}  // namespace
+
+DeviceOptions device_options(const TrainConfig& c) {
+  return {.memory = c.device_memory,
+          .threads = c.threads,
+          .update_threads = c.update_threads,
+          .link_bytes_per_second = c.link_bandwidth};
+}
+
+std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
+  constexpr std::int64_t longest_default = 1024;
+  if (config.seq_len == 0) return std::min(longest_default, model.positions);
+  if (config.seq_len > model.positions) {
+    throw UsageError(fmt::format("--seq-len {}", config.seq_len),
+                     fmt::format("{} has {} positions", model.name, model.positions),
+                     fmt::format("use at most --seq-len {}", model.positions));
+  }
+  return config.seq_len;
+}
+
+RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, ParameterLayout layout, RunPurpose purpose) {
+  RunSetup run;
+  run.model_config = model;
+  run.layout = std::move(layout);
+  run.options = offload_options(config);
+  run.device = open_device(config.device, device_options(config));
+  run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
+  RunShape shape{.batch = config.micro_batch,
+                 .sequence = config.seq_len,
+                 .compute = config.compute,
+                 .recompute = config.recompute == Recompute::block,
+                 .training = purpose.training};
+  HostRows rows;
+  rows.program = sample_process_memory().anonymous;
+  rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
+  if (purpose.saves) rows.checkpoint = largest_parameter_bytes(run.layout);
+  const bool may_fall_back = purpose.training && config.recompute == Recompute::automatic;
+  try {
+    plan_with(run, shape, rows, config.host_memory);
+  } catch (const PlanError&) {
+    if (!may_fall_back) throw;
+    shape.recompute = true;
+    plan_with(run, shape, rows, config.host_memory);
+  }
+  book(run, rows);
+  return run;
+}
+
+std::string RunSetup::compute_key() const {
+  return fmt::format("tandem {}; {}; compute {}", version, device->info().compute_key, name_of(model->shape().compute));
+}
+
+std::string RunSetup::table() const {
+  struct Row {
+    std::string_view name;
+    std::size_t device = 0;
+    std::size_t host = 0;
+  };
+  std::array<Row, 5> rows{{{"weights"}, {"gradients"}, {"optimizer"}, {"activations"}, {"workspace"}}};
+  for (const MemoryEntry& entry : memory.entries) {
+    auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) {
+      return entry.name.starts_with(r.name) || (r.name == "gradients" && entry.name.starts_with("gradient"));
+    });
+    if (row == rows.end()) row = rows.end() - 1;
+    (entry.place == Place::device ? row->device : row->host) += entry.bytes;
+  }
+  const auto shares = plan.shares();
+  const double all = std::max(1.0, static_cast<double>(shares.cpu + shares.streamed + shares.resident));
+  const auto percent = [&](std::int64_t part) { return 100.0 * static_cast<double>(part) / all; };
+  const auto resident = std::count_if(plan.layers.begin(), plan.layers.end(), [](const auto& l) { return l.resident; });
+  int buffers = 0;
+  for (const auto& c : plan.size_classes) buffers = std::max(buffers, c.weight_buffers);
+  const bool training = model->shape().training;
+  const std::array<std::string, 5> notes{
+      fmt::format("{} of {} layers resident, {} in flight", resident, layout.layer_count(), buffers),
+      training ? "bf16, flushed during backward" : "none",
+      training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({}{})", percent(shares.resident),
+                             percent(shares.streamed), percent(shares.cpu), plan.policy.text(),
+                             plan.chosen_by_auto ? ", auto" : "")
+               : "none",
+      !training ? "forward only" : model->shape().recompute ? "block recompute" : "all kept",
+      "program, libraries, batches, scratch"};
+  std::string text = fmt::format("{:<12}{:>11}{:>11}   what\n", "plan", "device", "host");
+  const auto line = [&](std::string_view name, std::size_t device_bytes, std::size_t host_bytes, std::string_view note) {
+    const auto shown = [](std::size_t bytes) { return bytes == 0 ? std::string("-") : format_bytes(bytes); };
+    text += fmt::format("{:<12}{:>11}{:>11}   {}\n", name, shown(device_bytes), shown(host_bytes), note);
+  };
+  for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
+  line("total", memory.device_bytes(), memory.host_bytes(),
+       fmt::format("ceiling {}", format_bytes(plan.device_memory)));
+  return text;
+}
+
+}  // namespace tandem

@@ -1,0 +1,51 @@
+#pragma once
+// Everything a run needs, decided and booked, before any memory of it is taken.
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "api/open_device.hpp"
+#include "core/device.hpp"
+#include "core/parameter_layout.hpp"
+#include "models/transformer.hpp"
+#include "scheduler/plan.hpp"
+#include "train/config.hpp"
+
+namespace tandem {
+
+struct RunSetup {
+  ModelConfig model_config;
+  ParameterLayout layout;
+  std::unique_ptr<Device> device;
+  std::unique_ptr<Transformer> model;
+  OffloadOptions options;
+  Plan plan;           ///< of the engine
+  MemoryPlan memory;   ///< of the whole process: engine, model, program
+  std::size_t activation_bytes = 0;  ///< of the model, on the device
+  std::size_t batch_slots = 1;       ///< micro-batches whose tokens the host holds at once
+
+  std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
+  std::size_t planned_host_bytes() const noexcept { return memory.host_bytes(); }
+  /// All that may change a bit and is not the user's input.
+  std::string compute_key() const;
+  /// The memory table of USAGE.
+  std::string table() const;
+};
+
+/// What the run is for; decides what is booked.
+struct RunPurpose {
+  bool training = true;
+  bool saves = false;  ///< a buffer for the largest parameter
+};
+
+DeviceOptions device_options(const TrainConfig& config);
+
+/// Opens the device, resolves recompute and makes the plan. `config.seq_len` must be resolved. Throws
+/// PlanError (with the table), UsageError, DeviceError.
+RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, ParameterLayout layout, RunPurpose purpose);
+
+/// The sequence length of a run: as given, else the model's positions but at most 1024. Throws UsageError
+/// where it is beyond the positions.
+std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model);
+
+}  // namespace tandem

@@ -1,0 +1,49 @@
+#include "train/schedule.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "core/error.hpp"
+
+namespace tandem {
+
+double Schedule::at(std::int64_t step) const noexcept {
+  if (step < warmup_steps) return lr * static_cast<double>(step) / static_cast<double>(warmup_steps);
+  if (kind == Kind::constant) return lr;
+  const bool last = kind == Kind::wsd;
+  const std::int64_t length = decay_steps > 0 ? decay_steps : last ? std::max<std::int64_t>(1, steps / 10) : steps;
+  const std::int64_t end = last ? steps : length;
+  const std::int64_t begin = last ? std::max(warmup_steps, steps - length) : warmup_steps;
+  if (step >= end) return end > begin || step > end ? min_lr : lr;
+  if (step <= begin) return lr;
+  const double progress = static_cast<double>(step - begin) / static_cast<double>(end - begin);
+  const double share = kind == Kind::cosine ? 0.5 * (1.0 + std::cos(std::numbers::pi * progress)) : 1.0 - progress;
+  return min_lr + (lr - min_lr) * share;
+}
+
+std::string Schedule::text() const {
+  return fmt::format("{} lr {} to {}, warm-up {}, decay {}, {} steps", name_of(kind), lr, min_lr, warmup_steps,
+                     decay_steps, steps);
+}
+
+Schedule::Kind parse_schedule(std::string_view text) {
+  for (const auto kind : {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
+    if (name_of(kind) == text) return kind;
+  }
+  throw UsageError(fmt::format("'{}'", text), "not a schedule", "use constant, linear, cosine or wsd");
+}
+
+std::string_view name_of(Schedule::Kind kind) noexcept {
+  switch (kind) {
+    case Schedule::Kind::constant: return "constant";
+    case Schedule::Kind::linear: return "linear";
+    case Schedule::Kind::cosine: return "cosine";
+    case Schedule::Kind::wsd: return "wsd";
+  }
+  return "unknown";
+}
+
+}  // namespace tandem

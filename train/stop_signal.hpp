@@ -1,0 +1,17 @@
+#pragma once
+// SIGINT and SIGTERM as a request to end after the current step. A second signal ends the process at once.
+
+namespace tandem {
+
+class StopSignal {
+ public:
+  /// Catches both signals while it lives. One at a time in a process.
+  StopSignal();
+  ~StopSignal();
+  StopSignal(const StopSignal&) = delete;
+  StopSignal& operator=(const StopSignal&) = delete;
+  /// Number of the signal that came, or 0.
+  static int received() noexcept;
+};
+
+}  // namespace tandem

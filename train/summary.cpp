@@ -1,0 +1,77 @@
+// summary.json of a finished run.
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numeric>
+
+#include "core/topology.hpp"
+#include "core/version.hpp"
+#include "train/trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+Json number(std::optional<double> value) { return value && std::isfinite(*value) ? Json(*value) : Json(nullptr); }
+
+std::optional<double> median(std::vector<double> values) {
+  if (values.empty()) return std::nullopt;
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+std::optional<double> mean(const std::vector<double>& values) {
+  if (values.empty()) return std::nullopt;
+  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+}  // namespace
+
+std::string Trainer::summary() {
+  OffloadEngine& engine = loaded_->engine();
+  const std::string digest = engine.state_digest();
+  const EngineCounters counters = engine.counters();
+  const std::size_t peak_device = setup_.device->peak_bytes();
+  // The host device's memory is this process's own, but stands for memory elsewhere.
+  const std::size_t emulated = setup_.device->info().kind == "host" ? peak_device : 0;
+  const std::size_t peak_process = sample_process_memory().peak_anonymous;
+  const auto step_seconds = median(times_.step);
+  const double targets = static_cast<double>(config_.grad_accum * config_.micro_batch * config_.seq_len);
+  const Json json{
+      {"model", setup_.model_config.name},
+      {"parameters", setup_.layout.parameter_count()},
+      {"device", setup_.device->info().name},
+      {"policy", setup_.plan.policy.text()},
+      {"steps", step_},
+      {"tokens", tokens_},
+      {"first_loss", number(first_loss_)},
+      {"final_loss", number(last_loss_)},
+      {"eval_loss", number(eval_loss_)},
+      {"tokens_per_second", number(step_seconds ? std::optional(targets / *step_seconds) : std::nullopt)},
+      {"step_seconds", number(step_seconds)},
+      {"phase_seconds",
+       {{"forward", number(median(times_.forward))},
+        {"backward", number(median(times_.backward))},
+        {"update", number(mean(times_.update))},
+        {"exposed_update", number(median(times_.exposed))}}},
+      {"planned_device_bytes", setup_.planned_device_bytes()},
+      {"peak_device_bytes", peak_device},
+      {"planned_host_bytes", setup_.planned_host_bytes()},
+      {"peak_host_bytes", peak_process > emulated ? peak_process - emulated : 0},
+      {"updated_parameters",
+       {{"cpu", counters.parameters_updated_cpu},
+        {"gpu_streamed", counters.parameters_updated_streamed},
+        {"gpu_resident", counters.parameters_updated_resident}}},
+      {"bytes", {{"h2d", counters.bytes_host_to_device}, {"d2h", counters.bytes_device_to_host}}},
+      {"skipped_steps", skipped_},
+      {"resumed_from_step", resumed_from_ ? Json(*resumed_from_) : Json(nullptr)},
+      {"state_digest", digest},
+      {"compute_key", setup_.compute_key()},
+      {"version", version},
+      {"command", request_.command}};
+  return json.dump(2) + "\n";
+}
+
+}  // namespace tandem

@@ -1,0 +1,309 @@
+#include "train/trainer.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <system_error>
+
+#include "core/error.hpp"
+#include "core/topology.hpp"
+#include "core/version.hpp"
+#include "train/state_io.hpp"
+#include "train/stop_signal.hpp"
+#include "train/units.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int skip_limit = 10;  // skipped steps in a row that end a run
+
+std::vector<fs::path> paths_of(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
+
+}  // namespace
+
+Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(request_.config) {
+  check_inputs();
+  source_ = find_model(config_.model);
+  if (config_.from_scratch) {
+    source_.weights.clear();
+    source_.checkpoint.reset();
+  }
+  config_.seq_len = sequence_length(config_, source_.config);
+  source_.config.validate();
+  ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
+  values_ = initial_values(source_, layout, config_.seed);
+  find_checkpoint();
+  if (checkpoint_) check_belongs(*checkpoint_, layout);
+  open_data();
+  resolve();
+  setup_ = set_up_run(config_, source_.config, std::move(layout),
+                      {.training = true, .saves = !config_.out.empty()});
+  if (checkpoint_ && checkpoint_->manifest().compute_key != setup_.compute_key()) {
+    const std::string why = fmt::format("checkpoint {} was made with another compute_key ({})",
+                                        checkpoint_->directory().string(), checkpoint_->manifest().compute_key);
+    if (config_.strict) throw InputError("--strict", why, "resume where it was made");
+    spdlog::warn("{}: the run goes on, but its bits may differ", why);
+  }
+}
+
+Trainer::~Trainer() = default;
+
+void Trainer::check_inputs() {
+  check_config(config_);
+  if (config_.data.empty()) throw UsageError("--data", "missing", "for example --data corpus/");
+  if (config_.steps == 0 && config_.epochs == 0.0) throw UsageError("--steps", "missing", "for example --steps 1000, or --epochs 1");
+  if (request_.resume && request_.resume_from.empty() && config_.out.empty()) {
+    throw UsageError("--resume", "there is no --out to resume", "give --out, or name a checkpoint");
+  }
+  if (!config_.out.empty() && !request_.resume && holds_run(config_.out)) {
+    throw UsageError(fmt::format("--out {}", config_.out), "it already holds a run", "add --resume, or name another folder");
+  }
+}
+
+void Trainer::find_checkpoint() {
+  if (!request_.resume) return;
+  if (!request_.resume_from.empty()) {
+    const fs::path named = request_.resume_from;
+    if (is_checkpoint(named) || !fs::is_directory(named / "checkpoints")) {
+      checkpoint_ = std::make_unique<Checkpoint>(named);
+      return;
+    }
+  }
+  const fs::path root = fs::path(request_.resume_from.empty() ? config_.out : request_.resume_from) / "checkpoints";
+  checkpoint_ = newest_checkpoint(root, [](const fs::path&, const std::string& why) {
+    spdlog::warn("passed over: {}", why);
+  });
+  if (checkpoint_) return;
+  if (config_.strict) throw InputError("--resume", fmt::format("no good checkpoint in {}", root.string()), "leave out --strict to start fresh");
+  spdlog::warn("no checkpoint in {}: the run starts fresh", root.string());
+}
+
+void Trainer::open_data() {
+  const TokenSourceOptions options{source_.config.vocabulary, config_.token_dtype};
+  data_ = std::make_unique<TokenSource>(paths_of(config_.data), options);
+  if (data_->bytes() && source_.loads_weights() && !source_.bytes) {
+    throw UsageError("--data", "text would be fed as bytes to a model whose weights expect its own tokens",
+                     "make token files with tools/prepare_data.py, or add --from-scratch");
+  }
+  windows_ = require_windows(*data_, config_.seq_len);
+  if (config_.eval_data.empty()) return;
+  eval_data_ = std::make_unique<TokenSource>(paths_of(config_.eval_data), options);
+  require_windows(*eval_data_, config_.seq_len);
+}
+
+void Trainer::resolve() {
+  const std::int64_t per_step = config_.micro_batch * config_.grad_accum;
+  if (config_.steps == 0) {
+    const double steps = std::ceil(config_.epochs * static_cast<double>(windows_) / static_cast<double>(per_step));
+    config_.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
+    config_.epochs = 0.0;
+  }
+  if (!config_.lr) config_.lr = source_.loads_weights() ? 2e-5 : 3e-4;
+  if (!config_.min_lr) config_.min_lr = *config_.lr / 10.0;
+  if (*config_.min_lr > *config_.lr) throw UsageError("--min-lr", "it is above --lr", "give a smaller one");
+  schedule_ = {config_.lr_schedule, *config_.lr, *config_.min_lr, config_.warmup_steps, config_.decay_steps, config_.steps};
+  sampler_ = std::make_unique<WindowSampler>(windows_, config_.seed);
+  if (!checkpoint_) return;
+  const Manifest& m = checkpoint_->manifest();
+  sampler_->restore({m.seed, m.sampler_windows, m.sampler_epoch, m.sampler_position});
+  step_ = m.step;
+  tokens_ = m.tokens;
+  skipped_ = m.skipped_steps;
+  first_loss_ = m.first_loss;
+  last_loss_ = m.last_loss;
+  resumed_from_ = m.step;
+}
+
+std::string Trainer::plan_text() const {
+  const std::size_t host = read_topology().memory_bytes;
+  return fmt::format("tandem {} | {}, {} parameters | {}, ceiling {} | host {}\n{}", version, setup_.model_config.name,
+                     format_count(setup_.layout.parameter_count()), setup_.device->info().name,
+                     format_bytes(setup_.plan.device_memory), host == 0 ? "unknown" : format_bytes(host),
+                     setup_.table());
+}
+
+int Trainer::run() {
+  progress_ = std::make_unique<Progress>(config_.steps, config_.log_every, request_.quiet);
+  std::string text = plan_text();
+  text.pop_back();
+  progress_->line(text);
+  if (!source_.loads_weights() && !checkpoint_) progress_->line("random weights: the model starts from scratch");
+  if (config_.out.empty()) spdlog::warn("no --out: nothing of this run is saved");
+  const StopSignal signals;
+  start();
+  while (step_ < config_.steps && StopSignal::received() == 0) {
+    train_step();
+    if (config_.checkpoint_every > 0 && step_ % config_.checkpoint_every == 0) save();
+  }
+  const int signal = step_ < config_.steps ? StopSignal::received() : 0;
+  finish(signal != 0);
+  return signal;
+}
+
+void Trainer::start() {
+  if (!config_.out.empty()) {
+    directory_ = std::make_unique<RunDirectory>(config_.out);
+    directory_->write_config(config_toml(config_));
+    directory_->open_metrics(step_);
+  }
+  if (!config_.trace.empty()) trace_ = std::make_unique<Trace>();
+  loaded_ = std::make_unique<LoadedModel>(setup_, trace_.get());
+  clock_ = std::make_unique<PhaseClock>(*setup_.device);
+  load_weights();
+}
+
+void Trainer::load_weights() {
+  if (checkpoint_) {
+    load_state(loaded_->engine(), *checkpoint_);
+    progress_->line(fmt::format("resumed from {} at step {}", checkpoint_->directory().string(), step_));
+    if (!config_.out.empty() && checkpoint_->directory().parent_path() == fs::path(config_.out) / "checkpoints") {
+      saved_step_ = step_;
+    }
+    checkpoint_.reset();
+  } else {
+    loaded_->engine().initialize(values_);
+  }
+  values_ = nullptr;
+  sample_process_memory();
+}
+
+double Trainer::queue_micro_batches(PhaseProbe& probe) {
+  const auto length = static_cast<std::size_t>(config_.seq_len);
+  const std::int64_t targets = config_.grad_accum * config_.micro_batch * config_.seq_len;
+  for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
+    const HostBatch batch = loaded_->batch(static_cast<std::size_t>(micro));
+    for (std::int64_t row = 0; row < config_.micro_batch; ++row) {
+      const auto at = static_cast<std::size_t>(row) * length;
+      read_window(*data_, sampler_->next(), batch.tokens.subspan(at, length), batch.targets.subspan(at, length));
+    }
+    probe.begin_micro_batch(loaded_->stream());
+    loaded_->train(static_cast<std::size_t>(micro), probe, static_cast<float>(1.0 / static_cast<double>(targets)));
+  }
+  clock_->mark(Phase::idle, loaded_->stream());
+  return static_cast<double>(targets);
+}
+
+void Trainer::train_step() {
+  const double begin = trace_now();
+  PhaseProbe probe(loaded_->engine(), *clock_);
+  StepMetrics metrics;
+  metrics.step = step_ + 1;
+  metrics.lr = schedule_.at(metrics.step);
+  loaded_->engine().begin_step({.lr = metrics.lr,
+                                .max_grad_norm = config_.clip,
+                                .micro_batches = static_cast<int>(config_.grad_accum),
+                                .gradient_scale = 1.0});
+  const double targets = queue_micro_batches(probe);
+  const StepReport report = loaded_->engine().end_step();
+  loaded_->wait_for_losses();
+  double sum = 0.0;
+  for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
+    const auto losses = loaded_->batch(static_cast<std::size_t>(micro)).losses;
+    sum = std::accumulate(losses.begin(), losses.end(), sum);
+  }
+  metrics.loss = sum / targets;
+  metrics.grad_norm = report.gradient_norm;
+  metrics.skipped = report.skipped;
+  ++step_;
+  tokens_ += static_cast<std::int64_t>(targets);
+  if (step_ == config_.steps) loaded_->engine().wait();  // the last step has no successor to hide its update
+  account_step(std::move(metrics), report, begin);
+  watch_nonfinite(report);
+}
+
+void Trainer::account_step(StepMetrics metrics, const StepReport& report, double begin) {
+  double forward = 0.0;
+  double backward = 0.0;
+  const double compute = clock_->finish_forward_and_backward(forward, backward);
+  const double update = loaded_->engine().counters().update_seconds;
+  metrics.step_seconds = trace_now() - begin;
+  times_.step.push_back(metrics.step_seconds);
+  times_.forward.push_back(forward);
+  times_.backward.push_back(backward);
+  times_.update.push_back(update - update_seconds_seen_);
+  times_.exposed.push_back(report.exposed_update_seconds);
+  update_seconds_seen_ = update;
+  const double targets = static_cast<double>(config_.grad_accum * config_.micro_batch * config_.seq_len);
+  metrics.tokens_per_second = targets / metrics.step_seconds;
+  metrics.bound_by = compute >= 0.5 * metrics.step_seconds ? "compute" : "update";
+  metrics.device_bytes = setup_.device->allocated_bytes();
+  if (std::isfinite(metrics.loss)) {
+    if (!first_loss_) first_loss_ = metrics.loss;
+    last_loss_ = metrics.loss;
+  }
+  const bool due = config_.eval_every > 0 && step_ % config_.eval_every == 0;
+  if (eval_data_ && (due || step_ == config_.steps)) {
+    evaluate();
+    metrics.eval_loss = eval_loss_;
+  }
+  sample_process_memory();
+  progress_->step(metrics, report.exposed_update_seconds);
+  if (directory_) directory_->append(metrics);
+}
+
+void Trainer::watch_nonfinite(const StepReport& report) {
+  skipped_in_a_row_ = report.skipped ? skipped_in_a_row_ + 1 : 0;
+  if (!report.skipped) return;
+  ++skipped_;
+  spdlog::warn("step {} skipped: its gradient norm is not finite", step_);
+  const std::string resume = directory_ ? "resume from the last checkpoint with a smaller --lr" : "use a smaller --lr";
+  if (config_.on_nonfinite == OnNonfinite::stop) {
+    throw TrainingError(fmt::format("step {}", step_), "its gradient norm is not finite, and --on-nonfinite is stop", resume);
+  }
+  if (skipped_in_a_row_ >= skip_limit) {
+    throw TrainingError(fmt::format("step {}", step_), fmt::format("{} steps in a row without a finite gradient norm", skip_limit), resume);
+  }
+}
+
+void Trainer::evaluate() {
+  eval_loss_ = loaded_->evaluate(*eval_data_).loss;
+  evaluated_step_ = step_;
+}
+
+Manifest Trainer::manifest() const {
+  Manifest m;
+  m.tandem_version = version;
+  m.model_name = setup_.model_config.name;
+  m.model_config = hf_config_text(setup_.model_config, "float32");
+  m.token_kind = data_->bytes() ? "bytes" : "ids";
+  m.compute_key = setup_.compute_key();
+  m.schedule = schedule_.text();
+  m.plan = setup_.plan.json();
+  m.step = step_;
+  m.skipped_steps = skipped_;
+  m.tokens = tokens_;
+  m.first_loss = first_loss_;
+  m.last_loss = last_loss_;
+  const auto& sampler = sampler_->state();
+  m.seed = sampler.seed;
+  m.sampler_windows = sampler.windows;
+  m.sampler_epoch = sampler.epoch;
+  m.sampler_position = sampler.position;
+  return m;
+}
+
+void Trainer::save() {
+  if (!directory_ || saved_step_ == step_) return;
+  Manifest m = manifest();
+  save_state(loaded_->engine(), directory_->checkpoints(), m);
+  saved_step_ = step_;
+  prune_checkpoints(directory_->checkpoints(), config_.keep);
+}
+
+void Trainer::finish(bool interrupted) {
+  loaded_->engine().wait();
+  save();
+  if (eval_data_ && !interrupted && evaluated_step_ != step_) evaluate();
+  const std::string text = summary();
+  if (directory_) directory_->write_summary(text);
+  if (trace_) trace_->write(config_.trace);
+  if (interrupted) progress_->line(fmt::format("stopped by a signal after step {}", step_));
+  progress_->line(fmt::format("state_digest {}", loaded_->engine().state_digest()));
+}
+
+}  // namespace tandem

@@ -1,0 +1,102 @@
+#pragma once
+// The training loop.
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/trace.hpp"
+#include "data/token_source.hpp"
+#include "data/window_sampler.hpp"
+#include "io/checkpoint.hpp"
+#include "train/config.hpp"
+#include "train/loaded_model.hpp"
+#include "train/model_source.hpp"
+#include "train/phase_clock.hpp"
+#include "train/progress.hpp"
+#include "train/run_directory.hpp"
+#include "train/run_setup.hpp"
+
+namespace tandem {
+
+/// What does not belong in a configuration file.
+struct TrainRequest {
+  TrainConfig config;
+  bool resume = false;
+  std::string resume_from;  ///< a checkpoint; empty: the newest good one in --out
+  bool dry_run = false;
+  bool quiet = false;
+  std::string command;  ///< as typed, for the summary
+};
+
+/// A run whose inputs have all been checked and whose memory is planned; nothing is on the disk yet.
+class Trainer {
+ public:
+  /// Checks in this order: configuration, model description, tensors, data, plan, device. Throws the
+  /// Error of the first check that fails.
+  explicit Trainer(TrainRequest request);
+  ~Trainer();
+
+  /// Header and memory table, for people.
+  std::string plan_text() const;
+  const RunSetup& setup() const noexcept { return setup_; }
+
+  /// Trains, saves, and writes the summary. Blocks. Returns the number of the signal that ended it, or 0.
+  /// Throws TrainingError where training cannot go on, WriteError, DeviceError.
+  int run();
+
+ private:
+  struct StepTimes {
+    std::vector<double> step, forward, backward, update, exposed;
+  };
+  void check_inputs();
+  void open_data();
+  void find_checkpoint();
+  void resolve();
+  void start();
+  void load_weights();
+  void train_step();
+  double queue_micro_batches(PhaseProbe& probe);
+  void account_step(StepMetrics metrics, const StepReport& report, double begin);
+  void watch_nonfinite(const StepReport& report);
+  void evaluate();
+  void save();
+  void finish(bool interrupted);
+  Manifest manifest() const;
+  std::string summary();
+
+  TrainRequest request_;
+  TrainConfig& config_;
+  ModelSource source_;
+  std::unique_ptr<TokenSource> data_;
+  std::unique_ptr<TokenSource> eval_data_;
+  std::unique_ptr<Checkpoint> checkpoint_;
+  ParameterValues values_;
+  RunSetup setup_;
+  Schedule schedule_;
+
+  std::unique_ptr<RunDirectory> directory_;
+  std::unique_ptr<Trace> trace_;
+  std::unique_ptr<LoadedModel> loaded_;
+  std::unique_ptr<PhaseClock> clock_;
+  std::unique_ptr<WindowSampler> sampler_;
+  std::unique_ptr<Progress> progress_;
+
+  std::int64_t windows_ = 0;
+  std::int64_t step_ = 0;        ///< steps taken, skipped ones included
+  std::int64_t saved_step_ = -1;
+  std::int64_t tokens_ = 0;
+  std::int64_t skipped_ = 0;
+  int skipped_in_a_row_ = 0;
+  std::optional<std::int64_t> resumed_from_;
+  std::optional<double> first_loss_;
+  std::optional<double> last_loss_;
+  std::optional<double> eval_loss_;
+  std::int64_t evaluated_step_ = -1;
+  StepTimes times_;
+  double update_seconds_seen_ = 0.0;
+};
+
+}  // namespace tandem
