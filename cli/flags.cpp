@@ -19,10 +19,14 @@ void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>&
       continue;
     }
     auto* option = command.add_option(flag, values_[name], help)->type_name(std::string(field.unit));
-    if (field.kind == ConfigField::Kind::list) option->expected(1, CLI::detail::expected_max_vector_size);
-    else option->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+    if (field.kind == ConfigField::Kind::list)
+      option->expected(1, CLI::detail::expected_max_vector_size);
+    else
+      option->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
-  command.add_option("--config", config_file_, "configuration in TOML with the same names; flags win. Example: --config run.toml")
+  command
+      .add_option("--config", config_file_,
+                  "configuration in TOML with the same names; flags win. Example: --config run.toml")
       ->type_name("FILE");
 }
 

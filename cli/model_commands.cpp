@@ -23,8 +23,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-const std::vector<std::string_view> machine_fields{"model", "device", "device-memory", "host-memory", "link-bandwidth",
-                                                   "resident-layers", "prefetch-layers", "compute", "threads"};
+const std::vector<std::string_view> machine_fields{"model",           "device",         "device-memory",
+                                                   "host-memory",     "link-bandwidth", "resident-layers",
+                                                   "prefetch-layers", "compute",        "threads"};
 
 std::vector<std::string_view> with(std::vector<std::string_view> names) {
   names.insert(names.end(), machine_fields.begin(), machine_fields.end());
@@ -99,13 +100,15 @@ std::vector<std::int32_t> prompt_tokens(const std::string& prompt, const ModelSo
     for (std::string word; words >> word;) {
       const std::int64_t id = parse_integer(word);
       if (id < 0 || id >= source.config.vocabulary) {
-        throw UsageError(fmt::format("--prompt: token {}", id), fmt::format("the vocabulary has {}", source.config.vocabulary),
+        throw UsageError(fmt::format("--prompt: token {}", id),
+                         fmt::format("the vocabulary has {}", source.config.vocabulary),
                          "give token ids such as --prompt '15496 11'");
       }
       tokens.push_back(static_cast<std::int32_t>(id));
     }
   }
-  if (tokens.empty()) throw UsageError("--prompt", "empty", "give a text, or token ids where the model has a tokenizer of its own");
+  if (tokens.empty())
+    throw UsageError("--prompt", "empty", "give a text, or token ids where the model has a tokenizer of its own");
   return tokens;
 }
 
@@ -164,7 +167,9 @@ int digest(const DigestFlags& flags) {
   const std::string text = checkpoint->state_digest();
   const Manifest& manifest = checkpoint->manifest();
   if (flags.json) {
-    print_output(Json{{"state_digest", text}, {"step", manifest.step}, {"compute_key", manifest.compute_key},
+    print_output(Json{{"state_digest", text},
+                      {"step", manifest.step},
+                      {"compute_key", manifest.compute_key},
                       {"checkpoint", checkpoint->directory().string()}}
                      .dump(2) +
                  "\n");
@@ -194,9 +199,11 @@ int export_model(const ExportFlags& flags) {
   const ExportType type = flags.dtype == "fp32" ? ExportType::fp32 : ExportType::bf16;
   export_hf(flags.to, source.config, layout, source.bytes, type, values);
   if (flags.json) {
-    print_output(Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}.dump(2) + "\n");
+    print_output(
+        Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}.dump(2) + "\n");
   } else {
-    print_output(fmt::format("{} parameters as {} in {}\n", format_count(layout.parameter_count()), flags.dtype, flags.to));
+    print_output(
+        fmt::format("{} parameters as {} in {}\n", format_count(layout.parameter_count()), flags.dtype, flags.to));
   }
   return 0;
 }
@@ -220,13 +227,20 @@ CommandFunction add_sample_command(CLI::App& program) {
   auto* command = program.add_subcommand("sample", "continues a prompt");
   auto flags = std::make_shared<SampleFlags>();
   flags->config.add_to(*command, with({"seed"}));
-  command->add_option("--prompt", flags->prompt, "text for a model of bytes, token ids otherwise. Needed. Example: --prompt 'The '")
+  command
+      ->add_option("--prompt", flags->prompt,
+                   "text for a model of bytes, token ids otherwise. Needed. Example: --prompt 'The '")
       ->type_name("TEXT");
-  command->add_option("--max-tokens", flags->options.max_tokens, "tokens to make. Default: 100. Example: --max-tokens 40")
+  command
+      ->add_option("--max-tokens", flags->options.max_tokens, "tokens to make. Default: 100. Example: --max-tokens 40")
       ->type_name("TOKENS");
-  command->add_option("--temperature", flags->options.temperature, "0: always the likeliest. Default: 0.8. Example: --temperature 0.5")
+  command
+      ->add_option("--temperature", flags->options.temperature,
+                   "0: always the likeliest. Default: 0.8. Example: --temperature 0.5")
       ->type_name("VALUE");
-  command->add_option("--top-k", flags->options.top_k, "draw from the k likeliest; 0: from all. Default: 0. Example: --top-k 40")
+  command
+      ->add_option("--top-k", flags->options.top_k,
+                   "draw from the k likeliest; 0: from all. Default: 0. Example: --top-k 40")
       ->type_name("TOKENS");
   add_json(*command, flags->json);
   command->footer("Example: tandem sample --model runs/first --prompt 'The '");
@@ -243,9 +257,12 @@ CommandFunction add_digest_command(CLI::App& program) {
 }
 
 CommandFunction add_export_command(CLI::App& program) {
-  auto* command = program.add_subcommand("export", "checkpoint, run or Hugging Face directory to a Hugging Face directory");
+  auto* command =
+      program.add_subcommand("export", "checkpoint, run or Hugging Face directory to a Hugging Face directory");
   auto flags = std::make_shared<ExportFlags>();
-  command->add_option("source", flags->source, "checkpoint, run or Hugging Face directory")->required()->type_name("DIR");
+  command->add_option("source", flags->source, "checkpoint, run or Hugging Face directory")
+      ->required()
+      ->type_name("DIR");
   command->add_option("--to", flags->to, "new folder. Needed. Example: --to exported")->required()->type_name("DIR");
   command->add_option("--dtype", flags->dtype, "bf16 or fp32. Default: bf16. Example: --dtype fp32")
       ->type_name("TYPE")

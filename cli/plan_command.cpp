@@ -24,7 +24,8 @@ struct PlanFlags {
 Json entries_of(const MemoryPlan& memory) {
   Json entries = Json::array();
   for (const MemoryEntry& e : memory.entries) {
-    entries.push_back({{"name", e.name}, {"phase", e.phase}, {"where", std::string(name_of(e.place))}, {"bytes", e.bytes}});
+    entries.push_back(
+        {{"name", e.name}, {"phase", e.phase}, {"where", std::string(name_of(e.place))}, {"bytes", e.bytes}});
   }
   return entries;
 }
@@ -38,16 +39,19 @@ Json json_of(const RunSetup& run) {
           {"host_bytes", run.planned_host_bytes()},
           {"entries", entries_of(run.memory)},
           {"policy", run.plan.policy.text()},
-          {"shares", {{"cpu", share(shares.cpu)}, {"gpu_streamed", share(shares.streamed)}, {"gpu_resident", share(shares.resident)}}},
+          {"shares",
+           {{"cpu", share(shares.cpu)},
+            {"gpu_streamed", share(shares.streamed)},
+            {"gpu_resident", share(shares.resident)}}},
           {"predicted", nullptr},
           {"bound_by", nullptr},
           {"advice", ""}};
 }
 
 Json json_of(const PlanError& error) {
-  return {{"fits", false},      {"device_bytes", nullptr}, {"host_bytes", nullptr},
-          {"entries", Json::array()}, {"policy", nullptr},   {"shares", nullptr},
-          {"predicted", nullptr},     {"bound_by", nullptr}, {"advice", error.what()}};
+  return {{"fits", false},         {"device_bytes", nullptr}, {"host_bytes", nullptr}, {"entries", Json::array()},
+          {"policy", nullptr},     {"shares", nullptr},       {"predicted", nullptr},  {"bound_by", nullptr},
+          {"advice", error.what()}};
 }
 
 int plan(const PlanFlags& flags) {
@@ -62,7 +66,8 @@ int plan(const PlanFlags& flags) {
       print_output(json_of(run).dump(2) + "\n");
     } else {
       print_output(fmt::format("{}, {} parameters, sequences of {}, micro-batch {}\n{}", run.model_config.name,
-                               format_count(run.layout.parameter_count()), config.seq_len, config.micro_batch, run.table()));
+                               format_count(run.layout.parameter_count()), config.seq_len, config.micro_batch,
+                               run.table()));
     }
   } catch (const PlanError& error) {
     if (flags.json) print_output(json_of(error).dump(2) + "\n");

@@ -1,9 +1,9 @@
 #include "cli/program.hpp"
 
-#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <CLI/CLI.hpp>
 
 #include <csignal>
 #include <cstdio>
@@ -31,8 +31,9 @@ int report(std::string_view text, ExitCode code) {
 }
 
 int report_fault(std::string_view what) {
-  return report(fmt::format("a fault of tandem itself: {}; please report this line, the command and `tandem --version`", what),
-                ExitCode::internal);
+  return report(
+      fmt::format("a fault of tandem itself: {}; please report this line, the command and `tandem --version`", what),
+      ExitCode::internal);
 }
 
 std::string joined(int argc, char** argv) {
@@ -60,7 +61,9 @@ int parse_and_run(int argc, char** argv) {
   bool list_models = false;
   std::string log_level = "info";
   program.add_flag("--list-models", list_models, "names the built-in model shapes");
-  program.add_option("--log-level", log_level, "debug, info, warning or error: what is said on standard error. Default: info")
+  program
+      .add_option("--log-level", log_level,
+                  "debug, info, warning or error: what is said on standard error. Default: info")
       ->type_name("LEVEL")
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   program.fallthrough();
@@ -75,7 +78,7 @@ int parse_and_run(int argc, char** argv) {
     program.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
     const auto chosen = program.get_subcommands();
-    print_output(chosen.empty() ? program.help() : chosen.front()->help());
+    print_output(chosen.empty() ? program.help() : chosen.front()->help("tandem"));
     return 0;
   } catch (const CLI::CallForVersion&) {
     print_output(fmt::format("tandem {}\n", version));

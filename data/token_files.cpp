@@ -54,10 +54,10 @@ std::optional<TokenExtent> extent_of_header(const MappedFile& file, std::optiona
   const auto count = static_cast<std::int64_t>(static_cast<std::uint32_t>(head[2]));
   const auto body = static_cast<std::int64_t>(bytes.size() - header_bytes);
   if (count * static_cast<std::int64_t>(width_bytes(width)) != body) {
-    throw InputError(fmt::format("token file {}", file.path().string()),
-                     fmt::format("its header promises {} tokens of {}, but {} bytes follow", count,
-                                 name_of(width), body),
-                     "the file is cut off or of another width; write it again");
+    throw InputError(
+        fmt::format("token file {}", file.path().string()),
+        fmt::format("its header promises {} tokens of {}, but {} bytes follow", count, name_of(width), body),
+        "the file is cut off or of another width; write it again");
   }
   return TokenExtent{header_bytes, width, count};
 }

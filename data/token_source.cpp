@@ -37,9 +37,12 @@ TokenWidth parse_token_width(std::string_view text) {
 
 std::string_view name_of(TokenWidth width) noexcept {
   switch (width) {
-    case TokenWidth::byte: return "byte";
-    case TokenWidth::uint16: return "uint16";
-    case TokenWidth::uint32: return "uint32";
+    case TokenWidth::byte:
+      return "byte";
+    case TokenWidth::uint16:
+      return "uint16";
+    case TokenWidth::uint32:
+      return "uint32";
   }
   return "unknown";
 }
@@ -47,9 +50,12 @@ std::string_view name_of(TokenWidth width) noexcept {
 std::uint32_t TokenSource::Segment::token(std::int64_t index) const noexcept {
   const std::byte* data = file.bytes().data() + offset;
   switch (width) {
-    case TokenWidth::byte: return load<std::uint8_t>(data, index);
-    case TokenWidth::uint16: return load<std::uint16_t>(data, index);
-    case TokenWidth::uint32: return load<std::uint32_t>(data, index);
+    case TokenWidth::byte:
+      return load<std::uint8_t>(data, index);
+    case TokenWidth::uint16:
+      return load<std::uint16_t>(data, index);
+    case TokenWidth::uint32:
+      return load<std::uint32_t>(data, index);
   }
   return 0;
 }
@@ -94,19 +100,25 @@ void TokenSource::add(MappedFile file, const TokenSourceOptions& options) {
 }
 
 void TokenSource::refuse(const Segment& segment, std::int64_t index) const {
-  throw InputError(fmt::format("data {}", segment.file.path().string()),
-                   fmt::format("token {} at position {} is beyond the vocabulary of {}", segment.token(index), index,
-                               vocabulary_),
-                   "use the model's own tokens, or check the width with --token-dtype");
+  throw InputError(
+      fmt::format("data {}", segment.file.path().string()),
+      fmt::format("token {} at position {} is beyond the vocabulary of {}", segment.token(index), index, vocabulary_),
+      "use the model's own tokens, or check the width with --token-dtype");
 }
 
 void TokenSource::check_range(const Segment& segment, std::int64_t begin, std::int64_t end) const {
   const std::byte* data = segment.file.bytes().data() + segment.offset;
   std::uint32_t most = 0;
   switch (segment.width) {
-    case TokenWidth::byte: most = largest<std::uint8_t>(data, begin, end); break;
-    case TokenWidth::uint16: most = largest<std::uint16_t>(data, begin, end); break;
-    case TokenWidth::uint32: most = largest<std::uint32_t>(data, begin, end); break;
+    case TokenWidth::byte:
+      most = largest<std::uint8_t>(data, begin, end);
+      break;
+    case TokenWidth::uint16:
+      most = largest<std::uint16_t>(data, begin, end);
+      break;
+    case TokenWidth::uint32:
+      most = largest<std::uint32_t>(data, begin, end);
+      break;
   }
   if (static_cast<std::int64_t>(most) < vocabulary_) return;
   while (static_cast<std::int64_t>(segment.token(begin)) < vocabulary_) ++begin;

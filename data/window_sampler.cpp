@@ -44,9 +44,9 @@ std::uint64_t Permutation::once(std::uint64_t value) const noexcept {
   for (std::uint32_t round = 0; round < 4; ++round) {
     // The counter names the purpose, so that no other user of the seed draws the same numbers.
     constexpr std::uint32_t purpose = 0x57494e44;
-    const auto bits = numerics::philox(numerics::Philox128{{static_cast<std::uint32_t>(right), round,
-                                                            static_cast<std::uint32_t>(epoch_), purpose}},
-                                       seed_);
+    const auto bits = numerics::philox(
+        numerics::Philox128{{static_cast<std::uint32_t>(right), round, static_cast<std::uint32_t>(epoch_), purpose}},
+        seed_);
     left ^= bits.word[0] & mask;
     std::swap(left, right);
   }

@@ -103,7 +103,8 @@ json read_manifest(const fs::path& directory) {
   json manifest = json::parse(stream, nullptr, false);
   if (!manifest.is_object() || !manifest.contains("format")) corrupt(directory, "its manifest is no JSON object");
   if (manifest["format"] != Manifest::format) {
-    corrupt(directory, fmt::format("its format is {}, this tandem reads {}", manifest["format"].dump(), +Manifest::format));
+    corrupt(directory,
+            fmt::format("its format is {}, this tandem reads {}", manifest["format"].dump(), +Manifest::format));
   }
   return manifest;
 }
@@ -249,8 +250,10 @@ std::string Checkpoint::state_digest() const {
       for (std::int64_t at = 0; at < parameter.count(); at += state_digest_block) {
         const auto count = std::min(state_digest_block, parameter.count() - at);
         const auto values = std::span(block).first(static_cast<std::size_t>(count));
-        if (tensor != nullptr) widen(*tensor, at, values);
-        else std::fill(values.begin(), values.end(), 0.0F);
+        if (tensor != nullptr)
+          widen(*tensor, at, values);
+        else
+          std::fill(values.begin(), values.end(), 0.0F);
         digest.add(values.data(), count);
       }
       digest.end_array();

@@ -34,13 +34,13 @@ struct Manifest {
   std::string model_config;  ///< text of a Hugging Face config.json
   std::string token_kind;    ///< "bytes" or "ids"
   std::string compute_key;
-  std::string schedule;      ///< readable
-  std::string plan;          ///< JSON of the plan it ran under, for people
+  std::string schedule;  ///< readable
+  std::string plan;      ///< JSON of the plan it ran under, for people
   std::string state_digest;
   std::int64_t step = 0;       ///< steps taken, skipped ones included
   std::int64_t adam_step = 0;  ///< updates applied
   std::int64_t skipped_steps = 0;
-  std::int64_t tokens = 0;     ///< targets so far
+  std::int64_t tokens = 0;  ///< targets so far
   std::optional<double> first_loss;
   std::optional<double> last_loss;
   std::uint64_t seed = 0;

@@ -25,9 +25,21 @@ constexpr std::size_t length_bytes = 8;
 constexpr std::size_t header_alignment = 64;
 
 std::optional<std::uint64_t> bytes_of(std::string_view dtype) {
-  constexpr std::array<std::pair<std::string_view, int>, 15> known{
-      {{"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2},
-       {"I16", 2}, {"U16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}}};
+  constexpr std::array<std::pair<std::string_view, int>, 15> known{{{"F64", 8},
+                                                                    {"I64", 8},
+                                                                    {"U64", 8},
+                                                                    {"F32", 4},
+                                                                    {"I32", 4},
+                                                                    {"U32", 4},
+                                                                    {"F16", 2},
+                                                                    {"BF16", 2},
+                                                                    {"I16", 2},
+                                                                    {"U16", 2},
+                                                                    {"I8", 1},
+                                                                    {"U8", 1},
+                                                                    {"BOOL", 1},
+                                                                    {"F8_E4M3", 1},
+                                                                    {"F8_E5M2", 1}}};
   for (const auto& [name, bytes] : known) {
     if (name == dtype) return static_cast<std::uint64_t>(bytes);
   }
@@ -181,8 +193,8 @@ void SafetensorsReader::parse() {
       continue;
     }
     auto [tensor, extent] = entry_of(path, name, value, data.size());
-    tensor.bytes = data.subspan(static_cast<std::size_t>(extent.begin),
-                                static_cast<std::size_t>(extent.end - extent.begin));
+    tensor.bytes =
+        data.subspan(static_cast<std::size_t>(extent.begin), static_cast<std::size_t>(extent.end - extent.begin));
     tensors_.emplace(name, std::move(tensor));
     extents.push_back(std::move(extent));
   }

@@ -29,8 +29,9 @@ std::string toml_text(std::string_view text) {
 }
 
 [[noreturn]] void bad_value(const ConfigField& field, std::string_view value, std::string_view why) {
-  throw UsageError(fmt::format("--{} {}", field.name, value), why,
-                   field.example.empty() ? std::string() : fmt::format("for example --{} {}", field.name, field.example));
+  throw UsageError(
+      fmt::format("--{} {}", field.name, value), why,
+      field.example.empty() ? std::string() : fmt::format("for example --{} {}", field.name, field.example));
 }
 
 std::string text_of(const ConfigField& field, const toml::node& node) {
@@ -71,8 +72,10 @@ void set_config_field(TrainConfig& config, const ConfigField& field, const std::
     if (list) {
       TrainConfig fresh;
       for (const auto& value : values) field.set(fresh, value);
-      if (field.name == "data") config.data = fresh.data;
-      else config.eval_data = fresh.eval_data;
+      if (field.name == "data")
+        config.data = fresh.data;
+      else
+        config.eval_data = fresh.eval_data;
       return;
     }
     field.set(config, values.front());
@@ -118,7 +121,8 @@ void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
 }
 
 void check_config(const TrainConfig& c) {
-  if (c.model.empty()) throw UsageError("--model", "missing", "for example --model tiny-gpt2; --list-models names the shapes");
+  if (c.model.empty())
+    throw UsageError("--model", "missing", "for example --model tiny-gpt2; --list-models names the shapes");
   if (c.steps > 0 && c.epochs > 0) throw UsageError("--steps and --epochs", "both given", "give one of them");
   if (c.lr && c.min_lr && *c.min_lr > *c.lr) {
     throw UsageError("--min-lr", fmt::format("{} is above --lr {}", *c.min_lr, *c.lr), "give a smaller one");

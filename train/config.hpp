@@ -73,9 +73,9 @@ struct ConfigField {
   enum class Kind : std::uint8_t { text, number, boolean, list };
   std::string_view name;  ///< "lr": flag --lr, TOML key lr
   Kind kind = Kind::text;
-  std::string_view unit;     ///< "BYTES", "PARAMETERS", ...
-  std::string_view fallback; ///< the default, in words
-  std::string_view example;  ///< a value
+  std::string_view unit;      ///< "BYTES", "PARAMETERS", ...
+  std::string_view fallback;  ///< the default, in words
+  std::string_view example;   ///< a value
   std::string_view help;
   /// Throws UsageError where the text is no proper value. A list field appends.
   std::function<void(TrainConfig&, std::string_view)> set;

@@ -29,7 +29,7 @@ ConfigField field(const Words& w, Kind kind, std::function<void(TrainConfig&, st
   return {w.name, kind, w.unit, w.fallback, w.example, w.help, std::move(set), std::move(get)};
 }
 
-ConfigField text(const Words& w, std::string TrainConfig::* member) {
+ConfigField text(const Words& w, std::string TrainConfig::*member) {
   return field(
       w, Kind::text,
       [member](TrainConfig& c, std::string_view value) {
@@ -41,7 +41,7 @@ ConfigField text(const Words& w, std::string TrainConfig::* member) {
       });
 }
 
-ConfigField list(const Words& w, std::vector<std::string> TrainConfig::* member) {
+ConfigField list(const Words& w, std::vector<std::string> TrainConfig::*member) {
   return field(
       w, Kind::list,
       [member](TrainConfig& c, std::string_view value) {
@@ -51,7 +51,7 @@ ConfigField list(const Words& w, std::vector<std::string> TrainConfig::* member)
       [member](const TrainConfig& c) { return c.*member; });
 }
 
-ConfigField flag(const Words& w, bool TrainConfig::* member) {
+ConfigField flag(const Words& w, bool TrainConfig::*member) {
   return field(
       w, Kind::boolean,
       [member](TrainConfig& c, std::string_view value) {
@@ -63,7 +63,7 @@ ConfigField flag(const Words& w, bool TrainConfig::* member) {
 
 /// A whole number in [least, most]; `unset` is a value that is not printed.
 template <class T>
-ConfigField integer(const Words& w, T TrainConfig::* member, std::int64_t least, std::int64_t most,
+ConfigField integer(const Words& w, T TrainConfig::*member, std::int64_t least, std::int64_t most,
                     std::optional<T> unset = std::nullopt) {
   return field(
       w, Kind::number,
@@ -80,7 +80,7 @@ ConfigField integer(const Words& w, T TrainConfig::* member, std::int64_t least,
 
 /// A number in [least, most), or (least, most) where `open`.
 template <class T>
-ConfigField number(const Words& w, T TrainConfig::* member, double least, double most, bool open = false) {
+ConfigField number(const Words& w, T TrainConfig::*member, double least, double most, bool open = false) {
   return field(
       w, Kind::number,
       [=](TrainConfig& c, std::string_view value) {
@@ -102,7 +102,7 @@ ConfigField number(const Words& w, T TrainConfig::* member, double least, double
 
 /// Parsed and printed by functions; `shown` says when it is set at all.
 template <class T, class Parse, class Print, class Shown>
-ConfigField other(const Words& w, T TrainConfig::* member, Parse parse, Print print, Shown shown) {
+ConfigField other(const Words& w, T TrainConfig::*member, Parse parse, Print print, Shown shown) {
   return field(
       w, Kind::text, [=](TrainConfig& c, std::string_view value) { c.*member = parse(value); },
       [=](const TrainConfig& c) {
@@ -112,7 +112,7 @@ ConfigField other(const Words& w, T TrainConfig::* member, Parse parse, Print pr
 
 /// One of a few words.
 template <class T>
-ConfigField choice(const Words& w, T TrainConfig::* member, std::vector<std::pair<std::string_view, T>> words) {
+ConfigField choice(const Words& w, T TrainConfig::*member, std::vector<std::pair<std::string_view, T>> words) {
   const auto parse = [words](std::string_view value) {
     std::string known;
     for (const auto& [word, meaning] : words) {
@@ -156,7 +156,7 @@ std::int64_t parse_subgroup(std::string_view value) {
 }
 
 /// A number of layers, or "auto", which is `automatic`.
-ConfigField layers(const Words& w, int TrainConfig::* member, int least, int automatic) {
+ConfigField layers(const Words& w, int TrainConfig::*member, int least, int automatic) {
   return other(
       w, member,
       [=](std::string_view value) {
@@ -173,90 +173,122 @@ void add_input_fields(std::vector<ConfigField>& all) {
   all.push_back(text({"model", "NAME|PATH", "needed", "tiny-gpt2",
                       "built-in shape, Hugging Face directory, config.json, checkpoint or run directory"},
                      &C::model));
-  all.push_back(flag({"from-scratch", "", "off", "", "random weights even where the directory has some"}, &C::from_scratch));
-  all.push_back(list({"data", "PATH...", "needed", "corpus/", "text files, folders of text (bytes as tokens), or .bin token files"},
-                     &C::data));
+  all.push_back(
+      flag({"from-scratch", "", "off", "", "random weights even where the directory has some"}, &C::from_scratch));
+  all.push_back(list(
+      {"data", "PATH...", "needed", "corpus/", "text files, folders of text (bytes as tokens), or .bin token files"},
+      &C::data));
   all.push_back(list({"eval-data", "PATH...", "none", "held-out.txt", "the same, for validation"}, &C::eval_data));
-  all.push_back(other({"token-dtype", "TYPE", "what the file says, else uint16", "uint32", "width of .bin tokens: uint16 or uint32"},
-                      &C::token_dtype, [](std::string_view v) { return std::optional(parse_token_width(v)); },
-                      [](std::optional<TokenWidth> v) { return name_of(*v); },
-                      [](std::optional<TokenWidth> v) { return v.has_value(); }));
-  all.push_back(text({"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"}, &C::out));
+  all.push_back(other(
+      {"token-dtype", "TYPE", "what the file says, else uint16", "uint32", "width of .bin tokens: uint16 or uint32"},
+      &C::token_dtype, [](std::string_view v) { return std::optional(parse_token_width(v)); },
+      [](std::optional<TokenWidth> v) { return name_of(*v); },
+      [](std::optional<TokenWidth> v) { return v.has_value(); }));
+  all.push_back(text(
+      {"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"},
+      &C::out));
 }
 
 void add_machine_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
   all.push_back(text({"device", "DEVICE", "auto", "host", "auto, cuda, cuda:N or host (cpu is the same)"}, &C::device));
-  all.push_back(other({"device-memory", "BYTES", "what is free, less a margin", "8GiB", "hard ceiling of device memory"},
-                      &C::device_memory, parse_ceiling, print_size, positive));
+  all.push_back(
+      other({"device-memory", "BYTES", "what is free, less a margin", "8GiB", "hard ceiling of device memory"},
+            &C::device_memory, parse_ceiling, print_size, positive));
   all.push_back(other({"host-memory", "BYTES", "what is free", "16GiB", "hard ceiling of host memory"}, &C::host_memory,
                       parse_ceiling, print_size, positive));
-  all.push_back(other({"link-bandwidth", "BYTES/S", "none", "1GB/s", "host device: emulate a link of this speed, each way"},
-                      &C::link_bandwidth, parse_bandwidth, print_bandwidth, positive));
-  all.push_back(other({"policy", "POLICY", "auto", "static:0.5",
-                       "who updates what: auto, device, host, static:R, interleave:K[,resident=S], stream"},
-                      &C::policy, [](std::string_view v) { return parse_policy(v); }, [](const Policy& p) { return p.text(); },
-                      always));
-  all.push_back(other({"subgroup-size", "PARAMETERS", "auto", "1Mi", "parameters in a subgroup, rounded up to a multiple of 1,024"},
-                      &C::subgroup_size, parse_subgroup,
-                      [](std::int64_t v) { return v == 0 ? std::string("auto") : std::to_string(v); }, always));
-  all.push_back(layers({"resident-layers", "LAYERS", "auto", "2", "layers whose weights stay on the device"}, &C::resident_layers, 0, -1));
-  all.push_back(layers({"prefetch-layers", "LAYERS", "auto", "2", "layers of weights in flight"}, &C::prefetch_layers, 1, 0));
-  all.push_back(choice<StateFormat>({"state", "FORMAT", "fp32", "fp32", "format of the optimizer state: fp32"}, &C::state,
-                                    {{"fp32", StateFormat::fp32}}));
-  all.push_back(choice<DType>({"compute", "TYPE", "fp32", "bf16", "compute type of the host device: fp32 or bf16"}, &C::compute,
-                              {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
-  all.push_back(choice<Recompute>({"recompute", "HOW", "auto: none if it fits", "block", "keep activations (none) or compute them again (block)"},
-                                  &C::recompute,
-                                  {{"none", Recompute::none}, {"block", Recompute::block}, {"auto", Recompute::automatic}}));
-  all.push_back(integer<int>({"threads", "THREADS", "all cores", "2", "of the host device's kernels"}, &C::threads, 1, 4096, 0));
-  all.push_back(integer<int>({"update-threads", "THREADS", "all cores", "2", "of the CPU update"}, &C::update_threads, 1, 4096, 0));
+  all.push_back(
+      other({"link-bandwidth", "BYTES/S", "none", "1GB/s", "host device: emulate a link of this speed, each way"},
+            &C::link_bandwidth, parse_bandwidth, print_bandwidth, positive));
+  all.push_back(other(
+      {"policy", "POLICY", "auto", "static:0.5",
+       "who updates what: auto, device, host, static:R, interleave:K[,resident=S], stream"},
+      &C::policy, [](std::string_view v) { return parse_policy(v); }, [](const Policy& p) { return p.text(); },
+      always));
+  all.push_back(other(
+      {"subgroup-size", "PARAMETERS", "auto", "1Mi", "parameters in a subgroup, rounded up to a multiple of 1,024"},
+      &C::subgroup_size, parse_subgroup,
+      [](std::int64_t v) { return v == 0 ? std::string("auto") : std::to_string(v); }, always));
+  all.push_back(layers({"resident-layers", "LAYERS", "auto", "2", "layers whose weights stay on the device"},
+                       &C::resident_layers, 0, -1));
+  all.push_back(
+      layers({"prefetch-layers", "LAYERS", "auto", "2", "layers of weights in flight"}, &C::prefetch_layers, 1, 0));
+  all.push_back(choice<StateFormat>({"state", "FORMAT", "fp32", "fp32", "format of the optimizer state: fp32"},
+                                    &C::state, {{"fp32", StateFormat::fp32}}));
+  all.push_back(choice<DType>({"compute", "TYPE", "fp32", "bf16", "compute type of the host device: fp32 or bf16"},
+                              &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
+  all.push_back(choice<Recompute>(
+      {"recompute", "HOW", "auto: none if it fits", "block", "keep activations (none) or compute them again (block)"},
+      &C::recompute, {{"none", Recompute::none}, {"block", Recompute::block}, {"auto", Recompute::automatic}}));
+  all.push_back(
+      integer<int>({"threads", "THREADS", "all cores", "2", "of the host device's kernels"}, &C::threads, 1, 4096, 0));
+  all.push_back(integer<int>({"update-threads", "THREADS", "all cores", "2", "of the CPU update"}, &C::update_threads,
+                             1, 4096, 0));
 }
 
 void add_work_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
   constexpr std::int64_t many = 1'000'000'000'000;
-  all.push_back(integer<std::int64_t>({"micro-batch", "SEQUENCES", "1", "4", "sequences computed at once"}, &C::micro_batch, 1, 1 << 24));
-  all.push_back(integer<std::int64_t>({"grad-accum", "MICRO-BATCHES", "1", "8", "micro-batches of a step"}, &C::grad_accum, 1, 1 << 20));
-  all.push_back(integer<std::int64_t>({"seq-len", "TOKENS", "the model's positions, at most 1024", "256", "tokens of a sequence"},
-                                      &C::seq_len, 1, 1 << 24, 0));
-  all.push_back(integer<std::int64_t>({"steps", "STEPS", "needed, or --epochs", "1000", "optimizer steps"}, &C::steps, 1, many, 0));
-  all.push_back(other({"epochs", "EPOCHS", "needed, or --steps", "1", "passes over the data"}, &C::epochs,
-                      [](std::string_view v) {
-                        const double x = parse_number(v);
-                        if (x <= 0.0 || x > 1e9) out_of_range(v, "a number above 0");
-                        return x;
-                      },
-                      print_number, positive));
-  all.push_back(number({"lr", "RATE", "2e-5 with loaded weights, 3e-4 from scratch", "1e-3", "peak learning rate"}, &C::lr, 0.0, unlimited));
-  all.push_back(number({"min-lr", "RATE", "a tenth of --lr", "1e-5", "learning rate at the end of the decay"}, &C::min_lr, 0.0, unlimited));
-  all.push_back(integer<std::int64_t>({"warmup-steps", "STEPS", "0", "100", "steps in which the rate rises"}, &C::warmup_steps, 0, many));
+  all.push_back(integer<std::int64_t>({"micro-batch", "SEQUENCES", "1", "4", "sequences computed at once"},
+                                      &C::micro_batch, 1, 1 << 24));
+  all.push_back(integer<std::int64_t>({"grad-accum", "MICRO-BATCHES", "1", "8", "micro-batches of a step"},
+                                      &C::grad_accum, 1, 1 << 20));
+  all.push_back(
+      integer<std::int64_t>({"seq-len", "TOKENS", "the model's positions, at most 1024", "256", "tokens of a sequence"},
+                            &C::seq_len, 1, 1 << 24, 0));
+  all.push_back(integer<std::int64_t>({"steps", "STEPS", "needed, or --epochs", "1000", "optimizer steps"}, &C::steps,
+                                      1, many, 0));
+  all.push_back(other(
+      {"epochs", "EPOCHS", "needed, or --steps", "1", "passes over the data"}, &C::epochs,
+      [](std::string_view v) {
+        const double x = parse_number(v);
+        if (x <= 0.0 || x > 1e9) out_of_range(v, "a number above 0");
+        return x;
+      },
+      print_number, positive));
+  all.push_back(number({"lr", "RATE", "2e-5 with loaded weights, 3e-4 from scratch", "1e-3", "peak learning rate"},
+                       &C::lr, 0.0, unlimited));
+  all.push_back(number({"min-lr", "RATE", "a tenth of --lr", "1e-5", "learning rate at the end of the decay"},
+                       &C::min_lr, 0.0, unlimited));
+  all.push_back(integer<std::int64_t>({"warmup-steps", "STEPS", "0", "100", "steps in which the rate rises"},
+                                      &C::warmup_steps, 0, many));
   all.push_back(integer<std::int64_t>({"decay-steps", "STEPS", "all steps; wsd: a tenth", "1000",
                                        "step at which linear and cosine reach --min-lr; wsd: length of the decay"},
                                       &C::decay_steps, 1, many, 0));
-  all.push_back(other({"lr-schedule", "NAME", "cosine", "wsd", "constant, linear, cosine or wsd"}, &C::lr_schedule, parse_schedule,
-                      [](Schedule::Kind k) { return name_of(k); }, always));
-  all.push_back(number({"weight-decay", "RATE", "0.1", "0.01", "on matrices, not on biases and norms"}, &C::weight_decay, 0.0, unlimited));
+  all.push_back(other(
+      {"lr-schedule", "NAME", "cosine", "wsd", "constant, linear, cosine or wsd"}, &C::lr_schedule, parse_schedule,
+      [](Schedule::Kind k) { return name_of(k); }, always));
+  all.push_back(number({"weight-decay", "RATE", "0.1", "0.01", "on matrices, not on biases and norms"},
+                       &C::weight_decay, 0.0, unlimited));
   all.push_back(number({"beta1", "SHARE", "0.9", "0.9", "decay of the first moment"}, &C::beta1, 0.0, 1.0));
   all.push_back(number({"beta2", "SHARE", "0.95", "0.999", "decay of the second moment"}, &C::beta2, 0.0, 1.0));
-  all.push_back(number({"eps", "VALUE", "1e-8", "1e-6", "added to the root of the second moment"}, &C::eps, 0.0, unlimited, true));
-  all.push_back(number({"clip", "NORM", "1.0", "0.5", "clip the global gradient norm; 0: off (also --grad-clip)"}, &C::clip, 0.0, unlimited));
+  all.push_back(number({"eps", "VALUE", "1e-8", "1e-6", "added to the root of the second moment"}, &C::eps, 0.0,
+                       unlimited, true));
+  all.push_back(number({"clip", "NORM", "1.0", "0.5", "clip the global gradient norm; 0: off (also --grad-clip)"},
+                       &C::clip, 0.0, unlimited));
   all.push_back(integer<std::uint64_t>({"seed", "SEED", "42", "7", "of initial weights and order of data"}, &C::seed, 0,
                                        std::numeric_limits<std::int64_t>::max()));
-  all.push_back(other({"freeze", "REGEX", "none", "wte|wpe", "parameters (Hugging Face names) that are not trained"}, &C::freeze,
-                      parse_regex, [](const std::string& v) { return v; }, [](const std::string& v) { return !v.empty(); }));
-  all.push_back(choice<OnNonfinite>({"on-nonfinite", "ACTION", "skip", "stop", "a step without a finite gradient: skip or stop"},
-                                    &C::on_nonfinite, {{"skip", OnNonfinite::skip}, {"stop", OnNonfinite::stop}}));
+  all.push_back(other(
+      {"freeze", "REGEX", "none", "wte|wpe", "parameters (Hugging Face names) that are not trained"}, &C::freeze,
+      parse_regex, [](const std::string& v) { return v; }, [](const std::string& v) { return !v.empty(); }));
+  all.push_back(
+      choice<OnNonfinite>({"on-nonfinite", "ACTION", "skip", "stop", "a step without a finite gradient: skip or stop"},
+                          &C::on_nonfinite, {{"skip", OnNonfinite::skip}, {"stop", OnNonfinite::stop}}));
 }
 
 void add_report_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
   constexpr std::int64_t many = 1'000'000'000'000;
-  all.push_back(integer<std::int64_t>({"eval-every", "STEPS", "off (always at the end)", "100", "validate every so many steps"}, &C::eval_every, 0, many));
-  all.push_back(integer<std::int64_t>({"checkpoint-every", "STEPS", "off (always at the end)", "500", "save every so many steps"},
-                                      &C::checkpoint_every, 0, many));
-  all.push_back(integer<int>({"keep", "CHECKPOINTS", "2", "5", "newest checkpoints to keep; 0: all"}, &C::keep, 0, 1000000));
-  all.push_back(integer<std::int64_t>({"log-every", "STEPS", "1", "10", "print every so many steps; 0: none"}, &C::log_every, 0, many));
+  all.push_back(
+      integer<std::int64_t>({"eval-every", "STEPS", "off (always at the end)", "100", "validate every so many steps"},
+                            &C::eval_every, 0, many));
+  all.push_back(
+      integer<std::int64_t>({"checkpoint-every", "STEPS", "off (always at the end)", "500", "save every so many steps"},
+                            &C::checkpoint_every, 0, many));
+  all.push_back(
+      integer<int>({"keep", "CHECKPOINTS", "2", "5", "newest checkpoints to keep; 0: all"}, &C::keep, 0, 1000000));
+  all.push_back(integer<std::int64_t>({"log-every", "STEPS", "1", "10", "print every so many steps; 0: none"},
+                                      &C::log_every, 0, many));
   all.push_back(text({"trace", "FILE", "none", "trace.json", "write a Perfetto trace"}, &C::trace));
   all.push_back(flag({"strict", "", "off", "", "refuse where a fallback would be taken"}, &C::strict));
 }

@@ -31,7 +31,8 @@ std::vector<fs::path> tensor_files(const fs::path& directory) {
     }
     for (const auto& [tensor, file] : json["weight_map"].items()) {
       if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
-        throw InputError(fmt::format("index {}", index.string()), fmt::format("tensor {} names no file beside it", tensor));
+        throw InputError(fmt::format("index {}", index.string()),
+                         fmt::format("tensor {} names no file beside it", tensor));
       }
       files.insert(directory / file.get<std::string>());
     }
@@ -100,8 +101,8 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
     used.insert(stored);
     const auto shape = stored_shape(*p, tensor.transposed);
     if (stored->shape != shape) {
-      misshapen.push_back(fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(stored->shape, ", "),
-                                      fmt::join(shape, ", ")));
+      misshapen.push_back(
+          fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(stored->shape, ", "), fmt::join(shape, ", ")));
     } else if (stored->dtype != "F32" && stored->dtype != "F16" && stored->dtype != "BF16") {
       misshapen.push_back(fmt::format("{} of type {}", tensor.name, stored->dtype));
     }
@@ -118,7 +119,8 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
   add("missing", missing);
   add("misshapen", misshapen);
   add("unexpected", unexpected);
-  throw InputError(fmt::format("tensors of {}", directory_.string()), why, "config.json and tensors must belong together");
+  throw InputError(fmt::format("tensors of {}", directory_.string()), why,
+                   "config.json and tensors must belong together");
 }
 
 void HfWeights::read(const ModelConfig& config, const Parameter& p, std::span<float> values) const {

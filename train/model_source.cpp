@@ -59,9 +59,8 @@ ModelSource from_config_file(const fs::path& file) {
 ModelSource from_directory(const fs::path& directory) {
   if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory));
   if (fs::is_directory(directory / "checkpoints")) {
-    auto newest = newest_checkpoint(directory / "checkpoints", [](const fs::path&, const std::string& why) {
-      spdlog::warn("{}", why);
-    });
+    auto newest = newest_checkpoint(directory / "checkpoints",
+                                    [](const fs::path&, const std::string& why) { spdlog::warn("{}", why); });
     if (!newest) throw InputError(fmt::format("run {}", directory.string()), "it holds no good checkpoint");
     return from_checkpoint(std::move(newest));
   }
@@ -85,7 +84,8 @@ void check_checkpoint(const Checkpoint& checkpoint, const ParameterLayout& layou
   const auto& stored = checkpoint.manifest().parameters;
   std::vector<std::string> wrong;
   for (const Parameter* p : layout.owned_parameters()) {
-    const auto found = std::find_if(stored.begin(), stored.end(), [&](const auto& s) { return s.name == p->full_name; });
+    const auto found =
+        std::find_if(stored.begin(), stored.end(), [&](const auto& s) { return s.name == p->full_name; });
     if (found == stored.end() || found->count() != p->count) wrong.push_back(p->full_name);
   }
   if (wrong.empty() && stored.size() == layout.owned_parameters().size()) return;
@@ -144,7 +144,8 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
       frozen.tie(owner.parameters.at(static_cast<std::size_t>(p.tied_index)).full_name, p.full_name);
     }
   }
-  if (trained == 0 && pattern != ".*") throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter");
+  if (trained == 0 && pattern != ".*")
+    throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter");
   return frozen;
 }
 

@@ -152,10 +152,13 @@ std::string RunSetup::table() const {
                              percent(shares.streamed), percent(shares.cpu), plan.policy.text(),
                              plan.chosen_by_auto ? ", auto" : "")
                : "none",
-      !training ? "forward only" : model->shape().recompute ? "block recompute" : "all kept",
+      !training                  ? "forward only"
+      : model->shape().recompute ? "block recompute"
+                                 : "all kept",
       "program, libraries, batches, scratch"};
   std::string text = fmt::format("{:<12}{:>11}{:>11}   what\n", "plan", "device", "host");
-  const auto line = [&](std::string_view name, std::size_t device_bytes, std::size_t host_bytes, std::string_view note) {
+  const auto line = [&](std::string_view name, std::size_t device_bytes, std::size_t host_bytes,
+                        std::string_view note) {
     const auto shown = [](std::size_t bytes) { return bytes == 0 ? std::string("-") : format_bytes(bytes); };
     text += fmt::format("{:<12}{:>11}{:>11}   {}\n", name, shown(device_bytes), shown(host_bytes), note);
   };

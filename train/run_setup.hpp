@@ -19,8 +19,8 @@ struct RunSetup {
   std::unique_ptr<Device> device;
   std::unique_ptr<Transformer> model;
   OffloadOptions options;
-  Plan plan;           ///< of the engine
-  MemoryPlan memory;   ///< of the whole process: engine, model, program
+  Plan plan;                         ///< of the engine
+  MemoryPlan memory;                 ///< of the whole process: engine, model, program
   std::size_t activation_bytes = 0;  ///< of the model, on the device
   std::size_t batch_slots = 1;       ///< micro-batches whose tokens the host holds at once
 

@@ -58,8 +58,7 @@ std::int32_t draw_token(std::span<const float> logits, const SampleOptions& opti
 }
 
 std::vector<std::int32_t> sample_tokens(LoadedModel& model, const RunSetup& setup, std::vector<std::int32_t> prompt,
-                                        const SampleOptions& options,
-                                        const std::function<void(std::int32_t)>& each) {
+                                        const SampleOptions& options, const std::function<void(std::int32_t)>& each) {
   if (prompt.empty()) throw MisuseError("sampling without a prompt");
   const auto longest = static_cast<std::size_t>(setup.model->shape().sequence);
   std::vector<float> logits(static_cast<std::size_t>(setup.model_config.vocabulary));

@@ -23,8 +23,7 @@ std::int32_t draw_token(std::span<const float> logits, const SampleOptions& opti
 /// Continues `prompt` (not empty). Past the model's sequence the oldest tokens are forgotten. `each` gets
 /// every new token as it comes. Blocks.
 std::vector<std::int32_t> sample_tokens(LoadedModel& model, const RunSetup& setup, std::vector<std::int32_t> prompt,
-                                        const SampleOptions& options,
-                                        const std::function<void(std::int32_t)>& each);
+                                        const SampleOptions& options, const std::function<void(std::int32_t)>& each);
 
 /// Bytes as text: valid UTF-8 as it is, other bytes and control characters (but newline and tab) as \xNN.
 std::string text_of_bytes(std::span<const std::int32_t> tokens);

@@ -30,7 +30,8 @@ std::string Schedule::text() const {
 }
 
 Schedule::Kind parse_schedule(std::string_view text) {
-  for (const auto kind : {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
+  for (const auto kind :
+       {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
     if (name_of(kind) == text) return kind;
   }
   throw UsageError(fmt::format("'{}'", text), "not a schedule", "use constant, linear, cosine or wsd");
@@ -38,10 +39,14 @@ Schedule::Kind parse_schedule(std::string_view text) {
 
 std::string_view name_of(Schedule::Kind kind) noexcept {
   switch (kind) {
-    case Schedule::Kind::constant: return "constant";
-    case Schedule::Kind::linear: return "linear";
-    case Schedule::Kind::cosine: return "cosine";
-    case Schedule::Kind::wsd: return "wsd";
+    case Schedule::Kind::constant:
+      return "constant";
+    case Schedule::Kind::linear:
+      return "linear";
+    case Schedule::Kind::cosine:
+      return "cosine";
+    case Schedule::Kind::wsd:
+      return "wsd";
   }
   return "unknown";
 }

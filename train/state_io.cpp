@@ -67,9 +67,8 @@ void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) 
 
 void load_state(OffloadEngine& engine, const Checkpoint& checkpoint) {
   std::size_t index = 0;
-  engine.initialize([&](const Parameter&, std::span<float> values) {
-    checkpoint.read(index++, StatePart::master, values);
-  });
+  engine.initialize(
+      [&](const Parameter&, std::span<float> values) { checkpoint.read(index++, StatePart::master, values); });
   std::vector<float> buffer(static_cast<std::size_t>(largest(engine.layout())));
   index = 0;
   for (const Parameter* p : engine.layout().owned_parameters()) {

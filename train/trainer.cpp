@@ -41,8 +41,7 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
   if (checkpoint_) check_belongs(*checkpoint_, layout);
   open_data();
   resolve();
-  setup_ = set_up_run(config_, source_.config, std::move(layout),
-                      {.training = true, .saves = !config_.out.empty()});
+  setup_ = set_up_run(config_, source_.config, std::move(layout), {.training = true, .saves = !config_.out.empty()});
   if (checkpoint_ && checkpoint_->manifest().compute_key != setup_.compute_key()) {
     const std::string why = fmt::format("checkpoint {} was made with another compute_key ({})",
                                         checkpoint_->directory().string(), checkpoint_->manifest().compute_key);
@@ -56,12 +55,14 @@ Trainer::~Trainer() = default;
 void Trainer::check_inputs() {
   check_config(config_);
   if (config_.data.empty()) throw UsageError("--data", "missing", "for example --data corpus/");
-  if (config_.steps == 0 && config_.epochs == 0.0) throw UsageError("--steps", "missing", "for example --steps 1000, or --epochs 1");
+  if (config_.steps == 0 && config_.epochs == 0.0)
+    throw UsageError("--steps", "missing", "for example --steps 1000, or --epochs 1");
   if (request_.resume && request_.resume_from.empty() && config_.out.empty()) {
     throw UsageError("--resume", "there is no --out to resume", "give --out, or name a checkpoint");
   }
   if (!config_.out.empty() && !request_.resume && holds_run(config_.out)) {
-    throw UsageError(fmt::format("--out {}", config_.out), "it already holds a run", "add --resume, or name another folder");
+    throw UsageError(fmt::format("--out {}", config_.out), "it already holds a run",
+                     "add --resume, or name another folder");
   }
 }
 
@@ -75,11 +76,12 @@ void Trainer::find_checkpoint() {
     }
   }
   const fs::path root = fs::path(request_.resume_from.empty() ? config_.out : request_.resume_from) / "checkpoints";
-  checkpoint_ = newest_checkpoint(root, [](const fs::path&, const std::string& why) {
-    spdlog::warn("passed over: {}", why);
-  });
+  checkpoint_ =
+      newest_checkpoint(root, [](const fs::path&, const std::string& why) { spdlog::warn("passed over: {}", why); });
   if (checkpoint_) return;
-  if (config_.strict) throw InputError("--resume", fmt::format("no good checkpoint in {}", root.string()), "leave out --strict to start fresh");
+  if (config_.strict)
+    throw InputError("--resume", fmt::format("no good checkpoint in {}", root.string()),
+                     "leave out --strict to start fresh");
   spdlog::warn("no checkpoint in {}: the run starts fresh", root.string());
 }
 
@@ -106,7 +108,8 @@ void Trainer::resolve() {
   if (!config_.lr) config_.lr = source_.loads_weights() ? 2e-5 : 3e-4;
   if (!config_.min_lr) config_.min_lr = *config_.lr / 10.0;
   if (*config_.min_lr > *config_.lr) throw UsageError("--min-lr", "it is above --lr", "give a smaller one");
-  schedule_ = {config_.lr_schedule, *config_.lr, *config_.min_lr, config_.warmup_steps, config_.decay_steps, config_.steps};
+  schedule_ = {config_.lr_schedule,  *config_.lr,         *config_.min_lr,
+               config_.warmup_steps, config_.decay_steps, config_.steps};
   sampler_ = std::make_unique<WindowSampler>(windows_, config_.seed);
   if (!checkpoint_) return;
   const Manifest& m = checkpoint_->manifest();
@@ -253,10 +256,12 @@ void Trainer::watch_nonfinite(const StepReport& report) {
   spdlog::warn("step {} skipped: its gradient norm is not finite", step_);
   const std::string resume = directory_ ? "resume from the last checkpoint with a smaller --lr" : "use a smaller --lr";
   if (config_.on_nonfinite == OnNonfinite::stop) {
-    throw TrainingError(fmt::format("step {}", step_), "its gradient norm is not finite, and --on-nonfinite is stop", resume);
+    throw TrainingError(fmt::format("step {}", step_), "its gradient norm is not finite, and --on-nonfinite is stop",
+                        resume);
   }
   if (skipped_in_a_row_ >= skip_limit) {
-    throw TrainingError(fmt::format("step {}", step_), fmt::format("{} steps in a row without a finite gradient norm", skip_limit), resume);
+    throw TrainingError(fmt::format("step {}", step_),
+                        fmt::format("{} steps in a row without a finite gradient norm", skip_limit), resume);
   }
 }
 

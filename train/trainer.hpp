@@ -85,7 +85,7 @@ class Trainer {
   std::unique_ptr<Progress> progress_;
 
   std::int64_t windows_ = 0;
-  std::int64_t step_ = 0;        ///< steps taken, skipped ones included
+  std::int64_t step_ = 0;  ///< steps taken, skipped ones included
   std::int64_t saved_step_ = -1;
   std::int64_t tokens_ = 0;
   std::int64_t skipped_ = 0;

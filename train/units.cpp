@@ -16,8 +16,8 @@ struct Suffix {
   std::string_view text;
   double factor;
 };
-constexpr std::array<Suffix, 8> prefixes{{{"Ki", 0x1p10}, {"Mi", 0x1p20}, {"Gi", 0x1p30}, {"Ti", 0x1p40},
-                                          {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}}};
+constexpr std::array<Suffix, 8> prefixes{
+    {{"Ki", 0x1p10}, {"Mi", 0x1p20}, {"Gi", 0x1p30}, {"Ti", 0x1p40}, {"k", 1e3}, {"K", 1e3}, {"M", 1e6}, {"G", 1e9}}};
 constexpr std::array<Suffix, 2> large{{{"T", 1e12}, {"B", 1e9}}};
 
 bool take_suffix(std::string_view& text, std::string_view suffix) {

@@ -1,8 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <unistd.h>
+#include <algorithm>
 
 #include <filesystem>
 #include <fstream>
@@ -95,7 +95,8 @@ TEST_F(Data, KnowsTheWidthsOfBinFiles) {
   const std::vector<std::uint16_t> narrow{1, 500, 3};
   const std::vector<std::uint32_t> wide{7, 70000, 9};
   EXPECT_EQ(all(TokenSource({file("plain.bin", narrow)}, {1000, {}})), (std::vector<std::int32_t>{1, 500, 3}));
-  EXPECT_EQ(all(TokenSource({file("forced.bin", wide)}, {100000, TokenWidth::uint32})), (std::vector<std::int32_t>{7, 70000, 9}));
+  EXPECT_EQ(all(TokenSource({file("forced.bin", wide)}, {100000, TokenWidth::uint32})),
+            (std::vector<std::int32_t>{7, 70000, 9}));
   text("told.json", R"({"dtype": "uint32", "vocab_size": 100000})");
   EXPECT_EQ(all(TokenSource({file("told.bin", wide)}, {100000, {}})), (std::vector<std::int32_t>{7, 70000, 9}));
   EXPECT_EQ(all(TokenSource({file("h16.bin", with_header(20240520, 3, narrow))}, {1000, {}})),

@@ -1,10 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <unistd.h>
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -80,7 +80,9 @@ TEST_F(Safetensors, WidensEveryHalfExactly) {
     const double sign = i >= 32768 ? -1.0 : 1.0;
     if (exponent == 31) {
       ASSERT_EQ(std::isnan(values[i]), fraction != 0.0) << i;
-      if (fraction == 0.0) { ASSERT_EQ(values[i], sign * INFINITY); }
+      if (fraction == 0.0) {
+        ASSERT_EQ(values[i], sign * INFINITY);
+      }
       continue;
     }
     const double expected = exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024.0 + fraction, exponent - 25);
@@ -118,10 +120,14 @@ TEST_F(Safetensors, RefusesHeadersThatLie) {
   refused(R"({"a":{"dtype":"F32","shape":[4611686018427387904],"data_offsets":[0,4]}})", 4, "overflows");
   refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", 4, "outside");
   refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0]}})", 4, "no pair");
-  refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "overlaps");
+  refused(
+      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+      8, "overlaps");
   refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "gap");
   refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 8, "follow the last");
-  refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4, "twice");
+  refused(
+      R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+      4, "twice");
 }
 
 TEST_F(Safetensors, AcceptsEmptyTensorsAndFiles) {

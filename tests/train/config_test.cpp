@@ -40,9 +40,12 @@ class ConfigFile : public testing::Test {
 TrainConfig unusual() {
   TrainConfig config;
   for (const ConfigField& field : config_fields()) {
-    if (field.kind == ConfigField::Kind::boolean) field.set(config, "true");
-    else if (field.kind == ConfigField::Kind::list) set_config_field(config, field, {"a \"b\"\\c", "d\te"});
-    else if (field.name != "epochs") field.set(config, field.example);
+    if (field.kind == ConfigField::Kind::boolean)
+      field.set(config, "true");
+    else if (field.kind == ConfigField::Kind::list)
+      set_config_field(config, field, {"a \"b\"\\c", "d\te"});
+    else if (field.name != "epochs")
+      field.set(config, field.example);
   }
   return config;
 }
@@ -100,13 +103,15 @@ TEST(Units, ReadWhatPeopleWrite) {
   EXPECT_EQ(parse_count("1.5B"), 1'500'000'000);
   EXPECT_EQ(parse_bandwidth("1GB/s"), 1e9);
   EXPECT_EQ(parse_bandwidth("250MiB/s"), 250.0 * 1024 * 1024);
-  for (const char* bad : {"", "GiB", "8XB", "-1GiB", "1e99GiB", "8 GiB", "nan"}) EXPECT_THROW(parse_size(bad), UsageError) << bad;
+  for (const char* bad : {"", "GiB", "8XB", "-1GiB", "1e99GiB", "8 GiB", "nan"})
+    EXPECT_THROW(parse_size(bad), UsageError) << bad;
   for (const char* bad : {"1GB", "0GB/s", "fast"}) EXPECT_THROW(parse_bandwidth(bad), UsageError) << bad;
   for (const char* bad : {"", "1.5", "3x", "99999999999999999999"}) EXPECT_THROW(parse_integer(bad), UsageError) << bad;
 }
 
 TEST(Units, PrintWhatTheyReadBack) {
-  for (const std::size_t bytes : {std::size_t{1}, std::size_t{1023}, std::size_t{1024}, std::size_t{300'000'000}, std::size_t{5} << 30}) {
+  for (const std::size_t bytes :
+       {std::size_t{1}, std::size_t{1023}, std::size_t{1024}, std::size_t{300'000'000}, std::size_t{5} << 30}) {
     EXPECT_EQ(parse_size(print_size(bytes)), bytes);
   }
   for (const double x : {0.1, 1e-8, 3e-4, 2.0 / 3.0, 0.0}) EXPECT_EQ(parse_number(print_number(x)), x);

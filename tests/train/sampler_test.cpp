@@ -17,12 +17,13 @@ std::vector<std::int32_t> bytes(const std::string& text) {
 }
 
 TEST(TextOfBytes, KeepsTextAndEscapesTheRest) {
-  EXPECT_EQ(text_of_bytes(bytes("a\tb\n\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80")), "a\tb\n\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
+  EXPECT_EQ(text_of_bytes(bytes("a\tb\n\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80")),
+            "a\tb\n\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80");
   EXPECT_EQ(text_of_bytes(bytes("\x1b[2J\x7f")), "\\x1b[2J\\x7f");
   EXPECT_EQ(text_of_bytes(bytes("\xc3")), "\\xc3");
   EXPECT_EQ(text_of_bytes(bytes("\x80x\xff")), "\\x80x\\xff");
-  EXPECT_EQ(text_of_bytes(bytes("\xc0\xaf")), "\\xc0\\xaf");              // overlong
-  EXPECT_EQ(text_of_bytes(bytes("\xed\xa0\x80")), "\\xed\\xa0\\x80");      // a surrogate
+  EXPECT_EQ(text_of_bytes(bytes("\xc0\xaf")), "\\xc0\\xaf");                    // overlong
+  EXPECT_EQ(text_of_bytes(bytes("\xed\xa0\x80")), "\\xed\\xa0\\x80");           // a surrogate
   EXPECT_EQ(text_of_bytes(bytes("\xf4\x90\x80\x80")), "\\xf4\\x90\\x80\\x80");  // beyond Unicode
 }
 

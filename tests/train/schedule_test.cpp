@@ -11,7 +11,8 @@ namespace {
 Schedule schedule(Schedule::Kind kind) { return {kind, 1.0, 0.1, 4, 0, 20}; }
 
 TEST(Schedule, WarmsUpInALineAndReachesThePeak) {
-  for (const auto kind : {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
+  for (const auto kind :
+       {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
     const Schedule s = schedule(kind);
     EXPECT_EQ(s.at(1), 0.25);
     EXPECT_EQ(s.at(3), 0.75);

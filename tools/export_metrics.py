@@ -1,0 +1,66 @@
+#!/usr/bin/env python3
+"""metrics.jsonl of a run into TensorBoard or Weights & Biases.
+
+    tools/export_metrics.py RUN --tensorboard LOGDIR
+    tools/export_metrics.py RUN --wandb PROJECT
+"""
+import argparse
+import json
+import pathlib
+import sys
+
+
+def fail(message):
+    sys.exit(f"export_metrics.py: error: {message}")
+
+
+def read(run):
+    file = run / "metrics.jsonl" if run.is_dir() else run
+    if not file.is_file():
+        fail(f"{file}: no such file")
+    with file.open() as lines:
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def numbers(line):
+    return {k: v for k, v in line.items() if k != "step" and isinstance(v, (int, float))}
+
+
+def to_tensorboard(lines, folder):
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        fail("torch and tensorboard are not installed; try pip install torch tensorboard")
+    with SummaryWriter(folder) as writer:
+        for line in lines:
+            for name, value in numbers(line).items():
+                writer.add_scalar(name, value, line["step"])
+
+
+def to_wandb(lines, project, name):
+    try:
+        import wandb
+    except ImportError:
+        fail("wandb is not installed; try pip install wandb")
+    with wandb.init(project=project, name=name) as run:
+        for line in lines:
+            run.log(numbers(line), step=line["step"])
+
+
+def main():
+    parser = argparse.ArgumentParser(description="metrics.jsonl of a run into TensorBoard or W&B.")
+    parser.add_argument("run", type=pathlib.Path, help="run directory or metrics.jsonl")
+    target = parser.add_mutually_exclusive_group(required=True)
+    target.add_argument("--tensorboard", metavar="LOGDIR")
+    target.add_argument("--wandb", metavar="PROJECT")
+    arguments = parser.parse_args()
+    lines = read(arguments.run)
+    if arguments.tensorboard:
+        to_tensorboard(lines, arguments.tensorboard)
+    else:
+        to_wandb(lines, arguments.wandb, arguments.run.resolve().name)
+    print(f"{len(lines)} steps exported")
+
+
+if __name__ == "__main__":
+    main()
