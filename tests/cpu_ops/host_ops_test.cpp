@@ -106,11 +106,11 @@ TEST_F(HostOpsTest, TheBookedWorkspaceIsEnoughForEveryCallWithinIt) {
       const AttentionShape s{.batch = 2, .sequence = t, .heads = 4, .kv_heads = 2, .head_dim = 16, .scale = 1.0F};
       const Tensor q(dtype, {2, t, 64});
       Tensor out(dtype, {2, t, 64}), lse(DType::f32, {2, 4, t});
-      const HeadsView h{q.view().data, dtype, 64}, d{out.view().data, dtype, 64};
-      Tensor dq(dtype, {2, t, 64});
-      const HeadsView dh{dq.view().data, dtype, 64};
+      const HeadsView h{q.view().data, dtype, 64};
+      Tensor dq(dtype, {2, t, 64}), dk(dtype, {2, t, 32}), dv(dtype, {2, t, 32});
       ops_.attention(h, h, h, out, lse, s, {});
-      ops_.attention_backward(q, h, h, h, out, lse, dh, d, d, s, {});
+      ops_.attention_backward(q, h, h, h, out, lse, {dq.view().data, dtype, 64}, {dk.view().data, dtype, 32},
+                              {dv.view().data, dtype, 32}, s, {});
       EXPECT_NO_THROW(drain());
     }
   }

@@ -87,8 +87,7 @@ TEST(Abort, LeavesAllStateAsItWas) {
     t.step(0, result);
     const std::string before = t.engine().state_digest();
     t.engine().begin_step({});
-    float loss = 0.0F;
-    for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l, loss);
+    for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l);
     for (int l = t.layout().layer_count() - 1; l >= 2; --l) t.backward(l, 1, 0);
     t.engine().abort_step();
     EXPECT_EQ(t.engine().state_digest(), before);
@@ -110,8 +109,7 @@ TEST(Abort, AnExceptionInsideAStepAbandonsIt) {
   EXPECT_THROW(
       {
         t.engine().begin_step({});
-        float loss = 0.0F;
-        for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l, loss);
+        for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l);
         const GradientsGuard gradients = t.engine().gradients(2, t.stream());
         throw std::runtime_error("the caller's own");
       },

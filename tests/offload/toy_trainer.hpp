@@ -93,30 +93,28 @@ class ToyTrainer {
 
   void step(int s, ToyResult& result) {
     engine_->begin_step({.lr = o_.lr, .max_grad_norm = o_.max_grad_norm, .micro_batches = o_.micro_batches});
-    float loss = 0.0F;
+    loss_ = 0.0F;
     for (int micro = 0; micro < o_.micro_batches; ++micro) {
-      for (int l = 0; l < layout_.layer_count(); ++l) forward(l, loss);
+      for (int l = 0; l < layout_.layer_count(); ++l) forward(l);
       for (int l = layout_.layer_count() - 1; l >= 0; --l) backward(l, s, micro);
     }
     const StepReport report = engine_->end_step();
     device_->synchronize(stream_);
     result.norms.push_back(report.gradient_norm);
-    result.losses.push_back(loss);
+    result.losses.push_back(loss_);
     result.skipped += report.skipped ? 1 : 0;
   }
 
   void evaluate() {
     for (int pass = 0; pass < 2; ++pass) {
       const auto scope = engine_->evaluation();
-      float loss = 0.0F;
-      for (int l = 0; l < layout_.layer_count(); ++l) forward(l, loss);
+      for (int l = 0; l < layout_.layer_count(); ++l) forward(l);
       device_->synchronize(stream_);
     }
     {
       const auto scope = engine_->evaluation();  // a forward that stops half-way leaves nothing held
-      float loss = 0.0F;
-      forward(0, loss);
-      forward(1, loss);
+      forward(0);
+      forward(1);
       device_->synchronize(stream_);
     }
   }
@@ -126,9 +124,9 @@ class ToyTrainer {
   const ParameterLayout& layout() const { return layout_; }
   StreamView stream() const { return stream_; }
 
-  void forward(int l, float& loss) {
+  void forward(int l) {
     const WeightsGuard weights = engine_->fetch(l, stream_);
-    float* out = &loss;
+    float* out = &loss_;
     for (const Parameter& p : layout_.layer(l).parameters) {
       const TensorView w = weights[p.name];
       device_->enqueue(stream_, "toy forward", [w, out] {
@@ -170,6 +168,7 @@ class ToyTrainer {
   std::unique_ptr<HostDevice> device_;
   Plan plan_;
   std::unique_ptr<OffloadEngine> engine_;
+  float loss_ = 0.0F;  ///< queued work writes it: outlives the stream
   Stream stream_;
 };
 
