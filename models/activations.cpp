@@ -1,5 +1,9 @@
 #include "models/activations.hpp"
 
+#include <algorithm>
+
+#include "models/input_store.hpp"
+
 namespace tandem {
 namespace {
 
@@ -32,8 +36,10 @@ struct Taker {
   }
 
   void take_inputs(Carver& carver, Activations& a) const {
-    const std::int64_t count = shape.training ? config.layers + 1 : 2;
-    for (std::int64_t i = 0; i < count; ++i) a.inputs.push_back(stream(carver));
+    const auto all = static_cast<std::size_t>(config.layers) + 1;
+    std::size_t count = shape.training ? all : 2;
+    if (shape.offload_inputs) count = std::min(count, InputStore::ring);
+    for (std::size_t i = 0; i < count; ++i) a.inputs.push_back(stream(carver));
   }
 };
 
@@ -51,6 +57,10 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   a.block->take_tables(rows.tables);
   taker.take_batch(rows.batch, a);
   taker.take_inputs(shape.training ? rows.kept : rows.workspace, a);
+  if (shape.training) {
+    rows.offloaded_bytes = InputStore::host_bytes(a.inputs.size(), static_cast<std::size_t>(config.layers),
+                                                  a.inputs.front().bytes());
+  }
   taker.take_statistics(rows.workspace, a);
   if (shape.training) a.normed = taker.stream(rows.workspace);
   const bool keeps_all = shape.training && !shape.recompute;

@@ -17,6 +17,7 @@ struct ActivationRows {
   Carver kept;       ///< what lies between forward and backward
   Carver workspace;  ///< what only one block, or only the head, works with: buffers and scratch of the ops
   Carver tables;     ///< constants
+  std::size_t offloaded_bytes = 0;  ///< on the host: inputs that do not stay
 };
 
 /// Scratch that the ops ask for, in bytes.
@@ -28,7 +29,7 @@ struct ScratchBytes {
 struct Activations {
   TensorView tokens, targets;      ///< (B, T) i32
   TensorView losses;               ///< (N) f32
-  std::vector<TensorView> inputs;  ///< (N, C): input of each block and of the head; two in turn without training
+  std::vector<TensorView> inputs;  ///< (N, C): slots for the input of each block and of the head
   TensorView normed;               ///< (N, C): the head's normalised input, later the gradient that runs backward
   TensorView mean, rstd;           ///< (N) f32, of the head's norm
   TensorView dnormed;              ///< (N, C): gradient of `normed`
@@ -37,9 +38,6 @@ struct Activations {
   TensorView ends_scratch;         ///< and for embedding and head
   std::size_t block_slots = 1;     ///< sets of buffers that the block has: one a layer, or one for all
   std::unique_ptr<Block> block;
-
-  /// Input of layer `i` = 0 ... layers, the last one being the head's.
-  TensorView input(std::size_t i, bool keep) const { return inputs[keep ? i : i % 2]; }
 };
 
 /// Takes everything that a run of this shape needs. Measures where the rows have no memory.

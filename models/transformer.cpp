@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "models/activations.hpp"
+#include "models/input_store.hpp"
 
 namespace tandem {
 namespace {
@@ -24,6 +26,9 @@ void check(const ModelConfig& config, const RunShape& shape) {
   if (shape.batch < 1 || shape.batch > max_tokens / shape.sequence) {
     throw UsageError(fmt::format("a micro-batch of {} sequences of {} tokens", shape.batch, shape.sequence),
                      fmt::format("it must have 1 to {} tokens", max_tokens));
+  }
+  if (shape.offload_inputs && !shape.recompute) {
+    throw MisuseError("block inputs are offloaded only where blocks are computed again");
   }
   if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
 }
@@ -57,6 +62,7 @@ struct Transformer::Impl {
   bool keeps_all;  ///< each layer has buffers of its own
   Ops* ops = nullptr;
   Activations buffers;
+  std::optional<InputStore> inputs;  ///< from bind to unbind
 
   Impl(ModelConfig c, RunShape s)
       : config(std::move(c)),
@@ -92,20 +98,25 @@ void Transformer::Impl::embed(ParameterAccess& parameters, StreamView stream) {
   lend(buffers.ends_scratch);
   const WeightsGuard weights = parameters.fetch(0, stream);
   const TensorView positions = config.family == Family::gpt2 ? weights["positions"] : TensorView{};
-  ops->embedding(flat(buffers.tokens), weights["tokens"], positions, shape.sequence, buffers.inputs[0], stream);
+  ops->embedding(flat(buffers.tokens), weights["tokens"], positions, shape.sequence,
+                 inputs->begin_write(0, stream), stream);
+  inputs->end_write(0, stream);
 }
 
 TensorView Transformer::Impl::forward(ParameterAccess& parameters, bool keep, StreamView stream) {
+  inputs->begin_pass(keep, stream);
   embed(parameters, stream);
   lend(buffers.block_scratch);
   const auto layers = static_cast<std::size_t>(config.layers);
   for (std::size_t i = 0; i < layers; ++i) {
     const WeightsGuard weights = parameters.fetch(static_cast<int>(i) + 1, stream);
     const std::size_t slot = keep && keeps_all ? i : 0;
-    buffers.block->forward({*ops, stream, weights, buffers.input(i, keep), buffers.input(i + 1, keep)}, slot);
+    const TensorView x = inputs->in_forward(i), y = inputs->begin_write(i + 1, stream);
+    buffers.block->forward({*ops, stream, weights, x, y}, slot);
+    inputs->end_write(i + 1, stream);
   }
   lend(buffers.ends_scratch);
-  return buffers.input(layers, keep);
+  return inputs->in_forward(layers);
 }
 
 void Transformer::Impl::normalize(const WeightsGuard& head, TensorView x, TensorView y, StreamView stream) {
@@ -145,6 +156,7 @@ TensorView Transformer::Impl::head_step(ParameterAccess& parameters, TensorView 
                  stream);
   const TensorView dx = buffers.normed;  // its values have served
   normalize_backward(weights, gradients, x, dx, stream);
+  inputs->end_read(static_cast<std::size_t>(config.layers), stream);
   weights = {};
   gradients.commit(stream);
   return dx;
@@ -154,11 +166,12 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
                                        StreamView stream) {
   const int layer = static_cast<int>(index) + 1;
   const std::size_t slot = keeps_all ? index : 0;
-  const TensorView x = buffers.inputs[index];
+  const TensorView x = inputs->begin_read(index, stream);
   WeightsGuard weights = parameters.fetch(layer, stream);
   if (!keeps_all) buffers.block->forward({*ops, stream, weights, x, {}}, slot);
   GradientsGuard gradients = parameters.gradients(layer, stream);
   buffers.block->backward({*ops, stream, weights, gradients, x, dx}, slot);
+  inputs->end_read(index, stream);
   weights = {};
   gradients.commit(stream);
 }
@@ -196,6 +209,7 @@ std::vector<ActivationEntry> Transformer::memory(const Ops& ops) const {
   take_activations(impl_->config, impl_->shape, scratch_bytes(impl_->config, impl_->shape, ops), rows);
   const std::vector<ActivationEntry> all = {{"batch", rows.batch.bytes()},
                                             {"activations, kept", rows.kept.bytes()},
+                                            {"activations, offloaded", rows.offloaded_bytes, Place::pinned},
                                             {"workspace", rows.workspace.bytes()},
                                             {"tables", rows.tables.bytes()}};
   std::vector<ActivationEntry> entries;
@@ -212,8 +226,14 @@ void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
   };
   ActivationRows rows{place("batch"), place("activations, kept"), place("workspace"), place("tables")};
   m.buffers = take_activations(m.config, m.shape, scratch_bytes(m.config, m.shape, device.ops()), rows);
+  m.inputs.emplace(device, m.buffers.inputs, static_cast<std::size_t>(m.config.layers));
   m.ops = &device.ops();
   m.buffers.block->write_tables(device, stream);
+}
+
+void Transformer::unbind() noexcept {
+  impl_->inputs.reset();
+  impl_->ops = nullptr;
 }
 
 TensorView Transformer::tokens() const { return impl_->buffers.tokens; }

@@ -41,12 +41,14 @@ struct RunShape {
   DType compute = DType::f32;  ///< of activations
   bool recompute = false;      ///< keep only block inputs, compute the rest again in backward
   bool training = true;        ///< false: forward only, nothing is kept
+  bool offload_inputs = false; ///< with recompute: block inputs wait on the host for backward
 };
 
-/// One row of the model's own device memory, for the plan.
+/// One row of the model's own memory, for the plan.
 struct ActivationEntry {
-  std::string name;  ///< "batch", "activations, kept", "workspace", "tables"
+  std::string name;  ///< "batch", "activations, kept", "activations, offloaded", "workspace", "tables"
   std::size_t bytes = 0;
+  Place place = Place::device;
 };
 
 class Transformer {
@@ -62,9 +64,12 @@ class Transformer {
   /// What `bind` will carve, row by row, each aligned to `arena_alignment`; allocates nothing. `ops` is
   /// asked for its workspace.
   std::vector<ActivationEntry> memory(const Ops& ops) const;
-  /// Carves its buffers from `arena` (memory of `device`, at least the sum of `memory()`), writes constant
-  /// tables through `stream`, lends the workspace to the device's ops. Blocks until done.
+  /// Carves its buffers from `arena` (memory of `device`, at least the device's sum of `memory()`), allocates
+  /// the pinned rows, writes constant tables through `stream`, lends the workspace to the device's ops. Blocks
+  /// until done. `device` must outlive the model.
   void bind(Device& device, Arena& arena, StreamView stream);
+  /// Lets go of what bind took; blocks until copies of its own are done. Call before the arena's memory goes.
+  void unbind() noexcept;
 
   /// Device buffers (B, T) i32 that the caller fills (by a copy on the stream of the next call) before
   /// each call below: input tokens; targets, negative where not a target.

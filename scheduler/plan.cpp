@@ -34,6 +34,7 @@ struct Knobs {
   int prefetch = 1;
   int gradient_buffers = 1;
   bool keep_gradients = false;
+  bool small_pieces = true;
   int resident_layers = 0;
 };
 
@@ -58,7 +59,7 @@ Plan build(const ParameterLayout& layout, const OffloadOptions& options, const K
   builder.divide_state();
   builder.place_weights(knobs.resident_layers, knobs.prefetch, knobs.gradient_buffers);
   builder.place_gradients(knobs.keep_gradients);
-  builder.book_memory();
+  builder.book_memory(knobs.small_pieces);
   return std::move(builder).take();
 }
 
@@ -83,6 +84,8 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, Knobs
     return true;
   };
   Knobs wish = knobs;
+  wish.small_pieces = false;
+  if (!attempt(wish)) wish = knobs;
   wish.gradient_buffers = 2;
   if (!attempt(wish)) wish = knobs;
   if (options.prefetch_layers == 0) {

@@ -14,7 +14,7 @@ namespace {
 constexpr std::int64_t largest_piece = std::int64_t{1} << 20;
 constexpr std::int64_t smallest_piece = std::int64_t{1} << 16;
 constexpr int pieces_in_flight = 4;
-constexpr int states_in_flight = 4;
+constexpr int fewest_pieces_in_flight = 2;
 // Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
 constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;
 // Layers within this ratio of the largest of a class share its buffers.
@@ -142,13 +142,13 @@ void PlanBuilder::place_gradients(bool keep_streamed) {
   }
 }
 
-void PlanBuilder::book_memory() {
-  size_buffers();
+void PlanBuilder::book_memory(bool small_pieces) {
+  size_buffers(small_pieces);
   book_device();
   book_host();
 }
 
-void PlanBuilder::size_buffers() {
+void PlanBuilder::size_buffers(bool small_pieces) {
   std::int64_t largest = layout_quantum;
   bool sends_gradients = false;
   bool stages_weights = false;
@@ -160,9 +160,11 @@ void PlanBuilder::size_buffers() {
     streams_state |= s.updater == Updater::device && s.tier == Tier::host;
   }
   const std::int64_t quarter = round_up((largest + 3) / 4, layout_quantum);
-  plan_.piece_elements = std::min(largest, std::clamp(quarter, smallest_piece, largest_piece));
-  plan_.staging_pieces = sends_gradients || stages_weights ? pieces_in_flight : 0;
-  plan_.state_buffers = streams_state ? states_in_flight : 0;
+  const std::int64_t most = small_pieces ? smallest_piece : largest_piece;
+  const int in_flight = small_pieces ? fewest_pieces_in_flight : pieces_in_flight;
+  plan_.piece_elements = std::min(largest, std::clamp(quarter, smallest_piece, most));
+  plan_.staging_pieces = sends_gradients || stages_weights ? in_flight : 0;
+  plan_.state_buffers = streams_state ? in_flight : 0;
 }
 
 void PlanBuilder::book_device() {

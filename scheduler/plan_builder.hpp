@@ -19,8 +19,9 @@ class PlanBuilder {
   void place_weights(int resident_layers, int prefetch, int gradient_buffers);
   /// Whether gradients of streamed subgroups stay on the device (those of resident ones always do).
   void place_gradients(bool keep_streamed);
-  /// Sizes pieces and buffers, and names every byte.
-  void book_memory();
+  /// Sizes pieces and buffers, and names every byte. `small_pieces`: as little memory for what is on its
+  /// way as still lets a copy and the work on its neighbour overlap.
+  void book_memory(bool small_pieces);
 
   Plan take() && { return std::move(plan_); }
 
@@ -29,7 +30,7 @@ class PlanBuilder {
   void assign_static(double host_share);
   void assign_interleave();
   void size_classes();
-  void size_buffers();
+  void size_buffers(bool small_pieces);
   void book_device();
   void book_host();
 

@@ -39,6 +39,7 @@ struct TrainConfig {
   StateFormat state = StateFormat::fp32;
   DType compute = DType::f32;
   Recompute recompute = Recompute::automatic;
+  bool offload_activations = false;  ///< with block recompute: block inputs wait on the host
   std::int64_t micro_batch = 1;
   std::int64_t grad_accum = 1;
   std::int64_t seq_len = 0;  ///< 0: the model's positions, at most 1024

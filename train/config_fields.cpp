@@ -220,6 +220,9 @@ void add_machine_fields(std::vector<ConfigField>& all) {
   all.push_back(choice<Recompute>(
       {"recompute", "HOW", "auto: none if it fits", "block", "keep activations (none) or compute them again (block)"},
       &C::recompute, {{"none", Recompute::none}, {"block", Recompute::block}, {"auto", Recompute::automatic}}));
+  all.push_back(flag({"offload-activations", "", "off; auto where nothing else fits", "",
+                      "with block recompute: inputs of blocks wait on the host for backward"},
+                     &C::offload_activations));
   all.push_back(
       integer<int>({"threads", "THREADS", "all cores", "2", "of the host device's kernels"}, &C::threads, 1, 4096, 0));
   all.push_back(integer<int>({"update-threads", "THREADS", "all cores", "2", "of the CPU update"}, &C::update_threads,

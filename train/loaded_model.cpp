@@ -33,6 +33,8 @@ LoadedModel::LoadedModel(RunSetup& setup, Trace* trace) : setup_(setup) {
   engine_ = std::make_unique<OffloadEngine>(device, setup.layout, setup.options, setup.plan, trace);
 }
 
+LoadedModel::~LoadedModel() { setup_.model->unbind(); }
+
 HostBatch LoadedModel::batch(std::size_t slot) const {
   const RunShape& shape = setup_.model->shape();
   const auto count = static_cast<std::size_t>(tokens_of(shape));

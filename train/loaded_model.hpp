@@ -33,6 +33,9 @@ class LoadedModel {
 
   /// Takes all memory of the plan. Blocks. Throws PlanError, DeviceError.
   LoadedModel(RunSetup& setup, Trace* trace);
+  ~LoadedModel();
+  LoadedModel(const LoadedModel&) = delete;
+  LoadedModel& operator=(const LoadedModel&) = delete;
 
   OffloadEngine& engine() noexcept { return *engine_; }
   Device& device() noexcept { return *setup_.device; }

@@ -35,7 +35,8 @@ struct HostRows {
   std::size_t program = 0;  ///< what the process held before: code's own data, libraries, threads
   std::size_t batches = 0;
   std::size_t checkpoint = 0;
-  std::size_t total() const noexcept { return program + batches + checkpoint; }
+  std::size_t activations = 0;
+  std::size_t total() const noexcept { return program + batches + checkpoint + activations; }
 };
 
 std::size_t largest_parameter_bytes(const ParameterLayout& layout) {
@@ -44,11 +45,13 @@ std::size_t largest_parameter_bytes(const ParameterLayout& layout) {
   return static_cast<std::size_t>(largest) * sizeof(float);
 }
 
-/// Model and plan for one choice of recompute. Throws PlanError.
-void plan_with(RunSetup& run, const RunShape& shape, const HostRows& rows, std::size_t host_ceiling) {
+/// Model and plan for one way of keeping activations. Throws PlanError.
+void plan_with(RunSetup& run, const RunShape& shape, HostRows rows, std::size_t host_ceiling) {
   run.model = std::make_unique<Transformer>(run.model_config, shape);
   run.activation_bytes = 0;
-  for (const auto& entry : run.model->memory(run.device->ops())) run.activation_bytes += align_up(entry.bytes);
+  for (const auto& entry : run.model->memory(run.device->ops())) {
+    (entry.place == Place::device ? run.activation_bytes : rows.activations) += align_up(entry.bytes);
+  }
   run.options.reserved_device_memory = run.activation_bytes;
   if (host_ceiling > 0) {
     if (host_ceiling <= rows.total()) {
@@ -62,10 +65,24 @@ void plan_with(RunSetup& run, const RunShape& shape, const HostRows& rows, std::
   run.plan = make_plan(run.layout, run.options, profile_of(*run.device));
 }
 
+/// The first way that fits, the fastest first: keep everything, compute blocks again, and send their inputs
+/// to the host too.
+void plan_activations(RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config) {
+  const bool may_fall_back = shape.training && config.recompute == Recompute::automatic;
+  while (true) {
+    try {
+      return plan_with(run, shape, rows, config.host_memory);
+    } catch (const PlanError&) {
+      if (!may_fall_back || shape.offload_inputs) throw;
+      (shape.recompute ? shape.offload_inputs : shape.recompute) = true;
+    }
+  }
+}
+
 void book(RunSetup& run, const HostRows& rows) {
   run.memory = run.plan.memory;
   for (const auto& entry : run.model->memory(run.device->ops())) {
-    run.memory.add(entry.name, "run", Place::device, entry.bytes);
+    run.memory.add(entry.name, "run", entry.place, entry.bytes);
   }
   run.memory.add("program and libraries", "run", Place::pageable, rows.program);
   run.memory.add("batches", "run", Place::pinned, rows.batches);
@@ -102,20 +119,14 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   RunShape shape{.batch = config.micro_batch,
                  .sequence = config.seq_len,
                  .compute = config.compute,
-                 .recompute = config.recompute == Recompute::block,
-                 .training = purpose.training};
+                 .recompute = config.recompute == Recompute::block || config.offload_activations,
+                 .training = purpose.training,
+                 .offload_inputs = config.offload_activations && purpose.training};
   HostRows rows;
   rows.program = sample_process_memory().anonymous;
   rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
   if (purpose.saves) rows.checkpoint = largest_parameter_bytes(run.layout);
-  const bool may_fall_back = purpose.training && config.recompute == Recompute::automatic;
-  try {
-    plan_with(run, shape, rows, config.host_memory);
-  } catch (const PlanError&) {
-    if (!may_fall_back) throw;
-    shape.recompute = true;
-    plan_with(run, shape, rows, config.host_memory);
-  }
+  plan_activations(run, shape, rows, config);
   book(run, rows);
   return run;
 }
@@ -152,9 +163,10 @@ std::string RunSetup::table() const {
                              percent(shares.streamed), percent(shares.cpu), plan.policy.text(),
                              plan.chosen_by_auto ? ", auto" : "")
                : "none",
-      !training                  ? "forward only"
-      : model->shape().recompute ? "block recompute"
-                                 : "all kept",
+      !training                       ? "forward only"
+      : model->shape().offload_inputs ? "block recompute, inputs on the host"
+      : model->shape().recompute      ? "block recompute"
+                                      : "all kept",
       "program, libraries, batches, scratch"};
   std::string text = fmt::format("{:<12}{:>11}{:>11}   what\n", "plan", "device", "host");
   const auto line = [&](std::string_view name, std::size_t device_bytes, std::size_t host_bytes,

@@ -6,9 +6,9 @@ namespace tandem::testing {
 
 using namespace tandem::literals;
 
-Rig::Rig(const ModelConfig& config, const RunShape& shape)
+Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults)
     : config_(config),
-      device_({.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true}),
+      device_({.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true, .faults = std::move(faults)}),
       stream_(device_.make_stream("compute")),
       parameters_(device_, layout_of(config)),
       model_(config, shape) {
@@ -77,7 +77,9 @@ Gradients Rig::gradients() {
 
 std::size_t total_bytes(const std::vector<ActivationEntry>& entries) {
   std::size_t sum = 0;
-  for (const ActivationEntry& entry : entries) sum += entry.bytes;
+  for (const ActivationEntry& entry : entries) {
+    if (entry.place == Place::device) sum += entry.bytes;
+  }
   return sum;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // A model on a host device, with a fixture's weights in plain memory.
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,7 +18,7 @@ using Gradients = std::map<std::string, std::vector<float>>;
 class Rig {
  public:
   /// Fresh device memory is full of NaN, so that what is read before it is written shows.
-  Rig(const ModelConfig& config, const RunShape& shape);
+  Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults = nullptr);
   Rig(const Fixture& fixture, const RunShape& shape);
 
   void load(const Fixture& fixture);
@@ -49,6 +50,7 @@ class Rig {
   std::size_t carved_ = 0;
 };
 
+/// Of the device.
 std::size_t total_bytes(const std::vector<ActivationEntry>& entries);
 /// The run shape of a fixture's batch.
 RunShape shape_of(const Fixture& fixture, bool recompute);

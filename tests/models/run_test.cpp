@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <thread>
 
 #include "tests/models/rig.hpp"
 
@@ -71,6 +73,39 @@ TEST(TransformerMemory, ForwardAloneTakesLeast) {
     const std::size_t forward = total_bytes(Transformer(config, shape).memory(device.ops()));
     EXPECT_LT(forward, recomputed) << name;
     EXPECT_LT(recomputed, kept) << name;
+  }
+}
+
+/// Two training steps with an evaluation between; the gradients of both.
+std::vector<Gradients> two_steps(Rig& rig) {
+  std::vector<Gradients> all;
+  rig.load_random(3);
+  for (const std::int32_t first : {1, 90}) {
+    rig.set_batch(ramp(34, first), ramp(34, first + 7));
+    rig.train(0.25F);
+    all.push_back(rig.gradients());
+    rig.evaluate();
+  }
+  return all;
+}
+
+// Seven inputs pass through a ring of three; whichever copy stream lags, nothing is read before it has come
+// back, nor overwritten before it has left.
+TEST(TransformerOffload, InputsOnTheHostChangeNoBitWhicheverStreamLags) {
+  ModelConfig config = builtin_model("tiny-llama");
+  config.layers = 6;
+  RunShape shape{.batch = 2, .sequence = 17, .recompute = true};
+  Rig kept(config, shape);
+  const std::vector<Gradients> expected = two_steps(kept);
+  shape.offload_inputs = true;
+  for (const std::string slow : {"", "activations to host", "activations to device", "compute"}) {
+    auto faults = std::make_shared<HostFaults>();
+    faults->before_task = [slow](std::string_view stream, std::string_view) {
+      if (stream == slow) std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    };
+    Rig offloaded(config, shape, faults);
+    EXPECT_EQ(two_steps(offloaded), expected) << slow;
+    EXPECT_LT(offloaded.carved(), kept.carved());
   }
 }
 
