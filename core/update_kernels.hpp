@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "core/numerics/adam.hpp"
+#include "core/numerics/adam_state.hpp"
 #include "core/numerics/bf16.hpp"
 
 namespace tandem {
@@ -10,26 +11,13 @@ namespace tandem {
 /// Elements in one block of the layout, of the norm, and the alignment of subgroups.
 constexpr std::int64_t layout_quantum = 1024;
 
-/// How master and moments are stored.
-enum class StateFormat : std::uint8_t { fp32 };
-
-/// One contiguous piece of one parameter's state, (count) each. Arrays do not overlap.
-struct AdamPiece {
-  float* master = nullptr;         ///< read and written
-  float* m = nullptr;              ///< first moment, read and written
-  float* v = nullptr;              ///< second moment, read and written
-  const bf16* gradient = nullptr;  ///< read
-  bf16* weight = nullptr;          ///< written: master rounded ties away from zero
-  std::int64_t count = 0;
-};
-
 /// Synchronous kernels over host memory, parallel inside. Thread-safe for disjoint data. What a
 /// worker throws is rethrown to the caller.
 class UpdateKernels {
  public:
   virtual ~UpdateKernels() = default;
 
-  /// AdamW on every element, see core/numerics/adam.hpp.
+  /// AdamW on every element, see core/numerics/adam_state.hpp.
   virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c) = 0;
   /// weight[i] = master[i] rounded ties away from zero.
   virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count) = 0;

@@ -9,8 +9,25 @@ void adamw_scalar(const AdamPiece& piece, const AdamCoefficients& c);
 void adamw_avx2(const AdamPiece& piece, const AdamCoefficients& c);
 void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& c);
 
-/// Elements [begin, piece.count) by the formula of core/numerics.
-void adamw_from(std::int64_t begin, const AdamPiece& piece, const AdamCoefficients& c);
+/// Elements [begin, end) by the formula of core/numerics.
+void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& piece, const AdamCoefficients& c);
+
+/// Elements that a vector kernel draws random bits for at once.
+constexpr std::int64_t random_run = 64;
+/// Elements before the first that begins such a run, where the format draws any.
+std::int64_t unaligned_head(const AdamPiece& piece);
+
+/// A format as a type, and the way from the value to it.
+template <StateFormat format>
+struct Format {};
+template <class Body>
+void with_format(StateFormat format, const Body& body) {
+  switch (format) {
+    case StateFormat::fp32: return body(Format<StateFormat::fp32>());
+    case StateFormat::split: return body(Format<StateFormat::split>());
+    case StateFormat::bf16_moments: return body(Format<StateFormat::bf16_moments>());
+  }
+}
 
 double norm_block_avx2(const bf16* gradient, std::int64_t count);
 double norm_block_avx512(const bf16* gradient, std::int64_t count);

@@ -1,20 +1,24 @@
+#include <algorithm>
+
 #include "core/numerics/norm_block.hpp"
 #include "cpu_ops/adam_kernels.hpp"
 
 namespace tandem::kernels {
 
-void adamw_from(std::int64_t begin, const AdamPiece& p, const AdamCoefficients& c) {
-  for (std::int64_t i = begin; i < p.count; ++i) {
-    const numerics::AdamElement next =
-        numerics::adamw({p.master[i], p.m[i], p.v[i]}, numerics::bf16_to_float(p.gradient[i]), c);
-    p.master[i] = next.master;
-    p.m[i] = next.m;
-    p.v[i] = next.v;
-    p.weight[i] = numerics::weight_of_master(next.master);
-  }
+void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& p, const AdamCoefficients& c) {
+  const auto each = [&]<StateFormat format>(Format<format>) {
+    for (std::int64_t i = begin; i < end; ++i) numerics::adamw_element<format>(p, i, c);
+  };
+  with_format(p.format, each);
 }
 
-void adamw_scalar(const AdamPiece& piece, const AdamCoefficients& c) { adamw_from(0, piece, c); }
+void adamw_scalar(const AdamPiece& piece, const AdamCoefficients& c) { adamw_between(0, piece.count, piece, c); }
+
+std::int64_t unaligned_head(const AdamPiece& piece) {
+  if (piece.format != StateFormat::bf16_moments) return 0;
+  const auto past = static_cast<std::int64_t>(piece.index % static_cast<std::uint64_t>(random_run));
+  return past == 0 ? 0 : std::min(piece.count, random_run - past);
+}
 
 double fold_norm_lanes(double* lane, const bf16* gradient, std::int64_t begin, std::int64_t count) {
   for (std::int64_t i = begin; i < count; ++i) {

@@ -93,7 +93,9 @@ class HostUpdateKernels final : public UpdateKernels {
 
   void adamw(const AdamPiece& p, const AdamCoefficients& c) override {
     for_pieces(p.count, [&](std::int64_t at, std::int64_t count) {
-      adamw_dispatched(isa_, {p.master + at, p.m + at, p.v + at, p.gradient + at, p.weight + at, count}, c);
+      AdamPiece part = p.from(at);
+      part.count = count;
+      adamw_dispatched(isa_, part, c);
     });
   }
   void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {

@@ -21,22 +21,24 @@ struct AdamW {
 /// What one step needs of them, rounded to fp32 once. A pure function of the step number: neither
 /// subgroup, processor, nor history enters (see `adam_coefficients`).
 struct AdamCoefficients {
-  float gradient_scale;   ///< multiplies the bf16 gradient: clip factor times unscaling
+  float gradient_scale;  ///< multiplies the bf16 gradient: clip factor times unscaling
   float beta1;
   float one_minus_beta1;
   float beta2;
   float one_minus_beta2;
   float inv_sqrt_correction2;  ///< 1 / sqrt(1 - beta2^t)
   float eps;
-  float minus_step_size;  ///< -lr / (1 - beta1^t)
-  float minus_decay;      ///< -lr * weight_decay; 0 where the parameter does not decay
+  float minus_step_size;   ///< -lr / (1 - beta1^t)
+  float minus_decay;       ///< -lr * weight_decay; 0 where the parameter does not decay
+  std::uint64_t seed = 0;  ///< of stochastic rounding, with `step`
+  std::uint64_t step = 0;  ///< t
 };
 
 namespace numerics {
 
 /// `t` counts from 1. Computed in double on the host.
-inline AdamCoefficients adam_coefficients(const AdamW& h, std::int64_t t, double lr,
-                                          double gradient_scale, bool decay) {
+inline AdamCoefficients adam_coefficients(const AdamW& h, std::int64_t t, double lr, double gradient_scale, bool decay,
+                                          std::uint64_t seed = 0) {
   const double correction1 = -std::expm1(static_cast<double>(t) * std::log(h.beta1));
   const double correction2 = -std::expm1(static_cast<double>(t) * std::log(h.beta2));
   return {.gradient_scale = static_cast<float>(gradient_scale),
@@ -47,7 +49,9 @@ inline AdamCoefficients adam_coefficients(const AdamW& h, std::int64_t t, double
           .inv_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
           .eps = static_cast<float>(h.eps),
           .minus_step_size = static_cast<float>(-lr / correction1),
-          .minus_decay = decay ? static_cast<float>(-lr * h.weight_decay) : 0.0F};
+          .minus_decay = decay ? static_cast<float>(-lr * h.weight_decay) : 0.0F,
+          .seed = seed,
+          .step = static_cast<std::uint64_t>(t)};
 }
 
 struct AdamElement {

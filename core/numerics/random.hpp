@@ -13,23 +13,25 @@ struct Philox128 {
   std::uint32_t word[4];
 };
 
-/// The block of random bits at `counter` of the sequence `key`. Ten rounds.
+constexpr std::uint32_t philox_multiplier0 = 0xD2511F53u;
+constexpr std::uint32_t philox_multiplier1 = 0xCD9E8D57u;
+constexpr std::uint32_t philox_weyl0 = 0x9E3779B9u;  // the key advances by golden ratio and sqrt(3) - 1
+constexpr std::uint32_t philox_weyl1 = 0xBB67AE85u;
+constexpr int philox_rounds = 10;
+
+/// The block of random bits at `counter` of the sequence `key`.
 TANDEM_HD Philox128 philox(Philox128 counter, std::uint64_t key) {
-  constexpr std::uint64_t multiplier0 = 0xD2511F53u;
-  constexpr std::uint64_t multiplier1 = 0xCD9E8D57u;
-  constexpr std::uint32_t weyl0 = 0x9E3779B9u;  // the key advances by golden ratio and sqrt(3) - 1
-  constexpr std::uint32_t weyl1 = 0xBB67AE85u;
   std::uint32_t key0 = static_cast<std::uint32_t>(key);
   std::uint32_t key1 = static_cast<std::uint32_t>(key >> 32);
   Philox128 c = counter;
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t product0 = multiplier0 * c.word[0];
-    const std::uint64_t product1 = multiplier1 * c.word[2];
+  for (int round = 0; round < philox_rounds; ++round) {
+    const std::uint64_t product0 = std::uint64_t{philox_multiplier0} * c.word[0];
+    const std::uint64_t product1 = std::uint64_t{philox_multiplier1} * c.word[2];
     c = Philox128{{static_cast<std::uint32_t>(product1 >> 32) ^ c.word[1] ^ key0, static_cast<std::uint32_t>(product1),
                    static_cast<std::uint32_t>(product0 >> 32) ^ c.word[3] ^ key1,
                    static_cast<std::uint32_t>(product0)}};
-    key0 += weyl0;
-    key1 += weyl1;
+    key0 += philox_weyl0;
+    key1 += philox_weyl1;
   }
   return c;
 }

@@ -7,13 +7,12 @@ namespace tandem::reference {
 
 void adamw(const AdamPiece& p, const AdamCoefficients& c) {
   for (std::int64_t i = 0; i < p.count; ++i) {
-    const numerics::AdamElement next =
-        numerics::adamw({p.master[i], p.m[i], p.v[i]}, numerics::bf16_to_float(p.gradient[i]), c);
-    p.master[i] = next.master;
-    p.m[i] = next.m;
-    p.v[i] = next.v;
+    switch (p.format) {
+      case StateFormat::fp32: numerics::adamw_element<StateFormat::fp32>(p, i, c); break;
+      case StateFormat::split: numerics::adamw_element<StateFormat::split>(p, i, c); break;
+      case StateFormat::bf16_moments: numerics::adamw_element<StateFormat::bf16_moments>(p, i, c); break;
+    }
   }
-  weights_of_master(p.master, p.weight, p.count);
 }
 
 void weights_of_master(const float* master, bf16* weight, std::int64_t count) {

@@ -1,0 +1,170 @@
+// State in fewer bytes: `split` is `fp32` to the bit, `bf16_moments` rounds without bias, and every instruction
+// set, cut and thread count gives the same.
+#include "cpu_ops/reference/reference.hpp"
+#include "cpu_ops/update_kernels.hpp"
+#include "tests/cpu_ops/op_testing.hpp"
+
+namespace tandem::testing {
+namespace {
+
+const AdamW hyper{.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+constexpr std::uint64_t seed = 0x9876543210fedcbaULL;
+
+AdamCoefficients coefficients(std::int64_t step) {
+  return numerics::adam_coefficients(hyper, step, 1e-3, 0.5, true, seed);
+}
+
+/// The same values in any format.
+struct Stored {
+  StateFormat format;
+  std::vector<float> master, m, v;
+  std::vector<std::uint16_t> residual;
+  std::vector<bf16> m16, v16, gradient, weight;
+  std::uint64_t index = 0;
+
+  Stored(StateFormat f, std::size_t n, unsigned key)
+      : format(f), master(n), m(n), v(n), residual(n), m16(n), v16(n), gradient(n), weight(n) {
+    Random random(key);
+    for (std::size_t i = 0; i < n; ++i) {
+      master[i] = random.normal(0.05F);
+      gradient[i] = numerics::round_to_bf16(random.normal(1e-2F));
+      m16[i] = numerics::round_to_bf16(random.normal(1e-2F));
+      v16[i] = numerics::round_to_bf16(1e-4F + std::abs(random.normal(1e-4F)));
+      m[i] = numerics::bf16_to_float(m16[i]);
+      v[i] = numerics::bf16_to_float(v16[i]);
+      weight[i] = numerics::weight_of_master(master[i]);
+      residual[i] = numerics::master_residual(master[i]);
+    }
+  }
+
+  AdamPiece piece() {
+    AdamPiece p;
+    p.state.master = format == StateFormat::fp32 ? static_cast<void*>(master.data()) : residual.data();
+    p.state.m = format == StateFormat::bf16_moments ? static_cast<void*>(m16.data()) : m.data();
+    p.state.v = format == StateFormat::bf16_moments ? static_cast<void*>(v16.data()) : v.data();
+    p.gradient = gradient.data();
+    p.weight = weight.data();
+    p.count = static_cast<std::int64_t>(master.size());
+    p.format = format;
+    p.index = index;
+    return p;
+  }
+  std::uint32_t master_bits(std::size_t i) const {
+    return numerics::float_bits(format == StateFormat::fp32 ? master[i]
+                                                            : numerics::join_master(weight[i], residual[i]));
+  }
+  bool operator==(const Stored&) const = default;
+};
+
+TEST(SplitState, IsFp32StateToTheBit) {
+  for (const std::size_t n : {1UL, 22UL, 55UL, 100003UL}) {
+    Stored whole(StateFormat::fp32, n, 3), split(StateFormat::split, n, 3);
+    for (int step = 1; step <= 3; ++step) {
+      adamw_with(best_isa(), whole.piece(), coefficients(step));
+      adamw_with(best_isa(), split.piece(), coefficients(step));
+    }
+    EXPECT_EQ(split.m, whole.m);
+    EXPECT_EQ(split.v, whole.v);
+    EXPECT_EQ(split.weight, whole.weight);
+    for (std::size_t i = 0; i < n; ++i) ASSERT_EQ(split.master_bits(i), whole.master_bits(i)) << i;
+  }
+}
+
+TEST(SplitState, HoldsEveryFiniteMaster) {
+  Random random(5);
+  for (int i = 0; i < 1'000'000; ++i) {
+    const float master = numerics::bits_float(random.bits());
+    if (!std::isfinite(master)) continue;
+    const float joined = numerics::join_master(numerics::weight_of_master(master), numerics::master_residual(master));
+    ASSERT_EQ(numerics::float_bits(joined), numerics::float_bits(master));
+  }
+}
+
+class StateFormats : public ::testing::TestWithParam<StateFormat> {};
+
+TEST_P(StateFormats, EveryInstructionSetGivesTheFormulasBits) {
+  for (const std::size_t n : {1UL, 22UL, 55UL, 64UL, 1024UL, 100003UL}) {
+    for (const std::uint64_t index : {0UL, 1UL, 63UL, 64UL, 1UL << 33, (1UL << 38) - 32}) {
+      Stored start(GetParam(), n, 4);
+      start.index = index;
+      Stored expected = start;
+      reference::adamw(expected.piece(), coefficients(7));
+      for (const Isa isa : supported_isas()) {
+        Stored actual = start;
+        adamw_with(isa, actual.piece(), coefficients(7));
+        EXPECT_TRUE(actual == expected) << name_of(isa) << ", " << n << " from " << index;
+      }
+    }
+  }
+}
+
+TEST_P(StateFormats, ThreadsAndCutsChangeNothing) {
+  const Stored start(GetParam(), 300007, 6);
+  Stored expected = start;
+  reference::adamw(expected.piece(), coefficients(2));
+  for (const auto& arena : arenas()) {
+    const auto kernels = make_host_update_kernels(arena);
+    for (const std::int64_t cut : {std::int64_t{0}, 4 * layout_quantum, std::int64_t{12345}}) {
+      Stored actual = start;
+      AdamPiece first = actual.piece();
+      first.count = cut;
+      kernels->adamw(first, coefficients(2));
+      kernels->adamw(actual.piece().from(cut), coefficients(2));
+      EXPECT_TRUE(actual == expected) << cut;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StateFormats,
+                         ::testing::Values(StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments));
+
+// Every moment is one of the two neighbours of what fp32 would hold; over many elements the errors cancel: their
+// mean, in units of the last place, is within four standard errors of zero, where rounding down would be at -0.5.
+TEST(Bf16Moments, AreRoundedToANeighbourWithoutBias) {
+  constexpr std::size_t n = 200'000;
+  Stored whole(StateFormat::fp32, n, 8), rounded(StateFormat::bf16_moments, n, 8);
+  adamw_with(best_isa(), whole.piece(), coefficients(3));
+  adamw_with(best_isa(), rounded.piece(), coefficients(3));
+  const auto bias = [&](const std::vector<float>& exact, const std::vector<bf16>& stored) {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const double apart = (static_cast<double>(stored[i].bits) * 65536.0 - numerics::float_bits(exact[i])) / 65536.0;
+      EXPECT_LT(std::abs(apart), 1.0) << i;
+      sum += apart;
+    }
+    return sum / static_cast<double>(n);
+  };
+  const double four_standard_errors = 4.0 * 0.5 / std::sqrt(static_cast<double>(n));
+  EXPECT_LT(std::abs(bias(whole.m, rounded.m16)), four_standard_errors);
+  EXPECT_LT(std::abs(bias(whole.v, rounded.v16)), four_standard_errors);
+  EXPECT_EQ(rounded.weight, whole.weight) << "the first update sees exact moments";
+}
+
+TEST(Bf16Moments, SeedStepAndPlaceEachDrawOtherBits) {
+  const Stored start(StateFormat::bf16_moments, 4096, 9);
+  const auto after = [&](std::uint64_t index, const AdamCoefficients& c) {
+    Stored s = start;
+    s.index = index;
+    adamw_with(best_isa(), s.piece(), c);
+    return s.v16;
+  };
+  AdamCoefficients c = coefficients(3);
+  const auto expected = after(0, c);
+  EXPECT_NE(after(1024, c), expected);
+  c.step = 4;
+  EXPECT_NE(after(0, c), expected);
+  c.step = 3;
+  c.seed = seed + 1;
+  EXPECT_NE(after(0, c), expected);
+}
+
+TEST(Bf16Moments, InfinityAndNanStayWhatTheyAre) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(numerics::round_stochastically(infinity, 0xffff).bits, 0x7f80);
+  EXPECT_EQ(numerics::round_stochastically(-infinity, 0xffff).bits, 0xff80);
+  EXPECT_TRUE(numerics::is_nan_bits(std::uint32_t{numerics::round_stochastically(std::nanf(""), 0xffff).bits} << 16));
+  EXPECT_EQ(numerics::round_stochastically(1.0F, 0xffff).bits, 0x3f80) << "what bf16 holds is left alone";
+}
+
+}  // namespace
+}  // namespace tandem::testing
