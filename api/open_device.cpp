@@ -2,6 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <charconv>
+#include <system_error>
+
+#include "api/cuda_backend.hpp"
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "cpu_ops/host_device.hpp"
@@ -15,22 +19,45 @@ std::unique_ptr<Device> open_host(const DeviceOptions& options) {
   host.threads = options.threads;
   host.update_threads = options.update_threads;
   host.link_bytes_per_second = options.link_bytes_per_second;
+  host.update_parameters_per_second = options.update_parameters_per_second;
   return std::make_unique<HostDevice>(std::move(host));
+}
+
+constexpr int first_gpu = -1;
+
+int ordinal_of(std::string_view name) {
+  constexpr std::string_view prefix = "cuda";
+  if (name == prefix) return first_gpu;
+  if (name.starts_with("cuda:")) {
+    const std::string_view digits = name.substr(prefix.size() + 1);
+    int ordinal = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
+    if (error == std::errc() && end == digits.data() + digits.size() && ordinal >= 0) return ordinal;
+  }
+  throw UsageError(fmt::format("device '{}' is not known", name), {}, "use auto, host, cuda or cuda:N");
 }
 
 }  // namespace
 
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options) {
-  if (name == "auto" || name == "host" || name == "cpu") return open_host(options);
-  if (name == "cuda" || name.starts_with("cuda:")) {
-    throw DeviceError(fmt::format("device '{}'", name), "this build has no CUDA backend", "use --device host");
+  if (name == "host" || name == "cpu") return open_host(options);
+  if (name == "auto") {
+    const std::string why = why_no_cuda();
+    if (why.empty()) return open_cuda(first_gpu, options);
+    if (options.notice) options.notice(why);
+    return open_host(options);
   }
-  throw UsageError(fmt::format("device '{}' is not known", name), {}, "use auto, host or cuda");
+  const int ordinal = ordinal_of(name);
+  if (const std::string why = why_no_cuda(); !why.empty()) {
+    throw DeviceError(fmt::format("device '{}'", name), why, "use --device host");
+  }
+  return open_cuda(ordinal, options);
 }
 
 PlanningFacts profile_of(const Device& device) {
   PlanningFacts facts;
   facts.device_capacity = device.info().capacity;
+  facts.device_reserved = device.info().reserved;
   facts.host_available = read_topology().available_memory_bytes;
   return facts;
 }

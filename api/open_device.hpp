@@ -12,14 +12,17 @@
 namespace tandem {
 
 struct DeviceOptions {
-  std::size_t memory = 0;           ///< ceiling in bytes; 0: what is free, less a margin
-  int threads = 0;                  ///< of the host device's kernels; 0: all cores
-  int update_threads = 0;           ///< of the CPU update; 0: all cores
-  double link_bytes_per_second = 0; ///< host device: emulated link, each way; 0: none
+  std::size_t memory = 0;                            ///< ceiling in bytes; 0: what is free, less a margin
+  int threads = 0;                                   ///< of the host device's kernels; 0: all cores
+  int update_threads = 0;                            ///< of the CPU update; 0: all cores
+  double link_bytes_per_second = 0;                  ///< host device: emulated link, each way; 0: none
+  double update_parameters_per_second = 0;           ///< host device: emulated rate of the CPU update; 0: its own
+  std::function<void(const std::string&)> notice{};  ///< told why "auto" takes the host device; may be empty
 };
 
-/// "auto", "host" (or "cpu"), "cuda", "cuda:N". Throws UsageError for another name, DeviceError for a
-/// device that is not there or that this build does not know.
+/// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver
+/// answers and shows one, else the host device. Throws UsageError for another name, DeviceError for a device
+/// that is not there or that this build does not know, PlanError where the ceiling cannot be had.
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
 
 /// What planning needs to know of this device and machine.

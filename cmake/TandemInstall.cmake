@@ -2,7 +2,10 @@
 # are all that another project needs. Only the modules behind the public headers are installed.
 include(CMakePackageConfigHelpers)
 
-set(public_modules core cpu_ops scheduler offload api)
+set(public_modules core cpu_ops scheduler offload io api)
+if(TARGET tandem_gpu_ops)
+  list(INSERT public_modules 2 gpu_ops)
+endif()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 set(header_dir ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
 
@@ -26,7 +29,8 @@ install(EXPORT tandem NAMESPACE tandem:: FILE tandemTargets.cmake DESTINATION ${
 
 # Headers of the backend stay inside: programs reach it through the device factory in api/.
 install(DIRECTORY include/tandem/ DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp")
-install(DIRECTORY core scheduler offload api DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp")
+install(DIRECTORY core scheduler offload api DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp"
+        PATTERN "cuda*" EXCLUDE PATTERN "state_io.hpp" EXCLUDE)
 install(FILES ${PROJECT_BINARY_DIR}/generated/core/version.hpp DESTINATION ${header_dir}/core)
 install(FILES LICENSE NOTICE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tandem)
 

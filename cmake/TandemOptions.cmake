@@ -1,5 +1,6 @@
 option(TANDEM_TESTS "Build the tests" ON)
 option(TANDEM_BENCH "Build the benchmarks" ON)
+option(TANDEM_FUZZ "Have the target fuzz (clang alone; see scripts/fuzz)" OFF)
 set(TANDEM_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
 set(TANDEM_THREADS "tbb" CACHE STRING "Data parallelism on the CPU: tbb, or pool (a pool of our own, for ThreadSanitizer)")
 set_property(CACHE TANDEM_THREADS PROPERTY STRINGS tbb pool)
@@ -20,10 +21,12 @@ endif()
 # Flags of our own targets only. Contraction is off everywhere: every fused multiply-add is explicit,
 # because bits must not depend on what a compiler chose to fuse.
 add_library(tandem_flags INTERFACE)
+set(warnings -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # g++ 12 warns about its own std::string operator+ (GCC bug 105651)
 target_compile_options(tandem_flags INTERFACE
-  -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>  # g++ 12 warns about its own std::string operator+ (GCC bug 105651)
-  -ffp-contract=off -fno-math-errno -fno-trapping-math)
+  "$<$<COMPILE_LANGUAGE:CXX>:${warnings};-Wpedantic;-ffp-contract=off;-fno-math-errno;-fno-trapping-math>"
+  # The host half of a .cu file is text that nvcc made: pedantry would be about its style.
+  "$<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings;-Xcompiler=-Wall;-Xcompiler=-Wextra;-Xcompiler=-ffp-contract=off>")
 if(TANDEM_SANITIZE)
   target_compile_options(tandem_flags INTERFACE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   # g++ 12 takes the deliberately undefined registers of its own vector intrinsics for a mistake here.

@@ -81,6 +81,7 @@ struct DeviceInfo {
   std::string kind;         ///< "host" or "cuda"
   std::string name;         ///< "host", "cuda:0 NVIDIA H200"
   std::size_t capacity = 0; ///< hard ceiling in bytes of what may be allocated on it
+  std::size_t reserved = 0; ///< bytes beside it that context and libraries take; with it, the user's ceiling
   int threads = 0;          ///< of the host device's kernels; 0 elsewhere
   std::string compute_key;  ///< all of the device that may change a bit: kind, model, libraries, threads
 };

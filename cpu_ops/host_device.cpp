@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/mapped_memory.hpp"
 #include "core/topology.hpp"
 #include "cpu_ops/host_device_link.hpp"
 #include "cpu_ops/host_device_memory.hpp"
@@ -18,6 +19,7 @@
 #include "cpu_ops/host_stream.hpp"
 #include "cpu_ops/isa.hpp"
 #include "cpu_ops/parallel.hpp"
+#include "cpu_ops/slowed_kernels.hpp"
 #include "cpu_ops/update_kernels.hpp"
 
 namespace tandem {
@@ -49,43 +51,16 @@ HostEvent& own(EventView event) {
   return *host;
 }
 
-struct Direction {
-  std::string_view task;
-  std::string_view reads;
-  std::string_view writes;
-};
-
-constexpr Direction direction_of(CopyKind kind) {
+constexpr std::string_view task_of(CopyKind kind) {
   switch (kind) {
     case CopyKind::host_to_device:
-      return {"copy to device", "copy to the device reads", "copy to the device writes"};
+      return "copy to device";
     case CopyKind::device_to_host:
-      return {"copy to host", "copy to the host reads", "copy to the host writes"};
+      return "copy to host";
     case CopyKind::device_to_device:
       break;
   }
-  return {"copy on device", "copy on the device reads", "copy on the device writes"};
-}
-
-void require_copyable(const HostDeviceMemory& memory, const void* to, const void* from, std::size_t bytes,
-                      CopyKind kind) {
-  const Direction direction = direction_of(kind);
-  if (to == nullptr || from == nullptr) {
-    throw MisuseError(fmt::format("{} a null pointer", from == nullptr ? direction.reads : direction.writes));
-  }
-  if (kind == CopyKind::host_to_device) {
-    memory.require_outside(from, bytes, direction.reads);
-  } else {
-    memory.require_inside(from, bytes, direction.reads);
-  }
-  if (kind == CopyKind::device_to_host) {
-    memory.require_outside(to, bytes, direction.writes);
-  } else {
-    memory.require_inside(to, bytes, direction.writes);
-  }
-  const std::uintptr_t a = reinterpret_cast<std::uintptr_t>(to);
-  const std::uintptr_t b = reinterpret_cast<std::uintptr_t>(from);
-  if (a < b + bytes && b < a + bytes) throw MisuseError(fmt::format("{} what it writes", direction.reads));
+  return "copy on device";
 }
 
 }  // namespace
@@ -114,6 +89,9 @@ HostDevice::HostDevice(HostDeviceOptions options)
   }
   device_kernels_ = make_host_update_kernels(device_parallel);
   host_kernels_ = make_host_update_kernels(host_parallel);
+  if (options.update_parameters_per_second > 0.0) {
+    host_kernels_ = make_slowed_kernels(std::move(host_kernels_), options.update_parameters_per_second);
+  }
   ops_ = std::make_unique<HostOps>(device_parallel, *device_kernels_,
                                    [this](StreamView stream, std::string_view name, std::function<void()> work) {
                                      enqueue(stream, name, std::move(work));
@@ -154,19 +132,19 @@ MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name
           }};
 }
 
-std::size_t HostDevice::allocated_bytes() const noexcept { return memory_->allocated(); }
-std::size_t HostDevice::peak_bytes() const noexcept { return memory_->peak(); }
+std::size_t HostDevice::allocated_bytes() const noexcept { return memory_->ledger().allocated(); }
+std::size_t HostDevice::peak_bytes() const noexcept { return memory_->ledger().peak(); }
 std::size_t HostDevice::pinned_bytes() const noexcept { return *pinned_; }
 
 void HostDevice::copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) {
   HostStream& queue = own(stream);
   if (bytes == 0) return;
-  require_copyable(*memory_, to, from, bytes, kind);
-  queue.enqueue(direction_of(kind).task, [=, this] { move(to, from, bytes, kind); });
+  memory_->ledger().require_copyable(to, from, bytes, kind);
+  queue.enqueue(task_of(kind), [=, this] { move(to, from, bytes, kind); });
 }
 
 void HostDevice::move(void* to, const void* from, std::size_t bytes, CopyKind kind) {
-  require_copyable(*memory_, to, from, bytes, kind);
+  memory_->ledger().require_copyable(to, from, bytes, kind);
   const auto move_bytes = [&] { std::memcpy(to, from, bytes); };
   switch (kind) {
     case CopyKind::host_to_device:
@@ -182,9 +160,9 @@ void HostDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
   HostStream& queue = own(stream);
   if (bytes == 0) return;
   constexpr std::string_view action = "fill with zeros writes";
-  memory_->require_inside(to, bytes, action);
+  memory_->ledger().require_inside(to, bytes, action);
   queue.enqueue("fill zero", [=, this] {
-    memory_->require_inside(to, bytes, action);
+    memory_->ledger().require_inside(to, bytes, action);
     std::memset(to, 0, bytes);
   });
 }

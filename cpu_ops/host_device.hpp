@@ -30,6 +30,7 @@ struct HostDeviceOptions {
   int threads = 0;                   ///< of the device's kernels; 0: the CPUs of this process
   int update_threads = 0;            ///< of host_kernels(); 0: the CPUs of this process
   double link_bytes_per_second = 0;  ///< emulated bandwidth each way; 0: copies take what they take
+  double update_parameters_per_second = 0;  ///< emulated rate of the CPU update; 0: it takes what it takes
   bool poison_memory = false;        ///< fresh device memory is full of NaN
   bool pin = false;                  ///< lock pinned blocks into memory; the host device does not need it
   std::shared_ptr<HostFaults> faults{};

@@ -1,0 +1,25 @@
+#include "api/cuda_backend.hpp"
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "cpu_ops/parallel.hpp"
+#include "cpu_ops/update_kernels.hpp"
+#include "gpu_ops/cuda_device.hpp"
+#include "gpu_ops/cuda_ops.hpp"
+
+namespace tandem {
+
+std::string why_no_cuda() { return probe_cuda().why_none; }
+
+std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options) {
+  CudaDeviceOptions cuda;
+  cuda.ordinal = ordinal >= 0 ? ordinal : std::max(0, probe_cuda().first_usable);
+  cuda.memory = options.memory;
+  cuda.make_ops = make_cuda_ops;
+  cuda.ops_key = cuda_ops_key;
+  cuda.host_kernels = make_host_update_kernels(make_parallel(options.update_threads));
+  return std::make_unique<CudaDevice>(std::move(cuda));
+}
+
+}  // namespace tandem

@@ -1,0 +1,26 @@
+# The CUDA device: TANDEM_CUDA_FOUND says whether this build has it. AUTO takes it where nvcc works; a build
+# under sanitizers leaves it out, as they cannot look into it: its tests run on a fake runtime there.
+set(TANDEM_CUDA "AUTO" CACHE STRING "CUDA device: AUTO (where nvcc is found), ON (required) or OFF")
+set_property(CACHE TANDEM_CUDA PROPERTY STRINGS AUTO ON OFF)
+if(NOT TANDEM_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "TANDEM_CUDA is '${TANDEM_CUDA}': use AUTO, ON or OFF")
+endif()
+
+set(TANDEM_CUDA_FOUND OFF)
+if(TANDEM_CUDA STREQUAL "ON" OR (TANDEM_CUDA STREQUAL "AUTO" AND NOT TANDEM_SANITIZE))
+  # A100 and H100 class; newer cards compile the intermediate code (PTX) of the last.
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 90 CACHE STRING "CUDA architectures")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    set(CMAKE_CUDA_STANDARD 20)
+    set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+    set(CMAKE_CUDA_EXTENSIONS OFF)
+    find_package(CUDAToolkit REQUIRED)
+    set(TANDEM_CUDA_FOUND ON)
+  elseif(TANDEM_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "TANDEM_CUDA=ON, but no nvcc works here: install the CUDA toolkit, or set CMAKE_CUDA_COMPILER")
+  endif()
+endif()
+message(STATUS "CUDA device: ${TANDEM_CUDA_FOUND} (TANDEM_CUDA=${TANDEM_CUDA})")

@@ -1,0 +1,44 @@
+#include "core/mapped_memory.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <new>
+
+#include "core/memory.hpp"
+
+namespace tandem {
+namespace {
+
+using namespace literals;
+constexpr std::size_t huge_page = 2_MiB;
+
+std::size_t page() {
+  static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+}  // namespace
+
+void* MappedMemory::map(std::size_t bytes) {
+  if (bytes > SIZE_MAX - 2 * huge_page) throw std::bad_alloc();
+  const std::size_t size = align_up(bytes, page());
+  // A huge page needs an aligned start: map more, give the ends back.
+  const std::size_t spare = size >= huge_page ? huge_page : 0;
+  void* mapped = ::mmap(nullptr, size + spare, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  if (spare == 0) return mapped;
+  std::byte* begin = static_cast<std::byte*>(mapped);
+  const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(mapped);
+  const std::size_t head = align_up(address, huge_page) - address;
+  if (head > 0) ::munmap(begin, head);
+  if (spare > head) ::munmap(begin + head + size, spare - head);
+  ::madvise(begin + head, size, MADV_HUGEPAGE);  // advice: a system without huge pages works too
+  return begin + head;
+}
+
+void MappedMemory::unmap(void* data, std::size_t bytes) noexcept { ::munmap(data, align_up(bytes, page())); }
+
+}  // namespace tandem

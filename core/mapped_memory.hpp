@@ -1,0 +1,15 @@
+#pragma once
+// Anonymous memory straight from the system, for blocks that deserve large pages.
+#include <cstddef>
+
+namespace tandem {
+
+/// Anonymous memory of the system: whole pages, huge ones where the system has them. Throws
+/// std::bad_alloc. The system rounds up to pages; what is counted is what was asked for.
+class MappedMemory {
+ public:
+  static void* map(std::size_t bytes);
+  static void unmap(void* data, std::size_t bytes) noexcept;
+};
+
+}  // namespace tandem

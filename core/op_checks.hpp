@@ -1,0 +1,44 @@
+#pragma once
+// Checks of the operands of core/ops.hpp, the same for every backend: each is called before its operation is queued
+// and throws MisuseError "OPERATION: why" with the shapes that do not fit.
+#include "core/ops.hpp"
+
+namespace tandem::checks {
+
+void linear(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y);
+void linear_backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx);
+void linear_backward_weight(const TensorView& dy, const TensorView& x, const TensorView& dw, const TensorView& dbias);
+void head_loss(const HeadLoss& head);
+
+/// (B, T, H D), whether it was passed so or as (B T, H D).
+TensorView batched(const TensorView& view, const AttentionShape& shape);
+/// `out` (and `dout`) as `batched` returns them.
+void attention(const HeadsView& q, const HeadsView& k, const HeadsView& v, const TensorView& out, const TensorView& lse,
+               const AttentionShape& shape);
+void attention_backward(const TensorView& dout, const HeadsView& q, const HeadsView& k, const HeadsView& v,
+                        const TensorView& out, const TensorView& lse, const HeadsView& dq, const HeadsView& dk,
+                        const HeadsView& dv, const AttentionShape& shape);
+void rope(const TensorView& x, const TensorView& table);
+
+void layer_norm(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& y,
+                const TensorView& mean, const TensorView& rstd);
+void layer_norm_backward(const TensorView& dy, const TensorView& x, const TensorView& weight, const TensorView& mean,
+                         const TensorView& rstd, const TensorView& dx, const TensorView& dweight,
+                         const TensorView& dbias);
+void rms_norm(const TensorView& x, const TensorView& weight, const TensorView& y, const TensorView& rstd);
+void rms_norm_backward(const TensorView& dy, const TensorView& x, const TensorView& weight, const TensorView& rstd,
+                       const TensorView& dx, const TensorView& dweight);
+
+void gelu(const TensorView& x, const TensorView& y);
+void gelu_backward(const TensorView& dy, const TensorView& x, const TensorView& dx);
+void swiglu(const TensorView& gate, const TensorView& up, const TensorView& y);
+void swiglu_backward(const TensorView& dy, const TensorView& gate, const TensorView& up, const TensorView& dgate,
+                     const TensorView& dup);
+void add(const TensorView& a, const TensorView& b, const TensorView& y);
+
+void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, std::int64_t sequence,
+               const TensorView& out);
+void embedding_backward(const TensorView& dout, const TensorView& tokens, std::int64_t sequence,
+                        const TensorView& dtable, const TensorView& dpositions);
+
+}  // namespace tandem::checks

@@ -1,0 +1,87 @@
+#pragma once
+// The vocabulary of kernels, compiled by nvcc. Its twin is emulation/kernel_language.hpp; both provide the
+// same names. Static shared arrays must stay within 48 KiB of a block.
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <string>
+
+#include "core/error.hpp"
+#include "gpu_ops/geometry.hpp"
+
+#define TANDEM_KERNEL(threads) __global__ void __launch_bounds__(threads, 1)
+#define TANDEM_DEVICE __device__ __forceinline__
+/// Before a loop whose arrays must stay in registers.
+#define TANDEM_UNROLL _Pragma("unroll")
+/// Before a loop of which `n` rounds become one.
+#define TANDEM_PRAGMA(text) _Pragma(#text)
+#define TANDEM_UNROLL_BY(n) TANDEM_PRAGMA(unroll n)
+/// An array of `count` elements shared by the block, aligned to 16 bytes; uninitialised.
+#define TANDEM_SHARED(type, name, count) __shared__ __align__(16) type name[count]
+/// The dynamic shared memory of the launch, aligned to 16 bytes; uninitialised.
+#define TANDEM_DYNAMIC_SHARED(type, name)                         \
+  extern __shared__ __align__(16) unsigned char tandem_dynamic[]; \
+  type* const name = reinterpret_cast<type*>(tandem_dynamic)
+
+namespace tandem::gpu {
+
+TANDEM_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+TANDEM_DEVICE int block_size() { return static_cast<int>(blockDim.x); }
+TANDEM_DEVICE std::int64_t block_index() { return static_cast<std::int64_t>(blockIdx.x); }
+TANDEM_DEVICE std::int64_t grid_size() { return static_cast<std::int64_t>(gridDim.x); }
+
+/// Every thread of the block arrives before one goes on; shared and global writes before it are seen after it.
+TANDEM_DEVICE void barrier() { __syncthreads(); }
+/// The same for the lanes of a warp.
+TANDEM_DEVICE void warp_barrier() { __syncwarp(); }
+
+/// The value of lane `lane ^ distance`. All lanes of the warp take part.
+template <class T>
+TANDEM_DEVICE T shuffle_xor(T value, int distance) {
+  return __shfl_xor_sync(0xffffffffu, value, distance);
+}
+/// The value of lane `lane + distance`; the last lanes keep their own. All lanes of the warp take part.
+template <class T>
+TANDEM_DEVICE T shuffle_down(T value, int distance) {
+  return __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(distance));
+}
+/// Bit i is what lane i says. All lanes of the warp take part.
+TANDEM_DEVICE std::uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
+
+/// Sixteen bytes as they lie in memory.
+struct Words {
+  std::uint32_t word[4];
+};
+
+/// One 16-byte access; the address is a multiple of 16.
+TANDEM_DEVICE Words load_words(const void* from) {
+  const uint4 w = *static_cast<const uint4*>(from);
+  return {{w.x, w.y, w.z, w.w}};
+}
+TANDEM_DEVICE void store_words(void* to, const Words& w) {
+  *static_cast<uint4*>(to) = make_uint4(w.word[0], w.word[1], w.word[2], w.word[3]);
+}
+
+inline void require_launched(cudaError_t result, const char* name) {
+  if (result != cudaSuccess) {
+    throw DeviceError(std::string("kernel ") + name + " was not launched", cudaGetErrorString(result),
+                      "see what the driver logged");
+  }
+}
+
+template <class... P>
+void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geometry, CUstream_st* stream,
+                  P... arguments) {
+  constexpr std::size_t without_asking = 48 * 1024;
+  if (geometry.shared_bytes > without_asking) {
+    require_launched(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(geometry.shared_bytes)),
+        name);
+  }
+  kernel<<<static_cast<unsigned>(geometry.grid), static_cast<unsigned>(geometry.block), geometry.shared_bytes,
+           stream>>>(arguments...);
+  require_launched(cudaGetLastError(), name);
+}
+
+}  // namespace tandem::gpu

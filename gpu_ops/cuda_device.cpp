@@ -1,0 +1,240 @@
+#include "gpu_ops/cuda_device.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "core/error.hpp"
+#include "gpu_ops/cuda_device_memory.hpp"
+#include "gpu_ops/cuda_device_numa.hpp"
+#include "gpu_ops/cuda_device_nvml.hpp"
+#include "gpu_ops/cuda_device_stream.hpp"
+#include "gpu_ops/native_stream.hpp"
+#include "gpu_ops/runtime.hpp"
+
+namespace tandem {
+
+namespace runtime = gpu::runtime;
+using namespace literals;
+
+namespace {
+
+// bf16 in matrix products and asynchronous copies to shared memory begin with this compute capability, and so
+// does the code of the kernels. Beyond the last one compiled for, the driver compiles the kernels itself.
+constexpr int oldest_major = 8;
+constexpr int last_compiled = 90;
+
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+std::string why_unusable(const runtime::DeviceFacts& facts) {
+  if (facts.major >= oldest_major) return {};
+  return fmt::format("{} has compute capability {}.{}, {}.0 or later is needed", facts.name, facts.major, facts.minor,
+                     oldest_major);
+}
+
+/// Empty where there are devices.
+std::string why_no_devices(const runtime::DeviceCount& count) {
+  if (count.devices > 0) return {};
+  const runtime::Versions versions = runtime::versions();
+  if (versions.driver == 0) return "no NVIDIA driver is installed";
+  if (count.driver_too_old) {
+    return fmt::format("the NVIDIA driver supports CUDA {}, this build needs {}: update the driver",
+                       version_text(versions.driver), version_text(versions.runtime));
+  }
+  if (count.error.empty()) return "the NVIDIA driver finds no GPU";
+  return fmt::format("the NVIDIA driver finds no GPU: {}", count.error);
+}
+
+runtime::DeviceFacts facts_of_usable(int ordinal) {
+  const std::string device = fmt::format("device 'cuda:{}'", ordinal);
+  const runtime::DeviceCount count = runtime::count_devices();
+  if (const std::string why = why_no_devices(count); !why.empty()) {
+    throw DeviceError(device, why, "use --device host");
+  }
+  if (ordinal < 0 || ordinal >= count.devices) {
+    throw DeviceError(device,
+                      count.devices == 1
+                          ? std::string("there is one GPU, cuda:0")
+                          : fmt::format("there are {} GPUs, cuda:0 to cuda:{}", count.devices, count.devices - 1),
+                      "use --device cuda");
+  }
+  const runtime::DeviceFacts facts = runtime::facts_of(ordinal);
+  if (const std::string why = why_unusable(facts); !why.empty()) throw DeviceError(device, why, "use --device host");
+  return facts;
+}
+
+std::string compute_key(const runtime::DeviceFacts& facts, const std::string& ops_key) {
+  const runtime::Versions versions = runtime::versions();
+  std::string key = fmt::format("cuda gpu={} sm={}{} units={} cudart={}", facts.name, facts.major, facts.minor,
+                                facts.multiprocessors, version_text(versions.runtime));
+  if (facts.major * 10 + facts.minor > last_compiled) key += " driver=" + version_text(versions.driver);
+  return key + " " + ops_key;
+}
+
+/// Bytes that this process takes on the device beside what it allocates: measured where NVML counted the
+/// device's memory before the context was made.
+std::size_t measure_reserve(const runtime::FreeMemory& memory, std::optional<std::size_t> used_before) {
+  // Allocations are rounded up to large pages, and some kernels want more for their stacks once they run.
+  constexpr std::size_t slack = 32_MiB;
+  // A context with the libraries' kernels takes 400 to 600 MiB on cards of compute capability 8 and 9.
+  constexpr std::size_t assumed = 640_MiB;
+  if (!used_before) return std::min(assumed, memory.total - memory.free + slack);
+  const std::size_t used = memory.total - memory.free;
+  return (used > *used_before ? used - *used_before : 0) + slack;
+}
+
+/// The ceiling of all that the process takes.
+std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t reserve,
+                       const std::string& others) {
+  const std::size_t available = memory.free + reserve;
+  if (options.memory == 0) return available - std::min(available, std::max(256_MiB, available / 20));
+  if (options.memory > available) {
+    throw PlanError(
+        fmt::format("device memory of cuda:{}", options.ordinal),
+        fmt::format("--device-memory {} was asked for, {} of {} are free{}{}", format_bytes(options.memory),
+                    format_bytes(available), format_bytes(memory.total), others.empty() ? "" : ": ", others),
+        fmt::format("end the other programs, or use --device-memory {}MiB", available / 1_MiB));
+  }
+  return options.memory;
+}
+
+}  // namespace
+
+CudaProbe probe_cuda() {
+  CudaProbe probe;
+  const runtime::DeviceCount count = runtime::count_devices();
+  probe.devices = count.devices;
+  probe.why_none = why_no_devices(count);
+  for (int i = 0; i < count.devices && probe.first_usable < 0; ++i) {
+    try {
+      const std::string why = why_unusable(runtime::facts_of(i));
+      if (why.empty()) {
+        probe.first_usable = i;
+      } else if (probe.why_none.empty()) {
+        probe.why_none = why;
+      }
+    } catch (const runtime::RuntimeError& error) {
+      if (probe.why_none.empty()) probe.why_none = error.what();
+    }
+  }
+  if (probe.first_usable >= 0) probe.why_none.clear();
+  return probe;
+}
+
+CudaDevice::CudaDevice(CudaDeviceOptions options)
+    : ordinal_(options.ordinal), host_kernels_(std::move(options.host_kernels)) {
+  const runtime::DeviceFacts facts = facts_of_usable(ordinal_);
+  const std::shared_ptr<Nvml> nvml = Nvml::open(facts.pci_bus);
+  const std::optional<std::size_t> used_before = nvml ? nvml->used_bytes() : std::nullopt;
+  const runtime::CurrentDevice current(ordinal_);
+  runtime::make_context(ordinal_);
+  ops_ = options.make_ops();
+  const runtime::FreeMemory memory = runtime::free_memory();
+  const std::size_t reserve = measure_reserve(memory, used_before);
+  const std::size_t ceiling = ceiling_of(options, memory, reserve, nvml ? nvml->other_holders() : std::string());
+  if (ceiling <= reserve) {
+    throw PlanError(fmt::format("device memory of cuda:{}", ordinal_),
+                    fmt::format("context and libraries alone take {}, the ceiling is {}", format_bytes(reserve),
+                                format_bytes(ceiling)),
+                    "raise --device-memory");
+  }
+  info_.kind = "cuda";
+  info_.name = fmt::format("cuda:{} {}", ordinal_, facts.name);
+  info_.reserved = align_up(reserve);
+  info_.capacity = (ceiling - reserve) / arena_alignment * arena_alignment;
+  info_.compute_key = compute_key(facts, options.ops_key());
+  memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
+                                               [nvml] { return nvml ? nvml->other_holders() : std::string(); });
+  pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, NumaNode::of_pci(facts.pci_bus), options.pinned_piece);
+}
+
+CudaDevice::~CudaDevice() = default;
+
+Stream CudaDevice::make_stream(std::string_view name) {
+  const runtime::CurrentDevice current(ordinal_);
+  const std::string text(name);
+  return Stream(std::make_unique<CudaStream>(text, ordinal_, this, runtime::make_stream(text)));
+}
+
+Stream CudaDevice::wrap_stream(void* native) {
+  // The handles 0, 1 and 2 mean default streams.
+  if (reinterpret_cast<std::uintptr_t>(native) <= 2) {
+    throw MisuseError("a default stream was given to wrap", "it waits for every other stream",
+                      "make one with cudaStreamCreateWithFlags(..., cudaStreamNonBlocking)");
+  }
+  return Stream(std::make_unique<CudaStream>("wrapped", ordinal_, this, static_cast<CUstream_st*>(native)));
+}
+
+Event CudaDevice::make_event() { return Event(std::make_unique<CudaEvent>(ordinal_, this)); }
+
+MemoryBlock CudaDevice::allocate(std::size_t bytes, std::string_view name) { return memory_->allocate(bytes, name); }
+
+MemoryBlock CudaDevice::allocate_pinned(std::size_t bytes, std::string_view name) {
+  return pinned_->allocate(bytes, name);
+}
+
+std::size_t CudaDevice::allocated_bytes() const noexcept { return memory_->ledger().allocated(); }
+std::size_t CudaDevice::peak_bytes() const noexcept { return memory_->ledger().peak(); }
+std::size_t CudaDevice::pinned_bytes() const noexcept { return pinned_->allocated(); }
+
+void CudaDevice::copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) {
+  CudaStream& queue = own(stream);
+  if (bytes == 0) return;
+  memory_->ledger().require_copyable(to, from, bytes, kind);
+  queue.queue([&] {
+    for (std::size_t done = 0; done < bytes;) {
+      auto* target = static_cast<std::byte*>(to) + done;
+      const auto* source = static_cast<const std::byte*>(from) + done;
+      std::size_t part = bytes - done;
+      if (kind == CopyKind::host_to_device) part = pinned_->in_one_piece(source, part);
+      if (kind == CopyKind::device_to_host) part = pinned_->in_one_piece(target, part);
+      runtime::copy(target, source, part, kind, queue.native());
+      done += part;
+    }
+  });
+}
+
+void CudaDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
+  CudaStream& queue = own(stream);
+  if (bytes == 0) return;
+  memory_->ledger().require_inside(to, bytes, "fill with zeros writes");
+  queue.queue([&] { runtime::fill_zero(to, bytes, queue.native()); });
+}
+
+void CudaDevice::record(EventView event, StreamView stream) { own(event).record(own(stream)); }
+void CudaDevice::wait(StreamView stream, EventView event) { own(event).hold(own(stream)); }
+bool CudaDevice::wait_for(EventView event, std::chrono::milliseconds time) { return own(event).wait_for(time); }
+
+void CudaDevice::call_after(StreamView stream, std::function<void(std::exception_ptr)> then) {
+  own(stream).call_after(std::move(then));
+}
+
+void CudaDevice::synchronize(StreamView stream) { own(stream).synchronize(); }
+
+CudaStream& CudaDevice::own(StreamView stream) const {
+  CudaStream* cuda = dynamic_cast<CudaStream*>(stream.impl());
+  if (cuda == nullptr) throw MisuseError("stream given to the CUDA device is empty or of another backend");
+  if (cuda->owner() != this) throw MisuseError(fmt::format("stream '{}' belongs to another CUDA device", cuda->name()));
+  return *cuda;
+}
+
+CudaEvent& CudaDevice::own(EventView event) const {
+  CudaEvent* cuda = dynamic_cast<CudaEvent*>(event.impl());
+  if (cuda == nullptr || cuda->owner() != this) {
+    throw MisuseError("event given to the CUDA device is empty or of another device");
+  }
+  return *cuda;
+}
+
+CUstream_st* native_stream(StreamView stream) {
+  CudaStream* cuda = dynamic_cast<CudaStream*>(stream.impl());
+  if (cuda == nullptr) throw MisuseError("stream given to a CUDA kernel is empty or of another backend");
+  if (const std::exception_ptr error = cuda->error()) std::rethrow_exception(error);
+  runtime::use_device(cuda->ordinal());
+  return cuda->native();
+}
+
+}  // namespace tandem

@@ -1,0 +1,96 @@
+#pragma once
+// The CUDA device. No header of CUDA is seen here.
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/device.hpp"
+#include "core/ops.hpp"
+#include "core/update_kernels.hpp"
+
+namespace tandem {
+
+class CudaDeviceMemory;
+class CudaEvent;
+class CudaPinnedMemory;
+class CudaStream;
+
+/// What is there. `why_none` is for people, and empty where a device can be used.
+struct CudaProbe {
+  int devices = 0;        ///< that the driver shows
+  int first_usable = -1;  ///< -1: none
+  std::string why_none;   ///< "no NVIDIA driver is installed"
+};
+/// Asks the driver; takes no device memory. Does not throw.
+CudaProbe probe_cuda();
+
+struct CudaDeviceOptions {
+  int ordinal = 0;
+  std::size_t memory = 0;  ///< ceiling in bytes of all that the process takes there; 0: what is free, less a margin
+  std::size_t pinned_piece = std::size_t{1} << 30;  ///< bytes of host memory registered at once, a multiple of 2 MiB
+  /// Makes the mathematics, and says what of it enters the compute key. Called with the device current.
+  std::function<std::unique_ptr<Ops>()> make_ops{};
+  std::function<std::string()> ops_key{};
+  std::unique_ptr<UpdateKernels> host_kernels{};  ///< of the CPU
+};
+
+/// A GPU. Outlives its streams and events; memory blocks may outlive it. Methods leave the calling thread's
+/// current device as it was, but for `ops()`: whatever queues kernels makes this device current (see
+/// native_stream). CUDA knows no failure of one stream by what runs on it: a fault in a kernel loses the
+/// device, and every stream fails.
+class CudaDevice final : public Device {
+ public:
+  /// Makes the context, loads the libraries and measures what they take. Throws DeviceError where the device
+  /// is not there or cannot be used, PlanError where the ceiling asked for is more than is free, or less than
+  /// context and libraries take.
+  explicit CudaDevice(CudaDeviceOptions options);
+  ~CudaDevice() override;
+  CudaDevice(const CudaDevice&) = delete;
+  CudaDevice& operator=(const CudaDevice&) = delete;
+
+  /// `capacity` is the ceiling less `reserved`, which context and libraries take.
+  const DeviceInfo& info() const noexcept override { return info_; }
+  /// Throws DeviceError.
+  Stream make_stream(std::string_view name) override;
+  /// A `cudaStream_t` of this device. The default streams are refused (MisuseError): they wait for others.
+  Stream wrap_stream(void* native) override;
+  Event make_event() override;
+
+  MemoryBlock allocate(std::size_t bytes, std::string_view name) override;
+  MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) override;
+  std::size_t allocated_bytes() const noexcept override;
+  std::size_t peak_bytes() const noexcept override;
+  /// Bytes of pinned blocks alive.
+  std::size_t pinned_bytes() const noexcept;
+
+  /// Throws MisuseError at the call where the device side does not lie in one live allocation, or the host
+  /// side does. Host memory that is not pinned is copied too, but may block the caller.
+  void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) override;
+  void fill_zero(void* to, std::size_t bytes, StreamView stream) override;
+
+  void record(EventView event, StreamView stream) override;
+  void wait(StreamView stream, EventView event) override;
+  /// Asks from time to time, a millisecond apart at most. Follows the mark where it is moved meanwhile.
+  bool wait_for(EventView event, std::chrono::milliseconds time) override;
+  /// On a thread of the stream's own; the stream does not wait for it.
+  void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) override;
+  void synchronize(StreamView stream) override;
+
+  Ops& ops() noexcept override { return *ops_; }
+  UpdateKernels& host_kernels() noexcept override { return *host_kernels_; }
+
+ private:
+  CudaStream& own(StreamView stream) const;
+  CudaEvent& own(EventView event) const;
+
+  const int ordinal_;
+  DeviceInfo info_;
+  std::shared_ptr<CudaDeviceMemory> memory_;
+  std::shared_ptr<CudaPinnedMemory> pinned_;
+  std::unique_ptr<UpdateKernels> host_kernels_;
+  std::unique_ptr<Ops> ops_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,71 @@
+#pragma once
+// Memory of the CUDA device, and host memory that its copies reach. Internal to gpu_ops.
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "core/memory.hpp"
+#include "core/memory_ledger.hpp"
+
+namespace tandem {
+
+class NumaNode;
+
+/// Allocations on one device below a hard ceiling. Thread-safe. Blocks may outlive it: they share it.
+class CudaDeviceMemory : public std::enable_shared_from_this<CudaDeviceMemory> {
+ public:
+  /// `holders` tells who else holds memory there, for messages; it may be empty and may say nothing.
+  CudaDeviceMemory(int ordinal, std::size_t capacity, std::function<std::string()> holders)
+      : ordinal_(ordinal), ledger_(capacity), holders_(std::move(holders)) {}
+
+  /// Zero bytes give an empty block. Throws PlanError over capacity, and where the device has no more
+  /// although the capacity does: others took it.
+  MemoryBlock allocate(std::size_t bytes, std::string_view name);
+  const MemoryLedger& ledger() const noexcept { return ledger_; }
+
+ private:
+  void* take(std::size_t bytes, std::string_view name);
+  void free(void* data, std::size_t bytes) noexcept;
+
+  const int ordinal_;
+  MemoryLedger ledger_;
+  const std::function<std::string()> holders_;
+};
+
+/// Host memory in large pages near the device, registered in large pieces: each registration costs a
+/// call to the driver, and one of everything at once would fail as a whole. Thread-safe. Blocks may
+/// outlive it: they share it.
+class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
+ public:
+  static constexpr std::size_t usual_piece = std::size_t{1} << 30;
+
+  /// `node` may be null: anywhere. `piece`: bytes registered at once, a multiple of 2 MiB.
+  CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece);
+
+  /// Of the size asked for; the system rounds up to whole pages. Throws DeviceError.
+  MemoryBlock allocate(std::size_t bytes, std::string_view name);
+  std::size_t allocated() const noexcept { return allocated_; }
+  /// How many of the `bytes` at `data` lie in one registered piece: the driver does not promise copies that
+  /// cross from one into the next. All, where the memory is not of this pool.
+  std::size_t in_one_piece(const void* data, std::size_t bytes) const;
+
+ private:
+  void register_pieces(std::byte* data, std::size_t bytes);
+  void unregister_pieces(std::byte* data, std::size_t bytes) noexcept;
+  void free(void* data, std::size_t bytes) noexcept;
+
+  const int ordinal_;
+  const std::shared_ptr<const NumaNode> node_;
+  const std::size_t piece_;
+  std::atomic<std::size_t> allocated_{0};
+  mutable std::mutex mutex_;
+  std::map<std::uintptr_t, std::size_t> blocks_;  ///< bytes, by first address
+};
+
+}  // namespace tandem

@@ -1,0 +1,269 @@
+#include "gpu_ops/cuda_ops.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/op_checks.hpp"
+#include "gpu_ops/attention.hpp"
+#include "gpu_ops/head_loss.hpp"
+#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/matmul.hpp"
+#include "gpu_ops/native_stream.hpp"
+
+namespace tandem {
+namespace {
+
+class CudaOps final : public Ops {
+ public:
+  explicit CudaOps(std::unique_ptr<gpu::Matmul> matmul) : matmul_(std::move(matmul)) {}
+
+  std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override {
+    return matmul_bytes() + std::max({gpu::column_sums_scratch(needs.channels),
+                                      gpu::head_loss_scratch(needs.tokens, needs.vocabulary, needs.activations),
+                                      gpu::attention_backward_scratch(needs.tokens, needs.heads)});
+  }
+  void bind_workspace(void* data, std::size_t bytes) override {
+    workspace_ = static_cast<std::byte*>(data);
+    bytes_ = bytes;
+  }
+
+  void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
+  void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
+  void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
+  void head_loss(const HeadLoss& head, StreamView stream) override;
+
+  void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape,
+                 StreamView stream) override;
+  void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
+                          HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
+                          StreamView stream) override;
+  void rope(TensorView x, TensorView table, bool inverse, StreamView stream) override;
+
+  void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
+                  float eps, StreamView stream) override;
+  void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                           TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
+                           StreamView stream) override;
+  void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, StreamView stream) override;
+  void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+                         bool accumulate, TensorView dweight, StreamView stream) override;
+
+  void gelu(TensorView x, TensorView y, StreamView stream) override;
+  void gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) override;
+  void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
+  void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                       StreamView stream) override;
+  void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
+
+  void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
+                 StreamView stream) override;
+  void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+                          TensorView dpositions, StreamView stream) override;
+
+  void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) override;
+  void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) override;
+  void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) override;
+  void round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) override;
+  void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) override;
+
+ private:
+  /// The front of the workspace belongs to the matrix products, what follows to one kernel at a time.
+  std::size_t matmul_bytes() const noexcept { return align_up(matmul_->workspace_bytes()); }
+  /// Scratch of a kernel. Throws MisuseError where less than `bytes` was lent.
+  void* scratch(std::size_t bytes) const {
+    if (matmul_bytes() + bytes > bytes_) {
+      throw MisuseError("device operation", "the workspace lent is smaller than the shapes need");
+    }
+    return workspace_ + matmul_bytes();
+  }
+  void multiply(const gpu::Product& product, CUstream_st* stream) {
+    scratch(0);
+    matmul_->run(product, workspace_, stream);
+  }
+
+  std::unique_ptr<gpu::Matmul> matmul_;
+  std::byte* workspace_ = nullptr;
+  std::size_t bytes_ = 0;
+};
+
+// -- linear ------------------------------------------------------------------------------------------------------
+
+/// A dense matrix as a factor.
+gpu::Factor factor(const TensorView& view, bool transposed) {
+  return {view.data, view.dtype, view.shape[1], transposed};
+}
+
+void CudaOps::linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) {
+  checks::linear(x, w, bias, y);
+  multiply({.m = x.shape[0],
+            .n = y.shape[1],
+            .k = x.shape[1],
+            .a = factor(x, false),
+            .b = factor(w, true),
+            .bias = bias ? bias.as<bf16>() : nullptr,
+            .c = y.data,
+            .c_dtype = y.dtype,
+            .c_stride = y.shape[1]},
+           native_stream(stream));
+}
+
+void CudaOps::linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) {
+  checks::linear_backward_input(dy, w, dx);
+  multiply({.m = dx.shape[0],
+            .n = dx.shape[1],
+            .k = dy.shape[1],
+            .a = factor(dy, false),
+            .b = factor(w, false),
+            .c = dx.data,
+            .c_dtype = dx.dtype,
+            .c_stride = dx.shape[1],
+            .accumulate = accumulate},
+           native_stream(stream));
+}
+
+void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) {
+  checks::linear_backward_weight(dy, x, dw, dbias);
+  CUstream_st* const native = native_stream(stream);
+  multiply({.m = dw.shape[0],
+            .n = dw.shape[1],
+            .k = dy.shape[0],
+            .a = factor(dy, true),
+            .b = factor(x, false),
+            .c = dw.data,
+            .c_dtype = DType::f32,
+            .c_stride = dw.shape[1],
+            .accumulate = true},
+           native);
+  if (dbias) gpu::add_column_sums(dy, dbias, scratch(gpu::column_sums_scratch(dy.shape[1])), native);
+}
+
+void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
+  checks::head_loss(head);
+  const std::size_t bytes = gpu::head_loss_scratch(head.x.shape[0], head.weight.shape[0], head.x.dtype);
+  gpu::head_loss(head, *matmul_, workspace_, scratch(bytes), native_stream(stream));
+}
+
+// -- attention ---------------------------------------------------------------------------------------------------
+
+void CudaOps::attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
+                        const AttentionShape& shape, StreamView stream) {
+  out = checks::batched(out, shape);
+  checks::attention(q, k, v, out, lse, shape);
+  gpu::attention(q, k, v, out, lse, shape, native_stream(stream));
+}
+
+void CudaOps::attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
+                                 HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
+                                 StreamView stream) {
+  out = checks::batched(out, shape);
+  dout = checks::batched(dout, shape);
+  checks::attention_backward(dout, q, k, v, out, lse, dq, dk, dv, shape);
+  const std::size_t bytes = gpu::attention_backward_scratch(shape.batch * shape.sequence, shape.heads);
+  gpu::attention_backward(dout, q, k, v, out, lse, dq, dk, dv, shape, scratch(bytes), native_stream(stream));
+}
+
+void CudaOps::rope(TensorView x, TensorView table, bool inverse, StreamView stream) {
+  checks::rope(x, table);
+  gpu::rope(x, table, inverse, native_stream(stream));
+}
+
+// -- norms -------------------------------------------------------------------------------------------------------
+
+void CudaOps::layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+                         TensorView rstd, float eps, StreamView stream) {
+  checks::layer_norm(x, weight, bias, y, mean, rstd);
+  gpu::layer_norm(x, weight, bias, y, mean, rstd, eps, native_stream(stream));
+}
+
+void CudaOps::layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                                  TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
+                                  StreamView stream) {
+  checks::layer_norm_backward(dy, x, weight, mean, rstd, dx, dweight, dbias);
+  CUstream_st* const native = native_stream(stream);
+  // Before dx, which may lie where dy does.
+  gpu::add_norm_column_sums(dy, x, mean, rstd, dweight, dbias, scratch(gpu::column_sums_scratch(x.shape[1])), native);
+  gpu::norm_backward_input(dy, x, weight, mean, rstd, dx, accumulate, native);
+}
+
+void CudaOps::rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
+  checks::rms_norm(x, weight, y, rstd);
+  gpu::rms_norm(x, weight, y, rstd, eps, native_stream(stream));
+}
+
+void CudaOps::rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+                                bool accumulate, TensorView dweight, StreamView stream) {
+  checks::rms_norm_backward(dy, x, weight, rstd, dx, dweight);
+  CUstream_st* const native = native_stream(stream);
+  gpu::add_norm_column_sums(dy, x, {}, rstd, dweight, {}, scratch(gpu::column_sums_scratch(x.shape[1])), native);
+  gpu::norm_backward_input(dy, x, weight, {}, rstd, dx, accumulate, native);
+}
+
+// -- pointwise ---------------------------------------------------------------------------------------------------
+
+void CudaOps::gelu(TensorView x, TensorView y, StreamView stream) {
+  checks::gelu(x, y);
+  gpu::gelu(x, y, native_stream(stream));
+}
+
+void CudaOps::gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) {
+  checks::gelu_backward(dy, x, dx);
+  gpu::gelu_backward(dy, x, dx, native_stream(stream));
+}
+
+void CudaOps::swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
+  checks::swiglu(gate, up, y);
+  gpu::swiglu(gate, up, y, native_stream(stream));
+}
+
+void CudaOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                              StreamView stream) {
+  checks::swiglu_backward(dy, gate, up, dgate, dup);
+  gpu::swiglu_backward(dy, gate, up, dgate, dup, native_stream(stream));
+}
+
+void CudaOps::add(TensorView a, TensorView b, TensorView y, StreamView stream) {
+  checks::add(a, b, y);
+  gpu::add(a, b, y, native_stream(stream));
+}
+
+// -- embedding ---------------------------------------------------------------------------------------------------
+
+void CudaOps::embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+                        TensorView out, StreamView stream) {
+  checks::embedding(tokens, table, positions, sequence, out);
+  gpu::embedding(tokens, table, positions, sequence, out, native_stream(stream));
+}
+
+void CudaOps::embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+                                 TensorView dpositions, StreamView stream) {
+  checks::embedding_backward(dout, tokens, sequence, dtable, dpositions);
+  CUstream_st* const native = native_stream(stream);
+  if (dtable) gpu::embedding_backward(dout, tokens, dtable, native);
+  if (dpositions) gpu::position_backward(dout, sequence, dpositions, native);
+}
+
+// -- optimizer ---------------------------------------------------------------------------------------------------
+
+void CudaOps::adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) {
+  gpu::adamw(piece, c, native_stream(stream));
+}
+void CudaOps::weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) {
+  gpu::weights_of_master(master, weight, count, native_stream(stream));
+}
+void CudaOps::accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) {
+  gpu::accumulate(sum, gradient, first, count, native_stream(stream));
+}
+void CudaOps::round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) {
+  gpu::round(sum, gradient, count, native_stream(stream));
+}
+void CudaOps::norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) {
+  gpu::norm_blocks(gradient, count, partial, native_stream(stream));
+}
+
+}  // namespace
+
+std::unique_ptr<Ops> make_cuda_ops() { return std::make_unique<CudaOps>(gpu::make_matmul()); }
+
+std::string cuda_ops_key() { return gpu::matmul_key() + "; attention " + gpu::attention_key(); }
+
+}  // namespace tandem

@@ -1,0 +1,298 @@
+#include "gpu_ops/emulation/grid.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "gpu_ops/emulation/fiber.hpp"
+
+namespace tandem::emulation {
+namespace {
+
+/// Kernels keep their arrays in registers, so that they need little stack; sanitizers need several times that.
+constexpr std::size_t stack_bytes = 256 * 1024;
+/// A NaN in every floating-point type, -1 in every integer.
+constexpr int poison = 0xFF;
+
+std::atomic<std::uint64_t> seed{1};
+std::atomic<std::int64_t> dropped_barrier{no_barrier};
+std::atomic<std::int64_t> most_barriers{0};
+
+/// Unwinds the threads of a block that has failed.
+struct Abandoned {};
+
+struct Thread {
+  Position position;
+  std::size_t shared_arrays = 0;  ///< that it has asked for
+  std::int64_t barriers = 0;      ///< that it has come to
+  int exchanges = 0;
+  bool started = false;
+  bool ended = false;
+};
+
+struct Warp {
+  std::vector<int> ready;  ///< threads that may run
+  int waiting = 0;
+  bool exchanging = false;  ///< what those who wait wait in
+  // Two sets in turn: a lane may bring its next value while others have yet to read the last ones, and cannot
+  // get further ahead than that.
+  std::uint64_t values[2][gpu::warp_lanes] = {};
+};
+
+struct SharedArray {
+  std::unique_ptr<std::byte[]> memory;
+  std::size_t bytes = 0;
+};
+
+thread_local const Position* here = nullptr;
+
+/// Runs grids on one thread of the program; keeps the fibers from one to the next.
+class Runner {
+ public:
+  void run(const char* name, const gpu::Geometry& geometry, const std::function<void()>& kernel);
+  void barrier();
+  void warp_barrier();
+  const std::uint64_t* exchange(std::uint64_t bits);
+  void* shared_array(std::size_t bytes);
+  void* dynamic_shared() const { return dynamic_.memory.get(); }
+
+ private:
+  void prepare(const gpu::Geometry& geometry);
+  void run_block(std::int64_t block);
+  void reset_block(std::int64_t block);
+  void release(int first, int count);
+  bool take_ready(int& thread);
+  void run_ready();
+  void resume(int thread);
+  void abandon();
+  void suspend();
+  void wait_in_warp(bool exchanging);
+  bool dropped();
+  [[noreturn]] void misused(std::string_view why) const;
+  int block_size() const { return static_cast<int>(threads_.size()); }
+
+  std::string name_;
+  const std::function<void()>* kernel_ = nullptr;
+  std::vector<std::unique_ptr<Fiber>> fibers_;
+  std::vector<Thread> threads_;
+  std::vector<Warp> warps_;
+  std::vector<std::size_t> order_;  ///< of warps, the most favoured first
+  bool favour_ = false;             ///< whether one warp runs as far as it can, or all at about the same pace
+  std::vector<SharedArray> shared_;
+  SharedArray dynamic_;
+  std::mt19937_64 engine_;
+  int running_ = 0;
+  int at_barrier_ = 0;
+  bool abandoning_ = false;
+  std::exception_ptr failure_;
+};
+
+void Runner::misused(std::string_view why) const { throw MisuseError("kernel " + name_, why); }
+
+void Runner::prepare(const gpu::Geometry& geometry) {
+  if (geometry.block <= 0 || geometry.block % gpu::warp_lanes != 0 || geometry.block > gpu::most_threads) {
+    misused("a block of " + std::to_string(geometry.block) + " threads");
+  }
+  threads_.assign(static_cast<std::size_t>(geometry.block), {});
+  warps_.assign(threads_.size() / gpu::warp_lanes, {});
+  order_.resize(warps_.size());
+  std::iota(order_.begin(), order_.end(), std::size_t{0});
+  while (fibers_.size() < threads_.size()) fibers_.push_back(std::make_unique<Fiber>(stack_bytes));
+  shared_.clear();
+  dynamic_ = {};
+  if (geometry.shared_bytes > 0) {
+    dynamic_ = {std::make_unique_for_overwrite<std::byte[]>(geometry.shared_bytes), geometry.shared_bytes};
+  }
+}
+
+void Runner::run(const char* name, const gpu::Geometry& geometry, const std::function<void()>& kernel) {
+  name_ = name;
+  kernel_ = &kernel;
+  prepare(geometry);
+  engine_.seed(seed.load());
+  favour_ = seed.load() % 2 == 0;
+  failure_ = nullptr;
+  for (int i = 0; i < block_size(); ++i) {
+    threads_[static_cast<std::size_t>(i)].position = {.thread = i, .block_size = block_size(), .grid = geometry.grid};
+  }
+  std::vector<std::int64_t> blocks(static_cast<std::size_t>(geometry.grid));
+  std::iota(blocks.begin(), blocks.end(), std::int64_t{0});
+  std::shuffle(blocks.begin(), blocks.end(), engine_);
+  for (const std::int64_t block : blocks) run_block(block);
+}
+
+void Runner::reset_block(std::int64_t block) {
+  for (Thread& t : threads_) {
+    t.position.block = block;
+    t.shared_arrays = 0;
+    t.barriers = 0;
+    t.exchanges = 0;
+    t.started = t.ended = false;
+  }
+  for (Warp& w : warps_) {
+    w.waiting = 0;
+    w.ready.clear();
+  }
+  at_barrier_ = 0;
+  for (const SharedArray& array : shared_) std::memset(array.memory.get(), poison, array.bytes);
+  if (dynamic_.bytes > 0) std::memset(dynamic_.memory.get(), poison, dynamic_.bytes);
+}
+
+void Runner::run_block(std::int64_t block) {
+  reset_block(block);
+  release(0, block_size());
+  run_ready();
+  if (failure_) {
+    abandon();
+    std::rethrow_exception(std::exchange(failure_, nullptr));
+  }
+  const auto ended = std::count_if(threads_.begin(), threads_.end(), [](const Thread& t) { return t.ended; });
+  if (ended < block_size()) {
+    abandon();
+    misused("threads wait for others of their block that have ended or wait elsewhere");
+  }
+}
+
+void Runner::release(int first, int count) {
+  for (int thread = first; thread < first + count; ++thread) {
+    warps_[static_cast<std::size_t>(thread / gpu::warp_lanes)].ready.push_back(thread);
+  }
+  if (count == block_size()) std::shuffle(order_.begin(), order_.end(), engine_);
+}
+
+/// Takes a thread that may run, of the first warp that has one; false where all wait or have ended.
+bool Runner::take_ready(int& thread) {
+  const std::size_t first = favour_ ? 0 : static_cast<std::size_t>(engine_() % order_.size());
+  for (std::size_t i = 0; i < order_.size(); ++i) {
+    std::vector<int>& ready = warps_[order_[(first + i) % order_.size()]].ready;
+    if (ready.empty()) continue;
+    std::swap(ready[static_cast<std::size_t>(engine_() % ready.size())], ready.back());
+    thread = ready.back();
+    ready.pop_back();
+    return true;
+  }
+  return false;
+}
+
+void Runner::run_ready() {
+  for (int thread = 0; !failure_ && take_ready(thread);) resume(thread);
+}
+
+void Runner::resume(int thread) {
+  Thread& t = threads_[static_cast<std::size_t>(thread)];
+  Fiber& fiber = *fibers_[static_cast<std::size_t>(thread)];
+  if (!t.started) {
+    t.started = true;
+    fiber.start([this] {
+      try {
+        (*kernel_)();
+      } catch (const Abandoned&) {
+        // The exception that failed the block is on its way to the caller.
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+    });
+  }
+  running_ = thread;
+  here = &t.position;
+  t.ended = fiber.resume();
+  if (!t.ended) return;
+  for (std::int64_t most = most_barriers.load(); most < t.barriers;) {
+    if (most_barriers.compare_exchange_weak(most, t.barriers)) break;
+  }
+}
+
+void Runner::abandon() {
+  abandoning_ = true;
+  for (int thread = 0; thread < block_size(); ++thread) {
+    const Thread& t = threads_[static_cast<std::size_t>(thread)];
+    if (t.started && !t.ended) resume(thread);
+  }
+  abandoning_ = false;
+}
+
+void Runner::suspend() {
+  fibers_[static_cast<std::size_t>(running_)]->suspend();
+  if (abandoning_) throw Abandoned{};
+}
+
+bool Runner::dropped() { return threads_[static_cast<std::size_t>(running_)].barriers++ == dropped_barrier.load(); }
+
+void Runner::barrier() {
+  if (dropped()) return;
+  if (++at_barrier_ == block_size()) {
+    at_barrier_ = 0;
+    release(0, block_size());
+  }
+  suspend();
+}
+
+void Runner::wait_in_warp(bool exchanging) {
+  const int first = running_ / gpu::warp_lanes * gpu::warp_lanes;
+  Warp& warp = warps_[static_cast<std::size_t>(running_ / gpu::warp_lanes)];
+  if (warp.waiting > 0 && warp.exchanging != exchanging) misused("lanes of a warp wait in different calls");
+  warp.exchanging = exchanging;
+  if (++warp.waiting == gpu::warp_lanes) {
+    warp.waiting = 0;
+    release(first, gpu::warp_lanes);
+  }
+  suspend();
+}
+
+void Runner::warp_barrier() {
+  if (!dropped()) wait_in_warp(false);
+}
+
+const std::uint64_t* Runner::exchange(std::uint64_t bits) {
+  const std::size_t thread = static_cast<std::size_t>(running_);
+  auto& values = warps_[thread / gpu::warp_lanes].values[threads_[thread].exchanges++ % 2];
+  values[thread % gpu::warp_lanes] = bits;
+  wait_in_warp(true);
+  return values;
+}
+
+void* Runner::shared_array(std::size_t bytes) {
+  const std::size_t index = threads_[static_cast<std::size_t>(running_)].shared_arrays++;
+  if (index == shared_.size()) {
+    shared_.push_back({std::make_unique_for_overwrite<std::byte[]>(bytes), bytes});
+    std::memset(shared_.back().memory.get(), poison, bytes);
+  }
+  if (shared_[index].bytes != bytes) misused("threads of a block declare different shared arrays");
+  return shared_[index].memory.get();
+}
+
+thread_local Runner runner;
+
+}  // namespace
+
+void set_schedule(const Schedule& schedule) {
+  seed = schedule.seed;
+  dropped_barrier = schedule.dropped_barrier;
+  most_barriers = 0;
+}
+std::int64_t barriers_passed() { return most_barriers; }
+
+void run_grid(const char* name, const gpu::Geometry& geometry, const std::function<void()>& kernel) {
+  runner.run(name, geometry, kernel);
+}
+
+const Position& position() { return *here; }
+void barrier() { runner.barrier(); }
+void warp_barrier() { runner.warp_barrier(); }
+const std::uint64_t* exchange(std::uint64_t bits) { return runner.exchange(bits); }
+void* shared_array(std::size_t bytes) { return runner.shared_array(bytes); }
+void* dynamic_shared() { return runner.dynamic_shared(); }
+void require_aligned(const void* address) {
+  if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) throw MisuseError("kernel: a 16-byte access is not aligned");
+}
+
+}  // namespace tandem::emulation

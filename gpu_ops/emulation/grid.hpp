@@ -1,0 +1,58 @@
+#pragma once
+// A grid of blocks run on the calling thread: blocks one after another, the threads of a block as fibers that
+// switch where they wait for each other. What real hardware leaves open is drawn from a seed: the order of
+// blocks, that of threads between two barriers, and whether warps keep pace (odd seeds) or one runs ahead as far
+// as it can (even seeds). Shared memory starts as NaNs in blocks of memory of
+// exactly the size asked for, so that an unwritten read shows, and AddressSanitizer sees one past the end.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "gpu_ops/geometry.hpp"
+
+struct CUstream_st;
+
+namespace tandem::emulation {
+
+constexpr std::int64_t no_barrier = -1;
+
+/// How the grids that start from now on are run, in every thread of the program.
+struct Schedule {
+  std::uint64_t seed = 1;
+  /// This barrier of each thread's (counted from 0, block and warp barriers together) is passed without
+  /// waiting: a planted fault.
+  std::int64_t dropped_barrier = no_barrier;
+};
+void set_schedule(const Schedule& schedule);
+/// Most barriers that a thread passed in any grid since the last set_schedule().
+std::int64_t barriers_passed();
+
+/// Runs `kernel` in every thread of every block; returns when all are done. Rethrows what it throws. Throws
+/// MisuseError where threads of a block wait for others that have ended or wait elsewhere.
+void run_grid(const char* name, const gpu::Geometry& geometry, const std::function<void()>& kernel);
+
+/// Queues `work`, a grid, on a stream. Provided by whoever plays the runtime.
+void enqueue(CUstream_st* stream, std::function<void()> work);
+
+// -- called from within a kernel ---------------------------------------------------------------------------------
+
+/// Where the running thread stands.
+struct Position {
+  int thread = 0;
+  int block_size = 0;
+  std::int64_t block = 0;
+  std::int64_t grid = 0;
+};
+const Position& position();
+
+void barrier();
+void warp_barrier();
+/// Hands `bits` to the other lanes of the warp; their values by lane, valid until the next call.
+const std::uint64_t* exchange(std::uint64_t bits);
+/// The next shared array of this thread: the n-th call of every thread of a block gets the same memory.
+void* shared_array(std::size_t bytes);
+void* dynamic_shared();
+/// Throws MisuseError unless `address` is a multiple of 16.
+void require_aligned(const void* address);
+
+}  // namespace tandem::emulation

@@ -1,0 +1,82 @@
+#pragma once
+// The vocabulary of kernels, compiled as C++. Its twin is cuda/kernel_language.hpp; both provide the same
+// names, described there.
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "gpu_ops/emulation/grid.hpp"
+#include "gpu_ops/geometry.hpp"
+
+#define TANDEM_KERNEL(threads) void
+#define TANDEM_DEVICE inline
+#define TANDEM_UNROLL
+#define TANDEM_UNROLL_BY(n)
+#define TANDEM_SHARED(type, name, count) \
+  type* const name = static_cast<type*>(::tandem::emulation::shared_array(sizeof(type) * (count)))
+#define TANDEM_DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(::tandem::emulation::dynamic_shared())
+
+namespace tandem::gpu {
+
+inline int thread_index() { return emulation::position().thread; }
+inline int block_size() { return emulation::position().block_size; }
+inline std::int64_t block_index() { return emulation::position().block; }
+inline std::int64_t grid_size() { return emulation::position().grid; }
+
+inline void barrier() { emulation::barrier(); }
+inline void warp_barrier() { emulation::warp_barrier(); }
+
+namespace detail {
+
+template <class T>
+T from_lane(T value, int lane) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= sizeof(std::uint64_t));
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  const std::uint64_t* const lanes = emulation::exchange(bits);
+  T result;
+  std::memcpy(&result, lanes + lane, sizeof(T));
+  return result;
+}
+
+inline int own_lane() { return thread_index() % warp_lanes; }
+
+}  // namespace detail
+
+template <class T>
+T shuffle_xor(T value, int distance) {
+  return detail::from_lane(value, detail::own_lane() ^ distance);
+}
+template <class T>
+T shuffle_down(T value, int distance) {
+  const int from = detail::own_lane() + distance;
+  return detail::from_lane(value, from < warp_lanes ? from : detail::own_lane());
+}
+inline std::uint32_t ballot(bool value) {
+  const std::uint64_t* const lanes = emulation::exchange(value ? 1 : 0);
+  std::uint32_t bits = 0;
+  for (int lane = 0; lane < warp_lanes; ++lane) bits |= static_cast<std::uint32_t>(lanes[lane]) << lane;
+  return bits;
+}
+
+struct Words {
+  std::uint32_t word[4];
+};
+inline Words load_words(const void* from) {
+  emulation::require_aligned(from);
+  Words w;
+  std::memcpy(&w, from, sizeof w);
+  return w;
+}
+inline void store_words(void* to, const Words& w) {
+  emulation::require_aligned(to);
+  std::memcpy(to, &w, sizeof w);
+}
+
+template <class... P>
+void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geometry, CUstream_st* stream,
+                  P... arguments) {
+  emulation::enqueue(stream, [=] { emulation::run_grid(name, geometry, [&] { kernel(arguments...); }); });
+}
+
+}  // namespace tandem::gpu

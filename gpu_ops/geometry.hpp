@@ -1,0 +1,62 @@
+#pragma once
+// Launch geometry and index arithmetic: plain functions, tested on the CPU for sizes up to 2^40 elements.
+// Grids are one-dimensional. Nothing here asks the device: how a sum is cut into blocks must not depend on
+// how many processors a card has.
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem::gpu {
+
+/// Lanes that run together and exchange values without shared memory.
+constexpr int warp_lanes = 32;
+/// Most threads of one block, in any kernel of ours.
+constexpr int most_threads = 256;
+constexpr int most_warps = most_threads / warp_lanes;
+/// Most blocks of one launch: what lies beyond is reached by strides of the grid. Several times what the
+/// largest card holds at once, so that the last blocks to finish are a small part.
+constexpr std::int64_t most_blocks = 8192;
+/// Elements that one thread takes at once: 16 bytes of bf16, twice 16 bytes of fp32.
+constexpr int packet = 8;
+
+/// What one launch takes.
+struct Geometry {
+  std::int64_t grid = 0;         ///< blocks; 0: nothing to do, nothing is launched
+  int block = 0;                 ///< threads of a block, a multiple of `warp_lanes`
+  std::size_t shared_bytes = 0;  ///< dynamic shared memory of a block
+};
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
+/// Blocks for `items` of which a block takes `per_block` at once, by strides of the grid.
+constexpr std::int64_t blocks_for(std::int64_t items, std::int64_t per_block) {
+  const std::int64_t wanted = ceil_div(items, per_block);
+  return wanted < most_blocks ? wanted : most_blocks;
+}
+
+/// One thread for each packet of `count` elements.
+constexpr Geometry pointwise_geometry(std::int64_t count) {
+  return {blocks_for(ceil_div(count, packet), most_threads), most_threads};
+}
+
+/// One block for each row of `channels` elements: as many threads as the row has packets.
+constexpr Geometry row_geometry(std::int64_t rows, std::int64_t channels) {
+  const std::int64_t warps = ceil_div(ceil_div(channels, packet), warp_lanes);
+  return {blocks_for(rows, 1),
+          warp_lanes * static_cast<int>(warps < 1 ? 1 : (warps < most_warps ? warps : most_warps))};
+}
+
+/// An extent cut into `parts` pieces of `size` (the last one shorter): a function of both arguments alone.
+struct Cut {
+  std::int64_t parts = 0;
+  std::int64_t size = 0;
+};
+
+/// At most `most_parts` pieces of at least `least_size`.
+constexpr Cut cut(std::int64_t extent, std::int64_t most_parts, std::int64_t least_size) {
+  if (extent <= 0) return {};
+  const std::int64_t even = ceil_div(extent, most_parts);
+  const std::int64_t size = even < least_size ? least_size : even;
+  return {ceil_div(extent, size), size};
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,33 @@
+# Kernels of the CUDA device and what is made of them; included by CMakeLists.txt of this folder.
+#   tandem_cuda_kernels(TARGET)   adds them to TARGET, compiled by nvcc, with the matrix products of cuBLASLt
+#   tandem_gpu_ops_emulated       the same text compiled by the C++ compiler (emulation/), plain matrix products
+# Who links the latter also provides native_stream() and emulation::enqueue(), in a library named after it:
+# tandem_gpu_emulation_immediate runs a kernel where it is launched.
+set(gpu_kernels_dir ${CMAKE_CURRENT_LIST_DIR})
+set(gpu_kernel_sources attention.cu attention_backward.cu columns.cu embedding.cu matmul.cu norms.cu pointwise.cu
+                       softmax.cu update.cu)
+list(TRANSFORM gpu_kernel_sources PREPEND ${gpu_kernels_dir}/kernels/)
+set(gpu_ops_sources ${gpu_kernels_dir}/cuda_ops.cpp ${gpu_kernels_dir}/head_loss.cpp)
+set(gpu_cublaslt_sources ${gpu_kernels_dir}/matmul_cublaslt.cpp)
+
+# CMake 3.25 does not know this flag of nvcc.
+if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+endif()
+if(TANDEM_CCACHE)
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${TANDEM_CCACHE})
+endif()
+
+# No contraction: every fused multiply-add of a kernel is explicit, as on the CPU. A kernel whose registers spill
+# to memory is an error.
+set(gpu_kernel_flags -fmad=false --expt-relaxed-constexpr -Xptxas=-warn-spills -Werror=all-warnings
+    CACHE INTERNAL "nvcc flags of the kernels")
+function(tandem_cuda_kernels target)
+  target_sources(${target} PRIVATE ${gpu_kernel_sources} ${gpu_ops_sources} ${gpu_cublaslt_sources})
+  target_include_directories(${target} PRIVATE ${gpu_kernels_dir}/cuda)
+  target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${gpu_kernel_flags}>")
+endfunction()
+
+if(TANDEM_TESTS)
+  add_subdirectory(${gpu_kernels_dir}/emulation)
+endif()

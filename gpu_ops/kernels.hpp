@@ -1,0 +1,72 @@
+#pragma once
+// What starts the kernels of kernels/*.cu: one function each, typed and checked by the caller (cuda_ops.cpp).
+// All are asynchronous on `stream`, operands as in core/ops.hpp. Memory of any alignment is taken; 16-byte
+// accesses are used where the operands are aligned to them. Sums have an order that depends on shapes alone.
+// Throw DeviceError where the driver refuses a launch.
+#include <cstddef>
+
+#include "core/ops.hpp"
+
+struct CUstream_st;
+
+namespace tandem::gpu {
+
+// -- update.cu: the bits of core/numerics --------------------------------------------------------------------------
+void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* stream);
+void weights_of_master(const float* master, bf16* weight, std::int64_t count, CUstream_st* stream);
+void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, CUstream_st* stream);
+void round(const float* sum, bf16* gradient, std::int64_t count, CUstream_st* stream);
+void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, CUstream_st* stream);
+
+// -- pointwise.cu --------------------------------------------------------------------------------------------------
+void gelu(TensorView x, TensorView y, CUstream_st* stream);
+void gelu_backward(TensorView dy, TensorView x, TensorView dx, CUstream_st* stream);
+void swiglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream);
+void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                     CUstream_st* stream);
+void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
+void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream);
+
+// -- norms.cu: dx alone; gradients of weight and bias are column sums ----------------------------------------------
+void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
+                float eps, CUstream_st* stream);
+void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream);
+/// `mean` is empty for RMSNorm.
+void norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                         TensorView dx, bool accumulate, CUstream_st* stream);
+
+// -- columns.cu ----------------------------------------------------------------------------------------------------
+/// Device scratch that sums over rows of `channels` columns take at most.
+std::size_t column_sums_scratch(std::int64_t channels);
+/// dbias (C) f32 += sums of the columns of dy (N, C).
+void add_column_sums(TensorView dy, TensorView dbias, void* scratch, CUstream_st* stream);
+/// dweight (C) += sums of dy times the normalised x, dbias (C) += sums of dy; each may be empty. `mean` is empty for
+/// RMSNorm.
+void add_norm_column_sums(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
+                          TensorView dbias, void* scratch, CUstream_st* stream);
+
+// -- embedding.cu --------------------------------------------------------------------------------------------------
+/// A token outside the vocabulary makes its row NaN.
+void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
+               CUstream_st* stream);
+/// dtable (V, C) += rows of dout, in their order: the bits of one addition after the other. A token outside the
+/// vocabulary is left out.
+void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, CUstream_st* stream);
+/// dpositions (P, C) += rows of dout, in their order.
+void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream);
+
+// -- softmax.cu ----------------------------------------------------------------------------------------------------
+/// Rows of logits (n, V), `stride` elements apart, and what becomes of them.
+struct LogitRows {
+  const float* logits = nullptr;
+  const std::int32_t* targets = nullptr;  ///< (n) as in HeadLoss; one that is not below V gives NaN
+  float* losses = nullptr;                ///< (n), written
+  /// Gradient of gradient_scale * losses, like the logits but f32 or bf16; may be the logits; null for none.
+  void* gradient = nullptr;
+  DType gradient_dtype = DType::f32;
+  float gradient_scale = 1.0F;
+  std::int64_t rows = 0, size = 0, stride = 0;
+};
+void softmax_loss(const LogitRows& rows, CUstream_st* stream);
+
+}  // namespace tandem::gpu

@@ -1,0 +1,119 @@
+// Attention forward: a block for each tile of queries of one head, keys and values tile by tile.
+#include <cmath>
+
+#include "gpu_ops/kernels/attention_tiles.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr std::uint32_t minus_infinity = 0xff800000u;
+
+TANDEM_DEVICE float quad_max(float value) {
+  for (int distance = 1; distance < quad; distance *= 2) {
+    const float other = shuffle_xor(value, distance);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+TANDEM_DEVICE float quad_sum(float value) {
+  for (int distance = 1; distance < quad; distance *= 2) value = value + shuffle_xor(value, distance);
+  return value;
+}
+
+/// The running softmax of one row of queries, alike in all threads of its quad but for their share of `out`.
+template <int dim>
+struct Running {
+  float largest;
+  float sum;
+  Quarter<dim> out;  ///< sum of weights times values
+};
+
+/// Takes in the scores of query t with the staged keys from `first_key` on: weights into this row of `weights`.
+template <int dim>
+TANDEM_DEVICE void weigh(Running<dim>& row, const float* query, const float* keys, std::int64_t t,
+                         std::int64_t first_key, const AttentionShape& shape, float* weights) {
+  Scores<dim> score = row_products<dim>(query, keys);
+  float top = row.largest;
+  TANDEM_UNROLL
+  for (int j = 0; j < Tiling<dim>::own_scores; ++j) {
+    const std::int64_t key = first_key + column_of(j);
+    const bool seen = key <= t && key < shape.sequence;
+    score.x[j] = seen ? shape.scale * score.x[j] : numerics::bits_float(minus_infinity);
+    top = score.x[j] > top ? score.x[j] : top;
+  }
+  top = quad_max(top);
+  float sum = 0.0F;
+  TANDEM_UNROLL
+  for (int j = 0; j < Tiling<dim>::own_scores; ++j) {
+    const float weight = numerics::exp(score.x[j] - top);
+    weights[column_of(j)] = weight;
+    sum = sum + weight;
+  }
+  const float shrink = numerics::exp(row.largest - top);
+  row.sum = numerics::fma(row.sum, shrink, quad_sum(sum));
+  row.largest = top;
+  for (int p = 0; p < Tiling<dim>::own_pieces; ++p) {
+    for (int i = 0; i < 4; ++i) row.out.piece[p].x[i] = row.out.piece[p].x[i] * shrink;
+  }
+}
+
+struct ForwardOperands {
+  HeadsView q, k, v, out;
+  float* lse;  ///< (B, H, T), or null
+};
+
+template <class T, int dim>
+TANDEM_KERNEL(Tiling<dim>::threads)
+attention_kernel(ForwardOperands operands, AttentionShape shape, bool aligned) {
+  using Size = Tiling<dim>;
+  TANDEM_DYNAMIC_SHARED(float, memory);
+  float* const queries = memory;
+  float* const others = queries + Size::tile_floats;  // keys, then values
+  const int row = thread_index() / quad;
+  float* const weights = others + Size::tile_floats + row * Size::score_pitch;
+  const std::int64_t tiles = ceil_div(shape.sequence, Size::rows), heads = shape.batch * shape.heads;
+  for (std::int64_t i = block_index(); i < tiles * heads; i += grid_size()) {
+    // The longest rows first, so that the last blocks to run are short ones.
+    const std::int64_t first_query = (tiles - 1 - i / heads) * Size::rows, t = first_query + row;
+    const std::int64_t b = i % heads / shape.heads, h = i % shape.heads, group = shape.heads / shape.kv_heads;
+    const Head<T> k = head_at<T>(operands.k, shape, b, h / group), v = head_at<T>(operands.v, shape, b, h / group);
+    stage_rows<dim>(head_at<T>(operands.q, shape, b, h), first_query, shape, aligned, queries);
+    Running<dim> running = {numerics::bits_float(minus_infinity), 0.0F, {}};
+    for (std::int64_t key = 0; key <= first_query; key += Size::rows) {
+      stage_rows<dim>(k, key, shape, aligned, others);
+      barrier();
+      weigh(running, queries + row * Size::pitch, others, t, key, shape, weights);
+      barrier();
+      stage_rows<dim>(v, key, shape, aligned, others);
+      barrier();
+      TANDEM_UNROLL_BY(4)
+      for (int c = 0; c < Size::rows; ++c) add_row_times(running.out, weights[c], others + c * Size::pitch);
+      barrier();
+    }
+    write_row(head_at<T>(operands.out, shape, b, h), t, shape, running.out, numerics::div(1.0F, running.sum));
+    if (operands.lse != nullptr && t < shape.sequence && thread_index() % quad == 0) {
+      operands.lse[(b * shape.heads + h) * shape.sequence + t] =
+          static_cast<float>(static_cast<double>(running.largest) + std::log(static_cast<double>(running.sum)));
+    }
+  }
+}
+
+}  // namespace
+
+void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape,
+               CUstream_st* stream) {
+  const ForwardOperands operands{q, k, v, {out.data, out.dtype, shape.heads * shape.head_dim}, optional<float>(lse)};
+  with_activation(q.dtype, [&]<class T>(T) {
+    with_tiling(shape.head_dim, [&](auto dim) {
+      using Size = Tiling<dim.value>;
+      const Geometry geometry{blocks_for(ceil_div(shape.sequence, Size::rows) * shape.batch * shape.heads, 1),
+                              Size::threads, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
+      launch("attention", attention_kernel<T, dim.value>, geometry, stream, operands, shape,
+             aligned_heads<T>(shape.head_dim, q, k, v));
+    });
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,181 @@
+// Attention backward, in two kernels that recompute the weights: one owns queries and sums dq over keys, the other
+// owns keys and sums dk and dv over the queries of all heads that share them. With P the weights and
+// delta = dout . out: dS = P (dP - delta) scale.
+#include "gpu_ops/kernels/attention_tiles.hpp"
+#include "gpu_ops/kernels/block_sums.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+struct BackwardOperands {
+  HeadsView dout, q, k, v, out, dq, dk, dv;
+  const float* lse;  ///< (B, H, T)
+  float* delta;      ///< (B, H, T)
+};
+
+/// A warp for each row of each head.
+template <class T>
+TANDEM_KERNEL(most_threads)
+delta_kernel(BackwardOperands operands, AttentionShape shape) {
+  const int lane = thread_index() % warp_lanes;
+  const std::int64_t rows = shape.batch * shape.heads * shape.sequence;
+  for (std::int64_t i = block_index() * most_warps + thread_index() / warp_lanes; i < rows;
+       i += grid_size() * most_warps) {
+    const std::int64_t t = i % shape.sequence, h = i / shape.sequence % shape.heads;
+    const std::int64_t b = i / shape.sequence / shape.heads;
+    const Head<T> out = head_at<T>(operands.out, shape, b, h), dout = head_at<T>(operands.dout, shape, b, h);
+    float sum = 0.0F;
+    for (std::int64_t d = lane; d < shape.head_dim; d += warp_lanes) {
+      sum = numerics::fma(to_float(dout.data[t * dout.stride + d]), to_float(out.data[t * out.stride + d]), sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) operands.delta[i] = sum;
+  }
+}
+
+/// Weight and score gradient of one query with one key.
+struct Pair {
+  float weight;
+  float dscore;
+};
+
+TANDEM_DEVICE Pair pair_of(float product, float dweight, float lse, float delta, float scale, bool seen) {
+  if (!seen) return {0.0F, 0.0F};
+  const float weight = numerics::exp(numerics::fma(scale, product, -lse));
+  return {weight, weight * (dweight - delta) * scale};
+}
+
+template <class T, int dim>
+TANDEM_KERNEL(Tiling<dim>::threads)
+dq_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
+  using Size = Tiling<dim>;
+  TANDEM_DYNAMIC_SHARED(float, memory);
+  float* const queries = memory;
+  float* const douts = queries + Size::tile_floats;
+  float* const keys = douts + Size::tile_floats;
+  float* const values = keys + Size::tile_floats;
+  const int row = thread_index() / quad;
+  float* const dscores = values + Size::tile_floats + row * Size::score_pitch;
+  const std::int64_t tiles = ceil_div(shape.sequence, Size::rows), heads = shape.batch * shape.heads;
+  for (std::int64_t i = block_index(); i < tiles * heads; i += grid_size()) {
+    const std::int64_t first_query = (tiles - 1 - i / heads) * Size::rows, t = first_query + row;
+    const std::int64_t b = i % heads / shape.heads, h = i % shape.heads, group = shape.heads / shape.kv_heads;
+    const Head<T> k = head_at<T>(operands.k, shape, b, h / group), v = head_at<T>(operands.v, shape, b, h / group);
+    stage_rows<dim>(head_at<T>(operands.q, shape, b, h), first_query, shape, aligned, queries);
+    stage_rows<dim>(head_at<T>(operands.dout, shape, b, h), first_query, shape, aligned, douts);
+    const std::int64_t statistic = (b * shape.heads + h) * shape.sequence + t;
+    const float lse = t < shape.sequence ? operands.lse[statistic] : 0.0F;
+    const float delta = t < shape.sequence ? operands.delta[statistic] : 0.0F;
+    Quarter<dim> sums = {};
+    for (std::int64_t key = 0; key <= first_query; key += Size::rows) {
+      stage_rows<dim>(k, key, shape, aligned, keys);
+      stage_rows<dim>(v, key, shape, aligned, values);
+      barrier();
+      const Scores<dim> products = row_products<dim>(queries + row * Size::pitch, keys);
+      const Scores<dim> dweights = row_products<dim>(douts + row * Size::pitch, values);
+      TANDEM_UNROLL
+      for (int j = 0; j < Size::own_scores; ++j) {
+        const bool seen = key + column_of(j) <= t && t < shape.sequence;
+        dscores[column_of(j)] = pair_of(products.x[j], dweights.x[j], lse, delta, shape.scale, seen).dscore;
+      }
+      warp_barrier();
+      TANDEM_UNROLL_BY(4)
+      for (int c = 0; c < Size::rows; ++c) add_row_times(sums, dscores[c], keys + c * Size::pitch);
+      barrier();
+    }
+    write_row(head_at<T>(operands.dq, shape, b, h), t, shape, sums, 1.0F);
+  }
+}
+
+template <class T, int dim>
+TANDEM_KERNEL(Tiling<dim>::threads)
+dkv_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
+  using Size = Tiling<dim>;
+  TANDEM_DYNAMIC_SHARED(float, memory);
+  float* const keys = memory;
+  float* const values = keys + Size::tile_floats;
+  float* const queries = values + Size::tile_floats;
+  float* const douts = queries + Size::tile_floats;
+  const int row = thread_index() / quad;
+  float* const weights = douts + Size::tile_floats + row * Size::score_pitch;
+  float* const dscores = weights + Size::score_floats;
+  const std::int64_t tiles = ceil_div(shape.sequence, Size::rows), heads = shape.batch * shape.kv_heads;
+  const std::int64_t group = shape.heads / shape.kv_heads;
+  for (std::int64_t i = block_index(); i < tiles * heads; i += grid_size()) {
+    // The first keys are seen by most queries: they go first.
+    const std::int64_t first_key = i / heads * Size::rows, t = first_key + row;
+    const std::int64_t b = i % heads / shape.kv_heads, kv = i % shape.kv_heads;
+    stage_rows<dim>(head_at<T>(operands.k, shape, b, kv), first_key, shape, aligned, keys);
+    stage_rows<dim>(head_at<T>(operands.v, shape, b, kv), first_key, shape, aligned, values);
+    Quarter<dim> dk = {}, dv = {};
+    for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+      const float* const lse = operands.lse + (b * shape.heads + h) * shape.sequence;
+      const float* const delta = operands.delta + (b * shape.heads + h) * shape.sequence;
+      for (std::int64_t query = first_key; query < shape.sequence; query += Size::rows) {
+        stage_rows<dim>(head_at<T>(operands.q, shape, b, h), query, shape, aligned, queries);
+        stage_rows<dim>(head_at<T>(operands.dout, shape, b, h), query, shape, aligned, douts);
+        barrier();
+        const Scores<dim> products = row_products<dim>(keys + row * Size::pitch, queries);
+        const Scores<dim> dweights = row_products<dim>(values + row * Size::pitch, douts);
+        TANDEM_UNROLL
+        for (int j = 0; j < Size::own_scores; ++j) {
+          const std::int64_t u = query + column_of(j);
+          const bool inside = u < shape.sequence;
+          const Pair pair = pair_of(products.x[j], dweights.x[j], inside ? lse[u] : 0.0F, inside ? delta[u] : 0.0F,
+                                    shape.scale, inside && t <= u);
+          weights[column_of(j)] = pair.weight;
+          dscores[column_of(j)] = pair.dscore;
+        }
+        warp_barrier();
+        TANDEM_UNROLL_BY(4)
+        for (int c = 0; c < Size::rows; ++c) {
+          add_row_times(dv, weights[c], douts + c * Size::pitch);
+          add_row_times(dk, dscores[c], queries + c * Size::pitch);
+        }
+        barrier();
+      }
+    }
+    write_row(head_at<T>(operands.dk, shape, b, kv), t, shape, dk, 1.0F);
+    write_row(head_at<T>(operands.dv, shape, b, kv), t, shape, dv, 1.0F);
+  }
+}
+
+}  // namespace
+
+std::size_t attention_backward_scratch(std::int64_t tokens, std::int64_t heads) {
+  return align_up(static_cast<std::size_t>(tokens * heads) * sizeof(float));
+}
+
+void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
+                        HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape, void* scratch,
+                        CUstream_st* stream) {
+  const std::int64_t dense = shape.heads * shape.head_dim, rows = shape.batch * shape.sequence;
+  const BackwardOperands operands{.dout = {dout.data, dout.dtype, dense},
+                                  .q = q,
+                                  .k = k,
+                                  .v = v,
+                                  .out = {out.data, out.dtype, dense},
+                                  .dq = dq,
+                                  .dk = dk,
+                                  .dv = dv,
+                                  .lse = lse.as<float>(),
+                                  .delta = static_cast<float*>(scratch)};
+  with_activation(q.dtype, [&]<class T>(T) {
+    launch("attention_delta", delta_kernel<T>, Geometry{blocks_for(rows * shape.heads, most_warps), most_threads},
+           stream, operands, shape);
+    with_tiling(shape.head_dim, [&](auto dim) {
+      using Size = Tiling<dim.value>;
+      const std::int64_t tiles = ceil_div(shape.sequence, Size::rows) * shape.batch;
+      const bool aligned = aligned_heads<T>(shape.head_dim, operands.dout, q, k, v);
+      const std::size_t bytes = (4 * Size::tile_floats + Size::score_floats) * sizeof(float);
+      launch("attention_dq", dq_kernel<T, dim.value>,
+             Geometry{blocks_for(tiles * shape.heads, 1), Size::threads, bytes}, stream, operands, shape, aligned);
+      launch("attention_dkv", dkv_kernel<T, dim.value>,
+             Geometry{blocks_for(tiles * shape.kv_heads, 1), Size::threads, bytes + Size::score_floats * sizeof(float)},
+             stream, operands, shape, aligned);
+    });
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,60 @@
+#pragma once
+// Sums over the threads of a block, in an order that depends on the size of the block alone.
+#include <kernel_language.hpp>
+
+#include "core/numerics/functions.hpp"
+#include "gpu_ops/geometry.hpp"
+
+namespace tandem::gpu {
+
+TANDEM_DEVICE float warp_sum(float value) {
+  for (int distance = warp_lanes / 2; distance > 0; distance /= 2) value = value + shuffle_xor(value, distance);
+  return value;
+}
+
+/// The sum, in every thread: lanes pairwise at distances 16 ... 1, then warps in order. `room`: `most_warps`
+/// shared floats, free again when the call returns. All threads of the block call it.
+TANDEM_DEVICE float block_sum(float value, float* room) {
+  value = warp_sum(value);
+  if (thread_index() % warp_lanes == 0) room[thread_index() / warp_lanes] = value;
+  barrier();
+  float sum = 0.0F;
+  for (int warp = 0; warp < block_size() / warp_lanes; ++warp) sum = sum + room[warp];
+  barrier();
+  return sum;
+}
+
+/// Largest value seen, and the sum of exp(value - largest).
+struct SoftmaxSum {
+  float largest;
+  float sum;
+};
+
+/// Both parts in one. Where neither has seen a value above -inf, the sum is NaN or 0 as it was.
+TANDEM_DEVICE SoftmaxSum merged(const SoftmaxSum& a, const SoftmaxSum& b) {
+  const float largest = a.largest > b.largest ? a.largest : b.largest;
+  if (b.sum == 0.0F) return {largest, a.sum};
+  if (a.sum == 0.0F) return {largest, b.sum};
+  return {largest,
+          numerics::fma(a.sum, numerics::exp(a.largest - largest), b.sum * numerics::exp(b.largest - largest))};
+}
+
+/// As block_sum; `room`: 2 * `most_warps` floats.
+TANDEM_DEVICE SoftmaxSum block_softmax_sum(SoftmaxSum part, float* room) {
+  const int lane = thread_index() % warp_lanes, own_warp = thread_index() / warp_lanes;
+  for (int distance = warp_lanes / 2; distance > 0; distance /= 2) {
+    const SoftmaxSum other{shuffle_down(part.largest, distance), shuffle_down(part.sum, distance)};
+    part = lane < distance ? merged(part, other) : part;
+  }
+  if (lane == 0) {
+    room[2 * own_warp] = part.largest;
+    room[2 * own_warp + 1] = part.sum;
+  }
+  barrier();
+  SoftmaxSum all{room[0], room[1]};
+  for (int warp = 1; warp < block_size() / warp_lanes; ++warp) all = merged(all, {room[2 * warp], room[2 * warp + 1]});
+  barrier();
+  return all;
+}
+
+}  // namespace tandem::gpu

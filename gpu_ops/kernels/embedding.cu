@@ -1,0 +1,134 @@
+// Rows of a table by token, and their gradients without atomics: the first row that names a token owns it, and adds
+// all rows that name it, in their order.
+#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr std::uint32_t quiet_nan = 0x7fc00000u;
+
+struct EmbeddingShape {
+  std::int64_t tokens, vocabulary, channels, sequence;
+};
+
+/// `positions` is null where there are none.
+template <class T>
+TANDEM_KERNEL(most_threads)
+embedding_kernel(const std::int32_t* ids, const bf16* table, const bf16* positions, T* out, EmbeddingShape shape,
+                 bool aligned) {
+  for (std::int64_t row = block_index(); row < shape.tokens; row += grid_size()) {
+    const std::int64_t id = ids[row];
+    const bool known = id >= 0 && id < shape.vocabulary;
+    const bf16* const from = table + (known ? id : 0) * shape.channels;
+    const bf16* const place = positions == nullptr ? nullptr : positions + row % shape.sequence * shape.channels;
+    T* const to = out + row * shape.channels;
+    for_row_spans(shape.channels, aligned, [&](const Span& span) {
+      Floats p = load(from, span);
+      if (place != nullptr) {
+        const Floats q = load(place, span);
+        for (int i = 0; i < packet; ++i) p.x[i] = p.x[i] + q.x[i];
+      }
+      for (int i = 0; i < packet; ++i) p.x[i] = known ? p.x[i] : numerics::bits_float(quiet_nan);
+      store(to, span, p);
+    });
+  }
+}
+
+/// sum[0, channels) += row, by the threads of the block: a thread always has the same columns.
+template <class T>
+TANDEM_DEVICE void add_row(float* sum, const T* row, std::int64_t channels, bool aligned) {
+  for_row_spans(channels, aligned, [&](const Span& span) {
+    Floats total = load(sum, span);
+    const Floats next = load(row, span);
+    for (int i = 0; i < packet; ++i) total.x[i] = total.x[i] + next.x[i];
+    store_exactly(sum, span, total);
+  });
+}
+
+/// Which of the rows from `begin` on name `id`: bit i of word w stands for row begin + 32 w + i. All threads of the
+/// block call it and may read `words` when it returns, until they call it again.
+TANDEM_DEVICE void find_rows(const std::int32_t* ids, std::int64_t begin, std::int64_t end, std::int32_t id,
+                             std::uint32_t* words) {
+  const std::int64_t row = begin + thread_index();
+  const std::uint32_t found = ballot(row < end && ids[row] == id);
+  barrier();
+  if (thread_index() % warp_lanes == 0) words[thread_index() / warp_lanes] = found;
+  barrier();
+}
+
+/// Whether a row before `row` names its token.
+TANDEM_DEVICE bool seen_before(const std::int32_t* ids, std::int64_t row, std::uint32_t* words) {
+  for (std::int64_t begin = 0; begin < row; begin += most_threads) {
+    find_rows(ids, begin, row, ids[row], words);
+    for (int w = 0; w < most_warps; ++w) {
+      if (words[w] != 0) return true;
+    }
+  }
+  return false;
+}
+
+template <class T>
+TANDEM_KERNEL(most_threads)
+embedding_backward_kernel(const T* dout, const std::int32_t* ids, float* dtable, EmbeddingShape shape, bool aligned) {
+  TANDEM_SHARED(std::uint32_t, words, most_warps);
+  for (std::int64_t row = block_index(); row < shape.tokens; row += grid_size()) {
+    const std::int32_t id = ids[row];
+    if (id < 0 || id >= shape.vocabulary || seen_before(ids, row, words)) continue;
+    float* const sum = dtable + id * shape.channels;
+    for (std::int64_t begin = row; begin < shape.tokens; begin += most_threads) {
+      find_rows(ids, begin, shape.tokens, id, words);
+      for (int w = 0; w < most_warps; ++w) {
+        for (int i = 0; i < warp_lanes && words[w] >> i != 0; ++i) {
+          if ((words[w] >> i & 1u) == 0) continue;
+          add_row(sum, dout + (begin + w * warp_lanes + i) * shape.channels, shape.channels, aligned);
+        }
+      }
+    }
+  }
+}
+
+/// A block for each position: rows position, position + sequence, ...
+template <class T>
+TANDEM_KERNEL(most_threads)
+position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape, bool aligned) {
+  const std::int64_t used = shape.sequence < shape.tokens ? shape.sequence : shape.tokens;
+  for (std::int64_t place = block_index(); place < used; place += grid_size()) {
+    for (std::int64_t row = place; row < shape.tokens; row += shape.sequence) {
+      add_row(dpositions + place * shape.channels, dout + row * shape.channels, shape.channels, aligned);
+    }
+  }
+}
+
+}  // namespace
+
+void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
+               CUstream_st* stream) {
+  const EmbeddingShape shape{tokens.count(), table.shape[0], table.shape[1], sequence};
+  with_activation(out.dtype, [&]<class T>(T) {
+    launch("embedding", embedding_kernel<T>, row_geometry(shape.tokens, shape.channels), stream,
+           tokens.as<std::int32_t>(), table.as<bf16>(), optional<bf16>(positions), out.as<T>(), shape,
+           whole_packets<bf16>(shape.channels) && aligned(table.data, positions.data, out.data));
+  });
+}
+
+void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, CUstream_st* stream) {
+  const EmbeddingShape shape{tokens.count(), dtable.shape[0], dtable.shape[1], 1};
+  with_activation(dout.dtype, [&]<class T>(T) {
+    launch("embedding_backward", embedding_backward_kernel<T>, Geometry{blocks_for(shape.tokens, 1), most_threads},
+           stream, dout.as<T>(), tokens.as<std::int32_t>(), dtable.as<float>(), shape,
+           whole_packets<bf16>(shape.channels) && aligned(dout.data, dtable.data));
+  });
+}
+
+void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream) {
+  const EmbeddingShape shape{dout.shape[0], 0, dout.shape[1], sequence};
+  const std::int64_t used = sequence < shape.tokens ? sequence : shape.tokens;
+  with_activation(dout.dtype, [&]<class T>(T) {
+    launch("position_backward", position_backward_kernel<T>, row_geometry(used, shape.channels), stream, dout.as<T>(),
+           dpositions.as<float>(), shape, whole_packets<bf16>(shape.channels) && aligned(dout.data, dpositions.data));
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,122 @@
+// The plain matrix product: a block for each 64 x 64 tile of the result, 16 x 16 threads with 4 x 4 sums each, factors
+// through shared memory as fp32. Sums run over k in order.
+#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/launch.hpp"
+#include "gpu_ops/matmul.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int tile = 64;
+constexpr int depth = 16;
+constexpr int side = 16;
+constexpr int each = tile / side;
+/// Rows of the tiles in shared memory, apart by one more than a multiple of the banks.
+constexpr int pitch = tile + 1;
+
+/// Element (i, j) of a factor lies at data + i * row + j * column.
+template <class T>
+struct Strided {
+  const T* data;
+  std::int64_t row, column;
+};
+
+struct ProductShape {
+  std::int64_t m, n, k;
+  std::int64_t c_stride;
+};
+
+/// Stages rows [first, first + tile) of a factor, columns [begin, begin + depth), as to[column][row]; zeros outside.
+/// `rows`, `columns`: its extent. Neighbouring threads read neighbouring memory, whichever way it lies.
+template <class T>
+TANDEM_DEVICE void stage(const Strided<T>& from, std::int64_t first, std::int64_t rows, std::int64_t begin,
+                         std::int64_t columns, float* to) {
+  for (int i = thread_index(); i < tile * depth; i += most_threads) {
+    const bool along_rows = from.row == 1;
+    const int r = along_rows ? i % tile : i / depth, c = along_rows ? i / tile : i % depth;
+    const bool inside = first + r < rows && begin + c < columns;
+    to[c * pitch + r] = inside ? to_float(from.data[(first + r) * from.row + (begin + c) * from.column]) : 0.0F;
+  }
+}
+
+struct Tile {
+  float x[each][each];
+};
+
+/// sums += the product of both staged tiles.
+TANDEM_DEVICE void multiply(const float* a, const float* b, Tile& sums) {
+  const int row = thread_index() / side, column = thread_index() % side;
+  for (int k = 0; k < depth; ++k) {
+    float u[each], v[each];
+    for (int i = 0; i < each; ++i) {
+      u[i] = a[k * pitch + row + i * side];
+      v[i] = b[k * pitch + column + i * side];
+    }
+    for (int i = 0; i < each; ++i) {
+      for (int j = 0; j < each; ++j) sums.x[i][j] = numerics::fma(u[i], v[j], sums.x[i][j]);
+    }
+  }
+}
+
+/// `bt` is b transposed: (n, k).
+template <class A, class B, class C>
+TANDEM_KERNEL(most_threads)
+matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, C* c, ProductShape shape, bool accumulate) {
+  TANDEM_SHARED(float, a_tile, depth* pitch);
+  TANDEM_SHARED(float, b_tile, depth* pitch);
+  const std::int64_t across = ceil_div(shape.n, tile), tiles = across * ceil_div(shape.m, tile);
+  for (std::int64_t index = block_index(); index < tiles; index += grid_size()) {
+    const std::int64_t first_row = index / across * tile, first_column = index % across * tile;
+    Tile sums = {};
+    for (std::int64_t k = 0; k < shape.k; k += depth) {
+      stage(a, first_row, shape.m, k, shape.k, a_tile);
+      stage(bt, first_column, shape.n, k, shape.k, b_tile);
+      barrier();
+      multiply(a_tile, b_tile, sums);
+      barrier();
+    }
+    for (int i = 0; i < each; ++i) {
+      for (int j = 0; j < each; ++j) {
+        const std::int64_t row = first_row + thread_index() / side + i * side;
+        const std::int64_t column = first_column + thread_index() % side + j * side;
+        if (row >= shape.m || column >= shape.n) continue;
+        C* const result = c + row * shape.c_stride + column;
+        float value = sums.x[i][j];
+        if (bias != nullptr) value = value + to_float(bias[column]);
+        if (accumulate) value = to_float(*result) + value;
+        *result = from_float<C>(value);
+      }
+    }
+  }
+}
+
+/// As it is multiplied.
+template <class T>
+Strided<T> strided(const Factor& factor) {
+  const auto* const data = static_cast<const T*>(factor.data);
+  return factor.transposed ? Strided<T>{data, 1, factor.stride} : Strided<T>{data, factor.stride, 1};
+}
+
+template <class A, class B, class C>
+void run(const Product& p, CUstream_st* stream) {
+  const Strided<A> a = strided<A>(p.a);
+  const Strided<B> b = strided<B>(p.b);
+  launch("matmul", matmul_kernel<A, B, C>,
+         Geometry{blocks_for(ceil_div(p.m, tile) * ceil_div(p.n, tile), 1), most_threads}, stream, a,
+         Strided<B>{b.data, b.column, b.row}, p.accumulate ? nullptr : p.bias, static_cast<C*>(p.c),
+         ProductShape{p.m, p.n, p.k, p.c_stride}, p.accumulate);
+}
+
+}  // namespace
+
+void plain_matmul(const Product& p, CUstream_st* stream) {
+  const bool half_a = p.a.dtype == DType::bf16, half_b = p.b.dtype == DType::bf16, half_c = p.c_dtype == DType::bf16;
+  const bool known = p.a.dtype != DType::i32 && p.b.dtype != DType::i32 && p.c_dtype != DType::i32;
+  if (known && half_a && half_b && half_c) return run<bf16, bf16, bf16>(p, stream);
+  if (known && half_a && half_b && !half_c) return run<bf16, bf16, float>(p, stream);
+  if (known && !half_a && half_b && !half_c) return run<float, bf16, float>(p, stream);
+  if (known && !half_a && !half_b && !half_c) return run<float, float, float>(p, stream);
+  throw MisuseError("matrix product of types that kernels do not take", name_of(p.a.dtype), name_of(p.b.dtype));
+}
+
+}  // namespace tandem::gpu

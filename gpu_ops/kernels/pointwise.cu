@@ -1,0 +1,145 @@
+// Activations, sums of residuals, rotary embedding: one pass over memory, in place where core/ops.hpp allows.
+#include "core/numerics/activation.hpp"
+#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+template <class T>
+TANDEM_KERNEL(most_threads)
+gelu_kernel(const T* x, T* y, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) {
+    Floats p = load(x, span);
+    for (int i = 0; i < packet; ++i) p.x[i] = numerics::gelu(p.x[i]);
+    store(y, span, p);
+  });
+}
+
+template <class T>
+TANDEM_KERNEL(most_threads)
+gelu_backward_kernel(const T* dy, const T* x, T* dx, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) {
+    Floats p = load(x, span);
+    const Floats d = load(dy, span);
+    for (int i = 0; i < packet; ++i) p.x[i] = d.x[i] * numerics::gelu_derivative(p.x[i]);
+    store(dx, span, p);
+  });
+}
+
+template <class T>
+TANDEM_KERNEL(most_threads)
+swiglu_kernel(const T* gate, const T* up, T* y, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) {
+    Floats p = load(gate, span);
+    const Floats u = load(up, span);
+    for (int i = 0; i < packet; ++i) p.x[i] = numerics::swiglu(p.x[i], u.x[i]);
+    store(y, span, p);
+  });
+}
+
+template <class T>
+TANDEM_KERNEL(most_threads)
+swiglu_backward_kernel(const T* dy, const T* gate, const T* up, T* dgate, T* dup, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) {
+    const Floats d = load(dy, span);
+    Floats g = load(gate, span), u = load(up, span);
+    for (int i = 0; i < packet; ++i) {
+      const float dgate_i = d.x[i] * u.x[i] * numerics::silu_derivative(g.x[i]);
+      u.x[i] = d.x[i] * numerics::silu(g.x[i]);
+      g.x[i] = dgate_i;
+    }
+    store(dgate, span, g);
+    store(dup, span, u);
+  });
+}
+
+template <class T>
+TANDEM_KERNEL(most_threads)
+add_kernel(const T* a, const T* b, T* y, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) {
+    Floats p = load(a, span);
+    const Floats q = load(b, span);
+    for (int i = 0; i < packet; ++i) p.x[i] = p.x[i] + q.x[i];
+    store(y, span, p);
+  });
+}
+
+struct RopeShape {
+  std::int64_t sequence, heads, half;
+};
+
+/// A thread turns eight pairs, or what is left of a head's.
+template <class T>
+TANDEM_KERNEL(most_threads)
+rope_kernel(T* x, const float* table, RopeShape shape, std::int64_t tokens, float sign, bool aligned) {
+  const std::int64_t spans = ceil_div(shape.half, packet), all = tokens * shape.heads * spans;
+  for (std::int64_t i = block_index() * block_size() + thread_index(); i < all; i += grid_size() * block_size()) {
+    const std::int64_t head = i / spans, place = head / shape.heads % shape.sequence;
+    const Span span = span_at(i % spans * packet, shape.half, aligned);
+    T* const low = x + head * 2 * shape.half;
+    T* const high = low + shape.half;
+    const float* const angles = table + place * shape.half * 2 + span.at * 2;
+    Floats a = load(low, span), b = load(high, span);
+    for (int j = 0; j < packet; ++j) {
+      if (j >= span.count) continue;
+      const float cosine = angles[2 * j], sine = sign * angles[2 * j + 1], before = a.x[j];
+      a.x[j] = numerics::fma(before, cosine, -(b.x[j] * sine));
+      b.x[j] = numerics::fma(b.x[j], cosine, before * sine);
+    }
+    store(low, span, a);
+    store(high, span, b);
+  }
+}
+
+}  // namespace
+
+void gelu(TensorView x, TensorView y, CUstream_st* stream) {
+  with_activation(x.dtype, [&]<class T>(T) {
+    launch("gelu", gelu_kernel<T>, pointwise_geometry(x.count()), stream, x.as<T>(), y.as<T>(), x.count(),
+           aligned(x.data, y.data));
+  });
+}
+
+void gelu_backward(TensorView dy, TensorView x, TensorView dx, CUstream_st* stream) {
+  with_activation(x.dtype, [&]<class T>(T) {
+    launch("gelu_backward", gelu_backward_kernel<T>, pointwise_geometry(x.count()), stream, dy.as<T>(), x.as<T>(),
+           dx.as<T>(), x.count(), aligned(dy.data, x.data, dx.data));
+  });
+}
+
+void swiglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    launch("swiglu", swiglu_kernel<T>, pointwise_geometry(gate.count()), stream, gate.as<T>(), up.as<T>(), y.as<T>(),
+           gate.count(), aligned(gate.data, up.data, y.data));
+  });
+}
+
+void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                     CUstream_st* stream) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    launch("swiglu_backward", swiglu_backward_kernel<T>, pointwise_geometry(gate.count()), stream, dy.as<T>(),
+           gate.as<T>(), up.as<T>(), dgate.as<T>(), dup.as<T>(), gate.count(),
+           aligned(dy.data, gate.data, up.data, dgate.data, dup.data));
+  });
+}
+
+void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream) {
+  with_activation(a.dtype, [&]<class T>(T) {
+    launch("add", add_kernel<T>, pointwise_geometry(a.count()), stream, a.as<T>(), b.as<T>(), y.as<T>(), a.count(),
+           aligned(a.data, b.data, y.data));
+  });
+}
+
+void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream) {
+  const RopeShape shape{x.shape[1], x.shape[2], x.shape[3] / 2};
+  const std::int64_t tokens = x.shape[0] * x.shape[1];
+  const Geometry geometry{blocks_for(tokens * shape.heads * ceil_div(shape.half, packet), most_threads), most_threads};
+  with_activation(x.dtype, [&]<class T>(T) {
+    launch("rope", rope_kernel<T>, geometry, stream, x.as<T>(), table.as<float>(), shape, tokens,
+           inverse ? -1.0F : 1.0F, aligned(x.data) && whole_packets<T>(shape.half));
+  });
+}
+
+}  // namespace tandem::gpu

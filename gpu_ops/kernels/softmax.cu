@@ -1,0 +1,73 @@
+// Cross-entropy of rows of logits, and its gradient: a block for each row, the row read twice.
+#include <cmath>
+
+#include "core/numerics/functions.hpp"
+#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/kernels/block_sums.hpp"
+#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr std::uint32_t minus_infinity = 0xff800000u;
+constexpr std::uint32_t quiet_nan = 0x7fc00000u;
+
+/// Largest logit of a row and the sum of exponentials, in every thread: one pass, rescaled where a larger one comes.
+TANDEM_DEVICE SoftmaxSum row_softmax_sum(const float* logits, std::int64_t size, bool aligned, float* room) {
+  SoftmaxSum own{numerics::bits_float(minus_infinity), 0.0F};
+  for_row_spans(size, aligned, [&](const Span& span) {
+    const Floats v = load(logits, span);
+    float top = own.largest;
+    for (int i = 0; i < packet; ++i) {
+      if (i < span.count && !(v.x[i] <= top)) top = v.x[i];
+    }
+    float sum = own.sum == 0.0F ? 0.0F : own.sum * numerics::exp(own.largest - top);
+    for (int i = 0; i < packet; ++i) {
+      if (i < span.count) sum = sum + numerics::exp(v.x[i] - top);
+    }
+    own = {top, sum};
+  });
+  return block_softmax_sum(own, room);
+}
+
+/// T: of the gradient.
+template <class T>
+TANDEM_KERNEL(most_threads)
+softmax_loss_kernel(LogitRows r, bool aligned) {
+  TANDEM_SHARED(float, room, 2 * most_warps);
+  const std::int64_t size = r.size;
+  for (std::int64_t row = block_index(); row < r.rows; row += grid_size()) {
+    const float* const x = r.logits + row * r.stride;
+    const std::int64_t target = r.targets[row];
+    // Read by all before the barriers of the sum: the gradient may take its place.
+    const float nan = numerics::bits_float(quiet_nan), at_target = target >= 0 && target < size ? x[target] : nan;
+    const SoftmaxSum all = row_softmax_sum(x, size, aligned, room);
+    if (thread_index() == 0) {
+      const double loss =
+          std::log(static_cast<double>(all.sum)) + static_cast<double>(all.largest) - static_cast<double>(at_target);
+      r.losses[row] = target < 0 ? 0.0F : static_cast<float>(loss);
+    }
+    if (r.gradient == nullptr) continue;
+    const float factor = target < size ? numerics::div(r.gradient_scale, all.sum) : nan;
+    for_row_spans(size, aligned, [&](const Span& span) {
+      Floats v = load(x, span);
+      for (int i = 0; i < packet; ++i) {
+        const float own = span.at + i == target ? r.gradient_scale : 0.0F;
+        v.x[i] = target < 0 ? 0.0F : numerics::fma(numerics::exp(v.x[i] - all.largest), factor, -own);
+      }
+      store(static_cast<T*>(r.gradient) + row * r.stride, span, v);
+    });
+  }
+}
+
+}  // namespace
+
+void softmax_loss(const LogitRows& r, CUstream_st* stream) {
+  with_activation(r.gradient_dtype, [&]<class T>(T) {
+    launch("softmax_loss", softmax_loss_kernel<T>, row_geometry(r.rows, r.size), stream, r,
+           whole_packets<bf16>(r.stride) && aligned(r.logits, r.gradient));
+  });
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,194 @@
+// Optimizer arithmetic: the formulas of core/numerics, so that the device and the CPU give the same bits. One
+// pass over memory, one launch a call.
+#include "core/numerics/adam_state.hpp"
+#include "core/numerics/norm_block.hpp"
+#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+TANDEM_DEVICE Packet<bf16> weights_of(const Floats& master) {
+  Packet<bf16> weight;
+  for (int i = 0; i < packet; ++i) weight.x[i] = numerics::weight_of_master(master.x[i]);
+  return weight;
+}
+
+/// The upper halves of fp32 bits, which is how `load` widens 16-bit values.
+TANDEM_DEVICE std::uint16_t half_of(float widened) { return static_cast<std::uint16_t>(numerics::float_bits(widened) >> 16); }
+
+template <StateFormat format>
+TANDEM_DEVICE Floats load_master(const AdamPiece& p, const Span& span) {
+  if constexpr (format == StateFormat::fp32) {
+    return load(static_cast<const float*>(p.state.master), span);
+  } else {
+    Floats master = load(static_cast<const bf16*>(p.weight), span);
+    const Floats residual = load(static_cast<const bf16*>(p.state.master), span);
+    for (int i = 0; i < packet; ++i) {
+      master.x[i] = numerics::join_master(bf16{half_of(master.x[i])}, half_of(residual.x[i]));
+    }
+    return master;
+  }
+}
+
+template <StateFormat format>
+TANDEM_DEVICE void store_master(const AdamPiece& p, const Span& span, const Floats& master) {
+  if constexpr (format == StateFormat::fp32) {
+    store_exactly(static_cast<float*>(p.state.master), span, master);
+  } else {
+    Packet<bf16> residual;
+    for (int i = 0; i < packet; ++i) residual.x[i] = bf16{numerics::master_residual(master.x[i])};
+    store_exactly(static_cast<bf16*>(p.state.master), span, residual);
+  }
+}
+
+template <StateFormat format>
+TANDEM_DEVICE Floats load_moment(const void* moment, const Span& span) {
+  if constexpr (format == StateFormat::bf16_moments) {
+    return load(static_cast<const bf16*>(moment), span);
+  } else {
+    return load(static_cast<const float*>(moment), span);
+  }
+}
+
+/// numerics::moment_bits of a span: a block of random bits serves several of its elements.
+TANDEM_DEVICE Packet<std::uint32_t> random_of(const AdamCoefficients& c, std::uint64_t first) {
+  Packet<std::uint32_t> random;
+  constexpr int each = static_cast<int>(numerics::elements_per_block);
+  if (first % numerics::elements_per_block != 0) {
+    for (int i = 0; i < packet; ++i) random.x[i] = numerics::moment_bits(c.seed, c.step, first + static_cast<unsigned>(i));
+    return random;
+  }
+  for (int b = 0; b < packet / each; ++b) {
+    const numerics::Philox128 block =
+        numerics::philox_block(c.seed, c.step, first / numerics::elements_per_block + static_cast<unsigned>(b));
+    for (int i = 0; i < each; ++i) random.x[b * each + i] = block.word[i];
+  }
+  return random;
+}
+
+template <StateFormat format>
+TANDEM_DEVICE void store_moments(const AdamPiece& p, const Span& span, const Floats& m, const Floats& v,
+                                 const AdamCoefficients& c) {
+  if constexpr (format == StateFormat::bf16_moments) {
+    const Packet<std::uint32_t> random = random_of(c, p.index + static_cast<std::uint64_t>(span.at));
+    Packet<bf16> m_rounded, v_rounded;
+    for (int i = 0; i < packet; ++i) {
+      m_rounded.x[i] = numerics::round_stochastically(m.x[i], random.x[i] & 0xffffu);
+      v_rounded.x[i] = numerics::round_stochastically(v.x[i], random.x[i] >> 16);
+    }
+    store_exactly(static_cast<bf16*>(p.state.m), span, m_rounded);
+    store_exactly(static_cast<bf16*>(p.state.v), span, v_rounded);
+  } else {
+    store_exactly(static_cast<float*>(p.state.m), span, m);
+    store_exactly(static_cast<float*>(p.state.v), span, v);
+  }
+}
+
+template <StateFormat format>
+TANDEM_KERNEL(most_threads) adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
+  for_spans(p.count, aligned, [&](const Span& span) {
+    Floats master = load_master<format>(p, span);
+    Floats m = load_moment<format>(p.state.m, span), v = load_moment<format>(p.state.v, span);
+    const Floats gradient = load(p.gradient, span);
+    for (int i = 0; i < packet; ++i) {
+      const numerics::AdamElement next = numerics::adamw({master.x[i], m.x[i], v.x[i]}, gradient.x[i], c);
+      master.x[i] = next.master;
+      m.x[i] = next.m;
+      v.x[i] = next.v;
+    }
+    store_master<format>(p, span, master);
+    store_moments<format>(p, span, m, v, c);
+    store_exactly(p.weight, span, weights_of(master));
+  });
+}
+
+TANDEM_KERNEL(most_threads)
+weights_of_master_kernel(const float* master, bf16* weight, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) { store_exactly(weight, span, weights_of(load(master, span))); });
+}
+
+TANDEM_KERNEL(most_threads)
+accumulate_kernel(float* sum, const bf16* gradient, bool first, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) {
+    Floats next = load(gradient, span);
+    if (!first) {
+      const Floats before = load(sum, span);
+      for (int i = 0; i < packet; ++i) next.x[i] = numerics::add(before.x[i], next.x[i]);
+    }
+    store_exactly(sum, span, next);
+  });
+}
+
+TANDEM_KERNEL(most_threads) round_kernel(const float* sum, bf16* gradient, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) { store(gradient, span, load(sum, span)); });
+}
+
+/// Copies a span as it is.
+TANDEM_DEVICE void copy(bf16* to, const bf16* from, const Span& span) {
+  if (span.wide) return store_words(to + span.at, load_words(from + span.at));
+  for (int i = 0; i < span.count; ++i) to[span.at + i] = from[span.at + i];
+}
+
+/// numerics::norm_block, a warp for each block of the layout: its lanes are the formula's. The block passes
+/// through shared memory, since a lane's elements are 32 apart and memory is read 16 bytes at a time.
+TANDEM_KERNEL(most_threads)
+norm_blocks_kernel(const bf16* gradient, std::int64_t count, double* partial, bool aligned) {
+  static_assert(numerics::norm_lanes == warp_lanes);
+  TANDEM_SHARED(bf16, staged, most_warps * layout_quantum);
+  const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
+  bf16* const own = staged + warp * layout_quantum;
+  const std::int64_t blocks = ceil_div(count, layout_quantum);
+  for (std::int64_t b = block_index() * most_warps + warp; b < blocks; b += grid_size() * most_warps) {
+    const std::int64_t begin = b * layout_quantum;
+    const std::int64_t length = count - begin < layout_quantum ? count - begin : layout_quantum;
+    for (std::int64_t i = lane * packet; i < length; i += warp_lanes * packet) {
+      copy(own, gradient + begin, span_at(i, length, aligned));
+    }
+    warp_barrier();
+    double sum = 0.0;
+    for (std::int64_t i = lane; i < length; i += warp_lanes) {
+      const double g = static_cast<double>(to_float(own[i]));
+      sum += g * g;  // exact product: contraction cannot change it
+    }
+    for (int distance = warp_lanes / 2; distance > 0; distance /= 2) sum += shuffle_down(sum, distance);
+    if (lane == 0) partial[b] = sum;
+    warp_barrier();
+  }
+}
+
+}  // namespace
+
+void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* stream) {
+  const auto start = [&](auto kernel) {
+    launch("adamw", kernel, pointwise_geometry(piece.count), stream, piece, c,
+           aligned(piece.state.master, piece.state.m, piece.state.v, piece.gradient, piece.weight));
+  };
+  switch (piece.format) {
+    case StateFormat::fp32: return start(adamw_kernel<StateFormat::fp32>);
+    case StateFormat::split: return start(adamw_kernel<StateFormat::split>);
+    case StateFormat::bf16_moments: return start(adamw_kernel<StateFormat::bf16_moments>);
+  }
+}
+
+void weights_of_master(const float* master, bf16* weight, std::int64_t count, CUstream_st* stream) {
+  launch("weights_of_master", weights_of_master_kernel, pointwise_geometry(count), stream, master, weight, count,
+         aligned(master, weight));
+}
+
+void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, CUstream_st* stream) {
+  launch("accumulate", accumulate_kernel, pointwise_geometry(count), stream, sum, gradient, first, count,
+         aligned(sum, gradient));
+}
+
+void round(const float* sum, bf16* gradient, std::int64_t count, CUstream_st* stream) {
+  launch("round", round_kernel, pointwise_geometry(count), stream, sum, gradient, count, aligned(sum, gradient));
+}
+
+void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, CUstream_st* stream) {
+  const Geometry geometry{blocks_for(ceil_div(count, layout_quantum), most_warps), most_threads};
+  launch("norm_blocks", norm_blocks_kernel, geometry, stream, gradient, count, partial, aligned(gradient));
+}
+
+}  // namespace tandem::gpu

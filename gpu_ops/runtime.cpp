@@ -1,0 +1,203 @@
+#include "gpu_ops/runtime.hpp"
+
+#include <cuda_runtime_api.h>
+#include <fmt/format.h>
+#include <nvtx3/nvToolsExt.h>
+#include <nvtx3/nvToolsExtCudaRt.h>
+
+#include <array>
+
+namespace tandem::gpu::runtime {
+namespace {
+
+/// Errors after which the context is gone: the runtime returns them again and again.
+bool is_lost(cudaError_t code) {
+  switch (code) {
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorECCUncorrectable:
+    case cudaErrorNvlinkUncorrectable:
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchTimeout:
+    case cudaErrorContextIsDestroyed:
+    case cudaErrorAssert:
+    case cudaErrorHardwareStackError:
+    case cudaErrorIllegalInstruction:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorInvalidAddressSpace:
+    case cudaErrorInvalidPc:
+    case cudaErrorLaunchFailure:
+    case cudaErrorUnknown:
+      return true;
+    default:
+      return false;
+  }
+}
+
+std::string describe(cudaError_t code) {
+  return fmt::format("{} ({})", cudaGetErrorString(code), cudaGetErrorName(code));
+}
+
+/// The device that this thread used last, for messages: a lost device may not even say which it is.
+int& last_used() {
+  thread_local int ordinal = 0;
+  return ordinal;
+}
+
+[[noreturn]] void refuse(cudaError_t code, std::string_view what) {
+  // What is left pending would be blamed on the next kernel launch.
+  static_cast<void>(cudaGetLastError());
+  const bool lost = is_lost(code);
+  throw RuntimeError(fmt::format("cuda:{}: {}{}", last_used(), lost ? "device lost: " : "", what), describe(code),
+                     lost);
+}
+
+void check(cudaError_t code, std::string_view what) {
+  if (code != cudaSuccess) refuse(code, what);
+}
+
+/// Where nothing can be told any more, nor has to be: the next call reports it.
+void forgive(cudaError_t code) noexcept {
+  if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
+}  // namespace
+
+// -- which devices there are ---------------------------------------------------------------------------
+
+Versions versions() {
+  Versions result{.runtime = CUDART_VERSION};
+  // Without a driver this succeeds and leaves zero.
+  forgive(cudaDriverGetVersion(&result.driver));
+  return result;
+}
+
+DeviceCount count_devices() {
+  DeviceCount result;
+  const cudaError_t code = cudaGetDeviceCount(&result.devices);
+  if (code == cudaSuccess) return result;
+  forgive(code);
+  return {.devices = 0, .driver_too_old = code == cudaErrorInsufficientDriver, .error = describe(code)};
+}
+
+DeviceFacts facts_of(int ordinal) {
+  const auto attribute = [&](cudaDeviceAttr which) {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, ordinal), "reading a device attribute");
+    return value;
+  };
+  DeviceFacts facts;
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, ordinal), "reading the device properties");
+  facts.name = &properties.name[0];
+  facts.major = attribute(cudaDevAttrComputeCapabilityMajor);
+  facts.minor = attribute(cudaDevAttrComputeCapabilityMinor);
+  facts.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  std::array<char, 32> bus{};
+  check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal), "reading the PCI bus");
+  facts.pci_bus = bus.data();
+  return facts;
+}
+
+void make_context(int ordinal) { check(cudaInitDevice(ordinal, 0, 0), "making the context"); }
+
+void use_device(int ordinal) {
+  last_used() = ordinal;
+  check(cudaSetDevice(ordinal), "making the device current");
+}
+
+CurrentDevice::CurrentDevice(int ordinal) {
+  last_used() = ordinal;
+  int now = -1;
+  check(cudaGetDevice(&now), "asking for the current device");
+  if (now == ordinal) return;
+  use_device(ordinal);
+  before_ = now;
+}
+
+CurrentDevice::~CurrentDevice() {
+  if (before_ >= 0) forgive(cudaSetDevice(before_));
+}
+
+// -- memory ------------------------------------------------------------------------------------------
+
+FreeMemory free_memory() {
+  FreeMemory result;
+  check(cudaMemGetInfo(&result.free, &result.total), "asking for free memory");
+  return result;
+}
+
+void* allocate(std::size_t bytes) {
+  void* data = nullptr;
+  const cudaError_t code = cudaMalloc(&data, bytes);
+  if (code == cudaErrorMemoryAllocation) {
+    forgive(code);
+    return nullptr;
+  }
+  check(code, "allocating memory");
+  return data;
+}
+
+void free(void* data) noexcept { forgive(cudaFree(data)); }
+
+void register_host(void* data, std::size_t bytes) {
+  check(cudaHostRegister(data, bytes, cudaHostRegisterPortable), "registering host memory");
+}
+
+void unregister_host(void* data) noexcept { forgive(cudaHostUnregister(data)); }
+
+// -- streams and events ------------------------------------------------------------------------------
+
+void StreamCloser::operator()(CUstream_st* stream) const noexcept { forgive(cudaStreamDestroy(stream)); }
+
+void EventCloser::operator()(CUevent_st* event) const noexcept { forgive(cudaEventDestroy(event)); }
+
+OwnedStream make_stream(const std::string& name) {
+  cudaStream_t stream = nullptr;
+  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+  nvtxNameCudaStreamA(stream, name.c_str());
+  return OwnedStream(stream);
+}
+
+void finish(CUstream_st* stream) noexcept { forgive(cudaStreamSynchronize(stream)); }
+
+OwnedEvent make_event() {
+  cudaEvent_t event = nullptr;
+  check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "making an event");
+  return OwnedEvent(event);
+}
+
+void record(CUevent_st* event, CUstream_st* stream) { check(cudaEventRecord(event, stream), "recording an event"); }
+
+void wait(CUstream_st* stream, CUevent_st* event) {
+  check(cudaStreamWaitEvent(stream, event, cudaEventWaitDefault), "making a stream wait");
+}
+
+bool passed(CUevent_st* event) {
+  const cudaError_t code = cudaEventQuery(event);
+  if (code == cudaErrorNotReady) {
+    forgive(code);
+    return false;
+  }
+  check(code, "asking for an event");
+  return true;
+}
+
+void synchronize(CUevent_st* event) { check(cudaEventSynchronize(event), "waiting for an event"); }
+
+// -- work --------------------------------------------------------------------------------------------
+
+void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, CUstream_st* stream) {
+  const cudaMemcpyKind native = kind == CopyKind::host_to_device   ? cudaMemcpyHostToDevice
+                                : kind == CopyKind::device_to_host ? cudaMemcpyDeviceToHost
+                                                                   : cudaMemcpyDeviceToDevice;
+  check(cudaMemcpyAsync(to, from, bytes, native, stream), "queueing a copy");
+}
+
+void fill_zero(void* to, std::size_t bytes, CUstream_st* stream) {
+  check(cudaMemsetAsync(to, 0, bytes, stream), "queueing a fill");
+}
+
+Range::Range(const char* name) { nvtxRangePushA(name); }
+Range::~Range() { nvtxRangePop(); }
+
+}  // namespace tandem::gpu::runtime

@@ -1,0 +1,122 @@
+#pragma once
+// What the CUDA device asks of the CUDA runtime, and all of it: the one file behind this header is linked
+// against the real runtime in programs and against a fake of it in tests. Functions act on the device that
+// is current in the calling thread (CurrentDevice), never on the default stream, and never wait for the
+// whole device. A call that the runtime refuses throws DeviceError with the name of the error. Internal to gpu_ops.
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "core/device.hpp"
+#include "core/error.hpp"
+
+struct CUevent_st;
+struct CUstream_st;
+
+namespace tandem::gpu::runtime {
+
+/// A refusal of the runtime. `lost()`: the device is of no more use to this process; every later call
+/// fails too, and work in flight has been dropped.
+class RuntimeError : public DeviceError {
+ public:
+  RuntimeError(std::string_view what, std::string_view why, bool lost)
+      : DeviceError(what, why, lost ? "start again from the last checkpoint" : ""), lost_(lost) {}
+  bool lost() const noexcept { return lost_; }
+
+ private:
+  bool lost_;
+};
+
+/// CUDA's way to write versions: 13020 is 13.2.
+struct Versions {
+  int runtime = 0;  ///< of this build
+  int driver = 0;   ///< newest that the driver supports; 0: no driver
+};
+Versions versions();
+
+/// How many devices there are, or why none: `error` is then the runtime's own word.
+struct DeviceCount {
+  int devices = 0;
+  bool driver_too_old = false;
+  std::string error;
+};
+DeviceCount count_devices();
+
+struct DeviceFacts {
+  std::string name;
+  int major = 0;  ///< compute capability
+  int minor = 0;
+  int multiprocessors = 0;
+  std::string pci_bus;  ///< "0000:65:00.0"
+};
+DeviceFacts facts_of(int ordinal);
+
+/// Makes the context of a device, which takes memory there, where this process has none yet. Blocks.
+void make_context(int ordinal);
+/// Makes a device current in this thread.
+void use_device(int ordinal);
+/// The same, and what was current before once it goes.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = -1;  ///< -1: nothing to go back to
+};
+
+// -- memory ------------------------------------------------------------------------------------------
+
+struct FreeMemory {
+  std::size_t free = 0;
+  std::size_t total = 0;
+};
+FreeMemory free_memory();
+/// Null where the device has no more.
+void* allocate(std::size_t bytes);
+void free(void* data) noexcept;
+/// Lets copies reach whole pages of host memory at full speed, from every device.
+void register_host(void* data, std::size_t bytes);
+void unregister_host(void* data) noexcept;
+
+// -- streams and events ------------------------------------------------------------------------------
+
+struct StreamCloser {
+  void operator()(CUstream_st* stream) const noexcept;
+};
+struct EventCloser {
+  void operator()(CUevent_st* event) const noexcept;
+};
+using OwnedStream = std::unique_ptr<CUstream_st, StreamCloser>;
+using OwnedEvent = std::unique_ptr<CUevent_st, EventCloser>;
+
+/// Does not synchronise with the default stream. `name` is for profilers.
+OwnedStream make_stream(const std::string& name);
+/// Blocks until what is queued is done, or dropped.
+void finish(CUstream_st* stream) noexcept;
+/// Without timing; whoever waits for it sleeps.
+OwnedEvent make_event();
+void record(CUevent_st* event, CUstream_st* stream);
+void wait(CUstream_st* stream, CUevent_st* event);
+bool passed(CUevent_st* event);
+/// Blocks.
+void synchronize(CUevent_st* event);
+
+// -- work --------------------------------------------------------------------------------------------
+
+void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, CUstream_st* stream);
+void fill_zero(void* to, std::size_t bytes, CUstream_st* stream);
+
+/// A named range on this thread's row in a profiler; nothing where none is attached.
+class Range {
+ public:
+  explicit Range(const char* name);
+  ~Range();
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+};
+
+}  // namespace tandem::gpu::runtime

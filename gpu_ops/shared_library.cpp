@@ -1,0 +1,85 @@
+#include "gpu_ops/shared_library.hpp"
+
+#include <dlfcn.h>
+#include <link.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+
+namespace tandem::gpu {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? std::string() : std::string(value);
+}
+
+/// Folders below `parent`, in order of name; none where it cannot be read.
+std::vector<fs::path> folders_of(const fs::path& parent) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator it(parent, error), end; !error && it != end; it.increment(error)) {
+    std::error_code ignored;
+    if (it->is_directory(ignored)) found.push_back(it->path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+/// prefix/lib/python3.N/{site,dist}-packages/nvidia/NAME/lib
+void add_python_folders(const fs::path& prefix, std::vector<std::string>& folders) {
+  for (const fs::path& python : folders_of(prefix / "lib")) {
+    if (!python.filename().string().starts_with("python3")) continue;
+    for (const char* packages : {"site-packages", "dist-packages"}) {
+      for (const fs::path& package : folders_of(python / packages / "nvidia")) folders.push_back(package / "lib");
+    }
+  }
+}
+
+std::string file_of(void* handle, const std::string& asked) {
+  link_map* map = nullptr;
+  return ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr ? std::string(map->l_name) : asked;
+}
+
+}  // namespace
+
+std::vector<std::string> search_folders() {
+  std::vector<std::string> folders;
+  for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
+    const std::string prefix = environment(variable);
+    if (!prefix.empty()) add_python_folders(prefix, folders);
+  }
+  const std::string home = environment("HOME");
+  if (!home.empty()) add_python_folders(fs::path(home) / ".local", folders);
+  for (const char* prefix : {"/usr/local", "/usr"}) add_python_folders(prefix, folders);
+  std::istringstream given(environment("TANDEM_CUDA_LIBS"));
+  for (std::string folder; std::getline(given, folder, ':');) {
+    if (!folder.empty()) folders.push_back(folder);
+  }
+  return folders;
+}
+
+std::optional<SharedLibrary> SharedLibrary::find(const std::vector<std::string>& names) {
+  const auto load = [](const std::string& file) { return ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL); };
+  for (const std::string& name : names) {
+    if (void* handle = load(name)) return SharedLibrary(handle, file_of(handle, name));
+  }
+  const std::vector<std::string> folders = search_folders();
+  for (const std::string& name : names) {
+    for (const std::string& folder : folders) {
+      const std::string file = (fs::path(folder) / name).string();
+      if (void* handle = load(file)) return SharedLibrary(handle, file_of(handle, file));
+    }
+  }
+  return std::nullopt;
+}
+
+void* SharedLibrary::symbol(const char* name) const noexcept { return ::dlsym(handle_, name); }
+
+}  // namespace tandem::gpu

@@ -1,0 +1,38 @@
+#pragma once
+// Libraries that are not part of the program and may be missing: looked for when they are needed. Internal to gpu_ops.
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace tandem::gpu {
+
+/// A library loaded at run time; it stays loaded until the program ends, since what it gave out may be in
+/// use anywhere.
+class SharedLibrary {
+ public:
+  /// Loads the first of `names` ("libcublasLt.so.13") that is found, each in the system's own search path,
+  /// then in the folders of search_folders(). Empty where there is none.
+  static std::optional<SharedLibrary> find(const std::vector<std::string>& names);
+
+  /// The function called `name`, or null.
+  template <class Function>
+  Function* function(const char* name) const noexcept {
+    return reinterpret_cast<Function*>(symbol(name));
+  }
+  /// The file it was loaded from.
+  const std::string& file() const noexcept { return file_; }
+
+ private:
+  SharedLibrary(void* handle, std::string file) : handle_(handle), file_(std::move(file)) {}
+  void* symbol(const char* name) const noexcept;
+  void* handle_;
+  std::string file_;
+};
+
+/// Where libraries are looked for once the system has none: the folders `nvidia/*/lib` of Python's packages
+/// (of $VIRTUAL_ENV and $CONDA_PREFIX, of the user, of the system), then those of $TANDEM_CUDA_LIBS,
+/// separated by colons.
+std::vector<std::string> search_folders();
+
+}  // namespace tandem::gpu

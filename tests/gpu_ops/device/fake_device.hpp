@@ -1,0 +1,38 @@
+#pragma once
+// A CUDA device on a fake machine, with the kernels that a real one has.
+#include <cstddef>
+#include <memory>
+
+#include "cpu_ops/parallel.hpp"
+#include "cpu_ops/update_kernels.hpp"
+#include "gpu_ops/cuda_device.hpp"
+#include "gpu_ops/cuda_ops.hpp"
+#include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
+
+namespace tandem::testing {
+
+struct FakeDeviceOptions {
+  std::size_t capacity = 0;  ///< of what may be allocated; 0: what is free, less a margin
+  int update_threads = 1;
+  std::size_t pinned_piece = std::size_t{2} << 20;  ///< small, so that copies cross pieces
+  int ordinal = 0;
+};
+
+inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {
+  CudaDeviceOptions cuda;
+  cuda.ordinal = options.ordinal;
+  cuda.pinned_piece = options.pinned_piece;
+  cuda.make_ops = make_cuda_ops;
+  cuda.ops_key = cuda_ops_key;
+  cuda.host_kernels = make_host_update_kernels(make_parallel(options.update_threads));
+  return cuda;
+}
+
+inline std::unique_ptr<CudaDevice> open_fake_device(const FakeDeviceOptions& options = {}) {
+  CudaDeviceOptions cuda = cuda_options(options);
+  // The ceiling of all that the process takes is what a user gives; context and libraries are part of it.
+  if (options.capacity > 0) cuda.memory = options.capacity + CudaDevice(cuda_options(options)).info().reserved;
+  return std::make_unique<CudaDevice>(std::move(cuda));
+}
+
+}  // namespace tandem::testing

@@ -1,0 +1,99 @@
+// The engine on the CUDA device, where the fake shows what a GPU cannot be asked to do.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.hpp"
+#include "tests/gpu_ops/device/toy_machine.hpp"
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using ::testing::IsEmpty;
+using testing::toy;
+using testing::toy_machine;
+using testing::ToyOptions;
+using testing::ToyResult;
+using testing::ToyTrainer;
+using testing::train_toy;
+
+class FakeMachine : public ::testing::Test {
+ protected:
+  void TearDown() override { toy_machine() = {.seed = 7}; }
+};
+
+using EngineOnCuda = FakeMachine;
+
+TEST_F(EngineOnCuda, GivesTheBitsOfTheHostDevice) {
+  for (const char* policy : {"device", "host", "interleave:2,resident=0.4", "stream"}) {
+    ToyOptions o = toy(policy);
+    o.micro_batches = 2;
+    const ToyResult on_cuda = train_toy(o);
+    EXPECT_THAT(fake_cuda::complaints(), IsEmpty());
+    o.make_device = testing::make_toy_host_device;
+    const ToyResult on_host = train_toy(o);
+    EXPECT_EQ(on_cuda.digest, on_host.digest) << policy;
+    EXPECT_EQ(on_cuda.norms, on_host.norms) << policy;
+    EXPECT_EQ(on_cuda.losses, on_host.losses) << policy;
+  }
+}
+
+TEST_F(EngineOnCuda, SurvivesStreamsThatRunAheadAndLag) {
+  const char* policies[] = {"host", "static:0.5", "interleave:2", "interleave:2,resident=0.4", "stream"};
+  const ToyResult expected = train_toy(toy("device"));
+  for (unsigned seed = 0; seed < 20; ++seed) {
+    toy_machine() = {.seed = 100 + 7 * seed, .longest_delay_us = 60};
+    ToyOptions o = toy(policies[seed % 5]);
+    o.offload.prefetch_layers = 1 + static_cast<int>(seed % 3);
+    o.offload.subgroup_size = 1 + 1500 * (seed % 4);
+    o.offload.resident_layers = static_cast<int>(seed % 4);
+    EXPECT_EQ(train_toy(o).digest, expected.digest) << "seed " << seed;
+    EXPECT_THAT(fake_cuda::complaints(), IsEmpty()) << "seed " << seed;
+  }
+}
+
+class EngineEveryCall : public ::testing::TestWithParam<cudaError_t> {};
+
+TEST_P(EngineEveryCall, ThatFailsOnceIsToldAndLeavesNothingBehind) {
+  ToyOptions o = toy("interleave:2,resident=0.3");
+  o.offload.resident_layers = 1;
+  o.steps = 2;
+  const ToyResult expected = train_toy(o);
+  int failures = 0;
+  int runs = 0;
+  for (std::int64_t position = 0;; position += 23) {
+    ++runs;
+    bool reached = false;
+    try {
+      ToyTrainer t(o);
+      fake_cuda::fail_call(position, GetParam());
+      const ToyResult result = t.run();
+      reached = fake_cuda::calls() > position;
+      // A call that only gives back, or is tried again, may fail unseen: then nothing is wrong either.
+      EXPECT_EQ(result.digest, expected.digest) << "call " << position;
+    } catch (const DeviceError&) {
+      reached = true;
+      ++failures;
+    } catch (const PlanError& error) {
+      reached = true;
+      ++failures;
+      EXPECT_EQ(GetParam(), cudaErrorMemoryAllocation) << error.what();
+    }
+    EXPECT_EQ(fake_cuda::census(), fake_cuda::Census()) << "call " << position;
+    EXPECT_THAT(fake_cuda::complaints(), IsEmpty()) << "call " << position;
+    if (!reached) break;
+  }
+  EXPECT_GT(runs, 20);
+  EXPECT_GT(failures, runs / 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Codes, EngineEveryCall,
+                         ::testing::Values(cudaErrorInvalidValue, cudaErrorMemoryAllocation, cudaErrorLaunchFailure),
+                         [](const auto& each) {
+                           return each.param == cudaErrorInvalidValue       ? "Refused"
+                                  : each.param == cudaErrorMemoryAllocation ? "OutOfMemory"
+                                                                            : "DeviceLost";
+                         });
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,55 @@
+// A management library that says what a test wants: loaded by its name, as the driver's is.
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstring>
+
+namespace {
+
+struct {
+  bool present = false;
+  unsigned long long used = 0;
+} machine;
+
+struct Memory {
+  unsigned long long total, free, used;
+};
+struct Process {
+  unsigned int pid;
+  unsigned long long used;
+  unsigned int gpu_instance, compute_instance;
+};
+constexpr int success = 0;
+constexpr int failure = 999;
+constexpr int insufficient_size = 7;
+
+}  // namespace
+
+extern "C" {
+
+/// Called by the test: whether the library works, and how much memory of the device it says is in use.
+void fake_nvml_set(bool present, unsigned long long used) { machine = {present, used}; }
+
+int nvmlInit_v2() { return machine.present ? success : failure; }
+int nvmlShutdown() { return success; }
+int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** device) {
+  *device = &machine;
+  return std::strcmp(bus, "ffff:00:00.0") == 0 ? success : failure;
+}
+int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
+  *memory = {0, 0, machine.used};
+  return success;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned int* count, Process* list) {
+  const bool room = *count >= 2;
+  *count = 2;
+  if (!room) return insufficient_size;
+  list[0] = {static_cast<unsigned int>(::getpid()), 1ULL << 30, 0, 0};
+  list[1] = {4242, 10ULL << 30, 0, 0};
+  return success;
+}
+int nvmlSystemGetProcessName(unsigned int, char* name, unsigned int bytes) {
+  std::snprintf(name, bytes, "/usr/bin/python3");
+  return success;
+}
+}

@@ -1,0 +1,84 @@
+// What the driver's management library adds: who holds memory, and how much context and libraries take.
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <string>
+
+#include "core/error.hpp"
+#include "gpu_ops/cuda_device_nvml.hpp"
+#include "gpu_ops/shared_library.hpp"
+#include "tests/gpu_ops/device/fake_device.hpp"
+
+namespace tandem {
+namespace {
+
+using namespace literals;
+using ::testing::AllOf;
+using testing::cuda_options;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::open_fake_device;
+
+constexpr const char* bus = "ffff:00:00.0";
+
+class FakeNvml : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ::setenv("TANDEM_CUDA_LIBS", "/nowhere:" TANDEM_FAKE_NVML_FOLDER, 1);
+    const auto library = gpu::SharedLibrary::find({"libnvidia-ml.so.1"});
+    ASSERT_TRUE(library) << "found where TANDEM_CUDA_LIBS says";
+    set_ = library->function<void(bool, unsigned long long)>("fake_nvml_set");
+    if (set_ == nullptr) GTEST_SKIP() << "this machine has a management library of its own";
+  }
+  void TearDown() override {
+    if (set_ != nullptr) set_(false, 0);
+    ::unsetenv("TANDEM_CUDA_LIBS");
+  }
+  void (*set_)(bool, unsigned long long) = nullptr;
+};
+
+TEST_F(FakeNvml, NamesOthersWhoHoldMemory) {
+  set_(true, 0);
+  const auto nvml = Nvml::open(bus);
+  ASSERT_TRUE(nvml);
+  EXPECT_EQ(nvml->other_holders(), "process 4242 (python3) holds 10.00 GiB") << "this process is no other";
+  EXPECT_FALSE(Nvml::open("0000:01:00.0")) << "a device that it does not know";
+  set_(false, 0);
+  EXPECT_FALSE(Nvml::open(bus));
+}
+
+TEST_F(FakeNvml, MeasuresWhatContextAndLibrariesTake) {
+  // 100 MiB were in use before the context, 300 MiB are once the libraries are loaded.
+  set_(true, 100_MiB);
+  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 2_GiB, .taken = 300_MiB}}});
+  const auto device = open_fake_device({.capacity = 64_MiB});
+  EXPECT_EQ(device->info().reserved, 200_MiB + 32_MiB);
+  EXPECT_EQ(device->info().capacity, 64_MiB);
+}
+
+TEST_F(FakeNvml, RefusalsSayWhoHoldsTheMemory) {
+  set_(true, 6_GiB);
+  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 8_GiB, .taken = 6_GiB}}});
+  CudaDeviceOptions options = cuda_options({});
+  options.memory = 4_GiB;
+  try {
+    CudaDevice device(std::move(options));
+    FAIL();
+  } catch (const PlanError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("--device-memory 4.00 GiB was asked for"),
+                                    HasSubstr("are free: process 4242 (python3) holds 10.00 GiB")));
+  }
+  const auto device = open_fake_device({.capacity = 100_MiB});
+  fake_cuda::fail_call("cudaMalloc", 0, cudaErrorMemoryAllocation);
+  try {
+    (void)device->allocate(1_MiB, "activations");
+    FAIL();
+  } catch (const PlanError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("this run holds: nothing; process 4242 (python3) holds 10.00 GiB"));
+  }
+}
+
+}  // namespace
+}  // namespace tandem

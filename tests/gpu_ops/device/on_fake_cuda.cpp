@@ -1,0 +1,53 @@
+// The engine's tests on the CUDA device, over a runtime that is a fake: kernels under emulation.
+#include <utility>
+
+#include "gpu_ops/emulation/grid.hpp"
+#include "gpu_ops/native_stream.hpp"
+#include "tests/gpu_ops/device/fake_device.hpp"
+#include "tests/gpu_ops/device/toy_machine.hpp"
+#include "tests/offload/toy_device.hpp"
+
+namespace tandem::testing {
+
+fake_cuda::Machine& toy_machine() {
+  static fake_cuda::Machine machine{.seed = 7};
+  return machine;
+}
+
+namespace {
+
+class ToyFakeDevice final : public ToyDevice {
+ public:
+  explicit ToyFakeDevice(const HostDeviceOptions& options) : device_(open(options)) {
+    // Kept alive by the hook: work queued last may still be running when the trainer goes.
+    if (options.faults) {
+      fake_cuda::set_before_work([faults = options.faults](std::string_view stream, std::string_view work) {
+        if (faults->before_task) faults->before_task(stream, work);
+      });
+    }
+  }
+  ~ToyFakeDevice() override { fake_cuda::set_before_work(nullptr); }
+  Device& device() override { return *device_; }
+  void enqueue(StreamView stream, std::string_view, TensorView weights, TensorView gradients, ToyWork work) override {
+    emulation::enqueue(native_stream(stream), [weights, gradients, work = std::move(work)] {
+      work(weights.as<bf16>(), static_cast<float*>(gradients.data));
+    });
+  }
+
+ private:
+  static std::unique_ptr<CudaDevice> open(const HostDeviceOptions& options) {
+    fake_cuda::install(toy_machine());
+    return open_fake_device({.capacity = options.capacity, .update_threads = options.update_threads});
+  }
+  std::unique_ptr<CudaDevice> device_;
+};
+
+}  // namespace
+
+std::unique_ptr<ToyDevice> make_toy_device(const HostDeviceOptions& options) {
+  return std::make_unique<ToyFakeDevice>(options);
+}
+std::string_view injected_failure() { return "device lost"; }
+bool takes_faults() { return true; }
+
+}  // namespace tandem::testing

@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""The program on a CUDA device, from outside: what a user types and what comes back. The device is a fake.
+
+Usage: program_test.py PROGRAM
+"""
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+PROGRAM = Path(sys.argv.pop(1)).resolve()
+MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 256, "max_position_embeddings": 64,
+         "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+         "architectures": ["LlamaForCausalLM"]}
+
+
+class OnAFakeGpu(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tandem_cuda_")
+        self.addCleanup(folder.cleanup)
+        self.work = Path(folder.name)
+        (self.work / "config.json").write_text(json.dumps(MODEL))
+        (self.work / "text.txt").write_text("".join(f"{i} bottles on the wall, " for i in range(200)))
+
+    def run_program(self, *arguments, fake="none"):
+        environment = {**os.environ, "TANDEM_FAKE_CUDA": fake}
+        return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False,
+                              env=environment, timeout=300)
+
+    def train(self, out, *arguments, fake="none"):
+        return self.run_program("train", "--model", self.work / "config.json", "--data", self.work / "text.txt",
+                                "--out", self.work / out, "--seq-len", 16, "--steps", 4, "--checkpoint-every", 2,
+                                "--update-threads", 1, *arguments, fake=fake)
+
+    def summary(self, out):
+        return json.loads((self.work / out / "summary.json").read_text())
+
+    def test_every_policy_gives_one_digest_and_books_what_it_takes(self):
+        digests = set()
+        for policy in ("device", "host", "interleave:2,resident=0.4", "stream"):
+            done = self.train(policy.replace(",", "-"), "--device", "cuda", "--policy", policy)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            summary = self.summary(policy.replace(",", "-"))
+            self.assertEqual(summary["device"], "cuda:0 Fake GPU")
+            self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"])
+            digests.add(summary["state_digest"])
+        self.assertEqual(len(digests), 1)
+
+    def test_a_device_lost_in_mid_step_ends_with_one_line_and_the_last_checkpoint_goes_on(self):
+        whole = self.train("whole", "--device", "cuda")
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        # Later and later, until it is lost between the first checkpoint and the end.
+        for launches in (int(100 * 1.3**i) for i in range(40)):
+            out = f"lost-{launches}"
+            checkpoint = self.work / out / "checkpoints/step-00000002"
+            lost = self.train(out, "--device", "cuda", fake=f"launch {launches}")
+            self.assertEqual(lost.returncode, 5, lost.stderr)
+            if checkpoint.exists():
+                break
+        errors = [line for line in lost.stderr.splitlines() if line.startswith("tandem: error:")]
+        self.assertEqual(len(errors), 1, lost.stderr)
+        self.assertRegex(errors[0], "launch|device lost")
+        self.assertEqual(self.run_program("digest", checkpoint).returncode, 0)
+        resumed = self.train(out, "--device", "cuda", "--resume")
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertEqual(self.summary(out)["state_digest"], self.summary("whole")["state_digest"])
+
+    def test_an_old_driver_is_said_and_the_host_device_taken(self):
+        plan = ("plan", "--model", self.work / "config.json", "--seq-len", 16, "--device-memory", "64MiB")
+        auto = self.run_program(*plan, fake="driver 12020")
+        self.assertEqual(auto.returncode, 0, auto.stderr)
+        self.assertIn("supports CUDA 12.2, this build needs 13.0", auto.stderr)
+        cuda = self.run_program(*plan, "--device", "cuda", fake="driver 12020")
+        self.assertEqual(cuda.returncode, 5)
+        self.assertEqual(len(cuda.stderr.splitlines()), 1, cuda.stderr)
+
+    def test_wrong_devices(self):
+        plan = ("plan", "--model", self.work / "config.json", "--seq-len", 16)
+        for arguments, code, text in (
+            (("--device", "cuda:7"), 5, "there is one GPU, cuda:0"),
+            (("--device", "cuda", "--device-memory", "4GiB"), 3, "of 1.00 GiB are free"),
+            (("--device", "cuda", "--device-memory", "8MiB"), 3, "context and libraries alone take"),
+            (("--device", "cuda:x"), 2, "cuda:x"),
+        ):
+            refused = self.run_program(*plan, *arguments)
+            self.assertEqual(refused.returncode, code, refused.stderr)
+            self.assertIn(text, refused.stderr)
+            self.assertEqual(len(refused.stderr.splitlines()), 1, refused.stderr)
+
+    def test_context_and_libraries_are_a_row_of_the_plan(self):
+        done = self.run_program("plan", "--model", self.work / "config.json", "--seq-len", 16, "--device", "cuda", "--json")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        rows = {e["name"]: e for e in json.loads(done.stdout)["entries"]}
+        self.assertEqual(rows["device context and libraries"]["where"], "device")
+        self.assertGreater(rows["device context and libraries"]["bytes"], 1 << 20)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,61 @@
+#pragma once
+// A machine with CUDA devices that do not exist, for tests. It keeps what CUDA promises and nothing more:
+// streams run each on a thread of its own, behind the calls and apart from each other by random delays;
+// events order what they are documented to order; copies want their two sides where they say they are.
+// Device memory is counted, and starts full of NaN. Any call can be made to fail, and any piece of work.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <cuda_runtime_api.h>
+
+namespace tandem::fake_cuda {
+
+struct Card {
+  std::string name = "Fake GPU";
+  int major = 9;
+  int minor = 0;
+  std::size_t memory = std::size_t{1} << 30;
+  std::size_t taken = 0;  ///< by others
+};
+
+struct Machine {
+  int driver_version = CUDART_VERSION;  ///< 0: no driver
+  std::vector<Card> cards{Card{}};
+  std::uint64_t seed = 1;
+  int longest_delay_us = 0;  ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
+};
+
+/// Every device memory, stream, event, registration and failure is forgotten: call it while none is in use.
+void install(Machine machine);
+
+/// From now on the `position`-th call (0: the next) of the runtime fails once with `code`; a code after which
+/// CUDA devices are lost loses the current one.
+void fail_call(std::int64_t position, cudaError_t code);
+/// The same, counting calls of this function only ("cudaMalloc"; "launch" for kernels).
+void fail_call(std::string_view function, std::int64_t position, cudaError_t code);
+/// Calls since the last install or fail_call.
+std::int64_t calls();
+/// Called by a stream's thread before each piece of work with the stream's name and what it is: "copy to
+/// device", "copy to host", "copy on device", "fill zero", "kernel", "record", "wait". It may sleep; an
+/// exception loses the device. Null: none.
+void set_before_work(std::function<void(std::string_view stream, std::string_view work)> hook);
+
+/// What is alive.
+struct Census {
+  int streams = 0;
+  int events = 0;
+  int allocations = 0;
+  int registrations = 0;
+  bool operator==(const Census&) const = default;
+};
+Census census();
+/// Uses that CUDA leaves undefined, as they were seen: memory freed under queued work, and the like.
+std::vector<std::string> complaints();
+/// Largest piece of host memory registered since install.
+std::size_t largest_registration();
+
+}  // namespace tandem::fake_cuda

@@ -1,0 +1,311 @@
+#include "tests/gpu_ops/fake_runtime/fake_machine.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace tandem::fake_cuda {
+namespace {
+
+constexpr std::size_t granularity = 512;
+
+std::size_t rounded(std::size_t bytes) { return (bytes + granularity - 1) / granularity * granularity; }
+
+const std::pair<const std::uintptr_t, Range>* range_before(const Ranges& ranges, std::uintptr_t address) {
+  const auto next = ranges.upper_bound(address);
+  return next == ranges.begin() ? nullptr : &*std::prev(next);
+}
+
+bool inside(const Ranges& ranges, std::uintptr_t address, std::size_t bytes) {
+  const auto* range = range_before(ranges, address);
+  return range != nullptr && address + bytes <= range->first + range->second.bytes;
+}
+
+bool touches(const Ranges& ranges, std::uintptr_t address, std::size_t bytes) {
+  const auto* range = range_before(ranges, address + bytes - 1);
+  return range != nullptr && range->first + range->second.bytes > address;
+}
+
+std::uintptr_t address_of(const void* data) { return reinterpret_cast<std::uintptr_t>(data); }
+
+}  // namespace
+
+// -- marks -------------------------------------------------------------------------------------------
+
+void Mark::pass() {
+  const std::lock_guard lock(mutex_);
+  passed_ = true;
+  changed_.notify_all();
+}
+
+void Mark::wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return passed_; });
+}
+
+bool Mark::passed() {
+  const std::lock_guard lock(mutex_);
+  return passed_;
+}
+
+// -- state -------------------------------------------------------------------------------------------
+
+bool loses_device(cudaError_t code) {
+  switch (code) {
+    case cudaSuccess:
+    case cudaErrorInvalidValue:
+    case cudaErrorMemoryAllocation:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInvalidResourceHandle:
+    case cudaErrorNotReady:
+      return false;
+    default:
+      return true;
+  }
+}
+
+int& current_device() {
+  thread_local int device = 0;
+  return device;
+}
+
+State& State::get() {
+  static State state;
+  return state;
+}
+
+void State::wait_for_ending_streams() const {
+  while (ending_streams > 0) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+void State::install(Machine machine) {
+  wait_for_ending_streams();
+  const std::lock_guard lock(mutex_);
+  machine_ = std::move(machine);
+  lost_.assign(machine_.cards.size(), cudaSuccess);
+  complaints_.clear();
+  armed_position_ = -1;
+  hook_ = nullptr;
+  stream_seeds_ = machine_.seed;
+  largest_registration_ = 0;
+  calls_ = 0;
+  current_device() = 0;
+}
+
+cudaError_t State::enter(std::string_view function) {
+  const int device = current_device();
+  const std::lock_guard lock(mutex_);
+  if (!has_driver() || machine_.driver_version < CUDART_VERSION) return cudaErrorInsufficientDriver;
+  const bool counts = armed_function_.empty() || armed_function_ == function;
+  const std::int64_t position = counts ? calls_++ : -1;
+  if (counts && position == armed_position_) {
+    armed_position_ = -1;
+    if (loses_device(armed_code_) && has_card(device)) lost_[static_cast<std::size_t>(device)] = armed_code_;
+    return armed_code_;
+  }
+  return has_card(device) ? lost_[static_cast<std::size_t>(device)] : cudaSuccess;
+}
+
+void State::arm(std::string_view function, std::int64_t position, cudaError_t code) {
+  const std::lock_guard lock(mutex_);
+  armed_function_ = function;
+  armed_position_ = position;
+  armed_code_ = code;
+  calls_ = 0;
+}
+
+void State::lose(int device, cudaError_t code) {
+  const std::lock_guard lock(mutex_);
+  lost_[static_cast<std::size_t>(device)] = code;
+}
+
+cudaError_t State::lost(int device) const {
+  const std::lock_guard lock(mutex_);
+  return lost_[static_cast<std::size_t>(device)];
+}
+
+void State::complain(std::string text) {
+  const std::lock_guard lock(mutex_);
+  complaints_.push_back(std::move(text));
+}
+
+std::vector<std::string> State::complaints() {
+  wait_for_ending_streams();
+  const std::lock_guard lock(mutex_);
+  return complaints_;
+}
+
+std::size_t State::free_bytes(int device) {
+  const std::lock_guard lock(mutex_);
+  const Card& card = machine_.cards[static_cast<std::size_t>(device)];
+  std::size_t used = card.taken;
+  for (const auto& [begin, range] : allocations_) used += range.device == device ? rounded(range.bytes) : 0;
+  return card.memory - std::min(card.memory, used);
+}
+
+cudaError_t State::allocate(int device, std::size_t bytes, void** data) {
+  if (bytes == 0 || rounded(bytes) > free_bytes(device)) return bytes == 0 ? cudaSuccess : cudaErrorMemoryAllocation;
+  void* mapped = ::mmap(nullptr, rounded(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return cudaErrorMemoryAllocation;
+  std::memset(mapped, 0xFF, bytes);
+  const std::lock_guard lock(mutex_);
+  allocations_[address_of(mapped)] = {bytes, device};
+  *data = mapped;
+  return cudaSuccess;
+}
+
+bool State::free(void* data) {
+  std::size_t bytes = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = allocations_.find(address_of(data));
+    if (found == allocations_.end()) return false;
+    bytes = found->second.bytes;
+    allocations_.erase(found);
+  }
+  ::munmap(data, rounded(bytes));
+  return true;
+}
+
+bool State::on_device(const void* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return inside(allocations_, address_of(data), bytes);
+}
+
+bool State::touches_device(const void* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return touches(allocations_, address_of(data), bytes);
+}
+
+cudaError_t State::register_host(void* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (address_of(data) % 4096 != 0 || touches(registrations_, address_of(data), bytes)) return cudaErrorInvalidValue;
+  registrations_[address_of(data)] = {bytes, 0};
+  largest_registration_ = std::max(largest_registration_, bytes);
+  return cudaSuccess;
+}
+
+bool State::unregister_host(void* data) {
+  const std::lock_guard lock(mutex_);
+  return registrations_.erase(address_of(data)) == 1;
+}
+
+State::HostKind State::kind_of(const void* data, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  if (inside(registrations_, address_of(data), bytes)) return HostKind::registered;
+  return touches(registrations_, address_of(data), bytes) ? HostKind::mixed : HostKind::pageable;
+}
+
+void State::set_hook(std::function<void(std::string_view, std::string_view)> hook) {
+  const std::lock_guard lock(mutex_);
+  hook_ =
+      hook ? std::make_shared<const std::function<void(std::string_view, std::string_view)>>(std::move(hook)) : nullptr;
+}
+
+std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> State::hook() {
+  const std::lock_guard lock(mutex_);
+  return hook_;
+}
+
+std::uint64_t State::next_stream_seed() {
+  const std::lock_guard lock(mutex_);
+  return stream_seeds_++;
+}
+
+Census State::census() {
+  wait_for_ending_streams();
+  const std::lock_guard lock(mutex_);
+  return {streams, events, static_cast<int>(allocations_.size()), static_cast<int>(registrations_.size())};
+}
+
+// -- what tests call -----------------------------------------------------------------------------------
+
+void install(Machine machine) { State::get().install(std::move(machine)); }
+void fail_call(std::int64_t position, cudaError_t code) { State::get().arm("", position, code); }
+void fail_call(std::string_view function, std::int64_t position, cudaError_t code) {
+  State::get().arm(function, position, code);
+}
+std::int64_t calls() { return State::get().calls(); }
+void set_before_work(std::function<void(std::string_view, std::string_view)> hook) {
+  State::get().set_hook(std::move(hook));
+}
+Census census() { return State::get().census(); }
+std::vector<std::string> complaints() { return State::get().complaints(); }
+std::size_t largest_registration() { return State::get().largest_registration(); }
+
+}  // namespace tandem::fake_cuda
+
+// -- streams -----------------------------------------------------------------------------------------
+
+using tandem::fake_cuda::State;
+using tandem::fake_cuda::Work;
+
+CUstream_st::CUstream_st(int device) : device_(device), random_(State::get().next_stream_seed()) {
+  const int longest = State::get().machine().longest_delay_us;
+  longest_delay_us_ = random_() % 4 == 0 ? 10 * longest : longest;
+  worker_ = std::thread([this] { serve(); });
+}
+
+CUstream_st::~CUstream_st() {
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    changed_.notify_one();
+  }
+  worker_.join();
+}
+
+void CUstream_st::push(Work work) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(work));
+  changed_.notify_one();
+}
+
+void CUstream_st::rename(std::string name) {
+  const std::lock_guard lock(mutex_);
+  name_ = std::move(name);
+}
+
+void CUstream_st::serve() {
+  tandem::fake_cuda::current_device() = device_;
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [this] { return !queue_.empty() || ending_; });
+    if (queue_.empty()) return;
+    Work work = std::move(queue_.front());
+    queue_.pop_front();
+    const std::string name = name_;
+    lock.unlock();
+    delay();
+    run(work, name);
+    work = Work();
+    lock.lock();
+  }
+}
+
+// Half of the work starts at once: order shows where some streams run ahead while others lag.
+void CUstream_st::delay() {
+  if (longest_delay_us_ == 0 || random_() % 2 == 0) return;
+  std::this_thread::sleep_for(std::chrono::microseconds(random_() % static_cast<std::uint64_t>(longest_delay_us_)));
+}
+
+void CUstream_st::run(Work& work, const std::string& name) {
+  State& state = State::get();
+  if (state.lost(device_) == cudaSuccess) {
+    try {
+      if (const auto hook = state.hook()) (*hook)(name, work.kind);
+      work.run();
+      return;
+    } catch (const std::exception& error) {
+      // What a kernel throws under emulation is a fault that a GPU would answer by ending the context.
+      if (work.kind == "kernel") state.complain(error.what());
+      state.lose(device_, cudaErrorLaunchFailure);
+    }
+  }
+  if (work.always) work.run();
+}

@@ -1,0 +1,143 @@
+#pragma once
+// What the fake runtime is made of. Internal to it.
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
+
+namespace tandem::fake_cuda {
+
+/// A point in a stream, passed once.
+class Mark {
+ public:
+  void pass();
+  void wait();
+  bool passed();
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool passed_ = false;
+};
+
+struct Work {
+  std::string_view kind;
+  std::function<void()> run;
+  bool always = false;  ///< also once the device is lost: marks pass
+};
+
+/// One range of memory that has been given out or registered.
+struct Range {
+  std::size_t bytes = 0;
+  int device = 0;
+};
+using Ranges = std::map<std::uintptr_t, Range>;
+
+/// What calls and streams share. Locks are held for look-ups only.
+class State {
+ public:
+  static State& get();
+
+  void install(Machine machine);
+  /// The failure that this call is to return; counts it.
+  cudaError_t enter(std::string_view function);
+  void arm(std::string_view function, std::int64_t position, cudaError_t code);
+  std::int64_t calls() const { return calls_; }
+
+  bool has_driver() const { return machine_.driver_version > 0; }
+  const Machine& machine() const { return machine_; }
+  bool has_card(int ordinal) const { return ordinal >= 0 && ordinal < static_cast<int>(machine_.cards.size()); }
+
+  void lose(int device, cudaError_t code);
+  cudaError_t lost(int device) const;
+  void complain(std::string text);
+  std::vector<std::string> complaints();
+
+  cudaError_t allocate(int device, std::size_t bytes, void** data);
+  bool free(void* data);
+  std::size_t free_bytes(int device);
+  /// Whether [data, data + bytes) lies in one device allocation; touches any.
+  bool on_device(const void* data, std::size_t bytes);
+  bool touches_device(const void* data, std::size_t bytes);
+  cudaError_t register_host(void* data, std::size_t bytes);
+  bool unregister_host(void* data);
+  enum class HostKind { pageable, registered, mixed };
+  HostKind kind_of(const void* data, std::size_t bytes);
+
+  void set_hook(std::function<void(std::string_view, std::string_view)> hook);
+  std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook();
+  std::uint64_t next_stream_seed();
+  Census census();
+  std::size_t largest_registration() const { return largest_registration_; }
+
+  std::atomic<int> streams{0};
+  std::atomic<int> ending_streams{0};  ///< destroyed, and still running what was queued
+  std::atomic<int> events{0};
+
+ private:
+  void wait_for_ending_streams() const;
+
+  mutable std::mutex mutex_;
+  Machine machine_;
+  std::vector<cudaError_t> lost_;
+  Ranges allocations_;
+  Ranges registrations_;
+  std::vector<std::string> complaints_;
+  std::string armed_function_;
+  std::int64_t armed_position_ = -1;
+  cudaError_t armed_code_ = cudaSuccess;
+  std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
+  std::uint64_t stream_seeds_ = 0;
+  std::size_t largest_registration_ = 0;
+  std::atomic<std::int64_t> calls_{0};
+};
+
+bool loses_device(cudaError_t code);
+/// The calling thread's.
+int& current_device();
+
+}  // namespace tandem::fake_cuda
+
+/// A stream: work in order, on a thread of its own that takes its time.
+struct CUstream_st {
+ public:
+  explicit CUstream_st(int device);
+  /// Runs what is queued to its end.
+  ~CUstream_st();
+  CUstream_st(const CUstream_st&) = delete;
+  CUstream_st& operator=(const CUstream_st&) = delete;
+
+  int device() const { return device_; }
+  void push(tandem::fake_cuda::Work work);
+  void rename(std::string name);
+
+ private:
+  void serve();
+  void delay();
+  void run(tandem::fake_cuda::Work& work, const std::string& name);
+
+  const int device_;
+  std::mt19937_64 random_;
+  int longest_delay_us_ = 0;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<tandem::fake_cuda::Work> queue_;
+  std::string name_;
+  bool ending_ = false;
+  std::thread worker_;
+};
+
+struct CUevent_st {
+  std::mutex mutex;
+  std::shared_ptr<tandem::fake_cuda::Mark> latest;
+};

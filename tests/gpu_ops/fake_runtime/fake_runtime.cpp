@@ -1,0 +1,341 @@
+// The functions of the CUDA runtime, over a machine that does not exist.
+#include <cuda_runtime_api.h>
+#include <nvtx3/nvToolsExtCudaRt.h>
+
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.hpp"
+#include "gpu_ops/emulation/grid.hpp"
+#include "tests/gpu_ops/fake_runtime/fake_machine.hpp"
+
+using tandem::fake_cuda::current_device;
+using tandem::fake_cuda::Mark;
+using tandem::fake_cuda::State;
+
+namespace {
+
+cudaError_t& pending() {
+  thread_local cudaError_t code = cudaSuccess;
+  return code;
+}
+
+cudaError_t end(cudaError_t code) {
+  if (code != cudaSuccess) pending() = code;
+  return code;
+}
+
+/// Runs `body` unless the call is to fail.
+template <class Body>
+cudaError_t call(const char* function, Body body) {
+  const cudaError_t failure = State::get().enter(function);
+  return end(failure == cudaSuccess ? body(State::get()) : failure);
+}
+
+/// The same for calls that give something back: it is gone even where the call fails.
+template <class Body>
+cudaError_t give_back(const char* function, Body body) {
+  const cudaError_t failure = State::get().enter(function);
+  const cudaError_t code = body(State::get());
+  return end(failure == cudaSuccess ? code : failure);
+}
+
+void queue_mark(cudaStream_t stream, const char* kind, std::shared_ptr<Mark> mark) {
+  stream->push({.kind = kind, .run = [mark = std::move(mark)] { mark->pass(); }, .always = true});
+}
+
+cudaError_t wait_for_end(cudaStream_t stream) {
+  auto mark = std::make_shared<Mark>();
+  queue_mark(stream, "record", mark);
+  mark->wait();
+  return State::get().lost(stream->device());
+}
+
+struct Sides {
+  const char* kind;
+  bool from_device;
+  bool to_device;
+};
+
+Sides sides_of(cudaMemcpyKind kind) {
+  switch (kind) {
+    case cudaMemcpyHostToDevice:
+      return {"copy to device", false, true};
+    case cudaMemcpyDeviceToHost:
+      return {"copy to host", true, false};
+    case cudaMemcpyDeviceToDevice:
+      break;
+  }
+  return {"copy on device", true, true};
+}
+
+/// Whether device memory is where the copy says, at the call and again when the stream gets there.
+bool sides_hold(const Sides& sides, const void* to, const void* from, std::size_t bytes) {
+  State& state = State::get();
+  return (sides.from_device ? state.on_device(from, bytes) : !state.touches_device(from, bytes)) &&
+         (sides.to_device ? state.on_device(to, bytes) : !state.touches_device(to, bytes));
+}
+
+}  // namespace
+
+// -- errors and devices ------------------------------------------------------------------------------
+
+const char* cudaGetErrorName(cudaError_t code) {
+  switch (code) {
+    case cudaErrorInvalidValue:
+      return "cudaErrorInvalidValue";
+    case cudaErrorMemoryAllocation:
+      return "cudaErrorMemoryAllocation";
+    case cudaErrorInsufficientDriver:
+      return "cudaErrorInsufficientDriver";
+    case cudaErrorNoDevice:
+      return "cudaErrorNoDevice";
+    case cudaErrorECCUncorrectable:
+      return "cudaErrorECCUncorrectable";
+    case cudaErrorLaunchFailure:
+      return "cudaErrorLaunchFailure";
+    default:
+      return "cudaErrorOfTheFake";
+  }
+}
+
+const char* cudaGetErrorString(cudaError_t code) {
+  switch (code) {
+    case cudaErrorInvalidValue:
+      return "invalid argument";
+    case cudaErrorMemoryAllocation:
+      return "out of memory";
+    case cudaErrorECCUncorrectable:
+      return "uncorrectable ECC error encountered";
+    case cudaErrorLaunchFailure:
+      return "unspecified launch failure";
+    default:
+      return "an error of the fake";
+  }
+}
+
+cudaError_t cudaGetLastError() { return std::exchange(pending(), cudaSuccess); }
+
+cudaError_t cudaDriverGetVersion(int* version) {
+  *version = State::get().machine().driver_version;
+  return cudaSuccess;
+}
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  return call("cudaGetDeviceCount", [&](State& state) {
+    *count = static_cast<int>(state.machine().cards.size());
+    return *count == 0 ? cudaErrorNoDevice : cudaSuccess;
+  });
+}
+
+cudaError_t cudaGetDevice(int* ordinal) {
+  return call("cudaGetDevice", [&](State&) {
+    *ordinal = current_device();
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaSetDevice(int ordinal) {
+  return call("cudaSetDevice", [&](State& state) {
+    if (!state.has_card(ordinal)) return cudaErrorInvalidDevice;
+    current_device() = ordinal;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaInitDevice(int ordinal, unsigned int, unsigned int) {
+  return call("cudaInitDevice",
+              [&](State& state) { return state.has_card(ordinal) ? cudaSuccess : cudaErrorInvalidDevice; });
+}
+
+cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
+  return call("cudaGetDeviceProperties", [&](State& state) {
+    const std::string& name = state.machine().cards.at(static_cast<std::size_t>(ordinal)).name;
+    std::snprintf(properties->name, sizeof properties->name, "%s", name.c_str());
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ordinal) {
+  return call("cudaDeviceGetAttribute", [&](State& state) {
+    const auto& card = state.machine().cards.at(static_cast<std::size_t>(ordinal));
+    *value = attribute == cudaDevAttrComputeCapabilityMajor   ? card.major
+             : attribute == cudaDevAttrComputeCapabilityMinor ? card.minor
+                                                              : 8;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int ordinal) {
+  return call("cudaDeviceGetPCIBusId", [&](State&) {
+    std::snprintf(text, static_cast<std::size_t>(bytes), "ffff:%02x:00.0", static_cast<unsigned int>(ordinal));
+    return cudaSuccess;
+  });
+}
+
+// -- memory ------------------------------------------------------------------------------------------
+
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+  return call("cudaMemGetInfo", [&](State& state) {
+    *free = state.free_bytes(current_device());
+    *total = state.machine().cards[static_cast<std::size_t>(current_device())].memory;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  return call("cudaMalloc", [&](State& state) { return state.allocate(current_device(), bytes, data); });
+}
+
+cudaError_t cudaFree(void* data) {
+  return give_back("cudaFree", [&](State& state) {
+    return data == nullptr || state.free(data) ? cudaSuccess : cudaErrorInvalidValue;
+  });
+}
+
+cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned int) {
+  return call("cudaHostRegister", [&](State& state) { return state.register_host(data, bytes); });
+}
+
+cudaError_t cudaHostUnregister(void* data) {
+  return give_back("cudaHostUnregister",
+                   [&](State& state) { return state.unregister_host(data) ? cudaSuccess : cudaErrorInvalidValue; });
+}
+
+// -- streams and events ------------------------------------------------------------------------------
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
+  return call("cudaStreamCreateWithFlags", [&](State&) {
+    *stream = new CUstream_st(current_device());
+    ++State::get().streams;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  return give_back("cudaStreamDestroy", [&](State& state) {
+    // Returns at once; what is queued still runs.
+    --state.streams;
+    ++state.ending_streams;
+    std::thread([stream] {
+      delete stream;
+      --State::get().ending_streams;
+    }).detach();
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  return give_back("cudaStreamSynchronize", [&](State&) { return wait_for_end(stream); });
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
+  return call("cudaStreamWaitEvent", [&](State&) {
+    const std::lock_guard lock(event->mutex);
+    if (event->latest) stream->push({.kind = "wait", .run = [mark = event->latest] { mark->wait(); }, .always = true});
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
+  return call("cudaEventCreateWithFlags", [&](State& state) {
+    *event = new CUevent_st;
+    ++state.events;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  return give_back("cudaEventDestroy", [&](State& state) {
+    delete event;
+    --state.events;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return call("cudaEventRecord", [&](State&) {
+    auto mark = std::make_shared<Mark>();
+    const std::lock_guard lock(event->mutex);
+    queue_mark(stream, "record", mark);
+    event->latest = std::move(mark);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  return call("cudaEventQuery", [&](State&) {
+    const std::lock_guard lock(event->mutex);
+    return event->latest && !event->latest->passed() ? cudaErrorNotReady : cudaSuccess;
+  });
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return call("cudaEventSynchronize", [&](State& state) {
+    std::shared_ptr<Mark> mark;
+    {
+      const std::lock_guard lock(event->mutex);
+      mark = event->latest;
+    }
+    if (mark) mark->wait();
+    return state.lost(current_device());
+  });
+}
+
+void nvtxNameCudaStreamA(cudaStream_t stream, const char* name) { stream->rename(name); }
+
+// -- work --------------------------------------------------------------------------------------------
+
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+  return call("cudaMemcpyAsync", [&](State& state) {
+    const Sides sides = sides_of(kind);
+    if (!sides_hold(sides, to, from, bytes)) return cudaErrorInvalidValue;
+    const void* host = sides.from_device ? to : from;
+    const bool on_device = sides.from_device && sides.to_device;
+    const State::HostKind memory = on_device ? State::HostKind::registered : state.kind_of(host, bytes);
+    if (memory == State::HostKind::mixed) return cudaErrorInvalidValue;
+    // Pageable memory is read before the call returns, and written before it does.
+    std::shared_ptr<std::vector<std::byte>> staged;
+    if (memory == State::HostKind::pageable && !sides.from_device) {
+      const auto* bytes_of = static_cast<const std::byte*>(from);
+      staged = std::make_shared<std::vector<std::byte>>(bytes_of, bytes_of + bytes);
+    }
+    stream->push({.kind = sides.kind, .run = [=] {
+                    const void* source = staged ? staged->data() : from;
+                    if (!sides_hold(sides, to, source, bytes)) {
+                      State::get().complain(std::string(sides.kind) + " of memory that was freed while it was queued");
+                      return;
+                    }
+                    std::memcpy(to, source, bytes);
+                  }});
+    if (memory == State::HostKind::pageable && sides.from_device) return wait_for_end(stream);
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
+  return call("cudaMemsetAsync", [&](State& state) {
+    if (!state.on_device(to, bytes)) return cudaErrorInvalidValue;
+    stream->push({.kind = "fill zero", .run = [=] {
+                    if (!State::get().on_device(to, bytes)) {
+                      return State::get().complain("fill of memory that was freed while it was queued");
+                    }
+                    std::memset(to, value, bytes);
+                  }});
+    return cudaSuccess;
+  });
+}
+
+namespace tandem::emulation {
+
+void enqueue(CUstream_st* stream, std::function<void()> work) {
+  const cudaError_t failure = State::get().enter("launch");
+  if (failure != cudaSuccess) throw DeviceError("launching a kernel", cudaGetErrorString(failure));
+  stream->push({.kind = "kernel", .run = std::move(work)});
+}
+
+}  // namespace tandem::emulation

@@ -1,0 +1,179 @@
+#include "tests/gpu_ops/kernels/cublaslt/fake_cublaslt.hpp"
+
+#include <cublasLt.h>
+
+#include <cstring>
+
+#include "core/numerics/bf16.hpp"
+
+namespace {
+
+using tandem::bf16;
+
+struct Description {
+  cublasOperation_t left = CUBLAS_OP_N, right = CUBLAS_OP_N;
+  cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+};
+
+struct Matrix {
+  cudaDataType type;
+  std::uint64_t rows, columns;
+  std::int64_t stride;
+
+  float get(const void* data, std::uint64_t r, std::uint64_t c) const {
+    const std::uint64_t i = c * static_cast<std::uint64_t>(stride) + r;
+    return type == CUDA_R_32F ? static_cast<const float*>(data)[i]
+                              : tandem::numerics::bf16_to_float(static_cast<const bf16*>(data)[i]);
+  }
+  void put(void* data, std::uint64_t r, std::uint64_t c, float value) const {
+    const std::uint64_t i = c * static_cast<std::uint64_t>(stride) + r;
+    if (type == CUDA_R_32F) {
+      static_cast<float*>(data)[i] = value;
+    } else {
+      static_cast<bf16*>(data)[i] = tandem::numerics::round_to_bf16(value);
+    }
+  }
+};
+
+tandem::fake_cublaslt::Counters counted;
+tandem::fake_cublaslt::Behaviour behaviour;
+
+template <class To, class From>
+To* as(From* opaque) {
+  return reinterpret_cast<To*>(opaque);
+}
+
+template <class Value>
+void read(Value& value, const void* from, std::size_t bytes) {
+  if (bytes == sizeof value) std::memcpy(&value, from, bytes);
+}
+
+struct Sizes {
+  std::uint64_t m, n, k;
+  bool fit;
+};
+
+/// Rows and columns of the product, and whether everything fits.
+Sizes sizes_of(const Description& d, const Matrix& a, const Matrix& b, const Matrix& c) {
+  const bool ta = d.left == CUBLAS_OP_T, tb = d.right == CUBLAS_OP_T;
+  const std::uint64_t m = ta ? a.columns : a.rows, k = ta ? a.rows : a.columns;
+  const std::uint64_t other_k = tb ? b.columns : b.rows, n = tb ? b.rows : b.columns;
+  bool fit = k == other_k && c.rows == m && c.columns == n;
+  for (const Matrix* x : {&a, &b, &c}) fit = fit && x->stride >= static_cast<std::int64_t>(x->rows);
+  return {m, n, k, fit};
+}
+
+}  // namespace
+
+namespace tandem::fake_cublaslt {
+
+Counters counters() { return counted; }
+void reset(Behaviour next) {
+  counted = {};
+  behaviour = next;
+}
+
+}  // namespace tandem::fake_cublaslt
+
+extern "C" {
+
+std::size_t cublasLtGetVersion() { return 130000; }
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  *handle = as<std::remove_pointer_t<cublasLtHandle_t>>(new int(0));
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  delete as<int>(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* made, cublasComputeType_t compute, cudaDataType_t scale) {
+  if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return CUBLAS_STATUS_INVALID_VALUE;
+  *made = as<cublasLtMatmulDescOpaque_t>(new Description);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t made) {
+  delete as<Description>(made);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t made, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, std::size_t bytes) {
+  Description& d = *as<Description>(made);
+  if (attribute == CUBLASLT_MATMUL_DESC_TRANSA) read(d.left, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) read(d.right, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) read(d.epilogue, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) read(d.bias, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* made, cudaDataType type, std::uint64_t rows,
+                                          std::uint64_t columns, std::int64_t stride) {
+  *made = as<cublasLtMatrixLayoutOpaque_t>(new Matrix{type, rows, columns, stride});
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t made) {
+  delete as<Matrix>(made);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* made) {
+  *made = as<cublasLtMatmulPreferenceOpaque_t>(new int(0));
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t made) {
+  delete as<int>(made);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
+                                                    const void*, std::size_t) {
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                              cublasLtMatmulHeuristicResult_t results[], int* count) {
+  ++counted.choices;
+  *count = 0;
+  if (!behaviour.has_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (!sizes_of(*as<Description>(d), *as<Matrix>(a), *as<Matrix>(b), *as<Matrix>(c)).fit)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  results[0].state = CUBLAS_STATUS_SUCCESS;
+  *count = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void* alpha, const void* a_data,
+                              cublasLtMatrixLayout_t a_layout, const void* b_data, cublasLtMatrixLayout_t b_layout,
+                              const void* beta, const void* c_data, cublasLtMatrixLayout_t c_layout, void* d_data,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t*, void*, std::size_t,
+                              cudaStream_t) {
+  if (behaviour.product_status != 0) return static_cast<cublasStatus_t>(behaviour.product_status);
+  const Description& d = *as<Description>(description);
+  const Matrix &a = *as<Matrix>(a_layout), &b = *as<Matrix>(b_layout), &c = *as<Matrix>(c_layout);
+  const Matrix& result = *as<Matrix>(d_layout);
+  const Sizes s = sizes_of(d, a, b, c);
+  if (!s.fit) return CUBLAS_STATUS_INVALID_VALUE;
+  const float scale = *static_cast<const float*>(alpha), keep = *static_cast<const float*>(beta);
+  for (std::uint64_t i = 0; i < s.m; ++i) {
+    for (std::uint64_t j = 0; j < s.n; ++j) {
+      double sum = 0.0;
+      for (std::uint64_t l = 0; l < s.k; ++l) {
+        const float x = d.left == CUBLAS_OP_T ? a.get(a_data, l, i) : a.get(a_data, i, l);
+        const float y = d.right == CUBLAS_OP_T ? b.get(b_data, j, l) : b.get(b_data, l, j);
+        sum += static_cast<double>(x) * static_cast<double>(y);
+      }
+      float value = scale * static_cast<float>(sum);
+      if (keep != 0.0F) value += keep * c.get(c_data, i, j);
+      if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) {
+        value += tandem::numerics::bf16_to_float(static_cast<const bf16*>(d.bias)[i]);
+      }
+      result.put(d_data, i, j, value);
+    }
+  }
+  ++counted.products;
+  return CUBLAS_STATUS_SUCCESS;
+}
+}

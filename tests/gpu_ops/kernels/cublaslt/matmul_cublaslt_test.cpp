@@ -1,0 +1,128 @@
+// How products are described to cuBLASLt, over a cuBLASLt made of this CPU: sides, strides, bias, sums, the choice of
+// an algorithm, and what happens where there is none.
+#include <gmock/gmock.h>
+
+#include "gpu_ops/matmul.hpp"
+#include "tests/cpu_ops/op_testing.hpp"
+#include "tests/gpu_ops/kernels/cublaslt/fake_cublaslt.hpp"
+
+namespace tandem::testing {
+namespace {
+
+using gpu::Factor;
+using gpu::Product;
+
+/// Operands of one product, rows a few elements further apart than they must be.
+struct Operands {
+  Operands(Random& random, std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb, DType result)
+      : a(random.tensor(DType::bf16, {ta ? k : m, (ta ? m : k) + 3})),
+        b(random.tensor(DType::bf16, {tb ? n : k, (tb ? k : n) + 2})),
+        bias(random.tensor(DType::bf16, {n})),
+        c(random.tensor(result, {m, n + 5})),
+        product{.m = m,
+                .n = n,
+                .k = k,
+                .a = {a.view().data, DType::bf16, a.view().shape[1], ta},
+                .b = {b.view().data, DType::bf16, b.view().shape[1], tb},
+                .c = c.view().data,
+                .c_dtype = result,
+                .c_stride = n + 5} {}
+  Tensor a, b, bias, c;
+  Product product;
+};
+
+class CublasLt : public ::testing::Test {
+ protected:
+  void SetUp() override { fake_cublaslt::reset({}); }
+  std::unique_ptr<gpu::Matmul> matmul_ = gpu::make_matmul();
+  Random random_{31};
+};
+
+TEST_F(CublasLt, EveryProductIsThePlainKernels) {
+  for (const bool ta : {false, true}) {
+    for (const bool tb : {false, true}) {
+      for (const DType result : {DType::bf16, DType::f32}) {
+        for (const bool accumulate : {false, true}) {
+          for (const bool with_bias : {false, true}) {
+            SCOPED_TRACE(std::string(ta ? "a'" : "a") + (tb ? " b'" : " b") + (accumulate ? " +=" : ""));
+            Operands x(random_, 7, 11, 5, ta, tb, result);
+            x.product.accumulate = accumulate;
+            x.product.bias = with_bias ? x.bias.view().as<bf16>() : nullptr;
+            Tensor expected = x.c;
+            Product plain = x.product;
+            plain.c = expected.view().data;
+            gpu::plain_matmul(plain, nullptr);
+            matmul_->run(x.product, nullptr, nullptr);
+            // Between rows, and behind the last, nothing is written: all of the tensor is compared.
+            EXPECT_CLOSE(x.c, expected);
+          }
+        }
+      }
+    }
+  }
+  EXPECT_GT(fake_cublaslt::counters().products, 20);
+}
+
+TEST_F(CublasLt, AnAlgorithmIsChosenOnceForEachShape) {
+  Operands x(random_, 7, 11, 5, false, true, DType::bf16), other(random_, 7, 12, 5, false, true, DType::bf16);
+  for (int i = 0; i < 3; ++i) matmul_->run(x.product, nullptr, nullptr);
+  EXPECT_EQ(fake_cublaslt::counters().choices, 1);
+  matmul_->run(other.product, nullptr, nullptr);
+  EXPECT_EQ(fake_cublaslt::counters().choices, 2);
+  EXPECT_EQ(fake_cublaslt::counters().products, 4);
+}
+
+TEST_F(CublasLt, EachCallTakesItsOwnBias) {
+  Operands x(random_, 3, 4, 2, false, true, DType::bf16);
+  const Tensor second = random_.tensor(DType::bf16, {4});
+  x.product.bias = x.bias.view().as<bf16>();
+  matmul_->run(x.product, nullptr, nullptr);
+  x.product.bias = second.view().as<bf16>();
+  matmul_->run(x.product, nullptr, nullptr);
+  Tensor expected = x.c;
+  x.product.c = expected.view().data;
+  gpu::plain_matmul(x.product, nullptr);
+  EXPECT_CLOSE(x.c, expected);
+}
+
+TEST_F(CublasLt, WhatTheLibraryDoesNotTakeGoesToThePlainKernel) {
+  fake_cublaslt::reset({.has_algorithms = false});
+  Operands x(random_, 7, 11, 5, false, true, DType::bf16);
+  Tensor expected = x.c;
+  Product plain = x.product;
+  plain.c = expected.view().data;
+  gpu::plain_matmul(plain, nullptr);
+  matmul_->run(x.product, nullptr, nullptr);
+  EXPECT_SAME_BITS(x.c, expected);
+  // f32 factors do not even reach it.
+  const Tensor a = random_.tensor(DType::f32, {3, 3}), b = random_.tensor(DType::f32, {3, 3});
+  Tensor c(DType::f32, {3, 3});
+  const int asked = fake_cublaslt::counters().choices;
+  matmul_->run({.m = 3,
+                .n = 3,
+                .k = 3,
+                .a = {a.view().data, DType::f32, 3, false},
+                .b = {b.view().data, DType::f32, 3, false},
+                .c = c.view().data,
+                .c_dtype = DType::f32,
+                .c_stride = 3},
+               nullptr, nullptr);
+  EXPECT_EQ(fake_cublaslt::counters().choices, asked);
+  EXPECT_NE(c.get(0), 0.0);
+}
+
+TEST_F(CublasLt, AFailureIsADeviceErrorThatNamesIt) {
+  fake_cublaslt::reset({.product_status = 14});
+  Operands x(random_, 7, 11, 5, false, true, DType::bf16);
+  try {
+    matmul_->run(x.product, nullptr, nullptr);
+    FAIL() << "the failure was not seen";
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("cuBLASLt"), ::testing::HasSubstr("14")));
+  }
+}
+
+TEST_F(CublasLt, TheKeyNamesTheVersion) { EXPECT_EQ(gpu::matmul_key(), "cublaslt 130000"); }
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,175 @@
+// Every barrier of our kernels is needed, and a missing one shows: each is dropped in turn, and the results compared
+// with those of the whole kernel. The last one before a kernel ends may protect nothing; none other may be idle.
+#include <gmock/gmock.h>
+
+#include "gpu_ops/emulation/grid.hpp"
+#include "tests/gpu_ops/kernels/bench.hpp"
+
+namespace tandem::testing {
+namespace {
+
+constexpr int seeds = 8;
+
+/// The bytes that a run leaves, or "" where the emulation refused it.
+using Outcome = std::vector<std::vector<std::uint8_t>>;
+
+template <class Run>
+Outcome outcome_of(const Run& run) {
+  Outcome outcome;
+  try {
+    for (const Tensor& result : run()) outcome.push_back(result.bytes());
+  } catch (const MisuseError&) {
+    outcome.clear();  // dropping has made threads part ways, and the emulation says so
+  }
+  return outcome;
+}
+
+/// Barriers of `run` whose absence no seed shows.
+template <class Run>
+std::vector<std::int64_t> idle_barriers(const Run& run) {
+  emulation::set_schedule({});
+  const Outcome whole = outcome_of(run);
+  const std::int64_t count = emulation::barriers_passed();
+  EXPECT_GT(count, 0);
+  std::vector<std::int64_t> idle;
+  for (std::int64_t dropped = 0; dropped < count; ++dropped) {
+    bool shown = false;
+    for (int seed = 1; seed <= seeds && !shown; ++seed) {
+      emulation::set_schedule({.seed = static_cast<std::uint64_t>(seed), .dropped_barrier = dropped});
+      shown = outcome_of(run) != whole;
+    }
+    if (!shown) idle.push_back(dropped);
+  }
+  emulation::set_schedule({});
+  if (!idle.empty()) {
+    std::string text;
+    for (const std::int64_t i : idle) text += ' ' + std::to_string(i);
+    std::cout << idle.size() << " of " << count << " barriers idle:" << text << '\n';
+  }
+  return idle;
+}
+
+class Barriers : public ::testing::Test {
+ protected:
+  Ops& ops() { return bench().ops(); }
+  Operand zeros(DType dtype, Shape shape) { return bench().put(Tensor(dtype, shape)); }
+  Random random_{21};
+};
+
+TEST_F(Barriers, OfTheNorms) {
+  const Shape shape{1, 1000};
+  const Tensor x = random_.tensor(DType::bf16, shape), w = random_.tensor(DType::bf16, {1000});
+  const auto idle = idle_barriers([&] {
+    const Operand in = bench().put(x), weight = bench().put(w), y = zeros(DType::bf16, shape);
+    const Operand mean = zeros(DType::f32, {1}), rstd = zeros(DType::f32, {1});
+    ops().layer_norm(in, weight, weight, y, mean, rstd, 1e-5F, {});
+    return std::vector<Tensor>{bench().get(y), bench().get(mean), bench().get(rstd)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(3));
+}
+
+TEST_F(Barriers, OfTheNormsBackward) {
+  const Shape shape{1, 1000};
+  const Tensor x = random_.tensor(DType::bf16, shape), w = random_.tensor(DType::bf16, {1000});
+  const Tensor dy = random_.tensor(DType::bf16, shape), one = random_.tensor(DType::f32, {1});
+  bench().lend({.tokens = 1, .channels = 1000, .activations = DType::bf16});
+  const auto idle = idle_barriers([&] {
+    const Operand in = bench().put(x), weight = bench().put(w), d = bench().put(dy), s = bench().put(one);
+    const Operand dx = zeros(DType::bf16, shape);
+    ops().layer_norm_backward(d, in, weight, s, s, dx, false, {}, {}, {});
+    return std::vector<Tensor>{bench().get(dx)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(3));
+}
+
+TEST_F(Barriers, OfTheColumnSums) {
+  const Shape shape{40, 24};  // one block, which writes two sums one after the other
+  const Tensor x = random_.tensor(DType::f32, shape), dy = random_.tensor(DType::f32, shape);
+  const Tensor rows = random_.tensor(DType::f32, {40}), w = random_.tensor(DType::bf16, {24});
+  bench().lend({.tokens = 40, .channels = 24, .activations = DType::f32});
+  const auto idle = idle_barriers([&] {
+    const Operand in = bench().put(x), weight = bench().put(w), d = bench().put(dy), s = bench().put(rows);
+    const Operand dx = zeros(DType::f32, shape), dw = zeros(DType::f32, {24}), db = zeros(DType::f32, {24});
+    ops().layer_norm_backward(d, in, weight, s, s, dx, false, dw, db, {});
+    return std::vector<Tensor>{bench().get(dw), bench().get(db)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(3));
+}
+
+TEST_F(Barriers, OfTheNormBlocks) {
+  const Tensor gradient = random_.tensor(DType::bf16, {layout_quantum});
+  const auto idle = idle_barriers([&] {
+    const Operand g = bench().put(gradient), partial = zeros(DType::f32, {2});
+    ops().norm_blocks(g.as<bf16>(), layout_quantum, reinterpret_cast<double*>(partial.as<float>()), {});
+    return std::vector<Tensor>{bench().get(partial)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(1));
+}
+
+TEST_F(Barriers, OfTheLoss) {
+  const std::int64_t vocabulary = 300;
+  const Tensor x = random_.tensor(DType::f32, {1, 8}), w = random_.tensor(DType::bf16, {vocabulary, 8});
+  const Tensor target(DType::i32, {1});
+  bench().lend({.tokens = 1, .vocabulary = vocabulary, .channels = 8, .activations = DType::f32});
+  const auto idle = idle_barriers([&] {
+    const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(target), dx = zeros(DType::f32, {1, 8});
+    const Operand losses = zeros(DType::f32, {1});
+    ops().head_loss({in, weight, t, losses, 1.0F, dx, {}}, {});
+    return std::vector<Tensor>{bench().get(losses), bench().get(dx)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(37));  // of the product over the vocabulary
+}
+
+TEST_F(Barriers, OfTheEmbeddingGradient) {
+  const std::int64_t tokens = 600;  // three searches of a block
+  const Tensor ids = random_.tokens({tokens}, 3), dout = random_.tensor(DType::f32, {tokens, 24});
+  const auto idle = idle_barriers([&] {
+    const Operand i = bench().put(ids), d = bench().put(dout), dtable = zeros(DType::f32, {3, 24});
+    ops().embedding_backward(d, i, tokens, dtable, {}, {});
+    return std::vector<Tensor>{bench().get(dtable)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(0));
+}
+
+TEST_F(Barriers, OfTheMatrixProduct) {
+  const Tensor x = random_.tensor(DType::f32, {64, 40}), w = random_.tensor(DType::bf16, {64, 40});
+  bench().lend({.tokens = 64, .channels = 64, .activations = DType::f32});
+  const auto idle = idle_barriers([&] {
+    const Operand in = bench().put(x), weight = bench().put(w), y = zeros(DType::f32, {64, 64});
+    ops().linear(in, weight, {}, y, {});
+    return std::vector<Tensor>{bench().get(y)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(5));
+}
+
+TEST_F(Barriers, OfAttention) {
+  const AttentionShape s{1, 90, 1, 1, 16, 0.25F};
+  const Shape shape{1, 90, 16}, rows{1, 1, 90};
+  const Tensor q = random_.tensor(DType::f32, shape), k = random_.tensor(DType::f32, shape);
+  const Tensor v = random_.tensor(DType::f32, shape), dout = random_.tensor(DType::f32, shape);
+  bench().lend({.tokens = 90, .sequence = 90, .heads = 1, .head_dim = 16, .activations = DType::f32});
+  Tensor out(DType::f32, shape), lse(DType::f32, rows);
+  const auto forward = [&] {
+    const Operand a = bench().put(q), b = bench().put(k), c = bench().put(v), o = zeros(DType::f32, shape);
+    const Operand l = zeros(DType::f32, rows);
+    ops().attention(a.heads(16), b.heads(16), c.heads(16), o, l, s, {});
+    out = bench().get(o);
+    lse = bench().get(l);
+    return std::vector<Tensor>{out, lse};
+  };
+  EXPECT_THAT(idle_barriers(forward), ::testing::ElementsAre(11));
+  forward();
+  const auto idle = idle_barriers([&] {
+    const Operand a = bench().put(q), b = bench().put(k), c = bench().put(v), o = bench().put(out),
+                  l = bench().put(lse);
+    const Operand d = bench().put(dout), da = zeros(DType::f32, shape), db = zeros(DType::f32, shape);
+    const Operand dc = zeros(DType::f32, shape);
+    ops().attention_backward(d, a.heads(16), b.heads(16), c.heads(16), o, l, da.heads(16), db.heads(16), dc.heads(16),
+                             s, {});
+    return std::vector<Tensor>{bench().get(da), bench().get(db), bench().get(dc)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(8));
+}
+
+}  // namespace
+}  // namespace tandem::testing

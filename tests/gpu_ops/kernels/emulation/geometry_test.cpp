@@ -1,0 +1,89 @@
+// Launch geometry and index arithmetic are plain functions: checked for sizes that no test could run.
+#include "gpu_ops/geometry.hpp"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "gpu_ops/head_loss.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+std::vector<std::int64_t> sizes() {
+  std::vector<std::int64_t> all{0, 1, 7, 8, 9, 22, 55, 2047, 2048, 2049, 100003};
+  for (int bits = 20; bits <= 40; ++bits) {
+    for (const std::int64_t off : {-1, 0, 1}) all.push_back((std::int64_t{1} << bits) + off);
+  }
+  return all;
+}
+
+/// Elements that the threads of a grid reach by its strides, counted without walking: thread i takes packets i,
+/// i + threads, ..., the last of which may be short.
+std::int64_t reached(const Geometry& g, std::int64_t count) {
+  const std::int64_t threads = g.grid * g.block, packets = ceil_div(count, packet);
+  std::int64_t total = 0;
+  for (std::int64_t i = 0; i < threads && i < packets; ++i) total += ceil_div(packets - i, threads);
+  return total;
+}
+
+TEST(Geometry, EveryPacketHasExactlyOneThread) {
+  for (const std::int64_t count : sizes()) {
+    const Geometry g = pointwise_geometry(count);
+    EXPECT_LE(g.grid, most_blocks);
+    EXPECT_EQ(g.grid == 0, count == 0);
+    EXPECT_EQ(g.block % warp_lanes, 0);
+    EXPECT_EQ(reached(g, count), ceil_div(count, packet)) << count;
+  }
+}
+
+TEST(Geometry, RowsOfAnyLengthHaveWholeWarpsAndNoMoreThanABlockHolds) {
+  for (const std::int64_t channels : sizes()) {
+    const Geometry g = row_geometry(1000, channels);
+    EXPECT_EQ(g.grid, 1000);
+    EXPECT_GE(g.block, warp_lanes);
+    EXPECT_LE(g.block, most_threads);
+    EXPECT_EQ(g.block % warp_lanes, 0);
+    EXPECT_TRUE(g.block == most_threads || g.block * packet >= channels) << channels;
+  }
+  EXPECT_EQ(row_geometry(std::int64_t{1} << 40, 8).grid, most_blocks);
+  EXPECT_EQ(row_geometry(0, 8).grid, 0);
+}
+
+TEST(Geometry, CutsCoverTheExtentOnceAndKeepTheirBounds) {
+  for (const std::int64_t extent : sizes()) {
+    for (const std::int64_t most : {1, 7, 64}) {
+      for (const std::int64_t least : {1, 32}) {
+        const Cut c = cut(extent, most, least);
+        EXPECT_LE(c.parts, most);
+        EXPECT_EQ(c.parts == 0, extent == 0);
+        if (extent == 0) continue;
+        EXPECT_GE(c.size, least);
+        EXPECT_GE(c.parts * c.size, extent);
+        EXPECT_LT((c.parts - 1) * c.size, extent);
+      }
+    }
+  }
+}
+
+TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
+  for (const std::int64_t vocabulary : {1, 101, 50257, 128256, 10000000}) {
+    std::size_t before = 0;
+    for (const std::int64_t tokens : {1, 7, 512, 513, 100000}) {
+      const std::int64_t rows = head_loss_rows(tokens, vocabulary);
+      EXPECT_GE(rows, 1);
+      EXPECT_LE(rows, tokens);
+      EXPECT_TRUE(rows == 1 || rows * vocabulary * 4 <= 128 << 20) << rows << " rows of " << vocabulary;
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        const std::size_t scratch = head_loss_scratch(tokens, vocabulary, dtype);
+        EXPECT_GE(scratch, static_cast<std::size_t>(rows * vocabulary) * (dtype == DType::f32 ? 4 : 6));
+      }
+      const std::size_t bytes = head_loss_scratch(tokens, vocabulary, DType::bf16);
+      EXPECT_GE(bytes, before);  // what is booked for more tokens is enough for fewer
+      before = bytes;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::gpu

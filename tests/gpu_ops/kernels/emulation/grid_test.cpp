@@ -1,0 +1,218 @@
+// The emulation itself: that it runs what a GPU would, and that it shows what a GPU might hide.
+#include "gpu_ops/emulation/grid.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <numeric>
+#include <set>
+#include <vector>
+
+#include "core/error.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+constexpr int seeds = 5;
+
+class EmulationTest : public ::testing::Test {
+ protected:
+  void TearDown() override { emulation::set_schedule({}); }
+  static void use_seed(int seed) { emulation::set_schedule({.seed = static_cast<std::uint64_t>(seed)}); }
+};
+
+// -- kernels with and without a planted fault ----------------------------------------------------------------------
+
+/// Each block turns its part of the array around through shared memory.
+template <bool with_barrier>
+TANDEM_KERNEL(most_threads)
+reverse_kernel(float* data) {
+  TANDEM_SHARED(float, room, most_threads);
+  float* const own = data + block_index() * block_size();
+  room[thread_index()] = own[thread_index()];
+  if (with_barrier) barrier();
+  own[thread_index()] = room[block_size() - 1 - thread_index()];
+}
+
+/// The same within warps; `dynamic` memory.
+template <bool with_barrier>
+TANDEM_KERNEL(most_threads)
+reverse_warps_kernel(float* data) {
+  TANDEM_DYNAMIC_SHARED(float, room);
+  const int first = thread_index() / warp_lanes * warp_lanes, lane = thread_index() % warp_lanes;
+  room[thread_index()] = data[thread_index()];
+  if (with_barrier) warp_barrier();
+  data[thread_index()] = room[first + warp_lanes - 1 - lane];
+}
+
+/// y = 2 x; a fault in the tail writes one element too many.
+template <bool off_by_one>
+TANDEM_KERNEL(most_threads)
+double_kernel(const float* x, float* y, std::int64_t count) {
+  const std::int64_t end = off_by_one ? count + 1 : count;
+  for (std::int64_t i = block_index() * block_size() + thread_index(); i < end; i += grid_size() * block_size()) {
+    y[i] = 2.0F * x[i];
+  }
+}
+
+TANDEM_KERNEL(most_threads) unwritten_kernel(float* result) {
+  TANDEM_SHARED(float, room, warp_lanes);
+  if (thread_index() != 3) room[thread_index()] = 1.0F;
+  barrier();
+  result[thread_index()] = room[thread_index()];
+}
+
+TANDEM_KERNEL(most_threads) half_of_the_block_waits_kernel() {
+  if (thread_index() < block_size() / 2) barrier();
+}
+
+TANDEM_KERNEL(most_threads) half_of_a_warp_exchanges_kernel(int* result) {
+  if (thread_index() % 2 == 0) result[thread_index()] = shuffle_xor(thread_index(), 2);
+}
+
+TANDEM_KERNEL(most_threads) throwing_kernel() {
+  barrier();
+  if (thread_index() == 5) throw InputError("thread 5");
+  barrier();
+}
+
+TANDEM_KERNEL(most_threads) exchange_kernel(int* by_xor, int* by_shift, std::uint32_t* votes) {
+  for (int round = 0; round < 3; ++round) {
+    by_xor[thread_index()] = shuffle_xor(thread_index() + round, 5) - round;
+    by_shift[thread_index()] = shuffle_down(thread_index(), 8);
+    votes[thread_index()] = ballot(thread_index() % 3 == round % 3);
+  }
+}
+
+TANDEM_KERNEL(most_threads) visit_kernel(std::vector<std::int64_t>* visited) {
+  visited->push_back(block_index() * block_size() + thread_index());
+}
+
+TANDEM_KERNEL(most_threads) misaligned_kernel(const float* data) { load_words(data + 1); }
+
+std::vector<float> numbers(std::size_t count) {
+  std::vector<float> all(count);
+  std::iota(all.begin(), all.end(), 1.0F);
+  return all;
+}
+
+template <class... P, class... A>
+std::string refusal(void (*kernel)(P...), const Geometry& geometry, A... arguments) {
+  try {
+    launch("planted", kernel, geometry, nullptr, arguments...);
+  } catch (const MisuseError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// -- a GPU's rules -------------------------------------------------------------------------------------------------
+
+TEST_F(EmulationTest, EveryThreadRunsOnceInAnOrderThatTheSeedChooses) {
+  std::set<std::vector<std::int64_t>> orders;
+  for (int seed = 1; seed <= seeds; ++seed) {
+    for (int again = 0; again < 2; ++again) {
+      use_seed(seed);
+      std::vector<std::int64_t> visited;
+      launch("visit", visit_kernel, Geometry{7, 64}, nullptr, &visited);
+      orders.insert(visited);
+      std::sort(visited.begin(), visited.end());
+      ASSERT_EQ(visited.size(), 7U * 64U);
+      for (std::size_t i = 0; i < visited.size(); ++i) EXPECT_EQ(visited[i], static_cast<std::int64_t>(i));
+    }
+  }
+  EXPECT_EQ(orders.size(), static_cast<std::size_t>(seeds));
+}
+
+TEST_F(EmulationTest, SharedMemoryAndBarriersWorkUnderEverySeed) {
+  for (int seed = 1; seed <= seeds; ++seed) {
+    use_seed(seed);
+    std::vector<float> data = numbers(3 * 96), warps = numbers(64);
+    launch("reverse", reverse_kernel<true>, Geometry{3, 96}, nullptr, data.data());
+    for (int i = 0; i < 3 * 96; ++i)
+      EXPECT_EQ(data[static_cast<std::size_t>(i)], static_cast<float>(i / 96 * 96 + 96 - i % 96));
+    launch("reverse_warps", reverse_warps_kernel<true>, Geometry{1, 64, 64 * sizeof(float)}, nullptr, warps.data());
+    for (int i = 0; i < 64; ++i)
+      EXPECT_EQ(warps[static_cast<std::size_t>(i)], static_cast<float>(i / 32 * 32 + 32 - i % 32));
+  }
+}
+
+TEST_F(EmulationTest, ExchangesGiveEachLaneWhatItAskedFor) {
+  std::vector<int> by_xor(64), by_shift(64);
+  std::vector<std::uint32_t> votes(64);
+  launch("exchange", exchange_kernel, Geometry{1, 64}, nullptr, by_xor.data(), by_shift.data(), votes.data());
+  for (int i = 0; i < 64; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    EXPECT_EQ(by_xor[at], i ^ 5);
+    EXPECT_EQ(by_shift[at], i % 32 + 8 < 32 ? i + 8 : i);
+    for (int lane = 0; lane < 32; ++lane) EXPECT_EQ(votes[at] >> lane & 1u, (i / 32 * 32 + lane) % 3 == 2 ? 1u : 0u);
+  }
+}
+
+// -- faults that must show -----------------------------------------------------------------------------------------
+
+TEST_F(EmulationTest, AMissingBarrierShows) {
+  for (int seed = 1; seed <= seeds; ++seed) {
+    use_seed(seed);
+    std::vector<float> good = numbers(256), bad = good, good_warps = numbers(64), bad_warps = good_warps;
+    launch("reverse", reverse_kernel<true>, Geometry{1, 256}, nullptr, good.data());
+    launch("reverse", reverse_kernel<false>, Geometry{1, 256}, nullptr, bad.data());
+    EXPECT_NE(bad, good);
+    // What was read too early is the poison that shared memory starts with.
+    EXPECT_TRUE(std::any_of(bad.begin(), bad.end(), [](float x) { return std::isnan(x); }));
+    launch("reverse_warps", reverse_warps_kernel<true>, Geometry{1, 64, 64 * sizeof(float)}, nullptr,
+           good_warps.data());
+    launch("reverse_warps", reverse_warps_kernel<false>, Geometry{1, 64, 64 * sizeof(float)}, nullptr,
+           bad_warps.data());
+    EXPECT_NE(bad_warps, good_warps);
+    // The same fault planted from outside, in the correct kernel.
+    emulation::set_schedule({.seed = static_cast<std::uint64_t>(seed), .dropped_barrier = 0});
+    std::vector<float> dropped = numbers(256);
+    launch("reverse", reverse_kernel<true>, Geometry{1, 256}, nullptr, dropped.data());
+    EXPECT_NE(dropped, good);
+  }
+}
+
+TEST_F(EmulationTest, AnOffByOneInATailShows) {
+  for (const std::size_t count : {1UL, 22UL, 55UL, 256UL, 1000UL}) {
+    // Behind the end lies a guard, as behind every operand of the tests of operations.
+    std::vector<float> x = numbers(count + 1), good(count + 1, -7.0F), bad = good;
+    const Geometry geometry{blocks_for(static_cast<std::int64_t>(count), most_threads), most_threads};
+    launch("double", double_kernel<false>, geometry, nullptr, x.data(), good.data(), static_cast<std::int64_t>(count));
+    launch("double", double_kernel<true>, geometry, nullptr, x.data(), bad.data(), static_cast<std::int64_t>(count));
+    EXPECT_EQ(good.back(), -7.0F);
+    EXPECT_NE(bad.back(), -7.0F);
+  }
+}
+
+TEST_F(EmulationTest, SharedMemoryThatNobodyWroteIsNaN) {
+  std::vector<float> result(warp_lanes);
+  launch("unwritten", unwritten_kernel, Geometry{2, warp_lanes}, nullptr, result.data());
+  for (std::size_t i = 0; i < result.size(); ++i) EXPECT_EQ(std::isnan(result[i]), i == 3) << i;
+}
+
+TEST_F(EmulationTest, ABarrierThatSomeThreadsMissIsRefusedByName) {
+  EXPECT_THAT(refusal(half_of_the_block_waits_kernel, Geometry{1, 64}),
+              ::testing::AllOf(::testing::HasSubstr("kernel planted"), ::testing::HasSubstr("wait for others")));
+  std::vector<int> result(64);
+  EXPECT_THAT(refusal(half_of_a_warp_exchanges_kernel, Geometry{1, 64}, result.data()),
+              ::testing::HasSubstr("wait for others"));
+}
+
+TEST_F(EmulationTest, WhatAKernelThrowsReachesTheCallerAndTheNextGridRuns) {
+  EXPECT_THROW(launch("throwing", throwing_kernel, Geometry{2, 64}, nullptr), InputError);
+  std::vector<float> data = numbers(96);
+  launch("reverse", reverse_kernel<true>, Geometry{1, 96}, nullptr, data.data());
+  EXPECT_EQ(data[0], 96.0F);
+}
+
+TEST_F(EmulationTest, MisalignedWideAccessesAndWrongBlocksAreRefused) {
+  alignas(16) const float data[8] = {};
+  EXPECT_THAT(refusal(misaligned_kernel, Geometry{1, 32}, data), ::testing::HasSubstr("not aligned"));
+  EXPECT_THAT(refusal(half_of_the_block_waits_kernel, Geometry{1, 33}), ::testing::HasSubstr("33 threads"));
+}
+
+}  // namespace
+}  // namespace tandem::gpu

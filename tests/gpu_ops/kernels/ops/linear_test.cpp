@@ -1,0 +1,138 @@
+#include "cpu_ops/reference/reference.hpp"
+#include "tests/gpu_ops/kernels/bench.hpp"
+
+namespace tandem::testing {
+namespace {
+
+struct Sizes {
+  std::int64_t rows, in, out;
+};
+// Odd ones, several tiles in every direction, multiples of eight, and ones.
+constexpr Sizes all_sizes[] = {{1, 1, 1},   {111, 52, 24},  {37, 24, 101}, {22, 55, 1},
+                               {3, 200, 1}, {67, 801, 133}, {64, 64, 72}};
+
+class LinearOps : public OpsTest {
+ protected:
+  void lend(const Sizes& s) {
+    bench().lend({.tokens = s.rows, .channels = std::max(s.in, s.out), .activations = dtype()});
+  }
+};
+
+TEST_P(LinearOps, ForwardIsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    lend(s);
+    for (const bool with_bias : {false, true}) {
+      for (const DType result : {dtype(), DType::f32}) {
+        SCOPED_TRACE(s.rows);
+        Random random(1);
+        const Tensor x = random.tensor(dtype(), {s.rows, s.in}), w = random.tensor(DType::bf16, {s.out, s.in});
+        const Tensor bias = random.tensor(DType::bf16, {s.out});
+        Tensor expected(result, {s.rows, s.out});
+        reference::linear(x, w, with_bias ? bias.view() : TensorView{}, expected);
+        const auto results = under_all_schedules([&] {
+          const Operand in = bench().put(x), weight = bench().put(w), b = bench().put(bias);
+          const Operand y = bench().put(Tensor(result, {s.rows, s.out}));
+          ops().linear(in, weight, with_bias ? b.view() : TensorView{}, y, stream());
+          return std::vector<Tensor>{bench().get(y)};
+        });
+        EXPECT_WITHIN(results[0], expected, dtype(), false);
+      }
+    }
+  }
+}
+
+TEST_P(LinearOps, BackwardOfTheInputIsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    lend(s);
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(s.rows);
+      Random random(2);
+      const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), w = random.tensor(DType::bf16, {s.out, s.in});
+      const Tensor before = random.tensor(dtype(), {s.rows, s.in});
+      Tensor expected = before;
+      reference::linear_backward_input(dy, w, expected, accumulate);
+      const auto results = under_all_schedules([&] {
+        const Operand d = bench().put(dy), weight = bench().put(w), dx = bench().put(before);
+        ops().linear_backward_input(d, weight, dx, accumulate, stream());
+        return std::vector<Tensor>{bench().get(dx)};
+      });
+      EXPECT_WITHIN(results[0], expected, dtype(), false);
+    }
+  }
+}
+
+TEST_P(LinearOps, BackwardOfTheWeightAddsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    lend(s);
+    SCOPED_TRACE(s.rows);
+    Random random(3);
+    const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), x = random.tensor(dtype(), {s.rows, s.in});
+    const Tensor dw_before = random.tensor(DType::f32, {s.out, s.in}), db_before = random.tensor(DType::f32, {s.out});
+    Tensor dw_expected = dw_before, db_expected = db_before;
+    reference::linear_backward_weight(dy, x, dw_expected, db_expected);
+    const auto results = under_all_schedules([&] {
+      const Operand d = bench().put(dy), in = bench().put(x), dw = bench().put(dw_before), db = bench().put(db_before);
+      const Operand alone = bench().put(dw_before);
+      ops().linear_backward_weight(d, in, dw, db, stream());
+      ops().linear_backward_weight(d, in, alone, {}, stream());
+      return std::vector<Tensor>{bench().get(dw), bench().get(db), bench().get(alone)};
+    });
+    EXPECT_WITHIN(results[0], dw_expected, dtype(), false);
+    EXPECT_WITHIN(results[1], db_expected, dtype(), false);
+    EXPECT_SAME_BITS(results[2], results[0]);
+  }
+}
+
+TEST_P(LinearOps, HeadLossIsTheReferenceWithAndWithoutGradients) {
+  // An odd vocabulary, a small one, and one whose rows pass several packets of a block.
+  for (const auto& [rows, channels, vocabulary] :
+       {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{8, 64, 96}}) {
+    SCOPED_TRACE(vocabulary);
+    bench().lend({.tokens = rows, .vocabulary = vocabulary, .channels = channels, .activations = dtype()});
+    Random random(4);
+    const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
+    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    targets.view().as<std::int32_t>()[3] = -1;
+    const Tensor dw_before = random.tensor(DType::f32, {vocabulary, channels}, 0.01F);
+    Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw = dw_before;
+    const float scale = 0.125F;
+    reference::head_loss({x, w, targets, losses, scale, dx, dw});
+    const auto results = under_all_schedules([&] {
+      const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets);
+      const Operand l = bench().put(Tensor(DType::f32, {rows})), alone = bench().put(Tensor(DType::f32, {rows}));
+      const Operand d = bench().put(Tensor(dtype(), {rows, channels})), dweight = bench().put(dw_before);
+      const Operand frozen = bench().put(Tensor(dtype(), {rows, channels}));
+      ops().head_loss({in, weight, t, l, scale, d, dweight}, stream());
+      ops().head_loss({in, weight, t, alone, scale, {}, {}}, stream());
+      ops().head_loss({in, weight, t, alone, scale, frozen, {}}, stream());
+      return std::vector<Tensor>{bench().get(l), bench().get(d), bench().get(dweight), bench().get(alone),
+                                 bench().get(frozen)};
+    });
+    EXPECT_WITHIN(results[0], losses, dtype(), false);
+    EXPECT_WITHIN(results[1], dx, dtype(), true);
+    EXPECT_WITHIN(results[2], dw, dtype(), true);
+    EXPECT_SAME_BITS(results[3], results[0]);
+    EXPECT_SAME_BITS(results[4], results[1]);
+  }
+}
+
+TEST_P(LinearOps, ATargetBeyondTheVocabularyShowsAsNaN) {
+  bench().lend({.tokens = 2, .vocabulary = 11, .channels = 8, .activations = dtype()});
+  Random random(6);
+  Tensor targets(DType::i32, {2});
+  targets.view().as<std::int32_t>()[1] = 11;
+  const Operand x = bench().put(random.tensor(dtype(), {2, 8})), w = bench().put(random.tensor(DType::bf16, {11, 8}));
+  const Operand t = bench().put(targets), losses = bench().put(Tensor(DType::f32, {2}));
+  const Operand dx = bench().put(Tensor(dtype(), {2, 8}));
+  ops().head_loss({x, w, t, losses, 1.0F, dx, {}}, stream());
+  const Tensor l = bench().get(losses), d = bench().get(dx);
+  EXPECT_FALSE(std::isnan(l.get(0)));
+  EXPECT_TRUE(std::isnan(l.get(1)));
+  EXPECT_FALSE(std::isnan(d.get(7)));
+  EXPECT_TRUE(std::isnan(d.get(8)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Activations, LinearOps, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,57 @@
+// Calls against the contract are refused before anything is queued, by operation and shape.
+#include <gmock/gmock.h>
+
+#include "tests/gpu_ops/kernels/bench.hpp"
+
+namespace tandem::testing {
+namespace {
+
+class RefusedOps : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = bench().why_not(); !why.empty()) GTEST_SKIP() << why;
+  }
+  Ops& ops() { return bench().ops(); }
+  StreamView stream() { return bench().stream(); }
+  /// What the call throws, or "" where it does not throw MisuseError.
+  template <class Call>
+  static std::string refusal(const Call& call) {
+    try {
+      call();
+    } catch (const MisuseError& error) {
+      return error.what();
+    }
+    return "";
+  }
+  Random random_{1};
+};
+
+TEST_F(RefusedOps, NameTheOperationAndTheShapes) {
+  const Operand x = bench().put(random_.tensor(DType::f32, {5, 24})), w = bench().put(Tensor(DType::bf16, {52, 23}));
+  const Operand y = bench().put(Tensor(DType::f32, {5, 52})), narrow = bench().put(Tensor(DType::bf16, {5, 52}));
+  const Operand rows = bench().put(Tensor(DType::f32, {5}));
+  EXPECT_THAT(refusal([&] { ops().linear(x, w, {}, y, stream()); }),
+              ::testing::AllOf(::testing::HasSubstr("linear"), ::testing::HasSubstr("(52, 23)"),
+                               ::testing::HasSubstr("(52, 24)")));
+  EXPECT_THAT(refusal([&] { ops().gelu(y, narrow, stream()); }),
+              ::testing::AllOf(::testing::HasSubstr("gelu"), ::testing::HasSubstr("bf16")));
+  EXPECT_THAT(refusal([&] { ops().rms_norm(x, {}, x, rows, 1e-5F, stream()); }),
+              ::testing::HasSubstr("weight is empty"));
+  const AttentionShape shape{.batch = 1, .sequence = 5, .heads = 3, .kv_heads = 2, .head_dim = 8};
+  EXPECT_THAT(refusal([&] { ops().attention(x.heads(24), x.heads(24), x.heads(24), x, {}, shape, stream()); }),
+              ::testing::HasSubstr("divide"));
+}
+
+TEST_F(RefusedOps, AWorkspaceThatIsTooSmallIsSeenBeforeItIsUsed) {
+  bench().lend({.tokens = 1, .vocabulary = 1, .channels = 1});
+  const Operand x = bench().put(random_.tensor(DType::f32, {64, 512}));
+  const Operand w = bench().put(random_.tensor(DType::bf16, {1000, 512}));
+  const Operand targets = bench().put(Tensor(DType::i32, {64})), losses = bench().put(Tensor(DType::f32, {64}));
+  EXPECT_THAT(refusal([&] {
+                ops().head_loss({x, w, targets, losses, 1.0F, {}, {}}, stream());
+              }),
+              ::testing::HasSubstr("workspace"));
+}
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,189 @@
+// The optimizer's arithmetic on the device: the bits of the CPU's, element by element.
+#include <cstring>
+
+#include "cpu_ops/reference/reference.hpp"
+#include "cpu_ops/update_kernels.hpp"
+#include "tests/gpu_ops/kernels/bench.hpp"
+
+namespace tandem::testing {
+namespace {
+
+constexpr std::int64_t all_counts[] = {1, 22, 55, 1024, 100003};
+constexpr std::uint32_t edges[] = {0u,          0x80000000u, 1u,          0x007fffffu, 0x00800000u, 0x7f7fffffu,
+                                   0x7f800000u, 0xff800000u, 0x7fc00000u, 0x7f800001u, 0xffffffffu, 0x3f800000u};
+
+/// Bits without rhyme or reason, every exponent among them, and edge values.
+Tensor any_bits(Random& random, DType dtype, std::int64_t count) {
+  Tensor t(dtype, {count});
+  for (std::int64_t i = 0; i < count; ++i) {
+    const std::uint32_t bits = random.below(4) == 0 ? edges[random.below(12)] : random.bits();
+    if (dtype == DType::f32) {
+      t.view().as<float>()[i] = numerics::bits_float(bits);
+    } else {
+      t.view().as<bf16>()[i] = bf16{static_cast<std::uint16_t>(bits >> 16)};
+    }
+  }
+  return t;
+}
+
+/// Same bits, but for NaNs: their payload is open where several meet, and differs between processors.
+void expect_same_numbers(const Tensor& actual, const Tensor& expected, const char* what) {
+  EXPECT_TRUE(actual.intact()) << what;
+  for (std::int64_t i = 0; i < expected.count(); ++i) {
+    const float a = static_cast<float>(actual.get(i)), e = static_cast<float>(expected.get(i));
+    const bool same = numerics::float_bits(a) == numerics::float_bits(e) || (a != a && e != e);
+    ASSERT_TRUE(same) << what << ' ' << i << ": " << a << " for " << e;
+  }
+}
+
+struct State {
+  State(Random& random, std::int64_t count)
+      : master(any_bits(random, DType::f32, count)),
+        m(any_bits(random, DType::f32, count)),
+        v(any_bits(random, DType::f32, count)),
+        gradient(any_bits(random, DType::bf16, count)),
+        weight(DType::bf16, {count}) {}
+  AdamPiece piece() const {
+    return {master.view().as<float>(),  m.view().as<float>(),     v.view().as<float>(),
+            gradient.view().as<bf16>(), weight.view().as<bf16>(), master.count()};
+  }
+  Tensor master, m, v, gradient, weight;
+};
+
+class UpdateOps : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const std::string why = bench().why_not(); !why.empty()) GTEST_SKIP() << why;
+  }
+  Ops& ops() { return bench().ops(); }
+};
+
+TEST_F(UpdateOps, AdamWGivesTheBitsOfTheFormulaAndOfEveryInstructionSet) {
+  const AdamCoefficients c = numerics::adam_coefficients({}, 5, 3e-4, 0.7, true);
+  for (const std::int64_t count : all_counts) {
+    for (const std::size_t offset : {0UL, 4UL, 8UL}) {
+      SCOPED_TRACE(count);
+      Random random(static_cast<unsigned>(count) + 1);
+      const State start(random, count);
+      State expected = start;
+      reference::adamw(expected.piece(), c);
+      const auto results = under_all_schedules([&] {
+        const Operand master = bench().put(start.master, offset), m = bench().put(start.m, offset);
+        const Operand v = bench().put(start.v, offset), gradient = bench().put(start.gradient, offset / 2);
+        const Operand weight = bench().put(start.weight, offset / 2);
+        ops().adamw({master.as<float>(), m.as<float>(), v.as<float>(), gradient.as<bf16>(), weight.as<bf16>(), count},
+                    c, bench().stream());
+        return std::vector<Tensor>{bench().get(master), bench().get(m), bench().get(v), bench().get(weight)};
+      });
+      const auto expect_all = [&](const State& s) {
+        expect_same_numbers(results[0], s.master, "master");
+        expect_same_numbers(results[1], s.m, "m");
+        expect_same_numbers(results[2], s.v, "v");
+        expect_same_numbers(results[3], s.weight, "weight");
+      };
+      expect_all(expected);
+      for (const Isa isa : supported_isas()) {
+        State vectorised = start;
+        adamw_with(isa, vectorised.piece(), c);
+        expect_all(vectorised);
+      }
+    }
+  }
+}
+
+TEST_F(UpdateOps, StateInFewerBytesGivesTheBitsOfTheFormula) {
+  const AdamCoefficients c = numerics::adam_coefficients({}, 5, 3e-4, 0.7, true, 0x123456789abcdefULL);
+  for (const StateFormat format : {StateFormat::split, StateFormat::bf16_moments}) {
+    const DType moments = format == StateFormat::split ? DType::f32 : DType::bf16;
+    for (const std::int64_t count : all_counts) {
+      for (const std::uint64_t index : {0UL, 3UL, 1UL << 33}) {
+        SCOPED_TRACE(count);
+        Random random(static_cast<unsigned>(count) + 3);
+        const auto finite = [&](DType dtype) {
+          Tensor t(dtype, {count});
+          for (std::int64_t i = 0; i < count; ++i) t.set(i, std::abs(random.normal(0.1F)));
+          return t;
+        };
+        const Tensor master = finite(DType::bf16), weight = finite(DType::bf16), gradient = finite(DType::bf16);
+        const Tensor m = finite(moments), v = finite(moments);
+        const auto piece = [&](const Tensor& r, const Tensor& mm, const Tensor& vv, const Tensor& w) {
+          return AdamPiece{{r.view().data, mm.view().data, vv.view().data}, gradient.view().as<bf16>(),
+                           w.view().as<bf16>(), count, format, index};
+        };
+        Tensor r = master, mm = m, vv = v, w = weight;
+        reference::adamw(piece(r, mm, vv, w), c);
+        const auto results = under_all_schedules([&] {
+          const Operand dr = bench().put(master, 0), dm = bench().put(m, 0), dv = bench().put(v, 0);
+          const Operand dg = bench().put(gradient, 0), dw = bench().put(weight, 0);
+          ops().adamw({{dr.view().data, dm.view().data, dv.view().data}, dg.as<bf16>(), dw.as<bf16>(), count, format, index},
+                      c, bench().stream());
+          return std::vector<Tensor>{bench().get(dr), bench().get(dm), bench().get(dv), bench().get(dw)};
+        });
+        EXPECT_SAME_BITS(results[0], r);
+        EXPECT_SAME_BITS(results[1], mm);
+        EXPECT_SAME_BITS(results[2], vv);
+        EXPECT_SAME_BITS(results[3], w);
+      }
+    }
+  }
+}
+
+TEST_F(UpdateOps, ConversionsAndSumsGiveTheBitsOfTheFormulas) {
+  for (const std::int64_t count : all_counts) {
+    for (const std::size_t offset : {0UL, 4UL, 8UL}) {
+      Random random(static_cast<unsigned>(count) + 2);
+      const Tensor master = any_bits(random, DType::f32, count), gradient = any_bits(random, DType::bf16, count);
+      Tensor weight(DType::bf16, {count}), rounded = weight, first = master, next = master;
+      reference::weights_of_master(master.view().as<float>(), weight.view().as<bf16>(), count);
+      reference::round(master.view().as<float>(), rounded.view().as<bf16>(), count);
+      reference::accumulate(first.view().as<float>(), gradient.view().as<bf16>(), true, count);
+      reference::accumulate(next.view().as<float>(), gradient.view().as<bf16>(), false, count);
+      const auto results = under_all_schedules([&] {
+        const Operand from = bench().put(master, offset), g = bench().put(gradient, offset / 2);
+        const Operand w = bench().put(Tensor(DType::bf16, {count}), offset / 2);
+        const Operand r = bench().put(Tensor(DType::bf16, {count}), offset / 2);
+        const Operand sum_first = bench().put(master, offset), sum_next = bench().put(master, offset);
+        ops().weights_of_master(from.as<float>(), w.as<bf16>(), count, bench().stream());
+        ops().round(from.as<float>(), r.as<bf16>(), count, bench().stream());
+        ops().accumulate(sum_first.as<float>(), g.as<bf16>(), true, count, bench().stream());
+        ops().accumulate(sum_next.as<float>(), g.as<bf16>(), false, count, bench().stream());
+        return std::vector<Tensor>{bench().get(w), bench().get(r), bench().get(sum_first), bench().get(sum_next)};
+      });
+      // Integer arithmetic on the bits: NaNs too.
+      EXPECT_SAME_BITS(results[0], weight);
+      EXPECT_SAME_BITS(results[1], rounded);
+      EXPECT_SAME_BITS(results[2], first);
+      expect_same_numbers(results[3], next, "sum");
+    }
+  }
+}
+
+TEST_F(UpdateOps, NormBlocksAreTheFixedTree) {
+  for (const std::int64_t count : {1, 22, 31, 33, 55, 1023, 1024, 1025, 100003}) {
+    for (const std::size_t offset : {0UL, 2UL, 8UL}) {
+      Random random(12);
+      Tensor gradient = random.tensor(DType::bf16, {count}, 1e-2F);
+      for (std::int64_t i = 0; i < count; i += 13) gradient.set(i, i % 2 == 0 ? 3e38F : 1e-40F);
+      const std::int64_t blocks = (count + layout_quantum - 1) / layout_quantum;
+      std::vector<double> expected(static_cast<std::size_t>(blocks));
+      reference::norm_blocks(gradient.view().as<bf16>(), count, expected.data());
+      const auto results = under_all_schedules([&] {
+        const Operand g = bench().put(gradient, offset);
+        const Operand partial = bench().put(Tensor(DType::f32, {2 * blocks}));  // as many bytes
+        ops().norm_blocks(g.as<bf16>(), count, reinterpret_cast<double*>(partial.as<float>()), bench().stream());
+        return std::vector<Tensor>{bench().get(partial)};
+      });
+      EXPECT_EQ(std::memcmp(results[0].view().data, expected.data(), expected.size() * sizeof(double)), 0) << count;
+      EXPECT_TRUE(results[0].intact());
+    }
+  }
+}
+
+TEST_F(UpdateOps, NothingToDoIsDoneWithoutALaunch) {
+  ops().adamw({}, {}, bench().stream());
+  ops().accumulate(nullptr, nullptr, false, 0, bench().stream());
+  ops().norm_blocks(nullptr, 0, nullptr, bench().stream());
+}
+
+}  // namespace
+}  // namespace tandem::testing
