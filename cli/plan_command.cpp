@@ -1,11 +1,15 @@
 // tandem plan
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "cli/performance.hpp"
 #include "core/error.hpp"
 #include "train/model_source.hpp"
 #include "train/run_setup.hpp"
@@ -18,7 +22,24 @@ using Json = nlohmann::ordered_json;
 
 struct PlanFlags {
   ConfigFlags config;
+  std::string profile;
+  std::string fit;
+  bool explain = false;
   bool json = false;
+};
+
+/// What is told of a plan, wherever it was made.
+struct Planned {
+  std::string model;
+  std::int64_t parameters = 0;
+  double targets = 0.0;  ///< of a step
+  Plan plan;
+  MemoryPlan memory;
+  std::string table;
+  std::optional<Simulation> predicted;
+  std::vector<Candidate> candidates;
+  std::vector<Upgrade> upgrades;
+  std::optional<double> closed_form_cpu_share;
 };
 
 Json entries_of(const MemoryPlan& memory) {
@@ -30,22 +51,55 @@ Json entries_of(const MemoryPlan& memory) {
   return entries;
 }
 
-Json json_of(const RunSetup& run) {
-  const auto shares = run.plan.shares();
+Json shares_of(const Plan::Shares& shares) {
   const double all = std::max(1.0, static_cast<double>(shares.cpu + shares.streamed + shares.resident));
   const auto share = [&](std::int64_t part) { return static_cast<double>(part) / all; };
-  return {{"fits", true},
-          {"device_bytes", run.planned_device_bytes()},
-          {"host_bytes", run.planned_host_bytes()},
-          {"entries", entries_of(run.memory)},
-          {"policy", run.plan.policy.text()},
-          {"shares",
-           {{"cpu", share(shares.cpu)},
-            {"gpu_streamed", share(shares.streamed)},
-            {"gpu_resident", share(shares.resident)}}},
-          {"predicted", nullptr},
-          {"bound_by", nullptr},
-          {"advice", ""}};
+  return {
+      {"cpu", share(shares.cpu)}, {"gpu_streamed", share(shares.streamed)}, {"gpu_resident", share(shares.resident)}};
+}
+
+Json json_of(const Simulation& s, double targets) {
+  return {{"step_seconds", s.step_seconds},
+          {"forward_seconds", s.forward_seconds},
+          {"backward_seconds", s.backward_seconds},
+          {"update_seconds", s.update_seconds},
+          {"exposed_update_seconds", s.exposed_update_seconds},
+          {"tokens_per_second", targets / s.step_seconds},
+          {"bound_by", name_of(s.bound_by())}};
+}
+
+std::string advice_of(const Planned& planned) {
+  if (planned.upgrades.empty() || !planned.predicted) return {};
+  const Upgrade& best = planned.upgrades.front();
+  return fmt::format("{} would help most: {:.4g} s a step instead of {:.4g} s", best.what, best.step_seconds,
+                     planned.predicted->step_seconds);
+}
+
+Json json_of(const Planned& planned, const std::string& fitted) {
+  Json json{{"fits", true},
+            {"model", planned.model},
+            {"device_bytes", planned.memory.device_bytes()},
+            {"host_bytes", planned.memory.host_bytes()},
+            {"entries", entries_of(planned.memory)},
+            {"policy", planned.plan.policy.text()},
+            {"shares", shares_of(planned.plan.shares())},
+            {"predicted", nullptr},
+            {"bound_by", nullptr},
+            {"advice", advice_of(planned)}};
+  if (planned.predicted) {
+    json["predicted"] = json_of(*planned.predicted, planned.targets);
+    json["bound_by"] = name_of(planned.predicted->bound_by());
+  }
+  if (!fitted.empty()) json["fit"] = fitted;
+  for (const Candidate& c : planned.candidates) {
+    Json row{{"policy", c.policy.text()}, {"improved", c.improved}, {"fits", c.fits}};
+    if (c.fits) row["step_seconds"] = c.simulation.step_seconds;
+    json["candidates"].push_back(std::move(row));
+  }
+  for (const Upgrade& u : planned.upgrades) {
+    json["upgrades"].push_back({{"what", u.what}, {"step_seconds", u.step_seconds}});
+  }
+  return json;
 }
 
 Json json_of(const PlanError& error) {
@@ -54,21 +108,183 @@ Json json_of(const PlanError& error) {
           {"advice", error.what()}};
 }
 
+std::string time_table(const Planned& planned) {
+  const Simulation& s = *planned.predicted;
+  return fmt::format(
+      "{:<28}{:>12}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}   {:.0f} "
+      "tokens/s, "
+      "bound by {}\n",
+      "time", "seconds", "forward", s.forward_seconds, "backward", s.backward_seconds, "update", s.update_seconds,
+      "  of it, waited for", s.exposed_update_seconds, "step", s.step_seconds, planned.targets / s.step_seconds,
+      name_of(s.bound_by()));
+}
+
+std::string explanation(const Planned& planned) {
+  constexpr std::size_t shown = 8;
+  const Simulation& s = *planned.predicted;
+  std::string text = "why: mean use over the step:";
+  for (int r = 0; r < resource_count; ++r) {
+    text += fmt::format(" {} {:.0f}%{}", name_of(static_cast<Resource>(r)), 100.0 * s.use[static_cast<std::size_t>(r)],
+                        r + 1 < resource_count ? "," : "\n");
+  }
+  if (planned.closed_form_cpu_share) {
+    text += fmt::format("the closed form updates {:.0f}% of what is not resident on the CPU\n",
+                        100.0 * *planned.closed_form_cpu_share);
+  }
+  std::size_t count = 0;
+  std::size_t refused = 0;
+  for (const Candidate& c : planned.candidates) {
+    if (!c.fits) ++refused;
+    if (!c.fits || count++ >= shown) continue;
+    text += fmt::format("{} {:<28}{:>10.4f} s  {}\n", count == 1 ? "chosen" : "  then",
+                        c.policy.text() + (c.improved ? ", improved" : ""), c.simulation.step_seconds,
+                        format_bytes(c.device_bytes));
+  }
+  if (refused > 0) text += fmt::format("{} of {} policies do not fit\n", refused, planned.candidates.size());
+  for (const Upgrade& u : planned.upgrades) {
+    text += fmt::format("with {:<34}{:>9.4f} s  {:+.0f}%\n", u.what, u.step_seconds,
+                        100.0 * (u.step_seconds / s.step_seconds - 1.0));
+  }
+  return text;
+}
+
+Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
+  MachineProfile profile = read_profile(flags.profile);
+  if (config.link_bandwidth > 0.0) profile = with_link(std::move(profile), config.link_bandwidth);
+  WhatIf what = plan_for_machine(config, model, profile);
+  Planned planned;
+  planned.plan = what.choice.plan;
+  planned.memory = what.choice.plan.memory;
+  planned.memory.add("activations and workspace", "run", Place::device, what.options.reserved_device_memory);
+  planned.table = what.choice.plan.table();
+  planned.predicted = what.choice.simulation;
+  planned.parameters = what.layout.parameter_count();
+  planned.candidates = std::move(what.choice.candidates);
+  planned.closed_form_cpu_share = what.choice.closed_form_cpu_share;
+  if (flags.explain) planned.upgrades = upgrades(what.layout, what.options, what.facts, profile, what.compute);
+  return planned;
+}
+
+Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const ModelSource& source) {
+  const RunSetup run =
+      set_up_run(config, source.config, frozen_layout(source.config, config.freeze), {.training = true, .saves = true});
+  Planned planned;
+  planned.plan = run.plan;
+  planned.memory = run.memory;
+  planned.table = run.table();
+  planned.parameters = run.layout.parameter_count();
+  const auto profile = find_profile({}, *run.device, config, false);
+  if (!profile) {
+    if (flags.explain)
+      throw UsageError("--explain", "this machine has not been calibrated", "run tandem calibrate, or give --profile");
+    return planned;
+  }
+  const auto compute = compute_seconds(*profile, work_of(source.config, run.model->shape()));
+  planned.predicted =
+      simulate(run.layout, run.plan, *profile, compute, {.micro_batches = static_cast<int>(config.grad_accum)});
+  if (!flags.explain) return planned;
+  const PlanningFacts facts = profile_of(*run.device);
+  Choice choice = choose_plan(run.layout, run.options, facts, *profile, compute);
+  planned.candidates = std::move(choice.candidates);
+  planned.closed_form_cpu_share = choice.closed_form_cpu_share;
+  planned.upgrades = upgrades(run.layout, run.options, facts, *profile, compute);
+  return planned;
+}
+
+// -- fit -------------------------------------------------------------------------------------------------
+
+/// The largest n in [1, most] for which `fits`, which must hold for all smaller ones; 0: not even 1.
+std::int64_t largest_that(std::int64_t most, const std::function<bool(std::int64_t)>& fits) {
+  std::int64_t low = 0;
+  std::int64_t high = 1;
+  while (high <= most && fits(high)) {
+    low = high;
+    high *= 2;
+  }
+  high = std::min(high, most + 1);
+  while (high - low > 1) {
+    const std::int64_t middle = low + (high - low) / 2;
+    (fits(middle) ? low : high) = middle;
+  }
+  return low;
+}
+
+/// Changes the configuration to the largest that fits, and says which. Throws PlanError where none does.
+std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source) {
+  const auto fits = [&](const TrainConfig& c, const ModelConfig& model) {
+    try {
+      TrainConfig quick = c;
+      if (flags.profile.empty()) {
+        set_up_run(quick, model, frozen_layout(model, c.freeze), {.training = true, .saves = true});
+        return true;
+      }
+      return fits_machine(quick, model, read_profile(flags.profile));
+    } catch (const PlanError&) {
+      return false;
+    }
+  };
+  const auto refuse = [&](std::string_view what) {
+    throw PlanError(fmt::format("--fit {}", flags.fit), fmt::format("not even {} fits", what), "raise --device-memory");
+  };
+  if (flags.fit == "micro-batch" || flags.fit == "seq-len") {
+    const bool batch = flags.fit == "micro-batch";
+    constexpr std::int64_t most_sequences = 4096;
+    constexpr std::int64_t step = 64;  // tokens
+    const std::int64_t most = batch ? most_sequences : std::max<std::int64_t>(1, source.config.positions / step);
+    const auto with = [&](std::int64_t n) {
+      TrainConfig c = config;
+      (batch ? c.micro_batch : c.seq_len) = batch ? n : std::min(n * step, source.config.positions);
+      return c;
+    };
+    const std::int64_t n = largest_that(most, [&](std::int64_t count) { return fits(with(count), source.config); });
+    if (n == 0) refuse(batch ? "one sequence" : "a sequence of 64 tokens");
+    config = with(n);
+    return fmt::format("--{} {}", flags.fit, batch ? config.micro_batch : config.seq_len);
+  }
+  std::vector<std::pair<std::int64_t, std::string>> models;
+  for (const std::string& name : builtin_models()) {
+    models.emplace_back(frozen_layout(builtin_model(name), "").parameter_count(), name);
+  }
+  std::sort(models.rbegin(), models.rend());
+  for (const auto& [parameters, name] : models) {
+    TrainConfig c = config;
+    const ModelConfig model = builtin_model(name);
+    c.seq_len = std::min(config.seq_len, model.positions);
+    if (!fits(c, model)) continue;
+    config = c;
+    source.config = model;
+    return "--model " + name;
+  }
+  refuse("the smallest built-in model");
+  return {};
+}
+
 int plan(const PlanFlags& flags) {
   TrainConfig config = flags.config.config();
+  if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
-  const ModelSource source = find_model(config.model);
+  ModelSource source = find_model(config.model);
   config.seq_len = sequence_length(config, source.config);
   try {
-    const RunSetup run = set_up_run(config, source.config, frozen_layout(source.config, config.freeze),
-                                    {.training = true, .saves = true});
+    const std::string fitted = flags.fit.empty() ? std::string() : fit(flags, config, source);
+    Planned planned =
+        flags.profile.empty() ? plan_here(flags, config, source) : plan_elsewhere(flags, config, source.config);
+    planned.model = source.config.name;
+    planned.targets = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
     if (flags.json) {
-      print_output(json_of(run).dump(2) + "\n");
-    } else {
-      print_output(fmt::format("{}, {} parameters, sequences of {}, micro-batch {}\n{}", run.model_config.name,
-                               format_count(run.layout.parameter_count()), config.seq_len, config.micro_batch,
-                               run.table()));
+      print_output(json_of(planned, fitted).dump(2) + "\n");
+      return 0;
     }
+    std::string text = fmt::format("{}, {} parameters, sequences of {}, micro-batch {}\n{}", planned.model,
+                                   format_count(planned.parameters), config.seq_len, config.micro_batch, planned.table);
+    if (!fitted.empty()) text = fmt::format("the largest that fits: {}\n", fitted) + text;
+    if (planned.predicted) {
+      text += time_table(planned);
+      if (flags.explain) text += explanation(planned);
+    } else {
+      text += "no prediction: run `tandem calibrate` once, or give --profile\n";
+    }
+    print_output(text);
   } catch (const PlanError& error) {
     if (flags.json) print_output(json_of(error).dump(2) + "\n");
     throw;
@@ -79,11 +295,25 @@ int plan(const PlanFlags& flags) {
 }  // namespace
 
 CommandFunction add_plan_command(CLI::App& program) {
-  auto* command = program.add_subcommand("plan", "memory plan of a run; allocates nothing; takes the flags of train");
+  auto* command =
+      program.add_subcommand("plan", "memory and time plan of a run; allocates nothing; takes the flags of train");
   auto flags = std::make_shared<PlanFlags>();
   flags->config.add_to(*command);
+  command
+      ->add_option("--profile", flags->profile,
+                   "plans for the machine of this profile. Default: this machine, as calibrated. Example: --profile "
+                   "profiles/24gb-pcie4.toml")
+      ->type_name("FILE");
+  command->add_flag("--explain", flags->explain,
+                    "says why: what is used how much, the runners-up, what would help most. Default: off");
+  command
+      ->add_option("--fit", flags->fit,
+                   "finds the largest micro-batch, seq-len or built-in model that fits. Example: --fit micro-batch")
+      ->type_name("WHAT")
+      ->check(CLI::IsMember({"micro-batch", "seq-len", "model"}));
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");
-  command->footer("Example: tandem plan --model gpt2 --device host --device-memory 300MiB --seq-len 256");
+  command->footer(
+      "Example: tandem plan --model llama3.1-8b --seq-len 2048 --profile profiles/24gb-pcie4.toml --explain");
   return [flags](const ProgramContext&) { return plan(*flags); };
 }
 

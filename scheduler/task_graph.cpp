@@ -1,4 +1,4 @@
-#include "offload/task_graph.hpp"
+#include "scheduler/task_graph.hpp"
 
 #include <fmt/format.h>
 

@@ -1,0 +1,382 @@
+#include "api/calibrate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <thread>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/ops.hpp"
+#include "core/topology.hpp"
+#include "core/trace.hpp"
+#include "core/version.hpp"
+#include "cpu_ops/parallel.hpp"
+#include "cpu_ops/update_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr std::size_t most_bytes = std::size_t{256} << 20;
+constexpr std::size_t least_bytes = std::size_t{8} << 20;
+constexpr double kernel_bytes = 28.0;
+constexpr int fewest_samples = 3;
+
+Figure median_of(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  const double middle = samples[samples.size() / 2];
+  return {middle, middle > 0.0 ? (samples.back() - samples.front()) / middle : 0.0, "measured"};
+}
+
+Figure counted(double value) { return {value, 0.0, "read from the system"}; }
+
+class Calibration {
+ public:
+  Calibration(Device& device, const CalibrationOptions& options)
+      : device_(device), options_(options), profile_(identify(device)), host_(device.info().kind == "host") {
+    const std::size_t room = device.info().capacity - std::min(device.info().capacity, device.allocated_bytes());
+    bytes_ = std::min(most_bytes, room / 4) / arena_alignment * arena_alignment;
+    const std::size_t available = read_topology().available_memory_bytes;
+    if (available > 0) bytes_ = std::min(bytes_, available / 8 / arena_alignment * arena_alignment);
+    if (bytes_ < least_bytes) {
+      throw PlanError("calibration does not fit", fmt::format("{} are free on the device", format_bytes(room)),
+                      fmt::format("it needs {} of --device-memory", format_bytes(4 * least_bytes)));
+    }
+    on_device_ = device.allocate(bytes_, "calibration");
+    on_host_ = device.allocate_pinned(bytes_, "calibration");
+    std::memset(on_host_.data(), 0, bytes_);
+    up_ = device.make_stream("calibration up");
+    down_ = device.make_stream("calibration down");
+    device.fill_zero(on_device_.data(), bytes_, up_);
+    device.synchronize(up_);
+  }
+
+  MachineProfile run() {
+    measure_machine();
+    measure_link();
+    measure_host();
+    measure_device();
+    return profile_;
+  }
+
+ private:
+  /// Rate of `work`, which does `amount` and returns when it is done: median of samples over the time allowed.
+  template <class Work>
+  Figure rate(std::string_view what, double amount, Work work) {
+    if (options_.progress && !what.empty()) options_.progress(what);
+    work();  // first touches and lazy set-ups do not count
+    std::vector<double> samples;
+    const double begin = trace_now();
+    while (static_cast<int>(samples.size()) < fewest_samples || trace_now() - begin < options_.seconds_per_figure) {
+      const double since = trace_now();
+      work();
+      samples.push_back(amount / std::max(1e-9, trace_now() - since));
+    }
+    return median_of(std::move(samples));
+  }
+  template <class Work>
+  Figure seconds_each(std::string_view what, int count, Work work) {
+    Figure figure = rate(what, count, work);
+    figure.value = 1.0 / figure.value;
+    return figure;
+  }
+
+  void measure_machine();
+  void measure_link();
+  void measure_host();
+  void measure_threads(int threads);
+  void measure_device();
+  void measure_products();
+  Figure update_rate(std::string_view what, UpdateKernels& kernels);
+  Figure update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
+  AdamPiece host_piece();
+
+  template <class T>
+  T* device_at(std::size_t elements) {
+    return static_cast<T*>(on_device_.data()) + elements;
+  }
+
+  Device& device_;
+  const CalibrationOptions& options_;
+  MachineProfile profile_;
+  bool host_;
+  std::size_t bytes_ = 0;
+  MemoryBlock on_device_;
+  MemoryBlock on_host_;
+  Stream up_;
+  Stream down_;
+};
+
+void Calibration::measure_machine() {
+  const Topology topology = read_topology();
+  profile_.devices = counted(1);
+  profile_.cores = counted(std::max(1, topology.logical_cpus));
+  profile_.numa_nodes = counted(std::max(1, topology.numa_nodes));
+  profile_.host_memory = counted(static_cast<double>(topology.memory_bytes));
+  profile_.device_memory = counted(static_cast<double>(device_.info().capacity));
+  profile_.device_threads = counted(host_ ? std::min<double>(device_.info().threads, profile_.cores.value) : 0.0);
+}
+
+void Calibration::measure_link() {
+  const std::size_t half = bytes_ / 2;
+  const auto up = [&](const void* from) { device_.copy(on_device_.data(), from, half, CopyKind::host_to_device, up_); };
+  const auto down = [&](void* to) {
+    device_.copy(to, device_at<std::byte>(half), half, CopyKind::device_to_host, down_);
+  };
+  std::byte* lower = static_cast<std::byte*>(on_host_.data());
+  std::byte* upper = lower + half;
+  const auto amount = static_cast<double>(half);
+  profile_.to_device = rate("copies to the device", amount, [&] {
+    up(lower);
+    device_.synchronize(up_);
+  });
+  profile_.to_host = rate("copies to the host", amount, [&] {
+    down(upper);
+    device_.synchronize(down_);
+  });
+  profile_.both_ways = rate("copies both ways", 2.0 * amount, [&] {
+    up(lower);
+    down(upper);
+    device_.synchronize(up_);
+    device_.synchronize(down_);
+  });
+  std::vector<std::byte> pageable(half);
+  profile_.pageable_to_device = rate("pageable copies to the device", amount, [&] {
+    up(pageable.data());
+    device_.synchronize(up_);
+  });
+  profile_.pageable_to_host = rate("pageable copies to the host", amount, [&] {
+    down(pageable.data());
+    device_.synchronize(down_);
+  });
+  constexpr int copies = 200;
+  profile_.copy_latency = seconds_each("small copies", copies, [&] {
+    for (int i = 0; i < copies; ++i) {
+      device_.copy(on_device_.data(), lower, arena_alignment, CopyKind::host_to_device, up_);
+    }
+    device_.synchronize(up_);
+  });
+  // A device made of the host's cores copies by one of them, which reads and writes DRAM.
+  profile_.copy_dram = {host_ ? 2.0 : 1.0, 0.0, host_ ? "a copy reads and writes" : "DMA touches each byte once"};
+  if (!host_) return;
+  const Figure raw = rate("copies by one core", amount, [&] { std::memcpy(pageable.data(), lower, half); });
+  profile_.copy_cores = {std::min(1.0, profile_.to_device.value / raw.value), 0.0, "link over one core's copies"};
+}
+
+/// State, gradient and weights in the pinned block: 16 bytes for each element.
+AdamPiece Calibration::host_piece() {
+  const auto count = static_cast<std::int64_t>(bytes_ / 16) / layout_quantum * layout_quantum;
+  float* base = static_cast<float*>(on_host_.data());
+  auto* half = reinterpret_cast<bf16*>(base + 3 * count);
+  return {base, base + count, base + 2 * count, half, half + count, count};
+}
+
+AdamCoefficients some_coefficients() { return numerics::adam_coefficients(AdamW{}, 1, 1e-3, 1.0, true); }
+
+Figure Calibration::update_rate(std::string_view what, UpdateKernels& kernels) {
+  const AdamPiece piece = host_piece();
+  const AdamCoefficients c = some_coefficients();
+  return rate(what, static_cast<double>(piece.count), [&] { kernels.adamw(piece, c); });
+}
+
+Figure Calibration::update_rate_with_copies(std::string_view what, UpdateKernels& kernels) {
+  // The copies run over memory of their own while the updates are timed.
+  const std::size_t part = bytes_ / 8;
+  MemoryBlock memory = device_.allocate_pinned(2 * part, "calibration, copies");
+  std::atomic<bool> stop{false};
+  std::thread copies([&] {
+    std::byte* own = static_cast<std::byte*>(memory.data());
+    while (!stop) {
+      device_.copy(on_device_.data(), own, part, CopyKind::host_to_device, up_);
+      device_.copy(own + part, device_at<std::byte>(bytes_ / 2), part, CopyKind::device_to_host, down_);
+      device_.synchronize(up_);
+      device_.synchronize(down_);
+    }
+  });
+  const Figure figure = update_rate(what, kernels);
+  stop = true;
+  copies.join();
+  return figure;
+}
+
+void Calibration::measure_threads(int threads) {
+  const std::shared_ptr<Parallel> parallel = make_parallel(threads);
+  ThreadFigures& row = profile_.by_threads.emplace_back();
+  row.threads = threads;
+  constexpr std::size_t chunk = std::size_t{1} << 20;
+  const std::size_t half = bytes_ / 2;
+  std::byte* lower = static_cast<std::byte*>(on_host_.data());
+  const auto chunks = static_cast<std::int64_t>(half / chunk);
+  const double amount = static_cast<double>(chunks) * static_cast<double>(chunk);
+  const std::string with = fmt::format("{} thread{}", threads, threads == 1 ? "" : "s");
+  const Figure copy = rate(fmt::format("DRAM, {}", with), 2.0 * amount, [&] {
+    parallel->run(chunks, [&](std::int64_t i) {
+      const std::size_t at = static_cast<std::size_t>(i) * chunk;
+      std::memcpy(lower + half + at, lower + at, chunk);
+    });
+  });
+  const std::unique_ptr<UpdateKernels> kernels = make_host_update_kernels(parallel);
+  std::vector<double> blocks(half / 2 / layout_quantum + 1);
+  const auto elements = static_cast<std::int64_t>(half / 2);
+  const Figure read = rate(fmt::format("reading, {}", with), static_cast<double>(half), [&] {
+    kernels->norm_blocks(reinterpret_cast<const bf16*>(lower), elements, blocks.data());
+  });
+  row.dram_copy = copy.value;
+  row.dram_read = read.value;
+  row.cpu_update = update_rate(fmt::format("CPU update, {}", with), *kernels).value;
+  row.cpu_update_with_copies =
+      update_rate_with_copies(fmt::format("CPU update beside copies, {}", with), *kernels).value;
+  if (copy.value > profile_.dram.value) profile_.dram = copy;
+  if (read.value > profile_.host_stream.value) profile_.host_stream = read;
+}
+
+void Calibration::measure_host() {
+  const int all = std::max(1, device_.host_kernels().threads());
+  for (int threads = 1; threads < all; threads *= 2) measure_threads(threads);
+  measure_threads(all);
+  profile_.cpu_update = update_rate("CPU update", device_.host_kernels());
+  profile_.cpu_update_with_copies = update_rate_with_copies("CPU update beside copies", device_.host_kernels());
+  profile_.cpu_update_cores = {std::min<double>(all, profile_.cores.value), 0.0, "threads of the CPU update"};
+  profile_.cpu_update_bytes = {kernel_bytes, 0.0, "state read and written, gradient read, weight written"};
+  // The update's own traffic may be more than a copy reaches: reads and writes mixed otherwise.
+  const double by_update = profile_.cpu_update.value * kernel_bytes;
+  if (by_update > profile_.dram.value)
+    profile_.dram = {by_update, profile_.cpu_update.spread, "measured, by the update"};
+  constexpr int calls = 50;
+  AdamPiece small = host_piece();
+  small.count = layout_quantum;
+  const AdamCoefficients c = some_coefficients();
+  profile_.task_overhead = seconds_each("small updates", calls, [&] {
+    for (int i = 0; i < calls; ++i) device_.host_kernels().adamw(small, c);
+  });
+}
+
+void Calibration::measure_device() {
+  const auto count = static_cast<std::int64_t>(bytes_ / 16) / layout_quantum * layout_quantum;
+  float* base = device_at<float>(0);
+  auto* half = reinterpret_cast<bf16*>(base + 3 * count);
+  const AdamCoefficients c = some_coefficients();
+  profile_.device_update = rate("device update", static_cast<double>(count), [&] {
+    device_.ops().adamw({base, base + count, base + 2 * count, half, half + count, count}, c, up_);
+    device_.synchronize(up_);
+  });
+  // An addition of tensors reads two and writes one.
+  const auto third = static_cast<std::int64_t>(bytes_ / 12);
+  const auto row = [&](int i) { return TensorView{base + i * third, DType::f32, {third}}; };
+  profile_.device_bandwidth = rate("device memory", 12.0 * static_cast<double>(third), [&] {
+    device_.ops().add(row(0), row(1), row(2), up_);
+    device_.synchronize(up_);
+  });
+  constexpr int launches = 200;
+  profile_.launch = seconds_each("small kernels", launches, [&] {
+    const TensorView one{base, DType::f32, {256}};
+    for (int i = 0; i < launches; ++i) device_.ops().add(one, one, one, up_);
+    device_.synchronize(up_);
+  });
+  measure_products();
+}
+
+/// Shapes of a layer of a small model on the host's cores, of a large one elsewhere; as large as fits.
+void Calibration::measure_products() {
+  Ops& ops = device_.ops();
+  std::int64_t n = host_ ? 256 : 2048;
+  std::int64_t c = host_ ? 768 : 4096;
+  const auto wanted = [&] { return static_cast<std::size_t>(4 * (2 * n * c + 2 * n * 4 * c) + 6 * 4 * c * c) * 2; };
+  while (wanted() > bytes_ / 2) {
+    n = std::max<std::int64_t>(16, n / 2);
+    c /= 2;
+  }
+  const std::int64_t o = 4 * c;
+  const DType type = host_ ? DType::f32 : DType::bf16;
+  std::size_t at = 0;
+  const auto take = [&](Shape shape, DType dtype) {
+    const TensorView view{device_at<std::byte>(at), dtype, shape};
+    at += align_up(view.bytes());
+    return view;
+  };
+  const TensorView x = take({n, c}, type);
+  const TensorView dx = take({n, c}, type);
+  const TensorView y = take({n, o}, type);
+  const TensorView dw = take({o, c}, DType::f32);
+  const TensorView w = take({o, c}, DType::bf16);
+  constexpr std::int64_t head_dim = 64;
+  const std::int64_t heads = std::max<std::int64_t>(1, c / head_dim);
+  const WorkspaceNeeds needs{n, n, 1, o, heads, head_dim, type};
+  const MemoryBlock workspace = device_.allocate(std::max<std::size_t>(1, ops.workspace_bytes(needs)), "calibration");
+  ops.bind_workspace(workspace.data(), workspace.bytes());
+  device_.fill_zero(on_device_.data(), at, up_);
+  const double product = 2.0 * static_cast<double>(n) * static_cast<double>(c) * static_cast<double>(o);
+  profile_.matmul = rate("matrix products", 3.0 * product, [&] {
+    ops.linear(x, w, {}, y, up_);
+    ops.linear_backward_input(y, w, dx, false, up_);
+    ops.linear_backward_weight(y, x, dw, {}, up_);
+    device_.synchronize(up_);
+  });
+  const AttentionShape shape{1, n, heads, heads, head_dim, 0.125F};
+  const std::int64_t width = heads * head_dim;
+  const TensorView lse = TensorView{dw.data, DType::f32, {1, heads, n}};
+  const auto heads_of = [&](const TensorView& view) { return HeadsView{view.data, type, width}; };
+  // Two products of (n, n) with each head, of which a causal mask leaves half.
+  const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(width);
+  profile_.attention = rate("attention", flops, [&] {
+    ops.attention(heads_of(x), heads_of(x), heads_of(x), TensorView{y.data, type, {1, n, width}}, lse, shape, up_);
+    device_.synchronize(up_);
+  });
+}
+
+}  // namespace
+
+MachineProfile identify(const Device& device) {
+  MachineProfile profile;
+  const Topology topology = read_topology();
+  profile.name = "this machine";
+  profile.cpu = topology.cpu_model;
+  profile.device_kind = device.info().kind;
+  profile.device = device.info().name;
+  profile.driver = device.info().compute_key;
+  profile.version = version;
+  return profile;
+}
+
+MachineProfile calibrate(Device& device, const CalibrationOptions& options) {
+  MachineProfile profile = Calibration(device, options).run();
+  profile.check();
+  return profile;
+}
+
+std::filesystem::path cached_profile_path(const Device& device) {
+  std::filesystem::path root;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
+    root = cache;
+  } else if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
+    root = std::filesystem::path(home) / ".cache";
+  } else {
+    return {};
+  }
+  std::string name = fmt::format("{}-{}", device.info().name, device.info().threads);
+  for (char& c : name) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '-';
+  }
+  return root / "tandem" / fmt::format("profile-{}.toml", name);
+}
+
+void cache_profile(const MachineProfile& profile, const std::filesystem::path& file) {
+  std::error_code error;
+  if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), error);
+  std::filesystem::path partial = file;
+  partial += ".partial";
+  {
+    std::ofstream out(partial, std::ios::binary | std::ios::trunc);
+    out << profile_toml(profile);
+    if (!out.flush()) throw WriteError(fmt::format("profile {}", file.string()), "it cannot be written");
+  }
+  std::filesystem::rename(partial, file, error);
+  if (error) throw WriteError(fmt::format("profile {}", file.string()), error.message());
+}
+
+}  // namespace tandem

@@ -1,0 +1,31 @@
+#pragma once
+// Measures a device, its link and its host into a machine profile.
+#include <filesystem>
+#include <functional>
+#include <string_view>
+
+#include "core/device.hpp"
+#include "scheduler/profile.hpp"
+
+namespace tandem {
+
+struct CalibrationOptions {
+  double seconds_per_figure = 0.4;                      ///< what is spent on each of about 25 figures
+  std::function<void(std::string_view what)> progress;  ///< told before each figure; may be empty
+};
+
+/// Blocks for some 10 to 20 seconds at the default. Takes up to a quarter of the device's capacity and of the
+/// available host memory, at most 256 MiB each; gives all of it back. Nothing else should run meanwhile: spreads
+/// tell. Throws DeviceError, PlanError where the device has less than 8 MiB.
+MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
+
+/// Name and version of this machine and device, without figures: what a cached profile is compared with.
+MachineProfile identify(const Device& device);
+
+/// Where the profile of a device is kept between runs: $XDG_CACHE_HOME/tandem, else ~/.cache/tandem; one file for
+/// each device and set of threads. Empty where there is no home.
+std::filesystem::path cached_profile_path(const Device& device);
+/// Writes the cache, whole or not at all. Throws WriteError.
+void cache_profile(const MachineProfile& profile, const std::filesystem::path& file);
+
+}  // namespace tandem

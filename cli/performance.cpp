@@ -1,0 +1,154 @@
+#include "cli/performance.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <utility>
+
+#include "api/calibrate.hpp"
+#include "api/open_device.hpp"
+#include "core/error.hpp"
+#include "train/model_source.hpp"
+#include "train/run_setup.hpp"
+
+namespace tandem {
+namespace {
+
+LayerWork block_work(const ModelConfig& c, const RunShape& shape) {
+  const auto tokens = static_cast<double>(shape.batch * shape.sequence);
+  const auto width = static_cast<double>(c.width);
+  const auto ffn = static_cast<double>(c.ffn);
+  const auto queries = static_cast<double>(c.heads * c.head_dim);
+  const auto keys = static_cast<double>(c.kv_heads * c.head_dim);
+  const double matrices = c.family == Family::gpt2 ? 2.0 : 3.0;  // of the MLP
+  const double weights = width * (2.0 * queries + 2.0 * keys + matrices * ffn);
+  const auto element = static_cast<double>(size_of(shape.compute));
+  LayerWork work;
+  work.forward.matmul_flops = 2.0 * tokens * weights;
+  // Two products of (T, T) with each head, of which the causal mask leaves half.
+  work.forward.attention_flops = 2.0 * tokens * static_cast<double>(shape.sequence) * queries;
+  // Two norms and two residual sums over the width, rotations, the activation over the MLP's inner width.
+  work.forward.memory_bytes = tokens * element * (10.0 * width + 2.0 * (queries + keys) + matrices * ffn);
+  work.forward.kernels = 12.0;
+  work.backward.matmul_flops = 2.0 * work.forward.matmul_flops;
+  work.backward.attention_flops = 2.5 * work.forward.attention_flops;
+  work.backward.memory_bytes = 2.0 * work.forward.memory_bytes;
+  work.backward.kernels = 24.0;
+  if (shape.recompute) {
+    work.backward.matmul_flops += work.forward.matmul_flops;
+    work.backward.attention_flops += work.forward.attention_flops;
+    work.backward.memory_bytes += work.forward.memory_bytes;
+    work.backward.kernels += work.forward.kernels;
+  }
+  return work;
+}
+
+OffloadOptions options_of(const TrainConfig& c) {
+  OffloadOptions o;
+  o.device_memory = c.device_memory;
+  o.host_memory = c.host_memory;
+  o.policy = c.policy;
+  o.subgroup_size = c.subgroup_size;
+  o.resident_layers = c.resident_layers;
+  o.prefetch_layers = c.prefetch_layers;
+  o.max_micro_batches = static_cast<int>(c.grad_accum);
+  return o;
+}
+
+/// Calls `attempt` with each way of keeping activations, the fastest first, until one does not throw PlanError.
+template <class Attempt>
+void with_activations(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile, WhatIf& what,
+                      Attempt attempt) {
+  what.model = model;
+  what.layout = frozen_layout(model, config.freeze);
+  what.options = options_of(config);
+  what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
+  what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
+  what.shape = {.batch = config.micro_batch,
+                .sequence = config.seq_len,
+                .compute = profile.device_kind == "host" ? config.compute : DType::bf16,
+                .recompute = config.recompute == Recompute::block || config.offload_activations,
+                .training = true,
+                .offload_inputs = config.offload_activations};
+  using namespace literals;
+  const std::unique_ptr<Device> rules = open_device("host", {.memory = 64_MiB});  // whose scratch is counted
+  while (true) {
+    const Transformer transformer(model, what.shape);
+    what.options.reserved_device_memory = 0;
+    for (const ActivationEntry& entry : transformer.memory(rules->ops())) {
+      if (entry.place == Place::device) what.options.reserved_device_memory += align_up(entry.bytes);
+    }
+    try {
+      return attempt();
+    } catch (const PlanError&) {
+      if (config.recompute != Recompute::automatic || what.shape.offload_inputs) throw;
+      (what.shape.recompute ? what.shape.offload_inputs : what.shape.recompute) = true;
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
+  const auto tokens = static_cast<double>(shape.batch * shape.sequence);
+  const auto width = static_cast<double>(c.width);
+  const auto element = static_cast<double>(size_of(shape.compute));
+  LayerWork embedding;
+  embedding.forward.memory_bytes = 2.0 * tokens * width * element;
+  embedding.forward.kernels = 1.0;
+  embedding.backward = embedding.forward;
+  std::vector<LayerWork> work{embedding};
+  work.insert(work.end(), static_cast<std::size_t>(c.layers), block_work(c, shape));
+  // The head computes loss and gradients in one go: its matrix products count as backward.
+  LayerWork head;
+  head.forward.memory_bytes = 2.0 * tokens * width * element;
+  head.forward.kernels = 1.0;
+  head.backward.matmul_flops = 6.0 * tokens * width * static_cast<double>(c.vocabulary);
+  head.backward.memory_bytes = 3.0 * tokens * static_cast<double>(c.vocabulary) * sizeof(float);
+  head.backward.kernels = 8.0;
+  work.push_back(head);
+  return work;
+}
+
+std::optional<MachineProfile> find_profile(const std::string& file, const Device& device, const TrainConfig& config,
+                                           bool executes) {
+  std::optional<MachineProfile> profile;
+  if (!file.empty()) {
+    profile = read_profile(file);
+    const std::string differs = difference(*profile, identify(device));
+    if (executes && !differs.empty()) spdlog::warn("--profile {} is of another machine: {}", file, differs);
+  } else {
+    const std::filesystem::path cached = cached_profile_path(device);
+    if (cached.empty() || !std::filesystem::exists(cached)) return std::nullopt;
+    profile = read_profile(cached);
+    if (const std::string differs = difference(*profile, identify(device)); !differs.empty()) {
+      spdlog::warn("the calibration in {} is stale: {}; run `tandem calibrate`", cached.string(), differs);
+      return std::nullopt;
+    }
+  }
+  if (config.link_bandwidth > 0.0) profile = with_link(*std::move(profile), config.link_bandwidth);
+  return profile;
+}
+
+WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+  WhatIf what;
+  with_activations(config, model, profile, what, [&] {
+    what.compute = compute_seconds(profile, work_of(model, what.shape));
+    what.choice = choose_plan(what.layout, what.options, what.facts, profile, what.compute);
+  });
+  return what;
+}
+
+bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+  WhatIf what;
+  try {
+    with_activations(config, model, profile, what, [&] { make_plan(what.layout, what.options, what.facts); });
+    return true;
+  } catch (const PlanError&) {
+    return false;
+  }
+}
+
+}  // namespace tandem

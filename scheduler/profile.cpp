@@ -1,0 +1,150 @@
+#include "scheduler/profile.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr double kilo = 1e3;
+constexpr double giga = 1e9;
+constexpr double tera = 1e12;
+constexpr double peta = 1e15;
+
+}  // namespace
+
+const std::vector<ProfileField>& profile_fields() {
+  using P = MachineProfile;
+  static const std::vector<ProfileField> fields{
+      {"machine", "devices", "1", "devices that share this host", &P::devices, 1, 64},
+      {"machine", "cores", "1", "cores of the host", &P::cores, 1, 4096},
+      {"machine", "numa_nodes", "1", "memory nodes of the host", &P::numa_nodes, 1, 64, false},
+      {"machine", "host_memory", "B", "memory of the host", &P::host_memory, 1e8, 100 * tera},
+      {"device", "memory", "B", "memory of one device", &P::device_memory, 1e6, 10 * tera},
+      {"device", "threads", "1", "cores of the host that its kernels take (0: it has its own)", &P::device_threads, 0,
+       4096, false},
+      {"device", "matmul", "FLOP/s", "matrix products at the shapes of layers", &P::matmul, 1e8, 20 * peta},
+      {"device", "attention", "FLOP/s", "attention, forward and backward", &P::attention, 1e7, 20 * peta},
+      {"device", "bandwidth", "B/s", "its own memory, in memory-bound kernels", &P::device_bandwidth, 1e8, 100 * tera},
+      {"device", "update", "parameters/s", "AdamW on the device", &P::device_update, 1e6, 10 * tera},
+      {"device", "launch", "s", "least time of a kernel", &P::launch, 0, 0.1, false},
+      {"link", "to_device", "B/s", "pinned, host to device, alone", &P::to_device, 1e6, 10 * tera},
+      {"link", "to_host", "B/s", "pinned, device to host, alone", &P::to_host, 1e6, 10 * tera},
+      {"link", "both_ways", "B/s", "sum of both ways at once", &P::both_ways, 1e6, 20 * tera},
+      {"link", "pageable_to_device", "B/s", "from memory that is not pinned", &P::pageable_to_device, 1e6, 10 * tera,
+       false},
+      {"link", "pageable_to_host", "B/s", "to memory that is not pinned", &P::pageable_to_host, 1e6, 10 * tera, false},
+      {"link", "latency", "s", "a copy of nothing", &P::copy_latency, 0, 0.1, false},
+      {"link", "dram", "B/B", "bytes of host DRAM traffic for each byte copied", &P::copy_dram, 0.01, 8},
+      {"link", "cores", "1", "cores that a copy at full rate takes (0: DMA)", &P::copy_cores, 0, 64, false},
+      {"dram", "bandwidth", "B/s", "read and written together, all threads", &P::dram, 1e8, 100 * tera},
+      {"cpu", "stream", "B/s", "a pass over gradients on the CPU, alone", &P::host_stream, 1e8, 100 * tera},
+      {"cpu", "update", "parameters/s", "AdamW on the CPU, all update threads, alone", &P::cpu_update, 1e5,
+       1000 * giga},
+      {"cpu", "update_with_copies", "parameters/s", "the same with copies both ways running",
+       &P::cpu_update_with_copies, 1e5, 1000 * giga, false},
+      {"cpu", "update_cores", "1", "cores that it takes", &P::cpu_update_cores, 0.1, 4096},
+      {"cpu", "update_bytes", "B/parameter", "DRAM traffic of its kernel", &P::cpu_update_bytes, 1, 1 * kilo},
+      {"step", "overhead", "s", "of a step, in no task", &P::step_overhead, 0, 100, false},
+      {"step", "task", "s", "from ready to running", &P::task_overhead, 0, 1, false},
+  };
+  return fields;
+}
+
+void MachineProfile::check() const {
+  for (const ProfileField& field : profile_fields()) {
+    const Figure& figure = this->*field.figure;
+    const std::string what =
+        fmt::format("profile {}: {}.{}", name.empty() ? "without a name" : name, field.section, field.key);
+    const std::string range = fmt::format("give {} to {} {}", field.least, field.most, field.unit);
+    if (!std::isfinite(figure.value) || figure.value < 0.0) {
+      throw UsageError(what, fmt::format("{} is not a {}", figure.value, field.help), range);
+    }
+    if (figure.value == 0.0) {
+      if (field.required && field.least > 0.0) throw UsageError(what, "missing", range);
+      continue;
+    }
+    if (figure.value < field.least || figure.value > field.most) {
+      throw UsageError(what, fmt::format("{} {} is beyond any machine", figure.value, field.unit), range);
+    }
+    if (!std::isfinite(figure.spread) || figure.spread < 0.0) {
+      throw UsageError(what, fmt::format("its spread is {}", figure.spread), "give a share of the median, 0 or more");
+    }
+  }
+  if (both_ways.value < std::max(to_device.value, to_host.value) * 0.5) {
+    throw UsageError(fmt::format("profile {}: link.both_ways", name),
+                     fmt::format("{} B/s is less than half of one way alone", both_ways.value),
+                     "give the sum of both ways at once");
+  }
+}
+
+std::vector<std::string> doubts(const MachineProfile& p) {
+  constexpr double wide = 0.25;
+  std::vector<std::string> lines;
+  const auto slower = [](const Figure& a, const Figure& b, double share) {
+    return a.known() && b.known() && a.value < share * b.value;
+  };
+  if (slower(p.to_device, p.to_host, 0.6) || slower(p.to_host, p.to_device, 0.6)) {
+    lines.emplace_back("one way of the link is much slower than the other: a card in a narrow slot, or a busy link");
+  }
+  if (p.both_ways.value < 1.2 * std::max(p.to_device.value, p.to_host.value)) {
+    lines.emplace_back("both ways at once are hardly faster than one: copies share something, or do not overlap");
+  }
+  const bool dma = p.copy_cores.value == 0.0;
+  if (dma && p.pageable_to_device.known() && p.pageable_to_device.value > 0.9 * p.to_device.value) {
+    lines.emplace_back("pageable copies are as fast as pinned ones: the pinned memory may not be pinned");
+  }
+  if (dma && p.to_device.value < 10e9) {
+    lines.emplace_back(
+        fmt::format("the link carries {:.1f} GB/s, less than PCIe 3 with 16 lanes: fewer lanes, or a "
+                    "lower generation than the card's",
+                    p.to_device.value / giga));
+  }
+  if (p.dram.value < p.cpu_update.value * p.cpu_update_bytes.value * 0.8) {
+    lines.emplace_back("the CPU update moves more bytes than DRAM was measured to: caches held the data");
+  }
+  if (p.numa_nodes.value > 1 && p.by_threads.size() > 1) {
+    const ThreadFigures& most = p.by_threads.back();
+    const double expected = p.dram.value / p.numa_nodes.value;
+    if (most.dram_copy > 0.0 && most.dram_copy < 1.3 * expected) {
+      lines.emplace_back("all threads together reach the bandwidth of one memory node: memory may lie on one node");
+    }
+  }
+  for (const ProfileField& field : profile_fields()) {
+    const Figure& figure = p.*field.figure;
+    if (figure.spread > wide) {
+      lines.push_back(fmt::format("{}.{} varies by {:.0f}%: something else was running", field.section, field.key,
+                                  100.0 * figure.spread));
+    }
+  }
+  return lines;
+}
+
+MachineProfile with_link(MachineProfile p, double bytes_per_second) {
+  const double before = p.to_device.value;
+  for (Figure* figure : {&p.to_device, &p.to_host}) figure->value = std::min(figure->value, bytes_per_second);
+  p.both_ways.value = std::min(p.both_ways.value, 2.0 * bytes_per_second);
+  // Whoever copies sleeps while the link is behind.
+  p.copy_cores.value *= p.to_device.value / before;
+  return p;
+}
+
+std::string difference(const MachineProfile& a, const MachineProfile& b) {
+  std::string text;
+  const auto compare = [&](std::string_view what, const std::string& x, const std::string& y) {
+    if (x == y) return;
+    text += fmt::format("{}{}: {} and {}", text.empty() ? "" : "; ", what, x.empty() ? "unknown" : x,
+                        y.empty() ? "unknown" : y);
+  };
+  compare("CPU", a.cpu, b.cpu);
+  compare("device", a.device, b.device);
+  compare("driver", a.driver, b.driver);
+  compare("tandem", a.version, b.version);
+  return text;
+}
+
+}  // namespace tandem

@@ -1,0 +1,106 @@
+#pragma once
+// What a machine can do, as figures: measured by `tandem calibrate`, or written by hand for a machine that is
+// not at hand. The performance model knows nothing else about a machine.
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+/// One figure: the median of what was measured, or what somebody wrote.
+struct Figure {
+  double value = 0.0;
+  double spread = 0.0;  ///< (largest - smallest) / median of the samples; 0 where there is one
+  std::string source;   ///< "measured", "assumed", or where it was read
+  bool known() const noexcept { return value > 0.0; }
+};
+
+/// What was measured with this many threads; 0: not measured. For people, and for `--show`.
+struct ThreadFigures {
+  int threads = 0;
+  double dram_copy = 0.0;               ///< bytes a second, read and written
+  double dram_read = 0.0;               ///< bytes a second
+  double cpu_update = 0.0;              ///< parameters a second, nothing else running
+  double cpu_update_with_copies = 0.0;  ///< ... with copies both ways running
+};
+
+/// Rates are of one device where they are the device's or its link's, and of the whole machine where they
+/// are the host's (DRAM, cores, CPU update): `devices` share those.
+struct MachineProfile {
+  std::string name;
+  std::string cpu;
+  std::string device_kind;  ///< "host" or "cuda"
+  std::string device;
+  std::string driver;
+  std::string version;  ///< of tandem, that measured it
+
+  Figure devices;  ///< that share the host
+  Figure cores;    ///< of the host, for everything that runs on it
+  Figure numa_nodes;
+  Figure host_memory;  ///< bytes
+
+  Figure device_memory;     ///< bytes
+  Figure device_threads;    ///< cores that the device's kernels take; only a device made of the host's cores has any
+  Figure matmul;            ///< FLOP/s of matrix products at the shapes of layers
+  Figure attention;         ///< FLOP/s of attention
+  Figure device_bandwidth;  ///< bytes/s of the device's own memory, in memory-bound kernels
+  Figure device_update;     ///< parameters/s of AdamW on the device
+  Figure launch;            ///< seconds that a kernel takes at least
+
+  Figure to_device;           ///< bytes/s, pinned, this way alone
+  Figure to_host;             ///< bytes/s, pinned, this way alone
+  Figure both_ways;           ///< bytes/s, sum of both ways at once
+  Figure pageable_to_device;  ///< bytes/s; may be unknown
+  Figure pageable_to_host;
+  Figure copy_latency;  ///< seconds of a copy of nothing
+  Figure copy_dram;     ///< bytes of host DRAM traffic for each byte copied
+  Figure copy_cores;    ///< cores that a copy at full rate occupies: 0 where DMA moves it
+
+  Figure dram;                    ///< bytes/s, read and written together, all threads
+  Figure host_stream;             ///< bytes/s of a pass over gradients on the CPU, alone
+  Figure cpu_update;              ///< parameters/s of AdamW on the CPU, all update threads, alone
+  Figure cpu_update_with_copies;  ///< ... with copies both ways running; may be unknown
+  Figure cpu_update_cores;        ///< cores that it occupies
+  Figure cpu_update_bytes;        ///< DRAM bytes for each parameter
+
+  Figure step_overhead;  ///< seconds of a step that no task accounts for
+  Figure task_overhead;  ///< seconds between a task being ready and running
+
+  std::vector<ThreadFigures> by_threads;
+
+  /// Throws UsageError that names the first figure that is missing, negative, or beyond what any machine has.
+  void check() const;
+};
+
+/// One figure of a profile: how files call it, in which unit, and what is credible.
+struct ProfileField {
+  std::string_view section;  ///< "link"
+  std::string_view key;      ///< "to_device"
+  std::string_view unit;     ///< "B/s"
+  std::string_view help;
+  Figure MachineProfile::*figure;
+  double least = 0.0;
+  double most = 0.0;
+  bool required = true;
+};
+const std::vector<ProfileField>& profile_fields();
+
+/// Commented TOML that reads back as the same profile.
+std::string profile_toml(const MachineProfile& profile);
+/// Throws UsageError on unknown keys, wrong units, and all that `check` refuses.
+MachineProfile parse_profile(std::string_view toml, std::string_view origin);
+/// Throws InputError where the file cannot be read, and as `parse_profile`.
+MachineProfile read_profile(const std::filesystem::path& file);
+
+/// What looks wrong with the machine, or with the measurement, one line each: a link at half the rate one
+/// expects, pageable copies as fast as pinned ones, a spread too wide to plan with.
+std::vector<std::string> doubts(const MachineProfile& profile);
+/// The same machine behind a link that carries at most this many bytes a second each way, as the host device
+/// emulates it.
+MachineProfile with_link(MachineProfile profile, double bytes_per_second);
+/// In what two profiles are of different machines, "" where in nothing: CPU, device, driver, version.
+std::string difference(const MachineProfile& a, const MachineProfile& b);
+
+}  // namespace tandem

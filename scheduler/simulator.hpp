@@ -1,0 +1,43 @@
+#pragma once
+// Runs a plan in virtual time over a machine profile: the unfolder that the engine walks, the task graph
+// that the executor asks what may run, and the cost model in place of streams and workers.
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/parameter_layout.hpp"
+#include "core/trace.hpp"
+#include "scheduler/cost_model.hpp"
+#include "scheduler/plan.hpp"
+#include "scheduler/profile.hpp"
+
+namespace tandem {
+
+struct SimulationOptions {
+  int micro_batches = 1;
+  /// Whether the next forward starts while updates run, as the engine's does; else it waits for all of them.
+  bool overlap_updates = true;
+  Trace* trace = nullptr;  ///< takes the spans of the step, in virtual seconds; may be null
+};
+
+/// One step in the steady state, from the end of the gradients to the end of the next step's gradients:
+/// the updates of one step, then forward and backward of the next, with what overlaps.
+struct Simulation {
+  double step_seconds = 0.0;
+  double forward_seconds = 0.0;  ///< until the first gradient buffer is asked for, waits included
+  double backward_seconds = 0.0;
+  double update_seconds = 0.0;          ///< from the start of the updates to the end of the last
+  double exposed_update_seconds = 0.0;  ///< the caller's waits for weights
+  ResourceShares use{};                 ///< mean over the step, of each resource
+  std::int64_t tasks = 0;
+  /// What is used most: "compute", "host to device", "device to host", "DRAM", "CPU".
+  Resource bound_by() const noexcept;
+};
+
+/// `compute` has one entry for each layer. The caller walks as tandem's models do: forward through all layers,
+/// the last one forward and backward in one visit, backward through the others, the first without a visit.
+/// Throws MisuseError where the plan is not one of the layout.
+Simulation simulate(const ParameterLayout& layout, const Plan& plan, const MachineProfile& profile,
+                    std::span<const LayerSeconds> compute, const SimulationOptions& options = {});
+
+}  // namespace tandem

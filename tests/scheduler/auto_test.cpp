@@ -1,0 +1,158 @@
+#include "scheduler/auto.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <random>
+
+#include "core/error.hpp"
+#include "tests/scheduler/machines.hpp"
+
+namespace tandem {
+namespace {
+
+/// A small case: a few subgroups, and a machine whose figures are spread over an order of magnitude.
+struct Case {
+  ParameterLayout layout;
+  OffloadOptions options;
+  PlanningFacts facts;
+  MachineProfile machine;
+  std::vector<LayerSeconds> compute;
+};
+
+double spread(std::mt19937_64& random, double low, double high) {
+  return std::exp(std::uniform_real_distribution<double>(std::log(low), std::log(high))(random));
+}
+
+MachineProfile random_machine(std::mt19937_64& random) {
+  MachineProfile p = testing::desktop();
+  p.dram.value = spread(random, 15e9, 200e9);
+  p.host_stream.value = 0.9 * p.dram.value;
+  p.to_device.value = p.to_host.value = spread(random, 4e9, 60e9);
+  p.both_ways.value = p.to_device.value * std::uniform_real_distribution<double>(1.2, 2.0)(random);
+  p.cpu_update.value = p.dram.value / 28.0 * std::uniform_real_distribution<double>(0.4, 1.0)(random);
+  p.copy_latency.value = 1e-5;
+  p.launch.value = 5e-6;
+  return p;
+}
+
+Case random_case(std::uint64_t seed, int most_subgroups, int fewest_subgroups = 1) {
+  std::mt19937_64 random(seed);
+  Case c;
+  const int layers = std::uniform_int_distribution<int>(fewest_subgroups, most_subgroups)(random);
+  const std::int64_t elements = 1024 * std::uniform_int_distribution<std::int64_t>(256, 4096)(random);
+  c.layout = testing::equal_layers(layers, elements);
+  c.options.policy = parse_policy("auto");
+  c.options.subgroup_size = elements;
+  c.machine = random_machine(random);
+  OffloadOptions smallest = c.options;
+  smallest.policy = parse_policy("host");
+  const auto least = static_cast<double>(smallest_device_memory(c.layout, smallest));
+  const auto all = static_cast<double>(c.layout.state_elements()) * 20.0;
+  c.facts.device_capacity =
+      static_cast<std::size_t>(least * 1.3 + all * std::uniform_real_distribution<double>(0.0, 1.0)(random));
+  const double update = static_cast<double>(elements) / c.machine.cpu_update.value;
+  const double seconds = update * spread(random, 0.05, 2.0);
+  c.compute.assign(static_cast<std::size_t>(layers), {seconds / 3.0, seconds * 2.0 / 3.0});
+  return c;
+}
+
+double best_of_all(const Case& c, std::size_t subgroups) {
+  double best = std::numeric_limits<double>::infinity();
+  const auto combinations = static_cast<int>(std::lround(std::pow(3.0, static_cast<double>(subgroups))));
+  for (int code = 0; code < combinations; ++code) {
+    OffloadOptions options = c.options;
+    options.policy = parse_policy("static:0");
+    int rest = code;
+    for (std::size_t i = 0; i < subgroups; ++i, rest /= 3) options.paths.push_back(static_cast<UpdatePath>(rest % 3));
+    try {
+      const Plan plan = make_plan(c.layout, options, c.facts);
+      best = std::min(best, simulate(c.layout, plan, c.machine, c.compute).step_seconds);
+    } catch (const PlanError&) {
+      continue;
+    }
+  }
+  return best;
+}
+
+Choice choice_of(const Case& c) { return choose_plan(c.layout, c.options, c.facts, c.machine, c.compute); }
+
+TEST(Auto, IsCloseToTheBestOfAllDivisions) {
+  double worst = 0.0;
+  for (std::uint64_t seed = 0; seed < 500; ++seed) {
+    const Case c = random_case(seed, 6);
+    const Choice choice = choice_of(c);
+    const double best = best_of_all(c, choice.plan.subgroups.size());
+    worst = std::max(worst, choice.simulation.step_seconds / best);
+    EXPECT_LE(choice.simulation.step_seconds, 1.03 * best) << "seed " << seed;
+  }
+  RecordProperty("worst_over_best", std::to_string(worst));
+}
+
+TEST(Auto, IsNeverPredictedSlowerThanAFixedPolicy) {
+  for (std::uint64_t seed = 1000; seed < 1050; ++seed) {
+    const Case c = random_case(seed, 12);
+    const Choice choice = choice_of(c);
+    for (const Candidate& candidate : choice.candidates) {
+      if (candidate.fits) {
+        EXPECT_LE(choice.simulation.step_seconds, candidate.simulation.step_seconds) << seed;
+      }
+    }
+  }
+}
+
+TEST(Auto, MoreMemoryOrDramIsNeverSlower) {
+  for (std::uint64_t seed = 2000; seed < 2015; ++seed) {
+    const Case c = random_case(seed, 40, 24);
+    const double before = choice_of(c).simulation.step_seconds;
+    Case wider = c;
+    wider.machine.dram.value *= 1.5;
+    EXPECT_LE(choice_of(wider).simulation.step_seconds, 1.01 * before) << "seed " << seed << ", DRAM bandwidth";
+    wider = c;
+    wider.facts.device_capacity += wider.facts.device_capacity / 2;
+    EXPECT_LE(choice_of(wider).simulation.step_seconds, 1.01 * before) << "seed " << seed << ", memory";
+  }
+}
+
+MachineProfile shipped(const std::string& name) {
+  return read_profile(std::string(TANDEM_SOURCE_DIR "/profiles/") + name + ".toml");
+}
+
+/// A large model's state that does not fit, on a machine of the given kind.
+Plan::Shares shares_on(const MachineProfile& machine) {
+  const ParameterLayout layout = testing::equal_layers(32, std::int64_t{64} << 20);
+  OffloadOptions options;
+  options.policy = parse_policy("auto");
+  options.subgroup_size = std::int64_t{64} << 20;
+  const PlanningFacts facts{std::size_t{9} << 30, 0};
+  const auto compute = compute_seconds(machine, matrix_work(layout, 2048));
+  return choose_plan(layout, options, facts, machine, compute).plan.shares();
+}
+
+TEST(Auto, PicksTheDeviceWhereDramIsScarceAndTheCpuWhereTheLinkIs) {
+  const Plan::Shares starved = shares_on(shipped("dram-starved"));
+  EXPECT_GT(starved.streamed + starved.resident, starved.cpu);
+  MachineProfile narrow = shipped("80gb-pcie4");
+  for (Figure* f : {&narrow.to_device, &narrow.to_host, &narrow.both_ways}) f->value /= 10.0;
+  const Plan::Shares linked = shares_on(narrow);
+  EXPECT_GT(linked.cpu, linked.streamed);
+}
+
+TEST(Auto, AFixedPolicyIsItsOnlyCandidate) {
+  Case c = random_case(7, 6);
+  c.options.policy = parse_policy("host");
+  const Choice choice = choice_of(c);
+  ASSERT_EQ(choice.candidates.size(), 1U);
+  EXPECT_EQ(choice.plan.policy.kind, Policy::Kind::host);
+  EXPECT_FALSE(choice.plan.chosen_by_auto);
+}
+
+TEST(Auto, WhatDoesNotFitIsRefusedAsByMakePlan) {
+  Case c = random_case(7, 6);
+  c.facts.device_capacity = 1024;
+  EXPECT_THROW(choice_of(c), PlanError);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,135 @@
+#include "scheduler/cost_model.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+
+#include "scheduler/fair_share.hpp"
+#include "scheduler/simulator.hpp"
+#include "tests/scheduler/machines.hpp"
+
+namespace tandem {
+namespace {
+
+TEST(CostModel, BytesAreThoseOfTheDesign) {
+  const PathSetting resident_weights;
+  const PathBytes cpu = path_bytes(UpdatePath::cpu, resident_weights);
+  EXPECT_EQ(cpu.dram, 32.0);
+  EXPECT_EQ(cpu.to_device, 2.0);
+  EXPECT_EQ(cpu.to_host, 2.0);
+  const PathBytes streamed = path_bytes(UpdatePath::streamed, resident_weights);
+  EXPECT_EQ(streamed.dram, 24.0);
+  EXPECT_EQ(streamed.to_device, 12.0);
+  EXPECT_EQ(streamed.to_host, 12.0);
+  EXPECT_EQ(path_bytes(UpdatePath::resident, resident_weights).dram, 0.0);
+  // Weights on the host: 2 more to the host; a gradient that is not kept: 2 more each way.
+  const PathBytes far = path_bytes(UpdatePath::streamed, {false, false, 28.0});
+  EXPECT_EQ(far.to_host, 16.0);
+  EXPECT_EQ(far.to_device, 14.0);
+  EXPECT_EQ(far.dram, 30.0);
+}
+
+/// A machine on which only DRAM and the link count: as T(c) is derived.
+MachineProfile bare(double dram, double link) {
+  MachineProfile p = testing::desktop();
+  p.dram.value = dram;
+  p.to_device.value = p.to_host.value = link;
+  p.both_ways.value = 2.0 * link;
+  p.cpu_update.value = 1e12;
+  p.device_update.value = 1e13;
+  return p;
+}
+
+TEST(CostModel, UpdateSecondsAreTheMaximumOfBothLines) {
+  const double b = 60e9;
+  const double p = 20e9;
+  const double a = 32.0;
+  const double s = 12.0;
+  for (double c = 0.0; c <= 1.0; c += 0.125) {
+    const double expected = std::max((2 * s + (a - 2 * s) * c) / b, (s - (s - 2) * c) / p);
+    EXPECT_NEAR(update_seconds(bare(b, p), {}, 1.0, c), expected, 1e-12 * expected) << c;
+  }
+}
+
+TEST(CostModel, AllStreamedWinsBelowTwiceTheLinkAndAllCpuAboveSixteenTimes) {
+  const double link = 20e9;
+  EXPECT_EQ(best_cpu_share(bare(1.9 * link, link), {}), 0.0);
+  EXPECT_EQ(best_cpu_share(bare(16.1 * link, link), {}), 1.0);
+  const double mixed = best_cpu_share(bare(5.0 * link, link), {});
+  EXPECT_GT(mixed, 0.0);
+  EXPECT_LT(mixed, 1.0);
+}
+
+TEST(CostModel, TheBestShareIsBest) {
+  std::mt19937_64 random(7);
+  std::uniform_real_distribution<double> rate(1e9, 300e9);
+  for (int i = 0; i < 200; ++i) {
+    MachineProfile p = bare(rate(random), rate(random) / 5.0);
+    p.cpu_update.value = rate(random) / 28.0;
+    const double best = best_cpu_share(p, {});
+    for (double c = 0.0; c <= 1.0; c += 0.01) {
+      EXPECT_LE(update_seconds(p, {}, 1.0, best), update_seconds(p, {}, 1.0, c) * (1 + 1e-12));
+    }
+  }
+}
+
+TEST(CostModel, PublishedStrideIsItsFormula) {
+  // b = 12, Ug = 24, Uc = 2, Dc = 4 (any unit): 1 + (1/4 + 1/24) / (1/2 + 1/4 - 1/24).
+  EXPECT_NEAR(published_stride(12, 24, 2, 4), 1.0 + (7.0 / 24.0) / (17.0 / 24.0), 1e-15);
+  EXPECT_TRUE(std::isinf(published_stride(1, 24, 1e9, 1e9)));
+}
+
+TaskCost cost_of(std::initializer_list<std::pair<Resource, double>> shares) {
+  TaskCost cost;
+  cost.seconds = 1.0;
+  for (const auto& [resource, share] : shares) cost.share[static_cast<std::size_t>(resource)] = share;
+  return cost;
+}
+
+TEST(FairShare, AloneRunsAtFullSpeedAndEqualsAreSlowedEqually) {
+  const TaskCost a = cost_of({{Resource::dram, 0.8}});
+  const TaskCost b = cost_of({{Resource::dram, 0.8}, {Resource::to_device, 1.0}});
+  std::array<double, 2> speeds{};
+  const std::array<const TaskCost*, 2> both{&a, &b};
+  fair_speeds(std::span(both).first(1), std::span(speeds).first(1));
+  EXPECT_EQ(speeds[0], 1.0);
+  fair_speeds(both, speeds);
+  EXPECT_DOUBLE_EQ(speeds[0], 0.625);
+  EXPECT_DOUBLE_EQ(speeds[1], 0.625);
+}
+
+TEST(FairShare, NothingIsOverfullAndNobodyIsHeldBackWithoutAFullResource) {
+  std::mt19937_64 random(3);
+  std::uniform_real_distribution<double> share(0.0, 1.0);
+  for (int round = 0; round < 2000; ++round) {
+    std::array<TaskCost, 5> costs;
+    std::array<const TaskCost*, 5> pointers{};
+    for (std::size_t i = 0; i < costs.size(); ++i) {
+      for (double& s : costs[i].share) s = share(random) < 0.5 ? 0.0 : share(random);
+      pointers[i] = &costs[i];
+    }
+    std::array<double, 5> speeds{};
+    fair_speeds(pointers, speeds);
+    ResourceShares used{};
+    for (std::size_t i = 0; i < costs.size(); ++i) {
+      for (std::size_t r = 0; r < used.size(); ++r) used[r] += speeds[i] * costs[i].share[r];
+    }
+    for (const double u : used) EXPECT_LE(u, 1.0 + 1e-12);
+    for (std::size_t i = 0; i < costs.size(); ++i) {
+      // Max-min: whoever is slowed uses a full resource, on which nobody is faster.
+      bool justified = speeds[i] >= 1.0 - 1e-12;
+      for (std::size_t r = 0; r < used.size() && !justified; ++r) {
+        if (costs[i].share[r] <= 0.0 || used[r] < 1.0 - 1e-9) continue;
+        justified = true;
+        for (std::size_t j = 0; j < costs.size(); ++j) {
+          justified = justified && (costs[j].share[r] <= 0.0 || speeds[j] <= speeds[i] + 1e-9);
+        }
+      }
+      EXPECT_TRUE(justified) << "round " << round << " task " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,53 @@
+#pragma once
+// Machines and layouts that tests of the performance model share.
+#include <string>
+
+#include "core/parameter_layout.hpp"
+#include "scheduler/plan.hpp"
+#include "scheduler/profile.hpp"
+
+namespace tandem::testing {
+
+inline Figure assumed(double value) { return {value, 0.0, "assumed"}; }
+
+/// A desktop: 16 GB card on PCIe 4, two channels of DDR5.
+inline MachineProfile desktop() {
+  MachineProfile p;
+  p.name = "desktop";
+  p.device_kind = "cuda";
+  p.devices = assumed(1);
+  p.cores = assumed(16);
+  p.host_memory = assumed(64e9);
+  p.device_memory = assumed(16e9);
+  p.matmul = assumed(80e12);
+  p.attention = assumed(40e12);
+  p.device_bandwidth = assumed(600e9);
+  p.device_update = assumed(20e9);
+  p.to_device = assumed(24e9);
+  p.to_host = assumed(24e9);
+  p.both_ways = assumed(44e9);
+  p.copy_dram = assumed(1);
+  p.dram = assumed(60e9);
+  p.host_stream = assumed(50e9);
+  p.cpu_update = assumed(1.9e9);
+  p.cpu_update_cores = assumed(16);
+  p.cpu_update_bytes = assumed(28);
+  return p;
+}
+
+/// `layers` equal layers of `elements` parameters each.
+inline ParameterLayout equal_layers(int layers, std::int64_t elements) {
+  ParameterLayout layout;
+  for (int i = 0; i < layers; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {elements / 1024, 1024});
+  return layout;
+}
+
+inline Plan plan_for(const ParameterLayout& layout, const std::string& policy, std::int64_t subgroup_size = 0,
+                     std::size_t device_memory = std::size_t{1} << 50) {
+  OffloadOptions options;
+  options.policy = parse_policy(policy);
+  options.subgroup_size = subgroup_size;
+  return make_plan(layout, options, {device_memory, 0});
+}
+
+}  // namespace tandem::testing

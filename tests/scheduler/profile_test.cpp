@@ -1,0 +1,134 @@
+#include "scheduler/profile.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <functional>
+#include <limits>
+
+#include "core/error.hpp"
+#include "tests/scheduler/machines.hpp"
+
+namespace tandem {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string refusal(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Profile, ReadsBackAsItWasWritten) {
+  MachineProfile p = testing::desktop();
+  p.cpu = "a \"quoted\" CPU\\";
+  p.device = "card";
+  p.to_device = {24.123456789e9, 0.03, "measured"};
+  p.by_threads = {{1, 1e9, 2e9, 3e8, 2e8}, {16, 4e10, 5e10, 1.9e9, 1.2e9}};
+  const MachineProfile back = parse_profile(profile_toml(p), "text");
+  for (const ProfileField& field : profile_fields()) {
+    EXPECT_EQ((back.*field.figure).value, (p.*field.figure).value) << field.section << "." << field.key;
+    EXPECT_EQ((back.*field.figure).spread, (p.*field.figure).spread);
+    EXPECT_EQ((back.*field.figure).source, (p.*field.figure).source);
+  }
+  EXPECT_EQ(back.cpu, p.cpu);
+  EXPECT_EQ(back.device, p.device);
+  ASSERT_EQ(back.by_threads.size(), 2U);
+  EXPECT_EQ(back.by_threads[1].threads, 16);
+  EXPECT_EQ(back.by_threads[1].cpu_update_with_copies, 1.2e9);
+  EXPECT_EQ(profile_toml(back), profile_toml(p));
+}
+
+TEST(Profile, EveryRequiredFigureMustBeThere) {
+  for (const ProfileField& field : profile_fields()) {
+    MachineProfile p = testing::desktop();
+    (p.*field.figure).value = 0.0;
+    if (field.required) {
+      const std::string text = refusal([&] { p.check(); });
+      EXPECT_THAT(text, HasSubstr(std::string(field.section) + "." + std::string(field.key)));
+    }
+  }
+}
+
+TEST(Profile, NegativeAbsurdAndInfiniteFiguresAreRefusedByName) {
+  for (const ProfileField& field : profile_fields()) {
+    const std::string name = std::string(field.section) + "." + std::string(field.key);
+    for (const double bad :
+         {-1.0, field.most * 1.01, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+      MachineProfile p = testing::desktop();
+      (p.*field.figure).value = bad;
+      const std::string text = refusal([&] { p.check(); });
+      EXPECT_THAT(text, HasSubstr(name)) << bad;
+      EXPECT_EQ(text.find('\n'), std::string::npos);
+    }
+  }
+  MachineProfile p = testing::desktop();
+  p.to_device.value = 1e16;  // 10 PB/s
+  EXPECT_THAT(refusal([&] { p.check(); }), HasSubstr("beyond any machine"));
+}
+
+TEST(Profile, WrongUnitsKeysAndTypesAreRefusedByName) {
+  const auto parsed = [](const std::string& text) { return refusal([&] { parse_profile(text, "x.toml"); }); };
+  EXPECT_THAT(parsed("[link]\nto_device = { value = 24, unit = \"GB/s\" }\n"), HasSubstr("give it in B/s"));
+  EXPECT_THAT(parsed("[link]\nto_devise = 24e9\n"), HasSubstr("link.to_devise"));
+  EXPECT_THAT(parsed("[link]\nto_device = \"fast\"\n"), HasSubstr("not a number"));
+  EXPECT_THAT(parsed("[link]\nto_device = { unit = \"B/s\" }\n"), HasSubstr("no value"));
+  EXPECT_THAT(parsed("colour = 3\n"), HasSubstr("colour"));
+  EXPECT_THAT(parsed("[link\n"), HasSubstr("line 1"));
+  EXPECT_THROW(read_profile("no/such/file.toml"), InputError);
+}
+
+TEST(Profile, EveryShippedProfileIsSoundAndNamesItsSources) {
+  int count = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(TANDEM_SOURCE_DIR "/profiles")) {
+    const MachineProfile p = read_profile(entry.path());
+    for (const ProfileField& field : profile_fields()) {
+      const Figure& figure = p.*field.figure;
+      if (figure.value != 0.0) {
+        EXPECT_FALSE(figure.source.empty()) << entry.path() << " " << field.section << "." << field.key;
+      }
+    }
+    ++count;
+  }
+  EXPECT_GE(count, 11);
+}
+
+TEST(Profile, DoubtsNameWhatLooksWrong) {
+  MachineProfile p = testing::desktop();
+  EXPECT_TRUE(doubts(p).empty()) << doubts(p).front();
+  p.to_host.value = 6e9;
+  p.both_ways.value = 30e9;
+  EXPECT_THAT(doubts(p).front(), HasSubstr("narrow slot"));
+  p = testing::desktop();
+  p.pageable_to_device.value = p.to_device.value;
+  EXPECT_THAT(doubts(p).front(), HasSubstr("pageable"));
+  p = testing::desktop();
+  p.dram.spread = 0.5;
+  EXPECT_THAT(doubts(p).front(), HasSubstr("dram.bandwidth varies by 50%"));
+}
+
+TEST(Profile, AnEmulatedLinkOnlyNarrows) {
+  MachineProfile p = testing::desktop();
+  p.copy_cores.value = 1.0;
+  const MachineProfile narrow = with_link(p, 1e9);
+  EXPECT_EQ(narrow.to_device.value, 1e9);
+  EXPECT_EQ(narrow.both_ways.value, 2e9);
+  EXPECT_DOUBLE_EQ(narrow.copy_cores.value, 1.0 / 24.0);
+  EXPECT_EQ(with_link(p, 1e12).to_device.value, p.to_device.value);
+}
+
+TEST(Profile, DifferenceNamesWhatDiffers) {
+  MachineProfile a = testing::desktop();
+  MachineProfile b = a;
+  EXPECT_EQ(difference(a, b), "");
+  b.driver = "550";
+  EXPECT_THAT(difference(a, b), HasSubstr("driver: unknown and 550"));
+}
+
+}  // namespace
+}  // namespace tandem
