@@ -30,8 +30,9 @@ class OffloadEngine::Impl {
         access_(device, layout_, plan_, storage_),
         unfolder_(layout_, plan_),
         runner_(device, layout_, plan_, storage_),
-        executor_(device, layout_, runner_, trace, options.watchdog_seconds) {
-    executor_.on_done = [this](const Task& task, double now) { note_update(task, now); };
+        executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
+    executor_.on_submit = [this](const Task& task, double now) { note_submitted(task, now); };
+    executor_.on_done = [this](const Task& task, double now) { note_done(task, now); };
   }
 
   void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
@@ -83,9 +84,13 @@ class OffloadEngine::Impl {
   const Parameter& owned(const Parameter& parameter, std::size_t count) const;
   void require_idle(const char* what) const;
   void submit();
+  void prefetch();
   double gradient_norm() const;
-  void start_updates(double scale);
-  void note_update(const Task& task, double now);
+  double clip_factor(double norm) const;
+  void set_update(double scale);
+  void refuse_half_updated() const;
+  void note_submitted(const Task& task, double now);
+  void note_done(const Task& task, double now);
   LayerBases bases_of(const Visit& visit) const;
   template <class Held>
   Held take(std::vector<Held>& list, std::uint64_t ticket);
@@ -99,6 +104,8 @@ class OffloadEngine::Impl {
   Mode mode_ = Mode::idle;
   StepOptions step_options_;
   bool abandoned_ = false;
+  bool update_in_backward_ = false;  ///< of the open step
+  bool half_updated_ = false;        ///< a step that updated in backward could not be finished
   double exposed_ = 0.0;
   std::uint64_t skipped_ = 0;
 
@@ -131,8 +138,19 @@ const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, std::siz
   return p;
 }
 
+void OffloadEngine::Impl::refuse_half_updated() const {
+  if (half_updated_) {
+    throw TrainingError("the state is updated in part", "a step that updates during backward did not come to its end",
+                        "go on from the last checkpoint");
+  }
+}
+
 void OffloadEngine::Impl::submit() {
   if (!tasks_.empty()) executor_.submit(tasks_);
+}
+
+void OffloadEngine::Impl::prefetch() {
+  if (options_.overlap) unfolder_.prefetch(tasks_);
 }
 
 // -- state -----------------------------------------------------------------------------------------------
@@ -140,6 +158,7 @@ void OffloadEngine::Impl::submit() {
 void OffloadEngine::Impl::initialize(const std::function<void(const Parameter&, std::span<float>)>& values) {
   require_idle("initialize");
   wait();
+  half_updated_ = false;
   unfolder_.invalidate_weights();
   std::vector<float> buffer;
   for (const Parameter* p : layout_.owned_parameters()) {
@@ -154,6 +173,7 @@ void OffloadEngine::Impl::initialize(const std::function<void(const Parameter&, 
 }
 
 void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std::span<float> values) {
+  refuse_half_updated();
   wait();
   access_.read(owned(parameter, values.size()), array, 0, values);
 }
@@ -168,11 +188,13 @@ void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, st
 void OffloadEngine::Impl::set_step(std::int64_t step) {
   require_idle("set_step");
   if (step < 0) throw MisuseError("a negative step");
+  half_updated_ = false;
   step_ = step;
 }
 
 std::string OffloadEngine::Impl::digest() {
   require_idle("state_digest");
+  refuse_half_updated();
   wait();
   return access_.digest();
 }
@@ -182,6 +204,7 @@ std::string OffloadEngine::Impl::digest() {
 void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   if (mode_ == Mode::step && abandoned_) abort_step();
   require_idle("begin_step");
+  refuse_half_updated();
   if (options.micro_batches < 1 || options.micro_batches > plan_.max_micro_batches) {
     throw MisuseError(fmt::format("a step of {} micro-batches", options.micro_batches),
                       fmt::format("the plan allows 1 to {}", plan_.max_micro_batches));
@@ -190,8 +213,11 @@ void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   mode_ = Mode::step;
   exposed_ = 0.0;
   unfolder_.forget_before(executor_.oldest());
-  unfolder_.begin_step(options.micro_batches);
-  unfolder_.prefetch(tasks_);
+  // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
+  update_in_backward_ = options.max_grad_norm <= 0.0 && options_.on_nonfinite == OnNonfinite::stop;
+  unfolder_.begin_step(options.micro_batches, update_in_backward_);
+  if (update_in_backward_) set_update(options.gradient_scale);
+  prefetch();
   submit();
 }
 
@@ -199,6 +225,7 @@ void OffloadEngine::Impl::abort_step() {
   if (mode_ != Mode::step) throw MisuseError("abort_step without a step");
   if (!weights_.empty() || !gradients_.empty()) throw MisuseError("abort_step while a layer is held");
   executor_.drain("abandoning the step");
+  half_updated_ = update_in_backward_ && !unfolder_.norm_tasks().empty();
   unfolder_.end_pass();
   mode_ = Mode::idle;
   abandoned_ = false;
@@ -221,36 +248,45 @@ StepReport OffloadEngine::Impl::end_step() {
   if (!unfolder_.gradients_complete()) {
     throw MisuseError("end_step before every layer has committed its gradients in every micro-batch");
   }
-  executor_.drain("waiting for gradients");
+  executor_.wait_done(unfolder_.norm_tasks(), "waiting for gradients");
   StepReport report;
   report.gradient_norm = std::abs(step_options_.gradient_scale) * gradient_norm();
-  report.skipped = !std::isfinite(report.gradient_norm);
   report.exposed_update_seconds = exposed_;
-  if (report.skipped) {
-    ++skipped_;
-  } else {
-    double scale = step_options_.gradient_scale;
-    const double limit = step_options_.max_grad_norm;
-    if (limit > 0.0 && report.gradient_norm > limit) scale *= limit / report.gradient_norm;
-    start_updates(scale);
-  }
-  report.step = step_;
+  const bool finite = std::isfinite(report.gradient_norm);
   unfolder_.end_pass();
   mode_ = Mode::idle;
+  if (!finite && options_.on_nonfinite == OnNonfinite::stop) {
+    half_updated_ = update_in_backward_;
+    throw TrainingError(fmt::format("update {}: the gradient norm is not finite", step_ + 1), {},
+                        "lower the learning rate, or go on from the last checkpoint");
+  }
+  report.skipped = !finite;
+  if (finite) {
+    if (!update_in_backward_) set_update(step_options_.gradient_scale * clip_factor(report.gradient_norm));
+    ++step_;
+    unfolder_.update(tasks_);
+    submit();
+    if (!options_.overlap) executor_.drain("waiting for updates");
+  } else {
+    ++skipped_;
+  }
+  report.step = step_;
   return report;
 }
 
-void OffloadEngine::Impl::start_updates(double scale) {
-  ++step_;
-  runner_.set_update({options_.adamw, step_, step_options_.lr, scale});
-  unfolder_.update(tasks_);
-  updates_left_ = static_cast<std::int64_t>(tasks_.size());
-  update_began_ = trace_now();
-  submit();
+double OffloadEngine::Impl::clip_factor(double norm) const {
+  const double limit = step_options_.max_grad_norm;
+  return limit > 0.0 && norm > limit ? limit / norm : 1.0;
 }
 
-void OffloadEngine::Impl::note_update(const Task& task, double now) {
-  switch (task.kind) {
+void OffloadEngine::Impl::set_update(double scale) {
+  runner_.set_update({options_.adamw, step_ + 1, options_.seed, step_options_.lr, scale}, unfolder_.step());
+}
+
+namespace {
+
+bool updates(TaskKind kind) {
+  switch (kind) {
     case TaskKind::load_state:
     case TaskKind::update_streamed:
     case TaskKind::store_state:
@@ -258,10 +294,20 @@ void OffloadEngine::Impl::note_update(const Task& task, double now) {
     case TaskKind::store_weights:
     case TaskKind::update_cpu:
     case TaskKind::push_weights:
-      if (--updates_left_ == 0) update_seconds_ += now - update_began_;
-      return;
-    default: return;
+      return true;
+    default:
+      return false;
   }
+}
+
+}  // namespace
+
+void OffloadEngine::Impl::note_submitted(const Task& task, double now) {
+  if (updates(task.kind) && updates_left_++ == 0) update_began_ = now;
+}
+
+void OffloadEngine::Impl::note_done(const Task& task, double now) {
+  if (updates(task.kind) && --updates_left_ == 0) update_seconds_ += now - update_began_;
 }
 
 void OffloadEngine::Impl::begin_evaluation() {
@@ -269,7 +315,7 @@ void OffloadEngine::Impl::begin_evaluation() {
   mode_ = Mode::evaluation;
   unfolder_.forget_before(executor_.oldest());
   unfolder_.begin_evaluation();
-  unfolder_.prefetch(tasks_);
+  prefetch();
   submit();
 }
 
@@ -292,8 +338,8 @@ Held OffloadEngine::Impl::take(std::vector<Held>& list, std::uint64_t ticket) {
 LayerBases OffloadEngine::Impl::bases_of(const Visit& visit) const {
   LayerBases bases;
   for (const WeightPlace& place : visit.weights) {
-    bases.add(place.layer, place.buffer >= 0 ? storage_.weight_buffer(place.buffer)
-                                             : storage_.resident_weights(place.layer));
+    bases.add(place.layer,
+              place.buffer >= 0 ? storage_.weight_buffer(place.buffer) : storage_.resident_weights(place.layer));
   }
   return bases;
 }
@@ -304,11 +350,12 @@ WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
   held.ticket = next_ticket_++;
   held.stream = stream;
   held.visit = unfolder_.visit(layer, tasks_);
-  unfolder_.prefetch(tasks_);
+  prefetch();
   submit();
   weights_.push_back(held);
   WeightsGuard guard(&engine_, &layout_, layer, held.ticket, bases_of(held.visit), stream);
-  exposed_ += executor_.stream_waits_for(held.visit.dependencies, stream, "fetching layer " + layout_.layer(layer).name);
+  exposed_ +=
+      executor_.stream_waits_for(held.visit.dependencies, stream, "fetching layer " + layout_.layer(layer).name);
   return guard;
 }
 
@@ -331,7 +378,7 @@ void OffloadEngine::Impl::release(std::uint64_t ticket, StreamView stream) {
   }
   unfolder_.release(held.visit);
   executor_.finish_caller_task(held.visit.id, stream);
-  unfolder_.prefetch(tasks_);
+  prefetch();
   submit();
 }
 

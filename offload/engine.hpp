@@ -26,9 +26,9 @@ struct StepOptions {
 };
 
 struct StepReport {
-  std::int64_t step = 0;        ///< updates applied so far, this one included unless skipped
-  double gradient_norm = 0.0;   ///< after gradient_scale, before clipping
-  bool skipped = false;         ///< the norm was not finite: no state changed
+  std::int64_t step = 0;                ///< updates applied so far, this one included unless skipped
+  double gradient_norm = 0.0;           ///< after gradient_scale, before clipping
+  bool skipped = false;                 ///< the norm was not finite: no state changed
   double exposed_update_seconds = 0.0;  ///< time end_step held the caller
 };
 
@@ -36,7 +36,7 @@ struct StepReport {
 struct EngineCounters {
   std::uint64_t bytes_host_to_device = 0;
   std::uint64_t bytes_device_to_host = 0;
-  std::uint64_t parameters_updated_cpu = 0;       ///< elements, padding not counted
+  std::uint64_t parameters_updated_cpu = 0;  ///< elements, padding not counted
   std::uint64_t parameters_updated_streamed = 0;
   std::uint64_t parameters_updated_resident = 0;
   std::uint64_t skipped_steps = 0;
@@ -65,7 +65,12 @@ class OffloadEngine final : public ParameterAccess {
   /// Opens a step. Blocks only while the previous step's updates still run and a limit of buffers needs it.
   void begin_step(const StepOptions& options);
   /// Waits for the gradients, takes the norm, decides, and starts the updates; returns while they may
-  /// still run. A step whose norm is not finite is skipped and leaves all state bit-identical.
+  /// still run. A step whose norm is not finite is skipped and leaves all state bit-identical; with
+  /// OnNonfinite::stop it throws TrainingError. With `stop` and without clipping, subgroups update during
+  /// backward, as soon as their gradient is complete: each layer must have been fetched for the last time
+  /// when its gradients are committed, and after a non-finite step, or one that was abandoned half-way, the
+  /// state is neither read nor trained further (TrainingError) until `initialize`, or until `set_step` behind writes of
+  /// everything.
   StepReport end_step();
   /// Drops the open step: all state is as before begin_step. Blocks until its work has drained.
   void abort_step();
@@ -97,6 +102,14 @@ class OffloadEngine final : public ParameterAccess {
   /// Updates applied so far; `set_step` is for loading. Not inside a step.
   std::int64_t step() const noexcept;
   void set_step(std::int64_t step);
+  /// Writes `directory/step-XXXXXXXX`, a checkpoint as docs/checkpoints.md describes, and returns its path. It
+  /// appears under its name only when it is whole and on the disk. Takes host memory for one parameter. Blocks;
+  /// waits for updates. Throws WriteError. Not inside a step.
+  std::filesystem::path save(const std::filesystem::path& directory);
+  /// Restores state and step from a checkpoint, or from the newest one in `directory` that is whole; under any
+  /// plan. Blocks. Throws InputError, before anything is changed, where there is none or it belongs to other
+  /// parameters. Not inside a step.
+  void load(const std::filesystem::path& directory);
   /// 32 hexadecimal digits, see docs/state-digest.md. Waits for updates.
   std::string state_digest();
 

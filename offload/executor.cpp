@@ -8,22 +8,15 @@
 #include "core/error.hpp"
 
 namespace tandem {
-namespace {
-
-// Work queued ahead on each stream: enough that the stream never idles between two tasks, few enough that
-// what turns urgent is not stuck behind a long queue.
-constexpr int queued_ahead = 3;
-constexpr std::array device_lanes{Lane::host_to_device, Lane::device_to_host, Lane::device};
-
-}  // namespace
 
 Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace,
-                   double watchdog_seconds)
+                   double watchdog_seconds, bool overlap)
     : device_(device),
       layout_(layout),
       runner_(runner),
       trace_(trace),
       watchdog_seconds_(watchdog_seconds),
+      overlap_(overlap),
       to_device_(device.make_stream("host to device")),
       to_host_(device.make_stream("device to host")),
       compute_(device.make_stream("device update")) {
@@ -46,9 +39,12 @@ Executor::~Executor() {
 
 StreamView Executor::stream_of(Lane lane) const {
   switch (lane) {
-    case Lane::host_to_device: return to_device_;
-    case Lane::device_to_host: return to_host_;
-    default: return compute_;
+    case Lane::host_to_device:
+      return to_device_;
+    case Lane::device_to_host:
+      return to_host_;
+    default:
+      return compute_;
   }
 }
 
@@ -61,7 +57,9 @@ Event Executor::new_event() {
 
 void Executor::submit(std::vector<Task>& tasks) {
   std::unique_lock lock(mutex_);
+  const double now = trace_now();
   for (Task& task : tasks) {
+    if (on_submit) on_submit(task, now);
     Event event = task.lane == Lane::cpu ? Event() : new_event();
     graph_.add(std::move(task), std::move(event));
   }
@@ -78,13 +76,17 @@ void Executor::finish_caller_task(TaskId id, StreamView stream) {
   work_.notify_all();
   lock.unlock();
   device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
+  if (overlap_) return;
+  lock.lock();
+  wait(lock, "one thing after another", [&] { return (!graph_.known(id) || graph_.node(id).done) && idle(); });
 }
 
 double Executor::stream_waits_for(std::span<const TaskId> tasks, StreamView stream, std::string_view what) {
   std::unique_lock lock(mutex_);
   const double blocked = wait(lock, what, [&] {
     for (const TaskId id : tasks) {
-      if (graph_.known(id) && !graph_.node(id).issued) return false;
+      if (!graph_.known(id)) continue;
+      if (overlap_ ? !graph_.node(id).issued : !graph_.node(id).done) return false;
     }
     return true;
   });
@@ -97,6 +99,14 @@ double Executor::stream_waits_for(std::span<const TaskId> tasks, StreamView stre
 double Executor::drain(std::string_view what) {
   std::unique_lock lock(mutex_);
   return wait(lock, what, [&] { return graph_.empty(); });
+}
+
+double Executor::wait_done(std::span<const TaskId> tasks, std::string_view what) {
+  std::unique_lock lock(mutex_);
+  return wait(lock, what, [&] {
+    return std::none_of(tasks.begin(), tasks.end(),
+                        [&](TaskId id) { return graph_.known(id) && !graph_.node(id).done; });
+  });
 }
 
 TaskId Executor::oldest() {
@@ -117,8 +127,8 @@ double Executor::wait(std::unique_lock<std::mutex>& lock, std::string_view what,
       seen = steps_made_;
       last_progress = now;
     } else if (now - last_progress > watchdog_seconds_ && !failure_ && !done()) {
-      fail(std::make_exception_ptr(StalledError(fmt::format("{} made no progress for {:.0f} s", what, now - last_progress),
-                                                graph_.who_waits(layout_))));
+      fail(std::make_exception_ptr(StalledError(
+          fmt::format("{} made no progress for {:.0f} s", what, now - last_progress), graph_.who_waits(layout_))));
     }
   }
   if (failure_) std::rethrow_exception(failure_);
@@ -133,7 +143,18 @@ void Executor::fail(std::exception_ptr error) {
 
 // -- device lanes ------------------------------------------------------------------------------------
 
+bool Executor::may_start() const {
+  return overlap_ || std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; });
+}
+
+bool Executor::idle() const {
+  const auto nothing_ready = [&](Lane lane) { return graph_.ready(lane) == no_task; };
+  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; }) &&
+         nothing_ready(Lane::cpu) && std::all_of(device_lanes.begin(), device_lanes.end(), nothing_ready);
+}
+
 TaskId Executor::next_device_task() const {
+  if (!may_start()) return no_task;
   for (const Lane lane : device_lanes) {
     if (in_flight_[static_cast<std::size_t>(lane)] >= queued_ahead) continue;
     const TaskId id = graph_.ready(lane);
@@ -220,7 +241,7 @@ void Executor::complete(TaskId id, std::exception_ptr error) {
 void Executor::cpu_loop() {
   std::unique_lock lock(mutex_);
   while (true) {
-    work_.wait(lock, [&] { return stopping_ || (!failure_ && graph_.ready(Lane::cpu) != no_task); });
+    work_.wait(lock, [&] { return stopping_ || (!failure_ && may_start() && graph_.ready(Lane::cpu) != no_task); });
     if (stopping_) return;
     const TaskId id = graph_.ready(Lane::cpu);
     graph_.take(Lane::cpu);

@@ -15,7 +15,7 @@
 #include "core/device.hpp"
 #include "core/parameter_layout.hpp"
 #include "core/trace.hpp"
-#include "offload/task_graph.hpp"
+#include "scheduler/task_graph.hpp"
 #include "offload/task_runner.hpp"
 #include "scheduler/task.hpp"
 
@@ -26,7 +26,9 @@ namespace tandem {
 class Executor {
  public:
   /// All must outlive it; `trace` may be null.
-  Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds);
+  /// Without `overlap` at most one task runs at a time, the caller's included.
+  Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds,
+           bool overlap);
   /// Waits for what is queued, starts nothing more. Never throws.
   ~Executor();
   Executor(const Executor&) = delete;
@@ -40,8 +42,12 @@ class Executor {
   double stream_waits_for(std::span<const TaskId> tasks, StreamView stream, std::string_view what);
   /// Blocks until every task is done, the caller's included. Returns the seconds blocked.
   double drain(std::string_view what);
+  /// Blocks until these are done. Returns the seconds blocked.
+  double wait_done(std::span<const TaskId> tasks, std::string_view what);
   /// The oldest task that may still be running.
   TaskId oldest();
+  /// Called with the lock held, as each task is taken over; short.
+  std::function<void(const Task&, double now)> on_submit;
   /// Called with the lock held, on a thread of the executor's, after each task; short.
   std::function<void(const Task&, double now)> on_done;
 
@@ -49,6 +55,8 @@ class Executor {
   void issue_loop();
   void cpu_loop();
   TaskId next_device_task() const;
+  bool may_start() const;
+  bool idle() const;
   void issue(std::unique_lock<std::mutex>& lock, TaskId id);
   void complete(TaskId id, std::exception_ptr error);
   void fail(std::exception_ptr error);
@@ -62,6 +70,7 @@ class Executor {
   TaskRunner& runner_;
   Trace* trace_;
   double watchdog_seconds_;
+  bool overlap_;
 
   std::mutex mutex_;
   std::condition_variable progress_;  ///< something was issued, done, or failed
@@ -70,8 +79,8 @@ class Executor {
   std::vector<Event> spare_events_;
   std::array<int, lane_count> in_flight_{};
   std::array<double, lane_count> lane_busy_until_{};
-  int callbacks_ = 0;                 ///< asked of the device and not yet made
-  std::uint64_t steps_made_ = 0;      ///< any progress counts
+  int callbacks_ = 0;             ///< asked of the device and not yet made
+  std::uint64_t steps_made_ = 0;  ///< any progress counts
   std::exception_ptr failure_;
   bool stopping_ = false;
 

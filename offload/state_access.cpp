@@ -18,15 +18,6 @@ constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 StateAccess::StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage)
     : device_(device), layout_(layout), plan_(plan), storage_(storage), stream_(device.make_stream("state access")) {}
 
-float* StateAccess::array_of(const StateArrays& state, StateArray array) const {
-  switch (array) {
-    case StateArray::master: return state.master;
-    case StateArray::m: return state.m;
-    case StateArray::v: return state.v;
-  }
-  return nullptr;
-}
-
 void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const {
   device_.copy(to, from, bytes, kind, stream_);
   device_.synchronize(stream_);
@@ -55,14 +46,52 @@ void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_
   }
   for_subgroups(parameter, first, static_cast<std::int64_t>(values.size()),
                 [&](int subgroup, std::int64_t at, std::int64_t offset, std::int64_t count) {
-                  const float* from = array_of(storage_.subgroup(subgroup).state, array) + at;
-                  const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
-                  if (plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::host) {
-                    std::memcpy(values.data() + offset, from, bytes);
-                  } else {
-                    copy(values.data() + offset, from, bytes, CopyKind::device_to_host);
-                  }
+                  read_piece(subgroup, array, at,
+                             values.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count)));
                 });
+}
+
+/// Stored bytes of one array of a subgroup, from element `at` on, into `to`; or from `to` where `write`.
+void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const {
+  const StateArrays from = storage_.subgroup(subgroup).state.from(at, plan_.state);
+  void* const stored = array == StateArray::master ? from.master : array == StateArray::m ? from.m : from.v;
+  if (plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::host) {
+    write ? std::memcpy(stored, bytes.data(), bytes.size()) : std::memcpy(bytes.data(), stored, bytes.size());
+  } else if (write) {
+    copy(stored, bytes.data(), bytes.size(), CopyKind::host_to_device);
+  } else {
+    copy(bytes.data(), stored, bytes.size(), CopyKind::device_to_host);
+  }
+}
+
+void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
+  const bool master = array == StateArray::master;
+  if ((master ? master_bytes(plan_.state) : moment_bytes(plan_.state)) == sizeof(float)) {
+    return move(subgroup, array, at, std::as_writable_bytes(values), /*write=*/false);
+  }
+  std::vector<bf16> halves(values.size());
+  move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/false);
+  if (!master) {
+    std::transform(halves.begin(), halves.end(), values.begin(), numerics::bf16_to_float);
+    return;
+  }
+  const Subgroup& s = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  const std::vector<bf16> weights = updated_weights(s, s.begin + at, values.size());
+  std::transform(weights.begin(), weights.end(), halves.begin(), values.begin(),
+                 [](bf16 weight, bf16 residual) { return numerics::join_master(weight, residual.bits); });
+}
+
+/// Weights [begin, begin + count) of a subgroup's layer, from where its updater writes them.
+std::vector<bf16> StateAccess::updated_weights(const Subgroup& s, std::int64_t begin, std::size_t count) const {
+  std::vector<bf16> weights(count);
+  const std::size_t bytes = count * sizeof(bf16);
+  const bool resident = plan_.layers[static_cast<std::size_t>(s.layer)].resident;
+  if (resident && s.updater == Updater::device) {
+    copy(weights.data(), storage_.resident_weights(s.layer) + begin, bytes, CopyKind::device_to_host);
+  } else {
+    std::memcpy(weights.data(), storage_.host_weights(s.layer) + begin, bytes);
+  }
+  return weights;
 }
 
 void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
@@ -81,16 +110,24 @@ void StateAccess::write(const Parameter& parameter, StateArray array, std::span<
   if (parameter.options.trainable) {
     for_subgroups(parameter, 0, static_cast<std::int64_t>(values.size()),
                   [&](int subgroup, std::int64_t at, std::int64_t offset, std::int64_t count) {
-                    float* to = array_of(storage_.subgroup(subgroup).state, array) + at;
-                    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(float);
-                    if (plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::host) {
-                      std::memcpy(to, values.data() + offset, bytes);
-                    } else {
-                      copy(to, values.data() + offset, bytes, CopyKind::host_to_device);
-                    }
+                    write_piece(subgroup, array, at,
+                                values.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count)));
                   });
   }
   if (array == StateArray::master) write_weights(parameter, values);
+}
+
+void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
+  const bool master = array == StateArray::master;
+  if ((master ? master_bytes(plan_.state) : moment_bytes(plan_.state)) == sizeof(float)) {
+    // `move` only reads what it writes to the state.
+    std::byte* const bytes = reinterpret_cast<std::byte*>(const_cast<float*>(values.data()));
+    return move(subgroup, array, at, {bytes, values.size_bytes()}, /*write=*/true);
+  }
+  std::vector<bf16> halves(values.size());
+  std::transform(values.begin(), values.end(), halves.begin(),
+                 [&](float x) { return master ? bf16{numerics::master_residual(x)} : numerics::round_to_bf16(x); });
+  move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/true);
 }
 
 void StateAccess::write_weights(const Parameter& parameter, std::span<const float> master) const {

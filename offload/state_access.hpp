@@ -21,13 +21,17 @@ class StateAccess {
 
   /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage. Blocks.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
-  /// The other way; a master also sets the weight. Blocks.
+  /// The other way; a master also sets the weight. Moments are rounded to nearest where the format keeps bf16.
+  /// Blocks.
   void write(const Parameter& parameter, StateArray array, std::span<const float> values) const;
   /// See docs/state-digest.md. Blocks.
   std::string digest() const;
 
  private:
-  float* array_of(const StateArrays& state, StateArray array) const;
+  void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
+  void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
+  std::vector<bf16> updated_weights(const Subgroup& s, std::int64_t begin, std::size_t count) const;
   void write_weights(const Parameter& parameter, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
   template <class Call>

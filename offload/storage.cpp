@@ -15,9 +15,10 @@ T* carve(Arena& arena, std::int64_t elements, std::string_view what) {
   return static_cast<T*>(arena.carve(static_cast<std::size_t>(elements) * sizeof(T), what));
 }
 
-StateArrays carve_state(Arena& arena, std::int64_t elements) {
-  return {carve<float>(arena, elements, "master"), carve<float>(arena, elements, "m"),
-          carve<float>(arena, elements, "v")};
+StateArrays carve_state(Arena& arena, std::int64_t elements, StateFormat format) {
+  const auto n = static_cast<std::size_t>(elements);
+  return {arena.carve(n * master_bytes(format), "master"), arena.carve(n * moment_bytes(format), "m"),
+          arena.carve(n * moment_bytes(format), "v")};
 }
 
 void check_filled(const Arena& arena, std::size_t planned, std::string_view where) {
@@ -65,7 +66,7 @@ void Storage::carve_device(const ParameterLayout& layout, const Plan& plan) {
   for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
     const Subgroup& s = plan.subgroups[i];
     SubgroupMemory& memory = subgroups_[i];
-    if (s.tier == Tier::device) memory.state = carve_state(arena, s.count());
+    if (s.tier == Tier::device) memory.state = carve_state(arena, s.count(), plan.state);
     if (!s.gradient_on_device) {
       returns_gradient |= s.updater == Updater::device;
       continue;
@@ -76,7 +77,7 @@ void Storage::carve_device(const ParameterLayout& layout, const Plan& plan) {
   }
   for (int i = 0; i < plan.state_buffers; ++i) {
     StateBuffer& buffer = state_buffers_.emplace_back();
-    buffer.state = carve_state(arena, plan.piece_elements);
+    buffer.state = carve_state(arena, plan.piece_elements, plan.state);
     if (returns_gradient) buffer.gradient = carve<bf16>(arena, plan.piece_elements, "streamed gradient");
   }
   check_filled(arena, plan.memory.device_bytes(), "device");
@@ -92,7 +93,7 @@ void Storage::carve_host(const ParameterLayout& layout, const Plan& plan) {
     const Subgroup& s = plan.subgroups[i];
     SubgroupMemory& memory = subgroups_[i];
     memory.host_norm = carve<double>(arena, s.count() / layout_quantum, "gradient norm");
-    if (s.tier == Tier::host) memory.state = carve_state(arena, s.count());
+    if (s.tier == Tier::host) memory.state = carve_state(arena, s.count(), plan.state);
     if (s.gradient_on_device) continue;
     memory.gradient = carve<bf16>(arena, s.count(), "gradient");
     if (plan.max_micro_batches > 1) memory.sum = carve<float>(arena, s.count(), "accumulated gradient");

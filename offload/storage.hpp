@@ -6,23 +6,17 @@
 
 #include "core/device.hpp"
 #include "core/memory.hpp"
+#include "core/numerics/adam_state.hpp"
 #include "core/parameter_layout.hpp"
 #include "scheduler/plan.hpp"
 
 namespace tandem {
 
-/// Master and moments of a contiguous range, fp32 each.
-struct StateArrays {
-  float* master = nullptr;
-  float* m = nullptr;
-  float* v = nullptr;
-};
-
 /// Where one subgroup's arrays lie; null where the plan has none. `norm`: one fp64 per layout_quantum.
 struct SubgroupMemory {
-  StateArrays state;            ///< on the subgroup's tier
-  bf16* gradient = nullptr;     ///< final gradient: on the device where gradient_on_device, else on the host
-  float* sum = nullptr;         ///< accumulator beside it
+  StateArrays state;         ///< on the subgroup's tier
+  bf16* gradient = nullptr;  ///< final gradient: on the device where gradient_on_device, else on the host
+  float* sum = nullptr;      ///< accumulator beside it
   double* device_norm = nullptr;
   double* host_norm = nullptr;
 };

@@ -10,7 +10,15 @@ namespace tandem {
 namespace {
 
 std::size_t bf16_bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(bf16); }
-std::size_t f32_bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(float); }
+
+/// Copies three arrays of state: copy(to, from, bytes) for each.
+template <class Copy>
+void copy_state(const StateArrays& to, const StateArrays& from, std::int64_t count, StateFormat format, Copy copy) {
+  const auto n = static_cast<std::size_t>(count);
+  copy(to.master, from.master, n * master_bytes(format));
+  copy(to.m, from.m, n * moment_bytes(format));
+  copy(to.v, from.v, n * moment_bytes(format));
+}
 
 }  // namespace
 
@@ -28,7 +36,10 @@ int TaskRunner::coefficient_class(const ParameterOptions& options) {
 }
 
 void TaskRunner::build_segments() {
+  std::int64_t elements = 0;
   for (const Layer& layer : layout_.layers()) {
+    first_state_.push_back(elements);
+    elements += layer.state_elements;
     std::vector<Segment> segments;
     for (const Parameter& p : layer.parameters) {
       if (p.tied() || !p.options.trainable) continue;
@@ -47,11 +58,12 @@ void TaskRunner::build_segments() {
   }
 }
 
-void TaskRunner::set_update(const UpdateSettings& settings) {
-  coefficients_.clear();
+void TaskRunner::set_update(const UpdateSettings& settings, std::int64_t step) {
+  std::vector<AdamCoefficients>& coefficients = coefficients_[static_cast<std::size_t>(step % 2)];
+  coefficients.clear();
   for (const CoefficientClass& c : classes_) {
-    coefficients_.push_back(numerics::adam_coefficients(settings.adamw, settings.step, settings.lr * c.lr_scale,
-                                                        settings.gradient_scale, c.decay));
+    coefficients.push_back(numerics::adam_coefficients(settings.adamw, settings.step, settings.lr * c.lr_scale,
+                                                       settings.gradient_scale, c.decay, settings.seed));
   }
 }
 
@@ -69,14 +81,14 @@ std::int64_t TaskRunner::real_parameters(int layer, std::int64_t begin, std::int
 /// points at the range's first element.
 template <class Call>
 void TaskRunner::for_segments(const Task& task, AdamPiece piece, Call call) const {
+  const std::vector<AdamCoefficients>& coefficients = coefficients_[static_cast<std::size_t>(task.step % 2)];
   for (const Segment& s : segments_[static_cast<std::size_t>(task.layer)]) {
     const std::int64_t begin = std::max(s.begin, task.begin);
     const std::int64_t end = std::min(s.end, task.end);
     if (begin >= end) continue;
-    const std::int64_t at = begin - task.begin;
-    const AdamPiece part{piece.master + at, piece.m + at,      piece.v + at,
-                         piece.gradient + at, piece.weight + at, end - begin};
-    call(part, coefficients_[static_cast<std::size_t>(s.coefficients)]);
+    AdamPiece part = piece.from(begin - task.begin);
+    part.count = end - begin;
+    call(part, coefficients[static_cast<std::size_t>(s.coefficients)]);
   }
 }
 
@@ -94,21 +106,26 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
   const SubgroupMemory* memory = task.subgroup >= 0 ? &storage_.subgroup(task.subgroup) : nullptr;
   const std::int64_t at = memory ? task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin : 0;
   switch (task.kind) {
-    case TaskKind::fetch_weights: return fetch_weights(task, stream);
+    case TaskKind::fetch_weights:
+      return fetch_weights(task, stream);
     case TaskKind::round_gradient:
       return device_.ops().round(storage_.gradient_buffer(task.buffer) + task.begin, storage_.staging(task.staging),
                                  task.count(), stream);
-    case TaskKind::keep_gradient: return keep_gradient(task, stream);
+    case TaskKind::keep_gradient:
+      return keep_gradient(task, stream);
     case TaskKind::flush_gradient:
       return to_host(memory->gradient + at, storage_.staging(task.staging), bf16_bytes(task.count()), stream);
     case TaskKind::fetch_norm: {
       const std::int64_t block = at / layout_quantum;
       return to_host(memory->host_norm + block, memory->device_norm + block, task.bytes, stream);
     }
-    case TaskKind::load_state: return load_state(task, stream);
+    case TaskKind::load_state:
+      return load_state(task, stream);
     case TaskKind::update_streamed:
-    case TaskKind::update_resident: return update_on_device(task, stream);
-    case TaskKind::store_state: return store_state(task, stream);
+    case TaskKind::update_resident:
+      return update_on_device(task, stream);
+    case TaskKind::store_state:
+      return store_state(task, stream);
     case TaskKind::store_weights:
       return to_host(storage_.host_weights(task.layer) + task.begin, storage_.staging(task.staging),
                      bf16_bytes(task.count()), stream);
@@ -118,7 +135,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::visit:
     case TaskKind::commit:
     case TaskKind::fold_gradient:
-    case TaskKind::update_cpu: break;
+    case TaskKind::update_cpu:
+      break;
   }
   throw MisuseError("task is not one of a device lane", std::string(name_of(task.kind)));
 }
@@ -163,21 +181,24 @@ void TaskRunner::fold_gradient(const Task& task) {
 void TaskRunner::load_state(const Task& task, StreamView stream) {
   const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(task.subgroup)];
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const StateBuffer& buffer = storage_.state_buffer(task.buffer);
   const std::int64_t at = task.begin - group.begin;
-  to_device(buffer.state.master, memory.state.master + at, f32_bytes(task.count()), stream);
-  to_device(buffer.state.m, memory.state.m + at, f32_bytes(task.count()), stream);
-  to_device(buffer.state.v, memory.state.v + at, f32_bytes(task.count()), stream);
-  if (!group.gradient_on_device) to_device(buffer.gradient, memory.gradient + at, bf16_bytes(task.count()), stream);
+  if (task.buffer >= 0) {
+    const StateBuffer& buffer = storage_.state_buffer(task.buffer);
+    copy_state(buffer.state, memory.state.from(at, plan_.state), task.count(), plan_.state,
+               [&](void* to, const void* from, std::size_t bytes) { to_device(to, from, bytes, stream); });
+    if (!group.gradient_on_device) to_device(buffer.gradient, memory.gradient + at, bf16_bytes(task.count()), stream);
+  }
+  if (plan_.loads_weights(group)) {
+    to_device(storage_.staging(task.staging), storage_.host_weights(task.layer) + task.begin, bf16_bytes(task.count()),
+              stream);
+  }
 }
 
 void TaskRunner::store_state(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const StateBuffer& buffer = storage_.state_buffer(task.buffer);
   const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
-  to_host(memory.state.master + at, buffer.state.master, f32_bytes(task.count()), stream);
-  to_host(memory.state.m + at, buffer.state.m, f32_bytes(task.count()), stream);
-  to_host(memory.state.v + at, buffer.state.v, f32_bytes(task.count()), stream);
+  copy_state(memory.state.from(at, plan_.state), storage_.state_buffer(task.buffer).state, task.count(), plan_.state,
+             [&](void* to, const void* from, std::size_t bytes) { to_host(to, from, bytes, stream); });
 }
 
 /// Where a device update writes the new weights: the resident layer, or staging on its way to the host.
@@ -185,34 +206,39 @@ bf16* TaskRunner::updated_weights(const Task& task) const {
   return task.staging >= 0 ? storage_.staging(task.staging) : storage_.resident_weights(task.layer) + task.begin;
 }
 
-void TaskRunner::update_on_device(const Task& task, StreamView stream) {
-  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(task.subgroup)];
+/// What a task updates, without weights: state where the plan keeps it, and its gradient.
+AdamPiece TaskRunner::piece_of(const Task& task) const {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - group.begin;
+  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
   AdamPiece piece;
+  piece.state = memory.state.from(at, plan_.state);
+  if (memory.gradient != nullptr) piece.gradient = memory.gradient + at;
+  piece.count = task.count();
+  piece.format = plan_.state;
+  piece.index = static_cast<std::uint64_t>(first_state_[static_cast<std::size_t>(task.layer)] + task.begin);
+  return piece;
+}
+
+void TaskRunner::update_on_device(const Task& task, StreamView stream) {
+  AdamPiece piece = piece_of(task);
   const bool streamed = task.kind == TaskKind::update_streamed;
   if (streamed) {
     const StateBuffer& buffer = storage_.state_buffer(task.buffer);
-    piece = {buffer.state.master, buffer.state.m, buffer.state.v, buffer.gradient, nullptr, task.count()};
-  } else {
-    piece = {memory.state.master + at, memory.state.m + at, memory.state.v + at, nullptr, nullptr, task.count()};
+    piece.state = buffer.state;
+    if (!plan_.subgroups[static_cast<std::size_t>(task.subgroup)].gradient_on_device) piece.gradient = buffer.gradient;
   }
-  if (group.gradient_on_device) piece.gradient = memory.gradient + at;
   piece.weight = updated_weights(task);
-  for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
-    device_.ops().adamw(part, c, stream);
-  });
+  for_segments(task, piece,
+               [&](const AdamPiece& part, const AdamCoefficients& c) { device_.ops().adamw(part, c, stream); });
   (streamed ? updated_streamed_ : updated_resident_) +=
       static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
 }
 
 void TaskRunner::update_on_cpu(const Task& task) {
-  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const AdamPiece piece{memory.state.master, memory.state.m, memory.state.v, memory.gradient,
-                        storage_.host_weights(task.layer) + task.begin, task.count()};
-  for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
-    device_.host_kernels().adamw(part, c);
-  });
+  AdamPiece piece = piece_of(task);
+  piece.weight = storage_.host_weights(task.layer) + task.begin;
+  for_segments(task, piece,
+               [&](const AdamPiece& part, const AdamCoefficients& c) { device_.host_kernels().adamw(part, c); });
   updated_cpu_ += static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // What each task does: one function from a task to calls of the device or of the CPU's kernels, and the
 // counters of what was really executed.
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <vector>
@@ -15,10 +16,11 @@
 
 namespace tandem {
 
-/// What an update of the present step needs; set between steps, when no update is in flight.
+/// What an update of a step needs.
 struct UpdateSettings {
   AdamW adamw;
   std::int64_t step = 1;  ///< Adam's t, from 1
+  std::uint64_t seed = 0;
   double lr = 0.0;
   double gradient_scale = 1.0;
 };
@@ -32,7 +34,8 @@ class TaskRunner {
   void issue(const Task& task, StreamView stream);
   /// Runs a task of the CPU lane. Blocks.
   void run(const Task& task);
-  void set_update(const UpdateSettings& settings);
+  /// Settings of the updates of step `step` (`Task::step`); those of the step before may still run.
+  void set_update(const UpdateSettings& settings, std::int64_t step);
 
   EngineCounters counters() const;
 
@@ -49,6 +52,7 @@ class TaskRunner {
   };
 
   void build_segments();
+  AdamPiece piece_of(const Task& task) const;
   int coefficient_class(const ParameterOptions& options);
   std::int64_t real_parameters(int layer, std::int64_t begin, std::int64_t end) const;
   template <class Call>
@@ -70,8 +74,9 @@ class TaskRunner {
   const Plan& plan_;
   const Storage& storage_;
   std::vector<std::vector<Segment>> segments_;  ///< by layer
+  std::vector<std::int64_t> first_state_;       ///< by layer: state elements of the layers before it
   std::vector<CoefficientClass> classes_;
-  std::vector<AdamCoefficients> coefficients_;
+  std::array<std::vector<AdamCoefficients>, 2> coefficients_;  ///< of even and odd steps
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> updated_cpu_{0};

@@ -2,25 +2,33 @@
 // What the caller of the offload engine wants.
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "core/numerics/adam.hpp"
+#include "core/numerics/adam_state.hpp"
 #include "scheduler/policy.hpp"
 
 namespace tandem {
 
 enum class OnNonfinite : std::uint8_t { skip, stop };
 
+/// The three ways to update a subgroup: on the CPU, streamed through the device, or resident there.
+enum class UpdatePath : std::uint8_t { cpu, streamed, resident };
+
 struct OffloadOptions {
   std::size_t device_memory = 0;           ///< hard ceiling in bytes; 0: the device's capacity
   std::size_t reserved_device_memory = 0;  ///< of it, the caller's own share (activations, workspaces)
   std::size_t host_memory = 0;             ///< ceiling in bytes of pinned and pageable memory; 0: no ceiling
   Policy policy;
-  std::int64_t subgroup_size = 0;   ///< parameters, rounded up to layout_quantum; 0: chosen
-  int resident_layers = -1;         ///< layers whose weights stay on the device; -1: as many as fit
-  int prefetch_layers = 0;          ///< weight buffers of each size class, >= 1; 0: two where they fit
-  int max_micro_batches = 1;        ///< per step; more than one needs an accumulator
+  std::vector<UpdatePath> paths;   ///< one for each subgroup, instead of the policy's division; empty: the policy's
+  std::int64_t subgroup_size = 0;  ///< parameters, rounded up to layout_quantum; 0: chosen
+  int resident_layers = -1;        ///< layers whose weights stay on the device; -1: as many as fit
+  int prefetch_layers = 0;         ///< weight buffers of each size class, >= 1; 0: two where they fit
+  int max_micro_batches = 1;       ///< per step; more than one needs an accumulator
+  StateFormat state = StateFormat::fp32;
   AdamW adamw;
+  std::uint64_t seed = 0;  ///< of stochastic rounding, where the format has any
   OnNonfinite on_nonfinite = OnNonfinite::skip;
+  bool overlap = true;              ///< false: one thing after another, to measure what overlap is worth
   double watchdog_seconds = 300.0;  ///< a wait without any progress for this long ends with StalledError
 };
 

@@ -14,6 +14,23 @@ namespace tandem {
 std::string_view name_of(Tier tier) noexcept { return tier == Tier::device ? "device" : "host"; }
 std::string_view name_of(Updater updater) noexcept { return updater == Updater::cpu ? "cpu" : "device"; }
 
+std::string_view name_of(StateFormat format) noexcept {
+  switch (format) {
+    case StateFormat::fp32:
+      return "fp32";
+    case StateFormat::split:
+      return "split";
+    case StateFormat::bf16_moments:
+      return "bf16-moments";
+  }
+  return "";
+}
+
+std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexcept {
+  const auto n = static_cast<std::size_t>(elements);
+  return align_up(n * master_bytes(format)) + 2 * align_up(n * moment_bytes(format));
+}
+
 Plan::Shares Plan::shares() const noexcept {
   Shares shares;
   for (const Subgroup& s : subgroups) {
@@ -74,8 +91,7 @@ Knobs smallest_knobs(const ParameterLayout& layout, const OffloadOptions& option
 
 /// Spends spare device memory where it saves most: first what lets copies overlap, then gradients that
 /// need not travel, then layers that need not be fetched.
-Plan improve(const ParameterLayout& layout, const OffloadOptions& options, Knobs knobs, Plan plan,
-             std::size_t budget) {
+Plan improve(const ParameterLayout& layout, const OffloadOptions& options, Knobs knobs, Plan plan, std::size_t budget) {
   const auto attempt = [&](const Knobs& candidate) {
     Plan better = build(layout, options, candidate);
     if (better.memory.device_bytes() > budget) return false;
@@ -110,7 +126,7 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, Knobs
 }
 
 std::size_t ceiling_of(const OffloadOptions& options, const PlanningFacts& facts) {
-  return options.device_memory > 0 ? options.device_memory : facts.device_capacity;
+  return options.device_memory > 0 ? options.device_memory : facts.device_capacity + facts.device_reserved;
 }
 
 std::string megabytes_flag(std::size_t bytes) {
@@ -173,9 +189,10 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
 void check_host(const OffloadOptions& options, const PlanningFacts& facts, const Plan& plan) {
   const std::size_t need = plan.memory.host_bytes();
   if (options.host_memory > 0 && need > options.host_memory) {
-    throw PlanError("the plan does not fit in host memory",
-                    fmt::format("it needs {}, the ceiling is {}", format_bytes(need), format_bytes(options.host_memory)),
-                    fmt::format("try --host-memory {}", megabytes_flag(need)), plan.table());
+    throw PlanError(
+        "the plan does not fit in host memory",
+        fmt::format("it needs {}, the ceiling is {}", format_bytes(need), format_bytes(options.host_memory)),
+        fmt::format("try --host-memory {}", megabytes_flag(need)), plan.table());
   }
   if (facts.host_available > 0 && need > facts.host_available) {
     throw PlanError("the plan does not fit in host memory",
@@ -186,19 +203,22 @@ void check_host(const OffloadOptions& options, const PlanningFacts& facts, const
 
 }  // namespace
 
-Plan make_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts) {
-  check(layout, options);
-  const std::size_t ceiling = ceiling_of(options, facts);
+Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
+  check(layout, given);
+  const std::size_t ceiling = ceiling_of(given, facts);
+  OffloadOptions options = given;
+  options.reserved_device_memory += facts.device_reserved;
   Plan plan = options.policy.kind == Policy::Kind::automatic ? plan_automatic(layout, options, ceiling)
                                                              : plan_fixed(layout, options, ceiling);
+  plan.reserved_device_memory = given.reserved_device_memory;
+  plan.device_reserved = facts.device_reserved;
   check_host(options, facts, plan);
   return plan;
 }
 
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {
   check(layout, options);
-  const OffloadOptions fixed =
-      options.policy.kind == Policy::Kind::automatic ? with_policy(options, "host") : options;
+  const OffloadOptions fixed = options.policy.kind == Policy::Kind::automatic ? with_policy(options, "host") : options;
   return build(layout, fixed, smallest_knobs(layout, fixed)).memory.device_bytes() + options.reserved_device_memory;
 }
 

@@ -19,6 +19,10 @@ enum class Updater : std::uint8_t { cpu, device };
 
 std::string_view name_of(Tier tier) noexcept;
 std::string_view name_of(Updater updater) noexcept;
+/// "fp32", "split", "bf16-moments".
+std::string_view name_of(StateFormat format) noexcept;
+/// Bytes that `elements` of state take in an arena: three arrays, each aligned.
+std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexcept;
 
 /// A contiguous slice [begin, end) of one layer's state, multiples of layout_quantum.
 struct Subgroup {
@@ -40,17 +44,18 @@ struct SizeClass {
 };
 
 struct LayerPlacement {
-  bool resident = false;   ///< weights stay on the device
-  bool host_copy = true;   ///< weights on the host: where not resident, or where the CPU updates some of them
+  bool resident = false;  ///< weights stay on the device
+  bool host_copy = true;  ///< weights on the host: where not resident, or where the CPU updates some of them
   int size_class = 0;
 };
 
 struct Plan {
-  Policy policy;         ///< never automatic: what was chosen
+  Policy policy;  ///< never automatic: what was chosen
   bool chosen_by_auto = false;
   std::vector<LayerPlacement> layers;
   std::vector<SizeClass> size_classes;
   std::vector<Subgroup> subgroups;  ///< by layer, then offset: the order of updates
+  StateFormat state = StateFormat::fp32;
   std::int64_t subgroup_size = 0;   ///< parameters
   std::int64_t piece_elements = 0;  ///< gradients cross the link, and are rounded, in pieces of this size
   int staging_pieces = 0;           ///< device buffers for pieces of bf16 gradient on their way out
@@ -58,7 +63,15 @@ struct Plan {
   int max_micro_batches = 1;
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it
+  std::size_t device_reserved = 0;         ///< the share of context and libraries
   MemoryPlan memory;
+
+  /// Whether the device updates a subgroup's weights in a staging piece, because they live on the host; under
+  /// split formats they must then be loaded first.
+  bool stages_weights(const Subgroup& s) const {
+    return s.updater == Updater::device && !layers[static_cast<std::size_t>(s.layer)].resident;
+  }
+  bool loads_weights(const Subgroup& s) const { return state != StateFormat::fp32 && stages_weights(s); }
 
   /// Parameters (padded) updated per step by each way.
   struct Shares {
@@ -77,6 +90,7 @@ struct Plan {
 struct PlanningFacts {
   std::size_t device_capacity = 0;  ///< bytes
   std::size_t host_available = 0;   ///< bytes; 0: unknown, not checked
+  std::size_t device_reserved = 0;  ///< bytes that context and libraries take, under the same ceiling
 };
 
 /// Throws PlanError, with the table and flags that would fit, when the ceiling is passed; UsageError on

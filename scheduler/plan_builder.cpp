@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "core/error.hpp"
 #include "core/update_kernels.hpp"
 
 namespace tandem {
@@ -31,20 +32,41 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
     : layout_(layout), options_(options) {
   plan_.policy = options.policy;
   plan_.max_micro_batches = options.max_micro_batches;
+  plan_.state = options.state;
 }
 
 void PlanBuilder::divide_state() {
   cut_subgroups();
   const Policy& policy = options_.policy;
   switch (policy.kind) {
-    case Policy::Kind::device: assign_static(0.0); break;
-    case Policy::Kind::static_share: assign_static(policy.host_share); break;
+    case Policy::Kind::device:
+      assign_static(0.0);
+      break;
+    case Policy::Kind::static_share:
+      assign_static(policy.host_share);
+      break;
     case Policy::Kind::automatic:
-    case Policy::Kind::host: assign_static(1.0); break;
-    case Policy::Kind::interleave: assign_interleave(); break;
+    case Policy::Kind::host:
+      assign_static(1.0);
+      break;
+    case Policy::Kind::interleave:
+      assign_interleave();
+      break;
     case Policy::Kind::stream:
       for (Subgroup& s : plan_.subgroups) s.updater = Updater::device;
       break;
+  }
+  if (!options_.paths.empty()) assign_paths();
+}
+
+void PlanBuilder::assign_paths() {
+  if (options_.paths.size() != plan_.subgroups.size()) {
+    throw MisuseError("options give a path for each of another number of subgroups");
+  }
+  for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
+    Subgroup& s = plan_.subgroups[i];
+    s.tier = options_.paths[i] == UpdatePath::resident ? Tier::device : Tier::host;
+    s.updater = options_.paths[i] == UpdatePath::cpu ? Updater::cpu : Updater::device;
   }
 }
 
@@ -126,9 +148,9 @@ void PlanBuilder::size_classes() {
                    [&](int a, int b) { return layout_.layer(a).elements > layout_.layer(b).elements; });
   for (const int l : order) {
     const Layer& layer = layout_.layer(l);
-    const bool opens = plan_.size_classes.empty() ||
-                       static_cast<double>(layer.elements) <
-                           class_ratio * static_cast<double>(plan_.size_classes.back().weight_elements);
+    const bool opens =
+        plan_.size_classes.empty() || static_cast<double>(layer.elements) <
+                                          class_ratio * static_cast<double>(plan_.size_classes.back().weight_elements);
     if (opens) plan_.size_classes.push_back({.weight_elements = layer.elements});
     SizeClass& size = plan_.size_classes.back();
     size.gradient_elements = std::max(size.gradient_elements, layer.state_elements);
@@ -156,7 +178,7 @@ void PlanBuilder::size_buffers(bool small_pieces) {
   for (const Subgroup& s : plan_.subgroups) {
     largest = std::max(largest, s.count());
     sends_gradients |= !s.gradient_on_device;
-    stages_weights |= s.updater == Updater::device && !plan_.layers[static_cast<std::size_t>(s.layer)].resident;
+    stages_weights |= plan_.stages_weights(s);
     streams_state |= s.updater == Updater::device && s.tier == Tier::host;
   }
   const std::int64_t quarter = round_up((largest + 3) / 4, layout_quantum);
@@ -172,7 +194,8 @@ void PlanBuilder::book_device() {
   std::size_t streamed = 0;
   std::size_t working = 0;
   for (int l = 0; l < layout_.layer_count(); ++l) {
-    if (plan_.layers[static_cast<std::size_t>(l)].resident) resident += align_up(bytes_of(layout_.layer(l).elements, 2));
+    if (plan_.layers[static_cast<std::size_t>(l)].resident)
+      resident += align_up(bytes_of(layout_.layer(l).elements, 2));
   }
   for (const SizeClass& size : plan_.size_classes) {
     streamed += static_cast<std::size_t>(size.weight_buffers) * align_up(bytes_of(size.weight_elements, 2));
@@ -184,7 +207,7 @@ void PlanBuilder::book_device() {
   std::size_t norms = 0;
   bool returns_gradient = false;
   for (const Subgroup& s : plan_.subgroups) {
-    if (s.tier == Tier::device) state += 3 * align_up(bytes_of(s.count(), 4));
+    if (s.tier == Tier::device) state += booked_state_bytes(s.count(), plan_.state);
     if (!s.gradient_on_device) {
       returns_gradient |= s.updater == Updater::device;
       continue;
@@ -194,7 +217,8 @@ void PlanBuilder::book_device() {
     if (options_.max_micro_batches > 1) sums += align_up(bytes_of(s.count(), 4));
   }
   const std::size_t piece = align_up(bytes_of(plan_.piece_elements, 2));
-  const std::size_t state_piece = 3 * align_up(bytes_of(plan_.piece_elements, 4)) + (returns_gradient ? piece : 0);
+  const std::size_t state_piece =
+      booked_state_bytes(plan_.piece_elements, plan_.state) + (returns_gradient ? piece : 0);
   MemoryPlan& memory = plan_.memory;
   memory.add("weights, resident", "run", Place::device, resident);
   memory.add("weights, streamed", "run", Place::device, streamed);
@@ -210,7 +234,8 @@ void PlanBuilder::book_device() {
 void PlanBuilder::book_host() {
   std::size_t weights = 0;
   for (int l = 0; l < layout_.layer_count(); ++l) {
-    if (plan_.layers[static_cast<std::size_t>(l)].host_copy) weights += align_up(bytes_of(layout_.layer(l).elements, 2));
+    if (plan_.layers[static_cast<std::size_t>(l)].host_copy)
+      weights += align_up(bytes_of(layout_.layer(l).elements, 2));
   }
   std::size_t gradients = 0;
   std::size_t sums = 0;
@@ -218,7 +243,7 @@ void PlanBuilder::book_host() {
   std::size_t norms = 0;
   for (const Subgroup& s : plan_.subgroups) {
     norms += align_up(bytes_of(s.count() / layout_quantum, 8));
-    if (s.tier == Tier::host) state += 3 * align_up(bytes_of(s.count(), 4));
+    if (s.tier == Tier::host) state += booked_state_bytes(s.count(), plan_.state);
     if (s.gradient_on_device) continue;
     gradients += align_up(bytes_of(s.count(), 2));
     if (options_.max_micro_batches > 1) sums += align_up(bytes_of(s.count(), 4));

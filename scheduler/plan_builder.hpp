@@ -29,6 +29,7 @@ class PlanBuilder {
   void cut_subgroups();
   void assign_static(double host_share);
   void assign_interleave();
+  void assign_paths();
   void size_classes();
   void size_buffers(bool small_pieces);
   void book_device();

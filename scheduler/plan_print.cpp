@@ -17,13 +17,17 @@ std::string Plan::table() const {
   if (reserved_device_memory > 0) {
     text += fmt::format("{:<28}{:>12}{:>12}\n", "reserved by the caller", format_bytes(reserved_device_memory), "-");
   }
-  text += fmt::format("{:<28}{:>12}{:>12}\n", "total", format_bytes(memory.device_bytes() + reserved_device_memory),
-                      format_bytes(memory.host_bytes()));
+  if (device_reserved > 0) {
+    text += fmt::format("{:<28}{:>12}{:>12}\n", "context and libraries", format_bytes(device_reserved), "-");
+  }
+  const std::size_t device_total = memory.device_bytes() + reserved_device_memory + device_reserved;
+  text += fmt::format("{:<28}{:>12}{:>12}\n", "total", format_bytes(device_total), format_bytes(memory.host_bytes()));
   const Shares s = shares();
   const double all = std::max(1.0, static_cast<double>(s.cpu + s.streamed + s.resident));
-  text += fmt::format("policy {}{}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
-                      policy.text(), chosen_by_auto ? " (auto)" : "", 100.0 * static_cast<double>(s.cpu) / all,
-                      100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
+  text +=
+      fmt::format("policy {}{}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
+                  policy.text(), chosen_by_auto ? " (auto)" : "", 100.0 * static_cast<double>(s.cpu) / all,
+                  100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
   return text;
 }
 
@@ -32,6 +36,7 @@ std::string Plan::json() const {
   json j;
   j["policy"] = policy.text();
   j["chosen_by_auto"] = chosen_by_auto;
+  j["state"] = name_of(state);
   j["subgroup_size"] = subgroup_size;
   j["piece_elements"] = piece_elements;
   j["staging_pieces"] = staging_pieces;
@@ -39,6 +44,7 @@ std::string Plan::json() const {
   j["max_micro_batches"] = max_micro_batches;
   j["device_memory"] = device_memory;
   j["reserved_device_memory"] = reserved_device_memory;
+  j["device_reserved"] = device_reserved;
   for (const LayerPlacement& l : layers) {
     j["layers"].push_back({{"resident", l.resident}, {"host_copy", l.host_copy}, {"size_class", l.size_class}});
   }

@@ -76,11 +76,16 @@ Policy parse_policy(std::string_view text) {
 
 std::string Policy::text() const {
   switch (kind) {
-    case Kind::automatic: return "auto";
-    case Kind::device: return "device";
-    case Kind::host: return "host";
-    case Kind::stream: return "stream";
-    case Kind::static_share: return fmt::format("static:{}", host_share);
+    case Kind::automatic:
+      return "auto";
+    case Kind::device:
+      return "device";
+    case Kind::host:
+      return "host";
+    case Kind::stream:
+      return "stream";
+    case Kind::static_share:
+      return fmt::format("static:{}", host_share);
     case Kind::interleave:
       return resident_share > 0.0 ? fmt::format("interleave:{},resident={}", stride, resident_share)
                                   : fmt::format("interleave:{}", stride);

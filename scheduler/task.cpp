@@ -6,32 +6,52 @@ namespace tandem {
 
 std::string_view name_of(Lane lane) noexcept {
   switch (lane) {
-    case Lane::caller: return "caller";
-    case Lane::host_to_device: return "host to device";
-    case Lane::device_to_host: return "device to host";
-    case Lane::device: return "device";
-    case Lane::cpu: return "cpu";
+    case Lane::caller:
+      return "caller";
+    case Lane::host_to_device:
+      return "host to device";
+    case Lane::device_to_host:
+      return "device to host";
+    case Lane::device:
+      return "device";
+    case Lane::cpu:
+      return "cpu";
   }
   return "unknown";
 }
 
 std::string_view name_of(TaskKind kind) noexcept {
   switch (kind) {
-    case TaskKind::visit: return "visit";
-    case TaskKind::commit: return "commit";
-    case TaskKind::fetch_weights: return "fetch_weights";
-    case TaskKind::round_gradient: return "round_gradient";
-    case TaskKind::keep_gradient: return "keep_gradient";
-    case TaskKind::flush_gradient: return "flush_gradient";
-    case TaskKind::fold_gradient: return "fold_gradient";
-    case TaskKind::fetch_norm: return "fetch_norm";
-    case TaskKind::load_state: return "load_state";
-    case TaskKind::update_streamed: return "update_streamed";
-    case TaskKind::store_state: return "store_state";
-    case TaskKind::update_resident: return "update_resident";
-    case TaskKind::store_weights: return "store_weights";
-    case TaskKind::update_cpu: return "update_cpu";
-    case TaskKind::push_weights: return "push_weights";
+    case TaskKind::visit:
+      return "visit";
+    case TaskKind::commit:
+      return "commit";
+    case TaskKind::fetch_weights:
+      return "fetch_weights";
+    case TaskKind::round_gradient:
+      return "round_gradient";
+    case TaskKind::keep_gradient:
+      return "keep_gradient";
+    case TaskKind::flush_gradient:
+      return "flush_gradient";
+    case TaskKind::fold_gradient:
+      return "fold_gradient";
+    case TaskKind::fetch_norm:
+      return "fetch_norm";
+    case TaskKind::load_state:
+      return "load_state";
+    case TaskKind::update_streamed:
+      return "update_streamed";
+    case TaskKind::store_state:
+      return "store_state";
+    case TaskKind::update_resident:
+      return "update_resident";
+    case TaskKind::store_weights:
+      return "store_weights";
+    case TaskKind::update_cpu:
+      return "update_cpu";
+    case TaskKind::push_weights:
+      return "push_weights";
   }
   return "unknown";
 }

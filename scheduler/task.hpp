@@ -40,16 +40,17 @@ struct Task {
   TaskId id = no_task;
   TaskKind kind = TaskKind::visit;
   Lane lane = Lane::caller;
-  int priority = 0;          ///< lower first among the ready tasks of a lane; then by id
+  std::int64_t step = 0;  ///< begun before this one: what tells the updates of two steps apart
+  int priority = 0;       ///< lower first among the ready tasks of a lane; then by id
   int layer = -1;
-  int subgroup = -1;         ///< index in Plan::subgroups
-  std::int64_t begin = 0;    ///< elements of the layer's flat arrays
+  int subgroup = -1;       ///< index in Plan::subgroups
+  std::int64_t begin = 0;  ///< elements of the layer's flat arrays
   std::int64_t end = 0;
-  int buffer = -1;           ///< weight, gradient or state buffer (index within its kind)
-  int staging = -1;          ///< staging piece
-  bool first_micro = true;   ///< of the step's micro-batches
+  int buffer = -1;          ///< weight, gradient or state buffer (index within its kind)
+  int staging = -1;         ///< staging piece
+  bool first_micro = true;  ///< of the step's micro-batches
   bool last_micro = true;
-  std::uint64_t bytes = 0;   ///< across the link
+  std::uint64_t bytes = 0;  ///< across the link
   std::vector<TaskId> dependencies;
 
   std::int64_t count() const noexcept { return end - begin; }

@@ -72,10 +72,14 @@ Task& Unfolder::emit(std::vector<Task>& out, TaskKind kind, Lane lane, int prior
   task.lane = lane;
   task.priority = priority;
   task.layer = layer;
+  task.step = step_;
   return task;
 }
 
-void Unfolder::begin_step(int micro_batches) {
+void Unfolder::begin_step(int micro_batches, bool update_in_backward) {
+  ++step_;
+  update_in_backward_ = update_in_backward;
+  norm_tasks_.clear();
   direction_ = Direction::forward;
   position_ = -1;
   micro_ = 0;
@@ -264,7 +268,6 @@ int Unfolder::acquire_gradient_buffer(int layer) {
 
 GradientVisit Unfolder::gradients(int layer, std::vector<Task>&) {
   if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
-  direction_ = Direction::backward;
   GradientVisit visit;
   std::vector<int> touched{layer};
   for (const int owner : layout_.layer(layer).borrows) touched.push_back(owner);
@@ -281,6 +284,7 @@ GradientVisit Unfolder::gradients(int layer, std::vector<Task>&) {
     append(visit.dependencies, state.commit_tasks);
     visit.gradients.push_back({l, b, fresh});
   }
+  if (!visit.gradients.empty()) direction_ = Direction::backward;
   return visit;
 }
 
@@ -292,9 +296,11 @@ TaskId Unfolder::commit(int layer, const GradientVisit& visit, std::vector<Task>
     if (++state.commits == state.contributors) {
       send_gradient(place.layer, out);
       ++layers_committed_;
+      if (update_in_backward_ && micro_ == micro_batches_ - 1) update_layer(place.layer, out);
     }
   }
-  if (layers_committed_ == layers_to_commit_) finish_micro_batch();
+  // A layer without state may be committed too, even behind the last one that counts.
+  if (!visit.gradients.empty() && layers_committed_ == layers_to_commit_) finish_micro_batch();
   return commit;
 }
 
@@ -320,7 +326,7 @@ void Unfolder::finish_micro_batch() {
   }
 }
 
-bool Unfolder::gradients_complete() const noexcept { return micro_ == micro_batches_; }
+bool Unfolder::gradients_complete() const noexcept { return micro_ == micro_batches_ || layers_to_commit_ == 0; }
 
 int Unfolder::take_staging() noexcept {
   const int taken = next_staging_;
@@ -352,6 +358,7 @@ void Unfolder::send_gradient(int layer, std::vector<Task>& out) {
     for_pieces(s, [&](std::int64_t begin, std::int64_t end) {
       Task piece;
       piece.priority = priority_gradient;
+      piece.step = step_;
       piece.layer = layer;
       piece.subgroup = s;
       piece.begin = begin;
@@ -400,6 +407,7 @@ void Unfolder::send_piece(Task piece, const std::vector<TaskId>& commits, const 
   Task& fold = emit_like(out, piece, TaskKind::fold_gradient, Lane::cpu);
   fold.dependencies = {flushed};
   subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users.push_back(fold.id);
+  if (piece.last_micro) norm_tasks_.push_back(fold.id);
 }
 
 void Unfolder::keep_piece(const Task& piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
@@ -416,6 +424,7 @@ void Unfolder::keep_piece(const Task& piece, const std::vector<TaskId>& commits,
   fetch.bytes = static_cast<std::uint64_t>((fetch.count() + layout_quantum - 1) / layout_quantum) * sizeof(double);
   fetch.dependencies = {kept};
   users.push_back(fetch.id);
+  norm_tasks_.push_back(fetch.id);
 }
 
 void Unfolder::invalidate_weights() {
@@ -439,28 +448,31 @@ void Unfolder::forget_before(TaskId id) {
 // -- updates -------------------------------------------------------------------------------------------
 
 void Unfolder::update(std::vector<Task>& out) {
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    LayerState& state = layers_[static_cast<std::size_t>(l)];
-    if (state.subgroup_count == 0) continue;
-    // Whoever still reads the old weights: visits of residents, fetches of the host's copy.
-    const std::vector<TaskId> readers = std::exchange(state.visits, {});
-    const std::size_t first_new = out.size();
-    state.weight_writers.clear();
-    for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
-      if (plan_.subgroups[static_cast<std::size_t>(s)].updater == Updater::cpu) {
-        update_on_cpu(s, out);
-      } else {
-        update_on_device(s, out);
-      }
+  if (update_in_backward_) return;
+  for (int l = 0; l < layout_.layer_count(); ++l) update_layer(l, out);
+}
+
+void Unfolder::update_layer(int layer, std::vector<Task>& out) {
+  LayerState& state = layers_[static_cast<std::size_t>(layer)];
+  if (state.subgroup_count == 0) return;
+  // Whoever still reads the old weights: visits of residents, fetches of the host's copy.
+  const std::vector<TaskId> readers = std::exchange(state.visits, {});
+  const std::size_t first_new = out.size();
+  state.weight_writers.clear();
+  for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
+    if (plan_.subgroups[static_cast<std::size_t>(s)].updater == Updater::cpu) {
+      update_on_cpu(s, out);
+    } else {
+      update_on_device(s, out);
     }
-    const bool resident = plan_.layers[static_cast<std::size_t>(l)].resident;
-    for (std::size_t i = first_new; i < out.size(); ++i) {
-      if (overwrites_weights(out[i].kind, resident)) append(out[i].dependencies, readers);
-    }
-    if (state.weight_buffer >= 0) {
-      weight_buffers_[static_cast<std::size_t>(state.weight_buffer)].layer = -1;
-      state.weight_buffer = -1;
-    }
+  }
+  const bool resident = plan_.layers[static_cast<std::size_t>(layer)].resident;
+  for (std::size_t i = first_new; i < out.size(); ++i) {
+    if (overwrites_weights(out[i].kind, resident)) append(out[i].dependencies, readers);
+  }
+  if (state.weight_buffer >= 0) {
+    weight_buffers_[static_cast<std::size_t>(state.weight_buffer)].layer = -1;
+    state.weight_buffer = -1;
   }
 }
 
@@ -521,11 +533,19 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
     task.staging = staging;
     return task;
   };
+  const bool loads_weights = plan_.loads_weights(group);
   TaskId loaded = no_task;
-  if (streamed) {
+  if (streamed || loads_weights) {
     Task& load = piece(TaskKind::load_state, Lane::host_to_device);
-    load.dependencies = state_buffer_users_[static_cast<std::size_t>(buffer)];
-    load.bytes = static_cast<std::uint64_t>(load.count()) * (group.gradient_on_device ? 12 : 14);
+    if (streamed) {
+      load.dependencies = state_buffer_users_[static_cast<std::size_t>(buffer)];
+      load.bytes =
+          static_cast<std::uint64_t>(load.count()) * (state_bytes(plan_.state) + (group.gradient_on_device ? 0 : 2));
+    }
+    if (loads_weights) {
+      append(load.dependencies, staging_users_[static_cast<std::size_t>(staging)]);
+      load.bytes += static_cast<std::uint64_t>(load.count()) * 2;
+    }
     loaded = load.id;
     users.gradient_users.push_back(loaded);
   }
@@ -539,7 +559,7 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
   if (streamed) {
     Task& store = piece(TaskKind::store_state, Lane::device_to_host);
     store.dependencies = {updated};
-    store.bytes = static_cast<std::uint64_t>(store.count()) * 12;
+    store.bytes = static_cast<std::uint64_t>(store.count()) * state_bytes(plan_.state);
     state_buffer_users_[static_cast<std::size_t>(buffer)] = {store.id};
     users.state_users.push_back(store.id);
   }
@@ -549,6 +569,7 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
     store.bytes = static_cast<std::uint64_t>(store.count()) * 2;
     staging_users_[static_cast<std::size_t>(staging)] = {store.id};
     layer.weight_writers.push_back(store.id);
+    users.state_users.push_back(store.id);  // split state: the weights are half of the next update's master
   }
 }
 

@@ -26,8 +26,8 @@ struct GradientPlace {
 
 struct Visit {
   TaskId id = no_task;
-  std::vector<WeightPlace> weights;   ///< the layer's own, then those it borrows from
-  std::vector<TaskId> dependencies;   ///< the caller's stream waits for these
+  std::vector<WeightPlace> weights;  ///< the layer's own, then those it borrows from
+  std::vector<TaskId> dependencies;  ///< the caller's stream waits for these
 };
 
 struct GradientVisit {
@@ -41,7 +41,9 @@ class Unfolder {
   /// Both must outlive it.
   Unfolder(const ParameterLayout& layout, const Plan& plan);
 
-  void begin_step(int micro_batches);
+  /// `update_in_backward`: a layer's updates follow as soon as its gradient is complete, and `update` has
+  /// nothing left to do.
+  void begin_step(int micro_batches, bool update_in_backward = false);
   void begin_evaluation();
   /// Forgets an open step's or evaluation's place; buffers stay as they are.
   void end_pass();
@@ -64,6 +66,10 @@ class Unfolder {
   bool gradients_complete() const noexcept;
   /// Emits the updates of all subgroups in forward order.
   void update(std::vector<Task>& out);
+  /// Steps begun before the present one: `Task::step`.
+  std::int64_t step() const noexcept { return step_; }
+  /// The tasks after which the norm blocks of the present step lie on the host.
+  const std::vector<TaskId>& norm_tasks() const noexcept { return norm_tasks_; }
 
   /// Weights have changed by other means than updates: every buffer must be fetched again. Throws
   /// MisuseError while a visit is not released.
@@ -82,10 +88,10 @@ class Unfolder {
  private:
   struct Buffer {
     int size_class = 0;
-    int layer = -1;               ///< what it holds; -1 nothing valid
-    int holders = 0;              ///< visits not yet released
+    int layer = -1;   ///< what it holds; -1 nothing valid
+    int holders = 0;  ///< visits not yet released
     TaskId filled_by = no_task;
-    std::vector<TaskId> users;    ///< to wait for before it is overwritten
+    std::vector<TaskId> users;  ///< to wait for before it is overwritten
   };
   struct LayerState {
     int weight_buffer = -1;              ///< that holds valid weights, -1 none
@@ -114,6 +120,7 @@ class Unfolder {
                   std::vector<TaskId>& readers, std::vector<Task>& out);
   void keep_piece(const Task& piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
                   std::vector<TaskId>& readers, std::vector<Task>& out);
+  void update_layer(int layer, std::vector<Task>& out);
   void update_on_cpu(int subgroup, std::vector<Task>& out);
   void update_on_device(int subgroup, std::vector<Task>& out);
   void update_piece(int subgroup, std::int64_t begin, std::int64_t end, std::vector<Task>& out);
@@ -140,6 +147,9 @@ class Unfolder {
   int next_state_buffer_ = 0;
   Direction direction_ = Direction::none;
   int position_ = -1;  ///< layer visited last
+  std::int64_t step_ = -1;
+  bool update_in_backward_ = false;
+  std::vector<TaskId> norm_tasks_;
   int micro_ = 0;
   int micro_batches_ = 1;
   int layers_to_commit_ = 0;

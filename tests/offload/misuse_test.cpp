@@ -119,6 +119,45 @@ TEST(Abort, AnExceptionInsideAStepAbandonsIt) {
   EXPECT_NE(t.engine().state_digest(), before);
 }
 
+TEST(Stop, ANonFiniteNormEndsTheRunWithItsStateWhole) {
+  ToyOptions o = toy("interleave:2");
+  o.offload.on_nonfinite = OnNonfinite::stop;  // with clipping: updates wait for the norm
+  o.nan_at_step = 1;
+  ToyTrainer t(o);
+  ToyResult result;
+  t.step(0, result);
+  const std::string before = t.engine().state_digest();
+  EXPECT_THROW(t.step(1, result), TrainingError);
+  EXPECT_EQ(t.engine().state_digest(), before);
+}
+
+TEST(Stop, AStateUpdatedInPartIsNeitherReadNorTrained) {
+  ToyOptions o = toy("interleave:2");
+  o.offload.on_nonfinite = OnNonfinite::stop;
+  o.max_grad_norm = 0.0;
+  o.nan_at_step = 1;
+  ToyTrainer t(o);
+  ToyResult result;
+  t.step(0, result);
+  EXPECT_THROW(t.step(1, result), TrainingError);
+  const Parameter& p = *t.layout().owned_parameters().front();
+  std::vector<float> values(static_cast<std::size_t>(p.count));
+  EXPECT_THROW(t.engine().state_digest(), TrainingError);
+  EXPECT_THROW(t.engine().read(p, StateArray::master, values), TrainingError);
+  EXPECT_THROW(t.engine().begin_step({}), TrainingError);
+}
+
+TEST(Stop, AStepAbandonedWhileItUpdatesLeavesNoStateToRead) {
+  ToyOptions o = toy("host");
+  o.offload.on_nonfinite = OnNonfinite::stop;
+  ToyTrainer t(o);
+  t.engine().begin_step({});
+  for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l);
+  for (int l = t.layout().layer_count() - 1; l >= 2; --l) t.backward(l, 1, 0);
+  t.engine().abort_step();
+  EXPECT_THROW(t.engine().state_digest(), TrainingError);
+}
+
 TEST(State, WhatIsWrittenIsReadBack) {
   for (const char* policy : {"device", "host", "interleave:2,resident=0.5"}) {
     ToyOptions o = toy(policy);

@@ -51,6 +51,72 @@ TEST_P(EveryPolicy, GivesTheSameBitsForEveryResidencyAndPrefetch) {
   }
 }
 
+TEST_P(EveryPolicy, GivesTheSameBitsBetweenFrozenLayers) {
+  for (const int micro_batches : {1, 3}) {
+    ToyOptions o = toy("device");
+    o.frozen_ends = true;
+    o.micro_batches = micro_batches;
+    const ToyResult expected = train_toy(o);
+    o.offload.policy = parse_policy(GetParam());
+    expect_same(train_toy(o), expected);
+    EXPECT_EQ(expected.counters.parameters_updated_resident % reference().counters.parameters_updated_resident, 0U);
+  }
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWithSplitState) {
+  const bool fixed = std::string(GetParam()) == "device";
+  for (const int resident : {0, 1, 6}) {
+    ToyOptions o = toy(GetParam());
+    o.offload.state = StateFormat::split;
+    o.offload.subgroup_size = 2048;
+    o.offload.resident_layers = fixed ? -1 : resident;
+    expect_same(train_toy(o), reference());
+  }
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWithMomentsInBf16) {
+  ToyOptions o = toy("device");
+  o.offload.state = StateFormat::bf16_moments;
+  o.offload.seed = 11;
+  const ToyResult expected = train_toy(o);
+  EXPECT_NE(expected.digest, reference().digest);
+  o.offload.policy = parse_policy(GetParam());
+  for (const std::int64_t size : {std::int64_t{1024}, std::int64_t{1} << 20}) {
+    for (const int threads : {1, 2}) {
+      o.offload.subgroup_size = size;
+      o.device.update_threads = threads;
+      expect_same(train_toy(o), expected);
+    }
+  }
+  o.offload.seed = 12;
+  EXPECT_NE(train_toy(o).digest, expected.digest);
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWhereUpdatesRunInBackward) {
+  ToyOptions o = toy(GetParam());
+  o.max_grad_norm = 0.0;
+  o.offload.on_nonfinite = OnNonfinite::stop;
+  for (const int micro_batches : {1, 3}) {
+    for (const int resident : {0, 6}) {
+      ToyOptions after = o;
+      after.micro_batches = micro_batches;
+      after.offload.on_nonfinite = OnNonfinite::skip;
+      ToyOptions during = o;
+      during.micro_batches = micro_batches;
+      during.offload.subgroup_size = 2048;
+      if (during.offload.policy.kind != Policy::Kind::device) during.offload.resident_layers = resident;
+      expect_same(train_toy(during), train_toy(after));
+    }
+  }
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWithoutOverlap) {
+  ToyOptions o = toy(GetParam());
+  o.offload.overlap = false;
+  o.evaluate_between = true;
+  expect_same(train_toy(o), reference());
+}
+
 TEST_P(EveryPolicy, GivesTheSameBitsWithTwoThreadsAndASlowLink) {
   ToyOptions o = toy(GetParam());
   o.device.threads = 2;
@@ -152,8 +218,10 @@ TEST(SameBits, SurvivesRandomDelaysOnEveryStream) {
   for (unsigned seed = 0; seed < 24; ++seed) {
     auto random = std::make_shared<std::mt19937>(seed);
     auto mutex = std::make_shared<std::mutex>();
-    const std::string slow = seed % 4 == 0 ? "host to device" : seed % 4 == 1 ? "device to host"
-                             : seed % 4 == 2 ? "device update" : "compute";
+    const std::string slow = seed % 4 == 0   ? "host to device"
+                             : seed % 4 == 1 ? "device to host"
+                             : seed % 4 == 2 ? "device update"
+                                             : "compute";
     ToyOptions o = toy(policies[seed % 6]);
     o.offload.prefetch_layers = 1 + static_cast<int>(seed % 3);
     o.offload.subgroup_size = 1 + 1500 * (seed % 5);

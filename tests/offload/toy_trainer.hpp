@@ -10,16 +10,18 @@
 #include "api/open_device.hpp"
 #include "core/device.hpp"
 #include "core/parameter_layout.hpp"
-#include "cpu_ops/host_device.hpp"
 #include "offload/engine.hpp"
+#include "tests/offload/toy_device.hpp"
 
 namespace tandem::testing {
 
 struct ToyOptions {
   OffloadOptions offload;
   HostDeviceOptions device;
+  MakeToyDevice make_device = make_toy_device;
   int layers = 4;
   std::int64_t width = 3000;   ///< of the plain layers: padding and odd sizes everywhere
+  bool frozen_ends = false;    ///< a layer without state in front and another behind
   bool tied = true;            ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
@@ -43,12 +45,17 @@ struct ToyResult {
 
 inline ParameterLayout toy_layout(const ToyOptions& o) {
   ParameterLayout layout;
+  const auto add_frozen = [&](const char* name) {
+    if (o.frozen_ends) layout.add_layer(name).add("still", {2000}, {.trainable = false});
+  };
+  add_frozen("stem");
   layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false});
   for (int i = 0; i < o.layers; ++i) {
     auto layer = layout.add_layer("h." + std::to_string(i));
     layer.add("w", {o.width}).add("frozen", {5}, {.trainable = false}).add("b", {33}, {.decay = false, .lr_scale = 0.5});
   }
   layout.add_layer("last").add("norm", {65}, {.decay = false}).add("table", {7, 901});
+  add_frozen("crown");
   if (o.tied) layout.tie("first.table", "last.table");
   return layout;
 }
@@ -65,7 +72,7 @@ inline float noise(std::uint64_t key, std::uint64_t counter) {
 class ToyTrainer {
  public:
   explicit ToyTrainer(const ToyOptions& o)
-      : o_(o), layout_(toy_layout(o)), device_(std::make_unique<HostDevice>(o.device)) {
+      : o_(o), layout_(toy_layout(o)), toy_device_(o.make_device(o.device)), device_(&toy_device_->device()) {
     o_.offload.max_micro_batches = std::max(o_.offload.max_micro_batches, o_.micro_batches);
     const PlanningFacts facts{device_->info().capacity, 0};
     plan_ = make_plan(layout_, o_.offload, facts);
@@ -120,7 +127,7 @@ class ToyTrainer {
   }
 
   OffloadEngine& engine() { return *engine_; }
-  HostDevice& device() { return *device_; }
+  Device& device() { return *device_; }
   const ParameterLayout& layout() const { return layout_; }
   StreamView stream() const { return stream_; }
 
@@ -129,8 +136,7 @@ class ToyTrainer {
     float* out = &loss_;
     for (const Parameter& p : layout_.layer(l).parameters) {
       const TensorView w = weights[p.name];
-      device_->enqueue(stream_, "toy forward", [w, out] {
-        const bf16* values = w.as<bf16>();
+      toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out](const bf16* values, float*) {
         float sum = 0.0F;
         for (std::int64_t i = 0; i < w.count(); ++i) {
           sum += numerics::bf16_to_float(values[i]) * static_cast<float>(i % 5 - 2);
@@ -150,9 +156,7 @@ class ToyTrainer {
       const TensorView w = weights[p.name];
       const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
       const bool poison = s == o_.nan_at_step && l == 1 && micro == 0;
-      device_->enqueue(stream_, "toy backward", [w, g, key, poison] {
-        const bf16* values = w.as<bf16>();
-        float* out = g.as<float>();
+      toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison](const bf16* values, float* out) {
         for (std::int64_t i = 0; i < g.count(); ++i) {
           out[i] += numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
         }
@@ -165,7 +169,8 @@ class ToyTrainer {
  private:
   ToyOptions o_;
   ParameterLayout layout_;
-  std::unique_ptr<HostDevice> device_;
+  std::unique_ptr<ToyDevice> toy_device_;
+  Device* device_;
   Plan plan_;
   std::unique_ptr<OffloadEngine> engine_;
   float loss_ = 0.0F;  ///< queued work writes it: outlives the stream

@@ -28,8 +28,10 @@ struct Unfolded {
   Plan plan;
   std::vector<Task> tasks;
 
-  explicit Unfolded(const std::string& policy, int resident = 0, int prefetch = 2) {
+  explicit Unfolded(const std::string& policy, int resident = 0, int prefetch = 2,
+                    StateFormat state = StateFormat::fp32) {
     OffloadOptions options;
+    options.state = state;
     options.policy = parse_policy(policy);
     options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : resident;
     options.prefetch_layers = prefetch;
@@ -138,7 +140,8 @@ int check_hazards(const Unfolded& run) {
       }
     };
     const auto pieces = [&](const char* what, bool write) {
-      for (std::int64_t b = t.begin; b < t.end; b += run.plan.piece_elements) check.touch(i, key(what, t.layer, b), write);
+      for (std::int64_t b = t.begin; b < t.end; b += run.plan.piece_elements)
+        check.touch(i, key(what, t.layer, b), write);
     };
     switch (t.kind) {
       case TaskKind::visit: {
@@ -156,24 +159,38 @@ int check_hazards(const Unfolded& run) {
         }
         break;
       }
-      case TaskKind::commit: break;
+      case TaskKind::commit:
+        break;
       case TaskKind::fetch_weights:
         check.touch(i, key("weight buffer", t.buffer), true);
         buffer_of[t.layer] = t.buffer;
         weights_home(false);
         break;
-      case TaskKind::round_gradient: check.touch(i, key("staging", t.staging), true); break;
-      case TaskKind::keep_gradient: pieces("gradient", true); break;
+      case TaskKind::round_gradient:
+        check.touch(i, key("staging", t.staging), true);
+        break;
+      case TaskKind::keep_gradient:
+        pieces("gradient", true);
+        break;
       case TaskKind::flush_gradient:
         check.touch(i, key("staging", t.staging), false);
         pieces("gradient", true);
         break;
-      case TaskKind::fold_gradient: pieces("gradient", true); break;
-      case TaskKind::fetch_norm: break;
+      case TaskKind::fold_gradient:
+        pieces("gradient", true);
+        break;
+      case TaskKind::fetch_norm:
+        break;
       case TaskKind::load_state:
-        check.touch(i, key("state buffer", t.buffer), true);
-        pieces("state", false);
-        pieces("gradient", false);
+        if (t.buffer >= 0) {
+          check.touch(i, key("state buffer", t.buffer), true);
+          pieces("state", false);
+          pieces("gradient", false);
+        }
+        if (run.plan.state != StateFormat::fp32 && t.staging >= 0) {
+          check.touch(i, key("staging", t.staging), true);
+          weights_home(false);
+        }
         break;
       case TaskKind::update_streamed:
         check.touch(i, key("state buffer", t.buffer), true);
@@ -199,7 +216,9 @@ int check_hazards(const Unfolded& run) {
         pieces("gradient", false);
         if (!resident) weights_home(true);
         break;
-      case TaskKind::push_weights: weights_home(true); break;
+      case TaskKind::push_weights:
+        weights_home(true);
+        break;
     }
   }
   return check.missing;
@@ -210,9 +229,11 @@ class Hazards : public ::testing::TestWithParam<const char*> {};
 TEST_P(Hazards, AreAllDependencies) {
   for (const int resident : {0, 2, 7}) {
     for (const int prefetch : {1, 2, 4}) {
-      Unfolded run(GetParam(), resident, prefetch);
-      run.steps(3);
-      check_hazards(run);
+      for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+        Unfolded run(GetParam(), resident, prefetch, state);
+        run.steps(3);
+        check_hazards(run);
+      }
     }
   }
 }
@@ -234,9 +255,9 @@ TEST(Unfold, TheHazardCheckFindsADroppedDependency) {
   Unfolded run("interleave:2");
   run.steps(3);
   int found = 0;
-  for (const TaskKind victim : {TaskKind::visit, TaskKind::fetch_weights, TaskKind::flush_gradient, TaskKind::load_state,
-                                TaskKind::store_state, TaskKind::update_streamed, TaskKind::update_cpu,
-                                TaskKind::store_weights}) {
+  for (const TaskKind victim :
+       {TaskKind::visit, TaskKind::fetch_weights, TaskKind::flush_gradient, TaskKind::load_state, TaskKind::store_state,
+        TaskKind::update_streamed, TaskKind::update_cpu, TaskKind::store_weights}) {
     Unfolded broken = run;
     for (Task& t : broken.tasks) {
       if (t.kind == victim) t.dependencies.clear();

@@ -1,0 +1,119 @@
+#include "api/state_io.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <new>
+
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+StateArray array_of(StatePart part) { return static_cast<StateArray>(static_cast<int>(part)); }
+static_assert(static_cast<int>(StateArray::master) == static_cast<int>(StatePart::master));
+static_assert(static_cast<int>(StateArray::v) == static_cast<int>(StatePart::v));
+
+}  // namespace
+
+std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout) {
+  std::vector<CheckpointParameter> result;
+  for (const Parameter* p : layout.owned_parameters()) {
+    CheckpointParameter parameter{p->full_name, {}, p->options.trainable};
+    for (int i = 0; i < p->shape.rank(); ++i) parameter.shape.push_back(p->shape[i]);
+    result.push_back(std::move(parameter));
+  }
+  return result;
+}
+
+std::size_t largest_parameter(const ParameterLayout& layout) {
+  std::int64_t count = 0;
+  for (const Parameter* p : layout.owned_parameters()) count = std::max(count, p->count);
+  return static_cast<std::size_t>(count);
+}
+
+StateReader state_reader(OffloadEngine& engine) {
+  return [&engine, parameters = engine.layout().owned_parameters()](std::size_t index, StatePart part,
+                                                                    std::span<float> buffer) {
+    engine.read(*parameters.at(index), array_of(part), buffer);
+    return std::span<const float>(buffer);
+  };
+}
+
+std::size_t StateCopy::bytes(const ParameterLayout& layout) {
+  std::size_t values = 0;
+  for (const Parameter* p : layout.owned_parameters()) {
+    values += static_cast<std::size_t>(p->count) * (p->options.trainable ? state_parts : 1);
+  }
+  return align_up(values * sizeof(float));
+}
+
+StateCopy::StateCopy(const ParameterLayout& layout) : parameters_(layout.owned_parameters()) {
+  std::size_t offset = 0;
+  for (const Parameter* p : parameters_) {
+    offsets_.push_back(offset);
+    offset += static_cast<std::size_t>(p->count) * (p->options.trainable ? state_parts : 1);
+  }
+  const std::size_t size = bytes(layout);
+  const std::align_val_t alignment{arena_alignment};
+  memory_ = MemoryBlock(::operator new(size, alignment), size,
+                        [alignment](void* data, std::size_t) { ::operator delete(data, alignment); });
+}
+
+std::span<float> StateCopy::writable(std::size_t index, StatePart part) const {
+  const Parameter& p = *parameters_.at(index);
+  if (!p.options.trainable && part != StatePart::master) return {};
+  const auto count = static_cast<std::size_t>(p.count);
+  return {static_cast<float*>(memory_.data()) + offsets_[index] + static_cast<std::size_t>(part) * count, count};
+}
+
+std::span<const float> StateCopy::part(std::size_t index, StatePart part) const { return writable(index, part); }
+
+void StateCopy::take(OffloadEngine& engine) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    for (const StatePart part : {StatePart::master, StatePart::m, StatePart::v}) {
+      const auto values = writable(i, part);
+      if (!values.empty()) engine.read(*parameters_[i], array_of(part), values);
+    }
+  }
+}
+
+void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) {
+  const auto expected = checkpoint_parameters(layout);
+  const auto& stored = checkpoint.manifest().parameters;
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()), why,
+                     "resume with the model and --freeze it was saved with");
+  };
+  if (stored.size() != expected.size()) {
+    refuse(fmt::format("it has {} parameters, the model {}", stored.size(), expected.size()));
+  }
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    if (stored[i].name != expected[i].name || stored[i].shape != expected[i].shape) {
+      refuse(fmt::format("its parameter {} does not fit the model's {}", stored[i].name, expected[i].name));
+    }
+    if (stored[i].trainable != expected[i].trainable) {
+      refuse(fmt::format("parameter {} is frozen in one and trained in the other", stored[i].name));
+    }
+  }
+}
+
+void load_state(OffloadEngine& engine, const Checkpoint& checkpoint) {
+  std::size_t index = 0;
+  engine.initialize(
+      [&](const Parameter&, std::span<float> values) { checkpoint.read(index++, StatePart::master, values); });
+  std::vector<float> buffer(largest_parameter(engine.layout()));
+  index = 0;
+  for (const Parameter* p : engine.layout().owned_parameters()) {
+    const auto values = std::span(buffer).first(static_cast<std::size_t>(p->count));
+    for (const StatePart part : {StatePart::m, StatePart::v}) {
+      if (!p->options.trainable) break;
+      checkpoint.read(index, part, values);
+      engine.write(*p, array_of(part), values);
+    }
+    ++index;
+  }
+  engine.set_step(checkpoint.manifest().adam_step);
+}
+
+}  // namespace tandem

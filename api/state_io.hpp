@@ -1,0 +1,49 @@
+#pragma once
+// The engine's state to and from checkpoints.
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "core/memory.hpp"
+#include "io/checkpoint.hpp"
+#include "offload/engine.hpp"
+
+namespace tandem {
+
+/// The parameters of a layout as a checkpoint lists them.
+std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout);
+
+/// All that a checkpoint holds of an engine, in host memory, so that training can go on while it is written.
+class StateCopy {
+ public:
+  /// Bytes it takes: 12 for each trained value, 4 for each frozen one.
+  static std::size_t bytes(const ParameterLayout& layout);
+  /// Reserves the memory. `layout` must outlive it.
+  explicit StateCopy(const ParameterLayout& layout);
+  /// Copies the engine's state. Blocks; waits for updates in flight.
+  void take(OffloadEngine& engine);
+  /// One array of an owned parameter, as last taken; empty for moments of a frozen one.
+  std::span<const float> part(std::size_t index, StatePart part) const;
+
+ private:
+  std::span<float> writable(std::size_t index, StatePart part) const;
+  std::vector<const Parameter*> parameters_;
+  std::vector<std::size_t> offsets_;  // in values, of each parameter's master
+  MemoryBlock memory_;
+};
+
+/// Reads straight out of the engine, into the buffer that the checkpoint writer gives. The engine must stand
+/// still meanwhile.
+StateReader state_reader(OffloadEngine& engine);
+
+/// Values of the largest parameter.
+std::size_t largest_parameter(const ParameterLayout& layout);
+
+/// Throws InputError where the checkpoint belongs to another model or another --freeze.
+void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout);
+
+/// Restores every parameter and the step count. Blocks.
+void load_state(OffloadEngine& engine, const Checkpoint& checkpoint);
+
+}  // namespace tandem

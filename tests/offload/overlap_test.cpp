@@ -1,0 +1,164 @@
+// What runs beside what, shown without a clock: work is held back until other work has begun, which would wait
+// for ever if the two were not in flight at once.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::toy;
+using testing::toy_layout;
+using testing::ToyOptions;
+using testing::ToyTrainer;
+
+/// Counts what begins on each stream, and holds a task until a condition on the counts is met.
+class Stagehand {
+ public:
+  using Condition = std::function<bool(const Stagehand&)>;
+
+  /// `limit` only ends a test that has failed.
+  explicit Stagehand(std::chrono::milliseconds limit = std::chrono::seconds(20)) : limit_(limit) {}
+
+  /// Holds the `number`th (from 1) task of that name on that stream.
+  void hold(const std::string& stream, const std::string& task, int number, Condition until) {
+    holds_[{stream + "/" + task, number}] = std::move(until);
+  }
+  int begun(const std::string& stream, const std::string& task) const {
+    const auto found = begun_.find(stream + "/" + task);
+    return found == begun_.end() ? 0 : found->second;
+  }
+  void install(ToyOptions& o) {
+    o.device.faults = std::make_shared<HostFaults>();
+    o.device.faults->before_task = [this](std::string_view stream, std::string_view task) { begin(stream, task); };
+  }
+  int never() const { return never_; }
+  int held() const { return held_; }
+
+ private:
+  void begin(std::string_view stream, std::string_view task) {
+    std::unique_lock lock(mutex_);
+    const std::string name = std::string(stream) + "/" + std::string(task);
+    const int number = ++begun_[name];
+    changed_.notify_all();
+    const auto hold = holds_.find({name, number});
+    if (hold == holds_.end()) return;
+    ++held_;
+    if (!changed_.wait_for(lock, limit_, [&] { return hold->second(*this); })) ++never_;
+  }
+
+  std::chrono::milliseconds limit_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, int> begun_;
+  std::map<std::pair<std::string, int>, Condition> holds_;
+  int never_ = 0;
+  int held_ = 0;
+};
+
+const std::string up = "host to device", down = "device to host", update = "device update";
+const std::string copy_up = "copy to device", copy_down = "copy to host";
+
+/// Every subgroup streamed, all weights resident: the copies are of state alone.
+ToyOptions streamed() {
+  ToyOptions o = toy("stream");
+  o.offload.resident_layers = 6;
+  o.offload.subgroup_size = 1024;
+  o.steps = 2;
+  return o;
+}
+
+struct Shape {
+  int subgroups = 0;
+  int copies = 0;  ///< of one subgroup's load
+};
+Shape shape_of(const ToyOptions& o) {
+  const Plan plan = make_plan(toy_layout(o), o.offload, {o.device.capacity, 0});
+  return {static_cast<int>(plan.subgroups.size()), plan.subgroups.front().gradient_on_device ? 3 : 4};
+}
+
+TEST(Overlap, TheNextSubgroupIsLoadedWhileOneUpdates) {
+  ToyOptions o = streamed();
+  const Shape shape = shape_of(o);
+  Stagehand stage;
+  for (int n = 1; n < shape.subgroups; ++n) {
+    stage.hold(update, "adamw", n, [=](const Stagehand& s) { return s.begun(up, copy_up) > n * shape.copies; });
+  }
+  stage.install(o);
+  ToyTrainer(o).run();
+  EXPECT_EQ(stage.held(), shape.subgroups - 1);
+  EXPECT_EQ(stage.never(), 0);
+}
+
+TEST(Overlap, BothDirectionsAreInFlightAtOnce) {
+  ToyOptions o = streamed();
+  const Shape shape = shape_of(o);
+  Stagehand stage;
+  const int third_load = 2 * shape.copies + 1;
+  const int first_store = shape.subgroups + 1;  // behind the gradients, or their norms
+  stage.hold(up, copy_up, third_load, [&](const Stagehand& s) { return s.begun(down, copy_down) >= first_store; });
+  stage.hold(down, copy_down, first_store, [&](const Stagehand& s) { return s.begun(up, copy_up) >= third_load; });
+  stage.install(o);
+  ToyTrainer(o).run();
+  EXPECT_EQ(stage.held(), 2);
+  EXPECT_EQ(stage.never(), 0);
+}
+
+TEST(Overlap, ALayersGradientsLeaveBeforeTheNextBackwardEnds) {
+  ToyOptions o = toy("host");
+  o.steps = 1;
+  o.tied = false;
+  Stagehand stage;
+  // Two parameters with gradients in each layer: the second task of a layer is held until the layers behind it
+  // (one piece each) are on their way out.
+  for (int layer = 1; layer < 6; ++layer) {
+    stage.hold("compute", "toy backward", 2 * layer + 2,
+               [=](const Stagehand& s) { return s.begun(down, copy_down) >= layer; });
+  }
+  stage.install(o);
+  ToyTrainer(o).run();
+  EXPECT_EQ(stage.held(), 5);
+  EXPECT_EQ(stage.never(), 0);
+}
+
+TEST(Overlap, ForwardBeginsWhileLaterLayersUpdateAndEachLayerAwaitsItsOwn) {
+  ToyOptions o = streamed();
+  o.tied = false;
+  const Shape shape = shape_of(o);
+  Stagehand stage;
+  constexpr int forward_tasks = 2 + 4 * 3 + 2;  // of one step: a task for every parameter
+  stage.hold(update, "adamw", shape.subgroups,
+             [=](const Stagehand& s) { return s.begun("compute", "toy forward") > forward_tasks; });
+  bool own_update_begun = false;
+  stage.hold("compute", "toy forward", 2 * forward_tasks, [&](const Stagehand& s) {
+    own_update_begun = s.begun(update, "adamw") >= shape.subgroups;
+    return true;
+  });
+  stage.install(o);
+  ToyTrainer(o).run();
+  EXPECT_EQ(stage.held(), 2);
+  EXPECT_EQ(stage.never(), 0);
+  EXPECT_TRUE(own_update_begun);
+}
+
+// The stage itself: with overlap switched off the same condition is never met.
+TEST(Overlap, IsMissedWhereThereIsNone) {
+  ToyOptions o = streamed();
+  o.offload.overlap = false;
+  const Shape shape = shape_of(o);
+  Stagehand stage(std::chrono::milliseconds(200));
+  constexpr int forward_tasks = 2 + 4 * 3 + 2;
+  stage.hold(update, "adamw", shape.subgroups,
+             [=](const Stagehand& s) { return s.begun("compute", "toy forward") > forward_tasks; });
+  stage.install(o);
+  ToyTrainer(o).run();
+  EXPECT_EQ(stage.never(), 1);
+}
+
+}  // namespace
+}  // namespace tandem

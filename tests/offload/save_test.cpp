@@ -1,0 +1,79 @@
+// State on disk: saved under one plan, loaded under another, trained on to the same bits.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::toy;
+using testing::ToyOptions;
+using testing::ToyResult;
+using testing::ToyTrainer;
+
+class Saving : public ::testing::Test {
+ protected:
+  Saving() : folder_(std::filesystem::temp_directory_path() / ("tandem-save-" + std::to_string(::getpid()))) {}
+  ~Saving() override { std::filesystem::remove_all(folder_); }
+
+  static std::string straight(int steps) {
+    ToyTrainer trainer(toy("host"));
+    ToyResult result;
+    for (int s = 0; s < steps; ++s) trainer.step(s, result);
+    return trainer.engine().state_digest();
+  }
+
+  std::filesystem::path folder_;
+};
+
+TEST_F(Saving, GoesOnUnderAnyPlanAsIfNothingHadHappened) {
+  ToyTrainer first(toy("interleave:2"));
+  ToyResult result;
+  for (int s = 0; s < 3; ++s) first.step(s, result);
+  const auto written = first.engine().save(folder_);
+  EXPECT_EQ(written, folder_ / "step-00000003");
+  const std::string digest = first.engine().state_digest();
+  const std::string expected = straight(5);
+  for (const char* policy : {"device", "host", "stream"}) {
+    for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+      ToyOptions o = toy(policy);
+      o.offload.state = state;
+      o.offload.subgroup_size = 2048;
+      o.seed = 99;  // other weights, all of them replaced
+      ToyTrainer second(o);
+      second.engine().load(folder_);
+      EXPECT_EQ(second.engine().step(), 3);
+      EXPECT_EQ(second.engine().state_digest(), digest);
+    }
+  }
+  ToyTrainer second(toy("static:0.4"));
+  second.engine().load(written);
+  for (int s = 3; s < 5; ++s) second.step(s, result);
+  EXPECT_EQ(second.engine().state_digest(), expected);
+}
+
+TEST_F(Saving, RefusesWhatDoesNotBelongAndChangesNothing) {
+  ToyTrainer trainer(toy("host"));
+  const std::string before = trainer.engine().state_digest();
+  EXPECT_THROW(trainer.engine().load(folder_), InputError);
+  ToyOptions wider = toy("host");
+  wider.width = 4000;
+  ToyTrainer other(wider);
+  other.engine().save(folder_);
+  EXPECT_THROW(trainer.engine().load(folder_), InputError);
+  EXPECT_EQ(trainer.engine().state_digest(), before);
+  const auto whole = trainer.engine().save(folder_ / "own");
+  std::fstream state(whole / "state.safetensors", std::ios::in | std::ios::out | std::ios::binary);
+  state.seekp(-1, std::ios::end);
+  state.put('x');
+  state.close();
+  EXPECT_THROW(trainer.engine().load(folder_ / "own"), InputError);
+  EXPECT_EQ(trainer.engine().state_digest(), before);
+}
+
+}  // namespace
+}  // namespace tandem
