@@ -15,6 +15,8 @@ using CommandFunction = std::function<int(const ProgramContext&)>;
 
 CommandFunction add_train_command(CLI::App& program);
 CommandFunction add_plan_command(CLI::App& program);
+CommandFunction add_calibrate_command(CLI::App& program);
+CommandFunction add_bench_command(CLI::App& program);
 CommandFunction add_eval_command(CLI::App& program);
 CommandFunction add_sample_command(CLI::App& program);
 CommandFunction add_digest_command(CLI::App& program);

@@ -12,9 +12,10 @@
 #include "core/error.hpp"
 #include "core/numerics/bf16.hpp"
 #include "data/window_sampler.hpp"
-#include "train/hf_weights.hpp"
+#include "train/hf_export.hpp"
 #include "train/model_source.hpp"
 #include "train/sampler.hpp"
+#include "train/training_data.hpp"
 #include "train/units.hpp"
 
 namespace tandem {
@@ -34,7 +35,7 @@ std::vector<std::string_view> with(std::vector<std::string_view> names) {
 
 /// A model without optimizer state: every parameter frozen at the weight that training would compute with.
 RunSetup forward_setup(const TrainConfig& config, const ModelSource& source) {
-  return set_up_run(config, source.config, frozen_layout(source.config, ".*"), {.training = false, .saves = false});
+  return set_up_run(config, source.config, forward_layout(source.config), {.training = false, .saves = false});
 }
 
 void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {
@@ -59,18 +60,15 @@ int eval(const EvalFlags& flags) {
   require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
   const ModelSource source = find_trained_model(config.model);
-  config.seq_len = sequence_length(config, source.config);
-  initial_values(source, frozen_layout(source.config, ".*"), 0);
-  const TokenSource data({config.data.begin(), config.data.end()}, {source.config.vocabulary, config.token_dtype});
-  if (data.bytes() && !source.bytes) {
-    throw UsageError("--data", "text would be fed as bytes to a model that expects its own tokens",
-                     "make token files with tools/prepare_data.py");
-  }
-  require_windows(data, config.seq_len);
+  static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
+  initial_values(source, forward_layout(source.config), 0);
+  const auto data = open_tokens(config.data, config, source);
+  config.seq_len = sequence_length(config, source.config, *data);
+  require_windows(*data, config.seq_len);
   RunSetup setup = forward_setup(config, source);
   LoadedModel model(setup, nullptr);
   load_weights(model, source, setup);
-  const EvalResult result = model.evaluate(data);
+  const EvalResult result = model.evaluate(*data);
   if (flags.json) {
     print_output(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}.dump(2) + "\n");
   } else {
@@ -185,10 +183,13 @@ struct ExportFlags {
   std::string source;
   std::string to;
   std::string dtype = "bf16";
+  std::string shard_size = "5GiB";
   bool json = false;
 };
 
 int export_model(const ExportFlags& flags) {
+  const std::size_t shard_bytes = parse_size(flags.shard_size);
+  if (shard_bytes == 0) throw UsageError("--shard-size 0", "out of range", "for example --shard-size 5GiB");
   const ModelSource source = find_trained_model(flags.source);
   const ParameterLayout layout = frozen_layout(source.config, "");
   const ParameterValues values = initial_values(source, layout, 0);
@@ -197,7 +198,13 @@ int export_model(const ExportFlags& flags) {
     throw WriteError(fmt::format("--to {}", flags.to), "it exists and is not an empty folder", "name another one");
   }
   const ExportType type = flags.dtype == "fp32" ? ExportType::fp32 : ExportType::bf16;
-  export_hf(flags.to, source.config, layout, source.bytes, type, values);
+  export_hf(flags.to, {.config = source.config,
+                       .layout = layout,
+                       .bytes = source.bytes,
+                       .type = type,
+                       .shard_bytes = shard_bytes,
+                       .beside = source.beside,
+                       .values = values});
   if (flags.json) {
     print_output(
         Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}.dump(2) + "\n");
@@ -267,6 +274,10 @@ CommandFunction add_export_command(CLI::App& program) {
   command->add_option("--dtype", flags->dtype, "bf16 or fp32. Default: bf16. Example: --dtype fp32")
       ->type_name("TYPE")
       ->check(CLI::IsMember({"bf16", "fp32"}));
+  command
+      ->add_option("--shard-size", flags->shard_size,
+                   "tensors of a file, at most, but one tensor at least. Default: 5GiB. Example: --shard-size 2GiB")
+      ->type_name("BYTES");
   add_json(*command, flags->json);
   command->footer("Example: tandem export runs/first --to exported --dtype bf16");
   return [flags](const ProgramContext&) { return export_model(*flags); };

@@ -68,8 +68,8 @@ int parse_and_run(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   program.fallthrough();
   std::vector<std::pair<CLI::App*, CommandFunction>> commands;
-  for (auto* add : {add_train_command, add_plan_command, add_eval_command, add_sample_command, add_digest_command,
-                    add_export_command}) {
+  for (auto* add : {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
+                    add_sample_command, add_digest_command, add_export_command}) {
     CommandFunction run = add(program);
     commands.emplace_back(program.get_subcommands({}).back(), std::move(run));
   }
@@ -112,6 +112,7 @@ void print_output(const std::string& text) {
 int run_program(int argc, char** argv) noexcept {
   try {
     std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, told like others
+    std::signal(SIGXFSZ, SIG_IGN);  // so is a limit on the size of files
     set_up_logging();
     return parse_and_run(argc, argv);
   } catch (const PlanError& error) {

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/nesting.hpp"
 
 namespace tandem::data_files {
 namespace {
@@ -62,22 +64,18 @@ std::optional<TokenExtent> extent_of_header(const MappedFile& file, std::optiona
   return TokenExtent{header_bytes, width, count};
 }
 
-std::optional<TokenWidth> width_of_description(const fs::path& bin) {
-  const fs::path description = fs::path(bin).replace_extension(".json");
-  std::error_code error;
-  if (!fs::exists(description, error)) return std::nullopt;
-  std::ifstream stream(description);
-  const nlohmann::json json = nlohmann::json::parse(stream, nullptr, false);
-  if (!json.is_object() || !json.contains("dtype") || !json["dtype"].is_string()) {
-    throw InputError(fmt::format("token description {}", description.string()), "not a JSON object with a \"dtype\"",
-                     "expected {\"dtype\": \"uint16\"} or \"uint32\", or give --token-dtype");
+[[noreturn]] void bad_description(const std::string& name, std::string_view why) {
+  throw InputError(fmt::format("token description {}", name), why,
+                   "expected what tools/prepare_data.py writes, such as {\"dtype\": \"uint16\"}");
+}
+
+std::int64_t natural(const nlohmann::json& json, const char* key, std::int64_t fallback, const std::string& name) {
+  if (!json.contains(key) || json[key].is_null()) return fallback;
+  constexpr std::uint64_t most = std::uint64_t{1} << 48;
+  if (!json[key].is_number_unsigned() || json[key].get<std::uint64_t>() > most) {
+    bad_description(name, fmt::format("its \"{}\" is no natural number", key));
   }
-  const auto dtype = json["dtype"].get<std::string>();
-  if (dtype != "uint16" && dtype != "uint32") {
-    throw InputError(fmt::format("token description {}", description.string()),
-                     fmt::format("dtype \"{}\" is not known", dtype), "use uint16 or uint32");
-  }
-  return dtype == "uint16" ? TokenWidth::uint16 : TokenWidth::uint32;
+  return json[key].get<std::int64_t>();
 }
 
 }  // namespace
@@ -92,6 +90,11 @@ std::vector<fs::path> files_of(const fs::path& name) {
   if (!fs::is_directory(status)) return {name};
   std::vector<fs::path> files;
   collect(name, files);
+  std::erase_if(files, [](const fs::path& file) {
+    std::error_code ignored;
+    return is_mask(file) ||
+           (file.extension() == ".json" && fs::exists(fs::path(file).replace_extension(".bin"), ignored));
+  });
   std::sort(files.begin(), files.end(), [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
   if (files.empty()) throw InputError(fmt::format("folder {}", name.string()), "it holds no files");
   return files;
@@ -99,9 +102,53 @@ std::vector<fs::path> files_of(const fs::path& name) {
 
 bool is_token_file(const fs::path& file) { return file.extension() == ".bin"; }
 
-TokenExtent token_extent(const MappedFile& file, std::optional<TokenWidth> forced) {
+bool is_mask(const fs::path& file) { return file.filename().string().ends_with(".mask.bin"); }
+
+fs::path mask_of(const fs::path& bin) { return fs::path(bin).replace_extension(".mask.bin"); }
+
+TokenDescription parse_description(std::string_view text, const std::string& name) {
+  if (nests_deeper(text)) bad_description(name, "it is nested too deep");
+  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object()) bad_description(name, "not a JSON object");
+  const auto word = [&](const char* key) -> std::string {
+    if (!json.contains(key) || json[key].is_null()) return {};
+    if (!json[key].is_string()) bad_description(name, fmt::format("its \"{}\" is no text", key));
+    return json[key].get<std::string>();
+  };
+  TokenDescription description;
+  const std::string dtype = word("dtype");
+  if (!dtype.empty() && dtype != "uint16" && dtype != "uint32") {
+    bad_description(name, fmt::format("dtype \"{}\" is neither uint16 nor uint32", dtype));
+  }
+  if (!dtype.empty()) description.width = parse_token_width(dtype);
+  const std::string layout = word("layout");
+  if (!layout.empty() && layout != "stream" && layout != "rows") {
+    bad_description(name, fmt::format("layout \"{}\" is neither stream nor rows", layout));
+  }
+  description.vocabulary = natural(json, "vocab_size", 0, name);
+  description.tokens = natural(json, "tokens", -1, name);
+  if (layout != "rows") return description;
+  description.layout = TokenLayout::rows;
+  description.row_length = natural(json, "row_length", 0, name);
+  if (description.row_length < 2) bad_description(name, "layout rows needs a \"row_length\" of at least 2");
+  return description;
+}
+
+std::optional<TokenDescription> description_of(const fs::path& bin) {
+  constexpr std::uintmax_t most_bytes = 1U << 20;
+  const fs::path file = fs::path(bin).replace_extension(".json");
+  std::error_code error;
+  if (!fs::exists(file, error)) return std::nullopt;
+  if (fs::file_size(file, error) > most_bytes) bad_description(file.string(), "it is larger than 1 MiB");
+  std::ifstream stream(file, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  return parse_description(text, file.string());
+}
+
+TokenExtent token_extent(const MappedFile& file, std::optional<TokenWidth> forced,
+                         const std::optional<TokenDescription>& description) {
   if (auto extent = extent_of_header(file, forced)) return *extent;
-  const auto described = forced ? forced : width_of_description(file.path());
+  const auto described = forced ? forced : description ? description->width : std::nullopt;
   const TokenWidth width = described.value_or(TokenWidth::uint16);
   const std::size_t size = file.bytes().size();
   if (size % width_bytes(width) != 0) {
@@ -109,7 +156,13 @@ TokenExtent token_extent(const MappedFile& file, std::optional<TokenWidth> force
                      fmt::format("{} bytes are no multiple of a {} token", size, name_of(width)),
                      "the file is cut off, or give the width with --token-dtype");
   }
-  return TokenExtent{0, width, static_cast<std::int64_t>(size / width_bytes(width))};
+  const auto count = static_cast<std::int64_t>(size / width_bytes(width));
+  if (description && !forced && description->tokens >= 0 && description->tokens != count) {
+    throw InputError(fmt::format("token file {}", file.path().string()),
+                     fmt::format("it has {} tokens, its description promises {}", count, description->tokens),
+                     "the file is cut off or of another run; write it again");
+  }
+  return TokenExtent{0, width, count};
 }
 
 }  // namespace tandem::data_files

@@ -11,11 +11,29 @@
 
 namespace tandem::data_files {
 
-/// Regular files below `name` in byte order of path (links not followed), or the file itself. Throws
-/// InputError where something is missing or may not be read.
+/// Regular files below `name` in byte order of path (links not followed), or the file itself. In a folder,
+/// masks and descriptions that belong to a `.bin` are not listed. Throws InputError where something is
+/// missing or may not be read.
 std::vector<std::filesystem::path> files_of(const std::filesystem::path& name);
 
 bool is_token_file(const std::filesystem::path& file);
+
+/// Where the mask of a `.bin` lies: NAME.mask.bin beside NAME.bin.
+std::filesystem::path mask_of(const std::filesystem::path& bin);
+bool is_mask(const std::filesystem::path& file);
+
+/// What the JSON beside a `.bin` says, as tools/prepare_data.py writes it. Every entry may be missing.
+struct TokenDescription {
+  std::optional<TokenWidth> width;
+  TokenLayout layout = TokenLayout::stream;
+  std::int64_t row_length = 0;  ///< tokens of a row; 0 for a stream
+  std::int64_t vocabulary = 0;  ///< of the tokenizer; 0: unknown
+  std::int64_t tokens = -1;     ///< in the file; -1: unknown
+};
+/// Throws InputError on anything but an object whose entries make sense. `name` is for messages.
+TokenDescription parse_description(std::string_view json, const std::string& name);
+/// Of the JSON beside `bin`; empty where there is none.
+std::optional<TokenDescription> description_of(const std::filesystem::path& bin);
 
 /// Where the tokens of a file begin, how wide one is, and how many there are.
 struct TokenExtent {
@@ -24,8 +42,9 @@ struct TokenExtent {
   std::int64_t count = 0;
 };
 
-/// Of a `.bin`: header, then the JSON beside it, then uint16; `forced` wins over both. Throws InputError
-/// on a size, header or description that contradicts itself.
-TokenExtent token_extent(const MappedFile& file, std::optional<TokenWidth> forced);
+/// Of a `.bin`: its llm.c header, then the description, then uint16; `forced` wins over both. Throws
+/// InputError on a size, header or description that contradicts itself.
+TokenExtent token_extent(const MappedFile& file, std::optional<TokenWidth> forced,
+                         const std::optional<TokenDescription>& description);
 
 }  // namespace tandem::data_files

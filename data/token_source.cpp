@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <system_error>
 #include <thread>
 
 #include "core/error.hpp"
@@ -64,6 +65,9 @@ TokenSource::TokenSource(const std::vector<std::filesystem::path>& names, const 
     : vocabulary_(options.vocabulary) {
   bool first = true;
   for (const auto& name : names) {
+    if (data_files::is_mask(name)) {
+      throw InputError(fmt::format("data {}", name.string()), "a mask, not tokens", "name the .bin that it belongs to");
+    }
     for (const auto& file : data_files::files_of(name)) {
       const bool text = !data_files::is_token_file(file);
       if (!first && text != bytes_) {
@@ -87,16 +91,59 @@ void TokenSource::add(MappedFile file, const TokenSourceOptions& options) {
   if (bytes_) {
     segment.count = static_cast<std::int64_t>(file.bytes().size());
   } else {
-    const auto extent = data_files::token_extent(file, options.token_width);
+    const auto description = data_files::description_of(file.path());
+    if (description && description->vocabulary > vocabulary_) {
+      throw InputError(
+          fmt::format("data {}", file.path().string()),
+          fmt::format("its tokenizer has a vocabulary of {}, the model {}", description->vocabulary, vocabulary_),
+          "prepare it with the model's own tokenizer");
+    }
+    const auto extent = data_files::token_extent(file, options.token_width, description);
+    join_layout(file.path(), description ? description->row_length : 0, extent.count);
     segment.offset = extent.offset;
     segment.width = extent.width;
     segment.count = extent.count;
   }
   segment.begin = size_;
   segment.file = std::move(file);
+  if (!bytes_) add_mask(segment);
   if (segment.count == 0) return;
   size_ += segment.count;
   segments_.push_back(std::move(segment));
+}
+
+void TokenSource::add_mask(Segment& segment) {
+  const auto file = data_files::mask_of(segment.file.path());
+  std::error_code error;
+  if (!std::filesystem::exists(file, error)) return;
+  segment.mask = MappedFile(file);
+  const auto bytes = segment.mask.bytes();
+  if (static_cast<std::int64_t>(bytes.size()) != segment.count) {
+    throw InputError(
+        fmt::format("mask {}", file.string()),
+        fmt::format("it has {} bytes, {} has {} tokens", bytes.size(), segment.file.path().string(), segment.count),
+        "write both again with tools/prepare_data.py");
+  }
+  const auto odd = std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b > std::byte{1}; });
+  if (odd != bytes.end()) {
+    throw InputError(fmt::format("mask {}", file.string()),
+                     fmt::format("byte {} is {}, neither 0 nor 1", odd - bytes.begin(), static_cast<int>(*odd)),
+                     "write it again with tools/prepare_data.py");
+  }
+  masked_ = true;
+}
+
+void TokenSource::join_layout(const std::filesystem::path& file, std::int64_t row_length, std::int64_t count) {
+  if (size_ > 0 && row_length != row_length_) {
+    throw InputError(fmt::format("data {}", file.string()), "its layout is another than that of the files before it",
+                     "give files of one layout and row length");
+  }
+  row_length_ = row_length;
+  if (row_length > 0 && count % row_length != 0) {
+    throw InputError(fmt::format("data {}", file.string()),
+                     fmt::format("{} tokens are no multiple of its row length {}", count, row_length),
+                     "the file is cut off; write it again");
+  }
 }
 
 void TokenSource::refuse(const Segment& segment, std::int64_t index) const {
@@ -150,22 +197,47 @@ void TokenSource::check_tokens() const {
   }
 }
 
-void TokenSource::read(std::int64_t position, std::span<std::int32_t> tokens) const {
-  const auto count = static_cast<std::int64_t>(tokens.size());
-  if (position < 0 || position + count > size_) {
-    throw MisuseError("tokens read out of range", fmt::format("[{}, {}) of {}", position, position + count, size_));
+void TokenSource::require_range(std::int64_t position, std::size_t count) const {
+  const std::int64_t end = position + static_cast<std::int64_t>(count);
+  if (position < 0 || end > size_) {
+    throw MisuseError("tokens read out of range", fmt::format("[{}, {}) of {}", position, end, size_));
   }
-  auto segment = std::prev(std::upper_bound(segments_.begin(), segments_.end(), position,
-                                            [](std::int64_t p, const Segment& s) { return p < s.begin; }));
-  for (std::int64_t i = 0; i < count; ++i) {
-    std::int64_t index = position + i - segment->begin;
+}
+
+std::vector<TokenSource::Segment>::const_iterator TokenSource::segment_at(std::int64_t position) const {
+  return std::prev(std::upper_bound(segments_.begin(), segments_.end(), position,
+                                    [](std::int64_t p, const Segment& s) { return p < s.begin; }));
+}
+
+void TokenSource::read(std::int64_t position, std::span<std::int32_t> tokens) const {
+  require_range(position, tokens.size());
+  auto segment = segment_at(position);
+  std::int64_t index = position - segment->begin;
+  for (std::int32_t& to : tokens) {
     if (index == segment->count) {
       ++segment;
       index = 0;
     }
     const std::uint32_t token = segment->token(index);
     if (static_cast<std::int64_t>(token) >= vocabulary_) refuse(*segment, index);
-    tokens[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(token);
+    to = static_cast<std::int32_t>(token);
+    ++index;
+  }
+}
+
+void TokenSource::read_targets(std::int64_t position, std::span<std::int32_t> targets) const {
+  read(position, targets);
+  if (!masked_) return;
+  auto segment = segment_at(position);
+  std::int64_t index = position - segment->begin;
+  for (std::int32_t& target : targets) {
+    if (index == segment->count) {
+      ++segment;
+      index = 0;
+    }
+    const auto mask = segment->mask.bytes();
+    if (!mask.empty() && mask[static_cast<std::size_t>(index)] == std::byte{0}) target = -1;
+    ++index;
   }
 }
 

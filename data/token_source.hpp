@@ -18,30 +18,43 @@ enum class TokenWidth : std::uint8_t { byte = 1, uint16 = 2, uint32 = 4 };
 TokenWidth parse_token_width(std::string_view text);
 std::string_view name_of(TokenWidth width) noexcept;
 
+/// How records lie: one long row of tokens that is cut into windows, or rows of one length, a record each.
+enum class TokenLayout : std::uint8_t { stream, rows };
+
 struct TokenSourceOptions {
   std::int64_t vocabulary = 0;            ///< every token must be below it
   std::optional<TokenWidth> token_width;  ///< of `.bin` files, over what they say themselves
 };
 
 /// The tokens of all files, one after another in the order given. Text is bytes as tokens; a file that
-/// ends in `.bin` holds token ids. Immutable after construction, so reading is thread-safe.
+/// ends in `.bin` holds token ids, and NAME.mask.bin beside it a byte per token, 1 where it is a target. Immutable
+/// after construction, so reading is thread-safe.
 class TokenSource {
  public:
   /// Maps the files and checks every token once, in parallel. Throws InputError that names the file for
-  /// what is missing, unreadable, empty, of odd length, or out of the vocabulary (with position and
-  /// token), and where text and `.bin` files are mixed.
+  /// what is missing, unreadable, empty, of odd length, out of the vocabulary (with position and token) or
+  /// made with a larger one, for a mask of another length or with other bytes than 0 and 1, and where text and
+  /// `.bin` files, or layouts, are mixed.
   TokenSource(const std::vector<std::filesystem::path>& names, const TokenSourceOptions& options);
 
   std::int64_t size() const noexcept { return size_; }
   /// Whether tokens are the bytes of text.
   bool bytes() const noexcept { return bytes_; }
+  TokenLayout layout() const noexcept { return row_length_ > 0 ? TokenLayout::rows : TokenLayout::stream; }
+  /// Tokens of a row; 0 for a stream.
+  std::int64_t row_length() const noexcept { return row_length_; }
+  /// Whether some tokens are no targets.
+  bool masked() const noexcept { return masked_; }
   /// Tokens [position, position + tokens.size()). Throws MisuseError out of range, InputError where a
   /// file has changed under us and a token left the vocabulary.
   void read(std::int64_t position, std::span<std::int32_t> tokens) const;
+  /// The same of targets: the token where it is one, else -1.
+  void read_targets(std::int64_t position, std::span<std::int32_t> targets) const;
 
  private:
   struct Segment {
     MappedFile file;
+    MappedFile mask;         // empty: every token is a target
     std::size_t offset = 0;  // bytes, of the first token
     TokenWidth width = TokenWidth::byte;
     std::int64_t begin = 0;  // position of its first token in the row
@@ -49,6 +62,10 @@ class TokenSource {
     std::uint32_t token(std::int64_t index) const noexcept;
   };
   void add(MappedFile file, const TokenSourceOptions& options);
+  void add_mask(Segment& segment);
+  void join_layout(const std::filesystem::path& file, std::int64_t row_length, std::int64_t count);
+  std::vector<Segment>::const_iterator segment_at(std::int64_t position) const;
+  void require_range(std::int64_t position, std::size_t count) const;
   void check_tokens() const;
   void check_range(const Segment& segment, std::int64_t begin, std::int64_t end) const;
   [[noreturn]] void refuse(const Segment& segment, std::int64_t index) const;
@@ -56,7 +73,9 @@ class TokenSource {
   std::vector<Segment> segments_;
   std::int64_t size_ = 0;
   std::int64_t vocabulary_ = 0;
+  std::int64_t row_length_ = 0;
   bool bytes_ = true;
+  bool masked_ = false;
 };
 
 }  // namespace tandem

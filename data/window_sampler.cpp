@@ -15,6 +15,15 @@ std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept {
 }
 
 std::int64_t require_windows(const TokenSource& source, std::int64_t length) {
+  if (source.layout() == TokenLayout::rows) {
+    if (source.row_length() > length + 1) {
+      throw InputError(
+          "data in rows",
+          fmt::format("a row has {} tokens, a window of {} takes {}", source.row_length(), length, length + 1),
+          fmt::format("give --seq-len {}, or prepare shorter rows", source.row_length() - 1));
+    }
+    return source.size() / source.row_length();
+  }
   const std::int64_t windows = window_count(source.size(), length);
   if (windows == 0) {
     throw InputError("data shorter than one sequence",
@@ -24,12 +33,17 @@ std::int64_t require_windows(const TokenSource& source, std::int64_t length) {
   return windows;
 }
 
-void read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
-                 std::span<std::int32_t> targets) {
-  const auto length = static_cast<std::int64_t>(inputs.size());
-  source.read(index * length, inputs);
-  std::copy(inputs.begin() + 1, inputs.end(), targets.begin());
-  source.read((index + 1) * length, targets.last(1));
+std::int64_t read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
+                         std::span<std::int32_t> targets) {
+  const bool rows = source.layout() == TokenLayout::rows;
+  const auto length = rows ? static_cast<std::size_t>(source.row_length() - 1) : inputs.size();
+  const std::int64_t begin = index * (rows ? source.row_length() : static_cast<std::int64_t>(length));
+  source.read(begin, inputs.first(length));
+  source.read_targets(begin + 1, targets.first(length));
+  // Padding comes last, where causal attention lets no target see it.
+  std::fill(inputs.begin() + static_cast<std::ptrdiff_t>(length), inputs.end(), 0);
+  std::fill(targets.begin() + static_cast<std::ptrdiff_t>(length), targets.end(), -1);
+  return std::count_if(targets.begin(), targets.end(), [](std::int32_t target) { return target >= 0; });
 }
 
 Permutation::Permutation(std::int64_t count, std::uint64_t seed, std::uint64_t epoch)

@@ -1,6 +1,7 @@
 #pragma once
-// Which window of the data comes next. Window i of length L feeds tokens [iL, iL + L) and predicts
-// [iL + 1, iL + L + 1); an incomplete last one is dropped.
+// Which window of the data comes next. In a stream, window i of length L feeds tokens [iL, iL + L) and
+// predicts [iL + 1, iL + L + 1); an incomplete last one is dropped. In rows, window i is row i: its tokens
+// but the last are fed, those but the first predicted, and what is left of L is padding that is no target.
 #include <cstdint>
 #include <span>
 
@@ -8,14 +9,15 @@
 
 namespace tandem {
 
-/// Windows of `length` in `tokens` tokens.
+/// Windows of `length` in `tokens` tokens of a stream.
 std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept;
-/// The same of a source. Throws InputError where it is shorter than one window.
+/// Windows of a source. Throws InputError where it is shorter than one, or its rows are longer.
 std::int64_t require_windows(const TokenSource& source, std::int64_t length);
 
-/// Fills inputs and targets, `length` each, with window `index`.
-void read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
-                 std::span<std::int32_t> targets);
+/// Fills inputs and targets, `length` each, with window `index`; a position without target is -1. Returns
+/// how many targets there are.
+std::int64_t read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
+                         std::span<std::int32_t> targets);
 
 /// A permutation of [0, count) as a function of key and epoch alone: a Feistel network over the next power
 /// of four, walked until it lands inside. Needs no memory, and any element can be asked for alone.

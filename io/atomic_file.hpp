@@ -6,14 +6,17 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+
+#include "io/file_ops.hpp"
 
 namespace tandem {
 
 /// Appends to a new file and hashes what it writes. Blocks. Not thread-safe.
 class FileWriter {
  public:
-  /// Creates or empties `file`. Throws WriteError.
-  explicit FileWriter(const std::filesystem::path& file);
+  /// Creates or empties `file`. `ops` must outlive the writer. Throws WriteError.
+  explicit FileWriter(const std::filesystem::path& file, FileOps& ops = system_files());
   /// Closes; errors that matter have been thrown by `finish`.
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
@@ -32,17 +35,33 @@ class FileWriter {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Removes a file or folder of ours that was not finished, whatever happens.
+class Unfinished {
+ public:
+  explicit Unfinished(std::filesystem::path path, FileOps& ops = system_files()) : path_(std::move(path)), ops_(ops) {}
+  ~Unfinished() {
+    if (!path_.empty()) ops_.remove_all(path_);
+  }
+  Unfinished(const Unfinished&) = delete;
+  Unfinished& operator=(const Unfinished&) = delete;
+  void keep() noexcept { path_.clear(); }
+
+ private:
+  std::filesystem::path path_;
+  FileOps& ops_;
+};
+
 /// XXH3-128 of a file's bytes, 32 hexadecimal digits. Throws InputError.
 std::string file_hash(const std::filesystem::path& file);
 
 /// Writes beside, flushes, renames, flushes the folder. Throws WriteError and leaves the old file.
-void write_file_atomically(const std::filesystem::path& file, std::string_view text);
+void write_file_atomically(const std::filesystem::path& file, std::string_view text, FileOps& ops = system_files());
 
 /// Throws WriteError.
-void create_directories_or_throw(const std::filesystem::path& directory);
+void create_directories_or_throw(const std::filesystem::path& directory, FileOps& ops = system_files());
 /// Flushes a folder's entries to the disk. Throws WriteError.
-void sync_directory(const std::filesystem::path& directory);
+void sync_directory(const std::filesystem::path& directory, FileOps& ops = system_files());
 /// Throws WriteError.
-void rename_or_throw(const std::filesystem::path& from, const std::filesystem::path& to);
+void rename_or_throw(const std::filesystem::path& from, const std::filesystem::path& to, FileOps& ops = system_files());
 
 }  // namespace tandem

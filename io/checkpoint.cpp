@@ -3,23 +3,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
-#include <nlohmann/json.hpp>
-#include <sstream>
+#include <iterator>
+#include <optional>
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/mapped_file.hpp"
 #include "core/state_digest.hpp"
 
 namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-using nlohmann::json;
 
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* state_name = "state.safetensors";
 constexpr const char* prefixes[state_parts] = {"master.", "m.", "v."};
+constexpr std::uintmax_t max_manifest_bytes = std::uintmax_t{256} << 20;
 
 int parts_of(const CheckpointParameter& parameter) { return parameter.trainable ? state_parts : 1; }
 
@@ -33,187 +35,187 @@ std::vector<TensorSpec> specs_of(const std::vector<CheckpointParameter>& paramet
   return specs;
 }
 
-json to_json(const Manifest& m, const json& files) {
-  json parameters = json::array();
-  for (const auto& p : m.parameters) {
-    parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"trainable", p.trainable}});
-  }
-  return {{"format", Manifest::format},
-          {"tandem_version", m.tandem_version},
-          {"model", m.model_name},
-          {"model_config", json::parse(m.model_config)},
-          {"token_kind", m.token_kind},
-          {"compute_key", m.compute_key},
-          {"schedule", m.schedule},
-          {"plan", m.plan.empty() ? json(nullptr) : json::parse(m.plan)},
-          {"state_digest", m.state_digest},
-          {"step", m.step},
-          {"adam_step", m.adam_step},
-          {"skipped_steps", m.skipped_steps},
-          {"tokens", m.tokens},
-          {"first_loss", m.first_loss ? json(*m.first_loss) : json(nullptr)},
-          {"last_loss", m.last_loss ? json(*m.last_loss) : json(nullptr)},
-          {"seed", m.seed},
-          {"sampler", {{"windows", m.sampler_windows}, {"epoch", m.sampler_epoch}, {"position", m.sampler_position}}},
-          {"parameters", parameters},
-          {"files", files}};
-}
-
-std::optional<double> optional_number(const json& value) {
-  return value.is_null() ? std::nullopt : std::optional<double>(value.get<double>());
-}
-
-Manifest from_json(const json& j) {
-  Manifest m;
-  m.tandem_version = j.at("tandem_version").get<std::string>();
-  m.model_name = j.at("model").get<std::string>();
-  m.model_config = j.at("model_config").dump(2);
-  m.token_kind = j.at("token_kind").get<std::string>();
-  m.compute_key = j.at("compute_key").get<std::string>();
-  m.schedule = j.at("schedule").get<std::string>();
-  m.plan = j.at("plan").is_null() ? "" : j.at("plan").dump();
-  m.state_digest = j.at("state_digest").get<std::string>();
-  m.step = j.at("step").get<std::int64_t>();
-  m.adam_step = j.at("adam_step").get<std::int64_t>();
-  m.skipped_steps = j.at("skipped_steps").get<std::int64_t>();
-  m.tokens = j.at("tokens").get<std::int64_t>();
-  m.first_loss = optional_number(j.at("first_loss"));
-  m.last_loss = optional_number(j.at("last_loss"));
-  m.seed = j.at("seed").get<std::uint64_t>();
-  m.sampler_windows = j.at("sampler").at("windows").get<std::int64_t>();
-  m.sampler_epoch = j.at("sampler").at("epoch").get<std::int64_t>();
-  m.sampler_position = j.at("sampler").at("position").get<std::int64_t>();
-  for (const json& p : j.at("parameters")) {
-    m.parameters.push_back({p.at("name").get<std::string>(), p.at("shape").get<std::vector<std::int64_t>>(),
-                            p.at("trainable").get<bool>()});
-  }
-  return m;
-}
+std::string where_of(const fs::path& directory) { return fmt::format("checkpoint {}", directory.string()); }
 
 [[noreturn]] void corrupt(const fs::path& directory, std::string_view why) {
-  throw InputError(fmt::format("checkpoint {}", directory.string()), why, "use another one of the run");
+  throw InputError(where_of(directory), why, "use another one of the run");
 }
 
-json read_manifest(const fs::path& directory) {
-  std::ifstream stream(directory / manifest_name);
-  if (!stream) {
-    throw InputError(fmt::format("checkpoint {}", directory.string()), "it has no readable manifest.json",
+Manifest read_manifest(const fs::path& directory) {
+  const fs::path file = directory / manifest_name;
+  std::error_code error;
+  const std::uintmax_t bytes = fs::is_regular_file(file, error) ? fs::file_size(file, error) : 0;
+  std::ifstream stream(file, std::ios::binary);
+  if (error || !stream || bytes == 0) {
+    throw InputError(where_of(directory), "it has no readable manifest.json",
                      "name a folder like OUT/checkpoints/step-00000100");
   }
-  json manifest = json::parse(stream, nullptr, false);
-  if (!manifest.is_object() || !manifest.contains("format")) corrupt(directory, "its manifest is no JSON object");
-  if (manifest["format"] != Manifest::format) {
-    corrupt(directory,
-            fmt::format("its format is {}, this tandem reads {}", manifest["format"].dump(), +Manifest::format));
-  }
-  return manifest;
+  if (bytes > max_manifest_bytes) corrupt(directory, fmt::format("its manifest has {} bytes", bytes));
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  return parse_manifest(text, where_of(directory));
 }
 
-void check_files(const fs::path& directory, const json& files) {
+void check_files(const fs::path& directory, const Manifest& manifest) {
   bool state_listed = false;
-  for (const json& file : files) {
-    const auto name = file.at("name").get<std::string>();
-    if (name.find('/') != std::string::npos || name == "..") corrupt(directory, "its manifest names a file elsewhere");
-    if (file_hash(directory / name) != file.at("xxh3_128").get<std::string>()) {
-      corrupt(directory, fmt::format("{} has another content than when it was saved", name));
+  for (const CheckpointFile& file : manifest.files) {
+    if (file_hash(directory / file.name) != file.hash) {
+      corrupt(directory, fmt::format("{} has another content than when it was saved", file.name));
     }
-    state_listed = state_listed || name == state_name;
+    state_listed = state_listed || file.name == state_name;
   }
   if (!state_listed) corrupt(directory, "its manifest lists no state");
 }
 
-std::vector<fs::path> checkpoints_below(const fs::path& root) {
-  std::vector<fs::path> found;
+/// Whether everything that the manifest lists is there in its size: a look at the folder, not at the bytes.
+bool looks_whole(const fs::path& directory) {
+  try {
+    const Manifest manifest = read_manifest(directory);
+    std::error_code error;
+    return std::all_of(manifest.files.begin(), manifest.files.end(), [&](const CheckpointFile& file) {
+      return fs::file_size(directory / file.name, error) == file.bytes && !error;
+    });
+  } catch (const InputError&) {
+    return false;
+  }
+}
+
+struct Found {
+  fs::path path;
+  std::uint64_t step = 0;
+};
+
+std::optional<std::uint64_t> step_of(std::string_view name) {
+  constexpr std::string_view prefix = "step-";
+  if (!name.starts_with(prefix)) return std::nullopt;
+  name.remove_prefix(prefix.size());
+  std::uint64_t step = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), step);
+  if (error != std::errc() || end != name.data() + name.size()) return std::nullopt;
+  return step;
+}
+
+fs::path hidden_path(const fs::path& root, const std::string& name, const char* ending) {
+  return root / fmt::format(".{}.{}", name, ending);
+}
+
+/// Newest first. One that was moved aside, to be replaced, counts where its place is still empty: the
+/// process died between two renames.
+std::vector<Found> checkpoints_below(const fs::path& root) {
+  std::vector<Found> found;
   std::error_code error;
   for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
-    if (it->path().filename().string().starts_with("step-")) found.push_back(it->path());
+    std::string name = it->path().filename().string();
+    if (name.starts_with(".") && name.ends_with(".old")) {
+      name = name.substr(1, name.size() - 5);
+      if (fs::exists(root / name, error)) continue;
+    }
+    if (const auto step = step_of(name)) found.push_back({it->path(), *step});
   }
-  std::sort(found.begin(), found.end(), std::greater<>());
+  std::sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.step > b.step; });
   return found;
 }
 
 /// Writes the state and returns its entry in the file list.
-json write_state(const fs::path& file, Manifest& manifest, std::span<float> buffer, const StateReader& read) {
-  SafetensorsWriter writer(file, specs_of(manifest.parameters), {{"format", "tandem"}});
+CheckpointFile write_state(const fs::path& file, const CheckpointContent& content, FileOps& ops) {
+  Manifest& manifest = *content.manifest;
+  SafetensorsWriter writer(file, specs_of(manifest.parameters), {{"format", "tandem"}}, ops);
   StateDigest digest;
+  const std::vector<float> zeros(static_cast<std::size_t>(1) << 16);
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const auto& parameter = manifest.parameters[i];
-    const auto values = buffer.first(static_cast<std::size_t>(parameter.count()));
+    const auto count = static_cast<std::size_t>(parameter.count());
     digest.begin_parameter(parameter.name);
     for (int part = 0; part < state_parts; ++part) {
       if (part < parts_of(parameter)) {
-        read(i, static_cast<StatePart>(part), values);
+        const auto buffer = content.buffer.first(std::min(count, content.buffer.size()));
+        const auto values = content.read(i, static_cast<StatePart>(part), buffer);
+        if (values.size() != count) throw MisuseError("checkpoint state of another length", parameter.name);
         writer.write(values.data(), values.size_bytes());
+        digest.add(values.data(), parameter.count());
+        if (content.progress) content.progress(writer.bytes());
       } else {
-        std::fill(values.begin(), values.end(), 0.0F);
+        for (std::size_t at = 0; at < count; at += zeros.size()) {
+          digest.add(zeros.data(), static_cast<std::int64_t>(std::min(zeros.size(), count - at)));
+        }
       }
-      digest.add(values.data(), parameter.count());
       digest.end_array();
     }
     digest.end_parameter();
   }
   writer.finish();
   manifest.state_digest = digest.text();
-  return {{"name", state_name}, {"bytes", writer.bytes()}, {"xxh3_128", writer.hash()}};
+  return {state_name, writer.bytes(), writer.hash()};
 }
 
-/// Removes a folder of ours that was not finished, whatever happens.
-class Unfinished {
- public:
-  explicit Unfinished(fs::path path) : path_(std::move(path)) {}
-  ~Unfinished() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove_all(path_, ignored);
-  }
-  Unfinished(const Unfinished&) = delete;
-  Unfinished& operator=(const Unfinished&) = delete;
-  void keep() { path_.clear(); }
+CheckpointFile copy_beside(const fs::path& from, const fs::path& directory, FileOps& ops) {
+  const MappedFile source(from);
+  FileWriter writer(directory / from.filename(), ops);
+  writer.write(source.bytes().data(), source.bytes().size());
+  writer.finish();
+  return {from.filename().string(), writer.bytes(), writer.hash()};
+}
 
- private:
-  fs::path path_;
-};
+/// Puts a finished folder in its place. Where that fails, what was there before is there again.
+void publish(const fs::path& hidden, const fs::path& final, const fs::path& old, FileOps& ops) {
+  std::error_code ignored;
+  const bool replaces = fs::exists(final, ignored);
+  if (replaces) {
+    ops.remove_all(old);
+    rename_or_throw(final, old, ops);
+  }
+  const int failed = ops.rename(hidden, final);
+  if (failed != 0) {
+    if (replaces) ops.rename(old, final);
+    throw WriteError(fmt::format("cannot write {}", final.string()), std::generic_category().message(failed),
+                     "check the folder, its permissions and the free space");
+  }
+}
+
+void remove_checkpoint(const fs::path& path, FileOps& ops) {
+  // Under its own name a half-removed checkpoint would look like a damaged one.
+  const fs::path hidden = hidden_path(path.parent_path(), path.filename().string(), "tmp");
+  ops.remove_all(ops.rename(path, hidden) == 0 ? hidden : path);
+}
+
+void clear_leftovers(const fs::path& root, FileOps& ops) {
+  std::vector<fs::path> leftovers;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(root, ignored)) {
+    const std::string name = entry.path().filename().string();
+    if (!name.starts_with(".step-")) continue;
+    const bool needed = name.ends_with(".old") && !fs::exists(root / name.substr(1, name.size() - 5), ignored);
+    if (!needed) leftovers.push_back(entry.path());
+  }
+  for (const auto& path : leftovers) ops.remove_all(path);
+}
 
 }  // namespace
 
-std::int64_t CheckpointParameter::count() const noexcept {
-  std::int64_t result = 1;
-  for (const std::int64_t dim : shape) result *= dim;
-  return result;
-}
-
 std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}", step); }
 
-fs::path write_checkpoint(const fs::path& root, Manifest& manifest, std::span<float> buffer, const StateReader& read) {
-  create_directories_or_throw(root);
-  const fs::path final = root / checkpoint_name(manifest.step);
-  const fs::path hidden = root / fmt::format(".{}.tmp", checkpoint_name(manifest.step));
-  const fs::path old = root / fmt::format(".{}.old", checkpoint_name(manifest.step));
-  std::error_code ignored;
-  fs::remove_all(hidden, ignored);
-  create_directories_or_throw(hidden);
-  Unfinished guard(hidden);
-  const json state = write_state(hidden / state_name, manifest, buffer, read);
-  write_file_atomically(hidden / manifest_name, to_json(manifest, json::array({state})).dump(2) + "\n");
-  sync_directory(hidden);
-  if (fs::exists(final, ignored)) {
-    fs::remove_all(old, ignored);
-    rename_or_throw(final, old);
-  }
-  rename_or_throw(hidden, final);
+fs::path write_checkpoint(const fs::path& root, const CheckpointContent& content, FileOps& ops) {
+  Manifest& manifest = *content.manifest;
+  create_directories_or_throw(root, ops);
+  const std::string name = checkpoint_name(manifest.step);
+  const fs::path final = root / name;
+  const fs::path hidden = hidden_path(root, name, "tmp");
+  const fs::path old = hidden_path(root, name, "old");
+  ops.remove_all(hidden);
+  create_directories_or_throw(hidden, ops);
+  Unfinished guard(hidden, ops);
+  manifest.files = {write_state(hidden / state_name, content, ops)};
+  for (const fs::path& file : content.beside) manifest.files.push_back(copy_beside(file, hidden, ops));
+  write_file_atomically(hidden / manifest_name, manifest_text(manifest), ops);
+  sync_directory(hidden, ops);
+  publish(hidden, final, old, ops);
   guard.keep();
-  sync_directory(root);
-  fs::remove_all(old, ignored);
+  sync_directory(root, ops);
+  ops.remove_all(old);
   return final;
 }
 
-Checkpoint::Checkpoint(const fs::path& directory) : directory_(directory) {
-  const json manifest = read_manifest(directory);
-  try {
-    manifest_ = from_json(manifest);
-    check_files(directory, manifest.at("files"));
-  } catch (const json::exception&) {
-    corrupt(directory, "its manifest lacks an entry or has one of the wrong type");
-  }
+Checkpoint::Checkpoint(const fs::path& directory) : directory_(directory), manifest_(read_manifest(directory)) {
+  check_files(directory, manifest_);
   state_ = std::make_unique<SafetensorsReader>(directory / state_name);
   for (const TensorSpec& spec : specs_of(manifest_.parameters)) {
     const StoredTensor* tensor = state_->find(spec.name);
@@ -238,6 +240,14 @@ std::size_t Checkpoint::index_of(const std::string& name) const {
   const auto found = std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == name; });
   if (found == all.end()) corrupt(directory_, fmt::format("it has no parameter {}", name));
   return static_cast<std::size_t>(found - all.begin());
+}
+
+std::vector<fs::path> Checkpoint::files_beside() const {
+  std::vector<fs::path> files;
+  for (const CheckpointFile& file : manifest_.files) {
+    if (file.name != state_name) files.push_back(directory_ / file.name);
+  }
+  return files;
 }
 
 std::string Checkpoint::state_digest() const {
@@ -270,27 +280,38 @@ bool is_checkpoint(const fs::path& directory) {
 
 std::unique_ptr<Checkpoint> newest_checkpoint(
     const fs::path& root, const std::function<void(const fs::path&, const std::string&)>& passed_over) {
-  for (const fs::path& candidate : checkpoints_below(root)) {
+  for (const Found& candidate : checkpoints_below(root)) {
     try {
-      return std::make_unique<Checkpoint>(candidate);
+      return std::make_unique<Checkpoint>(candidate.path);
     } catch (const InputError& error) {
-      passed_over(candidate, error.what());
+      passed_over(candidate.path, error.what());
     }
   }
   return nullptr;
 }
 
-void prune_checkpoints(const fs::path& root, int keep) noexcept {
+void prune_checkpoints(const fs::path& root, const KeepOptions& options, FileOps& ops) noexcept {
   try {
-    std::error_code ignored;
-    std::vector<fs::path> leftovers;
-    for (const auto& entry : fs::directory_iterator(root, ignored)) {
-      if (entry.path().filename().string().starts_with(".step-")) leftovers.push_back(entry.path());
+    clear_leftovers(root, ops);
+    const auto written = step_of(options.written.filename().string());
+    int counted = 0;
+    for (const Found& found : checkpoints_below(root)) {
+      if (found.path == options.written) {
+        ++counted;
+        continue;
+      }
+      if (written && found.step > *written) {
+        remove_checkpoint(found.path, ops);
+        continue;
+      }
+      if (options.keep < 1 || found.path == options.best) continue;
+      const bool enough = counted >= options.keep;
+      if (enough) {
+        remove_checkpoint(found.path, ops);
+      } else if (looks_whole(found.path)) {
+        ++counted;
+      }
     }
-    for (const auto& path : leftovers) fs::remove_all(path, ignored);
-    if (keep < 1) return;
-    const auto all = checkpoints_below(root);
-    for (std::size_t i = static_cast<std::size_t>(keep); i < all.size(); ++i) fs::remove_all(all[i], ignored);
   } catch (const std::exception&) {
     return;  // no memory for a list: the old checkpoints stay
   }

@@ -1,16 +1,17 @@
 #pragma once
-// A checkpoint directory: `manifest.json` and `state.safetensors` with tensors master.NAME, m.NAME and
-// v.NAME (F32, in model order; a frozen parameter has a master alone). It appears under its name only
-// when it is whole and on the disk. docs/checkpoints.md describes the files.
+// A checkpoint directory: `manifest.json`, `state.safetensors` with tensors master.NAME, m.NAME and v.NAME
+// (F32, in model order; a frozen parameter has a master alone), and what its writer adds. It appears under
+// its name only when it is whole and on the disk. docs/checkpoints.md describes the files.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "io/file_ops.hpp"
+#include "io/manifest.hpp"
 #include "io/safetensors.hpp"
 
 namespace tandem {
@@ -19,48 +20,25 @@ namespace tandem {
 enum class StatePart : std::uint8_t { master, m, v };
 constexpr int state_parts = 3;
 
-struct CheckpointParameter {
-  std::string name;
-  std::vector<std::int64_t> shape;
-  bool trainable = true;
-  std::int64_t count() const noexcept;
-};
-
-/// What a checkpoint says of itself, beside the state.
-struct Manifest {
-  static constexpr int format = 1;
-  std::string tandem_version;
-  std::string model_name;
-  std::string model_config;  ///< text of a Hugging Face config.json
-  std::string token_kind;    ///< "bytes" or "ids"
-  std::string compute_key;
-  std::string schedule;  ///< readable
-  std::string plan;      ///< JSON of the plan it ran under, for people
-  std::string state_digest;
-  std::int64_t step = 0;       ///< steps taken, skipped ones included
-  std::int64_t adam_step = 0;  ///< updates applied
-  std::int64_t skipped_steps = 0;
-  std::int64_t tokens = 0;  ///< targets so far
-  std::optional<double> first_loss;
-  std::optional<double> last_loss;
-  std::uint64_t seed = 0;
-  std::int64_t sampler_windows = 0;
-  std::int64_t sampler_epoch = 0;
-  std::int64_t sampler_position = 0;
-  std::vector<CheckpointParameter> parameters;
-};
-
-/// Fills `values` with one array of parameter `index`.
-using StateReader = std::function<void(std::size_t index, StatePart part, std::span<float> values)>;
+/// One array of parameter `index`, count() values: in memory of its own, or read into `buffer` (which is as
+/// long as the array). Valid until the next call.
+using StateReader = std::function<std::span<const float>(std::size_t index, StatePart part, std::span<float> buffer)>;
 
 /// "step-00000100".
 std::string checkpoint_name(std::int64_t step);
 
-/// Writes `root/step-XXXXXXXX` through a hidden folder beside it, and fills in the manifest's state_digest.
-/// `buffer` must hold the largest parameter: all memory that this takes. An existing checkpoint of the
-/// step is replaced. Blocks. Throws WriteError; what was there before stays.
-std::filesystem::path write_checkpoint(const std::filesystem::path& root, Manifest& manifest, std::span<float> buffer,
-                                       const StateReader& read);
+struct CheckpointContent {
+  Manifest* manifest = nullptr;  ///< its state_digest and files are filled in
+  StateReader read{};
+  std::span<float> buffer{};                      ///< of the largest parameter; empty where `read` needs none
+  std::vector<std::filesystem::path> beside{};    ///< files copied into the checkpoint under their own names
+  std::function<void(std::uint64_t)> progress{};  ///< told how many bytes of state are written; may be empty
+};
+
+/// Writes `root/step-XXXXXXXX` through a hidden folder beside it. An existing checkpoint of the step is
+/// replaced. Takes no memory but the buffer. Blocks. Throws WriteError; what was there before stays.
+std::filesystem::path write_checkpoint(const std::filesystem::path& root, const CheckpointContent& content,
+                                       FileOps& ops = system_files());
 
 /// A checkpoint that has been checked whole.
 class Checkpoint {
@@ -74,6 +52,8 @@ class Checkpoint {
   void read(std::size_t index, StatePart part, std::span<float> values) const;
   /// Index of a parameter by name. Throws InputError where there is none.
   std::size_t index_of(const std::string& name) const;
+  /// Files that its writer added, as they lie in the directory.
+  std::vector<std::filesystem::path> files_beside() const;
   /// Computed from the stored state. Takes memory for one block.
   std::string state_digest() const;
 
@@ -91,8 +71,16 @@ std::unique_ptr<Checkpoint> newest_checkpoint(
     const std::filesystem::path& root,
     const std::function<void(const std::filesystem::path&, const std::string&)>& passed_over);
 
-/// Deletes all but the newest `keep` below `root`, and what an interrupted save left. `keep` < 1: keeps all.
-/// Does not throw: an old checkpoint that stays is no reason to end a run.
-void prune_checkpoints(const std::filesystem::path& root, int keep) noexcept;
+struct KeepOptions {
+  int keep = 0;                   ///< newest whole ones that stay; < 1: all
+  std::filesystem::path written{};  ///< just written, and so known to be good: stays
+  std::filesystem::path best{};     ///< stays too; empty: none
+};
+
+/// Deletes what an interrupted save left, checkpoints of later steps than the one just written (a course
+/// that the run has left by resuming before it), and whole ones beyond the newest `keep`. One that lacks its
+/// files does not count. Does not throw: an old checkpoint that stays is no reason to end a run.
+void prune_checkpoints(const std::filesystem::path& root, const KeepOptions& options,
+                       FileOps& ops = system_files()) noexcept;
 
 }  // namespace tandem

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/nesting.hpp"
 #include "core/numerics/bf16.hpp"
 
 namespace tandem {
@@ -52,6 +53,7 @@ std::optional<std::uint64_t> bytes_of(std::string_view dtype) {
 
 /// Parses and refuses repeated names, which JSON readers otherwise pass over.
 json parse_header(const std::filesystem::path& file, std::string_view text) {
+  if (nests_deeper(text)) corrupt(file, "its header is nested too deep");
   std::set<std::string> names;
   std::string repeated;
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
@@ -207,8 +209,8 @@ const StoredTensor* SafetensorsReader::find(std::string_view name) const {
 }
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& file, const std::vector<TensorSpec>& specs,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(file) {
+                                     const std::map<std::string, std::string>& metadata, FileOps& ops)
+    : file_(file, ops) {
   nlohmann::ordered_json header;
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t offset = 0;

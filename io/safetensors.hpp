@@ -60,7 +60,7 @@ class SafetensorsWriter {
  public:
   /// Throws WriteError.
   SafetensorsWriter(const std::filesystem::path& file, const std::vector<TensorSpec>& specs,
-                    const std::map<std::string, std::string>& metadata = {});
+                    const std::map<std::string, std::string>& metadata = {}, FileOps& ops = system_files());
   void write(const void* data, std::size_t bytes) { file_.write(data, bytes); }
   /// Flushes and closes. Throws MisuseError where more or fewer bytes came than announced.
   void finish();

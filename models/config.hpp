@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace tandem {
@@ -38,6 +39,9 @@ struct ModelConfig {
   bool qk_norm = false;   ///< Qwen3
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling;
+  /// What generation needs and training does not, passed on as it came: key of config.json ("eos_token_id") and
+  /// JSON of its value.
+  std::vector<std::pair<std::string, std::string>> special_tokens;
 
   /// Throws UsageError that names the field where numbers contradict each other.
   void validate() const;
@@ -51,6 +55,8 @@ ModelConfig builtin_model(std::string_view name);
 /// unknown architecture or activation, a sliding window shorter than the positions, experts) is refused
 /// by name. Throws UsageError.
 ModelConfig read_hf_config(const std::filesystem::path& config_json);
+/// The same of its text; `name` becomes the model's name and stands in messages.
+ModelConfig parse_hf_config(std::string_view text, const std::string& name);
 /// The config.json that transformers would read back as this model, pretty-printed.
 std::string hf_config_text(const ModelConfig& config, std::string_view torch_dtype);
 

@@ -2,6 +2,7 @@
 // computed here is refused by the name of its field; a wrong model is worse than none.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -9,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/nesting.hpp"
 #include "models/config.hpp"
 
 namespace tandem {
@@ -71,6 +73,17 @@ class Fields {
     if (value != nullptr && !value->is_object())
       refuse(fmt::format("'{}' is {}, expected {{...}}", key, shown(*value)));
     return value;
+  }
+
+  /// A token id or a list of them, as JSON; empty where absent.
+  std::string token_ids(const char* key) const {
+    const Json* value = find(key);
+    if (value == nullptr) return {};
+    const auto is_id = [](const Json& v) { return v.is_number_integer(); };
+    if (!is_id(*value) && !(value->is_array() && std::all_of(value->begin(), value->end(), is_id))) {
+      refuse(fmt::format("'{}' is {}, expected a token id or a list of them", key, shown(*value)));
+    }
+    return value->dump();
   }
 
   /// The list of strings, empty where absent.
@@ -238,16 +251,20 @@ void read_llama(const Fields& f, ModelConfig& c) {
   read_rope(f, c);
 }
 
-Json parse(const std::filesystem::path& file) {
-  const std::string what = fmt::format("model description {}", file.string());
+std::string read_text(const std::filesystem::path& file, const std::string& what) {
   std::error_code failed;
   if (!std::filesystem::is_regular_file(file, failed)) throw UsageError(what, "there is no such file");
   const std::uintmax_t bytes = std::filesystem::file_size(file, failed);
   if (failed) throw UsageError(what, failed.message());
   if (bytes > max_config_bytes) throw UsageError(what, fmt::format("{} bytes are too many for a config.json", bytes));
   std::ifstream in(file, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  std::string text{std::istreambuf_iterator<char>(in), {}};
   if (!in) throw UsageError(what, "it cannot be read");
+  return text;
+}
+
+Json parse(std::string_view text, const std::string& what) {
+  if (nests_deeper(text)) throw UsageError(what, "it is nested too deep");
   Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   if (json.is_discarded()) throw UsageError(what, "it is not JSON");
   if (!json.is_object()) throw UsageError(what, "it is not a JSON object");
@@ -299,23 +316,33 @@ OrderedJson llama_fields(const ModelConfig& c) {
 
 }  // namespace
 
-ModelConfig read_hf_config(const std::filesystem::path& config_json) {
-  const Json json = parse(config_json);
-  const Fields f(json, fmt::format("model description {}", config_json.string()));
+ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
+  const std::string what = fmt::format("model description {}", name);
+  const Json json = parse(text, what);
+  const Fields f(json, what);
   const Architecture& architecture = architecture_of(f);
   ModelConfig c;
-  c.name = config_json.string();  // what is wrong is said of the file
+  c.name = name;
   c.architecture = architecture.name;
   c.family = architecture.family;
   refuse_unsupported(f);
   c.vocabulary = f.integer("vocab_size");
   c.initializer_range = f.number("initializer_range", 0.02);
+  for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
+    if (const std::string ids = f.token_ids(key); !ids.empty()) c.special_tokens.emplace_back(key, ids);
+  }
   if (c.family == Family::gpt2) {
     read_gpt2(f, c);
   } else {
     read_llama(f, c);
   }
   c.validate();
+  return c;
+}
+
+ModelConfig read_hf_config(const std::filesystem::path& config_json) {
+  const std::string name = config_json.string();  // what is wrong is said of the file
+  ModelConfig c = parse_hf_config(read_text(config_json, fmt::format("model description {}", name)), name);
   c.name = model_name(config_json);
   return c;
 }
@@ -332,6 +359,7 @@ std::string hf_config_text(const ModelConfig& config, std::string_view torch_dty
                       {"tie_word_embeddings", config.tied_head},
                       {"torch_dtype", torch_dtype}};
   json.update(config.family == Family::gpt2 ? gpt2_fields(config) : llama_fields(config));
+  for (const auto& [key, value] : config.special_tokens) json[key] = OrderedJson::parse(value);
   return json.dump(2) + "\n";
 }
 

@@ -1,85 +1,422 @@
 #!/usr/bin/env python3
-"""Text to a token file for tandem: NAME.bin (uint16 or uint32) and NAME.json beside it.
+"""Text, JSON lines and chat records to token files for tandem, with a Hugging Face tokenizer.
 
-    tools/prepare_data.py --tokenizer DIR|NAME --out data/train.bin text.txt folder/ ...
+    tools/prepare_data.py --tokenizer tokenizer.json --out data/train.bin corpus/ more.txt
+    tools/prepare_data.py --tokenizer model/ --out data/chat.bin --layout rows --row-length 513 chat.jsonl
 
-The tokenizer is a Hugging Face one (`pip install transformers`, or a folder with tokenizer.json and
-`pip install tokenizers`). Folders are read recursively in byte order of path; after each file comes the
-tokenizer's end-of-text token, where it has one (--no-separator leaves it out).
+Writes NAME.bin (uint16, or uint32 for vocabularies beyond 65,536), NAME.json beside it, and NAME.mask.bin
+where not every token is a target: a byte per token, 1 where it is one.
+
+Inputs are files and folders (read recursively in byte order of path, links not followed). A file that ends in
+.jsonl or .json holds a record a line:
+  {"text": "..."}                                     every token is a target
+  {"prompt": "...", "completion": "..."}              those of the completion are
+  {"messages": [{"role": "...", "content": "..."}]}   those of the assistant's contents are
+Every other file is one document of text. Chats are written by the template that the tokenizer's folder brings
+(chat_template.jinja, or tokenizer_config.json; needs the Python package jinja2, which runs it in its sandbox),
+else with a line <|role|> before each content.
+
+Layouts: stream joins documents by the end token, to be cut in windows; rows gives each record a row of its own,
+padded, and never joins two. Work is done in parts of --part-bytes of input, in parallel; where it is interrupted,
+the same command goes on with the parts that are missing.
 """
 import argparse
 import array
+import hashlib
 import json
+import multiprocessing
 import os
-import pathlib
+import shutil
 import sys
+from pathlib import Path
+
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>")
+# How a chat is written for a model that brings no template of its own.
+CHAT = ("<|{role}|>\n", "\n")
 
 
-def fail(message):
-    sys.exit(f"prepare_data.py: error: {message}")
+class Refusal(Exception):
+    """One line: what is wrong and what to try."""
 
 
 def files_of(name):
-    path = pathlib.Path(name)
+    path = Path(name)
     if path.is_file():
         return [path]
     if not path.is_dir():
-        fail(f"{name}: no such file or folder")
+        raise Refusal(f"{name}: no such file or folder")
     found = [p for p in path.rglob("*") if p.is_file() and not p.is_symlink()]
-    return sorted(found, key=lambda p: os.fsencode(p))
+    if not found:
+        raise Refusal(f"{name}: it holds no files")
+    return sorted(found, key=os.fsencode)
 
 
-def load_tokenizer(name):
-    """Returns (encode: str -> list of ids, vocabulary size, end-of-text id or None)."""
+def tokenizer_file(name):
+    path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
+    if not path.is_file():
+        raise Refusal(f"--tokenizer {name}: no tokenizer.json there; name the file, or a folder that holds it")
+    return path
+
+
+def is_records(path):
+    return path.suffix in (".jsonl", ".json")
+
+
+# -- parts: what one worker does at a time ------------------------------------------------------------------
+
+def parts_of(paths, part_bytes):
+    """(file, first byte, last byte) of pieces that end at a line's end; a document of text is one piece."""
+    parts = []
+    for path in paths:
+        size = path.stat().st_size
+        if not is_records(path) or size <= part_bytes:
+            parts.append((str(path), 0, size))
+            continue
+        with path.open("rb") as file:
+            begin = 0
+            while begin < size:
+                file.seek(min(begin + part_bytes, size))
+                file.readline()
+                end = file.tell()
+                parts.append((str(path), begin, end))
+                begin = end
+    return parts
+
+
+def documents(part):
+    """(place, record) of each; a document of text is {"text": ...}."""
+    name, begin, end = part
+    with open(name, "rb") as file:
+        file.seek(begin)
+        content = file.read(end - begin)
+    if not is_records(Path(name)):
+        yield name, {"text": content.decode("utf-8", errors="replace")}
+        return
+    at = begin
+    for line in content.splitlines(keepends=True):
+        if line.strip():
+            try:
+                yield f"{name}, byte {at}", json.loads(line)
+            except ValueError as error:
+                raise Refusal(f"{name}, byte {at}: not a line of JSON ({error})") from None
+        at += len(line)
+
+
+def plain_chat(messages):
+    found = []
+    for m in messages:
+        found.append((CHAT[0].format(role=m["role"]), False))
+        found.append((m["content"] + CHAT[1], m["role"] == "assistant"))
+    return found
+
+
+def templated(messages, template, place):
+    """What each message adds to the chat as the template writes it; an assistant's header is no target."""
+    found, so_far = [], ""
+    for i, m in enumerate(messages):
+        answers = m["role"] == "assistant"
+        before = template(messages[:i], True) if answers and i else so_far
+        after = template(messages[:i + 1], False)
+        if not (before.startswith(so_far) and after.startswith(before)):
+            raise Refusal(f"{place}: the chat template changes what it wrote before message {i}; "
+                          "give a tokenizer folder without it")
+        found += [(before[len(so_far):], False), (after[len(before):], answers)]
+        so_far = after
+    return [(text, target) for text, target in found if text]
+
+
+def template_text(folder):
+    """Source of the chat template in a tokenizer's folder, and its special tokens by name; empty if there is none."""
+    config = {}
+    if (folder / "tokenizer_config.json").is_file():
+        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    if (folder / "chat_template.jinja").is_file():
+        source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    else:
+        source = config.get("chat_template")
+    names = {}
+    for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
+        token = config.get(key)
+        names[key] = token.get("content") if isinstance(token, dict) else token or ""
+    return (source, names) if isinstance(source, str) else (None, names)
+
+
+def load_template(source, names):
+    """(messages, whether an answer is to follow) -> text, or None."""
+    if source is None:
+        return None
     try:
-        from transformers import AutoTokenizer
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        AutoTokenizer = None
-    if AutoTokenizer is not None:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        return lambda text: tokenizer.encode(text, add_special_tokens=False), len(tokenizer), tokenizer.eos_token_id
-    file = pathlib.Path(name) / "tokenizer.json" if pathlib.Path(name).is_dir() else pathlib.Path(name)
-    if not file.is_file():
-        fail(f"{name}: no tokenizer.json there; install transformers to load tokenizers by name")
+        raise Refusal("the tokenizer brings a chat template, and jinja2 is missing; try pip install jinja2") from None
+
+    def refuse(message):
+        raise Refusal(f"the chat template refuses a record: {message}")
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["raise_exception"] = refuse
+    compiled = environment.from_string(source)
+    return lambda messages, answer: compiled.render(messages=messages, add_generation_prompt=answer, **names)
+
+
+def pieces(record, place, template=None):
+    """(text, is a target) of a record, in order."""
+    if isinstance(record, dict):
+        if isinstance(record.get("text"), str):
+            return [(record["text"], True)]
+        prompt, completion = record.get("prompt"), record.get("completion")
+        if isinstance(prompt, str) and isinstance(completion, str):
+            return [(prompt, False), (completion, True)]
+        messages = record.get("messages")
+        if isinstance(messages, list) and messages and all(
+                isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
+                for m in messages):
+            return templated(messages, template, place) if template else plain_chat(messages)
+    raise Refusal(f'{place}: a record needs "text", "prompt" and "completion", or "messages" with "role" and "content"')
+
+
+def load_tokenizer(file):
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        fail("neither transformers nor tokenizers is installed; try pip install tokenizers")
-    tokenizer = Tokenizer.from_file(str(file))
-    ends = (tokenizer.token_to_id(t) for t in ("<|endoftext|>", "<|end_of_text|>", "</s>"))
-    return (lambda text: tokenizer.encode(text, add_special_tokens=False).ids, tokenizer.get_vocab_size(),
-            next((e for e in ends if e is not None), None))
+        raise Refusal("the Python package tokenizers is missing; try pip install tokenizers") from None
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library throws nothing narrower
+        raise Refusal(f"--tokenizer {file}: {error}") from None
+
+
+def end_token(tokenizer, wanted):
+    if wanted is not None:
+        found = tokenizer.token_to_id(wanted)
+        if found is None:
+            raise Refusal(f"--end-token {wanted}: the tokenizer has no such token")
+        return found
+    return next((i for i in map(tokenizer.token_to_id, END_TOKENS) if i is not None), None)
+
+
+def encode(tokenizer, record, place, end, template):
+    """Token ids of a record and, for each, whether it is a target. The end is one where what it ends is; a chat
+    that a template wrote has an end of its own."""
+    ids, mask = [], []
+    for text, target in pieces(record, place, template):
+        new = tokenizer.encode(text, add_special_tokens=False).ids
+        ids += new
+        mask += [int(target)] * len(new)
+    if end is not None and not (template and "messages" in record):
+        ids.append(end)
+        mask.append(mask[-1] if mask else 1)
+    return ids, mask
+
+
+worker = {}
+
+
+def start_worker(options):
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
+    worker.update(options, tokenizer=load_tokenizer(options["tokenizer_file"]),
+                  chat=load_template(*options["template"]))
+
+
+def flush(path, content):
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def do_part(job):
+    """Writes ids, mask and row lengths of one part; the description last, which makes it count."""
+    index, part = job
+    base = Path(worker["folder"]) / f"{index:06}"
+    ids, mask, lengths = array.array("I"), bytearray(), array.array("I")
+    cut = empty = 0
+    try:
+        for place, record in documents(part):
+            new, targets = encode(worker["tokenizer"], record, place, worker["end"], worker["chat"])
+            if worker["rows"]:
+                longest = worker["row_length"] or len(new)
+                cut += len(new) > longest
+                new, targets = new[:longest], targets[:longest]
+                if not any(targets[1:]):
+                    empty += 1
+                    continue
+            ids.extend(new)
+            mask.extend(targets)
+            lengths.append(len(new))
+    except Refusal as error:
+        return index, str(error)
+    except OSError as error:
+        return index, f"{part[0]}: {error}"
+    flush(f"{base}.ids", ids.tobytes())
+    flush(f"{base}.mask", bytes(mask))
+    flush(f"{base}.lengths", lengths.tobytes())
+    done = {"tokens": len(ids), "records": len(lengths), "longest": max(lengths, default=0), "cut": cut,
+            "without_target": empty, "targets": sum(mask)}
+    flush(f"{base}.tmp", json.dumps(done).encode())
+    os.replace(f"{base}.tmp", f"{base}.json")
+    return index, None
+
+
+# -- the whole ------------------------------------------------------------------------------------------------
+
+def fingerprint(arguments, paths, tokenizer, template):
+    """Two commands with the same one make the same parts."""
+    facts = [arguments.layout, arguments.row_length, arguments.end_token, arguments.no_end_token,
+             arguments.part_bytes, template, hashlib.sha256(tokenizer.read_bytes()).hexdigest(),
+             [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def say(text):
+    live = sys.stderr.isatty()
+    print(f"\r\x1b[K{text}" if live else text, end="" if live else "\n", file=sys.stderr, flush=True)
+
+
+def make_parts(folder, parts, options, workers):
+    missing = [(i, p) for i, p in enumerate(parts) if not (folder / f"{i:06}.json").exists()]
+    done = len(parts) - len(missing)
+    if done:
+        say(f"going on with {len(missing)} of {len(parts)} parts")
+    if not missing:
+        return
+    bytes_of = [end - begin for _, begin, end in parts]
+    total, finished = sum(bytes_of), sum(bytes_of) - sum(bytes_of[i] for i, _ in missing)
+    with multiprocessing.Pool(min(workers, len(missing)), start_worker, (options,)) as pool:
+        for index, error in pool.imap_unordered(do_part, missing):
+            if error:
+                raise Refusal(error)
+            done += 1
+            finished += bytes_of[index]
+            say(f"{done} of {len(parts)} parts, {finished / max(total, 1):.0%} of {total / 1e6:.1f} MB")
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+
+
+def read_array(path):
+    values = array.array("I")
+    values.frombytes(path.read_bytes())
+    return values
+
+
+def narrow(values, code):
+    tokens = array.array(code, values)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens.tobytes()
+
+
+def padded_rows(folder, index, row_length, padding):
+    """Ids and mask of a part's records, each filled up to a row."""
+    ids, mask = read_array(folder / f"{index:06}.ids"), (folder / f"{index:06}.mask").read_bytes()
+    row_ids, row_mask, at = array.array("I"), bytearray(), 0
+    for length in read_array(folder / f"{index:06}.lengths"):
+        missing = row_length - length
+        row_ids.extend(ids[at:at + length])
+        row_ids.extend([padding] * missing)
+        row_mask.extend(mask[at:at + length] + bytes(missing))
+        at += length
+    return row_ids, row_mask
+
+
+def join(folder, count, out, code, layout, row_length, padding, masked):
+    """All parts in order into NAME.bin and NAME.mask.bin, under names that do not count yet."""
+    bin_tmp, mask_tmp = out.with_suffix(".bin.tmp"), out.with_suffix(".mask.bin.tmp")
+    tokens = 0
+    with bin_tmp.open("wb") as bin_file, mask_tmp.open("wb") as mask_file:
+        for index in range(count):
+            if layout == "rows":
+                ids, mask = padded_rows(folder, index, row_length, padding)
+            else:
+                ids, mask = read_array(folder / f"{index:06}.ids"), (folder / f"{index:06}.mask").read_bytes()
+            bin_file.write(narrow(ids, code))
+            mask_file.write(mask)
+            tokens += len(ids)
+        for file in (bin_file, mask_file):
+            file.flush()
+            os.fsync(file.fileno())
+    if not masked:
+        mask_tmp.unlink()
+    return tokens
+
+
+def publish(out, description, masked):
+    """The token file appears last: until then no reader takes the others for its own."""
+    out.unlink(missing_ok=True)
+    out.with_suffix(".mask.bin").unlink(missing_ok=True)
+    flush(out.with_suffix(".json.tmp"), (json.dumps(description, indent=2) + "\n").encode())
+    os.replace(out.with_suffix(".json.tmp"), out.with_suffix(".json"))
+    if masked:
+        os.replace(out.with_suffix(".mask.bin.tmp"), out.with_suffix(".mask.bin"))
+    os.replace(out.with_suffix(".bin.tmp"), out)
+
+
+def prepare(arguments):
+    out = arguments.out
+    if out.suffix != ".bin" or out.name.endswith(".mask.bin"):
+        raise Refusal(f"--out {out}: the name must end in .bin, and not in .mask.bin")
+    if arguments.row_length is not None and (arguments.layout != "rows" or arguments.row_length < 2):
+        raise Refusal("--row-length: at least 2, and with --layout rows")
+    paths = [file for name in arguments.inputs for file in files_of(name)]
+    source = tokenizer_file(arguments.tokenizer)
+    tokenizer = load_tokenizer(source)
+    end = None if arguments.no_end_token else end_token(tokenizer, arguments.end_token)
+    vocabulary = tokenizer.get_vocab_size(with_added_tokens=True)
+    template = template_text(source.parent)
+    if any(is_records(path) for path in paths):
+        load_template(*template)  # what is missing is said before any work
+    folder = out.with_suffix(".parts") / fingerprint(arguments, paths, source, template)[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = parts_of(paths, arguments.part_bytes)
+    options = {"tokenizer_file": str(source), "folder": str(folder), "end": end, "rows": arguments.layout == "rows",
+               "row_length": arguments.row_length, "template": template}
+    make_parts(folder, parts, options, arguments.workers)
+
+    done = [json.loads((folder / f"{i:06}.json").read_text()) for i in range(len(parts))]
+    total = {key: sum(part[key] for part in done) for key in ("tokens", "records", "cut", "without_target", "targets")}
+    if total["tokens"] == 0:
+        raise Refusal("no tokens: the inputs are empty, or no record has a target")
+    rows = arguments.layout == "rows"
+    row_length = arguments.row_length or max(2, max(part["longest"] for part in done))
+    masked = rows or total["targets"] != total["tokens"]
+    dtype, code = ("uint16", "H") if vocabulary <= 1 << 16 else ("uint32", "I")
+    tokens = join(folder, len(parts), out, code, arguments.layout, row_length, end or 0, masked)
+    description = {"dtype": dtype, "vocab_size": vocabulary, "end_token": end, "layout": arguments.layout,
+                   **({"row_length": row_length} if rows else {}), "tokens": tokens, "targets": total["targets"],
+                   "records": total["records"], "tokenizer": source.name}
+    publish(out, description, masked)
+    shutil.rmtree(out.with_suffix(".parts"))
+    for key, what in (("cut", "cut at --row-length"), ("without_target", "left out: without any target")):
+        if total[key]:
+            print(f"{total[key]} records {what}", file=sys.stderr)
+    print(f"{total['records']} records, {tokens} tokens of {dtype}, {total['targets']} of them targets, in {out}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Text to a token file for tandem.")
-    parser.add_argument("--tokenizer", required=True, help="Hugging Face name, folder, or tokenizer.json")
-    parser.add_argument("--out", required=True, type=pathlib.Path, help="the .bin to write")
-    parser.add_argument("--no-separator", action="store_true", help="no end-of-text token between files")
-    parser.add_argument("inputs", nargs="+", help="text files and folders")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("inputs", nargs="+", help="files and folders")
+    parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder that holds one")
+    parser.add_argument("--out", required=True, type=Path, help="the .bin to write")
+    parser.add_argument("--layout", choices=("stream", "rows"), default="stream", help="default stream")
+    parser.add_argument("--row-length", type=int, metavar="TOKENS",
+                        help="of rows: one more than train's --seq-len; longer records are cut (default: the longest)")
+    parser.add_argument("--end-token", metavar="TOKEN", help="default: the tokenizer's own, by its usual names")
+    parser.add_argument("--no-end-token", action="store_true", help="nothing between documents")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
+    parser.add_argument("--part-bytes", type=int, default=1 << 24, help="input of a part (default 16 MiB)")
     arguments = parser.parse_args()
-    if arguments.out.suffix != ".bin":
-        fail(f"--out {arguments.out}: the name must end in .bin")
-    encode, vocabulary, end = load_tokenizer(arguments.tokenizer)
-    dtype, code = ("uint16", "H") if vocabulary <= 1 << 16 else ("uint32", "I")
-    total = 0
-    beside = arguments.out.with_suffix(".bin.tmp")
-    with beside.open("wb") as out:
-        for name in arguments.inputs:
-            for file in files_of(name):
-                ids = encode(file.read_text(encoding="utf-8", errors="replace"))
-                if end is not None and not arguments.no_separator:
-                    ids.append(end)
-                tokens = array.array(code, ids)
-                if sys.byteorder == "big":
-                    tokens.byteswap()
-                tokens.tofile(out)
-                total += len(ids)
-    description = {"dtype": dtype, "vocab_size": vocabulary, "tokens": total, "tokenizer": arguments.tokenizer}
-    arguments.out.with_suffix(".json").write_text(json.dumps(description, indent=2) + "\n")
-    beside.replace(arguments.out)
-    print(f"{total} tokens of {dtype} in {arguments.out}")
+    try:
+        if arguments.workers < 1 or arguments.part_bytes < 1:
+            raise Refusal("--workers and --part-bytes must be at least 1")
+        prepare(arguments)
+    except Refusal as refusal:
+        print(f"prepare_data.py: error: {refusal}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"prepare_data.py: error: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -131,6 +131,7 @@ void check_config(const TrainConfig& c) {
     throw UsageError("--offload-activations", "it needs block recompute, and --recompute none was given",
                      "leave out one of them");
   }
+  if (c.keep_best && c.eval_data.empty()) throw UsageError("--keep-best", "there is no --eval-data", "give some");
   if (c.eval_every > 0 && c.eval_data.empty()) throw UsageError("--eval-every", "there is no --eval-data", "give some");
 }
 

@@ -21,6 +21,9 @@ namespace tandem {
 
 enum class Recompute : std::uint8_t { none, block, automatic };
 
+/// What a run does where a checkpoint cannot be written. The last one of a run always ends it.
+enum class OnSaveFailure : std::uint8_t { stop, go_on };
+
 struct TrainConfig {
   std::string model;
   bool from_scratch = false;
@@ -61,8 +64,12 @@ struct TrainConfig {
   std::int64_t eval_every = 0;
   std::int64_t checkpoint_every = 0;
   int keep = 2;
+  bool keep_best = false;
+  OnSaveFailure on_save_failure = OnSaveFailure::stop;
   std::int64_t log_every = 1;
   std::string trace;
+  int metrics_port = -1;  ///< -1: none; 0: one that is free
+  std::string metrics_address = "127.0.0.1";
   int threads = 0;
   int update_threads = 0;
   bool strict = false;

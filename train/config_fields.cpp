@@ -213,8 +213,11 @@ void add_machine_fields(std::vector<ConfigField>& all) {
                        &C::resident_layers, 0, -1));
   all.push_back(
       layers({"prefetch-layers", "LAYERS", "auto", "2", "layers of weights in flight"}, &C::prefetch_layers, 1, 0));
-  all.push_back(choice<StateFormat>({"state", "FORMAT", "fp32", "fp32", "format of the optimizer state: fp32"},
-                                    &C::state, {{"fp32", StateFormat::fp32}}));
+  all.push_back(choice<StateFormat>(
+      {"state", "FORMAT", "fp32", "fp32",
+       "optimizer state in 12, 10 or 6 bytes: fp32, split (the same bits), bf16-moments"},
+      &C::state,
+      {{"fp32", StateFormat::fp32}, {"split", StateFormat::split}, {"bf16-moments", StateFormat::bf16_moments}}));
   all.push_back(choice<DType>({"compute", "TYPE", "fp32", "bf16", "compute type of the host device: fp32 or bf16"},
                               &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
   all.push_back(choice<Recompute>(
@@ -290,9 +293,22 @@ void add_report_fields(std::vector<ConfigField>& all) {
                             &C::checkpoint_every, 0, many));
   all.push_back(
       integer<int>({"keep", "CHECKPOINTS", "2", "5", "newest checkpoints to keep; 0: all"}, &C::keep, 0, 1000000));
+  all.push_back(
+      flag({"keep-best", "", "off", "", "save where --eval-data's loss is the lowest so far, and keep that one"},
+           &C::keep_best));
+  all.push_back(choice<OnSaveFailure>(
+      {"on-save-failure", "ACTION", "stop", "continue",
+       "a checkpoint that cannot be written: stop, or continue with the old one kept (the last one always stops)"},
+      &C::on_save_failure, {{"stop", OnSaveFailure::stop}, {"continue", OnSaveFailure::go_on}}));
   all.push_back(integer<std::int64_t>({"log-every", "STEPS", "1", "10", "print every so many steps; 0: none"},
                                       &C::log_every, 0, many));
   all.push_back(text({"trace", "FILE", "none", "trace.json", "write a Perfetto trace"}, &C::trace));
+  all.push_back(integer<int>({"metrics-port", "PORT", "none", "9400",
+                              "serve Prometheus metrics over HTTP at /metrics; 0: a free port, which is printed"},
+                             &C::metrics_port, 0, 65535, -1));
+  all.push_back(text({"metrics-address", "ADDRESS", "127.0.0.1", "0.0.0.0",
+                      "address that --metrics-port listens on: others than this machine only if you say so"},
+                     &C::metrics_address));
   all.push_back(flag({"strict", "", "off", "", "refuse where a fallback would be taken"}, &C::strict));
 }
 

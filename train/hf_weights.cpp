@@ -4,14 +4,14 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <system_error>
 
 #include "core/error.hpp"
-#include "core/numerics/bf16.hpp"
+#include "core/mapped_file.hpp"
+#include "core/nesting.hpp"
 #include "models/transformer.hpp"
 
 namespace tandem {
@@ -19,36 +19,38 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> tensor_files(const fs::path& directory) {
-  const fs::path index = directory / "model.safetensors.index.json";
+/// The shards that an index names, each once.
+std::vector<fs::path> files_of_index(const fs::path& directory, const fs::path& index) {
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(fmt::format("index {}", index.string()), why, "copy or download it again");
+  };
+  const MappedFile file(index);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  if (nests_deeper(text)) refuse("it is nested too deep");
+  const auto json = nlohmann::json::parse(text, nullptr, false);
+  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
+    refuse("it has no weight_map");
+  }
   std::set<fs::path> files;
-  std::error_code error;
-  if (fs::exists(index, error)) {
-    std::ifstream stream(index);
-    const auto json = nlohmann::json::parse(stream, nullptr, false);
-    if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-      throw InputError(fmt::format("index {}", index.string()), "it has no weight_map");
+  for (const auto& [tensor, name] : json["weight_map"].items()) {
+    if (!name.is_string() || name.get<std::string>().find('/') != std::string::npos) {
+      refuse(fmt::format("tensor {} names no file beside it", tensor));
     }
-    for (const auto& [tensor, file] : json["weight_map"].items()) {
-      if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
-        throw InputError(fmt::format("index {}", index.string()),
-                         fmt::format("tensor {} names no file beside it", tensor));
-      }
-      files.insert(directory / file.get<std::string>());
-    }
-  } else {
-    for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
-      if (it->path().extension() == ".safetensors") files.insert(it->path());
-    }
+    files.insert(directory / name.get<std::string>());
   }
   return {files.begin(), files.end()};
 }
 
-std::vector<std::int64_t> stored_shape(const Parameter& p, bool transposed) {
-  std::vector<std::int64_t> shape;
-  for (int i = 0; i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
-  if (transposed) std::reverse(shape.begin(), shape.end());
-  return shape;
+std::vector<fs::path> tensor_files(const fs::path& directory) {
+  const fs::path index = directory / "model.safetensors.index.json";
+  std::error_code error;
+  if (fs::exists(index, error)) return files_of_index(directory, index);
+  if (fs::exists(directory / "model.safetensors", error)) return {directory / "model.safetensors"};
+  std::set<fs::path> files;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".safetensors") files.insert(it->path());
+  }
+  return {files.begin(), files.end()};
 }
 
 /// What published files hold beside parameters: masks and tables that are computed.
@@ -64,6 +66,13 @@ std::string named(const std::vector<std::string>& names) {
 }
 
 }  // namespace
+
+std::vector<std::int64_t> stored_shape(const Parameter& p, bool transposed) {
+  std::vector<std::int64_t> shape;
+  for (int i = 0; i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
+  if (transposed) std::reverse(shape.begin(), shape.end());
+  return shape;
+}
 
 bool HfWeights::present(const fs::path& directory) { return !tensor_files(directory).empty(); }
 
@@ -136,58 +145,6 @@ void HfWeights::read(const ModelConfig& config, const Parameter& p, std::span<fl
       values[static_cast<std::size_t>(o * inputs + i)] = row[static_cast<std::size_t>(o)];
     }
   }
-}
-
-namespace {
-
-void write_values(SafetensorsWriter& writer, const Parameter& p, bool transposed, ExportType type,
-                  std::span<const float> values) {
-  const std::int64_t rows = transposed ? p.shape[1] : 1;
-  const std::int64_t columns = transposed ? p.shape[0] : p.count;
-  std::vector<float> row(static_cast<std::size_t>(columns));
-  std::vector<bf16> narrow(row.size());
-  for (std::int64_t r = 0; r < rows; ++r) {
-    for (std::int64_t c = 0; c < columns; ++c) {
-      row[static_cast<std::size_t>(c)] = values[static_cast<std::size_t>(transposed ? c * rows + r : c)];
-    }
-    if (type == ExportType::fp32) {
-      writer.write(row.data(), row.size() * sizeof(float));
-    } else {
-      std::transform(row.begin(), row.end(), narrow.begin(), numerics::weight_of_master);
-      writer.write(narrow.data(), narrow.size() * sizeof(bf16));
-    }
-  }
-}
-
-std::string config_text(const ModelConfig& config, bool bytes, ExportType type) {
-  auto json = nlohmann::ordered_json::parse(hf_config_text(config, type == ExportType::fp32 ? "float32" : "bfloat16"));
-  if (bytes) json["tandem_token_kind"] = "bytes";
-  return json.dump(2) + "\n";
-}
-
-}  // namespace
-
-void export_hf(const fs::path& to, const ModelConfig& config, const ParameterLayout& layout, bool bytes,
-               ExportType type, const std::function<void(const Parameter&, std::span<float>)>& values) {
-  create_directories_or_throw(to);
-  const fs::path beside = to / ".model.safetensors.tmp";
-  std::vector<TensorSpec> specs;
-  std::int64_t largest = 0;
-  for (const Parameter* p : layout.owned_parameters()) {
-    const HfTensor tensor = hf_tensor_of(config, *p);
-    specs.push_back({tensor.name, type == ExportType::fp32 ? "F32" : "BF16", stored_shape(*p, tensor.transposed)});
-    largest = std::max(largest, p->count);
-  }
-  std::vector<float> buffer(static_cast<std::size_t>(largest));
-  SafetensorsWriter writer(beside, specs, {{"format", "pt"}});
-  for (const Parameter* p : layout.owned_parameters()) {
-    const auto part = std::span(buffer).first(static_cast<std::size_t>(p->count));
-    values(*p, part);
-    write_values(writer, *p, hf_tensor_of(config, *p).transposed, type, part);
-  }
-  writer.finish();
-  rename_or_throw(beside, to / "model.safetensors");
-  write_file_atomically(to / "config.json", config_text(config, bytes, type));
 }
 
 }  // namespace tandem

@@ -32,11 +32,7 @@ class HfWeights {
   std::map<std::string, const StoredTensor*> tensors_;
 };
 
-enum class ExportType : std::uint8_t { bf16, fp32 };
-
-/// Writes config.json and model.safetensors into the new or empty folder `to`. `values` gives each
-/// parameter's master; `buffer` must hold the largest one. Throws WriteError.
-void export_hf(const std::filesystem::path& to, const ModelConfig& config, const ParameterLayout& layout, bool bytes,
-               ExportType type, const std::function<void(const Parameter&, std::span<float>)>& values);
+/// The shape that a parameter has in such a file.
+std::vector<std::int64_t> stored_shape(const Parameter& parameter, bool transposed);
 
 }  // namespace tandem

@@ -70,12 +70,13 @@ EvalResult LoadedModel::evaluate(const TokenSource& source) {
   const HostBatch host = batch(0);
   const auto scope = engine_->evaluation();
   double sum = 0.0;
+  std::int64_t tokens = 0;
   for (std::int64_t first = 0; first < windows; first += shape.batch) {
     std::fill(host.tokens.begin(), host.tokens.end(), 0);
     std::fill(host.targets.begin(), host.targets.end(), -1);
     for (std::int64_t row = 0; row < std::min(shape.batch, windows - first); ++row) {
       const auto at = static_cast<std::size_t>(row) * length;
-      read_window(source, first + row, host.tokens.subspan(at, length), host.targets.subspan(at, length));
+      tokens += read_window(source, first + row, host.tokens.subspan(at, length), host.targets.subspan(at, length));
     }
     upload(host);
     setup_.model->evaluate(*engine_, stream_);
@@ -84,7 +85,6 @@ EvalResult LoadedModel::evaluate(const TokenSource& source) {
     wait_for_losses();
     sum = std::accumulate(host.losses.begin(), host.losses.end(), sum);
   }
-  const std::int64_t tokens = windows * shape.sequence;
   return {sum / static_cast<double>(tokens), tokens, windows};
 }
 

@@ -5,10 +5,10 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <regex>
-#include <set>
 #include <system_error>
 
 #include "core/error.hpp"
@@ -20,29 +20,17 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// config.json of a checkpoint is text in its manifest; the reader of models takes files.
-ModelConfig config_of_checkpoint(const Checkpoint& checkpoint) {
-  std::string pattern = (fs::temp_directory_path() / "tandem-config-XXXXXX").string();
-  const int fd = ::mkstemp(pattern.data());
-  if (fd < 0) throw WriteError("cannot write a temporary file", "the temporary folder refuses it", "set TMPDIR");
-  ::close(fd);
-  const struct Remove {
-    const std::string& path;
-    ~Remove() {
-      std::error_code ignored;
-      fs::remove(path, ignored);
-    }
-  } remove{pattern};
-  std::ofstream(pattern) << checkpoint.manifest().model_config;
-  ModelConfig config = read_hf_config(pattern);
-  config.name = checkpoint.manifest().model_name;
-  return config;
-}
-
 ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
+  const Manifest& manifest = checkpoint->manifest();
   ModelSource source;
-  source.config = config_of_checkpoint(*checkpoint);
-  source.bytes = checkpoint->manifest().token_kind == "bytes";
+  try {
+    source.config = parse_hf_config(manifest.model_config, manifest.model_name);
+  } catch (const UsageError& error) {
+    throw InputError(fmt::format("checkpoint {}", checkpoint->directory().string()), error.what(),
+                     "use another one of the run");
+  }
+  source.bytes = manifest.token_kind == "bytes";
+  source.beside = checkpoint->files_beside();
   source.checkpoint = std::move(checkpoint);
   return source;
 }
@@ -52,8 +40,21 @@ ModelSource from_config_file(const fs::path& file) {
   source.config = read_hf_config(file);
   std::ifstream stream(file);
   const auto json = nlohmann::json::parse(stream, nullptr, false);
-  source.bytes = json.is_object() && json.value("tandem_token_kind", "") == "bytes";
+  const auto kind = json.find("tandem_token_kind");
+  source.bytes = kind != json.end() && *kind == "bytes";
   return source;
+}
+
+/// What transformers keeps beside the weights of a model, and a model that is exported should have again.
+std::vector<fs::path> files_beside_weights(const fs::path& directory) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    if (fs::is_regular_file(directory / name, ignored)) found.push_back(directory / name);
+  }
+  return found;
 }
 
 ModelSource from_directory(const fs::path& directory) {
@@ -70,6 +71,7 @@ ModelSource from_directory(const fs::path& directory) {
   }
   ModelSource source = from_config_file(directory / "config.json");
   if (HfWeights::present(directory)) source.weights = directory;
+  source.beside = files_beside_weights(directory);
   return source;
 }
 
@@ -120,18 +122,19 @@ ModelSource find_trained_model(const std::string& name) {
   return source;
 }
 
-ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern) {
+namespace {
+
+/// The model's layout with `frozen(Hugging Face name)` deciding what is not trained.
+template <class Frozen>
+ParameterLayout layout_with(const ModelConfig& config, const Frozen& frozen, std::size_t& trained) {
   const ParameterLayout plain = layout_of(config);
-  if (pattern.empty()) return plain;
-  const std::regex expression(pattern);
-  ParameterLayout frozen;
-  std::size_t trained = 0;
+  ParameterLayout layout;
   for (const Layer& layer : plain.layers()) {
-    auto builder = frozen.add_layer(layer.name);
+    auto builder = layout.add_layer(layer.name);
     for (const Parameter& p : layer.parameters) {
       ParameterOptions options = p.options;
       if (!p.tied()) {
-        options.trainable = !std::regex_search(hf_tensor_of(config, p).name, expression);
+        options.trainable = !frozen(hf_tensor_of(config, p).name);
         trained += options.trainable ? 1 : 0;
       }
       builder.add(p.name, p.shape, options);
@@ -141,27 +144,54 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
     for (const Parameter& p : layer.parameters) {
       if (!p.tied()) continue;
       const Layer& owner = plain.layer(p.tied_layer);
-      frozen.tie(owner.parameters.at(static_cast<std::size_t>(p.tied_index)).full_name, p.full_name);
+      layout.tie(owner.parameters.at(static_cast<std::size_t>(p.tied_index)).full_name, p.full_name);
     }
   }
-  if (trained == 0 && pattern != ".*")
-    throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter");
-  return frozen;
+  return layout;
+}
+
+/// Passes values on, and says where some are not finite: training from them would skip every step.
+ParameterValues watched(ParameterValues values) {
+  return [values = std::move(values)](const Parameter& p, std::span<float> to) {
+    values(p, to);
+    const auto bad = std::count_if(to.begin(), to.end(), [](float x) { return !std::isfinite(x); });
+    if (bad > 0) spdlog::warn("weights of {}: {} of {} values are NaN or infinite", p.full_name, bad, to.size());
+  };
+}
+
+}  // namespace
+
+ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern) {
+  if (pattern.empty()) return layout_of(config);
+  const std::regex expression(pattern);
+  std::size_t trained = 0;
+  ParameterLayout layout = layout_with(
+      config, [&](const std::string& name) { return std::regex_search(name, expression); }, trained);
+  if (trained == 0) {
+    throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter", "leave something to train");
+  }
+  return layout;
+}
+
+ParameterLayout forward_layout(const ModelConfig& config) {
+  std::size_t ignored = 0;
+  return layout_with(
+      config, [](const std::string&) { return true; }, ignored);
 }
 
 ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed) {
   if (source.checkpoint) {
     check_checkpoint(*source.checkpoint, layout);
-    return [checkpoint = source.checkpoint.get()](const Parameter& p, std::span<float> values) {
+    return watched([checkpoint = source.checkpoint.get()](const Parameter& p, std::span<float> values) {
       checkpoint->read(checkpoint->index_of(p.full_name), StatePart::master, values);
-    };
+    });
   }
   if (!source.weights.empty()) {
     auto weights = std::make_shared<HfWeights>(source.weights);
     weights->check(source.config, layout);
-    return [weights, config = source.config](const Parameter& p, std::span<float> values) {
+    return watched([weights, config = source.config](const Parameter& p, std::span<float> values) {
       weights->read(config, p, values);
-    };
+    });
   }
   return [config = source.config, seed](const Parameter& p, std::span<float> values) {
     initialize_parameter(config, p, seed, values);

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "core/parameter_layout.hpp"
 #include "io/checkpoint.hpp"
@@ -18,9 +19,10 @@ class HfWeights;
 /// A model description and, where there are any, its weights.
 struct ModelSource {
   ModelConfig config;
-  std::filesystem::path weights;           ///< Hugging Face directory with tensors; empty: none
-  std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
-  bool bytes = false;                      ///< its tokens are known to be bytes of text
+  std::filesystem::path weights;              ///< Hugging Face directory with tensors; empty: none
+  std::unique_ptr<Checkpoint> checkpoint;     ///< null: none
+  bool bytes = false;                         ///< its tokens are known to be bytes of text
+  std::vector<std::filesystem::path> beside;  ///< tokenizer and generation files that came with the weights
   bool loads_weights() const noexcept { return !weights.empty() || checkpoint != nullptr; }
 };
 
@@ -31,13 +33,15 @@ ModelSource find_model(const std::string& name);
 /// The same, for commands that need weights. Throws UsageError where there are none.
 ModelSource find_trained_model(const std::string& name);
 
-/// Shape of `layout`, but parameters whose Hugging Face name `pattern` is found in are not trained. An
-/// empty pattern freezes none, ".*" all.
+/// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty
+/// pattern freezes none. Throws UsageError where nothing is left to train.
 ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern);
+/// The model's layout with every parameter frozen: for forwards alone.
+ParameterLayout forward_layout(const ModelConfig& config);
 
 /// Initial values of parameters: from the source's weights, else random from `seed`. Checks at once that
 /// every tensor is there and has its shape. Throws InputError that names those missing, unexpected or
-/// misshapen.
+/// misshapen. A tensor with values that are not finite is warned of by name when it is read.
 using ParameterValues = std::function<void(const Parameter&, std::span<float>)>;
 ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed);
 

@@ -41,7 +41,7 @@ void Progress::line(const std::string& text) {
   std::fflush(stdout);
 }
 
-void Progress::step(const StepMetrics& m, double exposed) {
+void Progress::step(const StepMetrics& m, double exposed, std::optional<double> saving) {
   constexpr double weight = 0.1;  // of the newest step: a rate that neither jumps nor lags
   smoothed_ = smoothed_ == 0.0 ? m.step_seconds : (1.0 - weight) * smoothed_ + weight * m.step_seconds;
   if (quiet_ || every_ == 0 || (m.step % every_ != 0 && m.step != steps_)) return;
@@ -52,6 +52,7 @@ void Progress::step(const StepMetrics& m, double exposed) {
       format_duration(smoothed_ * static_cast<double>(steps_ - m.step)));
   if (m.skipped) text += "  SKIPPED";
   if (m.eval_loss) text += fmt::format("  eval {:.4f}", *m.eval_loss);
+  if (saving) text += fmt::format("  saving {:.0f}%", 100.0 * *saving);
   if (!terminal_) return line(text);
   std::fputs(fmt::format("\r\x1b[K{}{}", bar(m.step, steps_), text).c_str(), stdout);
   std::fflush(stdout);

@@ -17,7 +17,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void line(const std::string& text);
-  void step(const StepMetrics& metrics, double exposed_update_seconds);
+  /// `saving`: share of a checkpoint under way.
+  void step(const StepMetrics& metrics, double exposed_update_seconds, std::optional<double> saving = std::nullopt);
 
  private:
   std::int64_t steps_;

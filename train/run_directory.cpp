@@ -18,6 +18,12 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* metrics_name = "metrics.jsonl";
+constexpr const char* lock_name = ".lock";
+
+[[noreturn]] void refuse_taken(const fs::path& out) {
+  throw WriteError(fmt::format("--out {}", out.string()), "another process is writing this run",
+                   "wait for it, or name another folder");
+}
 
 nlohmann::ordered_json finite(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
@@ -31,6 +37,12 @@ bool holds_run(const fs::path& out) {
     if (fs::exists(out / name, ignored)) return true;
   }
   return false;
+}
+
+void refuse_held(const fs::path& out) {
+  if (!holds_run(out)) return;
+  throw UsageError(fmt::format("--out {}", out.string()), "it already holds a run",
+                   "add --resume, or name another folder");
 }
 
 std::string StepMetrics::json() const {
@@ -47,18 +59,27 @@ std::string StepMetrics::json() const {
   return j.dump();
 }
 
-RunDirectory::RunDirectory(fs::path out) : out_(std::move(out)) {
+void refuse_locked(const fs::path& out) {
+  const int fd = ::open((out / lock_name).c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return;  // nobody has ever locked it
+  const bool taken = ::flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  ::close(fd);
+  if (taken) refuse_taken(out);
+}
+
+RunDirectory::RunDirectory(fs::path out, bool fresh) : out_(std::move(out)) {
   create_directories_or_throw(out_);
-  const fs::path file = out_ / ".lock";
-  lock_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  lock_ = ::open((out_ / lock_name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   if (lock_ < 0) {
     throw WriteError(fmt::format("cannot write --out {}", out_.string()), std::generic_category().message(errno),
                      "name a folder that may be written");
   }
-  if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) {
+  try {
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse_taken(out_);
+    if (fresh) refuse_held(out_);
+  } catch (const Error&) {
     ::close(lock_);
-    throw WriteError(fmt::format("--out {}", out_.string()), "another process is writing this run",
-                     "wait for it, or name another folder");
+    throw;
   }
 }
 

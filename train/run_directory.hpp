@@ -10,6 +10,11 @@ namespace tandem {
 
 /// Whether the folder holds a run (or part of one).
 bool holds_run(const std::filesystem::path& out);
+/// Throws UsageError where it does.
+void refuse_held(const std::filesystem::path& out);
+
+/// Throws WriteError where another process is writing the run. Creates nothing.
+void refuse_locked(const std::filesystem::path& out);
 
 /// One line of metrics.jsonl. Values that are not finite are written as null.
 struct StepMetrics {
@@ -30,8 +35,8 @@ struct StepMetrics {
 class RunDirectory {
  public:
   /// Creates the folder where it is missing and locks it. Throws WriteError where it cannot be written or
-  /// another process has it.
-  explicit RunDirectory(std::filesystem::path out);
+  /// another process has it, UsageError where a `fresh` run finds one there that came in between.
+  RunDirectory(std::filesystem::path out, bool fresh);
   ~RunDirectory();
   RunDirectory(const RunDirectory&) = delete;
   RunDirectory& operator=(const RunDirectory&) = delete;

@@ -1,12 +1,14 @@
 #include "train/run_setup.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 #include <utility>
 
+#include "api/state_io.hpp"
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
@@ -23,6 +25,8 @@ OffloadOptions offload_options(const TrainConfig& c) {
   o.resident_layers = c.resident_layers;
   o.prefetch_layers = c.prefetch_layers;
   o.max_micro_batches = static_cast<int>(c.grad_accum);
+  o.state = c.state;
+  o.seed = c.seed;
   o.adamw.beta1 = c.beta1;
   o.adamw.beta2 = c.beta2;
   o.adamw.eps = c.eps;
@@ -84,9 +88,24 @@ void book(RunSetup& run, const HostRows& rows) {
   for (const auto& entry : run.model->memory(run.device->ops())) {
     run.memory.add(entry.name, "run", entry.place, entry.bytes);
   }
+  run.memory.add("device context and libraries", "run", Place::device, run.device->info().reserved);
   run.memory.add("program and libraries", "run", Place::pageable, rows.program);
   run.memory.add("batches", "run", Place::pinned, rows.batches);
   run.memory.add("checkpoint buffer", "save", Place::pageable, rows.checkpoint);
+}
+
+/// A copy of the state, so that training goes on while it is written, where there is room for it.
+void book_background_save(RunSetup& run, std::size_t host_ceiling) {
+  const std::size_t copy = StateCopy::bytes(run.layout);
+  const std::size_t available = read_topology().available_memory_bytes;
+  // What is free without a ceiling, less a margin for everybody else.
+  const std::size_t room = host_ceiling > 0 ? host_ceiling : available - available / 10;
+  MemoryPlan with_copy = run.memory;
+  std::erase_if(with_copy.entries, [](const MemoryEntry& e) { return e.name == "checkpoint buffer"; });
+  with_copy.add("checkpoint copy", "run", Place::pageable, copy);
+  if (with_copy.host_bytes() > room) return;
+  run.memory = std::move(with_copy);
+  run.background_save = true;
 }
 
 }  // namespace
@@ -95,7 +114,8 @@ DeviceOptions device_options(const TrainConfig& c) {
   return {.memory = c.device_memory,
           .threads = c.threads,
           .update_threads = c.update_threads,
-          .link_bytes_per_second = c.link_bandwidth};
+          .link_bytes_per_second = c.link_bandwidth,
+          .notice = [](const std::string& why) { spdlog::info("device: host, as {}", why); }};
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
@@ -118,7 +138,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
   RunShape shape{.batch = config.micro_batch,
                  .sequence = config.seq_len,
-                 .compute = config.compute,
+                 .compute = run.device->info().kind == "cuda" ? DType::bf16 : config.compute,
                  .recompute = config.recompute == Recompute::block || config.offload_activations,
                  .training = purpose.training,
                  .offload_inputs = config.offload_activations && purpose.training};
@@ -128,11 +148,15 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   if (purpose.saves) rows.checkpoint = largest_parameter_bytes(run.layout);
   plan_activations(run, shape, rows, config);
   book(run, rows);
+  if (purpose.saves && config.checkpoint_every > 0) book_background_save(run, config.host_memory);
   return run;
 }
 
 std::string RunSetup::compute_key() const {
-  return fmt::format("tandem {}; {}; compute {}", version, device->info().compute_key, name_of(model->shape().compute));
+  // `split` holds what `fp32` does; only rounded moments make another run of it.
+  const bool rounds = plan.state == StateFormat::bf16_moments;
+  return fmt::format("tandem {}; {}; compute {}{}", version, device->info().compute_key,
+                     name_of(model->shape().compute), rounds ? "; state bf16-moments" : "");
 }
 
 std::string RunSetup::table() const {

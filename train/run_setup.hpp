@@ -23,6 +23,7 @@ struct RunSetup {
   MemoryPlan memory;                 ///< of the whole process: engine, model, program
   std::size_t activation_bytes = 0;  ///< of the model, on the device
   std::size_t batch_slots = 1;       ///< micro-batches whose tokens the host holds at once
+  bool background_save = false;      ///< memory for a copy of the state is booked
 
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const noexcept { return memory.host_bytes(); }

@@ -9,7 +9,8 @@ volatile std::sig_atomic_t caught = 0;
 
 void on_signal(int number) {
   caught = number;
-  std::signal(number, SIG_DFL);  // the second one is meant
+  std::signal(SIGINT, SIG_DFL);  // the second one is meant, whichever it is
+  std::signal(SIGTERM, SIG_DFL);
 }
 
 }  // namespace

@@ -33,12 +33,12 @@ std::string Trainer::summary() {
   OffloadEngine& engine = loaded_->engine();
   const std::string digest = engine.state_digest();
   const EngineCounters counters = engine.counters();
-  const std::size_t peak_device = setup_.device->peak_bytes();
+  // What context and libraries take was measured when the device was opened.
+  const std::size_t peak_device = setup_.device->peak_bytes() + setup_.device->info().reserved;
   // The host device's memory is this process's own, but stands for memory elsewhere.
   const std::size_t emulated = setup_.device->info().kind == "host" ? peak_device : 0;
   const std::size_t peak_process = sample_process_memory().peak_anonymous;
   const auto step_seconds = median(times_.step);
-  const double targets = static_cast<double>(config_.grad_accum * config_.micro_batch * config_.seq_len);
   const Json json{{"model", setup_.model_config.name},
                   {"parameters", setup_.layout.parameter_count()},
                   {"device", setup_.device->info().name},
@@ -48,7 +48,7 @@ std::string Trainer::summary() {
                   {"first_loss", number(first_loss_)},
                   {"final_loss", number(last_loss_)},
                   {"eval_loss", number(eval_loss_)},
-                  {"tokens_per_second", number(step_seconds ? std::optional(targets / *step_seconds) : std::nullopt)},
+                  {"tokens_per_second", number(median(times_.rate))},
                   {"step_seconds", number(step_seconds)},
                   {"phase_seconds",
                    {{"forward", number(median(times_.forward))},

@@ -5,14 +5,17 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <system_error>
 
+#include "api/state_io.hpp"
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
-#include "train/state_io.hpp"
+#include "train/metrics_text.hpp"
 #include "train/stop_signal.hpp"
+#include "train/training_data.hpp"
 #include "train/units.hpp"
 
 namespace tandem {
@@ -22,7 +25,16 @@ namespace fs = std::filesystem;
 
 constexpr int skip_limit = 10;  // skipped steps in a row that end a run
 
-std::vector<fs::path> paths_of(const std::vector<std::string>& names) { return {names.begin(), names.end()}; }
+/// Checkpoints of later steps than the one resumed from: the run is about to leave their course.
+bool has_later_checkpoints(const fs::path& root, std::int64_t step) {
+  const std::string resumed = checkpoint_name(step);
+  std::error_code error;
+  for (fs::directory_iterator it(root, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (name.starts_with("step-") && name.size() >= resumed.size() && name > resumed) return true;
+  }
+  return false;
+}
 
 }  // namespace
 
@@ -33,11 +45,13 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
     source_.weights.clear();
     source_.checkpoint.reset();
   }
-  config_.seq_len = sequence_length(config_, source_.config);
+  static_cast<void>(sequence_length(config_, source_.config));  // refuses one beyond the positions
   source_.config.validate();
   ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
   values_ = initial_values(source_, layout, config_.seed);
+  const double begin = trace_now();
   find_checkpoint();
+  load_seconds_ = trace_now() - begin;
   if (checkpoint_) check_belongs(*checkpoint_, layout);
   open_data();
   resolve();
@@ -60,10 +74,9 @@ void Trainer::check_inputs() {
   if (request_.resume && request_.resume_from.empty() && config_.out.empty()) {
     throw UsageError("--resume", "there is no --out to resume", "give --out, or name a checkpoint");
   }
-  if (!config_.out.empty() && !request_.resume && holds_run(config_.out)) {
-    throw UsageError(fmt::format("--out {}", config_.out), "it already holds a run",
-                     "add --resume, or name another folder");
-  }
+  if (config_.out.empty()) return;
+  refuse_locked(config_.out);
+  if (!request_.resume) refuse_held(config_.out);
 }
 
 void Trainer::find_checkpoint() {
@@ -86,15 +99,17 @@ void Trainer::find_checkpoint() {
 }
 
 void Trainer::open_data() {
-  const TokenSourceOptions options{source_.config.vocabulary, config_.token_dtype};
-  data_ = std::make_unique<TokenSource>(paths_of(config_.data), options);
-  if (data_->bytes() && source_.loads_weights() && !source_.bytes) {
-    throw UsageError("--data", "text would be fed as bytes to a model whose weights expect its own tokens",
-                     "make token files with tools/prepare_data.py, or add --from-scratch");
+  data_ = open_tokens(config_.data, config_, source_);
+  if (checkpoint_ && (checkpoint_->manifest().token_kind == "bytes") != data_->bytes()) {
+    throw InputError("--data",
+                     fmt::format("the checkpoint was trained on {}, this is {}", checkpoint_->manifest().token_kind,
+                                 data_->bytes() ? "text" : "token ids"),
+                     "resume with the same --data");
   }
+  config_.seq_len = sequence_length(config_, source_.config, *data_);
   windows_ = require_windows(*data_, config_.seq_len);
   if (config_.eval_data.empty()) return;
-  eval_data_ = std::make_unique<TokenSource>(paths_of(config_.eval_data), options);
+  eval_data_ = open_tokens(config_.eval_data, config_, source_);
   require_windows(*eval_data_, config_.seq_len);
 }
 
@@ -119,6 +134,8 @@ void Trainer::resolve() {
   skipped_ = m.skipped_steps;
   first_loss_ = m.first_loss;
   last_loss_ = m.last_loss;
+  best_loss_ = m.best_eval_loss;
+  best_step_ = m.best_step;
   resumed_from_ = m.step;
 }
 
@@ -141,7 +158,7 @@ int Trainer::run() {
   start();
   while (step_ < config_.steps && StopSignal::received() == 0) {
     train_step();
-    if (config_.checkpoint_every > 0 && step_ % config_.checkpoint_every == 0) save();
+    look_after_saving();
   }
   const int signal = step_ < config_.steps ? StopSignal::received() : 0;
   finish(signal != 0);
@@ -149,23 +166,41 @@ int Trainer::run() {
 }
 
 void Trainer::start() {
-  if (!config_.out.empty()) {
-    directory_ = std::make_unique<RunDirectory>(config_.out);
-    directory_->write_config(config_toml(config_));
-    directory_->open_metrics(step_);
+  if (config_.metrics_port >= 0) {
+    metrics_server_ = std::make_unique<MetricsServer>(config_.metrics_address, config_.metrics_port);
+    progress_->line(fmt::format("metrics at {}", metrics_server_->url()));
   }
   if (!config_.trace.empty()) trace_ = std::make_unique<Trace>();
   loaded_ = std::make_unique<LoadedModel>(setup_, trace_.get());
   clock_ = std::make_unique<PhaseClock>(*setup_.device);
+  if (!config_.out.empty()) {
+    directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
+    directory_->write_config(config_toml(config_));
+    directory_->open_metrics(step_);
+    saver_ = std::make_unique<CheckpointSaver>(loaded_->engine(),
+                                               SaverOptions{.root = directory_->checkpoints(),
+                                                            .keep = config_.keep,
+                                                            .background = setup_.background_save,
+                                                            .on_failure = config_.on_save_failure,
+                                                            .beside = source_.beside},
+                                               [this](const std::string& text) { progress_->line(text); });
+    if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
+  }
   load_weights();
 }
 
 void Trainer::load_weights() {
   if (checkpoint_) {
+    const double begin = trace_now();
     load_state(loaded_->engine(), *checkpoint_);
-    progress_->line(fmt::format("resumed from {} at step {}", checkpoint_->directory().string(), step_));
-    if (!config_.out.empty() && checkpoint_->directory().parent_path() == fs::path(config_.out) / "checkpoints") {
-      saved_step_ = step_;
+    load_seconds_ += trace_now() - begin;
+    progress_->line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", checkpoint_->directory().string(), step_,
+                                format_bytes(StateCopy::bytes(setup_.layout)), load_seconds_));
+    if (directory_ && checkpoint_->directory().parent_path() == directory_->checkpoints()) saved_step_ = step_;
+    if (directory_ && has_later_checkpoints(directory_->checkpoints(), step_)) {
+      spdlog::warn(
+          "checkpoints after step {} in {} belong to a course that this run leaves: its first save removes them", step_,
+          directory_->checkpoints().string());
     }
     checkpoint_.reset();
   } else {
@@ -175,51 +210,77 @@ void Trainer::load_weights() {
   sample_process_memory();
 }
 
-double Trainer::queue_micro_batches(PhaseProbe& probe) {
+/// Tokens and targets of the step's micro-batches. Returns how many targets there are.
+std::int64_t Trainer::fill_batches() {
   const auto length = static_cast<std::size_t>(config_.seq_len);
-  const std::int64_t targets = config_.grad_accum * config_.micro_batch * config_.seq_len;
+  std::int64_t targets = 0;
   for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
     const HostBatch batch = loaded_->batch(static_cast<std::size_t>(micro));
     for (std::int64_t row = 0; row < config_.micro_batch; ++row) {
       const auto at = static_cast<std::size_t>(row) * length;
-      read_window(*data_, sampler_->next(), batch.tokens.subspan(at, length), batch.targets.subspan(at, length));
+      targets +=
+          read_window(*data_, sampler_->next(), batch.tokens.subspan(at, length), batch.targets.subspan(at, length));
     }
+  }
+  return targets;
+}
+
+/// Forward and backward over the batches as filled, then the update. Blocks until the losses are there.
+StepReport Trainer::run_micro_batches(double lr, std::int64_t targets) {
+  PhaseProbe probe(loaded_->engine(), *clock_);
+  loaded_->engine().begin_step({.lr = lr,
+                                .max_grad_norm = config_.clip,
+                                .micro_batches = static_cast<int>(config_.grad_accum),
+                                .gradient_scale = 1.0});
+  for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
     probe.begin_micro_batch(loaded_->stream());
     loaded_->train(static_cast<std::size_t>(micro), probe, static_cast<float>(1.0 / static_cast<double>(targets)));
   }
   clock_->mark(Phase::idle, loaded_->stream());
-  return static_cast<double>(targets);
-}
-
-void Trainer::train_step() {
-  const double begin = trace_now();
-  PhaseProbe probe(loaded_->engine(), *clock_);
-  StepMetrics metrics;
-  metrics.step = step_ + 1;
-  metrics.lr = schedule_.at(metrics.step);
-  loaded_->engine().begin_step({.lr = metrics.lr,
-                                .max_grad_norm = config_.clip,
-                                .micro_batches = static_cast<int>(config_.grad_accum),
-                                .gradient_scale = 1.0});
-  const double targets = queue_micro_batches(probe);
   const StepReport report = loaded_->engine().end_step();
   loaded_->wait_for_losses();
+  return report;
+}
+
+double Trainer::sum_of_losses() const {
   double sum = 0.0;
   for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
     const auto losses = loaded_->batch(static_cast<std::size_t>(micro)).losses;
     sum = std::accumulate(losses.begin(), losses.end(), sum);
   }
-  metrics.loss = sum / targets;
+  return sum;
+}
+
+void Trainer::train_step() {
+  const double begin = trace_now();
+  StepMetrics metrics;
+  metrics.step = step_ + 1;
+  metrics.lr = schedule_.at(metrics.step);
+  const std::int64_t targets = fill_batches();
+  StepReport report;
+  report.skipped = true;
+  if (targets > 0) {
+    report = run_micro_batches(metrics.lr, targets);
+    metrics.loss = sum_of_losses() / static_cast<double>(targets);
+  } else {
+    // Nothing to learn from: an update by momentum and decay alone would leave a trace.
+    metrics.loss = report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
+  }
   metrics.grad_norm = report.gradient_norm;
   metrics.skipped = report.skipped;
   ++step_;
-  tokens_ += static_cast<std::int64_t>(targets);
+  tokens_ += targets;
   if (step_ == config_.steps) loaded_->engine().wait();  // the last step has no successor to hide its update
-  account_step(std::move(metrics), report, begin);
-  watch_nonfinite(report);
+  account_step(std::move(metrics), report, targets, begin);
+  if (targets > 0) {
+    watch_nonfinite(report);
+  } else {
+    ++skipped_;
+    spdlog::warn("step {} skipped: its windows hold no target", step_);
+  }
 }
 
-void Trainer::account_step(StepMetrics metrics, const StepReport& report, double begin) {
+void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::int64_t targets, double begin) {
   double forward = 0.0;
   double backward = 0.0;
   const double compute = clock_->finish_forward_and_backward(forward, backward);
@@ -231,8 +292,8 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, double
   times_.update.push_back(update - update_seconds_seen_);
   times_.exposed.push_back(report.exposed_update_seconds);
   update_seconds_seen_ = update;
-  const double targets = static_cast<double>(config_.grad_accum * config_.micro_batch * config_.seq_len);
-  metrics.tokens_per_second = targets / metrics.step_seconds;
+  metrics.tokens_per_second = static_cast<double>(targets) / metrics.step_seconds;
+  times_.rate.push_back(metrics.tokens_per_second);
   metrics.bound_by = compute >= 0.5 * metrics.step_seconds ? "compute" : "update";
   metrics.device_bytes = setup_.device->allocated_bytes();
   if (std::isfinite(metrics.loss)) {
@@ -245,8 +306,9 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, double
     metrics.eval_loss = eval_loss_;
   }
   sample_process_memory();
-  progress_->step(metrics, report.exposed_update_seconds);
+  progress_->step(metrics, report.exposed_update_seconds, saver_ ? saver_->progress() : std::nullopt);
   if (directory_) directory_->append(metrics);
+  publish(metrics);
 }
 
 void Trainer::watch_nonfinite(const StepReport& report) {
@@ -255,10 +317,6 @@ void Trainer::watch_nonfinite(const StepReport& report) {
   ++skipped_;
   spdlog::warn("step {} skipped: its gradient norm is not finite", step_);
   const std::string resume = directory_ ? "resume from the last checkpoint with a smaller --lr" : "use a smaller --lr";
-  if (config_.on_nonfinite == OnNonfinite::stop) {
-    throw TrainingError(fmt::format("step {}", step_), "its gradient norm is not finite, and --on-nonfinite is stop",
-                        resume);
-  }
   if (skipped_in_a_row_ >= skip_limit) {
     throw TrainingError(fmt::format("step {}", step_),
                         fmt::format("{} steps in a row without a finite gradient norm", skip_limit), resume);
@@ -284,6 +342,8 @@ Manifest Trainer::manifest() const {
   m.tokens = tokens_;
   m.first_loss = first_loss_;
   m.last_loss = last_loss_;
+  m.best_eval_loss = best_loss_;
+  m.best_step = best_step_;
   const auto& sampler = sampler_->state();
   m.seed = sampler.seed;
   m.sampler_windows = sampler.windows;
@@ -292,17 +352,41 @@ Manifest Trainer::manifest() const {
   return m;
 }
 
-void Trainer::save() {
+void Trainer::save(bool best) {
   if (!directory_ || saved_step_ == step_) return;
-  Manifest m = manifest();
-  save_state(loaded_->engine(), directory_->checkpoints(), m);
-  saved_step_ = step_;
-  prune_checkpoints(directory_->checkpoints(), config_.keep);
+  saved_step_ = saver_->save(manifest(), best) ? step_ : -1;
+}
+
+/// After each step: hears of the save under way, and starts one that is due.
+void Trainer::look_after_saving() {
+  if (saver_ && !saver_->poll()) saved_step_ = -1;
+  if (config_.keep_best) save_if_best();
+  if (config_.checkpoint_every > 0 && step_ % config_.checkpoint_every == 0) save();
+}
+
+void Trainer::save_if_best() {
+  if (evaluated_step_ != step_ || !eval_loss_ || (best_loss_ && !(*eval_loss_ < *best_loss_))) return;
+  best_loss_ = eval_loss_;
+  best_step_ = step_;
+  save(true);
+}
+
+void Trainer::publish(const StepMetrics& metrics) {
+  if (!metrics_server_) return;
+  metrics_server_->publish(prometheus_text({.metrics = metrics,
+                                            .steps = config_.steps,
+                                            .tokens = tokens_,
+                                            .skipped = skipped_,
+                                            .eval_loss = eval_loss_,
+                                            .model = setup_.model_config.name,
+                                            .device = setup_.device->info().name}));
 }
 
 void Trainer::finish(bool interrupted) {
   loaded_->engine().wait();
+  if (saver_ && !saver_->finish(false)) saved_step_ = -1;
   save();
+  if (saver_) saver_->finish(true);
   if (eval_data_ && !interrupted && evaluated_step_ != step_) evaluate();
   const std::string text = summary();
   if (directory_) directory_->write_summary(text);

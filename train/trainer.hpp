@@ -7,10 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "comm/metrics_server.hpp"
 #include "core/trace.hpp"
 #include "data/token_source.hpp"
 #include "data/window_sampler.hpp"
 #include "io/checkpoint.hpp"
+#include "train/checkpoint_saver.hpp"
 #include "train/config.hpp"
 #include "train/loaded_model.hpp"
 #include "train/model_source.hpp"
@@ -49,7 +51,7 @@ class Trainer {
 
  private:
   struct StepTimes {
-    std::vector<double> step, forward, backward, update, exposed;
+    std::vector<double> step, forward, backward, update, exposed, rate;
   };
   void check_inputs();
   void open_data();
@@ -58,11 +60,16 @@ class Trainer {
   void start();
   void load_weights();
   void train_step();
-  double queue_micro_batches(PhaseProbe& probe);
-  void account_step(StepMetrics metrics, const StepReport& report, double begin);
+  std::int64_t fill_batches();
+  StepReport run_micro_batches(double lr, std::int64_t targets);
+  double sum_of_losses() const;
+  void account_step(StepMetrics metrics, const StepReport& report, std::int64_t targets, double begin);
   void watch_nonfinite(const StepReport& report);
   void evaluate();
-  void save();
+  void save(bool best = false);
+  void look_after_saving();
+  void save_if_best();
+  void publish(const StepMetrics& metrics);
   void finish(bool interrupted);
   Manifest manifest() const;
   std::string summary();
@@ -83,6 +90,8 @@ class Trainer {
   std::unique_ptr<PhaseClock> clock_;
   std::unique_ptr<WindowSampler> sampler_;
   std::unique_ptr<Progress> progress_;
+  std::unique_ptr<CheckpointSaver> saver_;
+  std::unique_ptr<MetricsServer> metrics_server_;
 
   std::int64_t windows_ = 0;
   std::int64_t step_ = 0;  ///< steps taken, skipped ones included
@@ -94,6 +103,9 @@ class Trainer {
   std::optional<double> first_loss_;
   std::optional<double> last_loss_;
   std::optional<double> eval_loss_;
+  std::optional<double> best_loss_;
+  std::int64_t best_step_ = 0;
+  double load_seconds_ = 0.0;  ///< of the checkpoint: checking and reading it
   std::int64_t evaluated_step_ = -1;
   StepTimes times_;
   double update_seconds_seen_ = 0.0;

@@ -198,8 +198,8 @@ class Models(ProgramTest):
     def test_plan_as_json(self):
         result = self.succeed(self.run_program("plan", "--model", "tiny-llama", "--policy", "static:0.5", "--json"))
         plan = json.loads(result.stdout)
-        self.assertEqual(set(plan), {"fits", "device_bytes", "host_bytes", "entries", "policy", "shares", "predicted",
-                                     "bound_by", "advice"})
+        self.assertLessEqual({"fits", "device_bytes", "host_bytes", "entries", "policy", "shares", "predicted", "bound_by",
+                              "advice"}, set(plan))
         self.assertTrue(plan["fits"])
         self.assertEqual(plan["device_bytes"], sum(e["bytes"] for e in plan["entries"] if e["where"] == "device"))
         self.assertAlmostEqual(plan["shares"]["cpu"], 0.5, delta=0.05)

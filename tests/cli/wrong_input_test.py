@@ -38,10 +38,11 @@ class Flags(ProgramTest):
                             ("--lr", "-1"), ("--lr", "nan"), ("--clip", "-1"), ("--weight-decay", "x"),
                             ("--threads", "0"), ("--seq-len", "0"), ("--device-memory", "0"),
                             ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--lr-schedule", "zigzag"),
-                            ("--recompute", "some"), ("--state", "split"), ("--compute", "fp8"),
+                            ("--recompute", "some"), ("--state", "half"), ("--compute", "fp8"),
                             ("--freeze", "("), ("--seed", "-1"), ("--subgroup-size", "0"),
                             ("--prefetch-layers", "0"), ("--resident-layers", "-2"), ("--token-dtype", "int7"),
-                            ("--on-nonfinite", "pray"), ("--keep", "-1")]:
+                            ("--on-nonfinite", "pray"), ("--keep", "-1"), ("--on-save-failure", "pray"),
+                            ("--metrics-port", "-1")]:
             with self.subTest(flag=flag, value=value):
                 self.refuse_train(2, [flag, value], flag, value)
 
@@ -56,6 +57,8 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--min-lr"], "--lr", "1e-4", "--min-lr", "1e-3")
         self.refuse_train(2, ["--eval-data"], "--eval-every", "2")
         self.refuse_train(2, ["--freeze"], "--freeze", ".")
+        self.refuse_train(2, ["--freeze"], "--freeze", ".*")
+        self.refuse_train(2, ["--keep-best"], "--keep-best")
 
     def test_missing_flags(self):
         self.refused(self.run_program("train", "--data", self.text, "--steps", "1"), 2, "--model")
@@ -101,6 +104,30 @@ class Data(ProgramTest):
         self.refuse_data(4, ["token 256 at position 70"],
                          self.file("big.bin", struct.pack("<200H", *([5] * 70 + [256] + [5] * 129))))
 
+    def test_tokenizer_with_a_larger_vocabulary(self):
+        data = self.file("big.bin", struct.pack("<200H", *([5] * 200)))
+        self.file("big.json", json.dumps({"dtype": "uint16", "vocab_size": 257}))
+        self.refuse_data(4, ["vocabulary of 257", "256"], data)
+        self.file("big.json", json.dumps({"dtype": "uint16", "vocab_size": 256, "tokens": 201}))
+        self.refuse_data(4, ["promises 201"], data)
+        self.file("big.json", "{")
+        self.refuse_data(4, ["big.json"], data)
+
+    def test_mask_of_another_length(self):
+        data = self.file("a.bin", struct.pack("<200H", *([5] * 200)))
+        mask = self.file("a.mask.bin", b"\1" * 199)
+        self.refuse_data(4, ["199 bytes", "200 tokens"], data)
+        self.file("a.mask.bin", b"\1" * 199 + b"\2")
+        self.refuse_data(4, ["byte 199 is 2"], data)
+        self.refuse_data(4, ["a mask, not tokens"], mask)
+
+    def test_rows_longer_than_a_sequence(self):
+        data = self.file("rows.bin", struct.pack("<200H", *([5] * 200)))
+        self.file("rows.json", json.dumps({"dtype": "uint16", "layout": "rows", "row_length": 50}))
+        self.refuse_data(4, ["a row has 50 tokens", "--seq-len 49"], data)
+        self.file("rows.json", json.dumps({"dtype": "uint16", "layout": "rows", "row_length": 60}))
+        self.refuse_data(4, ["no multiple"], data)
+
     def test_unreadable_folder(self):
         if os.geteuid() == 0 and os.access("/proc/1/mem", os.R_OK):
             target = self.root / "files"  # root reads everything: a file that is no file stands for it
@@ -141,6 +168,22 @@ class Places(ProgramTest):
         (checkpoint / "state.safetensors").write_bytes(state)
         self.refused(self.run_program("digest", checkpoint), 4, "state.safetensors")
         self.refused(self.run_program("digest", self.root), 4)
+        manifest = checkpoint / "manifest.json"
+        whole = json.loads(manifest.read_text())
+        for changes, words in [({"format": 2}, ["format is 2", "newer tandem"]), ({"parameters": None}, ["manifest"]),
+                               ({"files": [{"name": "../../text.txt", "bytes": 1, "xxh3_128": "0"}]}, ["elsewhere"]),
+                               ({"step": -1}, ["manifest"])]:
+            manifest.write_text(json.dumps({**whole, **changes}))
+            self.refused(self.run_program("digest", checkpoint), 4, *words)
+        manifest.write_text("[" * 200000 + "]" * 200000)
+        self.refused(self.run_program("digest", checkpoint), 4, "nested too deep")
+
+    def test_checkpoint_of_other_tokens_or_another_freeze(self):
+        out = self.root / "out"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        ids = self.file("ids.bin", struct.pack("<27000H", *([5] * 27000)))
+        self.refused(self.train("--steps", "2", "--out", out, "--resume", data=ids), 4, "trained on bytes")
+        self.refused(self.train("--steps", "2", "--out", out, "--resume", "--freeze", "wte"), 4, "frozen")
 
 
 class Tensors(ProgramTest):
@@ -163,15 +206,117 @@ class Tensors(ProgramTest):
         self.refused(self.run_program("eval", "--model", model, "--data", self.text, "--seq-len", "32"), 2,
                      "prepare_data.py")
 
+    def refuse_model(self, model, code, *words):
+        return self.refused(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1"), code,
+                            *words)
+
     def test_tensors_that_do_not_fit(self):
         model = self.exported()
         (model / "model.safetensors").write_bytes(safetensors({"transformer.wpe.weight": [3, 5], "stranger": [2]}))
-        line = self.refused(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1"), 4,
-                            "missing", "misshapen", "unexpected")
+        line = self.refuse_model(model, 4, "missing", "misshapen", "unexpected")
         self.assertIn("stranger", line)
         (model / "model.safetensors").write_bytes(b"\xff" * 64)
-        self.refused(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1"), 4,
-                     "corrupt")
+        self.refuse_model(model, 4, "corrupt")
+
+    def test_damaged_safetensors(self):
+        model = self.exported()
+        file = model / "model.safetensors"
+        whole = file.read_bytes()
+        length = struct.unpack("<Q", whole[:8])[0]
+        header = json.loads(whole[8:8 + length])
+        data = whole[8 + length:]
+
+        def changed(**tensors):
+            text = json.dumps({**header, **tensors}).encode()
+            return struct.pack("<Q", len(text)) + text + data
+
+        first, second = list(header)[1:3]
+        begin, end = header[second]["data_offsets"]
+        cases = {"cut at its end": whole[:-1], "cut in its header": whole[:100], "empty": b"", "too long": whole + b"x",
+                 "a header of 2^60 bytes": struct.pack("<Q", 1 << 60) + whole[8:],
+                 "a header of 2^63 bytes": struct.pack("<Q", 1 << 63) + whole[8:],
+                 "overlap": changed(**{second: {**header[second], "data_offsets": [begin - 4, end - 4]}}),
+                 "outside": changed(**{second: {**header[second], "data_offsets": [begin, end + (1 << 40)]}}),
+                 "backwards": changed(**{second: {**header[second], "data_offsets": [end, begin]}}),
+                 "another size": changed(**{second: {**header[second], "shape": [1 << 62, 1 << 62]}}),
+                 "unknown type": changed(**{first: {**header[first], "dtype": "F4"}}),
+                 "nested": struct.pack("<Q", 200000) + b"[" * 100000 + b"]" * 100000}
+        for bit in (3, 70, 8 * 8 + 1, 8 * 300 + 6):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << (bit % 8)
+            cases[f"bit {bit} flipped"] = bytes(flipped)
+        for name, content in cases.items():
+            with self.subTest(name):
+                file.write_bytes(content)
+                self.refuse_model(model, 4, "model.safetensors")
+
+    def test_weights_that_are_not_finite_are_named(self):
+        model = self.exported()
+        file = model / "model.safetensors"
+        whole = bytearray(file.read_bytes())
+        whole[-4:] = struct.pack("<f", float("nan"))
+        file.write_bytes(whole)
+        result = self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1"))
+        self.assertIn("head.norm.bias: 1 of 192 values are NaN or infinite", result.stderr)
+
+    def test_gpt2_with_and_without_its_prefix(self):
+        model = self.exported()
+        file = model / "model.safetensors"
+        whole = file.read_bytes()
+        length = struct.unpack("<Q", whole[:8])[0]
+        evaluate = ["eval", "--model", model, "--data", self.text, "--seq-len", "32", "--threads", "1", "--json"]
+        expected = json.loads(self.succeed(self.run_program(*evaluate)).stdout)["loss"]
+        header = {name.removeprefix("transformer."): value
+                  for name, value in json.loads(whole[8:8 + length]).items()}
+        self.assertIn("wte.weight", header)
+        text = json.dumps(header).encode()
+        file.write_bytes(struct.pack("<Q", len(text)) + text + whole[8 + length:])
+        self.assertEqual(json.loads(self.succeed(self.run_program(*evaluate)).stdout)["loss"], expected)
+
+    def test_descriptions_that_contradict(self):
+        model = self.exported()
+        config = json.loads((model / "config.json").read_text())
+        for changes, code, words in [
+                ({"architectures": ["GemmaForCausalLM"]}, 2, ["GemmaForCausalLM", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
+                ({"activation_function": "relu"}, 2, ["activation_function"]), ({"n_embd": -4}, 2, ["width"]),
+                ({"n_layer": 1 << 40}, 2, ["layers"]), ({"n_layer": 1 << 64}, 2, ["n_layer"]),
+                ({"n_layer": "four"}, 2, ["n_layer"]), ({"n_layer": 5}, 4, ["missing"]), ({"n_layer": 3}, 4, ["unexpected"]),
+                ({"vocab_size": 300}, 4, ["misshapen"]), ({"eos_token_id": "end"}, 2, ["eos_token_id"])]:
+            with self.subTest(changes):
+                (model / "config.json").write_text(json.dumps({**config, **changes}))
+                self.refuse_model(model, code, *words)
+        deep = json.dumps(config)[:-1] + ', "n_layer": ' + "[" * 200000 + "]" * 200000 + "}"
+        (model / "config.json").write_text(deep)
+        self.refuse_model(model, 2, "nested too deep")
+
+    def test_shards(self):
+        out, model = self.root / "run", self.root / "sharded"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        self.succeed(self.run_program("export", out, "--to", model, "--shard-size", "1MiB"))
+        index = model / "model.safetensors.index.json"
+        shards = sorted(model.glob("model-*.safetensors"))
+        self.assertGreater(len(shards), 2)
+        listing = json.loads(index.read_text())
+        self.assertEqual(set(listing["weight_map"].values()), {s.name for s in shards})
+        self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1"))
+        for wrong, words in [({"weight_map": {"a": "../x.safetensors"}}, ["index"]), ({"weight_map": 3}, ["weight_map"]),
+                             ({"weight_map": {"a": "none.safetensors"}}, ["none.safetensors"])]:
+            index.write_text(json.dumps(wrong))
+            self.refuse_model(model, 4, *words)
+        index.write_text(json.dumps(listing))
+        shards[1].unlink()
+        self.refuse_model(model, 4, shards[1].name)
+
+    def test_export_takes_no_folder_that_is_not_empty(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        self.refused(self.run_program("export", out, "--to", out), 7, "empty")
+        self.refused(self.run_program("export", out, "--to", self.root / "x", "--shard-size", "0"), 2, "--shard-size")
+        self.refused(self.run_program("export", "tiny-gpt2", "--to", self.root / "x"), 2, "no weights")
+        (self.root / "there").mkdir()
+        self.succeed(self.run_program("export", out, "--to", str(self.root / "there") + "/"))
+        self.assertEqual({p.name for p in (self.root / "there").iterdir()},
+                         {"config.json", "generation_config.json", "model.safetensors"})
 
 
 class Plans(ProgramTest):

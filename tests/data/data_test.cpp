@@ -189,5 +189,74 @@ TEST(WindowSampler, RefusesAStateOfOtherDataOrSeed) {
   EXPECT_THROW(WindowSampler(0, 7), MisuseError);
 }
 
+std::vector<std::int32_t> targets_of(const TokenSource& source, std::int64_t window, std::size_t length) {
+  std::vector<std::int32_t> inputs(length);
+  std::vector<std::int32_t> targets(length);
+  read_window(source, window, inputs, targets);
+  return targets;
+}
+
+TEST_F(Data, AMaskSaysWhichTokensAreTargets) {
+  const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3, 4, 5, 6, 7});
+  file<std::uint8_t>("a.mask.bin", {1, 0, 1, 1, 0, 0, 1});
+  const auto plain = file<std::uint16_t>("b.bin", {8, 9});
+  const TokenSource source({bin, plain}, {10, {}});
+  EXPECT_TRUE(source.masked());
+  EXPECT_EQ(targets_of(source, 0, 3), (std::vector<std::int32_t>{-1, 3, 4}));
+  EXPECT_EQ(targets_of(source, 1, 3), (std::vector<std::int32_t>{-1, -1, 7}));
+  EXPECT_EQ(targets_of(source, 0, 8), (std::vector<std::int32_t>{-1, 3, 4, -1, -1, 7, 8, 9}));  // over the seam
+  std::vector<std::int32_t> inputs(3);
+  std::vector<std::int32_t> targets(3);
+  EXPECT_EQ(read_window(source, 1, inputs, targets), 1);
+  EXPECT_EQ(inputs, (std::vector<std::int32_t>{4, 5, 6}));
+}
+
+TEST_F(Data, RefusesMasksThatDoNotFit) {
+  const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3});
+  file<std::uint8_t>("a.mask.bin", {1, 0});
+  EXPECT_THAT(refusal({bin}, {10, {}}), HasSubstr("it has 2 bytes"));
+  file<std::uint8_t>("a.mask.bin", {1, 0, 2});
+  EXPECT_THAT(refusal({bin}, {10, {}}), HasSubstr("byte 2 is 2"));
+  EXPECT_THAT(refusal({root_ / "a.mask.bin"}, {10, {}}), HasSubstr("a mask, not tokens"));
+}
+
+TEST_F(Data, RowsAreNeverJoinedAndPaddingIsNoTarget) {
+  const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3, 0, 4, 5, 0, 0});
+  file<std::uint8_t>("a.mask.bin", {0, 1, 1, 0, 0, 1, 0, 0});
+  text("a.json", R"({"dtype": "uint16", "layout": "rows", "row_length": 4, "vocab_size": 6, "tokens": 8})");
+  const TokenSource source({root_}, {6, {}});  // as a folder: neither mask nor description is data
+  EXPECT_EQ(source.layout(), TokenLayout::rows);
+  EXPECT_EQ(require_windows(source, 5), 2);
+  std::vector<std::int32_t> inputs(5);
+  std::vector<std::int32_t> targets(5);
+  EXPECT_EQ(read_window(source, 1, inputs, targets), 1);
+  EXPECT_EQ(inputs, (std::vector<std::int32_t>{4, 5, 0, 0, 0}));
+  EXPECT_EQ(targets, (std::vector<std::int32_t>{5, -1, -1, -1, -1}));
+  EXPECT_EQ(read_window(source, 0, inputs, targets), 2);
+  EXPECT_EQ(targets, (std::vector<std::int32_t>{2, 3, -1, -1, -1}));
+  EXPECT_THROW(require_windows(source, 2), InputError);
+}
+
+TEST_F(Data, RefusesDescriptionsThatContradict) {
+  const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3, 4});
+  const auto refused = [&](const char* json, const char* why) {
+    text("a.json", json);
+    EXPECT_THAT(refusal({bin}, {10, {}}), HasSubstr(why)) << json;
+  };
+  refused(R"({"vocab_size": 11})", "vocabulary of 11, the model 10");
+  refused(R"({"tokens": 5})", "promises 5");
+  refused(R"({"layout": "rows"})", "row_length");
+  refused(R"({"layout": "rows", "row_length": 3})", "no multiple of its row length");
+  refused(R"({"layout": "columns"})", "neither stream nor rows");
+  refused(R"({"dtype": 3})", "no text");
+  refused(R"({"tokens": -1})", "no natural number");
+  refused("[", "not a JSON object");
+  text("a.json", R"({"dtype": null})");
+  EXPECT_EQ(refusal({bin}, {10, {}}), "accepted");
+  file<std::uint16_t>("b.bin", {1, 2, 3, 4});
+  text("b.json", R"({"layout": "rows", "row_length": 2})");
+  EXPECT_THAT(refusal({root_ / "a.bin", root_ / "b.bin"}, {10, {}}), HasSubstr("layout is another"));
+}
+
 }  // namespace
 }  // namespace tandem

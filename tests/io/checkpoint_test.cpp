@@ -1,10 +1,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "core/error.hpp"
 #include "core/state_digest.hpp"
@@ -39,10 +41,14 @@ class CheckpointFiles : public testing::Test {
   static void fill(std::size_t index, StatePart part, std::span<float> values) {
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(index, part, i);
   }
+  static std::span<const float> reader(std::size_t index, StatePart part, std::span<float> values) {
+    fill(index, part, values);
+    return values;
+  }
   fs::path save(std::int64_t step) {
     Manifest m = manifest(step);
     std::vector<float> buffer(1100000);
-    auto path = write_checkpoint(root_, m, buffer, fill);
+    auto path = write_checkpoint(root_, {.manifest = &m, .read = reader, .buffer = buffer});
     digest_ = m.state_digest;
     return path;
   }
@@ -91,6 +97,9 @@ TEST_F(CheckpointFiles, RefusesBrokenManifests) {
   EXPECT_THAT(refusal(directory), HasSubstr("no JSON object"));
   write("{\"format\": 2}");
   EXPECT_THAT(refusal(directory), HasSubstr("format is 2"));
+  EXPECT_THAT(refusal(directory), HasSubstr("newer tandem"));
+  write(std::string(100000, '[') + std::string(100000, ']'));
+  EXPECT_THAT(refusal(directory), HasSubstr("nested too deep"));
   write("{\"format\": 1}");
   EXPECT_THAT(refusal(directory), HasSubstr("lacks an entry"));
   fs::remove(directory / "manifest.json");
@@ -114,7 +123,7 @@ TEST_F(CheckpointFiles, PassesOverTheNewestWhereItIsDamaged) {
 TEST_F(CheckpointFiles, KeepsTheNewestAndClearsWhatWasInterrupted) {
   for (std::int64_t step = 1; step <= 4; ++step) save(step);
   fs::create_directories(root_ / ".step-00000009.tmp");
-  prune_checkpoints(root_, 2);
+  prune_checkpoints(root_, {.keep = 2, .written = root_ / "step-00000004"});
   std::vector<std::string> left;
   for (const auto& entry : fs::directory_iterator(root_)) left.push_back(entry.path().filename().string());
   EXPECT_THAT(left, testing::UnorderedElementsAre("step-00000003", "step-00000004"));
@@ -124,14 +133,81 @@ TEST_F(CheckpointFiles, AFailedSaveLeavesNothingAndTheOldOneWhole) {
   const fs::path old = save(5);
   Manifest m = manifest(5);
   std::vector<float> buffer(1100000);
-  EXPECT_THROW(write_checkpoint(root_, m, buffer,
-                                [](std::size_t index, StatePart part, std::span<float> values) {
-                                  if (index == 2) throw DeviceError("planted");
-                                  fill(index, part, values);
-                                }),
-               DeviceError);
+  const StateReader failing = [](std::size_t index, StatePart part, std::span<float> values) {
+    if (index == 2) throw DeviceError("planted");
+    return reader(index, part, values);
+  };
+  const CheckpointContent content{.manifest = &m, .read = failing, .buffer = buffer};
+  EXPECT_THROW(write_checkpoint(root_, content), DeviceError);
   EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 1);
   EXPECT_EQ(refusal(old), "accepted");
+}
+
+TEST_F(CheckpointFiles, NeverRemovesTheLastGoodOne) {
+  const auto left = [&] {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(root_)) names.push_back(entry.path().filename().string());
+    return names;
+  };
+  for (std::int64_t step = 1; step <= 3; ++step) save(step);
+  fs::resize_file(root_ / "step-00000003" / "state.safetensors", 100);  // what resuming has passed over
+  fs::remove(root_ / "step-00000002" / "manifest.json");
+  prune_checkpoints(root_, {.keep = 2, .written = {}});
+  EXPECT_THAT(left(), testing::IsSupersetOf({"step-00000001"}));  // damaged ones do not count
+  const fs::path written = save(2);
+  prune_checkpoints(root_, {.keep = 1, .written = written});
+  EXPECT_THAT(left(), testing::UnorderedElementsAre("step-00000002"));  // 3 is of a course that was left
+  prune_checkpoints(root_, {.keep = 1, .written = save(4), .best = root_ / "step-00000002"});
+  EXPECT_THAT(left(), testing::UnorderedElementsAre("step-00000002", "step-00000004"));
+}
+
+TEST_F(CheckpointFiles, NewestIsByNumberAlsoBeyondEightDigits) {
+  save(99999999);
+  save(100000000);
+  const auto found = newest_checkpoint(root_, [](const fs::path&, const std::string&) {});
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->manifest().step, 100000000);
+}
+
+TEST_F(CheckpointFiles, CarriesFilesBesideTheState) {
+  fs::create_directories(root_);
+  std::ofstream(root_ / "tokenizer.json") << "{\"a\": 1}";
+  Manifest m = manifest(1);
+  std::vector<float> buffer(1100000);
+  const auto path =
+      write_checkpoint(root_, {.manifest = &m, .read = reader, .buffer = buffer, .beside = {root_ / "tokenizer.json"}});
+  EXPECT_THAT(Checkpoint(path).files_beside(), testing::ElementsAre(path / "tokenizer.json"));
+  std::ofstream(path / "tokenizer.json") << "{\"a\": 2}";
+  EXPECT_THAT(refusal(path), HasSubstr("tokenizer.json has another content"));
+}
+
+TEST_F(CheckpointFiles, ManifestsCannotLeaveTheirFolderOrLieAboutSizes) {
+  const fs::path directory = save(1);
+  std::ifstream stream(directory / "manifest.json");
+  const std::string text{std::istreambuf_iterator<char>(stream), {}};
+  const auto refused_with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    const auto at = changed.find(from);
+    EXPECT_NE(at, std::string::npos) << from;
+    std::ofstream(directory / "manifest.json") << changed.replace(at, from.size(), to);
+    return refusal(directory);
+  };
+  EXPECT_THAT(refused_with("\"state.safetensors\"", "\"../../etc/passwd\""), HasSubstr("elsewhere"));
+  EXPECT_THAT(refused_with("\"state.safetensors\"", "\"..\""), HasSubstr("elsewhere"));
+  EXPECT_THAT(refused_with("\"state.safetensors\"", "\"other\""), HasSubstr("other"));
+  EXPECT_THAT(refused_with("1100000", "9223372036854775807, 3"), HasSubstr("impossible shape"));
+  EXPECT_THAT(refused_with("1100000", "1100001"), HasSubstr("missing or of another shape"));
+  EXPECT_THAT(refused_with("\"step\": 1", "\"step\": -1"), HasSubstr("wrong type"));
+  EXPECT_THAT(refused_with("\"step\": 1", "\"step\": 1e300"), HasSubstr("wrong type"));
+}
+
+TEST(AtomicFile, IsNotWorldWritable) {
+  const fs::path file = fs::path(testing::TempDir()) / ("tandem_mode_" + std::to_string(::getpid()));
+  const auto before = ::umask(0);
+  write_file_atomically(file, "x");
+  ::umask(before);
+  EXPECT_EQ(fs::status(file).permissions() & fs::perms::others_write, fs::perms::none);
+  fs::remove(file);
 }
 
 TEST(AtomicFile, SaysWhereItCannotWrite) {

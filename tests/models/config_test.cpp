@@ -200,7 +200,7 @@ TEST(HfConfig, WhatIsNotAConfigIsRefused) {
   EXPECT_THAT(refusal("{\"architectures\": 3}"), HasSubstr("'architectures'"));
   EXPECT_THAT(refusal("{\"architectures\": [null]}"), HasSubstr("'architectures'"));
   EXPECT_THAT(refusal("{\"model_type\": \"line\\nbreak\"}"), HasSubstr("not supported"));
-  EXPECT_THAT(refusal(std::string(100000, '[')), HasSubstr("not JSON"));
+  EXPECT_THAT(refusal(std::string(100000, '[')), HasSubstr("nested too deep"));
   const TemporaryFolder folder;
   EXPECT_THROW(read_hf_config(folder.path() / "none.json"), UsageError);
   EXPECT_THROW(read_hf_config(folder.path()), UsageError);

@@ -1,0 +1,177 @@
+#include "comm/metrics_server.hpp"
+
+#include <fmt/format.h>
+
+#include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/steady_timer.hpp>
+#include <boost/beast/core.hpp>
+#include <boost/beast/http.hpp>
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+namespace asio = boost::asio;
+namespace beast = boost::beast;
+namespace http = beast::http;
+using asio::ip::tcp;
+using boost::system::error_code;
+
+constexpr std::uint32_t header_limit = 8192;  // bytes
+constexpr std::size_t buffer_limit = 16384;
+
+/// The text of the moment, shared with every answer under way.
+class Page {
+ public:
+  void set(std::string text) {
+    auto fresh = std::make_shared<const std::string>(std::move(text));
+    const std::lock_guard lock(mutex_);
+    text_.swap(fresh);
+  }
+  std::shared_ptr<const std::string> get() const {
+    const std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::shared_ptr<const std::string> text_ = std::make_shared<const std::string>();
+};
+
+http::response<http::string_body> answer(http::verb method, beast::string_view target, const Page& page) {
+  http::response<http::string_body> response;
+  response.version(11);
+  response.keep_alive(false);
+  const auto path = target.substr(0, target.find('?'));
+  if (method != http::verb::get && method != http::verb::head) {
+    response.result(http::status::method_not_allowed);
+    response.set(http::field::allow, "GET, HEAD");
+  } else if (path != "/metrics") {
+    response.result(http::status::not_found);
+    response.set(http::field::content_type, "text/plain");
+    response.body() = "metrics are at /metrics\n";
+  } else {
+    response.set(http::field::content_type, "text/plain; version=0.0.4; charset=utf-8");
+    response.body() = *page.get();
+  }
+  response.prepare_payload();
+  if (method == http::verb::head) response.body().clear();
+  return response;
+}
+
+/// One connection, one request, one answer; it keeps itself alive until then.
+class Connection : public std::enable_shared_from_this<Connection> {
+ public:
+  Connection(tcp::socket socket, const Page& page, std::shared_ptr<int> open, std::chrono::duration<double> time)
+      : stream_(std::move(socket)), page_(page), open_(std::move(open)) {
+    ++*open_;
+    parser_.header_limit(header_limit);
+    parser_.body_limit(0);
+    stream_.expires_after(std::chrono::duration_cast<std::chrono::milliseconds>(time));
+  }
+  ~Connection() { --*open_; }
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  void start() {
+    http::async_read_header(stream_, buffer_, parser_, [self = shared_from_this()](error_code error, std::size_t) {
+      if (!error) self->reply();
+    });
+  }
+
+ private:
+  void reply() {
+    response_ = answer(parser_.get().method(), parser_.get().target(), page_);
+    http::async_write(stream_, *response_, [self = shared_from_this()](error_code, std::size_t) {
+      error_code ignored;
+      self->stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+    });
+  }
+
+  beast::tcp_stream stream_;
+  const Page& page_;
+  std::shared_ptr<int> open_;
+  beast::flat_buffer buffer_{buffer_limit};
+  http::request_parser<http::empty_body> parser_;
+  std::optional<http::response<http::string_body>> response_;
+};
+
+}  // namespace
+
+struct MetricsServer::Impl {
+  explicit Impl(const MetricsServerOptions& o) : options(o) {}
+
+  void listen(const std::string& address, int port) {
+    error_code error;
+    const auto numeric = asio::ip::make_address(address, error);
+    if (error) {
+      throw UsageError(fmt::format("--metrics-address {}", address), "not a numeric address", "for example 127.0.0.1");
+    }
+    const tcp::endpoint endpoint(numeric, static_cast<unsigned short>(port));
+    acceptor.open(endpoint.protocol(), error);
+    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(asio::socket_base::max_listen_connections, error);
+    if (error) {
+      throw DeviceError(fmt::format("--metrics-port {}", port), error.message(),
+                        "use another port, or 0 for a free one");
+    }
+    at = acceptor.local_endpoint();
+  }
+
+  void accept() {
+    acceptor.async_accept([this](error_code error, tcp::socket socket) {
+      if (!error && *open < options.connections) {
+        std::make_shared<Connection>(std::move(socket), page, open,
+                                     std::chrono::duration<double>(options.request_seconds))
+            ->start();
+      }
+      if (!error) return accept();
+      if (error == asio::error::operation_aborted) return;
+      // No descriptor left, most likely: some come back when connections run out of time.
+      pause.expires_after(std::chrono::milliseconds(100));
+      pause.async_wait([this](error_code stopped) {
+        if (!stopped) accept();
+      });
+    });
+  }
+
+  MetricsServerOptions options;
+  Page page;
+  std::shared_ptr<int> open = std::make_shared<int>(0);  // connections; the server's thread alone counts
+  asio::io_context context{1};
+  tcp::acceptor acceptor{context};
+  asio::steady_timer pause{context};
+  tcp::endpoint at;
+  std::thread thread;
+};
+
+MetricsServer::MetricsServer(const std::string& address, int port, const MetricsServerOptions& options)
+    : impl_(std::make_unique<Impl>(options)) {
+  impl_->listen(address, port);
+  impl_->accept();
+  impl_->thread = std::thread([impl = impl_.get()] { impl->context.run(); });
+}
+
+MetricsServer::~MetricsServer() {
+  impl_->context.stop();
+  impl_->thread.join();
+}
+
+int MetricsServer::port() const noexcept { return impl_->at.port(); }
+
+std::string MetricsServer::url() const {
+  const auto address = impl_->at.address();
+  const std::string host = address.is_v6() ? "[" + address.to_string() + "]" : address.to_string();
+  return fmt::format("http://{}:{}/metrics", host, port());
+}
+
+void MetricsServer::publish(std::string text) { impl_->page.set(std::move(text)); }
+
+}  // namespace tandem

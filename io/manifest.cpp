@@ -1,0 +1,155 @@
+#include "io/manifest.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "core/error.hpp"
+#include "core/nesting.hpp"
+
+namespace tandem {
+namespace {
+
+using nlohmann::json;
+
+[[noreturn]] void corrupt(const std::string& where, std::string_view why) {
+  throw InputError(where, why, "use another one of the run");
+}
+
+/// Entries of one object, each of its type. A missing or wrong one throws json::exception.
+std::int64_t natural(const json& object, const char* key) {
+  const json& value = object.at(key);
+  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
+    throw json::type_error::create(302, "not a natural number", &value);
+  }
+  return value.get<std::int64_t>();
+}
+
+std::string text(const json& object, const char* key) { return object.at(key).get<std::string>(); }
+
+const json& list(const json& object, const char* key) {
+  const json& value = object.at(key);
+  if (!value.is_array()) throw json::type_error::create(302, "not a list", &value);
+  return value;
+}
+
+std::optional<double> optional_number(const json& object, const char* key) {
+  const json& value = object.at(key);
+  return value.is_null() ? std::nullopt : std::optional<double>(value.get<double>());
+}
+
+json or_null(const std::optional<double>& value) { return value ? json(*value) : json(nullptr); }
+
+CheckpointParameter parameter_of(const json& j, const std::string& where) {
+  CheckpointParameter parameter{text(j, "name"), {}, j.at("trainable").get<bool>()};
+  std::int64_t count = 1;
+  for (const json& dim : list(j, "shape")) {
+    if (!dim.is_number_unsigned() || dim.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX) ||
+        __builtin_mul_overflow(count, dim.get<std::int64_t>(), &count)) {
+      corrupt(where, fmt::format("parameter {} has an impossible shape", parameter.name));
+    }
+    parameter.shape.push_back(dim.get<std::int64_t>());
+  }
+  return parameter;
+}
+
+CheckpointFile file_of(const json& j, const std::string& where) {
+  CheckpointFile file{text(j, "name"), j.at("bytes").get<std::uint64_t>(), text(j, "xxh3_128")};
+  if (file.name.empty() || file.name == "." || file.name == ".." ||
+      file.name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
+    corrupt(where, "its manifest names a file elsewhere");
+  }
+  return file;
+}
+
+Manifest from_json(const json& j, const std::string& where) {
+  Manifest m;
+  m.tandem_version = text(j, "tandem_version");
+  m.model_name = text(j, "model");
+  m.model_config = j.at("model_config").dump(2, ' ', false, json::error_handler_t::replace);
+  m.token_kind = text(j, "token_kind");
+  m.compute_key = text(j, "compute_key");
+  m.schedule = text(j, "schedule");
+  m.plan = j.at("plan").is_null() ? "" : j.at("plan").dump(-1, ' ', false, json::error_handler_t::replace);
+  m.state_digest = text(j, "state_digest");
+  m.step = natural(j, "step");
+  m.adam_step = natural(j, "adam_step");
+  m.skipped_steps = natural(j, "skipped_steps");
+  m.tokens = natural(j, "tokens");
+  m.first_loss = optional_number(j, "first_loss");
+  m.last_loss = optional_number(j, "last_loss");
+  if (j.contains("best_step")) {
+    m.best_eval_loss = optional_number(j, "best_eval_loss");
+    m.best_step = natural(j, "best_step");
+  }
+  m.seed = j.at("seed").get<std::uint64_t>();
+  m.sampler_windows = natural(j.at("sampler"), "windows");
+  m.sampler_epoch = natural(j.at("sampler"), "epoch");
+  m.sampler_position = natural(j.at("sampler"), "position");
+  for (const json& p : list(j, "parameters")) m.parameters.push_back(parameter_of(p, where));
+  for (const json& f : list(j, "files")) m.files.push_back(file_of(f, where));
+  return m;
+}
+
+}  // namespace
+
+std::int64_t CheckpointParameter::count() const noexcept {
+  std::int64_t result = 1;
+  for (const std::int64_t dim : shape) result *= dim;
+  return result;
+}
+
+Manifest parse_manifest(std::string_view content, const std::string& where) {
+  if (nests_deeper(content)) corrupt(where, "its manifest is nested too deep");
+  const json j = json::parse(content, nullptr, false);
+  if (!j.is_object() || !j.contains("format")) corrupt(where, "its manifest is no JSON object with a format");
+  const json& format = j["format"];
+  if (format != Manifest::format) {
+    const bool newer = format.is_number() && format.get<double>() > Manifest::format;
+    throw InputError(where,
+                     fmt::format("its format is {}, this tandem reads {}",
+                                 format.is_number() ? format.dump() : "no number", +Manifest::format),
+                     newer ? "use the newer tandem that wrote it" : "use another one of the run");
+  }
+  try {
+    return from_json(j, where);
+  } catch (const json::exception&) {
+    corrupt(where, "its manifest lacks an entry or has one of the wrong type");
+  }
+}
+
+std::string manifest_text(const Manifest& m) {
+  json parameters = json::array();
+  for (const auto& p : m.parameters) {
+    parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"trainable", p.trainable}});
+  }
+  json files = json::array();
+  for (const auto& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.hash}});
+  const json j{
+      {"format", Manifest::format},
+      {"tandem_version", m.tandem_version},
+      {"model", m.model_name},
+      {"model_config", json::parse(m.model_config)},
+      {"token_kind", m.token_kind},
+      {"compute_key", m.compute_key},
+      {"schedule", m.schedule},
+      {"plan", m.plan.empty() ? json(nullptr) : json::parse(m.plan)},
+      {"state_digest", m.state_digest},
+      {"step", m.step},
+      {"adam_step", m.adam_step},
+      {"skipped_steps", m.skipped_steps},
+      {"tokens", m.tokens},
+      {"first_loss", or_null(m.first_loss)},
+      {"last_loss", or_null(m.last_loss)},
+      {"best_eval_loss", or_null(m.best_eval_loss)},
+      {"best_step", m.best_step},
+      {"seed", m.seed},
+      {"sampler", {{"windows", m.sampler_windows}, {"epoch", m.sampler_epoch}, {"position", m.sampler_position}}},
+      {"parameters", parameters},
+      {"files", files}};
+  return j.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace tandem

@@ -1,0 +1,58 @@
+#pragma once
+// What a checkpoint says of itself, beside the state: manifest.json. docs/checkpoints.md describes the keys.
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace tandem {
+
+struct CheckpointParameter {
+  std::string name;
+  std::vector<std::int64_t> shape;
+  bool trainable = true;
+  std::int64_t count() const noexcept;
+};
+
+/// A file of the checkpoint beside the manifest.
+struct CheckpointFile {
+  std::string name;  ///< without any folder
+  std::uint64_t bytes = 0;
+  std::string hash;  ///< XXH3-128, 32 hexadecimal digits
+};
+
+struct Manifest {
+  static constexpr int format = 1;
+  std::string tandem_version;
+  std::string model_name;
+  std::string model_config;  ///< text of a Hugging Face config.json
+  std::string token_kind;    ///< "bytes" or "ids"
+  std::string compute_key;
+  std::string schedule;  ///< readable
+  std::string plan;      ///< JSON of the plan it ran under, for people
+  std::string state_digest;
+  std::int64_t step = 0;       ///< steps taken, skipped ones included
+  std::int64_t adam_step = 0;  ///< updates applied
+  std::int64_t skipped_steps = 0;
+  std::int64_t tokens = 0;  ///< targets so far
+  std::optional<double> first_loss;
+  std::optional<double> last_loss;
+  std::optional<double> best_eval_loss;  ///< lowest so far, where one was kept
+  std::int64_t best_step = 0;            ///< its step
+  std::uint64_t seed = 0;
+  std::int64_t sampler_windows = 0;
+  std::int64_t sampler_epoch = 0;
+  std::int64_t sampler_position = 0;
+  std::vector<CheckpointParameter> parameters;
+  std::vector<CheckpointFile> files;
+};
+
+/// Reads a manifest that is not believed: every entry has its type, no number is negative, no shape
+/// overflows, no file lies in another folder. Throws InputError that begins with `where`.
+Manifest parse_manifest(std::string_view text, const std::string& where);
+
+/// The text that `parse_manifest` reads back.
+std::string manifest_text(const Manifest& manifest);
+
+}  // namespace tandem

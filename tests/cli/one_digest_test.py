@@ -1,0 +1,78 @@
+"""One training command, one state digest: whatever the policy, the sizes, the overlap and the link."""
+import itertools
+import random
+
+from program import ProgramTest, main
+
+WORK = ["--device", "host", "--threads", "1", "--seq-len", "32", "--micro-batch", "2", "--grad-accum", "3",
+        "--steps", "3", "--lr", "1e-3"]
+POLICIES = ["device", "host", "static:0.3", "static:0.7", "interleave:2", "interleave:3",
+            "interleave:2,resident=0.5", "stream"]
+AXES = {
+    "--subgroup-size": ["4097", "1Mi", "1Gi"],  # the last: one a layer
+    "--update-threads": ["1", "2"],
+    "--resident-layers": ["0", "1", "all"],
+    "--prefetch-layers": ["1", "2", "4"],
+    "--recompute": ["none", "block", "offload"],
+    "--link-bandwidth": [None, "400MB/s"],
+}
+
+
+def settings(seed):
+    """Every value of every axis with every policy at least once, the values paired at random."""
+    shuffled = random.Random(seed)
+    rounds = max(len(values) for values in AXES.values())
+    for policy in POLICIES:
+        orders = {flag: list(itertools.islice(itertools.cycle(shuffled.sample(values, len(values))), rounds))
+                  for flag, values in AXES.items()}
+        for i in range(rounds):
+            yield policy, {flag: values[i] for flag, values in orders.items()}
+
+
+def flags_of(policy, values, layers):
+    flags = ["--policy", policy]
+    for flag, value in values.items():
+        if value is None:
+            continue
+        if flag == "--resident-layers":
+            if policy == "device":
+                continue
+            value = str(layers) if value == "all" else value
+        if (flag, value) == ("--recompute", "offload"):
+            flags += ["--recompute", "block", "--offload-activations"]
+            continue
+        flags += [flag, value]
+    return flags
+
+
+class OneDigest(ProgramTest):
+    def digest(self, model, *flags, data=None):
+        out = self.root / f"run{next(self.counter)}"
+        self.succeed(self.run_program("train", "--model", model, "--data", data or self.text, "--out", out,
+                                      *WORK, *flags))
+        return self.summary(out)["state_digest"]
+
+    def setUp(self):
+        super().setUp()
+        self.counter = itertools.count()
+
+    def check_family(self, model, layers, seed):
+        expected = self.digest(model, "--policy", "host")
+        for policy, values in settings(seed):
+            flags = flags_of(policy, values, layers)
+            with self.subTest(flags=" ".join(flags)):
+                self.assertEqual(self.digest(model, *flags), expected)
+        other = self.file("other.txt", self.text.read_text().replace("square", "quadrat"))
+        self.assertNotEqual(self.digest(model, "--seed", "7"), expected)
+        self.assertNotEqual(self.digest(model, "--lr", "1.1e-3"), expected)
+        self.assertNotEqual(self.digest(model, data=other), expected)
+
+    def test_gpt2_family(self):
+        self.check_family("tiny-gpt2", 6, 1)
+
+    def test_llama_family(self):
+        self.check_family("tiny-llama", 6, 2)
+
+
+if __name__ == "__main__":
+    main()

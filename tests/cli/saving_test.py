@@ -1,0 +1,166 @@
+"""What is saved, when the disk refuses, and when signals come."""
+import json
+import os
+import resource
+import signal
+import subprocess
+import time
+
+from program import PROGRAM, SMALL, ProgramTest, main
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("waited in vain")
+        time.sleep(0.01)
+
+
+class Saving(ProgramTest):
+    def checkpoints(self, out):
+        return sorted(p.name for p in (out / "checkpoints").iterdir())
+
+    def start(self, out, *arguments, stdout=subprocess.DEVNULL):
+        process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--out",
+                                    str(out), *map(str, arguments)], stdout=stdout, stderr=subprocess.DEVNULL,
+                                   text=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def train_with_limit(self, file_bytes, *arguments):
+        """As if the disk had no more room for a file than that."""
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+        return subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
+                               *map(str, arguments)], capture_output=True, text=True, timeout=300, preexec_fn=limit)
+
+    def test_in_the_background_or_not_the_bytes_are_the_same(self):
+        def plan(*flags):
+            return json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, "--checkpoint-every",
+                                                            "2", *flags, "--json")).stdout)
+        states = []
+        # Room for everything but the copy of the state.
+        tight = ["--host-memory", str(plan()["host_bytes"] - (10 << 20))]
+        for name, ceiling, row in [("background", [], "checkpoint copy"), ("blocking", tight, "checkpoint buffer")]:
+            out = self.root / name
+            result = self.succeed(self.train("--steps", "4", "--checkpoint-every", "2", *ceiling, "--out", out))
+            self.assertEqual({e["name"] for e in plan(*ceiling)["entries"] if e["name"].startswith("checkpoint")}, {row})
+            self.assertEqual(result.stdout.count("saved "), 2)
+            states.append([(out / "checkpoints" / step / "state.safetensors").read_bytes()
+                           for step in ("step-00000002", "step-00000004")])
+            summary = self.summary(out)
+            # The program's own few MiB, the digest's buffer among them, count for much beside so small a model.
+            self.assertLessEqual(summary["peak_host_bytes"], summary["planned_host_bytes"] + (8 << 20))
+        self.assertEqual(states[0], states[1])
+
+    def test_a_full_disk_ends_the_run_and_keeps_the_old_checkpoint(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", "--out", out))
+        digest = self.summary(out)["state_digest"]
+        before = (out / "checkpoints" / "step-00000002" / "state.safetensors").read_bytes()
+        result = self.train_with_limit(1 << 20, "--steps", "6", "--checkpoint-every", "2", "--resume", "--out", out)
+        self.refused(result, 7, "step-00000004")
+        self.assertEqual(self.checkpoints(out), ["step-00000002"])
+        self.assertEqual((out / "checkpoints" / "step-00000002" / "state.safetensors").read_bytes(), before)
+        self.assertEqual(self.succeed(self.run_program("digest", out)).stdout.strip(), digest)
+
+    def test_it_goes_on_where_told_to_but_never_ends_unsaved(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", "--out", out))
+        result = self.train_with_limit(1 << 20, "--steps", "6", "--checkpoint-every", "2", "--resume",
+                                       "--on-save-failure", "continue", "--out", out)
+        self.refused(result, 7, "step-00000006")
+        self.assertIn("checkpoint of step 4 failed, the run goes on", result.stderr)
+        self.assertEqual(len(self.metrics(out)), 6)
+        self.assertEqual(self.checkpoints(out), ["step-00000002"])
+        self.succeed(self.run_program("train", "--resume", "--out", out, "--steps", "6"))
+        self.assertEqual(self.summary(out)["resumed_from_step"], 2)
+
+    def test_the_second_signal_leaves_at_once_and_the_old_checkpoint_stays(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", "--out", out))
+        digest = self.summary(out)["state_digest"]
+        for second in (signal.SIGINT, signal.SIGTERM):
+            # A step of a hundred thousand micro-batches takes far longer than this test: the first signal cannot end it.
+            process = self.start(out, "--steps", "1000", "--resume", "--grad-accum", "100000", stdout=subprocess.PIPE)
+            self.addCleanup(process.stdout.close)
+            for line in process.stdout:
+                if line.startswith("resumed from"):
+                    break
+            time.sleep(0.5)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            self.assertIsNone(process.poll(), "the first signal lets the step end")
+            process.send_signal(second)
+            self.assertEqual(process.wait(timeout=60), -second)
+        self.assertEqual(self.succeed(self.run_program("digest", out)).stdout.strip(), digest)
+
+    def test_a_second_fresh_run_is_refused_too(self):
+        out = self.root / "run"
+        process = self.start(out, "--steps", "1000000")
+        wait_for(lambda: (out / "metrics.jsonl").exists())
+        self.refused(self.train("--steps", "1", "--out", out), 7, "another process")
+        process.terminate()
+        self.assertEqual(process.wait(timeout=120), 143)
+
+    def test_the_best_checkpoint_stays(self):
+        out = self.root / "run"
+        # A rate that destroys what was learnt: the first evaluation is the best.
+        self.succeed(self.train("--steps", "6", "--eval-data", self.text, "--eval-every", "1", "--keep-best", "--keep", "1",
+                                "--checkpoint-every", "1", "--lr", "0.5", "--lr-schedule", "constant", "--out", out))
+        losses = [m["eval_loss"] for m in self.metrics(out)]
+        best = losses.index(min(losses)) + 1
+        self.assertLess(best, 6)
+        self.assertEqual(self.checkpoints(out), [f"step-{best:08}", "step-00000006"])
+
+    def test_resuming_an_older_checkpoint_leaves_the_later_course(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "4", "--checkpoint-every", "1", "--keep", "0", "--out", out))
+        digest = self.summary(out)["state_digest"]
+        result = self.succeed(self.run_program("train", "--out", out, "--resume", out / "checkpoints" / "step-00000001",
+                                               "--config", out / "config.toml", "--steps", "3", "--decay-steps", "4"))
+        self.assertIn("leaves", result.stderr)
+        self.assertEqual(self.checkpoints(out), ["step-00000001", "step-00000002", "step-00000003"])
+        self.succeed(self.run_program("train", "--out", out, "--resume", "--steps", "4"))
+        self.assertEqual(self.summary(out)["state_digest"], digest)
+
+    def test_any_ceiling_policy_and_subgroup_resumes_to_the_same_bits(self):
+        first = self.root / "first"
+        self.succeed(self.train("--steps", "3", "--decay-steps", "6", "--out", first))
+        digests, losses = set(), set()
+        for i, flags in enumerate([["--policy", "device"], ["--policy", "host", "--device-memory", "24MiB"],
+                                   ["--policy", "stream", "--subgroup-size", "4097", "--resident-layers", "0"],
+                                   ["--policy", "static:0.5", "--recompute", "block", "--prefetch-layers", "1"],
+                                   ["--policy", "interleave:2", "--host-memory", "200MiB", "--subgroup-size", "1Mi"]]):
+            out = self.root / f"run{i}"
+            self.succeed(self.train("--steps", "6", "--out", out, "--resume", first, *flags))
+            digests.add(self.summary(out)["state_digest"])
+            losses.add(tuple(m["loss"] for m in self.metrics(out)))
+        straight = self.root / "straight"
+        self.succeed(self.train("--steps", "6", "--out", straight))
+        self.assertEqual(digests, {self.summary(straight)["state_digest"]})
+        self.assertEqual(losses, {tuple(m["loss"] for m in self.metrics(straight))[3:]})
+
+    def test_nothing_is_world_writable(self):
+        out = self.root / "run"
+        before = os.umask(0)
+        self.addCleanup(os.umask, before)
+        self.succeed(self.train("--steps", "1", "--out", out))
+        self.succeed(self.run_program("export", out, "--to", self.root / "model"))
+        for path in [out, *out.rglob("*"), *(self.root / "model").rglob("*")]:
+            self.assertFalse(path.stat().st_mode & 0o002, path)
+
+    def test_an_unwritable_folder(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        (out / "checkpoints" / "step-00000001").rename(self.root / "kept")
+        (out / "checkpoints").rmdir()
+        (out / "checkpoints").write_text("a file in the way")
+        result = self.train("--steps", "2", "--out", out, "--resume", self.root / "kept")
+        self.refused(result, 7, "checkpoints")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Against transformers itself: models it writes are read, models that tandem writes are read by it, and ten steps of
+fine-tuning go as in a PyTorch loop of the same rounding."""
+import peers
+
+peers.run_under_one_with("torch", "transformers", "safetensors")
+
+import json
+import pathlib
+import struct
+import sys
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "models"))
+import make_fixtures
+from program import ProgramTest, main
+
+LENGTH, WINDOWS, STEPS = 21, 4, 10
+ONE = ["--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", str(LENGTH)]
+
+
+def models():
+    common = {"vocab_size": 97, "initializer_range": 0.1}
+    llama = {**common, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "max_position_embeddings": 48, "hidden_size": 40, "intermediate_size": 53}
+    scaled = {"rope_type": "llama3", "rope_theta": 5000.0, "factor": 8.0, "low_freq_factor": 1.0,
+              "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+    yield "gpt2", transformers.GPT2LMHeadModel, transformers.GPT2Config(
+        n_positions=48, n_embd=36, n_layer=2, n_head=3, bos_token_id=1, eos_token_id=2, **common)
+    yield "llama2", transformers.LlamaForCausalLM, transformers.LlamaConfig(tie_word_embeddings=False, **llama)
+    yield "llama3", transformers.LlamaForCausalLM, transformers.LlamaConfig(
+        tie_word_embeddings=True, rope_parameters=scaled, **llama)
+    yield "mistral", transformers.MistralForCausalLM, transformers.MistralConfig(
+        sliding_window=None, head_dim=12, **llama)
+    yield "qwen2", transformers.Qwen2ForCausalLM, transformers.Qwen2Config(tie_word_embeddings=True, **llama)
+    yield "qwen3", transformers.Qwen3ForCausalLM, transformers.Qwen3Config(
+        tie_word_embeddings=False, head_dim=16, **llama)
+
+
+def as_transformers_4(config):
+    """The same description in the older spelling."""
+    rope = config.pop("rope_parameters", None)
+    if rope is not None:
+        config["rope_theta"] = rope.pop("rope_theta", 10000.0)
+        config["rope_scaling"] = rope if rope.get("rope_type", "default") != "default" else None
+    if "dtype" in config:
+        config["torch_dtype"] = config.pop("dtype")
+    config["transformers_version"] = "4.44.0"
+    return config
+
+
+
+def of_type(model, dtype):
+    """A copy with weights of another type. (Turning a model's type turns its table of angles too, for good.)"""
+    other = type(model)(model.config)
+    other.load_state_dict(model.state_dict())
+    return other.to(dtype).eval()
+
+
+def tensors_of(folder):
+    found = {}
+    for file in folder.glob("*.safetensors"):
+        found |= load_file(file)
+    return found
+
+
+class Transformers(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        generator = torch.Generator().manual_seed(7)
+        self.ids = torch.randint(0, 97, (WINDOWS * LENGTH + 1,), generator=generator)
+        self.data = self.file("ids.bin", struct.pack(f"<{len(self.ids)}H", *self.ids.tolist()))
+        self.windows = self.ids[:-1].reshape(WINDOWS, LENGTH)
+        self.targets = self.ids[1:].reshape(WINDOWS, LENGTH)
+
+    def built(self):
+        for name, kind, config in models():
+            torch.manual_seed(11)
+            config.architectures = [kind.__name__]
+            model = kind(config).float().eval()
+            make_fixtures.randomize(model, torch.Generator().manual_seed(3))
+            yield name, model
+
+    def loss(self, model):
+        with torch.no_grad():
+            logits = model(self.windows, use_cache=False).logits.double()
+        return torch.nn.functional.cross_entropy(logits.reshape(-1, 97), self.targets.reshape(-1)).item()
+
+    def evaluate(self, folder):
+        result = self.run_program("eval", "--model", folder, "--data", self.data, *ONE[:4], *ONE[6:], "--json")
+        return json.loads(self.succeed(result).stdout)["loss"]
+
+    def test_reads_every_family_type_and_spelling(self):
+        for name, model in self.built():
+            expected = self.loss(model)
+            for dtype, shard, older in [(torch.float32, "5GB", False), (torch.bfloat16, "20KB", True),
+                                        (torch.float16, "5GB", True)]:
+                with self.subTest(name, dtype=dtype, older=older):
+                    folder = self.root / f"{name}-{dtype}"
+                    stored = of_type(model, dtype)
+                    if dtype == torch.float16:  # what half cannot hold is another model
+                        expected = self.loss(of_type(stored, torch.float32))
+                    stored.save_pretrained(folder, max_shard_size=shard)
+                    self.assertEqual((folder / "model.safetensors.index.json").exists(), shard == "20KB")
+                    if older:
+                        config = folder / "config.json"
+                        config.write_text(json.dumps(as_transformers_4(json.loads(config.read_text()))))
+                    loss = self.evaluate(folder)
+                    self.assertLess(abs(loss / expected - 1), 1e-5)
+
+    def test_what_comes_in_goes_out_bit_by_bit(self):
+        for name, model in self.built():
+            for flag, dtype in [("fp32", torch.float32), ("bf16", torch.bfloat16)]:
+                with self.subTest(name, dtype=flag):
+                    source, out = self.root / f"{name}-{flag}", self.root / f"{name}-{flag}-out"
+                    of_type(model, dtype).save_pretrained(source)
+                    self.succeed(self.run_program("export", source, "--to", out, "--dtype", flag, "--shard-size", "20kB"))
+                    before, after = tensors_of(source), tensors_of(out)
+                    self.assertEqual(set(before), set(after))
+                    for key, tensor in before.items():
+                        self.assertEqual(after[key].dtype, dtype)
+                        self.assertTrue(torch.equal(tensor.view(torch.uint8), after[key].view(torch.uint8)), key)
+                    loaded = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+                    with torch.no_grad():
+                        apart = (loaded(self.windows).logits - model(self.windows).logits).abs().max().item()
+                    self.assertLess(apart, 1e-4)
+                    self.assertEqual(loaded.config.eos_token_id, model.config.eos_token_id)
+
+    def test_ten_steps_as_in_pytorch_and_the_result_loads(self):
+        for name, model in self.built():
+            with self.subTest(name):
+                source, run, out = (self.root / f"{name}-{part}" for part in ("in", "run", "out"))
+                model.save_pretrained(source)
+                make_fixtures.STEPS = STEPS
+                make_fixtures.OPTIMIZER = {"lr": 2e-4, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1,
+                                           "clip": 1.0}
+                expected = make_fixtures.trajectory(model, self.windows.expand(STEPS, -1, -1),
+                                                    self.targets.expand(STEPS, -1, -1)).tolist()
+                self.succeed(self.run_program("train", "--model", source, "--data", self.data, "--out", run, *ONE,
+                                              "--micro-batch", WINDOWS, "--steps", STEPS, "--lr", "2e-4",
+                                              "--lr-schedule", "constant", "--eval-data", self.data))
+                losses = [m["loss"] for m in self.metrics(run)]
+                self.assertEqual(len(losses), STEPS)
+                self.assertLess(losses[-1], losses[0])
+                for ours, theirs in zip(losses, expected):
+                    self.assertLess(abs(ours / theirs - 1), 1e-4)
+                self.succeed(self.run_program("export", run, "--to", out))
+                loaded = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+                self.assertLess(abs(self.loss(loaded) / self.summary(run)["eval_loss"] - 1), 1e-5)
+
+
+if __name__ == "__main__":
+    main()
