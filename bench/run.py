@@ -10,10 +10,15 @@ import json
 import sys
 
 import adam
+import checkpoint
 import cpu_train
+import engine
 import harness
+import overlap
+import published
+import streaming
 
-BENCHMARKS = {"adam": adam, "cpu-train": cpu_train}
+BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "published": published, "engine": engine, "overlap": overlap, "streaming": streaming}
 
 
 def main():

@@ -1,0 +1,92 @@
+"""checkpoint: saving and loading 4 GB of state against dd on the same disk, and what saving costs the steps meanwhile.
+
+gpt2-medium on the host device, two threads; dd writes as many bytes with the same flush at the end, and reads them from
+a cold cache as tandem does. Save and dd take turns.
+"""
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import time
+
+import cpu_train
+import harness
+
+MODEL, SEQUENCE, THREADS = "gpt2-medium", 32, 2
+EVERY, STEPS, LOADS = 12, 40, 3
+
+
+def cold(path):
+    """Lets go of a file's pages."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def seconds_of_dd(source, target, size, *more):
+    begin = time.monotonic()
+    harness.run(["dd", f"if={source}", f"of={target}", "bs=1M", f"count={-(-size // 2**20)}", *more],
+                stderr=subprocess.DEVNULL)
+    return time.monotonic() - begin
+
+
+def train(work, tokens, out, *more):
+    command = [harness.BUILD / "tandem", "train", "--model", MODEL, "--data", tokens, "--out", out, "--device", "host",
+               "--threads", str(THREADS), "--update-threads", str(THREADS), "--seq-len", str(SEQUENCE), "--keep", "1",
+               "--policy", "device", "--steps", str(STEPS), *more]
+    harness.say("$ " + " ".join(map(str, command)))
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=harness.QUIET)
+    if done.returncode != 0:
+        raise harness.BenchError("the run failed")
+    return done.stdout
+
+
+def slowdown(text, metrics):
+    """Time of the steps that a save overlapped, and of the pauses for it, over that of as many others."""
+    seconds = {line["step"]: line["step_seconds"] for line in metrics}
+    overlapped = {int(n) for n in re.findall(r"^step +(\d+)/.* saving \d+%", text, re.M)}
+    alone = [s for n, s in seconds.items() if n not in overlapped and n > 2]
+    held = [float(s) for s in re.findall(r"training held for ([0-9.]+) s", text)[:-1]]  # the last one: nothing to hold
+    if not overlapped:
+        return 1.0
+    return (sum(seconds[n] for n in overlapped) + sum(held)) / (len(overlapped) * statistics.median(alone))
+
+
+def measure():
+    harness.build("tandem")
+    work = harness.BUILD / "bench-checkpoint"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    tokens, out, copy = work / "tokens.bin", work / "run", work / "dd"
+    cpu_train.write_tokens(tokens)
+
+    text = train(work, tokens, out, "--checkpoint-every", str(EVERY))
+    metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    summary = json.loads((out / "summary.json").read_text())
+    state = next(out.glob("checkpoints/step-*/state.safetensors"))
+    size = state.stat().st_size
+
+    saves, writes, loads, reads = [], [], [], []
+    for i in range(LOADS):
+        writes.append(seconds_of_dd("/dev/zero", copy, size, "conv=fsync"))
+        cold(copy)
+        reads.append(seconds_of_dd(copy, "/dev/null", size))
+        copy.unlink()
+        # A run that has nothing else to do: it loads, takes a step, and saves at its end.
+        cold(state)
+        line = train(work, tokens, out, "--resume", "--steps", str(STEPS + 1 + i))
+        loads.append(float(re.search(r"resumed from .* in ([0-9.]+) s\)", line).group(1)))
+        saves.append(float(re.search(r"saved .* in ([0-9.]+) s,", line).group(1)))
+        state = next(out.glob("checkpoints/step-*/state.safetensors"))
+
+    figures = harness.Figures()
+    figures.add("save_over_dd", harness.ratios(writes, saves))
+    figures.add("load_over_dd", harness.ratios(reads, loads))
+    figures.add("step_slowdown", [slowdown(text, metrics)])
+    figures.add("save_bytes_per_second", [size / s for s in saves])
+    figures.add("load_bytes_per_second", [size / s for s in loads])
+    figures.values["peak_over_planned_host"] = round(summary["peak_host_bytes"] / summary["planned_host_bytes"], 4)
+    shutil.rmtree(work)
+    return figures.line("checkpoint", model=MODEL, state_bytes=size, threads=THREADS, steps=STEPS, every=EVERY)
