@@ -26,6 +26,7 @@ debian_has() {
 # Whether what a package brings is there, however it came.
 probe_finds() {
   case $1 in
+    file:*) [ -e "${1#file:}" ] ;;
     command:*) command -v "${1#command:}" >/dev/null ;;
     header:*) echo "#include <${1#header:}>" | c++ -std=c++20 -E -x c++ - >/dev/null 2>&1 ;;
   esac

@@ -27,7 +27,7 @@ MAY_INCLUDE = {
     "data": {"core"},
     "io": {"core"},
     "comm": {"core"},
-    "api": {"core", "cpu_ops", "gpu_ops", "scheduler", "offload"},
+    "api": {"core", "cpu_ops", "gpu_ops", "scheduler", "offload", "io"},
 }
 MAY_INCLUDE["train"] = set(MAY_INCLUDE) - {"cpu_ops", "gpu_ops"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
