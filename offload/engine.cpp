@@ -283,31 +283,12 @@ void OffloadEngine::Impl::set_update(double scale) {
   runner_.set_update({options_.adamw, step_ + 1, options_.seed, step_options_.lr, scale}, unfolder_.step());
 }
 
-namespace {
-
-bool updates(TaskKind kind) {
-  switch (kind) {
-    case TaskKind::load_state:
-    case TaskKind::update_streamed:
-    case TaskKind::store_state:
-    case TaskKind::update_resident:
-    case TaskKind::store_weights:
-    case TaskKind::update_cpu:
-    case TaskKind::push_weights:
-      return true;
-    default:
-      return false;
-  }
-}
-
-}  // namespace
-
 void OffloadEngine::Impl::note_submitted(const Task& task, double now) {
-  if (updates(task.kind) && updates_left_++ == 0) update_began_ = now;
+  if (is_update(task.kind) && updates_left_++ == 0) update_began_ = now;
 }
 
 void OffloadEngine::Impl::note_done(const Task& task, double now) {
-  if (updates(task.kind) && --updates_left_ == 0) update_seconds_ += now - update_began_;
+  if (is_update(task.kind) && --updates_left_ == 0) update_seconds_ += now - update_began_;
 }
 
 void OffloadEngine::Impl::begin_evaluation() {

@@ -16,21 +16,6 @@
 namespace tandem {
 namespace {
 
-bool is_update(TaskKind kind) noexcept {
-  switch (kind) {
-    case TaskKind::load_state:
-    case TaskKind::update_streamed:
-    case TaskKind::store_state:
-    case TaskKind::update_resident:
-    case TaskKind::store_weights:
-    case TaskKind::update_cpu:
-    case TaskKind::push_weights:
-      return true;
-    default:
-      return false;
-  }
-}
-
 /// What the caller's thread does, one after another.
 struct Action {
   enum class Kind : std::uint8_t { fetch, compute_forward, gradients, compute_backward, release, commit };

@@ -61,4 +61,17 @@ std::string Task::text(std::string_view layer_name) const {
   return fmt::format("{} {} [{}, {})", name_of(kind), layer_name, begin, end);
 }
 
+bool is_update(TaskKind kind) noexcept {
+  switch (kind) {
+    case TaskKind::load_state:
+    case TaskKind::update_streamed:
+    case TaskKind::store_state:
+    case TaskKind::update_resident:
+    case TaskKind::store_weights:
+    case TaskKind::update_cpu:
+    case TaskKind::push_weights: return true;
+    default: return false;
+  }
+}
+
 }  // namespace tandem

@@ -35,6 +35,8 @@ enum class TaskKind : std::uint8_t {
   push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
 };
 std::string_view name_of(TaskKind kind) noexcept;
+/// Whether it is part of the update: what lies between the norm and the new weights.
+bool is_update(TaskKind kind) noexcept;
 
 struct Task {
   TaskId id = no_task;
