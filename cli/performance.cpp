@@ -45,33 +45,17 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape) {
   return work;
 }
 
-OffloadOptions options_of(const TrainConfig& c) {
-  OffloadOptions o;
-  o.device_memory = c.device_memory;
-  o.host_memory = c.host_memory;
-  o.policy = c.policy;
-  o.subgroup_size = c.subgroup_size;
-  o.resident_layers = c.resident_layers;
-  o.prefetch_layers = c.prefetch_layers;
-  o.max_micro_batches = static_cast<int>(c.grad_accum);
-  return o;
-}
-
 /// Calls `attempt` with each way of keeping activations, the fastest first, until one does not throw PlanError.
 template <class Attempt>
 void with_activations(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile, WhatIf& what,
                       Attempt attempt) {
   what.model = model;
   what.layout = frozen_layout(model, config.freeze);
-  what.options = options_of(config);
+  what.options = offload_options(config);
+  what.options.host_memory = config.host_memory;
   what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
   what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
-  what.shape = {.batch = config.micro_batch,
-                .sequence = config.seq_len,
-                .compute = profile.device_kind == "host" ? config.compute : DType::bf16,
-                .recompute = config.recompute == Recompute::block || config.offload_activations,
-                .training = true,
-                .offload_inputs = config.offload_activations};
+  what.shape = run_shape(config, profile.device_kind == "host" ? config.compute : DType::bf16, /*training=*/true);
   using namespace literals;
   const std::unique_ptr<Device> rules = open_device("host", {.memory = 64_MiB});  // whose scratch is counted
   while (true) {
@@ -83,8 +67,7 @@ void with_activations(const TrainConfig& config, const ModelConfig& model, const
     try {
       return attempt();
     } catch (const PlanError&) {
-      if (config.recompute != Recompute::automatic || what.shape.offload_inputs) throw;
-      (what.shape.recompute ? what.shape.offload_inputs : what.shape.recompute) = true;
+      if (!keep_less(config, what.shape)) throw;
     }
   }
 }

@@ -64,9 +64,14 @@ void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::spa
   }
 }
 
+bool StateAccess::stored_as_fp32(StateArray array) const noexcept {
+  const bool master = array == StateArray::master;
+  return (master ? master_bytes(plan_.state) : moment_bytes(plan_.state)) == sizeof(float);
+}
+
 void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
   const bool master = array == StateArray::master;
-  if ((master ? master_bytes(plan_.state) : moment_bytes(plan_.state)) == sizeof(float)) {
+  if (stored_as_fp32(array)) {
     return move(subgroup, array, at, std::as_writable_bytes(values), /*write=*/false);
   }
   std::vector<bf16> halves(values.size());
@@ -75,34 +80,29 @@ void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, st
     std::transform(halves.begin(), halves.end(), values.begin(), numerics::bf16_to_float);
     return;
   }
+  // The weights are the master's other half: from where the subgroup's updater writes them.
   const Subgroup& s = plan_.subgroups[static_cast<std::size_t>(subgroup)];
-  const std::vector<bf16> weights = updated_weights(s, s.begin + at, values.size());
+  const bool resident = plan_.layers[static_cast<std::size_t>(s.layer)].resident && s.updater == Updater::device;
+  const std::vector<bf16> weights = load_weights(s.layer, resident, s.begin + at, values.size());
   std::transform(weights.begin(), weights.end(), halves.begin(), values.begin(),
                  [](bf16 weight, bf16 residual) { return numerics::join_master(weight, residual.bits); });
 }
 
-/// Weights [begin, begin + count) of a subgroup's layer, from where its updater writes them.
-std::vector<bf16> StateAccess::updated_weights(const Subgroup& s, std::int64_t begin, std::size_t count) const {
+/// Weights [begin, begin + count) of a layer, from the device where `resident`, else from the host.
+std::vector<bf16> StateAccess::load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const {
   std::vector<bf16> weights(count);
   const std::size_t bytes = count * sizeof(bf16);
-  const bool resident = plan_.layers[static_cast<std::size_t>(s.layer)].resident;
-  if (resident && s.updater == Updater::device) {
-    copy(weights.data(), storage_.resident_weights(s.layer) + begin, bytes, CopyKind::device_to_host);
+  if (resident) {
+    copy(weights.data(), storage_.resident_weights(layer) + begin, bytes, CopyKind::device_to_host);
   } else {
-    std::memcpy(weights.data(), storage_.host_weights(s.layer) + begin, bytes);
+    std::memcpy(weights.data(), storage_.host_weights(layer) + begin, bytes);
   }
   return weights;
 }
 
 void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
-  std::vector<bf16> weights(values.size());
-  const std::int64_t at = parameter.offset + first;
-  if (const bf16* host = storage_.host_weights(parameter.layer)) {
-    std::memcpy(weights.data(), host + at, weights.size() * sizeof(bf16));
-  } else {
-    copy(weights.data(), storage_.resident_weights(parameter.layer) + at, weights.size() * sizeof(bf16),
-         CopyKind::device_to_host);
-  }
+  const bool resident = storage_.host_weights(parameter.layer) == nullptr;
+  const std::vector<bf16> weights = load_weights(parameter.layer, resident, parameter.offset + first, values.size());
   std::transform(weights.begin(), weights.end(), values.begin(), numerics::bf16_to_float);
 }
 
@@ -119,7 +119,7 @@ void StateAccess::write(const Parameter& parameter, StateArray array, std::span<
 
 void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
   const bool master = array == StateArray::master;
-  if ((master ? master_bytes(plan_.state) : moment_bytes(plan_.state)) == sizeof(float)) {
+  if (stored_as_fp32(array)) {
     // `move` only reads what it writes to the state.
     std::byte* const bytes = reinterpret_cast<std::byte*>(const_cast<float*>(values.data()));
     return move(subgroup, array, at, {bytes, values.size_bytes()}, /*write=*/true);

@@ -31,7 +31,8 @@ class StateAccess {
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
   void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
-  std::vector<bf16> updated_weights(const Subgroup& s, std::int64_t begin, std::size_t count) const;
+  bool stored_as_fp32(StateArray array) const noexcept;
+  std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;
   void write_weights(const Parameter& parameter, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
   template <class Call>

@@ -93,13 +93,10 @@ Simulation Search::exactly(const Plan& plan) const {
 
 /// Pieces in lumps where there are many: their number is what a simulation costs, their size hardly matters.
 double Search::quickly(const Plan& plan) {
-  if (plan.subgroups.size() <= few_subgroups) {
-    const Simulation s = exactly(plan);
-    spent_ += s.tasks;
-    return s.step_seconds;
-  }
   Plan lumped = plan;
-  lumped.piece_elements = std::min(plan.subgroup_size, lump * plan.piece_elements);
+  if (plan.subgroups.size() > few_subgroups) {
+    lumped.piece_elements = std::min(plan.subgroup_size, lump * plan.piece_elements);
+  }
   const Simulation s = exactly(lumped);
   spent_ += s.tasks;
   return s.step_seconds;

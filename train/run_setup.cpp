@@ -17,24 +17,6 @@
 namespace tandem {
 namespace {
 
-OffloadOptions offload_options(const TrainConfig& c) {
-  OffloadOptions o;
-  o.device_memory = c.device_memory;
-  o.policy = c.policy;
-  o.subgroup_size = c.subgroup_size;
-  o.resident_layers = c.resident_layers;
-  o.prefetch_layers = c.prefetch_layers;
-  o.max_micro_batches = static_cast<int>(c.grad_accum);
-  o.state = c.state;
-  o.seed = c.seed;
-  o.adamw.beta1 = c.beta1;
-  o.adamw.beta2 = c.beta2;
-  o.adamw.eps = c.eps;
-  o.adamw.weight_decay = c.weight_decay;
-  o.on_nonfinite = c.on_nonfinite;
-  return o;
-}
-
 struct HostRows {
   std::size_t program = 0;  ///< what the process held before: code's own data, libraries, threads
   std::size_t batches = 0;
@@ -42,12 +24,6 @@ struct HostRows {
   std::size_t activations = 0;
   std::size_t total() const noexcept { return program + batches + checkpoint + activations; }
 };
-
-std::size_t largest_parameter_bytes(const ParameterLayout& layout) {
-  std::int64_t largest = 0;
-  for (const Parameter* p : layout.owned_parameters()) largest = std::max(largest, p->count);
-  return static_cast<std::size_t>(largest) * sizeof(float);
-}
 
 /// Model and plan for one way of keeping activations. Throws PlanError.
 void plan_with(RunSetup& run, const RunShape& shape, HostRows rows, std::size_t host_ceiling) {
@@ -69,16 +45,13 @@ void plan_with(RunSetup& run, const RunShape& shape, HostRows rows, std::size_t 
   run.plan = make_plan(run.layout, run.options, profile_of(*run.device));
 }
 
-/// The first way that fits, the fastest first: keep everything, compute blocks again, and send their inputs
-/// to the host too.
+/// The first way of keeping activations that fits, the fastest first.
 void plan_activations(RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config) {
-  const bool may_fall_back = shape.training && config.recompute == Recompute::automatic;
   while (true) {
     try {
       return plan_with(run, shape, rows, config.host_memory);
     } catch (const PlanError&) {
-      if (!may_fall_back || shape.offload_inputs) throw;
-      (shape.recompute ? shape.offload_inputs : shape.recompute) = true;
+      if (!keep_less(config, shape)) throw;
     }
   }
 }
@@ -118,6 +91,39 @@ DeviceOptions device_options(const TrainConfig& c) {
           .notice = [](const std::string& why) { spdlog::info("device: host, as {}", why); }};
 }
 
+OffloadOptions offload_options(const TrainConfig& c) {
+  OffloadOptions o;
+  o.device_memory = c.device_memory;
+  o.policy = c.policy;
+  o.subgroup_size = c.subgroup_size;
+  o.resident_layers = c.resident_layers;
+  o.prefetch_layers = c.prefetch_layers;
+  o.max_micro_batches = static_cast<int>(c.grad_accum);
+  o.state = c.state;
+  o.seed = c.seed;
+  o.adamw.beta1 = c.beta1;
+  o.adamw.beta2 = c.beta2;
+  o.adamw.eps = c.eps;
+  o.adamw.weight_decay = c.weight_decay;
+  o.on_nonfinite = c.on_nonfinite;
+  return o;
+}
+
+RunShape run_shape(const TrainConfig& config, DType compute, bool training) {
+  return {.batch = config.micro_batch,
+          .sequence = config.seq_len,
+          .compute = compute,
+          .recompute = config.recompute == Recompute::block || config.offload_activations,
+          .training = training,
+          .offload_inputs = config.offload_activations && training};
+}
+
+bool keep_less(const TrainConfig& config, RunShape& shape) noexcept {
+  if (!shape.training || config.recompute != Recompute::automatic || shape.offload_inputs) return false;
+  (shape.recompute ? shape.offload_inputs : shape.recompute) = true;
+  return true;
+}
+
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
   constexpr std::int64_t longest_default = 1024;
   if (config.seq_len == 0) return std::min(longest_default, model.positions);
@@ -136,16 +142,12 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   run.options = offload_options(config);
   run.device = open_device(config.device, device_options(config));
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
-  RunShape shape{.batch = config.micro_batch,
-                 .sequence = config.seq_len,
-                 .compute = run.device->info().kind == "cuda" ? DType::bf16 : config.compute,
-                 .recompute = config.recompute == Recompute::block || config.offload_activations,
-                 .training = purpose.training,
-                 .offload_inputs = config.offload_activations && purpose.training};
+  const DType compute = run.device->info().kind == "cuda" ? DType::bf16 : config.compute;
+  const RunShape shape = run_shape(config, compute, purpose.training);
   HostRows rows;
   rows.program = sample_process_memory().anonymous;
   rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
-  if (purpose.saves) rows.checkpoint = largest_parameter_bytes(run.layout);
+  if (purpose.saves) rows.checkpoint = largest_parameter(run.layout) * sizeof(float);
   plan_activations(run, shape, rows, config);
   book(run, rows);
   if (purpose.saves && config.checkpoint_every > 0) book_background_save(run, config.host_memory);

@@ -40,6 +40,13 @@ struct RunPurpose {
 };
 
 DeviceOptions device_options(const TrainConfig& config);
+/// What the configuration asks of the engine; the host ceiling, which is the whole process's, left out.
+OffloadOptions offload_options(const TrainConfig& config);
+/// The shapes of a run as the configuration begins with them.
+RunShape run_shape(const TrainConfig& config, DType compute, bool training);
+/// Makes it the next way of keeping activations that takes less device memory: compute blocks again, then send
+/// their inputs to the host too. False where there is none, or the configuration names the way.
+bool keep_less(const TrainConfig& config, RunShape& shape) noexcept;
 
 /// Opens the device, resolves recompute and makes the plan. `config.seq_len` must be resolved. Throws
 /// PlanError (with the table), UsageError, DeviceError.

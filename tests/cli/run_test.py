@@ -1,5 +1,6 @@
 """Small runs of the built program, from training to sampling."""
 import json
+import pathlib
 import signal
 import subprocess
 import time
@@ -209,6 +210,18 @@ class Models(ProgramTest):
         self.assertIn("tiny-gpt2\n", self.succeed(self.run_program("--list-models")).stdout)
         for command in ["train", "plan", "eval", "sample", "digest", "export"]:
             self.assertIn("Example", self.succeed(self.run_program(command, "--help")).stdout)
+
+
+class WhatIf(ProgramTest):
+    def test_a_plan_over_a_profile_heeds_the_state_format(self):
+        profile = pathlib.Path(__file__).parents[2] / "profiles" / "8gb-pcie4.toml"
+        bytes_of = {}
+        for state in ("fp32", "split", "bf16-moments"):
+            result = self.succeed(self.run_program("plan", "--model", "gpt2", "--policy", "host", "--seq-len", "128",
+                                                   "--profile", profile, "--state", state, "--json"))
+            bytes_of[state] = json.loads(result.stdout)["host_bytes"]
+        self.assertGreater(bytes_of["fp32"], bytes_of["split"])
+        self.assertGreater(bytes_of["split"], bytes_of["bf16-moments"])
 
 
 if __name__ == "__main__":
