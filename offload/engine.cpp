@@ -28,7 +28,7 @@ class OffloadEngine::Impl {
         plan_(checked(plan, layout_)),
         storage_(device, layout_, plan_),
         access_(device, layout_, plan_, storage_),
-        unfolder_(layout_, plan_),
+        unfolder_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
     executor_.on_submit = [this](const Task& task, double now) { note_submitted(task, now); };
@@ -45,6 +45,7 @@ class OffloadEngine::Impl {
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   void set_step(std::int64_t step);
+  void adopt(const Plan& plan);
   std::string digest();
 
   WeightsGuard fetch(int layer, StreamView stream);
@@ -60,7 +61,7 @@ class OffloadEngine::Impl {
   Device& device_;
   const ParameterLayout layout_;
   const OffloadOptions options_;
-  const Plan plan_;
+  Plan plan_;
   Storage storage_;
   StateAccess access_;
   std::int64_t step_ = 0;
@@ -95,7 +96,7 @@ class OffloadEngine::Impl {
   template <class Held>
   Held take(std::vector<Held>& list, std::uint64_t ticket);
 
-  Unfolder unfolder_;
+  std::optional<Unfolder> unfolder_;  ///< never empty; another one for another plan
   TaskRunner runner_;
   std::vector<Task> tasks_;
   std::vector<HeldWeights> weights_;
@@ -140,7 +141,8 @@ const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, std::siz
 
 void OffloadEngine::Impl::refuse_half_updated() const {
   if (half_updated_) {
-    throw TrainingError("the state is updated in part", "a step that updates during backward did not come to its end",
+    throw TrainingError("the state is updated in part",
+                        "a step that updates during backward, or a change of plan, did not come to its end",
                         "go on from the last checkpoint");
   }
 }
@@ -150,7 +152,7 @@ void OffloadEngine::Impl::submit() {
 }
 
 void OffloadEngine::Impl::prefetch() {
-  if (options_.overlap) unfolder_.prefetch(tasks_);
+  if (options_.overlap) unfolder_->prefetch(tasks_);
 }
 
 // -- state -----------------------------------------------------------------------------------------------
@@ -159,7 +161,7 @@ void OffloadEngine::Impl::initialize(const std::function<void(const Parameter&, 
   require_idle("initialize");
   wait();
   half_updated_ = false;
-  unfolder_.invalidate_weights();
+  unfolder_->invalidate_weights();
   std::vector<float> buffer;
   for (const Parameter* p : layout_.owned_parameters()) {
     buffer.assign(static_cast<std::size_t>(p->count), 0.0F);
@@ -181,7 +183,7 @@ void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std
 void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::span<const float> values) {
   require_idle("write");
   wait();
-  unfolder_.invalidate_weights();
+  unfolder_->invalidate_weights();
   access_.write(owned(parameter, values.size()), array, values);
 }
 
@@ -190,6 +192,23 @@ void OffloadEngine::Impl::set_step(std::int64_t step) {
   if (step < 0) throw MisuseError("a negative step");
   half_updated_ = false;
   step_ = step;
+}
+
+void OffloadEngine::Impl::adopt(const Plan& plan) {
+  require_idle("adopt");
+  refuse_half_updated();
+  wait();
+  checked(plan, layout_);
+  if (plan.state != plan_.state) {
+    throw MisuseError(fmt::format("a plan for {} state", name_of(plan.state)),
+                      fmt::format("the engine's is {}", name_of(plan_.state)), "save, and load under the other format");
+  }
+  storage_.require_room_for(plan);
+  half_updated_ = true;  // until all is where it belongs
+  storage_.carve_anew(device_, layout_, plan_, plan);
+  half_updated_ = false;
+  plan_ = plan;
+  unfolder_.emplace(layout_, plan_, unfolder_->count());
 }
 
 std::string OffloadEngine::Impl::digest() {
@@ -212,10 +231,10 @@ void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   step_options_ = options;
   mode_ = Mode::step;
   exposed_ = 0.0;
-  unfolder_.forget_before(executor_.oldest());
+  unfolder_->forget_before(executor_.oldest());
   // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
   update_in_backward_ = options.max_grad_norm <= 0.0 && options_.on_nonfinite == OnNonfinite::stop;
-  unfolder_.begin_step(options.micro_batches, update_in_backward_);
+  unfolder_->begin_step(options.micro_batches, update_in_backward_);
   if (update_in_backward_) set_update(options.gradient_scale);
   prefetch();
   submit();
@@ -225,8 +244,8 @@ void OffloadEngine::Impl::abort_step() {
   if (mode_ != Mode::step) throw MisuseError("abort_step without a step");
   if (!weights_.empty() || !gradients_.empty()) throw MisuseError("abort_step while a layer is held");
   executor_.drain("abandoning the step");
-  half_updated_ = update_in_backward_ && !unfolder_.norm_tasks().empty();
-  unfolder_.end_pass();
+  half_updated_ = update_in_backward_ && !unfolder_->norm_tasks().empty();
+  unfolder_->end_pass();
   mode_ = Mode::idle;
   abandoned_ = false;
 }
@@ -245,15 +264,15 @@ StepReport OffloadEngine::Impl::end_step() {
   if (mode_ != Mode::step) throw MisuseError("end_step without a step");
   if (!weights_.empty() || !gradients_.empty()) throw MisuseError("end_step while a layer is held");
   if (abandoned_) throw MisuseError("end_step of an abandoned step", {}, "call abort_step");
-  if (!unfolder_.gradients_complete()) {
+  if (!unfolder_->gradients_complete()) {
     throw MisuseError("end_step before every layer has committed its gradients in every micro-batch");
   }
-  executor_.wait_done(unfolder_.norm_tasks(), "waiting for gradients");
+  executor_.wait_done(unfolder_->norm_tasks(), "waiting for gradients");
   StepReport report;
   report.gradient_norm = std::abs(step_options_.gradient_scale) * gradient_norm();
   report.exposed_update_seconds = exposed_;
   const bool finite = std::isfinite(report.gradient_norm);
-  unfolder_.end_pass();
+  unfolder_->end_pass();
   mode_ = Mode::idle;
   if (!finite && options_.on_nonfinite == OnNonfinite::stop) {
     half_updated_ = update_in_backward_;
@@ -264,7 +283,7 @@ StepReport OffloadEngine::Impl::end_step() {
   if (finite) {
     if (!update_in_backward_) set_update(step_options_.gradient_scale * clip_factor(report.gradient_norm));
     ++step_;
-    unfolder_.update(tasks_);
+    unfolder_->update(tasks_);
     submit();
     if (!options_.overlap) executor_.drain("waiting for updates");
   } else {
@@ -280,7 +299,7 @@ double OffloadEngine::Impl::clip_factor(double norm) const {
 }
 
 void OffloadEngine::Impl::set_update(double scale) {
-  runner_.set_update({options_.adamw, step_ + 1, options_.seed, step_options_.lr, scale}, unfolder_.step());
+  runner_.set_update({options_.adamw, step_ + 1, options_.seed, step_options_.lr, scale}, unfolder_->step());
 }
 
 void OffloadEngine::Impl::note_submitted(const Task& task, double now) {
@@ -294,14 +313,14 @@ void OffloadEngine::Impl::note_done(const Task& task, double now) {
 void OffloadEngine::Impl::begin_evaluation() {
   require_idle("evaluation");
   mode_ = Mode::evaluation;
-  unfolder_.forget_before(executor_.oldest());
-  unfolder_.begin_evaluation();
+  unfolder_->forget_before(executor_.oldest());
+  unfolder_->begin_evaluation();
   prefetch();
   submit();
 }
 
 void OffloadEngine::Impl::end_evaluation() noexcept {
-  unfolder_.end_pass();
+  unfolder_->end_pass();
   mode_ = Mode::idle;
 }
 
@@ -330,7 +349,7 @@ WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
   HeldWeights held;
   held.ticket = next_ticket_++;
   held.stream = stream;
-  held.visit = unfolder_.visit(layer, tasks_);
+  held.visit = unfolder_->visit(layer, tasks_);
   prefetch();
   submit();
   weights_.push_back(held);
@@ -357,7 +376,7 @@ void OffloadEngine::Impl::release(std::uint64_t ticket, StreamView stream) {
     device_.record(joined, other);
     device_.wait(stream, joined);
   }
-  unfolder_.release(held.visit);
+  unfolder_->release(held.visit);
   executor_.finish_caller_task(held.visit.id, stream);
   prefetch();
   submit();
@@ -369,7 +388,7 @@ GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
   held.ticket = next_ticket_++;
   held.layer = layer;
   held.stream = stream;
-  held.visit = unfolder_.gradients(layer, tasks_);
+  held.visit = unfolder_->gradients(layer, tasks_);
   submit();
   executor_.stream_waits_for(held.visit.dependencies, stream, "gradients of layer " + layout_.layer(layer).name);
   LayerBases bases;
@@ -385,7 +404,7 @@ GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
 
 void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {
   const HeldGradients held = take(gradients_, ticket);
-  const TaskId id = unfolder_.commit(held.layer, held.visit, tasks_);
+  const TaskId id = unfolder_->commit(held.layer, held.visit, tasks_);
   submit();
   executor_.finish_caller_task(id, stream);
 }
@@ -393,7 +412,7 @@ void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {
 void OffloadEngine::Impl::abandon(std::uint64_t ticket) {
   const HeldGradients held = take(gradients_, ticket);
   abandoned_ = true;
-  const TaskId id = unfolder_.abandon(held.layer, held.visit, tasks_);
+  const TaskId id = unfolder_->abandon(held.layer, held.visit, tasks_);
   submit();
   executor_.finish_caller_task(id, held.stream);
 }
@@ -435,6 +454,7 @@ void OffloadEngine::write(const Parameter& parameter, StateArray array, std::spa
 }
 std::int64_t OffloadEngine::step() const noexcept { return impl_->step_; }
 void OffloadEngine::set_step(std::int64_t step) { impl_->set_step(step); }
+void OffloadEngine::adopt(const Plan& plan) { impl_->adopt(plan); }
 std::string OffloadEngine::state_digest() { return impl_->digest(); }
 const Plan& OffloadEngine::plan() const noexcept { return impl_->plan_; }
 const ParameterLayout& OffloadEngine::layout() const noexcept { return impl_->layout_; }

@@ -110,6 +110,12 @@ class OffloadEngine final : public ParameterAccess {
   /// plan. Blocks. Throws InputError, before anything is changed, where there is none or it belongs to other
   /// parameters. Not inside a step.
   void load(const std::filesystem::path& directory);
+  /// Goes on under another plan for the same layout and state format, within the memory already booked: state and
+  /// weights move to where it has them, no bit of them changes. Blocks; waits for updates. Not inside a step. Throws
+  /// MisuseError (the plan belongs elsewhere) and PlanError (it needs more memory than the engine's first plan
+  /// and what that had spare) with
+  /// nothing changed; DeviceError, after which the state is lost.
+  void adopt(const Plan& plan);
   /// 32 hexadecimal digits, see docs/state-digest.md. Waits for updates.
   std::string state_digest();
 

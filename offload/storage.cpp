@@ -3,9 +3,11 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
+#include "offload/relocation.hpp"
 
 namespace tandem {
 namespace {
@@ -21,51 +23,36 @@ StateArrays carve_state(Arena& arena, std::int64_t elements, StateFormat format)
           arena.carve(n * moment_bytes(format), "v")};
 }
 
-void check_filled(const Arena& arena, std::size_t planned, std::string_view where) {
-  if (align_up(arena.used()) != planned) {
-    throw MisuseError(fmt::format("carving {} memory used {} bytes", where, arena.used()),
+void check_filled(const Arena& arena, std::size_t spare, std::size_t planned, std::string_view where) {
+  if (align_up(arena.used()) + spare != planned) {
+    throw MisuseError(fmt::format("carving {} memory used {} bytes, {} are spare", where, arena.used(), spare),
                       fmt::format("the plan says {}", planned));
   }
 }
 
-}  // namespace
-
-Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan) {
-  const auto layers = static_cast<std::size_t>(layout.layer_count());
-  resident_weights_.resize(layers);
-  host_weights_.resize(layers);
-  subgroups_.resize(plan.subgroups.size());
-  if (plan.memory.device_bytes() > 0) device_block_ = device.allocate(plan.memory.device_bytes(), "offload engine");
-  if (plan.memory.host_bytes() > 0) host_block_ = device.allocate_pinned(plan.memory.host_bytes(), "offload engine");
-  carve_device(layout, plan);
-  carve_host(layout, plan);
-  if (host_block_) std::memset(host_block_.data(), 0, host_block_.bytes());
-  const Stream stream = device.make_stream("setup");
-  if (device_block_) device.fill_zero(device_block_.data(), device_block_.bytes(), stream);
-  device.synchronize(stream);
-}
-
-void Storage::carve_device(const ParameterLayout& layout, const Plan& plan) {
-  Arena arena(device_block_.data(), device_block_.bytes(), "device");
+void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan, Carving& carving) {
   for (int l = 0; l < layout.layer_count(); ++l) {
     if (!plan.layers[static_cast<std::size_t>(l)].resident) continue;
-    resident_weights_[static_cast<std::size_t>(l)] = carve<bf16>(arena, layout.layer(l).elements, "resident weights");
+    carving.resident_weights[static_cast<std::size_t>(l)] =
+        carve<bf16>(arena, layout.layer(l).elements, "resident weights");
   }
   for (const SizeClass& size : plan.size_classes) {
     for (int i = 0; i < size.weight_buffers; ++i) {
-      weight_buffers_.push_back(carve<bf16>(arena, size.weight_elements, "weight buffer"));
+      carving.weight_buffers.push_back(carve<bf16>(arena, size.weight_elements, "weight buffer"));
     }
   }
   for (const SizeClass& size : plan.size_classes) {
     for (int i = 0; i < size.gradient_buffers; ++i) {
-      gradient_buffers_.push_back(carve<float>(arena, size.gradient_elements, "gradient buffer"));
+      carving.gradient_buffers.push_back(carve<float>(arena, size.gradient_elements, "gradient buffer"));
     }
   }
-  for (int i = 0; i < plan.staging_pieces; ++i) staging_.push_back(carve<bf16>(arena, plan.piece_elements, "staging"));
+  for (int i = 0; i < plan.staging_pieces; ++i) {
+    carving.staging.push_back(carve<bf16>(arena, plan.piece_elements, "staging"));
+  }
   bool returns_gradient = false;
   for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
     const Subgroup& s = plan.subgroups[i];
-    SubgroupMemory& memory = subgroups_[i];
+    SubgroupMemory& memory = carving.subgroups[i];
     if (s.tier == Tier::device) memory.state = carve_state(arena, s.count(), plan.state);
     if (!s.gradient_on_device) {
       returns_gradient |= s.updater == Updater::device;
@@ -76,29 +63,72 @@ void Storage::carve_device(const ParameterLayout& layout, const Plan& plan) {
     if (plan.max_micro_batches > 1) memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
   }
   for (int i = 0; i < plan.state_buffers; ++i) {
-    StateBuffer& buffer = state_buffers_.emplace_back();
+    StateBuffer& buffer = carving.state_buffers.emplace_back();
     buffer.state = carve_state(arena, plan.piece_elements, plan.state);
     if (returns_gradient) buffer.gradient = carve<bf16>(arena, plan.piece_elements, "streamed gradient");
   }
-  check_filled(arena, plan.memory.device_bytes(), "device");
+  check_filled(arena, plan.spare_device_memory, plan.memory.device_bytes(), "device");
 }
 
-void Storage::carve_host(const ParameterLayout& layout, const Plan& plan) {
-  Arena arena(host_block_.data(), host_block_.bytes(), "host");
+void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, Carving& carving) {
   for (int l = 0; l < layout.layer_count(); ++l) {
     if (!plan.layers[static_cast<std::size_t>(l)].host_copy) continue;
-    host_weights_[static_cast<std::size_t>(l)] = carve<bf16>(arena, layout.layer(l).elements, "weights");
+    carving.host_weights[static_cast<std::size_t>(l)] = carve<bf16>(arena, layout.layer(l).elements, "weights");
   }
   for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
     const Subgroup& s = plan.subgroups[i];
-    SubgroupMemory& memory = subgroups_[i];
+    SubgroupMemory& memory = carving.subgroups[i];
     memory.host_norm = carve<double>(arena, s.count() / layout_quantum, "gradient norm");
     if (s.tier == Tier::host) memory.state = carve_state(arena, s.count(), plan.state);
     if (s.gradient_on_device) continue;
     memory.gradient = carve<bf16>(arena, s.count(), "gradient");
     if (plan.max_micro_batches > 1) memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
   }
-  check_filled(arena, plan.memory.host_bytes(), "host");
+  check_filled(arena, plan.spare_host_memory, plan.memory.host_bytes(), "host");
+}
+
+void require_room(std::size_t needed, std::size_t booked, std::string_view where) {
+  if (needed <= booked) return;
+  throw PlanError(fmt::format("the plan needs {} of {} memory", format_bytes(needed), where),
+                  fmt::format("the engine has booked {}", format_bytes(booked)),
+                  "make the plan under the ceiling of what is booked");
+}
+
+}  // namespace
+
+Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan) {
+  if (plan.memory.device_bytes() > 0) device_block_ = device.allocate(plan.memory.device_bytes(), "offload engine");
+  if (plan.memory.host_bytes() > 0) host_block_ = device.allocate_pinned(plan.memory.host_bytes(), "offload engine");
+  carving_ = carve(layout, plan);
+  if (host_block_) std::memset(host_block_.data(), 0, host_block_.bytes());
+  const Stream stream = device.make_stream("setup");
+  if (device_block_) device.fill_zero(device_block_.data(), device_block_.bytes(), stream);
+  device.synchronize(stream);
+}
+
+Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
+  Carving carving;
+  carving.resident_weights.resize(static_cast<std::size_t>(layout.layer_count()));
+  carving.host_weights.resize(static_cast<std::size_t>(layout.layer_count()));
+  carving.subgroups.resize(plan.subgroups.size());
+  Arena on_device(device_block_.data(), device_block_.bytes(), "device");
+  carve_device(on_device, layout, plan, carving);
+  Arena on_host(host_block_.data(), host_block_.bytes(), "host");
+  carve_host(on_host, layout, plan, carving);
+  return carving;
+}
+
+void Storage::require_room_for(const Plan& plan) const {
+  require_room(plan.memory.device_bytes() - plan.spare_device_memory, device_block_.bytes(), "device");
+  require_room(plan.memory.host_bytes() - plan.spare_host_memory, host_block_.bytes(), "host");
+}
+
+void Storage::carve_anew(Device& device, const ParameterLayout& layout, const Plan& from, const Plan& to) {
+  Carving carving = carve(layout, to);
+  const BlockAddresses blocks{static_cast<std::byte*>(device_block_.data()),
+                              static_cast<std::byte*>(host_block_.data())};
+  relocate(device, layout, blocks, {from, carving_}, {to, carving});
+  carving_ = std::move(carving);
 }
 
 }  // namespace tandem

@@ -26,36 +26,47 @@ struct StateBuffer {
   bf16* gradient = nullptr;  ///< where gradients of streamed subgroups come from the host
 };
 
+/// Where everything of a plan lies in the two blocks.
+struct Carving {
+  std::vector<bf16*> resident_weights;  ///< by layer; null where not resident
+  std::vector<bf16*> host_weights;      ///< by layer; null where the host has none
+  std::vector<bf16*> weight_buffers;
+  std::vector<float*> gradient_buffers;
+  std::vector<bf16*> staging;
+  std::vector<StateBuffer> state_buffers;
+  std::vector<SubgroupMemory> subgroups;
+};
+
 class Storage {
  public:
   /// Allocates and zeroes everything. Blocks. Throws PlanError, DeviceError; MisuseError where the
   /// carving and the plan's total differ.
   Storage(Device& device, const ParameterLayout& layout, const Plan& plan);
 
-  bf16* resident_weights(int layer) const { return resident_weights_[static_cast<std::size_t>(layer)]; }
-  bf16* host_weights(int layer) const { return host_weights_[static_cast<std::size_t>(layer)]; }
-  bf16* weight_buffer(int i) const { return weight_buffers_[static_cast<std::size_t>(i)]; }
-  float* gradient_buffer(int i) const { return gradient_buffers_[static_cast<std::size_t>(i)]; }
-  bf16* staging(int i) const { return staging_[static_cast<std::size_t>(i)]; }
-  const StateBuffer& state_buffer(int i) const { return state_buffers_[static_cast<std::size_t>(i)]; }
-  const SubgroupMemory& subgroup(int i) const { return subgroups_[static_cast<std::size_t>(i)]; }
+  /// Throws PlanError where the blocks are too small for another plan, what that has spare not counted.
+  void require_room_for(const Plan& plan) const;
+  /// Carves the same blocks as another plan of the same layout and state format says, which must fit, and moves state
+  /// and weights to where it has them, bit for bit; all else is undefined. While no task is in flight. Takes 4 MiB of
+  /// host memory beside the blocks. Blocks. Throws DeviceError, after which the contents are lost.
+  void carve_anew(Device& device, const ParameterLayout& layout, const Plan& from, const Plan& to);
+
+  bf16* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
+  bf16* host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)]; }
+  bf16* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
+  float* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
+  bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
+  const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }
+  const SubgroupMemory& subgroup(int i) const { return carving_.subgroups[static_cast<std::size_t>(i)]; }
 
   std::size_t device_bytes() const noexcept { return device_block_.bytes(); }
   std::size_t host_bytes() const noexcept { return host_block_.bytes(); }
 
  private:
-  void carve_device(const ParameterLayout& layout, const Plan& plan);
-  void carve_host(const ParameterLayout& layout, const Plan& plan);
+  Carving carve(const ParameterLayout& layout, const Plan& plan) const;
 
   MemoryBlock device_block_;
   MemoryBlock host_block_;
-  std::vector<bf16*> resident_weights_;
-  std::vector<bf16*> host_weights_;
-  std::vector<bf16*> weight_buffers_;
-  std::vector<float*> gradient_buffers_;
-  std::vector<bf16*> staging_;
-  std::vector<StateBuffer> state_buffers_;
-  std::vector<SubgroupMemory> subgroups_;
+  Carving carving_;
 };
 
 }  // namespace tandem

@@ -64,6 +64,8 @@ struct Plan {
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it
   std::size_t device_reserved = 0;         ///< the share of context and libraries
+  std::size_t spare_device_memory = 0;     ///< booked and not carved: room for other plans, as is the next
+  std::size_t spare_host_memory = 0;
   MemoryPlan memory;
 
   /// Whether the device updates a subgroup's weights in a staging piece, because they live on the host; under

@@ -33,6 +33,8 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
   plan_.policy = options.policy;
   plan_.max_micro_batches = options.max_micro_batches;
   plan_.state = options.state;
+  plan_.spare_device_memory = align_up(options.spare_device_memory);
+  plan_.spare_host_memory = align_up(options.spare_host_memory);
 }
 
 void PlanBuilder::divide_state() {
@@ -229,6 +231,7 @@ void PlanBuilder::book_device() {
   memory.add("gradient norm", "run", Place::device, norms);
   memory.add("optimizer, resident", "run", Place::device, state);
   memory.add("optimizer, streamed", "run", Place::device, static_cast<std::size_t>(plan_.state_buffers) * state_piece);
+  memory.add("spare", "run", Place::device, plan_.spare_device_memory);
 }
 
 void PlanBuilder::book_host() {
@@ -254,6 +257,7 @@ void PlanBuilder::book_host() {
   memory.add("gradients, accumulated", "run", Place::pinned, sums);
   memory.add("gradient norm", "run", Place::pinned, norms);
   memory.add("optimizer", "run", Place::pinned, state);
+  memory.add("spare", "run", Place::pinned, plan_.spare_host_memory);
 }
 
 }  // namespace tandem

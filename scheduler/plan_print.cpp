@@ -45,6 +45,8 @@ std::string Plan::json() const {
   j["device_memory"] = device_memory;
   j["reserved_device_memory"] = reserved_device_memory;
   j["device_reserved"] = device_reserved;
+  j["spare_device_memory"] = spare_device_memory;
+  j["spare_host_memory"] = spare_host_memory;
   for (const LayerPlacement& l : layers) {
     j["layers"].push_back({{"resident", l.resident}, {"host_copy", l.host_copy}, {"size_class", l.size_class}});
   }

@@ -28,7 +28,8 @@ bool overwrites_weights(TaskKind kind, bool resident) noexcept {
 
 }  // namespace
 
-Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan) : layout_(layout), plan_(plan) {
+Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount begin)
+    : layout_(layout), plan_(plan), next_id_(begin.next_id), step_(begin.steps - 1) {
   layers_.resize(static_cast<std::size_t>(layout.layer_count()));
   for (int l = 0; l < layout.layer_count(); ++l) {
     LayerState& state = layers_[static_cast<std::size_t>(l)];

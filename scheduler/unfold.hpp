@@ -35,11 +35,18 @@ struct GradientVisit {
   std::vector<TaskId> dependencies;
 };
 
+/// What tasks are numbered by; goes on where one plan follows another.
+struct TaskCount {
+  TaskId next_id = 0;
+  std::int64_t steps = 0;  ///< begun so far
+};
+
 /// Calls that emit append to `out`, in an order in which every dependency comes before its dependents.
 class Unfolder {
  public:
   /// Both must outlive it.
-  Unfolder(const ParameterLayout& layout, const Plan& plan);
+  Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount begin = {});
+  TaskCount count() const noexcept { return {next_id_, step_ + 1}; }
 
   /// `update_in_backward`: a layer's updates follow as soon as its gradient is complete, and `update` has
   /// nothing left to do.
@@ -136,7 +143,7 @@ class Unfolder {
 
   const ParameterLayout& layout_;
   const Plan& plan_;
-  TaskId next_id_ = 0;
+  TaskId next_id_;
   std::vector<Buffer> weight_buffers_;
   std::vector<Buffer> gradient_buffers_;
   std::vector<LayerState> layers_;
@@ -147,7 +154,7 @@ class Unfolder {
   int next_state_buffer_ = 0;
   Direction direction_ = Direction::none;
   int position_ = -1;  ///< layer visited last
-  std::int64_t step_ = -1;
+  std::int64_t step_;
   bool update_in_backward_ = false;
   std::vector<TaskId> norm_tasks_;
   int micro_ = 0;

@@ -1,0 +1,30 @@
+#pragma once
+// Moves state and weights from where one plan has them to where another wants them, within the same blocks.
+#include <cstddef>
+
+#include "core/device.hpp"
+#include "core/parameter_layout.hpp"
+#include "scheduler/plan.hpp"
+
+namespace tandem {
+
+struct Carving;
+
+/// A plan and where everything of it lies. Not owned.
+struct CarvedPlan {
+  const Plan& plan;
+  const Carving& carving;
+};
+
+/// Where an engine's two blocks begin. Not owned.
+struct BlockAddresses {
+  std::byte* device = nullptr;
+  std::byte* host = nullptr;
+};
+
+/// Bits stay as they are. Both plans are of `layout` and of one state format. While nobody uses the blocks. Takes 4 MiB
+/// of host memory. Blocks. Throws DeviceError, after which the contents are lost.
+void relocate(Device& device, const ParameterLayout& layout, const BlockAddresses& blocks, const CarvedPlan& from,
+              const CarvedPlan& to);
+
+}  // namespace tandem
