@@ -123,19 +123,25 @@ std::int64_t adamw_groups(const AdamPiece& piece, const Coefficients& c) {
   return i;
 }
 
-/// The low word of `x` in every lane.
-__m256i spread(std::uint64_t x) { return _mm256_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(x))); }
+/// `x` in every lane.
+__m256i spread(std::uint64_t x) { return _mm256_set1_epi64x(static_cast<long long>(x)); }
 
-/// High and low halves of eight 32-bit products.
-struct Products {
-  __m256i high, low;
+/// Two words of the generator's state in each 64-bit lane, the even one below.
+struct RandomState {
+  __m256i words01, words23;
 };
-Products multiply(__m256i a, __m256i b) {
-  const __m256i even = _mm256_mul_epu32(a, b);
-  const __m256i odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
-  constexpr int odd_lanes = 0xaa;
-  return {_mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, odd_lanes),
-          _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), odd_lanes)};
+
+/// The new words: a product's halves in the other order, the old upper word, the key.
+__m256i next_words(__m256i product, __m256i words, __m256i key) {
+  const __m256i swapped = _mm256_shuffle_epi32(product, _MM_SHUFFLE(2, 3, 0, 1));
+  return _mm256_xor_si256(swapped, _mm256_xor_si256(_mm256_srli_epi64(words, 32), key));
+}
+
+/// A round on four blocks.
+RandomState philox_round(const RandomState& s, __m256i key0, __m256i key1) {
+  const __m256i product0 = _mm256_mul_epu32(s.words01, spread(numerics::philox_multiplier0));
+  const __m256i product1 = _mm256_mul_epu32(s.words23, spread(numerics::philox_multiplier1));
+  return {next_words(product1, s.words01, key0), next_words(product0, s.words23, key1)};
 }
 
 /// numerics::moment_bits of 32 elements: four vectors of 8.
@@ -143,40 +149,40 @@ struct RandomBits {
   __m256i of[4];
 };
 
-/// Philox of eight blocks at once, `first` the first of them. The lanes are dealt so that what four blocks in a row
-/// give ends up side by side when words are interleaved within 128 bits.
-RandomBits random_bits(std::uint64_t seed, std::uint64_t step, std::uint64_t first) {
-  const __m256i lanes = _mm256_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7);
-  // `first` is a multiple of eight: no lane carries into the upper word.
-  __m256i c[4] = {_mm256_add_epi32(spread(first), lanes), spread(first >> 32), spread(step), spread(step >> 32)};
-  const __m256i multiplier0 = spread(numerics::philox_multiplier0), multiplier1 = spread(numerics::philox_multiplier1);
-  __m256i key0 = spread(seed), key1 = spread(seed >> 32);
-  for (int round = 0; round < numerics::philox_rounds; ++round) {
-    const Products p0 = multiply(c[0], multiplier0), p1 = multiply(c[2], multiplier1);
-    const __m256i next0 = _mm256_xor_si256(_mm256_xor_si256(p1.high, c[1]), key0);
-    const __m256i next2 = _mm256_xor_si256(_mm256_xor_si256(p0.high, c[3]), key1);
-    c[0] = next0;
-    c[1] = p1.low;
-    c[2] = next2;
-    c[3] = p0.low;
-    key0 = _mm256_add_epi32(key0, spread(numerics::philox_weyl0));
-    key1 = _mm256_add_epi32(key1, spread(numerics::philox_weyl1));
+/// Draws them.
+class MomentBits {
+ public:
+  explicit MomentBits(const AdamCoefficients& c) : keys_(c.seed), step_(spread(c.step)) {}
+
+  /// Of the elements of eight blocks from `first` on: four vectors of 8.
+  RandomBits draw(std::uint64_t first) const {
+    // So dealt, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
+    const __m256i lanes = _mm256_setr_epi64x(0, 2, 1, 3);
+    RandomState low{_mm256_add_epi64(spread(first), lanes), step_};
+    RandomState high{_mm256_add_epi64(spread(first + 4), lanes), step_};
+    for (const RoundKey& key : keys_.of) {
+      const __m256i key0 = spread(key.word0);
+      const __m256i key1 = spread(key.word1);
+      low = philox_round(low, key0, key1);
+      high = philox_round(high, key0, key1);
+    }
+    return {{_mm256_unpacklo_epi64(low.words01, low.words23), _mm256_unpackhi_epi64(low.words01, low.words23),
+             _mm256_unpacklo_epi64(high.words01, high.words23), _mm256_unpackhi_epi64(high.words01, high.words23)}};
   }
-  const __m256i low01 = _mm256_unpacklo_epi32(c[0], c[1]), high01 = _mm256_unpackhi_epi32(c[0], c[1]);
-  const __m256i low23 = _mm256_unpacklo_epi32(c[2], c[3]), high23 = _mm256_unpackhi_epi32(c[2], c[3]);
-  return {{_mm256_unpacklo_epi64(low01, low23), _mm256_unpackhi_epi64(low01, low23),
-           _mm256_unpacklo_epi64(high01, high23), _mm256_unpackhi_epi64(high01, high23)}};
-}
+
+ private:
+  RoundKeys keys_;
+  __m256i step_;
+};
 
 /// Whole runs from `i`, which begins one. Returns where the last ended.
 std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficients& c,
                         const AdamCoefficients& scalars) {
+  const MomentBits bits(scalars);
   for (; i + random_run <= piece.count; i += random_run) {
-    for (std::int64_t at = i; at < i + random_run; at += 32) {
-      const std::uint64_t first = (piece.index + static_cast<std::uint64_t>(at)) / numerics::elements_per_block;
-      const RandomBits random = random_bits(scalars.seed, scalars.step, first);
-      for (int v = 0; v < 4; ++v) adamw_eight<StateFormat::bf16_moments>(piece, at + 8 * v, c, random.of[v]);
-    }
+    const std::uint64_t first = (piece.index + static_cast<std::uint64_t>(i)) / numerics::elements_per_block;
+    const RandomBits random = bits.draw(first);
+    for (int v = 0; v < 4; ++v) adamw_eight<StateFormat::bf16_moments>(piece, i + 8 * v, c, random.of[v]);
   }
   return i;
 }

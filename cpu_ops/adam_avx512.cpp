@@ -53,16 +53,6 @@ __m512 join_master(__m256i weight, __m256i residual) {
   return _mm512_castsi512_ps(_mm512_or_si512(_mm512_slli_epi32(high, 16), low));
 }
 
-/// numerics::round_stochastically, sixteen at once; `bits` below 2^16.
-__m256i round_stochastically(__m512 x, __m512i bits) {
-  const __m512i all = _mm512_castps_si512(x);
-  const __m512i exponent = _mm512_set1_epi32(0x7f800000);
-  const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(all, exponent), exponent);
-  const __m512i rounded = _mm512_srli_epi32(_mm512_mask_add_epi32(all, finite, all, bits), 16);
-  const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
-  return _mm512_cvtepi32_epi16(_mm512_mask_or_epi32(rounded, nan, rounded, _mm512_set1_epi32(0x40)));
-}
-
 __m256i load_bf16(const void* array, std::int64_t i) {
   return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at(array, i, 2)));
 }
@@ -70,49 +60,19 @@ void store_bf16(void* array, std::int64_t i, __m256i bits) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(element<bf16>(array, i)), bits);
 }
 
-template <StateFormat format>
-__m512 load_master(const AdamPiece& p, std::int64_t i) {
-  if constexpr (format == StateFormat::fp32) return _mm512_loadu_ps(at(p.state.master, i, 4));
-  return join_master(load_bf16(p.weight, i), load_bf16(p.state.master, i));
-}
-template <StateFormat format>
-void store_master(const AdamPiece& p, std::int64_t i, __m512 master) {
-  if constexpr (format == StateFormat::fp32) {
-    _mm512_storeu_ps(element<float>(p.state.master, i), master);
-  } else {
-    store_bf16(p.state.master, i, _mm512_cvtepi32_epi16(_mm512_castps_si512(master)));
-  }
-}
-template <StateFormat format>
-__m512 load_moment(const void* array, std::int64_t i) {
-  if constexpr (format == StateFormat::bf16_moments) return widen(load_bf16(array, i));
-  return _mm512_loadu_ps(at(array, i, 4));
-}
-template <StateFormat format>
-void store_moment(void* array, std::int64_t i, __m512 moment, __m512i random) {
-  if constexpr (format == StateFormat::bf16_moments) {
-    store_bf16(array, i, round_stochastically(moment, random));
-  } else {
-    _mm512_storeu_ps(element<float>(array, i), moment);
-  }
-}
+/// The state of sixteen elements.
+struct Sixteen {
+  __m512 master, m, v;
+};
 
-/// Returns the weights. `random`: numerics::moment_bits of the elements, where the format wants them.
-template <StateFormat format>
-__m256i adamw_sixteen(const AdamPiece& p, std::int64_t i, __m256i gradient, const Coefficients& c, __m512i random) {
-  const __m512 g = _mm512_mul_ps(widen(gradient), c.gradient_scale);
-  const __m512 old_m = load_moment<format>(p.state.m, i);
-  const __m512 old_v = load_moment<format>(p.state.v, i);
-  const __m512 old = load_master<format>(p, i);
-  const __m512 m = _mm512_fmadd_ps(c.beta1, old_m, _mm512_mul_ps(c.one_minus_beta1, g));
-  const __m512 v = _mm512_fmadd_ps(_mm512_mul_ps(c.one_minus_beta2, g), g, _mm512_mul_ps(c.beta2, old_v));
+/// numerics::adamw, sixteen at once.
+[[gnu::always_inline]] inline Sixteen adamw(const Sixteen& old, __m512 gradient, const Coefficients& c) {
+  const __m512 g = _mm512_mul_ps(gradient, c.gradient_scale);
+  const __m512 m = _mm512_fmadd_ps(c.beta1, old.m, _mm512_mul_ps(c.one_minus_beta1, g));
+  const __m512 v = _mm512_fmadd_ps(_mm512_mul_ps(c.one_minus_beta2, g), g, _mm512_mul_ps(c.beta2, old.v));
   const __m512 denominator = _mm512_fmadd_ps(_mm512_sqrt_ps(v), c.inv_sqrt_correction2, c.eps);
-  const __m512 decayed = _mm512_fmadd_ps(c.minus_decay, old, old);
-  const __m512 master = _mm512_fmadd_ps(c.minus_step_size, _mm512_div_ps(m, denominator), decayed);
-  store_moment<format>(p.state.m, i, m, _mm512_and_si512(random, _mm512_set1_epi32(0xffff)));
-  store_moment<format>(p.state.v, i, v, _mm512_srli_epi32(random, 16));
-  store_master<format>(p, i, master);
-  return weight_of_master(master);
+  const __m512 decayed = _mm512_fmadd_ps(c.minus_decay, old.master, old.master);
+  return {_mm512_fmadd_ps(c.minus_step_size, _mm512_div_ps(m, denominator), decayed), m, v};
 }
 
 /// Elements ahead of the ones at work that are asked for: with seven streams the hardware alone falls behind.
@@ -134,14 +94,41 @@ void prefetch(const AdamPiece& p, std::int64_t i, std::int64_t count) {
   if constexpr (format != StateFormat::fp32) prefetch_elements(p.weight, i, count, 2);
 }
 
+// -- moments in fp32 -------------------------------------------------------------------------------------
+
+template <StateFormat format>
+__m512 load_master(const AdamPiece& p, std::int64_t i) {
+  if constexpr (format == StateFormat::fp32) return _mm512_loadu_ps(at(p.state.master, i, 4));
+  return join_master(load_bf16(p.weight, i), load_bf16(p.state.master, i));
+}
+template <StateFormat format>
+void store_master(const AdamPiece& p, std::int64_t i, __m512 master) {
+  if constexpr (format == StateFormat::fp32) {
+    _mm512_storeu_ps(element<float>(p.state.master, i), master);
+  } else {
+    store_bf16(p.state.master, i, _mm512_cvtepi32_epi16(_mm512_castps_si512(master)));
+  }
+}
+
+/// Returns the weights.
+template <StateFormat format>
+__m256i adamw_sixteen(const AdamPiece& p, std::int64_t i, __m256i gradient, const Coefficients& c) {
+  const Sixteen old{load_master<format>(p, i), _mm512_loadu_ps(at(p.state.m, i, 4)),
+                    _mm512_loadu_ps(at(p.state.v, i, 4))};
+  const Sixteen updated = adamw(old, widen(gradient), c);
+  _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
+  _mm512_storeu_ps(element<float>(p.state.v, i), updated.v);
+  store_master<format>(p, i, updated.master);
+  return weight_of_master(updated.master);
+}
+
 /// 32 elements, one cache line of gradient and of weight. `past_cache` writes weights around the cache (their old
 /// values need not be read); needs aligned weights.
 template <StateFormat format, bool past_cache>
-void adamw_line(const AdamPiece& piece, std::int64_t i, const Coefficients& c, __m512i random_low,
-                __m512i random_high) {
+void adamw_line(const AdamPiece& piece, std::int64_t i, const Coefficients& c) {
   const __m512i gradient = _mm512_loadu_si512(piece.gradient + i);
-  const __m256i low = adamw_sixteen<format>(piece, i, _mm512_castsi512_si256(gradient), c, random_low);
-  const __m256i high = adamw_sixteen<format>(piece, i + 16, _mm512_extracti64x4_epi64(gradient, 1), c, random_high);
+  const __m256i low = adamw_sixteen<format>(piece, i, _mm512_castsi512_si256(gradient), c);
+  const __m256i high = adamw_sixteen<format>(piece, i + 16, _mm512_extracti64x4_epi64(gradient, 1), c);
   const __m512i weights = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   if constexpr (past_cache) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(piece.weight + i), weights);
@@ -153,71 +140,133 @@ void adamw_line(const AdamPiece& piece, std::int64_t i, const Coefficients& c, _
 /// Whole groups of 32 elements. Returns how many elements that were.
 template <StateFormat format, bool past_cache>
 std::int64_t adamw_lines(const AdamPiece& piece, const Coefficients& c) {
-  const __m512i no_random = _mm512_setzero_si512();
   std::int64_t i = 0;
   for (; i + 32 <= piece.count; i += 32) {
     prefetch<format>(piece, i + ahead, 32);
-    adamw_line<format, past_cache>(piece, i, c, no_random, no_random);
+    adamw_line<format, past_cache>(piece, i, c);
   }
   if constexpr (past_cache) _mm_sfence();  // before anybody is told that the weights are there
   return i;
 }
 
-/// The low word of `x` in every lane.
-__m512i spread(std::uint64_t x) { return _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(x))); }
+// -- moments in bf16 -------------------------------------------------------------------------------------
+// Every array has 16 bits an element, so 32 elements are a vector, and the even and the odd ones of them two vectors
+// of 32 bits: widened and narrowed by a shift or a mask each, where halves in order would have to be shuffled. With
+// random bits to draw, this kernel is short of instructions, not of memory.
 
-/// High and low halves of sixteen 32-bit products.
-struct Products {
-  __m512i high, low;
+/// 32 bits each of the even and the odd elements of 32.
+struct EvenOdd {
+  __m512i even, odd;
 };
-Products multiply(__m512i a, __m512i b) {
-  const __m512i even = _mm512_mul_epu32(a, b);
-  const __m512i odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b);
-  constexpr __mmask16 odd_lanes = 0xaaaa;
-  return {_mm512_mask_mov_epi32(_mm512_srli_epi64(even, 32), odd_lanes, odd),
-          _mm512_mask_mov_epi32(even, odd_lanes, _mm512_slli_epi64(odd, 32))};
+
+constexpr __mmask32 upper_halves = 0xaaaaaaaa;
+
+__m512 floats(__m512i bits) { return _mm512_castsi512_ps(bits); }
+
+EvenOdd widen_both(const void* array, std::int64_t i) {
+  const __m512i bits = _mm512_loadu_si512(at(array, i, 2));
+  return {_mm512_slli_epi32(bits, 16), _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000)))};
+}
+/// The upper halves, in order.
+__m512i narrow_both(const EvenOdd& x) {
+  return _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(x.even, 16), x.odd);
+}
+/// The lower halves, in order.
+__m512i lower_halves_of(const EvenOdd& x) {
+  return _mm512_mask_blend_epi16(upper_halves, x.even, _mm512_slli_epi32(x.odd, 16));
+}
+EvenOdd join_both(const void* weight, const void* residual, std::int64_t i) {
+  const __m512i low = _mm512_loadu_si512(at(residual, i, 2));
+  const __m512i high = _mm512_sub_epi16(_mm512_loadu_si512(at(weight, i, 2)), _mm512_srli_epi16(low, 15));
+  return {_mm512_mask_blend_epi16(upper_halves, low, _mm512_slli_epi32(high, 16)),
+          _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(low, 16), high)};
 }
 
-/// numerics::moment_bits of 64 elements: four vectors of 16.
-struct RandomBits {
-  __m512i of[4];
+/// `x` in every lane.
+__m512i spread(std::uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
+
+/// Two words of the generator's state in each 64-bit lane, the even one below.
+struct RandomState {
+  __m512i words01, words23;
 };
 
-/// Philox of sixteen blocks at once, `first` the first of them. The lanes are dealt so that what four blocks in a row
-/// give ends up side by side when words are interleaved within 128 bits.
-RandomBits random_bits(std::uint64_t seed, std::uint64_t step, std::uint64_t first) {
-  const __m512i lanes = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-  // `first` is a multiple of sixteen: no lane carries into the upper word.
-  __m512i c[4] = {_mm512_add_epi32(spread(first), lanes), spread(first >> 32), spread(step), spread(step >> 32)};
-  const __m512i multiplier0 = spread(numerics::philox_multiplier0), multiplier1 = spread(numerics::philox_multiplier1);
-  __m512i key0 = spread(seed), key1 = spread(seed >> 32);
-  for (int round = 0; round < numerics::philox_rounds; ++round) {
-    const Products p0 = multiply(c[0], multiplier0), p1 = multiply(c[2], multiplier1);
-    const __m512i next0 = _mm512_ternarylogic_epi32(p1.high, c[1], key0, 0x96);
-    const __m512i next2 = _mm512_ternarylogic_epi32(p0.high, c[3], key1, 0x96);
-    c[0] = next0;
-    c[1] = p1.low;
-    c[2] = next2;
-    c[3] = p0.low;
-    key0 = _mm512_add_epi32(key0, spread(numerics::philox_weyl0));
-    key1 = _mm512_add_epi32(key1, spread(numerics::philox_weyl1));
+/// The new words: a product's halves in the other order, the old upper word, the key.
+__m512i next_words(__m512i product, __m512i words, __m512i key) {
+  constexpr int three_way_xor = 0x96;
+  const __m512i swapped = _mm512_shuffle_epi32(product, _MM_PERM_CDAB);
+  return _mm512_ternarylogic_epi64(swapped, _mm512_srli_epi64(words, 32), key, three_way_xor);
+}
+
+/// A round on eight blocks.
+RandomState philox_round(const RandomState& s, __m512i key0, __m512i key1) {
+  const __m512i product0 = _mm512_mul_epu32(s.words01, spread(numerics::philox_multiplier0));
+  const __m512i product1 = _mm512_mul_epu32(s.words23, spread(numerics::philox_multiplier1));
+  return {next_words(product1, s.words01, key0), next_words(product0, s.words23, key1)};
+}
+
+/// Draws numerics::moment_bits.
+class MomentBits {
+ public:
+  explicit MomentBits(const AdamCoefficients& c) : keys_(c.seed), step_(spread(c.step)) {}
+
+  /// Of 32 elements, `first` a multiple of 32: eight blocks of the generator.
+  EvenOdd draw(std::uint64_t first) const {
+    const __m512i lanes = _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7);
+    RandomState s{_mm512_add_epi64(spread(first / numerics::elements_per_block), lanes), step_};
+    for (const RoundKey& key : keys_.of) s = philox_round(s, spread(key.word0), spread(key.word1));
+    constexpr __mmask16 lower_words = 0x5555, upper_words = 0xaaaa;
+    return {_mm512_mask_shuffle_epi32(s.words01, upper_words, s.words23, _MM_PERM_CDAB),
+            _mm512_mask_shuffle_epi32(s.words23, lower_words, s.words01, _MM_PERM_CDAB)};
   }
-  const __m512i low01 = _mm512_unpacklo_epi32(c[0], c[1]), high01 = _mm512_unpackhi_epi32(c[0], c[1]);
-  const __m512i low23 = _mm512_unpacklo_epi32(c[2], c[3]), high23 = _mm512_unpackhi_epi32(c[2], c[3]);
-  return {{_mm512_unpacklo_epi64(low01, low23), _mm512_unpackhi_epi64(low01, low23),
-           _mm512_unpacklo_epi64(high01, high23), _mm512_unpackhi_epi64(high01, high23)}};
+
+ private:
+  RoundKeys keys_;
+  __m512i step_;
+};
+
+/// numerics::round_stochastically of what is not NaN, its result in the upper halves. Infinity has no bit below them,
+/// so that nothing carries.
+__m512i add_random(__m512 x, __m512i bits) { return _mm512_add_epi32(_mm512_castps_si512(x), bits); }
+
+__mmask16 any_nan(const Sixteen& x) {
+  return _mm512_cmp_ps_mask(x.m, x.v, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(x.master, x.master, _CMP_UNORD_Q);
+}
+
+/// 32 elements. Returns false, with nothing stored, where one of them becomes NaN.
+[[gnu::always_inline]] inline bool adamw_both(const AdamPiece& p, std::int64_t i, const Coefficients& c,
+                                              const MomentBits& bits) {
+  const EvenOdd gradient = widen_both(p.gradient, i);
+  const EvenOdd m = widen_both(p.state.m, i);
+  const EvenOdd v = widen_both(p.state.v, i);
+  const EvenOdd master = join_both(p.weight, p.state.master, i);
+  const Sixteen even = adamw({floats(master.even), floats(m.even), floats(v.even)}, floats(gradient.even), c);
+  const Sixteen odd = adamw({floats(master.odd), floats(m.odd), floats(v.odd)}, floats(gradient.odd), c);
+  const EvenOdd random = bits.draw(p.index + static_cast<std::uint64_t>(i));  // while the divisions are under way
+  if ((any_nan(even) | any_nan(odd)) != 0) [[unlikely]]
+    return false;
+  const __m512i low = _mm512_set1_epi32(0xffff);
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const EvenOdd new_m{add_random(even.m, _mm512_and_si512(random.even, low)),
+                      add_random(odd.m, _mm512_and_si512(random.odd, low))};
+  const EvenOdd new_v{add_random(even.v, _mm512_srli_epi32(random.even, 16)),
+                      add_random(odd.v, _mm512_srli_epi32(random.odd, 16))};
+  const EvenOdd new_master{_mm512_castps_si512(even.master), _mm512_castps_si512(odd.master)};
+  const EvenOdd new_weight{_mm512_add_epi32(new_master.even, half), _mm512_add_epi32(new_master.odd, half)};
+  _mm512_storeu_si512(element<bf16>(p.state.m, i), narrow_both(new_m));
+  _mm512_storeu_si512(element<bf16>(p.state.v, i), narrow_both(new_v));
+  _mm512_storeu_si512(element<bf16>(p.state.master, i), lower_halves_of(new_master));
+  _mm512_storeu_si512(p.weight + i, narrow_both(new_weight));
+  return true;
 }
 
 /// Whole runs from `i`, which begins one. Returns where the last ended.
 std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficients& c,
                         const AdamCoefficients& scalars) {
-  constexpr auto format = StateFormat::bf16_moments;
+  static_assert(random_run == 32);
+  const MomentBits bits(scalars);
   for (; i + random_run <= piece.count; i += random_run) {
-    prefetch<format>(piece, i + ahead, random_run);
-    const std::uint64_t first = (piece.index + static_cast<std::uint64_t>(i)) / numerics::elements_per_block;
-    const RandomBits random = random_bits(scalars.seed, scalars.step, first);
-    adamw_line<format, false>(piece, i, c, random.of[0], random.of[1]);
-    adamw_line<format, false>(piece, i + 32, c, random.of[2], random.of[3]);
+    prefetch<StateFormat::bf16_moments>(piece, i + ahead, random_run);
+    if (!adamw_both(piece, i, c, bits)) adamw_between(i, i + random_run, piece, scalars);
   }
   return i;
 }

@@ -13,9 +13,19 @@ void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& c);
 void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& piece, const AdamCoefficients& c);
 
 /// Elements that a vector kernel draws random bits for at once.
-constexpr std::int64_t random_run = 64;
+constexpr std::int64_t random_run = 32;
 /// Elements before the first that begins such a run, where the format draws any.
 std::int64_t unaligned_head(const AdamPiece& piece);
+
+/// The generator's keys of each round, zero-extended to the 64-bit lanes that vector kernels keep two words in.
+struct RoundKey {
+  std::uint64_t word0 = 0;
+  std::uint64_t word1 = 0;
+};
+struct RoundKeys {
+  explicit RoundKeys(std::uint64_t seed);
+  RoundKey of[numerics::philox_fewest_rounds];
+};
 
 /// A format as a type, and the way from the value to it.
 template <StateFormat format>

@@ -20,6 +20,16 @@ std::int64_t unaligned_head(const AdamPiece& piece) {
   return past == 0 ? 0 : std::min(piece.count, random_run - past);
 }
 
+RoundKeys::RoundKeys(std::uint64_t seed) {
+  auto word0 = static_cast<std::uint32_t>(seed);
+  auto word1 = static_cast<std::uint32_t>(seed >> 32);
+  for (RoundKey& key : of) {
+    key = {word0, word1};
+    word0 += numerics::philox_weyl0;
+    word1 += numerics::philox_weyl1;
+  }
+}
+
 double fold_norm_lanes(double* lane, const bf16* gradient, std::int64_t begin, std::int64_t count) {
   for (std::int64_t i = begin; i < count; ++i) {
     const double g = static_cast<double>(numerics::bf16_to_float(gradient[i]));

@@ -62,9 +62,15 @@ TANDEM_HD bf16 round_stochastically(float x, std::uint32_t bits) {
 /// Elements that a block of random bits serves.
 constexpr std::uint64_t elements_per_block = 4;
 
+/// The block of random bits `index` of a step. Of few rounds: rounding needs bits without bias or pattern, and draws so
+/// many of them that they, not memory, would set the pace of the update.
+TANDEM_HD Philox128 moment_block(std::uint64_t seed, std::uint64_t step, std::uint64_t index) {
+  return philox_block<philox_fewest_rounds>(seed, step, index);
+}
+
 /// 32 random bits of one element in one step: the upper half for v, the lower for m.
 TANDEM_HD std::uint32_t moment_bits(std::uint64_t seed, std::uint64_t step, std::uint64_t index) {
-  return philox_block(seed, step, index / elements_per_block).word[index % elements_per_block];
+  return moment_block(seed, step, index / elements_per_block).word[index % elements_per_block];
 }
 
 /// AdamW on element `i` of a piece.

@@ -62,7 +62,7 @@ TANDEM_DEVICE Packet<std::uint32_t> random_of(const AdamCoefficients& c, std::ui
   }
   for (int b = 0; b < packet / each; ++b) {
     const numerics::Philox128 block =
-        numerics::philox_block(c.seed, c.step, first / numerics::elements_per_block + static_cast<unsigned>(b));
+        numerics::moment_block(c.seed, c.step, first / numerics::elements_per_block + static_cast<unsigned>(b));
     for (int i = 0; i < each; ++i) random.x[b * each + i] = block.word[i];
   }
   return random;

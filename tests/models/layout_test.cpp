@@ -126,6 +126,10 @@ TEST(Random, PhiloxKnownAnswers) {
               ::testing::ElementsAre(0x408f276dU, 0x41c83b0eU, 0xa20bc7c6U, 0x6d5451fdU));
   EXPECT_THAT(words(numerics::philox({{0x243f6a88U, 0x85a308d3U, 0x13198a2eU, 0x03707344U}}, 0x299f31d0a4093822U)),
               ::testing::ElementsAre(0xd16cfe09U, 0x94fdccebU, 0x5001e420U, 0x24126ea1U));
+  EXPECT_THAT(words(numerics::philox<7>({{0, 0, 0, 0}}, 0)),
+              ::testing::ElementsAre(0x5f6fb709U, 0x0d893f64U, 0x4f121f81U, 0x4f730a48U));
+  EXPECT_THAT(words(numerics::philox<7>({{0x243f6a88U, 0x85a308d3U, 0x13198a2eU, 0x03707344U}}, 0x299f31d0a4093822U)),
+              ::testing::ElementsAre(0x4dfccabaU, 0x190a87f0U, 0xc47362baU, 0xb6b5242aU));
 }
 
 TEST(Random, UniformIsNeverZero) {
