@@ -13,10 +13,11 @@
 #include "cli/bench_report.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
-#include "cli/performance.hpp"
+#include "cli/what_if.hpp"
 #include "core/error.hpp"
 #include "train/loaded_model.hpp"
 #include "train/model_source.hpp"
+#include "train/performance.hpp"
 #include "train/phase_clock.hpp"
 #include "train/run_setup.hpp"
 #include "train/units.hpp"
@@ -159,7 +160,7 @@ class Bench {
     bare.device_memory = 0;
     bare.link_bandwidth = 0.0;
     const std::unique_ptr<Device> device = open_device(bare.device, device_options(bare));
-    auto profile = find_profile({}, *device, config_, true);
+    auto profile = find_calibration(*device, config_);
     if (!profile) {
       say("calibrating");
       CalibrationOptions quick;
@@ -178,7 +179,7 @@ class Bench {
     say("measuring forward and backward");
     bare.policy = parse_policy("host");
     try {
-      RunSetup run = set_up_run(bare, source_.config, layout_, {.training = true, .saves = false});
+      RunSetup run = set_up_run(bare, source_.config, layout_, {.training = true, .saves = false, .predicts = false});
       Steps steps(run, bare, source_);
       const MeasuredStep measured = steps.measure(3, true);
       LayerSeconds all;
@@ -192,12 +193,6 @@ class Bench {
     } catch (const PlanError&) {
       say("it does not fit without a ceiling: compute is taken from the calibration");
     }
-  }
-
-  std::vector<LayerSeconds> compute(const RunShape& shape) const {
-    auto seconds = compute_seconds(profile_, work_of(source_.config, shape));
-    for (LayerSeconds& s : seconds) s = {s.forward * slower_.forward, s.backward * slower_.backward};
-    return seconds;
   }
 
   PolicyResult result_of(const std::string& policy) {
@@ -228,17 +223,13 @@ class Bench {
   }
 
   void execute(const TrainConfig& config, PolicyResult& result) {
-    RunSetup run = set_up_run(config, source_.config, layout_, {.training = true, .saves = false});
-    const auto seconds = compute(run.model->shape());
-    if (config.policy.kind == Policy::Kind::automatic) {
-      run.plan = choose_plan(run.layout, run.options, profile_of(*run.device), profile_, seconds).plan;
-    }
+    RunSetup run = set_up_run(config, source_.config, layout_,
+                              {.training = true, .saves = false, .profile = &profile_, .slower = slower_});
     note(run.plan, result);
     result.planned_device_bytes = run.plan.memory.device_bytes() + run.activation_bytes;
     result.planned_host_bytes = run.plan.memory.host_bytes();
-    result.predicted =
-        simulate(run.layout, run.plan, profile_, seconds, {.micro_batches = static_cast<int>(config.grad_accum)});
-    trace(run.layout, run.plan, seconds, result.policy);
+    result.predicted = run.prediction->choice.simulation;
+    trace(run.layout, run.plan, run.prediction->compute, result.policy);
     Steps steps(run, config, source_);
     result.measured = steps.measure(flags_.steps, false);
     result.state_digest = steps.engine().state_digest();

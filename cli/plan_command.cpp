@@ -9,7 +9,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
-#include "cli/performance.hpp"
+#include "cli/what_if.hpp"
 #include "core/error.hpp"
 #include "train/model_source.hpp"
 #include "train/run_setup.hpp"
@@ -173,21 +173,18 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   planned.memory = run.memory;
   planned.table = run.table();
   planned.parameters = run.layout.parameter_count();
-  const auto profile = find_profile({}, *run.device, config, false);
-  if (!profile) {
+  if (!run.prediction) {
     if (flags.explain)
       throw UsageError("--explain", "this machine has not been calibrated", "run tandem calibrate, or give --profile");
     return planned;
   }
-  const auto compute = compute_seconds(*profile, work_of(source.config, run.model->shape()));
-  planned.predicted =
-      simulate(run.layout, run.plan, *profile, compute, {.micro_batches = static_cast<int>(config.grad_accum)});
+  const Choice& choice = run.prediction->choice;
+  planned.predicted = choice.simulation;
   if (!flags.explain) return planned;
-  const PlanningFacts facts = profile_of(*run.device);
-  Choice choice = choose_plan(run.layout, run.options, facts, *profile, compute);
-  planned.candidates = std::move(choice.candidates);
+  planned.candidates = choice.candidates;
   planned.closed_form_cpu_share = choice.closed_form_cpu_share;
-  planned.upgrades = upgrades(run.layout, run.options, facts, *profile, compute);
+  planned.upgrades =
+      upgrades(run.layout, run.options, profile_of(*run.device), run.prediction->profile, run.prediction->compute);
   return planned;
 }
 
@@ -215,7 +212,7 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
     try {
       TrainConfig quick = c;
       if (flags.profile.empty()) {
-        set_up_run(quick, model, frozen_layout(model, c.freeze), {.training = true, .saves = true});
+        set_up_run(quick, model, frozen_layout(model, c.freeze), {.training = true, .saves = true, .predicts = false});
         return true;
       }
       return fits_machine(quick, model, read_profile(flags.profile));

@@ -13,6 +13,7 @@
 #include "core/topology.hpp"
 #include "core/version.hpp"
 #include "train/loaded_model.hpp"
+#include "train/performance.hpp"
 
 namespace tandem {
 namespace {
@@ -25,14 +26,36 @@ struct HostRows {
   std::size_t total() const noexcept { return program + batches + checkpoint + activations; }
 };
 
-/// Model and plan for one way of keeping activations. Throws PlanError.
-void plan_with(RunSetup& run, const RunShape& shape, HostRows rows, std::size_t host_ceiling) {
-  run.model = std::make_unique<Transformer>(run.model_config, shape);
-  run.activation_bytes = 0;
-  for (const auto& entry : run.model->memory(run.device->ops())) {
-    (entry.place == Place::device ? run.activation_bytes : rows.activations) += align_up(entry.bytes);
+/// Model and plan for one way of keeping activations.
+struct Way {
+  std::unique_ptr<Transformer> model;
+  std::size_t activation_bytes = 0;
+  OffloadOptions options;
+  Plan plan;
+  std::vector<LayerSeconds> compute;
+  std::optional<Choice> choice;  ///< where speeds are known
+
+  bool faster_than(const Way& other) const {
+    return choice && other.choice && choice->simulation.step_seconds < other.choice->simulation.step_seconds;
   }
-  run.options.reserved_device_memory = run.activation_bytes;
+};
+
+/// What is known of the machine's speed.
+struct Speeds {
+  std::optional<MachineProfile> profile;
+  LayerSeconds slower;
+};
+
+/// Throws PlanError.
+Way plan_with(const RunSetup& run, const RunShape& shape, HostRows rows, std::size_t host_ceiling,
+              const Speeds& speeds) {
+  Way way;
+  way.model = std::make_unique<Transformer>(run.model_config, shape);
+  way.options = run.options;
+  for (const auto& entry : way.model->memory(run.device->ops())) {
+    (entry.place == Place::device ? way.activation_bytes : rows.activations) += align_up(entry.bytes);
+  }
+  way.options.reserved_device_memory = way.activation_bytes;
   if (host_ceiling > 0) {
     if (host_ceiling <= rows.total()) {
       throw PlanError("the plan does not fit in host memory",
@@ -40,19 +63,45 @@ void plan_with(RunSetup& run, const RunShape& shape, HostRows rows, std::size_t 
                                   format_bytes(host_ceiling)),
                       "raise --host-memory");
     }
-    run.options.host_memory = host_ceiling - rows.total();
+    way.options.host_memory = host_ceiling - rows.total();
   }
-  run.plan = make_plan(run.layout, run.options, profile_of(*run.device));
+  const PlanningFacts facts = profile_of(*run.device);
+  if (!speeds.profile) {
+    way.plan = make_plan(run.layout, way.options, facts);
+    return way;
+  }
+  way.compute = compute_seconds(*speeds.profile, work_of(run.model_config, shape));
+  for (LayerSeconds& s : way.compute) s = {s.forward * speeds.slower.forward, s.backward * speeds.slower.backward};
+  way.choice = choose_plan(run.layout, way.options, facts, *speeds.profile, way.compute);
+  way.plan = way.choice->plan;
+  return way;
 }
 
-/// The first way of keeping activations that fits, the fastest first.
-void plan_activations(RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config) {
+/// The predicted fastest way of keeping activations where speeds are known; else the first that fits, those that keep
+/// most first. Throws PlanError, of the way that needs least, where none does.
+Way plan_activations(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
+                     const Speeds& speeds) {
+  std::optional<Way> best;
   while (true) {
     try {
-      return plan_with(run, shape, rows, config.host_memory);
+      Way way = plan_with(run, shape, rows, config.host_memory, speeds);
+      if (!best || way.faster_than(*best)) best = std::move(way);
+      if (!speeds.profile || !keep_less(config, shape)) return *std::move(best);
     } catch (const PlanError&) {
-      if (!keep_less(config, shape)) throw;
+      if (keep_less(config, shape)) continue;
+      if (!best) throw;
+      return *std::move(best);
     }
+  }
+}
+
+void take(RunSetup& run, Way way, const Speeds& speeds) {
+  run.model = std::move(way.model);
+  run.activation_bytes = way.activation_bytes;
+  run.options = way.options;
+  run.plan = std::move(way.plan);
+  if (way.choice) {
+    run.prediction = {.profile = *speeds.profile, .compute = std::move(way.compute), .choice = *std::move(way.choice)};
   }
 }
 
@@ -148,7 +197,13 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   rows.program = sample_process_memory().anonymous;
   rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
   if (purpose.saves) rows.checkpoint = largest_parameter(run.layout) * sizeof(float);
-  plan_activations(run, shape, rows, config);
+  Speeds speeds{std::nullopt, purpose.slower};
+  if (purpose.profile != nullptr) {
+    speeds.profile = *purpose.profile;
+  } else if (purpose.training && purpose.predicts) {
+    speeds.profile = find_calibration(*run.device, config);
+  }
+  take(run, plan_activations(run, shape, rows, config, speeds), speeds);
   book(run, rows);
   if (purpose.saves && config.checkpoint_every > 0) book_background_save(run, config.host_memory);
   return run;
@@ -201,8 +256,13 @@ std::string RunSetup::table() const {
     text += fmt::format("{:<12}{:>11}{:>11}   {}\n", name, shown(device_bytes), shown(host_bytes), note);
   };
   for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
-  line("total", memory.device_bytes(), memory.host_bytes(),
-       fmt::format("ceiling {}", format_bytes(plan.device_memory)));
+  std::string bounds = fmt::format("ceiling {}", format_bytes(plan.device_memory));
+  if (prediction) {
+    const Simulation& predicted = prediction->choice.simulation;
+    bounds +=
+        fmt::format(", predicted {:.4g} s/step, bound by {}", predicted.step_seconds, name_of(predicted.bound_by()));
+  }
+  line("total", memory.device_bytes(), memory.host_bytes(), bounds);
   return text;
 }
 

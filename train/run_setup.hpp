@@ -2,16 +2,26 @@
 // Everything a run needs, decided and booked, before any memory of it is taken.
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "api/open_device.hpp"
 #include "core/device.hpp"
 #include "core/parameter_layout.hpp"
 #include "models/transformer.hpp"
+#include "scheduler/auto.hpp"
 #include "scheduler/plan.hpp"
 #include "train/config.hpp"
 
 namespace tandem {
+
+/// What is known of the machine's speed, and what follows from it.
+struct RunPrediction {
+  MachineProfile profile;
+  std::vector<LayerSeconds> compute;
+  Choice choice;
+};
 
 struct RunSetup {
   ModelConfig model_config;
@@ -19,11 +29,12 @@ struct RunSetup {
   std::unique_ptr<Device> device;
   std::unique_ptr<Transformer> model;
   OffloadOptions options;
-  Plan plan;                         ///< of the engine
-  MemoryPlan memory;                 ///< of the whole process: engine, model, program
-  std::size_t activation_bytes = 0;  ///< of the model, on the device
-  std::size_t batch_slots = 1;       ///< micro-batches whose tokens the host holds at once
-  bool background_save = false;      ///< memory for a copy of the state is booked
+  Plan plan;                                ///< of the engine
+  std::optional<RunPrediction> prediction;  ///< of a training run, where the machine is calibrated
+  MemoryPlan memory;                        ///< of the whole process: engine, model, program
+  std::size_t activation_bytes = 0;         ///< of the model, on the device
+  std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
+  bool background_save = false;             ///< memory for a copy of the state is booked
 
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const noexcept { return memory.host_bytes(); }
@@ -36,7 +47,12 @@ struct RunSetup {
 /// What the run is for; decides what is booked.
 struct RunPurpose {
   bool training = true;
-  bool saves = false;  ///< a buffer for the largest parameter
+  bool saves = false;    ///< a buffer for the largest parameter
+  bool predicts = true;  ///< false: where it is enough to know what fits
+  /// What to plan and predict by; null: the calibration of this machine, where there is one. Without, `auto` is what
+  /// has most on the device.
+  const MachineProfile* profile = nullptr;
+  LayerSeconds slower{1.0, 1.0};  ///< times that forward and backward take longer than the profile has it
 };
 
 DeviceOptions device_options(const TrainConfig& config);
@@ -48,7 +64,8 @@ RunShape run_shape(const TrainConfig& config, DType compute, bool training);
 /// their inputs to the host too. False where there is none, or the configuration names the way.
 bool keep_less(const TrainConfig& config, RunShape& shape) noexcept;
 
-/// Opens the device, resolves recompute and makes the plan. `config.seq_len` must be resolved. Throws
+/// Opens the device, resolves recompute and makes the plan: the predicted fastest where speeds are known, else the
+/// first that fits. `config.seq_len` must be resolved. Throws
 /// PlanError (with the table), UsageError, DeviceError.
 RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, ParameterLayout layout, RunPurpose purpose);
 

@@ -153,6 +153,11 @@ int Trainer::run() {
   text.pop_back();
   progress_->line(text);
   if (!source_.loads_weights() && !checkpoint_) progress_->line("random weights: the model starts from scratch");
+  if (config_.policy.kind == Policy::Kind::automatic && !setup_.prediction) {
+    spdlog::info(
+        "--policy auto: this machine is not calibrated, so as much as fits is on the device; `tandem calibrate` "
+        "lets it choose the predicted fastest");
+  }
   if (config_.out.empty()) spdlog::warn("no --out: nothing of this run is saved");
   const StopSignal signals;
   start();

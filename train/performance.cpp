@@ -1,17 +1,12 @@
-#include "cli/performance.hpp"
+#include "train/performance.hpp"
 
-#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <utility>
 
 #include "api/calibrate.hpp"
-#include "api/open_device.hpp"
 #include "core/error.hpp"
-#include "train/model_source.hpp"
-#include "train/run_setup.hpp"
 
 namespace tandem {
 namespace {
@@ -45,33 +40,6 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape) {
   return work;
 }
 
-/// Calls `attempt` with each way of keeping activations, the fastest first, until one does not throw PlanError.
-template <class Attempt>
-void with_activations(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile, WhatIf& what,
-                      Attempt attempt) {
-  what.model = model;
-  what.layout = frozen_layout(model, config.freeze);
-  what.options = offload_options(config);
-  what.options.host_memory = config.host_memory;
-  what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
-  what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
-  what.shape = run_shape(config, profile.device_kind == "host" ? config.compute : DType::bf16, /*training=*/true);
-  using namespace literals;
-  const std::unique_ptr<Device> rules = open_device("host", {.memory = 64_MiB});  // whose scratch is counted
-  while (true) {
-    const Transformer transformer(model, what.shape);
-    what.options.reserved_device_memory = 0;
-    for (const ActivationEntry& entry : transformer.memory(rules->ops())) {
-      if (entry.place == Place::device) what.options.reserved_device_memory += align_up(entry.bytes);
-    }
-    try {
-      return attempt();
-    } catch (const PlanError&) {
-      if (!keep_less(config, what.shape)) throw;
-    }
-  }
-}
-
 }  // namespace
 
 std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
@@ -95,43 +63,22 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   return work;
 }
 
-std::optional<MachineProfile> find_profile(const std::string& file, const Device& device, const TrainConfig& config,
-                                           bool executes) {
+std::optional<MachineProfile> find_calibration(const Device& device, const TrainConfig& config) {
+  const std::filesystem::path cached = cached_profile_path(device);
+  if (cached.empty() || !std::filesystem::exists(cached)) return std::nullopt;
   std::optional<MachineProfile> profile;
-  if (!file.empty()) {
-    profile = read_profile(file);
-    const std::string differs = difference(*profile, identify(device));
-    if (executes && !differs.empty()) spdlog::warn("--profile {} is of another machine: {}", file, differs);
-  } else {
-    const std::filesystem::path cached = cached_profile_path(device);
-    if (cached.empty() || !std::filesystem::exists(cached)) return std::nullopt;
+  try {
     profile = read_profile(cached);
-    if (const std::string differs = difference(*profile, identify(device)); !differs.empty()) {
-      spdlog::warn("the calibration in {} is stale: {}; run `tandem calibrate`", cached.string(), differs);
-      return std::nullopt;
-    }
+  } catch (const Error& error) {
+    spdlog::warn("the calibration of this machine is not used: {}", error.what());
+    return std::nullopt;
+  }
+  if (const std::string differs = difference(*profile, identify(device)); !differs.empty()) {
+    spdlog::warn("the calibration in {} is stale: {}; run `tandem calibrate`", cached.string(), differs);
+    return std::nullopt;
   }
   if (config.link_bandwidth > 0.0) profile = with_link(*std::move(profile), config.link_bandwidth);
   return profile;
-}
-
-WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
-  WhatIf what;
-  with_activations(config, model, profile, what, [&] {
-    what.compute = compute_seconds(profile, work_of(model, what.shape));
-    what.choice = choose_plan(what.layout, what.options, what.facts, profile, what.compute);
-  });
-  return what;
-}
-
-bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
-  WhatIf what;
-  try {
-    with_activations(config, model, profile, what, [&] { make_plan(what.layout, what.options, what.facts); });
-    return true;
-  } catch (const PlanError&) {
-    return false;
-  }
 }
 
 }  // namespace tandem

@@ -1,0 +1,121 @@
+"""The performance model from outside: calibrate, plan, train by it, bench."""
+import json
+import pathlib
+import re
+import sys
+
+from program import SMALL, ProgramTest, main
+
+PROFILES = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else "profiles")
+SHARES = {"cpu_share", "gpu_streamed_share", "resident_share"}
+PREDICTED = {"step_seconds", "update_seconds", "exposed_update_seconds", "bound_by"}
+BOUNDS = {"compute", "host to device", "device to host", "both ways of the link", "DRAM", "CPU"}
+
+
+class Calibrated(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        self.succeed(self.run_program("calibrate", *SMALL[:6]))
+        (self.profile,) = (self.root / "cache" / "tandem").glob("profile-*.toml")
+
+    def test_a_run_is_planned_by_it_and_keeps_its_bits(self):
+        ceiling = ["--device-memory", "18MiB"]
+        shown = self.succeed(self.run_program("calibrate", "--show", *SMALL[:6])).stdout
+        self.assertIn("matrix products", shown)
+        plan = json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, *ceiling, "--explain",
+                                                        "--json")).stdout)
+        self.assertLessEqual(PREDICTED, set(plan["predicted"]))
+        self.assertIn(plan["bound_by"], BOUNDS)
+        times = [c["step_seconds"] for c in plan["candidates"] if c["fits"]]
+        self.assertEqual(plan["predicted"]["step_seconds"], min(times))
+        self.assertGreater(len(times), 1)
+        self.assertTrue(plan["upgrades"])
+        result = self.succeed(self.train("--steps", "3", *ceiling, "--out", self.root / "auto"))
+        self.assertRegex(result.stdout, r"total .* predicted .* s/step, bound by ")
+        self.assertNotIn("not calibrated", result.stderr)
+        summary = self.summary(self.root / "auto")
+        self.assertEqual(summary["policy"], plan["policy"])
+        self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"])
+        self.succeed(self.train("--steps", "3", *ceiling, "--policy", "host", "--out", self.root / "host"))
+        self.assertEqual(summary["state_digest"], self.summary(self.root / "host")["state_digest"])
+
+        for damage, word in [(self.profile.read_text().replace("driver = '", "driver = 'another "), "stale"),
+                             ("no profile", "not used")]:
+            self.profile.write_text(damage)
+            result = self.succeed(self.train("--steps", "1", "--dry-run"))
+            self.assertIn("warning", result.stderr)
+            self.assertIn(word, result.stderr)
+            self.assertNotIn("predicted", result.stdout)
+
+
+class Uncalibrated(ProgramTest):
+    def test_auto_says_that_nothing_is_known(self):
+        result = self.succeed(self.train("--steps", "1"))
+        self.assertIn("tandem calibrate", result.stderr)
+        self.assertNotIn("predicted", result.stdout)
+        self.refused(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, "--explain"), 2, "calibrate")
+
+
+class OtherMachines(ProgramTest):
+    def test_every_profile_plans_and_explains(self):
+        for profile in sorted(PROFILES.glob("*.toml")):
+            result = self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--seq-len", "1024", "--profile",
+                                                   profile, "--explain"))
+            self.assertIn("chosen", result.stdout, profile)
+            self.succeed(self.run_program("calibrate", "--show", "--profile", profile))
+
+    def test_the_largest_that_fits_does_and_one_more_does_not(self):
+        machine = ["--profile", PROFILES / "8gb-pcie4.toml"]
+        fitted = json.loads(self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--seq-len", "512", *machine,
+                                                          "--fit", "micro-batch", "--json")).stdout)["fit"]
+        count = int(re.fullmatch(r"--micro-batch (\d+)", fitted).group(1))
+        flags = ["plan", "--model", "llama3.2-1b", "--seq-len", "512", *machine, "--micro-batch"]
+        self.succeed(self.run_program(*flags, count))
+        self.refused(self.run_program(*flags, count + 1), 3)
+
+    def test_a_profile_that_is_none_is_refused(self):
+        self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.text), 2)
+        self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.root / "none"), 4)
+
+    def test_bench_over_a_profile(self):
+        out = self.root / "report"
+        result = self.succeed(self.run_program("bench", "--model", "llama3.2-1b", "--profile",
+                                               PROFILES / "16gb-pcie4.toml", "--policies", "host", "device", "auto",
+                                               "--out", out, "--json"))
+        report = json.loads(result.stdout)
+        host, device, auto = report["policies"]
+        self.assertTrue(host["fits"])
+        self.assertLessEqual(auto["predicted"]["step_seconds"], host["predicted"]["step_seconds"])
+        self.assertEqual(report["best"], "auto")
+        self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--policies", "fast"), 2, "fast")
+        self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--out", out), 2, "exists")
+
+
+class Bench(ProgramTest):
+    def test_policies_side_by_side(self):
+        out = self.root / "report"
+        result = self.succeed(self.run_program("bench", "--model", "tiny-gpt2", *SMALL, "--device-memory", "24MiB",
+                                               "--steps", "2", "--policies", "host", "stream", "device", "auto",
+                                               "--out", out, "--json"))
+        report = json.loads(result.stdout)
+        self.assertEqual(report, json.loads((out / "report.json").read_text()))
+        self.assertLessEqual({"machine", "model", "policies", "best", "chosen_by_auto"}, set(report))
+        ran = [p for p in report["policies"] if p["fits"]]
+        self.assertEqual([p["policy"] for p in report["policies"]], ["host", "stream", "device", "auto"])
+        self.assertEqual([p["policy"] for p in ran][:2], ["host", "stream"])
+        self.assertEqual(len({p["state_digest"] for p in ran}), 1)
+        for policy in ran:
+            self.assertEqual(set(policy["plan"]), SHARES)
+            self.assertLessEqual(PREDICTED, set(policy["predicted"]))
+            self.assertLessEqual(PREDICTED | {"tokens_per_second"}, set(policy["measured"]))
+            self.assertAlmostEqual(sum(policy["plan"].values()), 1.0, places=6)
+            self.assertEqual(policy["peak_device_bytes"], policy["planned_device_bytes"])
+        page = (out / "report.html").read_text()
+        self.assertNotRegex(page, r"(src|href)=[\"']https?:")
+        for policy in ran:
+            self.assertIn(policy["state_digest"], page)
+            json.loads((out / f"simulated-{policy['policy']}.trace.json").read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+#pragma once
+// What the performance model needs of a model and of this machine.
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/device.hpp"
+#include "models/transformer.hpp"
+#include "scheduler/cost_model.hpp"
+#include "scheduler/profile.hpp"
+#include "train/config.hpp"
+
+namespace tandem {
+
+/// Arithmetic of a micro-batch, layer by layer: matrix products, attention, and what is bound by memory.
+std::vector<LayerWork> work_of(const ModelConfig& config, const RunShape& shape);
+
+/// The calibration of this machine with this device, the link as the configuration has it; none where there is none,
+/// or where it cannot be used: it is of another CPU, device or version, or damaged, which is warned of.
+std::optional<MachineProfile> find_calibration(const Device& device, const TrainConfig& config);
+
+}  // namespace tandem
