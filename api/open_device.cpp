@@ -20,6 +20,7 @@ std::unique_ptr<Device> open_host(const DeviceOptions& options) {
   host.update_threads = options.update_threads;
   host.link_bytes_per_second = options.link_bytes_per_second;
   host.update_parameters_per_second = options.update_parameters_per_second;
+  host.pageable = pageable_notice(options);
   return std::make_unique<HostDevice>(std::move(host));
 }
 
@@ -38,6 +39,13 @@ int ordinal_of(std::string_view name) {
 }
 
 }  // namespace
+
+Notice pageable_notice(const DeviceOptions& options) {
+  if (options.strict) return {};
+  return [warning = options.warning](const std::string& why) {
+    if (warning) warning(why + ": it stays pageable, and copies to and from it are slower");
+  };
+}
 
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options) {
   if (name == "host" || name == "cpu") return open_host(options);

@@ -12,12 +12,14 @@
 namespace tandem {
 
 struct DeviceOptions {
-  std::size_t memory = 0;                            ///< ceiling in bytes; 0: what is free, less a margin
-  int threads = 0;                                   ///< of the host device's kernels; 0: all cores
-  int update_threads = 0;                            ///< of the CPU update; 0: all cores
-  double link_bytes_per_second = 0;                  ///< host device: emulated link, each way; 0: none
-  double update_parameters_per_second = 0;           ///< host device: emulated rate of the CPU update; 0: its own
-  std::function<void(const std::string&)> notice{};  ///< told why "auto" takes the host device; may be empty
+  std::size_t memory = 0;                   ///< ceiling in bytes; 0: what is free, less a margin
+  int threads = 0;                          ///< of the host device's kernels; 0: all cores
+  int update_threads = 0;                   ///< of the CPU update; 0: all cores
+  double link_bytes_per_second = 0;         ///< host device: emulated link, each way; 0: none
+  double update_parameters_per_second = 0;  ///< host device: emulated rate of the CPU update; 0: its own
+  bool strict = false;                      ///< memory that cannot be pinned is an error; else it stays pageable
+  Notice notice{};                          ///< told why "auto" takes the host device; may be empty
+  Notice warning{};                         ///< told what stays pageable; may be empty
 };
 
 /// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver

@@ -18,6 +18,9 @@ namespace tandem {
 class Ops;
 class UpdateKernels;
 
+/// Is told in one line what people should know.
+using Notice = std::function<void(const std::string&)>;
+
 /// A backend's stream. Destroying it waits for the work queued on it, and never throws.
 class StreamImpl {
  public:
@@ -106,8 +109,11 @@ class Device {
   /// Device memory, uninitialised, aligned to `arena_alignment`. Blocks. Throws PlanError with the
   /// names and sizes of what is held when the capacity would be passed.
   virtual MemoryBlock allocate(std::size_t bytes, std::string_view name) = 0;
-  /// Host memory that copies reach at full speed, of the size asked for. Throws DeviceError.
+  /// Host memory that copies reach at full speed, of the size asked for. Where the system refuses to pin it (a limit of
+  /// locked memory, WSL2), devices told to go on take pageable memory, which copies reach slowly, and `pins` is false
+  /// from then on. Throws DeviceError.
   virtual MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) = 0;
+  virtual bool pins() const noexcept { return true; }
   virtual std::size_t allocated_bytes() const noexcept = 0;
   virtual std::size_t peak_bytes() const noexcept = 0;
 

@@ -96,6 +96,12 @@ void MemoryPlan::add(std::string name, std::string phase, Place place, std::size
   entries.push_back({std::move(name), std::move(phase), place, align_up(bytes)});
 }
 
+void MemoryPlan::unpin() {
+  for (MemoryEntry& entry : entries) {
+    if (entry.place == Place::pinned) entry.place = Place::pageable;
+  }
+}
+
 std::size_t MemoryPlan::device_bytes() const noexcept { return bytes_in(Place::device); }
 
 std::size_t MemoryPlan::host_bytes() const noexcept {

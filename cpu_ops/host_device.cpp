@@ -67,6 +67,8 @@ constexpr std::string_view task_of(CopyKind kind) {
 
 HostDevice::HostDevice(HostDeviceOptions options)
     : pin_(options.pin),
+      refuse_pinning_(options.faults && options.faults->refuse_pinning),
+      pageable_(std::move(options.pageable)),
       pinned_(std::make_shared<std::atomic<std::size_t>>(0)),
       to_device_(std::make_unique<HostLink>(options.link_bytes_per_second)),
       to_host_(std::make_unique<HostLink>(options.link_bytes_per_second)) {
@@ -121,9 +123,14 @@ MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name
   } catch (const std::bad_alloc&) {
     throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
   }
-  if (pin_ && ::mlock(data, bytes) != 0) {
-    MappedMemory::unmap(data, bytes);
-    throw DeviceError(what, "the system refuses to lock it", "raise the limit of locked memory (ulimit -l)");
+  if (pin_ && (refuse_pinning_ || ::mlock(data, bytes) != 0)) {
+    const DeviceError refusal(what, "the system refuses to lock it", "raise the limit of locked memory (ulimit -l)");
+    if (!pageable_) {
+      MappedMemory::unmap(data, bytes);
+      throw refusal;
+    }
+    pins_ = false;
+    pageable_(refusal.what());
   }
   *pinned_ += bytes;
   return {data, bytes, [count = pinned_](void* p, std::size_t n) {

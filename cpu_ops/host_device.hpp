@@ -23,16 +23,18 @@ struct HostFaults {
   /// May sleep or throw; called by a stream's worker before each queued task with the names of both
   /// ("record" and "wait" for events). Thread-safe, and set before the first stream is made.
   std::function<void(std::string_view stream, std::string_view task)> before_task;
+  bool refuse_pinning = false;  ///< as a system whose limit of locked memory is reached
 };
 
 struct HostDeviceOptions {
-  std::size_t capacity = 0;          ///< bytes, hard ceiling; 0: the memory available, less a margin
-  int threads = 0;                   ///< of the device's kernels; 0: the CPUs of this process
-  int update_threads = 0;            ///< of host_kernels(); 0: the CPUs of this process
-  double link_bytes_per_second = 0;  ///< emulated bandwidth each way; 0: copies take what they take
+  std::size_t capacity = 0;                 ///< bytes, hard ceiling; 0: the memory available, less a margin
+  int threads = 0;                          ///< of the device's kernels; 0: the CPUs of this process
+  int update_threads = 0;                   ///< of host_kernels(); 0: the CPUs of this process
+  double link_bytes_per_second = 0;         ///< emulated bandwidth each way; 0: copies take what they take
   double update_parameters_per_second = 0;  ///< emulated rate of the CPU update; 0: it takes what it takes
-  bool poison_memory = false;        ///< fresh device memory is full of NaN
-  bool pin = false;                  ///< lock pinned blocks into memory; the host device does not need it
+  bool poison_memory = false;               ///< fresh device memory is full of NaN
+  bool pin = false;                         ///< lock pinned blocks into memory; the host device does not need it
+  Notice pageable{};  ///< told where locking is refused and the block stays pageable; empty: an error
   std::shared_ptr<HostFaults> faults{};
 };
 
@@ -56,6 +58,7 @@ class HostDevice final : public Device {
   /// `bytes` are counted as asked for, without rounding. Zero bytes give an empty block.
   MemoryBlock allocate(std::size_t bytes, std::string_view name) override;
   MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) override;
+  bool pins() const noexcept override { return pins_; }
   std::size_t allocated_bytes() const noexcept override;
   std::size_t peak_bytes() const noexcept override;
   /// Bytes of pinned blocks alive.
@@ -91,6 +94,9 @@ class HostDevice final : public Device {
 
   DeviceInfo info_;
   const bool pin_;
+  const bool refuse_pinning_;
+  const Notice pageable_;
+  std::atomic<bool> pins_{true};
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
   std::shared_ptr<HostDeviceMemory> memory_;
   std::shared_ptr<std::atomic<std::size_t>> pinned_;

@@ -148,7 +148,8 @@ CudaDevice::CudaDevice(CudaDeviceOptions options)
   info_.compute_key = compute_key(facts, options.ops_key());
   memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
                                                [nvml] { return nvml ? nvml->other_holders() : std::string(); });
-  pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, NumaNode::of_pci(facts.pci_bus), options.pinned_piece);
+  pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, NumaNode::of_pci(facts.pci_bus), options.pinned_piece,
+                                               std::move(options.pageable));
 }
 
 CudaDevice::~CudaDevice() = default;
@@ -175,6 +176,8 @@ MemoryBlock CudaDevice::allocate(std::size_t bytes, std::string_view name) { ret
 MemoryBlock CudaDevice::allocate_pinned(std::size_t bytes, std::string_view name) {
   return pinned_->allocate(bytes, name);
 }
+
+bool CudaDevice::pins() const noexcept { return pinned_->pins(); }
 
 std::size_t CudaDevice::allocated_bytes() const noexcept { return memory_->ledger().allocated(); }
 std::size_t CudaDevice::peak_bytes() const noexcept { return memory_->ledger().peak(); }

@@ -30,6 +30,7 @@ struct CudaDeviceOptions {
   int ordinal = 0;
   std::size_t memory = 0;  ///< ceiling in bytes of all that the process takes there; 0: what is free, less a margin
   std::size_t pinned_piece = std::size_t{1} << 30;  ///< bytes of host memory registered at once, a multiple of 2 MiB
+  Notice pageable{};  ///< told where host memory cannot be pinned and stays pageable; empty: that is an error
   /// Makes the mathematics, and says what of it enters the compute key. Called with the device current.
   std::function<std::unique_ptr<Ops>()> make_ops{};
   std::function<std::string()> ops_key{};
@@ -60,6 +61,7 @@ class CudaDevice final : public Device {
 
   MemoryBlock allocate(std::size_t bytes, std::string_view name) override;
   MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) override;
+  bool pins() const noexcept override;
   std::size_t allocated_bytes() const noexcept override;
   std::size_t peak_bytes() const noexcept override;
   /// Bytes of pinned blocks alive.

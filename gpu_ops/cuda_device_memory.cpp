@@ -53,8 +53,9 @@ void CudaDeviceMemory::free(void* data, std::size_t bytes) noexcept {
 
 // -- pinned ------------------------------------------------------------------------------------------
 
-CudaPinnedMemory::CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece)
-    : ordinal_(ordinal), node_(std::move(node)), piece_(piece) {}
+CudaPinnedMemory::CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece,
+                                   Notice pageable)
+    : ordinal_(ordinal), node_(std::move(node)), piece_(piece), pageable_(std::move(pageable)) {}
 
 MemoryBlock CudaPinnedMemory::allocate(std::size_t bytes, std::string_view name) {
   if (bytes == 0) return {};
@@ -68,20 +69,36 @@ MemoryBlock CudaPinnedMemory::allocate(std::size_t bytes, std::string_view name)
   try {
     // Before the pages exist: registering makes them, and they stay where they are.
     if (node_) node_->place(data, bytes);
-    register_pieces(data, bytes);
-    const std::lock_guard lock(mutex_);
-    blocks_.emplace(reinterpret_cast<std::uintptr_t>(data), bytes);
-  } catch (const runtime::RuntimeError& error) {
-    MappedMemory::unmap(data, bytes);
-    if (error.lost()) throw;
-    throw DeviceError(what, error.what(), "lower --host-memory, or raise the limit of locked memory (ulimit -l)");
+    if (!pin(data, bytes, what)) return {data, bytes, [](void* p, std::size_t n) { MappedMemory::unmap(p, n); }};
   } catch (...) {
-    unregister_pieces(data, bytes);
     MappedMemory::unmap(data, bytes);
     throw;
   }
-  allocated_ += bytes;
   return {data, bytes, [self = shared_from_this()](void* p, std::size_t n) { self->free(p, n); }};
+}
+
+/// False where the system refuses and that is none of the caller's concern.
+bool CudaPinnedMemory::pin(std::byte* data, std::size_t bytes, const std::string& what) {
+  try {
+    register_pieces(data, bytes);
+  } catch (const runtime::RuntimeError& error) {
+    if (error.lost()) throw;
+    const DeviceError refusal(what, error.what(),
+                              "lower --host-memory, or raise the limit of locked memory (ulimit -l)");
+    if (!pageable_) throw refusal;
+    pins_ = false;
+    pageable_(refusal.what());
+    return false;
+  }
+  try {
+    const std::lock_guard lock(mutex_);
+    blocks_.emplace(reinterpret_cast<std::uintptr_t>(data), bytes);
+  } catch (...) {
+    unregister_pieces(data, bytes);
+    throw;
+  }
+  allocated_ += bytes;
+  return true;
 }
 
 void CudaPinnedMemory::register_pieces(std::byte* data, std::size_t bytes) {

@@ -4,12 +4,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 
+#include "core/device.hpp"
 #include "core/memory.hpp"
 #include "core/memory_ledger.hpp"
 
@@ -45,17 +47,21 @@ class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
  public:
   static constexpr std::size_t usual_piece = std::size_t{1} << 30;
 
-  /// `node` may be null: anywhere. `piece`: bytes registered at once, a multiple of 2 MiB.
-  CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece);
+  /// `node` may be null: anywhere. `piece`: bytes registered at once, a multiple of 2 MiB. `pageable` is told where a
+  /// block cannot be pinned and stays pageable; empty: that is an error.
+  CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece, Notice pageable);
 
   /// Of the size asked for; the system rounds up to whole pages. Throws DeviceError.
   MemoryBlock allocate(std::size_t bytes, std::string_view name);
   std::size_t allocated() const noexcept { return allocated_; }
+  /// Whether every block so far could be pinned.
+  bool pins() const noexcept { return pins_; }
   /// How many of the `bytes` at `data` lie in one registered piece: the driver does not promise copies that
   /// cross from one into the next. All, where the memory is not of this pool.
   std::size_t in_one_piece(const void* data, std::size_t bytes) const;
 
  private:
+  bool pin(std::byte* data, std::size_t bytes, const std::string& what);
   void register_pieces(std::byte* data, std::size_t bytes);
   void unregister_pieces(std::byte* data, std::size_t bytes) noexcept;
   void free(void* data, std::size_t bytes) noexcept;
@@ -63,6 +69,8 @@ class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
   const int ordinal_;
   const std::shared_ptr<const NumaNode> node_;
   const std::size_t piece_;
+  const Notice pageable_;
+  std::atomic<bool> pins_{true};
   std::atomic<std::size_t> allocated_{0};
   mutable std::mutex mutex_;
   std::map<std::uintptr_t, std::size_t> blocks_;  ///< bytes, by first address

@@ -31,6 +31,7 @@ class OffloadEngine::Impl {
         unfolder_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
+    if (!device.pins()) plan_.memory.unpin();
     executor_.on_submit = [this](const Task& task, double now) { note_submitted(task, now); };
     executor_.on_done = [this](const Task& task, double now) { note_done(task, now); };
   }
@@ -208,6 +209,7 @@ void OffloadEngine::Impl::adopt(const Plan& plan) {
   storage_.carve_anew(device_, layout_, plan_, plan);
   half_updated_ = false;
   plan_ = plan;
+  if (!device_.pins()) plan_.memory.unpin();
   unfolder_.emplace(layout_, plan_, unfolder_->count());
 }
 

@@ -137,7 +137,9 @@ DeviceOptions device_options(const TrainConfig& c) {
           .threads = c.threads,
           .update_threads = c.update_threads,
           .link_bytes_per_second = c.link_bandwidth,
-          .notice = [](const std::string& why) { spdlog::info("device: host, as {}", why); }};
+          .strict = c.strict,
+          .notice = [](const std::string& why) { spdlog::info("device: host, as {}", why); },
+          .warning = [](const std::string& what) { spdlog::warn("{}", what); }};
 }
 
 OffloadOptions offload_options(const TrainConfig& c) {

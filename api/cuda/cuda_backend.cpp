@@ -16,6 +16,7 @@ std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options) {
   CudaDeviceOptions cuda;
   cuda.ordinal = ordinal >= 0 ? ordinal : std::max(0, probe_cuda().first_usable);
   cuda.memory = options.memory;
+  cuda.pageable = pageable_notice(options);
   cuda.make_ops = make_cuda_ops;
   cuda.ops_key = cuda_ops_key;
   cuda.host_kernels = make_host_update_kernels(make_parallel(options.update_threads));

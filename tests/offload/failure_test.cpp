@@ -88,5 +88,28 @@ TEST(Memory, ACeilingThatCannotFitIsRefusedBeforeAnythingIsAllocated) {
   }
 }
 
+TEST(Pinning, RefusedIsNamedAndLeavesMemoryPageableWhereThatIsAsked) {
+  if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to fail";
+  ToyOptions o = toy("interleave:2");
+  const ToyResult expected = testing::train_toy(o);
+  o.device.pin = true;
+  o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->refuse_pinning = true;
+  try {
+    const ToyTrainer refused(o);
+    FAIL();
+  } catch (const DeviceError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("cannot pin"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("'offload engine'"));
+  }
+  std::string said;
+  o.device.pageable = [&](const std::string& what) { said = what; };
+  ToyTrainer trainer(o);
+  EXPECT_THAT(said, ::testing::HasSubstr("cannot pin"));
+  EXPECT_EQ(trainer.engine().plan().memory.bytes_in(Place::pinned), 0U);
+  EXPECT_EQ(trainer.engine().plan().memory.bytes_in(Place::pageable), expected.plan.memory.bytes_in(Place::pinned));
+  EXPECT_EQ(trainer.run().digest, expected.digest);
+}
+
 }  // namespace
 }  // namespace tandem

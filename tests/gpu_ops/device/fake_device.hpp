@@ -16,12 +16,14 @@ struct FakeDeviceOptions {
   int update_threads = 1;
   std::size_t pinned_piece = std::size_t{2} << 20;  ///< small, so that copies cross pieces
   int ordinal = 0;
+  Notice pageable{};  ///< as CudaDeviceOptions has it
 };
 
 inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {
   CudaDeviceOptions cuda;
   cuda.ordinal = options.ordinal;
   cuda.pinned_piece = options.pinned_piece;
+  cuda.pageable = options.pageable;
   cuda.make_ops = make_cuda_ops;
   cuda.ops_key = cuda_ops_key;
   cuda.host_kernels = make_host_update_kernels(make_parallel(options.update_threads));

@@ -250,6 +250,29 @@ TEST(CudaFailure, OfPinningSaysWhatToDo) {
   EXPECT_EQ(fake_cuda::census().registrations, 0) << "the first piece too";
 }
 
+TEST(CudaFailure, OfPinningLeavesMemoryPageableWhereThatIsAsked) {
+  fake_cuda::install({});
+  std::string said;
+  const auto device = open_fake_device({.pageable = [&](const std::string& what) { said = what; }});
+  EXPECT_TRUE(device->pins());
+  fake_cuda::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
+  const MemoryBlock block = device->allocate_pinned(5_MiB, "state");
+  EXPECT_THAT(said, AllOf(HasSubstr("cannot pin 5.0 MiB for 'state'"), HasSubstr("out of memory")));
+  EXPECT_FALSE(device->pins());
+  EXPECT_EQ(device->pinned_bytes(), 0U);
+  EXPECT_EQ(fake_cuda::census().registrations, 0);
+  // Copies reach it.
+  const MemoryBlock on_device = device->allocate(5_MiB, "copy");
+  const Stream stream = device->make_stream("copies");
+  std::memset(block.data(), 7, block.bytes());
+  device->copy(on_device.data(), block.data(), block.bytes(), CopyKind::host_to_device, stream);
+  device->synchronize(stream);
+  std::memset(block.data(), 0, block.bytes());
+  device->copy(block.data(), on_device.data(), block.bytes(), CopyKind::device_to_host, stream);
+  device->synchronize(stream);
+  EXPECT_EQ(static_cast<const char*>(block.data())[block.bytes() - 1], 7);
+}
+
 TEST(CudaPinned, IsRegisteredInLargePieces) {
   fake_cuda::install({});
   const auto device = open_fake_device({.pinned_piece = 4_MiB});

@@ -1,5 +1,5 @@
 // The program on a machine that does not exist. TANDEM_FAKE_CUDA says what is to go wrong: "launch 500" loses the
-// device at the 500th kernel, "none" nothing; "driver 12020" is an older driver.
+// device at the 500th kernel, "pin 0" refuses to pin memory once, "none" nothing; "driver 12020" is an older driver.
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -19,5 +19,6 @@ int main(int argc, char** argv) {
   if (word == "driver") machine.driver_version = number;
   fake::install(machine);
   if (word == "launch") fake::fail_call("launch", number, cudaErrorLaunchFailure);
+  if (word == "pin") fake::fail_call("cudaHostRegister", number, cudaErrorMemoryAllocation);
   return tandem::run_program(argc, argv);
 }

@@ -50,6 +50,17 @@ class OnAFakeGpu(unittest.TestCase):
             digests.add(summary["state_digest"])
         self.assertEqual(len(digests), 1)
 
+    def test_memory_that_cannot_be_pinned_stays_pageable_or_is_refused(self):
+        whole = self.train("whole", "--device", "cuda")
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        done = self.train("pageable", "--device", "cuda", fake="pin 0")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stderr, r"tandem: warning: cannot pin .*: it stays pageable")
+        self.assertEqual(self.summary("pageable")["state_digest"], self.summary("whole")["state_digest"])
+        refused = self.train("strict", "--device", "cuda", "--strict", fake="pin 0")
+        self.assertEqual(refused.returncode, 5, refused.stderr)
+        self.assertRegex(refused.stderr, r"tandem: error: cannot pin ")
+
     def test_a_device_lost_in_mid_step_ends_with_one_line_and_the_last_checkpoint_goes_on(self):
         whole = self.train("whole", "--device", "cuda")
         self.assertEqual(whole.returncode, 0, whole.stderr)
