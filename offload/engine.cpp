@@ -32,8 +32,8 @@ class OffloadEngine::Impl {
         runner_(device, layout_, plan_, storage_),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
     if (!device.pins()) plan_.memory.unpin();
-    executor_.on_submit = [this](const Task& task, double now) { note_submitted(task, now); };
-    executor_.on_done = [this](const Task& task, double now) { note_done(task, now); };
+    executor_.on_submit = [this](const Task& task) { note_submitted(task); };
+    executor_.on_done = [this](const Task& task) { note_done(task); };
   }
 
   void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
@@ -77,7 +77,6 @@ class OffloadEngine::Impl {
   };
   struct HeldGradients {
     std::uint64_t ticket = 0;
-    int layer = -1;
     GradientVisit visit;
     StreamView stream;
   };
@@ -91,15 +90,15 @@ class OffloadEngine::Impl {
   double clip_factor(double norm) const;
   void set_update(double scale);
   void refuse_half_updated() const;
-  void note_submitted(const Task& task, double now);
-  void note_done(const Task& task, double now);
+  void note_submitted(const Task& task);
+  void note_done(const Task& task);
   LayerBases bases_of(const Visit& visit) const;
   template <class Held>
   Held take(std::vector<Held>& list, std::uint64_t ticket);
 
   std::optional<Unfolder> unfolder_;  ///< never empty; another one for another plan
   TaskRunner runner_;
-  std::vector<Task> tasks_;
+  TaskList tasks_;
   std::vector<HeldWeights> weights_;
   std::vector<HeldGradients> gradients_;
   std::uint64_t next_ticket_ = 1;
@@ -304,12 +303,12 @@ void OffloadEngine::Impl::set_update(double scale) {
   runner_.set_update({options_.adamw, step_ + 1, options_.seed, step_options_.lr, scale}, unfolder_->step());
 }
 
-void OffloadEngine::Impl::note_submitted(const Task& task, double now) {
-  if (is_update(task.kind) && updates_left_++ == 0) update_began_ = now;
+void OffloadEngine::Impl::note_submitted(const Task& task) {
+  if (is_update(task.kind) && updates_left_++ == 0) update_began_ = trace_now();
 }
 
-void OffloadEngine::Impl::note_done(const Task& task, double now) {
-  if (is_update(task.kind) && --updates_left_ == 0) update_seconds_ += now - update_began_;
+void OffloadEngine::Impl::note_done(const Task& task) {
+  if (is_update(task.kind) && --updates_left_ == 0) update_seconds_ += trace_now() - update_began_;
 }
 
 void OffloadEngine::Impl::begin_evaluation() {
@@ -356,15 +355,14 @@ WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
   submit();
   weights_.push_back(held);
   WeightsGuard guard(&engine_, &layout_, layer, held.ticket, bases_of(held.visit), stream);
-  exposed_ +=
-      executor_.stream_waits_for(held.visit.dependencies, stream, "fetching layer " + layout_.layer(layer).name);
+  exposed_ += executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
   return guard;
 }
 
 void OffloadEngine::Impl::also_used(std::uint64_t ticket, StreamView stream) {
   for (HeldWeights& held : weights_) {
     if (held.ticket != ticket) continue;
-    executor_.stream_waits_for(held.visit.dependencies, stream, "fetching a layer");
+    executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
     held.also.push_back(stream);
     return;
   }
@@ -388,35 +386,33 @@ GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
   if (mode_ != Mode::step) throw MisuseError("gradients outside a step");
   HeldGradients held;
   held.ticket = next_ticket_++;
-  held.layer = layer;
   held.stream = stream;
   held.visit = unfolder_->gradients(layer, tasks_);
   submit();
-  executor_.stream_waits_for(held.visit.dependencies, stream, "gradients of layer " + layout_.layer(layer).name);
-  LayerBases bases;
-  for (const GradientPlace& place : held.visit.gradients) {
-    float* buffer = storage_.gradient_buffer(place.buffer);
-    bases.add(place.layer, buffer);
-    const auto bytes = static_cast<std::size_t>(layout_.layer(place.layer).state_elements) * sizeof(float);
-    if (place.fresh) device_.fill_zero(buffer, bytes, stream);
-  }
   gradients_.push_back(held);
-  return {&engine_, &layout_, layer, held.ticket, bases};
+  LayerBases bases;
+  for (const GradientPlace& place : held.visit.gradients) bases.add(place.layer, storage_.gradient_buffer(place.buffer));
+  GradientsGuard guard(&engine_, &layout_, layer, held.ticket, bases);
+  executor_.begin_caller_task(held.visit.id, stream, "gradients of layer");
+  for (const GradientPlace& place : held.visit.gradients) {
+    const auto bytes = static_cast<std::size_t>(layout_.layer(place.layer).state_elements) * sizeof(float);
+    if (place.fresh) device_.fill_zero(storage_.gradient_buffer(place.buffer), bytes, stream);
+  }
+  return guard;
 }
 
 void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {
   const HeldGradients held = take(gradients_, ticket);
-  const TaskId id = unfolder_->commit(held.layer, held.visit, tasks_);
+  unfolder_->commit(held.visit, tasks_);
   submit();
-  executor_.finish_caller_task(id, stream);
+  executor_.finish_caller_task(held.visit.id, stream);
 }
 
 void OffloadEngine::Impl::abandon(std::uint64_t ticket) {
   const HeldGradients held = take(gradients_, ticket);
   abandoned_ = true;
-  const TaskId id = unfolder_->abandon(held.layer, held.visit, tasks_);
-  submit();
-  executor_.finish_caller_task(id, held.stream);
+  unfolder_->abandon(held.visit);
+  executor_.finish_caller_task(held.visit.id, held.stream);
 }
 
 EngineCounters OffloadEngine::Impl::counters() const {

@@ -20,21 +20,21 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       to_device_(device.make_stream("host to device")),
       to_host_(device.make_stream("device to host")),
       compute_(device.make_stream("device update")) {
-  issuer_ = std::thread([this] { issue_loop(); });
-  cpu_worker_ = std::thread([this] { cpu_loop(); });
+  issuer_.thread = std::thread([this] { issue_loop(); });
+  cpu_worker_.thread = std::thread([this] { cpu_loop(); });
 }
 
 Executor::~Executor() {
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
-    work_.notify_all();
-    progress_.notify_all();
+    wake_all();
   }
-  issuer_.join();
-  cpu_worker_.join();
+  issuer_.thread.join();
+  cpu_worker_.thread.join();
   std::unique_lock lock(mutex_);
-  progress_.wait(lock, [&] { return callbacks_ == 0; });
+  wanted_ = [this] { return callbacks_ == 0; };
+  progress_.wait(lock, wanted_);
 }
 
 StreamView Executor::stream_of(Lane lane) const {
@@ -55,90 +55,134 @@ Event Executor::new_event() {
   return event;
 }
 
-void Executor::submit(std::vector<Task>& tasks) {
+void Executor::submit(TaskList& tasks) {
   std::unique_lock lock(mutex_);
-  const double now = trace_now();
-  for (Task& task : tasks) {
-    if (on_submit) on_submit(task, now);
-    Event event = task.lane == Lane::cpu ? Event() : new_event();
-    graph_.add(std::move(task), std::move(event));
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    on_submit(tasks[i]);
+    graph_.add(tasks[i], tasks.dependencies(i));
   }
   tasks.clear();
-  work_.notify_all();
+  wake();
+}
+
+// -- the caller's thread -----------------------------------------------------------------------------
+
+double Executor::begin_caller_task(TaskId id, StreamView stream, std::string_view what) {
+  std::unique_lock lock(mutex_);
+  const int layer = graph_.node(id).task.layer;
+  const double blocked = wait(
+      lock, what, layer, [&] { return overlap_ ? graph_.node(id).waiting_for == 0 : graph_.dependencies_done(id); });
+  graph_.for_unfinished(id, [&](const TaskNode& first) { device_.wait(stream, first.event); });
+  return blocked;
 }
 
 void Executor::finish_caller_task(TaskId id, StreamView stream) {
   std::unique_lock lock(mutex_);
-  device_.record(graph_.node(id).event, stream);
-  graph_.mark_issued(id, trace_now());
-  ++steps_made_;
   ++callbacks_;
-  work_.notify_all();
-  lock.unlock();
-  device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
+  try {
+    const EventView event = graph_.node(id).event = new_event();
+    device_.record(event, stream);
+    graph_.mark_issued(id);
+    ++steps_made_;
+    wake();
+    lock.unlock();
+    device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
+  } catch (...) {
+    if (!lock.owns_lock()) lock.lock();
+    --callbacks_;
+    fail(std::current_exception());  // the task will never be done
+    throw;
+  }
   if (overlap_) return;
   lock.lock();
-  wait(lock, "one thing after another", [&] { return (!graph_.known(id) || graph_.node(id).done) && idle(); });
-}
-
-double Executor::stream_waits_for(std::span<const TaskId> tasks, StreamView stream, std::string_view what) {
-  std::unique_lock lock(mutex_);
-  const double blocked = wait(lock, what, [&] {
-    for (const TaskId id : tasks) {
-      if (!graph_.known(id)) continue;
-      if (overlap_ ? !graph_.node(id).issued : !graph_.node(id).done) return false;
-    }
-    return true;
-  });
-  for (const TaskId id : tasks) {
-    if (graph_.known(id) && graph_.node(id).event) device_.wait(stream, graph_.node(id).event);
-  }
-  return blocked;
+  wait(lock, "one thing after another", -1, [&] { return graph_.done(id) && idle(); });
 }
 
 double Executor::drain(std::string_view what) {
   std::unique_lock lock(mutex_);
-  return wait(lock, what, [&] { return graph_.empty(); });
+  return wait(lock, what, -1, [&] { return graph_.empty(); });
 }
 
 double Executor::wait_done(std::span<const TaskId> tasks, std::string_view what) {
   std::unique_lock lock(mutex_);
-  return wait(lock, what, [&] {
-    return std::none_of(tasks.begin(), tasks.end(),
-                        [&](TaskId id) { return graph_.known(id) && !graph_.node(id).done; });
+  return wait(lock, what, -1, [this, left = tasks]() mutable {
+    while (!left.empty() && graph_.done(left.front())) left = left.subspan(1);
+    return left.empty();
   });
 }
 
 TaskId Executor::oldest() {
   std::unique_lock lock(mutex_);
-  return graph_.base();
+  return graph_.begin();
 }
 
+/// Until `done` holds, which once it does must go on to hold. `layer` is what it is about, or -1.
 template <class Predicate>
-double Executor::wait(std::unique_lock<std::mutex>& lock, std::string_view what, Predicate done) {
+double Executor::wait(std::unique_lock<std::mutex>& lock, std::string_view what, int layer, Predicate done) {
   constexpr std::chrono::milliseconds tick(200);
+  if (failure_) std::rethrow_exception(failure_);
+  if (done()) return 0.0;
   const double start = trace_now();
   double last_progress = start;
   std::uint64_t seen = steps_made_;
+  wanted_ = std::ref(done);
   while (!failure_ && !done()) {
     progress_.wait_for(lock, tick);
-    const double now = trace_now();
-    if (steps_made_ != seen) {
-      seen = steps_made_;
-      last_progress = now;
-    } else if (now - last_progress > watchdog_seconds_ && !failure_ && !done()) {
-      fail(std::make_exception_ptr(StalledError(
-          fmt::format("{} made no progress for {:.0f} s", what, now - last_progress), graph_.who_waits(layout_))));
-    }
+    if (!failure_ && !done()) watch(last_progress, seen, what, layer);
   }
+  wanted_ = nullptr;
   if (failure_) std::rethrow_exception(failure_);
   return trace_now() - start;
 }
 
+/// Fails the run where nothing has moved for too long.
+void Executor::watch(double& last_progress, std::uint64_t& seen, std::string_view what, int layer) {
+  const double now = trace_now();
+  if (steps_made_ != seen) {
+    seen = steps_made_;
+    last_progress = now;
+  } else if (now - last_progress > watchdog_seconds_) {
+    const std::string whom = layer < 0 ? "" : " " + layout_.layer(layer).name;
+    fail(std::make_exception_ptr(
+        StalledError(fmt::format("{}{} made no progress for {:.0f} s", what, whom, now - last_progress),
+                     graph_.who_waits(layout_))));
+  }
+}
+
 void Executor::fail(std::exception_ptr error) {
   if (!failure_) failure_ = std::move(error);
+  wake_all();
+}
+
+// -- who sleeps and who wakes --------------------------------------------------------------------------
+
+template <class Predicate>
+void Executor::sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, Predicate ready) {
+  while (!ready()) {
+    worker.asleep = true;
+    worker.wakes.wait(lock);
+    worker.asleep = false;
+  }
+}
+
+/// After every change, with the lock held. Waking a thread takes longer than all else that is done here for a
+/// task: only who sleeps is woken, and only where there is something to do for it.
+void Executor::wake() {
+  const auto wake = [](Worker& worker) {
+    if (std::exchange(worker.asleep, false)) worker.wakes.notify_one();
+  };
+  if (issuer_.asleep && next_device_task() != no_task) wake(issuer_);
+  if (cpu_worker_.asleep && next_cpu_task() != no_task) wake(cpu_worker_);
+  if (wanted_ && wanted_()) {
+    wanted_ = nullptr;
+    progress_.notify_all();
+  }
+}
+
+void Executor::wake_all() {
+  issuer_.wakes.notify_all();
+  cpu_worker_.wakes.notify_all();
   progress_.notify_all();
-  work_.notify_all();
 }
 
 // -- device lanes ------------------------------------------------------------------------------------
@@ -149,12 +193,12 @@ bool Executor::may_start() const {
 
 bool Executor::idle() const {
   const auto nothing_ready = [&](Lane lane) { return graph_.ready(lane) == no_task; };
-  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; }) &&
-         nothing_ready(Lane::cpu) && std::all_of(device_lanes.begin(), device_lanes.end(), nothing_ready);
+  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; }) && nothing_ready(Lane::cpu) &&
+         std::all_of(device_lanes.begin(), device_lanes.end(), nothing_ready);
 }
 
 TaskId Executor::next_device_task() const {
-  if (!may_start()) return no_task;
+  if (failure_ || !may_start()) return no_task;
   for (const Lane lane : device_lanes) {
     if (in_flight_[static_cast<std::size_t>(lane)] >= queued_ahead) continue;
     const TaskId id = graph_.ready(lane);
@@ -166,7 +210,7 @@ TaskId Executor::next_device_task() const {
 void Executor::issue_loop() {
   std::unique_lock lock(mutex_);
   while (true) {
-    work_.wait(lock, [&] { return stopping_ || (!failure_ && next_device_task() != no_task); });
+    sleep_until(lock, issuer_, [&] { return stopping_ || next_device_task() != no_task; });
     if (stopping_) return;
     try {
       issue(lock, next_device_task());
@@ -178,86 +222,87 @@ void Executor::issue_loop() {
 }
 
 void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
-  TaskNode& node = graph_.node(id);  // stays in place: nodes leave only from the front, when done
-  const Lane lane = node.task.lane;
-  graph_.take(lane);
-  const StreamView stream = stream_of(lane);
-  for (const TaskId d : node.task.dependencies) {
-    if (!graph_.known(d)) continue;
-    const TaskNode& first = graph_.node(d);
-    if (!first.done && first.event && first.task.lane != lane) device_.wait(stream, first.event);
-  }
-  ++in_flight_[static_cast<std::size_t>(lane)];
+  TaskNode& node = graph_.node(id);
+  const Task task = node.task;
+  const StreamView stream = stream_of(task.lane);
+  graph_.take(task.lane);
+  graph_.for_unfinished(id, [&](const TaskNode& first) {
+    if (first.task.lane != task.lane) device_.wait(stream, first.event);
+  });
+  const EventView event = node.event = new_event();
+  if (trace_) node.issued_at = trace_now();
+  ++in_flight_[static_cast<std::size_t>(task.lane)];
   ++callbacks_;
   lock.unlock();
   try {
-    runner_.issue(node.task, stream);
-    device_.record(node.event, stream);
+    runner_.issue(task, stream);
+    device_.record(event, stream);
+    device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
   } catch (...) {
     lock.lock();
     --callbacks_;
     throw;
   }
   lock.lock();
-  graph_.mark_issued(id, trace_now());
+  if (graph_.done(id)) return;
+  graph_.mark_issued(id);
   ++steps_made_;
-  progress_.notify_all();
-  work_.notify_all();
-  lock.unlock();
-  device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
-  lock.lock();
+  wake();
 }
 
+/// On a thread of the device's, or within `call_after`.
 void Executor::complete(TaskId id, std::exception_ptr error) {
   std::unique_lock lock(mutex_);
-  const TaskNode& node = graph_.node(id);
-  const auto lane = static_cast<std::size_t>(node.task.lane);
-  const double now = trace_now();
-  if (node.task.lane != Lane::caller) --in_flight_[lane];
-  if (trace_ && !error) {
+  finish(id, std::move(error));
+  --callbacks_;
+  wake();
+}
+
+void Executor::finish(TaskId id, std::exception_ptr error) {
+  TaskNode& node = graph_.node(id);
+  const Task& task = node.task;
+  const auto lane = static_cast<std::size_t>(task.lane);
+  if (task.lane != Lane::caller) --in_flight_[lane];
+  ++steps_made_;
+  if (error) return fail(std::move(error));
+  if (trace_) {
+    const double now = trace_now();
     const double begin = std::max(node.issued_at, lane_busy_until_[lane]);
-    if (node.task.lane != Lane::caller) {
-      trace_->span(name_of(node.task.lane), node.task.text(layout_.layer(node.task.layer).name), begin, now,
-                   node.task.bytes);
+    if (task.lane != Lane::caller) {
+      trace_->span(name_of(task.lane), task.text(layout_.layer(task.layer).name), begin, now, task.bytes);
     }
     lane_busy_until_[lane] = now;
   }
-  if (error) {
-    fail(std::move(error));
-  } else {
-    if (on_done) on_done(node.task, now);
-    graph_.mark_done(id);
-    graph_.retire(spare_events_);
-    std::erase_if(spare_events_, [](const Event& e) { return !e; });
-  }
-  ++steps_made_;
-  --callbacks_;
-  progress_.notify_all();
-  work_.notify_all();
+  on_done(task);
+  if (node.event) spare_events_.push_back(std::move(node.event));
+  graph_.mark_done(id);
 }
 
 // -- CPU lane ------------------------------------------------------------------------------------------
 
+TaskId Executor::next_cpu_task() const { return failure_ || !may_start() ? no_task : graph_.ready(Lane::cpu); }
+
 void Executor::cpu_loop() {
   std::unique_lock lock(mutex_);
   while (true) {
-    work_.wait(lock, [&] { return stopping_ || (!failure_ && may_start() && graph_.ready(Lane::cpu) != no_task); });
+    sleep_until(lock, cpu_worker_, [&] { return stopping_ || next_cpu_task() != no_task; });
     if (stopping_) return;
-    const TaskId id = graph_.ready(Lane::cpu);
+    const TaskId id = next_cpu_task();
     graph_.take(Lane::cpu);
     TaskNode& node = graph_.node(id);
-    node.issued_at = trace_now();
+    const Task task = node.task;
+    if (trace_) node.issued_at = trace_now();
     ++in_flight_[static_cast<std::size_t>(Lane::cpu)];
-    ++callbacks_;
     lock.unlock();
     std::exception_ptr error;
     try {
-      runner_.run(node.task);
+      runner_.run(task);
     } catch (...) {
       error = std::current_exception();
     }
-    complete(id, std::move(error));
     lock.lock();
+    finish(id, std::move(error));
+    wake();
   }
 }
 

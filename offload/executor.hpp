@@ -15,9 +15,9 @@
 #include "core/device.hpp"
 #include "core/parameter_layout.hpp"
 #include "core/trace.hpp"
-#include "scheduler/task_graph.hpp"
 #include "offload/task_runner.hpp"
 #include "scheduler/task.hpp"
+#include "scheduler/task_graph.hpp"
 
 namespace tandem {
 
@@ -34,12 +34,13 @@ class Executor {
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Takes over the tasks and clears the vector. Does not block.
-  void submit(std::vector<Task>& tasks);
+  /// Takes over the tasks and clears the list. Does not block.
+  void submit(TaskList& tasks);
+  /// Blocks until all is queued that the caller's task `id` depends on, then makes `stream` wait for it. Returns
+  /// the seconds blocked.
+  double begin_caller_task(TaskId id, StreamView stream, std::string_view what);
   /// The caller's task `id` ends with what is queued on `stream` now. Does not block.
   void finish_caller_task(TaskId id, StreamView stream);
-  /// Blocks until the tasks are queued, then makes `stream` wait for them. Returns the seconds blocked.
-  double stream_waits_for(std::span<const TaskId> tasks, StreamView stream, std::string_view what);
   /// Blocks until every task is done, the caller's included. Returns the seconds blocked.
   double drain(std::string_view what);
   /// Blocks until these are done. Returns the seconds blocked.
@@ -47,21 +48,35 @@ class Executor {
   /// The oldest task that may still be running.
   TaskId oldest();
   /// Called with the lock held, as each task is taken over; short.
-  std::function<void(const Task&, double now)> on_submit;
-  /// Called with the lock held, on a thread of the executor's, after each task; short.
-  std::function<void(const Task&, double now)> on_done;
+  std::function<void(const Task&)> on_submit;
+  /// Called with the lock held, on any thread, after each task; short.
+  std::function<void(const Task&)> on_done;
 
  private:
+  /// A thread of ours that sleeps while there is nothing for it to do.
+  struct Worker {
+    std::thread thread;
+    std::condition_variable wakes;
+    bool asleep = false;
+  };
+
+  template <class Predicate>
+  void sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, Predicate ready);
+  void wake();
+  void wake_all();
   void issue_loop();
   void cpu_loop();
   TaskId next_device_task() const;
+  TaskId next_cpu_task() const;
   bool may_start() const;
   bool idle() const;
   void issue(std::unique_lock<std::mutex>& lock, TaskId id);
   void complete(TaskId id, std::exception_ptr error);
+  void finish(TaskId id, std::exception_ptr error);
   void fail(std::exception_ptr error);
   template <class Predicate>
-  double wait(std::unique_lock<std::mutex>& lock, std::string_view what, Predicate done);
+  double wait(std::unique_lock<std::mutex>& lock, std::string_view what, int layer, Predicate done);
+  void watch(double& last_progress, std::uint64_t& seen, std::string_view what, int layer);
   Event new_event();
   StreamView stream_of(Lane lane) const;
 
@@ -73,8 +88,8 @@ class Executor {
   bool overlap_;
 
   std::mutex mutex_;
-  std::condition_variable progress_;  ///< something was issued, done, or failed
-  std::condition_variable work_;      ///< something may have become ready
+  std::condition_variable progress_;  ///< what the caller waits for has come, or something failed
+  std::function<bool()> wanted_;      ///< what the caller waits for; empty while it does not
   TaskGraph graph_;
   std::vector<Event> spare_events_;
   std::array<int, lane_count> in_flight_{};
@@ -87,8 +102,8 @@ class Executor {
   Stream to_device_;
   Stream to_host_;
   Stream compute_;
-  std::thread issuer_;
-  std::thread cpu_worker_;
+  Worker issuer_;
+  Worker cpu_worker_;
 };
 
 }  // namespace tandem

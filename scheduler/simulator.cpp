@@ -64,8 +64,8 @@ class Simulator {
   };
   /// One piece of the caller's work on its stream.
   struct Compute {
-    std::vector<TaskId> dependencies;
-    std::vector<TaskId> ends;  ///< the caller's tasks that are done with it
+    std::vector<TaskId> begins;  ///< the caller's tasks whose dependencies its stream waits for
+    std::vector<TaskId> ends;    ///< ... that are done with it
     int layer = 0;
     bool backward = false;
     double seconds = 0.0;
@@ -78,15 +78,14 @@ class Simulator {
   bool act(const Action& action);
   void queue_compute(int layer, bool backward, double seconds);
   void end_with_last_compute(TaskId id);
-  bool all_issued(const std::vector<TaskId>& ids) const;
-  bool all_done(const std::vector<TaskId>& ids) const;
+  bool may_begin(TaskId id);
+  bool may_run(const Compute& compute) const;
   bool issue();
   bool start_heads();
   void start(Flight& flight, TaskId id, const TaskCost& cost);
   void pass_time();
   void finish(Lane lane);
   void finish_compute();
-  void mark_done(TaskId id);
   bool finished() const { return action_ == walk_.size() && graph_.empty() && computes_.empty(); }
 
   const ParameterLayout& layout_;
@@ -98,8 +97,7 @@ class Simulator {
   const std::vector<Action> walk_;
 
   TaskGraph graph_;
-  std::vector<Event> no_events_;
-  std::vector<Task> tasks_;
+  TaskList tasks_;
   std::array<std::deque<TaskId>, lane_count> queues_;  ///< issued to streams, the running one first
   std::array<Flight, lane_count> flights_;
   std::deque<Compute> computes_;
@@ -107,9 +105,9 @@ class Simulator {
   std::size_t action_ = 0;
   bool blocked_ = false;  ///< in the middle of `walk_[action_]`
   double blocked_since_ = 0.0;
-  std::vector<TaskId> waits_for_;     ///< of the caller's thread: to be issued
-  std::vector<TaskId> stream_waits_;  ///< of the caller's stream, before its next compute: to be done
-  double zero_seconds_ = 0.0;         ///< of fresh gradient buffers, before the next compute
+  TaskId begins_ = no_task;    ///< the caller's task that its thread wants to begin
+  std::vector<TaskId> begun_;  ///< ... that it has begun since its last compute
+  double zero_seconds_ = 0.0;  ///< of fresh gradient buffers, before the next compute
   Visit visit_;
   GradientVisit gradients_;
 
@@ -123,7 +121,7 @@ class Simulator {
 /// Walks one step without time, so that buffers and histories are those of the steady state. Returns the id
 /// of the next task.
 TaskId Simulator::warm_up() {
-  std::vector<Task> tasks;
+  TaskList tasks;
   unfolder_.begin_step(options_.micro_batches);
   unfolder_.prefetch(tasks);
   for (const Action& action : walk_) {
@@ -140,7 +138,7 @@ TaskId Simulator::warm_up() {
         unfolder_.prefetch(tasks);
         break;
       case Action::Kind::commit:
-        unfolder_.commit(action.layer, gradients_, tasks);
+        unfolder_.commit(gradients_, tasks);
         break;
       case Action::Kind::compute_forward:
       case Action::Kind::compute_backward:
@@ -191,7 +189,7 @@ void Simulator::begin_step() {
 
 void Simulator::submit() {
   result_.tasks += static_cast<std::int64_t>(tasks_.size());
-  for (Task& task : tasks_) graph_.add(std::move(task), Event());
+  for (std::size_t i = 0; i < tasks_.size(); ++i) graph_.add(tasks_[i], tasks_.dependencies(i));
   tasks_.clear();
 }
 
@@ -206,7 +204,7 @@ bool Simulator::advance_caller() {
       blocked_since_ = now_;
     }
     if (blocked_) {
-      if (!all_issued(waits_for_)) return moved;
+      if (graph_.node(begins_).waiting_for > 0) return moved;
       if (walk_[action_].kind == Action::Kind::fetch) result_.exposed_update_seconds += now_ - blocked_since_;
       blocked_ = false;
     }
@@ -224,9 +222,7 @@ bool Simulator::act(const Action& action) {
       visit_ = unfolder_.visit(action.layer, tasks_);
       unfolder_.prefetch(tasks_);
       submit();
-      waits_for_ = visit_.dependencies;
-      stream_waits_.insert(stream_waits_.end(), waits_for_.begin(), waits_for_.end());
-      return all_issued(waits_for_);
+      return may_begin(visit_.id);
     case Action::Kind::gradients:
       gradients_ = unfolder_.gradients(action.layer, tasks_);
       submit();
@@ -235,9 +231,7 @@ bool Simulator::act(const Action& action) {
         const auto elements = static_cast<double>(layout_.layer(place.layer).state_elements);
         zero_seconds_ += costs_.zero_seconds(elements * sizeof(float));
       }
-      waits_for_ = gradients_.dependencies;
-      stream_waits_.insert(stream_waits_.end(), waits_for_.begin(), waits_for_.end());
-      return all_issued(waits_for_);
+      return may_begin(gradients_.id);
     case Action::Kind::compute_forward:
       queue_compute(action.layer, false, seconds.forward);
       return true;
@@ -250,33 +244,36 @@ bool Simulator::act(const Action& action) {
       unfolder_.prefetch(tasks_);
       submit();
       return true;
-    case Action::Kind::commit: {
-      const TaskId id = unfolder_.commit(action.layer, gradients_, tasks_);
+    case Action::Kind::commit:
+      unfolder_.commit(gradients_, tasks_);
       submit();
-      end_with_last_compute(id);
+      end_with_last_compute(gradients_.id);
       return true;
-    }
   }
   return true;
 }
 
 void Simulator::queue_compute(int layer, bool backward, double seconds) {
-  computes_.push_back({std::exchange(stream_waits_, {}), {}, layer, backward, seconds + zero_seconds_});
+  computes_.push_back({std::exchange(begun_, {}), {}, layer, backward, seconds + zero_seconds_});
   zero_seconds_ = 0.0;
 }
 
 /// The caller's thread has queued all work of its task: issued, and done when its stream gets there.
 void Simulator::end_with_last_compute(TaskId id) {
   computes_.back().ends.push_back(id);
-  graph_.mark_issued(id, now_);
+  graph_.mark_issued(id);
 }
 
-bool Simulator::all_issued(const std::vector<TaskId>& ids) const {
-  return std::all_of(ids.begin(), ids.end(), [&](TaskId id) { return !graph_.known(id) || graph_.node(id).issued; });
+/// Its stream will wait until what the task depends on is done; the thread only until it is issued.
+bool Simulator::may_begin(TaskId id) {
+  begins_ = id;
+  begun_.push_back(id);
+  return graph_.node(id).waiting_for == 0;
 }
 
-bool Simulator::all_done(const std::vector<TaskId>& ids) const {
-  return std::all_of(ids.begin(), ids.end(), [&](TaskId id) { return !graph_.known(id) || graph_.node(id).done; });
+bool Simulator::may_run(const Compute& compute) const {
+  return std::all_of(compute.begins.begin(), compute.begins.end(),
+                     [&](TaskId id) { return graph_.dependencies_done(id); });
 }
 
 // -- lanes -----------------------------------------------------------------------------------------------
@@ -291,7 +288,7 @@ bool Simulator::issue() {
       if (id == no_task) break;
       graph_.take(lane);
       queue.push_back(id);
-      graph_.mark_issued(id, now_);
+      graph_.mark_issued(id);
       moved = true;
     }
   }
@@ -309,7 +306,7 @@ bool Simulator::start_heads() {
     const auto& queue = queues_[static_cast<std::size_t>(lane)];
     if (flight.running || queue.empty()) continue;
     const Task& task = graph_.node(queue.front()).task;
-    if (!all_done(task.dependencies)) continue;
+    if (!graph_.dependencies_done(task.id)) continue;
     start(flight, task.id, costs_.of(task, sums));
     moved = true;
   }
@@ -321,7 +318,7 @@ bool Simulator::start_heads() {
     moved = true;
   }
   Flight& caller = flights_[static_cast<std::size_t>(Lane::caller)];
-  if (!caller.running && !computes_.empty() && all_done(computes_.front().dependencies)) {
+  if (!caller.running && !computes_.empty() && may_run(computes_.front())) {
     const Compute& next = computes_.front();
     if (next.backward && backward_since_ < 0.0) backward_since_ = now_;
     start(caller, no_task, costs_.compute(next.seconds));
@@ -369,7 +366,7 @@ void Simulator::finish(Lane lane) {
   }
   if (is_update(task.kind) && --updates_left_ == 0) update_end_ = now_;
   if (lane != Lane::cpu) queues_[static_cast<std::size_t>(lane)].pop_front();
-  mark_done(flight.id);
+  graph_.mark_done(flight.id);
 }
 
 void Simulator::finish_compute() {
@@ -380,13 +377,7 @@ void Simulator::finish_compute() {
                          fmt::format("{} {}", done.backward ? "backward" : "forward", layout_.layer(done.layer).name),
                          flights_[static_cast<std::size_t>(Lane::caller)].begin, now_);
   }
-  for (const TaskId id : done.ends) mark_done(id);
-}
-
-void Simulator::mark_done(TaskId id) {
-  graph_.mark_done(id);
-  graph_.retire(no_events_);
-  no_events_.clear();
+  for (const TaskId id : done.ends) graph_.mark_done(id);
 }
 
 }  // namespace

@@ -61,6 +61,30 @@ std::string Task::text(std::string_view layer_name) const {
   return fmt::format("{} {} [{}, {})", name_of(kind), layer_name, begin, end);
 }
 
+Task& TaskList::add(const Task& task) {
+  first_dependency_.push_back(dependencies_.size());
+  return tasks_.emplace_back(task);
+}
+
+void TaskList::depends_on(TaskId first) {
+  if (first != no_task) dependencies_.push_back(first);
+}
+
+void TaskList::depends_on(std::span<const TaskId> first) {
+  dependencies_.insert(dependencies_.end(), first.begin(), first.end());
+}
+
+std::span<const TaskId> TaskList::dependencies(std::size_t i) const {
+  const std::size_t end = i + 1 < size() ? first_dependency_[i + 1] : dependencies_.size();
+  return std::span(dependencies_).subspan(first_dependency_[i], end - first_dependency_[i]);
+}
+
+void TaskList::clear() noexcept {
+  tasks_.clear();
+  first_dependency_.clear();
+  dependencies_.clear();
+}
+
 bool is_update(TaskKind kind) noexcept {
   switch (kind) {
     case TaskKind::load_state:
@@ -69,8 +93,10 @@ bool is_update(TaskKind kind) noexcept {
     case TaskKind::update_resident:
     case TaskKind::store_weights:
     case TaskKind::update_cpu:
-    case TaskKind::push_weights: return true;
-    default: return false;
+    case TaskKind::push_weights:
+      return true;
+    default:
+      return false;
   }
 }
 

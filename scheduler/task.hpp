@@ -1,7 +1,9 @@
 #pragma once
 // What a plan unfolds into: tasks with a resource, dependencies and bytes, and no closures. The executor
 // binds them to streams and workers, the simulator to durations.
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,11 +55,35 @@ struct Task {
   bool first_micro = true;  ///< of the step's micro-batches
   bool last_micro = true;
   std::uint64_t bytes = 0;  ///< across the link
-  std::vector<TaskId> dependencies;
 
   std::int64_t count() const noexcept { return end - begin; }
   /// "flush_gradient h.3 [0, 65536)".
   std::string text(std::string_view layer_name) const;
+};
+
+/// Tasks in the order in which they are emitted, each with what it depends on. Cleared and filled again, it
+/// allocates nothing: it is as large as it has been.
+class TaskList {
+ public:
+  /// The new last task.
+  Task& add(const Task& task);
+  /// What the last task depends on; `no_task` is nothing.
+  void depends_on(TaskId first);
+  void depends_on(std::span<const TaskId> first);
+  std::span<const TaskId> dependencies(std::size_t i) const;
+
+  std::size_t size() const noexcept { return tasks_.size(); }
+  bool empty() const noexcept { return tasks_.empty(); }
+  const Task& operator[](std::size_t i) const { return tasks_[i]; }
+  const Task& back() const { return tasks_.back(); }
+  auto begin() const noexcept { return tasks_.begin(); }
+  auto end() const noexcept { return tasks_.end(); }
+  void clear() noexcept;
+
+ private:
+  std::vector<Task> tasks_;
+  std::vector<std::size_t> first_dependency_;  ///< by task: where its own begin; they end where the next one's do
+  std::vector<TaskId> dependencies_;
 };
 
 }  // namespace tandem

@@ -5,29 +5,33 @@
 #include "core/error.hpp"
 
 namespace tandem {
+namespace {
 
-bool TaskGraph::needs_done(const Task& first, const Task& second) noexcept {
+bool needs_done(const Task& first, const Task& second) noexcept {
   return first.lane == Lane::cpu || second.lane == Lane::cpu;
 }
 
-void TaskGraph::add(Task task, Event event) {
+}  // namespace
+
+void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies) {
   if (task.id != end()) throw MisuseError("tasks must be added in the order of their ids");
   TaskNode added;
-  added.event = std::move(event);
-  // The caller waits for its own tasks' dependencies itself.
-  if (task.lane != Lane::caller) {
-    for (const TaskId d : task.dependencies) {
-      if (!known(d)) continue;
-      TaskNode& first = node(d);
-      const bool by_done = needs_done(first.task, task);
-      if (by_done ? first.done : first.issued) continue;
-      (by_done ? first.after_done : first.after_issue).push_back(task.id);
+  added.task = task;
+  added.first_edge = edges_.end();
+  for (const TaskId d : dependencies) {
+    if (done(d)) continue;
+    TaskNode& first = node(d);
+    const bool by_done = needs_done(first.task, task);
+    Edge edge{d, task.id, no_edge};
+    if (by_done || !first.issued) {
+      EdgeId& list = by_done ? first.after_done : first.after_issue;
+      edge.next = std::exchange(list, edges_.end());
       ++added.waiting_for;
     }
+    edges_.push(edge);
   }
-  added.task = std::move(task);
-  nodes_.push_back(std::move(added));
-  if (nodes_.back().waiting_for == 0) make_ready(nodes_.back());
+  const TaskNode& node = nodes_.push(std::move(added));
+  if (node.waiting_for == 0) make_ready(node);
 }
 
 void TaskGraph::make_ready(const TaskNode& node) {
@@ -35,27 +39,29 @@ void TaskGraph::make_ready(const TaskNode& node) {
   ready_[static_cast<std::size_t>(node.task.lane)].emplace(node.task.priority, node.task.id);
 }
 
-void TaskGraph::release(const std::vector<TaskId>& waiters) {
-  for (const TaskId w : waiters) {
-    TaskNode& waiter = node(w);
+/// Those in the list wait for one task less.
+void TaskGraph::release(EdgeId& list) {
+  for (EdgeId e = std::exchange(list, no_edge); e != no_edge; e = edges_[e].next) {
+    TaskNode& waiter = node(edges_[e].second);
     if (--waiter.waiting_for == 0) make_ready(waiter);
   }
 }
 
-void TaskGraph::mark_issued(TaskId id, double now) {
+void TaskGraph::mark_issued(TaskId id) {
   TaskNode& n = node(id);
   n.issued = true;
-  n.issued_at = now;
   release(n.after_issue);
-  n.after_issue.clear();
 }
 
 void TaskGraph::mark_done(TaskId id) {
+  mark_issued(id);
   TaskNode& n = node(id);
-  if (!n.issued) mark_issued(id, n.issued_at);
   n.done = true;
   release(n.after_done);
-  n.after_done.clear();
+  TaskId oldest = begin();
+  while (known(oldest) && node(oldest).done) ++oldest;
+  edges_.pop_before(known(oldest) ? node(oldest).first_edge : edges_.end());
+  nodes_.pop_before(oldest);
 }
 
 TaskId TaskGraph::ready(Lane lane) const {
@@ -65,12 +71,10 @@ TaskId TaskGraph::ready(Lane lane) const {
 
 void TaskGraph::take(Lane lane) { ready_[static_cast<std::size_t>(lane)].pop(); }
 
-void TaskGraph::retire(std::vector<Event>& events) {
-  while (!nodes_.empty() && nodes_.front().done) {
-    events.push_back(std::move(nodes_.front().event));
-    nodes_.pop_front();
-    ++base_;
-  }
+bool TaskGraph::dependencies_done(TaskId id) const {
+  bool all = true;
+  for_unfinished(id, [&](const TaskNode&) { all = false; });
+  return all;
 }
 
 std::string TaskGraph::who_waits(const ParameterLayout& layout) const {
@@ -78,17 +82,16 @@ std::string TaskGraph::who_waits(const ParameterLayout& layout) const {
   std::string text;
   int count = 0;
   const auto name = [&](const Task& t) { return t.text(t.layer >= 0 ? layout.layer(t.layer).name : "-"); };
-  for (const TaskNode& n : nodes_) {
-    if (n.done || count == shown) continue;
+  for (TaskId id = begin(); id < end() && count < shown; ++id) {
+    const TaskNode& n = node(id);
+    if (n.done) continue;
     ++count;
     if (!text.empty()) text += "; ";
     text += fmt::format("{} ({})", name(n.task), n.issued ? "queued, not finished" : name_of(n.task.lane));
     if (n.issued) continue;
-    for (const TaskId d : n.task.dependencies) {
-      if (!known(d) || node(d).done) continue;
-      text += " waits for " + name(node(d).task);
-      break;
-    }
+    const Task* first = nullptr;
+    for_unfinished(id, [&](const TaskNode& f) { first = first == nullptr ? &f.task : first; });
+    if (first != nullptr) text += " waits for " + name(*first);
   }
   return text.empty() ? "nothing is pending" : text;
 }

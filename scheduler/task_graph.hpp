@@ -1,15 +1,18 @@
 #pragma once
 // Which tasks are pending, which are ready, and who waits for whom. Plain bookkeeping without threads or
-// locks: the executor guards it, the simulator drives it in virtual time.
+// locks: the executor guards it, the simulator drives it in virtual time. It allocates only while more is in
+// flight than ever before.
 #include <array>
 #include <cstdint>
-#include <deque>
 #include <queue>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/device.hpp"
 #include "core/parameter_layout.hpp"
+#include "scheduler/ring.hpp"
 #include "scheduler/task.hpp"
 
 namespace tandem {
@@ -20,44 +23,64 @@ constexpr int queued_ahead = 3;
 /// Lanes served by a stream of the device, in the order in which ready tasks are queued.
 inline constexpr std::array device_lanes{Lane::host_to_device, Lane::device_to_host, Lane::device};
 
-/// A task in flight. A device task is *issued* once queued on its stream with `event` recorded behind
-/// it, and *done* when the stream has passed it; a CPU task is both at once.
+/// Number of a dependency among all there ever were.
+using EdgeId = std::int64_t;
+constexpr EdgeId no_edge = -1;
+
+/// One dependency: `second` waits for `first`. In a list of all that wait for `first` to get as far.
+struct Edge {
+  TaskId first = no_task;
+  TaskId second = no_task;
+  EdgeId next = no_edge;
+};
+
+/// A task in flight. A device task is *issued* once queued on its stream with an event recorded behind it, and
+/// *done* when the stream has passed it; a CPU task is both at once.
 struct TaskNode {
   Task task;
-  Event event;
+  Event event;  ///< recorded behind it, while it is issued and not done; of the executor's
   bool issued = false;
   bool done = false;
-  double issued_at = 0.0;
-  int waiting_for = 0;              ///< dependencies not yet as far as this task needs them
-  std::vector<TaskId> after_issue;  ///< who becomes readier when it is issued
-  std::vector<TaskId> after_done;   ///< ... and when it is done
+  double issued_at = 0.0;        ///< kept by the executor where there is a trace
+  int waiting_for = 0;           ///< dependencies not yet as far as this task needs them
+  EdgeId first_edge = no_edge;   ///< its own dependencies are those from here to where the next task's begin
+  EdgeId after_issue = no_edge;  ///< the list of those who become readier when it is issued
+  EdgeId after_done = no_edge;   ///< ... and when it is done
 };
 
 /// Between two tasks of device lanes a dependency is met once the first is issued: the second's stream
-/// waits for its event. Where one side is the CPU, it is met when the first is done.
+/// waits for its event. Where one side is the CPU, it is met when the first is done. A caller's task waits as
+/// one of a device lane would, but is never among the ready ones: the caller begins it.
 class TaskGraph {
  public:
   /// `first` is the id of the first task to be added; those before it count as done.
-  explicit TaskGraph(TaskId first = 0) : base_(first) {}
+  explicit TaskGraph(TaskId first = 0) : nodes_(first) {}
 
-  /// Adds a task whose id is the next one. `event` is recorded behind it. Dependencies that are gone are met.
-  void add(Task task, Event event);
-  void mark_issued(TaskId id, double now);
+  /// Adds a task whose id is the next one. Dependencies that are gone are met.
+  void add(const Task& task, std::span<const TaskId> dependencies);
+  /// Once or more often.
+  void mark_issued(TaskId id);
+  /// Once; issued or not. The task is forgotten once all before it are done.
   void mark_done(TaskId id);
 
   /// The readiest task of a lane, or no_task. `take` removes it from the ready ones.
   TaskId ready(Lane lane) const;
   void take(Lane lane);
 
-  bool known(TaskId id) const noexcept { return id >= base_ && id < end(); }
-  TaskNode& node(TaskId id) { return nodes_.at(static_cast<std::size_t>(id - base_)); }
-  const TaskNode& node(TaskId id) const { return nodes_.at(static_cast<std::size_t>(id - base_)); }
-  /// Removes done tasks from the front and hands back their events.
-  void retire(std::vector<Event>& events);
+  bool known(TaskId id) const noexcept { return nodes_.holds(id); }
+  /// Of a known task. Valid until the next `add`.
+  TaskNode& node(TaskId id) { return nodes_[id]; }
+  const TaskNode& node(TaskId id) const { return nodes_[id]; }
+  bool done(TaskId id) const noexcept { return !known(id) || node(id).done; }
+  /// Calls `call(const TaskNode&)` for each task that a known one depends on and that is not done.
+  template <class Call>
+  void for_unfinished(TaskId id, Call call) const;
+  bool dependencies_done(TaskId id) const;
 
   bool empty() const noexcept { return nodes_.empty(); }
-  TaskId base() const noexcept { return base_; }
-  TaskId end() const noexcept { return base_ + static_cast<TaskId>(nodes_.size()); }
+  /// The oldest task that may not be done, and the id of the next one to be added.
+  TaskId begin() const noexcept { return nodes_.begin(); }
+  TaskId end() const noexcept { return nodes_.end(); }
   /// "fetch_weights h.3 waits for update_cpu h.3", a few of them, for the watchdog's message.
   std::string who_waits(const ParameterLayout& layout) const;
 
@@ -65,13 +88,21 @@ class TaskGraph {
   using Entry = std::pair<int, TaskId>;  // priority, id: the smaller first
   using Ready = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
 
-  void release(const std::vector<TaskId>& waiters);
+  void release(EdgeId& list);
   void make_ready(const TaskNode& node);
-  static bool needs_done(const Task& first, const Task& second) noexcept;
+  EdgeId end_of_edges(TaskId id) const { return known(id + 1) ? node(id + 1).first_edge : edges_.end(); }
 
-  std::deque<TaskNode> nodes_;
-  TaskId base_;
+  Ring<TaskNode> nodes_;
+  Ring<Edge> edges_;  ///< in the order of the tasks that wait
   std::array<Ready, lane_count> ready_;
 };
+
+template <class Call>
+void TaskGraph::for_unfinished(TaskId id, Call call) const {
+  for (EdgeId e = node(id).first_edge; e < end_of_edges(id); ++e) {
+    const TaskId first = edges_[e].first;
+    if (!done(first)) call(node(first));
+  }
+}
 
 }  // namespace tandem

@@ -1,7 +1,5 @@
 #include "scheduler/traffic.hpp"
 
-#include <vector>
-
 #include "scheduler/unfold.hpp"
 
 namespace tandem {
@@ -16,7 +14,7 @@ class Count {
     unfolder_.prefetch(tasks_);
     if (backward) {
       const GradientVisit gradients = unfolder_.gradients(layer, tasks_);
-      unfolder_.commit(layer, gradients, tasks_);
+      unfolder_.commit(gradients, tasks_);
     }
     unfolder_.release(visit);
     unfolder_.prefetch(tasks_);
@@ -32,12 +30,12 @@ class Count {
     tasks_.clear();
   }
 
-  std::vector<Task>& tasks() { return tasks_; }
+  TaskList& tasks() { return tasks_; }
   Traffic traffic;
 
  private:
   Unfolder& unfolder_;
-  std::vector<Task> tasks_;
+  TaskList tasks_;
 };
 
 }  // namespace

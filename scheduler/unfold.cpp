@@ -32,12 +32,14 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
     : layout_(layout), plan_(plan), next_id_(begin.next_id), step_(begin.steps - 1) {
   layers_.resize(static_cast<std::size_t>(layout.layer_count()));
   for (int l = 0; l < layout.layer_count(); ++l) {
-    LayerState& state = layers_[static_cast<std::size_t>(l)];
+    LayerState& state = state_of(l);
+    state.touched.push_back(l);
     state.touchers.push_back(l);
     if (layout.layer(l).state_elements > 0) ++layers_to_commit_;
     for (const int owner : layout.layer(l).borrows) {
-      ++layers_[static_cast<std::size_t>(owner)].contributors;
-      layers_[static_cast<std::size_t>(owner)].touchers.push_back(l);
+      state.touched.push_back(owner);
+      ++state_of(owner).contributors;
+      state_of(owner).touchers.push_back(l);
     }
   }
   subgroups_.resize(plan.subgroups.size());
@@ -52,8 +54,8 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
     weight_buffers_.insert(weight_buffers_.end(), static_cast<std::size_t>(size.weight_buffers), empty);
     gradient_buffers_.insert(gradient_buffers_.end(), static_cast<std::size_t>(size.gradient_buffers), empty);
   }
-  staging_users_.resize(static_cast<std::size_t>(plan.staging_pieces));
-  state_buffer_users_.resize(static_cast<std::size_t>(plan.state_buffers));
+  staging_users_.resize(static_cast<std::size_t>(plan.staging_pieces), no_task);
+  state_buffer_users_.resize(static_cast<std::size_t>(plan.state_buffers), no_task);
 }
 
 std::int64_t Unfolder::weight_buffer_elements(int buffer) const {
@@ -66,15 +68,12 @@ std::int64_t Unfolder::gradient_buffer_elements(int buffer) const {
   return plan_.size_classes[static_cast<std::size_t>(c)].gradient_elements;
 }
 
-Task& Unfolder::emit(std::vector<Task>& out, TaskKind kind, Lane lane, int priority, int layer) {
-  Task& task = out.emplace_back();
-  task.id = next_id_++;
-  task.kind = kind;
-  task.lane = lane;
+Task& Unfolder::emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer) {
+  Task task;
   task.priority = priority;
   task.layer = layer;
   task.step = step_;
-  return task;
+  return emit_like(out, task, kind, lane);
 }
 
 void Unfolder::begin_step(int micro_batches, bool update_in_backward) {
@@ -126,7 +125,7 @@ int Unfolder::distance_to(int layer) const noexcept {
   return nearest;
 }
 
-int Unfolder::acquire_weight_buffer(int layer, bool only_idle, std::vector<Task>& out) {
+int Unfolder::acquire_weight_buffer(int layer, bool only_idle, TaskList& out) {
   const int size_class = plan_.layers[static_cast<std::size_t>(layer)].size_class;
   int best = -1;
   int best_distance = -1;
@@ -149,7 +148,7 @@ int Unfolder::acquire_weight_buffer(int layer, bool only_idle, std::vector<Task>
   return best;
 }
 
-void Unfolder::load(int layer, int index, std::vector<Task>& out) {
+void Unfolder::load(int layer, int index, TaskList& out) {
   Buffer& buffer = weight_buffers_[static_cast<std::size_t>(index)];
   LayerState& state = layers_[static_cast<std::size_t>(layer)];
   if (buffer.layer >= 0) layers_[static_cast<std::size_t>(buffer.layer)].weight_buffer = -1;
@@ -157,9 +156,9 @@ void Unfolder::load(int layer, int index, std::vector<Task>& out) {
   fetch.end = layout_.layer(layer).elements;
   fetch.buffer = index;
   fetch.bytes = static_cast<std::uint64_t>(fetch.end) * 2;
-  append(fetch.dependencies, buffer.users);
-  if (buffer.filled_by != no_task) fetch.dependencies.push_back(buffer.filled_by);
-  append(fetch.dependencies, state.weight_writers);
+  out.depends_on(buffer.users);
+  out.depends_on(buffer.filled_by);
+  out.depends_on(state.weight_writers);
   buffer.layer = layer;
   buffer.filled_by = fetch.id;
   buffer.users.clear();
@@ -168,22 +167,25 @@ void Unfolder::load(int layer, int index, std::vector<Task>& out) {
   state.visits.push_back(fetch.id);
 }
 
-Visit Unfolder::visit(int layer, std::vector<Task>& out) {
+Visit Unfolder::visit(int layer, TaskList& out) {
   if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
   position_ = layer;
-  Visit visit;
-  std::vector<int> needed{layer};
-  for (const int owner : layout_.layer(layer).borrows) needed.push_back(owner);
+  const std::vector<int>& needed = state_of(layer).touched;
   // Buffers already valid are held first, so that loading one layer cannot push out another of this visit.
+  const auto hold_valid = [&](int by) {
+    for (const int l : needed) {
+      const int b = state_of(l).weight_buffer;
+      if (b >= 0) weight_buffers_[static_cast<std::size_t>(b)].holders += by;
+    }
+  };
+  hold_valid(1);
+  Visit visit;
+  before_.clear();
   for (const int l : needed) {
-    const int b = layers_[static_cast<std::size_t>(l)].weight_buffer;
-    if (b >= 0) ++weight_buffers_[static_cast<std::size_t>(b)].holders;
-  }
-  for (const int l : needed) {
-    LayerState& state = layers_[static_cast<std::size_t>(l)];
+    const LayerState& state = state_of(l);
     if (plan_.layers[static_cast<std::size_t>(l)].resident) {
-      append(visit.dependencies, state.weight_writers);
-      visit.weights.push_back({l, -1});
+      append(before_, state.weight_writers);
+      visit.weights.add({l, -1});
       continue;
     }
     int b = state.weight_buffer;
@@ -191,25 +193,21 @@ Visit Unfolder::visit(int layer, std::vector<Task>& out) {
       try {
         b = acquire_weight_buffer(l, false, out);
       } catch (...) {
-        for (const int held : needed) {
-          const int h = layers_[static_cast<std::size_t>(held)].weight_buffer;
-          if (h >= 0) --weight_buffers_[static_cast<std::size_t>(h)].holders;
-        }
+        hold_valid(-1);
         throw;
       }
       ++weight_buffers_[static_cast<std::size_t>(b)].holders;
     }
-    visit.dependencies.push_back(weight_buffers_[static_cast<std::size_t>(b)].filled_by);
-    visit.weights.push_back({l, b});
+    before_.push_back(weight_buffers_[static_cast<std::size_t>(b)].filled_by);
+    visit.weights.add({l, b});
   }
-  Task& task = emit(out, TaskKind::visit, Lane::caller, priority_fetch, layer);
-  task.dependencies = visit.dependencies;
-  visit.id = task.id;
+  visit.id = emit(out, TaskKind::visit, Lane::caller, priority_fetch, layer).id;
+  out.depends_on(before_);
   for (const WeightPlace& place : visit.weights) {
     if (place.buffer >= 0) {
       weight_buffers_[static_cast<std::size_t>(place.buffer)].users.push_back(visit.id);
     } else {
-      layers_[static_cast<std::size_t>(place.layer)].visits.push_back(visit.id);
+      state_of(place.layer).visits.push_back(visit.id);
     }
   }
   ++open_visits_;
@@ -224,17 +222,15 @@ void Unfolder::release(const Visit& visit) {
   }
 }
 
-void Unfolder::prefetch(std::vector<Task>& out) {
+void Unfolder::prefetch(TaskList& out) {
   if (direction_ == Direction::none) return;
   const int last = layout_.layer_count() - 1;
   const int step = direction_ == Direction::backward ? -1 : 1;
   int missing_budget = weight_buffer_count();
   for (int l = position_ + step; l >= 0 && l <= last && missing_budget > 0; l += step) {
-    std::vector<int> wanted{l};
-    for (const int owner : layout_.layer(l).borrows) wanted.push_back(owner);
-    for (const int w : wanted) {
+    for (const int w : state_of(l).touched) {
       if (plan_.layers[static_cast<std::size_t>(w)].resident) continue;
-      if (layers_[static_cast<std::size_t>(w)].weight_buffer >= 0) continue;
+      if (state_of(w).weight_buffer >= 0) continue;
       --missing_budget;
       acquire_weight_buffer(w, true, out);
     }
@@ -267,33 +263,33 @@ int Unfolder::acquire_gradient_buffer(int layer) {
   return best;
 }
 
-GradientVisit Unfolder::gradients(int layer, std::vector<Task>&) {
+GradientVisit Unfolder::gradients(int layer, TaskList& out) {
   if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
   GradientVisit visit;
-  std::vector<int> touched{layer};
-  for (const int owner : layout_.layer(layer).borrows) touched.push_back(owner);
-  for (const int l : touched) {
+  before_.clear();
+  for (const int l : state_of(layer).touched) {
     if (layout_.layer(l).state_elements == 0) continue;
-    LayerState& state = layers_[static_cast<std::size_t>(l)];
+    const LayerState& state = state_of(l);
     if (state.commits >= state.contributors) {
       throw MisuseError("gradients of layer " + layout_.layer(l).name + " are already committed in this micro-batch");
     }
     const bool fresh = state.gradient_buffer < 0;
     const int b = fresh ? acquire_gradient_buffer(l) : state.gradient_buffer;
-    if (fresh) append(visit.dependencies, gradient_buffers_[static_cast<std::size_t>(b)].users);
+    if (fresh) append(before_, gradient_buffers_[static_cast<std::size_t>(b)].users);
     // A second contributor adds to what the first has written.
-    append(visit.dependencies, state.commit_tasks);
-    visit.gradients.push_back({l, b, fresh});
+    append(before_, state.commit_tasks);
+    visit.gradients.add({l, b, fresh});
   }
+  visit.id = emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
+  out.depends_on(before_);
   if (!visit.gradients.empty()) direction_ = Direction::backward;
   return visit;
 }
 
-TaskId Unfolder::commit(int layer, const GradientVisit& visit, std::vector<Task>& out) {
-  const TaskId commit = emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
+void Unfolder::commit(const GradientVisit& visit, TaskList& out) {
   for (const GradientPlace& place : visit.gradients) {
-    LayerState& state = layers_[static_cast<std::size_t>(place.layer)];
-    state.commit_tasks.push_back(commit);
+    LayerState& state = state_of(place.layer);
+    state.commit_tasks.push_back(visit.id);
     if (++state.commits == state.contributors) {
       send_gradient(place.layer, out);
       ++layers_committed_;
@@ -302,17 +298,14 @@ TaskId Unfolder::commit(int layer, const GradientVisit& visit, std::vector<Task>
   }
   // A layer without state may be committed too, even behind the last one that counts.
   if (!visit.gradients.empty() && layers_committed_ == layers_to_commit_) finish_micro_batch();
-  return commit;
 }
 
-TaskId Unfolder::abandon(int layer, const GradientVisit& visit, std::vector<Task>& out) {
-  const TaskId end = emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
+void Unfolder::abandon(const GradientVisit& visit) {
   for (const GradientPlace& place : visit.gradients) {
     Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(place.buffer)];
-    buffer.users = {end};
-    append(buffer.users, layers_[static_cast<std::size_t>(place.layer)].commit_tasks);
+    buffer.users = {visit.id};
+    append(buffer.users, state_of(place.layer).commit_tasks);
   }
-  return end;
 }
 
 void Unfolder::finish_micro_batch() {
@@ -349,13 +342,15 @@ void Unfolder::for_pieces(int subgroup, Body body) const {
   }
 }
 
-void Unfolder::send_gradient(int layer, std::vector<Task>& out) {
-  LayerState& state = layers_[static_cast<std::size_t>(layer)];
+void Unfolder::send_gradient(int layer, TaskList& out) {
+  LayerState& state = state_of(layer);
   Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(state.gradient_buffer)];
-  std::vector<TaskId> readers;
+  buffer.users.clear();
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
     // Whoever still uses the final gradient of the micro-batch or step before.
-    const std::vector<TaskId> before = std::exchange(subgroups_[static_cast<std::size_t>(s)].gradient_users, {});
+    std::vector<TaskId>& users = subgroups_[static_cast<std::size_t>(s)].gradient_users;
+    before_.assign(users.begin(), users.end());
+    users.clear();
     for_pieces(s, [&](std::int64_t begin, std::int64_t end) {
       Task piece;
       piece.priority = priority_gradient;
@@ -368,62 +363,60 @@ void Unfolder::send_gradient(int layer, std::vector<Task>& out) {
       piece.first_micro = micro_ == 0;
       piece.last_micro = micro_ == micro_batches_ - 1;
       if (plan_.subgroups[static_cast<std::size_t>(s)].gradient_on_device) {
-        keep_piece(piece, state.commit_tasks, before, readers, out);
+        keep_piece(piece, out);
       } else {
-        send_piece(piece, state.commit_tasks, before, readers, out);
+        send_piece(piece, out);
       }
     });
   }
-  buffer.users = readers;
   buffer.holders = 0;
   buffer.layer = -1;
   state.gradient_buffer = -1;
 }
 
-Task& Unfolder::emit_like(std::vector<Task>& out, const Task& piece, TaskKind kind, Lane lane) {
-  Task& task = out.emplace_back(piece);
+Task& Unfolder::emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane) {
+  Task& task = out.add(piece);
   task.id = next_id_++;
   task.kind = kind;
   task.lane = lane;
   return task;
 }
 
-void Unfolder::send_piece(Task piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
-                          std::vector<TaskId>& readers, std::vector<Task>& out) {
+/// By way of staging to the host, where the final gradient is what `before_` uses.
+void Unfolder::send_piece(Task piece, TaskList& out) {
+  const LayerState& layer = state_of(piece.layer);
   piece.staging = take_staging();
-  auto& staging_users = staging_users_[static_cast<std::size_t>(piece.staging)];
-  Task& round = emit_like(out, piece, TaskKind::round_gradient, Lane::device);
-  round.dependencies = commits;
-  append(round.dependencies, staging_users);
-  const TaskId rounded = round.id;
-  readers.push_back(rounded);
+  TaskId& staging_user = staging_users_[static_cast<std::size_t>(piece.staging)];
+  const TaskId round = emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
+  out.depends_on(layer.commit_tasks);
+  out.depends_on(staging_user);
+  gradient_buffers_[static_cast<std::size_t>(piece.buffer)].users.push_back(round);
 
   Task& flush = emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
-  flush.dependencies = {rounded};
-  append(flush.dependencies, before);
   flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;
-  const TaskId flushed = flush.id;
-  staging_users = {flushed};
+  out.depends_on(round);
+  out.depends_on(before_);
+  staging_user = flush.id;
 
-  Task& fold = emit_like(out, piece, TaskKind::fold_gradient, Lane::cpu);
-  fold.dependencies = {flushed};
-  subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users.push_back(fold.id);
-  if (piece.last_micro) norm_tasks_.push_back(fold.id);
+  const TaskId fold = emit_like(out, piece, TaskKind::fold_gradient, Lane::cpu).id;
+  out.depends_on(staging_user);
+  subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users.push_back(fold);
+  if (piece.last_micro) norm_tasks_.push_back(fold);
 }
 
-void Unfolder::keep_piece(const Task& piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
-                          std::vector<TaskId>& readers, std::vector<Task>& out) {
+/// Into the final gradient on the device, which `before_` uses.
+void Unfolder::keep_piece(const Task& piece, TaskList& out) {
+  const LayerState& layer = state_of(piece.layer);
   auto& users = subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users;
-  Task& keep = emit_like(out, piece, TaskKind::keep_gradient, Lane::device);
-  keep.dependencies = commits;
-  append(keep.dependencies, before);
-  const TaskId kept = keep.id;
-  readers.push_back(kept);
-  users.push_back(kept);
+  const TaskId keep = emit_like(out, piece, TaskKind::keep_gradient, Lane::device).id;
+  out.depends_on(layer.commit_tasks);
+  out.depends_on(before_);
+  gradient_buffers_[static_cast<std::size_t>(piece.buffer)].users.push_back(keep);
+  users.push_back(keep);
   if (!piece.last_micro) return;
   Task& fetch = emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);
   fetch.bytes = static_cast<std::uint64_t>((fetch.count() + layout_quantum - 1) / layout_quantum) * sizeof(double);
-  fetch.dependencies = {kept};
+  out.depends_on(keep);
   users.push_back(fetch.id);
   norm_tasks_.push_back(fetch.id);
 }
@@ -448,17 +441,14 @@ void Unfolder::forget_before(TaskId id) {
 
 // -- updates -------------------------------------------------------------------------------------------
 
-void Unfolder::update(std::vector<Task>& out) {
+void Unfolder::update(TaskList& out) {
   if (update_in_backward_) return;
   for (int l = 0; l < layout_.layer_count(); ++l) update_layer(l, out);
 }
 
-void Unfolder::update_layer(int layer, std::vector<Task>& out) {
-  LayerState& state = layers_[static_cast<std::size_t>(layer)];
+void Unfolder::update_layer(int layer, TaskList& out) {
+  LayerState& state = state_of(layer);
   if (state.subgroup_count == 0) return;
-  // Whoever still reads the old weights: visits of residents, fetches of the host's copy.
-  const std::vector<TaskId> readers = std::exchange(state.visits, {});
-  const std::size_t first_new = out.size();
   state.weight_writers.clear();
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
     if (plan_.subgroups[static_cast<std::size_t>(s)].updater == Updater::cpu) {
@@ -467,111 +457,110 @@ void Unfolder::update_layer(int layer, std::vector<Task>& out) {
       update_on_device(s, out);
     }
   }
-  const bool resident = plan_.layers[static_cast<std::size_t>(layer)].resident;
-  for (std::size_t i = first_new; i < out.size(); ++i) {
-    if (overwrites_weights(out[i].kind, resident)) append(out[i].dependencies, readers);
-  }
+  state.visits.clear();  // who reads from now on reads new weights
   if (state.weight_buffer >= 0) {
     weight_buffers_[static_cast<std::size_t>(state.weight_buffer)].layer = -1;
     state.weight_buffer = -1;
   }
 }
 
-void Unfolder::update_on_cpu(int subgroup, std::vector<Task>& out) {
+Task& Unfolder::emit_update(TaskList& out, TaskKind kind, Lane lane, const Task& piece) {
+  Task& task = emit_like(out, piece, kind, lane);
+  // Whoever still reads the old weights: visits of residents, fetches of the host's copy.
+  const bool resident = plan_.layers[static_cast<std::size_t>(piece.layer)].resident;
+  if (overwrites_weights(kind, resident)) out.depends_on(state_of(piece.layer).visits);
+  return task;
+}
+
+/// The update of [begin, end) of a subgroup, yet without kind and lane.
+Task Unfolder::update_of(int subgroup, std::int64_t begin, std::int64_t end) const {
+  Task task;
+  task.priority = priority_update;
+  task.step = step_;
+  task.layer = plan_.subgroups[static_cast<std::size_t>(subgroup)].layer;
+  task.subgroup = subgroup;
+  task.begin = begin;
+  task.end = end;
+  return task;
+}
+
+void Unfolder::update_on_cpu(int subgroup, TaskList& out) {
   const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
   SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
-  LayerState& layer = layers_[static_cast<std::size_t>(group.layer)];
-  Task& update = emit(out, TaskKind::update_cpu, Lane::cpu, priority_update, group.layer);
-  update.subgroup = subgroup;
-  update.begin = group.begin;
-  update.end = group.end;
-  update.dependencies = users.gradient_users;
-  append(update.dependencies, users.state_users);
-  const TaskId update_id = update.id;
-  users.gradient_users = {update_id};
-  users.state_users = {update_id};
+  LayerState& layer = state_of(group.layer);
+  const Task whole = update_of(subgroup, group.begin, group.end);
+  const TaskId update = emit_update(out, TaskKind::update_cpu, Lane::cpu, whole).id;
+  out.depends_on(users.gradient_users);
+  out.depends_on(users.state_users);
+  users.gradient_users = {update};
   if (!plan_.layers[static_cast<std::size_t>(group.layer)].resident) {
-    layer.weight_writers.push_back(update_id);
+    users.state_users = {update};
+    layer.weight_writers.push_back(update);
     return;
   }
-  Task& push = emit(out, TaskKind::push_weights, Lane::host_to_device, priority_update, group.layer);
-  push.subgroup = subgroup;
-  push.begin = group.begin;
-  push.end = group.end;
+  Task& push = emit_update(out, TaskKind::push_weights, Lane::host_to_device, whole);
   push.bytes = static_cast<std::uint64_t>(push.count()) * 2;
-  push.dependencies = {update_id};
-  users.state_users.push_back(push.id);  // it reads the host's weights, which the next update rewrites
+  out.depends_on(update);
+  users.state_users = {push.id};  // it reads the host's weights, which the next update rewrites
   layer.weight_writers.push_back(push.id);
 }
 
-void Unfolder::update_on_device(int subgroup, std::vector<Task>& out) {
+void Unfolder::update_on_device(int subgroup, TaskList& out) {
   SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
-  const std::vector<TaskId> before_gradient = std::exchange(users.gradient_users, {});
-  const std::vector<TaskId> before_state = std::exchange(users.state_users, {});
-  for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) {
-    const std::size_t first_new = out.size();
-    update_piece(subgroup, begin, end, out);
-    Task& first = out[first_new];  // the load where streamed, the update where resident
-    append(first.dependencies, before_gradient);
-    append(first.dependencies, before_state);
-  });
+  before_.assign(users.gradient_users.begin(), users.gradient_users.end());
+  append(before_, users.state_users);
+  users.gradient_users.clear();
+  users.state_users.clear();
+  for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) { update_piece(subgroup, begin, end, out); });
 }
 
-void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, std::vector<Task>& out) {
+/// Its first task, the load where streamed and the update where resident, waits for `before_`.
+void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out) {
   const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
   SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
-  LayerState& layer = layers_[static_cast<std::size_t>(group.layer)];
+  LayerState& layer = state_of(group.layer);
   const bool streamed = group.tier == Tier::host;
   const bool weights_resident = plan_.layers[static_cast<std::size_t>(group.layer)].resident;
-  const int buffer = streamed ? take_state_buffer() : -1;
-  const int staging = weights_resident ? -1 : take_staging();
-  const auto piece = [&](TaskKind kind, Lane lane) -> Task& {
-    Task& task = emit(out, kind, lane, priority_update, group.layer);
-    task.subgroup = subgroup;
-    task.begin = begin;
-    task.end = end;
-    task.buffer = buffer;
-    task.staging = staging;
-    return task;
-  };
   const bool loads_weights = plan_.loads_weights(group);
+  Task piece = update_of(subgroup, begin, end);
+  const auto count = static_cast<std::uint64_t>(piece.count());
+  if (streamed) piece.buffer = take_state_buffer();
+  if (!weights_resident) piece.staging = take_staging();
+  const auto buffer = static_cast<std::size_t>(piece.buffer);
+  const auto staging = static_cast<std::size_t>(piece.staging);
   TaskId loaded = no_task;
   if (streamed || loads_weights) {
-    Task& load = piece(TaskKind::load_state, Lane::host_to_device);
-    if (streamed) {
-      load.dependencies = state_buffer_users_[static_cast<std::size_t>(buffer)];
-      load.bytes =
-          static_cast<std::uint64_t>(load.count()) * (state_bytes(plan_.state) + (group.gradient_on_device ? 0 : 2));
-    }
-    if (loads_weights) {
-      append(load.dependencies, staging_users_[static_cast<std::size_t>(staging)]);
-      load.bytes += static_cast<std::uint64_t>(load.count()) * 2;
-    }
+    Task& load = emit_update(out, TaskKind::load_state, Lane::host_to_device, piece);
+    if (streamed) load.bytes = count * (state_bytes(plan_.state) + (group.gradient_on_device ? 0 : 2));
+    if (loads_weights) load.bytes += count * 2;
     loaded = load.id;
-    users.gradient_users.push_back(loaded);
+    out.depends_on(before_);
+    if (streamed) out.depends_on(state_buffer_users_[buffer]);
+    if (loads_weights) out.depends_on(staging_users_[staging]);
   }
-  Task& update = piece(streamed ? TaskKind::update_streamed : TaskKind::update_resident, Lane::device);
-  if (loaded != no_task) update.dependencies.push_back(loaded);
-  if (staging >= 0) append(update.dependencies, staging_users_[static_cast<std::size_t>(staging)]);
-  const TaskId updated = update.id;
-  users.gradient_users.push_back(updated);
-  users.state_users.push_back(updated);
-  if (weights_resident) layer.weight_writers.push_back(updated);
+  const TaskKind kind = streamed ? TaskKind::update_streamed : TaskKind::update_resident;
+  const TaskId update = emit_update(out, kind, Lane::device, piece).id;
+  out.depends_on(loaded);
+  if (loaded == no_task) out.depends_on(before_);
+  if (!weights_resident) out.depends_on(staging_users_[staging]);
+  users.gradient_users.push_back(update);
+  if (weights_resident) layer.weight_writers.push_back(update);
   if (streamed) {
-    Task& store = piece(TaskKind::store_state, Lane::device_to_host);
-    store.dependencies = {updated};
-    store.bytes = static_cast<std::uint64_t>(store.count()) * state_bytes(plan_.state);
-    state_buffer_users_[static_cast<std::size_t>(buffer)] = {store.id};
+    Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
+    store.bytes = count * state_bytes(plan_.state);
+    out.depends_on(update);
+    state_buffer_users_[buffer] = store.id;
     users.state_users.push_back(store.id);
   }
-  if (staging >= 0) {
-    Task& store = piece(TaskKind::store_weights, Lane::device_to_host);
-    store.dependencies = {updated};
-    store.bytes = static_cast<std::uint64_t>(store.count()) * 2;
-    staging_users_[static_cast<std::size_t>(staging)] = {store.id};
+  if (!weights_resident) {
+    Task& store = emit_update(out, TaskKind::store_weights, Lane::device_to_host, piece);
+    store.bytes = count * 2;
+    out.depends_on(update);
+    staging_users_[staging] = store.id;
     layer.weight_writers.push_back(store.id);
     users.state_users.push_back(store.id);  // split state: the weights are half of the next update's master
   }
+  if (weights_resident && !streamed) users.state_users.push_back(update);
 }
 
 }  // namespace tandem

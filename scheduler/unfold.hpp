@@ -2,9 +2,12 @@
 // Unfolds a plan into tasks as the caller walks through its layers. Holds which layer lies in which
 // buffer and which task last touched what, so that every hazard becomes a dependency. Pure bookkeeping:
 // no threads, no bytes, no time. The executor and the simulator drive the same code.
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "core/parameter_access.hpp"
 #include "core/parameter_layout.hpp"
 #include "scheduler/plan.hpp"
 #include "scheduler/task.hpp"
@@ -24,15 +27,30 @@ struct GradientPlace {
   bool fresh = false;
 };
 
-struct Visit {
-  TaskId id = no_task;
-  std::vector<WeightPlace> weights;  ///< the layer's own, then those it borrows from
-  std::vector<TaskId> dependencies;  ///< the caller's stream waits for these
+/// A place for a layer itself, then one for each that it borrows from.
+template <class Place>
+class Places {
+ public:
+  void add(const Place& place) { places_.at(count_++) = place; }
+  bool empty() const noexcept { return count_ == 0; }
+  const Place* begin() const noexcept { return places_.data(); }
+  const Place* end() const noexcept { return places_.data() + count_; }
+
+ private:
+  std::array<Place, LayerBases::capacity> places_{};
+  std::size_t count_ = 0;
 };
 
+/// The caller's use of a layer's weights: the task `id`, for whose dependencies its stream waits.
+struct Visit {
+  TaskId id = no_task;
+  Places<WeightPlace> weights;
+};
+
+/// ... and of its gradients.
 struct GradientVisit {
-  std::vector<GradientPlace> gradients;  ///< layers without state are left out
-  std::vector<TaskId> dependencies;
+  TaskId id = no_task;
+  Places<GradientPlace> gradients;  ///< layers without state are left out
 };
 
 /// What tasks are numbered by; goes on where one plan follows another.
@@ -57,22 +75,22 @@ class Unfolder {
 
   /// The caller is about to use a layer. Throws MisuseError when every buffer that could hold it is held
   /// by a visit that has not been released.
-  Visit visit(int layer, std::vector<Task>& out);
+  Visit visit(int layer, TaskList& out);
   /// The caller's work of a visit has been queued.
   void release(const Visit& visit);
   /// Fetches what comes next into buffers that nobody holds.
-  void prefetch(std::vector<Task>& out);
+  void prefetch(TaskList& out);
 
-  /// The caller is about to fill a layer's gradients.
-  GradientVisit gradients(int layer, std::vector<Task>& out);
-  /// It has: emits the commit itself and, for every layer that is now complete, the way of its gradient.
-  TaskId commit(int layer, const GradientVisit& visit, std::vector<Task>& out);
-  /// It has not, and will not: the buffers may be reused after the returned task, a commit of nothing.
-  TaskId abandon(int layer, const GradientVisit& visit, std::vector<Task>& out);
+  /// The caller is about to fill a layer's gradients: emits the commit with which it will end.
+  GradientVisit gradients(int layer, TaskList& out);
+  /// It has: emits, for every layer that is now complete, the way of its gradient.
+  void commit(const GradientVisit& visit, TaskList& out);
+  /// It has not, and will not: the buffers may be reused after the visit's task, a commit of nothing.
+  void abandon(const GradientVisit& visit);
   /// Whether every layer with state has been committed in every micro-batch.
   bool gradients_complete() const noexcept;
   /// Emits the updates of all subgroups in forward order.
-  void update(std::vector<Task>& out);
+  void update(TaskList& out);
   /// Steps begun before the present one: `Task::step`.
   std::int64_t step() const noexcept { return step_; }
   /// The tasks after which the norm blocks of the present step lie on the host.
@@ -105,6 +123,7 @@ class Unfolder {
     int gradient_buffer = -1;            ///< held in the open micro-batch
     int commits = 0;                     ///< of the layers that contribute, in the open micro-batch
     int contributors = 1;                ///< layers that must commit: itself and its borrowers
+    std::vector<int> touched;            ///< layers that a visit needs: itself and those it borrows from
     std::vector<int> touchers;           ///< layers whose visit needs this layer's weights
     std::vector<TaskId> commit_tasks;    ///< of the open micro-batch
     std::vector<TaskId> weight_writers;  ///< of the place that fetches or visits read
@@ -112,25 +131,27 @@ class Unfolder {
     int first_subgroup = 0;
     int subgroup_count = 0;
   };
+  /// The last users: those that they wait for themselves are left out.
   struct SubgroupState {
     std::vector<TaskId> gradient_users;  ///< tasks that read or write the final gradient
     std::vector<TaskId> state_users;
   };
 
-  Task& emit(std::vector<Task>& out, TaskKind kind, Lane lane, int priority, int layer);
-  int acquire_weight_buffer(int layer, bool only_idle, std::vector<Task>& out);
-  void load(int layer, int buffer, std::vector<Task>& out);
+  LayerState& state_of(int layer) { return layers_[static_cast<std::size_t>(layer)]; }
+  Task& emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer);
+  int acquire_weight_buffer(int layer, bool only_idle, TaskList& out);
+  void load(int layer, int buffer, TaskList& out);
   int acquire_gradient_buffer(int layer);
-  void send_gradient(int layer, std::vector<Task>& out);
-  Task& emit_like(std::vector<Task>& out, const Task& piece, TaskKind kind, Lane lane);
-  void send_piece(Task piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
-                  std::vector<TaskId>& readers, std::vector<Task>& out);
-  void keep_piece(const Task& piece, const std::vector<TaskId>& commits, const std::vector<TaskId>& before,
-                  std::vector<TaskId>& readers, std::vector<Task>& out);
-  void update_layer(int layer, std::vector<Task>& out);
-  void update_on_cpu(int subgroup, std::vector<Task>& out);
-  void update_on_device(int subgroup, std::vector<Task>& out);
-  void update_piece(int subgroup, std::int64_t begin, std::int64_t end, std::vector<Task>& out);
+  void send_gradient(int layer, TaskList& out);
+  Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
+  void send_piece(Task piece, TaskList& out);
+  void keep_piece(const Task& piece, TaskList& out);
+  void update_layer(int layer, TaskList& out);
+  Task update_of(int subgroup, std::int64_t begin, std::int64_t end) const;
+  Task& emit_update(TaskList& out, TaskKind kind, Lane lane, const Task& piece);
+  void update_on_cpu(int subgroup, TaskList& out);
+  void update_on_device(int subgroup, TaskList& out);
+  void update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out);
   void finish_micro_batch();
   int distance_to(int layer) const noexcept;
   int steps_until(int layer) const noexcept;
@@ -148,8 +169,8 @@ class Unfolder {
   std::vector<Buffer> gradient_buffers_;
   std::vector<LayerState> layers_;
   std::vector<SubgroupState> subgroups_;
-  std::vector<std::vector<TaskId>> staging_users_;
-  std::vector<std::vector<TaskId>> state_buffer_users_;
+  std::vector<TaskId> staging_users_;       ///< the last one of each piece, no_task at first
+  std::vector<TaskId> state_buffer_users_;  ///< ... of each buffer
   int next_staging_ = 0;
   int next_state_buffer_ = 0;
   Direction direction_ = Direction::none;
@@ -162,6 +183,7 @@ class Unfolder {
   int layers_to_commit_ = 0;
   int layers_committed_ = 0;
   int open_visits_ = 0;
+  std::vector<TaskId> before_;  ///< what the next tasks depend on, while they are emitted
 };
 
 }  // namespace tandem

@@ -26,7 +26,7 @@ ParameterLayout small_layout() {
 struct Unfolded {
   ParameterLayout layout = small_layout();
   Plan plan;
-  std::vector<Task> tasks;
+  TaskList tasks;
 
   explicit Unfolded(const std::string& policy, int resident = 0, int prefetch = 2,
                     StateFormat state = StateFormat::fp32) {
@@ -45,7 +45,7 @@ struct Unfolded {
     u.prefetch(tasks);
     if (backward) {
       const GradientVisit g = u.gradients(l, tasks);
-      u.commit(l, g, tasks);
+      u.commit(g, tasks);
     }
     u.release(visit);
     u.prefetch(tasks);
@@ -80,7 +80,7 @@ class HazardCheck {
         for (std::size_t w = 0; w < reach.size(); ++w) reach[w] |= reach_[d].empty() ? 0 : reach_[d][w];
         reach[d / 64] |= std::uint64_t{1} << (d % 64);
       };
-      for (const TaskId d : run.tasks[i].dependencies) join(static_cast<std::size_t>(d));
+      for (const TaskId d : run.tasks.dependencies(i)) join(static_cast<std::size_t>(d));
       if (run.tasks[i].lane == Lane::caller) {
         if (last_caller < i) join(last_caller);
         last_caller = i;
@@ -247,7 +247,7 @@ TEST(Unfold, DependenciesComeBeforeTheirDependents) {
   run.steps(2);
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
     EXPECT_EQ(run.tasks[i].id, static_cast<TaskId>(i));
-    for (const TaskId d : run.tasks[i].dependencies) EXPECT_LT(d, run.tasks[i].id);
+    for (const TaskId d : run.tasks.dependencies(i)) EXPECT_LT(d, run.tasks[i].id);
   }
 }
 
@@ -259,8 +259,10 @@ TEST(Unfold, TheHazardCheckFindsADroppedDependency) {
        {TaskKind::visit, TaskKind::fetch_weights, TaskKind::flush_gradient, TaskKind::load_state, TaskKind::store_state,
         TaskKind::update_streamed, TaskKind::update_cpu, TaskKind::store_weights}) {
     Unfolded broken = run;
-    for (Task& t : broken.tasks) {
-      if (t.kind == victim) t.dependencies.clear();
+    broken.tasks.clear();
+    for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+      broken.tasks.add(run.tasks[i]);
+      if (run.tasks[i].kind != victim) broken.tasks.depends_on(run.tasks.dependencies(i));
     }
     ::testing::TestPartResultArray failures;
     {

@@ -1,0 +1,49 @@
+#pragma once
+// A queue that allocates nothing once it has been as long as it gets.
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace tandem {
+
+/// A queue in one block of memory. An element is found by its number: how many were pushed before it, counted
+/// from `first`. References hold until the next push.
+template <class T>
+class Ring {
+ public:
+  explicit Ring(std::int64_t first = 0) : begin_(first), end_(first) {}
+
+  std::int64_t begin() const noexcept { return begin_; }
+  std::int64_t end() const noexcept { return end_; }
+  bool empty() const noexcept { return begin_ == end_; }
+  bool holds(std::int64_t number) const noexcept { return number >= begin_ && number < end_; }
+  T& operator[](std::int64_t number) noexcept { return slots_[slot(number)]; }
+  const T& operator[](std::int64_t number) const noexcept { return slots_[slot(number)]; }
+
+  T& push(T element) {
+    if (static_cast<std::size_t>(end_ - begin_) == slots_.size()) grow();
+    return slots_[slot(end_++)] = std::move(element);
+  }
+  /// Removes what comes before `number`. The elements are not destroyed: later pushes take their slots.
+  void pop_before(std::int64_t number) noexcept { begin_ = number; }
+
+ private:
+  /// The number of slots is a power of two, so that those in use stay apart.
+  std::size_t slot(std::int64_t number) const noexcept {
+    return static_cast<std::size_t>(number) & (slots_.size() - 1);
+  }
+  void grow() {
+    constexpr std::size_t at_first = 64;
+    Ring larger(begin_);
+    larger.slots_.resize(slots_.empty() ? at_first : 2 * slots_.size());
+    for (; larger.end_ < end_; ++larger.end_) larger[larger.end_] = std::move((*this)[larger.end_]);
+    *this = std::move(larger);
+  }
+
+  std::vector<T> slots_;
+  std::int64_t begin_;
+  std::int64_t end_;
+};
+
+}  // namespace tandem
