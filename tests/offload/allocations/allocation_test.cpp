@@ -1,0 +1,151 @@
+// A step of the engine takes nothing from the heap, on any thread, once its queues are as long as they get.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <memory>
+#include <new>
+#include <ostream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "offload/engine.hpp"
+#include "tests/offload/idle_device.hpp"
+
+namespace {
+
+std::atomic<std::uint64_t> allocations{0};
+
+void* counted(std::size_t bytes, std::size_t alignment) {
+  ++allocations;
+  void* memory = nullptr;
+  if (::posix_memalign(&memory, std::max(alignment, sizeof(void*)), std::max<std::size_t>(bytes, 1)) != 0) {
+    throw std::bad_alloc();
+  }
+  return memory;
+}
+
+}  // namespace
+
+// The other forms, of arrays and without exceptions, come down to these.
+void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace tandem {
+namespace {
+
+struct Shape {
+  const char* policy = "host";
+  int resident_layers = 0;
+  int micro_batches = 1;
+  bool update_in_backward = false;
+  bool overlap = true;
+  friend std::ostream& operator<<(std::ostream& out, const Shape& s) {
+    return out << s.policy << ", " << s.resident_layers << " resident, " << s.micro_batches << " micro-batches"
+               << (s.update_in_backward ? ", updates in backward" : "") << (s.overlap ? "" : ", no overlap");
+  }
+};
+
+/// An engine on a device that does nothing, and a caller that does nothing with it: blocks of 21 subgroups behind
+/// an embedding whose table the head shares.
+class IdleTrainer {
+ public:
+  explicit IdleTrainer(const Shape& shape) : shape_(shape), stream_(device_.make_stream("compute")) {
+    constexpr int blocks = 10, quanta = 21;
+    layout_.add_layer("embedding").add("table", {3 * layout_quantum});
+    for (int l = 0; l < blocks; ++l) layout_.add_layer("h." + std::to_string(l)).add("w", {quanta * layout_quantum});
+    layout_.add_layer("head").add("table", {3 * layout_quantum}).add("norm", {layout_quantum});
+    layout_.tie("embedding.table", "head.table");
+    OffloadOptions options;
+    options.policy = parse_policy(shape.policy);
+    options.subgroup_size = layout_quantum;
+    options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : shape.resident_layers;
+    options.prefetch_layers = 2;
+    options.max_micro_batches = shape.micro_batches;
+    options.overlap = shape.overlap;
+    if (shape.update_in_backward) options.on_nonfinite = OnNonfinite::stop;
+    const Plan plan = make_plan(layout_, options, {device_.info().capacity, 0});
+    engine_ = std::make_unique<OffloadEngine>(device_, layout_, options, plan);
+  }
+
+  void step() {
+    engine_->begin_step(
+        {.max_grad_norm = shape_.update_in_backward ? 0.0 : 1.0, .micro_batches = shape_.micro_batches});
+    for (int micro = 0; micro < shape_.micro_batches; ++micro) {
+      for (int l = 0; l < layout_.layer_count(); ++l) engine_->fetch(l, stream_);
+      for (int l = layout_.layer_count() - 1; l >= 0; --l) {
+        const WeightsGuard weights = engine_->fetch(l, stream_);
+        engine_->gradients(l, stream_).commit(stream_);
+      }
+    }
+    skipped_ += engine_->end_step().skipped ? 1 : 0;
+  }
+  int skipped() const { return skipped_; }
+
+ private:
+  const Shape shape_;
+  testing::IdleDevice device_;
+  Stream stream_;
+  ParameterLayout layout_;
+  std::unique_ptr<OffloadEngine> engine_;
+  int skipped_ = 0;
+};
+
+/// Whether some successive steps allocate nothing. How long a queue gets depends on the threads' timing, and each
+/// may still double a few times; what allocates in every step never gets there.
+bool becomes_steady(const std::function<void()>& step) {
+  constexpr int tries = 60, steps = 4;
+  for (int t = 0; t < tries; ++t) {
+    const std::uint64_t before = allocations;
+    for (int s = 0; s < steps; ++s) step();
+    if (allocations == before) return true;
+  }
+  return false;
+}
+
+class Allocations : public ::testing::TestWithParam<Shape> {};
+
+TEST_P(Allocations, AreNoneInASteadyStep) {
+  IdleTrainer trainer(GetParam());
+  EXPECT_TRUE(becomes_steady([&] { trainer.step(); }));
+  EXPECT_EQ(trainer.skipped(), 0);
+}
+
+std::vector<Shape> shapes() {
+  std::vector<Shape> all;
+  for (const char* policy : {"device", "host", "static:0.5", "interleave:2", "interleave:2,resident=0.4", "stream"}) {
+    all.push_back({.policy = policy});
+    all.push_back({.policy = policy, .resident_layers = 4, .micro_batches = 2});
+    all.push_back({.policy = policy, .update_in_backward = true});
+    all.push_back({.policy = policy, .overlap = false});
+  }
+  return all;
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, Allocations, ::testing::ValuesIn(shapes()));
+
+// The measure itself: it sees one allocation a step, on whatever thread.
+TEST(Allocations, OfASingleByteInAStepAreSeen) {
+  IdleTrainer trainer({});
+  EXPECT_FALSE(becomes_steady([&] {
+    trainer.step();
+    const auto byte = std::make_unique<std::atomic<char>>();
+  }));
+}
+
+TEST(Allocations, OfOtherThreadsAreSeen) {
+  const std::uint64_t before = allocations;
+  std::thread([] { std::vector<std::string>(1000, std::string(1000, 'x')); }).join();
+  EXPECT_GT(allocations, before + 1000);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,111 @@
+#pragma once
+// A device that does nothing, at once: what is left of a step's time and allocations is the engine's own.
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <new>
+#include <string>
+#include <string_view>
+
+#include "core/device.hpp"
+#include "core/error.hpp"
+#include "core/ops.hpp"
+#include "core/update_kernels.hpp"
+
+namespace tandem::testing {
+
+class IdleOps final : public Ops {
+ public:
+  std::size_t workspace_bytes(const WorkspaceNeeds&) const override { return 0; }
+  void bind_workspace(void*, std::size_t) override {}
+  void linear(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
+  void linear_backward_input(TensorView, TensorView, TensorView, bool, StreamView) override {}
+  void linear_backward_weight(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
+  void head_loss(const HeadLoss&, StreamView) override {}
+  void attention(HeadsView, HeadsView, HeadsView, TensorView, TensorView, const AttentionShape&, StreamView) override {}
+  void attention_backward(TensorView, HeadsView, HeadsView, HeadsView, TensorView, TensorView, HeadsView, HeadsView,
+                          HeadsView, const AttentionShape&, StreamView) override {}
+  void rope(TensorView, TensorView, bool, StreamView) override {}
+  void layer_norm(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, float, StreamView) override {}
+  void layer_norm_backward(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, bool, TensorView,
+                           TensorView, StreamView) override {}
+  void rms_norm(TensorView, TensorView, TensorView, TensorView, float, StreamView) override {}
+  void rms_norm_backward(TensorView, TensorView, TensorView, TensorView, TensorView, bool, TensorView,
+                         StreamView) override {}
+  void gelu(TensorView, TensorView, StreamView) override {}
+  void gelu_backward(TensorView, TensorView, TensorView, StreamView) override {}
+  void swiglu(TensorView, TensorView, TensorView, StreamView) override {}
+  void swiglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
+  void add(TensorView, TensorView, TensorView, StreamView) override {}
+  void embedding(TensorView, TensorView, TensorView, std::int64_t, TensorView, StreamView) override {}
+  void embedding_backward(TensorView, TensorView, std::int64_t, TensorView, TensorView, StreamView) override {}
+  void adamw(const AdamPiece&, const AdamCoefficients&, StreamView) override {}
+  void weights_of_master(const float*, bf16*, std::int64_t, StreamView) override {}
+  void accumulate(float*, const bf16*, bool, std::int64_t, StreamView) override {}
+  void round(const float*, bf16*, std::int64_t, StreamView) override {}
+  void norm_blocks(const bf16*, std::int64_t, double*, StreamView) override {}
+};
+
+class IdleKernels final : public UpdateKernels {
+ public:
+  void adamw(const AdamPiece&, const AdamCoefficients&) override {}
+  void weights_of_master(const float*, bf16*, std::int64_t) override {}
+  void accumulate(float*, const bf16*, bool, std::int64_t) override {}
+  void round(const float*, bf16*, std::int64_t) override {}
+  void norm_blocks(const bf16*, std::int64_t, double*) override {}
+  int threads() const noexcept override { return 1; }
+};
+
+class NamedStream final : public StreamImpl {
+ public:
+  explicit NamedStream(std::string_view name) : name_(name) {}
+  const std::string& name() const noexcept override { return name_; }
+
+ private:
+  std::string name_;
+};
+
+/// Everything queued is done, that is nothing, when the call returns.
+class IdleDevice final : public Device {
+ public:
+  IdleDevice() {
+    info_.kind = "none";
+    info_.name = "nothing";
+    info_.capacity = std::size_t{4} << 30;
+  }
+  const DeviceInfo& info() const noexcept override { return info_; }
+  Stream make_stream(std::string_view name) override { return Stream(std::make_unique<NamedStream>(name)); }
+  Stream wrap_stream(void*) override { throw MisuseError("no native streams"); }
+  Event make_event() override { return Event(std::make_unique<EventImpl>()); }
+  MemoryBlock allocate(std::size_t bytes, std::string_view) override { return take(bytes); }
+  MemoryBlock allocate_pinned(std::size_t bytes, std::string_view) override { return take(bytes); }
+  std::size_t allocated_bytes() const noexcept override { return 0; }
+  std::size_t peak_bytes() const noexcept override { return 0; }
+  void copy(void*, const void*, std::size_t, CopyKind, StreamView) override {}
+  void fill_zero(void*, std::size_t, StreamView) override {}
+  void record(EventView, StreamView) override {}
+  void wait(StreamView, EventView) override {}
+  bool wait_for(EventView, std::chrono::milliseconds) override { return true; }
+  void call_after(StreamView, std::function<void(std::exception_ptr)> then) override { then(nullptr); }
+  void synchronize(StreamView) override {}
+  Ops& ops() noexcept override { return ops_; }
+  UpdateKernels& host_kernels() noexcept override { return kernels_; }
+
+ private:
+  static MemoryBlock take(std::size_t bytes) {
+    void* zeros = std::aligned_alloc(arena_alignment, align_up(bytes));
+    if (zeros == nullptr) throw std::bad_alloc();
+    std::memset(zeros, 0, bytes);
+    return {zeros, bytes, [](void* p, std::size_t) { std::free(p); }};
+  }
+  DeviceInfo info_;
+  IdleOps ops_;
+  IdleKernels kernels_;
+};
+
+}  // namespace tandem::testing
