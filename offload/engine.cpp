@@ -43,6 +43,7 @@ class OffloadEngine::Impl {
   void begin_evaluation();
   void end_evaluation() noexcept;
   void wait() { executor_.drain("waiting for updates"); }
+  void give_up(std::exception_ptr error) { executor_.give_up(std::move(error)); }
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   void set_step(std::int64_t step);
@@ -463,7 +464,8 @@ void OffloadEngine::also_used(std::uint64_t ticket, StreamView stream) { impl_->
 void OffloadEngine::release(std::uint64_t ticket, StreamView stream) noexcept {
   try {
     impl_->release(ticket, stream);
-  } catch (const std::exception&) {  // the failure is the executor's, and the next call reports it
+  } catch (const std::exception&) {  // the next call reports it
+    impl_->give_up(std::current_exception());
   }
 }
 void OffloadEngine::commit(std::uint64_t ticket, StreamView stream) { impl_->commit(ticket, stream); }
@@ -471,6 +473,7 @@ void OffloadEngine::abandon(std::uint64_t ticket) noexcept {
   try {
     impl_->abandon(ticket);
   } catch (const std::exception&) {  // as above
+    impl_->give_up(std::current_exception());
   }
 }
 

@@ -111,6 +111,11 @@ double Executor::wait_done(std::span<const TaskId> tasks, std::string_view what)
   });
 }
 
+void Executor::give_up(std::exception_ptr error) {
+  std::unique_lock lock(mutex_);
+  fail(std::move(error));
+}
+
 TaskId Executor::oldest() {
   std::unique_lock lock(mutex_);
   return graph_.begin();

@@ -47,6 +47,8 @@ class Executor {
   double wait_done(std::span<const TaskId> tasks, std::string_view what);
   /// The oldest task that may still be running.
   TaskId oldest();
+  /// As after a failure of its own, for the engine's work around the caller's tasks.
+  void give_up(std::exception_ptr error);
   /// Called with the lock held, as each task is taken over; short.
   std::function<void(const Task&)> on_submit;
   /// Called with the lock held, on any thread, after each task; short.

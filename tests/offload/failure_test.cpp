@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "core/error.hpp"
+#include "tests/offload/idle_device.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
@@ -74,6 +75,39 @@ TEST(Watchdog, NamesWhoWaitsForWhat) {
     EXPECT_NE(text.find("waiting for gradients"), std::string::npos) << text;
   }
   *armed = false;
+}
+
+/// Does nothing, and refuses to mark the end of a stream's work when told to.
+class RefusingDevice final : public testing::IdleDevice {
+ public:
+  void record(EventView, StreamView) override {
+    if (refuses) throw DeviceError("no more records");
+  }
+  std::atomic<bool> refuses{false};
+};
+
+// A guard that goes must not throw: what fails then is told by the next call, and not by the watchdog.
+TEST(Guards, ThatCannotBeGivenBackEndTheRun) {
+  for (const bool on_two_streams : {false, true}) {
+    RefusingDevice device;
+    ParameterLayout layout;
+    for (const char* name : {"first", "last"}) layout.add_layer(name).add("w", {1000});
+    OffloadOptions options;
+    options.policy = parse_policy("host");
+    options.watchdog_seconds = 0.5;
+    OffloadEngine engine(device, layout, options, make_plan(layout, options, {device.info().capacity, 0}));
+    const Stream stream = device.make_stream("compute");
+    const Stream other = device.make_stream("other");
+    engine.begin_step({});
+    {
+      WeightsGuard weights = engine.fetch(0, stream);
+      if (on_two_streams) weights.also_used_on(other);
+      device.refuses = true;
+    }
+    device.refuses = false;
+    EXPECT_THROW(engine.wait(), DeviceError) << on_two_streams;
+    EXPECT_THROW((void)engine.fetch(1, stream), DeviceError) << on_two_streams;
+  }
 }
 
 TEST(Memory, ACeilingThatCannotFitIsRefusedBeforeAnythingIsAllocated) {

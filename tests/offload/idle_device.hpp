@@ -71,7 +71,7 @@ class NamedStream final : public StreamImpl {
 };
 
 /// Everything queued is done, that is nothing, when the call returns.
-class IdleDevice final : public Device {
+class IdleDevice : public Device {
  public:
   IdleDevice() {
     info_.kind = "none";

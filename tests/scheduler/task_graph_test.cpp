@@ -1,0 +1,188 @@
+// Which tasks the graph calls ready, against a model that looks at every task each time.
+#include "scheduler/task_graph.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <set>
+#include <vector>
+
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+Task task_of(TaskId id, Lane lane, int priority = 0) {
+  Task task;
+  task.id = id;
+  task.lane = lane;
+  task.priority = priority;
+  return task;
+}
+
+TEST(Ring, KeepsWhatItHoldsWhileItGrowsAndWraps) {
+  Ring<std::int64_t> ring(1000);
+  std::mt19937 random(5);
+  for (int round = 0; round < 2000; ++round) {
+    const auto length = static_cast<std::int64_t>(random() % (round < 1000 ? 300 : 3));
+    while (ring.end() - ring.begin() < length) {
+      const std::int64_t number = ring.end();
+      EXPECT_EQ(ring.push(7 * number), 7 * number);
+    }
+    ring.pop_before(ring.end() - length);
+    EXPECT_EQ(ring.empty(), length == 0);
+    for (std::int64_t i = ring.begin(); i < ring.end(); ++i) ASSERT_EQ(ring[i], 7 * i);
+    EXPECT_TRUE(!ring.holds(ring.begin() - 1) && !ring.holds(ring.end()));
+  }
+}
+
+TEST(TaskGraph, DeviceLanesWaitForIssueTheCpuForTheEnd) {
+  for (const auto& [first, second, at_issue] : {std::tuple{Lane::host_to_device, Lane::device, true},
+                                                {Lane::device, Lane::device, true},
+                                                {Lane::caller, Lane::device_to_host, true},
+                                                {Lane::caller, Lane::cpu, false},
+                                                {Lane::device_to_host, Lane::cpu, false},
+                                                {Lane::cpu, Lane::host_to_device, false},
+                                                {Lane::cpu, Lane::cpu, false}}) {
+    TaskGraph graph;
+    graph.add(task_of(0, first), {});
+    graph.add(task_of(1, second), std::vector<TaskId>{0});
+    if (graph.ready(first) == 0) graph.take(first);
+    EXPECT_EQ(graph.ready(second), no_task);
+    graph.mark_issued(0);
+    EXPECT_EQ(graph.ready(second), at_issue ? 1 : no_task) << name_of(first) << " before " << name_of(second);
+    EXPECT_FALSE(graph.dependencies_done(1));
+    graph.mark_done(0);
+    EXPECT_EQ(graph.ready(second), 1) << name_of(first) << " before " << name_of(second);
+    EXPECT_TRUE(graph.dependencies_done(1));
+  }
+}
+
+TEST(TaskGraph, ACallersTaskIsNeverReadyButCountsWhatItWaitsFor) {
+  TaskGraph graph;
+  graph.add(task_of(0, Lane::host_to_device), {});
+  graph.add(task_of(1, Lane::cpu), {});
+  graph.add(task_of(2, Lane::caller), std::vector<TaskId>{0, 1});
+  EXPECT_EQ(graph.node(2).waiting_for, 2);
+  graph.mark_issued(0);
+  EXPECT_EQ(graph.node(2).waiting_for, 1);
+  graph.mark_done(1);
+  EXPECT_EQ(graph.node(2).waiting_for, 0);
+  EXPECT_EQ(graph.ready(Lane::caller), no_task);
+}
+
+TEST(TaskGraph, RefusesATaskOutOfTurn) {
+  TaskGraph graph(3);
+  EXPECT_THROW(graph.add(task_of(4, Lane::cpu), {}), MisuseError);
+}
+
+/// Everything about every task there ever was.
+class Model {
+ public:
+  struct Record {
+    Task task;
+    std::vector<TaskId> dependencies;
+    bool issued = false;
+    bool done = false;
+    bool taken = false;
+  };
+  bool met(TaskId first, const Task& second) const {
+    const Record& f = records[static_cast<std::size_t>(first)];
+    return f.task.lane == Lane::cpu || second.lane == Lane::cpu ? f.done : f.issued;
+  }
+  TaskId ready(Lane lane) const {
+    const Record* best = nullptr;
+    for (const Record& r : records) {
+      if (r.task.lane != lane || r.taken) continue;
+      if (!std::all_of(r.dependencies.begin(), r.dependencies.end(), [&](TaskId d) { return met(d, r.task); }))
+        continue;
+      if (best == nullptr || r.task.priority < best->task.priority) best = &r;
+    }
+    return best == nullptr ? no_task : best->task.id;
+  }
+  TaskId oldest() const {
+    const auto undone = std::find_if(records.begin(), records.end(), [](const Record& r) { return !r.done; });
+    return undone - records.begin();
+  }
+  std::vector<Record> records;
+};
+
+class RandomGraph {
+ public:
+  explicit RandomGraph(unsigned seed) : random_(seed) {}
+
+  void add() {
+    constexpr std::size_t reach = 40;
+    const auto id = static_cast<TaskId>(model_.records.size());
+    Model::Record record;
+    record.task = task_of(id, lanes_[random_() % lanes_.size()], static_cast<int>(random_() % 3));
+    for (std::size_t n = random_() % 6; n > 0 && id > 0; --n) {  // some of them twice
+      record.dependencies.push_back(
+          id - 1 - static_cast<TaskId>(random_() % std::min<std::size_t>(reach, model_.records.size())));
+    }
+    graph_.add(record.task, record.dependencies);
+    model_.records.push_back(std::move(record));
+  }
+  /// Takes the readiest of some lane, and issues or ends something in flight.
+  void advance() {
+    const Lane lane = lanes_[random_() % lanes_.size()];
+    if (const TaskId id = graph_.ready(lane); id != no_task && random_() % 2 == 0) {
+      graph_.take(lane);
+      model_.records[static_cast<std::size_t>(id)].taken = true;
+      flying_.push_back(id);
+    }
+    if (flying_.empty()) return;
+    const std::size_t i = random_() % flying_.size();
+    Model::Record& record = model_.records[static_cast<std::size_t>(flying_[i])];
+    if (random_() % 2 == 0 && record.task.lane != Lane::cpu) {
+      graph_.mark_issued(flying_[i]);
+      record.issued = true;
+    } else {
+      graph_.mark_done(flying_[i]);
+      record.issued = record.done = true;
+      flying_.erase(flying_.begin() + static_cast<std::ptrdiff_t>(i));
+    }
+  }
+  void compare() const {
+    for (const Lane lane : lanes_) ASSERT_EQ(graph_.ready(lane), model_.ready(lane)) << name_of(lane);
+    ASSERT_EQ(graph_.begin(), model_.oldest());
+    for (TaskId id = graph_.begin(); id < graph_.end(); ++id) compare_dependencies(id);
+  }
+  void finish() {
+    for (int i = 0; i < 100000 && !graph_.empty(); ++i) advance();
+    EXPECT_TRUE(graph_.empty());
+  }
+
+ private:
+  void compare_dependencies(TaskId id) const {
+    std::multiset<TaskId> expected, seen;
+    for (const TaskId d : model_.records[static_cast<std::size_t>(id)].dependencies) {
+      if (!model_.records[static_cast<std::size_t>(d)].done) expected.insert(d);
+    }
+    graph_.for_unfinished(id, [&](const TaskNode& first) { seen.insert(first.task.id); });
+    ASSERT_EQ(seen, expected);
+  }
+
+  static constexpr std::array lanes_{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::cpu};
+  std::mt19937 random_;
+  TaskGraph graph_;
+  Model model_;
+  std::vector<TaskId> flying_;
+};
+
+TEST(TaskGraph, AgreesWithAModelOnRandomTasks) {
+  for (unsigned seed = 0; seed < 40; ++seed) {
+    RandomGraph both(seed);
+    for (int i = 0; i < 300; ++i) {
+      both.add();
+      for (unsigned n = 0; n < 1 + seed % 5; ++n) both.advance();
+      both.compare();
+      if (HasFatalFailure()) return;
+    }
+    both.finish();
+  }
+}
+
+}  // namespace
+}  // namespace tandem
