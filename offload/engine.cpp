@@ -57,7 +57,7 @@ class OffloadEngine::Impl {
   void commit(std::uint64_t ticket, StreamView stream);
   void abandon(std::uint64_t ticket);
 
-  EngineCounters counters() const;
+  EngineCounters counters();
 
   OffloadEngine& engine_;
   Device& device_;
@@ -392,7 +392,8 @@ GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
   submit();
   gradients_.push_back(held);
   LayerBases bases;
-  for (const GradientPlace& place : held.visit.gradients) bases.add(place.layer, storage_.gradient_buffer(place.buffer));
+  for (const GradientPlace& place : held.visit.gradients)
+    bases.add(place.layer, storage_.gradient_buffer(place.buffer));
   GradientsGuard guard(&engine_, &layout_, layer, held.ticket, bases);
   executor_.begin_caller_task(held.visit.id, stream, "gradients of layer");
   for (const GradientPlace& place : held.visit.gradients) {
@@ -416,8 +417,9 @@ void OffloadEngine::Impl::abandon(std::uint64_t ticket) {
   executor_.finish_caller_task(held.visit.id, held.stream);
 }
 
-EngineCounters OffloadEngine::Impl::counters() const {
+EngineCounters OffloadEngine::Impl::counters() {
   EngineCounters counters = runner_.counters();
+  counters.busy = executor_.busy();
   counters.skipped_steps = skipped_;
   counters.update_seconds = update_seconds_;
   return counters;

@@ -32,6 +32,16 @@ struct StepReport {
   double exposed_update_seconds = 0.0;  ///< time end_step held the caller
 };
 
+/// How long something ran, waits of its own for others left out; what runs side by side counts in each.
+struct LaneSeconds {
+  double compute = 0.0;         ///< the caller's work between fetch and release, gradients and commit
+  double host_to_device = 0.0;  ///< copies
+  double device_to_host = 0.0;
+  double device_update = 0.0;   ///< the engine's own kernels
+  double cpu = 0.0;             ///< the engine's tasks on the CPU
+  double cpu_update = 0.0;      ///< of these, updates
+};
+
 /// Totals since the engine was made, counted where the work is executed.
 struct EngineCounters {
   std::uint64_t bytes_host_to_device = 0;
@@ -40,6 +50,8 @@ struct EngineCounters {
   std::uint64_t parameters_updated_streamed = 0;
   std::uint64_t parameters_updated_resident = 0;
   std::uint64_t skipped_steps = 0;
+  std::uint64_t dram_bytes = 0;  ///< of host memory, read or written by copies and the engine's CPU tasks
+  LaneSeconds busy;
   double update_seconds = 0.0;  ///< from the decision to update until the last update of the step was done
 };
 

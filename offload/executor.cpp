@@ -70,6 +70,7 @@ void Executor::submit(TaskList& tasks) {
 double Executor::begin_caller_task(TaskId id, StreamView stream, std::string_view what) {
   std::unique_lock lock(mutex_);
   const int layer = graph_.node(id).task.layer;
+  graph_.node(id).issued_at = trace_now();
   const double blocked = wait(
       lock, what, layer, [&] { return overlap_ ? graph_.node(id).waiting_for == 0 : graph_.dependencies_done(id); });
   graph_.for_unfinished(id, [&](const TaskNode& first) { device_.wait(stream, first.event); });
@@ -119,6 +120,17 @@ void Executor::give_up(std::exception_ptr error) {
 TaskId Executor::oldest() {
   std::unique_lock lock(mutex_);
   return graph_.begin();
+}
+
+LaneSeconds Executor::busy() {
+  const std::unique_lock lock(mutex_);
+  const auto of = [this](Lane lane) { return lane_busy_[static_cast<std::size_t>(lane)]; };
+  return {.compute = of(Lane::caller),
+          .host_to_device = of(Lane::host_to_device),
+          .device_to_host = of(Lane::device_to_host),
+          .device_update = of(Lane::device),
+          .cpu = of(Lane::cpu),
+          .cpu_update = cpu_update_busy_};
 }
 
 /// Until `done` holds, which once it does must go on to hold. `layer` is what it is about, or -1.
@@ -235,7 +247,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
     if (first.task.lane != task.lane) device_.wait(stream, first.event);
   });
   const EventView event = node.event = new_event();
-  if (trace_) node.issued_at = trace_now();
+  node.issued_at = trace_now();
   ++in_flight_[static_cast<std::size_t>(task.lane)];
   ++callbacks_;
   lock.unlock();
@@ -270,17 +282,25 @@ void Executor::finish(TaskId id, std::exception_ptr error) {
   if (task.lane != Lane::caller) --in_flight_[lane];
   ++steps_made_;
   if (error) return fail(std::move(error));
-  if (trace_) {
-    const double now = trace_now();
-    const double begin = std::max(node.issued_at, lane_busy_until_[lane]);
-    if (task.lane != Lane::caller) {
-      trace_->span(name_of(task.lane), task.text(layout_.layer(task.layer).name), begin, now, task.bytes);
-    }
-    lane_busy_until_[lane] = now;
-  }
+  const double now = trace_now();
+  account(node, now);
   on_done(task);
   if (node.event) spare_events_.push_back(std::move(node.event));
-  graph_.mark_done(id);
+  graph_.mark_done(id, now);
+}
+
+/// A task runs from when it was queued, its dependencies were done and the one before it in its lane had ended: the
+/// lane's end of it is all that is seen.
+void Executor::account(const TaskNode& node, double now) {
+  const Task& task = node.task;
+  const auto lane = static_cast<std::size_t>(task.lane);
+  const double begin = std::max({node.issued_at, node.ready_at, lane_busy_until_[lane]});
+  lane_busy_until_[lane] = now;
+  lane_busy_[lane] += now - begin;
+  if (task.kind == TaskKind::update_cpu) cpu_update_busy_ += now - begin;
+  if (trace_ == nullptr) return;
+  const std::string& layer = layout_.layer(task.layer).name;
+  trace_->span(name_of(task.lane), task.text(layer), begin, now, task.bytes);
 }
 
 // -- CPU lane ------------------------------------------------------------------------------------------
@@ -296,7 +316,7 @@ void Executor::cpu_loop() {
     graph_.take(Lane::cpu);
     TaskNode& node = graph_.node(id);
     const Task task = node.task;
-    if (trace_) node.issued_at = trace_now();
+    node.issued_at = trace_now();
     ++in_flight_[static_cast<std::size_t>(Lane::cpu)];
     lock.unlock();
     std::exception_ptr error;

@@ -47,6 +47,8 @@ class Executor {
   double wait_done(std::span<const TaskId> tasks, std::string_view what);
   /// The oldest task that may still be running.
   TaskId oldest();
+  /// Totals so far.
+  LaneSeconds busy();
   /// As after a failure of its own, for the engine's work around the caller's tasks.
   void give_up(std::exception_ptr error);
   /// Called with the lock held, as each task is taken over; short.
@@ -75,6 +77,7 @@ class Executor {
   void issue(std::unique_lock<std::mutex>& lock, TaskId id);
   void complete(TaskId id, std::exception_ptr error);
   void finish(TaskId id, std::exception_ptr error);
+  void account(const TaskNode& node, double now);
   void fail(std::exception_ptr error);
   template <class Predicate>
   double wait(std::unique_lock<std::mutex>& lock, std::string_view what, int layer, Predicate done);
@@ -96,6 +99,8 @@ class Executor {
   std::vector<Event> spare_events_;
   std::array<int, lane_count> in_flight_{};
   std::array<double, lane_count> lane_busy_until_{};
+  std::array<double, lane_count> lane_busy_{};  ///< seconds
+  double cpu_update_busy_ = 0.0;
   int callbacks_ = 0;             ///< asked of the device and not yet made
   std::uint64_t steps_made_ = 0;  ///< any progress counts
   std::exception_ptr failure_;

@@ -95,11 +95,13 @@ void TaskRunner::for_segments(const Task& task, AdamPiece piece, Call call) cons
 void TaskRunner::to_device(void* to, const void* from, std::size_t bytes, StreamView stream) {
   device_.copy(to, from, bytes, CopyKind::host_to_device, stream);
   bytes_to_device_ += bytes;
+  dram_bytes_ += bytes;
 }
 
 void TaskRunner::to_host(void* to, const void* from, std::size_t bytes, StreamView stream) {
   device_.copy(to, from, bytes, CopyKind::device_to_host, stream);
   bytes_to_host_ += bytes;
+  dram_bytes_ += bytes;
 }
 
 void TaskRunner::issue(const Task& task, StreamView stream) {
@@ -176,6 +178,9 @@ void TaskRunner::fold_gradient(const Task& task) {
     if (task.last_micro) kernels.round(memory.sum + at, gradient, task.count());
   }
   if (task.last_micro) kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
+  // The gradient is read for the sum, the sum read and written; the norm reads what is left.
+  constexpr std::uint64_t sum_bytes = 10;
+  dram_bytes_ += static_cast<std::uint64_t>(task.count()) * ((single ? 0 : sum_bytes) + (task.last_micro ? 2 : 0));
 }
 
 void TaskRunner::load_state(const Task& task, StreamView stream) {
@@ -239,6 +244,7 @@ void TaskRunner::update_on_cpu(const Task& task) {
   piece.weight = storage_.host_weights(task.layer) + task.begin;
   for_segments(task, piece,
                [&](const AdamPiece& part, const AdamCoefficients& c) { device_.host_kernels().adamw(part, c); });
+  dram_bytes_ += static_cast<std::uint64_t>(task.count()) * update_bytes(plan_.state);
   updated_cpu_ += static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
 }
 
@@ -246,6 +252,7 @@ EngineCounters TaskRunner::counters() const {
   EngineCounters counters;
   counters.bytes_host_to_device = bytes_to_device_;
   counters.bytes_device_to_host = bytes_to_host_;
+  counters.dram_bytes = dram_bytes_;
   counters.parameters_updated_cpu = updated_cpu_;
   counters.parameters_updated_streamed = updated_streamed_;
   counters.parameters_updated_resident = updated_resident_;

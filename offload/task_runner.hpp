@@ -79,6 +79,7 @@ class TaskRunner {
   std::array<std::vector<AdamCoefficients>, 2> coefficients_;  ///< of even and odd steps
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
+  std::atomic<std::uint64_t> dram_bytes_{0};
   std::atomic<std::uint64_t> updated_cpu_{0};
   std::atomic<std::uint64_t> updated_streamed_{0};
   std::atomic<std::uint64_t> updated_resident_{0};

@@ -161,10 +161,12 @@ std::vector<UpdatePath> Search::divided(std::size_t residents, double streamed_s
 void Search::try_shares() {
   const auto paths = paths_of(*best_);
   const auto resident = static_cast<std::size_t>(std::count(paths.begin(), paths.end(), UpdatePath::resident));
+  const MachineProfile profile = in_format(profile_, options_.state);
   const PathSetting setting{.weights_resident = best_->layers.back().resident,
                             .gradient_on_device = true,
-                            .cpu_kernel_bytes = profile_.cpu_update_bytes.value};
-  choice_.closed_form_cpu_share = best_cpu_share(profile_, setting);
+                            .cpu_kernel_bytes = profile.cpu_update_bytes.value,
+                            .state = options_.state};
+  choice_.closed_form_cpu_share = best_cpu_share(profile, setting);
   const double streamed = 1.0 - choice_.closed_form_cpu_share;
   std::size_t low = resident;
   std::size_t high = paths.size();

@@ -8,11 +8,9 @@
 namespace tandem {
 namespace {
 
-constexpr double fp32_state_bytes = 12.0;  // master, m and v
-constexpr double half_bytes = 2.0;         // a bf16 weight or gradient
-constexpr double update_bytes = 28.0;      // state read and written, gradient read, weight written
-constexpr double round_bytes = 6.0;        // fp32 read, bf16 written
-constexpr double sum_bytes = 10.0;         // bf16 read, fp32 read and written
+constexpr double half_bytes = 2.0;   // a bf16 weight or gradient
+constexpr double round_bytes = 6.0;  // fp32 read, bf16 written
+constexpr double sum_bytes = 10.0;   // bf16 read, fp32 read and written
 
 double at(ResourceShares& shares, Resource resource, double value) {
   return shares[static_cast<std::size_t>(resource)] = value;
@@ -76,13 +74,15 @@ PathBytes path_bytes(UpdatePath path, const PathSetting& setting) noexcept {
       bytes.dram = setting.cpu_kernel_bytes + bytes.to_host + bytes.to_device;
       return bytes;
     case UpdatePath::streamed:
-      bytes.to_device = fp32_state_bytes;
-      bytes.to_host = fp32_state_bytes;
+      bytes.to_device = bytes.to_host = static_cast<double>(state_bytes(setting.state));
       if (!setting.gradient_on_device) {
         bytes.to_host += half_bytes;
         bytes.to_device += half_bytes;
       }
-      if (!setting.weights_resident) bytes.to_host += half_bytes;
+      if (!setting.weights_resident) {
+        bytes.to_host += half_bytes;
+        if (setting.state != StateFormat::fp32) bytes.to_device += half_bytes;  // half of the master
+      }
       bytes.dram = bytes.to_device + bytes.to_host;
       return bytes;
     case UpdatePath::resident:
@@ -142,6 +142,19 @@ std::vector<LayerSeconds> compute_seconds(const MachineProfile& p, std::span<con
   std::vector<LayerSeconds> result;
   for (const LayerWork& w : work) result.push_back({seconds(w.forward), seconds(w.backward)});
   return result;
+}
+
+MachineProfile in_format(MachineProfile profile, StateFormat state) {
+  const double smaller =
+      static_cast<double>(update_bytes(state)) / static_cast<double>(update_bytes(StateFormat::fp32));
+  profile.cpu_update.value /= smaller;
+  profile.device_update.value /= smaller;
+  profile.cpu_update_bytes.value *= smaller;
+  return profile;
+}
+
+CostModel::CostModel(const MachineProfile& p, StateFormat state) : CostModel(in_format(p, state)) {
+  device_update_bytes_ = static_cast<double>(update_bytes(state));
 }
 
 CostModel::CostModel(const MachineProfile& p)
@@ -224,7 +237,7 @@ TaskCost CostModel::of(const Task& task, bool sums) const {
     }
     case TaskKind::update_streamed:
     case TaskKind::update_resident:
-      return on_device(count / device_update_, count * update_bytes);
+      return on_device(count / device_update_, count * device_update_bytes_);
     case TaskKind::fold_gradient: {
       const double each = (sums ? sum_bytes : 0.0) + (task.last_micro ? half_bytes : 0.0);
       return on_cpu(count * each / host_stream_, count * each, cpu_core_share_);

@@ -34,7 +34,8 @@ struct TaskCost {
 struct PathSetting {
   bool weights_resident = true;    ///< else they live on the host
   bool gradient_on_device = true;  ///< of a streamed parameter: kept, else it goes to the host and comes back
-  double cpu_kernel_bytes = 28.0;  ///< DRAM bytes of the CPU's kernel
+  double cpu_kernel_bytes = 28.0;  ///< DRAM bytes of the CPU's kernel in this format
+  StateFormat state = StateFormat::fp32;
 };
 
 /// Bytes for each parameter and step, from the gradient's end to the new weight's (DESIGN's table).
@@ -45,8 +46,12 @@ struct PathBytes {
 };
 PathBytes path_bytes(UpdatePath path, const PathSetting& setting) noexcept;
 
+/// A profile, whose updates are of fp32 state, for another format: updates that move as many bytes a second.
+MachineProfile in_format(MachineProfile profile, StateFormat state);
+
 /// Seconds to update `parameters` that live on the host, share `cpu_share` of them on the CPU and the rest
 /// streamed, where the busiest resource alone counts: T(c) = max over resources of a linear function of c.
+/// `profile` in the setting's format (`in_format`).
 double update_seconds(const MachineProfile& profile, const PathSetting& setting, double parameters, double cpu_share);
 /// The cpu_share in [0, 1] that minimises it.
 double best_cpu_share(const MachineProfile& profile, const PathSetting& setting);
@@ -84,7 +89,7 @@ std::vector<LayerSeconds> compute_seconds(const MachineProfile& profile, std::sp
 /// part of what is shared, at all times: so one device is modelled, with its part of DRAM and cores.
 class CostModel {
  public:
-  explicit CostModel(const MachineProfile& profile);
+  CostModel(const MachineProfile& profile, StateFormat state);
 
   /// Of a task of any lane but the caller's. `sums`: a step has several micro-batches.
   TaskCost of(const Task& task, bool sums) const;
@@ -95,12 +100,14 @@ class CostModel {
   double step_overhead() const { return step_overhead_; }
 
  private:
+  explicit CostModel(const MachineProfile& in_format);
   TaskCost copy(double bytes, bool to_device) const;
   TaskCost on_device(double seconds, double bytes) const;
   TaskCost on_cpu(double seconds, double dram_bytes, double core_share) const;
 
   double device_bandwidth_;
   double device_update_;
+  double device_update_bytes_ = 0.0;
   double launch_;
   double device_core_share_;  ///< of the host's cores, where the device is made of them
   double to_device_;

@@ -45,7 +45,7 @@ class Simulator {
             std::span<const LayerSeconds> compute, const SimulationOptions& options)
       : layout_(layout),
         plan_(plan),
-        costs_(profile),
+        costs_(profile, plan.state),
         compute_(compute),
         options_(options),
         unfolder_(layout, plan),

@@ -21,13 +21,11 @@ void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies) {
   for (const TaskId d : dependencies) {
     if (done(d)) continue;
     TaskNode& first = node(d);
-    const bool by_done = needs_done(first.task, task);
-    Edge edge{d, task.id, no_edge};
-    if (by_done || !first.issued) {
-      EdgeId& list = by_done ? first.after_done : first.after_issue;
-      edge.next = std::exchange(list, edges_.end());
-      ++added.waiting_for;
-    }
+    const bool by_done = first.issued || needs_done(first.task, task);
+    Edge edge{d, task.id};
+    edge.counts = !first.issued || needs_done(first.task, task);
+    edge.next = std::exchange(by_done ? first.after_done : first.after_issue, edges_.end());
+    if (edge.counts) ++added.waiting_for;
     edges_.push(edge);
   }
   const TaskNode& node = nodes_.push(std::move(added));
@@ -39,25 +37,34 @@ void TaskGraph::make_ready(const TaskNode& node) {
   ready_[static_cast<std::size_t>(node.task.lane)].emplace(node.task.priority, node.task.id);
 }
 
-/// Those in the list wait for one task less.
-void TaskGraph::release(EdgeId& list) {
-  for (EdgeId e = std::exchange(list, no_edge); e != no_edge; e = edges_[e].next) {
-    TaskNode& waiter = node(edges_[e].second);
-    if (--waiter.waiting_for == 0) make_ready(waiter);
-  }
+/// Who waits at its end waits for one task less.
+void TaskGraph::release(Edge& edge) {
+  if (!std::exchange(edge.counts, false)) return;
+  TaskNode& waiter = node(edge.second);
+  if (--waiter.waiting_for == 0) make_ready(waiter);
 }
 
 void TaskGraph::mark_issued(TaskId id) {
   TaskNode& n = node(id);
   n.issued = true;
-  release(n.after_issue);
+  // Released, they are still told when it is done.
+  for (EdgeId e = std::exchange(n.after_issue, no_edge); e != no_edge;) {
+    Edge& edge = edges_[e];
+    release(edge);
+    const EdgeId next = edge.next;
+    edge.next = std::exchange(n.after_done, e);
+    e = next;
+  }
 }
 
-void TaskGraph::mark_done(TaskId id) {
+void TaskGraph::mark_done(TaskId id, double now) {
   mark_issued(id);
   TaskNode& n = node(id);
   n.done = true;
-  release(n.after_done);
+  for (EdgeId e = n.after_done; e != no_edge; e = edges_[e].next) {
+    node(edges_[e].second).ready_at = now;
+    release(edges_[e]);
+  }
   TaskId oldest = begin();
   while (known(oldest) && node(oldest).done) ++oldest;
   edges_.pop_before(known(oldest) ? node(oldest).first_edge : edges_.end());

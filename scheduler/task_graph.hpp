@@ -32,6 +32,7 @@ struct Edge {
   TaskId first = no_task;
   TaskId second = no_task;
   EdgeId next = no_edge;
+  bool counts = false;  ///< among `second`'s `waiting_for`
 };
 
 /// A task in flight. A device task is *issued* once queued on its stream with an event recorded behind it, and
@@ -41,11 +42,12 @@ struct TaskNode {
   Event event;  ///< recorded behind it, while it is issued and not done; of the executor's
   bool issued = false;
   bool done = false;
-  double issued_at = 0.0;        ///< kept by the executor where there is a trace
+  double issued_at = 0.0;        ///< of the executor's
+  double ready_at = 0.0;         ///< when the last that it depends on was done, as `mark_done` was told
   int waiting_for = 0;           ///< dependencies not yet as far as this task needs them
   EdgeId first_edge = no_edge;   ///< its own dependencies are those from here to where the next task's begin
   EdgeId after_issue = no_edge;  ///< the list of those who become readier when it is issued
-  EdgeId after_done = no_edge;   ///< ... and when it is done
+  EdgeId after_done = no_edge;   ///< ... of those who are told when it is done
 };
 
 /// Between two tasks of device lanes a dependency is met once the first is issued: the second's stream
@@ -61,7 +63,7 @@ class TaskGraph {
   /// Once or more often.
   void mark_issued(TaskId id);
   /// Once; issued or not. The task is forgotten once all before it are done.
-  void mark_done(TaskId id);
+  void mark_done(TaskId id, double now = 0.0);
 
   /// The readiest task of a lane, or no_task. `take` removes it from the ready ones.
   TaskId ready(Lane lane) const;
@@ -88,7 +90,7 @@ class TaskGraph {
   using Entry = std::pair<int, TaskId>;  // priority, id: the smaller first
   using Ready = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
 
-  void release(EdgeId& list);
+  void release(Edge& edge);
   void make_ready(const TaskNode& node);
   EdgeId end_of_edges(TaskId id) const { return known(id + 1) ? node(id + 1).first_edge : edges_.end(); }
 

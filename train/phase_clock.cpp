@@ -66,13 +66,12 @@ void PhaseClock::watch() {
   }
 }
 
-double PhaseClock::finish_forward_and_backward(double& forward, double& backward) {
+void PhaseClock::finish_forward_and_backward(double& forward, double& backward) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return stop_ || (marks_.empty() && !busy_); });
   forward = seconds_[static_cast<std::size_t>(Phase::forward)];
   backward = seconds_[static_cast<std::size_t>(Phase::backward)];
   seconds_ = {};
-  return forward + backward;
 }
 
 void PhaseProbe::begin_micro_batch(StreamView stream) {

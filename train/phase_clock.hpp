@@ -28,7 +28,7 @@ class PhaseClock {
   void mark(Phase phase, StreamView stream);
   /// Waits until all marks have passed and gives the seconds of each phase since the last call.
   /// A failed stream ends the waiting; the error itself reaches whoever uses the stream.
-  double finish_forward_and_backward(double& forward, double& backward);
+  void finish_forward_and_backward(double& forward, double& backward);
 
  private:
   struct Mark {

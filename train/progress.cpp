@@ -41,14 +41,14 @@ void Progress::line(const std::string& text) {
   std::fflush(stdout);
 }
 
-void Progress::step(const StepMetrics& m, double exposed, std::optional<double> saving) {
+void Progress::step(const StepMetrics& m, std::optional<double> saving) {
   constexpr double weight = 0.1;  // of the newest step: a rate that neither jumps nor lags
   smoothed_ = smoothed_ == 0.0 ? m.step_seconds : (1.0 - weight) * smoothed_ + weight * m.step_seconds;
   if (quiet_ || every_ == 0 || (m.step % every_ != 0 && m.step != steps_)) return;
   const int width = static_cast<int>(std::to_string(steps_).size());
   std::string text = fmt::format(
       "step {:>{}}/{}  loss {:.4f}  norm {:.2f}  lr {:.1e}  {} tok/s  {:.3f} s (update {:.3f} exposed)  ETA {}", m.step,
-      width, steps_, m.loss, m.grad_norm, m.lr, rate(m.tokens_per_second), m.step_seconds, exposed,
+      width, steps_, m.loss, m.grad_norm, m.lr, rate(m.tokens_per_second), m.step_seconds, m.exposed_update_seconds,
       format_duration(smoothed_ * static_cast<double>(steps_ - m.step)));
   if (m.skipped) text += "  SKIPPED";
   if (m.eval_loss) text += fmt::format("  eval {:.4f}", *m.eval_loss);

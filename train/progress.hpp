@@ -18,7 +18,7 @@ class Progress {
 
   void line(const std::string& text);
   /// `saving`: share of a checkpoint under way.
-  void step(const StepMetrics& metrics, double exposed_update_seconds, std::optional<double> saving = std::nullopt);
+  void step(const StepMetrics& metrics, std::optional<double> saving = std::nullopt);
 
  private:
   std::int64_t steps_;

@@ -52,7 +52,13 @@ std::string StepMetrics::json() const {
                            {"lr", lr},
                            {"step_seconds", finite(step_seconds)},
                            {"tokens_per_second", finite(tokens_per_second)},
-                           {"bound_by", bound_by},
+                           {"bound_by", use.bound_by},
+                           {"exposed_update_seconds", exposed_update_seconds},
+                           {"h2d_bytes", use.h2d_bytes},
+                           {"d2h_bytes", use.d2h_bytes},
+                           {"h2d_bytes_per_second", finite(use.h2d_bytes_per_second)},
+                           {"d2h_bytes_per_second", finite(use.d2h_bytes_per_second)},
+                           {"dram_bytes_per_second", finite(use.dram_bytes_per_second)},
                            {"device_bytes", device_bytes},
                            {"skipped", skipped}};
   if (eval_loss) j["eval_loss"] = finite(*eval_loss);

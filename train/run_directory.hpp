@@ -6,6 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "train/resource_use.hpp"
+
 namespace tandem {
 
 /// Whether the folder holds a run (or part of one).
@@ -24,7 +26,8 @@ struct StepMetrics {
   double lr = 0.0;
   double step_seconds = 0.0;
   double tokens_per_second = 0.0;
-  std::string bound_by;
+  double exposed_update_seconds = 0.0;
+  ResourceUse use;
   std::uint64_t device_bytes = 0;
   bool skipped = false;
   std::optional<double> eval_loss;

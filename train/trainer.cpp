@@ -288,18 +288,19 @@ void Trainer::train_step() {
 void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::int64_t targets, double begin) {
   double forward = 0.0;
   double backward = 0.0;
-  const double compute = clock_->finish_forward_and_backward(forward, backward);
-  const double update = loaded_->engine().counters().update_seconds;
+  clock_->finish_forward_and_backward(forward, backward);
+  const EngineCounters counters = loaded_->engine().counters();
   metrics.step_seconds = trace_now() - begin;
   times_.step.push_back(metrics.step_seconds);
   times_.forward.push_back(forward);
   times_.backward.push_back(backward);
-  times_.update.push_back(update - update_seconds_seen_);
+  times_.update.push_back(counters.update_seconds - counters_seen_.update_seconds);
   times_.exposed.push_back(report.exposed_update_seconds);
-  update_seconds_seen_ = update;
+  metrics.exposed_update_seconds = report.exposed_update_seconds;
+  metrics.use = use_between(counters_seen_, counters, metrics.step_seconds,
+                            setup_.prediction ? setup_.prediction->profile.dram.value : 0.0);
   metrics.tokens_per_second = static_cast<double>(targets) / metrics.step_seconds;
   times_.rate.push_back(metrics.tokens_per_second);
-  metrics.bound_by = compute >= 0.5 * metrics.step_seconds ? "compute" : "update";
   metrics.device_bytes = setup_.device->allocated_bytes();
   if (std::isfinite(metrics.loss)) {
     if (!first_loss_) first_loss_ = metrics.loss;
@@ -310,8 +311,9 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
     evaluate();
     metrics.eval_loss = eval_loss_;
   }
+  counters_seen_ = loaded_->engine().counters();  // an evaluation's fetches are no step's
   sample_process_memory();
-  progress_->step(metrics, report.exposed_update_seconds, saver_ ? saver_->progress() : std::nullopt);
+  progress_->step(metrics, saver_ ? saver_->progress() : std::nullopt);
   if (directory_) directory_->append(metrics);
   publish(metrics);
 }

@@ -108,7 +108,7 @@ class Trainer {
   double load_seconds_ = 0.0;  ///< of the checkpoint: checking and reading it
   std::int64_t evaluated_step_ = -1;
   StepTimes times_;
-  double update_seconds_seen_ = 0.0;
+  EngineCounters counters_seen_;  ///< at the end of the last step
 };
 
 }  // namespace tandem

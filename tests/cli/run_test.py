@@ -12,7 +12,9 @@ SUMMARY_KEYS = {"model", "parameters", "device", "policy", "steps", "tokens", "f
                 "planned_host_bytes", "peak_host_bytes", "updated_parameters", "bytes", "skipped_steps",
                 "resumed_from_step", "state_digest", "compute_key", "version", "command"}
 METRIC_KEYS = {"step", "loss", "grad_norm", "lr", "step_seconds", "tokens_per_second", "bound_by", "device_bytes",
-               "skipped"}
+               "skipped", "exposed_update_seconds", "h2d_bytes", "d2h_bytes", "h2d_bytes_per_second",
+               "d2h_bytes_per_second", "dram_bytes_per_second"}
+BOUNDS = {"compute", "host to device", "device to host", "CPU", "DRAM"}
 
 
 class Training(ProgramTest):
@@ -33,6 +35,7 @@ class Training(ProgramTest):
         self.assertEqual([m["step"] for m in metrics], list(range(1, 31)))
         for line in metrics:
             self.assertLessEqual(METRIC_KEYS, set(line))
+            self.assertIn(line["bound_by"], BOUNDS)
         self.assertEqual(metrics[-1]["eval_loss"], summary["eval_loss"])
         self.assertEqual(len(result.stdout.splitlines()), len([l for l in result.stdout.splitlines() if "\r" not in l]))
         self.assertTrue(json.loads((self.root / "trace.json").read_text())["traceEvents"])

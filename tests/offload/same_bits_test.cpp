@@ -194,6 +194,35 @@ TEST_P(EveryPolicy, MovesTheBytesThatThePlanSays) {
   }
 }
 
+TEST_P(EveryPolicy, CountsTheMemoryItMovesAndTheTimeItTakes) {
+  constexpr double link = 200e6;
+  for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+    ToyOptions o = toy(GetParam());
+    o.offload.state = state;
+    o.device.link_bytes_per_second = link;
+    const double begin = trace_now();
+    const ToyResult result = train_toy(o);
+    const double seconds = trace_now() - begin;
+    const EngineCounters& c = result.counters;
+    std::uint64_t folded = 0, updated = 0;
+    for (const Subgroup& s : result.plan.subgroups) {
+      if (!s.gradient_on_device) folded += static_cast<std::uint64_t>(s.count());
+      if (s.updater == Updater::cpu) updated += static_cast<std::uint64_t>(s.count());
+    }
+    const std::uint64_t cpu = 2 * folded + (state == StateFormat::fp32 ? 28 : 26) * updated;
+    EXPECT_EQ(c.dram_bytes, c.bytes_host_to_device + c.bytes_device_to_host + 3 * cpu);
+    // Never shorter than the link takes, and never longer than there was time.
+    EXPECT_GE(c.busy.host_to_device, static_cast<double>(c.bytes_host_to_device) / link);
+    EXPECT_GE(c.busy.device_to_host, static_cast<double>(c.bytes_device_to_host) / link);
+    EXPECT_GT(c.busy.compute, 0.0);
+    EXPECT_EQ(c.busy.cpu_update > 0.0, updated > 0);
+    for (const double busy : {c.busy.compute, c.busy.host_to_device, c.busy.device_to_host, c.busy.device_update,
+                              c.busy.cpu, c.busy.cpu_update}) {
+      EXPECT_LE(busy, seconds);
+    }
+  }
+}
+
 TEST_P(EveryPolicy, PeaksAtThePlannedByte) {
   const ToyResult result = train_toy(toy(GetParam()));
   EXPECT_EQ(result.device_peak, result.plan.memory.device_bytes());

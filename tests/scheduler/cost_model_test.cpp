@@ -41,6 +41,24 @@ MachineProfile bare(double dram, double link) {
   return p;
 }
 
+TEST(CostModel, SmallerFormatsMoveFewerBytes) {
+  const PathBytes split = path_bytes(UpdatePath::streamed, {true, true, 26.0, StateFormat::split});
+  EXPECT_EQ(split.to_device, 10.0);
+  EXPECT_EQ(split.to_host, 10.0);
+  const PathBytes far = path_bytes(UpdatePath::streamed, {false, true, 18.0, StateFormat::bf16_moments});
+  EXPECT_EQ(far.to_device, 8.0) << "the weight is half of the master";
+  EXPECT_EQ(far.to_host, 8.0);
+  EXPECT_EQ(update_bytes(StateFormat::fp32), 28U);
+  EXPECT_EQ(update_bytes(StateFormat::split), 26U);
+  EXPECT_EQ(update_bytes(StateFormat::bf16_moments), 18U);
+  MachineProfile machine;
+  machine.cpu_update.value = 9e8;
+  machine.cpu_update_bytes.value = 28.0;
+  const MachineProfile smaller = in_format(machine, StateFormat::bf16_moments);
+  EXPECT_DOUBLE_EQ(smaller.cpu_update.value, 14e8);
+  EXPECT_DOUBLE_EQ(smaller.cpu_update_bytes.value, 18.0);
+}
+
 TEST(CostModel, UpdateSecondsAreTheMaximumOfBothLines) {
   const double b = 60e9;
   const double p = 20e9;
