@@ -46,8 +46,8 @@ std::vector<std::string> fixed_policies() {
 class Search {
  public:
   Search(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-         const MachineProfile& profile, std::span<const LayerSeconds> compute)
-      : layout_(layout), options_(options), facts_(facts), profile_(profile), compute_(compute) {}
+         const MachineProfile& profile, std::span<const LayerSeconds> compute, const Plan* present)
+      : layout_(layout), options_(options), facts_(facts), profile_(profile), compute_(compute), present_(present) {}
 
   Choice run();
 
@@ -56,6 +56,7 @@ class Search {
   Simulation exactly(const Plan& plan) const;
   double quickly(const Plan& plan);
   void try_fixed();
+  void consider(const Policy& policy, std::optional<Plan> made);
   void improve();
   bool attempt(const std::vector<UpdatePath>& paths);
   void try_shares();
@@ -69,8 +70,8 @@ class Search {
   const PlanningFacts& facts_;
   const MachineProfile& profile_;
   std::span<const LayerSeconds> compute_;
+  const Plan* present_;
 
-  std::optional<PlanError> refusal_;
   std::vector<Plan> fitting_;  ///< of `choice_.candidates` that fit, in their order
   Choice choice_;
   std::optional<Plan> best_;
@@ -108,25 +109,29 @@ void Search::try_fixed() {
   for (const std::string& text : policies) {
     OffloadOptions fixed = options_;
     fixed.policy = parse_policy(text);
-    Candidate candidate;
-    candidate.policy = fixed.policy;
     const bool contradicts = fixed.policy.kind == Policy::Kind::device && options_.resident_layers >= 0 &&
                              options_.resident_layers < layout_.layer_count();
-    std::optional<Plan> made = contradicts ? std::nullopt : plan(fixed);
-    if (made) {
-      candidate.fits = true;
-      candidate.shares = made->shares();
-      candidate.device_bytes = made->memory.device_bytes();
-      const double seconds = quickly(*made);
-      candidate.simulation.step_seconds = seconds;
-      if (!best_ || seconds < best_seconds_) {
-        best_ = *made;
-        best_seconds_ = seconds;
-      }
-      fitting_.push_back(std::move(*made));
-    }
-    choice_.candidates.push_back(std::move(candidate));
+    consider(fixed.policy, contradicts ? std::nullopt : plan(fixed));
   }
+  if (present_ != nullptr) consider(present_->policy, *present_);
+}
+
+void Search::consider(const Policy& policy, std::optional<Plan> made) {
+  Candidate candidate;
+  candidate.policy = policy;
+  if (made) {
+    candidate.fits = true;
+    candidate.shares = made->shares();
+    candidate.device_bytes = made->memory.device_bytes();
+    const double seconds = quickly(*made);
+    candidate.simulation.step_seconds = seconds;
+    if (!best_ || seconds < best_seconds_) {
+      best_ = *made;
+      best_seconds_ = seconds;
+    }
+    fitting_.push_back(*std::move(made));
+  }
+  choice_.candidates.push_back(std::move(candidate));
 }
 
 bool Search::attempt(const std::vector<UpdatePath>& paths) {
@@ -306,8 +311,8 @@ Choice Search::run() {
 }  // namespace
 
 Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                   const MachineProfile& profile, std::span<const LayerSeconds> compute) {
-  return Search(layout, options, facts, profile, compute).run();
+                   const MachineProfile& profile, std::span<const LayerSeconds> compute, const Plan* present) {
+  return Search(layout, options, facts, profile, compute, present).run();
 }
 
 std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,

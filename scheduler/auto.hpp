@@ -26,9 +26,11 @@ struct Choice {
 
 /// The predicted best of all policies that fit and of what a search makes of the best: residents first (they
 /// save their whole update), then the division of the rest between CPU and streaming. Never predicted slower than
-/// a fixed policy. `options.policy` must be automatic, else that one alone is a candidate. Throws as make_plan.
+/// a fixed policy. `options.policy` must be automatic, else that one alone is a candidate. `present`: a plan that fits and
+/// is a candidate too; null: none. Throws as make_plan, where nothing fits.
 Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                   const MachineProfile& profile, std::span<const LayerSeconds> compute);
+                   const MachineProfile& profile, std::span<const LayerSeconds> compute,
+                   const Plan* present = nullptr);
 
 /// What a wider machine would bring: the chosen policy's step with one resource doubled, chosen anew.
 struct Upgrade {

@@ -86,6 +86,7 @@ class Simulator {
   void pass_time();
   void finish(Lane lane);
   void finish_compute();
+  void account(const Task& task, double seconds);
   bool finished() const { return action_ == walk_.size() && graph_.empty() && computes_.empty(); }
 
   const ParameterLayout& layout_;
@@ -115,6 +116,13 @@ class Simulator {
   double update_end_ = 0.0;
   double backward_since_ = -1.0;
   std::int64_t updates_left_ = 0;
+  double compute_seconds_ = 0.0;
+  struct Done {
+    double seconds = 0.0;
+    double amount = 0.0;  ///< bytes or parameters
+    double rate() const { return seconds > 0.0 ? amount / seconds : 0.0; }
+  };
+  Done to_device_, to_host_, cpu_update_;
   Simulation result_;
 };
 
@@ -178,6 +186,7 @@ Simulation Simulator::run() {
   result_.update_seconds = update_end_;
   for (double& use : result_.use) use = now_ > 0.0 ? use / now_ : 0.0;
   result_.step_seconds = now_ + costs_.step_overhead();
+  result_.rates = {compute_seconds_, to_device_.rate(), to_host_.rate(), cpu_update_.rate()};
   return result_;
 }
 
@@ -365,11 +374,23 @@ void Simulator::finish(Lane lane) {
     options_.trace->span(name_of(lane), task.text(layout_.layer(task.layer).name), flight.begin, now_, task.bytes);
   }
   if (is_update(task.kind) && --updates_left_ == 0) update_end_ = now_;
+  account(task, now_ - flight.begin);
   if (lane != Lane::cpu) queues_[static_cast<std::size_t>(lane)].pop_front();
   graph_.mark_done(flight.id);
 }
 
+void Simulator::account(const Task& task, double seconds) {
+  const auto add = [seconds](Done& done, double amount) {
+    done.seconds += seconds;
+    done.amount += amount;
+  };
+  if (task.lane == Lane::host_to_device) add(to_device_, static_cast<double>(task.bytes));
+  if (task.lane == Lane::device_to_host) add(to_host_, static_cast<double>(task.bytes));
+  if (task.kind == TaskKind::update_cpu) add(cpu_update_, static_cast<double>(task.count()));
+}
+
 void Simulator::finish_compute() {
+  compute_seconds_ += now_ - flights_[static_cast<std::size_t>(Lane::caller)].begin;
   const Compute done = std::move(computes_.front());
   computes_.pop_front();
   if (options_.trace != nullptr) {

@@ -20,6 +20,14 @@ struct SimulationOptions {
   Trace* trace = nullptr;  ///< takes the spans of the step, in virtual seconds; may be null
 };
 
+/// How fast a step's work went, as predicted or as measured, waits left out: what follows from a profile's figures.
+struct StepRates {
+  double compute_seconds = 0.0;  ///< of forward and backward
+  double to_device = 0.0;        ///< bytes a second while copying; 0: nothing was copied
+  double to_host = 0.0;
+  double cpu_update = 0.0;       ///< parameters a second while updating; 0: none was updated
+};
+
 /// One step in the steady state, from the end of the gradients to the end of the next step's gradients:
 /// the updates of one step, then forward and backward of the next, with what overlaps.
 struct Simulation {
@@ -29,6 +37,7 @@ struct Simulation {
   double update_seconds = 0.0;          ///< from the start of the updates to the end of the last
   double exposed_update_seconds = 0.0;  ///< the caller's waits for weights
   ResourceShares use{};                 ///< mean over the step, of each resource
+  StepRates rates;
   std::int64_t tasks = 0;
   /// What is used most: "compute", "host to device", "device to host", "DRAM", "CPU".
   Resource bound_by() const noexcept;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "offload/engine.hpp"
+#include "scheduler/simulator.hpp"
 
 namespace tandem {
 
@@ -20,5 +21,8 @@ struct ResourceUse {
 
 /// `seconds`: between the two. `dram_rate`: bytes a second that the machine's memory moves; 0: unknown.
 ResourceUse use_between(const EngineCounters& before, const EngineCounters& after, double seconds, double dram_rate);
+
+/// How fast the work between the two went.
+StepRates rates_between(const EngineCounters& before, const EngineCounters& after);
 
 }  // namespace tandem

@@ -12,6 +12,7 @@
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
+#include "scheduler/replan.hpp"
 #include "train/loaded_model.hpp"
 #include "train/performance.hpp"
 
@@ -206,6 +207,9 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
     speeds.profile = find_calibration(*run.device, config);
   }
   take(run, plan_activations(run, shape, rows, config, speeds), speeds);
+  if (run.prediction && config.policy.kind == Policy::Kind::automatic) {
+    book_room_for_change(run.plan, run.layout, run.options, profile_of(*run.device));
+  }
   book(run, rows);
   if (purpose.saves && config.checkpoint_every > 0) book_background_save(run, config.host_memory);
   return run;

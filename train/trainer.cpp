@@ -191,6 +191,11 @@ void Trainer::start() {
                                                [this](const std::string& text) { progress_->line(text); });
     if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
   }
+  if (setup_.prediction && config_.policy.kind == Policy::Kind::automatic) {
+    const RunPrediction& p = *setup_.prediction;
+    replanner_ = std::make_unique<Replanner>(setup_.layout, setup_.options, profile_of(*setup_.device), p.profile,
+                                             p.compute, setup_.plan, p.choice.simulation);
+  }
   load_weights();
 }
 
@@ -292,6 +297,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
   const EngineCounters counters = loaded_->engine().counters();
   metrics.step_seconds = trace_now() - begin;
   times_.step.push_back(metrics.step_seconds);
+  keep_to_the_prediction(counters);
   times_.forward.push_back(forward);
   times_.backward.push_back(backward);
   times_.update.push_back(counters.update_seconds - counters_seen_.update_seconds);
@@ -316,6 +322,19 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
   progress_->step(metrics, saver_ ? saver_->progress() : std::nullopt);
   if (directory_) directory_->append(metrics);
   publish(metrics);
+}
+
+/// Where the machine is not as fast as its calibration has it, another division may be: state moves, no bit changes.
+void Trainer::keep_to_the_prediction(const EngineCounters& counters) {
+  if (!replanner_ || step_ == config_.steps) return;
+  const auto change = replanner_->after_step(rates_between(counters_seen_, counters));
+  if (!change) return;
+  loaded_->engine().adopt(change->plan);
+  setup_.plan = change->plan;
+  progress_->line(
+      fmt::format("step {}: rates are not as calibrated; another plan ({}), predicted {:.4g} s/step instead "
+                  "of {:.4g}",
+                  step_, change->plan.policy.text(), change->seconds_after, change->seconds_before));
 }
 
 void Trainer::watch_nonfinite(const StepReport& report) {

@@ -12,6 +12,7 @@
 #include "data/token_source.hpp"
 #include "data/window_sampler.hpp"
 #include "io/checkpoint.hpp"
+#include "scheduler/replan.hpp"
 #include "train/checkpoint_saver.hpp"
 #include "train/config.hpp"
 #include "train/loaded_model.hpp"
@@ -69,6 +70,7 @@ class Trainer {
   void save(bool best = false);
   void look_after_saving();
   void save_if_best();
+  void keep_to_the_prediction(const EngineCounters& counters);
   void publish(const StepMetrics& metrics);
   void finish(bool interrupted);
   Manifest manifest() const;
@@ -92,6 +94,7 @@ class Trainer {
   std::unique_ptr<Progress> progress_;
   std::unique_ptr<CheckpointSaver> saver_;
   std::unique_ptr<MetricsServer> metrics_server_;
+  std::unique_ptr<Replanner> replanner_;  ///< with --policy auto, where the machine is calibrated
 
   std::int64_t windows_ = 0;
   std::int64_t step_ = 0;  ///< steps taken, skipped ones included

@@ -39,6 +39,19 @@ class Calibrated(ProgramTest):
         self.succeed(self.train("--steps", "3", *ceiling, "--policy", "host", "--out", self.root / "host"))
         self.assertEqual(summary["state_digest"], self.summary(self.root / "host")["state_digest"])
 
+        # As if the CPU and the link were slower than they are: whether another plan follows is theirs to say, the bits
+        # are not.
+        honest = self.profile.read_text()
+        slower = re.sub(r"(?m)^((?:update|to_device|to_host|both_ways) = \{ value = )([0-9.e+]+)",
+                        lambda figure: figure[1] + repr(float(figure[2]) / 25), honest)
+        self.assertNotEqual(slower, honest)
+        digests = set()
+        for name, text in [("slow", slower), ("true", honest)]:
+            self.profile.write_text(text)
+            self.succeed(self.train("--steps", "45", *ceiling, "--out", self.root / name))
+            digests.add(self.summary(self.root / name)["state_digest"])
+        self.assertEqual(len(digests), 1)
+
         for damage, word in [(self.profile.read_text().replace("driver = '", "driver = 'another "), "stale"),
                              ("no profile", "not used")]:
             self.profile.write_text(damage)

@@ -1,0 +1,129 @@
+#include "scheduler/replan.hpp"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+using Rate = double StepRates::*;
+constexpr std::array all_rates{&StepRates::compute_seconds, &StepRates::to_device, &StepRates::to_host,
+                               &StepRates::cpu_update};
+
+StepRates median_of(const std::vector<StepRates>& steps) {
+  StepRates median;
+  for (const Rate rate : all_rates) {
+    std::vector<double> values;
+    for (const StepRates& s : steps) values.push_back(s.*rate);
+    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    median.*rate = *middle;
+  }
+  return median;
+}
+
+/// How many times the predicted figure the measured one is; 1 where one of them is missing.
+double ratio(const StepRates& measured, const StepRates& predicted, Rate rate) {
+  return measured.*rate > 0.0 && predicted.*rate > 0.0 ? measured.*rate / predicted.*rate : 1.0;
+}
+
+/// The same plan with every subgroup that is not resident on one path; none where it does not fit.
+std::optional<Plan> with_all(UpdatePath path, const Plan& plan, const ParameterLayout& layout, OffloadOptions options,
+                             const PlanningFacts& facts) {
+  options.policy = parse_policy("static:0");
+  options.paths.clear();
+  for (const Subgroup& s : plan.subgroups) {
+    options.paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);
+  }
+  try {
+    return make_plan(layout, options, facts);
+  } catch (const PlanError&) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+void book_room_for_change(Plan& plan, const ParameterLayout& layout, const OffloadOptions& options,
+                          const PlanningFacts& facts) {
+  std::size_t device = plan.memory.device_bytes();
+  std::size_t host = plan.memory.host_bytes();
+  for (const UpdatePath path : {UpdatePath::cpu, UpdatePath::streamed}) {
+    const std::optional<Plan> other = with_all(path, plan, layout, options, facts);
+    if (!other) continue;
+    device = std::max(device, other->memory.device_bytes());
+    host = std::max(host, other->memory.host_bytes());
+  }
+  plan.spare_device_memory = device - plan.memory.device_bytes();
+  plan.spare_host_memory = host - plan.memory.host_bytes();
+  plan.memory.add("spare", "run", Place::device, plan.spare_device_memory);
+  plan.memory.add("spare", "run", Place::pinned, plan.spare_host_memory);
+}
+
+Replanner::Replanner(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                     MachineProfile profile, std::vector<LayerSeconds> compute, Plan plan, const Simulation& predicted,
+                     ReplanSettings settings)
+    : layout_(layout),
+      options_(options),
+      facts_(facts),
+      profile_(std::move(profile)),
+      compute_(std::move(compute)),
+      plan_(std::move(plan)),
+      predicted_(predicted.rates),
+      settings_(settings),
+      warming_up_(settings.window) {
+  // Within what is booked.
+  options_.device_memory = plan_.memory.device_bytes() + options_.reserved_device_memory + facts_.device_reserved;
+  options_.host_memory = plan_.memory.host_bytes();
+  facts_.host_available = 0;
+}
+
+std::optional<Replanner::Change> Replanner::after_step(const StepRates& measured) {
+  if (warming_up_ > 0) {
+    --warming_up_;
+    return std::nullopt;
+  }
+  steps_.push_back(measured);
+  if (static_cast<int>(steps_.size()) < settings_.window) return std::nullopt;
+  const StepRates median = median_of(std::exchange(steps_, {}));
+  if (as_predicted(median)) return std::nullopt;
+  correct(median);
+  return choose_anew();
+}
+
+bool Replanner::as_predicted(const StepRates& measured) const {
+  return std::all_of(all_rates.begin(), all_rates.end(), [&](Rate rate) {
+    const double off = ratio(measured, predicted_, rate);
+    return off <= settings_.band && off >= 1.0 / settings_.band;
+  });
+}
+
+void Replanner::correct(const StepRates& measured) {
+  const double compute = ratio(measured, predicted_, &StepRates::compute_seconds);
+  for (LayerSeconds& s : compute_) s = {s.forward * compute, s.backward * compute};
+  const double up = ratio(measured, predicted_, &StepRates::to_device);
+  const double down = ratio(measured, predicted_, &StepRates::to_host);
+  profile_.to_device.value *= up;
+  profile_.to_host.value *= down;
+  profile_.both_ways.value *= (up + down) / 2.0;
+  profile_.cpu_update.value *= ratio(measured, predicted_, &StepRates::cpu_update);
+}
+
+std::optional<Replanner::Change> Replanner::choose_anew() {
+  const Simulation now = simulate(layout_, plan_, profile_, compute_, {.micro_batches = options_.max_micro_batches});
+  Choice choice = choose_plan(layout_, options_, facts_, profile_, compute_, &plan_);
+  const double gain = 1.0 - choice.simulation.step_seconds / now.step_seconds;
+  if (gain < settings_.worthwhile) {
+    predicted_ = now.rates;
+    return std::nullopt;
+  }
+  predicted_ = choice.simulation.rates;
+  plan_ = choice.plan;
+  warming_up_ = settings_.window;
+  return Change{std::move(choice.plan), now.step_seconds, choice.simulation.step_seconds};
+}
+
+}  // namespace tandem
