@@ -33,8 +33,9 @@ Executor::~Executor() {
   issuer_.thread.join();
   cpu_worker_.thread.join();
   std::unique_lock lock(mutex_);
-  wanted_ = [this] { return callbacks_ == 0; };
-  progress_.wait(lock, wanted_);
+  const auto all_made = [this] { return callbacks_ == 0; };
+  wanted_ = all_made;
+  progress_.wait(lock, all_made);
 }
 
 StreamView Executor::stream_of(Lane lane) const {
@@ -185,11 +186,12 @@ void Executor::sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, P
 /// After every change, with the lock held. Waking a thread takes longer than all else that is done here for a
 /// task: only who sleeps is woken, and only where there is something to do for it.
 void Executor::wake() {
-  const auto wake = [](Worker& worker) {
-    if (std::exchange(worker.asleep, false)) worker.wakes.notify_one();
+  const auto rouse = [](Worker& worker) {
+    worker.asleep = false;
+    worker.wakes.notify_one();
   };
-  if (issuer_.asleep && next_device_task() != no_task) wake(issuer_);
-  if (cpu_worker_.asleep && next_cpu_task() != no_task) wake(cpu_worker_);
+  if (issuer_.asleep && next_device_task() != no_task) rouse(issuer_);
+  if (cpu_worker_.asleep && next_cpu_task() != no_task) rouse(cpu_worker_);
   if (wanted_ && wanted_()) {
     wanted_ = nullptr;
     progress_.notify_all();

@@ -44,7 +44,7 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
   }
   subgroups_.resize(plan.subgroups.size());
   for (int s = 0; s < static_cast<int>(plan.subgroups.size()); ++s) {
-    LayerState& state = layers_[static_cast<std::size_t>(plan.subgroups[static_cast<std::size_t>(s)].layer)];
+    LayerState& state = state_of(plan.subgroups[static_cast<std::size_t>(s)].layer);
     if (state.subgroup_count++ == 0) state.first_subgroup = s;
   }
   for (int c = 0; c < static_cast<int>(plan.size_classes.size()); ++c) {
@@ -150,8 +150,8 @@ int Unfolder::acquire_weight_buffer(int layer, bool only_idle, TaskList& out) {
 
 void Unfolder::load(int layer, int index, TaskList& out) {
   Buffer& buffer = weight_buffers_[static_cast<std::size_t>(index)];
-  LayerState& state = layers_[static_cast<std::size_t>(layer)];
-  if (buffer.layer >= 0) layers_[static_cast<std::size_t>(buffer.layer)].weight_buffer = -1;
+  LayerState& state = state_of(layer);
+  if (buffer.layer >= 0) state_of(buffer.layer).weight_buffer = -1;
   Task& fetch = emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
   fetch.end = layout_.layer(layer).elements;
   fetch.buffer = index;
@@ -259,7 +259,7 @@ int Unfolder::acquire_gradient_buffer(int layer) {
   Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(best)];
   buffer.holders = 1;
   buffer.layer = layer;
-  layers_[static_cast<std::size_t>(layer)].gradient_buffer = best;
+  state_of(layer).gradient_buffer = best;
   return best;
 }
 
@@ -424,7 +424,7 @@ void Unfolder::keep_piece(const Task& piece, TaskList& out) {
 void Unfolder::invalidate_weights() {
   if (open_visits_ > 0) throw MisuseError("weights were written while a layer is held");
   for (Buffer& buffer : weight_buffers_) {
-    if (buffer.layer >= 0) layers_[static_cast<std::size_t>(buffer.layer)].weight_buffer = -1;
+    if (buffer.layer >= 0) state_of(buffer.layer).weight_buffer = -1;
     buffer.layer = -1;
   }
 }
