@@ -2,45 +2,21 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <functional>
 #include <memory>
-#include <new>
 #include <ostream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "offload/engine.hpp"
+#include "tests/offload/allocations/counted_new.hpp"
 #include "tests/offload/idle_device.hpp"
-
-namespace {
-
-std::atomic<std::uint64_t> allocations{0};
-
-void* counted(std::size_t bytes, std::size_t alignment) {
-  ++allocations;
-  void* memory = nullptr;
-  if (::posix_memalign(&memory, std::max(alignment, sizeof(void*)), std::max<std::size_t>(bytes, 1)) != 0) {
-    throw std::bad_alloc();
-  }
-  return memory;
-}
-
-}  // namespace
-
-// The other forms, of arrays and without exceptions, come down to these.
-void* operator new(std::size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
-void* operator new(std::size_t bytes, std::align_val_t alignment) {
-  return counted(bytes, static_cast<std::size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
 
 namespace tandem {
 namespace {
+
+using testing::allocations;
 
 struct Shape {
   const char* policy = "host";
@@ -104,9 +80,9 @@ class IdleTrainer {
 bool becomes_steady(const std::function<void()>& step) {
   constexpr int tries = 60, steps = 4;
   for (int t = 0; t < tries; ++t) {
-    const std::uint64_t before = allocations;
+    const std::uint64_t before = allocations();
     for (int s = 0; s < steps; ++s) step();
-    if (allocations == before) return true;
+    if (allocations() == before) return true;
   }
   return false;
 }
@@ -142,9 +118,9 @@ TEST(Allocations, OfASingleByteInAStepAreSeen) {
 }
 
 TEST(Allocations, OfOtherThreadsAreSeen) {
-  const std::uint64_t before = allocations;
+  const std::uint64_t before = allocations();
   std::thread([] { std::vector<std::string>(1000, std::string(1000, 'x')); }).join();
-  EXPECT_GT(allocations, before + 1000);
+  EXPECT_GT(allocations(), before + 1000);
 }
 
 }  // namespace
