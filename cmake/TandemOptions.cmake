@@ -1,6 +1,6 @@
 option(TANDEM_TESTS "Build the tests" ON)
 option(TANDEM_BENCH "Build the benchmarks" ON)
-option(TANDEM_FUZZ "Have the target fuzz (clang alone; see scripts/fuzz)" OFF)
+option(TANDEM_FUZZ "Configure the target fuzz and nothing else (clang alone; see scripts/fuzz)" OFF)
 set(TANDEM_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined or thread")
 set(TANDEM_THREADS "tbb" CACHE STRING "Data parallelism on the CPU: tbb, or pool (a pool of our own, for ThreadSanitizer)")
 set_property(CACHE TANDEM_THREADS PROPERTY STRINGS tbb pool)

@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "core/nesting.hpp"
+#include "io/plain_name.hpp"
 
 namespace tandem {
 namespace {
@@ -57,10 +58,7 @@ CheckpointParameter parameter_of(const json& j, const std::string& where) {
 
 CheckpointFile file_of(const json& j, const std::string& where) {
   CheckpointFile file{text(j, "name"), j.at("bytes").get<std::uint64_t>(), text(j, "xxh3_128")};
-  if (file.name.empty() || file.name == "." || file.name == ".." ||
-      file.name.find_first_of(std::string_view("/\0", 2)) != std::string::npos) {
-    corrupt(where, "its manifest names a file elsewhere");
-  }
+  if (!is_plain_name(file.name)) corrupt(where, "its manifest names a file elsewhere");
   return file;
 }
 

@@ -2,13 +2,12 @@
 
 #include <fmt/format.h>
 
-#include <fstream>
-#include <sstream>
-
 #define TOML_EXCEPTIONS 1
 #include <toml++/toml.h>
 
 #include "core/error.hpp"
+#include "core/mapped_file.hpp"
+#include "core/toml_text.hpp"
 
 namespace tandem {
 namespace {
@@ -52,13 +51,15 @@ std::vector<std::string> texts_of(const ConfigField& field, const toml::node& no
   return texts;
 }
 
-std::string read_text(const std::filesystem::path& file) {
-  std::ifstream stream(file);
-  std::stringstream text;
-  if (!stream || !(text << stream.rdbuf())) {
-    throw InputError(fmt::format("cannot read configuration {}", file.string()), "missing, empty or not readable");
+toml::table parse_toml(const std::filesystem::path& file) {
+  const MappedFile mapped(file);
+  const std::string what = fmt::format("configuration {}", file.string());
+  const std::string_view text(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
+  try {
+    return toml::parse(toml_in_ascii(text, what));
+  } catch (const toml::parse_error& error) {
+    throw UsageError(what, fmt::format("line {}: {}", error.source().begin.line, error.description()));
   }
-  return text.str();
 }
 
 }  // namespace
@@ -102,13 +103,7 @@ std::string config_toml(const TrainConfig& config) {
 }
 
 void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
-  toml::table table;
-  try {
-    table = toml::parse(read_text(file));
-  } catch (const toml::parse_error& error) {
-    throw UsageError(fmt::format("configuration {}", file.string()),
-                     fmt::format("line {}: {}", error.source().begin.line, error.description()));
-  }
+  const toml::table table = parse_toml(file);
   for (const auto& [key, node] : table) {
     const std::string name(key.str());
     const ConfigField* field = find_config_field(name);

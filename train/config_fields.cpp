@@ -134,6 +134,11 @@ const auto positive = [](auto value) { return value > 0; };
 const auto always = [](const auto&) { return true; };
 
 std::string parse_regex(std::string_view value) {
+  constexpr std::size_t longest = 1000;  // the standard library's parser calls itself for each parenthesis
+  if (value.size() > longest) {
+    throw UsageError(fmt::format("a pattern of {} bytes", value.size()), "too long",
+                     fmt::format("{} at most", longest));
+  }
   try {
     std::regex{std::string(value)};
   } catch (const std::regex_error&) {

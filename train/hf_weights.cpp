@@ -4,14 +4,13 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
 #include <system_error>
 
 #include "core/error.hpp"
 #include "core/mapped_file.hpp"
-#include "core/nesting.hpp"
+#include "io/shard_index.hpp"
 #include "models/transformer.hpp"
 
 namespace tandem {
@@ -21,24 +20,11 @@ namespace fs = std::filesystem;
 
 /// The shards that an index names, each once.
 std::vector<fs::path> files_of_index(const fs::path& directory, const fs::path& index) {
-  const auto refuse = [&](const std::string& why) {
-    throw InputError(fmt::format("index {}", index.string()), why, "copy or download it again");
-  };
   const MappedFile file(index);
   const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
-  if (nests_deeper(text)) refuse("it is nested too deep");
-  const auto json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
-    refuse("it has no weight_map");
-  }
-  std::set<fs::path> files;
-  for (const auto& [tensor, name] : json["weight_map"].items()) {
-    if (!name.is_string() || name.get<std::string>().find('/') != std::string::npos) {
-      refuse(fmt::format("tensor {} names no file beside it", tensor));
-    }
-    files.insert(directory / name.get<std::string>());
-  }
-  return {files.begin(), files.end()};
+  std::vector<fs::path> files;
+  for (const std::string& name : shards_of_index(text, index.string())) files.push_back(directory / name);
+  return files;
 }
 
 std::vector<fs::path> tensor_files(const fs::path& directory) {

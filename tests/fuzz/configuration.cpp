@@ -4,7 +4,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tandem;
   const fuzz::InputFile file(fuzz::text_of(data, size), ".toml");
-  return fuzz::expect<Error>([&] {
+  return fuzz::expect(ExitCode::usage, [&] {
     TrainConfig config;
     read_config_toml(file.path(), config);
     // What was accepted is written as a file that is accepted, and means the same.

@@ -38,13 +38,14 @@ class InputFile {
   std::filesystem::path path_;
 };
 
-/// Runs `read`; an error must be one line and of class `Expected`.
-template <class Expected, class Read>
-int expect(const Read& read) {
+/// Runs `read`; an error must be one line and end the program with `code`. Whatever else is thrown ends the fuzzer.
+template <class Read>
+int expect(ExitCode code, const Read& read) {
   try {
     read();
-  } catch (const Expected& error) {
-    if (std::string_view(error.what()).empty() || error.exit_code() == ExitCode::internal) std::abort();
+  } catch (const Error& error) {
+    const std::string_view line = error.what();
+    if (error.exit_code() != code || line.empty() || line.find_first_of("\r\n") != line.npos) std::abort();
   }
   return 0;
 }

@@ -3,7 +3,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tandem;
-  return fuzz::expect<UsageError>([&] {
+  return fuzz::expect(ExitCode::usage, [&] {
     const ModelConfig config = parse_hf_config(fuzz::text_of(data, size), "config.json");
     config.validate();
     // What was accepted is written as a description that is accepted, and means the same.

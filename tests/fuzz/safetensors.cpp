@@ -4,7 +4,7 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tandem;
   const fuzz::InputFile file(fuzz::text_of(data, size), ".safetensors");
-  return fuzz::expect<InputError>([&] {
+  return fuzz::expect(ExitCode::bad_input, [&] {
     const SafetensorsReader reader(file.path());
     for (const auto& [name, tensor] : reader.tensors()) {
       std::vector<float> values(static_cast<std::size_t>(std::min<std::int64_t>(tensor.count, 1024)));

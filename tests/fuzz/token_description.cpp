@@ -3,6 +3,7 @@
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tandem;
-  return fuzz::expect<InputError>(
-      [&] { static_cast<void>(data_files::parse_description(fuzz::text_of(data, size), "NAME.json")); });
+  return fuzz::expect(ExitCode::bad_input, [&] {
+    static_cast<void>(data_files::parse_description(fuzz::text_of(data, size), "NAME.json"));
+  });
 }

@@ -58,6 +58,20 @@ TEST_F(ConfigFile, EveryFieldComesBackFromToml) {
   EXPECT_EQ(read.data, (std::vector<std::string>{"a \"b\"\\c", "d\te"}));
 }
 
+TEST_F(ConfigFile, NamesInAnyScriptComeBack) {
+  TrainConfig config;
+  config.data = {"\xc3\xa9t\xc3\xa9/\xe6\x96\x87.txt"};
+  TrainConfig read;
+  read_config_toml(write(config_toml(config)), read);
+  EXPECT_EQ(read.data, config.data);
+}
+
+TEST_F(ConfigFile, WhatIsNoFileIsNotRead) {
+  TrainConfig config;
+  EXPECT_THROW(read_config_toml("/dev/zero", config), InputError);
+  EXPECT_THROW(read_config_toml(fs::path(testing::TempDir()), config), InputError);
+}
+
 TEST_F(ConfigFile, TheDefaultsComeBackFromToml) {
   const TrainConfig config;
   TrainConfig read = unusual();
@@ -88,6 +102,11 @@ TEST_F(ConfigFile, RefusesUnknownKeysTypesAndValues) {
   EXPECT_THAT(refusal("steps = [1, 2]"), HasSubstr("--steps"));
   EXPECT_THAT(refusal("[model]\nname = 1"), HasSubstr("model"));
   EXPECT_THAT(refusal("steps = 1\nsteps = 2"), HasSubstr("line 2"));
+  EXPECT_THAT(refusal("steps = 3\n\xc2\xa7 = 1"), HasSubstr("line 2"));
+  // Each parenthesis costs the standard library's parser a piece of stack.
+  EXPECT_THAT(refusal("freeze = \"" + std::string(30000, '(') + std::string(30000, ')') + "\""), HasSubstr("too long"));
+  EXPECT_EQ(refusal("freeze = \"" + std::string(500, '(') + std::string(500, ')') + "\""), "accepted");
+  EXPECT_EQ(refusal(""), "accepted");
   EXPECT_EQ(refusal("steps = 3"), "accepted");
   EXPECT_EQ(refusal("lr = 1e-3\ndata = [\"a\"]\nstrict = false"), "accepted");
 }
