@@ -15,11 +15,22 @@ def fail(message):
 
 
 def read(run):
+    """The steps of a run. A killed one may have left a torn last line; resuming drops it too."""
     file = run / "metrics.jsonl" if run.is_dir() else run
     if not file.is_file():
         fail(f"{file}: no such file")
-    with file.open() as lines:
-        return [json.loads(line) for line in lines if line.strip()]
+    texts = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = []
+    for number, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            line = None
+        if isinstance(line, dict) and isinstance(line.get("step"), int):
+            lines.append(line)
+        elif number < len(texts):
+            fail(f"{file}, line {number}: not the metrics of a step")
+    return lines
 
 
 def numbers(line):

@@ -1,6 +1,7 @@
 // The one table of all configuration fields.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 #include <regex>
 #include <type_traits>
@@ -138,6 +139,13 @@ std::string parse_regex(std::string_view value) {
   if (value.size() > longest) {
     throw UsageError(fmt::format("a pattern of {} bytes", value.size()), "too long",
                      fmt::format("{} at most", longest));
+  }
+  constexpr std::ptrdiff_t most_digits = 4;  // nor does it look whether a count overflows
+  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
+  for (auto at = value.begin(); at != value.end();) {
+    const auto end = std::find_if_not(at, value.end(), is_digit);
+    if (end - at > most_digits) throw UsageError(fmt::format("'{}'", value), "it holds a number that no name has");
+    at = std::find_if(end, value.end(), is_digit);
   }
   try {
     std::regex{std::string(value)};

@@ -19,13 +19,39 @@
 namespace tandem {
 namespace {
 
+/// What libraries take once a run goes: kernels that oneDNN compiles (3.4 MB of it), heaps and stacks of threads. It
+/// cannot be known before; 3 to 7 MB were seen, whatever the model and the number of threads.
+constexpr std::size_t libraries_in_use = std::size_t{8} << 20;
+
 struct HostRows {
   std::size_t program = 0;  ///< what the process held before: code's own data, libraries, threads
   std::size_t batches = 0;
+  std::size_t digest = 0;
+  std::size_t conversion = 0;  ///< of state that is not stored as fp32, while it is read or written
   std::size_t checkpoint = 0;
   std::size_t activations = 0;
-  std::size_t total() const noexcept { return program + batches + checkpoint + activations; }
+  std::size_t total() const noexcept {
+    return program + libraries_in_use + batches + digest + conversion + checkpoint + activations;
+  }
 };
+
+/// The rows that follow from layout and formats.
+HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose& purpose) {
+  constexpr std::size_t digest_values = std::size_t{1} << 20;  // docs/state-digest.md: a block
+  HostRows rows;
+  rows.program = sample_process_memory().anonymous;
+  rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
+  if (!purpose.training) return rows;
+  const std::size_t largest = largest_parameter(run.layout);
+  rows.digest = std::min(largest, digest_values) * sizeof(float);
+  for (const Parameter* p : run.layout.owned_parameters()) {
+    // Weights, and beside them residuals or moments: 16 bits each.
+    const std::size_t width = run.options.state != StateFormat::fp32 ? 4 : p->options.trainable ? 0 : 2;
+    rows.conversion = std::max(rows.conversion, static_cast<std::size_t>(p->count) * width);
+  }
+  if (purpose.saves) rows.checkpoint = largest * sizeof(float);
+  return rows;
+}
 
 /// Model and plan for one way of keeping activations.
 struct Way {
@@ -113,7 +139,10 @@ void book(RunSetup& run, const HostRows& rows) {
   }
   run.memory.add("device context and libraries", "run", Place::device, run.device->info().reserved);
   run.memory.add("program and libraries", "run", Place::pageable, rows.program);
+  run.memory.add("libraries in use", "run", Place::pageable, libraries_in_use);
   run.memory.add("batches", "run", Place::pinned, rows.batches);
+  run.memory.add("digest buffer", "save", Place::pageable, rows.digest);
+  run.memory.add("state conversion", "save", Place::pageable, rows.conversion);
   run.memory.add("checkpoint buffer", "save", Place::pageable, rows.checkpoint);
 }
 
@@ -196,10 +225,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
   const DType compute = run.device->info().kind == "cuda" ? DType::bf16 : config.compute;
   const RunShape shape = run_shape(config, compute, purpose.training);
-  HostRows rows;
-  rows.program = sample_process_memory().anonymous;
-  rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
-  if (purpose.saves) rows.checkpoint = largest_parameter(run.layout) * sizeof(float);
+  const HostRows rows = host_rows(run, shape, purpose);
   Speeds speeds{std::nullopt, purpose.slower};
   if (purpose.profile != nullptr) {
     speeds.profile = *purpose.profile;

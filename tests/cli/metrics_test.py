@@ -11,7 +11,7 @@ import time
 
 from program import PROGRAM, SMALL, ProgramTest, main
 
-REQUESTS = 1000
+REQUESTS = 10000
 SLOW = 200
 
 
@@ -45,6 +45,10 @@ class Metrics(ProgramTest):
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
+    def anonymous_bytes(self):
+        with open(f"/proc/{self.process.pid}/status", encoding="ascii") as status:
+            return 1024 * int(re.search(r"RssAnon:\s+(\d+) kB", status.read()).group(1))
+
     def test_says_where_the_run_is(self):
         status, text = self.get()
         self.assertEqual(status, 200)
@@ -76,8 +80,11 @@ class Metrics(ProgramTest):
                         contextlib.suppress(OSError):
                     client.sendall(chance.randbytes(chance.choice([1, 100, 70000])))
             here = self.steps()
-            for _ in range(REQUESTS):
+            for i in range(REQUESTS):
                 self.assertEqual(self.get()[0], 200)
+                if i == REQUESTS // 10:  # heaps have their size by now
+                    settled = self.anonymous_bytes()
+            self.assertLess(self.anonymous_bytes() - settled, 1 << 20)  # less than 120 bytes a request
             while self.steps() < here + 3:  # goes on, while all of them are still connected
                 time.sleep(0.02)
         while self.descriptors() > before:  # ends, because nothing is leaked

@@ -2,6 +2,7 @@
 import json
 import pathlib
 import signal
+import struct
 import subprocess
 import time
 
@@ -84,6 +85,49 @@ class Training(ProgramTest):
         self.assertLess(sum(summary["updated_parameters"].values()), summary["parameters"])
         digest = self.succeed(self.run_program("digest", out)).stdout.strip()
         self.assertEqual(digest, summary["state_digest"])
+
+    def test_a_layer_that_is_frozen_whole(self):
+        """The first layer of an untied model is its embedding and nothing else."""
+        model = self.file("model/config.json", json.dumps(
+            {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 256, "hidden_size": 36,
+             "intermediate_size": 53, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 1,
+             "max_position_embeddings": 48, "tie_word_embeddings": False, "rms_norm_eps": 1e-6}))
+        digests, losses = set(), set()
+        for i, flags in enumerate([["--policy", "device"], ["--policy", "host", "--subgroup-size", "4097"],
+                                   ["--policy", "stream", "--resident-layers", "0", "--recompute", "block"]]):
+            out = self.root / f"run{i}"
+            self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--freeze", "embed_tokens",
+                                          "--steps", "4", "--lr", "1e-3", "--grad-accum", "2", *flags, "--out", out))
+            summary = self.summary(out)
+            digests.add(summary["state_digest"])
+            losses.add(tuple(m["loss"] for m in self.metrics(out)))
+            self.assertEqual(sum(summary["updated_parameters"].values()), 4 * (summary["parameters"] - 256 * 36))
+        self.assertEqual((len(digests), len(losses)), (1, 1))
+        curve = losses.pop()
+        self.assertLess(curve[-1], curve[0])
+        free = self.root / "free"
+        self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "4", "--lr", "1e-3",
+                                      "--grad-accum", "2", "--out", free))
+        self.assertNotIn(self.summary(free)["state_digest"], digests)
+        # What was frozen goes out as it came in: as it was before the first step, which is that of any other run.
+        before, after = (self.embedding(run) for run in (self.started(model), out))
+        self.assertEqual(before, after)
+        self.assertNotEqual(before, self.embedding(free))
+
+    def started(self, model):
+        """A run that has not learnt anything: its rate is zero."""
+        out = self.root / "started"
+        self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "1", "--lr", "0",
+                                      "--weight-decay", "0", "--out", out))
+        return out
+
+    def embedding(self, run):
+        to = self.root / f"{run.name}-model"
+        self.succeed(self.run_program("export", run, "--to", to, "--dtype", "bf16"))
+        whole = (to / "model.safetensors").read_bytes()
+        length = struct.unpack("<Q", whole[:8])[0]
+        begin, end = json.loads(whole[8:8 + length])["model.embed_tokens.weight"]["data_offsets"]
+        return whole[8 + length + begin:8 + length + end]
 
     def test_dry_run_writes_nothing(self):
         out = self.root / "run"
