@@ -14,11 +14,13 @@ import checkpoint
 import cpu_train
 import engine
 import harness
+import metrics
 import overlap
 import published
 import streaming
 
-BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "published": published, "engine": engine, "overlap": overlap, "streaming": streaming}
+BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "engine": engine, "metrics": metrics,
+              "overlap": overlap, "published": published, "streaming": streaming}
 
 
 def main():
