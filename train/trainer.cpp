@@ -1,6 +1,7 @@
 #include "train/trainer.hpp"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -217,6 +218,7 @@ void Trainer::load_weights() {
     loaded_->engine().initialize(values_);
   }
   values_ = nullptr;
+  ::malloc_trim(0);  // glibc keeps freed blocks of up to 32 MiB; those that tensors came in through are done with
   sample_process_memory();
 }
 
