@@ -16,11 +16,14 @@ import engine
 import harness
 import metrics
 import overlap
+import predict
 import published
+import simulate
 import streaming
 
 BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "engine": engine, "metrics": metrics,
-              "overlap": overlap, "published": published, "streaming": streaming}
+              "overlap": overlap, "predict": predict, "published": published, "simulate": simulate,
+              "streaming": streaming}
 
 
 def main():

@@ -1,31 +1,41 @@
 // tandem bench
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <array>
+#include <cctype>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "api/calibrate.hpp"
 #include "api/open_device.hpp"
 #include "cli/bench_report.hpp"
+#include "cli/bench_steps.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/what_if.hpp"
 #include "core/error.hpp"
-#include "train/loaded_model.hpp"
-#include "train/model_source.hpp"
+#include "core/version.hpp"
 #include "train/performance.hpp"
-#include "train/phase_clock.hpp"
-#include "train/run_setup.hpp"
+#include "train/stop_signal.hpp"
 #include "train/units.hpp"
 
 namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::ordered_json;
+
+// Change time and memory, never the state: so all rows of a sweep must agree in their digest.
+constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
+                                                    "subgroup-size", "resident-layers", "prefetch-layers"};
+constexpr std::array<std::string_view, 10> fixed{"model",      "device",  "compute", "recompute", "micro-batch",
+                                                 "grad-accum", "seq-len", "seed",    "threads",   "update-threads"};
+constexpr std::string_view rows_name = "rows.jsonl";
+constexpr std::string_view profile_name = "profile.toml";
 
 struct BenchFlags {
   ConfigFlags config;
@@ -33,87 +43,31 @@ struct BenchFlags {
   std::string profile;
   std::string out;
   int steps = 5;
+  bool resume = false;
   bool json = false;
+
+  /// The combinations of all flags that were given several values.
+  std::vector<BenchSetting> settings() const {
+    std::vector<std::pair<std::string, std::vector<std::string>>> swept;
+    for (const std::string_view name : sweepable) {
+      if (auto values = config.values(name); values.size() > 1) swept.emplace_back(name, std::move(values));
+    }
+    return combinations(swept);
+  }
 };
 
 void say(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+void write(const fs::path& file, const std::string& text) {
+  std::ofstream out(file, std::ios::binary | std::ios::trunc);
+  out << text;
+  if (!out.flush()) throw WriteError(file.string(), "it cannot be written");
 }
 
-/// Drives one loaded model over tokens that are a function of seed, step and position alone.
-class Steps {
- public:
-  Steps(RunSetup& run, const TrainConfig& config, const ModelSource& source)
-      : config_(config), loaded_(run, nullptr), clock_(*run.device), vocabulary_(source.config.vocabulary) {
-    loaded_.engine().initialize(initial_values(source, run.layout, config.seed));
-  }
-
-  /// `apart`: updates end before the next forward begins, so that phases are those of compute alone.
-  MeasuredStep measure(int steps, bool apart) {
-    std::vector<double> step, forward, backward, exposed;
-    one(apart);  // fills buffers and touches memory
-    const double updates_before = loaded_.engine().counters().update_seconds;
-    for (int i = 0; i < steps; ++i) {
-      const double begin = trace_now();
-      exposed.push_back(one(apart));
-      step.push_back(trace_now() - begin);
-      clock_.finish_forward_and_backward(forward.emplace_back(), backward.emplace_back());
-    }
-    loaded_.engine().wait();
-    MeasuredStep result;
-    result.step_seconds = median(step);
-    result.forward_seconds = median(forward);
-    result.backward_seconds = median(backward);
-    result.exposed_update_seconds = median(exposed);
-    result.update_seconds = (loaded_.engine().counters().update_seconds - updates_before) / steps;
-    result.tokens_per_second = targets() / result.step_seconds;
-    return result;
-  }
-
-  double targets() const { return static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len); }
-  OffloadEngine& engine() { return loaded_.engine(); }
-
- private:
-  /// Returns the seconds that the step waited for updates.
-  double one(bool apart) {
-    if (apart) loaded_.engine().wait();
-    PhaseProbe probe(loaded_.engine(), clock_);
-    loaded_.engine().begin_step({.lr = 1e-4,
-                                 .max_grad_norm = 1.0,
-                                 .micro_batches = static_cast<int>(config_.grad_accum),
-                                 .gradient_scale = 1.0});
-    for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
-      const HostBatch batch = loaded_.batch(static_cast<std::size_t>(micro));
-      fill(batch.tokens);
-      fill(batch.targets);
-      probe.begin_micro_batch(loaded_.stream());
-      loaded_.train(static_cast<std::size_t>(micro), probe, static_cast<float>(1.0 / targets()));
-    }
-    clock_.mark(Phase::idle, loaded_.stream());
-    const StepReport report = loaded_.engine().end_step();
-    loaded_.wait_for_losses();
-    return report.exposed_update_seconds;
-  }
-
-  void fill(std::span<std::int32_t> tokens) {
-    constexpr std::uint64_t multiplier = 6364136223846793005U;
-    constexpr std::uint64_t increment = 1442695040888963407U;
-    for (std::int32_t& token : tokens) {
-      state_ = state_ * multiplier + increment;
-      token = static_cast<std::int32_t>((state_ >> 33) % static_cast<std::uint64_t>(vocabulary_));
-    }
-  }
-
-  const TrainConfig& config_;
-  LoadedModel loaded_;
-  PhaseClock clock_;
-  std::int64_t vocabulary_;
-  std::uint64_t state_ = 1;
-};
+TrainConfig with(TrainConfig config, const BenchSetting& setting) {
+  for (const auto& [flag, value] : setting) set_config_field(config, *find_config_field(flag), {value});
+  return config;
+}
 
 class Bench {
  public:
@@ -124,53 +78,126 @@ class Bench {
     report_.tokens = static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len);
     layout_ = frozen_layout(source_.config, config_.freeze);
     report_.parameters = static_cast<double>(layout_.parameter_count());
+    for (const BenchSetting& setting : flags.settings()) {
+      for (const std::string& policy : flags.policies) {
+        BenchRow& row = planned_.emplace_back();
+        row.setting = setting;
+        row.policy = policy;
+      }
+    }
   }
 
+  /// Every row that is not there yet, until a signal comes. Throws UsageError where `--resume` meets another bench.
   BenchReport run() {
     find_machine();
-    int done = 0;
     const double begin = trace_now();
-    for (const std::string& policy : flags_.policies) {
-      const auto left = static_cast<double>(flags_.policies.size()) - done;
-      const std::string time =
-          done == 0 ? "" : fmt::format(", about {} left", format_duration((trace_now() - begin) / done * left));
-      say(fmt::format("{} of {}: {}{}", ++done, flags_.policies.size(), policy, time));
-      report_.policies.push_back(result_of(policy));
+    const std::size_t before = report_.rows.size();
+    try {
+      while (report_.rows.size() < planned_.size() && StopSignal::received() == 0) {
+        progress(begin, before);
+        BenchRow row = result_of(planned_[report_.rows.size()]);
+        if (file_) file_->append(row);
+        report_.rows.push_back(std::move(row));
+      }
+    } catch (const BenchInterrupted&) {
+      say("interrupted");
     }
-    const PathSetting setting{
-        .weights_resident = true, .gradient_on_device = true, .cpu_kernel_bytes = profile_.cpu_update_bytes.value};
-    for (int percent = 0; percent <= 100; percent += 2) {
-      const double share = percent / 100.0;
-      report_.bound.push_back({share, 1.0 / update_seconds(profile_, setting, 1.0, share)});
-    }
+    report_.missing = planned_.size() - report_.rows.size();
+    if (!flags_.out.empty() && report_.best() != nullptr) report_.timeline = trace_file(*report_.best());
+    for (const BenchSetting& setting : flags_.settings()) draw_bound(setting);
     return std::move(report_);
   }
 
  private:
   bool executes() const { return flags_.profile.empty(); }
+  fs::path out(std::string_view name) const { return fs::path(flags_.out) / name; }
+
+  void progress(double begin, std::size_t before) const {
+    const std::size_t done = report_.rows.size();
+    std::string time;
+    if (done > before) {
+      const double each = (trace_now() - begin) / static_cast<double>(done - before);
+      time = fmt::format(", about {} left", format_duration(each * static_cast<double>(planned_.size() - done)));
+    }
+    say(fmt::format("{} of {}: {}{}", done + 1, planned_.size(), planned_[done].name(), time));
+  }
+
+  // -- the machine -------------------------------------------------------------------------------------------
 
   void find_machine() {
-    if (!executes()) {
-      profile_ = read_profile(flags_.profile);
-      if (config_.link_bandwidth > 0.0) profile_ = with_link(std::move(profile_), config_.link_bandwidth);
-      report_.machine = fmt::format("{}, simulated", profile_.name);
-      return;
-    }
     TrainConfig bare = config_;
-    bare.device_memory = 0;
-    bare.link_bandwidth = 0.0;
-    const std::unique_ptr<Device> device = open_device(bare.device, device_options(bare));
-    auto profile = find_calibration(*device, config_);
+    bare.device_memory = bare.host_memory = 0;
+    bare.link_bandwidth = bare.update_rate = 0.0;
+    bare.subgroup_size = 0;
+    bare.resident_layers = -1;
+    bare.prefetch_layers = 0;
+    std::unique_ptr<Device> device;
+    if (executes()) {
+      device = open_device(bare.device, device_options(bare));
+      profile_ = identify(*device);
+      report_.machine = fmt::format("{}, {}", profile_.cpu.empty() ? "CPU unknown" : profile_.cpu, device->info().name);
+    } else {
+      profile_ = read_profile(flags_.profile);
+      report_.machine = fmt::format("{}, simulated", profile_.name);
+    }
+    const Json head = identity();
+    if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
+    if (executes()) {
+      calibrated(*device, bare);
+      measure_compute(bare);
+    }
+    if (!flags_.out.empty()) keep_machine(head);
+  }
+
+  /// What must be the same where a bench goes on.
+  Json identity() const {
+    Json head{{"version", version}, {"machine", report_.machine}, {"driver", profile_.driver}};
+    head["profile"] = executes() ? "" : profile_toml(profile_);
+    head["policies"] = flags_.policies;
+    head["steps"] = flags_.steps;
+    for (const std::string_view name : fixed) {
+      if (name != "model") head[std::string(name)] = find_config_field(name)->get(config_);
+    }
+    head["model"] = report_.model;
+    head["seq-len"] = config_.seq_len;
+    for (const std::string_view name : sweepable) {
+      const auto typed = flags_.config.values(name);
+      head[std::string(name)] = typed.empty() ? find_config_field(name)->get(config_) : typed;
+    }
+    return head;
+  }
+
+  void keep_machine(Json head) {
+    write(out(profile_name), profile_toml(profile_));
+    head["slower"] = {slower_.forward, slower_.backward};
+    file_.emplace(out(rows_name), head);
+  }
+
+  /// The rows that are there, and the figures that they were predicted by.
+  void take_up(const Json& head) {
+    file_ = RowFile::resume(out(rows_name), head);
+    report_.rows = file_->rows();
+    for (std::size_t i = 0; i < report_.rows.size(); ++i) {
+      if (i >= planned_.size() || report_.rows[i].name() != planned_[i].name()) {
+        throw InputError(out(rows_name).string(), fmt::format("row {} is of another bench", i + 1),
+                         "name another --out");
+      }
+    }
+    profile_ = read_profile(out(profile_name));
+    const auto slower = file_->head().value("slower", std::vector<double>{1.0, 1.0});
+    slower_ = {slower.at(0), slower.at(1)};
+    say(fmt::format("{} of {} rows are there", report_.rows.size(), planned_.size()));
+  }
+
+  void calibrated(Device& device, const TrainConfig& bare) {
+    auto profile = find_calibration(device, bare);
     if (!profile) {
       say("calibrating");
       CalibrationOptions quick;
       quick.seconds_per_figure = 0.15;
-      profile = calibrate(*device, quick);
-      if (config_.link_bandwidth > 0.0) profile = with_link(*std::move(profile), config_.link_bandwidth);
+      profile = calibrate(device, quick);
     }
     profile_ = *std::move(profile);
-    report_.machine = fmt::format("{}, {}", profile_.cpu.empty() ? "CPU unknown" : profile_.cpu, device->info().name);
-    measure_compute(bare);
   }
 
   /// How much longer forward and backward take than the profile's rates say, with nothing else running. Left at
@@ -180,8 +207,8 @@ class Bench {
     bare.policy = parse_policy("host");
     try {
       RunSetup run = set_up_run(bare, source_.config, layout_, {.training = true, .saves = false, .predicts = false});
-      Steps steps(run, bare, source_);
-      const MeasuredStep measured = steps.measure(3, true);
+      BenchSteps steps(run, bare, source_);
+      const StepFigures measured = steps.measure(3, true);
       LayerSeconds all;
       for (const LayerSeconds& s : compute_seconds(profile_, work_of(source_.config, run.model->shape()))) {
         all.forward += s.forward;
@@ -195,104 +222,146 @@ class Bench {
     }
   }
 
-  PolicyResult result_of(const std::string& policy) {
-    PolicyResult result;
-    result.policy = policy;
+  // -- rows --------------------------------------------------------------------------------------------------
+
+  BenchRow result_of(BenchRow row) {
     try {
-      TrainConfig config = config_;
-      config.policy = parse_policy(policy);
-      executes() ? execute(config, result) : predict(config, result);
+      TrainConfig config = with(config_, row.setting);
+      config.policy = parse_policy(row.policy);
+      const MachineProfile profile = as_emulated(profile_, config);
+      executes() ? execute(config, profile, row) : predict(config, profile, row);
     } catch (const PlanError& error) {
-      result.refusal = error.what();
+      row.refusal = error.what();
+    } catch (const UsageError& error) {
+      if (row.setting.empty()) throw;
+      row.refusal = error.what();  // a policy that contradicts some of the swept values
     }
-    return result;
+    return row;
   }
 
-  void note(const Plan& plan, PolicyResult& result) const {
-    result.resolved = plan.policy.text();
-    result.shares = plan.shares();
+  void predict(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
+    const WhatIf what = plan_for_machine(config, source_.config, profile);
+    row.planned_device_bytes = what.choice.plan.memory.device_bytes() + what.options.reserved_device_memory;
+    row.planned_host_bytes = what.choice.plan.memory.host_bytes();
+    note(what.layout, what.choice, profile, what.compute, row);
   }
 
-  void predict(const TrainConfig& config, PolicyResult& result) {
-    const WhatIf what = plan_for_machine(config, source_.config, profile_);
-    note(what.choice.plan, result);
-    result.planned_device_bytes = what.choice.plan.memory.device_bytes() + what.options.reserved_device_memory;
-    result.planned_host_bytes = what.choice.plan.memory.host_bytes();
-    result.predicted = what.choice.simulation;
-    trace(what.layout, what.choice.plan, what.compute, result.policy);
-  }
-
-  void execute(const TrainConfig& config, PolicyResult& result) {
+  void execute(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
     RunSetup run = set_up_run(config, source_.config, layout_,
-                              {.training = true, .saves = false, .profile = &profile_, .slower = slower_});
-    note(run.plan, result);
-    result.planned_device_bytes = run.plan.memory.device_bytes() + run.activation_bytes;
-    result.planned_host_bytes = run.plan.memory.host_bytes();
-    result.predicted = run.prediction->choice.simulation;
-    trace(run.layout, run.plan, run.prediction->compute, result.policy);
-    Steps steps(run, config, source_);
-    result.measured = steps.measure(flags_.steps, false);
-    result.state_digest = steps.engine().state_digest();
-    result.peak_device_bytes = run.device->peak_bytes();
+                              {.training = true, .saves = false, .profile = &profile, .slower = slower_});
+    row.planned_device_bytes = run.plan.memory.device_bytes() + run.activation_bytes;
+    row.planned_host_bytes = run.plan.memory.host_bytes();
+    note(run.layout, run.prediction->choice, profile, run.prediction->compute, row);
+    BenchSteps steps(run, config, source_);
+    row.measured = steps.measure(flags_.steps, false);
+    row.state_digest = steps.engine().state_digest();
+    row.peak_device_bytes = run.device->peak_bytes();
   }
 
-  /// The simulated step as a trace file; the report shows the last policy's, which is auto by default.
-  void trace(const ParameterLayout& layout, const Plan& plan, const std::vector<LayerSeconds>& seconds,
-             const std::string& policy) {
+  /// The plan and its simulation, and the simulated step as a trace file.
+  void note(const ParameterLayout& layout, const Choice& choice, const MachineProfile& profile,
+            const std::vector<LayerSeconds>& seconds, BenchRow& row) const {
+    const Plan::Shares shares = choice.plan.shares();
+    const auto all = std::max(1.0, static_cast<double>(shares.cpu + shares.streamed + shares.resident));
+    row.resolved = choice.plan.policy.text();
+    row.cpu_share = static_cast<double>(shares.cpu) / all;
+    row.streamed_share = static_cast<double>(shares.streamed) / all;
+    row.resident_share = static_cast<double>(shares.resident) / all;
+    const Simulation& s = choice.simulation;
+    row.predicted = {.step_seconds = s.step_seconds,
+                     .forward_seconds = s.forward_seconds,
+                     .backward_seconds = s.backward_seconds,
+                     .update_seconds = s.update_seconds,
+                     .exposed_update_seconds = s.exposed_update_seconds,
+                     .tokens_per_second = report_.tokens / s.step_seconds,
+                     .bound_by = std::string(name_of(s.bound_by()))};
+    SimulationOptions options{.micro_batches = static_cast<int>(config_.grad_accum)};
+    row.ideal_step_seconds = simulate(layout, choice.plan, without_overhead(profile), seconds, options).step_seconds;
     if (flags_.out.empty()) return;
-    std::string name = policy;
+    Trace spans;
+    options.trace = &spans;
+    simulate(layout, choice.plan, profile, seconds, options);
+    spans.write(trace_file(row));
+  }
+
+  fs::path trace_file(const BenchRow& row) const {
+    std::string name = row.name();
     for (char& c : name) {
       if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.') c = '-';
     }
-    const fs::path file = fs::path(flags_.out) / fmt::format("simulated-{}.trace.json", name);
-    Trace spans;
-    simulate(layout, plan, profile_, seconds, {.micro_batches = static_cast<int>(config_.grad_accum), .trace = &spans});
-    spans.write(file);
-    report_.timeline = file;
+    return out(fmt::format("simulated-{}.trace.json", name));
+  }
+
+  /// The closed form of the machine as a setting emulates it, where that differs from the settings before.
+  void draw_bound(const BenchSetting& setting) {
+    std::string machine;
+    for (const auto& [flag, value] : setting) {
+      if (flag != "link-bandwidth" && flag != "update-rate") continue;
+      machine += fmt::format("{}{} {}", machine.empty() ? "" : ", ", flag, value);
+    }
+    for (const BoundPoint& point : report_.bound) {
+      if (point.machine == machine) return;
+    }
+    const MachineProfile profile = as_emulated(profile_, with(config_, setting));
+    const PathSetting path{
+        .weights_resident = true, .gradient_on_device = true, .cpu_kernel_bytes = profile.cpu_update_bytes.value};
+    for (int percent = 0; percent <= 100; percent += 2) {
+      const double share = percent / 100.0;
+      report_.bound.push_back({machine, share, 1.0 / update_seconds(profile, path, 1.0, share)});
+    }
   }
 
   const BenchFlags& flags_;
   TrainConfig config_;
   ModelSource source_;
   ParameterLayout layout_;
-  MachineProfile profile_;
+  MachineProfile profile_;  ///< nothing of it emulated
   LayerSeconds slower_{1.0, 1.0};
+  std::vector<BenchRow> planned_;
+  std::optional<RowFile> file_;  ///< of --out
   BenchReport report_;
 };
 
-void write(const fs::path& file, const std::string& text) {
-  std::ofstream out(file, std::ios::binary | std::ios::trunc);
-  out << text;
-  if (!out.flush()) throw WriteError(file.string(), "it cannot be written");
+/// Neither policy nor setting may change the state.
+void compare_digests(const BenchReport& report) {
+  const BenchRow* first = nullptr;
+  for (const BenchRow& row : report.rows) {
+    if (row.state_digest.empty()) continue;
+    if (first == nullptr) first = &row;
+    if (row.state_digest != first->state_digest) {
+      throw MisuseError(
+          "policies led to different states",
+          fmt::format("{} to {}, {} to {}", first->name(), first->state_digest, row.name(), row.state_digest));
+    }
+  }
 }
 
-/// The policy changes time and memory, never the state.
-void compare_digests(const BenchReport& report) {
-  const PolicyResult* first = nullptr;
-  for (const PolicyResult& p : report.policies) {
-    if (p.state_digest.empty()) continue;
-    if (first == nullptr) first = &p;
-    if (p.state_digest != first->state_digest) {
-      throw MisuseError("policies led to different states", fmt::format("{} to {}, {} to {}", first->policy,
-                                                                        first->state_digest, p.policy, p.state_digest));
-    }
+void check(const BenchFlags& flags, const TrainConfig& config) {
+  for (const BenchSetting& setting : flags.settings()) check_config(with(config, setting));
+  for (const std::string& policy : flags.policies) parse_policy(policy);
+  if (flags.steps < 1) throw UsageError("--steps", "it must be at least 1");
+  if (flags.resume && flags.out.empty()) throw UsageError("--resume", "there is nothing to go on with", "name --out");
+  if (flags.out.empty() || !fs::exists(flags.out)) return;
+  const std::string what = fmt::format("--out {}", flags.out);
+  if (!flags.resume) throw UsageError(what, "it exists", "name another folder, or go on with --resume");
+  // An interruption may come before the first row.
+  if (!fs::exists(fs::path(flags.out) / rows_name) && !(fs::is_directory(flags.out) && fs::is_empty(flags.out))) {
+    throw UsageError(what, fmt::format("it exists and holds no {}", rows_name), "name another folder");
   }
 }
 
 int bench(const BenchFlags& flags, const ProgramContext& context) {
   TrainConfig config = flags.config.config();
   if (config.model.empty()) config.model = "tiny-gpt2";
-  check_config(config);
-  for (const std::string& policy : flags.policies) parse_policy(policy);
-  if (flags.steps < 1) throw UsageError("--steps", "it must be at least 1");
+  check(flags, config);
   ModelSource source = find_model(config.model);
   config.seq_len = sequence_length(config, source.config);
   if (!flags.out.empty()) {
-    if (fs::exists(flags.out)) throw UsageError(fmt::format("--out {}", flags.out), "it exists", "name another folder");
     std::error_code error;
-    if (!fs::create_directories(flags.out, error))
-      throw WriteError(fmt::format("--out {}", flags.out), error.message());
+    fs::create_directories(flags.out, error);
+    if (error) throw WriteError(fmt::format("--out {}", flags.out), error.message());
   }
+  const StopSignal signals;
   const BenchReport report = Bench(flags, config, std::move(source), context.command_line).run();
   if (!flags.out.empty()) {
     write(fs::path(flags.out) / "report.json", report.json());
@@ -300,6 +369,11 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   }
   print_output(flags.json ? report.json() : report.table());
   compare_digests(report);
+  if (StopSignal::received() != 0 && report.missing > 0) {
+    if (!flags.out.empty()) say(fmt::format("{} rows are missing: --resume goes on", report.missing));
+    constexpr int by_signal = 128;
+    return by_signal + StopSignal::received();
+  }
   if (report.best() == nullptr) throw PlanError("bench", "no policy fits", "raise --device-memory");
   return 0;
 }
@@ -309,9 +383,9 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
 CommandFunction add_bench_command(CLI::App& program) {
   auto* command = program.add_subcommand("bench", "compares policies on the same work, executed or simulated");
   auto flags = std::make_shared<BenchFlags>();
-  flags->config.add_to(*command, {"model", "device", "device-memory", "host-memory", "link-bandwidth", "subgroup-size",
-                                  "resident-layers", "prefetch-layers", "compute", "recompute", "micro-batch",
-                                  "grad-accum", "seq-len", "seed", "threads", "update-threads"});
+  std::vector<std::string_view> names(fixed.begin(), fixed.end());
+  names.insert(names.end(), sweepable.begin(), sweepable.end());
+  flags->config.add_to(*command, names, {sweepable.begin(), sweepable.end()});
   command
       ->add_option(
           "--policies", flags->policies,
@@ -331,8 +405,12 @@ CommandFunction add_bench_command(CLI::App& program) {
       ->add_option("--out", flags->out,
                    "new folder for report.html, report.json and traces. Default: none. Example: --out bench-1")
       ->type_name("DIR");
+  command->add_flag("--resume", flags->resume,
+                    "goes on with the rows that are missing in --out; the flags must be the same. Default: off");
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");
-  command->footer("Example: tandem bench --model tiny-gpt2 --link-bandwidth 1GB/s --out bench-1");
+  command->footer(
+      "Flags that take several values are swept: each policy under every combination.\n"
+      "Example: tandem bench --model tiny-gpt2 --link-bandwidth 1GB/s 4GB/s --device-memory 16MiB 24MiB --out bench-1");
   return [flags](const ProgramContext& context) { return bench(*flags, context); };
 }
 

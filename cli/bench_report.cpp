@@ -13,49 +13,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-double share_of(std::int64_t part, const Plan::Shares& shares) {
-  return static_cast<double>(part) / std::max(1.0, static_cast<double>(shares.cpu + shares.streamed + shares.resident));
-}
-
-Json json_of(const PolicyResult& p, double tokens) {
-  if (!p.refusal.empty()) return {{"policy", p.policy}, {"fits", false}, {"why", p.refusal}};
-  Json json{{"policy", p.policy},
-            {"fits", true},
-            {"resolved", p.resolved},
-            {"plan",
-             {{"cpu_share", share_of(p.shares.cpu, p.shares)},
-              {"gpu_streamed_share", share_of(p.shares.streamed, p.shares)},
-              {"resident_share", share_of(p.shares.resident, p.shares)}}},
-            {"predicted",
-             {{"step_seconds", p.predicted.step_seconds},
-              {"forward_seconds", p.predicted.forward_seconds},
-              {"backward_seconds", p.predicted.backward_seconds},
-              {"update_seconds", p.predicted.update_seconds},
-              {"exposed_update_seconds", p.predicted.exposed_update_seconds},
-              {"tokens_per_second", tokens / p.predicted.step_seconds},
-              {"bound_by", name_of(p.predicted.bound_by())}}},
-            {"measured", nullptr},
-            {"planned_device_bytes", p.planned_device_bytes},
-            {"planned_host_bytes", p.planned_host_bytes},
-            {"peak_device_bytes", nullptr},
-            {"state_digest", nullptr}};
-  if (!p.measured) return json;
-  const MeasuredStep& m = *p.measured;
-  const bool compute = m.forward_seconds + m.backward_seconds - m.exposed_update_seconds >= 0.5 * m.step_seconds;
-  json["measured"] = {{"step_seconds", m.step_seconds},
-                      {"forward_seconds", m.forward_seconds},
-                      {"backward_seconds", m.backward_seconds},
-                      {"update_seconds", m.update_seconds},
-                      {"exposed_update_seconds", m.exposed_update_seconds},
-                      {"tokens_per_second", m.tokens_per_second},
-                      {"bound_by", compute ? "compute" : "update"}};
-  json["peak_device_bytes"] = p.peak_device_bytes;
-  json["state_digest"] = p.state_digest;
-  return json;
-}
-
-double step_of(const PolicyResult& p) { return p.measured ? p.measured->step_seconds : p.predicted.step_seconds; }
-
 /// Spans of a trace as [lane, name, begin, end] in seconds; the first ones where there are many.
 Json spans_of(const std::filesystem::path& trace) {
   constexpr std::size_t most = 4000;
@@ -112,74 +69,118 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-std::string rows_of(const BenchReport& report) {
+std::string error_of(const BenchRow& row) {
+  if (!row.measured) return "-";
+  return fmt::format("{:+.0f}%", 100.0 * (row.predicted.step_seconds / row.measured->step_seconds - 1.0));
+}
+
+std::string measured_of(const BenchRow& row) {
+  return row.measured ? fmt::format("{:.4f}", row.measured->step_seconds) : "-";
+}
+
+std::string table_rows(const BenchReport& report) {
   std::string rows;
-  for (const PolicyResult& p : report.policies) {
-    if (!p.refusal.empty()) {
-      rows += fmt::format("<tr><td>{}</td><td colspan=\"6\">{}</td></tr>\n", escaped(p.policy), escaped(p.refusal));
-      continue;
+  for (const BenchRow& row : report.rows) {
+    rows += fmt::format("<tr><td>{}</td>", escaped(row.name()));
+    if (row.fits()) {
+      rows += fmt::format("<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td></tr>\n",
+                          row.predicted.step_seconds, measured_of(row), error_of(row), row.predicted.bound_by,
+                          format_bytes(row.planned_device_bytes), row.state_digest.empty() ? "-" : row.state_digest);
+    } else {
+      rows += fmt::format("<td colspan=\"6\">{}</td></tr>\n", escaped(row.refusal));
     }
-    const std::string measured = p.measured ? fmt::format("{:.4f}", p.measured->step_seconds) : "-";
-    const std::string error =
-        p.measured ? fmt::format("{:+.0f}%", 100.0 * (p.predicted.step_seconds / p.measured->step_seconds - 1.0)) : "-";
-    rows += fmt::format(
-        "<tr><td>{}</td><td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td></tr>\n",
-        escaped(p.policy), p.predicted.step_seconds, measured, error, name_of(p.predicted.bound_by()),
-        format_bytes(p.planned_device_bytes), p.state_digest.empty() ? "-" : p.state_digest);
   }
   return rows;
 }
 
+// The policy of its content keeps the page from asking any network for anything.
 constexpr std::string_view head = R"html(<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
 <title>tandem bench</title><style>
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1rem;color:#222;background:#fff}
-h2{margin-top:2rem}table{border-collapse:collapse;width:100%;display:block;overflow-x:auto;font-size:.9rem}
-td,th{border-bottom:1px solid #ccc;padding:.25rem .5rem;text-align:left}code{font-size:.75rem}
-.plot{position:relative;height:22rem;margin:1rem 0}@media print{.plot{break-inside:avoid;height:18rem}}
+h1{margin:0}h2{margin-top:2rem}code{font-size:.75rem;overflow-wrap:anywhere}
+table{border-collapse:collapse;width:100%;display:block;overflow-x:auto;font-size:.9rem}
+td,th{border-bottom:1px solid #ccc;padding:.25rem .5rem;text-align:left}td:nth-child(-n+4){white-space:nowrap}
+.plot{position:relative;height:22rem;margin:1rem 0}
+@media print{body{max-width:none;padding:0}h2{break-after:avoid}.plot{break-inside:avoid}td{font-size:.7rem}}
 </style></head><body>
 )html";
 
 constexpr std::string_view plots = R"html(
 const report = JSON.parse(document.getElementById("report").textContent);
 const fit = report.policies.filter(p => p.fits);
-const names = fit.flatMap(p => p.measured ? [p.policy + ", measured", p.policy + ", predicted"] : [p.policy + ", predicted"]);
+const names = fit.flatMap(p => p.measured ? [p.name + ", measured", "predicted"] : [p.name + ", predicted"]);
 const steps = fit.flatMap(p => p.measured ? [p.measured, p.predicted] : [p.predicted]);
 const exposed = s => Math.min(s.exposed_update_seconds, s.forward_seconds);
 const base = {responsive: true, maintainAspectRatio: false, animation: false};
 const axis = text => ({title: {display: true, text}, beginAtZero: true});
-new Chart("steps", {type: "bar", data: {labels: names, datasets: [
+const colors = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222"];
+const charts = [];
+function draw(id, rows, config) {
+  const canvas = document.getElementById(id);
+  if (rows) canvas.parentElement.style.height = Math.max(14, 6 + 1.4 * rows) + "rem";
+  charts.push(new Chart(canvas, config));
+}
+// Long names would leave no room for bars on a phone.
+const short = limit => function (value) {
+  const text = this.getLabelForValue(value), most = window.innerWidth < 600 ? 22 : limit;
+  if (text.length <= most) return text;
+  const lines = [""];
+  for (const word of text.split(" ")) {
+    if ((lines.at(-1) + word).length > most && lines.at(-1)) lines.push("");
+    lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
+  }
+  return lines;
+};
+draw("steps", steps.length, {type: "bar", data: {labels: names, datasets: [
   {label: "forward", data: steps.map(s => s.forward_seconds - exposed(s)), backgroundColor: "#4477aa"},
   {label: "backward", data: steps.map(s => s.backward_seconds), backgroundColor: "#66ccee"},
   {label: "waiting for updates", data: steps.map(exposed), backgroundColor: "#ee6677"},
   {label: "rest", data: steps.map(s => Math.max(0, s.step_seconds - s.forward_seconds - s.backward_seconds)), backgroundColor: "#bbbbbb"}]},
-  options: {...base, indexAxis: "y", scales: {x: {...axis("seconds a step"), stacked: true}, y: {stacked: true}}}});
+  options: {...base, indexAxis: "y", scales: {x: {...axis("seconds a step"), stacked: true},
+    y: {stacked: true, ticks: {autoSkip: false, callback: short(40)}}}}});
+const text = setting => Object.entries(setting || {}).map(([flag, value]) => flag + " " + value).join(", ");
+const settings = [...new Set(report.policies.map(p => text(p.setting)))];
+const policies = [...new Set(report.policies.map(p => p.policy))];
+const step = p => p && p.fits ? (p.measured || p.predicted).step_seconds : null;
+if (document.getElementById("sweep")) draw("sweep", 0, {type: "line", data: {labels: settings, datasets: policies.map((policy, i) => ({
+  label: policy, borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length],
+  data: settings.map(s => step(report.policies.find(p => p.policy === policy && text(p.setting) === s)))}))},
+  options: {...base, scales: {x: {ticks: {autoSkip: false, callback: short(24)}}, y: axis("seconds a step")}}});
 const rate = s => report.parameters / s.update_seconds / 1e9;
-const updates = key => fit.filter(p => p[key] && p[key].update_seconds > 0).map(p => ({x: p.plan.cpu_share, y: rate(p[key]), name: p.policy}));
-new Chart("updates", {type: "scatter", data: {datasets: [
-  {label: "closed form, nothing resident", data: report.bound.map(b => ({x: b.cpu_share, y: b.parameters_per_second / 1e9})), showLine: true, pointRadius: 0, borderColor: "#222222"},
+const updates = key => fit.filter(p => p[key] && p[key].update_seconds > 0).map(p => ({x: p.plan.cpu_share, y: rate(p[key]), name: p.name}));
+const machines = [...new Set(report.bound.map(b => b.machine || ""))];
+draw("updates", 0, {type: "scatter", data: {datasets: [
+  ...machines.map((machine, i) => ({label: machine ? "bound, " + machine : "bound, nothing resident", showLine: true, pointRadius: 0,
+    borderDash: [[], [8, 4], [2, 3], [8, 4, 2, 4]][i % 4], borderColor: "#222222", backgroundColor: "#222222",
+    data: report.bound.filter(b => (b.machine || "") === machine).map(b => ({x: b.cpu_share, y: b.parameters_per_second / 1e9}))})),
   {label: "measured", data: updates("measured"), backgroundColor: "#ee6677", pointRadius: 6},
   {label: "predicted", data: updates("predicted"), backgroundColor: "#4477aa", pointStyle: "triangle", pointRadius: 6}]},
   options: {...base, scales: {x: {...axis("share updated on the CPU"), max: 1}, y: axis("1e9 parameters a second")},
     plugins: {tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
-new Chart("memory", {type: "bar", data: {labels: fit.map(p => p.policy), datasets: [
+draw("memory", 2 * fit.length, {type: "bar", data: {labels: fit.map(p => p.name), datasets: [
   {label: "device", data: fit.map(p => p.planned_device_bytes / 2 ** 20), backgroundColor: "#4477aa"},
   {label: "host", data: fit.map(p => p.planned_host_bytes / 2 ** 20), backgroundColor: "#ccbb44"}]},
-  options: {...base, scales: {y: axis("MiB")}}});
+  options: {...base, indexAxis: "y", scales: {x: axis("MiB"), y: {ticks: {autoSkip: false, callback: short(40)}}}}});
 const lanes = [...new Set(report.timeline.map(s => s[0]))];
-new Chart("timeline", {type: "bar", data: {labels: lanes, datasets: [{label: "one step, simulated",
-  data: report.timeline.map(s => ({y: s[0], x: [s[2], s[3]], name: s[1]})), backgroundColor: "#228833",
+draw("timeline", 2 * lanes.length, {type: "bar", data: {labels: lanes, datasets: [{label: "busy",
+  data: report.timeline.map(s => ({y: s[0], x: [s[2], s[3]], name: s[1]})),
+  backgroundColor: report.timeline.map(s => colors[lanes.indexOf(s[0]) % colors.length]),
   borderColor: "#ffffff", borderWidth: 0.5, borderSkipped: false, grouped: false}]},
   options: {...base, indexAxis: "y", scales: {x: axis("seconds")},
-    plugins: {tooltip: {callbacks: {label: c => c.raw.name}}}}});
+    plugins: {legend: {display: false}, tooltip: {callbacks: {label: c => c.raw.name}}}}});
+// Paper is narrower than a window.
+addEventListener("beforeprint", () => charts.forEach(chart => chart.resize(Math.min(680, chart.width), chart.height)));
+addEventListener("afterprint", () => charts.forEach(chart => chart.resize()));
 )html";
 
 }  // namespace
 
-const PolicyResult* BenchReport::best() const {
-  const PolicyResult* best = nullptr;
-  for (const PolicyResult& p : policies) {
-    if (p.refusal.empty() && (best == nullptr || step_of(p) < step_of(*best))) best = &p;
+const BenchRow* BenchReport::best() const {
+  const BenchRow* best = nullptr;
+  for (const BenchRow& row : rows) {
+    if (row.fits() && (best == nullptr || row.step_seconds() < best->step_seconds())) best = &row;
   }
   return best;
 }
@@ -187,16 +188,22 @@ const PolicyResult* BenchReport::best() const {
 std::string BenchReport::json() const {
   Json json{{"machine", machine},        {"model", model},           {"command", command}, {"parameters", parameters},
             {"tokens_per_step", tokens}, {"policies", Json::array()}};
-  Json chosen = nullptr;
-  for (const PolicyResult& p : policies) {
-    json["policies"].push_back(json_of(p, tokens));
-    if (p.policy == "auto" && p.refusal.empty()) chosen = p.resolved;
+  // Of a sweep, what auto chose where it was fastest.
+  const BenchRow* chosen = nullptr;
+  for (const BenchRow& row : rows) {
+    json["policies"].push_back(json_of(row));
+    const bool faster = chosen == nullptr || row.step_seconds() < chosen->step_seconds();
+    if (row.policy == "auto" && row.fits() && faster) chosen = &row;
   }
   json["best"] = best() != nullptr ? Json(best()->policy) : Json(nullptr);
-  json["chosen_by_auto"] = chosen;
+  if (best() != nullptr && !best()->setting.empty()) json["best_setting"] = json_of(*best())["setting"];
+  json["chosen_by_auto"] = chosen != nullptr ? Json(chosen->resolved) : Json(nullptr);
+  if (missing > 0) json["missing"] = missing;
   json["bound"] = Json::array();
   for (const BoundPoint& b : bound) {
-    json["bound"].push_back({{"cpu_share", b.cpu_share}, {"parameters_per_second", b.parameters_per_second}});
+    Json point{{"cpu_share", b.cpu_share}, {"parameters_per_second", b.parameters_per_second}};
+    if (!b.machine.empty()) point["machine"] = b.machine;
+    json["bound"].push_back(std::move(point));
   }
   return json.dump(2) + "\n";
 }
@@ -204,26 +211,31 @@ std::string BenchReport::json() const {
 std::string BenchReport::html() const {
   Json data = Json::parse(json());
   data["timeline"] = timeline.empty() ? Json::array() : spans_of(timeline);
-  const PolicyResult* first = best();
+  for (std::size_t i = 0; i < rows.size(); ++i) data["policies"][i]["name"] = rows[i].name();
   std::string page(head);
   page +=
       fmt::format("<h1>{}</h1>\n<p>{}<br><code>{}</code></p>\n", escaped(model), escaped(machine), escaped(command));
-  if (first != nullptr) {
-    page += fmt::format("<p>Best: <b>{}</b>, {:.4f} s a step.</p>\n", escaped(first->policy), step_of(*first));
+  if (best() != nullptr) {
+    page += fmt::format("<p>Best: <b>{}</b>, {:.4f} s a step.</p>\n", escaped(best()->name()), best()->step_seconds());
   }
+  if (missing > 0) page += fmt::format("<p>Interrupted: {} rows are missing.</p>\n", missing);
   page +=
       "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>error</th><th>bound by</th>"
       "<th>device memory</th><th>state digest</th></tr>\n" +
-      rows_of(*this) + "</table>\n";
+      table_rows(*this) + "</table>\n";
   const auto plot = [&](std::string_view title, std::string_view id) {
     page += fmt::format(
         "<h2>{0}</h2><div class=\"plot\"><canvas id=\"{1}\" role=\"img\" aria-label=\"{0}\"></canvas></div>\n", title,
         id);
   };
   plot("Step time by phase", "steps");
+  const bool swept = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) { return !row.setting.empty(); });
+  if (swept) plot("Step time by setting", "sweep");
   plot("Update rate by share", "updates");
   plot("Memory by policy", "memory");
-  plot("Timeline of one step", "timeline");
+  plot(best() == nullptr ? "Timeline of one step"
+                         : fmt::format("Timeline of one step: {}, simulated", escaped(best()->name())),
+       "timeline");
   page += fmt::format("<script type=\"application/json\" id=\"report\">{}</script>\n<script>", in_script(data));
   page += chart_library();
   page += "</script>\n<script>";
@@ -233,20 +245,19 @@ std::string BenchReport::html() const {
 }
 
 std::string BenchReport::table() const {
-  std::string text = fmt::format("{:<26}{:>12}{:>12}{:>8}{:>14}  {}\n", "policy", "predicted", "measured", "error",
-                                 "tokens/s", "bound by");
-  for (const PolicyResult& p : policies) {
-    if (!p.refusal.empty()) {
-      text += fmt::format("{:<26}{}\n", p.policy, p.refusal);
+  std::size_t width = 26;
+  for (const BenchRow& row : rows) width = std::max(width, row.name().size() + 2);
+  std::string text = fmt::format("{:<{}}{:>12}{:>12}{:>8}{:>14}  {}\n", "policy", width, "predicted, s", "measured, s",
+                                 "error", "tokens/s", "bound by");
+  for (const BenchRow& row : rows) {
+    if (!row.fits()) {
+      text += fmt::format("{:<{}}{}\n", row.name(), width, row.refusal);
       continue;
     }
-    const std::string measured = p.measured ? fmt::format("{:.4f} s", p.measured->step_seconds) : "-";
-    const std::string error =
-        p.measured ? fmt::format("{:+.0f}%", 100.0 * (p.predicted.step_seconds / p.measured->step_seconds - 1.0)) : "-";
-    text += fmt::format("{:<26}{:>10.4f} s{:>12}{:>8}{:>14.0f}  {}\n", p.policy, p.predicted.step_seconds, measured,
-                        error, tokens / step_of(p), name_of(p.predicted.bound_by()));
+    text += fmt::format("{:<{}}{:>12.4f}{:>12}{:>8}{:>14.0f}  {}\n", row.name(), width, row.predicted.step_seconds,
+                        measured_of(row), error_of(row), tokens / row.step_seconds(), row.predicted.bound_by);
   }
-  if (best() != nullptr) text += fmt::format("best: {}\n", best()->policy);
+  if (best() != nullptr) text += fmt::format("best: {}\n", best()->name());
   return text;
 }
 

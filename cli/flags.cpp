@@ -7,9 +7,13 @@
 
 namespace tandem {
 
-void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>& names) {
+void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>& names,
+                         const std::vector<std::string_view>& swept) {
+  const auto is_in = [](const std::vector<std::string_view>& list, std::string_view name) {
+    return std::find(list.begin(), list.end(), name) != list.end();
+  };
   for (const ConfigField& field : config_fields()) {
-    if (!names.empty() && std::find(names.begin(), names.end(), field.name) == names.end()) continue;
+    if (!names.empty() && !is_in(names, field.name)) continue;
     const std::string name(field.name);
     const std::string flag = name == "clip" ? "--clip,--grad-clip" : "--" + name;
     std::string help = fmt::format("{}. Default: {}", field.help, field.fallback);
@@ -18,8 +22,10 @@ void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>&
       command.add_flag(flag, switches_[name], help);
       continue;
     }
-    auto* option = command.add_option(flag, values_[name], help)->type_name(std::string(field.unit));
-    if (field.kind == ConfigField::Kind::list)
+    const bool sweeps = is_in(swept, field.name);
+    auto* option = command.add_option(flag, values_[name], help + (sweeps ? " (several: each in turn)" : ""));
+    option->type_name(std::string(field.unit) + (sweeps ? " ..." : ""));
+    if (sweeps || field.kind == ConfigField::Kind::list)
       option->expected(1, CLI::detail::expected_max_vector_size);
     else
       option->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -35,6 +41,11 @@ bool ConfigFlags::given(std::string_view name) const {
   return found != values_.end() && !found->second.empty();
 }
 
+std::vector<std::string> ConfigFlags::values(std::string_view name) const {
+  const auto found = values_.find(name);
+  return found == values_.end() ? std::vector<std::string>() : found->second;
+}
+
 std::string ConfigFlags::out() const { return given("out") ? values_.find("out")->second.back() : std::string(); }
 
 TrainConfig ConfigFlags::config(const std::string& base) const {
@@ -48,7 +59,10 @@ TrainConfig ConfigFlags::config(const std::string& base) const {
   if (given("epochs")) config.steps = 0;
   for (const ConfigField& field : config_fields()) {
     const auto typed = values_.find(field.name);
-    if (typed != values_.end() && !typed->second.empty()) set_config_field(config, field, typed->second);
+    if (typed != values_.end() && !typed->second.empty()) {
+      const bool list = field.kind == ConfigField::Kind::list;
+      set_config_field(config, field, list ? typed->second : std::vector{typed->second.front()});
+    }
     const auto flipped = switches_.find(field.name);
     if (flipped != switches_.end() && flipped->second) field.set(config, "true");
   }

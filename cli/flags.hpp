@@ -13,11 +13,15 @@ namespace tandem {
 /// Collects what was typed; `apply` makes a configuration of it, flags over files.
 class ConfigFlags {
  public:
-  /// Adds flags for the named fields (all where `names` is empty), and --config.
-  void add_to(CLI::App& command, const std::vector<std::string_view>& names = {});
+  /// Adds flags for the named fields (all where `names` is empty), and --config. Those that are `swept` take several
+  /// values, of which `config` knows the first.
+  void add_to(CLI::App& command, const std::vector<std::string_view>& names = {},
+              const std::vector<std::string_view>& swept = {});
   /// Reads --config, or `base` where that exists and --config is not given, then the flags. Throws UsageError.
   TrainConfig config(const std::string& base = {}) const;
   bool given(std::string_view name) const;
+  /// As typed; empty where the flag was not.
+  std::vector<std::string> values(std::string_view name) const;
   /// --out as typed; empty where it was not.
   std::string out() const;
 

@@ -12,6 +12,7 @@
 #include "cli/what_if.hpp"
 #include "core/error.hpp"
 #include "train/model_source.hpp"
+#include "train/performance.hpp"
 #include "train/run_setup.hpp"
 #include "train/units.hpp"
 
@@ -149,8 +150,7 @@ std::string explanation(const Planned& planned) {
 }
 
 Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
-  MachineProfile profile = read_profile(flags.profile);
-  if (config.link_bandwidth > 0.0) profile = with_link(std::move(profile), config.link_bandwidth);
+  const MachineProfile profile = as_emulated(read_profile(flags.profile), config);
   WhatIf what = plan_for_machine(config, model, profile);
   Planned planned;
   planned.plan = what.choice.plan;

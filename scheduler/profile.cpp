@@ -133,6 +133,21 @@ MachineProfile with_link(MachineProfile p, double bytes_per_second) {
   return p;
 }
 
+MachineProfile with_update_rate(MachineProfile p, double parameters_per_second) {
+  const double before = p.cpu_update.value;
+  for (Figure* figure : {&p.cpu_update, &p.cpu_update_with_copies}) {
+    figure->value = std::min(figure->value, parameters_per_second);
+  }
+  // Whoever updates sleeps for the rest of the time.
+  p.cpu_update_cores.value *= p.cpu_update.value / before;
+  return p;
+}
+
+MachineProfile without_overhead(MachineProfile p) {
+  for (Figure* figure : {&p.launch, &p.copy_latency, &p.step_overhead, &p.task_overhead}) figure->value = 0.0;
+  return p;
+}
+
 std::string difference(const MachineProfile& a, const MachineProfile& b) {
   std::string text;
   const auto compare = [&](std::string_view what, const std::string& x, const std::string& y) {

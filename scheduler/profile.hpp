@@ -100,6 +100,10 @@ std::vector<std::string> doubts(const MachineProfile& profile);
 /// The same machine behind a link that carries at most this many bytes a second each way, as the host device
 /// emulates it.
 MachineProfile with_link(MachineProfile profile, double bytes_per_second);
+/// The same machine with a CPU that updates at most so many parameters a second.
+MachineProfile with_update_rate(MachineProfile profile, double parameters_per_second);
+/// The same machine where nothing but the work itself takes time: no latency, no launch, no overhead.
+MachineProfile without_overhead(MachineProfile profile);
 /// In what two profiles are of different machines, "" where in nothing: CPU, device, driver, version.
 std::string difference(const MachineProfile& a, const MachineProfile& b);
 

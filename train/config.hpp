@@ -35,6 +35,7 @@ struct TrainConfig {
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin
   std::size_t host_memory = 0;    ///< bytes; 0: no ceiling
   double link_bandwidth = 0.0;    ///< bytes a second; 0: none emulated
+  double update_rate = 0.0;       ///< parameters a second of the CPU update; 0: none emulated
   Policy policy;
   std::int64_t subgroup_size = 0;  ///< parameters; 0: auto
   int resident_layers = -1;        ///< -1: auto

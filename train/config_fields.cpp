@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <regex>
 #include <type_traits>
@@ -168,6 +169,12 @@ std::int64_t parse_subgroup(std::string_view value) {
   return count;
 }
 
+double parse_rate(std::string_view value) {
+  const std::int64_t count = parse_count(value);
+  if (count < 1) out_of_range(value, "at least 1 parameter a second");
+  return static_cast<double>(count);
+}
+
 /// A number of layers, or "auto", which is `automatic`.
 ConfigField layers(const Words& w, int TrainConfig::*member, int least, int automatic) {
   return other(
@@ -213,6 +220,9 @@ void add_machine_fields(std::vector<ConfigField>& all) {
   all.push_back(
       other({"link-bandwidth", "BYTES/S", "none", "1GB/s", "host device: emulate a link of this speed, each way"},
             &C::link_bandwidth, parse_bandwidth, print_bandwidth, positive));
+  all.push_back(other(
+      {"update-rate", "PARAMETERS/S", "none", "50M", "host device: emulate a CPU that updates so many a second"},
+      &C::update_rate, parse_rate, [](double v) { return std::to_string(std::llround(v)); }, positive));
   all.push_back(other(
       {"policy", "POLICY", "auto", "static:0.5",
        "who updates what: auto, device, host, static:R, interleave:K[,resident=S], stream"},

@@ -63,6 +63,12 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   return work;
 }
 
+MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config) {
+  if (config.link_bandwidth > 0.0) profile = with_link(std::move(profile), config.link_bandwidth);
+  if (config.update_rate > 0.0) profile = with_update_rate(std::move(profile), config.update_rate);
+  return profile;
+}
+
 std::optional<MachineProfile> find_calibration(const Device& device, const TrainConfig& config) {
   const std::filesystem::path cached = cached_profile_path(device);
   if (cached.empty() || !std::filesystem::exists(cached)) return std::nullopt;
@@ -77,8 +83,7 @@ std::optional<MachineProfile> find_calibration(const Device& device, const Train
     spdlog::warn("the calibration in {} is stale: {}; run `tandem calibrate`", cached.string(), differs);
     return std::nullopt;
   }
-  if (config.link_bandwidth > 0.0) profile = with_link(*std::move(profile), config.link_bandwidth);
-  return profile;
+  return as_emulated(*std::move(profile), config);
 }
 
 }  // namespace tandem

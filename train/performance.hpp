@@ -15,8 +15,11 @@ namespace tandem {
 /// Arithmetic of a micro-batch, layer by layer: matrix products, attention, and what is bound by memory.
 std::vector<LayerWork> work_of(const ModelConfig& config, const RunShape& shape);
 
-/// The calibration of this machine with this device, the link as the configuration has it; none where there is none,
-/// or where it cannot be used: it is of another CPU, device or version, or damaged, which is warned of.
+/// The profile with link and CPU update as slow as the configuration emulates them.
+MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config);
+
+/// The calibration of this machine with this device, as emulated; none where there is none, or where it cannot be used:
+/// it is of another CPU, device or version, or damaged, which is warned of.
 std::optional<MachineProfile> find_calibration(const Device& device, const TrainConfig& config);
 
 }  // namespace tandem

@@ -167,6 +167,7 @@ DeviceOptions device_options(const TrainConfig& c) {
           .threads = c.threads,
           .update_threads = c.update_threads,
           .link_bytes_per_second = c.link_bandwidth,
+          .update_parameters_per_second = c.update_rate,
           .strict = c.strict,
           .notice = [](const std::string& why) { spdlog::info("device: host, as {}", why); },
           .warning = [](const std::string& what) { spdlog::warn("{}", what); }};

@@ -2,9 +2,12 @@
 import json
 import pathlib
 import re
+import signal
+import subprocess
 import sys
+import time
 
-from program import SMALL, ProgramTest, main
+from program import PROGRAM, SMALL, ProgramTest, main
 
 PROFILES = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else "profiles")
 SHARES = {"cpu_share", "gpu_streamed_share", "resident_share"}
@@ -128,6 +131,84 @@ class Bench(ProgramTest):
         for policy in ran:
             self.assertIn(policy["state_digest"], page)
             json.loads((out / f"simulated-{policy['policy']}.trace.json").read_text())
+
+    def sweep(self, out, *flags):
+        return ["bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1", "--policies", "host", "stream", "--device-memory",
+                "2MiB", "24MiB", "--link-bandwidth", "20MB/s", "2GB/s", "--out", out, *flags]
+
+    def lines(self, out):
+        path = out / "rows.jsonl"
+        return path.read_text().splitlines() if path.exists() else []
+
+    def test_a_sweep_has_a_row_for_each_policy_and_setting(self):
+        out = self.root / "sweep"
+        result = self.succeed(self.run_program(*self.sweep(out, "--json")))
+        rows = json.loads(result.stdout)["policies"]
+        settings = [{"device-memory": m, "link-bandwidth": b} for m in ("2MiB", "24MiB") for b in ("20MB/s", "2GB/s")]
+        self.assertEqual([(r["setting"], r["policy"]) for r in rows],
+                         [(s, p) for s in settings for p in ("host", "stream")])
+        self.assertEqual([r["fits"] for r in rows], [False] * 4 + [True] * 4)
+        self.assertTrue(all("fit" in r["why"] for r in rows[:4]), rows[0])
+        self.assertEqual(len({r["state_digest"] for r in rows[4:]}), 1)
+        slow, fast = [r["predicted"]["step_seconds"] for r in rows[5::2]]
+        self.assertGreater(slow, fast)
+        for row in rows[4:]:
+            self.assertLessEqual(row["predicted"]["ideal_step_seconds"], row["predicted"]["step_seconds"])
+        self.assertRegex(result.stderr, r"8 of 8: stream, device-memory 24MiB, link-bandwidth 2GB/s, about 0:\d\d:\d\d left")
+        self.assertEqual(len(self.lines(out)), 9)
+        self.refused(self.run_program(*self.sweep(out)), 2, "exists")
+        self.refused(self.run_program("bench", *SMALL, "--device-memory", "24MiB", "lots"), 2, "lots")
+        self.refused(self.run_program("bench", *SMALL, "--resume"), 2, "--out")
+
+    def test_an_interrupted_sweep_goes_on_with_the_rows_that_are_missing(self):
+        out = self.root / "sweep"
+        # Steps that would take minutes, so that there is time to interrupt them.
+        slow = [*self.sweep(out, "--json"), "--update-rate", "20k"]
+        process = subprocess.Popen([PROGRAM, *map(str, slow)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        while len(self.lines(out)) < 5 and process.poll() is None:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        printed, said = process.communicate(timeout=300)
+        self.assertEqual(process.returncode, 130, said)
+        self.assertEqual(len(self.lines(out)), 5)
+        self.assertEqual(json.loads(printed)["missing"], 4)
+        self.assertIn("--resume", said)
+        self.assertEqual(len(json.loads((out / "report.json").read_text())["policies"]), 4)
+
+    def test_resuming_keeps_what_is_done_and_refuses_another_bench(self):
+        out = self.root / "sweep"
+        whole = json.loads(self.succeed(self.run_program(*self.sweep(out, "--json"))).stdout)["policies"]
+        head, *rows = self.lines(out)
+        # As if it had been killed while it wrote the seventh row.
+        (out / "rows.jsonl").write_text("\n".join([head, *rows[:6], rows[6][:40]]))
+        result = self.succeed(self.run_program(*self.sweep(out, "--json", "--resume")))
+        again = json.loads(result.stdout)["policies"]
+        self.assertEqual(again[:6], whole[:6])
+        self.assertEqual([(r["setting"], r["policy"]) for r in again], [(r["setting"], r["policy"]) for r in whole])
+        self.assertEqual(again[7]["state_digest"], whole[7]["state_digest"])
+        self.assertEqual(again[7]["predicted"], whole[7]["predicted"])  # by the calibration of the first run
+        self.assertNotIn("4 of 8", result.stderr)
+        result = self.succeed(self.run_program(*self.sweep(out, "--json", "--resume")))
+        self.assertEqual(json.loads(result.stdout)["policies"], again)
+        for other in (["--steps", "2"], ["--seed", "7"], ["--update-threads", "2"]):
+            words = [w for w in self.sweep(out, "--resume")]
+            for flag, value in [other]:
+                if flag in words:
+                    words[words.index(flag) + 1] = value
+                else:
+                    words += [flag, value]
+            self.refused(self.run_program(*words), 2, other[0][2:], other[1])
+        (out / "rows.jsonl").write_text(head.replace('"machine":"', '"machine":"another ') + "\n")
+        self.refused(self.run_program(*self.sweep(out, "--resume")), 2, "machine", "another")
+        self.refused(self.run_program(*self.sweep(self.text.parent, "--resume")), 2, "rows.jsonl")
+
+    def test_a_sweep_over_a_profile(self):
+        result = self.succeed(self.run_program("bench", "--model", "llama3.2-1b", "--profile", PROFILES / "16gb-pcie4.toml",
+                                               "--policies", "host", "interleave:2", "interleave:4", "--subgroup-size",
+                                               "10M", "100M", "--json"))
+        rows = json.loads(result.stdout)["policies"]
+        self.assertEqual([r["setting"]["subgroup-size"] for r in rows], ["10M"] * 3 + ["100M"] * 3)
+        self.assertTrue(all(r["measured"] is None for r in rows))
 
 
 if __name__ == "__main__":

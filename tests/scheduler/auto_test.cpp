@@ -12,7 +12,7 @@
 namespace tandem {
 namespace {
 
-/// A small case: a few subgroups, and a machine whose figures are spread over an order of magnitude.
+/// A small case: a few subgroups on a random machine.
 struct Case {
   ParameterLayout layout;
   OffloadOptions options;
@@ -20,22 +20,6 @@ struct Case {
   MachineProfile machine;
   std::vector<LayerSeconds> compute;
 };
-
-double spread(std::mt19937_64& random, double low, double high) {
-  return std::exp(std::uniform_real_distribution<double>(std::log(low), std::log(high))(random));
-}
-
-MachineProfile random_machine(std::mt19937_64& random) {
-  MachineProfile p = testing::desktop();
-  p.dram.value = spread(random, 15e9, 200e9);
-  p.host_stream.value = 0.9 * p.dram.value;
-  p.to_device.value = p.to_host.value = spread(random, 4e9, 60e9);
-  p.both_ways.value = p.to_device.value * std::uniform_real_distribution<double>(1.2, 2.0)(random);
-  p.cpu_update.value = p.dram.value / 28.0 * std::uniform_real_distribution<double>(0.4, 1.0)(random);
-  p.copy_latency.value = 1e-5;
-  p.launch.value = 5e-6;
-  return p;
-}
 
 Case random_case(std::uint64_t seed, int most_subgroups, int fewest_subgroups = 1) {
   std::mt19937_64 random(seed);
@@ -45,7 +29,7 @@ Case random_case(std::uint64_t seed, int most_subgroups, int fewest_subgroups = 
   c.layout = testing::equal_layers(layers, elements);
   c.options.policy = parse_policy("auto");
   c.options.subgroup_size = elements;
-  c.machine = random_machine(random);
+  c.machine = testing::random_machine(random);
   OffloadOptions smallest = c.options;
   smallest.policy = parse_policy("host");
   const auto least = static_cast<double>(smallest_device_memory(c.layout, smallest));
@@ -53,7 +37,7 @@ Case random_case(std::uint64_t seed, int most_subgroups, int fewest_subgroups = 
   c.facts.device_capacity =
       static_cast<std::size_t>(least * 1.3 + all * std::uniform_real_distribution<double>(0.0, 1.0)(random));
   const double update = static_cast<double>(elements) / c.machine.cpu_update.value;
-  const double seconds = update * spread(random, 0.05, 2.0);
+  const double seconds = update * testing::spread(random, 0.05, 2.0);
   c.compute.assign(static_cast<std::size_t>(layers), {seconds / 3.0, seconds * 2.0 / 3.0});
   return c;
 }

@@ -1,5 +1,7 @@
 #pragma once
 // Machines and layouts that tests of the performance model share.
+#include <cmath>
+#include <random>
 #include <string>
 
 #include "core/parameter_layout.hpp"
@@ -32,6 +34,24 @@ inline MachineProfile desktop() {
   p.cpu_update = assumed(1.9e9);
   p.cpu_update_cores = assumed(16);
   p.cpu_update_bytes = assumed(28);
+  return p;
+}
+
+/// Spread evenly over orders of magnitude.
+inline double spread(std::mt19937_64& random, double low, double high) {
+  return std::exp(std::uniform_real_distribution<double>(std::log(low), std::log(high))(random));
+}
+
+/// A machine whose figures are spread over an order of magnitude.
+inline MachineProfile random_machine(std::mt19937_64& random) {
+  MachineProfile p = desktop();
+  p.dram.value = spread(random, 15e9, 200e9);
+  p.host_stream.value = 0.9 * p.dram.value;
+  p.to_device.value = p.to_host.value = spread(random, 4e9, 60e9);
+  p.both_ways.value = p.to_device.value * std::uniform_real_distribution<double>(1.2, 2.0)(random);
+  p.cpu_update.value = p.dram.value / 28.0 * std::uniform_real_distribution<double>(0.4, 1.0)(random);
+  p.copy_latency.value = 1e-5;
+  p.launch.value = 5e-6;
   return p;
 }
 

@@ -1,0 +1,67 @@
+// What the performance model costs: simulating a step of a 70B model in more and more subgroups, and choosing the plan
+// of a 7B run. Nothing is executed or allocated.
+#include <benchmark/benchmark.h>
+
+#include <string>
+
+#include "models/config.hpp"
+#include "models/transformer.hpp"
+#include "scheduler/auto.hpp"
+#include "scheduler/profile.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr int layers_70b = 80;
+constexpr std::int64_t layer_elements = std::int64_t{875'000} * layout_quantum;
+
+MachineProfile machine() { return read_profile(TANDEM_SOURCE_DIR "/profiles/24gb-pcie4.toml"); }
+
+ParameterLayout layout_70b() {
+  ParameterLayout layout;
+  for (int i = 0; i < layers_70b; ++i) {
+    layout.add_layer("h." + std::to_string(i)).add("w", {layer_elements / layout_quantum, layout_quantum});
+  }
+  return layout;
+}
+
+void simulate_70b(benchmark::State& state, const char* policy) {
+  const ParameterLayout layout = layout_70b();
+  OffloadOptions options;
+  options.policy = parse_policy(policy);
+  options.subgroup_size = layer_elements * layers_70b / state.range(0);
+  const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+  const MachineProfile profile = machine();
+  const auto compute = compute_seconds(profile, matrix_work(layout, 2048));
+  std::int64_t tasks = 0;
+  for (auto _ : state) tasks = simulate(layout, plan, profile, compute).tasks;
+  state.counters["subgroups"] = static_cast<double>(plan.subgroups.size());
+  state.counters["tasks"] = static_cast<double>(tasks);
+  state.SetComplexityN(tasks);
+}
+
+/// Memory of a 24 GB card, of which activations take a third.
+void choose_plan_7b(benchmark::State& state) {
+  const ParameterLayout layout = layout_of(builtin_model("qwen2.5-7b"));
+  OffloadOptions options;
+  options.reserved_device_memory = std::size_t{8} << 30;
+  const MachineProfile profile = machine();
+  const auto compute = compute_seconds(profile, matrix_work(layout, 2048, true));
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(
+        choose_plan(layout, options, {static_cast<std::size_t>(profile.device_memory.value), 0}, profile, compute));
+  }
+}
+
+void by_subgroups(benchmark::internal::Benchmark* b) {
+  b->Arg(80)->Arg(400)->Arg(2000)->Arg(10'000)->Unit(benchmark::kMillisecond)->Complexity();
+}
+BENCHMARK_CAPTURE(simulate_70b, host, "host")->Apply(by_subgroups);
+BENCHMARK_CAPTURE(simulate_70b, interleave, "interleave:2")->Apply(by_subgroups);
+BENCHMARK_CAPTURE(simulate_70b, stream, "stream")->Apply(by_subgroups);
+BENCHMARK(choose_plan_7b)->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace tandem
+
+BENCHMARK_MAIN();

@@ -1,0 +1,27 @@
+"""simulate: seconds to simulate a 70B model in up to 10,000 subgroups and to choose the plan of a 7B run, and how they grow."""
+import json
+import subprocess
+
+import harness
+
+REPEATS = 5
+
+
+def measure():
+    harness.build("bench_simulate")
+    done = subprocess.run([harness.BUILD / "bench" / "bench_simulate", "--benchmark_format=json",
+                           f"--benchmark_repetitions={REPEATS}"], stdout=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        raise harness.BenchError("bench_simulate failed")
+    samples, growth = {}, {}
+    for run in json.loads(done.stdout)["benchmarks"]:
+        name = run["name"].split("/")
+        if run["run_type"] == "iteration":
+            samples.setdefault(run["run_name"], []).append(1e-3 * run["real_time"])
+        elif run["aggregate_name"] == "BigO":
+            growth["_".join(name[:2]).removesuffix("_BigO")] = run["big_o"]
+    figures = harness.Figures()
+    for name, seconds in samples.items():
+        figures.add(name.replace("/", "_") + "_seconds", seconds)
+    figures.add("worst_70b_seconds", [max(figures.values[name] for name in figures.values if "10000" in name)])
+    return figures.line("simulate", growth_with_tasks=growth, repeats=REPEATS)

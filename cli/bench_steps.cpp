@@ -1,0 +1,77 @@
+#include "cli/bench_steps.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "core/trace.hpp"
+#include "train/stop_signal.hpp"
+
+namespace tandem {
+namespace {
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+}  // namespace
+
+BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSource& source)
+    : config_(config), loaded_(run, nullptr), clock_(*run.device), vocabulary_(source.config.vocabulary) {
+  loaded_.engine().initialize(initial_values(source, run.layout, config.seed));
+}
+
+StepFigures BenchSteps::measure(int steps, bool apart) {
+  std::vector<double> step, forward, backward, exposed;
+  one(apart);  // fills buffers and touches memory
+  const double updates_before = loaded_.engine().counters().update_seconds;
+  for (int i = 0; i < steps; ++i) {
+    const double begin = trace_now();
+    exposed.push_back(one(apart));
+    step.push_back(trace_now() - begin);
+    clock_.finish_forward_and_backward(forward.emplace_back(), backward.emplace_back());
+  }
+  loaded_.engine().wait();
+  StepFigures f;
+  f.step_seconds = median(step);
+  f.forward_seconds = median(forward);
+  f.backward_seconds = median(backward);
+  f.exposed_update_seconds = median(exposed);
+  f.update_seconds = (loaded_.engine().counters().update_seconds - updates_before) / steps;
+  f.tokens_per_second = targets() / f.step_seconds;
+  const double compute = f.forward_seconds + f.backward_seconds - f.exposed_update_seconds;
+  f.bound_by = compute >= 0.5 * f.step_seconds ? "compute" : "update";
+  return f;
+}
+
+/// Returns the seconds that the step waited for updates.
+double BenchSteps::one(bool apart) {
+  if (StopSignal::received() != 0) throw BenchInterrupted{};
+  if (apart) loaded_.engine().wait();
+  PhaseProbe probe(loaded_.engine(), clock_);
+  loaded_.engine().begin_step(
+      {.lr = 1e-4, .max_grad_norm = 1.0, .micro_batches = static_cast<int>(config_.grad_accum), .gradient_scale = 1.0});
+  for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
+    const HostBatch batch = loaded_.batch(static_cast<std::size_t>(micro));
+    fill(batch.tokens);
+    fill(batch.targets);
+    probe.begin_micro_batch(loaded_.stream());
+    loaded_.train(static_cast<std::size_t>(micro), probe, static_cast<float>(1.0 / targets()));
+  }
+  clock_.mark(Phase::idle, loaded_.stream());
+  const StepReport report = loaded_.engine().end_step();
+  loaded_.wait_for_losses();
+  return report.exposed_update_seconds;
+}
+
+void BenchSteps::fill(std::span<std::int32_t> tokens) {
+  constexpr std::uint64_t multiplier = 6364136223846793005U;
+  constexpr std::uint64_t increment = 1442695040888963407U;
+  for (std::int32_t& token : tokens) {
+    state_ = state_ * multiplier + increment;
+    token = static_cast<std::int32_t>((state_ >> 33) % static_cast<std::uint64_t>(vocabulary_));
+  }
+}
+
+}  // namespace tandem

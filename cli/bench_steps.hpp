@@ -1,0 +1,41 @@
+#pragma once
+// Steps that `tandem bench` measures.
+#include <cstdint>
+#include <span>
+
+#include "cli/bench_rows.hpp"
+#include "train/config.hpp"
+#include "train/loaded_model.hpp"
+#include "train/model_source.hpp"
+#include "train/phase_clock.hpp"
+#include "train/run_setup.hpp"
+
+namespace tandem {
+
+/// A signal came while steps were measured.
+struct BenchInterrupted {};
+
+/// Drives one loaded model over tokens that are a function of seed, step and position alone.
+class BenchSteps {
+ public:
+  /// Both are kept by reference. Loads the model: PlanError, DeviceError.
+  BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSource& source);
+
+  /// Medians over `steps` after one that is not counted. `apart`: updates end before the next forward begins, so that
+  /// phases are those of compute alone. Blocks. Throws BenchInterrupted.
+  StepFigures measure(int steps, bool apart);
+  OffloadEngine& engine() { return loaded_.engine(); }
+
+ private:
+  double one(bool apart);
+  void fill(std::span<std::int32_t> tokens);
+  double targets() const { return static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len); }
+
+  const TrainConfig& config_;
+  LoadedModel loaded_;
+  PhaseClock clock_;
+  std::int64_t vocabulary_;
+  std::uint64_t state_ = 1;
+};
+
+}  // namespace tandem
