@@ -81,7 +81,9 @@ std::string measured_of(const BenchRow& row) {
 std::string table_rows(const BenchReport& report) {
   std::string rows;
   for (const BenchRow& row : report.rows) {
-    rows += fmt::format("<tr><td>{}</td>", escaped(row.name()));
+    const std::string setting =
+        row.setting.empty() ? "" : fmt::format("<br><small>{}</small>", escaped(text_of(row.setting)));
+    rows += fmt::format("<tr><td>{}{}</td>", escaped(row.policy), setting);
     if (row.fits()) {
       rows += fmt::format("<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td></tr>\n",
                           row.predicted.step_seconds, measured_of(row), error_of(row), row.predicted.bound_by,
@@ -99,79 +101,83 @@ constexpr std::string_view head = R"html(<!doctype html>
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
 <title>tandem bench</title><style>
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1rem;color:#222;background:#fff}
-h1{margin:0}h2{margin-top:2rem}code{font-size:.75rem;overflow-wrap:anywhere}
+h1{margin:0}h2{margin-top:2rem}code{font-size:.75rem}p code{overflow-wrap:anywhere}
 table{border-collapse:collapse;width:100%;display:block;overflow-x:auto;font-size:.9rem}
-td,th{border-bottom:1px solid #ccc;padding:.25rem .5rem;text-align:left}td:nth-child(-n+4){white-space:nowrap}
+td,th{border-bottom:1px solid #ccc;padding:.25rem .5rem;text-align:left}th,td:not([colspan]){white-space:nowrap}
 .plot{position:relative;height:22rem;margin:1rem 0}
-@media print{body{max-width:none;padding:0}h2{break-after:avoid}.plot{break-inside:avoid}td{font-size:.7rem}}
+@media print{body{max-width:none;padding:0}h2{break-after:avoid}.plot{break-inside:avoid;max-height:850px}
+table{font-size:.65rem;display:table}td code{font-size:.6rem;white-space:normal;overflow-wrap:anywhere}}
 </style></head><body>
 )html";
 
 constexpr std::string_view plots = R"html(
 const report = JSON.parse(document.getElementById("report").textContent);
 const fit = report.policies.filter(p => p.fits);
-const names = fit.flatMap(p => p.measured ? [p.name + ", measured", "predicted"] : [p.name + ", predicted"]);
+const text = setting => Object.values(setting || {}).join(" ");
+const name = p => p.setting ? p.policy + ", " + text(p.setting) : p.policy;
+const names = fit.flatMap(p => p.measured ? [name(p) + ", measured", "predicted"] : [name(p) + ", predicted"]);
 const steps = fit.flatMap(p => p.measured ? [p.measured, p.predicted] : [p.predicted]);
 const exposed = s => Math.min(s.exposed_update_seconds, s.forward_seconds);
 const base = {responsive: true, maintainAspectRatio: false, animation: false};
 const axis = text => ({title: {display: true, text}, beginAtZero: true});
 const colors = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222"];
 const charts = [];
-function draw(id, rows, config) {
+// Long names would leave no room for bars on a phone: lines of at most so many characters.
+const most = window.innerWidth < 600 ? 18 : 40;
+function lines(text) {
+  const found = [""];
+  for (const word of text.split(" ")) {
+    if ((found.at(-1) + word).length > most && found.at(-1)) found.push("");
+    found[found.length - 1] += (found.at(-1) ? " " : "") + word;
+  }
+  return found;
+}
+const whole = {autoSkip: false, callback: function (value) { return lines(this.getLabelForValue(value)); }};
+function draw(id, labels, config) {
   const canvas = document.getElementById(id);
-  if (rows) canvas.parentElement.style.height = Math.max(14, 6 + 1.4 * rows) + "rem";
+  const row = Math.max(...labels.map(label => lines(label).length)) > 1 ? 2 : 1.4;
+  if (labels.length) canvas.parentElement.style.height = Math.max(14, 6 + row * labels.length) + "rem";
   charts.push(new Chart(canvas, config));
 }
-// Long names would leave no room for bars on a phone.
-const short = limit => function (value) {
-  const text = this.getLabelForValue(value), most = window.innerWidth < 600 ? 22 : limit;
-  if (text.length <= most) return text;
-  const lines = [""];
-  for (const word of text.split(" ")) {
-    if ((lines.at(-1) + word).length > most && lines.at(-1)) lines.push("");
-    lines[lines.length - 1] += (lines.at(-1) ? " " : "") + word;
-  }
-  return lines;
-};
-draw("steps", steps.length, {type: "bar", data: {labels: names, datasets: [
+draw("steps", names, {type: "bar", data: {labels: names, datasets: [
   {label: "forward", data: steps.map(s => s.forward_seconds - exposed(s)), backgroundColor: "#4477aa"},
   {label: "backward", data: steps.map(s => s.backward_seconds), backgroundColor: "#66ccee"},
   {label: "waiting for updates", data: steps.map(exposed), backgroundColor: "#ee6677"},
   {label: "rest", data: steps.map(s => Math.max(0, s.step_seconds - s.forward_seconds - s.backward_seconds)), backgroundColor: "#bbbbbb"}]},
   options: {...base, indexAxis: "y", scales: {x: {...axis("seconds a step"), stacked: true},
-    y: {stacked: true, ticks: {autoSkip: false, callback: short(40)}}}}});
-const text = setting => Object.entries(setting || {}).map(([flag, value]) => flag + " " + value).join(", ");
+    y: {stacked: true, ticks: whole}}}});
 const settings = [...new Set(report.policies.map(p => text(p.setting)))];
 const policies = [...new Set(report.policies.map(p => p.policy))];
 const step = p => p && p.fits ? (p.measured || p.predicted).step_seconds : null;
-if (document.getElementById("sweep")) draw("sweep", 0, {type: "line", data: {labels: settings, datasets: policies.map((policy, i) => ({
+if (document.getElementById("sweep")) draw("sweep", [], {type: "line", data: {labels: settings, datasets: policies.map((policy, i) => ({
   label: policy, borderColor: colors[i % colors.length], backgroundColor: colors[i % colors.length],
   data: settings.map(s => step(report.policies.find(p => p.policy === policy && text(p.setting) === s)))}))},
-  options: {...base, scales: {x: {ticks: {autoSkip: false, callback: short(24)}}, y: axis("seconds a step")}}});
+  options: {...base, scales: {x: {ticks: {autoSkip: false}}, y: axis("seconds a step")}}});
 const rate = s => report.parameters / s.update_seconds / 1e9;
-const updates = key => fit.filter(p => p[key] && p[key].update_seconds > 0).map(p => ({x: p.plan.cpu_share, y: rate(p[key]), name: p.name}));
+const updates = key => fit.filter(p => p[key] && p[key].update_seconds > 0).map(p => ({x: p.plan.cpu_share, y: rate(p[key]), name: name(p)}));
 const machines = [...new Set(report.bound.map(b => b.machine || ""))];
-draw("updates", 0, {type: "scatter", data: {datasets: [
+draw("updates", [], {type: "scatter", data: {datasets: [
   ...machines.map((machine, i) => ({label: machine ? "bound, " + machine : "bound, nothing resident", showLine: true, pointRadius: 0,
-    borderDash: [[], [8, 4], [2, 3], [8, 4, 2, 4]][i % 4], borderColor: "#222222", backgroundColor: "#222222",
+    borderDash: [[], [8, 4], [2, 3], [8, 4, 2, 4]][i % 4], borderColor: ["#222222", "#888888", "#bb5500", "#5500bb"][i % 4], pointStyle: "line",
     data: report.bound.filter(b => (b.machine || "") === machine).map(b => ({x: b.cpu_share, y: b.parameters_per_second / 1e9}))})),
-  {label: "measured", data: updates("measured"), backgroundColor: "#ee6677", pointRadius: 6},
-  {label: "predicted", data: updates("predicted"), backgroundColor: "#4477aa", pointStyle: "triangle", pointRadius: 6}]},
+  {label: "measured", data: updates("measured"), backgroundColor: "#ee6677", pointRadius: 6, clip: false},
+  {label: "predicted", data: updates("predicted"), backgroundColor: "#4477aa", pointStyle: "triangle", pointRadius: 6, clip: false}]},
   options: {...base, scales: {x: {...axis("share updated on the CPU"), max: 1}, y: axis("1e9 parameters a second")},
-    plugins: {tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
-draw("memory", 2 * fit.length, {type: "bar", data: {labels: fit.map(p => p.name), datasets: [
+    plugins: {legend: {labels: {usePointStyle: true}}, tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
+draw("memory", fit.flatMap(p => [name(p), ""]), {type: "bar", data: {labels: fit.map(name), datasets: [
   {label: "device", data: fit.map(p => p.planned_device_bytes / 2 ** 20), backgroundColor: "#4477aa"},
   {label: "host", data: fit.map(p => p.planned_host_bytes / 2 ** 20), backgroundColor: "#ccbb44"}]},
-  options: {...base, indexAxis: "y", scales: {x: axis("MiB"), y: {ticks: {autoSkip: false, callback: short(40)}}}}});
+  options: {...base, indexAxis: "y", scales: {x: axis("MiB"), y: {ticks: whole}}}});
 const lanes = [...new Set(report.timeline.map(s => s[0]))];
-draw("timeline", 2 * lanes.length, {type: "bar", data: {labels: lanes, datasets: [{label: "busy",
+draw("timeline", [...lanes, ...lanes], {type: "bar", data: {labels: lanes, datasets: [{label: "busy",
   data: report.timeline.map(s => ({y: s[0], x: [s[2], s[3]], name: s[1]})),
   backgroundColor: report.timeline.map(s => colors[lanes.indexOf(s[0]) % colors.length]),
-  borderColor: "#ffffff", borderWidth: 0.5, borderSkipped: false, grouped: false}]},
+  borderColor: "#ffffff", borderWidth: report.timeline.length < window.innerWidth / 6 ? 0.5 : 0, borderSkipped: false,
+  minBarLength: 1, grouped: false}]},
   options: {...base, indexAxis: "y", scales: {x: axis("seconds")},
     plugins: {legend: {display: false}, tooltip: {callbacks: {label: c => c.raw.name}}}}});
-// Paper is narrower than a window.
-addEventListener("beforeprint", () => charts.forEach(chart => chart.resize(Math.min(680, chart.width), chart.height)));
+// A page is narrower than a window, and ends.
+addEventListener("beforeprint", () => charts.forEach(c => c.resize(Math.min(680, c.width), Math.min(850, c.height))));
 addEventListener("afterprint", () => charts.forEach(chart => chart.resize()));
 )html";
 
@@ -211,7 +217,6 @@ std::string BenchReport::json() const {
 std::string BenchReport::html() const {
   Json data = Json::parse(json());
   data["timeline"] = timeline.empty() ? Json::array() : spans_of(timeline);
-  for (std::size_t i = 0; i < rows.size(); ++i) data["policies"][i]["name"] = rows[i].name();
   std::string page(head);
   page +=
       fmt::format("<h1>{}</h1>\n<p>{}<br><code>{}</code></p>\n", escaped(model), escaped(machine), escaped(command));
