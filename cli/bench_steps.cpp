@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/trace.hpp"
+#include "train/resource_use.hpp"
 #include "train/stop_signal.hpp"
 
 namespace tandem {
@@ -25,7 +26,10 @@ BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSour
 StepFigures BenchSteps::measure(int steps, bool apart) {
   std::vector<double> step, forward, backward, exposed;
   one(apart);  // fills buffers and touches memory
-  const double updates_before = loaded_.engine().counters().update_seconds;
+  double warm_up = 0.0;
+  clock_.finish_forward_and_backward(warm_up, warm_up);
+  const EngineCounters before = loaded_.engine().counters();
+  const double first = trace_now();
   for (int i = 0; i < steps; ++i) {
     const double begin = trace_now();
     exposed.push_back(one(apart));
@@ -38,10 +42,10 @@ StepFigures BenchSteps::measure(int steps, bool apart) {
   f.forward_seconds = median(forward);
   f.backward_seconds = median(backward);
   f.exposed_update_seconds = median(exposed);
-  f.update_seconds = (loaded_.engine().counters().update_seconds - updates_before) / steps;
+  const EngineCounters after = loaded_.engine().counters();
+  f.update_seconds = (after.update_seconds - before.update_seconds) / steps;
   f.tokens_per_second = targets() / f.step_seconds;
-  const double compute = f.forward_seconds + f.backward_seconds - f.exposed_update_seconds;
-  f.bound_by = compute >= 0.5 * f.step_seconds ? "compute" : "update";
+  f.bound_by = use_between(before, after, trace_now() - first, 0.0).bound_by;
   return f;
 }
 

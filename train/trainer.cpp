@@ -319,6 +319,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
     evaluate();
     metrics.eval_loss = eval_loss_;
   }
+  if (trace_) trace_->span("steps", fmt::format("step {}", step_), begin, begin + metrics.step_seconds);
   counters_seen_ = loaded_->engine().counters();  // an evaluation's fetches are no step's
   sample_process_memory();
   progress_->step(metrics, saver_ ? saver_->progress() : std::nullopt);

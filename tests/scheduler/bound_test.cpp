@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <random>
 
+#include "core/update_kernels.hpp"
 #include "scheduler/auto.hpp"
 #include "tests/scheduler/machines.hpp"
 
