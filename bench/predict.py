@@ -13,9 +13,9 @@ from pathlib import Path
 import harness
 
 MODEL = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 256, "n_positions": 128, "n_embd": 256,
-         "n_layer": 12, "n_head": 4}
-FIXED = ["host", "stream", "interleave:2", "interleave:3"]
-STEPS = 9
+         "n_layer": 8, "n_head": 4}
+FIXED = ["host", "stream", "interleave:2"]
+STEPS = 7
 STATE, WEIGHT = 12, 2  # bytes of a parameter
 # Seconds of the CPU's update, and of all state one way across the link, over those of forward and backward.
 PAIRS = {"host": [(0.3, 4.0), (0.5, 6.0)], "stream": [(4.0, 0.4), (6.0, 0.8)], "interleave": [(2.0, 2.0), (3.0, 3.0)]}
@@ -38,7 +38,7 @@ class Program:
         return done.stdout
 
     def work(self, command, *words):
-        return json.loads(self.run(command, "--model", self.model, "--seq-len", 128, "--micro-batch", 2, "--json", *words))
+        return json.loads(self.run(command, "--model", self.model, "--seq-len", 128, "--micro-batch", 1, "--json", *words))
 
     def bench(self, policies, *words):
         return self.work("bench", "--steps", STEPS, "--policies", *policies, *words)["policies"]

@@ -13,12 +13,14 @@ namespace tandem {
 namespace {
 
 // Simulated tasks that a search may spend: about half a second.
-constexpr std::int64_t task_budget = 300'000;
+constexpr std::int64_t task_budget = 900'000;
 // Beyond this many subgroups, single ones do not matter and pieces are simulated in lumps.
 constexpr std::size_t few_subgroups = 48;
 constexpr std::size_t pairs_up_to = 8;
 constexpr std::size_t climbs = 4;
 constexpr std::int64_t lump = 16;
+// Where subgroups that stay on the device lie among the others: updates run in forward order.
+enum class Residents : std::uint8_t { last, first, spread };
 constexpr double worthwhile = 1e-6;  // relative gain below which a change is noise
 
 std::vector<UpdatePath> paths_of(const Plan& plan) {
@@ -60,10 +62,11 @@ class Search {
   void improve();
   bool attempt(const std::vector<UpdatePath>& paths);
   void try_shares();
+  bool try_swaps();
   void try_changes();
   void finish();
-  std::vector<UpdatePath> divided(std::size_t residents, double streamed_share) const;
-  bool may_spend() const { return spent_ < task_budget; }
+  std::vector<UpdatePath> divided(std::size_t residents, double streamed_share, Residents where) const;
+  bool may_spend() const { return spent_ < allowance_; }
 
   const ParameterLayout& layout_;
   const OffloadOptions& options_;
@@ -78,6 +81,7 @@ class Search {
   double best_seconds_ = 0.0;  ///< as `quickly` has it
   bool improved_ = false;
   std::int64_t spent_ = 0;
+  std::int64_t allowance_ = task_budget;  ///< of what is searched at the moment
 };
 
 std::optional<Plan> Search::plan(const OffloadOptions& options) const {
@@ -150,11 +154,16 @@ bool Search::attempt(const std::vector<UpdatePath>& paths) {
   return true;
 }
 
-/// The last subgroups resident; the others spread evenly, so that CPU and device both always have work.
-std::vector<UpdatePath> Search::divided(std::size_t residents, double streamed_share) const {
+/// Some subgroups resident; the others spread evenly, so that CPU and device both always have work.
+std::vector<UpdatePath> Search::divided(std::size_t residents, double streamed_share, Residents where) const {
   std::vector<UpdatePath> paths(best_->subgroups.size(), UpdatePath::resident);
+  const std::size_t n = paths.size();
   double owed = 0.0;
-  for (std::size_t i = 0; i + residents < paths.size(); ++i) {
+  for (std::size_t i = 0; i < n; ++i) {
+    const bool stays = where == Residents::last    ? i + residents >= n
+                       : where == Residents::first ? i < residents
+                                                   : i * residents / n != (i + 1) * residents / n;
+    if (stays) continue;
     owed += streamed_share;
     paths[i] = owed >= 0.5 ? UpdatePath::streamed : UpdatePath::cpu;
     if (owed >= 0.5) owed -= 1.0;
@@ -179,7 +188,7 @@ void Search::try_shares() {
   options.policy = parse_policy("static:0");
   while (low < high) {
     const std::size_t middle = (low + high + 1) / 2;
-    options.paths = divided(middle, streamed);
+    options.paths = divided(middle, streamed, Residents::last);
     if (plan(options)) {
       low = middle;
     } else {
@@ -190,14 +199,32 @@ void Search::try_shares() {
   std::sort(counts.begin(), counts.end());
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   for (const std::size_t count : counts) {
-    for (const double offset : {0.0, -0.04, 0.04, -0.1, 0.1, -0.2, 0.2, -0.35, 0.35}) {
-      if (!may_spend()) return;
-      attempt(divided(count, std::clamp(streamed + offset, 0.0, 1.0)));
+    for (const Residents where : {Residents::last, Residents::first, Residents::spread}) {
+      for (const double offset : {0.0, -0.04, 0.04, -0.1, 0.1, -0.2, 0.2, -0.35, 0.35, -0.6, 0.6}) {
+        if (!may_spend()) return;
+        attempt(divided(count, std::clamp(streamed + offset, 0.0, 1.0), where));
+      }
+      if (count == 0) break;  // they lie nowhere
     }
   }
 }
 
-/// One subgroup another way, then two at once where there are few, until nothing helps.
+/// Where memory is full, no subgroup can become resident unless another leaves.
+bool Search::try_swaps() {
+  bool better = false;
+  const std::size_t n = best_->subgroups.size();
+  for (std::size_t distance = 1; distance < n; distance *= 2) {
+    for (std::size_t i = 0; i + distance < n && may_spend(); ++i) {
+      auto changed = paths_of(*best_);
+      if (changed[i] == changed[i + distance]) continue;
+      std::swap(changed[i], changed[i + distance]);
+      better = attempt(changed) || better;
+    }
+  }
+  return better;
+}
+
+/// One subgroup another way, then two at once, all pairs where there are few, until nothing helps.
 void Search::try_changes() {
   constexpr std::array all{UpdatePath::cpu, UpdatePath::streamed, UpdatePath::resident};
   const std::size_t n = best_->subgroups.size();
@@ -214,7 +241,11 @@ void Search::try_changes() {
         better = attempt(changed) || better;
       }
     }
-    if (better || n > pairs_up_to) continue;
+    if (better) continue;
+    if (n > pairs_up_to) {
+      better = try_swaps();
+      continue;
+    }
     for (std::size_t i = 0; i < n && may_spend(); ++i) {
       for (std::size_t j = i + 1; j < n; ++j) {
         for (const UpdatePath a : all) {
@@ -240,12 +271,18 @@ void Search::improve() {
     if (candidate.fits) starts.emplace_back(candidate.simulation.step_seconds, &fitting_[next++]);
   }
   std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  allowance_ = spent_ + (task_budget - spent_) / 2;
   try_shares();
-  const bool few = best_->subgroups.size() <= pairs_up_to;
+  const bool few = best_->subgroups.size() <= few_subgroups;
   std::vector<std::vector<UpdatePath>> climbed;
+  const auto share_of_the_rest = [&] {
+    return spent_ +
+           std::max<std::int64_t>(0, task_budget - spent_) / static_cast<std::int64_t>(climbs + 1 - climbed.size());
+  };
   Plan highest = *best_;
   double highest_seconds = best_seconds_;
   bool highest_improved = improved_;
+  allowance_ = share_of_the_rest();
   try_changes();
   for (const auto& [seconds, plan] : starts) {
     if (best_seconds_ < highest_seconds) {
@@ -260,6 +297,7 @@ void Search::improve() {
     best_ = *plan;
     best_seconds_ = seconds;
     improved_ = false;
+    allowance_ = share_of_the_rest();
     try_changes();
   }
   if (highest_seconds < best_seconds_) {

@@ -201,7 +201,8 @@ TaskCost CostModel::on_device(double seconds, double bytes) const {
 
 TaskCost CostModel::on_cpu(double seconds, double dram_bytes, double core_share) const {
   TaskCost cost;
-  cost.seconds = task_overhead_ + seconds;
+  // Cores that could do more wait for DRAM.
+  cost.seconds = task_overhead_ + std::max(seconds, dram_bytes / dram_);
   if (cost.seconds <= 0.0) return cost;
   at(cost.share, Resource::cores, core_share);
   at(cost.share, Resource::dram, std::min(1.0, dram_bytes / cost.seconds / dram_));
