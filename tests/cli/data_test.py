@@ -2,9 +2,12 @@
 import json
 import os
 import pathlib
+import re
+import signal
 import struct
 import subprocess
 import sys
+import time
 
 from program import SMALL, ProgramTest, main
 
@@ -152,16 +155,33 @@ class Preparing(ProgramTest):
         self.assertEqual(len(tokens), len("[user]hi![assistant]yo!"))
         self.assertEqual(mask, bytes(len("[user]hi![assistant]")) + bytes([1] * len("yo!")))
 
-    def test_parts_and_interruptions_change_nothing(self):
+    def test_parts_change_nothing(self):
         lines = "".join(json.dumps({"prompt": f"{i}+{i}=", "completion": f"{2 * i}"}) + "\n" for i in range(300))
         records = self.file("r.jsonl", lines)
         whole, parts = self.root / "whole.bin", self.root / "parts.bin"
         self.succeed(self.prepare("--out", whole, records))
-        self.file("bad.jsonl", "not json\n")
-        # A run that fails after some parts leaves them; the next one with the same inputs goes on.
         self.succeed(self.prepare("--out", parts, "--part-bytes", "500", records))
         self.assertEqual(self.content(whole), self.content(parts))
         self.assertFalse(parts.with_suffix(".parts").exists())
+
+    def test_a_killed_run_goes_on_with_the_parts_that_are_missing(self):
+        lines = "".join(json.dumps({"text": f"{i} and {i * i} and so on, " * 20}) + "\n" for i in range(1000))
+        records = self.file("r.jsonl", lines)
+        whole, killed = self.root / "whole.bin", self.root / "killed.bin"
+        self.succeed(self.prepare("--out", whole, records))
+        arguments = ["--tokenizer", self.root, "--workers", "2", "--out", killed, "--part-bytes", "20000", records]
+        process = subprocess.Popen([TOKENIZERS, TOOL, *map(str, arguments)], start_new_session=True,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and len(list(self.root.glob("killed.parts/*/*.json"))) < 3:
+            time.sleep(0.001)
+        os.killpg(process.pid, signal.SIGKILL)
+        self.assertEqual(process.wait(), -signal.SIGKILL, "it ended before it could be killed")
+        self.assertFalse(killed.exists())
+        result = self.succeed(self.prepare(*arguments[4:]))
+        going_on = re.search(r"going on with (\d+) of (\d+) parts", result.stderr + result.stdout)
+        self.assertLess(int(going_on.group(1)), int(going_on.group(2)))
+        self.assertEqual(self.content(whole), self.content(killed))
+        self.assertFalse(killed.with_suffix(".parts").exists())
 
     def test_refusals_are_one_line(self):
         out = self.root / "out.bin"
