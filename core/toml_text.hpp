@@ -1,6 +1,6 @@
 #pragma once
 // What stands in front of toml++: up to its version 3.4 a character beyond ASCII where it looks for white space runs
-// into undefined behaviour (its issue 295), so that it gets to see none.
+// into undefined behaviour (known to its authors), so that it gets to see none.
 #include <string>
 #include <string_view>
 
