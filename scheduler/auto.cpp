@@ -25,11 +25,7 @@ constexpr double worthwhile = 1e-6;  // relative gain below which a change is no
 
 std::vector<UpdatePath> paths_of(const Plan& plan) {
   std::vector<UpdatePath> paths;
-  for (const Subgroup& s : plan.subgroups) {
-    paths.push_back(s.updater == Updater::cpu ? UpdatePath::cpu
-                    : s.tier == Tier::host    ? UpdatePath::streamed
-                                              : UpdatePath::resident);
-  }
+  for (const Subgroup& s : plan.subgroups) paths.push_back(s.path());
   return paths;
 }
 

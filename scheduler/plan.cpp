@@ -34,13 +34,10 @@ std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexce
 Plan::Shares Plan::shares() const noexcept {
   Shares shares;
   for (const Subgroup& s : subgroups) {
-    if (s.updater == Updater::cpu) {
-      shares.cpu += s.count();
-    } else if (s.tier == Tier::host) {
-      shares.streamed += s.count();
-    } else {
-      shares.resident += s.count();
-    }
+    const UpdatePath path = s.path();
+    (path == UpdatePath::cpu        ? shares.cpu
+     : path == UpdatePath::streamed ? shares.streamed
+                                    : shares.resident) += s.count();
   }
   return shares;
 }

@@ -33,6 +33,10 @@ struct Subgroup {
   Updater updater = Updater::cpu;
   bool gradient_on_device = false;  ///< the final bf16 gradient stays on the device (resident: always)
   std::int64_t count() const noexcept { return end - begin; }
+  UpdatePath path() const noexcept {
+    if (updater == Updater::cpu) return UpdatePath::cpu;
+    return tier == Tier::host ? UpdatePath::streamed : UpdatePath::resident;
+  }
 };
 
 /// Layers of similar size share a ring of buffers, so that a huge embedding does not size the blocks'.

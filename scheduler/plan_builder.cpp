@@ -181,7 +181,7 @@ void PlanBuilder::size_buffers(bool small_pieces) {
     largest = std::max(largest, s.count());
     sends_gradients |= !s.gradient_on_device;
     stages_weights |= plan_.stages_weights(s);
-    streams_state |= s.updater == Updater::device && s.tier == Tier::host;
+    streams_state |= s.path() == UpdatePath::streamed;
   }
   const std::int64_t quarter = round_up((largest + 3) / 4, layout_quantum);
   const std::int64_t most = small_pieces ? smallest_piece : largest_piece;
