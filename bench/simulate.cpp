@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "core/update_kernels.hpp"
 #include "models/config.hpp"
 #include "models/transformer.hpp"
 #include "scheduler/auto.hpp"

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 
@@ -13,14 +15,24 @@ namespace tandem {
 namespace {
 
 // Simulated tasks that a search may spend: about half a second.
-constexpr std::int64_t task_budget = 900'000;
+constexpr std::int64_t task_budget = 1'500'000;
 // Beyond this many subgroups, single ones do not matter and pieces are simulated in lumps.
 constexpr std::size_t few_subgroups = 48;
 constexpr std::size_t pairs_up_to = 8;
 constexpr std::size_t climbs = 4;
-constexpr std::int64_t lump = 16;
+// Pieces of a plan that a search simulates one by one.
+constexpr std::int64_t many_pieces = 2000;
 // Where subgroups that stay on the device lie among the others: updates run in forward order.
 enum class Residents : std::uint8_t { last, first, spread };
+constexpr std::array everywhere{Residents::last, Residents::first, Residents::spread};
+
+/// So many subgroups resident; of the others this share streamed, spread evenly, so that CPU and device both always
+/// have work.
+struct Division {
+  std::size_t residents = 0;
+  double streamed_share = 0.0;
+  Residents where = Residents::last;
+};
 constexpr double worthwhile = 1e-6;  // relative gain below which a change is noise
 
 std::vector<UpdatePath> paths_of(const Plan& plan) {
@@ -56,12 +68,14 @@ class Search {
   void try_fixed();
   void consider(const Policy& policy, std::optional<Plan> made);
   void improve();
+  double seconds_with(const std::vector<UpdatePath>& paths);
   bool attempt(const std::vector<UpdatePath>& paths);
   void try_shares();
   bool try_swaps();
   void try_changes();
   void finish();
-  std::vector<UpdatePath> divided(std::size_t residents, double streamed_share, Residents where) const;
+  std::vector<UpdatePath> divided(const Division& division) const;
+  void refine(Division division, double least);
   bool may_spend() const { return spent_ < allowance_; }
 
   const ParameterLayout& layout_;
@@ -95,9 +109,9 @@ Simulation Search::exactly(const Plan& plan) const {
 /// Pieces in lumps where there are many: their number is what a simulation costs, their size hardly matters.
 double Search::quickly(const Plan& plan) {
   Plan lumped = plan;
-  if (plan.subgroups.size() > few_subgroups) {
-    lumped.piece_elements = std::min(plan.subgroup_size, lump * plan.piece_elements);
-  }
+  const std::int64_t least = layout_.state_elements() / many_pieces;
+  while (lumped.piece_elements < std::min(least, plan.subgroup_size)) lumped.piece_elements *= 2;
+  lumped.piece_elements = std::min(lumped.piece_elements, plan.subgroup_size);
   const Simulation s = exactly(lumped);
   spent_ += s.tasks;
   return s.step_seconds;
@@ -134,33 +148,41 @@ void Search::consider(const Policy& policy, std::optional<Plan> made) {
   choice_.candidates.push_back(std::move(candidate));
 }
 
-bool Search::attempt(const std::vector<UpdatePath>& paths) {
+/// Infinite where it does not fit. Keeps the plan where it is the best so far.
+double Search::seconds_with(const std::vector<UpdatePath>& paths) {
   OffloadOptions options = options_;
   options.policy = best_->policy;
   options.paths = paths;
   // `device` means every layer resident: with state elsewhere it is another policy.
   if (options.policy.kind == Policy::Kind::device) options.policy = parse_policy("static:0");
   std::optional<Plan> made = plan(options);
-  if (!made) return false;
+  if (!made) return std::numeric_limits<double>::infinity();
   const double seconds = quickly(*made);
-  if (seconds >= best_seconds_ * (1.0 - worthwhile)) return false;
-  best_ = std::move(made);
-  best_seconds_ = seconds;
-  improved_ = true;
-  return true;
+  if (seconds < best_seconds_ * (1.0 - worthwhile)) {
+    best_ = std::move(made);
+    best_seconds_ = seconds;
+    improved_ = true;
+  }
+  return seconds;
 }
 
-/// Some subgroups resident; the others spread evenly, so that CPU and device both always have work.
-std::vector<UpdatePath> Search::divided(std::size_t residents, double streamed_share, Residents where) const {
+/// Whether it is better than the best so far.
+bool Search::attempt(const std::vector<UpdatePath>& paths) {
+  const double before = best_seconds_;
+  seconds_with(paths);
+  return best_seconds_ < before;
+}
+
+std::vector<UpdatePath> Search::divided(const Division& d) const {
   std::vector<UpdatePath> paths(best_->subgroups.size(), UpdatePath::resident);
   const std::size_t n = paths.size();
   double owed = 0.0;
   for (std::size_t i = 0; i < n; ++i) {
-    const bool stays = where == Residents::last    ? i + residents >= n
-                       : where == Residents::first ? i < residents
-                                                   : i * residents / n != (i + 1) * residents / n;
+    const bool stays = d.where == Residents::last    ? i + d.residents >= n
+                       : d.where == Residents::first ? i < d.residents
+                                                     : i * d.residents / n != (i + 1) * d.residents / n;
     if (stays) continue;
-    owed += streamed_share;
+    owed += d.streamed_share;
     paths[i] = owed >= 0.5 ? UpdatePath::streamed : UpdatePath::cpu;
     if (owed >= 0.5) owed -= 1.0;
   }
@@ -184,24 +206,55 @@ void Search::try_shares() {
   options.policy = parse_policy("static:0");
   while (low < high) {
     const std::size_t middle = (low + high + 1) / 2;
-    options.paths = divided(middle, streamed, Residents::last);
+    options.paths = divided({middle, streamed, Residents::last});
     if (plan(options)) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  std::vector<std::size_t> counts{resident, low, (resident + low) / 2};
-  std::sort(counts.begin(), counts.end());
+  std::vector<std::size_t> counts{low, resident, (resident + low) / 2};
+  std::sort(counts.begin(), counts.end(), std::greater<>());
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   for (const std::size_t count : counts) {
-    for (const Residents where : {Residents::last, Residents::first, Residents::spread}) {
-      for (const double offset : {0.0, -0.04, 0.04, -0.1, 0.1, -0.2, 0.2, -0.35, 0.35, -0.6, 0.6}) {
-        if (!may_spend()) return;
-        attempt(divided(count, std::clamp(streamed + offset, 0.0, 1.0), where));
-      }
-      if (count == 0) break;  // they lie nowhere
+    Division best{count, streamed, Residents::last};
+    double least = std::numeric_limits<double>::infinity();
+    const auto consider = [&](const Division& division) {
+      const double seconds = may_spend() ? seconds_with(divided(division)) : least;
+      if (seconds < least) best = division;
+      least = std::min(least, seconds);
+    };
+    for (const Residents where : everywhere) consider({count, streamed, where});
+    for (const double offset : {-0.35, -0.15, 0.15, 0.35}) {
+      consider({count, std::clamp(streamed + offset, 0.0, 1.0), best.where});
     }
+    refine(best, least);
+  }
+}
+
+/// A step more or fewer of each, and the steps halved where none helps.
+void Search::refine(Division division, double least) {
+  constexpr double finest = 0.004;
+  double share = 0.1;
+  auto count = static_cast<std::int64_t>(std::max<std::size_t>(1, best_->subgroups.size() / 16));
+  while (share > finest && may_spend()) {
+    bool better = false;
+    for (const std::int64_t residents : {std::int64_t{0}, count, -count}) {
+      for (const double streamed : {0.0, share, -share}) {
+        if (residents == 0 && streamed == 0.0) continue;
+        const std::int64_t moved = std::max<std::int64_t>(0, static_cast<std::int64_t>(division.residents) + residents);
+        const Division next{std::min(static_cast<std::size_t>(moved), best_->subgroups.size()),
+                            std::clamp(division.streamed_share + streamed, 0.0, 1.0), division.where};
+        const double seconds = seconds_with(divided(next));
+        if (seconds >= least * (1.0 - worthwhile)) continue;
+        division = next;
+        least = seconds;
+        better = true;
+      }
+    }
+    if (better) continue;
+    share /= 2.0;
+    count = std::max<std::int64_t>(1, count / 2);
   }
 }
 

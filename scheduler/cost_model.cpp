@@ -179,23 +179,24 @@ CostModel::CostModel(const MachineProfile& p)
 TaskCost CostModel::copy(double bytes, bool to_device) const {
   const double rate = to_device ? to_device_ : to_host_;
   TaskCost cost;
-  cost.seconds = latency_ + bytes / rate;
+  // A link may be wider than the memory behind it.
+  cost.seconds = latency_ + std::max({bytes / rate, bytes / both_ways_, bytes * copy_dram_ / dram_});
   if (cost.seconds <= 0.0) return cost;
   const double carried = bytes / cost.seconds;
   at(cost.share, to_device ? Resource::to_device : Resource::to_host, carried / rate);
-  at(cost.share, Resource::link, std::min(1.0, carried / both_ways_));
-  at(cost.share, Resource::dram, std::min(1.0, carried * copy_dram_ / dram_));
+  at(cost.share, Resource::link, carried / both_ways_);
+  at(cost.share, Resource::dram, carried * copy_dram_ / dram_);
   at(cost.share, Resource::cores, copy_core_share_ * carried / rate);
   return cost;
 }
 
 TaskCost CostModel::on_device(double seconds, double bytes) const {
   TaskCost cost;
-  cost.seconds = launch_ + seconds;
+  cost.seconds = launch_ + (device_core_share_ > 0.0 ? std::max(seconds, bytes / dram_) : seconds);
   if (cost.seconds <= 0.0) return cost;
   at(cost.share, Resource::device, 1.0);
   at(cost.share, Resource::cores, device_core_share_);
-  if (device_core_share_ > 0.0) at(cost.share, Resource::dram, std::min(1.0, bytes / cost.seconds / dram_));
+  if (device_core_share_ > 0.0) at(cost.share, Resource::dram, bytes / cost.seconds / dram_);
   return cost;
 }
 
@@ -205,7 +206,7 @@ TaskCost CostModel::on_cpu(double seconds, double dram_bytes, double core_share)
   cost.seconds = task_overhead_ + std::max(seconds, dram_bytes / dram_);
   if (cost.seconds <= 0.0) return cost;
   at(cost.share, Resource::cores, core_share);
-  at(cost.share, Resource::dram, std::min(1.0, dram_bytes / cost.seconds / dram_));
+  at(cost.share, Resource::dram, dram_bytes / cost.seconds / dram_);
   return cost;
 }
 
