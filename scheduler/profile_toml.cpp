@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <sstream>
 
 #include "core/error.hpp"
+#include "core/mapped_file.hpp"
+#include "core/toml_text.hpp"
 #include "scheduler/profile.hpp"
 
 namespace tandem {
@@ -32,6 +33,8 @@ constexpr std::array thread_fields{ThreadField{"dram_copy", &ThreadFigures::dram
                                    ThreadField{"dram_read", &ThreadFigures::dram_read},
                                    ThreadField{"cpu_update", &ThreadFigures::cpu_update},
                                    ThreadField{"cpu_update_with_copies", &ThreadFigures::cpu_update_with_copies}};
+
+constexpr double most_threads = 4096;
 
 std::string toml_text(std::string_view text) {
   std::ostringstream out;
@@ -81,11 +84,11 @@ class Reader {
 
   void read_section(std::string_view section, const toml::table& table) {
     for (const auto& [key, node] : table) {
-      const std::string full = fmt::format("{}.{}", section, key.str());
+      const std::string_view name = key.str();
+      const std::string full = fmt::format("{}.{}", section, name);
       const auto& fields = profile_fields();
-      const auto field = std::find_if(fields.begin(), fields.end(), [&](const ProfileField& f) {
-        return f.section == section && f.key == key.str();
-      });
+      const auto field = std::find_if(fields.begin(), fields.end(),
+                                      [&](const ProfileField& f) { return f.section == section && f.key == name; });
       if (field == fields.end())
         throw UsageError(what_of(origin_, full), "it is not known", "see docs/performance-model.md");
       profile_.*(field->figure) = read_figure(node, *field, full);
@@ -129,12 +132,14 @@ class Reader {
         throw UsageError(what_of(origin_, "threads"), "it is not a list of tables", "write [[threads]]");
       ThreadFigures& row = profile_.by_threads.emplace_back();
       for (const auto& [key, entry] : *table) {
-        const std::string full = fmt::format("threads.{}", key.str());
+        const std::string_view name = key.str();
+        const std::string full = fmt::format("threads.{}", name);
         const double value = number_of(entry, origin_, full);
         if (!(value >= 0.0 && value < 1e15)) throw UsageError(what_of(origin_, full), "it is negative or absurd");
         const auto field =
-            std::find_if(thread_fields.begin(), thread_fields.end(), [&](auto& f) { return f.key == key.str(); });
-        if (key.str() == "count") {
+            std::find_if(thread_fields.begin(), thread_fields.end(), [&](auto& f) { return f.key == name; });
+        if (name == "count") {
+          if (value > most_threads) throw UsageError(what_of(origin_, full), "no machine has as many", "up to 4096");
           row.threads = static_cast<int>(value);
         } else if (field != thread_fields.end()) {
           row.*(field->value) = value;
@@ -182,7 +187,7 @@ std::string profile_toml(const MachineProfile& profile) {
 MachineProfile parse_profile(std::string_view toml, std::string_view origin) {
   toml::table root;
   try {
-    root = toml::parse(toml);
+    root = toml::parse(toml_in_ascii(toml, fmt::format("profile {}", origin)));
   } catch (const toml::parse_error& error) {
     throw UsageError(fmt::format("profile {}, line {}", origin, error.source().begin.line),
                      std::string(error.description()), "see profiles/ for examples");
@@ -194,12 +199,8 @@ MachineProfile parse_profile(std::string_view toml, std::string_view origin) {
 }
 
 MachineProfile read_profile(const std::filesystem::path& file) {
-  std::ifstream in(file, std::ios::binary);
-  std::ostringstream text;
-  if (!in || !(text << in.rdbuf())) {
-    throw InputError(fmt::format("profile {}", file.string()), "it cannot be read", "see profiles/ for those shipped");
-  }
-  return parse_profile(text.str(), file.string());
+  const MappedFile mapped(file);
+  return parse_profile({reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size()}, file.string());
 }
 
 }  // namespace tandem

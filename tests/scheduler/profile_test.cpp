@@ -83,6 +83,25 @@ TEST(Profile, WrongUnitsKeysAndTypesAreRefusedByName) {
   EXPECT_THROW(read_profile("no/such/file.toml"), InputError);
 }
 
+TEST(Profile, CountsOfThreadsAreThoseOfMachines) {
+  const std::string good = profile_toml(testing::desktop());
+  const auto counted = [&](const char* count) {
+    return refusal([&] { parse_profile(good + "\n[[threads]]\ncount = " + count + "\n", "text"); });
+  };
+  EXPECT_EQ(counted("4096"), "accepted");
+  for (const char* count : {"4097", "1e12", "9e14", "-1", "nan"})
+    EXPECT_THAT(counted(count), HasSubstr("threads.count"));
+}
+
+TEST(Profile, CharactersBeyondAsciiStandInStringsAlone) {
+  const std::string good = profile_toml(testing::desktop());
+  EXPECT_EQ(parse_profile("driver = \"\xc2\xa7\"\n" + good.substr(good.find("\n[")), "text").driver, "\xc2\xa7");
+  EXPECT_THAT(refusal([&] { parse_profile(good + "x = 6.6\"\xef\xb9\xbf", "text"); }), HasSubstr("line"));
+  EXPECT_THAT(refusal([&] { parse_profile(good + "\xc2\xa7 = 1", "text"); }), HasSubstr("beyond ASCII"));
+  EXPECT_THROW(read_profile("/dev/zero"), InputError);
+  EXPECT_THROW(read_profile("/nowhere/profile.toml"), InputError);
+}
+
 TEST(Profile, EveryShippedProfileIsSoundAndNamesItsSources) {
   int count = 0;
   for (const auto& entry : std::filesystem::directory_iterator(TANDEM_SOURCE_DIR "/profiles")) {
