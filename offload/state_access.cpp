@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-// Elements read at a time for the digest: 4 MiB of fp32.
+// Elements read or written at a time: 4 MiB of fp32, and no more beside it where other formats are converted.
 constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 
 }  // namespace
@@ -23,7 +23,7 @@ void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind k
   device_.synchronize(stream_);
 }
 
-/// Calls call(subgroup index, offset in the subgroup, offset from `first`, count) for each overlap.
+/// Calls call(subgroup index, offset in the subgroup, offset from `first`, count) for each overlap, in pieces.
 template <class Call>
 void StateAccess::for_subgroups(const Parameter& parameter, std::int64_t first, std::int64_t count, Call call) const {
   const std::int64_t begin = parameter.offset + first;
@@ -33,7 +33,9 @@ void StateAccess::for_subgroups(const Parameter& parameter, std::int64_t first, 
     if (s.layer != parameter.layer) continue;
     const std::int64_t from = std::max(begin, s.begin);
     const std::int64_t to = std::min(end, s.end);
-    if (from < to) call(static_cast<int>(i), from - s.begin, from - begin, to - from);
+    for (std::int64_t at = from; at < to; at += chunk_elements) {
+      call(static_cast<int>(i), at - s.begin, at - begin, std::min(chunk_elements, to - at));
+    }
   }
 }
 
@@ -102,8 +104,13 @@ std::vector<bf16> StateAccess::load_weights(int layer, bool resident, std::int64
 
 void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
   const bool resident = storage_.host_weights(parameter.layer) == nullptr;
-  const std::vector<bf16> weights = load_weights(parameter.layer, resident, parameter.offset + first, values.size());
-  std::transform(weights.begin(), weights.end(), values.begin(), numerics::bf16_to_float);
+  constexpr auto chunk = static_cast<std::size_t>(chunk_elements);
+  for (std::size_t done = 0; done < values.size(); done += chunk) {
+    const std::int64_t begin = parameter.offset + first + static_cast<std::int64_t>(done);
+    const auto weights = load_weights(parameter.layer, resident, begin, std::min(chunk, values.size() - done));
+    std::transform(weights.begin(), weights.end(), values.begin() + static_cast<std::ptrdiff_t>(done),
+                   numerics::bf16_to_float);
+  }
 }
 
 void StateAccess::write(const Parameter& parameter, StateArray array, std::span<const float> values) const {

@@ -37,17 +37,17 @@ struct HostRows {
 
 /// The rows that follow from layout and formats.
 HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose& purpose) {
-  constexpr std::size_t digest_values = std::size_t{1} << 20;  // docs/state-digest.md: a block
+  constexpr std::size_t piece = std::size_t{1} << 20;  // values that the engine hands out at a time, a digest's block
   HostRows rows;
   rows.program = sample_process_memory().anonymous;
   rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
   if (!purpose.training) return rows;
   const std::size_t largest = largest_parameter(run.layout);
-  rows.digest = std::min(largest, digest_values) * sizeof(float);
+  rows.digest = std::min(largest, piece) * sizeof(float);
   for (const Parameter* p : run.layout.owned_parameters()) {
     // Weights, and beside them residuals or moments: 16 bits each.
     const std::size_t width = run.options.state != StateFormat::fp32 ? 4 : p->options.trainable ? 0 : 2;
-    rows.conversion = std::max(rows.conversion, static_cast<std::size_t>(p->count) * width);
+    rows.conversion = std::max(rows.conversion, std::min(static_cast<std::size_t>(p->count), piece) * width);
   }
   if (purpose.saves) rows.checkpoint = largest * sizeof(float);
   return rows;
