@@ -37,7 +37,12 @@ class ToyFakeDevice final : public ToyDevice {
  private:
   static std::unique_ptr<CudaDevice> open(const HostDeviceOptions& options) {
     fake_cuda::install(toy_machine());
-    return open_fake_device({.capacity = options.capacity, .update_threads = options.update_threads});
+    auto device = open_fake_device(
+        {.capacity = options.capacity, .update_threads = options.update_threads, .pageable = options.pageable});
+    if (options.faults && options.faults->refuse_pinning) {
+      fake_cuda::fail_call("cudaHostRegister", 0, cudaErrorMemoryAllocation);
+    }
+    return device;
   }
   std::unique_ptr<CudaDevice> device_;
 };
