@@ -38,7 +38,7 @@ class Program:
         return done.stdout
 
     def work(self, command, *words):
-        return json.loads(self.run(command, "--model", self.model, "--seq-len", 128, "--micro-batch", 1, "--json", *words))
+        return json.loads(self.run(command, "--model", self.model, "--seq-len", 128, "--micro-batch", 2, "--json", *words))
 
     def bench(self, policies, *words):
         return self.work("bench", "--steps", STEPS, "--policies", *policies, *words)["policies"]

@@ -162,7 +162,7 @@ draw("updates", [], {type: "scatter", data: {datasets: [
     data: report.bound.filter(b => (b.machine || "") === machine).map(b => ({x: b.cpu_share, y: b.parameters_per_second / 1e9}))})),
   {label: "measured", data: updates("measured"), backgroundColor: "#ee6677", pointRadius: 6, clip: false},
   {label: "predicted", data: updates("predicted"), backgroundColor: "#4477aa", pointStyle: "triangle", pointRadius: 6, clip: false}]},
-  options: {...base, scales: {x: {...axis("share updated on the CPU"), max: 1}, y: axis("1e9 parameters a second")},
+  options: {...base, scales: {x: {...axis("share updated on the CPU"), max: 1}, y: {type: "logarithmic", title: {display: true, text: "1e9 parameters a second"}}},
     plugins: {legend: {labels: {usePointStyle: true}}, tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
 draw("memory", fit.flatMap(p => [name(p), ""]), {type: "bar", data: {labels: fit.map(name), datasets: [
   {label: "device", data: fit.map(p => p.planned_device_bytes / 2 ** 20), backgroundColor: "#4477aa"},
