@@ -212,8 +212,10 @@ TEST_P(EveryPolicy, CountsTheMemoryItMovesAndTheTimeItTakes) {
     const std::uint64_t cpu = 2 * folded + (state == StateFormat::fp32 ? 28 : 26) * updated;
     EXPECT_EQ(c.dram_bytes, c.bytes_host_to_device + c.bytes_device_to_host + 3 * cpu);
     // Never shorter than the link takes, and never longer than there was time.
-    EXPECT_GE(c.busy.host_to_device, static_cast<double>(c.bytes_host_to_device) / link);
-    EXPECT_GE(c.busy.device_to_host, static_cast<double>(c.bytes_device_to_host) / link);
+    if (testing::emulates_link()) {
+      EXPECT_GE(c.busy.host_to_device, static_cast<double>(c.bytes_host_to_device) / link);
+      EXPECT_GE(c.busy.device_to_host, static_cast<double>(c.bytes_device_to_host) / link);
+    }
     EXPECT_GT(c.busy.compute, 0.0);
     EXPECT_EQ(c.busy.cpu_update > 0.0, updated > 0);
     for (const double busy : {c.busy.compute, c.busy.host_to_device, c.busy.device_to_host, c.busy.device_update,

@@ -33,5 +33,7 @@ std::unique_ptr<ToyDevice> make_toy_host_device(const HostDeviceOptions& options
 std::string_view injected_failure();
 /// Whether the device takes HostDeviceOptions::faults.
 bool takes_faults();
+/// Whether its link is as slow as HostDeviceOptions::link_bytes_per_second says.
+bool emulates_link();
 
 }  // namespace tandem::testing

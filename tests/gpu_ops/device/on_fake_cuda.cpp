@@ -54,5 +54,6 @@ std::unique_ptr<ToyDevice> make_toy_device(const HostDeviceOptions& options) {
 }
 std::string_view injected_failure() { return "device lost"; }
 bool takes_faults() { return true; }
+bool emulates_link() { return false; }
 
 }  // namespace tandem::testing

@@ -33,5 +33,6 @@ std::unique_ptr<ToyDevice> make_toy_device(const HostDeviceOptions& options) {
 }
 std::string_view injected_failure() { return ""; }
 bool takes_faults() { return false; }
+bool emulates_link() { return false; }
 
 }  // namespace tandem::testing
