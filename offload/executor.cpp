@@ -292,11 +292,13 @@ void Executor::finish(TaskId id, std::exception_ptr error) {
 }
 
 /// A task runs from when it was queued, its dependencies were done and the one before it in its lane had ended: the
-/// lane's end of it is all that is seen.
+/// lane's end of it is all that is seen. Where word of a dependency's end is still on its way, on another thread, that
+/// was only just.
 void Executor::account(const TaskNode& node, double now) {
   const Task& task = node.task;
   const auto lane = static_cast<std::size_t>(task.lane);
-  const double begin = std::max({node.issued_at, node.ready_at, lane_busy_until_[lane]});
+  const bool known = graph_.dependencies_done(task.id);
+  const double begin = known ? std::max({node.issued_at, node.ready_at, lane_busy_until_[lane]}) : now;
   lane_busy_until_[lane] = now;
   lane_busy_[lane] += now - begin;
   if (task.kind == TaskKind::update_cpu) cpu_update_busy_ += now - begin;

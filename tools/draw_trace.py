@@ -10,7 +10,7 @@ import json
 import pathlib
 import sys
 
-WIDTH, ROW, LEFT, TOP, GAP = 1200, 34, 130, 60, 8
+WIDTH, ROW, LEFT, TOP, GAP = 1200, 34, 150, 50, 8
 TRACKS = ["caller", "host to device", "device to host", "device", "cpu"]
 LABELS = {"caller": "forward, backward", "device": "device, other", "cpu": "CPU"}
 # Colour by what is done; those not named here are grey.
@@ -61,7 +61,7 @@ def colour(name):
 def draw(tracks, begin, end, title):
     x = lambda t: LEFT + (WIDTH - LEFT - 20) * (t - begin) / (end - begin)
     shown = [t for t in TRACKS if tracks.get(t)]
-    height = TOP + len(shown) * (ROW + GAP) + 60
+    height = TOP + len(shown) * (ROW + GAP) + 80
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="sans-serif" '
            f'font-size="13"><rect width="100%" height="100%" fill="white"/>',
            f'<text x="{LEFT}" y="26" font-size="16">{html.escape(title)}</text>']
@@ -74,7 +74,8 @@ def draw(tracks, begin, end, title):
             if last <= begin or first >= end:
                 continue
             left, right = x(max(first, begin)), x(min(last, end))
-            kinds.setdefault(name.split()[0], colour(name))
+            kind = name.split()[0]
+            kinds[kind] = kinds.get(kind, 0.0) + last - first
             out.append(f'<rect x="{left:.2f}" y="{y}" width="{max(right - left, 0.3):.2f}" height="{ROW}" '
                        f'fill="{colour(name)}" stroke="white" stroke-width="0.4"><title>{html.escape(name)}: '
                        f'{1e3 * (last - first):.2f} ms</title></rect>')
@@ -84,11 +85,14 @@ def draw(tracks, begin, end, title):
     y = TOP + len(shown) * (ROW + GAP)
     out.append(f'<text x="{LEFT}" y="{y + 14}">0</text><text x="{WIDTH - 20}" y="{y + 14}" text-anchor="end">'
                f'{1e3 * (end - begin):.0f} ms</text>')
-    at = LEFT
-    for kind, fill in sorted(kinds.items(), key=lambda k: [c for _, c in COLOURS].index(k[1]) if k[1] != "#bab0ac" else 99):
-        out.append(f'<rect x="{at}" y="{y + 28}" width="12" height="12" fill="{fill}"/>'
-                   f'<text x="{at + 16}" y="{y + 39}" font-size="11">{html.escape(kind)}</text>')
-        at += 30 + 6.4 * len(kind)
+    seen = [kind for kind, seconds in kinds.items() if seconds > 0.001 * (end - begin)]
+    order = [kind for kind, _ in COLOURS]
+    at = 0
+    for kind in sorted(seen, key=lambda k: next((i for i, c in enumerate(order) if k.startswith(c)), len(order))):
+        left, below = LEFT + 150 * (at % 7), y + 28 + 20 * (at // 7)
+        out.append(f'<rect x="{left}" y="{below}" width="12" height="12" fill="{colour(kind)}"/>'
+                   f'<text x="{left + 16}" y="{below + 11}" font-size="11">{html.escape(kind)}</text>')
+        at += 1
     return "\n".join(out) + "\n</svg>\n"
 
 
