@@ -52,7 +52,8 @@ class ToyFakeDevice final : public ToyDevice {
 std::unique_ptr<ToyDevice> make_toy_device(const HostDeviceOptions& options) {
   return std::make_unique<ToyFakeDevice>(options);
 }
-std::string_view injected_failure() { return "device lost"; }
+// Whoever comes first says it: a launch, or a wait that names the lost device.
+std::string_view injected_failure() { return "unspecified launch failure"; }
 bool takes_faults() { return true; }
 bool emulates_link() { return false; }
 
