@@ -1,7 +1,7 @@
 #include "cli/what_if.hpp"
 
-#include <fmt/format.h>
 #include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "api/open_device.hpp"

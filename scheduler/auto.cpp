@@ -6,7 +6,6 @@
 #include <cmath>
 #include <functional>
 #include <limits>
-#include <map>
 #include <optional>
 
 #include "core/error.hpp"
@@ -14,7 +13,7 @@
 namespace tandem {
 namespace {
 
-// Simulated tasks that a search may spend: about half a second.
+// Simulated tasks that a search may spend.
 constexpr std::int64_t task_budget = 1'500'000;
 // Beyond this many subgroups, single ones do not matter and pieces are simulated in lumps.
 constexpr std::size_t few_subgroups = 48;
