@@ -12,12 +12,12 @@
 #include "core/error.hpp"
 #include "core/mapped_memory.hpp"
 #include "core/topology.hpp"
-#include "cpu_ops/host_device_link.hpp"
 #include "cpu_ops/host_device_memory.hpp"
 #include "cpu_ops/host_event.hpp"
 #include "cpu_ops/host_ops.hpp"
 #include "cpu_ops/host_stream.hpp"
 #include "cpu_ops/isa.hpp"
+#include "cpu_ops/pacer.hpp"
 #include "cpu_ops/parallel.hpp"
 #include "cpu_ops/slowed_kernels.hpp"
 #include "cpu_ops/update_kernels.hpp"
@@ -70,8 +70,8 @@ HostDevice::HostDevice(HostDeviceOptions options)
       refuse_pinning_(options.faults && options.faults->refuse_pinning),
       pageable_(std::move(options.pageable)),
       pinned_(std::make_shared<std::atomic<std::size_t>>(0)),
-      to_device_(std::make_unique<HostLink>(options.link_bytes_per_second)),
-      to_host_(std::make_unique<HostLink>(options.link_bytes_per_second)) {
+      to_device_(std::make_unique<Pacer>("the emulated link", options.link_bytes_per_second)),
+      to_host_(std::make_unique<Pacer>("the emulated link", options.link_bytes_per_second)) {
   if (options.threads < 0 || options.update_threads < 0) {
     throw UsageError("bad thread count of the host device", "it must not be negative", "0 uses every CPU");
   }
@@ -155,9 +155,9 @@ void HostDevice::move(void* to, const void* from, std::size_t bytes, CopyKind ki
   const auto move_bytes = [&] { std::memcpy(to, from, bytes); };
   switch (kind) {
     case CopyKind::host_to_device:
-      return to_device_->carry(bytes, move_bytes);
+      return to_device_->run(static_cast<double>(bytes), move_bytes);
     case CopyKind::device_to_host:
-      return to_host_->carry(bytes, move_bytes);
+      return to_host_->run(static_cast<double>(bytes), move_bytes);
     case CopyKind::device_to_device:
       return move_bytes();
   }

@@ -14,7 +14,7 @@
 namespace tandem {
 
 class HostDeviceMemory;
-class HostLink;
+class Pacer;
 class HostStream;
 class Parallel;
 
@@ -100,8 +100,8 @@ class HostDevice final : public Device {
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
   std::shared_ptr<HostDeviceMemory> memory_;
   std::shared_ptr<std::atomic<std::size_t>> pinned_;
-  std::unique_ptr<HostLink> to_device_;
-  std::unique_ptr<HostLink> to_host_;
+  std::unique_ptr<Pacer> to_device_;
+  std::unique_ptr<Pacer> to_host_;
   std::unique_ptr<UpdateKernels> device_kernels_;  ///< of ops_
   std::unique_ptr<UpdateKernels> host_kernels_;
   std::unique_ptr<Ops> ops_;

@@ -1,22 +1,19 @@
 #include "cpu_ops/slowed_kernels.hpp"
 
-#include <chrono>
-#include <thread>
 #include <utility>
+
+#include "cpu_ops/pacer.hpp"
 
 namespace tandem {
 namespace {
 
 class SlowedKernels final : public UpdateKernels {
  public:
-  SlowedKernels(std::unique_ptr<UpdateKernels> inner, double rate) : inner_(std::move(inner)), rate_(rate) {}
+  SlowedKernels(std::unique_ptr<UpdateKernels> inner, double rate)
+      : inner_(std::move(inner)), pacer_("the emulated CPU update", rate) {}
 
   void adamw(const AdamPiece& piece, const AdamCoefficients& c) override {
-    const auto end = std::chrono::steady_clock::now() +
-                     std::chrono::duration_cast<std::chrono::nanoseconds>(
-                         std::chrono::duration<double>(static_cast<double>(piece.count) / rate_));
-    inner_->adamw(piece, c);
-    std::this_thread::sleep_until(end);
+    pacer_.run(static_cast<double>(piece.count), [&] { inner_->adamw(piece, c); });
   }
   void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
     inner_->weights_of_master(master, weight, count);
@@ -32,7 +29,7 @@ class SlowedKernels final : public UpdateKernels {
 
  private:
   std::unique_ptr<UpdateKernels> inner_;
-  double rate_;
+  Pacer pacer_;
 };
 
 }  // namespace

@@ -13,7 +13,6 @@
 #include "core/error.hpp"
 #include "core/ops.hpp"
 #include "core/update_kernels.hpp"
-#include "cpu_ops/host_device_link.hpp"
 #include "tests/cpu_ops/host_device_testing.hpp"
 
 namespace tandem {
@@ -254,42 +253,7 @@ TEST(HostDeviceCopies, OfABufferFreedWhileQueuedFailTheStream) {
 
 // -- emulated link ------------------------------------------------------------------------------------
 
-/// Time that passes only by sleeping.
-struct FakeTime {
-  LinkClock::Time now{};
-  std::vector<double> ends;  ///< seconds at which sleeps end
-  LinkClock clock() {
-    return {[this] { return now; },
-            [this](LinkClock::Time until) {
-              ends.push_back(std::chrono::duration<double>(until.time_since_epoch()).count());
-            }};
-  }
-};
-
-TEST(HostLink, CopiesFollowOneAnother) {
-  FakeTime time;
-  HostLink link(1000.0, time.clock());
-  int copies = 0;
-  const auto copy = [&] { ++copies; };
-  link.carry(500, copy);
-  link.carry(250, copy);
-  EXPECT_THAT(time.ends, ElementsAre(0.5, 0.75)) << "the second waits for the first";
-  time.now += 2s;
-  link.carry(1000, copy);
-  EXPECT_THAT(time.ends, ElementsAre(0.5, 0.75, 3.0)) << "an idle link does not save up time";
-  EXPECT_EQ(copies, 3);
-}
-
-TEST(HostLink, WithoutARateTakesNoTime) {
-  FakeTime time;
-  HostLink link(0, time.clock());
-  int copies = 0;
-  link.carry(1 << 30, [&] { ++copies; });
-  EXPECT_EQ(copies, 1);
-  EXPECT_THAT(time.ends, IsEmpty());
-}
-
-TEST(HostLink, IsSharedByStreamsAndIndependentPerDirection) {
+TEST(EmulatedLink, IsSharedByStreamsAndIndependentPerDirection) {
   HostDeviceOptions options = small();
   options.link_bytes_per_second = 20e6;
   HostDevice device(options);
