@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <new>
 
 #include "core/error.hpp"
+#include "core/mapped_memory.hpp"
 
 namespace tandem {
 namespace {
@@ -55,9 +55,8 @@ StateCopy::StateCopy(const ParameterLayout& layout) : parameters_(layout.owned_p
     offset += static_cast<std::size_t>(p->count) * (p->options.trainable ? state_parts : 1);
   }
   const std::size_t size = bytes(layout);
-  const std::align_val_t alignment{arena_alignment};
-  memory_ = MemoryBlock(::operator new(size, alignment), size,
-                        [alignment](void* data, std::size_t) { ::operator delete(data, alignment); });
+  memory_ = MemoryBlock(MappedMemory::map(size), size, &MappedMemory::unmap);
+  MappedMemory::populate(memory_.data(), size);  // the first save must not hold training up any longer than the next
 }
 
 std::span<float> StateCopy::writable(std::size_t index, StatePart part) const {
@@ -100,15 +99,16 @@ void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) 
 
 void load_state(OffloadEngine& engine, const Checkpoint& checkpoint) {
   std::size_t index = 0;
-  engine.initialize(
-      [&](const Parameter&, std::span<float> values) { checkpoint.read(index++, StatePart::master, values); });
-  std::vector<float> buffer(largest_parameter(engine.layout()));
-  index = 0;
+  std::vector<float> buffer;
   for (const Parameter* p : engine.layout().owned_parameters()) {
-    const auto values = std::span(buffer).first(static_cast<std::size_t>(p->count));
-    for (const StatePart part : {StatePart::m, StatePart::v}) {
-      if (!p->options.trainable) break;
-      checkpoint.read(index, part, values);
+    for (const StatePart part : {StatePart::master, StatePart::m, StatePart::v}) {
+      if (part != StatePart::master && !p->options.trainable) break;
+      std::span<const float> values = checkpoint.in_place(index, part);
+      if (values.empty()) {
+        buffer.resize(static_cast<std::size_t>(p->count));
+        checkpoint.read(index, part, buffer);
+        values = buffer;
+      }
       engine.write(*p, array_of(part), values);
     }
     ++index;

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <new>
@@ -37,6 +38,14 @@ void* MappedMemory::map(std::size_t bytes) {
   if (spare > head) ::munmap(begin + head + size, spare - head);
   ::madvise(begin + head, size, MADV_HUGEPAGE);  // advice: a system without huge pages works too
   return begin + head;
+}
+
+void MappedMemory::populate(void* data, std::size_t bytes) {
+  if (bytes == 0 || ::madvise(data, align_up(bytes, page()), MADV_POPULATE_WRITE) == 0) return;
+  if (errno == ENOMEM) throw std::bad_alloc();
+  // A kernel before 5.14: written page by page.
+  auto* first = static_cast<volatile char*>(data);
+  for (std::size_t at = 0; at < bytes; at += page()) first[at] = 0;
 }
 
 void MappedMemory::unmap(void* data, std::size_t bytes) noexcept { ::munmap(data, align_up(bytes, page())); }

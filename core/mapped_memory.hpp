@@ -10,6 +10,9 @@ class MappedMemory {
  public:
   static void* map(std::size_t bytes);
   static void unmap(void* data, std::size_t bytes) noexcept;
+  /// Has the system provide the pages of mapped memory now, not when they are first written: that takes longer than
+  /// writing them, and may find that there is no memory. Throws std::bad_alloc where it does.
+  static void populate(void* data, std::size_t bytes);
 };
 
 }  // namespace tandem

@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "core/mapped_file.hpp"
+#include "io/write_behind.hpp"
 
 namespace tandem {
 namespace {
@@ -20,6 +21,8 @@ namespace fs = std::filesystem;
 constexpr std::size_t piece_bytes = std::size_t{1} << 20;
 // Bytes after which the disk is asked to begin.
 constexpr std::uint64_t flush_bytes = std::uint64_t{32} << 20;
+
+static_assert(large_file_buffers == WriteBehind::memory_bytes);
 
 void require(const fs::path& path, int error) {
   if (error == 0) return;
@@ -43,10 +46,28 @@ struct FileWriter::Impl {
   int fd = -1;
   std::uint64_t bytes = 0;
   std::uint64_t flushing = 0;  // bytes when the disk was last asked to begin
-  XXH3_state_t* hash = nullptr;
+  XXH3_state_t* hash;
+  std::unique_ptr<WriteBehind> behind;  // past the cache
+
+  Impl(fs::path file, FileOps& o) : path(std::move(file)), ops(o), hash(XXH3_createState()) {
+    if (hash == nullptr) throw std::bad_alloc();
+    XXH3_128bits_reset(hash);
+  }
+  ~Impl() {
+    behind.reset();
+    if (fd >= 0) ops.close(fd);
+    XXH3_freeState(hash);
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
 
   void append(const char* data, std::size_t count) {
     XXH3_128bits_update(hash, data, count);
+    if (behind) {
+      require(path, behind->append(data, count));
+      bytes += count;
+      return;
+    }
     while (count > 0) {
       std::size_t written = 0;
       require(path, ops.write(fd, data, count, written));
@@ -58,19 +79,17 @@ struct FileWriter::Impl {
   }
 };
 
-FileWriter::FileWriter(const fs::path& file, FileOps& ops) : impl_(new Impl{file, ops}) {
-  impl_->hash = XXH3_createState();
-  if (impl_->hash == nullptr) throw std::bad_alloc();
-  XXH3_128bits_reset(impl_->hash);
-  const int error = ops.create(file, impl_->fd);
-  if (error != 0) XXH3_freeState(impl_->hash);
-  require(file, error);
+FileWay way_of_file(std::uint64_t bytes) noexcept {
+  constexpr std::uint64_t large = std::uint64_t{64} << 20;
+  return bytes >= large ? FileWay::direct : FileWay::cached;
 }
 
-FileWriter::~FileWriter() {
-  if (impl_->fd >= 0) impl_->ops.close(impl_->fd);
-  XXH3_freeState(impl_->hash);
+FileWriter::FileWriter(const fs::path& file, FileOps& ops, FileWay way) : impl_(std::make_unique<Impl>(file, ops)) {
+  require(file, ops.create(file, impl_->fd));
+  if (way == FileWay::direct) impl_->behind = std::make_unique<WriteBehind>(impl_->fd, ops);
 }
+
+FileWriter::~FileWriter() = default;
 
 void FileWriter::write(const void* data, std::size_t bytes) {
   const auto* next = static_cast<const char*>(data);
@@ -79,7 +98,7 @@ void FileWriter::write(const void* data, std::size_t bytes) {
     impl_->append(next, piece);
     next += piece;
     bytes -= piece;
-    if (impl_->bytes - impl_->flushing >= flush_bytes) {
+    if (!impl_->behind && impl_->bytes - impl_->flushing >= flush_bytes) {
       impl_->ops.start_flush(impl_->fd);
       impl_->flushing = impl_->bytes;
     }
@@ -87,6 +106,8 @@ void FileWriter::write(const void* data, std::size_t bytes) {
 }
 
 void FileWriter::finish() {
+  if (impl_->behind) require(impl_->path, impl_->behind->finish());
+  impl_->behind.reset();
   require(impl_->path, impl_->ops.flush(impl_->fd));
   const int closed = impl_->ops.close(impl_->fd);
   impl_->fd = -1;
@@ -98,7 +119,11 @@ std::string FileWriter::hash() const { return hex(XXH3_128bits_digest(impl_->has
 
 std::string file_hash(const fs::path& file) {
   const MappedFile mapped(file);
-  return hex(XXH3_128bits(mapped.bytes().data(), mapped.bytes().size()));
+  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
+  if (!state) throw std::bad_alloc();
+  XXH3_128bits_reset(state.get());
+  mapped.in_order([&](std::span<const std::byte> part) { XXH3_128bits_update(state.get(), part.data(), part.size()); });
+  return hex(XXH3_128bits_digest(state.get()));
 }
 
 void write_file_atomically(const fs::path& file, std::string_view text, FileOps& ops) {

@@ -12,11 +12,18 @@
 
 namespace tandem {
 
+/// How bytes get to a file: through the system's page cache, or past it from buffers of our own beside whoever
+/// makes them, which takes large_file_buffers of memory and pays for large files.
+enum class FileWay : std::uint8_t { cached, direct };
+constexpr std::size_t large_file_buffers = std::size_t{8} << 20;  ///< bytes
+/// Direct from 64 MiB on.
+FileWay way_of_file(std::uint64_t bytes) noexcept;
+
 /// Appends to a new file and hashes what it writes. Blocks. Not thread-safe.
 class FileWriter {
  public:
   /// Creates or empties `file`. `ops` must outlive the writer. Throws WriteError.
-  explicit FileWriter(const std::filesystem::path& file, FileOps& ops = system_files());
+  explicit FileWriter(const std::filesystem::path& file, FileOps& ops = system_files(), FileWay way = FileWay::cached);
   /// Closes; errors that matter have been thrown by `finish`.
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;

@@ -120,7 +120,8 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
   Manifest& manifest = *content.manifest;
   SafetensorsWriter writer(file, specs_of(manifest.parameters), {{"format", "tandem"}}, ops);
   StateDigest digest;
-  const std::vector<float> zeros(static_cast<std::size_t>(1) << 16);
+  constexpr std::size_t piece = std::size_t{1} << 16;  // values: both hashes and the writer find them in the cache
+  const std::vector<float> zeros(piece);
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const auto& parameter = manifest.parameters[i];
     const auto count = static_cast<std::size_t>(parameter.count());
@@ -128,14 +129,17 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
     for (int part = 0; part < state_parts; ++part) {
       if (part < parts_of(parameter)) {
         const auto buffer = content.buffer.first(std::min(count, content.buffer.size()));
-        const auto values = content.read(i, static_cast<StatePart>(part), buffer);
+        const std::span<const float> values = content.read(i, static_cast<StatePart>(part), buffer);
         if (values.size() != count) throw MisuseError("checkpoint state of another length", parameter.name);
-        writer.write(values.data(), values.size_bytes());
-        digest.add(values.data(), parameter.count());
-        if (content.progress) content.progress(writer.bytes());
+        for (std::size_t at = 0; at < count; at += piece) {
+          const auto chunk = values.subspan(at, std::min(piece, count - at));
+          writer.write(chunk.data(), chunk.size_bytes());
+          digest.add(chunk.data(), static_cast<std::int64_t>(chunk.size()));
+          if (content.progress) content.progress(writer.bytes());
+        }
       } else {
-        for (std::size_t at = 0; at < count; at += zeros.size()) {
-          digest.add(zeros.data(), static_cast<std::int64_t>(std::min(zeros.size(), count - at)));
+        for (std::size_t at = 0; at < count; at += piece) {
+          digest.add(zeros.data(), static_cast<std::int64_t>(std::min(piece, count - at)));
         }
       }
       digest.end_array();
@@ -233,6 +237,16 @@ void Checkpoint::read(std::size_t index, StatePart part, std::span<float> values
     return;
   }
   widen(*state_->find(prefixes[p] + parameter.name), 0, values);
+}
+
+std::span<const float> Checkpoint::in_place(std::size_t index, StatePart part) const {
+  const auto& parameter = manifest_.parameters.at(index);
+  const int p = static_cast<int>(part);
+  if (p >= parts_of(parameter)) return {};
+  const StoredTensor& tensor = *state_->find(prefixes[p] + parameter.name);
+  const std::byte* const data = tensor.bytes.data();
+  if (tensor.dtype != "F32" || reinterpret_cast<std::uintptr_t>(data) % alignof(float) != 0) return {};
+  return {reinterpret_cast<const float*>(data), static_cast<std::size_t>(tensor.count)};
 }
 
 std::size_t Checkpoint::index_of(const std::string& name) const {

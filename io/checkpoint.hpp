@@ -50,6 +50,8 @@ class Checkpoint {
   const std::filesystem::path& directory() const noexcept { return directory_; }
   /// One array of parameter `index`; moments of a frozen one are zero.
   void read(std::size_t index, StatePart part, std::span<float> values) const;
+  /// The same where it lies in the mapped file, while this lives; empty where it cannot be used there.
+  std::span<const float> in_place(std::size_t index, StatePart part) const;
   /// Index of a parameter by name. Throws InputError where there is none.
   std::size_t index_of(const std::string& name) const;
   /// Files that its writer added, as they lie in the directory.

@@ -31,6 +31,12 @@ void FileOps::start_flush(int fd) noexcept {
   static_cast<void>(ignored);
 }
 
+bool FileOps::set_direct(int fd, bool direct) noexcept {
+  const int flags = ::fcntl(fd, F_GETFL);
+  if (flags < 0) return false;
+  return ::fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
+}
+
 int FileOps::flush(int fd) { return ::fsync(fd) != 0 ? errno : 0; }
 int FileOps::close(int fd) { return ::close(fd) != 0 ? errno : 0; }
 

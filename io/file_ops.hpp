@@ -19,6 +19,9 @@ class FileOps {
   virtual int write(int fd, const void* data, std::size_t bytes, std::size_t& written);
   /// Asks for what was written so far to go to the disk soon, without waiting for it: a hint.
   virtual void start_flush(int fd) noexcept;
+  /// Whether what is written from now on goes to the disk past the page cache: in whole blocks, from aligned memory
+  /// and to aligned places. Returns whether the system does as asked.
+  virtual bool set_direct(int fd, bool direct) noexcept;
   /// Returns when the file's bytes are on the disk.
   virtual int flush(int fd);
   virtual int close(int fd);

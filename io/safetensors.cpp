@@ -153,6 +153,20 @@ void convert(const std::byte* from, std::span<float> to, const Convert& one) {
   }
 }
 
+std::uint64_t bytes_of(const TensorSpec& spec) {
+  const auto element = bytes_of(spec.dtype);
+  if (!element) throw MisuseError("safetensors writer", fmt::format("unknown type {}", spec.dtype));
+  std::uint64_t bytes = *element;
+  for (const std::int64_t dim : spec.shape) bytes *= static_cast<std::uint64_t>(dim);
+  return bytes;
+}
+
+FileWay way_of(const std::vector<TensorSpec>& specs) {
+  std::uint64_t bytes = 0;
+  for (const TensorSpec& spec : specs) bytes += bytes_of(spec);
+  return way_of_file(bytes);
+}
+
 }  // namespace
 
 void widen(const StoredTensor& tensor, std::int64_t first, std::span<float> values) {
@@ -210,15 +224,12 @@ const StoredTensor* SafetensorsReader::find(std::string_view name) const {
 
 SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& file, const std::vector<TensorSpec>& specs,
                                      const std::map<std::string, std::string>& metadata, FileOps& ops)
-    : file_(file, ops) {
+    : file_(file, ops, way_of(specs)) {
   nlohmann::ordered_json header;
   if (!metadata.empty()) header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
   for (const TensorSpec& spec : specs) {
-    const auto element = bytes_of(spec.dtype);
-    if (!element) throw MisuseError("safetensors writer", fmt::format("unknown type {}", spec.dtype));
-    std::uint64_t bytes = *element;
-    for (const std::int64_t dim : spec.shape) bytes *= static_cast<std::uint64_t>(dim);
+    const std::uint64_t bytes = bytes_of(spec);
     header[spec.name] = {{"dtype", spec.dtype}, {"shape", spec.shape}, {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }

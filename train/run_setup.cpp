@@ -12,6 +12,7 @@
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
+#include "io/atomic_file.hpp"
 #include "scheduler/replan.hpp"
 #include "train/loaded_model.hpp"
 #include "train/performance.hpp"
@@ -29,9 +30,10 @@ struct HostRows {
   std::size_t digest = 0;
   std::size_t conversion = 0;  ///< of state that is not stored as fp32, while it is read or written
   std::size_t checkpoint = 0;
+  std::size_t writer = 0;
   std::size_t activations = 0;
   std::size_t total() const noexcept {
-    return program + libraries_in_use + batches + digest + conversion + checkpoint + activations;
+    return program + libraries_in_use + batches + digest + conversion + checkpoint + writer + activations;
   }
 };
 
@@ -50,6 +52,7 @@ HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose&
     rows.conversion = std::max(rows.conversion, std::min(static_cast<std::size_t>(p->count), piece) * width);
   }
   if (purpose.saves) rows.checkpoint = largest * sizeof(float);
+  if (purpose.saves && way_of_file(StateCopy::bytes(run.layout)) == FileWay::direct) rows.writer = large_file_buffers;
   return rows;
 }
 
@@ -144,6 +147,7 @@ void book(RunSetup& run, const HostRows& rows) {
   run.memory.add("digest buffer", "save", Place::pageable, rows.digest);
   run.memory.add("state conversion", "save", Place::pageable, rows.conversion);
   run.memory.add("checkpoint buffer", "save", Place::pageable, rows.checkpoint);
+  run.memory.add("checkpoint writer", "save", Place::pageable, rows.writer);
 }
 
 /// A copy of the state, so that training goes on while it is written, where there is room for it.
