@@ -1,0 +1,122 @@
+// Whatever is slow, under whatever plan: the same bits, and nothing hangs. Each run draws its plan and its delays from
+// its number; TANDEM_DELAYED_RUNS of them for each shard, 20 where it is not set.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::toy;
+using testing::ToyOptions;
+using testing::ToyResult;
+using testing::train_toy;
+
+constexpr int shards = 10;
+
+int runs_of_shard() {
+  const char* const text = std::getenv("TANDEM_DELAYED_RUNS");
+  return text == nullptr ? 20 : std::atoi(text);
+}
+
+class Draw {
+ public:
+  explicit Draw(unsigned seed) : random_(seed) {}
+  /// 0 ... count - 1
+  int below(int count) { return static_cast<int>(random_() % static_cast<unsigned>(count)); }
+  bool one_in(int count) { return below(count) == 0; }
+  template <class Choices>
+  auto of(const Choices& choices) {
+    return choices[static_cast<std::size_t>(below(static_cast<int>(choices.size())))];
+  }
+
+ private:
+  std::mt19937 random_;
+};
+
+/// What the bits depend on.
+ToyOptions drawn_work(Draw& draw) {
+  ToyOptions o = toy("device");
+  o.steps = 2;
+  o.micro_batches = draw.one_in(2) ? 1 : 3;
+  o.frozen_ends = draw.one_in(4);
+  if (draw.one_in(4)) {  // updates in backward
+    o.max_grad_norm = 0.0;
+    o.offload.on_nonfinite = OnNonfinite::stop;
+  }
+  return o;
+}
+
+/// What they do not depend on.
+void draw_plan(Draw& draw, ToyOptions& o) {
+  constexpr std::array policies{
+      "host",   "static:0.3", "static:0.7", "interleave:1", "interleave:2", "interleave:3", "interleave:2,resident=0.4",
+      "stream", "auto",       "device"};
+  const std::string policy = draw.of(policies);
+  o.offload.policy = parse_policy(policy);
+  o.offload.prefetch_layers = 1 + draw.below(4);
+  o.offload.subgroup_size = 1 + 1500 * draw.below(6);
+  if (policy != "device") o.offload.resident_layers = draw.below(7) - 1;
+  if (draw.one_in(4)) o.offload.state = StateFormat::split;
+  o.offload.overlap = !draw.one_in(8);
+  o.evaluate_between = draw.one_in(4);
+}
+
+/// One stream is slow, or all are: each task of it waits a random time.
+void draw_delays(Draw& draw, ToyOptions& o) {
+  constexpr std::array streams{"host to device", "device to host", "device update", "compute", "all"};
+  const std::string slow = draw.of(streams);
+  const auto random = std::make_shared<std::pair<std::mutex, std::mt19937>>();
+  random->second.seed(static_cast<unsigned>(draw.below(1 << 30)));
+  o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->before_task = [random, slow](std::string_view stream, std::string_view) {
+    const unsigned most = slow == "all" || slow == stream ? 200 : 10;
+    unsigned microseconds = 0;
+    {
+      const std::lock_guard lock(random->first);
+      microseconds = static_cast<unsigned>(random->second()) % most;
+    }
+    if (microseconds >= 5) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  };
+}
+
+/// The same work under the plainest plan and without delays, once for each kind of work.
+const ToyResult& expected_of(const ToyOptions& work) {
+  static std::map<std::tuple<int, bool, double>, ToyResult> results;
+  const auto [found, fresh] =
+      results.try_emplace({work.micro_batches, work.frozen_ends, work.max_grad_norm}, ToyResult{});
+  if (fresh) found->second = train_toy(work);
+  return found->second;
+}
+
+class Delays : public ::testing::TestWithParam<int> {};
+
+TEST_P(Delays, ChangeNoBitUnderAnyPlan) {
+  for (int run = 0; run < runs_of_shard(); ++run) {
+    const auto seed = static_cast<unsigned>(run * shards + GetParam());
+    Draw draw(seed);
+    ToyOptions o = drawn_work(draw);
+    const ToyResult& expected = expected_of(o);
+    draw_plan(draw, o);
+    draw_delays(draw, o);
+    const ToyResult result = train_toy(o);
+    ASSERT_EQ(result.digest, expected.digest) << "run " << seed << ", " << result.plan.policy.text();
+    ASSERT_EQ(result.norms, expected.norms) << "run " << seed;
+    ASSERT_EQ(result.losses, expected.losses) << "run " << seed;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Delays, ::testing::Range(0, shards));
+
+}  // namespace
+}  // namespace tandem
