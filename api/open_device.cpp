@@ -18,6 +18,7 @@ std::unique_ptr<Device> open_host(const DeviceOptions& options) {
   host.capacity = options.memory;
   host.threads = options.threads;
   host.update_threads = options.update_threads;
+  host.numa_node = options.numa_node;
   host.link_bytes_per_second = options.link_bytes_per_second;
   host.update_parameters_per_second = options.update_parameters_per_second;
   host.pageable = pageable_notice(options);

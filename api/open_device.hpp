@@ -14,7 +14,8 @@ namespace tandem {
 struct DeviceOptions {
   std::size_t memory = 0;                   ///< ceiling in bytes; 0: what is free, less a margin
   int threads = 0;                          ///< of the host device's kernels; 0: all cores
-  int update_threads = 0;                   ///< of the CPU update; 0: all cores
+  int update_threads = 0;                   ///< of the CPU update; 0: all cores, of the NUMA node where there is one
+  int numa_node = -1;                       ///< of pinned memory and the update's threads; -1: the GPU's, else wherever
   double link_bytes_per_second = 0;         ///< host device: emulated link, each way; 0: none
   double update_parameters_per_second = 0;  ///< host device: emulated rate of the CPU update; 0: its own
   bool strict = false;                      ///< memory that cannot be pinned is an error; else it stays pageable

@@ -99,7 +99,7 @@ int run_calibrate(const CalibrateFlags& flags) {
 CommandFunction add_calibrate_command(CLI::App& program) {
   auto* command = program.add_subcommand("calibrate", "measures this machine into a profile (TOML)");
   auto flags = std::make_shared<CalibrateFlags>();
-  flags->config.add_to(*command, {"device", "device-memory", "threads", "update-threads"});
+  flags->config.add_to(*command, {"device", "device-memory", "threads", "update-threads", "numa-node"});
   command
       ->add_option("--out", flags->out,
                    "file for the profile. Default: the cache, where plan and bench find it. Example: --out here.toml")

@@ -11,6 +11,7 @@
 
 #include "core/error.hpp"
 #include "core/mapped_memory.hpp"
+#include "core/numa_node.hpp"
 #include "core/topology.hpp"
 #include "cpu_ops/host_device_memory.hpp"
 #include "cpu_ops/host_event.hpp"
@@ -66,7 +67,8 @@ constexpr std::string_view task_of(CopyKind kind) {
 }  // namespace
 
 HostDevice::HostDevice(HostDeviceOptions options)
-    : pin_(options.pin),
+    : node_(options.numa_node < 0 ? nullptr : NumaNode::at(options.numa_node)),
+      pin_(options.pin),
       refuse_pinning_(options.faults && options.faults->refuse_pinning),
       pageable_(std::move(options.pageable)),
       pinned_(std::make_shared<std::atomic<std::size_t>>(0)),
@@ -77,7 +79,7 @@ HostDevice::HostDevice(HostDeviceOptions options)
   }
   const Topology topology = read_topology();
   const std::shared_ptr<Parallel> device_parallel = make_parallel(options.threads);
-  const std::shared_ptr<Parallel> host_parallel = make_parallel(options.update_threads);
+  const std::shared_ptr<Parallel> host_parallel = make_parallel(options.update_threads, node_);
 
   info_.kind = "host";
   info_.name = "host";
@@ -123,6 +125,7 @@ MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name
   } catch (const std::bad_alloc&) {
     throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
   }
+  if (node_) node_->place(data, bytes);
   if (pin_ && (refuse_pinning_ || ::mlock(data, bytes) != 0)) {
     const DeviceError refusal(what, "the system refuses to lock it", "raise the limit of locked memory (ulimit -l)");
     if (!pageable_) {

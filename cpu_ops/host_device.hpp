@@ -14,6 +14,7 @@
 namespace tandem {
 
 class HostDeviceMemory;
+class NumaNode;
 class Pacer;
 class HostStream;
 class Parallel;
@@ -32,6 +33,7 @@ struct HostDeviceOptions {
   int update_threads = 0;                   ///< of host_kernels(); 0: the CPUs of this process
   double link_bytes_per_second = 0;         ///< emulated bandwidth each way; 0: copies take what they take
   double update_parameters_per_second = 0;  ///< emulated rate of the CPU update; 0: it takes what it takes
+  int numa_node = -1;                       ///< of pinned memory and the CPU update's threads; -1: wherever
   bool poison_memory = false;               ///< fresh device memory is full of NaN
   bool pin = false;                         ///< lock pinned blocks into memory; the host device does not need it
   Notice pageable{};  ///< told where locking is refused and the block stays pageable; empty: an error
@@ -93,6 +95,7 @@ class HostDevice final : public Device {
   void move(void* to, const void* from, std::size_t bytes, CopyKind kind);
 
   DeviceInfo info_;
+  const std::shared_ptr<const NumaNode> node_;  ///< null: wherever
   const bool pin_;
   const bool refuse_pinning_;
   const Notice pageable_;

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -29,7 +30,7 @@ struct Job {
 
 class PoolParallel final : public Parallel {
  public:
-  explicit PoolParallel(int threads) : threads_(threads) {
+  PoolParallel(int threads, std::shared_ptr<const NumaNode> node) : threads_(threads), node_(std::move(node)) {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
   }
 
@@ -46,6 +47,7 @@ class PoolParallel final : public Parallel {
 
   void run(std::int64_t count, IndexFunction body) override {
     if (count <= 0) return;
+    const NumaNode::Bound caller(node_.get());
     Job job(count, body);
     const bool shared = count > 1 && threads_ > 1;
     if (shared) publish(job);
@@ -86,6 +88,7 @@ class PoolParallel final : public Parallel {
   }
 
   void serve() {
+    const NumaNode::Bound worker(node_.get());
     std::unique_lock lock(mutex_);
     for (;;) {
       Job* job = nullptr;
@@ -100,6 +103,7 @@ class PoolParallel final : public Parallel {
   }
 
   int threads_;
+  const std::shared_ptr<const NumaNode> node_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable done_;
@@ -116,9 +120,10 @@ int available_processors() {
 
 }  // namespace
 
-std::unique_ptr<Parallel> make_parallel(int threads) {
+std::unique_ptr<Parallel> make_parallel(int threads, std::shared_ptr<const NumaNode> node) {
   if (threads < 0) throw MisuseError("make_parallel: negative number of threads", std::to_string(threads));
-  return std::make_unique<PoolParallel>(threads == 0 ? available_processors() : threads);
+  if (threads == 0) threads = node ? node->processors() : available_processors();
+  return std::make_unique<PoolParallel>(threads, std::move(node));
 }
 
 }  // namespace tandem

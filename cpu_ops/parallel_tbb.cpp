@@ -2,9 +2,12 @@
 #include <tbb/info.h>
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_scheduler_observer.h>
 
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "core/error.hpp"
 #include "cpu_ops/parallel.hpp"
@@ -12,15 +15,43 @@
 namespace tandem {
 namespace {
 
+/// Binds workers while they are in an arena: oneTBB lends them to others in between.
+class WorkersBound final : public tbb::task_scheduler_observer {
+ public:
+  WorkersBound(tbb::task_arena& arena, std::shared_ptr<const NumaNode> node)
+      : tbb::task_scheduler_observer(arena), node_(std::move(node)) {
+    observe(true);
+  }
+  ~WorkersBound() override { observe(false); }
+
+  void on_scheduler_entry(bool is_worker) override {
+    if (is_worker) bound().emplace(node_.get());
+  }
+  void on_scheduler_exit(bool is_worker) override {
+    if (is_worker) bound().reset();
+  }
+
+ private:
+  static std::optional<NumaNode::Bound>& bound() {
+    thread_local std::optional<NumaNode::Bound> of_thread;
+    return of_thread;
+  }
+  const std::shared_ptr<const NumaNode> node_;
+};
+
 class TbbParallel final : public Parallel {
  public:
   // More threads than processors would only draw a warning from oneTBB, which has no more workers to give.
-  explicit TbbParallel(int threads) : threads_(threads), arena_(std::min(threads, tbb::info::default_concurrency())) {}
+  TbbParallel(int threads, std::shared_ptr<const NumaNode> node)
+      : threads_(threads), node_(std::move(node)), arena_(std::min(threads, tbb::info::default_concurrency())) {
+    if (node_) workers_.emplace(arena_, node_);
+  }
 
   int threads() const noexcept override { return threads_; }
 
   void run(std::int64_t count, IndexFunction body) override {
     if (count <= 0) return;
+    const NumaNode::Bound caller(node_.get());
     if (count == 1 || threads_ == 1) {  // nothing to share: the caller's own thread, at once
       for (std::int64_t i = 0; i < count; ++i) body(i);
       return;
@@ -37,14 +68,17 @@ class TbbParallel final : public Parallel {
 
  private:
   int threads_;
+  const std::shared_ptr<const NumaNode> node_;
   tbb::task_arena arena_;
+  std::optional<WorkersBound> workers_;
 };
 
 }  // namespace
 
-std::unique_ptr<Parallel> make_parallel(int threads) {
+std::unique_ptr<Parallel> make_parallel(int threads, std::shared_ptr<const NumaNode> node) {
   if (threads < 0) throw MisuseError("make_parallel: negative number of threads", std::to_string(threads));
-  return std::make_unique<TbbParallel>(threads == 0 ? tbb::info::default_concurrency() : threads);
+  if (threads == 0) threads = node ? node->processors() : tbb::info::default_concurrency();
+  return std::make_unique<TbbParallel>(threads, std::move(node));
 }
 
 }  // namespace tandem

@@ -9,7 +9,6 @@
 
 #include "core/error.hpp"
 #include "gpu_ops/cuda_device_memory.hpp"
-#include "gpu_ops/cuda_device_numa.hpp"
 #include "gpu_ops/cuda_device_nvml.hpp"
 #include "gpu_ops/cuda_device_stream.hpp"
 #include "gpu_ops/native_stream.hpp"
@@ -125,8 +124,11 @@ CudaProbe probe_cuda() {
 }
 
 CudaDevice::CudaDevice(CudaDeviceOptions options)
-    : ordinal_(options.ordinal), host_kernels_(std::move(options.host_kernels)) {
+    : ordinal_(options.ordinal) {
   const runtime::DeviceFacts facts = facts_of_usable(ordinal_);
+  const std::shared_ptr<const NumaNode> node =
+      options.numa_node < 0 ? NumaNode::of_pci(facts.pci_bus) : NumaNode::at(options.numa_node);
+  host_kernels_ = options.make_host_kernels(node);
   const std::shared_ptr<Nvml> nvml = Nvml::open(facts.pci_bus);
   const std::optional<std::size_t> used_before = nvml ? nvml->used_bytes() : std::nullopt;
   const runtime::CurrentDevice current(ordinal_);
@@ -148,8 +150,7 @@ CudaDevice::CudaDevice(CudaDeviceOptions options)
   info_.compute_key = compute_key(facts, options.ops_key());
   memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
                                                [nvml] { return nvml ? nvml->other_holders() : std::string(); });
-  pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, NumaNode::of_pci(facts.pci_bus), options.pinned_piece,
-                                               std::move(options.pageable));
+  pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, node, options.pinned_piece, std::move(options.pageable));
 }
 
 CudaDevice::~CudaDevice() = default;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/device.hpp"
+#include "core/numa_node.hpp"
 #include "core/ops.hpp"
 #include "core/update_kernels.hpp"
 
@@ -34,7 +35,9 @@ struct CudaDeviceOptions {
   /// Makes the mathematics, and says what of it enters the compute key. Called with the device current.
   std::function<std::unique_ptr<Ops>()> make_ops{};
   std::function<std::string()> ops_key{};
-  std::unique_ptr<UpdateKernels> host_kernels{};  ///< of the CPU
+  int numa_node = -1;  ///< of pinned memory and the CPU update's threads; -1: the one the GPU hangs on
+  /// Makes the CPU's update kernels, to run near memory of the node (null: anywhere).
+  std::function<std::unique_ptr<UpdateKernels>(std::shared_ptr<const NumaNode>)> make_host_kernels{};
 };
 
 /// A GPU. Outlives its streams and events; memory blocks may outlive it. Methods leave the calling thread's

@@ -8,7 +8,7 @@
 
 #include "core/error.hpp"
 #include "core/mapped_memory.hpp"
-#include "gpu_ops/cuda_device_numa.hpp"
+#include "core/numa_node.hpp"
 #include "gpu_ops/runtime.hpp"
 
 namespace tandem {

@@ -73,6 +73,7 @@ struct TrainConfig {
   std::string metrics_address = "127.0.0.1";
   int threads = 0;
   int update_threads = 0;
+  int numa_node = -1;  ///< -1: the GPU's, else wherever
   bool strict = false;
 };
 

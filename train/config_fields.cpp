@@ -253,6 +253,9 @@ void add_machine_fields(std::vector<ConfigField>& all) {
       integer<int>({"threads", "THREADS", "all cores", "2", "of the host device's kernels"}, &C::threads, 1, 4096, 0));
   all.push_back(integer<int>({"update-threads", "THREADS", "all cores", "2", "of the CPU update"}, &C::update_threads,
                              1, 4096, 0));
+  all.push_back(integer<int>({"numa-node", "NODE", "the GPU's, else wherever", "0",
+                              "memory node of pinned memory and of the CPU update's threads"},
+                             &C::numa_node, 0, 1023, -1));
 }
 
 void add_work_fields(std::vector<ConfigField>& all) {

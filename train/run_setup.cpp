@@ -170,6 +170,7 @@ DeviceOptions device_options(const TrainConfig& c) {
   return {.memory = c.device_memory,
           .threads = c.threads,
           .update_threads = c.update_threads,
+          .numa_node = c.numa_node,
           .link_bytes_per_second = c.link_bandwidth,
           .update_parameters_per_second = c.update_rate,
           .strict = c.strict,

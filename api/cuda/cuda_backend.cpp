@@ -1,6 +1,8 @@
 #include "api/cuda_backend.hpp"
 
 #include <algorithm>
+#include <memory>
+#include <utility>
 
 #include "core/error.hpp"
 #include "cpu_ops/parallel.hpp"
@@ -19,7 +21,10 @@ std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options) {
   cuda.pageable = pageable_notice(options);
   cuda.make_ops = make_cuda_ops;
   cuda.ops_key = cuda_ops_key;
-  cuda.host_kernels = make_host_update_kernels(make_parallel(options.update_threads));
+  cuda.numa_node = options.numa_node;
+  cuda.make_host_kernels = [threads = options.update_threads](std::shared_ptr<const NumaNode> node) {
+    return make_host_update_kernels(make_parallel(threads, std::move(node)));
+  };
   return std::make_unique<CudaDevice>(std::move(cuda));
 }
 

@@ -11,6 +11,7 @@ POLICIES = ["device", "host", "static:0.3", "static:0.7", "interleave:2", "inter
 AXES = {
     "--subgroup-size": ["4097", "1Mi", "1Gi"],  # the last: one a layer
     "--update-threads": ["1", "2"],
+    "--numa-node": ["0"],
     "--resident-layers": ["0", "1", "all"],
     "--prefetch-layers": ["1", "2", "4"],
     "--recompute": ["none", "block", "offload"],

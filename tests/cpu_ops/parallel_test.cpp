@@ -1,8 +1,10 @@
 #include "cpu_ops/parallel.hpp"
 
 #include <gtest/gtest.h>
+#include <sched.h>
 
 #include <atomic>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -67,6 +69,34 @@ TEST(ParallelRun, ServesSeveralThreadsAtOnce) {
 TEST(MakeParallel, ZeroIsAllProcessorsAndNegativeIsRefused) {
   EXPECT_GE(make_parallel(0)->threads(), 1);
   EXPECT_THROW(make_parallel(-1), MisuseError);
+}
+
+int processors_of_this_thread() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  return CPU_COUNT(&set);
+}
+
+TEST(MakeParallel, OfANodeRunsThere) {
+  const std::shared_ptr<const NumaNode> node = NumaNode::at(0);
+  EXPECT_EQ(make_parallel(0, node)->threads(), node->processors());
+  for (const int threads : {1, 3}) {
+    std::thread([&] {  // its own processors are narrowed, and so are those of the threads that it starts
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(sched_getcpu(), &one);
+      ASSERT_EQ(sched_setaffinity(0, sizeof one, &one), 0);
+      const auto parallel = make_parallel(threads, node);
+      for (int round = 0; round < 20; ++round) {
+        std::atomic<int> elsewhere = 0;
+        parallel->run(50, [&](std::int64_t) { elsewhere += processors_of_this_thread() != node->processors(); });
+        EXPECT_EQ(elsewhere, 0);
+        EXPECT_EQ(processors_of_this_thread(), 1) << "the caller is let go again";
+      }
+    })
+        .join();
+  }
 }
 
 }  // namespace

@@ -26,7 +26,9 @@ inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {
   cuda.pageable = options.pageable;
   cuda.make_ops = make_cuda_ops;
   cuda.ops_key = cuda_ops_key;
-  cuda.host_kernels = make_host_update_kernels(make_parallel(options.update_threads));
+  cuda.make_host_kernels = [threads = options.update_threads](auto) {
+    return make_host_update_kernels(make_parallel(threads));
+  };
   return cuda;
 }
 

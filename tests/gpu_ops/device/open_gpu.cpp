@@ -12,7 +12,7 @@ CudaDeviceOptions options_of(std::size_t pinned_piece) {
   cuda.pinned_piece = pinned_piece;
   cuda.make_ops = make_cuda_ops;
   cuda.ops_key = cuda_ops_key;
-  cuda.host_kernels = make_host_update_kernels(make_parallel(1));
+  cuda.make_host_kernels = [](auto) { return make_host_update_kernels(make_parallel(1)); };
   return cuda;
 }
 
