@@ -150,14 +150,22 @@ class PublishedModel {
 
   double parameters(const std::string& model) const { return facts_.at("parameters").at(model); }
 
-  /// The baseline's passes over its state, one after another on the CPU, at each model's own rate.
+  /// The baseline's passes over its state, one after another on the CPU, at each model's own rate: the one at which
+  /// the simulated updates, with what follows them across the link, take as long as the measured ones.
   void calibrate_serial() {
-    std::map<std::string, std::vector<double>> each;
-    for (const Row& row : calibration_) {
-      const double host = parameters(row.model) * host_subgroups(row) / subgroups(row);
-      each[row.model].push_back(row.update / host);
+    std::map<std::string, std::vector<const Row*>> by_model;
+    for (const Row& row : calibration_) by_model[row.model].push_back(&row);
+    for (const auto& [model, rows] : by_model) {
+      double& rate = passes_[model].serial_rate;
+      rate = least(1e9, 20e9, [&, of_model = rows](double tried) {
+        rate = tried;
+        double error = 0.0;
+        for (const Row* row : of_model) {
+          error += std::pow(run(*row, machine_.dram.value, 0.1, 0.5).update_seconds / row->update - 1.0, 2);
+        }
+        return error;
+      });
     }
-    for (const auto& [model, seconds] : each) passes_[model].serial_rate = 1.0 / mean(seconds);
   }
 
   /// Interleaved, passes of different subgroups overlap and DRAM bounds them: from two points of the sweep.
