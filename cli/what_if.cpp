@@ -23,7 +23,7 @@ void with_activations(const TrainConfig& config, const ModelConfig& model, const
   what.options.host_memory = config.host_memory;
   what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
   what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
-  what.shape = run_shape(config, profile.device_kind == "host" ? config.compute : DType::bf16, /*training=*/true);
+  what.shape = run_shape(config, compute_type(config, profile.device_kind), /*training=*/true);
   using namespace literals;
   const std::unique_ptr<Device> rules = open_device("host", {.memory = 64_MiB});  // whose scratch is counted
   while (true) {

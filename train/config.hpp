@@ -41,7 +41,7 @@ struct TrainConfig {
   int resident_layers = -1;        ///< -1: auto
   int prefetch_layers = 0;         ///< 0: auto
   StateFormat state = StateFormat::fp32;
-  DType compute = DType::f32;
+  std::optional<DType> compute;  ///< empty: fp32 on the host device, bf16 on GPUs
   Recompute recompute = Recompute::automatic;
   bool offload_activations = false;  ///< with block recompute: block inputs wait on the host
   std::int64_t micro_batch = 1;

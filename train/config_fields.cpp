@@ -112,24 +112,45 @@ ConfigField other(const Words& w, T TrainConfig::*member, Parse parse, Print pri
       });
 }
 
-/// One of a few words.
+/// A few words and what they mean.
 template <class T>
-ConfigField choice(const Words& w, T TrainConfig::*member, std::vector<std::pair<std::string_view, T>> words) {
-  const auto parse = [words](std::string_view value) {
+struct Vocabulary {
+  std::vector<std::pair<std::string_view, T>> words;
+
+  T parse(std::string_view value) const {
     std::string known;
     for (const auto& [word, meaning] : words) {
       if (word == value) return meaning;
       known += fmt::format("{}{}", known.empty() ? "" : ", ", word);
     }
     throw UsageError(fmt::format("'{}'", value), "not supported", fmt::format("use {}", known));
-  };
-  const auto print = [words](T value) {
+  }
+  std::string_view print(T value) const {
     for (const auto& [word, meaning] : words) {
       if (meaning == value) return word;
     }
     throw MisuseError("a choice without a word");
-  };
-  return other(w, member, parse, print, [](T) { return true; });
+  }
+};
+
+/// One of a few words.
+template <class T>
+ConfigField choice(const Words& w, T TrainConfig::*member, std::vector<std::pair<std::string_view, T>> words) {
+  const Vocabulary<T> all{std::move(words)};
+  return other(
+      w, member, [all](std::string_view value) { return all.parse(value); },
+      [all](T value) { return all.print(value); }, [](T) { return true; });
+}
+
+/// ... or none of them.
+template <class T>
+ConfigField choice(const Words& w, std::optional<T> TrainConfig::*member,
+                   std::vector<std::pair<std::string_view, T>> words) {
+  const Vocabulary<T> all{std::move(words)};
+  return other(
+      w, member, [all](std::string_view value) { return std::optional(all.parse(value)); },
+      [all](std::optional<T> value) { return all.print(*value); },
+      [](std::optional<T> value) { return value.has_value(); });
 }
 
 const auto positive = [](auto value) { return value > 0; };
@@ -241,7 +262,8 @@ void add_machine_fields(std::vector<ConfigField>& all) {
        "optimizer state in 12, 10 or 6 bytes: fp32, split (the same bits), bf16-moments"},
       &C::state,
       {{"fp32", StateFormat::fp32}, {"split", StateFormat::split}, {"bf16-moments", StateFormat::bf16_moments}}));
-  all.push_back(choice<DType>({"compute", "TYPE", "fp32", "bf16", "compute type of the host device: fp32 or bf16"},
+  all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
+                               "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
                               &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
   all.push_back(choice<Recompute>(
       {"recompute", "HOW", "auto: none if it fits", "block", "keep activations (none) or compute them again (block)"},

@@ -196,6 +196,15 @@ OffloadOptions offload_options(const TrainConfig& c) {
   return o;
 }
 
+DType compute_type(const TrainConfig& config, std::string_view device_kind) {
+  if (device_kind == "host") return config.compute.value_or(DType::f32);
+  if (config.compute == DType::f32) {
+    throw UsageError("--compute fp32", "on a GPU tandem computes in bf16, with fp32 sums",
+                     "leave it out, or use --device host");
+  }
+  return DType::bf16;
+}
+
 RunShape run_shape(const TrainConfig& config, DType compute, bool training) {
   return {.batch = config.micro_batch,
           .sequence = config.seq_len,
@@ -229,8 +238,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   run.options = offload_options(config);
   run.device = open_device(config.device, device_options(config));
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
-  const DType compute = run.device->info().kind == "cuda" ? DType::bf16 : config.compute;
-  const RunShape shape = run_shape(config, compute, purpose.training);
+  const RunShape shape = run_shape(config, compute_type(config, run.device->info().kind), purpose.training);
   const HostRows rows = host_rows(run, shape, purpose);
   Speeds speeds{std::nullopt, purpose.slower};
   if (purpose.profile != nullptr) {

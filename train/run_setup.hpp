@@ -58,6 +58,8 @@ struct RunPurpose {
 DeviceOptions device_options(const TrainConfig& config);
 /// What the configuration asks of the engine; the host ceiling, which is the whole process's, left out.
 OffloadOptions offload_options(const TrainConfig& config);
+/// Of activations on a device of this kind. Throws UsageError where the configuration asks for another than there is.
+DType compute_type(const TrainConfig& config, std::string_view device_kind);
 /// The shapes of a run as the configuration begins with them.
 RunShape run_shape(const TrainConfig& config, DType compute, bool training);
 /// Makes it the next way of keeping activations that takes less device memory: compute blocks again, then send

@@ -82,6 +82,7 @@ class OtherMachines(ProgramTest):
 
     def test_the_largest_that_fits_does_and_one_more_does_not(self):
         machine = ["--profile", PROFILES / "8gb-pcie4.toml"]
+        self.refused(self.run_program("plan", "--model", "gpt2", *machine, "--compute", "fp32"), 2, "on a GPU")
         fitted = json.loads(self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--seq-len", "512", *machine,
                                                           "--fit", "micro-batch", "--json")).stdout)["fit"]
         count = int(re.fullmatch(r"--micro-batch (\d+)", fitted).group(1))

@@ -58,6 +58,7 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--eval-data"], "--eval-every", "2")
         self.refuse_train(2, ["--freeze"], "--freeze", ".")
         self.refuse_train(2, ["--freeze"], "--freeze", ".*")
+        self.refuse_train(2, ["NUMA node 999"], "--numa-node", "999")
         self.refuse_train(2, ["--keep-best"], "--keep-best")
 
     def test_missing_flags(self):

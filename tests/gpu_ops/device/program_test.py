@@ -96,6 +96,7 @@ class OnAFakeGpu(unittest.TestCase):
             (("--device", "cuda", "--device-memory", "4GiB"), 3, "of 1.00 GiB are free"),
             (("--device", "cuda", "--device-memory", "8MiB"), 3, "context and libraries alone take"),
             (("--device", "cuda:x"), 2, "cuda:x"),
+            (("--device", "cuda", "--compute", "fp32"), 2, "on a GPU"),
         ):
             refused = self.run_program(*plan, *arguments)
             self.assertEqual(refused.returncode, code, refused.stderr)
