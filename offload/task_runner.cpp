@@ -138,6 +138,7 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::commit:
     case TaskKind::fold_gradient:
     case TaskKind::update_cpu:
+    case TaskKind::save_state:
       break;
   }
   throw MisuseError("task is not one of a device lane", std::string(name_of(task.kind)));

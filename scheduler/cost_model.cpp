@@ -11,6 +11,8 @@ namespace {
 constexpr double half_bytes = 2.0;   // a bf16 weight or gradient
 constexpr double round_bytes = 6.0;  // fp32 read, bf16 written
 constexpr double sum_bytes = 10.0;   // bf16 read, fp32 read and written
+constexpr double save_bytes =
+    3.0;  // of memory for each that is saved: out of the state, into the page cache, to the disk
 
 double at(ResourceShares& shares, Resource resource, double value) {
   return shares[static_cast<std::size_t>(resource)] = value;
@@ -173,6 +175,8 @@ CostModel::CostModel(const MachineProfile& p)
       cpu_update_(p.cpu_update.value / std::max(1.0, p.devices.value)),
       cpu_core_share_(std::min(1.0, p.cpu_update_cores.value / p.cores.value)),
       cpu_update_bytes_(p.cpu_update_bytes.value),
+      disk_(p.disk.value / std::max(1.0, p.devices.value)),
+      disk_core_share_(std::min(1.0, p.disk_cores.value / p.cores.value)),
       task_overhead_(p.task_overhead.value),
       step_overhead_(p.step_overhead.value) {}
 
@@ -207,6 +211,17 @@ TaskCost CostModel::on_cpu(double seconds, double dram_bytes, double core_share)
   if (cost.seconds <= 0.0) return cost;
   at(cost.share, Resource::cores, core_share);
   at(cost.share, Resource::dram, dram_bytes / cost.seconds / dram_);
+  return cost;
+}
+
+/// What crosses the link where state lives on the device is left out: no disk is as fast as a link.
+TaskCost CostModel::to_disk(double bytes) const {
+  if (!(disk_ > 0.0)) throw MisuseError("a save is simulated on a machine whose disk is unknown");
+  TaskCost cost;
+  cost.seconds = std::max(bytes / disk_, bytes * save_bytes / dram_);
+  if (cost.seconds <= 0.0) return cost;
+  at(cost.share, Resource::cores, disk_core_share_);
+  at(cost.share, Resource::dram, bytes * save_bytes / cost.seconds / dram_);
   return cost;
 }
 
@@ -246,6 +261,8 @@ TaskCost CostModel::of(const Task& task, bool sums) const {
     }
     case TaskKind::update_cpu:
       return on_cpu(count / cpu_update_, count * cpu_update_bytes_, cpu_core_share_);
+    case TaskKind::save_state:
+      return to_disk(bytes);
     case TaskKind::visit:
     case TaskKind::commit:
       break;

@@ -104,6 +104,7 @@ class CostModel {
   TaskCost copy(double bytes, bool to_device) const;
   TaskCost on_device(double seconds, double bytes) const;
   TaskCost on_cpu(double seconds, double dram_bytes, double core_share) const;
+  TaskCost to_disk(double bytes) const;
 
   double device_bandwidth_;
   double device_update_;
@@ -121,6 +122,8 @@ class CostModel {
   double cpu_update_;
   double cpu_core_share_;
   double cpu_update_bytes_;
+  double disk_;
+  double disk_core_share_;
   double task_overhead_;
   double step_overhead_;
 };

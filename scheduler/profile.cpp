@@ -49,6 +49,9 @@ const std::vector<ProfileField>& profile_fields() {
        &P::cpu_update_with_copies, 1e5, 1000 * giga, false},
       {"cpu", "update_cores", "1", "cores that it takes", &P::cpu_update_cores, 0.1, 4096},
       {"cpu", "update_bytes", "B/parameter", "DRAM traffic of its kernel", &P::cpu_update_bytes, 1, 1 * kilo},
+      {"disk", "bandwidth", "B/s", "files written, hashed and flushed, where the profile was kept", &P::disk, 1e5,
+       10 * tera, false},
+      {"disk", "cores", "1", "cores that writing them takes", &P::disk_cores, 0, 64, false},
       {"step", "overhead", "s", "of a step, in no task", &P::step_overhead, 0, 100, false},
       {"step", "task", "s", "from ready to running", &P::task_overhead, 0, 1, false},
   };

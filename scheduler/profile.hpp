@@ -65,6 +65,9 @@ struct MachineProfile {
   Figure cpu_update_cores;        ///< cores that it occupies
   Figure cpu_update_bytes;        ///< DRAM bytes for each parameter
 
+  Figure disk;        ///< bytes/s of a file that is written, hashed and flushed; may be unknown
+  Figure disk_cores;  ///< cores that writing it occupies; may be unknown
+
   Figure step_overhead;  ///< seconds of a step that no task accounts for
   Figure task_overhead;  ///< seconds between a task being ready and running
 

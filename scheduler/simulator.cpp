@@ -72,7 +72,9 @@ class Simulator {
   };
 
   TaskId warm_up();
+  void update();
   void begin_step();
+  bool gradients_complete() const;
   void submit();
   bool advance_caller();
   bool act(const Action& action);
@@ -114,6 +116,8 @@ class Simulator {
 
   double now_ = 0.0;
   double update_end_ = 0.0;
+  bool save_begun_ = false;
+  std::int64_t saves_left_ = 0;
   double backward_since_ = -1.0;
   std::int64_t updates_left_ = 0;
   double compute_seconds_ = 0.0;
@@ -161,10 +165,7 @@ TaskId Simulator::warm_up() {
 
 Simulation Simulator::run() {
   graph_ = TaskGraph(warm_up());
-  unfolder_.update(tasks_);
-  updates_left_ = static_cast<std::int64_t>(tasks_.size());
-  unfolder_.end_pass();
-  submit();
+  update();
   if (options_.overlap_updates) begin_step();
   bool begun = options_.overlap_updates;
   while (true) {
@@ -179,15 +180,43 @@ Simulation Simulator::run() {
       changed = start_heads() || changed;
     }
     if (begun && finished()) break;
+    if (begun && saves_left_ > 0 && gradients_complete()) {
+      ++result_.steps;
+      action_ = 0;
+      update();
+      begun = options_.overlap_updates;
+      if (begun) begin_step();
+      continue;
+    }
     if (begun || !graph_.empty()) pass_time();
   }
   result_.backward_seconds = backward_since_ < 0.0 ? 0.0 : now_ - backward_since_;
   result_.forward_seconds = now_ - result_.backward_seconds;
   result_.update_seconds = update_end_;
   for (double& use : result_.use) use = now_ > 0.0 ? use / now_ : 0.0;
-  result_.step_seconds = now_ + costs_.step_overhead();
+  result_.step_seconds = now_ / result_.steps + costs_.step_overhead();
   result_.rates = {compute_seconds_, to_device_.rate(), to_host_.rate(), cpu_update_.rate()};
   return result_;
+}
+
+/// The end of a step: its updates, and the save that is to begin with the first.
+void Simulator::update() {
+  unfolder_.update(tasks_);
+  updates_left_ += static_cast<std::int64_t>(tasks_.size());
+  if (options_.save && !std::exchange(save_begun_, true)) {
+    const std::size_t before = tasks_.size();
+    unfolder_.save(tasks_);
+    saves_left_ = static_cast<std::int64_t>(tasks_.size() - before);
+  }
+  unfolder_.end_pass();
+  submit();
+}
+
+/// What the engine waits for at the end of a step.
+bool Simulator::gradients_complete() const {
+  const std::vector<TaskId>& norms = unfolder_.norm_tasks();
+  return action_ == walk_.size() && computes_.empty() &&
+         std::all_of(norms.begin(), norms.end(), [&](TaskId id) { return graph_.done(id); });
 }
 
 void Simulator::begin_step() {
@@ -306,7 +335,7 @@ bool Simulator::issue() {
 
 void Simulator::start(Flight& flight, TaskId id, const TaskCost& cost) { flight = {id, cost, 1.0, now_, true}; }
 
-/// Starts the head of each stream whose dependencies are done, and the readiest CPU task.
+/// Starts the head of each stream whose dependencies are done, and the readiest task of CPU and disk.
 bool Simulator::start_heads() {
   bool moved = false;
   const bool sums = options_.micro_batches > 1;
@@ -319,11 +348,12 @@ bool Simulator::start_heads() {
     start(flight, task.id, costs_.of(task, sums));
     moved = true;
   }
-  Flight& cpu = flights_[static_cast<std::size_t>(Lane::cpu)];
-  if (!cpu.running && graph_.ready(Lane::cpu) != no_task) {
-    const TaskId id = graph_.ready(Lane::cpu);
-    graph_.take(Lane::cpu);
-    start(cpu, id, costs_.of(graph_.node(id).task, sums));
+  for (const Lane lane : {Lane::cpu, Lane::disk}) {
+    Flight& flight = flights_[static_cast<std::size_t>(lane)];
+    const TaskId id = graph_.ready(lane);
+    if (flight.running || id == no_task) continue;
+    graph_.take(lane);
+    start(flight, id, costs_.of(graph_.node(id).task, sums));
     moved = true;
   }
   Flight& caller = flights_[static_cast<std::size_t>(Lane::caller)];
@@ -375,7 +405,8 @@ void Simulator::finish(Lane lane) {
   }
   if (is_update(task.kind) && --updates_left_ == 0) update_end_ = now_;
   account(task, now_ - flight.begin);
-  if (lane != Lane::cpu) queues_[static_cast<std::size_t>(lane)].pop_front();
+  if (lane == Lane::disk) --saves_left_;
+  if (is_of_device(lane)) queues_[static_cast<std::size_t>(lane)].pop_front();
   graph_.mark_done(flight.id);
 }
 

@@ -17,6 +17,9 @@ struct SimulationOptions {
   int micro_batches = 1;
   /// Whether the next forward starts while updates run, as the engine's does; else it waits for all of them.
   bool overlap_updates = true;
+  /// A save begins with the updates, and steps are simulated until the one in which all of its state has been read: the
+  /// profile must know the disk. Seconds of a step are then means over these.
+  bool save = false;
   Trace* trace = nullptr;  ///< takes the spans of the step, in virtual seconds; may be null
 };
 
@@ -32,6 +35,7 @@ struct StepRates {
 /// the updates of one step, then forward and backward of the next, with what overlaps.
 struct Simulation {
   double step_seconds = 0.0;
+  int steps = 1;  ///< that were simulated
   double forward_seconds = 0.0;  ///< until the first gradient buffer is asked for, waits included
   double backward_seconds = 0.0;
   double update_seconds = 0.0;          ///< from the start of the updates to the end of the last

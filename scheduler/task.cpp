@@ -16,6 +16,8 @@ std::string_view name_of(Lane lane) noexcept {
       return "device";
     case Lane::cpu:
       return "cpu";
+    case Lane::disk:
+      return "disk";
   }
   return "unknown";
 }
@@ -52,6 +54,8 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "update_cpu";
     case TaskKind::push_weights:
       return "push_weights";
+    case TaskKind::save_state:
+      return "save_state";
   }
   return "unknown";
 }

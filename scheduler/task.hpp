@@ -14,10 +14,14 @@ using TaskId = std::int64_t;
 constexpr TaskId no_task = -1;
 
 /// The resource a task occupies. `caller` tasks are external: the caller's own work on a layer, begun by
-/// fetch or gradients and ended by release or commit.
-enum class Lane : std::uint8_t { caller, host_to_device, device_to_host, device, cpu };
-constexpr int lane_count = 5;
+/// fetch or gradients and ended by release or commit. So are `disk` tasks: whoever saves begins and ends them.
+enum class Lane : std::uint8_t { caller, host_to_device, device_to_host, device, cpu, disk };
+constexpr int lane_count = 6;
 std::string_view name_of(Lane lane) noexcept;
+/// Whether its tasks run on a stream of the device.
+constexpr bool is_of_device(Lane lane) noexcept {
+  return lane == Lane::host_to_device || lane == Lane::device_to_host || lane == Lane::device;
+}
 
 enum class TaskKind : std::uint8_t {
   visit,            ///< caller: computes with a layer's weights
@@ -35,6 +39,7 @@ enum class TaskKind : std::uint8_t {
   store_weights,    ///< d2h: updated weights of a piece, from staging
   update_cpu,       ///< cpu: AdamW on a subgroup
   push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
+  save_state,       ///< disk: reads a range of one array of a parameter's state, for a checkpoint
 };
 std::string_view name_of(TaskKind kind) noexcept;
 /// Whether it is part of the update: what lies between the norm and the new weights.
@@ -50,11 +55,11 @@ struct Task {
   int subgroup = -1;       ///< index in Plan::subgroups
   std::int64_t begin = 0;  ///< elements of the layer's flat arrays
   std::int64_t end = 0;
-  int buffer = -1;          ///< weight, gradient or state buffer (index within its kind)
-  int staging = -1;         ///< staging piece
+  int buffer = -1;   ///< weight, gradient or state buffer (index within its kind); of save_state the array, 0 to 2
+  int staging = -1;  ///< staging piece
   bool first_micro = true;  ///< of the step's micro-batches
   bool last_micro = true;
-  std::uint64_t bytes = 0;  ///< across the link
+  std::uint64_t bytes = 0;  ///< across the link, or to the disk
 
   std::int64_t count() const noexcept { return end - begin; }
   /// "flush_gradient h.3 [0, 65536)".

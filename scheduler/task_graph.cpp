@@ -7,8 +7,11 @@
 namespace tandem {
 namespace {
 
+/// The caller's tasks end where a stream does.
+bool ends_on_stream(Lane lane) noexcept { return is_of_device(lane) || lane == Lane::caller; }
+
 bool needs_done(const Task& first, const Task& second) noexcept {
-  return first.lane == Lane::cpu || second.lane == Lane::cpu;
+  return !ends_on_stream(first.lane) || !ends_on_stream(second.lane);
 }
 
 }  // namespace

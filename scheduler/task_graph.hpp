@@ -51,8 +51,8 @@ struct TaskNode {
 };
 
 /// Between two tasks of device lanes a dependency is met once the first is issued: the second's stream
-/// waits for its event. Where one side is the CPU, it is met when the first is done. A caller's task waits as
-/// one of a device lane would, but is never among the ready ones: the caller begins it.
+/// waits for its event. Where one side is the CPU or the disk, it is met when the first is done. A caller's task waits
+/// as one of a device lane would, but is never among the ready ones: the caller begins it.
 class TaskGraph {
  public:
   /// `first` is the id of the first task to be added; those before it count as done.
@@ -78,6 +78,9 @@ class TaskGraph {
   template <class Call>
   void for_unfinished(TaskId id, Call call) const;
   bool dependencies_done(TaskId id) const;
+  /// Calls `call(const TaskNode&)` for each task that waits for this one, known and issued, and for nothing else.
+  template <class Call>
+  void for_last_waiting(TaskId id, Call call) const;
 
   bool empty() const noexcept { return nodes_.empty(); }
   /// The oldest task that may not be done, and the id of the next one to be added.
@@ -98,6 +101,14 @@ class TaskGraph {
   Ring<Edge> edges_;  ///< in the order of the tasks that wait
   std::array<Ready, lane_count> ready_;
 };
+
+template <class Call>
+void TaskGraph::for_last_waiting(TaskId id, Call call) const {
+  for (EdgeId e = node(id).after_done; e != no_edge; e = edges_[e].next) {
+    const TaskNode& waiter = node(edges_[e].second);
+    if (edges_[e].counts && waiter.waiting_for == 1) call(waiter);
+  }
+}
 
 template <class Call>
 void TaskGraph::for_unfinished(TaskId id, Call call) const {

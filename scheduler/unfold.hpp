@@ -91,6 +91,9 @@ class Unfolder {
   bool gradients_complete() const noexcept;
   /// Emits the updates of all subgroups in forward order.
   void update(TaskList& out);
+  /// Between steps: emits the reading of all state as it is behind the updates emitted so far, in the order of a
+  /// checkpoint, one task after another. The next update of a subgroup waits until its state has been read.
+  void save(TaskList& out);
   /// Steps begun before the present one: `Task::step`.
   std::int64_t step() const noexcept { return step_; }
   /// The tasks after which the norm blocks of the present step lie on the host.
@@ -146,6 +149,8 @@ class Unfolder {
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
   void send_piece(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);
+  void save_parameter(const Parameter& parameter, TaskList& out);
+  Task& emit_save(const Parameter& parameter, int array, std::int64_t begin, std::int64_t end, TaskList& out);
   void update_layer(int layer, TaskList& out);
   Task update_of(int subgroup, std::int64_t begin, std::int64_t end) const;
   Task& emit_update(TaskList& out, TaskKind kind, Lane lane, const Task& piece);
@@ -178,6 +183,7 @@ class Unfolder {
   std::int64_t step_;
   bool update_in_backward_ = false;
   std::vector<TaskId> norm_tasks_;
+  TaskId last_save_ = no_task;
   int micro_ = 0;
   int micro_batches_ = 1;
   int layers_to_commit_ = 0;

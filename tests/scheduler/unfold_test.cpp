@@ -16,7 +16,7 @@ namespace {
 
 ParameterLayout small_layout() {
   ParameterLayout layout;
-  layout.add_layer("embedding").add("t", {9, 1024});
+  layout.add_layer("embedding").add("t", {9, 1024}).add("still", {700}, {.trainable = false});
   for (int i = 0; i < 5; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {300'000});
   layout.add_layer("head").add("t", {9, 1024}).add("n", {10});
   layout.tie("embedding.t", "head.t");
@@ -51,7 +51,7 @@ struct Unfolded {
     u.prefetch(tasks);
   }
 
-  void steps(int count) {
+  void steps(int count, bool saving = false) {
     Unfolder u(layout, plan);
     for (int s = 0; s < count; ++s) {
       u.begin_step(2);
@@ -63,6 +63,7 @@ struct Unfolded {
       EXPECT_TRUE(u.gradients_complete());
       u.update(tasks);
       u.end_pass();
+      if (saving) u.save(tasks);
     }
   }
 };
@@ -219,6 +220,18 @@ int check_hazards(const Unfolded& run) {
       case TaskKind::push_weights:
         weights_home(true);
         break;
+      case TaskKind::save_state:
+        for (const Subgroup& g : run.plan.subgroups) {
+          if (g.layer != t.layer) continue;
+          const bool with_weights = t.buffer == 0 && run.plan.state != StateFormat::fp32;
+          for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
+            if (b >= t.end || std::min(b + run.plan.piece_elements, g.end) <= t.begin) continue;
+            check.touch(i, key("state", t.layer, b), false);
+            if (!with_weights || (resident && g.updater == Updater::cpu)) continue;
+            check.touch(i, key(resident ? "resident weights" : "host weights", t.layer, b), false);
+          }
+        }
+        break;
     }
   }
   return check.missing;
@@ -233,6 +246,9 @@ TEST_P(Hazards, AreAllDependencies) {
         Unfolded run(GetParam(), resident, prefetch, state);
         run.steps(3);
         check_hazards(run);
+        Unfolded saving(GetParam(), resident, prefetch, state);
+        saving.steps(3, true);
+        check_hazards(saving);
       }
     }
   }
@@ -253,11 +269,11 @@ TEST(Unfold, DependenciesComeBeforeTheirDependents) {
 
 TEST(Unfold, TheHazardCheckFindsADroppedDependency) {
   Unfolded run("interleave:2");
-  run.steps(3);
+  run.steps(3, true);
   int found = 0;
   for (const TaskKind victim :
        {TaskKind::visit, TaskKind::fetch_weights, TaskKind::flush_gradient, TaskKind::load_state, TaskKind::store_state,
-        TaskKind::update_streamed, TaskKind::update_cpu, TaskKind::store_weights}) {
+        TaskKind::update_streamed, TaskKind::update_cpu, TaskKind::store_weights, TaskKind::save_state}) {
     Unfolded broken = run;
     broken.tasks.clear();
     for (std::size_t i = 0; i < run.tasks.size(); ++i) {
@@ -273,7 +289,55 @@ TEST(Unfold, TheHazardCheckFindsADroppedDependency) {
     EXPECT_GT(failures.size(), 0) << name_of(victim);
     found += failures.size() > 0 ? 1 : 0;
   }
-  EXPECT_EQ(found, 8);
+  EXPECT_EQ(found, 9);
+}
+
+TEST(Unfold, ASaveReadsEveryValueOnceInTheOrderOfTheFile) {
+  Unfolded run("static:0.5");
+  Unfolder u(run.layout, run.plan);
+  u.save(run.tasks);
+  std::size_t i = 0;
+  for (const Parameter* p : run.layout.owned_parameters()) {
+    for (int array = 0; array < (p->options.trainable ? 3 : 1); ++array) {
+      std::int64_t at = p->offset;
+      for (; i < run.tasks.size() && at < p->offset + p->count; at = run.tasks[i++].end) {
+        const Task& t = run.tasks[i];
+        EXPECT_EQ(t.lane, Lane::disk);
+        EXPECT_EQ(t.layer, p->layer);
+        EXPECT_EQ(t.buffer, array);
+        EXPECT_EQ(t.begin, at);
+        EXPECT_EQ(t.bytes, 4U * static_cast<std::uint64_t>(t.count()));
+        EXPECT_TRUE(i == 0 || run.tasks.dependencies(i).front() == t.id - 1);
+      }
+      EXPECT_EQ(at, p->offset + p->count) << p->full_name;
+    }
+  }
+  EXPECT_EQ(i, run.tasks.size());
+}
+
+// Of a parameter that lies in several subgroups, each update waits for its own part alone.
+TEST(Unfold, AnUpdateWaitsForTheStateThatItOverwritesAndNoMore) {
+  Unfolded run("host");
+  Unfolder u(run.layout, run.plan);
+  u.save(run.tasks);
+  std::map<TaskId, Task> saves;
+  for (const Task& t : run.tasks) saves[t.id] = t;
+  run.tasks.clear();
+  u.begin_step(1);
+  u.update(run.tasks);
+  int updates = 0;
+  for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+    const Task& t = run.tasks[i];
+    if (t.kind != TaskKind::update_cpu) continue;
+    ++updates;
+    ASSERT_EQ(run.tasks.dependencies(i).size(), 1U);
+    const Task& save = saves.at(run.tasks.dependencies(i).front());
+    EXPECT_EQ(save.buffer, 2);
+    EXPECT_LT(save.begin, t.end);
+    EXPECT_GT(save.end, t.begin);
+  }
+  EXPECT_EQ(updates, static_cast<int>(run.plan.subgroups.size()));
+  EXPECT_GT(updates, 7);
 }
 
 TEST(Unfold, TheLastLayersOfForwardAreNotFetchedTwice) {

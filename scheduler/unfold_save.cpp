@@ -1,0 +1,57 @@
+// A save among the tasks of a plan.
+#include <algorithm>
+
+#include "scheduler/unfold.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr int state_arrays = 3;  // master, m, v
+// Nobody waits for a checkpoint: the disk has a lane of its own.
+constexpr int priority_save = 3;
+
+}  // namespace
+
+void Unfolder::save(TaskList& out) {
+  for (const Parameter* p : layout_.owned_parameters()) save_parameter(*p, out);
+}
+
+/// One task after another, as the file is written: a task is also behind all that those before it wait for.
+Task& Unfolder::emit_save(const Parameter& p, int array, std::int64_t begin, std::int64_t end, TaskList& out) {
+  Task& task = emit(out, TaskKind::save_state, Lane::disk, priority_save, p.layer);
+  task.begin = begin;
+  task.end = end;
+  task.buffer = array;
+  task.bytes = static_cast<std::uint64_t>(task.count()) * sizeof(float);
+  out.depends_on(last_save_);
+  last_save_ = task.id;
+  return task;
+}
+
+/// The three arrays follow each other in the file, so only while the last one is read is one subgroup after another
+/// done with: it has a task for each, the others one alone.
+void Unfolder::save_parameter(const Parameter& p, TaskList& out) {
+  const std::int64_t end = p.offset + p.count;
+  if (!p.options.trainable) {
+    emit_save(p, 0, p.offset, end, out);
+    return;
+  }
+  const LayerState& layer = state_of(p.layer);
+  const auto for_subgroups = [&](auto call) {
+    for (int s = layer.first_subgroup; s < layer.first_subgroup + layer.subgroup_count; ++s) {
+      const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(s)];
+      const std::int64_t from = std::max(p.offset, group.begin);
+      const std::int64_t to = std::min(end, group.end);
+      if (from < to) call(subgroups_[static_cast<std::size_t>(s)], from, to);
+    }
+  };
+  emit_save(p, 0, p.offset, end, out);
+  for_subgroups([&](SubgroupState& users, std::int64_t, std::int64_t) { out.depends_on(users.state_users); });
+  for (int array = 1; array + 1 < state_arrays; ++array) emit_save(p, array, p.offset, end, out);
+  for_subgroups([&](SubgroupState& users, std::int64_t from, std::int64_t to) {
+    // Behind the users that there were, and so for the next update instead of them.
+    users.state_users = {emit_save(p, state_arrays - 1, from, to, out).id};
+  });
+}
+
+}  // namespace tandem
