@@ -15,10 +15,11 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   manifest.step = manifest.adam_step = step();
   manifest.plan = plan().json();
   manifest.parameters = checkpoint_parameters(layout());
-  std::vector<float> buffer(largest_parameter(layout()));
+  std::vector<float> buffer(save_buffer_values(layout()));
+  SaveScope scope = begin_save();
   CheckpointContent content;
   content.manifest = &manifest;
-  content.read = state_reader(*this);
+  content.read = state_reader(scope, layout());
   content.buffer = buffer;
   return write_checkpoint(directory, content);
 }

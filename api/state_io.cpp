@@ -32,10 +32,15 @@ std::size_t largest_parameter(const ParameterLayout& layout) {
   return static_cast<std::size_t>(count);
 }
 
-StateReader state_reader(OffloadEngine& engine) {
-  return [&engine, parameters = engine.layout().owned_parameters()](std::size_t index, StatePart part,
-                                                                    std::span<float> buffer) {
-    engine.read(*parameters.at(index), array_of(part), buffer);
+std::size_t save_buffer_values(const ParameterLayout& layout) {
+  constexpr std::size_t piece = std::size_t{1} << 20;  // as the engine reads state where it is converted
+  return std::min(piece, largest_parameter(layout));
+}
+
+StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout) {
+  return [&scope, parameters = layout.owned_parameters()](std::size_t index, StatePart part, std::int64_t first,
+                                                          std::span<float> buffer) {
+    scope.read(*parameters.at(index), array_of(part), first, buffer);
     return std::span<const float>(buffer);
   };
 }

@@ -33,12 +33,13 @@ class StateCopy {
   MemoryBlock memory_;
 };
 
-/// Reads straight out of the engine, into the buffer that the checkpoint writer gives. The engine must stand
-/// still meanwhile.
-StateReader state_reader(OffloadEngine& engine);
+/// Reads through the scope into the buffer that the checkpoint writer gives. Both must outlive it.
+StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout);
 
 /// Values of the largest parameter.
 std::size_t largest_parameter(const ParameterLayout& layout);
+/// Values of the buffer through which state passes into a checkpoint: 4 MiB of them, or the largest parameter.
+std::size_t save_buffer_values(const ParameterLayout& layout);
 
 /// Throws InputError where the checkpoint belongs to another model or another --freeze.
 void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout);

@@ -115,32 +115,43 @@ std::vector<Found> checkpoints_below(const fs::path& root) {
   return found;
 }
 
+constexpr std::size_t piece = std::size_t{1} << 16;  // values: both hashes and the writer find them in the cache
+
+void write_part(std::size_t index, StatePart part, const CheckpointContent& content, SafetensorsWriter& writer,
+                StateDigest& digest) {
+  const auto& parameter = content.manifest->parameters[index];
+  const auto count = static_cast<std::size_t>(parameter.count());
+  for (std::size_t first = 0; first < count;) {
+    const auto buffer = content.buffer.first(std::min(count - first, content.buffer.size()));
+    const auto values = content.read(index, part, static_cast<std::int64_t>(first), buffer);
+    if (values.empty() || values.size() > count - first) {
+      throw MisuseError("checkpoint state of another length", parameter.name);
+    }
+    for (std::size_t at = 0; at < values.size(); at += piece) {
+      const auto chunk = values.subspan(at, std::min(piece, values.size() - at));
+      writer.write(chunk.data(), chunk.size_bytes());
+      digest.add(chunk.data(), static_cast<std::int64_t>(chunk.size()));
+      if (content.progress) content.progress(writer.bytes());
+    }
+    first += values.size();
+  }
+}
+
 /// Writes the state and returns its entry in the file list.
 CheckpointFile write_state(const fs::path& file, const CheckpointContent& content, FileOps& ops) {
   Manifest& manifest = *content.manifest;
   SafetensorsWriter writer(file, specs_of(manifest.parameters), {{"format", "tandem"}}, ops);
   StateDigest digest;
-  constexpr std::size_t piece = std::size_t{1} << 16;  // values: both hashes and the writer find them in the cache
   const std::vector<float> zeros(piece);
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const auto& parameter = manifest.parameters[i];
     const auto count = static_cast<std::size_t>(parameter.count());
     digest.begin_parameter(parameter.name);
     for (int part = 0; part < state_parts; ++part) {
-      if (part < parts_of(parameter)) {
-        const auto buffer = content.buffer.first(std::min(count, content.buffer.size()));
-        const std::span<const float> values = content.read(i, static_cast<StatePart>(part), buffer);
-        if (values.size() != count) throw MisuseError("checkpoint state of another length", parameter.name);
-        for (std::size_t at = 0; at < count; at += piece) {
-          const auto chunk = values.subspan(at, std::min(piece, count - at));
-          writer.write(chunk.data(), chunk.size_bytes());
-          digest.add(chunk.data(), static_cast<std::int64_t>(chunk.size()));
-          if (content.progress) content.progress(writer.bytes());
-        }
-      } else {
-        for (std::size_t at = 0; at < count; at += piece) {
-          digest.add(zeros.data(), static_cast<std::int64_t>(std::min(piece, count - at)));
-        }
+      const bool stored = part < parts_of(parameter);
+      if (stored) write_part(i, static_cast<StatePart>(part), content, writer, digest);
+      for (std::size_t at = 0; !stored && at < count; at += piece) {
+        digest.add(zeros.data(), static_cast<std::int64_t>(std::min(piece, count - at)));
       }
       digest.end_array();
     }

@@ -20,9 +20,11 @@ namespace tandem {
 enum class StatePart : std::uint8_t { master, m, v };
 constexpr int state_parts = 3;
 
-/// One array of parameter `index`, count() values: in memory of its own, or read into `buffer` (which is as
-/// long as the array). Valid until the next call.
-using StateReader = std::function<std::span<const float>(std::size_t index, StatePart part, std::span<float> buffer)>;
+/// Values of one array of parameter `index` from the `first` on, at least one: in memory of its own, or read into
+/// `buffer` (which ends where the array does, or before). Asked for in the order of the file, each value once. Valid
+/// until the next call.
+using StateReader = std::function<std::span<const float>(std::size_t index, StatePart part, std::int64_t first,
+                                                         std::span<float> buffer)>;
 
 /// "step-00000100".
 std::string checkpoint_name(std::int64_t step);
@@ -30,7 +32,7 @@ std::string checkpoint_name(std::int64_t step);
 struct CheckpointContent {
   Manifest* manifest = nullptr;  ///< its state_digest and files are filled in
   StateReader read{};
-  std::span<float> buffer{};                      ///< of the largest parameter; empty where `read` needs none
+  std::span<float> buffer{};                      ///< one value or more; empty where `read` needs none
   std::vector<std::filesystem::path> beside{};    ///< files copied into the checkpoint under their own names
   std::function<void(std::uint64_t)> progress{};  ///< told how many bytes of state are written; may be empty
 };

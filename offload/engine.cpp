@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
 #include "offload/executor.hpp"
+#include "offload/save_reader.hpp"
 #include "offload/state_access.hpp"
 #include "offload/storage.hpp"
 #include "offload/task_runner.hpp"
@@ -48,6 +49,7 @@ class OffloadEngine::Impl {
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   void set_step(std::int64_t step);
   void adopt(const Plan& plan);
+  std::shared_ptr<SaveReader> begin_save();
   std::string digest();
 
   WeightsGuard fetch(int layer, StreamView stream);
@@ -110,6 +112,7 @@ class OffloadEngine::Impl {
   bool half_updated_ = false;        ///< a step that updated in backward could not be finished
   double exposed_ = 0.0;
   std::uint64_t skipped_ = 0;
+  std::weak_ptr<SaveReader> saving_;
 
   // Written under the executor's lock, read after a drain.
   double update_began_ = 0.0;
@@ -211,6 +214,17 @@ void OffloadEngine::Impl::adopt(const Plan& plan) {
   plan_ = plan;
   if (!device_.pins()) plan_.memory.unpin();
   unfolder_.emplace(layout_, plan_, unfolder_->count());
+}
+
+std::shared_ptr<SaveReader> OffloadEngine::Impl::begin_save() {
+  require_idle("begin_save");
+  refuse_half_updated();
+  if (!saving_.expired()) throw MisuseError("begin_save while another save is under way", {}, "let its scope go first");
+  unfolder_->save(tasks_);
+  auto reader = std::make_shared<SaveReader>(executor_, access_, std::vector<Task>(tasks_.begin(), tasks_.end()));
+  submit();
+  saving_ = reader;
+  return reader;
 }
 
 std::string OffloadEngine::Impl::digest() {
@@ -422,6 +436,7 @@ EngineCounters OffloadEngine::Impl::counters() {
   counters.busy = executor_.busy();
   counters.skipped_steps = skipped_;
   counters.update_seconds = update_seconds_;
+  counters.save_wait_seconds = executor_.save_wait_seconds();
   return counters;
 }
 
@@ -456,6 +471,7 @@ void OffloadEngine::write(const Parameter& parameter, StateArray array, std::spa
 std::int64_t OffloadEngine::step() const noexcept { return impl_->step_; }
 void OffloadEngine::set_step(std::int64_t step) { impl_->set_step(step); }
 void OffloadEngine::adopt(const Plan& plan) { impl_->adopt(plan); }
+OffloadEngine::SaveScope OffloadEngine::begin_save() { return SaveScope(impl_->begin_save()); }
 std::string OffloadEngine::state_digest() { return impl_->digest(); }
 const Plan& OffloadEngine::plan() const noexcept { return impl_->plan_; }
 const ParameterLayout& OffloadEngine::layout() const noexcept { return impl_->layout_; }
@@ -477,6 +493,14 @@ void OffloadEngine::abandon(std::uint64_t ticket) noexcept {
   } catch (const std::exception&) {  // as above
     impl_->give_up(std::current_exception());
   }
+}
+
+OffloadEngine::SaveScope::SaveScope(std::shared_ptr<SaveReader> reader) : reader_(std::move(reader)) {}
+OffloadEngine::SaveScope::SaveScope(SaveScope&&) noexcept = default;
+OffloadEngine::SaveScope::~SaveScope() = default;
+void OffloadEngine::SaveScope::read(const Parameter& parameter, StateArray array, std::int64_t first,
+                                    std::span<float> values) {
+  reader_->read(parameter, array, first, values);
 }
 
 OffloadEngine::Evaluation::Evaluation(OffloadEngine& engine) : engine_(engine) { engine.impl_->begin_evaluation(); }

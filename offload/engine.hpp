@@ -52,11 +52,14 @@ struct EngineCounters {
   std::uint64_t skipped_steps = 0;
   std::uint64_t dram_bytes = 0;  ///< of host memory, read or written by copies and the engine's CPU tasks
   LaneSeconds busy;
-  double update_seconds = 0.0;  ///< from the decision to update until the last update of the step was done
+  double update_seconds = 0.0;     ///< from the decision to update until the last update of the step was done
+  double save_wait_seconds = 0.0;  ///< some update waited for a save to read its state, and for nothing else
 };
 
 /// The three arrays of a parameter's optimizer state.
 enum class StateArray : std::uint8_t { master, m, v };
+
+class SaveReader;
 
 /// Not thread-safe: one thread drives it. Layers are fetched in order 0 ... L-1 in forward and may be
 /// fetched in any order; the plan's prefetching expects forward order, then its reverse. Destroying it
@@ -104,6 +107,31 @@ class OffloadEngine final : public ParameterAccess {
   };
   [[nodiscard]] Evaluation evaluation() { return Evaluation(*this); }
 
+  /// The state as it was when the scope was made, to be read while later steps run. Forward and backward go on; an
+  /// update waits until the state that it overwrites has been read, and so does every call that waits for updates,
+  /// until all of it has been: so whoever drives the engine leaves reading to another thread, or reads all at once.
+  /// Takes no memory of the state's size. Destroying it lets go what was not read. One thread at a time uses it; the
+  /// engine outlives it.
+  class SaveScope {
+   public:
+    ~SaveScope();
+    SaveScope(SaveScope&&) noexcept;
+    SaveScope& operator=(SaveScope&&) = delete;
+    SaveScope(const SaveScope&) = delete;
+
+    /// As OffloadEngine::read, of elements [first, first + values.size()) of one array. All owned parameters in model
+    /// order, each array from its beginning in pieces of any size (of a frozen one the master alone); another order
+    /// throws MisuseError. Blocks until the updates that came before are done with them. Rethrows what failed.
+    void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
+
+   private:
+    friend class OffloadEngine;
+    explicit SaveScope(std::shared_ptr<SaveReader> reader);
+    std::shared_ptr<SaveReader> reader_;
+  };
+  /// Does not block. Not inside a step; throws MisuseError where another scope is alive.
+  [[nodiscard]] SaveScope begin_save();
+
   /// Blocks until every update in flight is done. Rethrows what failed.
   void wait();
   /// Reads (count) fp32 values of one array of one owned parameter. Blocks; waits for updates. A frozen
@@ -115,8 +143,8 @@ class OffloadEngine final : public ParameterAccess {
   std::int64_t step() const noexcept;
   void set_step(std::int64_t step);
   /// Writes `directory/step-XXXXXXXX`, a checkpoint as docs/checkpoints.md describes, and returns its path. It
-  /// appears under its name only when it is whole and on the disk. Takes host memory for one parameter. Blocks;
-  /// waits for updates. Throws WriteError. Not inside a step.
+  /// appears under its name only when it is whole and on the disk. Takes host memory for a piece of state, 8 MiB at
+  /// most. Blocks; waits for updates. Throws WriteError. Not inside a step.
   std::filesystem::path save(const std::filesystem::path& directory);
   /// Restores state and step from a checkpoint, or from the newest one in `directory` that is whole; under any
   /// plan. Blocks. Throws InputError, before anything is changed, where there is none or it belongs to other

@@ -34,8 +34,8 @@ Executor::~Executor() {
   cpu_worker_.thread.join();
   std::unique_lock lock(mutex_);
   const auto all_made = [this] { return callbacks_ == 0; };
-  wanted_ = all_made;
-  progress_.wait(lock, all_made);
+  caller_.wanted = all_made;
+  caller_.wakes.wait(lock, all_made);
 }
 
 StreamView Executor::stream_of(Lane lane) const {
@@ -58,9 +58,11 @@ Event Executor::new_event() {
 
 void Executor::submit(TaskList& tasks) {
   std::unique_lock lock(mutex_);
+  const double now = trace_now();
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     on_submit(tasks[i]);
     graph_.add(tasks[i], tasks.dependencies(i));
+    graph_.node(tasks[i].id).ready_at = now;  // unless something that it depends on is done later
   }
   tasks.clear();
   wake();
@@ -72,8 +74,9 @@ double Executor::begin_caller_task(TaskId id, StreamView stream, std::string_vie
   std::unique_lock lock(mutex_);
   const int layer = graph_.node(id).task.layer;
   graph_.node(id).issued_at = trace_now();
-  const double blocked = wait(
-      lock, what, layer, [&] { return overlap_ ? graph_.node(id).waiting_for == 0 : graph_.dependencies_done(id); });
+  const double blocked = wait(lock, caller_, what, layer, [&] {
+    return overlap_ ? graph_.node(id).waiting_for == 0 : graph_.dependencies_done(id);
+  });
   graph_.for_unfinished(id, [&](const TaskNode& first) { device_.wait(stream, first.event); });
   return blocked;
 }
@@ -97,17 +100,17 @@ void Executor::finish_caller_task(TaskId id, StreamView stream) {
   }
   if (overlap_) return;
   lock.lock();
-  wait(lock, "one thing after another", -1, [&] { return graph_.done(id) && idle(); });
+  wait(lock, caller_, "one thing after another", -1, [&] { return graph_.done(id) && idle(); });
 }
 
 double Executor::drain(std::string_view what) {
   std::unique_lock lock(mutex_);
-  return wait(lock, what, -1, [&] { return graph_.empty(); });
+  return wait(lock, caller_, what, -1, [&] { return graph_.empty(); });
 }
 
 double Executor::wait_done(std::span<const TaskId> tasks, std::string_view what) {
   std::unique_lock lock(mutex_);
-  return wait(lock, what, -1, [this, left = tasks]() mutable {
+  return wait(lock, caller_, what, -1, [this, left = tasks]() mutable {
     while (!left.empty() && graph_.done(left.front())) left = left.subspan(1);
     return left.empty();
   });
@@ -136,19 +139,20 @@ LaneSeconds Executor::busy() {
 
 /// Until `done` holds, which once it does must go on to hold. `layer` is what it is about, or -1.
 template <class Predicate>
-double Executor::wait(std::unique_lock<std::mutex>& lock, std::string_view what, int layer, Predicate done) {
+double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer,
+                      Predicate done) {
   constexpr std::chrono::milliseconds tick(200);
   if (failure_) std::rethrow_exception(failure_);
   if (done()) return 0.0;
   const double start = trace_now();
   double last_progress = start;
   std::uint64_t seen = steps_made_;
-  wanted_ = std::ref(done);
+  waiter.wanted = std::ref(done);
   while (!failure_ && !done()) {
-    progress_.wait_for(lock, tick);
+    waiter.wakes.wait_for(lock, tick);
     if (!failure_ && !done()) watch(last_progress, seen, what, layer);
   }
-  wanted_ = nullptr;
+  waiter.wanted = nullptr;
   if (failure_) std::rethrow_exception(failure_);
   return trace_now() - start;
 }
@@ -186,22 +190,25 @@ void Executor::sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, P
 /// After every change, with the lock held. Waking a thread takes longer than all else that is done here for a
 /// task: only who sleeps is woken, and only where there is something to do for it.
 void Executor::wake() {
+  pass_dropped_saves();
   const auto rouse = [](Worker& worker) {
     worker.asleep = false;
     worker.wakes.notify_one();
   };
   if (issuer_.asleep && next_device_task() != no_task) rouse(issuer_);
   if (cpu_worker_.asleep && next_cpu_task() != no_task) rouse(cpu_worker_);
-  if (wanted_ && wanted_()) {
-    wanted_ = nullptr;
-    progress_.notify_all();
+  for (Waiter* waiter : {&caller_, &saver_}) {
+    if (!waiter->wanted || !waiter->wanted()) continue;
+    waiter->wanted = nullptr;
+    waiter->wakes.notify_all();
   }
 }
 
 void Executor::wake_all() {
   issuer_.wakes.notify_all();
   cpu_worker_.wakes.notify_all();
-  progress_.notify_all();
+  caller_.wakes.notify_all();
+  saver_.wakes.notify_all();
 }
 
 // -- device lanes ------------------------------------------------------------------------------------
@@ -286,6 +293,7 @@ void Executor::finish(TaskId id, std::exception_ptr error) {
   if (error) return fail(std::move(error));
   const double now = trace_now();
   account(node, now);
+  if (task.lane == Lane::disk) account_save_waits(id, now);
   on_done(task);
   if (node.event) spare_events_.push_back(std::move(node.event));
   graph_.mark_done(id, now);
@@ -333,6 +341,58 @@ void Executor::cpu_loop() {
     finish(id, std::move(error));
     wake();
   }
+}
+
+// -- save tasks ----------------------------------------------------------------------------------------
+
+void Executor::begin_save_task(TaskId id) {
+  std::unique_lock lock(mutex_);
+  wait(lock, saver_, "saving layer", graph_.node(id).task.layer,
+       [&] { return graph_.ready(Lane::disk) == id && may_start(); });
+  graph_.take(Lane::disk);
+  graph_.node(id).issued_at = trace_now();
+  ++in_flight_[static_cast<std::size_t>(Lane::disk)];
+}
+
+void Executor::note_save_progress() {
+  const std::unique_lock lock(mutex_);
+  ++steps_made_;
+}
+
+void Executor::finish_save_task(TaskId id) {
+  const std::unique_lock lock(mutex_);
+  finish(id, nullptr);
+  wake();
+}
+
+void Executor::drop_save_tasks(TaskId end) noexcept {
+  const std::unique_lock lock(mutex_);
+  dropped_saves_end_ = std::max(dropped_saves_end_, end);
+  wake();
+}
+
+/// Behind what they depend on they keep their place: whoever waits for them waits through them for more.
+void Executor::pass_dropped_saves() {
+  for (TaskId id = graph_.ready(Lane::disk); id != no_task && id < dropped_saves_end_; id = graph_.ready(Lane::disk)) {
+    graph_.take(Lane::disk);
+    graph_.mark_done(id, trace_now());
+    ++steps_made_;
+  }
+}
+
+/// Of the times that single updates have waited, which may lie over each other, their union.
+void Executor::account_save_waits(TaskId save, double now) {
+  double since = now;
+  graph_.for_last_waiting(save, [&](const TaskNode& waiter) {
+    if (is_update(waiter.task.kind)) since = std::min(since, waiter.ready_at);
+  });
+  save_waits_ += now - std::max(since, std::min(now, save_waits_until_));
+  if (since < now) save_waits_until_ = now;
+}
+
+double Executor::save_wait_seconds() {
+  const std::unique_lock lock(mutex_);
+  return save_waits_;
 }
 
 }  // namespace tandem

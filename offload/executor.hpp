@@ -22,7 +22,8 @@
 namespace tandem {
 
 /// Two threads of its own: one queues work on the device's streams, one runs CPU tasks. Methods are
-/// called by one thread, the engine's. After a failure nothing more is started and every wait rethrows it.
+/// called by one thread, the engine's; those about save tasks by one thread at a time, whichever. After a failure
+/// nothing more is started and every wait rethrows it.
 class Executor {
  public:
   /// All must outlive it; `trace` may be null.
@@ -41,6 +42,16 @@ class Executor {
   double begin_caller_task(TaskId id, StreamView stream, std::string_view what);
   /// The caller's task `id` ends with what is queued on `stream` now. Does not block.
   void finish_caller_task(TaskId id, StreamView stream);
+  /// Blocks until the save task `id` is the next of its lane and all that it depends on is done.
+  void begin_save_task(TaskId id);
+  /// It goes on: bytes have moved, which is progress for whoever waits for it. Does not block.
+  void note_save_progress();
+  /// It is done. Does not block.
+  void finish_save_task(TaskId id);
+  /// Save tasks before `end` that have not begun are done as soon as what they depend on is. Does not block.
+  void drop_save_tasks(TaskId end) noexcept;
+  /// How long updates have waited for save tasks and for nothing else, seconds so far.
+  double save_wait_seconds();
   /// Blocks until every task is done, the caller's included. Returns the seconds blocked.
   double drain(std::string_view what);
   /// Blocks until these are done. Returns the seconds blocked.
@@ -64,10 +75,18 @@ class Executor {
     bool asleep = false;
   };
 
+  /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
+  struct Waiter {
+    std::condition_variable wakes;  ///< what it waits for has come, or something failed
+    std::function<bool()> wanted;
+  };
+
   template <class Predicate>
   void sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, Predicate ready);
   void wake();
   void wake_all();
+  void pass_dropped_saves();
+  void account_save_waits(TaskId save, double now);
   void issue_loop();
   void cpu_loop();
   TaskId next_device_task() const;
@@ -80,7 +99,7 @@ class Executor {
   void account(const TaskNode& node, double now);
   void fail(std::exception_ptr error);
   template <class Predicate>
-  double wait(std::unique_lock<std::mutex>& lock, std::string_view what, int layer, Predicate done);
+  double wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
   void watch(double& last_progress, std::uint64_t& seen, std::string_view what, int layer);
   Event new_event();
   StreamView stream_of(Lane lane) const;
@@ -93,14 +112,17 @@ class Executor {
   bool overlap_;
 
   std::mutex mutex_;
-  std::condition_variable progress_;  ///< what the caller waits for has come, or something failed
-  std::function<bool()> wanted_;      ///< what the caller waits for; empty while it does not
+  Waiter caller_;
+  Waiter saver_;
   TaskGraph graph_;
   std::vector<Event> spare_events_;
   std::array<int, lane_count> in_flight_{};
   std::array<double, lane_count> lane_busy_until_{};
   std::array<double, lane_count> lane_busy_{};  ///< seconds
   double cpu_update_busy_ = 0.0;
+  double save_waits_ = 0.0;
+  double save_waits_until_ = 0.0;  ///< counted so far
+  TaskId dropped_saves_end_ = 0;
   int callbacks_ = 0;             ///< asked of the device and not yet made
   std::uint64_t steps_made_ = 0;  ///< any progress counts
   std::exception_ptr failure_;

@@ -1,6 +1,6 @@
 #pragma once
 // Reading and writing parameters and their optimizer state wherever the plan keeps them. Only while no
-// task is in flight.
+// task in flight touches what is asked for, and by one thread at a time.
 #include <cstdint>
 #include <span>
 #include <string>

@@ -37,11 +37,13 @@ CheckpointSaver::CheckpointSaver(OffloadEngine& engine, SaverOptions options,
                                  std::function<void(const std::string&)> say)
     : engine_(engine), options_(std::move(options)), say_(std::move(say)) {
   prune_checkpoints(options_.root, {});  // what a killed run left, also where this one has nothing to save
-  if (options_.background) copy_ = std::make_unique<StateCopy>(engine.layout());
+  if (options_.copies) copy_ = std::make_unique<StateCopy>(engine.layout());
 }
 
 CheckpointSaver::~CheckpointSaver() {
-  if (thread_.joinable()) thread_.join();
+  if (!thread_.joinable()) return;
+  if (!done_) spdlog::info("checkpoint of step {} is being written, the run waits for it", manifest_.step);
+  thread_.join();
 }
 
 bool CheckpointSaver::save(Manifest manifest, bool best) {
@@ -55,44 +57,78 @@ bool CheckpointSaver::save(Manifest manifest, bool best) {
   done_ = false;
   failure_ = nullptr;
   total_bytes_ = StateCopy::bytes(engine_.layout());
+  beside_ = {};
+  waited_ = engine_.counters().save_wait_seconds;
   if (copy_) {
     copy_->take(engine_);
-    held_ = trace_now() - began_;
-    thread_ = std::thread([this] {
-      // Training comes first where cores are short; the disk is what this waits for.
-      constexpr int politeness = 10;
-      ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), politeness);
-      write();
-    });
-    under_way_ = true;
-    return true;
+  } else {
+    buffer_.resize(save_buffer_values(engine_.layout()));
+    plan_ = engine_.plan();
+    predicted_.reset();
+    measured_disk_ = 0.0;
+    scope_.emplace(engine_.begin_save());
   }
-  engine_.wait();
-  buffer_.resize(largest_parameter(engine_.layout()));
-  write();
-  sample_process_memory();  // the high-water mark of saving, before the buffer goes
-  buffer_ = {};
   held_ = trace_now() - began_;
+  affects_step_ = true;
   under_way_ = true;
-  return conclude(false);
+  thread_ = std::thread([this] {
+    // Training comes first where cores are short; the disk is what this waits for.
+    constexpr int politeness = 10;
+    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), politeness);
+    write();
+  });
+  return true;
+}
+
+/// Notes how fast the disk lets it go on: the first piece may have waited for updates, and the last flush waits for
+/// bytes that nobody waits for.
+StateReader CheckpointSaver::timed(StateReader read) {
+  struct Progress {
+    double began = 0.0;
+    double bytes = 0.0;
+  };
+  return [this, read = std::move(read), so_far = Progress{}](std::size_t index, StatePart part, std::int64_t first,
+                                                             std::span<float> buffer) mutable {
+    const auto values = read(index, part, first, buffer);
+    const double now = trace_now();
+    if (so_far.began == 0.0) {
+      so_far.began = now;
+    } else {
+      measured_disk_ = so_far.bytes / std::max(1e-9, now - so_far.began);
+    }
+    so_far.bytes += static_cast<double>(values.size_bytes());
+    return values;
+  };
+}
+
+void CheckpointSaver::write_state() {
+  CheckpointContent content{.manifest = &manifest_,
+                            .read{},
+                            .buffer = buffer_,
+                            .beside = existing(options_.beside),
+                            .progress = [this](std::uint64_t bytes) { bytes_ = bytes; }};
+  if (copy_) {
+    content.read = [this](std::size_t index, StatePart part, std::int64_t, std::span<float>) {
+      return copy_->part(index, part);
+    };
+  } else {
+    content.read = timed(state_reader(*scope_, engine_.layout()));
+  }
+  written_ = write_checkpoint(options_.root, content);
+  if (!copy_ && options_.predict) predicted_ = options_.predict(plan_, disk_);
 }
 
 void CheckpointSaver::write() noexcept {
   try {
-    CheckpointContent content{.manifest = &manifest_,
-                              .read = copy_ ? StateReader([this](std::size_t index, StatePart part, std::span<float>) {
-                                return copy_->part(index, part);
-                              })
-                                            : state_reader(engine_),
-                              .buffer = buffer_,
-                              .beside = existing(options_.beside),
-                              .progress = [this](std::uint64_t bytes) { bytes_ = bytes; }};
-    written_ = write_checkpoint(options_.root, content);
+    write_state();
     const fs::path best = best_pending_ ? written_ : best_;
     prune_checkpoints(options_.root, {.keep = options_.keep, .written = written_, .best = best});
   } catch (...) {
     failure_ = std::current_exception();  // reaches whoever asks for the outcome
   }
+  scope_.reset();           // of a save that failed, updates may still wait for what it has not read
+  sample_process_memory();  // the high-water mark of saving, before the buffer goes
+  buffer_ = {};
   seconds_ = trace_now() - began_;
   done_ = true;
 }
@@ -101,8 +137,10 @@ bool CheckpointSaver::conclude(bool last) {
   under_way_ = false;
   if (!failure_) {
     if (best_pending_) best_ = written_;
-    say_(fmt::format("saved {} ({} in {:.2f} s, training held for {:.2f} s)", written_.string(),
-                     format_bytes(static_cast<std::size_t>(bytes_.load())), seconds_, held_));
+    say_(fmt::format("saved {} ({} in {:.2f} s, {})", written_.string(),
+                     format_bytes(static_cast<std::size_t>(bytes_.load())), seconds_, cost_of_the_save()));
+    if (measured_disk_ > 0.0) disk_ = measured_disk_;
+    alone_ = {};
     return true;
   }
   try {
@@ -113,6 +151,25 @@ bool CheckpointSaver::conclude(bool last) {
   }
   return false;
 }
+
+std::string CheckpointSaver::cost_of_the_save() const {
+  if (copy_) return fmt::format("training held for {:.2f} s", held_);
+  std::string text = fmt::format("updates waited {:.2f} s", engine_.counters().save_wait_seconds - waited_);
+  if (beside_.steps == 0 || alone_.steps == 0) return text;
+  text += ", " + SaveSlowdown{beside_.mean() / alone_.mean(), beside_.steps}.text();
+  if (predicted_) text += ", predicted " + predicted_->text();
+  return text;
+}
+
+void CheckpointSaver::note_step(double seconds) {
+  Pace& pace = affects_step_ ? beside_ : alone_;
+  ++pace.steps;
+  pace.seconds += seconds;
+  affects_step_ = under_way_ && !state_is_read();
+}
+
+/// Also where it is in the copy alone that the rest waits to be written.
+bool CheckpointSaver::state_is_read() const noexcept { return copy_ != nullptr || done_ || bytes_ >= total_bytes_; }
 
 bool CheckpointSaver::poll() { return !under_way_ || !done_ || finish(false); }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Checkpoints of a run: written while training waits, or from a copy while it goes on.
+// Checkpoints of a run, written while training goes on: from a copy of the state, or out of the engine.
 #include <atomic>
 #include <cstdint>
 #include <exception>
@@ -14,18 +14,24 @@
 #include "api/state_io.hpp"
 #include "io/checkpoint.hpp"
 #include "train/config.hpp"
+#include "train/save_prediction.hpp"
 
 namespace tandem {
 
 struct SaverOptions {
   std::filesystem::path root;  ///< of the checkpoints
   int keep = 2;
-  bool background = false;  ///< takes StateCopy::bytes of memory; else a buffer for the largest parameter
+  /// Training stands still for a copy of the state, which takes StateCopy::bytes of memory. Else each update waits
+  /// until the state that it overwrites has been read; that takes a buffer of save_buffer_values.
+  bool copies = false;
   OnSaveFailure on_failure = OnSaveFailure::stop;
   std::vector<std::filesystem::path> beside;  ///< copied into every checkpoint, where they still exist
+  /// What steps beside a save are predicted to take under a plan, on a disk of so many bytes a second (0: not measured
+  /// yet). Called on the saver's thread; may be empty.
+  std::function<std::optional<SaveSlowdown>(const Plan& plan, double disk)> predict{};
 };
 
-/// Driven by one thread, with a thread of its own while it writes. At most one save is under way.
+/// Driven by one thread, with a thread of its own that writes. At most one save is under way.
 class CheckpointSaver {
  public:
   /// Takes its memory. `engine` must outlive it; `say` is told of every checkpoint that is done.
@@ -34,27 +40,41 @@ class CheckpointSaver {
   ~CheckpointSaver();
 
   /// Saves the engine's state under the manifest's step (parameters, adam_step, digest and files are filled in
-  /// here). In the background it returns once the state is copied; else when all is on the disk. Waits for a
-  /// save under way first. `best`: this one stays, whatever comes. Throws and returns as `poll` does.
+  /// here). Returns once the state is copied, or at once. Waits for a save under way first. `best`: this one stays,
+  /// whatever comes. Throws and returns as `poll` does.
   bool save(Manifest manifest, bool best = false);
   /// Looks whether the save under way is done, and does not wait. Where it failed: throws WriteError, or warns
   /// and returns false if the run is to go on.
   bool poll();
   /// Waits for the save under way. `last`: a failure throws, also where the run would go on.
   bool finish(bool last);
+  /// A step has ended that took so long.
+  void note_step(double seconds);
   /// Share of the save under way that is written; empty where there is none.
   std::optional<double> progress() const noexcept;
   /// The checkpoint that stays, of a resumed run.
   void set_best(const std::filesystem::path& best) { best_ = best; }
 
  private:
+  /// Of steps of one kind.
+  struct Pace {
+    int steps = 0;
+    double seconds = 0.0;
+    double mean() const noexcept { return steps > 0 ? seconds / steps : 0.0; }
+  };
+
   void write() noexcept;
+  void write_state();
+  StateReader timed(StateReader read);
+  bool state_is_read() const noexcept;
   bool conclude(bool last);
+  std::string cost_of_the_save() const;
 
   OffloadEngine& engine_;
   SaverOptions options_;
   std::function<void(const std::string&)> say_;
   std::unique_ptr<StateCopy> copy_;
+  std::optional<OffloadEngine::SaveScope> scope_;  ///< of the save under way; its thread lets it go
   std::vector<float> buffer_;
 
   Manifest manifest_;
@@ -63,7 +83,15 @@ class CheckpointSaver {
   std::filesystem::path written_;
   double began_ = 0.0;
   double held_ = 0.0;
+  double waited_ = 0.0;  ///< by updates, in all saves before this one
   double seconds_ = 0.0;
+  Plan plan_;          ///< under which the save under way began
+  double disk_ = 0.0;  ///< bytes a second at which the last save went on; 0: not known
+  double measured_disk_ = 0.0;
+  Pace alone_;   ///< steps since the last save
+  Pace beside_;  ///< steps that the save under way has had an effect on
+  bool affects_step_ = false;
+  std::optional<SaveSlowdown> predicted_;
   std::uint64_t total_bytes_ = 0;
   std::exception_ptr failure_;
   std::atomic<std::uint64_t> bytes_{0};

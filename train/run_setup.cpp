@@ -51,6 +51,7 @@ HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose&
     const std::size_t width = run.options.state != StateFormat::fp32 ? 4 : p->options.trainable ? 0 : 2;
     rows.conversion = std::max(rows.conversion, std::min(static_cast<std::size_t>(p->count), piece) * width);
   }
+  // A parameter at a time is loaded; what is saved passes in pieces, later, and takes no more.
   if (purpose.saves) rows.checkpoint = largest * sizeof(float);
   if (purpose.saves && way_of_file(StateCopy::bytes(run.layout)) == FileWay::direct) rows.writer = large_file_buffers;
   return rows;
@@ -150,8 +151,8 @@ void book(RunSetup& run, const HostRows& rows) {
   run.memory.add("checkpoint writer", "save", Place::pageable, rows.writer);
 }
 
-/// A copy of the state, so that training goes on while it is written, where there is room for it.
-void book_background_save(RunSetup& run, std::size_t host_ceiling) {
+/// A copy of the state, so that no update waits while it is written, where there is room for it.
+void book_copy(RunSetup& run, std::size_t host_ceiling) {
   const std::size_t copy = StateCopy::bytes(run.layout);
   const std::size_t available = read_topology().available_memory_bytes;
   // What is free without a ceiling, less a margin for everybody else.
@@ -161,7 +162,15 @@ void book_background_save(RunSetup& run, std::size_t host_ceiling) {
   with_copy.add("checkpoint copy", "run", Place::pageable, copy);
   if (with_copy.host_bytes() > room) return;
   run.memory = std::move(with_copy);
-  run.background_save = true;
+  run.copies_state = true;
+}
+
+void book_saving(RunSetup& run, const TrainConfig& config) {
+  run.saves_every = config.checkpoint_every;
+  book_copy(run, config.host_memory);
+  if (run.copies_state || !run.prediction) return;
+  const RunPrediction& known = *run.prediction;
+  run.save_slowdown = predict_saving(run.layout, run.plan, known.profile, known.compute);
 }
 
 }  // namespace
@@ -251,7 +260,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
     book_room_for_change(run.plan, run.layout, run.options, profile_of(*run.device));
   }
   book(run, rows);
-  if (purpose.saves && config.checkpoint_every > 0) book_background_save(run, config.host_memory);
+  if (purpose.saves && config.checkpoint_every > 0) book_saving(run, config);
   return run;
 }
 
@@ -260,6 +269,16 @@ std::string RunSetup::compute_key() const {
   const bool rounds = plan.state == StateFormat::bf16_moments;
   return fmt::format("tandem {}; {}; compute {}{}", version, device->info().compute_key,
                      name_of(model->shape().compute), rounds ? "; state bf16-moments" : "");
+}
+
+std::string RunSetup::saving() const {
+  if (saves_every == 0) return {};
+  const std::string way =
+      copies_state    ? "from a copy of the state, taken while training stands still"
+      : save_slowdown ? "updates wait until their state is read, predicted " + save_slowdown->text()
+      : prediction    ? "updates wait until their state is read (how long is not predicted: the profile has no disk)"
+                      : "updates wait until their state is read (how long is not predicted: run `tandem calibrate`)";
+  return fmt::format("saving every {} steps: {}\n", saves_every, way);
 }
 
 std::string RunSetup::table() const {

@@ -13,6 +13,7 @@
 #include "scheduler/auto.hpp"
 #include "scheduler/plan.hpp"
 #include "train/config.hpp"
+#include "train/save_prediction.hpp"
 
 namespace tandem {
 
@@ -34,7 +35,10 @@ struct RunSetup {
   MemoryPlan memory;                        ///< of the whole process: engine, model, program
   std::size_t activation_bytes = 0;         ///< of the model, on the device
   std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
-  bool background_save = false;             ///< memory for a copy of the state is booked
+
+  std::int64_t saves_every = 0;               ///< steps; 0: at the end alone
+  bool copies_state = false;                  ///< to save: memory for a copy of the state is booked
+  std::optional<SaveSlowdown> save_slowdown;  ///< predicted, where there is no copy
 
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const noexcept { return memory.host_bytes(); }
@@ -42,12 +46,14 @@ struct RunSetup {
   std::string compute_key() const;
   /// The memory table of USAGE.
   std::string table() const;
+  /// A line about how a run saves while it trains, "" where it does not.
+  std::string saving() const;
 };
 
 /// What the run is for; decides what is booked.
 struct RunPurpose {
   bool training = true;
-  bool saves = false;    ///< a buffer for the largest parameter
+  bool saves = false;    ///< a buffer for state on its way from and to checkpoints, or a copy of all of it
   bool predicts = true;  ///< false: where it is enough to know what fits
   /// What to plan and predict by; null: the calibration of this machine, where there is one. Without, `auto` is what
   /// has most on the device.

@@ -142,10 +142,10 @@ void Trainer::resolve() {
 
 std::string Trainer::plan_text() const {
   const std::size_t host = read_topology().memory_bytes;
-  return fmt::format("tandem {} | {}, {} parameters | {}, ceiling {} | host {}\n{}", version, setup_.model_config.name,
-                     format_count(setup_.layout.parameter_count()), setup_.device->info().name,
-                     format_bytes(setup_.plan.device_memory), host == 0 ? "unknown" : format_bytes(host),
-                     setup_.table());
+  return fmt::format("tandem {} | {}, {} parameters | {}, ceiling {} | host {}\n{}{}", version,
+                     setup_.model_config.name, format_count(setup_.layout.parameter_count()),
+                     setup_.device->info().name, format_bytes(setup_.plan.device_memory),
+                     host == 0 ? "unknown" : format_bytes(host), setup_.table(), setup_.saving());
 }
 
 int Trainer::run() {
@@ -162,13 +162,18 @@ int Trainer::run() {
   if (config_.out.empty()) spdlog::warn("no --out: nothing of this run is saved");
   const StopSignal signals;
   start();
-  while (step_ < config_.steps && StopSignal::received() == 0) {
-    train_step();
-    look_after_saving();
+  try {
+    while (step_ < config_.steps && StopSignal::received() == 0) {
+      train_step();
+      look_after_saving();
+    }
+    const int signal = step_ < config_.steps ? StopSignal::received() : 0;
+    finish(signal != 0);
+    return signal;
+  } catch (const StalledError& error) {
+    spdlog::warn("{}", error.what());  // now: what has stalled, a disk perhaps, may hold up the end of the run too
+    throw;
   }
-  const int signal = step_ < config_.steps ? StopSignal::received() : 0;
-  finish(signal != 0);
-  return signal;
 }
 
 void Trainer::start() {
@@ -186,9 +191,10 @@ void Trainer::start() {
     saver_ = std::make_unique<CheckpointSaver>(loaded_->engine(),
                                                SaverOptions{.root = directory_->checkpoints(),
                                                             .keep = config_.keep,
-                                                            .background = setup_.background_save,
+                                                            .copies = setup_.copies_state,
                                                             .on_failure = config_.on_save_failure,
-                                                            .beside = source_.beside},
+                                                            .beside = source_.beside,
+                                                            .predict = predictor()},
                                                [this](const std::string& text) { progress_->line(text); });
     if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
   }
@@ -198,6 +204,14 @@ void Trainer::start() {
                                              p.compute, setup_.plan, p.choice.simulation);
   }
   load_weights();
+}
+
+/// Empty where the machine is not calibrated.
+std::function<std::optional<SaveSlowdown>(const Plan&, double)> Trainer::predictor() const {
+  if (!setup_.prediction) return {};
+  return [&layout = setup_.layout, &known = *setup_.prediction](const Plan& plan, double disk) {
+    return predict_saving(layout, plan, known.profile, known.compute, disk);
+  };
 }
 
 void Trainer::load_weights() {
@@ -322,6 +336,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
   if (trace_) trace_->span("steps", fmt::format("step {}", step_), begin, begin + metrics.step_seconds);
   counters_seen_ = loaded_->engine().counters();  // an evaluation's fetches are no step's
   sample_process_memory();
+  if (saver_) saver_->note_step(metrics.step_seconds);
   progress_->step(metrics, saver_ ? saver_->progress() : std::nullopt);
   if (directory_) directory_->append(metrics);
   publish(metrics);

@@ -2,6 +2,7 @@
 // The training loop.
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -68,6 +69,7 @@ class Trainer {
   void watch_nonfinite(const StepReport& report);
   void evaluate();
   void save(bool best = false);
+  std::function<std::optional<SaveSlowdown>(const Plan&, double)> predictor() const;
   void look_after_saving();
   void save_if_best();
   void keep_to_the_prediction(const EngineCounters& counters);

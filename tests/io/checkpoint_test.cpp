@@ -38,11 +38,8 @@ class CheckpointFiles : public testing::Test {
   static float value(std::size_t index, StatePart part, std::size_t i) {
     return static_cast<float>(index * 1000 + static_cast<std::size_t>(part) * 100) + static_cast<float>(i) * 0.25F;
   }
-  static void fill(std::size_t index, StatePart part, std::span<float> values) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(index, part, i);
-  }
-  static std::span<const float> reader(std::size_t index, StatePart part, std::span<float> values) {
-    fill(index, part, values);
+  static std::span<const float> reader(std::size_t index, StatePart part, std::int64_t first, std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(index, part, static_cast<std::size_t>(first) + i);
     return values;
   }
   fs::path save(std::int64_t step) {
@@ -133,14 +130,34 @@ TEST_F(CheckpointFiles, AFailedSaveLeavesNothingAndTheOldOneWhole) {
   const fs::path old = save(5);
   Manifest m = manifest(5);
   std::vector<float> buffer(1100000);
-  const StateReader failing = [](std::size_t index, StatePart part, std::span<float> values) {
+  const StateReader failing = [](std::size_t index, StatePart part, std::int64_t first, std::span<float> values) {
     if (index == 2) throw DeviceError("planted");
-    return reader(index, part, values);
+    return reader(index, part, first, values);
   };
   const CheckpointContent content{.manifest = &m, .read = failing, .buffer = buffer};
   EXPECT_THROW(write_checkpoint(root_, content), DeviceError);
   EXPECT_EQ(std::distance(fs::directory_iterator(root_), fs::directory_iterator()), 1);
   EXPECT_EQ(refusal(old), "accepted");
+}
+
+// The smaller the buffer, the smaller the pieces in which state passes: the files and what they say do not change.
+TEST_F(CheckpointFiles, TheSizeOfTheBufferDoesNotShow) {
+  const auto bytes_of = [](const fs::path& directory) {
+    std::string bytes;
+    for (const char* name : {"state.safetensors", "manifest.json"}) {
+      std::ifstream file(directory / name, std::ios::binary);
+      bytes.append(std::istreambuf_iterator<char>(file), {});
+    }
+    return bytes;
+  };
+  const std::string whole = bytes_of(save(1));
+  for (const std::size_t size : {std::size_t{1000}, std::size_t{1} << 20, std::size_t{1099999}}) {
+    Manifest m = manifest(1);
+    std::vector<float> buffer(size);
+    EXPECT_TRUE(bytes_of(write_checkpoint(root_, {.manifest = &m, .read = reader, .buffer = buffer})) == whole) << size;
+  }
+  Manifest m = manifest(1);
+  EXPECT_THROW(write_checkpoint(root_, {.manifest = &m, .read = reader}), MisuseError);  // no room for a single value
 }
 
 TEST_F(CheckpointFiles, NeverRemovesTheLastGoodOne) {

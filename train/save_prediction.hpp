@@ -1,0 +1,27 @@
+#pragma once
+// What a save beside training costs, before it happens.
+#include <optional>
+#include <span>
+#include <string>
+
+#include "core/parameter_layout.hpp"
+#include "scheduler/cost_model.hpp"
+#include "scheduler/plan.hpp"
+#include "scheduler/profile.hpp"
+
+namespace tandem {
+
+/// So many steps take that many times as long as others.
+struct SaveSlowdown {
+  double factor = 1.0;
+  int steps = 0;
+  /// "step 1.31 x for 2 steps".
+  std::string text() const;
+};
+
+/// Simulates the steps from the beginning of a save until all state has been read. `disk`: bytes a second, 0: as the
+/// profile has it. None where nobody knows the disk.
+std::optional<SaveSlowdown> predict_saving(const ParameterLayout& layout, const Plan& plan, MachineProfile profile,
+                                           std::span<const LayerSeconds> compute, double disk = 0.0);
+
+}  // namespace tandem
