@@ -1,12 +1,14 @@
 #include "api/calibrate.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <thread>
 #include <vector>
@@ -18,6 +20,7 @@
 #include "core/version.hpp"
 #include "cpu_ops/parallel.hpp"
 #include "cpu_ops/update_kernels.hpp"
+#include "io/atomic_file.hpp"
 
 namespace tandem {
 namespace {
@@ -61,6 +64,7 @@ class Calibration {
     measure_link();
     measure_host();
     measure_device();
+    measure_disk();
     return profile_;
   }
 
@@ -92,6 +96,7 @@ class Calibration {
   void measure_threads(int threads);
   void measure_device();
   void measure_products();
+  void measure_disk();
   Figure update_rate(std::string_view what, UpdateKernels& kernels);
   Figure update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
   AdamPiece host_piece();
@@ -327,6 +332,37 @@ void Calibration::measure_products() {
     ops.attention(heads_of(x), heads_of(x), heads_of(x), TensorView{y.data, type, {1, n, width}}, lse, shape, up_);
     device_.synchronize(up_);
   });
+}
+
+double thread_cpu_seconds() {
+  std::timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+/// As a checkpoint is written: hashed on its way, flushed at its end.
+void Calibration::measure_disk() {
+  if (options_.disk_folder.empty()) return;
+  if (options_.progress) options_.progress("disk");
+  constexpr std::size_t file_bytes = std::size_t{64} << 20;
+  const std::size_t bytes = std::min(bytes_, file_bytes);
+  create_directories_or_throw(options_.disk_folder);
+  const std::filesystem::path file = options_.disk_folder / fmt::format(".calibration-{}", ::getpid());
+  const Unfinished guard(file);
+  std::vector<double> rates;
+  std::vector<double> cores;
+  while (static_cast<int>(rates.size()) < fewest_samples) {
+    const double began = trace_now();
+    const double cpu = thread_cpu_seconds();
+    FileWriter writer(file);
+    writer.write(on_host_.data(), bytes);
+    writer.finish();
+    const double seconds = std::max(1e-9, trace_now() - began);
+    rates.push_back(static_cast<double>(bytes) / seconds);
+    cores.push_back(std::min(1.0, (thread_cpu_seconds() - cpu) / seconds));
+  }
+  profile_.disk = median_of(std::move(rates));
+  profile_.disk_cores = median_of(std::move(cores));
 }
 
 }  // namespace

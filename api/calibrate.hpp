@@ -12,11 +12,13 @@ namespace tandem {
 struct CalibrationOptions {
   double seconds_per_figure = 0.4;                      ///< what is spent on each of about 25 figures
   std::function<void(std::string_view what)> progress;  ///< told before each figure; may be empty
+  std::filesystem::path disk_folder{};                  ///< whose disk is measured; empty: none is
 };
 
 /// Blocks for some 10 to 20 seconds at the default. Takes up to a quarter of the device's capacity and of the
-/// available host memory, at most 256 MiB each; gives all of it back. Nothing else should run meanwhile: spreads
-/// tell. Throws DeviceError, PlanError where the device has less than 8 MiB.
+/// available host memory, at most 256 MiB each; gives all of it back. Writes 192 MiB into the disk's folder, which it
+/// makes, in a file that it removes. Nothing else should run meanwhile: spreads tell. Throws DeviceError, PlanError
+/// where the device has less than 8 MiB, WriteError.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
 
 /// Name and version of this machine and device, without figures: what a cached profile is compared with.

@@ -83,9 +83,10 @@ int run_calibrate(const CalibrateFlags& flags) {
     }
     CalibrationOptions options;
     options.progress = [](std::string_view what) { std::fputs(fmt::format("measuring {}\n", what).c_str(), stderr); };
-    MachineProfile profile = calibrate(*device, options);
     if (!flags.out.empty()) file = flags.out;
     if (file.empty()) throw UsageError("calibrate", "there is no home to keep the profile in", "give --out FILE");
+    options.disk_folder = file.has_parent_path() ? file.parent_path() : ".";
+    const MachineProfile profile = calibrate(*device, options);
     cache_profile(profile, file);
   }
   const MachineProfile profile = read_profile(file);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "api/state_io.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/what_if.hpp"
@@ -37,6 +38,7 @@ struct Planned {
   Plan plan;
   MemoryPlan memory;
   std::string table;
+  Saving saving;
   std::optional<Simulation> predicted;
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
@@ -69,6 +71,16 @@ Json json_of(const Simulation& s, double targets) {
           {"bound_by", name_of(s.bound_by())}};
 }
 
+Json json_of(const Saving& saving) {
+  if (saving.every == 0) return nullptr;
+  Json json{{"every", saving.every}, {"copies_state", saving.copies}, {"step_factor", nullptr}, {"steps", nullptr}};
+  if (saving.slowdown) {
+    json["step_factor"] = saving.slowdown->factor;
+    json["steps"] = saving.slowdown->steps;
+  }
+  return json;
+}
+
 std::string advice_of(const Planned& planned) {
   if (planned.upgrades.empty() || !planned.predicted) return {};
   const Upgrade& best = planned.upgrades.front();
@@ -86,6 +98,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"shares", shares_of(planned.plan.shares())},
             {"predicted", nullptr},
             {"bound_by", nullptr},
+            {"saving", json_of(planned.saving)},
             {"advice", advice_of(planned)}};
   if (planned.predicted) {
     json["predicted"] = json_of(*planned.predicted, planned.targets);
@@ -104,9 +117,9 @@ Json json_of(const Planned& planned, const std::string& fitted) {
 }
 
 Json json_of(const PlanError& error) {
-  return {{"fits", false},         {"device_bytes", nullptr}, {"host_bytes", nullptr}, {"entries", Json::array()},
-          {"policy", nullptr},     {"shares", nullptr},       {"predicted", nullptr},  {"bound_by", nullptr},
-          {"advice", error.what()}};
+  return {{"fits", false},     {"device_bytes", nullptr}, {"host_bytes", nullptr}, {"entries", Json::array()},
+          {"policy", nullptr}, {"shares", nullptr},       {"predicted", nullptr},  {"bound_by", nullptr},
+          {"saving", nullptr}, {"advice", error.what()}};
 }
 
 std::string time_table(const Planned& planned) {
@@ -159,6 +172,13 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.table = what.choice.plan.table();
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
+  if (config.checkpoint_every > 0) {
+    const std::size_t room = config.host_memory > 0 ? config.host_memory : what.facts.host_available;
+    const bool copies = planned.memory.host_bytes() + StateCopy::bytes(what.layout) <= room;
+    if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, StateCopy::bytes(what.layout));
+    planned.saving = {config.checkpoint_every, copies, {}};
+    if (!copies) planned.saving.slowdown = predict_saving(what.layout, planned.plan, profile, what.compute);
+  }
   planned.candidates = std::move(what.choice.candidates);
   planned.closed_form_cpu_share = what.choice.closed_form_cpu_share;
   if (flags.explain) planned.upgrades = upgrades(what.layout, what.options, what.facts, profile, what.compute);
@@ -172,6 +192,7 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   planned.plan = run.plan;
   planned.memory = run.memory;
   planned.table = run.table();
+  planned.saving = run.saving;
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
     if (flags.explain)
@@ -275,6 +296,7 @@ int plan(const PlanFlags& flags) {
     std::string text = fmt::format("{}, {} parameters, sequences of {}, micro-batch {}\n{}", planned.model,
                                    format_count(planned.parameters), config.seq_len, config.micro_batch, planned.table);
     if (!fitted.empty()) text = fmt::format("the largest that fits: {}\n", fitted) + text;
+    text += planned.saving.text();
     if (planned.predicted) {
       text += time_table(planned);
       if (flags.explain) text += explanation(planned);

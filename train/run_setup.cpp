@@ -162,15 +162,15 @@ void book_copy(RunSetup& run, std::size_t host_ceiling) {
   with_copy.add("checkpoint copy", "run", Place::pageable, copy);
   if (with_copy.host_bytes() > room) return;
   run.memory = std::move(with_copy);
-  run.copies_state = true;
+  run.saving.copies = true;
 }
 
 void book_saving(RunSetup& run, const TrainConfig& config) {
-  run.saves_every = config.checkpoint_every;
+  run.saving.every = config.checkpoint_every;
   book_copy(run, config.host_memory);
-  if (run.copies_state || !run.prediction) return;
+  if (run.saving.copies || !run.prediction) return;
   const RunPrediction& known = *run.prediction;
-  run.save_slowdown = predict_saving(run.layout, run.plan, known.profile, known.compute);
+  run.saving.slowdown = predict_saving(run.layout, run.plan, known.profile, known.compute);
 }
 
 }  // namespace
@@ -269,16 +269,6 @@ std::string RunSetup::compute_key() const {
   const bool rounds = plan.state == StateFormat::bf16_moments;
   return fmt::format("tandem {}; {}; compute {}{}", version, device->info().compute_key,
                      name_of(model->shape().compute), rounds ? "; state bf16-moments" : "");
-}
-
-std::string RunSetup::saving() const {
-  if (saves_every == 0) return {};
-  const std::string way =
-      copies_state    ? "from a copy of the state, taken while training stands still"
-      : save_slowdown ? "updates wait until their state is read, predicted " + save_slowdown->text()
-      : prediction    ? "updates wait until their state is read (how long is not predicted: the profile has no disk)"
-                      : "updates wait until their state is read (how long is not predicted: run `tandem calibrate`)";
-  return fmt::format("saving every {} steps: {}\n", saves_every, way);
 }
 
 std::string RunSetup::table() const {

@@ -35,10 +35,7 @@ struct RunSetup {
   MemoryPlan memory;                        ///< of the whole process: engine, model, program
   std::size_t activation_bytes = 0;         ///< of the model, on the device
   std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
-
-  std::int64_t saves_every = 0;               ///< steps; 0: at the end alone
-  bool copies_state = false;                  ///< to save: memory for a copy of the state is booked
-  std::optional<SaveSlowdown> save_slowdown;  ///< predicted, where there is no copy
+  Saving saving;                            ///< memory for it is booked
 
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const noexcept { return memory.host_bytes(); }
@@ -46,8 +43,6 @@ struct RunSetup {
   std::string compute_key() const;
   /// The memory table of USAGE.
   std::string table() const;
-  /// A line about how a run saves while it trains, "" where it does not.
-  std::string saving() const;
 };
 
 /// What the run is for; decides what is booked.

@@ -10,6 +10,14 @@ std::string SaveSlowdown::text() const {
   return fmt::format("step {:.2f} x for {} step{}", factor, steps, steps == 1 ? "" : "s");
 }
 
+std::string Saving::text() const {
+  if (every == 0) return {};
+  std::string way = "from a copy of the state, which training stands still for";
+  if (!copies) way = "beside training: an update waits until its state is read";
+  if (slowdown) way += ", predicted " + slowdown->text();
+  return fmt::format("saving every {} step{}, {}\n", every, every == 1 ? "" : "s", way);
+}
+
 std::optional<SaveSlowdown> predict_saving(const ParameterLayout& layout, const Plan& plan, MachineProfile profile,
                                            std::span<const LayerSeconds> compute, double disk) {
   if (disk > 0.0) profile.disk.value = disk;

@@ -1,5 +1,6 @@
 #pragma once
-// What a save beside training costs, before it happens.
+// How a run saves while it trains, and what that costs, before it happens.
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -16,6 +17,15 @@ struct SaveSlowdown {
   double factor = 1.0;
   int steps = 0;
   /// "step 1.31 x for 2 steps".
+  std::string text() const;
+};
+
+/// How a run saves while it trains.
+struct Saving {
+  std::int64_t every = 0;                  ///< steps; 0: at the end alone
+  bool copies = false;                     ///< from a copy of the state; else out of the engine, for which updates wait
+  std::optional<SaveSlowdown> slowdown{};  ///< predicted, where updates wait and disk and machine are known
+  /// A line for people, "" where it saves at the end alone.
   std::string text() const;
 };
 

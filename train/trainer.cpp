@@ -145,7 +145,7 @@ std::string Trainer::plan_text() const {
   return fmt::format("tandem {} | {}, {} parameters | {}, ceiling {} | host {}\n{}{}", version,
                      setup_.model_config.name, format_count(setup_.layout.parameter_count()),
                      setup_.device->info().name, format_bytes(setup_.plan.device_memory),
-                     host == 0 ? "unknown" : format_bytes(host), setup_.table(), setup_.saving());
+                     host == 0 ? "unknown" : format_bytes(host), setup_.table(), setup_.saving.text());
 }
 
 int Trainer::run() {
@@ -191,7 +191,7 @@ void Trainer::start() {
     saver_ = std::make_unique<CheckpointSaver>(loaded_->engine(),
                                                SaverOptions{.root = directory_->checkpoints(),
                                                             .keep = config_.keep,
-                                                            .copies = setup_.copies_state,
+                                                            .copies = setup_.saving.copies,
                                                             .on_failure = config_.on_save_failure,
                                                             .beside = source_.beside,
                                                             .predict = predictor()},

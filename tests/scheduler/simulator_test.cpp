@@ -118,6 +118,36 @@ TEST(Simulator, IsAFunctionOfItsInputs) {
   EXPECT_EQ(a.use, b.use);
 }
 
+TEST(Simulator, ASaveBesideTrainingHoldsTheStepsThatItsUpdatesHold) {
+  constexpr int layers = 8;
+  constexpr double forward = 0.02;
+  const ParameterLayout layout = testing::equal_layers(layers, layer_elements);
+  MachineProfile p = ideal();
+  const double update = static_cast<double>(layer_elements) / p.cpu_update.value;
+  for (const char* policy : {"host", "device"}) {
+    const Plan plan = testing::plan_for(layout, policy);
+    const auto with_disk = [&](double bytes_per_second) {
+      p.disk.value = bytes_per_second;
+      return simulate(layout, plan, p, compute_of(layers, forward), {.save = true});
+    };
+    const double alone = simulate(layout, plan, p, compute_of(layers, forward)).step_seconds;
+    // As fast as that it is over before any update could wait.
+    const Simulation fast = with_disk(1e12);
+    EXPECT_EQ(fast.steps, 1);
+    EXPECT_NEAR(fast.step_seconds, alone, 1e-6 * alone);
+    // The updates of the first step wait, and the next forward waits for them, layer by layer. When all is read, the
+    // last layer's update is left, its forward, and backward.
+    const Simulation slow = with_disk(1e9);
+    const double reading = 12.0 * static_cast<double>(layout.state_elements()) / 1e9;
+    const double left = (std::string(policy) == "host" ? update : 0.0) + forward + layers * 2.0 * forward;
+    EXPECT_EQ(slow.steps, 2) << policy;
+    EXPECT_NEAR(2.0 * slow.step_seconds, reading + left, 0.01 * (reading + left)) << policy;
+  }
+  p.disk.value = 0.0;
+  const Plan plan = testing::plan_for(layout, "host");
+  EXPECT_THROW(simulate(layout, plan, p, compute_of(layers, forward), {.save = true}), MisuseError);
+}
+
 TEST(Simulator, MicroBatchesRepeatForwardAndBackward) {
   const ParameterLayout layout = testing::equal_layers(4, layer_elements);
   OffloadOptions options;
