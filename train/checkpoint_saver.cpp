@@ -156,8 +156,8 @@ std::string CheckpointSaver::cost_of_the_save() const {
   if (copy_) return fmt::format("training held for {:.2f} s", held_);
   std::string text = fmt::format("updates waited {:.2f} s", engine_.counters().save_wait_seconds - waited_);
   if (beside_.steps == 0 || alone_.steps == 0) return text;
-  text += ", " + SaveSlowdown{beside_.mean() / alone_.mean(), beside_.steps}.text();
-  if (predicted_) text += ", predicted " + predicted_->text();
+  text += ", step " + SaveSlowdown{beside_.mean() / alone_.mean(), beside_.steps}.text();
+  if (predicted_) text += fmt::format(" (predicted {})", predicted_->text());
   return text;
 }
 

@@ -7,14 +7,14 @@
 namespace tandem {
 
 std::string SaveSlowdown::text() const {
-  return fmt::format("step {:.2f} x for {} step{}", factor, steps, steps == 1 ? "" : "s");
+  return fmt::format("{:.2f} x for {} step{}", factor, steps, steps == 1 ? "" : "s");
 }
 
 std::string Saving::text() const {
   if (every == 0) return {};
   std::string way = "from a copy of the state, which training stands still for";
   if (!copies) way = "beside training: an update waits until its state is read";
-  if (slowdown) way += ", predicted " + slowdown->text();
+  if (!copies) way += slowdown ? ", predicted step " + slowdown->text() : " (not predicted: the disk's rate is unknown)";
   return fmt::format("saving every {} step{}, {}\n", every, every == 1 ? "" : "s", way);
 }
 

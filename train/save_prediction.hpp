@@ -16,7 +16,7 @@ namespace tandem {
 struct SaveSlowdown {
   double factor = 1.0;
   int steps = 0;
-  /// "step 1.31 x for 2 steps".
+  /// "1.31 x for 2 steps".
   std::string text() const;
 };
 

@@ -1,5 +1,5 @@
 """Runs killed with SIGKILL at random moments, half of them while they save: every one resumes, and ends with the
-digest and the losses of the run that nobody disturbed.
+digest and the losses of the run that nobody disturbed. Half of each save from a copy of the state, half beside training.
 
 kill_test.py PROGRAM COUNT SEED
 """
@@ -22,10 +22,29 @@ TEXT = "".join(f"{n} squared is {n * n}; " for n in range(2000))
 POLICIES = ["device", "host", "static:0.5", "interleave:2", "stream"]
 
 
-def command(root, out, policy):
-    return [PROGRAM, "train", "--model", str(root / "config.json"), "--data", str(root / "text.txt"), "--out", str(out),
-            "--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "32", "--steps", str(STEPS),
-            "--lr", "1e-3", "--checkpoint-every", "1", "--policy", policy, "--resume", "--quiet"]
+def shape(root, policy):
+    return ["--model", str(root / "config.json"), "--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len",
+            "32", "--checkpoint-every", "1", "--policy", policy]
+
+
+def plan(root, policy, *more):
+    done = subprocess.run([PROGRAM, "plan", *shape(root, policy), *more, "--json"], capture_output=True, text=True,
+                          timeout=60, check=True)
+    return json.loads(done.stdout)
+
+
+def no_room_for_a_copy(root, policy):
+    """The ceiling under which a run saves beside training."""
+    with_copy = plan(root, policy)
+    copy = next(e["bytes"] for e in with_copy["entries"] if e["name"] == "checkpoint copy")
+    ceiling = ["--host-memory", str(with_copy["host_bytes"] - copy // 2)]
+    assert not plan(root, policy, *ceiling)["saving"]["copies_state"]
+    return ceiling
+
+
+def command(root, out, policy, ceiling=()):
+    return [PROGRAM, "train", *shape(root, policy), *ceiling, "--data", str(root / "text.txt"), "--out", str(out), "--steps",
+            str(STEPS), "--lr", "1e-3", "--resume", "--quiet"]
 
 
 def finish(words):
@@ -64,17 +83,22 @@ def kill_at(words, out, seconds, in_save, chance):
     return saving(out)
 
 
-def one(root, number, straight, seconds):
+def one(root, number, straight, seconds, ceilings):
     chance = random.Random(SEED * 100003 + number)
     out = root / f"run{number}"
     in_save = number % 2 == 1
+    beside = number // 2 % 2 == 1
+
+    def words():
+        policy = chance.choice(POLICIES)
+        return command(root, out, policy, ceilings[policy] if beside else ())
     kills, saves = 0, 0
     for _ in range(chance.choice([1, 1, 2, 3])):
         after = chance.uniform(0.0, 0.5 * seconds if in_save else seconds)
-        during = kill_at(command(root, out, chance.choice(POLICIES)), out, after, in_save, chance)
+        during = kill_at(words(), out, after, in_save, chance)
         kills += during is not None
         saves += during is True
-    finish(command(root, out, chance.choice(POLICIES)))
+    finish(words())
     if result(out) != straight:
         raise AssertionError(f"run {number} of seed {SEED} ended otherwise than the undisturbed one: kept in {out}")
     left = [name for name in os.listdir(out / "checkpoints") if name.startswith(".")]
@@ -93,8 +117,9 @@ def main():
         seconds = time.monotonic() - begin
         straight = result(root / "straight")
         assert len(straight[1]) == STEPS, straight
+        ceilings = {policy: no_room_for_a_copy(root, policy) for policy in POLICIES}
         with concurrent.futures.ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
-            counts = list(pool.map(lambda n: one(root, n, straight, seconds), range(COUNT)))
+            counts = list(pool.map(lambda n: one(root, n, straight, seconds, ceilings), range(COUNT)))
     kills, saves = (sum(column) for column in zip(*counts))
     print(f"{COUNT} runs, {kills} kills, {saves} of them during a save: all resumed to digest {straight[0]}")
     assert kills >= COUNT // 2 and saves >= COUNT // 8, "too few of them struck; the test proves little"

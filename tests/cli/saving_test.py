@@ -36,23 +36,52 @@ class Saving(ProgramTest):
         return subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
                                *map(str, arguments)], capture_output=True, text=True, timeout=300, preexec_fn=limit)
 
-    def test_in_the_background_or_not_the_bytes_are_the_same(self):
-        def plan(*flags):
-            return json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, "--checkpoint-every",
-                                                            "2", *flags, "--json")).stdout)
+    def plan(self, *flags):
+        return json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, "--checkpoint-every", "1",
+                                                        *flags, "--json")).stdout)
+
+    def no_room_for_a_copy(self, *flags):
+        """The ceiling under which there is room for everything but the copy of the state."""
+        ceiling = ["--host-memory", str(self.plan(*flags)["host_bytes"] - (10 << 20))]
+        self.assertFalse(self.plan(*flags, *ceiling)["saving"]["copies_state"])
+        return ceiling
+
+    def test_from_a_copy_or_beside_training_the_bytes_are_the_same(self):
+        self.assertTrue(self.plan()["saving"]["copies_state"])
+        beside = self.no_room_for_a_copy()
         states = []
-        # Room for everything but the copy of the state.
-        tight = ["--host-memory", str(plan()["host_bytes"] - (10 << 20))]
-        for name, ceiling, row in [("background", [], "checkpoint copy"), ("blocking", tight, "checkpoint buffer")]:
+        for name, ceiling, row, said in [("copy", [], "checkpoint copy", ["from a copy", "training held for"]),
+                                         ("beside", beside, "checkpoint buffer", ["beside training", "updates waited"])]:
             out = self.root / name
-            result = self.succeed(self.train("--steps", "4", "--checkpoint-every", "2", *ceiling, "--out", out))
-            self.assertEqual({e["name"] for e in plan(*ceiling)["entries"] if e["name"].startswith("checkpoint")}, {row})
-            self.assertEqual(result.stdout.count("saved "), 2)
-            states.append([(out / "checkpoints" / step / "state.safetensors").read_bytes()
-                           for step in ("step-00000002", "step-00000004")])
+            result = self.succeed(self.train("--steps", "4", "--checkpoint-every", "1", "--keep", "0", *ceiling, "--out",
+                                             out))
+            rows = {e["name"] for e in self.plan(*ceiling)["entries"] if e["name"].startswith("checkpoint")}
+            self.assertEqual(rows, {row})
+            self.assertEqual(result.stdout.count("saved "), 4)
+            for words in said:
+                self.assertIn(words, result.stdout)
+            states.append([(path / "state.safetensors").read_bytes() for path in sorted((out / "checkpoints").iterdir())])
             summary = self.summary(out)
             self.assertLessEqual(summary["peak_host_bytes"], summary["planned_host_bytes"])
+        self.assertEqual(len(states[0]), 4)
         self.assertEqual(states[0], states[1])
+
+    def test_saving_beside_training_changes_no_bit_and_has_a_lane_in_the_trace(self):
+        for i, flags in enumerate([["--policy", "host"], ["--policy", "stream", "--resident-layers", "0"],
+                                   ["--policy", "interleave:2,resident=0.3", "--state", "split"],
+                                   ["--policy", "host", "--state", "bf16-moments", "--clip", "0", "--on-nonfinite", "stop"]]):
+            with self.subTest(flags=flags):
+                digests, reads = set(), []
+                trace = self.root / "trace.json"
+                saving = ["--checkpoint-every", "1", *self.no_room_for_a_copy(*flags)]
+                for name, more in [("each-step", saving), ("once", [])]:
+                    out = self.root / f"{name}{i}"
+                    self.succeed(self.train("--steps", "4", *flags, *more, "--trace", trace, "--out", out))
+                    reads.append(trace.read_text().count("save_state"))
+                    digests.add(self.summary(out)["state_digest"])
+                self.assertEqual(len(digests), 1)
+                self.assertGreater(reads[1], 0)
+                self.assertEqual(reads[0], 4 * reads[1])
 
     def test_host_memory_stays_within_the_plan_in_every_state_format(self):
         # Its largest parameter is most of it: whatever holds one more copy of that shows.
@@ -63,9 +92,9 @@ class Saving(ProgramTest):
         data = self.file("ids.bin", b"".join(i.to_bytes(2, "little") for i in range(0, 60000, 7)))
         arguments = ["--model", model, "--policy", "host", *SMALL]
         plan = json.loads(self.succeed(self.run_program("plan", *arguments, "--checkpoint-every", "1", "--json")).stdout)
-        blocking = ["--checkpoint-every", "1", "--host-memory", str(plan["host_bytes"] - (10 << 20))]
+        beside = ["--checkpoint-every", "1", "--host-memory", str(plan["host_bytes"] - (10 << 20))]
         for i, flags in enumerate([["--state", "split", "--checkpoint-every", "1"], ["--state", "bf16-moments"],
-                                   ["--state", "fp32", *blocking], ["--state", "fp32", "--freeze", "embed_tokens"]]):
+                                   ["--state", "fp32", *beside], ["--state", "fp32", "--freeze", "embed_tokens"]]):
             for steps, resume in [(1, []), (2, ["--resume"])]:
                 with self.subTest(flags=flags, steps=steps):
                     out = self.root / f"run{i}"
@@ -79,21 +108,24 @@ class Saving(ProgramTest):
         self.succeed(self.train("--steps", "2", "--out", out))
         digest = self.summary(out)["state_digest"]
         before = (out / "checkpoints" / "step-00000002" / "state.safetensors").read_bytes()
-        result = self.train_with_limit(1 << 20, "--steps", "6", "--checkpoint-every", "2", "--resume", "--out", out)
-        self.refused(result, 7, "step-00000004")
-        self.assertEqual(self.checkpoints(out), ["step-00000002"])
-        self.assertEqual((out / "checkpoints" / "step-00000002" / "state.safetensors").read_bytes(), before)
-        self.assertEqual(self.succeed(self.run_program("digest", out)).stdout.strip(), digest)
+        for ceiling in [[], self.no_room_for_a_copy()]:
+            result = self.train_with_limit(1 << 20, "--steps", "6", "--checkpoint-every", "2", "--resume", *ceiling, "--out",
+                                           out)
+            self.refused(result, 7, "step-00000004")
+            self.assertEqual(self.checkpoints(out), ["step-00000002"])
+            self.assertEqual((out / "checkpoints" / "step-00000002" / "state.safetensors").read_bytes(), before)
+            self.assertEqual(self.succeed(self.run_program("digest", out)).stdout.strip(), digest)
 
     def test_it_goes_on_where_told_to_but_never_ends_unsaved(self):
         out = self.root / "run"
         self.succeed(self.train("--steps", "2", "--out", out))
-        result = self.train_with_limit(1 << 20, "--steps", "6", "--checkpoint-every", "2", "--resume",
-                                       "--on-save-failure", "continue", "--out", out)
-        self.refused(result, 7, "step-00000006")
-        self.assertIn("checkpoint of step 4 failed, the run goes on", result.stderr)
-        self.assertEqual(len(self.metrics(out)), 6)
-        self.assertEqual(self.checkpoints(out), ["step-00000002"])
+        for ceiling in [[], self.no_room_for_a_copy()]:
+            result = self.train_with_limit(1 << 20, "--steps", "6", "--checkpoint-every", "2", "--resume",
+                                           "--on-save-failure", "continue", *ceiling, "--out", out)
+            self.refused(result, 7, "step-00000006")
+            self.assertIn("checkpoint of step 4 failed, the run goes on", result.stderr)
+            self.assertEqual(len(self.metrics(out)), 6)
+            self.assertEqual(self.checkpoints(out), ["step-00000002"])
         self.succeed(self.run_program("train", "--resume", "--out", out, "--steps", "6"))
         self.assertEqual(self.summary(out)["resumed_from_step"], 2)
 
@@ -161,6 +193,19 @@ class Saving(ProgramTest):
         self.succeed(self.train("--steps", "6", "--out", straight))
         self.assertEqual(digests, {self.summary(straight)["state_digest"]})
         self.assertEqual(losses, {tuple(m["loss"] for m in self.metrics(straight))[3:]})
+
+    def test_another_lossless_state_format_resumes_to_the_same_bits(self):
+        straight = self.root / "straight"
+        self.succeed(self.train("--steps", "6", "--out", straight))
+        losses = [m["loss"] for m in self.metrics(straight)]
+        for before, behind in [("fp32", "split"), ("split", "fp32")]:
+            with self.subTest(before=before, behind=behind):
+                first, second = self.root / f"{before}-first", self.root / f"{behind}-second"
+                self.succeed(self.train("--steps", "3", "--decay-steps", "6", "--state", before, "--out", first))
+                resumed = self.succeed(self.train("--steps", "6", "--state", behind, "--resume", first, "--out", second))
+                self.assertNotIn("compute_key", resumed.stderr)
+                self.assertEqual(self.summary(second)["state_digest"], self.summary(straight)["state_digest"])
+                self.assertEqual([m["loss"] for m in self.metrics(second)], losses[3:])
 
     def test_nothing_is_world_writable(self):
         out = self.root / "run"
