@@ -173,7 +173,8 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {
-    const std::size_t room = config.host_memory > 0 ? config.host_memory : what.facts.host_available;
+    const std::size_t there = what.facts.host_available;
+    const std::size_t room = config.host_memory > 0 ? std::min(config.host_memory, there) : there;
     const bool copies = planned.memory.host_bytes() + StateCopy::bytes(what.layout) <= room;
     if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, StateCopy::bytes(what.layout));
     planned.saving = {config.checkpoint_every, copies, {}};

@@ -25,6 +25,8 @@ class Calibrated(ProgramTest):
         ceiling = ["--device-memory", "18MiB"]
         shown = self.succeed(self.run_program("calibrate", "--show", *SMALL[:6])).stdout
         self.assertIn("matrix products", shown)
+        self.assertRegex(shown, r"disk\.bandwidth +[0-9.]+ [MGT]B/s +files written, hashed and flushed")
+        self.assertEqual([p.name for p in self.profile.parent.iterdir()], [self.profile.name], "calibration left files")
         plan = json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, *ceiling, "--explain",
                                                         "--json")).stdout)
         self.assertLessEqual(PREDICTED, set(plan["predicted"]))
@@ -55,6 +57,19 @@ class Calibrated(ProgramTest):
             digests.add(self.summary(self.root / name)["state_digest"])
         self.assertEqual(len(digests), 1)
 
+        # Where there is no room for a copy of the state, what a save costs is predicted, told, and measured.
+        small = ["--policy", "host", "--checkpoint-every", "4"]
+        room = json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, *small, "--json")).stdout)
+        small += ["--host-memory", str(room["host_bytes"] - (10 << 20))]
+        saving = json.loads(self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, *small,
+                                                          "--json")).stdout)["saving"]
+        self.assertEqual([saving["every"], saving["copies_state"]], [4, False])
+        self.assertGreaterEqual(saving["step_factor"], 1.0)
+        cost = r"[0-9.]+ x for [0-9]+ steps?"
+        result = self.succeed(self.train("--steps", "12", *small, "--out", self.root / "saves"))
+        self.assertRegex(result.stdout, rf"saving every 4 steps, beside training: .* predicted step {cost}\n")
+        self.assertRegex(result.stdout, rf"step-00000004 \(.*, updates waited .* s, step {cost} \(predicted {cost}\)\)\n")
+
         for damage, word in [(self.profile.read_text().replace("driver = '", "driver = 'another "), "stale"),
                              ("no profile", "not used")]:
             self.profile.write_text(damage)
@@ -79,6 +94,25 @@ class OtherMachines(ProgramTest):
                                                    profile, "--explain"))
             self.assertIn("chosen", result.stdout, profile)
             self.succeed(self.run_program("calibrate", "--show", "--profile", profile))
+
+    def test_a_save_is_predicted_where_the_profile_knows_the_disk(self):
+        def planned(disk, *flags, model="llama3.2-1b"):
+            profile = self.file("machine.toml", (PROFILES / "8gb-pcie4.toml").read_text() + disk)
+            return self.run_program("plan", "--model", model, "--seq-len", "512", "--policy", "host",
+                                    "--checkpoint-every", "50", "--profile", profile, *flags)
+        factors = []
+        for rate in (1e8, 1e9, 1e10):
+            disk = f"\n[disk]\nbandwidth = {rate}\n"
+            factors.append(json.loads(self.succeed(planned(disk, "--json")).stdout)["saving"]["step_factor"])
+        self.assertGreater(factors[0], 5 * factors[1])
+        self.assertGreater(factors[1], factors[2])
+        self.assertGreaterEqual(factors[2], 1.0)
+        self.assertIn("predicted step", self.succeed(planned("\n[disk]\nbandwidth = 1e9\n", "--explain")).stdout)
+        self.assertIn("the disk's rate is unknown", self.succeed(planned("")).stdout)
+        copies = json.loads(self.succeed(planned("", "--json", model="gpt2")).stdout)
+        self.assertTrue(copies["saving"]["copies_state"])
+        self.assertIn("checkpoint copy", {e["name"] for e in copies["entries"]})
+        self.refused(planned("\n[disk]\nbandwidth = -1.0\n"), 2, "disk.bandwidth")
 
     def test_the_largest_that_fits_does_and_one_more_does_not(self):
         machine = ["--profile", PROFILES / "8gb-pcie4.toml"]
