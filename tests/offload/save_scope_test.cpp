@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <filesystem>
@@ -123,6 +124,13 @@ class SavingBeside : public ::testing::TestWithParam<Way> {
     o.offload.subgroup_size = GetParam().subgroup_size;
     o.frozen_ends = true;
     o.steps = 6;
+    // What updates write arrives late: a save that did not wait for it would read what was there before.
+    o.device.faults = std::make_shared<HostFaults>();
+    o.device.faults->before_task = [tasks = std::make_shared<std::atomic<int>>(0)](std::string_view stream,
+                                                                                   std::string_view) {
+      const bool late = stream == "device to host" || stream == "device update";
+      if (late && (*tasks)++ % 4 == 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    };
     return o;
   }
 
@@ -245,6 +253,7 @@ TEST(SaveScope, ForwardAndBackwardGoOnAndEachUpdateWaitsForItsOwnState) {
     EXPECT_EQ(values, before[at++]) << p.full_name;
     if (!p.options.trainable || array != StateArray::v) return;
     expected += static_cast<std::uint64_t>(p.count);  // padding apart, its subgroups hold nothing else
+    if (HasFailure()) return;
     wait_until_updated(t, expected);
     EXPECT_EQ(updated(t), expected) << p.full_name;
   });
@@ -270,7 +279,7 @@ TEST(SaveScope, PartsOfAParameterLetGoOfTheirOwnSubgroups) {
     const std::int64_t end = first + count;
     const std::int64_t released = end == table.count ? end : end / 1024 * 1024;
     wait_until_updated(t, before + static_cast<std::uint64_t>(released));
-    EXPECT_EQ(updated(t), before + static_cast<std::uint64_t>(released));
+    ASSERT_EQ(updated(t), before + static_cast<std::uint64_t>(released));
   }
 }
 
@@ -297,14 +306,16 @@ TEST(SaveScope, ThatGoesUnreadLetsUpdatesGo) {
 TEST(SaveScope, FailedReadingReachesTheReaderAndTrainingGoesOn) {
   if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to fail";
   ToyOptions o = toy("device");
-  const std::string expected = testing::train_toy(o).digest;
+  const std::vector<float> expected = testing::train_toy(o).losses;
+  auto armed = std::make_shared<std::atomic<bool>>(false);
   o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->before_task = [armed](std::string_view stream, std::string_view) {
+    if (*armed && stream == "state access") throw DeviceError("injected failure");
+  };
   ToyTrainer t(o);
   ToyResult result;
   t.step(0, result);
-  o.device.faults->before_task = [](std::string_view stream, std::string_view) {
-    if (stream == "state access") throw DeviceError("injected failure");
-  };
+  *armed = true;
   {
     SaveScope scope = t.engine().begin_save();
     t.step(1, result);
@@ -312,8 +323,7 @@ TEST(SaveScope, FailedReadingReachesTheReaderAndTrainingGoesOn) {
   }
   t.step(2, result);
   t.engine().wait();
-  EXPECT_NE(expected, "");
-  EXPECT_EQ(t.engine().step(), 3);
+  EXPECT_EQ(result.losses, expected);
 }
 
 TEST(SaveScope, HearsOfAFailureElsewhere) {

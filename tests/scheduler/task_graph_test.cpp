@@ -44,7 +44,10 @@ TEST(TaskGraph, DeviceLanesWaitForIssueTheCpuForTheEnd) {
                                                 {Lane::caller, Lane::cpu, false},
                                                 {Lane::device_to_host, Lane::cpu, false},
                                                 {Lane::cpu, Lane::host_to_device, false},
-                                                {Lane::cpu, Lane::cpu, false}}) {
+                                                {Lane::cpu, Lane::cpu, false},
+                                                {Lane::device, Lane::disk, false},
+                                                {Lane::device_to_host, Lane::disk, false},
+                                                {Lane::disk, Lane::host_to_device, false}}) {
     TaskGraph graph;
     graph.add(task_of(0, first), {});
     graph.add(task_of(1, second), std::vector<TaskId>{0});
