@@ -354,7 +354,7 @@ void Calibration::measure_disk() {
   while (static_cast<int>(rates.size()) < fewest_samples) {
     const double began = trace_now();
     const double cpu = thread_cpu_seconds();
-    FileWriter writer(file);
+    FileWriter writer(file, system_files(), way_of_file(bytes));
     writer.write(on_host_.data(), bytes);
     writer.finish();
     const double seconds = std::max(1e-9, trace_now() - began);
