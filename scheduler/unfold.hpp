@@ -2,6 +2,7 @@
 // Unfolds a plan into tasks as the caller walks through its layers. Holds which layer lies in which
 // buffer and which task last touched what, so that every hazard becomes a dependency. Pure bookkeeping:
 // no threads, no bytes, no time. The executor and the simulator drive the same code.
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -162,8 +163,14 @@ class Unfolder {
   int steps_until(int layer) const noexcept;
   int take_staging() noexcept;
   int take_state_buffer() noexcept;
+  /// Calls body(begin, end) for each piece of a subgroup.
   template <class Body>
-  void for_pieces(int subgroup, Body body) const;
+  void for_pieces(int subgroup, Body body) const {
+    const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+    for (std::int64_t begin = group.begin; begin < group.end; begin += plan_.piece_elements) {
+      body(begin, std::min(begin + plan_.piece_elements, group.end));
+    }
+  }
 
   enum class Direction : std::uint8_t { none, forward, backward, evaluation };
 

@@ -1,0 +1,141 @@
+// Updates: of subgroups on the CPU, and of pieces of them on the device.
+#include "core/update_kernels.hpp"
+#include "scheduler/unfold.hpp"
+#include "scheduler/unfold_common.hpp"
+
+namespace tandem {
+namespace {
+
+/// Whether a task writes what visits (of a resident layer) or fetches (of the host's copy) read.
+bool overwrites_weights(TaskKind kind, bool resident) noexcept {
+  if (resident) {
+    return kind == TaskKind::push_weights || kind == TaskKind::update_resident || kind == TaskKind::update_streamed;
+  }
+  return kind == TaskKind::update_cpu || kind == TaskKind::store_weights;
+}
+
+}  // namespace
+
+void Unfolder::update(TaskList& out) {
+  if (update_in_backward_) return;
+  for (int l = 0; l < layout_.layer_count(); ++l) update_layer(l, out);
+}
+
+void Unfolder::update_layer(int layer, TaskList& out) {
+  LayerState& state = state_of(layer);
+  if (state.subgroup_count == 0) return;
+  state.weight_writers.clear();
+  for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
+    if (plan_.subgroups[static_cast<std::size_t>(s)].updater == Updater::cpu) {
+      update_on_cpu(s, out);
+    } else {
+      update_on_device(s, out);
+    }
+  }
+  state.visits.clear();  // who reads from now on reads new weights
+  if (state.weight_buffer >= 0) {
+    weight_buffers_[static_cast<std::size_t>(state.weight_buffer)].layer = -1;
+    state.weight_buffer = -1;
+  }
+}
+
+Task& Unfolder::emit_update(TaskList& out, TaskKind kind, Lane lane, const Task& piece) {
+  Task& task = emit_like(out, piece, kind, lane);
+  // Whoever still reads the old weights: visits of residents, fetches of the host's copy.
+  const bool resident = plan_.layers[static_cast<std::size_t>(piece.layer)].resident;
+  if (overwrites_weights(kind, resident)) out.depends_on(state_of(piece.layer).visits);
+  return task;
+}
+
+/// The update of [begin, end) of a subgroup, yet without kind and lane.
+Task Unfolder::update_of(int subgroup, std::int64_t begin, std::int64_t end) const {
+  Task task;
+  task.priority = priority_update;
+  task.step = step_;
+  task.layer = plan_.subgroups[static_cast<std::size_t>(subgroup)].layer;
+  task.subgroup = subgroup;
+  task.begin = begin;
+  task.end = end;
+  return task;
+}
+
+void Unfolder::update_on_cpu(int subgroup, TaskList& out) {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
+  LayerState& layer = state_of(group.layer);
+  const Task whole = update_of(subgroup, group.begin, group.end);
+  const TaskId update = emit_update(out, TaskKind::update_cpu, Lane::cpu, whole).id;
+  out.depends_on(users.gradient_users);
+  out.depends_on(users.state_users);
+  users.gradient_users = {update};
+  if (!plan_.layers[static_cast<std::size_t>(group.layer)].resident) {
+    users.state_users = {update};
+    layer.weight_writers.push_back(update);
+    return;
+  }
+  Task& push = emit_update(out, TaskKind::push_weights, Lane::host_to_device, whole);
+  push.bytes = static_cast<std::uint64_t>(push.count()) * 2;
+  out.depends_on(update);
+  users.state_users = {push.id};  // it reads the host's weights, which the next update rewrites
+  layer.weight_writers.push_back(push.id);
+}
+
+void Unfolder::update_on_device(int subgroup, TaskList& out) {
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
+  before_.assign(users.gradient_users.begin(), users.gradient_users.end());
+  append(before_, users.state_users);
+  users.gradient_users.clear();
+  users.state_users.clear();
+  for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) { update_piece(subgroup, begin, end, out); });
+}
+
+/// Its first task, the load where streamed and the update where resident, waits for `before_`.
+void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out) {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
+  LayerState& layer = state_of(group.layer);
+  const bool streamed = group.tier == Tier::host;
+  const bool weights_resident = plan_.layers[static_cast<std::size_t>(group.layer)].resident;
+  const bool loads_weights = plan_.loads_weights(group);
+  Task piece = update_of(subgroup, begin, end);
+  const auto count = static_cast<std::uint64_t>(piece.count());
+  if (streamed) piece.buffer = take_state_buffer();
+  if (!weights_resident) piece.staging = take_staging();
+  const auto buffer = static_cast<std::size_t>(piece.buffer);
+  const auto staging = static_cast<std::size_t>(piece.staging);
+  TaskId loaded = no_task;
+  if (streamed || loads_weights) {
+    Task& load = emit_update(out, TaskKind::load_state, Lane::host_to_device, piece);
+    if (streamed) load.bytes = count * (state_bytes(plan_.state) + (group.gradient_on_device ? 0 : 2));
+    if (loads_weights) load.bytes += count * 2;
+    loaded = load.id;
+    out.depends_on(before_);
+    if (streamed) out.depends_on(state_buffer_users_[buffer]);
+    if (loads_weights) out.depends_on(staging_users_[staging]);
+  }
+  const TaskKind kind = streamed ? TaskKind::update_streamed : TaskKind::update_resident;
+  const TaskId update = emit_update(out, kind, Lane::device, piece).id;
+  out.depends_on(loaded);
+  if (loaded == no_task) out.depends_on(before_);
+  if (!weights_resident) out.depends_on(staging_users_[staging]);
+  users.gradient_users.push_back(update);
+  if (weights_resident) layer.weight_writers.push_back(update);
+  if (streamed) {
+    Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
+    store.bytes = count * state_bytes(plan_.state);
+    out.depends_on(update);
+    state_buffer_users_[buffer] = store.id;
+    users.state_users.push_back(store.id);
+  }
+  if (!weights_resident) {
+    Task& store = emit_update(out, TaskKind::store_weights, Lane::device_to_host, piece);
+    store.bytes = count * 2;
+    out.depends_on(update);
+    staging_users_[staging] = store.id;
+    layer.weight_writers.push_back(store.id);
+    users.state_users.push_back(store.id);  // split state: the weights are half of the next update's master
+  }
+  if (weights_resident && !streamed) users.state_users.push_back(update);
+}
+
+}  // namespace tandem
