@@ -26,6 +26,8 @@ struct OffloadOptions {
   int resident_layers = -1;        ///< layers whose weights stay on the device; -1: as many as fit
   int prefetch_layers = 0;         ///< weight buffers of each size class, >= 1; 0: two where they fit
   int max_micro_batches = 1;       ///< per step; more than one needs an accumulator
+  int micro_batches_at_once = 1;   ///< that the caller takes through each visit of a layer. 1: forward and backward of
+                                   ///< one before those of the next; as many as a step has: each layer twice a step
   StateFormat state = StateFormat::fp32;
   AdamW adamw;
   std::uint64_t seed = 0;  ///< of stochastic rounding, where the format has any

@@ -42,6 +42,10 @@ Plan::Shares Plan::shares() const noexcept {
   return shares;
 }
 
+bool Plan::streams_weights() const noexcept {
+  return std::any_of(layers.begin(), layers.end(), [](const LayerPlacement& l) { return !l.resident; });
+}
+
 namespace {
 
 struct Knobs {
@@ -56,6 +60,7 @@ void check(const ParameterLayout& layout, const OffloadOptions& options) {
   if (layout.layer_count() == 0) throw MisuseError("the layout has no layers");
   if (options.subgroup_size < 0) throw UsageError("subgroup size is negative");
   if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
+  if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
   if (options.resident_layers > layout.layer_count()) {
     throw UsageError(fmt::format("{} resident layers", options.resident_layers),
                      fmt::format("the model has {}", layout.layer_count()));

@@ -65,6 +65,7 @@ struct Plan {
   int staging_pieces = 0;           ///< device buffers for pieces of bf16 gradient on their way out
   int state_buffers = 0;            ///< device buffers for pieces of streamed state
   int max_micro_batches = 1;
+  int micro_batches_at_once = 1;           ///< that pass through the layers together, as the options say
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it
   std::size_t device_reserved = 0;         ///< the share of context and libraries
@@ -86,6 +87,11 @@ struct Plan {
     std::int64_t resident = 0;
   };
   Shares shares() const noexcept;
+  /// Whether some layer's weights live on the host.
+  bool streams_weights() const noexcept;
+  /// The order of a step's micro-batches in a few words: "by layer: weights cross the link twice a step instead of
+  /// 2 x 8 times".
+  std::string order() const;
   /// The memory table, for people.
   std::string table() const;
   /// JSON object with every field.

@@ -32,6 +32,7 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
     : layout_(layout), options_(options) {
   plan_.policy = options.policy;
   plan_.max_micro_batches = options.max_micro_batches;
+  plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
   plan_.state = options.state;
   plan_.spare_device_memory = align_up(options.spare_device_memory);
   plan_.spare_host_memory = align_up(options.spare_host_memory);
@@ -125,6 +126,7 @@ void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_
   std::vector<int> streamed(plan_.size_classes.size());
   std::vector<int> members(plan_.size_classes.size());
   std::vector<int> lenders(plan_.size_classes.size());  // shared layers stay held while others pass
+  std::vector<int> open(plan_.size_classes.size());     // gradients of shared layers that wait for their own backward
   std::vector<bool> lends(static_cast<std::size_t>(layout_.layer_count()));
   for (const Layer& layer : layout_.layers()) {
     for (const int owner : layer.borrows) lends[static_cast<std::size_t>(owner)] = true;
@@ -134,12 +136,19 @@ void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_
     const auto c = static_cast<std::size_t>(placement.size_class);
     ++members[c];
     if (!placement.resident) ++streamed[c];
-    if (lends[static_cast<std::size_t>(l)]) ++lenders[c];
+    if (!lends[static_cast<std::size_t>(l)]) continue;
+    ++lenders[c];
+    if (layout_.layer(l).state_elements > 0) open[c] += plan_.micro_batches_at_once;
   }
   for (std::size_t c = 0; c < plan_.size_classes.size(); ++c) {
     SizeClass& size = plan_.size_classes[c];
     size.weight_buffers = std::min(streamed[c], prefetch + lenders[c]);
-    size.gradient_buffers = size.gradient_elements == 0 ? 0 : std::min(members[c], gradient_buffers + lenders[c]);
+    if (size.gradient_elements == 0) continue;
+    // A layer alone in its class fills one buffer while another empties only where micro-batches follow each other.
+    const int others = members[c] - lenders[c];
+    const int used =
+        plan_.micro_batches_at_once > 1 && others > 0 ? gradient_buffers : std::min(others, gradient_buffers);
+    size.gradient_buffers = open[c] + used;
   }
 }
 

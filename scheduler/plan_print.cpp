@@ -28,6 +28,22 @@ std::string Plan::table() const {
       fmt::format("policy {}{}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
                   policy.text(), chosen_by_auto ? " (auto)" : "", 100.0 * static_cast<double>(s.cpu) / all,
                   100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
+  if (max_micro_batches > 1) text += fmt::format("micro-batches {}\n", order());
+  return text;
+}
+
+std::string Plan::order() const {
+  const auto times = [&](int at_once) {
+    const int passes = (max_micro_batches + at_once - 1) / at_once;
+    return passes == 1 ? std::string("twice a step") : fmt::format("2 x {} times a step", passes);
+  };
+  std::string text = micro_batches_at_once == 1 ? "by micro-batch"
+                     : micro_batches_at_once == max_micro_batches
+                         ? "by layer"
+                         : fmt::format("by layer, {} at once", micro_batches_at_once);
+  if (!streams_weights()) return text + ": weights stay on the device";
+  text += ": weights cross the link " + times(micro_batches_at_once);
+  if (micro_batches_at_once > 1) text += " instead of " + times(1);
   return text;
 }
 
@@ -42,6 +58,7 @@ std::string Plan::json() const {
   j["staging_pieces"] = staging_pieces;
   j["state_buffers"] = state_buffers;
   j["max_micro_batches"] = max_micro_batches;
+  j["micro_batches_at_once"] = micro_batches_at_once;
   j["device_memory"] = device_memory;
   j["reserved_device_memory"] = reserved_device_memory;
   j["device_reserved"] = device_reserved;

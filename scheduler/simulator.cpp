@@ -23,18 +23,42 @@ struct Action {
   int layer;
 };
 
-/// A step of tandem's models. A layer alone in its layout is both first and last.
-std::vector<Action> walk_of(int layers, int micro_batches) {
+/// Forward and backward of tandem's models with `micro_batches` through each layer at once, behind `walk`. A layer alone
+/// in its layout is both first and last.
+void walk_through(int layers, int micro_batches, std::vector<Action>& walk) {
   using K = Action::Kind;
-  std::vector<Action> walk;
   const auto add = [&](int layer, std::initializer_list<K> kinds) {
     for (const K kind : kinds) walk.push_back({kind, layer});
   };
-  for (int micro = 0; micro < micro_batches; ++micro) {
-    for (int l = 0; l + 1 < layers; ++l) add(l, {K::fetch, K::compute_forward, K::release});
-    add(layers - 1, {K::fetch, K::compute_forward, K::gradients, K::compute_backward, K::release, K::commit});
-    for (int l = layers - 2; l > 0; --l) add(l, {K::fetch, K::gradients, K::compute_backward, K::release, K::commit});
-    if (layers > 1) add(0, {K::gradients, K::compute_backward, K::commit});
+  const auto add_each = [&](int layer, std::initializer_list<K> kinds) {
+    for (int micro = 0; micro < micro_batches; ++micro) {
+      add(layer, kinds);
+      if (micro + 1 < micro_batches) add(layer, {K::commit});
+    }
+  };
+  for (int l = 0; l + 1 < layers; ++l) {
+    add(l, {K::fetch});
+    for (int micro = 0; micro < micro_batches; ++micro) add(l, {K::compute_forward});
+    add(l, {K::release});
+  }
+  add(layers - 1, {K::fetch});
+  add_each(layers - 1, {K::compute_forward, K::gradients, K::compute_backward});
+  add(layers - 1, {K::release, K::commit});
+  for (int l = layers - 2; l > 0; --l) {
+    add(l, {K::fetch});
+    add_each(l, {K::gradients, K::compute_backward});
+    add(l, {K::release, K::commit});
+  }
+  if (layers == 1) return;
+  add_each(0, {K::gradients, K::compute_backward});
+  add(0, {K::commit});
+}
+
+/// A step.
+std::vector<Action> walk_of(int layers, int micro_batches, int at_once) {
+  std::vector<Action> walk;
+  for (int first = 0; first < micro_batches; first += at_once) {
+    walk_through(layers, std::min(at_once, micro_batches - first), walk);
   }
   return walk;
 }
@@ -49,7 +73,7 @@ class Simulator {
         compute_(compute),
         options_(options),
         unfolder_(layout, plan),
-        walk_(walk_of(layout.layer_count(), options.micro_batches)) {}
+        walk_(walk_of(layout.layer_count(), options.micro_batches, plan.micro_batches_at_once)) {}
 
   Simulation run();
 

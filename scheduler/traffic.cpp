@@ -1,5 +1,7 @@
 #include "scheduler/traffic.hpp"
 
+#include <algorithm>
+
 #include "scheduler/unfold.hpp"
 
 namespace tandem {
@@ -9,12 +11,13 @@ class Count {
  public:
   explicit Count(Unfolder& unfolder) : unfolder_(unfolder) {}
 
-  void pass(int layer, bool backward) {
+  /// With the gradients of so many micro-batches.
+  void pass(int layer, int gradients) {
     const Visit visit = unfolder_.visit(layer, tasks_);
     unfolder_.prefetch(tasks_);
-    if (backward) {
-      const GradientVisit gradients = unfolder_.gradients(layer, tasks_);
-      unfolder_.commit(gradients, tasks_);
+    for (int micro = 0; micro < gradients; ++micro) {
+      const GradientVisit filled = unfolder_.gradients(layer, tasks_);
+      unfolder_.commit(filled, tasks_);
     }
     unfolder_.release(visit);
     unfolder_.prefetch(tasks_);
@@ -46,9 +49,10 @@ Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int mic
   for (int step = 0; step < steps; ++step) {
     unfolder.begin_step(micro_batches);
     unfolder.prefetch(count.tasks());
-    for (int micro = 0; micro < micro_batches; ++micro) {
-      for (int l = 0; l < layout.layer_count(); ++l) count.pass(l, false);
-      for (int l = layout.layer_count() - 1; l >= 0; --l) count.pass(l, true);
+    for (int first = 0; first < micro_batches; first += plan.micro_batches_at_once) {
+      const int at_once = std::min(plan.micro_batches_at_once, micro_batches - first);
+      for (int l = 0; l < layout.layer_count(); ++l) count.pass(l, 0);
+      for (int l = layout.layer_count() - 1; l >= 0; --l) count.pass(l, at_once);
     }
     unfolder.update(count.tasks());
     unfolder.end_pass();

@@ -12,8 +12,8 @@ struct Traffic {
   std::uint64_t device_to_host = 0;
 };
 
-/// Totals of `steps` steps from a cold start, each of `micro_batches` forwards in layer order and
-/// backwards in its reverse, none skipped, no evaluation between.
+/// Totals of `steps` steps from a cold start, each of `micro_batches` forwards in layer order and backwards in its
+/// reverse, as many at once as the plan has pass through, none skipped, no evaluation between.
 Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int micro_batches, int steps);
 
 }  // namespace tandem

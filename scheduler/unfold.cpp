@@ -29,10 +29,12 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
   }
   for (int c = 0; c < static_cast<int>(plan.size_classes.size()); ++c) {
     const SizeClass& size = plan.size_classes[static_cast<std::size_t>(c)];
-    Buffer empty;
-    empty.size_class = c;
-    weight_buffers_.insert(weight_buffers_.end(), static_cast<std::size_t>(size.weight_buffers), empty);
-    gradient_buffers_.insert(gradient_buffers_.end(), static_cast<std::size_t>(size.gradient_buffers), empty);
+    WeightBuffer weights;
+    weights.size_class = c;
+    weight_buffers_.insert(weight_buffers_.end(), static_cast<std::size_t>(size.weight_buffers), weights);
+    GradientBuffer gradients;
+    gradients.size_class = c;
+    gradient_buffers_.insert(gradient_buffers_.end(), static_cast<std::size_t>(size.gradient_buffers), gradients);
   }
   staging_users_.resize(static_cast<std::size_t>(plan.staging_pieces), no_task);
   state_buffer_users_.resize(static_cast<std::size_t>(plan.state_buffers), no_task);
@@ -80,21 +82,22 @@ void Unfolder::begin_step(int micro_batches, bool update_in_backward) {
   ++step_;
   update_in_backward_ = update_in_backward;
   norm_tasks_.clear();
+  micro_batches_ = micro_batches;
+  for (GradientBuffer& buffer : gradient_buffers_) {
+    if (buffer.layer < 0) continue;  // else left by an abandoned step
+    append(buffer.users, buffer.commit_tasks);
+    buffer.layer = -1;
+  }
+  for (LayerState& layer : layers_) layer.asked = layer.committed = 0;
+  open_micro_batches(0);
+}
+
+/// As many as pass through the layers at once, or as are left: forward through all layers, then backward.
+void Unfolder::open_micro_batches(int first) {
   direction_ = Direction::forward;
   position_ = -1;
-  micro_ = 0;
-  micro_batches_ = micro_batches;
-  layers_committed_ = 0;
-  for (LayerState& layer : layers_) {
-    if (layer.gradient_buffer >= 0) {  // left by an abandoned step
-      Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(layer.gradient_buffer)];
-      append(buffer.users, layer.commit_tasks);
-      buffer.holders = 0;
-      layer.gradient_buffer = -1;
-    }
-    layer.commits = 0;
-    layer.commit_tasks.clear();
-  }
+  micro_end_ = std::min(first + plan_.micro_batches_at_once, micro_batches_);
+  gradients_left_ = layers_to_commit_ * (micro_end_ - first);
 }
 
 void Unfolder::begin_evaluation() {
@@ -109,7 +112,7 @@ void Unfolder::end_pass() {
 
 void Unfolder::invalidate_weights() {
   if (open_visits_ > 0) throw MisuseError("weights were written while a layer is held");
-  for (Buffer& buffer : weight_buffers_) {
+  for (WeightBuffer& buffer : weight_buffers_) {
     if (buffer.layer >= 0) state_of(buffer.layer).weight_buffer = -1;
     buffer.layer = -1;
   }
@@ -117,8 +120,8 @@ void Unfolder::invalidate_weights() {
 
 void Unfolder::forget_before(TaskId id) {
   const auto prune = [id](std::vector<TaskId>& list) { std::erase_if(list, [id](TaskId t) { return t < id; }); };
-  for (Buffer& buffer : weight_buffers_) prune(buffer.users);
-  for (Buffer& buffer : gradient_buffers_) prune(buffer.users);
+  for (WeightBuffer& buffer : weight_buffers_) prune(buffer.users);
+  for (GradientBuffer& buffer : gradient_buffers_) prune(buffer.users);
   for (LayerState& layer : layers_) {
     prune(layer.visits);
     prune(layer.weight_writers);
@@ -148,7 +151,7 @@ int Unfolder::acquire_weight_buffer(int layer, bool only_idle, TaskList& out) {
   int best = -1;
   int best_distance = -1;
   for (int b = 0; b < weight_buffer_count(); ++b) {
-    const Buffer& buffer = weight_buffers_[static_cast<std::size_t>(b)];
+    const WeightBuffer& buffer = weight_buffers_[static_cast<std::size_t>(b)];
     if (buffer.size_class != size_class || buffer.holders > 0) continue;
     const int distance = buffer.layer < 0 ? std::numeric_limits<int>::max() : distance_to(buffer.layer);
     if (distance > best_distance) {
@@ -167,7 +170,7 @@ int Unfolder::acquire_weight_buffer(int layer, bool only_idle, TaskList& out) {
 }
 
 void Unfolder::load(int layer, int index, TaskList& out) {
-  Buffer& buffer = weight_buffers_[static_cast<std::size_t>(index)];
+  WeightBuffer& buffer = weight_buffers_[static_cast<std::size_t>(index)];
   LayerState& state = state_of(layer);
   if (buffer.layer >= 0) state_of(buffer.layer).weight_buffer = -1;
   Task& fetch = emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);

@@ -48,9 +48,11 @@ struct Visit {
   Places<WeightPlace> weights;
 };
 
-/// ... and of its gradients.
+/// ... and of its gradients in one micro-batch.
 struct GradientVisit {
   TaskId id = no_task;
+  int layer = -1;
+  int micro = 0;
   Places<GradientPlace> gradients;  ///< layers without state are left out
 };
 
@@ -82,7 +84,9 @@ class Unfolder {
   /// Fetches what comes next into buffers that nobody holds.
   void prefetch(TaskList& out);
 
-  /// The caller is about to fill a layer's gradients: emits the commit with which it will end.
+  /// The caller is about to fill a layer's gradients: emits the commit with which it will end. The layer's k-th
+  /// call in a step is of micro-batch k. Throws MisuseError before the layer's last one is committed, and beyond the
+  /// micro-batches that pass through the layers at once.
   GradientVisit gradients(int layer, TaskList& out);
   /// It has: emits, for every layer that is now complete, the way of its gradient.
   void commit(const GradientVisit& visit, TaskList& out);
@@ -115,21 +119,30 @@ class Unfolder {
   std::int64_t gradient_buffer_elements(int buffer) const;
 
  private:
-  struct Buffer {
+  struct WeightBuffer {
     int size_class = 0;
     int layer = -1;   ///< what it holds; -1 nothing valid
     int holders = 0;  ///< visits not yet released
     TaskId filled_by = no_task;
     std::vector<TaskId> users;  ///< to wait for before it is overwritten
   };
+  /// Open while it holds a layer's gradient of one micro-batch, from the first that adds to it to the last. A layer
+  /// that others borrow from may have several open: all of a borrower's micro-batches can come before its own.
+  struct GradientBuffer {
+    int size_class = 0;
+    int layer = -1;  ///< -1: not open
+    int micro = 0;
+    int commits = 0;                   ///< of the layers that add to it
+    std::vector<TaskId> commit_tasks;  ///< theirs
+    std::vector<TaskId> users;         ///< to wait for before it is overwritten
+  };
   struct LayerState {
     int weight_buffer = -1;              ///< that holds valid weights, -1 none
-    int gradient_buffer = -1;            ///< held in the open micro-batch
-    int commits = 0;                     ///< of the layers that contribute, in the open micro-batch
+    int asked = 0;                       ///< micro-batches in which the caller has asked for gradients here
+    int committed = 0;                   ///< ... and committed them
     int contributors = 1;                ///< layers that must commit: itself and its borrowers
     std::vector<int> touched;            ///< layers that a visit needs: itself and those it borrows from
     std::vector<int> touchers;           ///< layers whose visit needs this layer's weights
-    std::vector<TaskId> commit_tasks;    ///< of the open micro-batch
     std::vector<TaskId> weight_writers;  ///< of the place that fetches or visits read
     std::vector<TaskId> visits;          ///< readers since the last update: visits where resident, else fetches
     int first_subgroup = 0;
@@ -145,8 +158,10 @@ class Unfolder {
   Task& emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer);
   int acquire_weight_buffer(int layer, bool only_idle, TaskList& out);
   void load(int layer, int buffer, TaskList& out);
-  int acquire_gradient_buffer(int layer);
-  void send_gradient(int layer, TaskList& out);
+  void require_next_micro_batch(int layer) const;
+  int open_gradient(int layer, int micro) const noexcept;
+  int acquire_gradient_buffer(int layer, int micro);
+  void send_gradient(int buffer, TaskList& out);
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
   void send_piece(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);
@@ -158,7 +173,7 @@ class Unfolder {
   void update_on_cpu(int subgroup, TaskList& out);
   void update_on_device(int subgroup, TaskList& out);
   void update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out);
-  void finish_micro_batch();
+  void open_micro_batches(int first);
   int distance_to(int layer) const noexcept;
   int steps_until(int layer) const noexcept;
   int take_staging() noexcept;
@@ -177,8 +192,8 @@ class Unfolder {
   const ParameterLayout& layout_;
   const Plan& plan_;
   TaskId next_id_;
-  std::vector<Buffer> weight_buffers_;
-  std::vector<Buffer> gradient_buffers_;
+  std::vector<WeightBuffer> weight_buffers_;
+  std::vector<GradientBuffer> gradient_buffers_;
   std::vector<LayerState> layers_;
   std::vector<SubgroupState> subgroups_;
   std::vector<TaskId> staging_users_;       ///< the last one of each piece, no_task at first
@@ -191,10 +206,10 @@ class Unfolder {
   bool update_in_backward_ = false;
   std::vector<TaskId> norm_tasks_;
   TaskId last_save_ = no_task;
-  int micro_ = 0;
   int micro_batches_ = 1;
+  int micro_end_ = 1;  ///< of those that pass through the layers at the moment, the last one's successor
   int layers_to_commit_ = 0;
-  int layers_committed_ = 0;
+  int gradients_left_ = 0;  ///< of these layers in these micro-batches
   int open_visits_ = 0;
   std::vector<TaskId> before_;  ///< what the next tasks depend on, while they are emitted
 };

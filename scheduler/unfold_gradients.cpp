@@ -8,12 +8,21 @@
 
 namespace tandem {
 
-int Unfolder::acquire_gradient_buffer(int layer) {
+/// The buffer that holds it, -1: nobody has added to it yet.
+int Unfolder::open_gradient(int layer, int micro) const noexcept {
+  for (int b = 0; b < gradient_buffer_count(); ++b) {
+    const GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(b)];
+    if (buffer.layer == layer && buffer.micro == micro) return b;
+  }
+  return -1;
+}
+
+int Unfolder::acquire_gradient_buffer(int layer, int micro) {
   const int size_class = plan_.layers[static_cast<std::size_t>(layer)].size_class;
   int best = -1;
   for (int b = 0; b < gradient_buffer_count(); ++b) {
-    const Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(b)];
-    if (buffer.size_class != size_class || buffer.holders > 0) continue;
+    const GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(b)];
+    if (buffer.size_class != size_class || buffer.layer >= 0) continue;
     // The buffer whose last reader was emitted longest ago is the likeliest to be free.
     const auto age = [&](int index) {
       const auto& users = gradient_buffers_[static_cast<std::size_t>(index)].users;
@@ -25,75 +34,83 @@ int Unfolder::acquire_gradient_buffer(int layer) {
     throw MisuseError("no gradient buffer is free for layer " + layout_.layer(layer).name,
                       "every buffer of its size holds gradients that are not committed", "commit in backward order");
   }
-  Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(best)];
-  buffer.holders = 1;
+  GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(best)];
   buffer.layer = layer;
-  state_of(layer).gradient_buffer = best;
+  buffer.micro = micro;
+  buffer.commits = 0;
+  buffer.commit_tasks.clear();
   return best;
+}
+
+/// A layer's micro-batches come one after another, so that their sum has one order.
+void Unfolder::require_next_micro_batch(int layer) const {
+  const LayerState& state = layers_[static_cast<std::size_t>(layer)];
+  const std::string& name = layout_.layer(layer).name;
+  if (state.asked > state.committed) {
+    throw MisuseError("gradients of layer " + name + " of the micro-batch before are not committed");
+  }
+  if (state.asked == micro_end_) {
+    throw MisuseError("gradients of layer " + name + " are already committed in this micro-batch",
+                      plan_.micro_batches_at_once > 1 ? "and in all that pass through the layers at once" : "");
+  }
 }
 
 GradientVisit Unfolder::gradients(int layer, TaskList& out) {
   if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
+  LayerState& state = state_of(layer);
   GradientVisit visit;
+  visit.layer = layer;
+  visit.micro = state.asked;
   before_.clear();
-  for (const int l : state_of(layer).touched) {
+  for (const int l : state.touched) {
     if (layout_.layer(l).state_elements == 0) continue;
-    const LayerState& state = state_of(l);
-    if (state.commits >= state.contributors) {
-      throw MisuseError("gradients of layer " + layout_.layer(l).name + " are already committed in this micro-batch");
-    }
-    const bool fresh = state.gradient_buffer < 0;
-    const int b = fresh ? acquire_gradient_buffer(l) : state.gradient_buffer;
-    if (fresh) append(before_, gradient_buffers_[static_cast<std::size_t>(b)].users);
+    if (visit.gradients.empty()) require_next_micro_batch(layer);
+    const int open = open_gradient(l, visit.micro);
+    const int b = open < 0 ? acquire_gradient_buffer(l, visit.micro) : open;
+    const GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(b)];
+    if (open < 0) append(before_, buffer.users);
     // A second contributor adds to what the first has written.
-    append(before_, state.commit_tasks);
-    visit.gradients.add({l, b, fresh});
+    append(before_, buffer.commit_tasks);
+    visit.gradients.add({l, b, open < 0});
   }
   visit.id = emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
   out.depends_on(before_);
-  if (!visit.gradients.empty()) direction_ = Direction::backward;
+  if (visit.gradients.empty()) return visit;
+  ++state.asked;
+  direction_ = Direction::backward;
   return visit;
 }
 
 void Unfolder::commit(const GradientVisit& visit, TaskList& out) {
-  for (const GradientPlace& place : visit.gradients) {
-    LayerState& state = state_of(place.layer);
-    state.commit_tasks.push_back(visit.id);
-    if (++state.commits == state.contributors) {
-      send_gradient(place.layer, out);
-      ++layers_committed_;
-      if (update_in_backward_ && micro_ == micro_batches_ - 1) update_layer(place.layer, out);
-    }
-  }
   // A layer without state may be committed too, even behind the last one that counts.
-  if (!visit.gradients.empty() && layers_committed_ == layers_to_commit_) finish_micro_batch();
+  if (visit.gradients.empty()) return;
+  ++state_of(visit.layer).committed;
+  for (const GradientPlace& place : visit.gradients) {
+    GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(place.buffer)];
+    buffer.commit_tasks.push_back(visit.id);
+    if (++buffer.commits < state_of(place.layer).contributors) continue;
+    send_gradient(place.buffer, out);
+    --gradients_left_;
+    if (update_in_backward_ && visit.micro == micro_batches_ - 1) update_layer(place.layer, out);
+  }
+  if (gradients_left_ == 0 && micro_end_ < micro_batches_) open_micro_batches(micro_end_);
 }
 
 void Unfolder::abandon(const GradientVisit& visit) {
   for (const GradientPlace& place : visit.gradients) {
-    Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(place.buffer)];
+    GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(place.buffer)];
     buffer.users = {visit.id};
-    append(buffer.users, state_of(place.layer).commit_tasks);
+    append(buffer.users, buffer.commit_tasks);
   }
 }
 
-void Unfolder::finish_micro_batch() {
-  ++micro_;
-  if (micro_ == micro_batches_) return;
-  direction_ = Direction::forward;
-  position_ = -1;
-  layers_committed_ = 0;
-  for (LayerState& layer : layers_) {
-    layer.commits = 0;
-    layer.commit_tasks.clear();
-  }
+bool Unfolder::gradients_complete() const noexcept {
+  return layers_to_commit_ == 0 || (gradients_left_ == 0 && micro_end_ == micro_batches_);
 }
 
-bool Unfolder::gradients_complete() const noexcept { return micro_ == micro_batches_ || layers_to_commit_ == 0; }
-
-void Unfolder::send_gradient(int layer, TaskList& out) {
-  LayerState& state = state_of(layer);
-  Buffer& buffer = gradient_buffers_[static_cast<std::size_t>(state.gradient_buffer)];
+void Unfolder::send_gradient(int index, TaskList& out) {
+  GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(index)];
+  const LayerState& state = state_of(buffer.layer);
   buffer.users.clear();
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
     // Whoever still uses the final gradient of the micro-batch or step before.
@@ -104,13 +121,13 @@ void Unfolder::send_gradient(int layer, TaskList& out) {
       Task piece;
       piece.priority = priority_gradient;
       piece.step = step_;
-      piece.layer = layer;
+      piece.layer = buffer.layer;
       piece.subgroup = s;
       piece.begin = begin;
       piece.end = end;
-      piece.buffer = state.gradient_buffer;
-      piece.first_micro = micro_ == 0;
-      piece.last_micro = micro_ == micro_batches_ - 1;
+      piece.buffer = index;
+      piece.first_micro = buffer.micro == 0;
+      piece.last_micro = buffer.micro == micro_batches_ - 1;
       if (plan_.subgroups[static_cast<std::size_t>(s)].gradient_on_device) {
         keep_piece(piece, out);
       } else {
@@ -118,20 +135,18 @@ void Unfolder::send_gradient(int layer, TaskList& out) {
       }
     });
   }
-  buffer.holders = 0;
   buffer.layer = -1;
-  state.gradient_buffer = -1;
 }
 
 /// By way of staging to the host, where the final gradient is what `before_` uses.
 void Unfolder::send_piece(Task piece, TaskList& out) {
-  const LayerState& layer = state_of(piece.layer);
+  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
   piece.staging = take_staging();
   TaskId& staging_user = staging_users_[static_cast<std::size_t>(piece.staging)];
   const TaskId round = emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
-  out.depends_on(layer.commit_tasks);
+  out.depends_on(from.commit_tasks);
   out.depends_on(staging_user);
-  gradient_buffers_[static_cast<std::size_t>(piece.buffer)].users.push_back(round);
+  from.users.push_back(round);
 
   Task& flush = emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
   flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;
@@ -147,12 +162,12 @@ void Unfolder::send_piece(Task piece, TaskList& out) {
 
 /// Into the final gradient on the device, which `before_` uses.
 void Unfolder::keep_piece(const Task& piece, TaskList& out) {
-  const LayerState& layer = state_of(piece.layer);
+  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
   auto& users = subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users;
   const TaskId keep = emit_like(out, piece, TaskKind::keep_gradient, Lane::device).id;
-  out.depends_on(layer.commit_tasks);
+  out.depends_on(from.commit_tasks);
   out.depends_on(before_);
-  gradient_buffers_[static_cast<std::size_t>(piece.buffer)].users.push_back(keep);
+  from.users.push_back(keep);
   users.push_back(keep);
   if (!piece.last_micro) return;
   Task& fetch = emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);

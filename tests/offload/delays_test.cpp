@@ -69,6 +69,7 @@ void draw_plan(Draw& draw, ToyOptions& o) {
   if (policy != "device") o.offload.resident_layers = draw.below(7) - 1;
   if (draw.one_in(4)) o.offload.state = StateFormat::split;
   o.offload.overlap = !draw.one_in(8);
+  o.at_once = 1 + draw.below(o.micro_batches);
   o.evaluate_between = draw.one_in(4);
 }
 

@@ -1,6 +1,8 @@
 // "The policy changes time, never results": one digest over every way to run the same steps.
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "scheduler/traffic.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
@@ -15,6 +17,19 @@ using testing::train_toy;
 const ToyResult& reference() {
   static const ToyResult result = train_toy(toy("device"));
   return result;
+}
+
+/// Of as many micro-batches, one after another, everything on the device.
+const ToyResult& reference_of(int micro_batches, bool frozen_ends) {
+  static std::map<std::pair<int, bool>, ToyResult> results;
+  const auto [found, first] = results.try_emplace({micro_batches, frozen_ends});
+  if (first) {
+    ToyOptions o = toy("device");
+    o.micro_batches = micro_batches;
+    o.frozen_ends = frozen_ends;
+    found->second = train_toy(o);
+  }
+  return found->second;
 }
 
 void expect_same(const ToyResult& result, const ToyResult& expected) {
@@ -101,7 +116,10 @@ TEST_P(EveryPolicy, GivesTheSameBitsWhereUpdatesRunInBackward) {
       during.micro_batches = micro_batches;
       during.offload.subgroup_size = 2048;
       if (during.offload.policy.kind != Policy::Kind::device) during.offload.resident_layers = resident;
-      expect_same(train_toy(during), train_toy(after));
+      const ToyResult expected = train_toy(after);
+      expect_same(train_toy(during), expected);
+      during.at_once = micro_batches;
+      expect_same(train_toy(during), expected);
     }
   }
 }
@@ -139,6 +157,40 @@ TEST_P(EveryPolicy, GivesTheSameBitsWithThreeMicroBatches) {
   const ToyResult result = train_toy(o);
   expect_same(result, expected);
   EXPECT_NE(result.digest, reference().digest);
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsWhereMicroBatchesPassThroughALayerAtOnce) {
+  const bool fixed = std::string(GetParam()) == "device";
+  for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {3, 3}, {5, 5}, {5, 2}}) {
+    for (const int resident : {0, 1, 6}) {
+      ToyOptions o = toy(GetParam());
+      o.micro_batches = micro_batches;
+      o.at_once = at_once;
+      o.offload.resident_layers = fixed ? -1 : resident;
+      o.offload.subgroup_size = resident == 1 ? 2048 : 0;
+      o.offload.prefetch_layers = 1 + resident % 3;
+      expect_same(train_toy(o), reference_of(micro_batches, false));
+    }
+    ToyOptions o = toy(GetParam());
+    o.micro_batches = micro_batches;
+    o.at_once = at_once;
+    o.frozen_ends = true;
+    o.evaluate_between = true;
+    expect_same(train_toy(o), reference_of(micro_batches, true));
+    o.offload.overlap = false;
+    o.offload.state = StateFormat::split;
+    expect_same(train_toy(o), reference_of(micro_batches, true));
+  }
+}
+
+TEST_P(EveryPolicy, GivesTheSameBitsInBothOrdersWhereNothingIsShared) {
+  ToyOptions o = toy("device");
+  o.tied = false;
+  o.micro_batches = 4;
+  const ToyResult expected = train_toy(o);
+  o.offload.policy = parse_policy(GetParam());
+  o.at_once = 4;
+  expect_same(train_toy(o), expected);
 }
 
 TEST_P(EveryPolicy, SkipsANonFiniteStepWithoutTrace) {
@@ -182,10 +234,14 @@ TEST_P(EveryPolicy, MovesTheBytesThatThePlanSays) {
       ToyOptions o = toy(GetParam());
       o.micro_batches = micro_batches;
       o.offload.resident_layers = std::string(GetParam()) == "device" ? -1 : resident;
-      const ToyResult result = train_toy(o);
-      const Traffic planned = predict_traffic(testing::toy_layout(o), result.plan, micro_batches, o.steps);
-      EXPECT_EQ(result.counters.bytes_host_to_device, planned.host_to_device);
-      EXPECT_EQ(result.counters.bytes_device_to_host, planned.device_to_host);
+      for (int at_once = 1; at_once <= micro_batches; ++at_once) {
+        o.at_once = at_once;
+        const ToyResult result = train_toy(o);
+        const Traffic planned = predict_traffic(testing::toy_layout(o), result.plan, micro_batches, o.steps);
+        EXPECT_EQ(result.counters.bytes_host_to_device, planned.host_to_device);
+        EXPECT_EQ(result.counters.bytes_device_to_host, planned.device_to_host);
+        EXPECT_EQ(result.device_peak, result.plan.memory.device_bytes());
+      }
     }
   }
 }
@@ -207,7 +263,8 @@ TEST_P(EveryPolicy, CountsTheMemoryItMovesAndTheTimeItTakes) {
     }
     const std::uint64_t cpu = 2 * folded + (state == StateFormat::fp32 ? 28 : 26) * updated;
     EXPECT_EQ(c.dram_bytes, c.bytes_host_to_device + c.bytes_device_to_host + 3 * cpu);
-    // Not shorter than the link takes, but for a few whose beginning was not seen, and never longer than there was time.
+    // Not shorter than the link takes, but for a few whose beginning was not seen, and never longer than there was
+    // time.
     constexpr double most = 0.8;
     if (testing::emulates_link()) {
       EXPECT_GE(c.busy.host_to_device, most * static_cast<double>(c.bytes_host_to_device) / link);

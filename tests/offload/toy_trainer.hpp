@@ -1,6 +1,7 @@
 #pragma once
 // A trainer with a forward and backward of its own, small enough to be checked by hand, whose bits depend
 // on every weight of every layer. Used to show that plans change time and never results.
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -20,15 +21,16 @@ struct ToyOptions {
   HostDeviceOptions device;
   MakeToyDevice make_device = make_toy_device;
   int layers = 4;
-  std::int64_t width = 3000;   ///< of the plain layers: padding and odd sizes everywhere
-  bool frozen_ends = false;    ///< a layer without state in front and another behind
-  bool tied = true;            ///< the last layer shares a parameter of the first
+  std::int64_t width = 3000;  ///< of the plain layers: padding and odd sizes everywhere
+  bool frozen_ends = false;   ///< a layer without state in front and another behind
+  bool tied = true;           ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
+  int at_once = 1;  ///< micro-batches that pass through a layer in one visit
   double lr = 1e-2;
   double max_grad_norm = 1.0;
   std::uint64_t seed = 7;
-  int nan_at_step = -1;        ///< a gradient of this step is not a number
+  int nan_at_step = -1;  ///< a gradient of this step is not a number
   bool evaluate_between = false;
   Trace* trace = nullptr;
 };
@@ -36,7 +38,7 @@ struct ToyOptions {
 struct ToyResult {
   std::string digest;
   std::vector<double> norms;
-  std::vector<float> losses;   ///< a sum over weights, seen by each step's forward
+  std::vector<float> losses;  ///< a sum over weights, seen by each micro-batch's forward
   int skipped = 0;
   EngineCounters counters;
   Plan plan;
@@ -52,7 +54,9 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
   layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false});
   for (int i = 0; i < o.layers; ++i) {
     auto layer = layout.add_layer("h." + std::to_string(i));
-    layer.add("w", {o.width}).add("frozen", {5}, {.trainable = false}).add("b", {33}, {.decay = false, .lr_scale = 0.5});
+    layer.add("w", {o.width})
+        .add("frozen", {5}, {.trainable = false})
+        .add("b", {33}, {.decay = false, .lr_scale = 0.5});
   }
   layout.add_layer("last").add("norm", {65}, {.decay = false}).add("table", {7, 901});
   add_frozen("crown");
@@ -74,6 +78,7 @@ class ToyTrainer {
   explicit ToyTrainer(const ToyOptions& o)
       : o_(o), layout_(toy_layout(o)), toy_device_(o.make_device(o.device)), device_(&toy_device_->device()) {
     o_.offload.max_micro_batches = std::max(o_.offload.max_micro_batches, o_.micro_batches);
+    o_.offload.micro_batches_at_once = o_.at_once;
     const PlanningFacts facts{device_->info().capacity, 0};
     plan_ = make_plan(layout_, o_.offload, facts);
     engine_ = std::make_unique<OffloadEngine>(*device_, layout_, o_.offload, plan_, o_.trace);
@@ -100,15 +105,16 @@ class ToyTrainer {
 
   void step(int s, ToyResult& result) {
     engine_->begin_step({.lr = o_.lr, .max_grad_norm = o_.max_grad_norm, .micro_batches = o_.micro_batches});
-    loss_ = 0.0F;
-    for (int micro = 0; micro < o_.micro_batches; ++micro) {
-      for (int l = 0; l < layout_.layer_count(); ++l) forward(l);
-      for (int l = layout_.layer_count() - 1; l >= 0; --l) backward(l, s, micro);
+    losses_.assign(static_cast<std::size_t>(o_.micro_batches), 0.0F);
+    for (int first = 0; first < o_.micro_batches; first += o_.at_once) {
+      const int end = std::min(first + o_.at_once, o_.micro_batches);
+      for (int l = 0; l < layout_.layer_count(); ++l) forward(l, first, end);
+      for (int l = layout_.layer_count() - 1; l >= 0; --l) backward(l, s, first, end);
     }
     const StepReport report = engine_->end_step();
     device_->synchronize(stream_);
     result.norms.push_back(report.gradient_norm);
-    result.losses.push_back(loss_);
+    result.losses.insert(result.losses.end(), losses_.begin(), losses_.end());
     result.skipped += report.skipped ? 1 : 0;
   }
 
@@ -131,9 +137,20 @@ class ToyTrainer {
   const ParameterLayout& layout() const { return layout_; }
   StreamView stream() const { return stream_; }
 
-  void forward(int l) {
+  void forward(int l, int first = 0, int end = 1) {
     const WeightsGuard weights = engine_->fetch(l, stream_);
-    float* out = &loss_;
+    for (int micro = first; micro < end; ++micro) forward_one(l, weights, losses_[static_cast<std::size_t>(micro)]);
+  }
+
+  void backward(int l, int s, int micro) { backward(l, s, micro, micro + 1); }
+  void backward(int l, int s, int first, int end) {
+    const WeightsGuard weights = engine_->fetch(l, stream_);
+    for (int micro = first; micro < end; ++micro) backward_one(l, s, micro, weights);
+  }
+
+ private:
+  void forward_one(int l, const WeightsGuard& weights, float& loss) {
+    float* out = &loss;
     for (const Parameter& p : layout_.layer(l).parameters) {
       const TensorView w = weights[p.name];
       toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out](const bf16* values, float*) {
@@ -147,8 +164,7 @@ class ToyTrainer {
   }
 
   /// d/dw of 0.5 (w - target)^2, a target per micro-batch: depends on the weight's bits.
-  void backward(int l, int s, int micro) {
-    const WeightsGuard weights = engine_->fetch(l, stream_);
+  void backward_one(int l, int s, int micro, const WeightsGuard& weights) {
     GradientsGuard gradients = engine_->gradients(l, stream_);
     for (const Parameter& p : layout_.layer(l).parameters) {
       const TensorView g = gradients[p.name];
@@ -166,14 +182,13 @@ class ToyTrainer {
     gradients.commit(stream_);
   }
 
- private:
   ToyOptions o_;
   ParameterLayout layout_;
   std::unique_ptr<ToyDevice> toy_device_;
   Device* device_;
   Plan plan_;
   std::unique_ptr<OffloadEngine> engine_;
-  float loss_ = 0.0F;  ///< queued work writes it: outlives the stream
+  std::vector<float> losses_{0.0F};  ///< queued work writes them: outlive the stream
   Stream stream_;
 };
 

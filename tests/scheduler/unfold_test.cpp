@@ -23,28 +23,39 @@ ParameterLayout small_layout() {
   return layout;
 }
 
+/// How many micro-batches a step has, and how many of them pass through a layer in one visit.
+struct Order {
+  int micro_batches = 2;
+  int at_once = 1;
+};
+
 struct Unfolded {
   ParameterLayout layout = small_layout();
+  Order order;
   Plan plan;
   TaskList tasks;
+  std::map<TaskId, GradientVisit> commits;  ///< by task
 
   explicit Unfolded(const std::string& policy, int resident = 0, int prefetch = 2,
-                    StateFormat state = StateFormat::fp32) {
+                    StateFormat state = StateFormat::fp32, Order o = {})
+      : order(o) {
     OffloadOptions options;
     options.state = state;
     options.policy = parse_policy(policy);
     options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : resident;
     options.prefetch_layers = prefetch;
-    options.max_micro_batches = 2;
+    options.max_micro_batches = order.micro_batches;
+    options.micro_batches_at_once = order.at_once;
     options.subgroup_size = 100'000;
     plan = make_plan(layout, options, {std::size_t{1} << 34, 0});
   }
 
-  void pass(Unfolder& u, int l, bool backward) {
+  void pass(Unfolder& u, int l, int gradients) {
     const Visit visit = u.visit(l, tasks);
     u.prefetch(tasks);
-    if (backward) {
+    for (int micro = 0; micro < gradients; ++micro) {
       const GradientVisit g = u.gradients(l, tasks);
+      commits[g.id] = g;
       u.commit(g, tasks);
     }
     u.release(visit);
@@ -54,11 +65,12 @@ struct Unfolded {
   void steps(int count, bool saving = false) {
     Unfolder u(layout, plan);
     for (int s = 0; s < count; ++s) {
-      u.begin_step(2);
+      u.begin_step(order.micro_batches);
       u.prefetch(tasks);
-      for (int micro = 0; micro < 2; ++micro) {
-        for (int l = 0; l < layout.layer_count(); ++l) pass(u, l, false);
-        for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, true);
+      for (int first = 0; first < order.micro_batches; first += order.at_once) {
+        const int at_once = std::min(order.at_once, order.micro_batches - first);
+        for (int l = 0; l < layout.layer_count(); ++l) pass(u, l, 0);
+        for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, at_once);
       }
       EXPECT_TRUE(u.gradients_complete());
       u.update(tasks);
@@ -161,6 +173,13 @@ int check_hazards(const Unfolded& run) {
         break;
       }
       case TaskKind::commit:
+        for (const GradientPlace& place : run.commits.at(t.id).gradients) {
+          for (const Subgroup& g : run.plan.subgroups) {
+            for (std::int64_t b = g.begin; g.layer == place.layer && b < g.end; b += run.plan.piece_elements) {
+              check.touch(i, key("gradient buffer", place.buffer, b), true);
+            }
+          }
+        }
         break;
       case TaskKind::fetch_weights:
         check.touch(i, key("weight buffer", t.buffer), true);
@@ -168,9 +187,11 @@ int check_hazards(const Unfolded& run) {
         weights_home(false);
         break;
       case TaskKind::round_gradient:
+        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
         check.touch(i, key("staging", t.staging), true);
         break;
       case TaskKind::keep_gradient:
+        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
         pieces("gradient", true);
         break;
       case TaskKind::flush_gradient:
@@ -254,6 +275,16 @@ TEST_P(Hazards, AreAllDependencies) {
   }
 }
 
+TEST_P(Hazards, AreAllDependenciesWhereMicroBatchesPassThroughALayerAtOnce) {
+  for (const int resident : {0, 2}) {
+    for (const Order order : {Order{1, 1}, Order{2, 2}, Order{5, 5}, Order{5, 2}}) {
+      Unfolded run(GetParam(), resident, 2, StateFormat::fp32, order);
+      run.steps(2);
+      check_hazards(run);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Policies, Hazards,
                          ::testing::Values("device", "host", "static:0.5", "interleave:2", "interleave:2,resident=0.4",
                                            "stream"));
@@ -272,8 +303,9 @@ TEST(Unfold, TheHazardCheckFindsADroppedDependency) {
   run.steps(3, true);
   int found = 0;
   for (const TaskKind victim :
-       {TaskKind::visit, TaskKind::fetch_weights, TaskKind::flush_gradient, TaskKind::load_state, TaskKind::store_state,
-        TaskKind::update_streamed, TaskKind::update_cpu, TaskKind::store_weights, TaskKind::save_state}) {
+       {TaskKind::visit, TaskKind::commit, TaskKind::fetch_weights, TaskKind::round_gradient, TaskKind::flush_gradient,
+        TaskKind::load_state, TaskKind::store_state, TaskKind::update_streamed, TaskKind::update_cpu,
+        TaskKind::store_weights, TaskKind::save_state}) {
     Unfolded broken = run;
     broken.tasks.clear();
     for (std::size_t i = 0; i < run.tasks.size(); ++i) {
@@ -289,7 +321,7 @@ TEST(Unfold, TheHazardCheckFindsADroppedDependency) {
     EXPECT_GT(failures.size(), 0) << name_of(victim);
     found += failures.size() > 0 ? 1 : 0;
   }
-  EXPECT_EQ(found, 9);
+  EXPECT_EQ(found, 11);
 }
 
 TEST(Unfold, ASaveReadsEveryValueOnceInTheOrderOfTheFile) {
@@ -340,14 +372,98 @@ TEST(Unfold, AnUpdateWaitsForTheStateThatItOverwritesAndNoMore) {
   EXPECT_GT(updates, 7);
 }
 
+/// Fetches by layer.
+std::map<int, int> fetches_of(const Unfolded& run) {
+  std::map<int, int> fetches;
+  for (const Task& t : run.tasks) fetches[t.layer] += t.kind == TaskKind::fetch_weights ? 1 : 0;
+  return fetches;
+}
+
 TEST(Unfold, TheLastLayersOfForwardAreNotFetchedTwice) {
   Unfolded run("host", 0, 3);
   run.steps(1);
-  std::map<int, int> fetches;
-  for (const Task& t : run.tasks) fetches[t.layer] += t.kind == TaskKind::fetch_weights ? 1 : 0;
+  std::map<int, int> fetches = fetches_of(run);
   EXPECT_EQ(fetches[5], 2);  // once a micro-batch, not twice
   EXPECT_EQ(fetches[4], 2);
   EXPECT_GT(fetches[2], 2);
+}
+
+// Forward and backward; the last ones of forward are the first of backward.
+TEST(Unfold, OneVisitServesAllMicroBatchesThatPassThroughAtOnce) {
+  for (const int micro_batches : {1, 2, 5}) {
+    Unfolded run("host", 0, 2, StateFormat::fp32, {micro_batches, micro_batches});
+    run.steps(1);
+    for (const auto& [layer, fetches] : fetches_of(run)) EXPECT_LE(fetches, 2) << layer;
+    EXPECT_EQ(fetches_of(run).at(5), 1);
+    EXPECT_EQ(fetches_of(run).at(3), 2);
+  }
+  Unfolded some("host", 0, 2, StateFormat::fp32, {5, 2});
+  some.steps(1);
+  EXPECT_EQ(fetches_of(some).at(3), 2 * 3);
+  Unfolded none("host", 0, 2, StateFormat::fp32, {5, 1});
+  none.steps(1);
+  EXPECT_EQ(fetches_of(none).at(3), 2 * 5);
+}
+
+TEST(Unfold, GradientsAreSummedInTheOrderOfMicroBatchesWhateverTheOrderOfVisits) {
+  for (const Order order : {Order{5, 1}, Order{5, 2}, Order{5, 5}}) {
+    Unfolded run("interleave:2,resident=0.4", 0, 2, StateFormat::fp32, order);
+    run.steps(1);
+    std::map<std::pair<int, std::int64_t>, std::vector<std::size_t>> sums;  // by subgroup and piece
+    for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+      const Task& t = run.tasks[i];
+      if (t.kind != TaskKind::fold_gradient && t.kind != TaskKind::keep_gradient) continue;
+      std::vector<std::size_t>& tasks = sums[{t.subgroup, t.begin}];
+      EXPECT_EQ(t.first_micro, tasks.empty());
+      EXPECT_EQ(t.last_micro, tasks.size() == 4);
+      tasks.push_back(i);
+    }
+    EXPECT_FALSE(sums.empty());
+    for (const auto& [piece, tasks] : sums) EXPECT_EQ(tasks.size(), 5U);
+  }
+}
+
+TEST(Unfold, ATiedLayerHasAGradientBufferForEachMicroBatchAtOnce) {
+  for (const Order order : {Order{5, 1}, Order{5, 2}, Order{5, 5}}) {
+    const Unfolded run("host", 0, 2, StateFormat::fp32, order);
+    const Unfolder u(run.layout, run.plan);
+    int buffers = 0;
+    for (int b = 0; b < u.gradient_buffer_count(); ++b) {
+      buffers += u.gradient_buffer_elements(b) == run.layout.layer(0).state_elements ? 1 : 0;
+    }
+    EXPECT_EQ(buffers, order.at_once);
+  }
+}
+
+TEST(Unfold, GradientsAskedForOutOfTurnAreRefused) {
+  for (const int at_once : {1, 2}) {
+    Unfolded run("host", 0, 2, StateFormat::fp32, {4, at_once});
+    Unfolder u(run.layout, run.plan);
+    u.begin_step(4);
+    const GradientVisit first = u.gradients(3, run.tasks);
+    EXPECT_THROW(u.gradients(3, run.tasks), MisuseError);  // the first is not committed
+    u.commit(first, run.tasks);
+    for (int micro = 1; micro < at_once; ++micro) u.commit(u.gradients(3, run.tasks), run.tasks);
+    EXPECT_THROW(u.gradients(3, run.tasks), MisuseError);  // the other layers have not come so far
+  }
+}
+
+TEST(Unfold, AnAbandonedStepLeavesNoGradientOpen) {
+  Unfolded run("host", 0, 2, StateFormat::fp32, {3, 3});
+  Unfolder u(run.layout, run.plan);
+  for (int attempt = 0; attempt < 4; ++attempt) {
+    u.begin_step(3);
+    for (int micro = 0; micro < 2; ++micro)
+      u.commit(u.gradients(6, run.tasks), run.tasks);  // the head: the embedding's stay open
+    u.abandon(u.gradients(6, run.tasks));
+    u.end_pass();
+  }
+  run.tasks.clear();
+  u.begin_step(3);
+  for (int l = 6; l >= 0; --l) {
+    for (int micro = 0; micro < 3; ++micro) u.commit(u.gradients(l, run.tasks), run.tasks);
+  }
+  EXPECT_TRUE(u.gradients_complete());
 }
 
 TEST(Unfold, AResidentLayerIsNeverFetched) {

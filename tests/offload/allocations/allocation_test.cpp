@@ -21,11 +21,13 @@ struct Shape {
   const char* policy = "host";
   int resident_layers = 0;
   int micro_batches = 1;
+  int at_once = 1;
   bool update_in_backward = false;
   bool overlap = true;
   friend std::ostream& operator<<(std::ostream& out, const Shape& s) {
-    return out << s.policy << ", " << s.resident_layers << " resident, " << s.micro_batches << " micro-batches"
-               << (s.update_in_backward ? ", updates in backward" : "") << (s.overlap ? "" : ", no overlap");
+    return out << s.policy << ", " << s.resident_layers << " resident, " << s.micro_batches << " micro-batches, "
+               << s.at_once << " at once" << (s.update_in_backward ? ", updates in backward" : "")
+               << (s.overlap ? "" : ", no overlap");
   }
 };
 
@@ -45,6 +47,7 @@ class IdleTrainer {
     options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : shape.resident_layers;
     options.prefetch_layers = 2;
     options.max_micro_batches = shape.micro_batches;
+    options.micro_batches_at_once = shape.at_once;
     options.overlap = shape.overlap;
     if (shape.update_in_backward) options.on_nonfinite = OnNonfinite::stop;
     const Plan plan = make_plan(layout_, options, {device_.info().capacity, 0});
@@ -54,11 +57,11 @@ class IdleTrainer {
   void step() {
     engine_->begin_step(
         {.max_grad_norm = shape_.update_in_backward ? 0.0 : 1.0, .micro_batches = shape_.micro_batches});
-    for (int micro = 0; micro < shape_.micro_batches; ++micro) {
+    for (int first = 0; first < shape_.micro_batches; first += shape_.at_once) {
       for (int l = 0; l < layout_.layer_count(); ++l) engine_->fetch(l, stream_);
       for (int l = layout_.layer_count() - 1; l >= 0; --l) {
         const WeightsGuard weights = engine_->fetch(l, stream_);
-        engine_->gradients(l, stream_).commit(stream_);
+        for (int micro = 0; micro < shape_.at_once; ++micro) engine_->gradients(l, stream_).commit(stream_);
       }
     }
     skipped_ += engine_->end_step().skipped ? 1 : 0;
@@ -99,6 +102,7 @@ std::vector<Shape> shapes() {
   for (const char* policy : {"device", "host", "static:0.5", "interleave:2", "interleave:2,resident=0.4", "stream"}) {
     all.push_back({.policy = policy});
     all.push_back({.policy = policy, .resident_layers = 4, .micro_batches = 2});
+    all.push_back({.policy = policy, .micro_batches = 3, .at_once = 3});
     all.push_back({.policy = policy, .update_in_backward = true});
     all.push_back({.policy = policy, .overlap = false});
   }
