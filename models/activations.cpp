@@ -14,10 +14,17 @@ struct Taker {
 
   TensorView stream(Carver& carver) const { return carver.take(shape.compute, {tokens, config.width}); }
 
-  void take_batch(Carver& carver, Activations& a) const {
-    a.tokens = carver.take(DType::i32, {shape.batch, shape.sequence});
-    a.targets = carver.take(DType::i32, {shape.batch, shape.sequence});
-    a.losses = carver.take(DType::f32, {tokens});
+  void take_batches(Carver& carver, Activations& a) const {
+    for (std::int64_t i = 0; i < shape.micro_batches; ++i) {
+      MicroBatch& micro = a.micro.emplace_back();
+      micro.tokens = carver.take(DType::i32, {shape.batch, shape.sequence});
+      micro.targets = carver.take(DType::i32, {shape.batch, shape.sequence});
+      micro.losses = carver.take(DType::f32, {tokens});
+    }
+  }
+
+  void take_normed(Carver& carver, Activations& a) const {
+    for (MicroBatch& micro : a.micro) micro.normed = stream(carver);
   }
 
   void take_statistics(Carver& carver, Activations& a) const {
@@ -27,7 +34,7 @@ struct Taker {
 
   /// The head needs its gradient only in training, logits only without.
   void take_head_buffers(Carver& carver, Activations& a) const {
-    if (!shape.training) a.normed = stream(carver);
+    if (!shape.training) take_normed(carver, a);
     const auto gradient = [&] {
       if (shape.training) a.dnormed = stream(carver);
     };
@@ -36,9 +43,10 @@ struct Taker {
   }
 
   void take_inputs(Carver& carver, Activations& a) const {
-    const auto all = static_cast<std::size_t>(config.layers) + 1;
+    const auto at_once = static_cast<std::size_t>(shape.micro_batches);
+    const std::size_t all = (static_cast<std::size_t>(config.layers) + 1) * at_once;
     std::size_t count = shape.training ? all : 2;
-    if (shape.offload_inputs) count = std::min(count, InputStore::ring);
+    if (shape.offload_inputs) count = std::min(count, InputStore::ring(at_once));
     for (std::size_t i = 0; i < count; ++i) a.inputs.push_back(stream(carver));
   }
 };
@@ -55,16 +63,16 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   Activations a;
   a.block = make_block(config, shape);
   a.block->take_tables(rows.tables);
-  taker.take_batch(rows.batch, a);
+  taker.take_batches(rows.batch, a);
   taker.take_inputs(shape.training ? rows.kept : rows.workspace, a);
   if (shape.training) {
-    rows.offloaded_bytes = InputStore::host_bytes(a.inputs.size(), static_cast<std::size_t>(config.layers),
-                                                  a.inputs.front().bytes());
+    const auto all = static_cast<std::size_t>((config.layers + 1) * shape.micro_batches);
+    rows.offloaded_bytes = InputStore::host_bytes(a.inputs.size(), all, a.inputs.front().bytes());
   }
   taker.take_statistics(rows.workspace, a);
-  if (shape.training) a.normed = taker.stream(rows.workspace);
+  if (shape.training) taker.take_normed(rows.workspace, a);
   const bool keeps_all = shape.training && !shape.recompute;
-  if (keeps_all) a.block_slots = static_cast<std::size_t>(config.layers);
+  if (keeps_all) a.block_slots = static_cast<std::size_t>(config.layers * shape.micro_batches);
   for (std::size_t i = 0; keeps_all && i < a.block_slots; ++i) a.block->take_buffers(rows.kept);
   // While a block is at work, embedding and head are not.
   const auto block = [&] {

@@ -26,17 +26,22 @@ struct ScratchBytes {
   std::size_t ends = 0;   ///< by those of embedding and head, where the vocabulary counts
 };
 
+/// What each micro-batch that is kept at once has for itself.
+struct MicroBatch {
+  TensorView tokens, targets;  ///< (B, T) i32
+  TensorView losses;           ///< (N) f32
+  TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
+};
+
 struct Activations {
-  TensorView tokens, targets;      ///< (B, T) i32
-  TensorView losses;               ///< (N) f32
-  std::vector<TensorView> inputs;  ///< (N, C): slots for the input of each block and of the head
-  TensorView normed;               ///< (N, C): the head's normalised input, later the gradient that runs backward
+  std::vector<MicroBatch> micro;
+  std::vector<TensorView> inputs;  ///< (N, C): slots for the inputs of each block and of the head
   TensorView mean, rstd;           ///< (N) f32, of the head's norm
   TensorView dnormed;              ///< (N, C): gradient of `normed`
   TensorView logits;               ///< (1, V) f32
   TensorView block_scratch;        ///< lent to the ops while they work for a block
   TensorView ends_scratch;         ///< and for embedding and head
-  std::size_t block_slots = 1;     ///< sets of buffers that the block has: one a layer, or one for all
+  std::size_t block_slots = 1;     ///< sets of buffers that the block has: one a layer and micro-batch, or one for all
   std::unique_ptr<Block> block;
 };
 

@@ -13,9 +13,6 @@
 namespace tandem {
 namespace {
 
-// Far above any micro-batch, low enough that no buffer's size overflows 64 bits.
-constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
-
 void check(const ModelConfig& config, const RunShape& shape) {
   config.validate();
   if (shape.sequence < 1 || shape.sequence > config.positions) {
@@ -27,6 +24,12 @@ void check(const ModelConfig& config, const RunShape& shape) {
     throw UsageError(fmt::format("a micro-batch of {} sequences of {} tokens", shape.batch, shape.sequence),
                      fmt::format("it must have 1 to {} tokens", max_tokens));
   }
+  if (shape.micro_batches < 1 || shape.micro_batches > max_tokens / (shape.batch * shape.sequence)) {
+    throw UsageError(
+        fmt::format("{} micro-batches of {} tokens at once", shape.micro_batches, shape.batch * shape.sequence),
+        fmt::format("they must have 1 to {} tokens", max_tokens));
+  }
+  if (shape.micro_batches > 1 && !shape.training) throw MisuseError("several micro-batches at once without training");
   if (shape.offload_inputs && !shape.recompute) {
     throw MisuseError("block inputs are offloaded only where blocks are computed again");
   }
@@ -59,7 +62,7 @@ struct Transformer::Impl {
   RunShape shape;
   std::int64_t token_count;
   int head_layer;
-  bool keeps_all;  ///< each layer has buffers of its own
+  bool keeps_all;  ///< each layer has buffers of its own, for each micro-batch
   Ops* ops = nullptr;
   Activations buffers;
   std::optional<InputStore> inputs;  ///< from bind to unbind
@@ -73,19 +76,30 @@ struct Transformer::Impl {
 
   void check_ready(bool needs_training) const;
   void lend(const TensorView& scratch) { ops->bind_workspace(scratch.data, scratch.bytes()); }
-  /// Embedding and all blocks; returns the head's input and leaves the ops with the head's scratch. Scratch is lent
-  /// anew with each part, also because another model may have lent its own in between. `keep`: every layer's input
-  /// stays, for backward.
-  TensorView forward(ParameterAccess& parameters, bool keep, StreamView stream);
-  void embed(ParameterAccess& parameters, StreamView stream);
+  /// Embedding and all blocks with `n` micro-batches; leaves the head's inputs in the store and the ops with the head's
+  /// scratch. Scratch is lent anew with each part, also because another model may have lent its own in between. `keep`:
+  /// every layer's inputs stay, for backward.
+  void forward(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream);
+  void embed(ParameterAccess& parameters, std::size_t n, StreamView stream);
+  TensorView head_input() const { return inputs->in_forward(static_cast<std::size_t>(config.layers), 0); }
   void normalize(const WeightsGuard& head, TensorView x, TensorView y, StreamView stream);
-  /// Loss and its gradient in one visit of the head; returns the gradient of its input.
-  TensorView head_step(ParameterAccess& parameters, TensorView x, float gradient_scale, StreamView stream);
+  /// Losses and their gradients in one visit of the head.
+  void head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
+  void head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch, TensorView x,
+                 float gradient_scale, StreamView stream);
   void normalize_backward(const WeightsGuard& head, const GradientsGuard& gradients, TensorView x, TensorView dx,
                           StreamView stream);
-  void backward(ParameterAccess& parameters, TensorView dx, StreamView stream);
-  void backward_block(ParameterAccess& parameters, std::size_t index, TensorView dx, StreamView stream);
-  void backward_embedding(ParameterAccess& parameters, TensorView dx, StreamView stream);
+  void backward(ParameterAccess& parameters, std::size_t n, StreamView stream);
+  void backward_block(ParameterAccess& parameters, std::size_t index, std::size_t n, StreamView stream);
+  void backward_embedding(ParameterAccess& parameters, std::size_t n, StreamView stream);
+  /// A block's buffers for a layer and one of `n` micro-batches.
+  std::size_t slot(std::size_t index, std::size_t micro, std::size_t n) const {
+    return keeps_all ? index * n + micro : 0;
+  }
+  const MicroBatch& micro_batch(std::int64_t i) const {
+    if (i < 0 || i >= std::ssize(buffers.micro)) throw MisuseError(fmt::format("micro-batch {} at once", i));
+    return buffers.micro[static_cast<std::size_t>(i)];
+  }
   TensorView flat(TensorView batch) const { return batch.reshaped({token_count}); }
 };
 
@@ -94,29 +108,31 @@ void Transformer::Impl::check_ready(bool needs_training) const {
   if (needs_training && !shape.training) throw MisuseError("transformer of a forward-only shape asked to train");
 }
 
-void Transformer::Impl::embed(ParameterAccess& parameters, StreamView stream) {
+void Transformer::Impl::embed(ParameterAccess& parameters, std::size_t n, StreamView stream) {
   lend(buffers.ends_scratch);
   const WeightsGuard weights = parameters.fetch(0, stream);
   const TensorView positions = config.family == Family::gpt2 ? weights["positions"] : TensorView{};
-  ops->embedding(flat(buffers.tokens), weights["tokens"], positions, shape.sequence,
-                 inputs->begin_write(0, stream), stream);
-  inputs->end_write(0, stream);
+  for (std::size_t micro = 0; micro < n; ++micro) {
+    ops->embedding(flat(buffers.micro[micro].tokens), weights["tokens"], positions, shape.sequence,
+                   inputs->begin_write(0, micro, stream), stream);
+    inputs->end_write(0, micro, stream);
+  }
 }
 
-TensorView Transformer::Impl::forward(ParameterAccess& parameters, bool keep, StreamView stream) {
-  inputs->begin_pass(keep, stream);
-  embed(parameters, stream);
+void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream) {
+  inputs->begin_pass(n, keep, stream);
+  embed(parameters, n, stream);
   lend(buffers.block_scratch);
   const auto layers = static_cast<std::size_t>(config.layers);
   for (std::size_t i = 0; i < layers; ++i) {
     const WeightsGuard weights = parameters.fetch(static_cast<int>(i) + 1, stream);
-    const std::size_t slot = keep && keeps_all ? i : 0;
-    const TensorView x = inputs->in_forward(i), y = inputs->begin_write(i + 1, stream);
-    buffers.block->forward({*ops, stream, weights, x, y}, slot);
-    inputs->end_write(i + 1, stream);
+    for (std::size_t micro = 0; micro < n; ++micro) {
+      const TensorView x = inputs->in_forward(i, micro), y = inputs->begin_write(i + 1, micro, stream);
+      buffers.block->forward({*ops, stream, weights, x, y}, keep ? slot(i, micro, n) : 0);
+      inputs->end_write(i + 1, micro, stream);
+    }
   }
   lend(buffers.ends_scratch);
-  return inputs->in_forward(layers);
 }
 
 void Transformer::Impl::normalize(const WeightsGuard& head, TensorView x, TensorView y, StreamView stream) {
@@ -141,57 +157,69 @@ void Transformer::Impl::normalize_backward(const WeightsGuard& head, const Gradi
   }
 }
 
-TensorView Transformer::Impl::head_step(ParameterAccess& parameters, TensorView x, float gradient_scale,
-                                        StreamView stream) {
-  WeightsGuard weights = parameters.fetch(head_layer, stream);
-  normalize(weights, x, buffers.normed, stream);
-  GradientsGuard gradients = parameters.gradients(head_layer, stream);
-  ops->head_loss({.x = buffers.normed,
-                  .weight = weights["lm_head"],
-                  .targets = flat(buffers.targets),
-                  .losses = buffers.losses,
+void Transformer::Impl::head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch,
+                                  TensorView x, float gradient_scale, StreamView stream) {
+  normalize(head, x, batch.normed, stream);
+  ops->head_loss({.x = batch.normed,
+                  .weight = head["lm_head"],
+                  .targets = flat(batch.targets),
+                  .losses = batch.losses,
                   .gradient_scale = gradient_scale,
                   .dx = buffers.dnormed,
                   .dweight = gradients["lm_head"]},
                  stream);
-  const TensorView dx = buffers.normed;  // its values have served
-  normalize_backward(weights, gradients, x, dx, stream);
-  inputs->end_read(static_cast<std::size_t>(config.layers), stream);
-  weights = {};
-  gradients.commit(stream);
-  return dx;
+  // Its values have served: from here on it is the gradient that runs backward.
+  normalize_backward(head, gradients, x, batch.normed, stream);
 }
 
-void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t index, TensorView dx,
+void Transformer::Impl::head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream) {
+  const auto last = static_cast<std::size_t>(config.layers);
+  WeightsGuard weights = parameters.fetch(head_layer, stream);
+  for (std::size_t micro = 0; micro < n; ++micro) {
+    GradientsGuard gradients = parameters.gradients(head_layer, stream);
+    head_loss(weights, gradients, buffers.micro[micro], inputs->begin_read(last, micro, stream), gradient_scale,
+              stream);
+    inputs->end_read(last, micro, stream);
+    if (micro + 1 == n) weights = {};
+    gradients.commit(stream);
+  }
+}
+
+void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t index, std::size_t n,
                                        StreamView stream) {
   const int layer = static_cast<int>(index) + 1;
-  const std::size_t slot = keeps_all ? index : 0;
-  const TensorView x = inputs->begin_read(index, stream);
   WeightsGuard weights = parameters.fetch(layer, stream);
-  if (!keeps_all) buffers.block->forward({*ops, stream, weights, x, {}}, slot);
-  GradientsGuard gradients = parameters.gradients(layer, stream);
-  buffers.block->backward({*ops, stream, weights, gradients, x, dx}, slot);
-  inputs->end_read(index, stream);
-  weights = {};
-  gradients.commit(stream);
+  for (std::size_t micro = 0; micro < n; ++micro) {
+    const TensorView x = inputs->begin_read(index, micro, stream);
+    const std::size_t kept = slot(index, micro, n);
+    if (!keeps_all) buffers.block->forward({*ops, stream, weights, x, {}}, kept);
+    GradientsGuard gradients = parameters.gradients(layer, stream);
+    buffers.block->backward({*ops, stream, weights, gradients, x, buffers.micro[micro].normed}, kept);
+    inputs->end_read(index, micro, stream);
+    if (micro + 1 == n) weights = {};
+    gradients.commit(stream);
+  }
 }
 
 /// Needs no weights: the embedding is fetched in forward alone.
-void Transformer::Impl::backward_embedding(ParameterAccess& parameters, TensorView dx, StreamView stream) {
-  GradientsGuard gradients = parameters.gradients(0, stream);
-  const TensorView tokens = gradients["tokens"];
-  const TensorView positions = config.family == Family::gpt2 ? gradients["positions"] : TensorView{};
-  if (tokens || positions) {
-    ops->embedding_backward(dx, flat(buffers.tokens), shape.sequence, tokens, positions, stream);
+void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::size_t n, StreamView stream) {
+  for (std::size_t micro = 0; micro < n; ++micro) {
+    GradientsGuard gradients = parameters.gradients(0, stream);
+    const TensorView tokens = gradients["tokens"];
+    const TensorView positions = config.family == Family::gpt2 ? gradients["positions"] : TensorView{};
+    if (tokens || positions) {
+      const MicroBatch& batch = buffers.micro[micro];
+      ops->embedding_backward(batch.normed, flat(batch.tokens), shape.sequence, tokens, positions, stream);
+    }
+    gradients.commit(stream);
   }
-  gradients.commit(stream);
 }
 
-void Transformer::Impl::backward(ParameterAccess& parameters, TensorView dx, StreamView stream) {
+void Transformer::Impl::backward(ParameterAccess& parameters, std::size_t n, StreamView stream) {
   lend(buffers.block_scratch);
-  for (auto i = static_cast<std::size_t>(config.layers); i-- > 0;) backward_block(parameters, i, dx, stream);
+  for (auto i = static_cast<std::size_t>(config.layers); i-- > 0;) backward_block(parameters, i, n, stream);
   lend(buffers.ends_scratch);
-  backward_embedding(parameters, dx, stream);
+  backward_embedding(parameters, n, stream);
 }
 
 Transformer::Transformer(ModelConfig config, RunShape shape) {
@@ -226,7 +254,8 @@ void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
   };
   ActivationRows rows{place("batch"), place("activations, kept"), place("workspace"), place("tables")};
   m.buffers = take_activations(m.config, m.shape, scratch_bytes(m.config, m.shape, device.ops()), rows);
-  m.inputs.emplace(device, m.buffers.inputs, static_cast<std::size_t>(m.config.layers));
+  m.inputs.emplace(device, m.buffers.inputs, static_cast<std::size_t>(m.config.layers),
+                   static_cast<std::size_t>(m.shape.micro_batches));
   m.ops = &device.ops();
   m.buffers.block->write_tables(device, stream);
 }
@@ -236,27 +265,33 @@ void Transformer::unbind() noexcept {
   impl_->ops = nullptr;
 }
 
-TensorView Transformer::tokens() const { return impl_->buffers.tokens; }
-TensorView Transformer::targets() const { return impl_->buffers.targets; }
-TensorView Transformer::losses() const { return impl_->buffers.losses; }
+TensorView Transformer::tokens(std::int64_t micro) const { return impl_->micro_batch(micro).tokens; }
+TensorView Transformer::targets(std::int64_t micro) const { return impl_->micro_batch(micro).targets; }
+TensorView Transformer::losses(std::int64_t micro) const { return impl_->micro_batch(micro).losses; }
 
-void Transformer::train(ParameterAccess& parameters, float gradient_scale, StreamView stream) {
+void Transformer::train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n) {
   impl_->check_ready(/*needs_training=*/true);
-  const TensorView x = impl_->forward(parameters, /*keep=*/true, stream);
-  const TensorView dx = impl_->head_step(parameters, x, gradient_scale, stream);
-  impl_->backward(parameters, dx, stream);
+  if (n < 1 || n > impl_->shape.micro_batches) {
+    throw MisuseError(fmt::format("{} micro-batches at once", n),
+                      fmt::format("the shape has room for {}", impl_->shape.micro_batches));
+  }
+  const auto count = static_cast<std::size_t>(n);
+  impl_->forward(parameters, count, /*keep=*/true, stream);
+  impl_->head_step(parameters, count, gradient_scale, stream);
+  impl_->backward(parameters, count, stream);
 }
 
 void Transformer::evaluate(ParameterAccess& parameters, StreamView stream) {
   Impl& m = *impl_;
   m.check_ready(/*needs_training=*/false);
-  const TensorView x = m.forward(parameters, /*keep=*/false, stream);
+  m.forward(parameters, 1, /*keep=*/false, stream);
+  const MicroBatch& batch = m.buffers.micro.front();
   const WeightsGuard weights = parameters.fetch(m.head_layer, stream);
-  m.normalize(weights, x, m.buffers.normed, stream);
-  m.ops->head_loss({.x = m.buffers.normed,
+  m.normalize(weights, m.head_input(), batch.normed, stream);
+  m.ops->head_loss({.x = batch.normed,
                     .weight = weights["lm_head"],
-                    .targets = m.flat(m.buffers.targets),
-                    .losses = m.buffers.losses,
+                    .targets = m.flat(batch.targets),
+                    .losses = batch.losses,
                     .gradient_scale = 1.0F,
                     .dx = {},
                     .dweight = {}},
@@ -270,10 +305,10 @@ TensorView Transformer::logits(ParameterAccess& parameters, std::int64_t positio
     throw MisuseError(fmt::format("logits of position {}", position),
                       fmt::format("sequences have {}", m.shape.sequence));
   }
-  const TensorView x = m.forward(parameters, /*keep=*/false, stream);
+  m.forward(parameters, 1, /*keep=*/false, stream);
   const WeightsGuard weights = parameters.fetch(m.head_layer, stream);
-  const TensorView row = m.buffers.normed.rows(0, 1);
-  m.normalize(weights, x.rows(position, position + 1), row, stream);
+  const TensorView row = m.buffers.micro.front().normed.rows(0, 1);
+  m.normalize(weights, m.head_input().rows(position, position + 1), row, stream);
   m.ops->linear(row, weights["lm_head"], {}, m.buffers.logits, stream);
   return m.buffers.logits.reshaped({m.config.vocabulary});
 }

@@ -34,14 +34,19 @@ HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter);
 void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed,
                           std::span<float> values);
 
+/// Tokens that a run may keep at once, in all its micro-batches: far above any, low enough that no buffer's size
+/// overflows 64 bits.
+constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
+
 /// The shapes of one run; all memory is booked from them.
 struct RunShape {
-  std::int64_t batch = 1;      ///< B, sequences of a micro-batch
-  std::int64_t sequence = 1;   ///< T
-  DType compute = DType::f32;  ///< of activations
-  bool recompute = false;      ///< keep only block inputs, compute the rest again in backward
-  bool training = true;        ///< false: forward only, nothing is kept
-  bool offload_inputs = false; ///< with recompute: block inputs wait on the host for backward
+  std::int64_t batch = 1;          ///< B, sequences of a micro-batch
+  std::int64_t sequence = 1;       ///< T
+  std::int64_t micro_batches = 1;  ///< kept at once: those that one call of `train` takes through each layer
+  DType compute = DType::f32;      ///< of activations
+  bool recompute = false;          ///< keep only block inputs, compute the rest again in backward
+  bool training = true;            ///< false: forward only, nothing is kept
+  bool offload_inputs = false;     ///< with recompute: block inputs wait on the host for backward
 };
 
 /// One row of the model's own memory, for the plan.
@@ -71,18 +76,19 @@ class Transformer {
   /// Lets go of what bind took; blocks until copies of its own are done. Call before the arena's memory goes.
   void unbind() noexcept;
 
-  /// Device buffers (B, T) i32 that the caller fills (by a copy on the stream of the next call) before
-  /// each call below: input tokens; targets, negative where not a target.
-  TensorView tokens() const;
-  TensorView targets() const;
+  /// Device buffers (B, T) i32 of micro-batch `micro` that the caller fills (by a copy on the stream of the next call)
+  /// before each call below: input tokens; targets, negative where not a target.
+  TensorView tokens(std::int64_t micro = 0) const;
+  TensorView targets(std::int64_t micro = 0) const;
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
-  TensorView losses() const;
+  TensorView losses(std::int64_t micro = 0) const;
 
-  /// Forward and backward of one micro-batch; gradients are of gradient_scale * sum(losses).
-  /// Asynchronous on `stream`. Needs shape().training. Fetches layers 0 ... L + 1, then L ... 1, and asks for
-  /// gradients of L + 1 ... 0, also where all of a layer is frozen.
-  void train(ParameterAccess& parameters, float gradient_scale, StreamView stream);
-  /// Forward with losses; nothing else is kept. Asynchronous.
+  /// Forward and backward of micro-batches 0 ... n - 1, at most shape().micro_batches; gradients are of
+  /// gradient_scale * sum(losses). Asynchronous on `stream`. Needs shape().training. Fetches layers 0 ... L + 1, then
+  /// L ... 1, once each: a guard serves all micro-batches. Asks for gradients of L + 1 ... 0, n times in a row each,
+  /// also where all of a layer is frozen.
+  void train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n = 1);
+  /// Forward of micro-batch 0 with losses; nothing else is kept. Asynchronous.
   void evaluate(ParameterAccess& parameters, StreamView stream);
   /// Forward, then logits (V) f32 of position `position` of sequence 0, into device memory that the
   /// model owns. Asynchronous.
