@@ -7,16 +7,29 @@
 
 namespace tandem::testing {
 
-PlainParameters::PlainParameters(Device& device, ParameterLayout layout)
-    : device_(device), layout_(std::move(layout)), stream_(device.make_stream("parameters")) {
+PlainParameters::PlainParameters(Device& device, ParameterLayout layout, std::int64_t micro_batches)
+    : device_(device),
+      layout_(std::move(layout)),
+      stream_(device.make_stream("parameters")),
+      micro_batches_(static_cast<std::size_t>(micro_batches)),
+      asked_(layout_.layers().size()) {
   for (const Layer& layer : layout_.layers()) {
     const auto elements = static_cast<std::size_t>(layer.elements);
     weights_.push_back(device_.allocate(elements * sizeof(bf16), layer.name + " weights"));
+  }
+  for (std::size_t i = 0; i < micro_batches_ * layout_.layers().size(); ++i) {
+    const Layer& layer = layout_.layers()[i % layout_.layers().size()];
+    const auto elements = static_cast<std::size_t>(layer.elements);
     gradients_.push_back(device_.allocate(elements * sizeof(float), layer.name + " gradients"));
   }
 }
 
-LayerBases PlainParameters::bases(int layer, const std::vector<MemoryBlock>& blocks) const {
+std::span<const MemoryBlock> PlainParameters::gradients_of(std::size_t micro) const {
+  const std::size_t layers = layout_.layers().size();
+  return std::span(gradients_).subspan(micro * layers, layers);
+}
+
+LayerBases PlainParameters::bases(int layer, std::span<const MemoryBlock> blocks) const {
   LayerBases all;
   all.add(layer, blocks[static_cast<std::size_t>(layer)].data());
   for (const int borrowed : layout_.layer(layer).borrows) {
@@ -34,7 +47,8 @@ WeightsGuard PlainParameters::fetch(int layer, StreamView stream) {
 GradientsGuard PlainParameters::gradients(int layer, StreamView) {
   log_.push_back("gradients " + std::to_string(layer));
   ++held_;
-  return {this, &layout_, layer, static_cast<std::uint64_t>(layer), bases(layer, gradients_)};
+  const std::size_t micro = asked_[static_cast<std::size_t>(layer)]++ % micro_batches_;
+  return {this, &layout_, layer, static_cast<std::uint64_t>(layer), bases(layer, gradients_of(micro))};
 }
 
 void PlainParameters::also_used(std::uint64_t, StreamView) {}
@@ -59,8 +73,8 @@ std::byte* PlainParameters::weight_address(const Parameter& p) {
   return base + static_cast<std::size_t>(p.offset) * sizeof(bf16);
 }
 
-std::byte* PlainParameters::gradient_address(const Parameter& p) {
-  auto* base = static_cast<std::byte*>(gradients_[static_cast<std::size_t>(p.layer)].data());
+std::byte* PlainParameters::gradient_address(const Parameter& p, std::size_t micro) {
+  auto* base = static_cast<std::byte*>(gradients_of(micro)[static_cast<std::size_t>(p.layer)].data());
   return base + static_cast<std::size_t>(p.offset) * sizeof(float);
 }
 
@@ -82,13 +96,15 @@ void PlainParameters::set(const Parameter& p, std::span<const float> values) {
 }
 
 void PlainParameters::zero_gradients() {
+  std::ranges::fill(asked_, 0U);
   for (const MemoryBlock& block : gradients_) device_.fill_zero(block.data(), block.bytes(), stream_);
   device_.synchronize(stream_);
 }
 
-std::vector<float> PlainParameters::gradient(const Parameter& p) {
+std::vector<float> PlainParameters::gradient(const Parameter& p, std::size_t micro) {
   std::vector<float> values(static_cast<std::size_t>(p.count));
-  device_.copy(values.data(), gradient_address(p), values.size() * sizeof(float), CopyKind::device_to_host, stream_);
+  device_.copy(values.data(), gradient_address(p, micro), values.size() * sizeof(float), CopyKind::device_to_host,
+               stream_);
   device_.synchronize(stream_);
   return values;
 }

@@ -19,7 +19,9 @@ class PlainParameters final : public ParameterAccess {
   /// What a model did, in order: "fetch 0", "release 0", "gradients 2", "commit 2".
   using Log = std::vector<std::string>;
 
-  PlainParameters(Device& device, ParameterLayout layout);
+  /// Gradients of `micro_batches` are kept apart: a layer's k-th ask since they were zeroed is for micro-batch k,
+  /// or for the first again behind the last.
+  PlainParameters(Device& device, ParameterLayout layout, std::int64_t micro_batches = 1);
 
   WeightsGuard fetch(int layer, StreamView stream) override;
   GradientsGuard gradients(int layer, StreamView stream) override;
@@ -29,8 +31,8 @@ class PlainParameters final : public ParameterAccess {
   void set(const Parameter& p, std::span<const float> values);
   /// Before each micro-batch. Blocks.
   void zero_gradients();
-  /// fp32 gradient of one parameter. Blocks.
-  std::vector<float> gradient(const Parameter& p);
+  /// fp32 gradient of one parameter in one micro-batch. Blocks.
+  std::vector<float> gradient(const Parameter& p, std::size_t micro = 0);
   /// Rounds gradients to bf16, clips by their global norm, and updates. Returns the norm. Blocks.
   double step(const AdamW& adamw, double lr, double clip);
 
@@ -50,16 +52,19 @@ class PlainParameters final : public ParameterAccess {
   void commit(std::uint64_t ticket, StreamView stream) override;
   void abandon(std::uint64_t ticket) noexcept override;
 
-  LayerBases bases(int layer, const std::vector<MemoryBlock>& blocks) const;
+  LayerBases bases(int layer, std::span<const MemoryBlock> blocks) const;
+  std::span<const MemoryBlock> gradients_of(std::size_t micro) const;
   std::byte* weight_address(const Parameter& p);
-  std::byte* gradient_address(const Parameter& p);
+  std::byte* gradient_address(const Parameter& p, std::size_t micro);
   void upload(const Parameter& p, const std::vector<bf16>& weight);
 
   Device& device_;
   ParameterLayout layout_;
   Stream stream_;
   std::vector<MemoryBlock> weights_;    ///< one a layer, bf16
-  std::vector<MemoryBlock> gradients_;  ///< one a layer, f32
+  std::vector<MemoryBlock> gradients_;  ///< one a layer, f32, for each micro-batch
+  std::size_t micro_batches_;
+  std::vector<std::size_t> asked_;  ///< by layer
   std::map<std::string, State> states_;
   Log log_;
   int held_ = 0;

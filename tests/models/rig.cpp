@@ -8,9 +8,10 @@ using namespace tandem::literals;
 
 Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults)
     : config_(config),
-      device_({.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true, .faults = std::move(faults)}),
+      device_(
+          {.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true, .faults = std::move(faults)}),
       stream_(device_.make_stream("compute")),
-      parameters_(device_, layout_of(config)),
+      parameters_(device_, layout_of(config), shape.micro_batches),
       model_(config, shape) {
   const std::size_t bytes = total_bytes(model_.memory(device_.ops()));
   memory_ = device_.allocate(bytes, "activations");
@@ -36,20 +37,25 @@ void Rig::load_random(std::uint64_t seed) {
   }
 }
 
-void Rig::set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets) {
+void Rig::set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets, std::int64_t micro) {
   const auto copy = [&](TensorView to, std::span<const std::int32_t> from) {
     if (from.size_bytes() != to.bytes()) throw MisuseError("batch of another size");
     device_.copy(to.data, from.data(), to.bytes(), CopyKind::host_to_device, stream_);
   };
-  copy(model_.tokens(), tokens);
-  copy(model_.targets(), targets);
+  copy(model_.tokens(micro), tokens);
+  copy(model_.targets(micro), targets);
   device_.synchronize(stream_);
 }
 
-std::vector<float> Rig::train(float gradient_scale) {
+std::vector<float> Rig::train(float gradient_scale, std::int64_t n) {
   parameters_.zero_gradients();
-  model_.train(parameters_, gradient_scale, stream_);
-  return read(model_.losses());
+  model_.train(parameters_, gradient_scale, stream_, n);
+  std::vector<float> losses;
+  for (std::int64_t micro = 0; micro < n; ++micro) {
+    const std::vector<float> one = read(model_.losses(micro));
+    losses.insert(losses.end(), one.begin(), one.end());
+  }
+  return losses;
 }
 
 std::vector<float> Rig::evaluate() {
@@ -66,11 +72,11 @@ std::vector<float> Rig::read(TensorView view) {
   return values;
 }
 
-Gradients Rig::gradients() {
+Gradients Rig::gradients(std::size_t micro) {
   device_.synchronize(stream_);
   Gradients all;
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
-    all[hf_tensor_of(config_, *p).name] = parameters_.gradient(*p);
+    all[hf_tensor_of(config_, *p).name] = parameters_.gradient(*p, micro);
   }
   return all;
 }

@@ -24,12 +24,12 @@ class Rig {
   void load(const Fixture& fixture);
   void load_random(std::uint64_t seed);
   /// (B, T) each.
-  void set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets);
-  /// Losses of one micro-batch; leaves gradients.
-  std::vector<float> train(float gradient_scale);
+  void set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets, std::int64_t micro = 0);
+  /// Losses of `n` micro-batches at once, one behind the other; leaves gradients.
+  std::vector<float> train(float gradient_scale, std::int64_t n = 1);
   std::vector<float> evaluate();
   std::vector<float> logits(std::int64_t position);
-  Gradients gradients();
+  Gradients gradients(std::size_t micro = 0);
 
   PlainParameters& parameters() { return parameters_; }
   Transformer& model() { return model_; }

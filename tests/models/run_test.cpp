@@ -32,12 +32,19 @@ TEST(TransformerMemory, BindTakesExactlyWhatMemorySays) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       for (const bool training : {true, false}) {
         for (const bool recompute : {true, false}) {
-          const RunShape shape{
-              .batch = 3, .sequence = 17, .compute = compute, .recompute = recompute, .training = training};
-          Rig rig(tiny(name), shape);
-          EXPECT_EQ(rig.carved(), total_bytes(rig.model().memory(rig.device().ops()))) << name;
-          for (const ActivationEntry& e : rig.model().memory(rig.device().ops())) {
-            EXPECT_EQ(e.bytes % arena_alignment, 0U) << e.name;
+          for (const std::int64_t micro_batches : {1, 4}) {
+            if (micro_batches > 1 && !training) continue;
+            const RunShape shape{.batch = 3,
+                                 .sequence = 17,
+                                 .micro_batches = micro_batches,
+                                 .compute = compute,
+                                 .recompute = recompute,
+                                 .training = training};
+            Rig rig(tiny(name), shape);
+            EXPECT_EQ(rig.carved(), total_bytes(rig.model().memory(rig.device().ops()))) << name;
+            for (const ActivationEntry& e : rig.model().memory(rig.device().ops())) {
+              EXPECT_EQ(e.bytes % arena_alignment, 0U) << e.name;
+            }
           }
         }
       }
@@ -107,6 +114,103 @@ TEST(TransformerOffload, InputsOnTheHostChangeNoBitWhicheverStreamLags) {
     EXPECT_EQ(two_steps(offloaded), expected) << slow;
     EXPECT_LT(offloaded.carved(), kept.carved());
   }
+}
+
+/// Losses and gradients of each of `batches` micro-batches, `at_once` of them through each layer.
+struct Trained {
+  std::vector<float> losses;
+  std::vector<Gradients> gradients;
+  friend bool operator==(const Trained&, const Trained&) = default;
+};
+
+Trained train_at_once(const ModelConfig& config, RunShape shape, std::int64_t batches, std::int64_t at_once,
+                      std::shared_ptr<HostFaults> faults = nullptr) {
+  shape.micro_batches = at_once;
+  Rig rig(config, shape, std::move(faults));
+  rig.load_random(3);
+  const std::int64_t tokens = shape.batch * shape.sequence;
+  Trained all;
+  for (std::int64_t first = 0; first < batches; first += at_once) {
+    const std::int64_t n = std::min(at_once, batches - first);
+    for (std::int64_t micro = 0; micro < n; ++micro) {
+      const auto begin = static_cast<std::int32_t>(1 + 31 * (first + micro));
+      rig.set_batch(ramp(tokens, begin), ramp(tokens, begin + 7), micro);
+    }
+    const std::vector<float> losses = rig.train(0.25F, n);
+    all.losses.insert(all.losses.end(), losses.begin(), losses.end());
+    for (std::int64_t micro = 0; micro < n; ++micro) {
+      all.gradients.push_back(rig.gradients(static_cast<std::size_t>(micro)));
+    }
+    EXPECT_EQ(rig.parameters().held(), 0);
+    rig.evaluate();  // in between, with the first micro-batch's buffers
+  }
+  return all;
+}
+
+// Three and five, all at once or as many as two and three, so that the last are fewer than there is room for.
+TEST(TransformerAtOnce, MicroBatchesThroughALayerAtOnceChangeNoBit) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    for (const bool tied : {true, false}) {
+      for (const bool recompute : {true, false}) {
+        for (const bool offload : {true, false}) {
+          if (offload && !recompute) continue;
+          ModelConfig config = builtin_model(name);
+          config.layers = 3;
+          config.tied_head = tied;
+          const RunShape shape{.batch = 2, .sequence = 9, .recompute = recompute, .offload_inputs = offload};
+          const Trained expected = train_at_once(config, shape, 5, 1);
+          EXPECT_NE(expected.gradients[0], expected.gradients[4]);
+          for (const std::int64_t at_once : {2, 3, 5, 6}) {
+            EXPECT_EQ(train_at_once(config, shape, 5, at_once), expected) << name << " " << at_once;
+          }
+        }
+      }
+    }
+  }
+}
+
+// Inputs of seven layers and up to five micro-batches pass through a ring of seven.
+TEST(TransformerAtOnce, OffloadedInputsChangeNoBitWhicheverStreamLags) {
+  ModelConfig config = builtin_model("tiny-gpt2");
+  config.layers = 6;
+  RunShape shape{.batch = 1, .sequence = 11, .recompute = true};
+  const Trained expected = train_at_once(config, shape, 5, 1);
+  shape.offload_inputs = true;
+  for (const std::string slow : {"activations to host", "activations to device", "compute"}) {
+    for (const std::int64_t at_once : {2, 5}) {
+      auto faults = std::make_shared<HostFaults>();
+      faults->before_task = [slow](std::string_view stream, std::string_view) {
+        if (stream == slow) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      };
+      EXPECT_EQ(train_at_once(config, shape, 5, at_once, faults), expected) << slow << " " << at_once;
+    }
+  }
+}
+
+TEST(TransformerAtOnce, OffloadedInputsTakeNoMoreOfTheDeviceForMoreLayers) {
+  HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
+  const auto kept = [&](std::int64_t layers) {
+    ModelConfig config = builtin_model("tiny-gpt2");
+    config.layers = layers;
+    const RunShape shape{.batch = 1, .sequence = 64, .micro_batches = 4, .recompute = true, .offload_inputs = true};
+    const auto rows = Transformer(config, shape).memory(device.ops());
+    return std::ranges::find(rows, "activations, kept", &ActivationEntry::name)->bytes;
+  };
+  EXPECT_EQ(kept(4), kept(40));
+}
+
+TEST(TransformerAccess, AFetchedLayerServesEveryMicroBatch) {
+  Rig rig(tiny("tiny-llama"), {.batch = 1, .sequence = 8, .micro_batches = 2, .recompute = true});
+  rig.load_random(1);
+  for (const std::int64_t micro : {0, 1}) rig.set_batch(ramp(8, 3), ramp(8, 10), micro);
+  rig.parameters().clear_log();
+  rig.train(1.0F, 2);
+  EXPECT_THAT(rig.parameters().log(),
+              ElementsAre("fetch 0", "release 0", "fetch 1", "release 1", "fetch 2", "release 2",        //
+                          "fetch 3", "gradients 3", "commit 3", "gradients 3", "release 3", "commit 3",  //
+                          "fetch 2", "gradients 2", "commit 2", "gradients 2", "release 2", "commit 2",  //
+                          "fetch 1", "gradients 1", "commit 1", "gradients 1", "release 1", "commit 1",  //
+                          "gradients 0", "commit 0", "gradients 0", "commit 0"));
 }
 
 TEST(TransformerAccess, EachLayerIsFetchedAndReleasedInOrder) {
@@ -225,6 +329,7 @@ TEST(Transformer, RefusesShapesBeyondTheModel) {
   EXPECT_THAT(message_of({.batch = 1, .sequence = 0}), HasSubstr("256 positions"));
   EXPECT_THAT(message_of({.batch = 0, .sequence = 8}), HasSubstr("micro-batch"));
   EXPECT_THAT(message_of({.batch = std::int64_t{1} << 40, .sequence = 8}), HasSubstr("micro-batch"));
+  EXPECT_THAT(message_of({.batch = 1, .sequence = 8, .micro_batches = std::int64_t{1} << 22}), HasSubstr("at once"));
   EXPECT_EQ(message_of({.batch = 1, .sequence = 256}), "");
 }
 
@@ -234,6 +339,11 @@ TEST(Transformer, UseAgainstTheContractIsNamed) {
   EXPECT_THROW(forward.train(1.0F), MisuseError);
   EXPECT_THROW(forward.logits(8), MisuseError);
   EXPECT_THROW(forward.logits(-1), MisuseError);
+  Rig two(tiny("tiny-gpt2"), {.batch = 1, .sequence = 8, .micro_batches = 2});
+  EXPECT_THROW(two.train(1.0F, 3), MisuseError);
+  EXPECT_THROW(two.train(1.0F, 0), MisuseError);
+  EXPECT_THROW(two.model().tokens(2), MisuseError);
+  EXPECT_THROW(Transformer(tiny("tiny-gpt2"), {.micro_batches = 2, .training = false}), MisuseError);
   Transformer unbound(tiny("tiny-gpt2"), {.batch = 1, .sequence = 8});
   EXPECT_THROW(unbound.train(forward.parameters(), 1.0F, forward.stream()), MisuseError);
 }
