@@ -32,9 +32,9 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 11> fixed{"model",      "device",  "compute", "recompute", "micro-batch",
-                                                 "grad-accum", "seq-len", "seed",    "threads",   "update-threads",
-                                                 "numa-node"};
+constexpr std::array<std::string_view, 12> fixed{
+    "model",   "device", "compute", "recompute",      "micro-batch", "grad-accum", "accumulation-order",
+    "seq-len", "seed",   "threads", "update-threads", "numa-node"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 

@@ -19,7 +19,11 @@ double median(std::vector<double> values) {
 }  // namespace
 
 BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSource& source)
-    : config_(config), loaded_(run, nullptr), clock_(*run.device), vocabulary_(source.config.vocabulary) {
+    : config_(config),
+      loaded_(run, nullptr),
+      clock_(*run.device),
+      vocabulary_(source.config.vocabulary),
+      at_once_(static_cast<std::size_t>(run.model->shape().micro_batches)) {
   loaded_.engine().initialize(initial_values(source, run.layout, config.seed));
 }
 
@@ -56,12 +60,16 @@ double BenchSteps::one(bool apart) {
   PhaseProbe probe(loaded_.engine(), clock_);
   loaded_.engine().begin_step(
       {.lr = 1e-4, .max_grad_norm = 1.0, .micro_batches = static_cast<int>(config_.grad_accum), .gradient_scale = 1.0});
-  for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
-    const HostBatch batch = loaded_.batch(static_cast<std::size_t>(micro));
-    fill(batch.tokens);
-    fill(batch.targets);
-    probe.begin_micro_batch(loaded_.stream());
-    loaded_.train(static_cast<std::size_t>(micro), probe, static_cast<float>(1.0 / targets()));
+  const auto all = static_cast<std::size_t>(config_.grad_accum);
+  for (std::size_t first = 0; first < all; first += at_once_) {
+    const std::size_t n = std::min(at_once_, all - first);
+    for (std::size_t slot = first; slot < first + n; ++slot) {
+      const HostBatch batch = loaded_.batch(slot);
+      fill(batch.tokens);
+      fill(batch.targets);
+    }
+    probe.begin_forward(loaded_.stream());
+    loaded_.train(first, n, probe, static_cast<float>(1.0 / targets()));
   }
   clock_.mark(Phase::idle, loaded_.stream());
   const StepReport report = loaded_.engine().end_step();

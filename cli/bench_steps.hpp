@@ -35,6 +35,7 @@ class BenchSteps {
   LoadedModel loaded_;
   PhaseClock clock_;
   std::int64_t vocabulary_;
+  std::size_t at_once_;  ///< micro-batches through a layer
   std::uint64_t state_ = 1;
 };
 

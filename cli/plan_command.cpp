@@ -39,6 +39,7 @@ struct Planned {
   MemoryPlan memory;
   std::string table;
   Saving saving;
+  std::string order;  ///< of micro-batches; empty where there is one
   std::optional<Simulation> predicted;
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
@@ -96,6 +97,10 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"entries", entries_of(planned.memory)},
             {"policy", planned.plan.policy.text()},
             {"shares", shares_of(planned.plan.shares())},
+            {"micro_batches",
+             {{"count", planned.plan.max_micro_batches},
+              {"at_once", planned.plan.micro_batches_at_once},
+              {"order", planned.order.empty() ? Json(nullptr) : Json(planned.order)}}},
             {"predicted", nullptr},
             {"bound_by", nullptr},
             {"saving", json_of(planned.saving)},
@@ -117,9 +122,9 @@ Json json_of(const Planned& planned, const std::string& fitted) {
 }
 
 Json json_of(const PlanError& error) {
-  return {{"fits", false},     {"device_bytes", nullptr}, {"host_bytes", nullptr}, {"entries", Json::array()},
-          {"policy", nullptr}, {"shares", nullptr},       {"predicted", nullptr},  {"bound_by", nullptr},
-          {"saving", nullptr}, {"advice", error.what()}};
+  return {{"fits", false},       {"device_bytes", nullptr}, {"host_bytes", nullptr},    {"entries", Json::array()},
+          {"policy", nullptr},   {"shares", nullptr},       {"micro_batches", nullptr}, {"predicted", nullptr},
+          {"bound_by", nullptr}, {"saving", nullptr},       {"advice", error.what()}};
 }
 
 std::string time_table(const Planned& planned) {
@@ -170,6 +175,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.memory = what.choice.plan.memory;
   planned.memory.add("activations and workspace", "run", Place::device, what.options.reserved_device_memory);
   planned.table = what.choice.plan.table();
+  if (planned.plan.max_micro_batches > 1) planned.order = planned.plan.order();
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {
@@ -194,6 +200,7 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   planned.memory = run.memory;
   planned.table = run.table();
   planned.saving = run.saving;
+  planned.order = run.order;
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
     if (flags.explain)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "api/open_device.hpp"
@@ -13,10 +14,9 @@
 namespace tandem {
 namespace {
 
-/// Calls `attempt` with each way of keeping activations, the fastest first, until one does not throw PlanError.
-template <class Attempt>
-void with_activations(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile, WhatIf& what,
-                      Attempt attempt) {
+/// What is to be planned, with what is asked of it and the memory there is.
+WhatIf described(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+  WhatIf what;
   what.model = model;
   what.layout = frozen_layout(model, config.freeze);
   what.options = offload_options(config);
@@ -24,14 +24,24 @@ void with_activations(const TrainConfig& config, const ModelConfig& model, const
   what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
   what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
   what.shape = run_shape(config, compute_type(config, profile.device_kind), /*training=*/true);
-  using namespace literals;
-  const std::unique_ptr<Device> rules = open_device("host", {.memory = 64_MiB});  // whose scratch is counted
+  return what;
+}
+
+/// Makes the options those of the shape. `rules`: the ops whose scratch is counted.
+void take_shape(WhatIf& what, const Ops& rules) {
+  const Transformer transformer(what.model, what.shape);
+  what.options.micro_batches_at_once = static_cast<int>(what.shape.micro_batches);
+  what.options.reserved_device_memory = 0;
+  for (const ActivationEntry& entry : transformer.memory(rules)) {
+    if (entry.place == Place::device) what.options.reserved_device_memory += align_up(entry.bytes);
+  }
+}
+
+/// Calls `attempt` with each way of keeping activations, the fastest first, until one does not throw PlanError.
+template <class Attempt>
+void with_activations(const TrainConfig& config, const Ops& rules, WhatIf& what, Attempt attempt) {
   while (true) {
-    const Transformer transformer(model, what.shape);
-    what.options.reserved_device_memory = 0;
-    for (const ActivationEntry& entry : transformer.memory(rules->ops())) {
-      if (entry.place == Place::device) what.options.reserved_device_memory += align_up(entry.bytes);
-    }
+    take_shape(what, rules);
     try {
       return attempt();
     } catch (const PlanError&) {
@@ -40,21 +50,50 @@ void with_activations(const TrainConfig& config, const ModelConfig& model, const
   }
 }
 
+std::unique_ptr<Device> device_of_rules() {
+  using namespace literals;
+  return open_device("host", {.memory = 64_MiB});
+}
+
+void choose(WhatIf& what, const MachineProfile& profile) {
+  what.compute = compute_seconds(profile, work_of(what.model, what.shape));
+  what.choice = choose_plan(what.layout, what.options, what.facts, profile, what.compute);
+}
+
+/// The same with as many micro-batches through each layer at once as fit; none where none do.
+std::optional<WhatIf> with_more_at_once(const TrainConfig& config, const Ops& rules, const MachineProfile& profile,
+                                        const WhatIf& one) {
+  for (const std::int64_t at_once : more_at_once(config, one.shape)) {
+    WhatIf more = one;
+    more.shape.micro_batches = at_once;
+    take_shape(more, rules);
+    try {
+      choose(more, profile);
+      return more;
+    } catch (const PlanError&) {  // fewer may fit
+      continue;
+    }
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
-  WhatIf what;
-  with_activations(config, model, profile, what, [&] {
-    what.compute = compute_seconds(profile, work_of(model, what.shape));
-    what.choice = choose_plan(what.layout, what.options, what.facts, profile, what.compute);
-  });
-  return what;
+  WhatIf what = described(config, model, profile);
+  const std::unique_ptr<Device> rules = device_of_rules();
+  with_activations(config, rules->ops(), what, [&] { choose(what, profile); });
+  if (!what.choice.plan.streams_weights()) return what;
+  std::optional<WhatIf> more = with_more_at_once(config, rules->ops(), profile, what);
+  const auto seconds = [](const WhatIf& w) { return w.choice.simulation.step_seconds; };
+  return more && seconds(*more) < seconds(what) ? *std::move(more) : what;
 }
 
 bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
-  WhatIf what;
+  WhatIf what = described(config, model, profile);
+  const std::unique_ptr<Device> rules = device_of_rules();
   try {
-    with_activations(config, model, profile, what, [&] { make_plan(what.layout, what.options, what.facts); });
+    with_activations(config, rules->ops(), what, [&] { make_plan(what.layout, what.options, what.facts); });
     return true;
   } catch (const PlanError&) {
     return false;

@@ -22,7 +22,7 @@ struct WhatIf {
 
 /// Plans for the machine of the profile: its memory, unless the configuration has ceilings. Activations
 /// are kept in the first way that fits, most kept first; training on a calibrated machine takes the fastest that does.
-/// Throws PlanError.
+/// Micro-batches pass through layers at once where that fits and is predicted faster. Throws PlanError.
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile);
 
 /// Whether any policy fits there; simulates nothing.

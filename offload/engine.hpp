@@ -62,8 +62,10 @@ enum class StateArray : std::uint8_t { master, m, v };
 class SaveReader;
 
 /// Not thread-safe: one thread drives it. Layers are fetched in order 0 ... L-1 in forward and may be
-/// fetched in any order; the plan's prefetching expects forward order, then its reverse. Destroying it
-/// waits for work in flight and never throws.
+/// fetched in any order; the plan's prefetching expects forward order, then its reverse, for each micro-batch or, with
+/// OffloadOptions::micro_batches_at_once, for so many at a time: a guard of weights serves them all, and a layer's
+/// gradients are asked for and committed once for each, in their order. Destroying it waits for work in flight and
+/// never throws.
 class OffloadEngine final : public ParameterAccess {
  public:
   /// Books all memory of the plan: the device arena once, host memory once. Blocks. Throws PlanError,

@@ -35,14 +35,14 @@ std::string Plan::table() const {
 std::string Plan::order() const {
   const auto times = [&](int at_once) {
     const int passes = (max_micro_batches + at_once - 1) / at_once;
-    return passes == 1 ? std::string("twice a step") : fmt::format("2 x {} times a step", passes);
+    return passes == 1 ? std::string("twice") : fmt::format("2 x {} times", passes);
   };
   std::string text = micro_batches_at_once == 1 ? "by micro-batch"
                      : micro_batches_at_once == max_micro_batches
                          ? "by layer"
                          : fmt::format("by layer, {} at once", micro_batches_at_once);
   if (!streams_weights()) return text + ": weights stay on the device";
-  text += ": weights cross the link " + times(micro_batches_at_once);
+  text += fmt::format(": weights cross the link {} a step", times(micro_batches_at_once));
   if (micro_batches_at_once > 1) text += " instead of " + times(1);
   return text;
 }

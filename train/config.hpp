@@ -21,6 +21,9 @@ namespace tandem {
 
 enum class Recompute : std::uint8_t { none, block, automatic };
 
+/// Whether micro-batches go through forward and backward one after another, or all through each layer in one visit.
+enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
+
 /// What a run does where a checkpoint cannot be written. The last one of a run always ends it.
 enum class OnSaveFailure : std::uint8_t { stop, go_on };
 
@@ -46,6 +49,7 @@ struct TrainConfig {
   bool offload_activations = false;  ///< with block recompute: block inputs wait on the host
   std::int64_t micro_batch = 1;
   std::int64_t grad_accum = 1;
+  AccumulationOrder accumulation_order = AccumulationOrder::automatic;
   std::int64_t seq_len = 0;  ///< 0: the model's positions, at most 1024
   std::int64_t steps = 0;    ///< 0: given by epochs
   double epochs = 0.0;       ///< 0: given by steps

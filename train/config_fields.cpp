@@ -287,6 +287,13 @@ void add_work_fields(std::vector<ConfigField>& all) {
                                       &C::micro_batch, 1, 1 << 24));
   all.push_back(integer<std::int64_t>({"grad-accum", "MICRO-BATCHES", "1", "8", "micro-batches of a step"},
                                       &C::grad_accum, 1, 1 << 20));
+  all.push_back(choice<AccumulationOrder>(
+      {"accumulation-order", "ORDER", "auto: layer where that is faster and fits", "layer",
+       "micro-batches one after another (micro-batch), or all through each layer while its weights are there (layer)"},
+      &C::accumulation_order,
+      {{"auto", AccumulationOrder::automatic},
+       {"micro-batch", AccumulationOrder::micro_batch},
+       {"layer", AccumulationOrder::layer}}));
   all.push_back(
       integer<std::int64_t>({"seq-len", "TOKENS", "the model's positions, at most 1024", "256", "tokens of a sequence"},
                             &C::seq_len, 1, 1 << 24, 0));

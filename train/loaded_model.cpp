@@ -46,20 +46,23 @@ HostBatch LoadedModel::batch(std::size_t slot) const {
           {reinterpret_cast<float*>(part(2)), count}};
 }
 
-void LoadedModel::upload(const HostBatch& batch) {
+void LoadedModel::upload(const HostBatch& batch, std::int64_t micro) {
   const auto up = [&](const TensorView& view, std::span<const std::int32_t> values) {
     setup_.device->copy(view.data, values.data(), values.size_bytes(), CopyKind::host_to_device, stream_);
   };
-  up(setup_.model->tokens(), batch.tokens);
-  up(setup_.model->targets(), batch.targets);
+  up(setup_.model->tokens(micro), batch.tokens);
+  up(setup_.model->targets(micro), batch.targets);
 }
 
-void LoadedModel::train(std::size_t slot, ParameterAccess& parameters, float gradient_scale) {
-  const HostBatch host = batch(slot);
-  upload(host);
-  setup_.model->train(parameters, gradient_scale, stream_);
-  setup_.device->copy(host.losses.data(), setup_.model->losses().data, host.losses.size_bytes(),
+void LoadedModel::download_losses(const HostBatch& batch, std::int64_t micro) {
+  setup_.device->copy(batch.losses.data(), setup_.model->losses(micro).data, batch.losses.size_bytes(),
                       CopyKind::device_to_host, stream_);
+}
+
+void LoadedModel::train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale) {
+  for (std::size_t i = 0; i < n; ++i) upload(batch(first + i), static_cast<std::int64_t>(i));
+  setup_.model->train(parameters, gradient_scale, stream_, static_cast<std::int64_t>(n));
+  for (std::size_t i = 0; i < n; ++i) download_losses(batch(first + i), static_cast<std::int64_t>(i));
 }
 
 void LoadedModel::wait_for_losses() { setup_.device->synchronize(stream_); }
@@ -81,8 +84,7 @@ EvalResult LoadedModel::evaluate(const TokenSource& source) {
     }
     upload(host);
     setup_.model->evaluate(*engine_, stream_);
-    setup_.device->copy(host.losses.data(), setup_.model->losses().data, host.losses.size_bytes(),
-                        CopyKind::device_to_host, stream_);
+    download_losses(host);
     wait_for_losses();
     sum = std::accumulate(host.losses.begin(), host.losses.end(), sum);
   }

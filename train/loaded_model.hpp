@@ -42,9 +42,10 @@ class LoadedModel {
   StreamView stream() const noexcept { return stream_; }
   HostBatch batch(std::size_t slot) const;
 
-  /// Queues one micro-batch: tokens up, forward and backward through `parameters`, losses down into the
-  /// slot. Asynchronous: the slot is the device's until `wait_for_losses`.
-  void train(std::size_t slot, ParameterAccess& parameters, float gradient_scale);
+  /// Queues `n` micro-batches that pass through each layer at once, at most as many as the model's shape has: tokens
+  /// up, forward and backward through `parameters`, losses down into slots `first` ... `first` + n - 1. Asynchronous:
+  /// the slots are the device's until `wait_for_losses`.
+  void train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale);
   /// Blocks until everything queued so far on the stream is done.
   void wait_for_losses();
 
@@ -54,7 +55,8 @@ class LoadedModel {
   void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);
 
  private:
-  void upload(const HostBatch& batch);
+  void upload(const HostBatch& batch, std::int64_t micro = 0);
+  void download_losses(const HostBatch& batch, std::int64_t micro = 0);
   RunSetup& setup_;
   Stream stream_;
   MemoryBlock activations_;

@@ -74,7 +74,7 @@ void PhaseClock::finish_forward_and_backward(double& forward, double& backward) 
   seconds_ = {};
 }
 
-void PhaseProbe::begin_micro_batch(StreamView stream) {
+void PhaseProbe::begin_forward(StreamView stream) {
   in_backward_ = false;
   clock_.mark(Phase::forward, stream);
 }

@@ -50,12 +50,13 @@ class PhaseClock {
   std::thread thread_;
 };
 
-/// Passes everything on to `inner`, and marks the end of forward where the first gradient buffer of a
-/// micro-batch is asked for. Guards that it hands out belong to `inner`.
+/// Passes everything on to `inner`, and marks the end of forward where the first gradient buffer behind it is
+/// asked for. Guards that it hands out belong to `inner`.
 class PhaseProbe final : public ParameterAccess {
  public:
   PhaseProbe(ParameterAccess& inner, PhaseClock& clock) : inner_(inner), clock_(clock) {}
-  void begin_micro_batch(StreamView stream);
+  /// Of one micro-batch, or of several at once.
+  void begin_forward(StreamView stream);
   WeightsGuard fetch(int layer, StreamView stream) override { return inner_.fetch(layer, stream); }
   GradientsGuard gradients(int layer, StreamView stream) override;
 

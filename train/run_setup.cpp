@@ -14,6 +14,7 @@
 #include "core/version.hpp"
 #include "io/atomic_file.hpp"
 #include "scheduler/replan.hpp"
+#include "scheduler/traffic.hpp"
 #include "train/loaded_model.hpp"
 #include "train/performance.hpp"
 
@@ -65,6 +66,7 @@ struct Way {
   Plan plan;
   std::vector<LayerSeconds> compute;
   std::optional<Choice> choice;  ///< where speeds are known
+  std::string why;               ///< this many micro-batches pass through a layer at once
 
   bool faster_than(const Way& other) const {
     return choice && other.choice && choice->simulation.step_seconds < other.choice->simulation.step_seconds;
@@ -75,6 +77,7 @@ struct Way {
 struct Speeds {
   std::optional<MachineProfile> profile;
   LayerSeconds slower;
+  bool matter = true;  ///< false: where it is enough to know what fits
 };
 
 /// Throws PlanError.
@@ -87,6 +90,7 @@ Way plan_with(const RunSetup& run, const RunShape& shape, HostRows rows, std::si
     (entry.place == Place::device ? way.activation_bytes : rows.activations) += align_up(entry.bytes);
   }
   way.options.reserved_device_memory = way.activation_bytes;
+  way.options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
   if (host_ceiling > 0) {
     if (host_ceiling <= rows.total()) {
       throw PlanError("the plan does not fit in host memory",
@@ -108,6 +112,52 @@ Way plan_with(const RunSetup& run, const RunShape& shape, HostRows rows, std::si
   return way;
 }
 
+/// Bytes across the link in a step of the steady state.
+std::uint64_t bytes_of_step(const RunSetup& run, const Plan& plan) {
+  const Traffic first = predict_traffic(run.layout, plan, plan.max_micro_batches, 1);
+  const Traffic both = predict_traffic(run.layout, plan, plan.max_micro_batches, 2);
+  return both.host_to_device + both.device_to_host - first.host_to_device - first.device_to_host;
+}
+
+/// The better of two orders: by prediction where speeds are known, else by the bytes that cross the link.
+Way better_order(const RunSetup& run, Way one, Way more) {
+  const auto choose = [&](bool layer, std::string gain) {
+    more.why = layer ? std::move(gain) : std::string();
+    one.why = "by layer: " + gain;
+    return layer ? std::move(more) : std::move(one);
+  };
+  if (one.choice) {
+    const double seconds = more.choice->simulation.step_seconds;
+    const double before = one.choice->simulation.step_seconds;
+    return choose(seconds < before, fmt::format("predicted {:.4g} s/step instead of {:.4g}", seconds, before));
+  }
+  const std::uint64_t bytes = bytes_of_step(run, more.plan);
+  const std::uint64_t before = bytes_of_step(run, one.plan);
+  return choose(bytes < before,
+                fmt::format("{} across the link instead of {}", format_bytes(bytes), format_bytes(before)));
+}
+
+/// For one way of keeping activations, the order of micro-batches: through each layer at once, as many as fit, where
+/// weights are streamed and that is better. Throws PlanError.
+Way plan_order(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
+               const Speeds& speeds) {
+  Way one = plan_with(run, shape, rows, config.host_memory, speeds);
+  if (config.accumulation_order != AccumulationOrder::automatic) one.why = "as --accumulation-order says";
+  if (!one.plan.streams_weights() || !speeds.matter) return one;
+  for (const std::int64_t at_once : more_at_once(config, shape)) {
+    shape.micro_batches = at_once;
+    std::optional<Way> more;
+    try {
+      more = plan_with(run, shape, rows, config.host_memory, speeds);
+    } catch (const PlanError&) {
+      one.why = "more than one at once do not fit";  // or fewer do
+      continue;
+    }
+    return better_order(run, std::move(one), *std::move(more));
+  }
+  return one;
+}
+
 /// The predicted fastest way of keeping activations where speeds are known; else the first that fits, those that keep
 /// most first. Throws PlanError, of the way that needs least, where none does.
 Way plan_activations(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
@@ -115,7 +165,7 @@ Way plan_activations(const RunSetup& run, RunShape shape, const HostRows& rows, 
   std::optional<Way> best;
   while (true) {
     try {
-      Way way = plan_with(run, shape, rows, config.host_memory, speeds);
+      Way way = plan_order(run, shape, rows, config, speeds);
       if (!best || way.faster_than(*best)) best = std::move(way);
       if (!speeds.profile || !keep_less(config, shape)) return *std::move(best);
     } catch (const PlanError&) {
@@ -131,6 +181,9 @@ void take(RunSetup& run, Way way, const Speeds& speeds) {
   run.activation_bytes = way.activation_bytes;
   run.options = way.options;
   run.plan = std::move(way.plan);
+  if (run.model->shape().training && run.plan.max_micro_batches > 1) {
+    run.order = run.plan.order() + (way.why.empty() ? "" : fmt::format(" ({})", way.why));
+  }
   if (way.choice) {
     run.prediction = {.profile = *speeds.profile, .compute = std::move(way.compute), .choice = *std::move(way.choice)};
   }
@@ -217,6 +270,7 @@ DType compute_type(const TrainConfig& config, std::string_view device_kind) {
 RunShape run_shape(const TrainConfig& config, DType compute, bool training) {
   return {.batch = config.micro_batch,
           .sequence = config.seq_len,
+          .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
           .compute = compute,
           .recompute = config.recompute == Recompute::block || config.offload_activations,
           .training = training,
@@ -227,6 +281,15 @@ bool keep_less(const TrainConfig& config, RunShape& shape) noexcept {
   if (!shape.training || config.recompute != Recompute::automatic || shape.offload_inputs) return false;
   (shape.recompute ? shape.offload_inputs : shape.recompute) = true;
   return true;
+}
+
+std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape& shape) {
+  std::vector<std::int64_t> counts;
+  if (!shape.training || config.accumulation_order != AccumulationOrder::automatic) return counts;
+  for (std::int64_t n = config.grad_accum; n > 1; n = (n + 1) / 2) {
+    if (n <= max_tokens / (shape.batch * shape.sequence)) counts.push_back(n);
+  }
+  return counts;
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
@@ -249,7 +312,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
   const RunShape shape = run_shape(config, compute_type(config, run.device->info().kind), purpose.training);
   const HostRows rows = host_rows(run, shape, purpose);
-  Speeds speeds{std::nullopt, purpose.slower};
+  Speeds speeds{std::nullopt, purpose.slower, purpose.predicts};
   if (purpose.profile != nullptr) {
     speeds.profile = *purpose.profile;
   } else if (purpose.training && purpose.predicts) {
@@ -311,6 +374,7 @@ std::string RunSetup::table() const {
     text += fmt::format("{:<12}{:>11}{:>11}   {}\n", name, shown(device_bytes), shown(host_bytes), note);
   };
   for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
+  if (!order.empty()) line("order", 0, 0, order);
   std::string bounds = fmt::format("ceiling {}", format_bytes(plan.device_memory));
   if (prediction) {
     const Simulation& predicted = prediction->choice.simulation;

@@ -32,6 +32,7 @@ struct RunSetup {
   OffloadOptions options;
   Plan plan;                                ///< of the engine
   std::optional<RunPrediction> prediction;  ///< of a training run, where the machine is calibrated
+  std::string order;                        ///< of a step's micro-batches and why, in words; empty where it has one
   MemoryPlan memory;                        ///< of the whole process: engine, model, program
   std::size_t activation_bytes = 0;         ///< of the model, on the device
   std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
@@ -66,6 +67,10 @@ RunShape run_shape(const TrainConfig& config, DType compute, bool training);
 /// Makes it the next way of keeping activations that takes less device memory: compute blocks again, then send
 /// their inputs to the host too. False where there is none, or the configuration names the way.
 bool keep_less(const TrainConfig& config, RunShape& shape) noexcept;
+
+/// How many micro-batches may pass through a layer at once instead of one after another, most first; empty where the
+/// configuration leaves no choice, or a step has but one.
+std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape& shape);
 
 /// Opens the device, resolves recompute and makes the plan: the predicted fastest where speeds are known, else the
 /// first that fits. `config.seq_len` must be resolved. Throws

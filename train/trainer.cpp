@@ -258,9 +258,12 @@ StepReport Trainer::run_micro_batches(double lr, std::int64_t targets) {
                                 .max_grad_norm = config_.clip,
                                 .micro_batches = static_cast<int>(config_.grad_accum),
                                 .gradient_scale = 1.0});
-  for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
-    probe.begin_micro_batch(loaded_->stream());
-    loaded_->train(static_cast<std::size_t>(micro), probe, static_cast<float>(1.0 / static_cast<double>(targets)));
+  const auto at_once = static_cast<std::size_t>(setup_.model->shape().micro_batches);
+  const auto all = static_cast<std::size_t>(config_.grad_accum);
+  for (std::size_t first = 0; first < all; first += at_once) {
+    probe.begin_forward(loaded_->stream());
+    loaded_->train(first, std::min(at_once, all - first), probe,
+                   static_cast<float>(1.0 / static_cast<double>(targets)));
   }
   clock_->mark(Phase::idle, loaded_->stream());
   const StepReport report = loaded_->engine().end_step();

@@ -15,6 +15,7 @@ AXES = {
     "--resident-layers": ["0", "1", "all"],
     "--prefetch-layers": ["1", "2", "4"],
     "--recompute": ["none", "block", "offload"],
+    "--accumulation-order": ["auto", "micro-batch", "layer"],
     "--link-bandwidth": [None, "400MB/s"],
 }
 
@@ -67,6 +68,33 @@ class OneDigest(ProgramTest):
         self.assertNotEqual(self.digest(model, "--seed", "7"), expected)
         self.assertNotEqual(self.digest(model, "--lr", "1.1e-3"), expected)
         self.assertNotEqual(self.digest(model, data=other), expected)
+
+    def test_micro_batches_at_once_under_a_ceiling(self):
+        """By layer weights cross the link less often, to the same bits; what does not fit by layer is refused."""
+        # One block at a time: tied embeddings have a gradient buffer for each micro-batch.
+        small = ["--policy", "host", "--resident-layers", "0", "--prefetch-layers", "1", "--recompute", "block"]
+        runs = {}
+        for order in ["micro-batch", "layer", "auto"]:
+            out = self.root / order
+            self.succeed(self.run_program("train", "--model", "tiny-llama", "--data", self.text, "--out", out, *WORK, *small,
+                                          "--accumulation-order", order))
+            runs[order] = self.summary(out)
+        least = {order: run["planned_device_bytes"] for order, run in runs.items()}
+        self.assertEqual(runs["micro-batch"]["state_digest"], runs["layer"]["state_digest"])
+        self.assertLess(runs["layer"]["bytes"]["h2d"], 0.5 * runs["micro-batch"]["bytes"]["h2d"])
+        self.assertEqual(runs["layer"]["bytes"]["d2h"], runs["micro-batch"]["bytes"]["d2h"])
+        self.assertEqual([runs[order]["micro_batches"]["at_once"] for order in runs], [1, 3, 3])
+        self.assertGreater(least["layer"], least["micro-batch"])
+        for run in runs.values():
+            self.assertEqual(run["peak_device_bytes"], run["planned_device_bytes"])
+        ceiling = str(least["micro-batch"])
+        work = ["--model", "tiny-llama", "--data", self.text, *WORK, *small, "--device-memory", ceiling]
+        self.refused(self.run_program("train", *work, "--accumulation-order", "layer"), 3, "does not fit", ceiling)
+        out = self.root / "fits"
+        self.succeed(self.run_program("train", *work, "--out", out))
+        self.assertLess(self.summary(out)["micro_batches"]["at_once"], 3)
+        self.assertIn("do not fit", self.summary(out)["micro_batches"]["order"])
+        self.assertEqual(self.summary(out)["state_digest"], runs["layer"]["state_digest"])
 
     def test_gpt2_family(self):
         self.check_family("tiny-gpt2", 6, 1)
