@@ -28,7 +28,7 @@ std::string Plan::table() const {
       fmt::format("policy {}{}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
                   policy.text(), chosen_by_auto ? " (auto)" : "", 100.0 * static_cast<double>(s.cpu) / all,
                   100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
-  if (max_micro_batches > 1) text += fmt::format("micro-batches {}\n", order());
+  if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;
 }
 

@@ -79,22 +79,28 @@ class OneDigest(ProgramTest):
             self.succeed(self.run_program("train", "--model", "tiny-llama", "--data", self.text, "--out", out, *WORK, *small,
                                           "--accumulation-order", order))
             runs[order] = self.summary(out)
-        least = {order: run["planned_device_bytes"] for order, run in runs.items()}
         self.assertEqual(runs["micro-batch"]["state_digest"], runs["layer"]["state_digest"])
         self.assertLess(runs["layer"]["bytes"]["h2d"], 0.5 * runs["micro-batch"]["bytes"]["h2d"])
-        self.assertEqual(runs["layer"]["bytes"]["d2h"], runs["micro-batch"]["bytes"]["d2h"])
         self.assertEqual([runs[order]["micro_batches"]["at_once"] for order in runs], [1, 3, 3])
-        self.assertGreater(least["layer"], least["micro-batch"])
+        self.assertIn("twice a step instead of 2 x 3 times", runs["auto"]["micro_batches"]["order"])
         for run in runs.values():
             self.assertEqual(run["peak_device_bytes"], run["planned_device_bytes"])
-        ceiling = str(least["micro-batch"])
-        work = ["--model", "tiny-llama", "--data", self.text, *WORK, *small, "--device-memory", ceiling]
-        self.refused(self.run_program("train", *work, "--accumulation-order", "layer"), 3, "does not fit", ceiling)
-        out = self.root / "fits"
-        self.succeed(self.run_program("train", *work, "--out", out))
-        self.assertLess(self.summary(out)["micro_batches"]["at_once"], 3)
-        self.assertIn("do not fit", self.summary(out)["micro_batches"]["order"])
-        self.assertEqual(self.summary(out)["state_digest"], runs["layer"]["state_digest"])
+        work = ["--model", "tiny-llama", "--data", self.text, *WORK, *small]
+        least = {}
+        for order in ["micro-batch", "layer"]:
+            line = self.refused(self.run_program("train", *work, "--accumulation-order", order, "--device-memory", "1MiB"),
+                                3, "does not fit")
+            least[order] = next(flag for flag in self.flags_in(line) if flag.startswith("--device-memory")).split()
+        self.assertNotEqual(least["micro-batch"], least["layer"])
+        self.refused(self.run_program("train", *work, "--accumulation-order", "layer", *least["micro-batch"]), 3,
+                     "does not fit")
+        for order, ceiling in [("auto", least["micro-batch"]), ("layer", least["layer"])]:
+            out = self.root / f"{order}-fits"
+            self.succeed(self.run_program("train", *work, "--accumulation-order", order, *ceiling, "--out", out))
+            self.assertEqual(self.summary(out)["state_digest"], runs["layer"]["state_digest"])
+            self.assertEqual(self.summary(out)["peak_device_bytes"], self.summary(out)["planned_device_bytes"])
+            self.assertEqual(self.summary(out)["micro_batches"]["at_once"] == 3, order == "layer")
+        self.assertIn("do not fit", self.summary(self.root / "auto-fits")["micro_batches"]["order"])
 
     def test_gpt2_family(self):
         self.check_family("tiny-gpt2", 6, 1)
