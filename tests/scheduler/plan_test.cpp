@@ -34,9 +34,37 @@ Plan plan_of(const std::string& policy, std::size_t ceiling = 64_GiB) {
   return make_plan(transformer_like(), with(policy), {ceiling, 0});
 }
 
+TEST(Plan, MicroBatchesAtOnceTakeAGradientBufferEachOfATiedLayer) {
+  const auto made = [](int micro_batches, int at_once) {
+    OffloadOptions options = with("host");
+    options.resident_layers = 0;
+    options.max_micro_batches = micro_batches;
+    options.micro_batches_at_once = at_once;
+    return make_plan(transformer_like(), options, {64_GiB, 0});
+  };
+  const auto working = [](const Plan& plan) {
+    for (const MemoryEntry& e : plan.memory.entries) {
+      if (e.name == "gradients, working") return e.bytes;
+    }
+    return std::size_t{0};
+  };
+  const std::size_t embedding = 4 * static_cast<std::size_t>(transformer_like().layer(0).state_elements);
+  EXPECT_EQ(working(made(8, 4)) - working(made(8, 2)), 2 * embedding);
+  EXPECT_EQ(made(8, 3).order(),
+            "by layer, 3 at once: weights cross the link 2 x 3 times a step instead of 2 x 8 times");
+  EXPECT_EQ(made(8, 1).order(), "by micro-batch: weights cross the link 2 x 8 times a step");
+  EXPECT_EQ(made(8, 8).order(), "by layer: weights cross the link twice a step instead of 2 x 8 times");
+  EXPECT_EQ(made(2, 8).micro_batches_at_once, 2);
+  EXPECT_THROW(made(2, 0), UsageError);
+  EXPECT_EQ(nlohmann::json::parse(made(8, 3).json())["micro_batches_at_once"], 3);
+  EXPECT_NE(made(8, 3).table().find("3 at once"), std::string::npos);
+  EXPECT_EQ(made(1, 1).table().find("order"), std::string::npos);
+}
+
 TEST(Plan, SubgroupsCoverTheStateOnceInOrder) {
   const ParameterLayout layout = transformer_like();
-  for (const std::int64_t size : {std::int64_t{1}, std::int64_t{100'000}, std::int64_t{1} << 20, std::int64_t{1} << 40}) {
+  for (const std::int64_t size :
+       {std::int64_t{1}, std::int64_t{100'000}, std::int64_t{1} << 20, std::int64_t{1} << 40}) {
     OffloadOptions options = with("interleave:2");
     options.subgroup_size = size == 1 ? 5000 : size;
     const Plan plan = make_plan(layout, options, {64_GiB, 0});

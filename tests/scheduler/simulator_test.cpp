@@ -161,6 +161,33 @@ TEST(Simulator, MicroBatchesRepeatForwardAndBackward) {
   EXPECT_THROW(simulate(layout, plan, ideal(), compute_of(3, 0.1)), MisuseError);
 }
 
+// Weights of 2 bytes go up for forward and for backward, gradients of 2 bytes come down in backward, beside the
+// weights.
+TEST(Simulator, MicroBatchesAtOnceShareEachFetch) {
+  constexpr int layers = 32, micro_batches = 4;
+  const ParameterLayout layout = testing::equal_layers(layers, layer_elements);
+  MachineProfile p = ideal();
+  p.to_device.value = p.to_host.value = 10e9;
+  p.both_ways.value = 20e9;
+  p.cpu_update.value = 1e13;
+  for (const int at_once : {1, 2, 4}) {
+    OffloadOptions options;
+    options.policy = parse_policy("host");
+    options.resident_layers = 0;
+    options.prefetch_layers = 2;
+    options.max_micro_batches = micro_batches;
+    options.micro_batches_at_once = at_once;
+    const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+    const Simulation s = simulate(layout, plan, p, compute_of(layers, 1e-7), {.micro_batches = micro_batches});
+    const double one_way = 2.0 * static_cast<double>(layout.state_elements()) / p.to_device.value;
+    EXPECT_NEAR(s.step_seconds, micro_batches / at_once * (1 + at_once) * one_way, 0.1 * s.step_seconds) << at_once;
+    // Arithmetic is the same.
+    const double busy =
+        simulate(layout, plan, ideal(), compute_of(layers, 0.1), {.micro_batches = micro_batches}).step_seconds;
+    EXPECT_NEAR(busy, micro_batches * layers * 0.3, 0.01 * busy) << at_once;
+  }
+}
+
 TEST(Simulator, AHugePlanUnfoldsAsManyTasksAsItsPieces) {
   const ParameterLayout layout = testing::equal_layers(80, std::int64_t{875'000} * 1024);
   const Plan plan = testing::plan_for(layout, "host", 7000 * 1024);
