@@ -80,6 +80,8 @@ class OneDigest(ProgramTest):
                                           "--accumulation-order", order))
             runs[order] = self.summary(out)
         self.assertEqual(runs["micro-batch"]["state_digest"], runs["layer"]["state_digest"])
+        losses = {order: [m["loss"] for m in self.metrics(self.root / order)] for order in runs}
+        self.assertEqual(losses["micro-batch"], losses["layer"])
         self.assertLess(runs["layer"]["bytes"]["h2d"], 0.5 * runs["micro-batch"]["bytes"]["h2d"])
         self.assertEqual([runs[order]["micro_batches"]["at_once"] for order in runs], [1, 3, 3])
         self.assertIn("twice a step instead of 2 x 3 times", runs["auto"]["micro_batches"]["order"])
