@@ -453,8 +453,11 @@ TEST(Unfold, AnAbandonedStepLeavesNoGradientOpen) {
   Unfolder u(run.layout, run.plan);
   for (int attempt = 0; attempt < 4; ++attempt) {
     u.begin_step(3);
-    for (int micro = 0; micro < 2; ++micro)
-      u.commit(u.gradients(6, run.tasks), run.tasks);  // the head: the embedding's stay open
+    for (int micro = 0; micro < 2; ++micro) {  // of the head: the embedding's stay open
+      const GradientVisit visit = u.gradients(6, run.tasks);
+      for (const GradientPlace& place : visit.gradients) EXPECT_TRUE(place.fresh) << place.layer;
+      u.commit(visit, run.tasks);
+    }
     u.abandon(u.gradients(6, run.tasks));
     u.end_pass();
   }
