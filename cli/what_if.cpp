@@ -83,7 +83,8 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
   with_activations(config, rules->ops(), what, [&] { choose(what, profile); });
-  if (!what.choice.plan.streams_weights()) return what;
+  const Plan& plan = what.choice.plan;
+  if (!plan.streams_weights() && !plan.sends_gradients()) return what;
   std::optional<WhatIf> more = with_more_at_once(config, rules->ops(), profile, what);
   const auto seconds = [](const WhatIf& w) { return w.choice.simulation.step_seconds; };
   return more && seconds(*more) < seconds(what) ? *std::move(more) : what;

@@ -46,6 +46,11 @@ void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan,
       carving.gradient_buffers.push_back(carve<float>(arena, size.gradient_elements, "gradient buffer"));
     }
   }
+  for (const SizeClass& size : plan.size_classes) {
+    for (int i = 0; i < size.sum_buffers; ++i) {
+      carving.sum_buffers.push_back(carve<float>(arena, size.gradient_elements, "accumulated gradient"));
+    }
+  }
   for (int i = 0; i < plan.staging_pieces; ++i) {
     carving.staging.push_back(carve<bf16>(arena, plan.piece_elements, "staging"));
   }
@@ -82,7 +87,8 @@ void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, C
     if (s.tier == Tier::host) memory.state = carve_state(arena, s.count(), plan.state);
     if (s.gradient_on_device) continue;
     memory.gradient = carve<bf16>(arena, s.count(), "gradient");
-    if (plan.max_micro_batches > 1) memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
+    if (plan.max_micro_batches > 1 && !plan.sends_sums)
+      memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
   }
   check_filled(arena, plan.spare_host_memory, plan.memory.host_bytes(), "host");
 }

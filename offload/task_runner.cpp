@@ -113,6 +113,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::round_gradient:
       return device_.ops().round(storage_.gradient_buffer(task.buffer) + task.begin, storage_.staging(task.staging),
                                  task.count(), stream);
+    case TaskKind::sum_gradient:
+      return sum_gradient(task, stream);
     case TaskKind::keep_gradient:
       return keep_gradient(task, stream);
     case TaskKind::flush_gradient:
@@ -152,6 +154,15 @@ void TaskRunner::run(const Task& task) {
 
 void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
   to_device(storage_.weight_buffer(task.buffer), storage_.host_weights(task.layer), bf16_bytes(task.count()), stream);
+}
+
+void TaskRunner::sum_gradient(const Task& task, StreamView stream) {
+  bf16* rounded = storage_.staging(task.staging);
+  float* sum = storage_.sum_buffer(task.sum) + task.begin;
+  Ops& ops = device_.ops();
+  ops.round(storage_.gradient_buffer(task.buffer) + task.begin, rounded, task.count(), stream);
+  ops.accumulate(sum, rounded, task.first_micro, task.count(), stream);
+  if (task.last_micro) ops.round(sum, rounded, task.count(), stream);
 }
 
 void TaskRunner::keep_gradient(const Task& task, StreamView stream) {

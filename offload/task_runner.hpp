@@ -59,6 +59,7 @@ class TaskRunner {
   void for_segments(const Task& task, AdamPiece piece, Call call) const;
 
   void fetch_weights(const Task& task, StreamView stream);
+  void sum_gradient(const Task& task, StreamView stream);
   void keep_gradient(const Task& task, StreamView stream);
   void load_state(const Task& task, StreamView stream);
   void store_state(const Task& task, StreamView stream);

@@ -248,6 +248,7 @@ TaskCost CostModel::of(const Task& task, bool sums) const {
       return copy(bytes, false);
     case TaskKind::round_gradient:
       return on_device(count * round_bytes / device_bandwidth_, count * round_bytes);
+    case TaskKind::sum_gradient:
     case TaskKind::keep_gradient: {
       const double each = round_bytes + (sums ? sum_bytes : 0.0) + (task.last_micro ? half_bytes : 0.0);
       return on_device(count * each / device_bandwidth_, count * each);
@@ -256,7 +257,9 @@ TaskCost CostModel::of(const Task& task, bool sums) const {
     case TaskKind::update_resident:
       return on_device(count / device_update_, count * device_update_bytes_);
     case TaskKind::fold_gradient: {
-      const double each = (sums ? sum_bytes : 0.0) + (task.last_micro ? half_bytes : 0.0);
+      const bool whole =
+          task.first_micro && task.last_micro;  // added up on the device, where there was anything to add
+      const double each = (sums && !whole ? sum_bytes : 0.0) + (task.last_micro ? half_bytes : 0.0);
       return on_cpu(count * each / host_stream_, count * each, cpu_core_share_);
     }
     case TaskKind::update_cpu:

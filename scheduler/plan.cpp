@@ -46,12 +46,17 @@ bool Plan::streams_weights() const noexcept {
   return std::any_of(layers.begin(), layers.end(), [](const LayerPlacement& l) { return !l.resident; });
 }
 
+bool Plan::sends_gradients() const noexcept {
+  return std::any_of(subgroups.begin(), subgroups.end(), [](const Subgroup& s) { return !s.gradient_on_device; });
+}
+
 namespace {
 
 struct Knobs {
   int prefetch = 1;
   int gradient_buffers = 1;
   bool keep_gradients = false;
+  bool send_sums = false;
   bool small_pieces = true;
   int resident_layers = 0;
 };
@@ -77,7 +82,7 @@ Plan build(const ParameterLayout& layout, const OffloadOptions& options, const K
   PlanBuilder builder(layout, options);
   builder.divide_state();
   builder.place_weights(knobs.resident_layers, knobs.prefetch, knobs.gradient_buffers);
-  builder.place_gradients(knobs.keep_gradients);
+  builder.place_gradients(knobs.keep_gradients, knobs.send_sums);
   builder.book_memory(knobs.small_pieces);
   return std::move(builder).take();
 }
@@ -105,6 +110,8 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, Knobs
   wish.small_pieces = false;
   if (!attempt(wish)) wish = knobs;
   wish.gradient_buffers = 2;
+  if (!attempt(wish)) wish = knobs;
+  wish.send_sums = true;
   if (!attempt(wish)) wish = knobs;
   if (options.prefetch_layers == 0) {
     wish.prefetch = 2;

@@ -45,6 +45,7 @@ struct SizeClass {
   std::int64_t gradient_elements = 0;  ///< of one gradient buffer (fp32)
   int weight_buffers = 0;              ///< 0 where every layer of the class is resident
   int gradient_buffers = 0;
+  int sum_buffers = 0;  ///< fp32, of gradient_elements each: where gradients add up before they leave
 };
 
 struct LayerPlacement {
@@ -66,6 +67,7 @@ struct Plan {
   int state_buffers = 0;            ///< device buffers for pieces of streamed state
   int max_micro_batches = 1;
   int micro_batches_at_once = 1;           ///< that pass through the layers together, as the options say
+  bool sends_sums = false;                 ///< what leaves the device is not each micro-batch's gradient, but their sum
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it
   std::size_t device_reserved = 0;         ///< the share of context and libraries
@@ -87,10 +89,11 @@ struct Plan {
     std::int64_t resident = 0;
   };
   Shares shares() const noexcept;
-  /// Whether some layer's weights live on the host.
+  /// Whether some layer's weights live on the host, and whether some gradients go there.
   bool streams_weights() const noexcept;
+  bool sends_gradients() const noexcept;
   /// The order of a step's micro-batches in a few words: "by layer: weights cross the link twice a step instead of
-  /// 2 x 8 times".
+  /// 2 x 8 times, gradients once instead of 8 times".
   std::string order() const;
   /// The memory table, for people.
   std::string table() const;

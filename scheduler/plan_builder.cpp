@@ -169,9 +169,32 @@ void PlanBuilder::size_classes() {
   }
 }
 
-void PlanBuilder::place_gradients(bool keep_streamed) {
+void PlanBuilder::place_gradients(bool keep_streamed, bool send_sums) {
   for (Subgroup& s : plan_.subgroups) {
     s.gradient_on_device = s.tier == Tier::device || (keep_streamed && s.updater == Updater::device);
+  }
+  const bool together = plan_.max_micro_batches > 1 && plan_.micro_batches_at_once == plan_.max_micro_batches;
+  plan_.sends_sums = send_sums && together && plan_.sends_gradients();
+  if (plan_.sends_sums) place_sums();
+}
+
+/// One layer's gradients add up at a time, with those of the layers that it borrows from.
+void PlanBuilder::place_sums() {
+  std::vector<bool> sends(static_cast<std::size_t>(layout_.layer_count()));
+  for (const Subgroup& s : plan_.subgroups) {
+    if (!s.gradient_on_device) sends[static_cast<std::size_t>(s.layer)] = true;
+  }
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    std::vector<int> needed(plan_.size_classes.size());
+    const auto need = [&](int layer) {
+      const auto i = static_cast<std::size_t>(layer);
+      if (sends[i]) ++needed[static_cast<std::size_t>(plan_.layers[i].size_class)];
+    };
+    need(l);
+    for (const int owner : layout_.layer(l).borrows) need(owner);
+    for (std::size_t c = 0; c < needed.size(); ++c) {
+      plan_.size_classes[c].sum_buffers = std::max(plan_.size_classes[c].sum_buffers, needed[c]);
+    }
   }
 }
 
@@ -214,6 +237,9 @@ void PlanBuilder::book_device() {
   }
   std::size_t kept = 0;
   std::size_t sums = 0;
+  for (const SizeClass& size : plan_.size_classes) {
+    sums += static_cast<std::size_t>(size.sum_buffers) * align_up(bytes_of(size.gradient_elements, 4));
+  }
   std::size_t state = 0;
   std::size_t norms = 0;
   bool returns_gradient = false;
@@ -258,7 +284,7 @@ void PlanBuilder::book_host() {
     if (s.tier == Tier::host) state += booked_state_bytes(s.count(), plan_.state);
     if (s.gradient_on_device) continue;
     gradients += align_up(bytes_of(s.count(), 2));
-    if (options_.max_micro_batches > 1) sums += align_up(bytes_of(s.count(), 4));
+    if (options_.max_micro_batches > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
   }
   MemoryPlan& memory = plan_.memory;
   memory.add("weights", "run", Place::pinned, weights);

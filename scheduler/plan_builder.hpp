@@ -17,8 +17,9 @@ class PlanBuilder {
   /// The first `resident_layers` layers keep their weights on the device; the others share
   /// `prefetch` buffers of their size class.
   void place_weights(int resident_layers, int prefetch, int gradient_buffers);
-  /// Whether gradients of streamed subgroups stay on the device (those of resident ones always do).
-  void place_gradients(bool keep_streamed);
+  /// Whether gradients of streamed subgroups stay on the device (those of resident ones always do), and whether others
+  /// add up there before they leave, where all micro-batches of a step pass through a layer at once.
+  void place_gradients(bool keep_streamed, bool send_sums);
   /// Sizes pieces and buffers, and names every byte. `small_pieces`: as little memory for what is on its
   /// way as still lets a copy and the work on its neighbour overlap.
   void book_memory(bool small_pieces);
@@ -31,6 +32,7 @@ class PlanBuilder {
   void assign_interleave();
   void assign_paths();
   void size_classes();
+  void place_sums();
   void size_buffers(bool small_pieces);
   void book_device();
   void book_host();

@@ -41,9 +41,14 @@ std::string Plan::order() const {
                      : micro_batches_at_once == max_micro_batches
                          ? "by layer"
                          : fmt::format("by layer, {} at once", micro_batches_at_once);
-  if (!streams_weights()) return text + ": weights stay on the device";
-  text += fmt::format(": weights cross the link {} a step", times(micro_batches_at_once));
-  if (micro_batches_at_once > 1) text += " instead of " + times(1);
+  if (!streams_weights()) {
+    text += ": weights stay on the device";
+  } else {
+    text += fmt::format(": weights cross the link {} a step", times(micro_batches_at_once));
+    if (micro_batches_at_once > 1) text += " instead of " + times(1);
+  }
+  if (sends_gradients())
+    text += fmt::format(", gradients {}{} times", sends_sums ? "once instead of " : "", max_micro_batches);
   return text;
 }
 
@@ -59,6 +64,7 @@ std::string Plan::json() const {
   j["state_buffers"] = state_buffers;
   j["max_micro_batches"] = max_micro_batches;
   j["micro_batches_at_once"] = micro_batches_at_once;
+  j["sends_sums"] = sends_sums;
   j["device_memory"] = device_memory;
   j["reserved_device_memory"] = reserved_device_memory;
   j["device_reserved"] = device_reserved;
@@ -71,7 +77,8 @@ std::string Plan::json() const {
     j["size_classes"].push_back({{"weight_elements", c.weight_elements},
                                  {"gradient_elements", c.gradient_elements},
                                  {"weight_buffers", c.weight_buffers},
-                                 {"gradient_buffers", c.gradient_buffers}});
+                                 {"gradient_buffers", c.gradient_buffers},
+                                 {"sum_buffers", c.sum_buffers}});
   }
   j["subgroups"] = json::array();
   for (const Subgroup& s : subgroups) {

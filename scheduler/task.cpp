@@ -32,6 +32,8 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "fetch_weights";
     case TaskKind::round_gradient:
       return "round_gradient";
+    case TaskKind::sum_gradient:
+      return "sum_gradient";
     case TaskKind::keep_gradient:
       return "keep_gradient";
     case TaskKind::flush_gradient:

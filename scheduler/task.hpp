@@ -28,6 +28,7 @@ enum class TaskKind : std::uint8_t {
   commit,           ///< caller: has filled a layer's gradients
   fetch_weights,    ///< h2d: a layer's weights into a buffer
   round_gradient,   ///< device: fp32 gradient piece to bf16, into staging
+  sum_gradient,     ///< device: fp32 gradient piece to bf16, added to the others; last, their sum to bf16, into staging
   keep_gradient,    ///< device: fp32 gradient piece to bf16 (and accumulator), stays on the device
   flush_gradient,   ///< d2h: staged piece to the host
   fold_gradient,    ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
@@ -57,6 +58,7 @@ struct Task {
   std::int64_t end = 0;
   int buffer = -1;   ///< weight, gradient or state buffer (index within its kind); of save_state the array, 0 to 2
   int staging = -1;  ///< staging piece
+  int sum = -1;      ///< buffer for a sum of gradients
   bool first_micro = true;  ///< of the step's micro-batches
   bool last_micro = true;
   std::uint64_t bytes = 0;  ///< across the link, or to the disk

@@ -35,6 +35,9 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
     GradientBuffer gradients;
     gradients.size_class = c;
     gradient_buffers_.insert(gradient_buffers_.end(), static_cast<std::size_t>(size.gradient_buffers), gradients);
+    SumBuffer sums;
+    sums.size_class = c;
+    sum_buffers_.insert(sum_buffers_.end(), static_cast<std::size_t>(size.sum_buffers), sums);
   }
   staging_users_.resize(static_cast<std::size_t>(plan.staging_pieces), no_task);
   state_buffer_users_.resize(static_cast<std::size_t>(plan.state_buffers), no_task);
@@ -88,7 +91,9 @@ void Unfolder::begin_step(int micro_batches, bool update_in_backward) {
     append(buffer.users, buffer.commit_tasks);
     buffer.layer = -1;
   }
+  for (SumBuffer& buffer : sum_buffers_) buffer.layer = -1;
   for (LayerState& layer : layers_) layer.asked = layer.committed = 0;
+  layer_at_work_ = -1;
   open_micro_batches(0);
 }
 
@@ -122,6 +127,9 @@ void Unfolder::forget_before(TaskId id) {
   const auto prune = [id](std::vector<TaskId>& list) { std::erase_if(list, [id](TaskId t) { return t < id; }); };
   for (WeightBuffer& buffer : weight_buffers_) prune(buffer.users);
   for (GradientBuffer& buffer : gradient_buffers_) prune(buffer.users);
+  for (SumBuffer& buffer : sum_buffers_) {
+    std::erase_if(buffer.users, [id](const SumBuffer::Use& use) { return use.task < id; });
+  }
   for (LayerState& layer : layers_) {
     prune(layer.visits);
     prune(layer.weight_writers);

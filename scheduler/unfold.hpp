@@ -85,8 +85,9 @@ class Unfolder {
   void prefetch(TaskList& out);
 
   /// The caller is about to fill a layer's gradients: emits the commit with which it will end. The layer's k-th
-  /// call in a step is of micro-batch k. Throws MisuseError before the layer's last one is committed, and beyond the
-  /// micro-batches that pass through the layers at once.
+  /// call in a step is of micro-batch k. Throws MisuseError before the layer's last one is committed, beyond the
+  /// micro-batches that pass through the layers at once, and, where the plan sends sums, before all micro-batches of
+  /// the layer before are committed.
   GradientVisit gradients(int layer, TaskList& out);
   /// It has: emits, for every layer that is now complete, the way of its gradient.
   void commit(const GradientVisit& visit, TaskList& out);
@@ -113,6 +114,7 @@ class Unfolder {
   /// Visits not yet released, counted over buffers and residents.
   int open_visits() const noexcept { return open_visits_; }
   int weight_buffer_count() const noexcept { return static_cast<int>(weight_buffers_.size()); }
+  int sum_buffer_count() const noexcept { return static_cast<int>(sum_buffers_.size()); }
   int gradient_buffer_count() const noexcept { return static_cast<int>(gradient_buffers_.size()); }
   /// Elements of a buffer.
   std::int64_t weight_buffer_elements(int buffer) const;
@@ -135,6 +137,17 @@ class Unfolder {
     int commits = 0;                   ///< of the layers that add to it
     std::vector<TaskId> commit_tasks;  ///< theirs
     std::vector<TaskId> users;         ///< to wait for before it is overwritten
+  };
+  /// Holds the sum of a layer's gradients from its first micro-batch to its last.
+  struct SumBuffer {
+    struct Use {
+      std::int64_t begin = 0;
+      std::int64_t end = 0;
+      TaskId task = no_task;
+    };
+    int size_class = 0;
+    int layer = -1;          ///< -1: free
+    std::vector<Use> users;  ///< the last of each range
   };
   struct LayerState {
     int weight_buffer = -1;              ///< that holds valid weights, -1 none
@@ -163,6 +176,9 @@ class Unfolder {
   int acquire_gradient_buffer(int layer, int micro);
   void send_gradient(int buffer, TaskList& out);
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
+  int sum_buffer_of(int layer);
+  TaskId add_piece(Task piece, TaskList& out);
+  TaskId round_piece(const Task& piece, TaskList& out);
   void send_piece(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);
   void save_parameter(const Parameter& parameter, TaskList& out);
@@ -194,6 +210,7 @@ class Unfolder {
   TaskId next_id_;
   std::vector<WeightBuffer> weight_buffers_;
   std::vector<GradientBuffer> gradient_buffers_;
+  std::vector<SumBuffer> sum_buffers_;
   std::vector<LayerState> layers_;
   std::vector<SubgroupState> subgroups_;
   std::vector<TaskId> staging_users_;       ///< the last one of each piece, no_task at first
@@ -207,7 +224,8 @@ class Unfolder {
   std::vector<TaskId> norm_tasks_;
   TaskId last_save_ = no_task;
   int micro_batches_ = 1;
-  int micro_end_ = 1;  ///< of those that pass through the layers at the moment, the last one's successor
+  int micro_end_ = 1;       ///< of those that pass through the layers at the moment, the last one's successor
+  int layer_at_work_ = -1;  ///< whose gradients were asked for last
   int layers_to_commit_ = 0;
   int gradients_left_ = 0;  ///< of these layers in these micro-batches
   int open_visits_ = 0;

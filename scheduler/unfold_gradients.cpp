@@ -49,6 +49,14 @@ void Unfolder::require_next_micro_batch(int layer) const {
   if (state.asked > state.committed) {
     throw MisuseError("gradients of layer " + name + " of the micro-batch before are not committed");
   }
+  if (plan_.sends_sums && layer_at_work_ >= 0 && layer_at_work_ != layer) {
+    const LayerState& before = layers_[static_cast<std::size_t>(layer_at_work_)];
+    if (before.committed < micro_batches_) {
+      throw MisuseError("gradients of layer " + name + " before all micro-batches of layer " +
+                            layout_.layer(layer_at_work_).name + " are committed",
+                        "the plan adds them up on the device, a layer at a time");
+    }
+  }
   if (state.asked == micro_end_) {
     throw MisuseError("gradients of layer " + name + " are already committed in this micro-batch",
                       plan_.micro_batches_at_once > 1 ? "and in all that pass through the layers at once" : "");
@@ -77,6 +85,7 @@ GradientVisit Unfolder::gradients(int layer, TaskList& out) {
   out.depends_on(before_);
   if (visit.gradients.empty()) return visit;
   ++state.asked;
+  layer_at_work_ = layer;
   direction_ = Direction::backward;
   return visit;
 }
@@ -113,10 +122,13 @@ void Unfolder::send_gradient(int index, TaskList& out) {
   const LayerState& state = state_of(buffer.layer);
   buffer.users.clear();
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
-    // Whoever still uses the final gradient of the micro-batch or step before.
+    // Whoever still uses the final gradient of the micro-batch or step before; it is not touched before it is due.
     std::vector<TaskId>& users = subgroups_[static_cast<std::size_t>(s)].gradient_users;
-    before_.assign(users.begin(), users.end());
-    users.clear();
+    const bool kept = plan_.subgroups[static_cast<std::size_t>(s)].gradient_on_device;
+    if (kept || !plan_.sends_sums || buffer.micro == micro_batches_ - 1) {
+      before_.assign(users.begin(), users.end());
+      users.clear();
+    }
     for_pieces(s, [&](std::int64_t begin, std::int64_t end) {
       Task piece;
       piece.priority = priority_gradient;
@@ -128,25 +140,68 @@ void Unfolder::send_gradient(int index, TaskList& out) {
       piece.buffer = index;
       piece.first_micro = buffer.micro == 0;
       piece.last_micro = buffer.micro == micro_batches_ - 1;
-      if (plan_.subgroups[static_cast<std::size_t>(s)].gradient_on_device) {
+      if (kept) {
         keep_piece(piece, out);
       } else {
         send_piece(piece, out);
       }
     });
   }
+  for (SumBuffer& sum : sum_buffers_) {
+    if (sum.layer == buffer.layer && buffer.micro == micro_batches_ - 1) sum.layer = -1;
+  }
   buffer.layer = -1;
+}
+
+int Unfolder::sum_buffer_of(int layer) {
+  const int size_class = plan_.layers[static_cast<std::size_t>(layer)].size_class;
+  int free = -1;
+  for (int b = 0; b < sum_buffer_count(); ++b) {
+    const SumBuffer& buffer = sum_buffers_[static_cast<std::size_t>(b)];
+    if (buffer.layer == layer) return b;
+    if (buffer.layer < 0 && buffer.size_class == size_class) free = b;
+  }
+  if (free < 0)
+    throw MisuseError("no buffer is free for the sum of the gradients of layer " + layout_.layer(layer).name);
+  sum_buffers_[static_cast<std::size_t>(free)].layer = layer;
+  return free;
+}
+
+/// To the sum of the micro-batches before; the last one leaves it, rounded, in staging.
+TaskId Unfolder::add_piece(Task piece, TaskList& out) {
+  piece.sum = sum_buffer_of(piece.layer);
+  SumBuffer& sum = sum_buffers_[static_cast<std::size_t>(piece.sum)];
+  const TaskId add = emit_like(out, piece, TaskKind::sum_gradient, Lane::device).id;
+  const auto overlaps = [&](const SumBuffer::Use& use) { return use.begin < piece.end && piece.begin < use.end; };
+  for (const SumBuffer::Use& use : sum.users) {
+    if (overlaps(use)) out.depends_on(use.task);
+  }
+  std::erase_if(sum.users, overlaps);
+  sum.users.push_back({piece.begin, piece.end, add});
+  return add;
+}
+
+/// Into staging, alone or with the micro-batches before.
+TaskId Unfolder::round_piece(const Task& piece, TaskList& out) {
+  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
+  const bool adds = plan_.sends_sums && micro_batches_ > 1;
+  const TaskId round = adds ? add_piece(piece, out) : emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
+  out.depends_on(from.commit_tasks);
+  out.depends_on(staging_users_[static_cast<std::size_t>(piece.staging)]);
+  from.users.push_back(round);
+  return round;
 }
 
 /// By way of staging to the host, where the final gradient is what `before_` uses.
 void Unfolder::send_piece(Task piece, TaskList& out) {
-  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
   piece.staging = take_staging();
   TaskId& staging_user = staging_users_[static_cast<std::size_t>(piece.staging)];
-  const TaskId round = emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
-  out.depends_on(from.commit_tasks);
-  out.depends_on(staging_user);
-  from.users.push_back(round);
+  const TaskId round = round_piece(piece, out);
+  staging_user = round;
+  if (plan_.sends_sums) {
+    if (!piece.last_micro) return;
+    piece.first_micro = true;  // to the host it is the only one
+  }
 
   Task& flush = emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
   flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;

@@ -138,12 +138,12 @@ Way better_order(const RunSetup& run, Way one, Way more) {
 }
 
 /// For one way of keeping activations, the order of micro-batches: through each layer at once, as many as fit, where
-/// weights are streamed and that is better. Throws PlanError.
+/// something crosses the link for each of them and that is better. Throws PlanError.
 Way plan_order(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
                const Speeds& speeds) {
   Way one = plan_with(run, shape, rows, config.host_memory, speeds);
   if (config.accumulation_order != AccumulationOrder::automatic) one.why = "as --accumulation-order says";
-  if (!one.plan.streams_weights() || !speeds.matter) return one;
+  if (!speeds.matter || !(one.plan.streams_weights() || one.plan.sends_gradients())) return one;
   for (const std::int64_t at_once : more_at_once(config, shape)) {
     shape.micro_batches = at_once;
     std::optional<Way> more;

@@ -51,14 +51,52 @@ TEST(Plan, MicroBatchesAtOnceTakeAGradientBufferEachOfATiedLayer) {
   const std::size_t embedding = 4 * static_cast<std::size_t>(transformer_like().layer(0).state_elements);
   EXPECT_EQ(working(made(8, 4)) - working(made(8, 2)), 2 * embedding);
   EXPECT_EQ(made(8, 3).order(),
-            "by layer, 3 at once: weights cross the link 2 x 3 times a step instead of 2 x 8 times");
-  EXPECT_EQ(made(8, 1).order(), "by micro-batch: weights cross the link 2 x 8 times a step");
-  EXPECT_EQ(made(8, 8).order(), "by layer: weights cross the link twice a step instead of 2 x 8 times");
+            "by layer, 3 at once: weights cross the link 2 x 3 times a step instead of 2 x 8 times, gradients 8 times");
+  EXPECT_EQ(made(8, 1).order(), "by micro-batch: weights cross the link 2 x 8 times a step, gradients 8 times");
+  EXPECT_EQ(made(8, 8).order(),
+            "by layer: weights cross the link twice a step instead of 2 x 8 times, gradients once instead of 8 times");
   EXPECT_EQ(made(2, 8).micro_batches_at_once, 2);
   EXPECT_THROW(made(2, 0), UsageError);
   EXPECT_EQ(nlohmann::json::parse(made(8, 3).json())["micro_batches_at_once"], 3);
   EXPECT_NE(made(8, 3).table().find("3 at once"), std::string::npos);
   EXPECT_EQ(made(1, 1).table().find("order"), std::string::npos);
+}
+
+TEST(Plan, SumsOnTheDeviceSaveThoseOnTheHost) {
+  const auto made = [](int at_once, std::size_t ceiling) {
+    OffloadOptions options = with("host");
+    options.resident_layers = 0;
+    options.max_micro_batches = 4;
+    options.micro_batches_at_once = at_once;
+    return make_plan(transformer_like(), options, {ceiling, 0});
+  };
+  const auto sums = [](const Plan& plan, Place place) {
+    for (const MemoryEntry& e : plan.memory.entries) {
+      if (e.name == "gradients, accumulated" && e.place == place) return e.bytes;
+    }
+    return std::size_t{0};
+  };
+  const ParameterLayout layout = transformer_like();
+  const std::size_t all = 4 * static_cast<std::size_t>(layout.state_elements());
+  std::size_t largest = 0;  // of each class: embedding, blocks, head
+  for (const int l : {0, 1, layout.layer_count() - 1}) {
+    largest += 4 * static_cast<std::size_t>(layout.layer(l).state_elements);
+  }
+  const Plan roomy = made(4, 64_GiB);
+  EXPECT_TRUE(roomy.sends_sums);
+  EXPECT_EQ(sums(roomy, Place::device), largest);
+  EXPECT_EQ(sums(roomy, Place::pinned), 0U);
+  const Plan by_half = made(2, 64_GiB);
+  EXPECT_FALSE(by_half.sends_sums);
+  EXPECT_EQ(sums(by_half, Place::device), 0U);
+  EXPECT_EQ(sums(by_half, Place::pinned), all);
+  OffloadOptions options = with("host");
+  options.resident_layers = 0;
+  options.prefetch_layers = 1;
+  options.max_micro_batches = options.micro_batches_at_once = 4;
+  const Plan tight = make_plan(layout, options, {smallest_device_memory(layout, options), 0});
+  EXPECT_FALSE(tight.sends_sums);
+  EXPECT_EQ(sums(tight, Place::pinned), all);
 }
 
 TEST(Plan, SubgroupsCoverTheStateOnceInOrder) {
