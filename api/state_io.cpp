@@ -73,11 +73,11 @@ std::span<float> StateCopy::writable(std::size_t index, StatePart part) const {
 
 std::span<const float> StateCopy::part(std::size_t index, StatePart part) const { return writable(index, part); }
 
-void StateCopy::take(OffloadEngine& engine) {
+void StateCopy::take(OffloadEngine::SaveScope& scope) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     for (const StatePart part : {StatePart::master, StatePart::m, StatePart::v}) {
       const auto values = writable(i, part);
-      if (!values.empty()) engine.read(*parameters_[i], array_of(part), values);
+      if (!values.empty()) scope.read(*parameters_[i], array_of(part), 0, values);
     }
   }
 }

@@ -21,8 +21,8 @@ class StateCopy {
   static std::size_t bytes(const ParameterLayout& layout);
   /// Reserves the memory. `layout` must outlive it.
   explicit StateCopy(const ParameterLayout& layout);
-  /// Copies the engine's state. Blocks; waits for updates in flight.
-  void take(OffloadEngine& engine);
+  /// Copies the state that the scope has. Blocks; waits for the updates that came before it.
+  void take(OffloadEngine::SaveScope& scope);
   /// One array of an owned parameter, as last taken; empty for moments of a frozen one.
   std::span<const float> part(std::size_t index, StatePart part) const;
 

@@ -44,14 +44,13 @@ def train(work, tokens, out, *more):
 
 
 def slowdown(text, metrics):
-    """Time of the steps that a save overlapped, and of the pauses for it, over that of as many others."""
+    """Time of the steps that a save overlapped over that of as many others."""
     seconds = {line["step"]: line["step_seconds"] for line in metrics}
     overlapped = {int(n) for n in re.findall(r"^step +(\d+)/.* saving \d+%", text, re.M)}
     alone = [s for n, s in seconds.items() if n not in overlapped and n > 2]
-    held = [float(s) for s in re.findall(r"training held for ([0-9.]+) s", text)[:-1]]  # the last one: nothing to hold
     if not overlapped:
         return 1.0
-    return (sum(seconds[n] for n in overlapped) + sum(held)) / (len(overlapped) * statistics.median(alone))
+    return sum(seconds[n] for n in overlapped) / (len(overlapped) * statistics.median(alone))
 
 
 def measure():

@@ -31,6 +31,12 @@ std::vector<fs::path> existing(const std::vector<fs::path>& files) {
   return found;
 }
 
+/// Training comes first where cores are short; the disk is what the calling thread waits for.
+void give_way() {
+  constexpr int politeness = 10;
+  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), politeness);
+}
+
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(OffloadEngine& engine, SaverOptions options,
@@ -59,24 +65,17 @@ bool CheckpointSaver::save(Manifest manifest, bool best) {
   total_bytes_ = StateCopy::bytes(engine_.layout());
   beside_ = {};
   waited_ = engine_.counters().save_wait_seconds;
-  if (copy_) {
-    copy_->take(engine_);
-  } else {
+  if (!copy_) {
     buffer_.resize(save_buffer_values(engine_.layout()));
     plan_ = engine_.plan();
     predicted_.reset();
     measured_disk_ = 0.0;
-    scope_.emplace(engine_.begin_save());
   }
-  held_ = trace_now() - began_;
+  state_is_read_ = false;
+  scope_.emplace(engine_.begin_save());
   affects_step_ = true;
   under_way_ = true;
-  thread_ = std::thread([this] {
-    // Training comes first where cores are short; the disk is what this waits for.
-    constexpr int politeness = 10;
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), politeness);
-    write();
-  });
+  thread_ = std::thread([this] { write(); });
   return true;
 }
 
@@ -108,14 +107,24 @@ void CheckpointSaver::write_state() {
                             .beside = existing(options_.beside),
                             .progress = [this](std::uint64_t bytes) { bytes_ = bytes; }};
   if (copy_) {
+    copy_->take(*scope_);  // updates wait for this alone: as fast as can be
+    let_go();
+    give_way();
     content.read = [this](std::size_t index, StatePart part, std::int64_t, std::span<float>) {
       return copy_->part(index, part);
     };
   } else {
+    give_way();
     content.read = timed(state_reader(*scope_, engine_.layout()));
   }
   written_ = write_checkpoint(options_.root, content);
   if (!copy_ && options_.predict) predicted_ = options_.predict(plan_, disk_);
+}
+
+/// What was not read is not read any more, and updates go on.
+void CheckpointSaver::let_go() {
+  scope_.reset();
+  state_is_read_ = true;
 }
 
 void CheckpointSaver::write() noexcept {
@@ -126,7 +135,7 @@ void CheckpointSaver::write() noexcept {
   } catch (...) {
     failure_ = std::current_exception();  // reaches whoever asks for the outcome
   }
-  scope_.reset();           // of a save that failed, updates may still wait for what it has not read
+  let_go();                 // of a save that failed, updates may still wait for what it has not read
   sample_process_memory();  // the high-water mark of saving, before the buffer goes
   buffer_ = {};
   seconds_ = trace_now() - began_;
@@ -153,7 +162,6 @@ bool CheckpointSaver::conclude(bool last) {
 }
 
 std::string CheckpointSaver::cost_of_the_save() const {
-  if (copy_) return fmt::format("training held for {:.2f} s", held_);
   std::string text = fmt::format("updates waited {:.2f} s", engine_.counters().save_wait_seconds - waited_);
   if (beside_.steps == 0 || alone_.steps == 0) return text;
   text += ", step " + SaveSlowdown{beside_.mean() / alone_.mean(), beside_.steps}.text();
@@ -165,11 +173,8 @@ void CheckpointSaver::note_step(double seconds) {
   Pace& pace = affects_step_ ? beside_ : alone_;
   ++pace.steps;
   pace.seconds += seconds;
-  affects_step_ = under_way_ && !state_is_read();
+  affects_step_ = under_way_ && !state_is_read_ && bytes_ < total_bytes_;
 }
-
-/// Also where it is in the copy alone that the rest waits to be written.
-bool CheckpointSaver::state_is_read() const noexcept { return copy_ != nullptr || done_ || bytes_ >= total_bytes_; }
 
 bool CheckpointSaver::poll() { return !under_way_ || !done_ || finish(false); }
 

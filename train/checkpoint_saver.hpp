@@ -21,8 +21,8 @@ namespace tandem {
 struct SaverOptions {
   std::filesystem::path root;  ///< of the checkpoints
   int keep = 2;
-  /// Training stands still for a copy of the state, which takes StateCopy::bytes of memory. Else each update waits
-  /// until the state that it overwrites has been read; that takes a buffer of save_buffer_values.
+  /// Reads the state into a copy first, which takes StateCopy::bytes of memory, and not at the pace of the disk, which
+  /// takes a buffer of save_buffer_values. Either way an update waits until the state that it overwrites has been read.
   bool copies = false;
   OnSaveFailure on_failure = OnSaveFailure::stop;
   std::vector<std::filesystem::path> beside;  ///< copied into every checkpoint, where they still exist
@@ -40,8 +40,8 @@ class CheckpointSaver {
   ~CheckpointSaver();
 
   /// Saves the engine's state under the manifest's step (parameters, adam_step, digest and files are filled in
-  /// here). Returns once the state is copied, or at once. Waits for a save under way first. `best`: this one stays,
-  /// whatever comes. Throws and returns as `poll` does.
+  /// here). Waits for a save under way and then returns at once. `best`: this one stays, whatever comes. Throws and
+  /// returns as `poll` does.
   bool save(Manifest manifest, bool best = false);
   /// Looks whether the save under way is done, and does not wait. Where it failed: throws WriteError, or warns
   /// and returns false if the run is to go on.
@@ -65,8 +65,8 @@ class CheckpointSaver {
 
   void write() noexcept;
   void write_state();
+  void let_go();
   StateReader timed(StateReader read);
-  bool state_is_read() const noexcept;
   bool conclude(bool last);
   std::string cost_of_the_save() const;
 
@@ -82,7 +82,6 @@ class CheckpointSaver {
   std::filesystem::path best_;
   std::filesystem::path written_;
   double began_ = 0.0;
-  double held_ = 0.0;
   double waited_ = 0.0;  ///< by updates, in all saves before this one
   double seconds_ = 0.0;
   Plan plan_;          ///< under which the save under way began
@@ -95,6 +94,7 @@ class CheckpointSaver {
   std::uint64_t total_bytes_ = 0;
   std::exception_ptr failure_;
   std::atomic<std::uint64_t> bytes_{0};
+  std::atomic<bool> state_is_read_{false};  ///< by the save under way: nothing waits for it any more
   std::atomic<bool> done_{false};
   bool under_way_ = false;
   std::thread thread_;

@@ -50,7 +50,7 @@ class Saving(ProgramTest):
         self.assertTrue(self.plan()["saving"]["copies_state"])
         beside = self.no_room_for_a_copy()
         states = []
-        for name, ceiling, row, said in [("copy", [], "checkpoint copy", ["from a copy", "training held for"]),
+        for name, ceiling, row, said in [("copy", [], "checkpoint copy", ["from a copy", "updates waited"]),
                                          ("beside", beside, "checkpoint buffer", ["beside training", "updates waited"])]:
             out = self.root / name
             result = self.succeed(self.train("--steps", "4", "--checkpoint-every", "1", "--keep", "0", *ceiling, "--out",
