@@ -308,6 +308,8 @@ std::unique_ptr<Checkpoint> newest_checkpoint(
   for (const Found& candidate : checkpoints_below(root)) {
     try {
       return std::make_unique<Checkpoint>(candidate.path);
+    } catch (const NewerFormat&) {
+      throw;
     } catch (const InputError& error) {
       passed_over(candidate.path, error.what());
     }

@@ -70,7 +70,7 @@ class Checkpoint {
 bool is_checkpoint(const std::filesystem::path& directory);
 
 /// The newest checkpoint below `root` that checks whole, or null; each one passed over is told to
-/// `passed_over` with the reason.
+/// `passed_over` with the reason. Throws NewerFormat: who went on from an older one, or afresh, would remove it.
 std::unique_ptr<Checkpoint> newest_checkpoint(
     const std::filesystem::path& root,
     const std::function<void(const std::filesystem::path&, const std::string&)>& passed_over);

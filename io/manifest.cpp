@@ -105,11 +105,12 @@ Manifest parse_manifest(std::string_view content, const std::string& where) {
   if (!j.is_object() || !j.contains("format")) corrupt(where, "its manifest is no JSON object with a format");
   const json& format = j["format"];
   if (format != Manifest::format) {
-    const bool newer = format.is_number() && format.get<double>() > Manifest::format;
-    throw InputError(where,
-                     fmt::format("its format is {}, this tandem reads {}",
-                                 format.is_number() ? format.dump() : "no number", +Manifest::format),
-                     newer ? "use the newer tandem that wrote it" : "use another one of the run");
+    const std::string why = fmt::format("its format is {}, this tandem reads {}",
+                                        format.is_number() ? format.dump() : "no number", +Manifest::format);
+    if (format.is_number() && format.get<double>() > Manifest::format) {
+      throw NewerFormat(where, why, "use the newer tandem that wrote it");
+    }
+    throw InputError(where, why, "use another one of the run");
   }
   try {
     return from_json(j, where);

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.hpp"
+
 namespace tandem {
 
 struct CheckpointParameter {
@@ -48,8 +50,13 @@ struct Manifest {
   std::vector<CheckpointFile> files;
 };
 
+/// A checkpoint of a later version of tandem: not damaged, and nothing to be passed over in favour of an older one.
+struct NewerFormat : InputError {
+  using InputError::InputError;
+};
+
 /// Reads a manifest that is not believed: every entry has its type, no number is negative, no shape
-/// overflows, no file lies in another folder. Throws InputError that begins with `where`.
+/// overflows, no file lies in another folder. Throws InputError that begins with `where`, NewerFormat.
 Manifest parse_manifest(std::string_view text, const std::string& where);
 
 /// The text that `parse_manifest` reads back.

@@ -128,7 +128,7 @@ void require_gapless(const std::filesystem::path& file, std::vector<Extent> exte
     if (extent.begin > end) corrupt(file, fmt::format("a gap lies before tensor {}", extent.name));
     end = extent.end;
   }
-  if (end != data_bytes) corrupt(file, fmt::format("{} bytes follow the last tensor", data_bytes - end));
+  if (end != data_bytes) corrupt(file, fmt::format("it is longer than its tensors, by {} B", data_bytes - end));
 }
 
 float half_to_float(std::uint16_t half) {
@@ -192,8 +192,11 @@ void SafetensorsReader::parse() {
   if (bytes.size() < length_bytes) corrupt(path, "it is shorter than its own header length");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));
-  if (length > header_limit || length > bytes.size() - length_bytes) {
-    corrupt(path, fmt::format("it promises a header of {} bytes", length));
+  if (length > bytes.size() - length_bytes) {
+    corrupt(path, fmt::format("it promises a header of {} bytes and has {} in all", length, bytes.size()));
+  }
+  if (length > header_limit) {
+    corrupt(path, fmt::format("it promises a header of {} bytes, and {} are the most", length, header_limit));
   }
   const auto header_bytes = static_cast<std::size_t>(length);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + length_bytes, header_bytes);

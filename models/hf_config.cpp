@@ -136,7 +136,7 @@ const Architecture& architecture_of(const Fields& f) {
   std::string names;
   for (const Architecture& a : known_architectures) names += (names.empty() ? "" : ", ") + std::string(a.name);
   const std::string what = listed.empty() ? fmt::format("model_type '{}'", model_type) : "'" + listed.front() + "'";
-  f.refuse(fmt::format("the architecture {} is not supported", what), "one of " + names);
+  f.refuse(fmt::format("the architecture {} is not supported", what), "use one of " + names);
 }
 
 /// Fields that may be there, but must not ask for anything else than `expected`.

@@ -176,6 +176,10 @@ class Places(ProgramTest):
                                ({"step": -1}, ["manifest"])]:
             manifest.write_text(json.dumps({**whole, **changes}))
             self.refused(self.run_program("digest", checkpoint), 4, *words)
+        manifest.write_text(json.dumps({**whole, "format": 2}))
+        for resume in (["--resume"], ["--resume", checkpoint]):
+            self.refused(self.train("--steps", "2", "--out", out, *resume), 4, "step-00000001", "newer tandem")
+        self.assertEqual([p.name for p in (out / "checkpoints").iterdir()], ["step-00000001"])
         manifest.write_text("[" * 200000 + "]" * 200000)
         self.refused(self.run_program("digest", checkpoint), 4, "nested too deep")
 
@@ -242,6 +246,8 @@ class Tensors(ProgramTest):
                  "another size": changed(**{second: {**header[second], "shape": [1 << 62, 1 << 62]}}),
                  "unknown type": changed(**{first: {**header[first], "dtype": "F4"}}),
                  "nested": struct.pack("<Q", 200000) + b"[" * 100000 + b"]" * 100000}
+        words = {"cut in its header": "and has 100 in all", "empty": "shorter", "too long": "longer than its tensors, by 1 B",
+                 "overlap": "overlaps another", "outside": "outside the file", "a header of 2^60 bytes": str(1 << 60)}
         for bit in (3, 70, 8 * 8 + 1, 8 * 300 + 6):
             flipped = bytearray(whole)
             flipped[bit // 8] ^= 1 << (bit % 8)
@@ -249,7 +255,7 @@ class Tensors(ProgramTest):
         for name, content in cases.items():
             with self.subTest(name):
                 file.write_bytes(content)
-                self.refuse_model(model, 4, "model.safetensors")
+                self.refuse_model(model, 4, "model.safetensors", *([words[name]] if name in words else []))
 
     def test_weights_that_are_not_finite_are_named(self):
         model = self.exported()
@@ -278,7 +284,7 @@ class Tensors(ProgramTest):
         model = self.exported()
         config = json.loads((model / "config.json").read_text())
         for changes, code, words in [
-                ({"architectures": ["GemmaForCausalLM"]}, 2, ["GemmaForCausalLM", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
+                ({"architectures": ["GemmaForCausalLM"]}, 2, ["GemmaForCausalLM", "; use one of", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
                 ({"activation_function": "relu"}, 2, ["activation_function"]), ({"n_embd": -4}, 2, ["width"]),
                 ({"n_layer": 1 << 40}, 2, ["layers"]), ({"n_layer": 1 << 64}, 2, ["n_layer"]),
                 ({"n_layer": "four"}, 2, ["n_layer"]), ({"n_layer": 5}, 4, ["missing"]), ({"n_layer": 3}, 4, ["unexpected"]),

@@ -186,6 +186,23 @@ TEST_F(CheckpointFiles, NewestIsByNumberAlsoBeyondEightDigits) {
   EXPECT_EQ(found->manifest().step, 100000000);
 }
 
+// A course that an older tandem begins afresh would end with the removal of what a newer one saved.
+TEST_F(CheckpointFiles, OneOfANewerVersionIsNotPassedOver) {
+  save(1);
+  const fs::path newer = save(2);
+  std::ifstream file(newer / "manifest.json");
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  const std::string format = "\"format\": 1";
+  ASSERT_NE(text.find(format), std::string::npos);
+  std::ofstream(newer / "manifest.json") << text.replace(text.find(format), format.size(), "\"format\": 2");
+  EXPECT_THAT(refusal(newer), HasSubstr("use the newer tandem"));
+  EXPECT_THROW((void)newest_checkpoint(root_, [](const fs::path&, const std::string&) {}), NewerFormat);
+  std::ofstream(newer / "manifest.json") << text.replace(text.find("\"format\": 2"), format.size(), "\"format\": 0");
+  const auto found = newest_checkpoint(root_, [](const fs::path&, const std::string&) {});
+  ASSERT_NE(found, nullptr);
+  EXPECT_EQ(found->manifest().step, 1);
+}
+
 TEST_F(CheckpointFiles, CarriesFilesBesideTheState) {
   fs::create_directories(root_);
   std::ofstream(root_ / "tokenizer.json") << "{\"a\": 1}";

@@ -124,7 +124,7 @@ TEST_F(Safetensors, RefusesHeadersThatLie) {
       R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
       8, "overlaps");
   refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})", 8, "gap");
-  refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 8, "follow the last");
+  refused(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 8, "longer than its tensors, by 4 B");
   refused(
       R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
       4, "twice");
