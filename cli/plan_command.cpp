@@ -146,6 +146,7 @@ std::string explanation(const Planned& planned) {
     text += fmt::format(" {} {:.0f}%{}", name_of(static_cast<Resource>(r)), 100.0 * s.use[static_cast<std::size_t>(r)],
                         r + 1 < resource_count ? "," : "\n");
   }
+  if (!planned.order.empty()) text += fmt::format("order {}\n", planned.order);
   if (planned.closed_form_cpu_share) {
     text += fmt::format("the closed form updates {:.0f}% of what is not resident on the CPU\n",
                         100.0 * *planned.closed_form_cpu_share);
@@ -175,7 +176,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.memory = what.choice.plan.memory;
   planned.memory.add("activations and workspace", "run", Place::device, what.options.reserved_device_memory);
   planned.table = what.choice.plan.table();
-  if (planned.plan.max_micro_batches > 1) planned.order = planned.plan.order();
+  planned.order = what.order;
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {

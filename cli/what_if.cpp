@@ -83,11 +83,20 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
   with_activations(config, rules->ops(), what, [&] { choose(what, profile); });
+  const bool asked = config.accumulation_order != AccumulationOrder::automatic;
+  what.order = order_text(what.choice.plan, asked ? as_asked : "");
   const Plan& plan = what.choice.plan;
   if (!plan.streams_weights() && !plan.sends_gradients()) return what;
   std::optional<WhatIf> more = with_more_at_once(config, rules->ops(), profile, what);
-  const auto seconds = [](const WhatIf& w) { return w.choice.simulation.step_seconds; };
-  return more && seconds(*more) < seconds(what) ? *std::move(more) : what;
+  if (!more) {
+    if (!more_at_once(config, what.shape).empty()) what.order = order_text(plan, none_fit);
+    return what;
+  }
+  const std::string gain = predicted_gain(more->choice.simulation, what.choice.simulation);
+  what.order = order_text(plan, "by layer: " + gain);
+  more->order = order_text(more->choice.plan, gain);
+  const bool faster = more->choice.simulation.step_seconds < what.choice.simulation.step_seconds;
+  return faster ? *std::move(more) : what;
 }
 
 bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {

@@ -18,6 +18,7 @@ struct WhatIf {
   PlanningFacts facts;
   std::vector<LayerSeconds> compute;
   Choice choice;
+  std::string order;  ///< of a step's micro-batches and why, in words; empty where it has one
 };
 
 /// Plans for the machine of the profile: its memory, unless the configuration has ceilings. Activations

@@ -113,7 +113,8 @@ Way plan_with(const RunSetup& run, const RunShape& shape, HostRows rows, std::si
 }
 
 /// Bytes across the link in a step of the steady state.
-std::uint64_t bytes_of_step(const RunSetup& run, const Plan& plan) {
+std::uint64_t bytes_of_step(const RunSetup& run, Plan plan) {
+  plan.piece_elements = plan.subgroup_size;  // as many bytes in fewer tasks
   const Traffic first = predict_traffic(run.layout, plan, plan.max_micro_batches, 1);
   const Traffic both = predict_traffic(run.layout, plan, plan.max_micro_batches, 2);
   return both.host_to_device + both.device_to_host - first.host_to_device - first.device_to_host;
@@ -126,11 +127,7 @@ Way better_order(const RunSetup& run, Way one, Way more) {
     one.why = "by layer: " + gain;
     return layer ? std::move(more) : std::move(one);
   };
-  if (one.choice) {
-    const double seconds = more.choice->simulation.step_seconds;
-    const double before = one.choice->simulation.step_seconds;
-    return choose(seconds < before, fmt::format("predicted {:.4g} s/step instead of {:.4g}", seconds, before));
-  }
+  if (one.choice) return choose(more.faster_than(one), predicted_gain(more.choice->simulation, one.choice->simulation));
   const std::uint64_t bytes = bytes_of_step(run, more.plan);
   const std::uint64_t before = bytes_of_step(run, one.plan);
   return choose(bytes < before,
@@ -142,7 +139,7 @@ Way better_order(const RunSetup& run, Way one, Way more) {
 Way plan_order(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
                const Speeds& speeds) {
   Way one = plan_with(run, shape, rows, config.host_memory, speeds);
-  if (config.accumulation_order != AccumulationOrder::automatic) one.why = "as --accumulation-order says";
+  if (config.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
   if (!speeds.matter || !(one.plan.streams_weights() || one.plan.sends_gradients())) return one;
   for (const std::int64_t at_once : more_at_once(config, shape)) {
     shape.micro_batches = at_once;
@@ -150,7 +147,7 @@ Way plan_order(const RunSetup& run, RunShape shape, const HostRows& rows, const 
     try {
       more = plan_with(run, shape, rows, config.host_memory, speeds);
     } catch (const PlanError&) {
-      one.why = "more than one at once do not fit";  // or fewer do
+      one.why = none_fit;  // or fewer do
       continue;
     }
     return better_order(run, std::move(one), *std::move(more));
@@ -181,9 +178,7 @@ void take(RunSetup& run, Way way, const Speeds& speeds) {
   run.activation_bytes = way.activation_bytes;
   run.options = way.options;
   run.plan = std::move(way.plan);
-  if (run.model->shape().training && run.plan.max_micro_batches > 1) {
-    run.order = run.plan.order() + (way.why.empty() ? "" : fmt::format(" ({})", way.why));
-  }
+  if (run.model->shape().training) run.order = order_text(run.plan, way.why);
   if (way.choice) {
     run.prediction = {.profile = *speeds.profile, .compute = std::move(way.compute), .choice = *std::move(way.choice)};
   }
@@ -281,6 +276,15 @@ bool keep_less(const TrainConfig& config, RunShape& shape) noexcept {
   if (!shape.training || config.recompute != Recompute::automatic || shape.offload_inputs) return false;
   (shape.recompute ? shape.offload_inputs : shape.recompute) = true;
   return true;
+}
+
+std::string predicted_gain(const Simulation& more, const Simulation& one) {
+  return fmt::format("predicted {:.4g} s/step instead of {:.4g}", more.step_seconds, one.step_seconds);
+}
+
+std::string order_text(const Plan& plan, std::string_view why) {
+  if (plan.max_micro_batches == 1) return {};
+  return why.empty() ? plan.order() : fmt::format("{} ({})", plan.order(), why);
 }
 
 std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape& shape) {
