@@ -37,19 +37,6 @@ void take_shape(WhatIf& what, const Ops& rules) {
   }
 }
 
-/// Calls `attempt` with each way of keeping activations, the fastest first, until one does not throw PlanError.
-template <class Attempt>
-void with_activations(const TrainConfig& config, const Ops& rules, WhatIf& what, Attempt attempt) {
-  while (true) {
-    take_shape(what, rules);
-    try {
-      return attempt();
-    } catch (const PlanError&) {
-      if (!keep_less(config, what.shape)) throw;
-    }
-  }
-}
-
 std::unique_ptr<Device> device_of_rules() {
   using namespace literals;
   return open_device("host", {.memory = 64_MiB});
@@ -58,6 +45,10 @@ std::unique_ptr<Device> device_of_rules() {
 void choose(WhatIf& what, const MachineProfile& profile) {
   what.compute = compute_seconds(profile, work_of(what.model, what.shape));
   what.choice = choose_plan(what.layout, what.options, what.facts, profile, what.compute);
+}
+
+bool faster(const WhatIf& a, const WhatIf& b) {
+  return a.choice.simulation.step_seconds < b.choice.simulation.step_seconds;
 }
 
 /// The same with as many micro-batches through each layer at once as fit; none where none do.
@@ -77,17 +68,15 @@ std::optional<WhatIf> with_more_at_once(const TrainConfig& config, const Ops& ru
   return std::nullopt;
 }
 
-}  // namespace
-
-WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
-  WhatIf what = described(config, model, profile);
-  const std::unique_ptr<Device> rules = device_of_rules();
-  with_activations(config, rules->ops(), what, [&] { choose(what, profile); });
+/// For one way of keeping activations, in the better order of micro-batches. Throws PlanError.
+WhatIf in_better_order(const TrainConfig& config, const Ops& rules, const MachineProfile& profile, WhatIf what) {
+  take_shape(what, rules);
+  choose(what, profile);
   const bool asked = config.accumulation_order != AccumulationOrder::automatic;
-  what.order = order_text(what.choice.plan, asked ? as_asked : "");
   const Plan& plan = what.choice.plan;
+  what.order = order_text(plan, asked ? as_asked : "");
   if (!plan.streams_weights() && !plan.sends_gradients()) return what;
-  std::optional<WhatIf> more = with_more_at_once(config, rules->ops(), profile, what);
+  std::optional<WhatIf> more = with_more_at_once(config, rules, profile, what);
   if (!more) {
     if (!more_at_once(config, what.shape).empty()) what.order = order_text(plan, none_fit);
     return what;
@@ -95,19 +84,41 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
   const std::string gain = predicted_gain(more->choice.simulation, what.choice.simulation);
   what.order = order_text(plan, "by layer: " + gain);
   more->order = order_text(more->choice.plan, gain);
-  const bool faster = more->choice.simulation.step_seconds < what.choice.simulation.step_seconds;
-  return faster ? *std::move(more) : what;
+  return faster(*more, what) ? *std::move(more) : what;
+}
+
+}  // namespace
+
+WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+  WhatIf what = described(config, model, profile);
+  const std::unique_ptr<Device> rules = device_of_rules();
+  std::optional<WhatIf> best;
+  while (true) {
+    try {
+      WhatIf way = in_better_order(config, rules->ops(), profile, what);
+      if (!best || faster(way, *best)) best = std::move(way);
+      if (!keep_less(config, what.shape)) return *std::move(best);
+    } catch (const PlanError&) {
+      if (keep_less(config, what.shape)) continue;
+      if (best) return *std::move(best);
+      throw;
+    }
+  }
 }
 
 bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
-  try {
-    with_activations(config, rules->ops(), what, [&] { make_plan(what.layout, what.options, what.facts); });
-    return true;
-  } catch (const PlanError&) {
-    return false;
-  }
+  do {
+    take_shape(what, rules->ops());
+    try {
+      make_plan(what.layout, what.options, what.facts);
+      return true;
+    } catch (const PlanError&) {  // what keeps less may fit
+      continue;
+    }
+  } while (keep_less(config, what.shape));
+  return false;
 }
 
 }  // namespace tandem
