@@ -31,6 +31,7 @@ struct ToyOptions {
   double max_grad_norm = 1.0;
   std::uint64_t seed = 7;
   int nan_at_step = -1;  ///< a gradient of this step is not a number
+  int nan_layer = 1;     ///< ... in this layer
   bool evaluate_between = false;
   Trace* trace = nullptr;
 };
@@ -171,7 +172,7 @@ class ToyTrainer {
       if (!g) continue;
       const TensorView w = weights[p.name];
       const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
-      const bool poison = s == o_.nan_at_step && l == 1 && micro == 0;
+      const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
       toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison](const bf16* values, float* out) {
         for (std::int64_t i = 0; i < g.count(); ++i) {
           out[i] += numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
