@@ -20,8 +20,8 @@
 #include "cpu_ops/isa.hpp"
 #include "cpu_ops/pacer.hpp"
 #include "cpu_ops/parallel.hpp"
-#include "cpu_ops/slowed_kernels.hpp"
 #include "cpu_ops/update_kernels.hpp"
+#include "cpu_ops/wrapped_kernels.hpp"
 
 namespace tandem {
 namespace {
@@ -94,7 +94,16 @@ HostDevice::HostDevice(HostDeviceOptions options)
   device_kernels_ = make_host_update_kernels(device_parallel);
   host_kernels_ = make_host_update_kernels(host_parallel);
   if (options.update_parameters_per_second > 0.0) {
-    host_kernels_ = make_slowed_kernels(std::move(host_kernels_), options.update_parameters_per_second);
+    const auto pacer = std::make_shared<Pacer>("the emulated CPU update", options.update_parameters_per_second);
+    host_kernels_ = make_wrapped_kernels(std::move(host_kernels_), [pacer](std::int64_t count, const auto& work) {
+      pacer->run(static_cast<double>(count), work);
+    });
+  }
+  if (options.faults && options.faults->before_update) {
+    host_kernels_ = make_wrapped_kernels(std::move(host_kernels_), [faults = options.faults](auto, const auto& work) {
+      faults->before_update();
+      work();
+    });
   }
   ops_ = std::make_unique<HostOps>(device_parallel, *device_kernels_,
                                    [this](StreamView stream, std::string_view name, std::function<void()> work) {

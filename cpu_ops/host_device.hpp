@@ -24,7 +24,8 @@ struct HostFaults {
   /// May sleep or throw; called by a stream's worker before each queued task with the names of both
   /// ("record" and "wait" for events). Thread-safe, and set before the first stream is made.
   std::function<void(std::string_view stream, std::string_view task)> before_task;
-  bool refuse_pinning = false;  ///< as a system whose limit of locked memory is reached
+  std::function<void()> before_update{};  ///< may sleep or throw; called by host_kernels() before each AdamW
+  bool refuse_pinning = false;            ///< as a system whose limit of locked memory is reached
 };
 
 struct HostDeviceOptions {

@@ -52,6 +52,31 @@ TEST_P(FailingStream, ReachesTheCallerAtEveryPosition) {
 INSTANTIATE_TEST_SUITE_P(Streams, FailingStream,
                          ::testing::Values("host to device", "device to host", "device update", "compute"));
 
+TEST(FailingUpdate, OnTheCpuReachesTheCallerAndLeavesNoState) {
+  if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to fail";
+  int failures = 0;
+  for (int position = 0; position < 12; ++position) {
+    ToyOptions o = toy("interleave:2");
+    o.offload.subgroup_size = 2048;
+    o.device.faults = std::make_shared<HostFaults>();
+    o.device.faults->before_update = [position, seen = std::make_shared<std::atomic<int>>(0)] {
+      if ((*seen)++ == position) throw DeviceError("injected failure");
+    };
+    ToyTrainer t(o);
+    ToyResult result;
+    try {
+      for (int s = 0; s < 2; ++s) t.step(s, result);
+      t.engine().wait();
+      ADD_FAILURE() << "update " << position << " failed and nobody heard";
+    } catch (const DeviceError& error) {
+      EXPECT_STREQ(error.what(), "injected failure");
+      ++failures;
+    }
+    EXPECT_THROW((void)t.engine().state_digest(), Error);
+  }
+  EXPECT_EQ(failures, 12);
+}
+
 TEST(Watchdog, NamesWhoWaitsForWhat) {
   if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to stall";
   auto armed = std::make_shared<std::atomic<bool>>(false);

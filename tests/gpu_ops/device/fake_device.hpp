@@ -1,10 +1,13 @@
 #pragma once
 // A CUDA device on a fake machine, with the kernels that a real one has.
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <utility>
 
 #include "cpu_ops/parallel.hpp"
 #include "cpu_ops/update_kernels.hpp"
+#include "cpu_ops/wrapped_kernels.hpp"
 #include "gpu_ops/cuda_device.hpp"
 #include "gpu_ops/cuda_ops.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
@@ -17,6 +20,7 @@ struct FakeDeviceOptions {
   std::size_t pinned_piece = std::size_t{2} << 20;  ///< small, so that copies cross pieces
   int ordinal = 0;
   Notice pageable{};  ///< as CudaDeviceOptions has it
+  std::function<void()> before_update{};  ///< as HostFaults has it
 };
 
 inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {
@@ -26,8 +30,13 @@ inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {
   cuda.pageable = options.pageable;
   cuda.make_ops = make_cuda_ops;
   cuda.ops_key = cuda_ops_key;
-  cuda.make_host_kernels = [threads = options.update_threads](auto) {
-    return make_host_update_kernels(make_parallel(threads));
+  cuda.make_host_kernels = [threads = options.update_threads, before = options.before_update](auto) {
+    auto kernels = make_host_update_kernels(make_parallel(threads));
+    if (!before) return kernels;
+    return make_wrapped_kernels(std::move(kernels), [before](auto, const auto& work) {
+      before();
+      work();
+    });
   };
   return cuda;
 }

@@ -37,8 +37,10 @@ class ToyFakeDevice final : public ToyDevice {
  private:
   static std::unique_ptr<CudaDevice> open(const HostDeviceOptions& options) {
     fake_cuda::install(toy_machine());
-    auto device = open_fake_device(
-        {.capacity = options.capacity, .update_threads = options.update_threads, .pageable = options.pageable});
+    FakeDeviceOptions fake{
+        .capacity = options.capacity, .update_threads = options.update_threads, .pageable = options.pageable};
+    if (options.faults) fake.before_update = options.faults->before_update;
+    auto device = open_fake_device(fake);
     if (options.faults && options.faults->refuse_pinning) {
       fake_cuda::fail_call("cudaHostRegister", 0, cudaErrorMemoryAllocation);
     }

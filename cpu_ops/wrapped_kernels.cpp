@@ -1,19 +1,17 @@
-#include "cpu_ops/slowed_kernels.hpp"
+#include "cpu_ops/wrapped_kernels.hpp"
 
 #include <utility>
-
-#include "cpu_ops/pacer.hpp"
 
 namespace tandem {
 namespace {
 
-class SlowedKernels final : public UpdateKernels {
+class WrappedKernels final : public UpdateKernels {
  public:
-  SlowedKernels(std::unique_ptr<UpdateKernels> inner, double rate)
-      : inner_(std::move(inner)), pacer_("the emulated CPU update", rate) {}
+  WrappedKernels(std::unique_ptr<UpdateKernels> inner, AroundUpdate around)
+      : inner_(std::move(inner)), around_(std::move(around)) {}
 
   void adamw(const AdamPiece& piece, const AdamCoefficients& c) override {
-    pacer_.run(static_cast<double>(piece.count), [&] { inner_->adamw(piece, c); });
+    around_(piece.count, [&] { inner_->adamw(piece, c); });
   }
   void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
     inner_->weights_of_master(master, weight, count);
@@ -29,13 +27,13 @@ class SlowedKernels final : public UpdateKernels {
 
  private:
   std::unique_ptr<UpdateKernels> inner_;
-  Pacer pacer_;
+  AroundUpdate around_;
 };
 
 }  // namespace
 
-std::unique_ptr<UpdateKernels> make_slowed_kernels(std::unique_ptr<UpdateKernels> inner, double parameters_per_second) {
-  return std::make_unique<SlowedKernels>(std::move(inner), parameters_per_second);
+std::unique_ptr<UpdateKernels> make_wrapped_kernels(std::unique_ptr<UpdateKernels> inner, AroundUpdate around) {
+  return std::make_unique<WrappedKernels>(std::move(inner), std::move(around));
 }
 
 }  // namespace tandem
