@@ -2,8 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <limits>
 #include <nlohmann/json.hpp>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/nesting.hpp"
@@ -19,13 +19,16 @@ using nlohmann::json;
 }
 
 /// Entries of one object, each of its type. A missing or wrong one throws json::exception.
-std::int64_t natural(const json& object, const char* key) {
+std::uint64_t unsigned_number(const json& object, const char* key) {
   const json& value = object.at(key);
-  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
-  if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
-    throw json::type_error::create(302, "not a natural number", &value);
-  }
-  return value.get<std::int64_t>();
+  if (!value.is_number_unsigned()) throw json::type_error::create(302, "not a natural number", &value);
+  return value.get<std::uint64_t>();
+}
+
+std::int64_t natural(const json& object, const char* key) {
+  const std::uint64_t value = unsigned_number(object, key);
+  if (!std::in_range<std::int64_t>(value)) throw json::type_error::create(302, "too large", &object);
+  return static_cast<std::int64_t>(value);
 }
 
 std::string text(const json& object, const char* key) { return object.at(key).get<std::string>(); }
@@ -57,7 +60,7 @@ CheckpointParameter parameter_of(const json& j, const std::string& where) {
 }
 
 CheckpointFile file_of(const json& j, const std::string& where) {
-  CheckpointFile file{text(j, "name"), j.at("bytes").get<std::uint64_t>(), text(j, "xxh3_128")};
+  CheckpointFile file{text(j, "name"), unsigned_number(j, "bytes"), text(j, "xxh3_128")};
   if (!is_plain_name(file.name)) corrupt(where, "its manifest names a file elsewhere");
   return file;
 }
@@ -82,7 +85,7 @@ Manifest from_json(const json& j, const std::string& where) {
     m.best_eval_loss = optional_number(j, "best_eval_loss");
     m.best_step = natural(j, "best_step");
   }
-  m.seed = j.at("seed").get<std::uint64_t>();
+  m.seed = unsigned_number(j, "seed");
   m.sampler_windows = natural(j.at("sampler"), "windows");
   m.sampler_epoch = natural(j.at("sampler"), "epoch");
   m.sampler_position = natural(j.at("sampler"), "position");
