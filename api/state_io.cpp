@@ -103,21 +103,10 @@ void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) 
 }
 
 void load_state(OffloadEngine& engine, const Checkpoint& checkpoint) {
-  std::size_t index = 0;
-  std::vector<float> buffer;
-  for (const Parameter* p : engine.layout().owned_parameters()) {
-    for (const StatePart part : {StatePart::master, StatePart::m, StatePart::v}) {
-      if (part != StatePart::master && !p->options.trainable) break;
-      std::span<const float> values = checkpoint.in_place(index, part);
-      if (values.empty()) {
-        buffer.resize(static_cast<std::size_t>(p->count));
-        checkpoint.read(index, part, buffer);
-        values = buffer;
-      }
-      engine.write(*p, array_of(part), values);
-    }
-    ++index;
-  }
+  const auto parameters = engine.layout().owned_parameters();
+  checkpoint.stream([&](std::size_t index, StatePart part, std::int64_t first, std::span<const float> values) {
+    engine.write(*parameters.at(index), array_of(part), first, values);
+  });
   engine.set_step(checkpoint.manifest().adam_step);
 }
 

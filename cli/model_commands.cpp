@@ -40,8 +40,8 @@ RunSetup forward_setup(const TrainConfig& config, const ModelSource& source) {
 
 void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {
   const ParameterValues values = initial_values(source, setup.layout, 0);
-  model.engine().initialize([&](const Parameter& p, std::span<float> to) {
-    values(p, to);
+  model.engine().initialize([&](const Parameter& p, std::int64_t first, std::span<float> to) {
+    values(p, first, to);
     for (float& x : to) x = numerics::bf16_to_float(numerics::weight_of_master(x));
   });
 }

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <system_error>
 #include <utility>
@@ -62,22 +61,6 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 MappedFile::~MappedFile() { unmap(); }
-
-void MappedFile::in_order(const std::function<void(std::span<const std::byte>)>& call) const {
-  constexpr std::size_t part = std::size_t{4} << 20;  // whole pages
-  constexpr std::size_t ahead = 4;                    // parts
-  const auto advise = [this](std::size_t from, std::size_t parts, int advice) {
-    if (from >= size_) return;
-    auto* const begin = const_cast<std::byte*>(data_) + from;
-    ::madvise(begin, std::min(parts * part, size_ - from), advice);  // a hint: without it, it takes longer
-  };
-  advise(0, ahead, MADV_WILLNEED);
-  for (std::size_t at = 0; at < size_; at += part) {
-    advise(at + ahead * part, 1, MADV_WILLNEED);
-    advise(at, 1, MADV_POPULATE_READ);
-    call(bytes().subspan(at, std::min(part, size_ - at)));
-  }
-}
 
 void MappedFile::unmap() noexcept {
   if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);

@@ -3,7 +3,6 @@
 // its size is no part of a host memory budget.
 #include <cstddef>
 #include <filesystem>
-#include <functional>
 #include <span>
 
 namespace tandem {
@@ -22,9 +21,6 @@ class MappedFile {
 
   std::span<const std::byte> bytes() const noexcept { return {data_, size_}; }
   const std::filesystem::path& path() const noexcept { return path_; }
-  /// Calls `call` with all bytes in order, a few MiB at a time, while the system reads the next ones: who goes through
-  /// a mapping page by page waits for the disk at each.
-  void in_order(const std::function<void(std::span<const std::byte>)>& call) const;
 
  private:
   void unmap() noexcept;

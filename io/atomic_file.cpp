@@ -1,15 +1,13 @@
 #include "io/atomic_file.hpp"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <new>
 #include <system_error>
 
 #include "core/error.hpp"
-#include "core/mapped_file.hpp"
+#include "io/file_hash.hpp"
 #include "io/write_behind.hpp"
 
 namespace tandem {
@@ -30,14 +28,6 @@ void require(const fs::path& path, int error) {
                    "check the folder, its permissions and the free space");
 }
 
-std::string hex(XXH128_hash_t hash) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, hash);
-  std::string text;
-  for (const unsigned char byte : canonical.digest) text += fmt::format("{:02x}", byte);
-  return text;
-}
-
 }  // namespace
 
 struct FileWriter::Impl {
@@ -46,23 +36,19 @@ struct FileWriter::Impl {
   int fd = -1;
   std::uint64_t bytes = 0;
   std::uint64_t flushing = 0;  // bytes when the disk was last asked to begin
-  XXH3_state_t* hash;
+  FileHash hash;
   std::unique_ptr<WriteBehind> behind;  // past the cache
 
-  Impl(fs::path file, FileOps& o) : path(std::move(file)), ops(o), hash(XXH3_createState()) {
-    if (hash == nullptr) throw std::bad_alloc();
-    XXH3_128bits_reset(hash);
-  }
+  Impl(fs::path file, FileOps& o) : path(std::move(file)), ops(o) {}
   ~Impl() {
     behind.reset();
     if (fd >= 0) ops.close(fd);
-    XXH3_freeState(hash);
   }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   void append(const char* data, std::size_t count) {
-    XXH3_128bits_update(hash, data, count);
+    hash.add(data, count);
     if (behind) {
       require(path, behind->append(data, count));
       bytes += count;
@@ -115,16 +101,7 @@ void FileWriter::finish() {
 }
 
 std::uint64_t FileWriter::bytes() const noexcept { return impl_->bytes; }
-std::string FileWriter::hash() const { return hex(XXH3_128bits_digest(impl_->hash)); }
-
-std::string file_hash(const fs::path& file) {
-  const MappedFile mapped(file);
-  const std::unique_ptr<XXH3_state_t, decltype(&XXH3_freeState)> state(XXH3_createState(), &XXH3_freeState);
-  if (!state) throw std::bad_alloc();
-  XXH3_128bits_reset(state.get());
-  mapped.in_order([&](std::span<const std::byte> part) { XXH3_128bits_update(state.get(), part.data(), part.size()); });
-  return hex(XXH3_128bits_digest(state.get()));
-}
+std::string FileWriter::hash() const { return impl_->hash.text(); }
 
 void write_file_atomically(const fs::path& file, std::string_view text, FileOps& ops) {
   fs::path beside = file;

@@ -58,9 +58,6 @@ class Unfinished {
   FileOps& ops_;
 };
 
-/// XXH3-128 of a file's bytes, 32 hexadecimal digits. Throws InputError.
-std::string file_hash(const std::filesystem::path& file);
-
 /// Writes beside, flushes, renames, flushes the folder. Throws WriteError and leaves the old file.
 void write_file_atomically(const std::filesystem::path& file, std::string_view text, FileOps& ops = system_files());
 

@@ -8,10 +8,13 @@
 #include <iterator>
 #include <optional>
 #include <system_error>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/mapped_file.hpp"
 #include "core/state_digest.hpp"
+#include "io/file_hash.hpp"
+#include "io/read_ahead.hpp"
 
 namespace tandem {
 namespace {
@@ -55,15 +58,27 @@ Manifest read_manifest(const fs::path& directory) {
   return parse_manifest(text, where_of(directory));
 }
 
-void check_files(const fs::path& directory, const Manifest& manifest) {
-  bool state_listed = false;
+[[noreturn]] void altered(const fs::path& directory, const std::string& file) {
+  corrupt(directory, fmt::format("{} has another content than when it was saved", file));
+}
+
+/// As the manifest lists it.
+const CheckpointFile& state_file(const fs::path& directory, const Manifest& manifest) {
+  const auto& files = manifest.files;
+  const auto found = std::find_if(files.begin(), files.end(), [](const auto& file) { return file.name == state_name; });
+  if (found == files.end()) corrupt(directory, "its manifest lists no state");
+  return *found;
+}
+
+void check_files(const fs::path& directory, const Manifest& manifest, CheckpointCheck check) {
   for (const CheckpointFile& file : manifest.files) {
-    if (file_hash(directory / file.name) != file.hash) {
-      corrupt(directory, fmt::format("{} has another content than when it was saved", file.name));
+    const fs::path path = directory / file.name;
+    if (file.name == state_name && check == CheckpointCheck::all_but_state) {
+      if (MappedFile(path).bytes().size() != file.bytes) altered(directory, file.name);
+    } else if (file_hash(path) != file.hash) {
+      altered(directory, file.name);
     }
-    state_listed = state_listed || file.name == state_name;
   }
-  if (!state_listed) corrupt(directory, "its manifest lists no state");
 }
 
 /// Whether everything that the manifest lists is there in its size: a look at the folder, not at the bytes.
@@ -229,8 +244,10 @@ fs::path write_checkpoint(const fs::path& root, const CheckpointContent& content
   return final;
 }
 
-Checkpoint::Checkpoint(const fs::path& directory) : directory_(directory), manifest_(read_manifest(directory)) {
-  check_files(directory, manifest_);
+Checkpoint::Checkpoint(const fs::path& directory, CheckpointCheck check)
+    : directory_(directory), manifest_(read_manifest(directory)) {
+  static_cast<void>(state_file(directory, manifest_));
+  check_files(directory, manifest_, check);
   state_ = std::make_unique<SafetensorsReader>(directory / state_name);
   for (const TensorSpec& spec : specs_of(manifest_.parameters)) {
     const StoredTensor* tensor = state_->find(spec.name);
@@ -240,24 +257,52 @@ Checkpoint::Checkpoint(const fs::path& directory) : directory_(directory), manif
   }
 }
 
-void Checkpoint::read(std::size_t index, StatePart part, std::span<float> values) const {
+void Checkpoint::read(std::size_t index, StatePart part, std::int64_t first, std::span<float> values) const {
   const auto& parameter = manifest_.parameters.at(index);
   const int p = static_cast<int>(part);
   if (p >= parts_of(parameter)) {
     std::fill(values.begin(), values.end(), 0.0F);
     return;
   }
-  widen(*state_->find(prefixes[p] + parameter.name), 0, values);
+  widen(*state_->find(prefixes[p] + parameter.name), first, values);
 }
 
-std::span<const float> Checkpoint::in_place(std::size_t index, StatePart part) const {
-  const auto& parameter = manifest_.parameters.at(index);
-  const int p = static_cast<int>(part);
-  if (p >= parts_of(parameter)) return {};
-  const StoredTensor& tensor = *state_->find(prefixes[p] + parameter.name);
-  const std::byte* const data = tensor.bytes.data();
-  if (tensor.dtype != "F32" || reinterpret_cast<std::uintptr_t>(data) % alignof(float) != 0) return {};
-  return {reinterpret_cast<const float*>(data), static_cast<std::size_t>(tensor.count)};
+/// Arrays as they follow each other in the file.
+std::vector<Checkpoint::Stored> Checkpoint::stored() const {
+  std::vector<Stored> arrays;
+  for (std::size_t index = 0; index < manifest_.parameters.size(); ++index) {
+    const auto& parameter = manifest_.parameters[index];
+    for (int part = 0; part < parts_of(parameter); ++part) {
+      const StoredTensor& tensor = *state_->find(prefixes[part] + parameter.name);
+      if (tensor.begin % sizeof(float) != 0) corrupt(directory_, fmt::format("{} is not aligned", parameter.name));
+      arrays.push_back({tensor.begin, tensor.begin + tensor.bytes.size(), index, static_cast<StatePart>(part)});
+    }
+  }
+  std::sort(arrays.begin(), arrays.end(), [](const Stored& a, const Stored& b) { return a.begin < b.begin; });
+  return arrays;
+}
+
+void Checkpoint::stream(const StateWriter& write) const {
+  const auto arrays = stored();
+  auto next = arrays.begin();
+  ReadAhead file(directory_ / state_name);
+  FileHash hash;
+  std::uint64_t at = 0;  // of the piece in the file
+  for (auto piece = file.next(); !piece.empty(); piece = file.next()) {
+    hash.add(piece.data(), piece.size());
+    const std::uint64_t end = at + piece.size();
+    while (next != arrays.end() && next->begin < end) {
+      const std::uint64_t from = std::max(at, next->begin);
+      const std::uint64_t to = std::min(end, next->end);
+      const auto* const values = reinterpret_cast<const float*>(piece.data() + (from - at));
+      write(next->index, next->part, static_cast<std::int64_t>((from - next->begin) / sizeof(float)),
+            {values, static_cast<std::size_t>(to - from) / sizeof(float)});
+      if (next->end > end) break;  // the rest comes with the next piece
+      ++next;
+    }
+    at = end;
+  }
+  if (hash.text() != state_file(directory_, manifest_).hash) altered(directory_, state_name);
 }
 
 std::size_t Checkpoint::index_of(const std::string& name) const {
@@ -304,10 +349,12 @@ bool is_checkpoint(const fs::path& directory) {
 }
 
 std::unique_ptr<Checkpoint> newest_checkpoint(
-    const fs::path& root, const std::function<void(const fs::path&, const std::string&)>& passed_over) {
+    const fs::path& root, const std::function<void(const fs::path&, const std::string&)>& passed_over,
+    const CheckpointSearch& search) {
   for (const Found& candidate : checkpoints_below(root)) {
+    if (std::cmp_greater_equal(candidate.step, search.before)) continue;
     try {
-      return std::make_unique<Checkpoint>(candidate.path);
+      return std::make_unique<Checkpoint>(candidate.path, search.check);
     } catch (const NewerFormat&) {
       throw;
     } catch (const InputError& error) {

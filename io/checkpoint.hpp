@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -42,18 +43,28 @@ struct CheckpointContent {
 std::filesystem::path write_checkpoint(const std::filesystem::path& root, const CheckpointContent& content,
                                        FileOps& ops = system_files());
 
-/// A checkpoint that has been checked whole.
+/// Values of one array of parameter `index` from the `first` on.
+using StateWriter =
+    std::function<void(std::size_t index, StatePart part, std::int64_t first, std::span<const float> values)>;
+
+/// How much of a checkpoint is checked when it is opened. `state` reads what may be many GB.
+enum class CheckpointCheck : std::uint8_t { all_but_state, state };
+
+/// A checkpoint whose manifest, files and shapes belong together.
 class Checkpoint {
  public:
-  /// Reads the manifest and checks the hash of every file. Throws InputError.
-  explicit Checkpoint(const std::filesystem::path& directory);
+  /// Reads the manifest and checks the hash of every file; of the state's file without CheckpointCheck::state only
+  /// the size, and that its tensors are those of the manifest. Throws InputError.
+  explicit Checkpoint(const std::filesystem::path& directory, CheckpointCheck check = CheckpointCheck::state);
 
   const Manifest& manifest() const noexcept { return manifest_; }
   const std::filesystem::path& directory() const noexcept { return directory_; }
-  /// One array of parameter `index`; moments of a frozen one are zero.
-  void read(std::size_t index, StatePart part, std::span<float> values) const;
-  /// The same where it lies in the mapped file, while this lives; empty where it cannot be used there.
-  std::span<const float> in_place(std::size_t index, StatePart part) const;
+  /// Elements [first, first + values.size()) of one array of parameter `index`; moments of a frozen one are zero.
+  void read(std::size_t index, StatePart part, std::int64_t first, std::span<float> values) const;
+  /// Reads all state once, in the order of the file and at the rate of the disk, and hands it out in pieces of at most
+  /// ReadAhead::piece_bytes. Throws InputError where it turns out at the end that it is not what was saved: what has
+  /// been handed out is then worthless. Takes ReadAhead::memory_bytes of memory.
+  void stream(const StateWriter& write) const;
   /// Index of a parameter by name. Throws InputError where there is none.
   std::size_t index_of(const std::string& name) const;
   /// Files that its writer added, as they lie in the directory.
@@ -62,6 +73,14 @@ class Checkpoint {
   std::string state_digest() const;
 
  private:
+  struct Stored {
+    std::uint64_t begin = 0;  ///< bytes in the file
+    std::uint64_t end = 0;
+    std::size_t index = 0;
+    StatePart part = StatePart::master;
+  };
+  std::vector<Stored> stored() const;
+
   std::filesystem::path directory_;
   Manifest manifest_;
   std::unique_ptr<SafetensorsReader> state_;
@@ -69,14 +88,21 @@ class Checkpoint {
 
 bool is_checkpoint(const std::filesystem::path& directory);
 
-/// The newest checkpoint below `root` that checks whole, or null; each one passed over is told to
+/// Which checkpoint is looked for.
+struct CheckpointSearch {
+  CheckpointCheck check = CheckpointCheck::state;
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();  ///< of an earlier step than this
+};
+
+/// The newest checkpoint below `root` that passes the check, or null; each one passed over is told to
 /// `passed_over` with the reason. Throws NewerFormat: who went on from an older one, or afresh, would remove it.
 std::unique_ptr<Checkpoint> newest_checkpoint(
     const std::filesystem::path& root,
-    const std::function<void(const std::filesystem::path&, const std::string&)>& passed_over);
+    const std::function<void(const std::filesystem::path&, const std::string&)>& passed_over,
+    const CheckpointSearch& search = {});
 
 struct KeepOptions {
-  int keep = 0;                   ///< newest whole ones that stay; < 1: all
+  int keep = 0;                     ///< newest whole ones that stay; < 1: all
   std::filesystem::path written{};  ///< just written, and so known to be good: stays
   std::filesystem::path best{};     ///< stays too; empty: none
 };

@@ -214,6 +214,7 @@ void SafetensorsReader::parse() {
     auto [tensor, extent] = entry_of(path, name, value, data.size());
     tensor.bytes =
         data.subspan(static_cast<std::size_t>(extent.begin), static_cast<std::size_t>(extent.end - extent.begin));
+    tensor.begin = length_bytes + header_bytes + extent.begin;
     tensors_.emplace(name, std::move(tensor));
     extents.push_back(std::move(extent));
   }

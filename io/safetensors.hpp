@@ -22,6 +22,7 @@ struct StoredTensor {
   std::vector<std::int64_t> shape;
   std::int64_t count = 0;
   std::span<const std::byte> bytes;  ///< valid while the reader lives; alignment is not promised
+  std::uint64_t begin = 0;           ///< place of its bytes in the file
 };
 
 /// Widens `tensor` (F32, F16 or BF16) into `values`, from element `first` on. Throws InputError on

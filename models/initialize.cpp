@@ -17,14 +17,17 @@ std::uint64_t stream_of(std::string_view name) {
   return hash;
 }
 
-/// Box and Muller, in double: elements 2 i and 2 i + 1 come from block i of the stream.
-void fill_normal(std::span<float> values, double deviation, std::uint64_t seed, std::uint64_t stream) {
-  for (std::size_t i = 0; i < values.size(); i += 2) {
-    const numerics::Philox128 bits = numerics::philox_block(seed, stream, i / 2);
+/// Box and Muller, in double: elements 2 i and 2 i + 1 of the whole come from block i of the stream.
+void fill_normal(std::uint64_t first, std::span<float> values, double deviation, std::uint64_t seed,
+                 std::uint64_t stream) {
+  const std::uint64_t end = first + values.size();
+  for (std::uint64_t block = first / 2; 2 * block < end; ++block) {
+    const numerics::Philox128 bits = numerics::philox_block(seed, stream, block);
     const double radius = deviation * std::sqrt(-2.0 * std::log(numerics::uniform_of(bits, 0)));
     const double angle = 2.0 * std::numbers::pi * numerics::uniform_of(bits, 2);
-    values[i] = static_cast<float>(radius * std::cos(angle));
-    if (i + 1 < values.size()) values[i + 1] = static_cast<float>(radius * std::sin(angle));
+    const std::uint64_t i = 2 * block;
+    if (i >= first) values[i - first] = static_cast<float>(radius * std::cos(angle));
+    if (i + 1 < end) values[i + 1 - first] = static_cast<float>(radius * std::sin(angle));
   }
 }
 
@@ -39,11 +42,11 @@ bool is_residual_projection(std::string_view name) {
 
 }  // namespace
 
-void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed,
+void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed, std::int64_t first,
                           std::span<float> values) {
-  if (static_cast<std::int64_t>(values.size()) != parameter.count) {
-    throw MisuseError("initial values of another size",
-                      fmt::format("{}: {} for {}", parameter.full_name, values.size(), parameter.count));
+  if (first < 0 || first > parameter.count || values.size() > static_cast<std::size_t>(parameter.count - first)) {
+    throw MisuseError("initial values of another size", fmt::format("{}: {} from {} on for {}", parameter.full_name,
+                                                                    values.size(), first, parameter.count));
   }
   if (is_norm_weight(parameter.name)) {
     std::ranges::fill(values, 1.0F);
@@ -52,7 +55,8 @@ void initialize_parameter(const ModelConfig& config, const Parameter& parameter,
   } else {
     const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
     const double scale = is_residual_projection(parameter.name) ? residual : 1.0;
-    fill_normal(values, scale * config.initializer_range, seed, stream_of(parameter.full_name));
+    fill_normal(static_cast<std::uint64_t>(first), values, scale * config.initializer_range, seed,
+                stream_of(parameter.full_name));
   }
 }
 

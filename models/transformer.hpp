@@ -28,10 +28,10 @@ struct HfTensor {
 };
 HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter);
 
-/// Writes the initial values of one parameter: normal(0, initializer_range), residual projections scaled
-/// by 1 / sqrt(2 layers), norms 1, biases 0. A function of seed, the parameter's full name and index
-/// alone (counter-based), so that it does not depend on order or threads.
-void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed,
+/// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),
+/// residual projections scaled by 1 / sqrt(2 layers), norms 1, biases 0. A function of seed, the parameter's full name
+/// and index alone (counter-based), so that it does not depend on order, pieces or threads.
+void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed, std::int64_t first,
                           std::span<float> values);
 
 /// Tokens that a run may keep at once, in all its micro-batches: far above any, low enough that no buffer's size

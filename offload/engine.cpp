@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -17,6 +18,11 @@
 #include "scheduler/unfold.hpp"
 
 namespace tandem {
+namespace {
+
+constexpr std::int64_t initial_piece = std::int64_t{1} << 20;  // values asked for at a time: 4 MiB
+
+}  // namespace
 
 class OffloadEngine::Impl {
  public:
@@ -37,7 +43,8 @@ class OffloadEngine::Impl {
     executor_.on_done = [this](const Task& task) { note_done(task); };
   }
 
-  void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
+  void initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
+                  std::int64_t largest_piece);
   void begin_step(const StepOptions& options);
   StepReport end_step();
   void abort_step();
@@ -45,8 +52,9 @@ class OffloadEngine::Impl {
   void end_evaluation() noexcept;
   void wait() { executor_.drain("waiting for updates"); }
   void give_up(std::exception_ptr error) { executor_.give_up(std::move(error)); }
+  const Parameter& owned(const Parameter& parameter, std::size_t count) const;
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
-  void write(const Parameter& parameter, StateArray array, std::span<const float> values);
+  void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
   void set_step(std::int64_t step);
   void adopt(const Plan& plan);
   std::shared_ptr<SaveReader> begin_save();
@@ -85,7 +93,7 @@ class OffloadEngine::Impl {
   };
 
   static const Plan& checked(const Plan& plan, const ParameterLayout& layout);
-  const Parameter& owned(const Parameter& parameter, std::size_t count) const;
+  const Parameter& owned_part(const Parameter& parameter, std::int64_t first, std::size_t count) const;
   void require_idle(const char* what) const;
   void submit();
   void prefetch();
@@ -143,6 +151,16 @@ const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, std::siz
   return p;
 }
 
+const Parameter& OffloadEngine::Impl::owned_part(const Parameter& parameter, std::int64_t first,
+                                                 std::size_t count) const {
+  const Parameter& p = layout_.parameter(parameter.full_name);
+  if (first < 0 || first > p.count || count > static_cast<std::size_t>(p.count - first)) {
+    throw MisuseError("parameter " + p.full_name,
+                      fmt::format("has {} elements, {} from {} on were given", p.count, count, first));
+  }
+  return p;
+}
+
 void OffloadEngine::Impl::refuse_half_updated() const {
   if (half_updated_) {
     throw TrainingError("the state is updated in part",
@@ -161,19 +179,22 @@ void OffloadEngine::Impl::prefetch() {
 
 // -- state -----------------------------------------------------------------------------------------------
 
-void OffloadEngine::Impl::initialize(const std::function<void(const Parameter&, std::span<float>)>& values) {
+void OffloadEngine::Impl::initialize(
+    const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values, std::int64_t largest_piece) {
   require_idle("initialize");
   wait();
   half_updated_ = false;
   unfolder_->invalidate_weights();
   std::vector<float> buffer;
   for (const Parameter* p : layout_.owned_parameters()) {
-    buffer.assign(static_cast<std::size_t>(p->count), 0.0F);
-    values(*p, buffer);
-    access_.write(*p, StateArray::master, buffer);
-    std::fill(buffer.begin(), buffer.end(), 0.0F);
-    access_.write(*p, StateArray::m, buffer);
-    access_.write(*p, StateArray::v, buffer);
+    for (std::int64_t first = 0; first < p->count; first += largest_piece) {
+      buffer.assign(static_cast<std::size_t>(std::min(largest_piece, p->count - first)), 0.0F);
+      values(*p, first, buffer);
+      access_.write(*p, StateArray::master, first, buffer);
+      std::fill(buffer.begin(), buffer.end(), 0.0F);
+      access_.write(*p, StateArray::m, first, buffer);
+      access_.write(*p, StateArray::v, first, buffer);
+    }
   }
   step_ = 0;
 }
@@ -184,11 +205,12 @@ void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std
   access_.read(owned(parameter, values.size()), array, 0, values);
 }
 
-void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::span<const float> values) {
+void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::int64_t first,
+                                std::span<const float> values) {
   require_idle("write");
   wait();
   unfolder_->invalidate_weights();
-  access_.write(owned(parameter, values.size()), array, values);
+  access_.write(owned_part(parameter, first, values.size()), array, first, values);
 }
 
 void OffloadEngine::Impl::set_step(std::int64_t step) {
@@ -454,7 +476,11 @@ OffloadEngine::~OffloadEngine() {
 }
 
 void OffloadEngine::initialize(const std::function<void(const Parameter&, std::span<float>)>& values) {
-  impl_->initialize(values);
+  const auto whole = [&values](const Parameter& p, std::int64_t, std::span<float> to) { values(p, to); };
+  impl_->initialize(whole, std::numeric_limits<std::int64_t>::max());
+}
+void OffloadEngine::initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values) {
+  impl_->initialize(values, initial_piece);
 }
 void OffloadEngine::begin_step(const StepOptions& options) { impl_->begin_step(options); }
 StepReport OffloadEngine::end_step() { return impl_->end_step(); }
@@ -466,7 +492,11 @@ void OffloadEngine::read(const Parameter& parameter, StateArray array, std::span
   impl_->read(parameter, array, values);
 }
 void OffloadEngine::write(const Parameter& parameter, StateArray array, std::span<const float> values) {
-  impl_->write(parameter, array, values);
+  impl_->write(impl_->owned(parameter, values.size()), array, 0, values);
+}
+void OffloadEngine::write(const Parameter& parameter, StateArray array, std::int64_t first,
+                          std::span<const float> values) {
+  impl_->write(parameter, array, first, values);
 }
 std::int64_t OffloadEngine::step() const noexcept { return impl_->step_; }
 void OffloadEngine::set_step(std::int64_t step) { impl_->set_step(step); }

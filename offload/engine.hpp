@@ -37,9 +37,9 @@ struct LaneSeconds {
   double compute = 0.0;         ///< the caller's work between fetch and release, gradients and commit
   double host_to_device = 0.0;  ///< copies
   double device_to_host = 0.0;
-  double device_update = 0.0;   ///< the engine's own kernels
-  double cpu = 0.0;             ///< the engine's tasks on the CPU
-  double cpu_update = 0.0;      ///< of these, updates
+  double device_update = 0.0;  ///< the engine's own kernels
+  double cpu = 0.0;            ///< the engine's tasks on the CPU
+  double cpu_update = 0.0;     ///< of these, updates
 };
 
 /// Totals since the engine was made, counted where the work is executed.
@@ -78,6 +78,9 @@ class OffloadEngine final : public ParameterAccess {
   /// Sets every parameter's master (moments zero, step count zero) from `values` (fp32, the parameter's
   /// count), called once per owned parameter in model order; frozen parameters are rounded to bf16. Blocks.
   void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
+  /// The same in pieces, without memory of a parameter's size: `values` is asked for elements
+  /// [first, first + values.size()) of a parameter, 4 MiB at most, each once and in their order. Blocks.
+  void initialize(const std::function<void(const Parameter&, std::int64_t first, std::span<float>)>& values);
 
   /// Opens a step. Blocks only while the previous step's updates still run and a limit of buffers needs it.
   void begin_step(const StepOptions& options);
@@ -141,6 +144,8 @@ class OffloadEngine final : public ParameterAccess {
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
   /// Writes them; a master also sets the weight. Blocks. Not inside a step.
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
+  /// The same of elements [first, first + values.size()).
+  void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
   /// Updates applied so far; `set_step` is for loading. Not inside a step.
   std::int64_t step() const noexcept;
   void set_step(std::int64_t step);

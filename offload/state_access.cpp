@@ -113,15 +113,16 @@ void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, s
   }
 }
 
-void StateAccess::write(const Parameter& parameter, StateArray array, std::span<const float> values) const {
+void StateAccess::write(const Parameter& parameter, StateArray array, std::int64_t first,
+                        std::span<const float> values) const {
   if (parameter.options.trainable) {
-    for_subgroups(parameter, 0, static_cast<std::int64_t>(values.size()),
+    for_subgroups(parameter, first, static_cast<std::int64_t>(values.size()),
                   [&](int subgroup, std::int64_t at, std::int64_t offset, std::int64_t count) {
                     write_piece(subgroup, array, at,
                                 values.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count)));
                   });
   }
-  if (array == StateArray::master) write_weights(parameter, values);
+  if (array == StateArray::master) write_weights(parameter, first, values);
 }
 
 void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
@@ -137,14 +138,14 @@ void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, s
   move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/true);
 }
 
-void StateAccess::write_weights(const Parameter& parameter, std::span<const float> master) const {
+void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
   const auto total = static_cast<std::int64_t>(master.size());
   std::vector<bf16> weights(static_cast<std::size_t>(std::min(total, chunk_elements)));
-  for (std::int64_t first = 0; first < total; first += chunk_elements) {
-    const std::int64_t count = std::min(chunk_elements, total - first);
+  for (std::int64_t done = 0; done < total; done += chunk_elements) {
+    const std::int64_t count = std::min(chunk_elements, total - done);
     const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(bf16);
-    const std::int64_t at = parameter.offset + first;
-    device_.host_kernels().weights_of_master(master.data() + first, weights.data(), count);
+    const std::int64_t at = parameter.offset + first + done;
+    device_.host_kernels().weights_of_master(master.data() + done, weights.data(), count);
     if (bf16* host = storage_.host_weights(parameter.layer)) std::memcpy(host + at, weights.data(), bytes);
     if (bf16* resident = storage_.resident_weights(parameter.layer)) {
       copy(resident + at, weights.data(), bytes, CopyKind::host_to_device);

@@ -23,7 +23,7 @@ class StateAccess {
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
   /// The other way; a master also sets the weight. Moments are rounded to nearest where the format keeps bf16.
   /// Blocks.
-  void write(const Parameter& parameter, StateArray array, std::span<const float> values) const;
+  void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
   /// See docs/state-digest.md. Blocks.
   std::string digest() const;
 
@@ -33,7 +33,7 @@ class StateAccess {
   void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
   bool stored_as_fp32(StateArray array) const noexcept;
   std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;
-  void write_weights(const Parameter& parameter, std::span<const float> master) const;
+  void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
   template <class Call>
   void for_subgroups(const Parameter& parameter, std::int64_t first, std::int64_t count, Call call) const;

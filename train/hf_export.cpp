@@ -77,7 +77,7 @@ void write_shard(const fs::path& file, const Shard& shard, const ExportContent& 
   SafetensorsWriter writer(file, specs, {{"format", "pt"}});
   for (const Parameter* p : shard.parameters) {
     const auto part = buffer.first(static_cast<std::size_t>(p->count));
-    content.values(*p, part);
+    content.values(*p, 0, part);
     write_values(writer, *p, hf_tensor_of(content.config, *p).transposed, content.type, part);
   }
   writer.finish();

@@ -21,7 +21,7 @@ struct ExportContent {
   std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of tensors in a file; more where one tensor is larger
   std::vector<std::filesystem::path> beside;           ///< copied: tokenizer files, generation_config.json
   /// Gives each parameter's master.
-  std::function<void(const Parameter&, std::span<float>)> values;
+  std::function<void(const Parameter&, std::int64_t first, std::span<float>)> values;
 };
 
 /// Writes the folder `to` (new, or empty) through a hidden one beside it: it appears whole or not at all. Takes

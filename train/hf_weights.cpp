@@ -118,17 +118,21 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
                    "config.json and tensors must belong together");
 }
 
-void HfWeights::read(const ModelConfig& config, const Parameter& p, std::span<float> values) const {
+void HfWeights::read(const ModelConfig& config, const Parameter& p, std::int64_t first, std::span<float> values) const {
   const HfTensor tensor = hf_tensor_of(config, p);
   const StoredTensor* stored = find(tensor.name);
-  if (!tensor.transposed) return widen(*stored, 0, values);
+  if (!tensor.transposed) return widen(*stored, first, values);
+  const auto end = first + static_cast<std::int64_t>(values.size());
   const std::int64_t outputs = p.shape[0];
   const std::int64_t inputs = p.shape[1];
-  std::vector<float> row(static_cast<std::size_t>(outputs));
+  const std::int64_t first_output = first / inputs;
+  std::vector<float> row(static_cast<std::size_t>((end + inputs - 1) / inputs - first_output));
   for (std::int64_t i = 0; i < inputs; ++i) {
-    widen(*stored, i * outputs, row);
-    for (std::int64_t o = 0; o < outputs; ++o) {
-      values[static_cast<std::size_t>(o * inputs + i)] = row[static_cast<std::size_t>(o)];
+    widen(*stored, i * outputs + first_output, row);
+    std::int64_t element = first_output * inputs + i;
+    for (const float x : row) {
+      if (element >= first && element < end) values[static_cast<std::size_t>(element - first)] = x;
+      element += inputs;
     }
   }
 }

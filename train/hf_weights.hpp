@@ -22,8 +22,9 @@ class HfWeights {
 
   /// Throws InputError that names tensors missing, unexpected or misshapen.
   void check(const ModelConfig& config, const ParameterLayout& layout) const;
-  /// Widens one parameter, transposing where it is stored so. Takes memory for one row.
-  void read(const ModelConfig& config, const Parameter& parameter, std::span<float> values) const;
+  /// Widens elements [first, first + values.size()) of one parameter, transposing where it is stored so. Takes memory
+  /// for a row at most.
+  void read(const ModelConfig& config, const Parameter& parameter, std::int64_t first, std::span<float> values) const;
 
  private:
   const StoredTensor* find(const std::string& name) const;

@@ -152,10 +152,12 @@ ParameterLayout layout_with(const ModelConfig& config, const Frozen& frozen, std
 
 /// Passes values on, and says where some are not finite: training from them would skip every step.
 ParameterValues watched(ParameterValues values) {
-  return [values = std::move(values)](const Parameter& p, std::span<float> to) {
-    values(p, to);
-    const auto bad = std::count_if(to.begin(), to.end(), [](float x) { return !std::isfinite(x); });
-    if (bad > 0) spdlog::warn("weights of {}: {} of {} values are NaN or infinite", p.full_name, bad, to.size());
+  return [values = std::move(values), bad = std::ptrdiff_t{0}](const Parameter& p, std::int64_t first,
+                                                               std::span<float> to) mutable {
+    values(p, first, to);
+    bad = (first == 0 ? 0 : bad) + std::count_if(to.begin(), to.end(), [](float x) { return !std::isfinite(x); });
+    const bool last = first + static_cast<std::int64_t>(to.size()) == p.count;
+    if (bad > 0 && last) spdlog::warn("weights of {}: {} of {} values are NaN or infinite", p.full_name, bad, p.count);
   };
 }
 
@@ -182,19 +184,20 @@ ParameterLayout forward_layout(const ModelConfig& config) {
 ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed) {
   if (source.checkpoint) {
     check_checkpoint(*source.checkpoint, layout);
-    return watched([checkpoint = source.checkpoint.get()](const Parameter& p, std::span<float> values) {
-      checkpoint->read(checkpoint->index_of(p.full_name), StatePart::master, values);
-    });
+    return watched(
+        [checkpoint = source.checkpoint.get()](const Parameter& p, std::int64_t first, std::span<float> values) {
+          checkpoint->read(checkpoint->index_of(p.full_name), StatePart::master, first, values);
+        });
   }
   if (!source.weights.empty()) {
     auto weights = std::make_shared<HfWeights>(source.weights);
     weights->check(source.config, layout);
-    return watched([weights, config = source.config](const Parameter& p, std::span<float> values) {
-      weights->read(config, p, values);
+    return watched([weights, config = source.config](const Parameter& p, std::int64_t first, std::span<float> values) {
+      weights->read(config, p, first, values);
     });
   }
-  return [config = source.config, seed](const Parameter& p, std::span<float> values) {
-    initialize_parameter(config, p, seed, values);
+  return [config = source.config, seed](const Parameter& p, std::int64_t first, std::span<float> values) {
+    initialize_parameter(config, p, seed, first, values);
   };
 }
 

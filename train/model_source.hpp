@@ -41,8 +41,9 @@ ParameterLayout forward_layout(const ModelConfig& config);
 
 /// Initial values of parameters: from the source's weights, else random from `seed`. Checks at once that
 /// every tensor is there and has its shape. Throws InputError that names those missing, unexpected or
-/// misshapen. A tensor with values that are not finite is warned of by name when it is read.
-using ParameterValues = std::function<void(const Parameter&, std::span<float>)>;
+/// misshapen. A tensor with values that are not finite is warned of by name when it has been read.
+/// Elements [first, first + values.size()) of a parameter; all of it in order, in pieces of any size.
+using ParameterValues = std::function<void(const Parameter&, std::int64_t first, std::span<float> values)>;
 ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed);
 
 }  // namespace tandem

@@ -52,9 +52,10 @@ HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose&
     const std::size_t width = run.options.state != StateFormat::fp32 ? 4 : p->options.trainable ? 0 : 2;
     rows.conversion = std::max(rows.conversion, std::min(static_cast<std::size_t>(p->count), piece) * width);
   }
-  // A parameter at a time is loaded; what is saved passes in pieces, later, and takes no more.
-  if (purpose.saves) rows.checkpoint = largest * sizeof(float);
-  if (purpose.saves && way_of_file(StateCopy::bytes(run.layout)) == FileWay::direct) rows.writer = large_file_buffers;
+  // What is loaded passes in pieces too, at another time.
+  if (purpose.saves || purpose.resumes) rows.checkpoint = save_buffer_values(run.layout) * sizeof(float);
+  const bool large = way_of_file(StateCopy::bytes(run.layout)) == FileWay::direct;
+  if ((purpose.saves || purpose.resumes) && large) rows.writer = large_file_buffers;
   return rows;
 }
 

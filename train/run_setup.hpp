@@ -50,7 +50,8 @@ struct RunSetup {
 /// What the run is for; decides what is booked.
 struct RunPurpose {
   bool training = true;
-  bool saves = false;    ///< a buffer for state on its way from and to checkpoints, or a copy of all of it
+  bool saves = false;    ///< buffers for state on its way to checkpoints, or a copy of all of it
+  bool resumes = false;  ///< the same for its way from one
   bool predicts = true;  ///< false: where it is enough to know what fits
   /// What to plan and predict by; null: the calibration of this machine, where there is one. Without, `auto` is what
   /// has most on the device.

@@ -37,6 +37,12 @@ bool has_later_checkpoints(const fs::path& root, std::int64_t step) {
   return false;
 }
 
+/// One checkpoint, not the newest of a run.
+bool names_a_checkpoint(const TrainRequest& request) {
+  const fs::path named = request.resume_from;
+  return !named.empty() && (is_checkpoint(named) || !fs::is_directory(named / "checkpoints"));
+}
+
 }  // namespace
 
 Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(request_.config) {
@@ -50,19 +56,14 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
   source_.config.validate();
   ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
   values_ = initial_values(source_, layout, config_.seed);
-  const double begin = trace_now();
   find_checkpoint();
-  load_seconds_ = trace_now() - begin;
   if (checkpoint_) check_belongs(*checkpoint_, layout);
   open_data();
   resolve();
-  setup_ = set_up_run(config_, source_.config, std::move(layout), {.training = true, .saves = !config_.out.empty()});
-  if (checkpoint_ && checkpoint_->manifest().compute_key != setup_.compute_key()) {
-    const std::string why = fmt::format("checkpoint {} was made with another compute_key ({})",
-                                        checkpoint_->directory().string(), checkpoint_->manifest().compute_key);
-    if (config_.strict) throw InputError("--strict", why, "resume where it was made");
-    spdlog::warn("{}: the run goes on, but its bits may differ", why);
-  }
+  take_progress();
+  setup_ = set_up_run(config_, source_.config, std::move(layout),
+                      {.training = true, .saves = !config_.out.empty(), .resumes = checkpoint_ != nullptr});
+  check_compute_key();
 }
 
 Trainer::~Trainer() = default;
@@ -80,18 +81,18 @@ void Trainer::check_inputs() {
   if (!request_.resume) refuse_held(config_.out);
 }
 
-void Trainer::find_checkpoint() {
+/// The one that was named, or the newest one of a run that looks good, made before a step: what it holds is checked
+/// as it is loaded.
+void Trainer::find_checkpoint(std::int64_t before) {
   if (!request_.resume) return;
-  if (!request_.resume_from.empty()) {
-    const fs::path named = request_.resume_from;
-    if (is_checkpoint(named) || !fs::is_directory(named / "checkpoints")) {
-      checkpoint_ = std::make_unique<Checkpoint>(named);
-      return;
-    }
+  if (names_a_checkpoint(request_)) {
+    checkpoint_ = std::make_unique<Checkpoint>(request_.resume_from, CheckpointCheck::all_but_state);
+    return;
   }
   const fs::path root = fs::path(request_.resume_from.empty() ? config_.out : request_.resume_from) / "checkpoints";
   checkpoint_ =
-      newest_checkpoint(root, [](const fs::path&, const std::string& why) { spdlog::warn("passed over: {}", why); });
+      newest_checkpoint(root, [](const fs::path&, const std::string& why) { spdlog::warn("passed over: {}", why); },
+                        {.check = CheckpointCheck::all_but_state, .before = before});
   if (checkpoint_) return;
   if (config_.strict)
     throw InputError("--resume", fmt::format("no good checkpoint in {}", root.string()),
@@ -101,12 +102,6 @@ void Trainer::find_checkpoint() {
 
 void Trainer::open_data() {
   data_ = open_tokens(config_.data, config_, source_);
-  if (checkpoint_ && (checkpoint_->manifest().token_kind == "bytes") != data_->bytes()) {
-    throw InputError("--data",
-                     fmt::format("the checkpoint was trained on {}, this is {}", checkpoint_->manifest().token_kind,
-                                 data_->bytes() ? "text" : "token ids"),
-                     "resume with the same --data");
-  }
   config_.seq_len = sequence_length(config_, source_.config, *data_);
   windows_ = require_windows(*data_, config_.seq_len);
   if (config_.eval_data.empty()) return;
@@ -126,10 +121,23 @@ void Trainer::resolve() {
   if (*config_.min_lr > *config_.lr) throw UsageError("--min-lr", "it is above --lr", "give a smaller one");
   schedule_ = {config_.lr_schedule,  *config_.lr,         *config_.min_lr,
                config_.warmup_steps, config_.decay_steps, config_.steps};
+}
+
+/// From the checkpoint, or from the beginning.
+void Trainer::take_progress() {
   sampler_ = std::make_unique<WindowSampler>(windows_, config_.seed);
-  if (!checkpoint_) return;
-  const Manifest& m = checkpoint_->manifest();
-  sampler_->restore({m.seed, m.sampler_windows, m.sampler_epoch, m.sampler_position});
+  const Manifest m = checkpoint_ ? checkpoint_->manifest() : Manifest{};
+  resumed_from_.reset();
+  if (checkpoint_) {
+    if ((m.token_kind == "bytes") != data_->bytes()) {
+      throw InputError("--data",
+                       fmt::format("the checkpoint was trained on {}, this is {}", m.token_kind,
+                                   data_->bytes() ? "text" : "token ids"),
+                       "resume with the same --data");
+    }
+    sampler_->restore({m.seed, m.sampler_windows, m.sampler_epoch, m.sampler_position});
+    resumed_from_ = m.step;
+  }
   step_ = m.step;
   tokens_ = m.tokens;
   skipped_ = m.skipped_steps;
@@ -137,7 +145,14 @@ void Trainer::resolve() {
   last_loss_ = m.last_loss;
   best_loss_ = m.best_eval_loss;
   best_step_ = m.best_step;
-  resumed_from_ = m.step;
+}
+
+void Trainer::check_compute_key() const {
+  if (!checkpoint_ || checkpoint_->manifest().compute_key == setup_.compute_key()) return;
+  const std::string why = fmt::format("checkpoint {} was made with another compute_key ({})",
+                                      checkpoint_->directory().string(), checkpoint_->manifest().compute_key);
+  if (config_.strict) throw InputError("--strict", why, "resume where it was made");
+  spdlog::warn("{}: the run goes on, but its bits may differ", why);
 }
 
 std::string Trainer::plan_text() const {
@@ -184,26 +199,28 @@ void Trainer::start() {
   if (!config_.trace.empty()) trace_ = std::make_unique<Trace>();
   loaded_ = std::make_unique<LoadedModel>(setup_, trace_.get());
   clock_ = std::make_unique<PhaseClock>(*setup_.device);
-  if (!config_.out.empty()) {
-    directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
-    directory_->write_config(config_toml(config_));
-    directory_->open_metrics(step_);
-    saver_ = std::make_unique<CheckpointSaver>(loaded_->engine(),
-                                               SaverOptions{.root = directory_->checkpoints(),
-                                                            .keep = config_.keep,
-                                                            .copies = setup_.saving.copies,
-                                                            .on_failure = config_.on_save_failure,
-                                                            .beside = source_.beside,
-                                                            .predict = predictor()},
-                                               [this](const std::string& text) { progress_->line(text); });
-    if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
-  }
+  if (!config_.out.empty()) directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
+  load_weights();  // it decides at which step the run begins
+  if (directory_) open_files();
   if (setup_.prediction && config_.policy.kind == Policy::Kind::automatic) {
     const RunPrediction& p = *setup_.prediction;
     replanner_ = std::make_unique<Replanner>(setup_.layout, setup_.options, profile_of(*setup_.device), p.profile,
                                              p.compute, setup_.plan, p.choice.simulation);
   }
-  load_weights();
+}
+
+void Trainer::open_files() {
+  directory_->write_config(config_toml(config_));
+  directory_->open_metrics(step_);
+  saver_ = std::make_unique<CheckpointSaver>(loaded_->engine(),
+                                             SaverOptions{.root = directory_->checkpoints(),
+                                                          .keep = config_.keep,
+                                                          .copies = setup_.saving.copies,
+                                                          .on_failure = config_.on_save_failure,
+                                                          .beside = source_.beside,
+                                                          .predict = predictor()},
+                                             [this](const std::string& text) { progress_->line(text); });
+  if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
 }
 
 /// Empty where the machine is not calibrated.
@@ -215,25 +232,37 @@ std::function<std::optional<SaveSlowdown>(const Plan&, double)> Trainer::predict
 }
 
 void Trainer::load_weights() {
-  if (checkpoint_) {
-    const double begin = trace_now();
-    load_state(loaded_->engine(), *checkpoint_);
-    load_seconds_ += trace_now() - begin;
-    progress_->line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", checkpoint_->directory().string(), step_,
-                                format_bytes(StateCopy::bytes(setup_.layout)), load_seconds_));
-    if (directory_ && checkpoint_->directory().parent_path() == directory_->checkpoints()) saved_step_ = step_;
-    if (directory_ && has_later_checkpoints(directory_->checkpoints(), step_)) {
-      spdlog::warn(
-          "checkpoints after step {} in {} belong to a course that this run leaves: its first save removes them", step_,
-          directory_->checkpoints().string());
-    }
-    checkpoint_.reset();
-  } else {
-    loaded_->engine().initialize(values_);
+  while (checkpoint_ && !load_checkpoint()) {
+    find_checkpoint(checkpoint_->manifest().step);
+    if (checkpoint_) check_belongs(*checkpoint_, setup_.layout);
+    take_progress();
+    check_compute_key();
   }
+  if (!checkpoint_) loaded_->engine().initialize(values_);
+  checkpoint_.reset();
   values_ = nullptr;
   ::malloc_trim(0);  // glibc keeps freed blocks of up to 32 MiB; those that tensors came in through are done with
   sample_process_memory();
+}
+
+/// Returns whether it was what its writer had saved; one that was named must be.
+bool Trainer::load_checkpoint() {
+  const double begin = trace_now();
+  try {
+    load_state(loaded_->engine(), *checkpoint_);
+  } catch (const InputError& error) {
+    if (names_a_checkpoint(request_)) throw;
+    spdlog::warn("passed over: {}", error.what());
+    return false;
+  }
+  progress_->line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", checkpoint_->directory().string(), step_,
+                              format_bytes(StateCopy::bytes(setup_.layout)), trace_now() - begin));
+  if (directory_ && checkpoint_->directory().parent_path() == directory_->checkpoints()) saved_step_ = step_;
+  if (directory_ && has_later_checkpoints(directory_->checkpoints(), step_)) {
+    spdlog::warn("checkpoints after step {} in {} belong to a course that this run leaves: its first save removes them",
+                 step_, directory_->checkpoints().string());
+  }
+  return true;
 }
 
 /// Tokens and targets of the step's micro-batches. Returns how many targets there are.

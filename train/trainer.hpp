@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -57,10 +58,14 @@ class Trainer {
   };
   void check_inputs();
   void open_data();
-  void find_checkpoint();
+  void find_checkpoint(std::int64_t before = std::numeric_limits<std::int64_t>::max());
   void resolve();
+  void take_progress();
+  void check_compute_key() const;
   void start();
+  void open_files();
   void load_weights();
+  bool load_checkpoint();
   void train_step();
   std::int64_t fill_batches();
   StepReport run_micro_batches(double lr, std::int64_t targets);
@@ -110,7 +115,6 @@ class Trainer {
   std::optional<double> eval_loss_;
   std::optional<double> best_loss_;
   std::int64_t best_step_ = 0;
-  double load_seconds_ = 0.0;  ///< of the checkpoint: checking and reading it
   std::int64_t evaluated_step_ = -1;
   StepTimes times_;
   EngineCounters counters_seen_;  ///< at the end of the last step

@@ -185,6 +185,43 @@ class Resuming(ProgramTest):
         self.assertEqual(self.summary(out)["resumed_from_step"], 2)
         self.assertEqual(self.summary(out)["state_digest"], digest)
 
+    def flip_a_bit_of(self, checkpoint):
+        with (checkpoint / "state.safetensors").open("r+b") as state:
+            state.seek(-1, 2)
+            last = state.read(1)[0]
+            state.seek(-1, 2)
+            state.write(bytes([last ^ 1]))
+
+    def test_one_flipped_bit_is_found_while_loading_and_the_one_before_taken(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "3", "--checkpoint-every", "1", "--keep", "3", "--out", out))
+        straight = self.summary(out)
+        self.flip_a_bit_of(out / "checkpoints" / "step-00000003")
+        self.flip_a_bit_of(out / "checkpoints" / "step-00000002")
+        result = self.succeed(self.run_program("train", "--resume", "--out", out))
+        self.assertEqual(result.stderr.count("passed over"), 2, result.stderr)
+        self.assertIn("another content", result.stderr)
+        after = self.summary(out)
+        self.assertEqual(after["resumed_from_step"], 1)
+        for figure in ("state_digest", "final_loss", "tokens", "steps"):
+            self.assertEqual(after[figure], straight[figure], figure)
+        self.assertEqual([line["step"] for line in self.metrics(out)], [1, 2, 3])
+
+    def test_where_every_checkpoint_is_damaged_it_starts_fresh_but_not_if_strict(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", "--checkpoint-every", "1", "--out", out))
+        digest = self.summary(out)["state_digest"]
+        for step in (1, 2):
+            self.flip_a_bit_of(out / "checkpoints" / f"step-{step:08}")
+        self.refused(self.run_program("train", "--resume", "--out", out, "--strict"), 4, "no good checkpoint")
+        self.refused(self.run_program("train", "--resume", out / "checkpoints" / "step-00000001", "--out", out), 4,
+                     "another content")
+        self.assertEqual(len(self.metrics(out)), 2, "a refused run left the figures of the one before")
+        result = self.succeed(self.run_program("train", "--resume", "--out", out))
+        self.assertIn("starts fresh", result.stderr)
+        self.assertEqual(self.summary(out)["state_digest"], digest)
+        self.assertNotIn("resumed_from_step", {k: v for k, v in self.summary(out).items() if v is not None})
+
     def test_a_signal_ends_the_step_saves_and_is_the_exit_code(self):
         for number, code in [(signal.SIGTERM, 143), (signal.SIGINT, 130)]:
             with self.subTest(code=code):

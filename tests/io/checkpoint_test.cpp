@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "core/state_digest.hpp"
 #include "io/checkpoint.hpp"
+#include "io/read_ahead.hpp"
 
 namespace tandem {
 namespace {
@@ -70,9 +71,9 @@ TEST_F(CheckpointFiles, ReadsBackWhatWasSaved) {
   EXPECT_EQ(m.first_loss, 5.5);
   EXPECT_FALSE(m.last_loss.has_value());
   std::vector<float> values(1100000);
-  checkpoint.read(2, StatePart::v, values);
+  checkpoint.read(2, StatePart::v, 0, values);
   for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], value(2, StatePart::v, i));
-  checkpoint.read(1, StatePart::m, std::span(values).first(7));
+  checkpoint.read(1, StatePart::m, 0, std::span(values).first(7));
   EXPECT_EQ(values[3], 0.0F);  // a frozen parameter has no moments
   EXPECT_EQ(checkpoint.state_digest(), digest_);
   EXPECT_EQ(checkpoint.state_digest(), m.state_digest);
@@ -87,8 +88,60 @@ TEST_F(CheckpointFiles, NoticesOneFlippedBit) {
   EXPECT_THAT(refusal(directory), HasSubstr("another content"));
 }
 
+/// What `stream` hands out, checked to be each value once, in pieces that follow each other.
+std::vector<std::vector<float>> streamed(const Checkpoint& checkpoint) {
+  std::vector<std::vector<float>> arrays(3 * checkpoint.manifest().parameters.size());
+  checkpoint.stream([&](std::size_t index, StatePart part, std::int64_t first, std::span<const float> values) {
+    auto& array = arrays[3 * index + static_cast<std::size_t>(part)];
+    EXPECT_EQ(static_cast<std::size_t>(first), array.size());
+    EXPECT_LE(values.size_bytes(), ReadAhead::piece_bytes);
+    array.insert(array.end(), values.begin(), values.end());
+  });
+  return arrays;
+}
+
+TEST_F(CheckpointFiles, StreamsEveryValueOnce) {
+  const Checkpoint checkpoint(save(12), CheckpointCheck::all_but_state);
+  const auto arrays = streamed(checkpoint);
+  const auto& parameters = checkpoint.manifest().parameters;
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    for (int part = 0; part < state_parts; ++part) {
+      const auto& array = arrays[3 * i + static_cast<std::size_t>(part)];
+      const bool stored = parameters[i].trainable || part == 0;
+      ASSERT_EQ(array.size(), stored ? static_cast<std::size_t>(parameters[i].count()) : 0u);
+      for (std::size_t k = 0; k < array.size(); ++k) ASSERT_EQ(array[k], value(i, static_cast<StatePart>(part), k));
+    }
+  }
+}
+
+TEST_F(CheckpointFiles, StreamingNoticesOneFlippedBitWhereverItIs) {
+  const fs::path file = save(1) / "state.safetensors";
+  for (const std::uintmax_t at : {std::uintmax_t{5000}, std::uintmax_t{1} << 20, fs::file_size(file) - 1}) {
+    const auto flip = [&] {
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      stream.seekg(static_cast<std::streamoff>(at));
+      const int byte = stream.get();
+      stream.seekp(static_cast<std::streamoff>(at));
+      stream.put(static_cast<char>(byte ^ 1));
+    };
+    flip();
+    const Checkpoint checkpoint(file.parent_path(), CheckpointCheck::all_but_state);
+    EXPECT_THROW((void)streamed(checkpoint), InputError) << at;
+    flip();
+    EXPECT_NO_THROW((void)streamed(checkpoint));
+  }
+}
+
+TEST_F(CheckpointFiles, WhatIsCheckedLaterIsCheckedForItsSizeAtOnce) {
+  const fs::path directory = save(1);
+  fs::resize_file(directory / "state.safetensors", fs::file_size(directory / "state.safetensors") - 1);
+  EXPECT_THROW(Checkpoint(directory, CheckpointCheck::all_but_state), InputError);
+}
+
 TEST_F(CheckpointFiles, RefusesBrokenManifests) {
   const fs::path directory = save(1);
+  std::ifstream in(directory / "manifest.json");
+  const std::string whole{std::istreambuf_iterator<char>(in), {}};
   const auto write = [&](const std::string& text) { std::ofstream(directory / "manifest.json") << text; };
   write("{\"format\": 1");
   EXPECT_THAT(refusal(directory), HasSubstr("no JSON object"));
@@ -99,6 +152,16 @@ TEST_F(CheckpointFiles, RefusesBrokenManifests) {
   EXPECT_THAT(refusal(directory), HasSubstr("nested too deep"));
   write("{\"format\": 1}");
   EXPECT_THAT(refusal(directory), HasSubstr("lacks an entry"));
+  const auto with_number = [](std::string text, const std::string& key, const std::string& number) {
+    const std::size_t begin = text.find('"' + key + "\": ") + key.size() + 4;
+    return text.replace(begin, text.find_first_of(",\n}", begin) - begin, number);
+  };
+  for (const char* const key : {"bytes", "seed", "step", "tokens", "windows"}) {
+    for (const char* const number : {"5e24", "-1", "1.5", "18446744073709551616", "\"1\"", "null"}) {
+      write(with_number(whole, key, number));
+      EXPECT_THAT(refusal(directory), HasSubstr("one of the wrong type")) << key << ' ' << number;
+    }
+  }
   fs::remove(directory / "manifest.json");
   EXPECT_THAT(refusal(directory), HasSubstr("manifest.json"));
 }
@@ -115,6 +178,14 @@ TEST_F(CheckpointFiles, PassesOverTheNewestWhereItIsDamaged) {
   ASSERT_NE(found, nullptr);
   EXPECT_EQ(found->manifest().step, 1);
   EXPECT_EQ(passed, 1);
+}
+
+TEST_F(CheckpointFiles, FindsTheNewestBeforeAStep) {
+  for (std::int64_t step = 1; step <= 3; ++step) save(step);
+  const auto nothing = [](const fs::path&, const std::string&) {};
+  EXPECT_EQ(newest_checkpoint(root_, nothing, {.before = 3})->manifest().step, 2);
+  EXPECT_EQ(newest_checkpoint(root_, nothing, {.before = 4})->manifest().step, 3);
+  EXPECT_EQ(newest_checkpoint(root_, nothing, {.before = 1}), nullptr);
 }
 
 TEST_F(CheckpointFiles, KeepsTheNewestAndClearsWhatWasInterrupted) {

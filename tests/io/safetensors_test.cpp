@@ -10,6 +10,7 @@
 #include <fstream>
 
 #include "core/error.hpp"
+#include "io/file_hash.hpp"
 #include "io/safetensors.hpp"
 
 namespace tandem {

@@ -65,7 +65,7 @@ std::vector<float> first_values(const ModelConfig& config, const std::string& fu
   const ParameterLayout layout = layout_of(config);
   const Parameter& p = layout.parameter(full_name);
   std::vector<float> values(static_cast<std::size_t>(p.count), NAN);
-  initialize_parameter(config, p, seed, values);
+  initialize_parameter(config, p, seed, 0, values);
   return values;
 }
 
@@ -107,11 +107,30 @@ TEST(Initialize, DependsOnSeedAndNameAlone) {
   EXPECT_TRUE(std::equal(fewer.begin(), fewer.end(), values.begin())) << "element i depends on i, not on the size";
 }
 
+TEST(Initialize, PiecesAreTheWhole) {
+  const ModelConfig config = builtin_model("tiny-gpt2");
+  const ParameterLayout layout = layout_of(config);
+  for (const char* const name : {"block.0.mlp.c_fc.weight", "block.0.ln_1.weight", "block.1.attn.c_attn.bias"}) {
+    const auto whole = first_values(config, name, 7);
+    for (const std::size_t piece : {std::size_t{1}, std::size_t{22}, std::size_t{55}, whole.size() - 1}) {
+      std::vector<float> values(whole.size(), NAN);
+      for (std::size_t first = 0; first < values.size(); first += piece) {
+        initialize_parameter(config, layout.parameter(name), 7, static_cast<std::int64_t>(first),
+                             std::span(values).subspan(first, std::min(piece, values.size() - first)));
+      }
+      EXPECT_EQ(values, whole) << name << " in pieces of " << piece;
+    }
+  }
+}
+
 TEST(Initialize, WrongSizeIsNamed) {
   const ModelConfig config = builtin_model("tiny-gpt2");
   const ParameterLayout layout = layout_of(config);
-  std::vector<float> values(3);
-  EXPECT_THROW(initialize_parameter(config, layout.parameter("embedding.tokens"), 1, values), MisuseError);
+  const Parameter& bias = layout.parameter("block.0.ln_1.bias");
+  std::vector<float> values(static_cast<std::size_t>(bias.count) + 1);
+  EXPECT_THROW(initialize_parameter(config, bias, 1, 0, values), MisuseError);
+  EXPECT_THROW(initialize_parameter(config, bias, 1, -1, std::span(values).first(1)), MisuseError);
+  EXPECT_THROW(initialize_parameter(config, bias, 1, bias.count, std::span(values).first(1)), MisuseError);
 }
 
 // Known answers of the generator's authors (Random123, kat_vectors).

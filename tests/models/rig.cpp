@@ -32,7 +32,7 @@ void Rig::load(const Fixture& fixture) {
 void Rig::load_random(std::uint64_t seed) {
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
     std::vector<float> values(static_cast<std::size_t>(p->count));
-    initialize_parameter(config_, *p, seed, values);
+    initialize_parameter(config_, *p, seed, 0, values);
     parameters_.set(*p, values);
   }
 }

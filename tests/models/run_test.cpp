@@ -271,7 +271,7 @@ TEST(TransformerAccess, FrozenLayersChangeNoOtherGradient) {
       PlainParameters parameters(rig.device(), frozen(config, layer));
       for (const Parameter* p : parameters.layout().owned_parameters()) {
         std::vector<float> values(static_cast<std::size_t>(p->count));
-        initialize_parameter(config, *p, 5, values);
+        initialize_parameter(config, *p, 5, 0, values);
         parameters.set(*p, values);
       }
       parameters.zero_gradients();

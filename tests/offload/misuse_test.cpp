@@ -1,5 +1,12 @@
 // Wrong use is refused with names, and leaves the engine usable.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "tests/offload/toy_trainer.hpp"
@@ -175,6 +182,66 @@ TEST(State, WhatIsWrittenIsReadBack) {
       }
     }
   }
+}
+
+TEST(State, PiecesWrittenAreTheWhole) {
+  // The weights that a master sets are seen by the steps that follow.
+  for (const char* policy : {"device", "host", "interleave:2,resident=0.5"}) {
+    for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+      std::vector<std::string> digests;
+      for (const std::size_t piece : {std::size_t{22}, std::size_t{1021}, std::size_t{1} << 20}) {
+        ToyOptions o = toy(policy);
+        o.offload.subgroup_size = 1024;
+        o.offload.state = state;
+        ToyTrainer t(o);
+        for (const Parameter* p : t.layout().owned_parameters()) {
+          for (const StateArray array : {StateArray::v, StateArray::master, StateArray::m}) {
+            std::vector<float> values(static_cast<std::size_t>(p->count));
+            for (std::size_t i = 0; i < values.size(); ++i) values[i] = 0.1F * std::abs(testing::noise(3, i));
+            for (std::size_t first = 0; first < values.size(); first += piece) {
+              t.engine().write(*p, array, static_cast<std::int64_t>(first),
+                               std::span(values).subspan(first, std::min(piece, values.size() - first)));
+            }
+          }
+        }
+        digests.push_back(t.run().digest);
+      }
+      EXPECT_THAT(digests, ::testing::Each(digests.front())) << policy;
+    }
+  }
+}
+
+TEST(State, PiecesBeyondTheParameterAreRefused) {
+  ToyTrainer t(toy("host"));
+  const Parameter& p = *t.layout().owned_parameters().front();
+  const std::vector<float> values(static_cast<std::size_t>(p.count) + 1);
+  EXPECT_THROW(t.engine().write(p, StateArray::m, values), MisuseError);
+  EXPECT_THROW(t.engine().write(p, StateArray::m, 0, values), MisuseError);
+  EXPECT_THROW(t.engine().write(p, StateArray::m, -1, std::span(values).first(1)), MisuseError);
+  EXPECT_THROW(t.engine().write(p, StateArray::m, p.count, std::span(values).first(1)), MisuseError);
+}
+
+TEST(State, InitialValuesAreAskedForInPiecesThatCoverEachParameterInOrder) {
+  // One parameter is longer than a piece; the values are those of the whole.
+  const auto toy_device = testing::make_toy_device({.capacity = std::size_t{256} << 20});
+  Device& device = toy_device->device();
+  ParameterLayout layout;
+  layout.add_layer("l").add("long", {(std::int64_t{1} << 20) + 55}).add("short", {22});
+  OffloadOptions options;
+  const Plan plan = make_plan(layout, options, PlanningFacts{device.info().capacity, 0});
+  OffloadEngine whole(device, layout, options, plan);
+  whole.initialize([](const Parameter&, std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = testing::noise(5, i);
+  });
+  const std::string digest = whole.state_digest();
+  std::vector<std::pair<std::int64_t, std::size_t>> asked;
+  whole.initialize([&](const Parameter&, std::int64_t first, std::span<float> values) {
+    asked.emplace_back(first, values.size());
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = testing::noise(5, static_cast<std::size_t>(first) + i);
+  });
+  EXPECT_EQ(whole.state_digest(), digest);
+  const std::vector<std::pair<std::int64_t, std::size_t>> expected{{0, 1 << 20}, {1 << 20, 55}, {0, 22}};
+  EXPECT_EQ(asked, expected);
 }
 
 TEST(State, FrozenParametersNeitherDecayNorMove) {
