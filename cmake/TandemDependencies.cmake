@@ -11,6 +11,14 @@ find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
 include(TandemSystemLibrary)
 tandem_system_library(hwloc::hwloc hwloc.h hwloc)
 tandem_system_library(xxhash::xxhash xxhash.h xxhash)
+# Built with it, the library can choose among the instructions of this processor; on others than x86 it has no choice.
+include(CheckCXXSourceCompiles)
+set(CMAKE_REQUIRED_LIBRARIES xxhash::xxhash)
+check_cxx_source_compiles("
+#include <xxhash.h>
+#include <xxh_x86dispatch.h>
+int main() { return static_cast<int>(XXH3_128bits_update(nullptr, nullptr, 0)); }" TANDEM_XXHASH_CHOOSES)
+unset(CMAKE_REQUIRED_LIBRARIES)
 add_library(tomlplusplus INTERFACE)
 target_include_directories(tomlplusplus SYSTEM INTERFACE "${TOMLPLUSPLUS_INCLUDE_DIR}")
 

@@ -1,14 +1,13 @@
 #include "core/state_digest.hpp"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <bit>
-#include <new>
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/hash128.hpp"
 
 namespace tandem {
 namespace {
@@ -17,34 +16,12 @@ static_assert(std::endian::native == std::endian::little, "values are hashed as 
 
 constexpr int arrays_of_a_parameter = 3;  // master, m, v
 
-class Hasher {
- public:
-  Hasher() : state_(XXH3_createState()) {
-    if (state_ == nullptr) throw std::bad_alloc();
-    reset();
-  }
-  ~Hasher() { XXH3_freeState(state_); }
-  Hasher(const Hasher&) = delete;
-  Hasher& operator=(const Hasher&) = delete;
-
-  void reset() { XXH3_128bits_reset(state_); }
-  void add(const void* data, std::size_t bytes) { XXH3_128bits_update(state_, data, bytes); }
-  XXH128_canonical_t canonical() const {
-    XXH128_canonical_t result;
-    XXH128_canonicalFromHash(&result, XXH3_128bits_digest(state_));
-    return result;
-  }
-
- private:
-  XXH3_state_t* state_;
-};
-
 }  // namespace
 
 struct StateDigest::Impl {
-  Hasher whole;
-  Hasher parameter;
-  Hasher block;
+  Hash128 whole;
+  Hash128 parameter;
+  Hash128 block;
   std::int64_t in_block = 0;  // elements in the open block
   int arrays = 0;             // ended, of the open parameter
   bool open = false;
@@ -53,8 +30,8 @@ struct StateDigest::Impl {
     if (!open) throw MisuseError("state digest fed outside a parameter");
   }
   void end_block() {
-    const auto hash = block.canonical();
-    parameter.add(hash.digest, sizeof(hash.digest));
+    const auto hash = block.bytes();
+    parameter.add(hash.data(), hash.size());
     block.reset();
     in_block = 0;
   }
@@ -97,16 +74,11 @@ void StateDigest::end_parameter() {
   if (impl_->arrays != arrays_of_a_parameter || impl_->in_block != 0) {
     throw MisuseError("state digest: a parameter needs master, m and v", fmt::format("{} arrays ended", impl_->arrays));
   }
-  const auto hash = impl_->parameter.canonical();
-  impl_->whole.add(hash.digest, sizeof(hash.digest));
+  const auto hash = impl_->parameter.bytes();
+  impl_->whole.add(hash.data(), hash.size());
   impl_->open = false;
 }
 
-std::string StateDigest::text() const {
-  const auto hash = impl_->whole.canonical();
-  std::string result;
-  for (const unsigned char byte : hash.digest) result += fmt::format("{:02x}", byte);
-  return result;
-}
+std::string StateDigest::text() const { return impl_->whole.text(); }
 
 }  // namespace tandem

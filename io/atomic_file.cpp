@@ -7,7 +7,7 @@
 #include <system_error>
 
 #include "core/error.hpp"
-#include "io/file_hash.hpp"
+#include "core/hash128.hpp"
 #include "io/write_behind.hpp"
 
 namespace tandem {
@@ -36,7 +36,7 @@ struct FileWriter::Impl {
   int fd = -1;
   std::uint64_t bytes = 0;
   std::uint64_t flushing = 0;  // bytes when the disk was last asked to begin
-  FileHash hash;
+  Hash128 hash;
   std::unique_ptr<WriteBehind> behind;  // past the cache
 
   Impl(fs::path file, FileOps& o) : path(std::move(file)), ops(o) {}

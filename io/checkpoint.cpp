@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/hash128.hpp"
 #include "core/mapped_file.hpp"
 #include "core/state_digest.hpp"
 #include "io/file_hash.hpp"
@@ -286,7 +287,7 @@ void Checkpoint::stream(const StateWriter& write) const {
   const auto arrays = stored();
   auto next = arrays.begin();
   ReadAhead file(directory_ / state_name);
-  FileHash hash;
+  Hash128 hash;
   std::uint64_t at = 0;  // of the piece in the file
   for (auto piece = file.next(); !piece.empty(); piece = file.next()) {
     hash.add(piece.data(), piece.size());
