@@ -12,6 +12,7 @@
 
 #include "core/error.hpp"
 #include "gpu_ops/matmul.hpp"
+#include "gpu_ops/runtime.hpp"
 #include "gpu_ops/shared_library.hpp"
 
 namespace tandem::gpu {
@@ -207,10 +208,12 @@ class CublasLtMatmul final : public Matmul {
     if (!prepared.found) return plain_matmul(p, stream);
     if (p.bias != nullptr && !p.accumulate) set(prepared.descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     const float alpha = 1.0F, beta = p.accumulate ? 1.0F : 0.0F;
-    require(library().matmul(handle_.get(), prepared.descriptor.get(), &alpha, p.b.data, prepared.left.get(), p.a.data,
-                             prepared.right.get(), &beta, p.c, prepared.result.get(), p.c, prepared.result.get(),
-                             &prepared.algorithm, workspace, workspace_size, stream),
-            "multiply");
+    const cublasStatus_t status =
+        library().matmul(handle_.get(), prepared.descriptor.get(), &alpha, p.b.data, prepared.left.get(), p.a.data,
+                         prepared.right.get(), &beta, p.c, prepared.result.get(), p.c, prepared.result.get(),
+                         &prepared.algorithm, workspace, workspace_size, stream);
+    if (status != CUBLAS_STATUS_SUCCESS) runtime::require_alive(stream, "launching a matrix product");
+    require(status, "multiply");
   }
 
  private:

@@ -197,6 +197,16 @@ void fill_zero(void* to, std::size_t bytes, CUstream_st* stream) {
   check(cudaMemsetAsync(to, 0, bytes, stream), "queueing a fill");
 }
 
+void require_launched(int result, std::string_view kernel) {
+  if (result != cudaSuccess) refuse(static_cast<cudaError_t>(result), fmt::format("launching kernel {}", kernel));
+}
+
+void require_alive(CUstream_st* stream, std::string_view what) {
+  const cudaError_t code = cudaStreamQuery(stream);
+  if (is_lost(code)) refuse(code, what);
+  forgive(code);
+}
+
 Range::Range(const char* name) { nvtxRangePushA(name); }
 Range::~Range() { nvtxRangePop(); }
 

@@ -110,6 +110,13 @@ void synchronize(CUevent_st* event);
 void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, CUstream_st* stream);
 void fill_zero(void* to, std::size_t bytes, CUstream_st* stream);
 
+/// What the launch of a kernel returned, a cudaError_t: throws where it was refused, or reports the fault of an earlier
+/// one, which loses the device.
+void require_launched(int result, std::string_view kernel);
+/// For libraries that queue work and say only that it failed: throws where it failed because the device is lost, which
+/// the stream then tells. Does not block.
+void require_alive(CUstream_st* stream, std::string_view what);
+
 /// A named range on this thread's row in a profiler; nothing where none is attached.
 class Range {
  public:

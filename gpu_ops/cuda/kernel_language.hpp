@@ -4,10 +4,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <string>
 
-#include "core/error.hpp"
 #include "gpu_ops/geometry.hpp"
+#include "gpu_ops/runtime.hpp"
 
 #define TANDEM_KERNEL(threads) __global__ void __launch_bounds__(threads, 1)
 #define TANDEM_DEVICE __device__ __forceinline__
@@ -62,26 +61,19 @@ TANDEM_DEVICE void store_words(void* to, const Words& w) {
   *static_cast<uint4*>(to) = make_uint4(w.word[0], w.word[1], w.word[2], w.word[3]);
 }
 
-inline void require_launched(cudaError_t result, const char* name) {
-  if (result != cudaSuccess) {
-    throw DeviceError(std::string("kernel ") + name + " was not launched", cudaGetErrorString(result),
-                      "see what the driver logged");
-  }
-}
-
 template <class... P>
 void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geometry, CUstream_st* stream,
                   P... arguments) {
   constexpr std::size_t without_asking = 48 * 1024;
   if (geometry.shared_bytes > without_asking) {
-    require_launched(
+    runtime::require_launched(
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(geometry.shared_bytes)),
         name);
   }
   kernel<<<static_cast<unsigned>(geometry.grid), static_cast<unsigned>(geometry.block), geometry.shared_bytes,
            stream>>>(arguments...);
-  require_launched(cudaGetLastError(), name);
+  runtime::require_launched(cudaGetLastError(), name);
 }
 
 }  // namespace tandem::gpu

@@ -31,8 +31,8 @@ std::int64_t barriers_passed();
 /// MisuseError where threads of a block wait for others that have ended or wait elsewhere.
 void run_grid(const char* name, const gpu::Geometry& geometry, const std::function<void()>& kernel);
 
-/// Queues `work`, a grid, on a stream. Provided by whoever plays the runtime.
-void enqueue(CUstream_st* stream, std::function<void()> work);
+/// Queues `work`, the grid of kernel `name`, on a stream. Provided by whoever plays the runtime.
+void enqueue(const char* name, CUstream_st* stream, std::function<void()> work);
 
 // -- called from within a kernel ---------------------------------------------------------------------------------
 

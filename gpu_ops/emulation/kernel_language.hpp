@@ -76,7 +76,7 @@ inline void store_words(void* to, const Words& w) {
 template <class... P>
 void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geometry, CUstream_st* stream,
                   P... arguments) {
-  emulation::enqueue(stream, [=] { emulation::run_grid(name, geometry, [&] { kernel(arguments...); }); });
+  emulation::enqueue(name, stream, [=] { emulation::run_grid(name, geometry, [&] { kernel(arguments...); }); });
 }
 
 }  // namespace tandem::gpu

@@ -12,6 +12,7 @@
 #include "core/error.hpp"
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/native_stream.hpp"
+#include "gpu_ops/runtime.hpp"
 #include "tests/gpu_ops/device/device_testing.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 
@@ -23,6 +24,7 @@ using namespace std::chrono_literals;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 using testing::open_fake_device;
 using ::testing::ThrowsMessage;
 
@@ -179,12 +181,12 @@ TEST(CudaFailure, AFaultInQueuedWorkLosesTheDevice) {
   Stream a = device->make_stream("a");
   Stream b = device->make_stream("b");
   std::atomic<bool> open{false};
-  emulation::enqueue(native_stream(a), [&] {
+  emulation::enqueue("planted", native_stream(a), [&] {
     while (!open) std::this_thread::sleep_for(1ms);
     throw std::runtime_error("an illegal access");
   });
   bool ran = false;
-  emulation::enqueue(native_stream(a), [&] { ran = true; });
+  emulation::enqueue("planted", native_stream(a), [&] { ran = true; });
   std::exception_ptr told;
   device->call_after(a, [&](std::exception_ptr error) { told = error; });
   open = true;
@@ -201,6 +203,55 @@ TEST(CudaFailure, AFaultInQueuedWorkLosesTheDevice) {
   EXPECT_THROW(std::rethrow_exception(told), DeviceError);
 }
 
+TEST(CudaFailure, ThatALaunchReportsIsNamedWithTheKernel) {
+  const auto report_of = [](cudaError_t code, bool lost) {
+    fake_cuda::install({});
+    const auto device = open_fake_device();
+    const MemoryBlock sum = device->allocate(256, "sum");
+    const MemoryBlock gradient = device->allocate(128, "gradient");
+    Stream stream = device->make_stream("a");
+    const auto launch = [&] {
+      device->ops().round(static_cast<const float*>(sum.data()), static_cast<bf16*>(gradient.data()), 64, stream);
+    };
+    fake_cuda::fail_call("launch", 0, code);
+    std::string report = "none";
+    try {
+      launch();
+    } catch (const DeviceError& error) {
+      report = error.what();
+    }
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the next launch would be blamed";
+    if (lost) {
+      EXPECT_THROW(launch(), DeviceError);
+    } else {
+      EXPECT_NO_THROW(launch()) << "a refusal is not for ever";
+    }
+    return report;
+  };
+  EXPECT_THAT(report_of(cudaErrorInvalidValue, false),
+              AllOf(HasSubstr("cuda:0: launching kernel round: invalid argument"), Not(HasSubstr("lost"))));
+  EXPECT_THAT(report_of(cudaErrorLaunchFailure, true),
+              AllOf(HasSubstr("cuda:0: device lost: launching kernel round"), HasSubstr("cudaErrorLaunchFailure"),
+                    HasSubstr("start again from the last checkpoint")));
+}
+
+TEST(CudaFailure, OfALibraryIsALostDeviceWhereItsStreamSaysSo) {
+  fake_cuda::install({});
+  const auto device = open_fake_device();
+  Stream stream = device->make_stream("a");
+  CUstream_st* const native = native_stream(stream);
+  std::atomic<bool> open{false};
+  emulation::enqueue("gate", native, [&] {
+    while (!open) std::this_thread::sleep_for(1ms);
+    throw std::runtime_error("an illegal access");
+  });
+  EXPECT_NO_THROW(gpu::runtime::require_alive(native, "launching a matrix product")) << "busy is alive";
+  open = true;
+  EXPECT_THROW(device->synchronize(stream), DeviceError);
+  EXPECT_THAT([&] { gpu::runtime::require_alive(native, "launching a matrix product"); },
+              ThrowsMessage<DeviceError>(HasSubstr("cuda:0: device lost: launching a matrix product")));
+}
+
 TEST(CudaFailure, ACallComesOnlyOnceWorkQueuedBeforeTheFailureIsDone) {
   fake_cuda::install({});
   const auto device = open_fake_device();
@@ -208,7 +259,7 @@ TEST(CudaFailure, ACallComesOnlyOnceWorkQueuedBeforeTheFailureIsDone) {
   Stream stream = device->make_stream("a");
   std::atomic<bool> open{false};
   std::atomic<bool> done{false};
-  emulation::enqueue(native_stream(stream), [&] {
+  emulation::enqueue("planted", native_stream(stream), [&] {
     while (!open) std::this_thread::sleep_for(1ms);
     done = true;
   });

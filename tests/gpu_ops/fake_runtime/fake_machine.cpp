@@ -271,6 +271,11 @@ void CUstream_st::rename(std::string name) {
   name_ = std::move(name);
 }
 
+bool CUstream_st::idle() {
+  const std::lock_guard lock(mutex_);
+  return queue_.empty() && !busy_;
+}
+
 void CUstream_st::serve() {
   tandem::fake_cuda::current_device() = device_;
   std::unique_lock lock(mutex_);
@@ -280,11 +285,13 @@ void CUstream_st::serve() {
     Work work = std::move(queue_.front());
     queue_.pop_front();
     const std::string name = name_;
+    busy_ = true;
     lock.unlock();
     delay();
     run(work, name);
     work = Work();
     lock.lock();
+    busy_ = false;
   }
 }
 

@@ -120,6 +120,7 @@ struct CUstream_st {
   int device() const { return device_; }
   void push(tandem::fake_cuda::Work work);
   void rename(std::string name);
+  bool idle();
 
  private:
   void serve();
@@ -133,6 +134,7 @@ struct CUstream_st {
   std::condition_variable changed_;
   std::deque<tandem::fake_cuda::Work> queue_;
   std::string name_;
+  bool busy_ = false;
   bool ending_ = false;
   std::thread worker_;
 };

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
 #include "gpu_ops/emulation/grid.hpp"
+#include "gpu_ops/runtime.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_machine.hpp"
 
 using tandem::fake_cuda::current_device;
@@ -233,6 +233,10 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return give_back("cudaStreamSynchronize", [&](State&) { return wait_for_end(stream); });
 }
 
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return call("cudaStreamQuery", [&](State&) { return stream->idle() ? cudaSuccess : cudaErrorNotReady; });
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   return call("cudaStreamWaitEvent", [&](State&) {
     const std::lock_guard lock(event->mutex);
@@ -332,9 +336,8 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 
 namespace tandem::emulation {
 
-void enqueue(CUstream_st* stream, std::function<void()> work) {
-  const cudaError_t failure = State::get().enter("launch");
-  if (failure != cudaSuccess) throw DeviceError("launching a kernel", cudaGetErrorString(failure));
+void enqueue(const char* name, CUstream_st* stream, std::function<void()> work) {
+  gpu::runtime::require_launched(end(State::get().enter("launch")), name);
   stream->push({.kind = "kernel", .run = std::move(work)});
 }
 
