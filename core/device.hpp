@@ -16,6 +16,7 @@
 namespace tandem {
 
 class Ops;
+class RangeSink;
 class UpdateKernels;
 
 /// Is told in one line what people should know.
@@ -81,12 +82,12 @@ class Event {
 enum class CopyKind : std::uint8_t { host_to_device, device_to_host, device_to_device };
 
 struct DeviceInfo {
-  std::string kind;         ///< "host" or "cuda"
-  std::string name;         ///< "host", "cuda:0 NVIDIA H200"
-  std::size_t capacity = 0; ///< hard ceiling in bytes of what may be allocated on it
-  std::size_t reserved = 0; ///< bytes beside it that context and libraries take; with it, the user's ceiling
-  int threads = 0;          ///< of the host device's kernels; 0 elsewhere
-  std::string compute_key;  ///< all of the device that may change a bit: kind, model, libraries, threads
+  std::string kind;          ///< "host" or "cuda"
+  std::string name;          ///< "host", "cuda:0 NVIDIA H200"
+  std::size_t capacity = 0;  ///< hard ceiling in bytes of what may be allocated on it
+  std::size_t reserved = 0;  ///< bytes beside it that context and libraries take; with it, the user's ceiling
+  int threads = 0;           ///< of the host device's kernels; 0 elsewhere
+  std::string compute_key;   ///< all of the device that may change a bit: kind, model, libraries, threads
 };
 
 /// An accelerator and the host memory that belongs to it. Methods may be called from any thread;
@@ -135,6 +136,9 @@ class Device {
   virtual void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) = 0;
   /// Blocks until everything queued on `stream` is done. Rethrows what failed it.
   virtual void synchronize(StreamView stream) = 0;
+
+  /// Takes named ranges of what is done on this device and for it; null where no profiler listens. The device's own.
+  virtual RangeSink* ranges() noexcept { return nullptr; }
 
   /// Mathematics on this device.
   virtual Ops& ops() noexcept = 0;

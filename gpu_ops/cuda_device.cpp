@@ -10,6 +10,7 @@
 #include "core/error.hpp"
 #include "gpu_ops/cuda_device_memory.hpp"
 #include "gpu_ops/cuda_device_nvml.hpp"
+#include "gpu_ops/cuda_device_ranges.hpp"
 #include "gpu_ops/cuda_device_stream.hpp"
 #include "gpu_ops/native_stream.hpp"
 #include "gpu_ops/runtime.hpp"
@@ -123,8 +124,7 @@ CudaProbe probe_cuda() {
   return probe;
 }
 
-CudaDevice::CudaDevice(CudaDeviceOptions options)
-    : ordinal_(options.ordinal) {
+CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), ranges_(NvtxRanges::open()) {
   const runtime::DeviceFacts facts = facts_of_usable(ordinal_);
   const std::shared_ptr<const NumaNode> node =
       options.numa_node < 0 ? NumaNode::of_pci(facts.pci_bus) : NumaNode::at(options.numa_node);
@@ -177,6 +177,8 @@ MemoryBlock CudaDevice::allocate(std::size_t bytes, std::string_view name) { ret
 MemoryBlock CudaDevice::allocate_pinned(std::size_t bytes, std::string_view name) {
   return pinned_->allocate(bytes, name);
 }
+
+RangeSink* CudaDevice::ranges() noexcept { return ranges_.get(); }
 
 bool CudaDevice::pins() const noexcept { return pinned_->pins(); }
 

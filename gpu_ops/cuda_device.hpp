@@ -17,6 +17,7 @@ class CudaDeviceMemory;
 class CudaEvent;
 class CudaPinnedMemory;
 class CudaStream;
+class NvtxRanges;
 
 /// What is there. `why_none` is for people, and empty where a device can be used.
 struct CudaProbe {
@@ -83,6 +84,8 @@ class CudaDevice final : public Device {
   void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) override;
   void synchronize(StreamView stream) override;
 
+  /// NVTX ranges, where a profiler was attached when the device was opened.
+  RangeSink* ranges() noexcept override;
   Ops& ops() noexcept override { return *ops_; }
   UpdateKernels& host_kernels() noexcept override { return *host_kernels_; }
 
@@ -94,6 +97,7 @@ class CudaDevice final : public Device {
   DeviceInfo info_;
   std::shared_ptr<CudaDeviceMemory> memory_;
   std::shared_ptr<CudaPinnedMemory> pinned_;
+  const std::unique_ptr<NvtxRanges> ranges_;  ///< null: nobody listens
   std::unique_ptr<UpdateKernels> host_kernels_;
   std::unique_ptr<Ops> ops_;
 };

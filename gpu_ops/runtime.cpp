@@ -2,7 +2,6 @@
 
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
-#include <nvtx3/nvToolsExt.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
 #include <array>
@@ -206,8 +205,5 @@ void require_alive(CUstream_st* stream, std::string_view what) {
   if (is_lost(code)) refuse(code, what);
   forgive(code);
 }
-
-Range::Range(const char* name) { nvtxRangePushA(name); }
-Range::~Range() { nvtxRangePop(); }
 
 }  // namespace tandem::gpu::runtime

@@ -117,13 +117,4 @@ void require_launched(int result, std::string_view kernel);
 /// the stream then tells. Does not block.
 void require_alive(CUstream_st* stream, std::string_view what);
 
-/// A named range on this thread's row in a profiler; nothing where none is attached.
-class Range {
- public:
-  explicit Range(const char* name);
-  ~Range();
-  Range(const Range&) = delete;
-  Range& operator=(const Range&) = delete;
-};
-
 }  // namespace tandem::gpu::runtime

@@ -15,6 +15,7 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       layout_(layout),
       runner_(runner),
       trace_(trace),
+      ranges_(device.ranges()),
       watchdog_seconds_(watchdog_seconds),
       overlap_(overlap),
       to_device_(device.make_stream("host to device")),
@@ -78,12 +79,14 @@ double Executor::begin_caller_task(TaskId id, StreamView stream, std::string_vie
     return overlap_ ? graph_.node(id).waiting_for == 0 : graph_.dependencies_done(id);
   });
   graph_.for_unfinished(id, [&](const TaskNode& first) { device_.wait(stream, first.event); });
+  if (TaskNode& node = graph_.node(id); !node.range) node.range = range_of(node.task);  // begun again on another stream
   return blocked;
 }
 
 void Executor::finish_caller_task(TaskId id, StreamView stream) {
   std::unique_lock lock(mutex_);
   ++callbacks_;
+  graph_.node(id).range.end();
   try {
     const EventView event = graph_.node(id).event = new_event();
     device_.record(event, stream);
@@ -261,6 +264,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   ++callbacks_;
   lock.unlock();
   try {
+    const NamedRange range = range_of(task);
     runner_.issue(task, stream);
     device_.record(event, stream);
     device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
@@ -315,6 +319,12 @@ void Executor::account(const TaskNode& node, double now) {
   trace_->span(name_of(task.lane), task.text(layer), begin, now, task.bytes);
 }
 
+/// The same span as it happens. Of a task of a device lane it covers the calls that queue it.
+NamedRange Executor::range_of(const Task& task) const {
+  if (ranges_ == nullptr) return {};
+  return {*ranges_, name_of(task.lane), task.text(layout_.layer(task.layer).name), task.bytes};
+}
+
 // -- CPU lane ------------------------------------------------------------------------------------------
 
 TaskId Executor::next_cpu_task() const { return failure_ || !may_start() ? no_task : graph_.ready(Lane::cpu); }
@@ -333,6 +343,7 @@ void Executor::cpu_loop() {
     lock.unlock();
     std::exception_ptr error;
     try {
+      const NamedRange range = range_of(task);
       runner_.run(task);
     } catch (...) {
       error = std::current_exception();
@@ -350,7 +361,9 @@ void Executor::begin_save_task(TaskId id) {
   wait(lock, saver_, "saving layer", graph_.node(id).task.layer,
        [&] { return graph_.ready(Lane::disk) == id && may_start(); });
   graph_.take(Lane::disk);
-  graph_.node(id).issued_at = trace_now();
+  TaskNode& node = graph_.node(id);
+  node.issued_at = trace_now();
+  node.range = range_of(node.task);
   ++in_flight_[static_cast<std::size_t>(Lane::disk)];
 }
 
@@ -361,6 +374,7 @@ void Executor::note_save_progress() {
 
 void Executor::finish_save_task(TaskId id) {
   const std::unique_lock lock(mutex_);
+  graph_.node(id).range.end();
   finish(id, nullptr);
   wake();
 }

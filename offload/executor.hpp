@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/device.hpp"
+#include "core/named_range.hpp"
 #include "core/parameter_layout.hpp"
 #include "core/trace.hpp"
 #include "offload/task_runner.hpp"
@@ -97,6 +98,7 @@ class Executor {
   void complete(TaskId id, std::exception_ptr error);
   void finish(TaskId id, std::exception_ptr error);
   void account(const TaskNode& node, double now);
+  NamedRange range_of(const Task& task) const;
   void fail(std::exception_ptr error);
   template <class Predicate>
   double wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
@@ -108,6 +110,7 @@ class Executor {
   const ParameterLayout& layout_;
   TaskRunner& runner_;
   Trace* trace_;
+  RangeSink* ranges_;
   double watchdog_seconds_;
   bool overlap_;
 

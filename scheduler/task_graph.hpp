@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/device.hpp"
+#include "core/named_range.hpp"
 #include "core/parameter_layout.hpp"
 #include "scheduler/ring.hpp"
 #include "scheduler/task.hpp"
@@ -39,7 +40,8 @@ struct Edge {
 /// *done* when the stream has passed it; a CPU task is both at once.
 struct TaskNode {
   Task task;
-  Event event;  ///< recorded behind it, while it is issued and not done; of the executor's
+  Event event;       ///< recorded behind it, while it is issued and not done; of the executor's
+  NamedRange range;  ///< while its caller is at it; of the executor's
   bool issued = false;
   bool done = false;
   double issued_at = 0.0;        ///< of the executor's

@@ -26,6 +26,9 @@ namespace fs = std::filesystem;
 
 constexpr int skip_limit = 10;  // skipped steps in a row that end a run
 
+/// In trace and profiler.
+std::string step_name(std::int64_t step) { return fmt::format("step {}", step); }
+
 /// Checkpoints of later steps than the one resumed from: the run is about to leave their course.
 bool has_later_checkpoints(const fs::path& root, std::int64_t step) {
   const std::string resumed = checkpoint_name(step);
@@ -313,6 +316,7 @@ void Trainer::train_step() {
   const double begin = trace_now();
   StepMetrics metrics;
   metrics.step = step_ + 1;
+  if (RangeSink* ranges = setup_.device->ranges()) step_range_ = {*ranges, "steps", step_name(metrics.step)};
   metrics.lr = schedule_.at(metrics.step);
   const std::int64_t targets = fill_batches();
   StepReport report;
@@ -344,6 +348,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
   clock_->finish_forward_and_backward(forward, backward);
   const EngineCounters counters = loaded_->engine().counters();
   metrics.step_seconds = trace_now() - begin;
+  step_range_.end();
   times_.step.push_back(metrics.step_seconds);
   keep_to_the_prediction(counters);
   times_.forward.push_back(forward);
@@ -365,7 +370,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
     evaluate();
     metrics.eval_loss = eval_loss_;
   }
-  if (trace_) trace_->span("steps", fmt::format("step {}", step_), begin, begin + metrics.step_seconds);
+  if (trace_) trace_->span("steps", step_name(step_), begin, begin + metrics.step_seconds);
   counters_seen_ = loaded_->engine().counters();  // an evaluation's fetches are no step's
   sample_process_memory();
   if (saver_) saver_->note_step(metrics.step_seconds);

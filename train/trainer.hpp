@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/metrics_server.hpp"
+#include "core/named_range.hpp"
 #include "core/trace.hpp"
 #include "data/token_source.hpp"
 #include "data/window_sampler.hpp"
@@ -95,6 +96,7 @@ class Trainer {
 
   std::unique_ptr<RunDirectory> directory_;
   std::unique_ptr<Trace> trace_;
+  NamedRange step_range_;
   std::unique_ptr<LoadedModel> loaded_;
   std::unique_ptr<PhaseClock> clock_;
   std::unique_ptr<WindowSampler> sampler_;
