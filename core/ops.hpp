@@ -73,6 +73,18 @@ class Ops {
   virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) = 0;
   /// dw (O, I) += dy^T x; dbias (O) f32 += column sums of dy, or empty.
   virtual void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) = 0;
+  /// up = x w^T + bias and act = gelu(up): the two operations, or one that takes act from up before that is rounded.
+  virtual void linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
+                           StreamView stream) {
+    linear(x, w, bias, up, stream);
+    gelu(up, act, stream);
+  }
+  /// dup (N, I) = (dy w) gelu'(up), likewise.
+  virtual void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
+                                          StreamView stream) {
+    linear_backward_input(dy, w, dup, false, stream);
+    gelu_backward(dup, up, dup, stream);
+  }
   /// Loss of the output layer, with gradients where asked for.
   virtual void head_loss(const HeadLoss& head, StreamView stream) = 0;
 

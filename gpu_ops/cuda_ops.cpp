@@ -30,6 +30,10 @@ class CudaOps final : public Ops {
   void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
+  void linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
+                   StreamView stream) override;
+  void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
+                                  StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
 
   void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape,
@@ -93,32 +97,63 @@ gpu::Factor factor(const TensorView& view, bool transposed) {
   return {view.data, view.dtype, view.shape[1], transposed};
 }
 
+gpu::Product forward(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y) {
+  return {.m = x.shape[0],
+          .n = y.shape[1],
+          .k = x.shape[1],
+          .a = factor(x, false),
+          .b = factor(w, true),
+          .bias = bias ? bias.as<bf16>() : nullptr,
+          .c = y.data,
+          .c_dtype = y.dtype,
+          .c_stride = y.shape[1]};
+}
+
+gpu::Product backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx) {
+  return {.m = dx.shape[0],
+          .n = dx.shape[1],
+          .k = dy.shape[1],
+          .a = factor(dy, false),
+          .b = factor(w, false),
+          .c = dx.data,
+          .c_dtype = dx.dtype,
+          .c_stride = dx.shape[1]};
+}
+
 void CudaOps::linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) {
   checks::linear(x, w, bias, y);
-  multiply({.m = x.shape[0],
-            .n = y.shape[1],
-            .k = x.shape[1],
-            .a = factor(x, false),
-            .b = factor(w, true),
-            .bias = bias ? bias.as<bf16>() : nullptr,
-            .c = y.data,
-            .c_dtype = y.dtype,
-            .c_stride = y.shape[1]},
-           native_stream(stream));
+  multiply(forward(x, w, bias, y), native_stream(stream));
 }
 
 void CudaOps::linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) {
   checks::linear_backward_input(dy, w, dx);
-  multiply({.m = dx.shape[0],
-            .n = dx.shape[1],
-            .k = dy.shape[1],
-            .a = factor(dy, false),
-            .b = factor(w, false),
-            .c = dx.data,
-            .c_dtype = dx.dtype,
-            .c_stride = dx.shape[1],
-            .accumulate = accumulate},
-           native_stream(stream));
+  gpu::Product product = backward_input(dy, w, dx);
+  product.accumulate = accumulate;
+  multiply(product, native_stream(stream));
+}
+
+void CudaOps::linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
+                          StreamView stream) {
+  checks::linear(x, w, bias, up);
+  checks::gelu(up, act);
+  gpu::Product product = forward(x, w, bias, act);
+  product.epilogue = gpu::Epilogue::gelu;
+  product.input = up.data;
+  CUstream_st* const native = native_stream(stream);
+  if (!matmul_->fuses(product)) return Ops::linear_gelu(x, w, bias, up, act, stream);
+  multiply(product, native);
+}
+
+void CudaOps::linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
+                                         StreamView stream) {
+  checks::linear_backward_input(dy, w, dup);
+  checks::gelu_backward(dup, up, dup);
+  gpu::Product product = backward_input(dy, w, dup);
+  product.epilogue = gpu::Epilogue::gelu_gradient;
+  product.input = up.data;
+  CUstream_st* const native = native_stream(stream);
+  if (!matmul_->fuses(product)) return Ops::linear_gelu_backward_input(dy, w, up, dup, stream);
+  multiply(product, native);
 }
 
 void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) {

@@ -22,6 +22,13 @@ struct Factor {
   bool transposed = false;
 };
 
+/// What is made of a b + bias before it is rounded and stored.
+enum class Epilogue : std::uint8_t {
+  none,
+  gelu,           ///< c = gelu(a b + bias), `input` = a b + bias
+  gelu_gradient,  ///< c = (a b) gelu'(input)
+};
+
 /// c (m, n) = a (m, k) b (k, n) + bias, or c += a b where `accumulate`. Sums are fp32.
 /// Types a, b -> c: bf16, bf16 -> bf16 or f32; f32, bf16 -> f32; f32, f32 -> f32.
 struct Product {
@@ -32,6 +39,8 @@ struct Product {
   DType c_dtype = DType::bf16;
   std::int64_t c_stride = 0;  ///< elements from one row of c to the next
   bool accumulate = false;
+  Epilogue epilogue = Epilogue::none;  ///< others only where fuses() says so
+  void* input = nullptr;               ///< of GELU: (m, n), dtype and stride of c
 };
 
 class Matmul {
@@ -39,6 +48,8 @@ class Matmul {
   virtual ~Matmul() = default;
   /// Device memory that every call may use as scratch: the same for every shape.
   virtual std::size_t workspace_bytes() const noexcept = 0;
+  /// Whether run() takes the product's epilogue: a function of types, sizes, strides and alignments.
+  virtual bool fuses(const Product&) { return false; }
   /// Asynchronous on `stream`. `workspace` (device, `workspace_bytes()`) is used until the stream has passed
   /// the call. The same bits for the same shapes and operands. Throws DeviceError; MisuseError for types
   /// other than above.

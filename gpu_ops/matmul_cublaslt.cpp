@@ -96,14 +96,18 @@ using Preference = Owned<cublasLtMatmulPreferenceOpaque_t>;
 struct Key {
   std::int64_t m, n, k, a_stride, b_stride, c_stride;
   bool a_transposed, b_transposed, wide_c, bias, accumulate;
-  std::array<std::uint32_t, 3> alignment;  ///< of a, b, c, in bytes
+  Epilogue epilogue;
+  std::array<std::uint32_t, 5> alignment;  ///< of a, b, c, bias, input, in bytes; of null 0
   auto operator<=>(const Key&) const = default;
 };
 
 std::uint32_t alignment_of(const void* address) {
   const auto bits = reinterpret_cast<std::uintptr_t>(address);
+  if (bits == 0) return 0;
   return static_cast<std::uint32_t>(std::min<std::uintptr_t>(16, bits & (~bits + 1)));
 }
+
+bool has_bias(const Product& p) { return p.bias != nullptr && !p.accumulate; }
 
 Key key_of(const Product& p) {
   return {p.m,
@@ -115,9 +119,11 @@ Key key_of(const Product& p) {
           p.a.transposed,
           p.b.transposed,
           p.c_dtype == DType::f32,
-          p.bias != nullptr && !p.accumulate,
+          has_bias(p),
           p.accumulate,
-          {alignment_of(p.a.data), alignment_of(p.b.data), alignment_of(p.c)}};
+          p.epilogue,
+          {alignment_of(p.a.data), alignment_of(p.b.data), alignment_of(p.c),
+           alignment_of(has_bias(p) ? p.bias : nullptr), alignment_of(p.input)}};
 }
 
 /// A product as the library wants it. It counts columns first: row-major c = a b is its c' = b' a', so that b is the
@@ -153,6 +159,18 @@ Layout layout(const Factor& factor, std::int64_t rows, std::int64_t columns) {
                            : layout(factor.dtype, columns, rows, factor.stride);
 }
 
+cublasLtEpilogue_t epilogue_of(const Product& p) {
+  switch (p.epilogue) {
+    case Epilogue::gelu:
+      return has_bias(p) ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+    case Epilogue::gelu_gradient:
+      return CUBLASLT_EPILOGUE_DGELU;
+    case Epilogue::none:
+      break;
+  }
+  return has_bias(p) ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+}
+
 Descriptor describe(const Product& p) {
   cublasLtMatmulDesc_t made = nullptr;
   require(library().desc_create(&made, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describe a product");
@@ -160,11 +178,16 @@ Descriptor describe(const Product& p) {
   const auto operation = [](bool transposed) { return transposed ? CUBLAS_OP_T : CUBLAS_OP_N; };
   set(descriptor, CUBLASLT_MATMUL_DESC_TRANSA, operation(p.b.transposed));
   set(descriptor, CUBLASLT_MATMUL_DESC_TRANSB, operation(p.a.transposed));
-  if (p.bias != nullptr && !p.accumulate) {
-    set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
-    set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
-  }
+  set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p));
+  if (has_bias(p)) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
+  if (p.input != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.c_stride);
   return descriptor;
+}
+
+/// Vectors and matrices of the epilogue. The heuristic, too, looks at where they lie.
+void point_at_operands(const Descriptor& descriptor, const Product& p) {
+  if (has_bias(p)) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  if (p.input != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.input);
 }
 
 /// Asks the library's heuristic: never a measurement, so that the choice is a function of the key.
@@ -186,7 +209,10 @@ void choose(cublasLtHandle_t handle, const Key& key, Prepared& prepared) {
       library().heuristic(handle, prepared.descriptor.get(), prepared.left.get(), prepared.right.get(),
                           prepared.result.get(), prepared.result.get(), preference.get(), 1, &result, &count);
   prepared.found = status == CUBLAS_STATUS_SUCCESS && count == 1 && result.state == CUBLAS_STATUS_SUCCESS;
-  if (status != CUBLAS_STATUS_SUCCESS && status != CUBLAS_STATUS_NOT_SUPPORTED) require(status, "choose an algorithm");
+  // Versions say in either way that they do not offer an epilogue.
+  const bool not_offered = status == CUBLAS_STATUS_NOT_SUPPORTED ||
+                           (status == CUBLAS_STATUS_INVALID_VALUE && key.epilogue != Epilogue::none);
+  if (!not_offered) require(status, "choose an algorithm");
   prepared.algorithm = result.algo;
 }
 
@@ -200,13 +226,19 @@ class CublasLtMatmul final : public Matmul {
 
   std::size_t workspace_bytes() const noexcept override { return workspace_size; }
 
+  bool fuses(const Product& p) override {
+    if (p.m == 0 || p.n == 0 || !takes(p)) return false;
+    const std::lock_guard lock(mutex_);
+    return prepared_for(p).found;
+  }
+
   void run(const Product& p, void* workspace, CUstream_st* stream) override {
     if (p.m == 0 || p.n == 0) return;
     if (!takes(p)) return plain_matmul(p, stream);
     const std::lock_guard lock(mutex_);
     Prepared& prepared = prepared_for(p);
     if (!prepared.found) return plain_matmul(p, stream);
-    if (p.bias != nullptr && !p.accumulate) set(prepared.descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    point_at_operands(prepared.descriptor, p);
     const float alpha = 1.0F, beta = p.accumulate ? 1.0F : 0.0F;
     const cublasStatus_t status =
         library().matmul(handle_.get(), prepared.descriptor.get(), &alpha, p.b.data, prepared.left.get(), p.a.data,
@@ -217,11 +249,14 @@ class CublasLtMatmul final : public Matmul {
   }
 
  private:
-  /// bf16 factors; a bias only where the result is bf16 as it is. The rest is the plain kernel's.
+  /// bf16 factors; bias and epilogue only where the result is bf16 as it is, and GELU's input only in whole packets.
+  /// The rest is the plain kernel's.
   static bool takes(const Product& p) {
-    const bool factors = p.a.dtype == DType::bf16 && p.b.dtype == DType::bf16 && p.k > 0;
-    const bool bias = p.bias != nullptr && !p.accumulate;
-    return factors && (p.c_dtype == DType::bf16 || (p.c_dtype == DType::f32 && !bias));
+    if (p.a.dtype != DType::bf16 || p.b.dtype != DType::bf16 || p.k == 0) return false;
+    if (p.epilogue != Epilogue::none && (p.accumulate || p.c_stride % 8 != 0 || alignment_of(p.input) < 16))
+      return false;
+    const bool wide = p.c_dtype == DType::f32 && !has_bias(p) && p.epilogue == Epilogue::none;
+    return wide || p.c_dtype == DType::bf16;
   }
 
   Prepared& prepared_for(const Product& p) {
@@ -234,6 +269,7 @@ class CublasLtMatmul final : public Matmul {
                       .result = layout(p.c_dtype, p.n, p.m, p.c_stride),
                       .algorithm = {},
                       .found = false};
+    point_at_operands(prepared.descriptor, p);
     choose(handle_.get(), key, prepared);
     return prepared_.emplace(key, std::move(prepared)).first->second;
   }

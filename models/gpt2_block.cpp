@@ -118,8 +118,7 @@ void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
   ops.linear(b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], b.x1, s);
   ops.add(call.x, b.x1, b.x1, s);
   ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, s);
-  ops.linear(b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, s);
-  ops.gelu(b.up, b.act, s);
+  ops.linear_gelu(b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act, s);
   if (!call.y) return;
   ops.linear(b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], call.y, s);
   ops.add(b.x1, call.y, call.y, s);
@@ -135,10 +134,8 @@ void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
 void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
   const auto& [ops, s, w, g, x, dy] = call;
   add_linear_gradients(call, dy, b.act, g["mlp.c_proj.weight"], g["mlp.c_proj.bias"]);
-  const TensorView dact = b.act;
-  ops.linear_backward_input(dy, w["mlp.c_proj.weight"], dact, false, s);
-  const TensorView dup = dact;
-  ops.gelu_backward(dact, b.up, dup, s);
+  const TensorView dup = b.act;
+  ops.linear_gelu_backward_input(dy, w["mlp.c_proj.weight"], b.up, dup, s);
   add_linear_gradients(call, dup, b.ln2, g["mlp.c_fc.weight"], g["mlp.c_fc.bias"]);
   const TensorView dln2 = b.ln2;
   ops.linear_backward_input(dup, w["mlp.c_fc.weight"], dln2, false, s);

@@ -110,6 +110,7 @@ void run(const Product& p, CUstream_st* stream) {
 }  // namespace
 
 void plain_matmul(const Product& p, CUstream_st* stream) {
+  if (p.epilogue != Epilogue::none) throw MisuseError("the plain matrix product has no epilogue");
   const bool half_a = p.a.dtype == DType::bf16, half_b = p.b.dtype == DType::bf16, half_c = p.c_dtype == DType::bf16;
   const bool known = p.a.dtype != DType::i32 && p.b.dtype != DType::i32 && p.c_dtype != DType::i32;
   if (known && half_a && half_b && half_c) return run<bf16, bf16, bf16>(p, stream);

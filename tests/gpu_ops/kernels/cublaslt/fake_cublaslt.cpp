@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "core/numerics/activation.hpp"
 #include "core/numerics/bf16.hpp"
 
 namespace {
@@ -14,6 +15,11 @@ struct Description {
   cublasOperation_t left = CUBLAS_OP_N, right = CUBLAS_OP_N;
   cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
+  void* aux = nullptr;  ///< GELU's input
+  std::int64_t aux_stride = 0;
+
+  bool is(cublasLtEpilogue_t bits) const { return (epilogue & bits) == bits; }
+  bool has_aux() const { return is(CUBLASLT_EPILOGUE_GELU_AUX) || is(CUBLASLT_EPILOGUE_DGELU); }
 };
 
 struct Matrix {
@@ -61,6 +67,11 @@ Sizes sizes_of(const Description& d, const Matrix& a, const Matrix& b, const Mat
   const std::uint64_t other_k = tb ? b.columns : b.rows, n = tb ? b.rows : b.columns;
   bool fit = k == other_k && c.rows == m && c.columns == n;
   for (const Matrix* x : {&a, &b, &c}) fit = fit && x->stride >= static_cast<std::int64_t>(x->rows);
+  if (d.has_aux()) {
+    fit = fit && d.aux != nullptr && d.aux_stride % 8 == 0 && d.aux_stride >= static_cast<std::int64_t>(m);
+    fit = fit && c.type == CUDA_R_16BF;
+  }
+  if (d.is(CUBLASLT_EPILOGUE_BIAS)) fit = fit && d.bias != nullptr && c.type == CUDA_R_16BF;
   return {m, n, k, fit};
 }
 
@@ -105,6 +116,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t made, cublasL
   if (attribute == CUBLASLT_MATMUL_DESC_TRANSB) read(d.right, value, bytes);
   if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE) read(d.epilogue, value, bytes);
   if (attribute == CUBLASLT_MATMUL_DESC_BIAS_POINTER) read(d.bias, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER) read(d.aux, value, bytes);
+  if (attribute == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD) read(d.aux_stride, value, bytes);
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -138,6 +151,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   ++counted.choices;
   *count = 0;
   if (!behaviour.has_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (behaviour.epilogue_status != 0 && as<Description>(d)->has_aux()) {
+    return static_cast<cublasStatus_t>(behaviour.epilogue_status);
+  }
   if (!sizes_of(*as<Description>(d), *as<Matrix>(a), *as<Matrix>(b), *as<Matrix>(c)).fit)
     return CUBLAS_STATUS_INVALID_VALUE;
   results[0].state = CUBLAS_STATUS_SUCCESS;
@@ -167,13 +183,19 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
       }
       float value = scale * static_cast<float>(sum);
       if (keep != 0.0F) value += keep * c.get(c_data, i, j);
-      if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) {
-        value += tandem::numerics::bf16_to_float(static_cast<const bf16*>(d.bias)[i]);
+      if (d.is(CUBLASLT_EPILOGUE_BIAS)) value += tandem::numerics::bf16_to_float(static_cast<const bf16*>(d.bias)[i]);
+      const Matrix aux{CUDA_R_16BF, s.m, s.n, d.aux_stride};
+      if (d.is(CUBLASLT_EPILOGUE_GELU_AUX)) {
+        aux.put(d.aux, i, j, value);
+        value = tandem::numerics::gelu(value);
+      } else if (d.is(CUBLASLT_EPILOGUE_DGELU)) {
+        value *= tandem::numerics::gelu_derivative(aux.get(d.aux, i, j));
       }
       result.put(d_data, i, j, value);
     }
   }
   ++counted.products;
+  if (d.has_aux()) ++counted.fused;
   return CUBLAS_STATUS_SUCCESS;
 }
 }

@@ -8,13 +8,15 @@ namespace tandem::fake_cublaslt {
 struct Counters {
   int choices = 0;   ///< calls of the heuristic
   int products = 0;  ///< products computed
+  int fused = 0;     ///< of them with GELU or its gradient
 };
 /// Since the last call of reset().
 Counters counters();
 
 struct Behaviour {
   bool has_algorithms = true;
-  int product_status = 0;  ///< what every product returns
+  int product_status = 0;   ///< what every product returns
+  int epilogue_status = 0;  ///< what the heuristic returns for GELU and its gradient
 };
 /// Zero counters, and this behaviour from now on.
 void reset(Behaviour behaviour);

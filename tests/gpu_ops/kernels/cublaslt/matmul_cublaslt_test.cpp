@@ -1,9 +1,11 @@
 // How products are described to cuBLASLt, over a cuBLASLt made of this CPU: sides, strides, bias, sums, the choice of
 // an algorithm, and what happens where there is none.
+#include <cublasLt.h>
 #include <gmock/gmock.h>
 
+#include "core/numerics/activation.hpp"
 #include "gpu_ops/matmul.hpp"
-#include "tests/cpu_ops/op_testing.hpp"
+#include "tests/gpu_ops/kernels/bench.hpp"
 #include "tests/gpu_ops/kernels/cublaslt/fake_cublaslt.hpp"
 
 namespace tandem::testing {
@@ -61,6 +63,95 @@ TEST_F(CublasLt, EveryProductIsThePlainKernels) {
     }
   }
   EXPECT_GT(fake_cublaslt::counters().products, 20);
+}
+
+/// A product with rows of eight-element packets, and GELU's input.
+struct GeluOperands {
+  GeluOperands(Random& random, gpu::Epilogue epilogue)
+      : operands(random, 7, 19, 5, false, true, DType::bf16), input(random.tensor(DType::bf16, {7, 24})) {
+    operands.product.epilogue = epilogue;
+    operands.product.input = input.view().data;
+  }
+  Operands operands;
+  Tensor input;
+};
+
+/// The product in fp32, with or without bias.
+float sum_of(const Operands& x, std::int64_t row, std::int64_t column, bool with_bias) {
+  double sum = with_bias ? x.bias.get(column) : 0.0;
+  for (std::int64_t l = 0; l < x.product.k; ++l) {
+    sum += x.a.get(row * x.product.a.stride + l) * x.b.get(column * x.product.b.stride + l);
+  }
+  return static_cast<float>(sum);
+}
+
+TEST_F(CublasLt, GeluAndItsGradientAreMadeOfTheSumBeforeItIsRounded) {
+  for (const bool with_bias : {false, true}) {
+    GeluOperands forward(random_, gpu::Epilogue::gelu), backward(random_, gpu::Epilogue::gelu_gradient);
+    Operands &x = forward.operands, &d = backward.operands;
+    x.product.bias = with_bias ? x.bias.view().as<bf16>() : nullptr;
+    Tensor up = forward.input, act = x.c, dup = d.c;
+    for (std::int64_t row = 0; row < 7; ++row) {
+      for (std::int64_t column = 0; column < 19; ++column) {
+        const std::int64_t i = row * 24 + column;
+        const float sum = sum_of(x, row, column, with_bias);
+        up.set(i, sum);
+        act.set(i, numerics::gelu(sum));
+        const auto input = static_cast<float>(backward.input.get(i));
+        dup.set(i, sum_of(d, row, column, false) * numerics::gelu_derivative(input));
+      }
+    }
+    ASSERT_TRUE(matmul_->fuses(x.product));
+    ASSERT_TRUE(matmul_->fuses(d.product));
+    matmul_->run(x.product, nullptr, nullptr);
+    matmul_->run(d.product, nullptr, nullptr);
+    EXPECT_CLOSE(forward.input, up);
+    EXPECT_CLOSE(x.c, act);
+    EXPECT_CLOSE(d.c, dup);
+  }
+  EXPECT_EQ(fake_cublaslt::counters().fused, 4);
+}
+
+TEST_F(CublasLt, FusesWhatTheLibraryTakesAndNothingElse) {
+  for (const gpu::Epilogue epilogue : {gpu::Epilogue::gelu, gpu::Epilogue::gelu_gradient}) {
+    GeluOperands good(random_, epilogue);
+    EXPECT_TRUE(matmul_->fuses(good.operands.product));
+    const auto without = [&](auto&& change) {
+      Product p = good.operands.product;
+      change(p);
+      return matmul_->fuses(p);
+    };
+    EXPECT_FALSE(without([](Product& p) { p.c_stride = 23; })) << "rows of no whole packets";
+    EXPECT_FALSE(without([](Product& p) { p.input = static_cast<bf16*>(p.input) + 4; })) << "not aligned";
+    EXPECT_FALSE(without([](Product& p) { p.accumulate = true; }));
+    EXPECT_FALSE(without([](Product& p) { p.c_dtype = DType::f32; }));
+    EXPECT_FALSE(without([](Product& p) { p.a.dtype = DType::f32; }));
+    EXPECT_FALSE(without([](Product& p) { p.m = 0; }));
+    for (const int refusal : {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE}) {
+      fake_cublaslt::reset({.epilogue_status = refusal});
+      EXPECT_FALSE(gpu::make_matmul()->fuses(good.operands.product)) << refusal;
+      fake_cublaslt::reset({});
+    }
+    EXPECT_THROW(gpu::plain_matmul(good.operands.product, nullptr), MisuseError);
+  }
+}
+
+/// What LinearOps checks over this library too, with epilogues and, from another one, without.
+TEST_F(CublasLt, OperationsTakeEpiloguesWhereTheyAreOffered) {
+  const auto run = [&](int epilogue_status, std::int64_t rows) {
+    fake_cublaslt::reset({.epilogue_status = epilogue_status});
+    Random random(8);
+    bench().lend({.tokens = rows, .channels = 32, .activations = DType::bf16});
+    const Operand x = bench().put(random.tensor(DType::bf16, {rows, 16}));
+    const Operand w = bench().put(random.tensor(DType::bf16, {32, 16}));
+    const Operand up = bench().put(Tensor(DType::bf16, {rows, 32})), act = bench().put(Tensor(DType::bf16, {rows, 32}));
+    bench().ops().linear_gelu(x, w, {}, up, act, bench().stream());
+    const Operand dup = bench().put(Tensor(DType::bf16, {rows, 16}));
+    bench().ops().linear_gelu_backward_input(act, w, x, dup, bench().stream());
+    return fake_cublaslt::counters().fused;
+  };
+  EXPECT_EQ(run(0, 3), 2);
+  EXPECT_EQ(run(CUBLAS_STATUS_NOT_SUPPORTED, 4), 0);
 }
 
 TEST_F(CublasLt, AnAlgorithmIsChosenOnceForEachShape) {

@@ -83,6 +83,51 @@ TEST_P(LinearOps, BackwardOfTheWeightAddsTheReference) {
   }
 }
 
+TEST_P(LinearOps, WithGeluIsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    lend(s);
+    for (const bool with_bias : {false, true}) {
+      SCOPED_TRACE(s.rows);
+      Random random(5);
+      const Tensor x = random.tensor(dtype(), {s.rows, s.in}), w = random.tensor(DType::bf16, {s.out, s.in});
+      const Tensor bias = random.tensor(DType::bf16, {s.out});
+      Tensor up_expected(dtype(), {s.rows, s.out}), act_expected(dtype(), {s.rows, s.out});
+      reference::linear(x, w, with_bias ? bias.view() : TensorView{}, up_expected);
+      reference::gelu(up_expected, act_expected);
+      const auto results = under_all_schedules([&] {
+        const Operand in = bench().put(x), weight = bench().put(w), b = bench().put(bias);
+        const Operand up = bench().put(Tensor(dtype(), {s.rows, s.out}));
+        const Operand act = bench().put(Tensor(dtype(), {s.rows, s.out}));
+        ops().linear_gelu(in, weight, with_bias ? b.view() : TensorView{}, up, act, stream());
+        return std::vector<Tensor>{bench().get(up), bench().get(act)};
+      });
+      EXPECT_WITHIN(results[0], up_expected, dtype(), false);
+      EXPECT_WITHIN(results[1], act_expected, dtype(), true);
+    }
+  }
+}
+
+TEST_P(LinearOps, BackwardThroughGeluIsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    lend(s);
+    SCOPED_TRACE(s.rows);
+    Random random(6);
+    const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), w = random.tensor(DType::bf16, {s.out, s.in});
+    const Tensor up = random.tensor(dtype(), {s.rows, s.in});
+    Tensor expected(dtype(), {s.rows, s.in});
+    reference::linear_backward_input(dy, w, expected, false);
+    reference::gelu_backward(expected, up, expected);
+    const auto results = under_all_schedules([&] {
+      const Operand d = bench().put(dy), weight = bench().put(w), input = bench().put(up);
+      const Operand dup = bench().put(Tensor(dtype(), {s.rows, s.in}));
+      ops().linear_gelu_backward_input(d, weight, input, dup, stream());
+      return std::vector<Tensor>{bench().get(dup), bench().get(input)};
+    });
+    EXPECT_WITHIN(results[0], expected, dtype(), true);
+    EXPECT_SAME_BITS(results[1], up);
+  }
+}
+
 TEST_P(LinearOps, HeadLossIsTheReferenceWithAndWithoutGradients) {
   // An odd vocabulary, a small one, and one whose rows pass several packets of a block.
   for (const auto& [rows, channels, vocabulary] :
