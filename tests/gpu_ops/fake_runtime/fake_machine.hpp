@@ -47,6 +47,8 @@ using Ranges = std::map<std::uintptr_t, Range>;
 class State {
  public:
   static State& get();
+  /// A program does not end before its streams have.
+  ~State() { wait_for_ending_streams(); }
 
   void install(Machine machine);
   /// The failure that this call is to return; counts it.
