@@ -3,20 +3,12 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/median.hpp"
 #include "core/trace.hpp"
 #include "train/resource_use.hpp"
 #include "train/stop_signal.hpp"
 
 namespace tandem {
-namespace {
-
-double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
-
-}  // namespace
 
 BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSource& source)
     : config_(config),

@@ -1,25 +1,15 @@
 #include "core/numa_node.hpp"
 
 #include <fmt/format.h>
-#include <hwloc.h>
 
 #include <new>
-#include <type_traits>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/hwloc_owners.hpp"
 
 namespace tandem {
 namespace {
-
-struct TopologyCloser {
-  void operator()(hwloc_topology_t t) const noexcept { hwloc_topology_destroy(t); }
-};
-using OwnedTopology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyCloser>;
-struct BitmapCloser {
-  void operator()(hwloc_bitmap_t b) const noexcept { hwloc_bitmap_free(b); }
-};
-using OwnedBitmap = std::unique_ptr<std::remove_pointer_t<hwloc_bitmap_t>, BitmapCloser>;
 
 OwnedTopology read_machine() {
   hwloc_topology_t raw = nullptr;

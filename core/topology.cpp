@@ -1,16 +1,14 @@
 #include "core/topology.hpp"
 
-#include <hwloc.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <fstream>
 #include <memory>
 #include <string_view>
-#include <type_traits>
 
 #include "core/cgroup.hpp"
+#include "core/hwloc_owners.hpp"
 
 namespace tandem {
 namespace {
@@ -35,15 +33,6 @@ std::string cpu_model_of_proc() {
   }
   return {};
 }
-
-struct TopologyCloser {
-  void operator()(hwloc_topology_t t) const noexcept { hwloc_topology_destroy(t); }
-};
-struct BitmapCloser {
-  void operator()(hwloc_bitmap_t b) const noexcept { hwloc_bitmap_free(b); }
-};
-using OwnedTopology = std::unique_ptr<std::remove_pointer_t<hwloc_topology_t>, TopologyCloser>;
-using OwnedBitmap = std::unique_ptr<std::remove_pointer_t<hwloc_bitmap_t>, BitmapCloser>;
 
 void read_processors(Topology& result) {
   hwloc_topology_t raw = nullptr;

@@ -190,9 +190,7 @@ void TaskRunner::fold_gradient(const Task& task) {
     if (task.last_micro) kernels.round(memory.sum + at, gradient, task.count());
   }
   if (task.last_micro) kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
-  // The gradient is read for the sum, the sum read and written; the norm reads what is left.
-  constexpr std::uint64_t sum_bytes = 10;
-  dram_bytes_ += static_cast<std::uint64_t>(task.count()) * ((single ? 0 : sum_bytes) + (task.last_micro ? 2 : 0));
+  dram_bytes_ += fold_bytes(task);
 }
 
 void TaskRunner::load_state(const Task& task, StreamView stream) {

@@ -10,7 +10,6 @@ namespace {
 
 constexpr double half_bytes = 2.0;   // a bf16 weight or gradient
 constexpr double round_bytes = 6.0;  // fp32 read, bf16 written
-constexpr double sum_bytes = 10.0;   // bf16 read, fp32 read and written
 constexpr double save_bytes =
     3.0;  // of memory for each that is saved: out of the state, into the page cache, to the disk
 
@@ -257,10 +256,8 @@ TaskCost CostModel::of(const Task& task, bool sums) const {
     case TaskKind::update_resident:
       return on_device(count / device_update_, count * device_update_bytes_);
     case TaskKind::fold_gradient: {
-      const bool whole =
-          task.first_micro && task.last_micro;  // added up on the device, where there was anything to add
-      const double each = (sums && !whole ? sum_bytes : 0.0) + (task.last_micro ? half_bytes : 0.0);
-      return on_cpu(count * each / host_stream_, count * each, cpu_core_share_);
+      const double moved = static_cast<double>(fold_bytes(task)) * count / static_cast<double>(task.count());
+      return on_cpu(moved / host_stream_, moved, cpu_core_share_);
     }
     case TaskKind::update_cpu:
       return on_cpu(count / cpu_update_, count * cpu_update_bytes_, cpu_core_share_);

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/median.hpp"
 
 namespace tandem {
 namespace {
@@ -14,15 +15,13 @@ constexpr std::array all_rates{&StepRates::compute_seconds, &StepRates::to_devic
                                &StepRates::cpu_update};
 
 StepRates median_of(const std::vector<StepRates>& steps) {
-  StepRates median;
+  StepRates middle;
   for (const Rate rate : all_rates) {
     std::vector<double> values;
     for (const StepRates& s : steps) values.push_back(s.*rate);
-    const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-    std::nth_element(values.begin(), middle, values.end());
-    median.*rate = *middle;
+    middle.*rate = median(std::move(values));
   }
-  return median;
+  return middle;
 }
 
 /// How many times the predicted figure the measured one is; 1 where one of them is missing.
@@ -88,9 +87,9 @@ std::optional<Replanner::Change> Replanner::after_step(const StepRates& measured
   }
   steps_.push_back(measured);
   if (static_cast<int>(steps_.size()) < settings_.window) return std::nullopt;
-  const StepRates median = median_of(std::exchange(steps_, {}));
-  if (as_predicted(median)) return std::nullopt;
-  correct(median);
+  const StepRates typical = median_of(std::exchange(steps_, {}));
+  if (as_predicted(typical)) return std::nullopt;
+  correct(typical);
   return choose_anew();
 }
 

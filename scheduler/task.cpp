@@ -67,6 +67,12 @@ std::string Task::text(std::string_view layer_name) const {
   return fmt::format("{} {} [{}, {})", name_of(kind), layer_name, begin, end);
 }
 
+std::uint64_t fold_bytes(const Task& fold) noexcept {
+  const bool alone = fold.first_micro && fold.last_micro;
+  return static_cast<std::uint64_t>(fold.count()) *
+         static_cast<std::uint64_t>((alone ? 0 : sum_bytes) + (fold.last_micro ? 2 : 0));
+}
+
 Task& TaskList::add(const Task& task) {
   first_dependency_.push_back(dependencies_.size());
   return tasks_.emplace_back(task);

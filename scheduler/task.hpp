@@ -68,6 +68,12 @@ struct Task {
   std::string text(std::string_view layer_name) const;
 };
 
+/// Bytes of memory that adding to a sum of gradients moves, a parameter: bf16 read, fp32 read and written.
+constexpr int sum_bytes = 10;
+/// Bytes of host memory that a `fold_gradient` moves: for the sum, where there are several micro-batches, and for the
+/// norm after the last.
+std::uint64_t fold_bytes(const Task& fold) noexcept;
+
 /// Tasks in the order in which they are emitted, each with what it depends on. Cleared and filled again, it
 /// allocates nothing: it is as large as it has been.
 class TaskList {

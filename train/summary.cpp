@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/median.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
 #include "train/trainer.hpp"
@@ -15,11 +16,8 @@ using Json = nlohmann::ordered_json;
 
 Json number(std::optional<double> value) { return value && std::isfinite(*value) ? Json(*value) : Json(nullptr); }
 
-std::optional<double> median(std::vector<double> values) {
-  if (values.empty()) return std::nullopt;
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+std::optional<double> median_of(const std::vector<double>& values) {
+  return values.empty() ? std::nullopt : std::optional(median(values));
 }
 
 std::optional<double> mean(const std::vector<double>& values) {
@@ -38,7 +36,7 @@ std::string Trainer::summary() {
   // The host device's memory is this process's own, but stands for memory elsewhere.
   const std::size_t emulated = setup_.device->info().kind == "host" ? peak_device : 0;
   const std::size_t peak_process = sample_process_memory().peak_anonymous;
-  const auto step_seconds = median(times_.step);
+  const auto step_seconds = median_of(times_.step);
   const Json json{{"model", setup_.model_config.name},
                   {"parameters", setup_.layout.parameter_count()},
                   {"device", setup_.device->info().name},
@@ -52,13 +50,13 @@ std::string Trainer::summary() {
                   {"first_loss", number(first_loss_)},
                   {"final_loss", number(last_loss_)},
                   {"eval_loss", number(eval_loss_)},
-                  {"tokens_per_second", number(median(times_.rate))},
+                  {"tokens_per_second", number(median_of(times_.rate))},
                   {"step_seconds", number(step_seconds)},
                   {"phase_seconds",
-                   {{"forward", number(median(times_.forward))},
-                    {"backward", number(median(times_.backward))},
+                   {{"forward", number(median_of(times_.forward))},
+                    {"backward", number(median_of(times_.backward))},
                     {"update", number(mean(times_.update))},
-                    {"exposed_update", number(median(times_.exposed))}}},
+                    {"exposed_update", number(median_of(times_.exposed))}}},
                   {"planned_device_bytes", setup_.planned_device_bytes()},
                   {"peak_device_bytes", peak_device},
                   {"planned_host_bytes", setup_.planned_host_bytes()},
