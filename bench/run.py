@@ -13,6 +13,7 @@ import adam
 import checkpoint
 import cpu_train
 import engine
+import five_policies
 import harness
 import metrics
 import overlap
@@ -21,9 +22,9 @@ import published
 import simulate
 import streaming
 
-BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "engine": engine, "metrics": metrics,
-              "overlap": overlap, "predict": predict, "published": published, "simulate": simulate,
-              "streaming": streaming}
+BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "engine": engine,
+              "five-policies": five_policies, "metrics": metrics, "overlap": overlap, "predict": predict,
+              "published": published, "simulate": simulate, "streaming": streaming}
 
 
 def main():
