@@ -189,7 +189,8 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   }
   planned.candidates = std::move(what.choice.candidates);
   planned.closed_form_cpu_share = what.choice.closed_form_cpu_share;
-  if (flags.explain) planned.upgrades = upgrades(what.layout, what.options, what.facts, profile, what.compute);
+  if (flags.explain)
+    planned.upgrades = upgrades(what.layout, what.options, what.facts, profile, what.compute, planned.plan);
   return planned;
 }
 
@@ -213,8 +214,8 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   if (!flags.explain) return planned;
   planned.candidates = choice.candidates;
   planned.closed_form_cpu_share = choice.closed_form_cpu_share;
-  planned.upgrades =
-      upgrades(run.layout, run.options, profile_of(*run.device), run.prediction->profile, run.prediction->compute);
+  planned.upgrades = upgrades(run.layout, run.options, profile_of(*run.device), run.prediction->profile,
+                              run.prediction->compute, run.plan);
   return planned;
 }
 

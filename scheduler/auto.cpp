@@ -119,6 +119,8 @@ double Search::quickly(const Plan& plan) {
 void Search::try_fixed() {
   std::vector<std::string> policies{options_.policy.text()};
   if (options_.policy.kind == Policy::Kind::automatic) policies = fixed_policies();
+  // First, so that what is slower is given up.
+  if (present_ != nullptr) consider(present_->policy, *present_);
   for (const std::string& text : policies) {
     OffloadOptions fixed = options_;
     fixed.policy = parse_policy(text);
@@ -126,7 +128,6 @@ void Search::try_fixed() {
                              options_.resident_layers < layout_.layer_count();
     consider(fixed.policy, contradicts ? std::nullopt : plan(fixed));
   }
-  if (present_ != nullptr) consider(present_->policy, *present_);
 }
 
 void Search::consider(const Policy& policy, std::optional<Plan> made) {
@@ -402,11 +403,12 @@ Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options,
 }
 
 std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                              const MachineProfile& profile, std::span<const LayerSeconds> compute) {
+                              const MachineProfile& profile, std::span<const LayerSeconds> compute,
+                              const Plan& chosen) {
   std::vector<Upgrade> list;
   const auto consider = [&](std::string what, const OffloadOptions& o, const PlanningFacts& f, const MachineProfile& p,
                             std::span<const LayerSeconds> c) {
-    list.push_back({std::move(what), choose_plan(layout, o, f, p, c).simulation.step_seconds});
+    list.push_back({std::move(what), choose_plan(layout, o, f, p, c, &chosen).simulation.step_seconds});
   };
   OffloadOptions roomy = options;
   PlanningFacts room = facts;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -106,6 +107,19 @@ TEST(Auto, MoreOfAnythingIsNeverSlower) {
     wider = c;
     for (Figure* f : {&wider.machine.to_device, &wider.machine.to_host, &wider.machine.both_ways}) f->value *= 1.5;
     expect_no_slower(wider, "link");
+  }
+}
+
+// What was chosen for the machine as it is also fits a larger device, and is as fast there.
+TEST(Auto, AnUpgradeOfMemoryIsNeverPredictedSlower) {
+  for (std::uint64_t seed = 2100; seed < 2110; ++seed) {
+    const Case c = random_case(seed, 24, 12);
+    const Choice choice = choice_of(c);
+    const auto list = upgrades(c.layout, c.options, c.facts, c.machine, c.compute, choice.plan);
+    const auto memory =
+        std::find_if(list.begin(), list.end(), [](const Upgrade& u) { return u.what == "twice the device memory"; });
+    ASSERT_NE(memory, list.end());
+    EXPECT_LE(memory->step_seconds, choice.simulation.step_seconds) << seed;
   }
 }
 
