@@ -1,6 +1,7 @@
 #include "cli/program.hpp"
 
 #include <fmt/format.h>
+#include <malloc.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 #include <CLI/CLI.hpp>
@@ -101,6 +102,14 @@ int parse_and_run(int argc, char** argv) {
   throw UsageError("command line", "no subcommand", "for example tandem train --help");
 }
 
+/// glibc lets its heaps, of which each thread may have one, keep as much as the largest block that was ever freed, 64
+/// MiB at most. What a run keeps is to be known before, so the bounds are fixed.
+void bound_heaps() noexcept {
+  constexpr int mib = 1 << 20;
+  ::mallopt(M_MMAP_THRESHOLD, mib);
+  ::mallopt(M_TRIM_THRESHOLD, 2 * mib);
+}
+
 }  // namespace
 
 void print_output(const std::string& text) {
@@ -111,6 +120,7 @@ void print_output(const std::string& text) {
 
 int run_program(int argc, char** argv) noexcept {
   try {
+    bound_heaps();
     std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, told like others
     std::signal(SIGXFSZ, SIG_IGN);  // so is a limit on the size of files
     set_up_logging();

@@ -140,9 +140,10 @@ void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, s
 
 void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
   const auto total = static_cast<std::int64_t>(master.size());
-  std::vector<bf16> weights(static_cast<std::size_t>(std::min(total, chunk_elements)));
-  for (std::int64_t done = 0; done < total; done += chunk_elements) {
-    const std::int64_t count = std::min(chunk_elements, total - done);
+  constexpr std::int64_t piece = chunk_elements / 8;  // from one cache to the other
+  std::vector<bf16> weights(static_cast<std::size_t>(std::min(total, piece)));
+  for (std::int64_t done = 0; done < total; done += piece) {
+    const std::int64_t count = std::min(piece, total - done);
     const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(bf16);
     const std::int64_t at = parameter.offset + first + done;
     device_.host_kernels().weights_of_master(master.data() + done, weights.data(), count);

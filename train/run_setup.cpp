@@ -21,9 +21,10 @@
 namespace tandem {
 namespace {
 
-/// What libraries take once a run goes: kernels that oneDNN compiles (3.4 MB of it), heaps and stacks of threads. It
-/// cannot be known before; 3 to 7 MB were seen, whatever the model and the number of threads.
-constexpr std::size_t libraries_in_use = std::size_t{8} << 20;
+/// What libraries take once a run goes: kernels that oneDNN compiles (3.4 MB of it), stacks, and for each thread what a
+/// matrix product packs (a MiB at a time) and its heap keeps. It cannot be known before; of one to four threads and
+/// 64 to 1,024 rows, 3 to 15 MB were seen, the most with two threads.
+std::size_t libraries_in_use(int threads) noexcept { return (8 + 4 * static_cast<std::size_t>(threads)) << 20; }
 
 struct HostRows {
   std::size_t program = 0;  ///< what the process held before: code's own data, libraries, threads
@@ -33,8 +34,9 @@ struct HostRows {
   std::size_t checkpoint = 0;
   std::size_t writer = 0;
   std::size_t activations = 0;
+  std::size_t libraries = 0;
   std::size_t total() const noexcept {
-    return program + libraries_in_use + batches + digest + conversion + checkpoint + writer + activations;
+    return program + libraries + batches + digest + conversion + checkpoint + writer + activations;
   }
 };
 
@@ -43,6 +45,7 @@ HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose&
   constexpr std::size_t piece = std::size_t{1} << 20;  // values that the engine hands out at a time, a digest's block
   HostRows rows;
   rows.program = sample_process_memory().anonymous;
+  rows.libraries = libraries_in_use(run.device->info().threads);
   rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
   if (!purpose.training) return rows;
   const std::size_t largest = largest_parameter(run.layout);
@@ -192,7 +195,7 @@ void book(RunSetup& run, const HostRows& rows) {
   }
   run.memory.add("device context and libraries", "run", Place::device, run.device->info().reserved);
   run.memory.add("program and libraries", "run", Place::pageable, rows.program);
-  run.memory.add("libraries in use", "run", Place::pageable, libraries_in_use);
+  run.memory.add("libraries in use", "run", Place::pageable, rows.libraries);
   run.memory.add("batches", "run", Place::pinned, rows.batches);
   run.memory.add("digest buffer", "save", Place::pageable, rows.digest);
   run.memory.add("state conversion", "save", Place::pageable, rows.conversion);
