@@ -23,8 +23,8 @@ namespace {
 
 /// What libraries take once a run goes: kernels that oneDNN compiles (3.4 MB of it), stacks, and for each thread what a
 /// matrix product packs (a MiB at a time) and its heap keeps. It cannot be known before; of one to four threads and
-/// 64 to 1,024 rows, 3 to 15 MB were seen, the most with two threads.
-std::size_t libraries_in_use(int threads) noexcept { return (8 + 4 * static_cast<std::size_t>(threads)) << 20; }
+/// 64 to 1,024 rows, 3 to 16 MB were seen, the most with two threads.
+std::size_t libraries_in_use(int threads) noexcept { return (8 + 6 * static_cast<std::size_t>(threads)) << 20; }
 
 struct HostRows {
   std::size_t program = 0;  ///< what the process held before: code's own data, libraries, threads
