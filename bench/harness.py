@@ -92,7 +92,7 @@ def machine():
 
 
 def commit():
-    """Hash of the checkout, "-dirty" behind it where tracked files other than results differ; None outside of a repository."""
+    """Hash of the checkout, "-dirty" behind it where tracked files other than results differ; None outside of one."""
     def git(*words):
         try:
             done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
@@ -101,7 +101,8 @@ def commit():
         return done.stdout.strip() if done.returncode == 0 else None
 
     head = git("rev-parse", "HEAD")
-    return f"{head}-dirty" if head and git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)bench/results") else head
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(exclude)bench/results")
+    return f"{head}-dirty" if head and changed else head
 
 
 class Figures:
