@@ -4,12 +4,13 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
-#include <memory>
 #include <mutex>
 #include <span>
 #include <thread>
+
+#include "core/read_only_file.hpp"
+#include "io/direct_buffer.hpp"
 
 namespace tandem {
 
@@ -35,19 +36,14 @@ class ReadAhead {
   std::span<const std::byte> next();
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept { std::free(data); }
-  };
-
   void loop() noexcept;
   int read(std::byte* to, std::size_t bytes, std::uint64_t at);
 
-  const std::filesystem::path file_;
-  int fd_ = -1;
-  bool direct_ = false;  ///< past the page cache: whole blocks only
-  std::uint64_t size_ = 0;
-  std::size_t piece_ = 0;
-  std::array<std::unique_ptr<std::byte, Free>, buffers> buffers_;
+  const std::filesystem::path path_;
+  const ReadOnlyFile file_;
+  bool direct_;  ///< past the page cache: whole blocks only
+  const std::size_t piece_;
+  std::array<DirectBuffer, buffers> buffers_;
   std::uint64_t handed_out_ = 0;  ///< pieces, the one in use included
 
   std::mutex mutex_;

@@ -2,27 +2,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <utility>
 
 namespace tandem {
-namespace {
 
-// Of memory, lengths and places in the file, where the page cache is passed by: no disk has larger blocks.
-constexpr std::size_t block_bytes = 4096;
-static_assert(WriteBehind::piece_bytes % block_bytes == 0);
-
-}  // namespace
-
-void WriteBehind::Free::operator()(std::byte* data) const noexcept { std::free(data); }
+static_assert(WriteBehind::piece_bytes % direct_block_bytes == 0);
 
 WriteBehind::WriteBehind(int fd, FileOps& ops) : fd_(fd), ops_(ops), direct_(ops.set_direct(fd, true)) {
-  for (auto& buffer : buffers_) {
-    buffer.reset(static_cast<std::byte*>(std::aligned_alloc(block_bytes, piece_bytes)));
-    if (!buffer) throw std::bad_alloc();
-  }
+  for (auto& buffer : buffers_) buffer = make_direct_buffer(piece_bytes);
   thread_ = std::thread([this] { loop(); });
 }
 
@@ -106,7 +94,7 @@ int WriteBehind::write(const std::byte* data, std::size_t bytes) {
     data += written;
     bytes -= written;
     // Behind a part of a block the rest cannot go the direct way.
-    if (direct_ && written % block_bytes != 0) direct_ = !ops_.set_direct(fd_, false);
+    if (direct_ && written % direct_block_bytes != 0) direct_ = !ops_.set_direct(fd_, false);
   }
   return 0;
 }

@@ -3,10 +3,10 @@
 #include <array>
 #include <condition_variable>
 #include <cstddef>
-#include <memory>
 #include <mutex>
 #include <thread>
 
+#include "io/direct_buffer.hpp"
 #include "io/file_ops.hpp"
 
 namespace tandem {
@@ -34,10 +34,6 @@ class WriteBehind {
   int finish();
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const noexcept;
-  };
-
   void loop();
   int write(const std::byte* data, std::size_t bytes);
   int wait_written(std::unique_lock<std::mutex>& lock);
@@ -46,7 +42,7 @@ class WriteBehind {
   const int fd_;
   FileOps& ops_;
   bool direct_ = false;  ///< past the page cache: whole blocks only
-  std::array<std::unique_ptr<std::byte, Free>, 2> buffers_;
+  std::array<DirectBuffer, 2> buffers_;
   std::size_t filling_ = 0;  ///< which of them
   std::size_t filled_ = 0;   ///< bytes in it
 
