@@ -102,8 +102,8 @@ int parse_and_run(int argc, char** argv) {
   throw UsageError("command line", "no subcommand", "for example tandem train --help");
 }
 
-/// glibc lets its heaps, of which each thread may have one, keep as much as the largest block that was ever freed, 64
-/// MiB at most. What a run keeps is to be known before, so the bounds are fixed.
+/// glibc lets its heaps, of which each thread may have one, keep twice as much as the largest block that was ever
+/// freed, 64 MiB at most. What a run keeps is to be known before, so the bounds are fixed.
 void bound_heaps() noexcept {
   constexpr int mib = 1 << 20;
   ::mallopt(M_MMAP_THRESHOLD, mib);

@@ -119,7 +119,7 @@ double Search::quickly(const Plan& plan) {
 void Search::try_fixed() {
   std::vector<std::string> policies{options_.policy.text()};
   if (options_.policy.kind == Policy::Kind::automatic) policies = fixed_policies();
-  // First, so that what is slower is given up.
+  // First, so that another takes its place only where it is faster.
   if (present_ != nullptr) consider(present_->policy, *present_);
   for (const std::string& text : policies) {
     OffloadOptions fixed = options_;

@@ -129,7 +129,8 @@ void Trainer::resolve() {
 /// From the checkpoint, or from the beginning.
 void Trainer::take_progress() {
   sampler_ = std::make_unique<WindowSampler>(windows_, config_.seed);
-  const Manifest m = checkpoint_ ? checkpoint_->manifest() : Manifest{};
+  const Manifest beginning;
+  const Manifest& m = checkpoint_ ? checkpoint_->manifest() : beginning;
   resumed_from_.reset();
   if (checkpoint_) {
     if ((m.token_kind == "bytes") != data_->bytes()) {
@@ -244,7 +245,7 @@ void Trainer::load_weights() {
   if (!checkpoint_) loaded_->engine().initialize(values_);
   checkpoint_.reset();
   values_ = nullptr;
-  ::malloc_trim(0);  // glibc keeps freed blocks of up to 32 MiB; those that tensors came in through are done with
+  ::malloc_trim(0);  // glibc keeps freed blocks; those that tensors came in through are done with
   sample_process_memory();
 }
 
