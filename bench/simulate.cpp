@@ -1,5 +1,6 @@
 // What the performance model costs: simulating a step of more and more layers of a 70B model, all 80 of them in 10,000
-// subgroups, and choosing the plan of a 7B run. Nothing is executed or allocated.
+// subgroups, and choosing the plan of a 7B run, without and with gradient accumulation. Nothing is executed or
+// allocated.
 #include <benchmark/benchmark.h>
 
 #include <string>
@@ -41,18 +42,23 @@ void simulate_70b(benchmark::State& state, const char* policy) {
   state.SetComplexityN(tasks);
 }
 
-/// Memory of a 24 GB card, of which activations take a third.
-void choose_plan_7b(benchmark::State& state) {
+/// Memory of a 24 GB card, of which activations take a third. `micro_batches` pass through each layer at once.
+void choose_plan_of(benchmark::State& state, int micro_batches) {
   const ParameterLayout layout = layout_of(builtin_model("qwen2.5-7b"));
   OffloadOptions options;
   options.reserved_device_memory = std::size_t{8} << 30;
+  options.max_micro_batches = options.micro_batches_at_once = micro_batches;
   const MachineProfile profile = machine();
   const auto compute = compute_seconds(profile, matrix_work(layout, 2048, true));
-  for (auto _ : state) {
-    benchmark::DoNotOptimize(
-        choose_plan(layout, options, {static_cast<std::size_t>(profile.device_memory.value), 0}, profile, compute));
-  }
+  const PlanningFacts facts{static_cast<std::size_t>(profile.device_memory.value), 0};
+  Choice choice;
+  for (auto _ : state) choice = choose_plan(layout, options, facts, profile, compute);
+  state.counters["simulations"] = choice.simulations;
+  state.counters["tasks"] = static_cast<double>(choice.simulated_tasks);
 }
+
+void choose_plan_7b(benchmark::State& state) { choose_plan_of(state, 1); }
+void choose_plan_7b_of_8_micro_batches(benchmark::State& state) { choose_plan_of(state, 8); }
 
 void by_layers(benchmark::internal::Benchmark* b) {
   b->Arg(10)->Arg(20)->Arg(40)->Arg(80)->ArgName("layers")->Unit(benchmark::kMillisecond)->Complexity();
@@ -61,6 +67,7 @@ BENCHMARK_CAPTURE(simulate_70b, host, "host")->Apply(by_layers);
 BENCHMARK_CAPTURE(simulate_70b, interleave, "interleave:2")->Apply(by_layers);
 BENCHMARK_CAPTURE(simulate_70b, stream, "stream")->Apply(by_layers);
 BENCHMARK(choose_plan_7b)->Unit(benchmark::kMillisecond);
+BENCHMARK(choose_plan_7b_of_8_micro_batches)->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace tandem

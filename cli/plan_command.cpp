@@ -112,7 +112,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
   if (!fitted.empty()) json["fit"] = fitted;
   for (const Candidate& c : planned.candidates) {
     Json row{{"policy", c.policy.text()}, {"improved", c.improved}, {"fits", c.fits}};
-    if (c.fits) row["step_seconds"] = c.simulation.step_seconds;
+    if (c.fits) row[c.simulation.given_up ? "at_least_seconds" : "step_seconds"] = c.simulation.step_seconds;
     json["candidates"].push_back(std::move(row));
   }
   for (const Upgrade& u : planned.upgrades) {
@@ -156,9 +156,10 @@ std::string explanation(const Planned& planned) {
   for (const Candidate& c : planned.candidates) {
     if (!c.fits) ++refused;
     if (!c.fits || count++ >= shown) continue;
-    text += fmt::format("{} {:<28}{:>10.4f} s  {}\n", count == 1 ? "chosen" : "  then",
-                        c.policy.text() + (c.improved ? ", improved" : ""), c.simulation.step_seconds,
-                        format_bytes(c.device_bytes));
+    // A simulation that was given up is slower by at least as much.
+    text += fmt::format("{} {:<28}{}{:>9.4f} s  {}\n", count == 1 ? "chosen" : "  then",
+                        c.policy.text() + (c.improved ? ", improved" : ""), c.simulation.given_up ? '>' : ' ',
+                        c.simulation.step_seconds, format_bytes(c.device_bytes));
   }
   if (refused > 0) text += fmt::format("{} of {} policies do not fit\n", refused, planned.candidates.size());
   for (const Upgrade& u : planned.upgrades) {

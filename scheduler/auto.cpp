@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <future>
 #include <limits>
 #include <optional>
 
@@ -15,12 +16,18 @@ namespace {
 
 // Simulated tasks that a search may spend.
 constexpr std::int64_t task_budget = 1'500'000;
-// Beyond this many subgroups, single ones do not matter and pieces are simulated in lumps.
+// ... where there are many subgroups, on looking for a division, and at the end on what was the best for a while.
+constexpr std::int64_t task_budget_of_many = 400'000;
+constexpr std::int64_t task_budget_at_the_end = 150'000;
+// Beyond this many subgroups, single ones do not matter.
 constexpr std::size_t few_subgroups = 48;
 constexpr std::size_t pairs_up_to = 8;
 constexpr std::size_t climbs = 4;
-// Pieces of a plan that a search simulates one by one.
-constexpr std::int64_t many_pieces = 2000;
+// Pieces that a step simulates one by one; where it has more, so many lumps: their number is what a simulation costs,
+// their size hardly matters.
+constexpr std::int64_t few_pieces = 2000;
+constexpr std::int64_t lumps_of_many = 300;
+constexpr std::int64_t fewest_lumps = 120;
 // Where subgroups that stay on the device lie among the others: updates run in forward order.
 enum class Residents : std::uint8_t { last, first, spread };
 constexpr std::array everywhere{Residents::last, Residents::first, Residents::spread};
@@ -32,6 +39,11 @@ struct Division {
   double streamed_share = 0.0;
   Residents where = Residents::last;
 };
+constexpr double unlimited = std::numeric_limits<double>::infinity();
+// What takes up to so many times the best in lumps may be the best piece by piece: lumps were at most 10% off. Of what
+// takes longer it is enough to know that it does.
+constexpr double off_in_lumps = 1.12;
+constexpr double worth_knowing = off_in_lumps * off_in_lumps;
 constexpr double worthwhile = 1e-6;  // relative gain below which a change is noise
 
 std::vector<UpdatePath> paths_of(const Plan& plan) {
@@ -55,42 +67,46 @@ std::vector<std::string> fixed_policies() {
 class Search {
  public:
   Search(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-         const MachineProfile& profile, std::span<const LayerSeconds> compute, const Plan* present)
-      : layout_(layout), options_(options), facts_(facts), profile_(profile), compute_(compute), present_(present) {}
+         const MachineProfile& profile, std::span<const LayerSeconds> compute, const SearchSettings& settings)
+      : layout_(layout), options_(options), facts_(facts), profile_(profile), compute_(compute), settings_(settings) {}
 
   Choice run();
 
  private:
   std::optional<Plan> plan(const OffloadOptions& options) const;
-  Simulation exactly(const Plan& plan) const;
-  double quickly(const Plan& plan);
+  Simulation simulated(const Plan& plan, std::int64_t lumps, double limit);
+  Simulation exactly(const Plan& plan, double limit) { return simulated(plan, 0, limit); }
+  Simulation quickly(const Plan& plan, double limit);
   void try_fixed();
   void consider(const Policy& policy, std::optional<Plan> made);
   void improve();
-  double seconds_with(const std::vector<UpdatePath>& paths);
+  double seconds_with(const std::vector<UpdatePath>& paths, double limit);
   bool attempt(const std::vector<UpdatePath>& paths);
   void try_shares();
   bool try_swaps();
   void try_changes();
   void finish();
+  void compare_fixed();
+  void compare_passed();
+  bool take_if_faster(const Plan& plan, const Simulation& simulation);
   std::vector<UpdatePath> divided(const Division& division) const;
   void refine(Division division, double least);
-  bool may_spend() const { return spent_ < allowance_; }
+  bool may_spend() const { return choice_.simulated_tasks < allowance_; }
 
   const ParameterLayout& layout_;
   const OffloadOptions& options_;
   const PlanningFacts& facts_;
   const MachineProfile& profile_;
   std::span<const LayerSeconds> compute_;
-  const Plan* present_;
+  const SearchSettings& settings_;
 
   std::vector<Plan> fitting_;  ///< of `choice_.candidates` that fit, in their order
   Choice choice_;
   std::optional<Plan> best_;
+  std::vector<Plan> passed_;   ///< what was the best for a while, and no fixed policy
   double best_seconds_ = 0.0;  ///< as `quickly` has it
   bool improved_ = false;
-  std::int64_t spent_ = 0;
-  std::int64_t allowance_ = task_budget;  ///< of what is searched at the moment
+  std::int64_t allowance_ = 0;  ///< tasks simulated before what is searched at the moment must end
 };
 
 std::optional<Plan> Search::plan(const OffloadOptions& options) const {
@@ -101,26 +117,29 @@ std::optional<Plan> Search::plan(const OffloadOptions& options) const {
   }
 }
 
-Simulation Search::exactly(const Plan& plan) const {
-  return simulate(layout_, plan, profile_, compute_, {.micro_batches = options_.max_micro_batches});
+/// Gives up beyond `limit` seconds, where what is returned lies beyond it too.
+Simulation Search::simulated(const Plan& plan, std::int64_t lumps, double limit) {
+  const Simulation s = simulate(layout_, plan, profile_, compute_,
+                                {.micro_batches = options_.max_micro_batches, .lumps = lumps, .give_up_after = limit});
+  ++choice_.simulations;
+  choice_.simulated_tasks += s.tasks;
+  return s;
 }
 
-/// Pieces in lumps where there are many: their number is what a simulation costs, their size hardly matters.
-double Search::quickly(const Plan& plan) {
-  Plan lumped = plan;
-  const std::int64_t least = layout_.state_elements() / many_pieces;
-  while (lumped.piece_elements < std::min(least, plan.subgroup_size)) lumped.piece_elements *= 2;
-  lumped.piece_elements = std::min(lumped.piece_elements, plan.subgroup_size);
-  const Simulation s = exactly(lumped);
-  spent_ += s.tasks;
-  return s.step_seconds;
+Simulation Search::quickly(const Plan& plan, double limit) {
+  const std::int64_t pieces = layout_.state_elements() / plan.piece_elements * plan.max_micro_batches;
+  if (pieces <= few_pieces) return exactly(plan, limit);
+  // Passes of several micro-batches are longer, and a lump is a smaller part of one.
+  const bool passes = plan.micro_batches_at_once < plan.max_micro_batches;
+  const std::int64_t lumps = passes ? lumps_of_many / plan.micro_batches_at_once : lumps_of_many;
+  return simulated(plan, std::max(fewest_lumps, lumps), std::min(limit, off_in_lumps * settings_.faster_than));
 }
 
 void Search::try_fixed() {
   std::vector<std::string> policies{options_.policy.text()};
   if (options_.policy.kind == Policy::Kind::automatic) policies = fixed_policies();
   // First, so that another takes its place only where it is faster.
-  if (present_ != nullptr) consider(present_->policy, *present_);
+  if (settings_.present != nullptr) consider(settings_.present->policy, *settings_.present);
   for (const std::string& text : policies) {
     OffloadOptions fixed = options_;
     fixed.policy = parse_policy(text);
@@ -137,8 +156,9 @@ void Search::consider(const Policy& policy, std::optional<Plan> made) {
     candidate.fits = true;
     candidate.shares = made->shares();
     candidate.device_bytes = made->memory.device_bytes();
-    const double seconds = quickly(*made);
-    candidate.simulation.step_seconds = seconds;
+    const bool many = made->subgroups.size() > few_subgroups;
+    candidate.simulation = quickly(*made, many && best_ ? worth_knowing * best_seconds_ : unlimited);
+    const double seconds = candidate.simulation.step_seconds;
     if (!best_ || seconds < best_seconds_) {
       best_ = *made;
       best_seconds_ = seconds;
@@ -148,8 +168,9 @@ void Search::consider(const Policy& policy, std::optional<Plan> made) {
   choice_.candidates.push_back(std::move(candidate));
 }
 
-/// Infinite where it does not fit. Keeps the plan where it is the best so far.
-double Search::seconds_with(const std::vector<UpdatePath>& paths) {
+/// Infinite where it does not fit, and no less than `limit` where it is not. Keeps the plan where it is the best so
+/// far.
+double Search::seconds_with(const std::vector<UpdatePath>& paths, double limit) {
   OffloadOptions options = options_;
   options.policy = best_->policy;
   options.paths = paths;
@@ -157,8 +178,9 @@ double Search::seconds_with(const std::vector<UpdatePath>& paths) {
   if (options.policy.kind == Policy::Kind::device) options.policy = parse_policy("static:0");
   std::optional<Plan> made = plan(options);
   if (!made) return std::numeric_limits<double>::infinity();
-  const double seconds = quickly(*made);
+  const double seconds = quickly(*made, std::max(limit, best_seconds_)).step_seconds;
   if (seconds < best_seconds_ * (1.0 - worthwhile)) {
+    if (improved_) passed_.push_back(*std::move(best_));
     best_ = std::move(made);
     best_seconds_ = seconds;
     improved_ = true;
@@ -169,7 +191,7 @@ double Search::seconds_with(const std::vector<UpdatePath>& paths) {
 /// Whether it is better than the best so far.
 bool Search::attempt(const std::vector<UpdatePath>& paths) {
   const double before = best_seconds_;
-  seconds_with(paths);
+  seconds_with(paths, before);
   return best_seconds_ < before;
 }
 
@@ -220,7 +242,7 @@ void Search::try_shares() {
     Division best{count, streamed, Residents::last};
     double least = std::numeric_limits<double>::infinity();
     const auto consider = [&](const Division& division) {
-      const double seconds = may_spend() ? seconds_with(divided(division)) : least;
+      const double seconds = may_spend() ? seconds_with(divided(division), least) : least;
       if (seconds < least) best = division;
       least = std::min(least, seconds);
     };
@@ -245,7 +267,7 @@ void Search::refine(Division division, double least) {
         const std::int64_t moved = std::max<std::int64_t>(0, static_cast<std::int64_t>(division.residents) + residents);
         const Division next{std::min(static_cast<std::size_t>(moved), best_->subgroups.size()),
                             std::clamp(division.streamed_share + streamed, 0.0, 1.0), division.where};
-        const double seconds = seconds_with(divided(next));
+        const double seconds = seconds_with(divided(next), least);
         if (seconds >= least * (1.0 - worthwhile)) continue;
         division = next;
         least = seconds;
@@ -320,13 +342,14 @@ void Search::improve() {
     if (candidate.fits) starts.emplace_back(candidate.simulation.step_seconds, &fitting_[next++]);
   }
   std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
-  allowance_ = spent_ + (task_budget - spent_) / 2;
-  try_shares();
   const bool few = best_->subgroups.size() <= few_subgroups;
+  const std::int64_t budget = few ? task_budget : choice_.simulated_tasks + task_budget_of_many;
+  const auto left = [&] { return std::max<std::int64_t>(0, budget - choice_.simulated_tasks); };
+  allowance_ = choice_.simulated_tasks + (few ? left() / 2 : left());
+  try_shares();
   std::vector<std::vector<UpdatePath>> climbed;
   const auto share_of_the_rest = [&] {
-    return spent_ +
-           std::max<std::int64_t>(0, task_budget - spent_) / static_cast<std::int64_t>(climbs + 1 - climbed.size());
+    return choice_.simulated_tasks + left() / static_cast<std::int64_t>(climbs + 1 - climbed.size());
   };
   Plan highest = *best_;
   double highest_seconds = best_seconds_;
@@ -356,28 +379,23 @@ void Search::improve() {
   }
 }
 
-/// Simulates piece by piece what was simulated in lumps: the found plan, and every policy close to it.
+/// Simulates the best piece by piece, and whatever lumps may have made slower than it.
 void Search::finish() {
-  constexpr double close = 1.1;
-  Simulation found = exactly(*best_);
-  std::size_t plan = 0;
-  for (Candidate& candidate : choice_.candidates) {
-    if (!candidate.fits) continue;
-    const Plan& made = fitting_[plan++];
-    const bool lumped = made.subgroups.size() > few_subgroups;
-    if (lumped && candidate.simulation.step_seconds > close * best_seconds_) continue;
-    candidate.simulation = exactly(made);
-    if (candidate.simulation.step_seconds < found.step_seconds) {
-      found = candidate.simulation;
-      best_ = made;
-      improved_ = false;
-    }
+  choice_.simulation = exactly(*best_, settings_.faster_than);
+  if (!choice_.simulation.given_up) {
+    compare_fixed();
+    compare_passed();
+    // Rates as a run measures them are those of every micro-batch; the step is the same up to rounding.
+    const double seconds = choice_.simulation.step_seconds;
+    choice_.simulation = simulate(layout_, *best_, profile_, compute_,
+                                  {.micro_batches = options_.max_micro_batches, .each_micro_batch = true});
+    choice_.simulation.step_seconds = seconds;
   }
   choice_.plan = *best_;
-  choice_.simulation = found;
   choice_.plan.chosen_by_auto = options_.policy.kind == Policy::Kind::automatic;
   if (improved_) {
-    choice_.candidates.push_back({best_->policy, true, true, best_->shares(), best_->memory.device_bytes(), found});
+    choice_.candidates.push_back(
+        {best_->policy, true, true, best_->shares(), best_->memory.device_bytes(), choice_.simulation});
   }
   std::stable_sort(choice_.candidates.begin(), choice_.candidates.end(), [](const Candidate& a, const Candidate& b) {
     if (a.fits != b.fits) return a.fits;
@@ -385,12 +403,48 @@ void Search::finish() {
   });
 }
 
+/// The closest first, until lumps are sure to have been slower.
+void Search::compare_fixed() {
+  std::vector<std::pair<Candidate*, const Plan*>> fitting;
+  for (Candidate& candidate : choice_.candidates) {
+    if (candidate.fits) fitting.emplace_back(&candidate, &fitting_[fitting.size()]);
+  }
+  if (!settings_.never_slower_than_fixed) fitting.resize(settings_.present != nullptr ? 1 : 0);
+  const auto seconds = [](const auto& of) { return of.first->simulation.step_seconds; };
+  std::stable_sort(fitting.begin(), fitting.end(),
+                   [&](const auto& a, const auto& b) { return seconds(a) < seconds(b); });
+  for (const auto& [candidate, plan] : fitting) {
+    const bool many = plan->subgroups.size() > few_subgroups;
+    if (many && candidate->simulation.step_seconds > off_in_lumps * choice_.simulation.step_seconds) break;
+    candidate->simulation = exactly(*plan, many ? choice_.simulation.step_seconds : unlimited);
+    if (take_if_faster(*plan, candidate->simulation)) improved_ = false;
+  }
+}
+
+/// The search may have followed what only lumps gain by.
+void Search::compare_passed() {
+  if (best_->subgroups.size() <= few_subgroups) return;
+  allowance_ = choice_.simulated_tasks + task_budget_at_the_end;
+  for (; !passed_.empty() && may_spend(); passed_.pop_back()) {
+    const Simulation exact = exactly(passed_.back(), choice_.simulation.step_seconds);
+    if (take_if_faster(passed_.back(), exact)) improved_ = true;
+  }
+}
+
+bool Search::take_if_faster(const Plan& plan, const Simulation& simulation) {
+  if (simulation.given_up || simulation.step_seconds >= choice_.simulation.step_seconds) return false;
+  choice_.simulation = simulation;
+  best_ = plan;
+  return true;
+}
+
 Choice Search::run() {
   try_fixed();
   // The refusal of make_plan names what would fit.
   if (!best_) best_ = make_plan(layout_, options_, facts_);
-  if (best_seconds_ == 0.0) best_seconds_ = quickly(*best_);
-  improve();
+  if (best_seconds_ == 0.0) best_seconds_ = quickly(*best_, unlimited).step_seconds;
+  // The search gains less than lumps may be off.
+  if (best_seconds_ <= off_in_lumps * settings_.faster_than) improve();
   finish();
   return std::move(choice_);
 }
@@ -398,38 +452,52 @@ Choice Search::run() {
 }  // namespace
 
 Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                   const MachineProfile& profile, std::span<const LayerSeconds> compute, const Plan* present) {
-  return Search(layout, options, facts, profile, compute, present).run();
+                   const MachineProfile& profile, std::span<const LayerSeconds> compute,
+                   const SearchSettings& settings) {
+  return Search(layout, options, facts, profile, compute, settings).run();
 }
 
 std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                               const MachineProfile& profile, std::span<const LayerSeconds> compute,
                               const Plan& chosen) {
-  std::vector<Upgrade> list;
-  const auto consider = [&](std::string what, const OffloadOptions& o, const PlanningFacts& f, const MachineProfile& p,
-                            std::span<const LayerSeconds> c) {
-    list.push_back({std::move(what), choose_plan(layout, o, f, p, c, &chosen).simulation.step_seconds});
+  struct Wider {
+    std::string what;
+    OffloadOptions options;
+    PlanningFacts facts;
+    MachineProfile profile;
+    std::vector<LayerSeconds> compute;
   };
+  const std::vector<LayerSeconds> as_it_is(compute.begin(), compute.end());
+  std::vector<Wider> machines;
   OffloadOptions roomy = options;
   PlanningFacts room = facts;
   // The caller's own share stays as it is: what is doubled is the whole card.
   roomy.device_memory *= 2;
   room.device_capacity *= 2;
-  consider("twice the device memory", roomy, room, profile, compute);
+  machines.push_back({"twice the device memory", roomy, room, profile, as_it_is});
   MachineProfile wide = profile;
   for (Figure* f : {&wide.to_device, &wide.to_host, &wide.both_ways}) f->value *= 2.0;
-  consider("a link of twice the rate", options, facts, wide, compute);
+  machines.push_back({"a link of twice the rate", options, facts, wide, as_it_is});
   MachineProfile channels = profile;
   channels.dram.value *= 2.0;
   // The CPU update runs at DRAM's rate where that bounds it: more channels let it rise as far as its cores allow.
-  consider("twice the DRAM bandwidth", options, facts, channels, compute);
+  machines.push_back({"twice the DRAM bandwidth", options, facts, channels, as_it_is});
   MachineProfile cores = profile;
   for (Figure* f : {&cores.cores, &cores.cpu_update, &cores.host_stream}) f->value *= 2.0;
   cores.cpu_update_cores.value *= 2.0;
-  consider("twice the cores", options, facts, cores, compute);
-  std::vector<LayerSeconds> fast(compute.begin(), compute.end());
+  machines.push_back({"twice the cores", options, facts, cores, as_it_is});
+  std::vector<LayerSeconds> fast = as_it_is;
   for (LayerSeconds& s : fast) s = {s.forward / 2.0, s.backward / 2.0};
-  consider("a device of twice the arithmetic", options, facts, profile, fast);
+  machines.push_back({"a device of twice the arithmetic", options, facts, profile, fast});
+  const auto seconds_on = [&](const Wider& m) {
+    const SearchSettings settings{.present = &chosen, .never_slower_than_fixed = false};
+    return choose_plan(layout, m.options, m.facts, m.profile, m.compute, settings).simulation.step_seconds;
+  };
+  // Searches know nothing of each other.
+  std::vector<std::future<double>> seconds;
+  for (const Wider& m : machines) seconds.push_back(std::async(std::launch::async, seconds_on, std::cref(m)));
+  std::vector<Upgrade> list;
+  for (std::size_t i = 0; i < machines.size(); ++i) list.push_back({machines[i].what, seconds[i].get()});
   std::stable_sort(list.begin(), list.end(),
                    [](const Upgrade& a, const Upgrade& b) { return a.step_seconds < b.step_seconds; });
   return list;

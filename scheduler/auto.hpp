@@ -1,5 +1,6 @@
 #pragma once
 // Chooses a plan: every fixed policy is simulated, the best is improved, and all are kept for the explanation.
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -14,7 +15,7 @@ struct Candidate {
   bool improved = false;  ///< a division of its own, found from this policy's
   Plan::Shares shares;
   std::size_t device_bytes = 0;
-  Simulation simulation;  ///< where it fits
+  Simulation simulation;  ///< where it fits; given up where it is sure to be slower than what was chosen
 };
 
 struct Choice {
@@ -22,15 +23,27 @@ struct Choice {
   Simulation simulation;
   std::vector<Candidate> candidates;   ///< by step time, those that do not fit last
   double closed_form_cpu_share = 0.0;  ///< of what is not resident, by the closed form
+  int simulations = 0;                 ///< that it took
+  std::int64_t simulated_tasks = 0;    ///< ... and what they cost
+};
+
+/// What is known before a search begins, and what is asked of it.
+struct SearchSettings {
+  const Plan* present = nullptr;  ///< a plan that fits and is a candidate too; null: none
+  /// Seconds of a step that the caller can have otherwise. Where the best that was found is sure to be slower the
+  /// search ends there, and `Choice::simulation` is given up.
+  double faster_than = std::numeric_limits<double>::infinity();
+  /// Whatever may be the fastest fixed policy is compared piece by piece; else `present` alone is.
+  bool never_slower_than_fixed = true;
 };
 
 /// The predicted best of all policies that fit and of what a search makes of the best: residents first (they
 /// save their whole update), then the division of the rest between CPU and streaming. Never predicted slower than
-/// a fixed policy. `options.policy` must be automatic, else that one alone is a candidate. `present`: a plan that fits and
-/// is a candidate too; null: none. Throws as make_plan, where nothing fits.
+/// a fixed policy. `options.policy` must be automatic, else that one alone is a candidate. Throws as make_plan, where
+/// nothing fits.
 Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                    const MachineProfile& profile, std::span<const LayerSeconds> compute,
-                   const Plan* present = nullptr);
+                   const SearchSettings& settings = {});
 
 /// What a wider machine would bring: the chosen policy's step with one resource doubled, chosen anew.
 struct Upgrade {

@@ -232,9 +232,14 @@ TaskCost CostModel::compute(double seconds) const {
   return cost;
 }
 
-TaskCost CostModel::of(const Task& task, bool sums) const {
-  const auto count = static_cast<double>(task.count());
-  const auto bytes = static_cast<double>(task.bytes);
+TaskCost CostModel::of(const Task& task, bool sums, double pieces) const {
+  TaskCost cost =
+      of_piece(task, static_cast<double>(task.count()) / pieces, static_cast<double>(task.bytes) / pieces, sums);
+  cost.seconds *= pieces;
+  return cost;
+}
+
+TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool sums) const {
   switch (task.kind) {
     case TaskKind::fetch_weights:
     case TaskKind::load_state:

@@ -91,8 +91,9 @@ class CostModel {
  public:
   CostModel(const MachineProfile& profile, StateFormat state);
 
-  /// Of a task of any lane but the caller's. `sums`: a step has several micro-batches.
-  TaskCost of(const Task& task, bool sums) const;
+  /// Of a task of any lane but the caller's. `sums`: a step has several micro-batches. `pieces`: as so many equal
+  /// tasks, one after another.
+  TaskCost of(const Task& task, bool sums, double pieces = 1.0) const;
   /// Of the caller's work that takes `seconds` alone.
   TaskCost compute(double seconds) const;
   /// Seconds to write `bytes` of zeros on the device.
@@ -105,6 +106,7 @@ class CostModel {
   TaskCost on_device(double seconds, double bytes) const;
   TaskCost on_cpu(double seconds, double dram_bytes, double core_share) const;
   TaskCost to_disk(double bytes) const;
+  TaskCost of_piece(const Task& task, double count, double bytes, bool sums) const;
 
   double device_bandwidth_;
   double device_update_;

@@ -3,77 +3,47 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <limits>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "core/error.hpp"
 #include "scheduler/fair_share.hpp"
 #include "scheduler/task_graph.hpp"
 #include "scheduler/unfold.hpp"
+#include "scheduler/walk.hpp"
 
 namespace tandem {
 namespace {
 
-/// What the caller's thread does, one after another.
-struct Action {
-  enum class Kind : std::uint8_t { fetch, compute_forward, gradients, compute_backward, release, commit };
-  Kind kind;
-  int layer;
-};
-
-/// Forward and backward of tandem's models with `micro_batches` through each layer at once, behind `walk`. A layer alone
-/// in its layout is both first and last.
-void walk_through(int layers, int micro_batches, std::vector<Action>& walk) {
-  using K = Action::Kind;
-  const auto add = [&](int layer, std::initializer_list<K> kinds) {
-    for (const K kind : kinds) walk.push_back({kind, layer});
-  };
-  const auto add_each = [&](int layer, std::initializer_list<K> kinds) {
-    for (int micro = 0; micro < micro_batches; ++micro) {
-      add(layer, kinds);
-      if (micro + 1 < micro_batches) add(layer, {K::commit});
-    }
-  };
-  for (int l = 0; l + 1 < layers; ++l) {
-    add(l, {K::fetch});
-    for (int micro = 0; micro < micro_batches; ++micro) add(l, {K::compute_forward});
-    add(l, {K::release});
-  }
-  add(layers - 1, {K::fetch});
-  add_each(layers - 1, {K::compute_forward, K::gradients, K::compute_backward});
-  add(layers - 1, {K::release, K::commit});
-  for (int l = layers - 2; l > 0; --l) {
-    add(l, {K::fetch});
-    add_each(l, {K::gradients, K::compute_backward});
-    add(l, {K::release, K::commit});
-  }
-  if (layers == 1) return;
-  add_each(0, {K::gradients, K::compute_backward});
-  add(0, {K::commit});
-}
-
-/// A step.
-std::vector<Action> walk_of(int layers, int micro_batches, int at_once) {
-  std::vector<Action> walk;
-  for (int first = 0; first < micro_batches; first += at_once) {
-    walk_through(layers, std::min(at_once, micro_batches - first), walk);
-  }
-  return walk;
-}
+constexpr double unlimited = std::numeric_limits<double>::infinity();
 
 class Simulator {
  public:
+  /// `plan` has the micro-batches of `walked`, which stand for those of `whole`. `piece`: elements that the plan's
+  /// pieces are lumps of; 0: they are not.
   Simulator(const ParameterLayout& layout, const Plan& plan, const MachineProfile& profile,
-            std::span<const LayerSeconds> compute, const SimulationOptions& options)
+            std::span<const LayerSeconds> compute, const SimulationOptions& options, const Accumulation& walked,
+            const Accumulation& whole, std::int64_t piece)
       : layout_(layout),
         plan_(plan),
         costs_(profile, plan.state),
         compute_(compute),
         options_(options),
         unfolder_(layout, plan),
-        walk_(walk_of(layout.layer_count(), options.micro_batches, plan.micro_batches_at_once)) {}
+        walked_(walked),
+        sums_(whole.micro_batches > 1),
+        stand_for_several_(walked.micro_batches < whole.micro_batches),
+        piece_(piece),
+        walk_(walk_of(layout.layer_count(), walked, whole)) {
+    for (const Action& action : walk_) compute_left_ += seconds_of(action);
+    const auto opens = [](const Action& action) { return action.opens_pass; };
+    const auto first = std::find_if(walk_.begin(), walk_.end(), opens);
+    actions_of_pass_ = static_cast<std::size_t>(std::find_if(first + 1, walk_.end(), opens) - first);
+  }
 
   Simulation run();
 
@@ -92,24 +62,50 @@ class Simulator {
     std::vector<TaskId> ends;    ///< ... that are done with it
     int layer = 0;
     bool backward = false;
+    bool opens_pass = false;
     double seconds = 0.0;
+  };
+
+  /// What was done, and how fast.
+  struct Done {
+    double seconds = 0.0;
+    double amount = 0.0;  ///< bytes or parameters
+    double rate() const { return seconds > 0.0 ? amount / seconds : 0.0; }
+  };
+  /// What has come together by then.
+  struct Moment {
+    double now = 0.0;
+    std::int64_t pending = 0;
+    double compute = 0.0;
+    double exposed_update = 0.0;
+    Done to_device, to_host;
+    ResourceShares use{};
   };
 
   TaskId warm_up();
   void update();
   void begin_step();
   bool gradients_complete() const;
-  void submit();
+  void submit(const Action& stands_for = {});
   bool advance_caller();
   bool act(const Action& action);
-  void queue_compute(int layer, bool backward, double seconds);
+  double seconds_of(const Action& action) const;
+  void queue_compute(const Action& action, bool backward);
   void end_with_last_compute(TaskId id);
   bool may_begin(TaskId id);
   bool may_run(const Compute& compute) const;
   bool issue();
   bool start_heads();
+  TaskCost cost_of(const Task& task) const;
+  double least_seconds() const;
+  bool gives_up();
+  void bound_by_updates();
   void start(Flight& flight, TaskId id, const TaskCost& cost);
   void pass_time();
+  void open_pass();
+  std::int64_t passes_to_skip() const;
+  void skip(std::int64_t passes);
+  void done(TaskId id);
   void finish(Lane lane);
   void finish_compute();
   void account(const Task& task, double seconds);
@@ -121,10 +117,17 @@ class Simulator {
   std::span<const LayerSeconds> compute_;
   const SimulationOptions& options_;
   Unfolder unfolder_;
+  const Accumulation walked_;
+  const bool sums_;               ///< a step has several micro-batches
+  const bool stand_for_several_;  ///< some micro-batches do
+  const std::int64_t piece_;      ///< elements of what lumps are made of; 0: nothing is in lumps
   const std::vector<Action> walk_;
+  std::size_t actions_of_pass_ = 0;  ///< with as many micro-batches as ever
 
   TaskGraph graph_;
   TaskList tasks_;
+  TaskId first_id_ = 0;
+  std::vector<double> times_;                          ///< by task, where lumped: how many it stands for
   std::array<std::deque<TaskId>, lane_count> queues_;  ///< issued to streams, the running one first
   std::array<Flight, lane_count> flights_;
   std::deque<Compute> computes_;
@@ -145,22 +148,21 @@ class Simulator {
   double backward_since_ = -1.0;
   std::int64_t updates_left_ = 0;
   double compute_seconds_ = 0.0;
-  struct Done {
-    double seconds = 0.0;
-    double amount = 0.0;  ///< bytes or parameters
-    double rate() const { return seconds > 0.0 ? amount / seconds : 0.0; }
-  };
+  double least_ = 0.0;         ///< a step takes at least as long, its overhead left out
+  double compute_left_ = 0.0;  ///< of the caller's stream, alone
+  std::int64_t pending_ = 0;   ///< tasks that are not done
   Done to_device_, to_host_, cpu_update_;
+  std::vector<Moment> openings_;  ///< when the last three passes of this step began on the caller's stream
   Simulation result_;
 };
 
-/// Walks one step without time, so that buffers and histories are those of the steady state. Returns the id
-/// of the next task.
+/// Walks a step of one micro-batch without time, so that buffers hold what they do in the steady state: no more is left
+/// of a step whose tasks are done. Returns the id of the next task.
 TaskId Simulator::warm_up() {
   TaskList tasks;
-  unfolder_.begin_step(options_.micro_batches);
+  unfolder_.begin_step(1);
   unfolder_.prefetch(tasks);
-  for (const Action& action : walk_) {
+  for (const Action& action : walk_of(layout_.layer_count(), {}, {})) {
     switch (action.kind) {
       case Action::Kind::fetch:
         visit_ = unfolder_.visit(action.layer, tasks);
@@ -188,8 +190,10 @@ TaskId Simulator::warm_up() {
 }
 
 Simulation Simulator::run() {
-  graph_ = TaskGraph(warm_up());
+  first_id_ = warm_up();
+  graph_ = TaskGraph(first_id_);
   update();
+  if (gives_up()) return result_;
   if (options_.overlap_updates) begin_step();
   bool begun = options_.overlap_updates;
   while (true) {
@@ -213,6 +217,7 @@ Simulation Simulator::run() {
       continue;
     }
     if (begun || !graph_.empty()) pass_time();
+    if (gives_up()) return result_;
   }
   result_.backward_seconds = backward_since_ < 0.0 ? 0.0 : now_ - backward_since_;
   result_.forward_seconds = now_ - result_.backward_seconds;
@@ -233,7 +238,32 @@ void Simulator::update() {
     saves_left_ = static_cast<std::int64_t>(tasks_.size() - before);
   }
   unfolder_.end_pass();
+  if (options_.give_up_after < unlimited) bound_by_updates();
   submit();
+}
+
+/// A layer's forward waits for the updates of all before it and its own, which take at least as long as what they use
+/// most.
+void Simulator::bound_by_updates() {
+  ResourceShares busy{};
+  double cpu = 0.0;
+  double ahead = 0.0;  // forward of the layers before
+  int layer = 0;
+  const auto bound = [&] {
+    const double updated = std::max(cpu, *std::max_element(busy.begin(), busy.end()));
+    least_ = std::max(least_, updated + compute_left_ - ahead);
+  };
+  for (const Task& task : tasks_) {
+    if (task.kind == TaskKind::store_state) continue;  // for which nobody waits
+    for (; layer < task.layer; ++layer) {
+      bound();
+      ahead += compute_[static_cast<std::size_t>(layer)].forward;
+    }
+    const TaskCost cost = cost_of(task);
+    for (std::size_t r = 0; r < busy.size(); ++r) busy[r] += cost.seconds * cost.share[r];
+    if (task.lane == Lane::cpu) cpu += cost.seconds;
+  }
+  bound();
 }
 
 /// What the engine waits for at the end of a step.
@@ -244,14 +274,22 @@ bool Simulator::gradients_complete() const {
 }
 
 void Simulator::begin_step() {
-  unfolder_.begin_step(options_.micro_batches);
+  openings_.clear();
+  unfolder_.begin_step(walked_.micro_batches);
   unfolder_.prefetch(tasks_);
   submit();
 }
 
-void Simulator::submit() {
+/// What an action has emitted, or an update.
+void Simulator::submit(const Action& stands_for) {
   result_.tasks += static_cast<std::int64_t>(tasks_.size());
+  pending_ += static_cast<std::int64_t>(tasks_.size());
   for (std::size_t i = 0; i < tasks_.size(); ++i) graph_.add(tasks_[i], tasks_.dependencies(i));
+  if (stand_for_several_) {
+    for (const Task& task : tasks_) {
+      times_.push_back(task.kind == TaskKind::fetch_weights ? 1.0 : stands_for.micro_batches);
+    }
+  }
   tasks_.clear();
 }
 
@@ -278,46 +316,68 @@ bool Simulator::advance_caller() {
 
 /// Returns whether the caller may go on at once.
 bool Simulator::act(const Action& action) {
-  const LayerSeconds& seconds = compute_[static_cast<std::size_t>(action.layer)];
   switch (action.kind) {
     case Action::Kind::fetch:
       visit_ = unfolder_.visit(action.layer, tasks_);
       unfolder_.prefetch(tasks_);
-      submit();
+      submit(action);
       return may_begin(visit_.id);
     case Action::Kind::gradients:
       gradients_ = unfolder_.gradients(action.layer, tasks_);
-      submit();
+      submit(action);
       for (const GradientPlace& place : gradients_.gradients) {
         if (!place.fresh) continue;
         const auto elements = static_cast<double>(layout_.layer(place.layer).state_elements);
-        zero_seconds_ += costs_.zero_seconds(elements * sizeof(float));
+        zero_seconds_ += action.micro_batches * costs_.zero_seconds(elements * sizeof(float));
       }
       return may_begin(gradients_.id);
     case Action::Kind::compute_forward:
-      queue_compute(action.layer, false, seconds.forward);
+      queue_compute(action, false);
       return true;
     case Action::Kind::compute_backward:
-      queue_compute(action.layer, true, seconds.backward);
+      queue_compute(action, true);
       return true;
     case Action::Kind::release:
       unfolder_.release(visit_);
       end_with_last_compute(visit_.id);
       unfolder_.prefetch(tasks_);
-      submit();
+      submit(action);
       return true;
     case Action::Kind::commit:
       unfolder_.commit(gradients_, tasks_);
-      submit();
+      submit(action);
       end_with_last_compute(gradients_.id);
       return true;
   }
   return true;
 }
 
-void Simulator::queue_compute(int layer, bool backward, double seconds) {
-  computes_.push_back({std::exchange(begun_, {}), {}, layer, backward, seconds + zero_seconds_});
+/// Of the caller's stream, what it zeroes left out.
+double Simulator::seconds_of(const Action& action) const {
+  const LayerSeconds& seconds = compute_[static_cast<std::size_t>(action.layer)];
+  if (action.kind == Action::Kind::compute_forward) return action.micro_batches * seconds.forward;
+  return action.kind == Action::Kind::compute_backward ? action.micro_batches * seconds.backward : 0.0;
+}
+
+void Simulator::queue_compute(const Action& action, bool backward) {
+  compute_left_ += zero_seconds_;
+  computes_.push_back(
+      {std::exchange(begun_, {}), {}, action.layer, backward, action.opens_pass, seconds_of(action) + zero_seconds_});
   zero_seconds_ = 0.0;
+}
+
+bool Simulator::gives_up() {
+  if (least_seconds() <= options_.give_up_after) return false;
+  result_.given_up = true;
+  result_.step_seconds = least_seconds();
+  return true;
+}
+
+/// The step takes at least as long: its stream can be no faster than alone.
+double Simulator::least_seconds() const {
+  const Flight& caller = flights_[static_cast<std::size_t>(Lane::caller)];
+  const double done = caller.running ? (1.0 - caller.left) * caller.cost.seconds : 0.0;
+  return std::max(least_, now_ + compute_left_ - done) + costs_.step_overhead();
 }
 
 /// The caller's thread has queued all work of its task: issued, and done when its stream gets there.
@@ -359,17 +419,29 @@ bool Simulator::issue() {
 
 void Simulator::start(Flight& flight, TaskId id, const TaskCost& cost) { flight = {id, cost, 1.0, now_, true}; }
 
+/// A lump costs what its pieces would, each with its launch or latency.
+TaskCost Simulator::cost_of(const Task& task) const {
+  if (piece_ == 0 && !stand_for_several_) return costs_.of(task, sums_);
+  const bool by_subgroup = task.kind == TaskKind::push_weights || task.kind == TaskKind::update_cpu;
+  const std::int64_t piece = by_subgroup ? plan_.subgroup_size : piece_;
+  const std::int64_t pieces =
+      piece_ == 0 || task.kind == TaskKind::fetch_weights ? 1 : (task.count() + piece - 1) / piece;
+  TaskCost cost = costs_.of(task, sums_, static_cast<double>(pieces));
+  const auto index = static_cast<std::size_t>(task.id - first_id_);
+  if (index < times_.size()) cost.seconds *= times_[index];
+  return cost;
+}
+
 /// Starts the head of each stream whose dependencies are done, and the readiest task of CPU and disk.
 bool Simulator::start_heads() {
   bool moved = false;
-  const bool sums = options_.micro_batches > 1;
   for (const Lane lane : device_lanes) {
     Flight& flight = flights_[static_cast<std::size_t>(lane)];
     const auto& queue = queues_[static_cast<std::size_t>(lane)];
     if (flight.running || queue.empty()) continue;
     const Task& task = graph_.node(queue.front()).task;
     if (!graph_.dependencies_done(task.id)) continue;
-    start(flight, task.id, costs_.of(task, sums));
+    start(flight, task.id, cost_of(task));
     moved = true;
   }
   for (const Lane lane : {Lane::cpu, Lane::disk}) {
@@ -377,17 +449,65 @@ bool Simulator::start_heads() {
     const TaskId id = graph_.ready(lane);
     if (flight.running || id == no_task) continue;
     graph_.take(lane);
-    start(flight, id, costs_.of(graph_.node(id).task, sums));
+    start(flight, id, cost_of(graph_.node(id).task));
     moved = true;
   }
   Flight& caller = flights_[static_cast<std::size_t>(Lane::caller)];
   if (!caller.running && !computes_.empty() && may_run(computes_.front())) {
     const Compute& next = computes_.front();
     if (next.backward && backward_since_ < 0.0) backward_since_ = now_;
+    if (next.opens_pass) open_pass();
     start(caller, no_task, costs_.compute(next.seconds));
     moved = true;
   }
   return moved;
+}
+
+/// On the caller's stream.
+void Simulator::open_pass() {
+  if (options_.trace != nullptr || options_.each_micro_batch) return;
+  if (openings_.size() == 3) openings_.erase(openings_.begin());
+  openings_.push_back(
+      {now_, pending_, compute_seconds_, result_.exposed_update_seconds, to_device_, to_host_, result_.use});
+  if (const std::int64_t passes = passes_to_skip(); passes > 0) skip(passes);
+}
+
+/// Where the last two passes took as long and left as much undone, those that follow will: all but the last, behind
+/// which there is no other. The caller's thread is somewhere in this pass or the next.
+std::int64_t Simulator::passes_to_skip() const {
+  constexpr double as_long = 1e-6;
+  if (openings_.size() < 3) return 0;
+  const Moment& a = openings_[0];
+  const Moment& b = openings_[1];
+  const Moment& c = openings_[2];
+  const bool repeats = a.pending == b.pending && b.pending == c.pending &&
+                       std::abs((c.now - b.now) - (b.now - a.now)) <= as_long * (c.now - b.now);
+  const auto pass = static_cast<std::int64_t>(action_ / actions_of_pass_);
+  return repeats ? walked_.passes() - 1 - pass - 1 : 0;
+}
+
+/// As if so many passes had gone by, each like the last.
+void Simulator::skip(std::int64_t passes) {
+  const auto times = static_cast<double>(passes);
+  const Moment& from = openings_[1];
+  const Moment to = openings_[2];
+  const double seconds = times * (to.now - from.now);
+  now_ += seconds;
+  blocked_since_ += seconds;
+  for (Flight& flight : flights_) flight.begin += seconds;
+  const auto repeat = [times](double& sum, double before, double after) { sum += times * (after - before); };
+  repeat(compute_seconds_, from.compute, to.compute);
+  repeat(result_.exposed_update_seconds, from.exposed_update, to.exposed_update);
+  for (const auto& [sum, before, after] :
+       {std::tuple{&to_device_, &from.to_device, &to.to_device}, {&to_host_, &from.to_host, &to.to_host}}) {
+    repeat(sum->seconds, before->seconds, after->seconds);
+    repeat(sum->amount, before->amount, after->amount);
+  }
+  for (std::size_t r = 0; r < result_.use.size(); ++r) repeat(result_.use[r], from.use[r], to.use[r]);
+  const std::size_t skipped_to = action_ + static_cast<std::size_t>(passes) * actions_of_pass_;
+  for (; action_ < skipped_to; ++action_) compute_left_ -= seconds_of(walk_[action_]);
+  unfolder_.leave_out(static_cast<int>(passes) * walked_.at_once);
+  openings_.clear();
 }
 
 void Simulator::pass_time() {
@@ -419,6 +539,11 @@ void Simulator::pass_time() {
   }
 }
 
+void Simulator::done(TaskId id) {
+  --pending_;
+  graph_.mark_done(id);
+}
+
 void Simulator::finish(Lane lane) {
   Flight& flight = flights_[static_cast<std::size_t>(lane)];
   flight.running = false;
@@ -431,7 +556,7 @@ void Simulator::finish(Lane lane) {
   account(task, now_ - flight.begin);
   if (lane == Lane::disk) --saves_left_;
   if (is_of_device(lane)) queues_[static_cast<std::size_t>(lane)].pop_front();
-  graph_.mark_done(flight.id);
+  done(flight.id);
 }
 
 void Simulator::account(const Task& task, double seconds) {
@@ -446,14 +571,40 @@ void Simulator::account(const Task& task, double seconds) {
 
 void Simulator::finish_compute() {
   compute_seconds_ += now_ - flights_[static_cast<std::size_t>(Lane::caller)].begin;
-  const Compute done = std::move(computes_.front());
+  const Compute ended = std::move(computes_.front());
   computes_.pop_front();
+  compute_left_ -= ended.seconds;
   if (options_.trace != nullptr) {
     options_.trace->span(name_of(Lane::caller),
-                         fmt::format("{} {}", done.backward ? "backward" : "forward", layout_.layer(done.layer).name),
+                         fmt::format("{} {}", ended.backward ? "backward" : "forward", layout_.layer(ended.layer).name),
                          flights_[static_cast<std::size_t>(Lane::caller)].begin, now_);
   }
-  for (const TaskId id : done.ends) graph_.mark_done(id);
+  for (const TaskId id : ended.ends) done(id);
+}
+
+/// With neighbours that go the same way as one subgroup, and each subgroup as one piece.
+Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps) {
+  const std::int64_t most = std::max(plan.subgroup_size, layout.state_elements() / lumps);
+  std::vector<Subgroup> merged;
+  for (const Subgroup& s : plan.subgroups) {
+    Subgroup* last = merged.empty() ? nullptr : &merged.back();
+    const bool alike = last != nullptr && last->layer == s.layer && last->path() == s.path() &&
+                       last->gradient_on_device == s.gradient_on_device;
+    if (alike && s.end - last->begin <= most) {
+      last->end = s.end;
+    } else {
+      merged.push_back(s);
+    }
+  }
+  plan.subgroups = std::move(merged);
+  // As much memory for what is on its way would be fewer buffers; fewer than three slow what streams.
+  constexpr int fewest_buffers = 3;
+  const auto larger = static_cast<int>(std::min<std::int64_t>(most / plan.piece_elements, lumps));
+  for (int* buffers : {&plan.staging_pieces, &plan.state_buffers}) {
+    *buffers = std::max(std::min(*buffers, fewest_buffers), *buffers / larger);
+  }
+  plan.piece_elements = most;
+  return plan;
 }
 
 }  // namespace
@@ -471,7 +622,15 @@ Simulation simulate(const ParameterLayout& layout, const Plan& plan, const Machi
     throw MisuseError(fmt::format("simulation of {} micro-batches", options.micro_batches),
                       fmt::format("the plan allows 1 to {}", plan.max_micro_batches));
   }
-  return Simulator(layout, plan, profile, compute, options).run();
+  const Accumulation whole{options.micro_batches, std::min(plan.micro_batches_at_once, options.micro_batches)};
+  const bool each = options.trace != nullptr || options.each_micro_batch;
+  const Accumulation walked = each ? whole : in_lumps(whole);
+  Plan simulated = plan;
+  simulated.max_micro_batches = walked.micro_batches;
+  simulated.micro_batches_at_once = walked.at_once;
+  if (options.lumps == 0) return Simulator(layout, simulated, profile, compute, options, walked, whole, 0).run();
+  simulated = in_lumps(layout, std::move(simulated), options.lumps);
+  return Simulator(layout, simulated, profile, compute, options, walked, whole, plan.piece_elements).run();
 }
 
 }  // namespace tandem

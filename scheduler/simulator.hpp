@@ -2,6 +2,7 @@
 // Runs a plan in virtual time over a machine profile: the unfolder that the engine walks, the task graph
 // that the executor asks what may run, and the cost model in place of streams and workers.
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -20,6 +21,14 @@ struct SimulationOptions {
   /// A save begins with the updates, and steps are simulated until the one in which all of its state has been read: the
   /// profile must know the disk. Seconds of a step are then means over these.
   bool save = false;
+  /// Micro-batches that only repeat others are simulated too, which takes longer and changes no more than rounding
+  /// does. With a trace they always are.
+  bool each_micro_batch = false;
+  /// About so many pieces of state are simulated, each as large as several: quicker, and less exact. 0: all as they
+  /// are.
+  std::int64_t lumps = 0;
+  /// A step that is sure to take longer is not simulated to its end.
+  double give_up_after = std::numeric_limits<double>::infinity();
   Trace* trace = nullptr;  ///< takes the spans of the step, in virtual seconds; may be null
 };
 
@@ -28,14 +37,15 @@ struct StepRates {
   double compute_seconds = 0.0;  ///< of forward and backward
   double to_device = 0.0;        ///< bytes a second while copying; 0: nothing was copied
   double to_host = 0.0;
-  double cpu_update = 0.0;       ///< parameters a second while updating; 0: none was updated
+  double cpu_update = 0.0;  ///< parameters a second while updating; 0: none was updated
 };
 
 /// One step in the steady state, from the end of the gradients to the end of the next step's gradients:
 /// the updates of one step, then forward and backward of the next, with what overlaps.
 struct Simulation {
   double step_seconds = 0.0;
-  int steps = 1;  ///< that were simulated
+  bool given_up = false;         ///< `step_seconds` is less than a step takes, and all else unknown
+  int steps = 1;                 ///< that were simulated
   double forward_seconds = 0.0;  ///< until the first gradient buffer is asked for, waits included
   double backward_seconds = 0.0;
   double update_seconds = 0.0;          ///< from the start of the updates to the end of the last

@@ -72,6 +72,8 @@ class Unfolder {
   /// `update_in_backward`: a layer's updates follow as soon as its gradient is complete, and `update` has
   /// nothing left to do.
   void begin_step(int micro_batches, bool update_in_backward = false);
+  /// The step has so many micro-batches fewer than it began with: whole passes, none of them begun, and not the last.
+  void leave_out(int micro_batches) noexcept { micro_batches_ -= micro_batches; }
   void begin_evaluation();
   /// Forgets an open step's or evaluation's place; buffers stay as they are.
   void end_pass();
@@ -147,7 +149,7 @@ class Unfolder {
     };
     int size_class = 0;
     int layer = -1;          ///< -1: free
-    std::vector<Use> users;  ///< the last of each range
+    std::vector<Use> users;  ///< the last of each range, by range
   };
   struct LayerState {
     int weight_buffer = -1;              ///< that holds valid weights, -1 none

@@ -172,12 +172,18 @@ TaskId Unfolder::add_piece(Task piece, TaskList& out) {
   piece.sum = sum_buffer_of(piece.layer);
   SumBuffer& sum = sum_buffers_[static_cast<std::size_t>(piece.sum)];
   const TaskId add = emit_like(out, piece, TaskKind::sum_gradient, Lane::device).id;
-  const auto overlaps = [&](const SumBuffer::Use& use) { return use.begin < piece.end && piece.begin < use.end; };
-  for (const SumBuffer::Use& use : sum.users) {
-    if (overlaps(use)) out.depends_on(use.task);
+  // Sorted, apart from each other; mostly it is the same piece of the micro-batch before.
+  const auto first = std::upper_bound(sum.users.begin(), sum.users.end(), piece.begin,
+                                      [](std::int64_t begin, const SumBuffer::Use& use) { return begin < use.end; });
+  auto last = first;
+  for (; last != sum.users.end() && last->begin < piece.end; ++last) out.depends_on(last->task);
+  const SumBuffer::Use use{piece.begin, piece.end, add};
+  if (first == last) {
+    sum.users.insert(first, use);
+  } else {
+    *first = use;
+    sum.users.erase(first + 1, last);
   }
-  std::erase_if(sum.users, overlaps);
-  sum.users.push_back({piece.begin, piece.end, add});
   return add;
 }
 

@@ -147,6 +147,55 @@ TEST(Auto, PicksTheDeviceWhereDramIsScarceAndTheCpuWhereTheLinkIs) {
   EXPECT_GT(linked.cpu, linked.streamed);
 }
 
+// The search simulates so large a step in lumps; the promise holds piece by piece.
+TEST(Auto, IsNeverPredictedSlowerThanAFixedPolicyOfManySubgroups) {
+  const ParameterLayout layout = testing::equal_layers(28, std::int64_t{260} << 20);
+  const PlanningFacts facts{std::size_t{16} << 30, 0};
+  for (const char* const name : {"24gb-pcie4", "80gb-pcie4", "gh200-coherent"}) {
+    const MachineProfile machine = shipped(name);
+    const auto compute = compute_seconds(machine, matrix_work(layout, 2048));
+    for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, std::pair{8, 1}, std::pair{8, 8}}) {
+      OffloadOptions options;
+      options.policy = parse_policy("auto");
+      options.max_micro_batches = micro_batches;
+      options.micro_batches_at_once = at_once;
+      const double chosen = choose_plan(layout, options, facts, machine, compute).simulation.step_seconds;
+      for (const char* const policy : {"host", "stream", "static:0", "interleave:2", "interleave:3", "interleave:5",
+                                       "interleave:2,resident=0.1", "static:0.9"}) {
+        OffloadOptions fixed = options;
+        fixed.policy = parse_policy(policy);
+        try {
+          const Plan plan = make_plan(layout, fixed, facts);
+          const Simulation s = simulate(layout, plan, machine, compute, {.micro_batches = micro_batches});
+          EXPECT_LE(chosen, s.step_seconds) << name << ' ' << micro_batches << ' ' << at_once << ' ' << policy;
+        } catch (const PlanError&) {  // it does not fit
+        }
+      }
+    }
+  }
+}
+
+// What planning costs, counted: a 7B model with 1, 8 and 64 micro-batches a step, in either order.
+TEST(Auto, AccumulationHardlyRaisesWhatPlanningCosts) {
+  const ParameterLayout layout = testing::equal_layers(28, std::int64_t{260} << 20);
+  const MachineProfile machine = shipped("24gb-pcie4");
+  const auto compute = compute_seconds(machine, matrix_work(layout, 2048));
+  const auto tasks = [&](int micro_batches, int at_once) {
+    OffloadOptions options;
+    options.policy = parse_policy("auto");
+    options.max_micro_batches = micro_batches;
+    options.micro_batches_at_once = at_once;
+    const Choice choice = choose_plan(layout, options, {std::size_t{16} << 30, 0}, machine, compute);
+    EXPECT_LT(choice.simulations, 250) << micro_batches << ' ' << at_once;
+    return choice.simulated_tasks;
+  };
+  const std::int64_t alone = tasks(1, 1);
+  EXPECT_LT(alone, 850'000);
+  for (const auto& [micro_batches, at_once] : {std::pair{8, 1}, {8, 4}, {8, 8}, {64, 1}, {64, 64}}) {
+    EXPECT_LT(tasks(micro_batches, at_once), 3 * alone) << micro_batches << ' ' << at_once;
+  }
+}
+
 TEST(Auto, AFixedPolicyIsItsOnlyCandidate) {
   Case c = random_case(7, 6);
   c.options.policy = parse_policy("host");

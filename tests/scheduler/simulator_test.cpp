@@ -1,6 +1,11 @@
 #include "scheduler/simulator.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <cmath>
+#include <random>
+#include <utility>
 
 #include "core/error.hpp"
 #include "tests/scheduler/machines.hpp"
@@ -187,6 +192,131 @@ TEST(Simulator, MicroBatchesAtOnceShareEachFetch) {
     const double busy =
         simulate(layout, plan, ideal(), compute_of(layers, 0.1), {.micro_batches = micro_batches}).step_seconds;
     EXPECT_NEAR(busy, micro_batches * layers * 0.3, 0.01 * busy) << at_once;
+  }
+}
+
+/// Layers of a large model on a random machine, with so many micro-batches.
+struct LargeStep {
+  LargeStep(std::uint64_t seed, const char* policy, int micro_batches, int at_once)
+      : random(seed), layout(testing::equal_layers(12, 14 * layer_elements)), machine(testing::random_machine(random)) {
+    OffloadOptions options;
+    options.policy = parse_policy(policy);
+    options.max_micro_batches = micro_batches;
+    options.micro_batches_at_once = at_once;
+    plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+    const double update = static_cast<double>(14 * layer_elements) / machine.cpu_update.value;
+    compute = compute_of(12, update * testing::spread(random, 0.05, 1.0));
+  }
+  Simulation simulated(SimulationOptions options) const {
+    options.micro_batches = plan.max_micro_batches;
+    return simulate(layout, plan, machine, compute, options);
+  }
+
+  std::mt19937_64 random;
+  ParameterLayout layout;
+  MachineProfile machine;
+  Plan plan;
+  std::vector<LayerSeconds> compute;
+};
+
+TEST(Simulator, LumpsTakeAsLongAsTheirPiecesInFarFewerTasks) {
+  double worst = 0.0;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    for (const char* policy : {"host", "stream", "interleave:3", "static:0.5"}) {
+      for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {8, 1}, {8, 8}, {12, 3}}) {
+        const LargeStep step(seed, policy, micro_batches, at_once);
+        const Simulation exact = step.simulated({.each_micro_batch = true});
+        const Simulation lumps = step.simulated({.lumps = 300});
+        const double error = std::abs(lumps.step_seconds / exact.step_seconds - 1.0);
+        EXPECT_LT(error, 0.05) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
+        EXPECT_LT(lumps.tasks * 3, exact.tasks) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
+        worst = std::max(worst, error);
+      }
+    }
+  }
+  RecordProperty("worst_error", std::to_string(worst));
+}
+
+void expect_same(const Simulation& a, const Simulation& b, const std::string& what) {
+  const auto same = [&](double x, double y) { EXPECT_NEAR(x, y, 1e-6 * std::abs(y)) << what; };
+  same(a.step_seconds, b.step_seconds);
+  same(a.forward_seconds, b.forward_seconds);
+  same(a.backward_seconds, b.backward_seconds);
+  same(a.update_seconds, b.update_seconds);
+  same(a.exposed_update_seconds, b.exposed_update_seconds);
+  for (std::size_t r = 0; r < a.use.size(); ++r) same(a.use[r], b.use[r]);
+  same(a.rates.to_device, b.rates.to_device);
+  same(a.rates.to_host, b.rates.to_host);
+  same(a.rates.cpu_update, b.rates.cpu_update);
+}
+
+// Seeds 8 and 11 take several passes until the CPU's folding of gradients is what a pass waits for.
+TEST(Simulator, MicroBatchesThatRepeatOthersNeedNotBeSimulated) {
+  for (const std::uint64_t seed : {0, 5, 8, 11}) {
+    for (const char* policy : {"host", "stream", "interleave:3", "static:0.5"}) {
+      for (const auto& [micro_batches, at_once] : {std::pair{20, 1}, {23, 3}, {20, 20}, {32, 4}}) {
+        const std::string what = fmt::format("seed {} {} {} {}", seed, policy, micro_batches, at_once);
+        const LargeStep step(seed, policy, micro_batches, at_once);
+        const Simulation each = step.simulated({.each_micro_batch = true});
+        const Simulation some = step.simulated({});
+        expect_same(some, each, what);
+        // All at once contend with their own sums in another order; passes are alike in everything.
+        if (at_once < micro_batches) {
+          EXPECT_NEAR(some.rates.compute_seconds, each.rates.compute_seconds, 1e-6 * each.rates.compute_seconds)
+              << what;
+        }
+        EXPECT_LT(some.tasks, each.tasks * 4 / 5) << what;
+      }
+    }
+  }
+}
+
+// The device is busy from pass to pass, each as long as the one before, while what the CPU has to fold piles up.
+TEST(Simulator, PassesOfOneLengthNeedNotRepeatEachOther) {
+  constexpr int layers = 12;
+  const ParameterLayout layout = testing::equal_layers(layers, layer_elements);
+  OffloadOptions options;
+  options.policy = parse_policy("host");
+  options.max_micro_batches = 20;
+  const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+  MachineProfile p = ideal();
+  const double pass = layers * 3 * 0.01;
+  for (const double fold : {1.02, 1.2, 1.9}) {
+    p.host_stream.value = 10.0 * static_cast<double>(layout.state_elements()) / (fold * pass);
+    const auto compute = compute_of(layers, 0.01);
+    const Simulation each = simulate(layout, plan, p, compute, {.micro_batches = 20, .each_micro_batch = true});
+    const Simulation some = simulate(layout, plan, p, compute, {.micro_batches = 20});
+    expect_same(some, each, fmt::format("{} of a pass to fold", fold));
+  }
+}
+
+TEST(Simulator, WhatAnotherPassCosts) {
+  const LargeStep many(1, "host", 50, 1);
+  const LargeStep more(1, "host", 500, 1);
+  EXPECT_EQ(many.simulated({}).tasks, more.simulated({}).tasks);
+}
+
+TEST(Simulator, ATraceHasEveryMicroBatch) {
+  const LargeStep step(0, "host", 12, 1);
+  Trace trace;
+  const Simulation traced = step.simulated({.trace = &trace});
+  EXPECT_EQ(traced.tasks, step.simulated({.each_micro_batch = true}).tasks);
+}
+
+TEST(Simulator, GivesUpOnlyOnWhatTakesLonger) {
+  for (std::uint64_t seed = 10; seed < 20; ++seed) {
+    for (const char* policy : {"host", "stream", "interleave:2"}) {
+      const LargeStep step(seed, policy, seed % 2 == 0 ? 1 : 20, 1);
+      const Simulation whole = step.simulated({});
+      const Simulation enough = step.simulated({.give_up_after = 1.000001 * whole.step_seconds});
+      EXPECT_FALSE(enough.given_up) << seed << ' ' << policy;
+      EXPECT_EQ(enough.step_seconds, whole.step_seconds) << seed << ' ' << policy;
+      const Simulation less = step.simulated({.give_up_after = 0.9 * whole.step_seconds});
+      EXPECT_TRUE(less.given_up) << seed << ' ' << policy;
+      EXPECT_GT(less.step_seconds, 0.9 * whole.step_seconds) << seed << ' ' << policy;
+      EXPECT_LE(less.step_seconds, whole.step_seconds) << seed << ' ' << policy;
+      EXPECT_LT(less.tasks, whole.tasks + 1) << seed << ' ' << policy;
+    }
   }
 }
 
