@@ -7,6 +7,7 @@
 
 #include "api/open_device.hpp"
 #include "core/error.hpp"
+#include "train/fastest_shape.hpp"
 #include "train/model_source.hpp"
 #include "train/performance.hpp"
 #include "train/run_setup.hpp"
@@ -27,8 +28,9 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   return what;
 }
 
-/// Makes the options those of the shape. `rules`: the ops whose scratch is counted.
-void take_shape(WhatIf& what, const Ops& rules) {
+/// `rules`: the ops whose scratch is counted.
+void take_shape(WhatIf& what, const RunShape& shape, const Ops& rules) {
+  what.shape = shape;
   const Transformer transformer(what.model, what.shape);
   what.options.micro_batches_at_once = static_cast<int>(what.shape.micro_batches);
   what.options.reserved_device_memory = 0;
@@ -42,75 +44,32 @@ std::unique_ptr<Device> device_of_rules() {
   return open_device("host", {.memory = 64_MiB});
 }
 
-void choose(WhatIf& what, const MachineProfile& profile) {
-  what.compute = compute_seconds(profile, work_of(what.model, what.shape));
-  what.choice = choose_plan(what.layout, what.options, what.facts, profile, what.compute);
-}
-
-bool faster(const WhatIf& a, const WhatIf& b) {
-  return a.choice.simulation.step_seconds < b.choice.simulation.step_seconds;
-}
-
-/// The same with as many micro-batches through each layer at once as fit; none where none do.
-std::optional<WhatIf> with_more_at_once(const TrainConfig& config, const Ops& rules, const MachineProfile& profile,
-                                        const WhatIf& one) {
-  for (const std::int64_t at_once : more_at_once(config, one.shape)) {
-    WhatIf more = one;
-    more.shape.micro_batches = at_once;
-    take_shape(more, rules);
-    try {
-      choose(more, profile);
-      return more;
-    } catch (const PlanError&) {  // fewer may fit
-      continue;
-    }
-  }
-  return std::nullopt;
-}
-
-/// For one way of keeping activations, in the better order of micro-batches. Throws PlanError.
-WhatIf in_better_order(const TrainConfig& config, const Ops& rules, const MachineProfile& profile, WhatIf what) {
-  take_shape(what, rules);
-  choose(what, profile);
-  const bool asked = config.accumulation_order != AccumulationOrder::automatic;
-  const Plan& plan = what.choice.plan;
-  what.order = order_text(plan, asked ? as_asked : "");
-  if (!plan.streams_weights() && !plan.sends_gradients()) return what;
-  std::optional<WhatIf> more = with_more_at_once(config, rules, profile, what);
-  if (!more) {
-    if (!more_at_once(config, what.shape).empty()) what.order = order_text(plan, none_fit);
-    return what;
-  }
-  const std::string gain = predicted_gain(more->choice.simulation, what.choice.simulation);
-  what.order = order_text(plan, "by layer: " + gain);
-  more->order = order_text(more->choice.plan, gain);
-  return faster(*more, what) ? *std::move(more) : what;
-}
-
 }  // namespace
 
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
-  std::optional<WhatIf> best;
-  while (true) {
-    try {
-      WhatIf way = in_better_order(config, rules->ops(), profile, what);
-      if (!best || faster(way, *best)) best = std::move(way);
-      if (!keep_less(config, what.shape)) return *std::move(best);
-    } catch (const PlanError&) {
-      if (keep_less(config, what.shape)) continue;
-      if (best) return *std::move(best);
-      throw;
-    }
-  }
+  const auto compute = [&](const RunShape& shape) { return compute_seconds(profile, work_of(model, shape)); };
+  const auto choose = [&](const RunShape& shape, double faster_than) {
+    take_shape(what, shape, rules->ops());
+    return choose_plan(what.layout, what.options, what.facts, profile, compute(shape), {.faster_than = faster_than});
+  };
+  const auto least = [&](const RunShape& shape) {
+    return compute_seconds_of_step(profile, model, shape, config.grad_accum);
+  };
+  FastestShape best = fastest_shape(config, what.shape, choose, least);
+  take_shape(what, best.shape, rules->ops());
+  what.compute = compute(best.shape);
+  what.choice = std::move(best.choice);
+  what.order = order_text(what.choice.plan, best.why);
+  return what;
 }
 
 bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
   do {
-    take_shape(what, rules->ops());
+    take_shape(what, what.shape, rules->ops());
     try {
       make_plan(what.layout, what.options, what.facts);
       return true;

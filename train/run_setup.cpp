@@ -15,6 +15,7 @@
 #include "io/atomic_file.hpp"
 #include "scheduler/replan.hpp"
 #include "scheduler/traffic.hpp"
+#include "train/fastest_shape.hpp"
 #include "train/loaded_model.hpp"
 #include "train/performance.hpp"
 
@@ -62,21 +63,6 @@ HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose&
   return rows;
 }
 
-/// Model and plan for one way of keeping activations.
-struct Way {
-  std::unique_ptr<Transformer> model;
-  std::size_t activation_bytes = 0;
-  OffloadOptions options;
-  Plan plan;
-  std::vector<LayerSeconds> compute;
-  std::optional<Choice> choice;  ///< where speeds are known
-  std::string why;               ///< this many micro-batches pass through a layer at once
-
-  bool faster_than(const Way& other) const {
-    return choice && other.choice && choice->simulation.step_seconds < other.choice->simulation.step_seconds;
-  }
-};
-
 /// What is known of the machine's speed.
 struct Speeds {
   std::optional<MachineProfile> profile;
@@ -84,9 +70,18 @@ struct Speeds {
   bool matter = true;  ///< false: where it is enough to know what fits
 };
 
-/// Throws PlanError.
-Way plan_with(const RunSetup& run, const RunShape& shape, HostRows rows, std::size_t host_ceiling,
-              const Speeds& speeds) {
+/// Model and plan of one shape.
+struct Way {
+  std::unique_ptr<Transformer> model;
+  std::size_t activation_bytes = 0;
+  OffloadOptions options;
+  Plan plan;
+  std::optional<Choice> choice;  ///< where speeds are known
+  std::string why;               ///< this many micro-batches pass through a layer at once
+};
+
+/// All but the plan. `rows`: grows by activations on the host. Throws PlanError.
+Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows, std::size_t host_ceiling) {
   Way way;
   way.model = std::make_unique<Transformer>(run.model_config, shape);
   way.options = run.options;
@@ -104,15 +99,32 @@ Way plan_with(const RunSetup& run, const RunShape& shape, HostRows rows, std::si
     }
     way.options.host_memory = host_ceiling - rows.total();
   }
+  return way;
+}
+
+std::vector<LayerSeconds> compute_of(const RunSetup& run, const RunShape& shape, const Speeds& speeds) {
+  std::vector<LayerSeconds> compute = compute_seconds(*speeds.profile, work_of(run.model_config, shape));
+  for (LayerSeconds& s : compute) s = {s.forward * speeds.slower.forward, s.backward * speeds.slower.backward};
+  return compute;
+}
+
+/// The predicted fastest. Throws PlanError.
+Way plan_by_speed(const RunSetup& run, const RunShape& first, const HostRows& rows, const TrainConfig& config,
+                  const Speeds& speeds) {
   const PlanningFacts facts = profile_of(*run.device);
-  if (!speeds.profile) {
-    way.plan = make_plan(run.layout, way.options, facts);
-    return way;
-  }
-  way.compute = compute_seconds(*speeds.profile, work_of(run.model_config, shape));
-  for (LayerSeconds& s : way.compute) s = {s.forward * speeds.slower.forward, s.backward * speeds.slower.backward};
-  way.choice = choose_plan(run.layout, way.options, facts, *speeds.profile, way.compute);
-  way.plan = way.choice->plan;
+  const auto choose = [&](const RunShape& shape, double faster_than) {
+    const Way way = without_plan(run, shape, rows, config.host_memory);
+    return choose_plan(run.layout, way.options, facts, *speeds.profile, compute_of(run, shape, speeds),
+                       {.faster_than = faster_than});
+  };
+  const auto least = [&](const RunShape& shape) {
+    return compute_seconds_of_step(*speeds.profile, run.model_config, shape, config.grad_accum, speeds.slower);
+  };
+  FastestShape best = fastest_shape(config, first, choose, least);
+  Way way = without_plan(run, best.shape, rows, config.host_memory);
+  way.plan = best.choice.plan;
+  way.choice = std::move(best.choice);
+  way.why = std::move(best.why);
   return way;
 }
 
@@ -124,55 +136,47 @@ std::uint64_t bytes_of_step(const RunSetup& run, Plan plan) {
   return both.host_to_device + both.device_to_host - first.host_to_device - first.device_to_host;
 }
 
-/// The better of two orders: by prediction where speeds are known, else by the bytes that cross the link.
-Way better_order(const RunSetup& run, Way one, Way more) {
-  const auto choose = [&](bool layer, std::string gain) {
-    more.why = layer ? std::move(gain) : std::string();
-    one.why = "by layer: " + gain;
-    return layer ? std::move(more) : std::move(one);
-  };
-  if (one.choice) return choose(more.faster_than(one), predicted_gain(more.choice->simulation, one.choice->simulation));
-  const std::uint64_t bytes = bytes_of_step(run, more.plan);
-  const std::uint64_t before = bytes_of_step(run, one.plan);
-  return choose(bytes < before,
-                fmt::format("{} across the link instead of {}", format_bytes(bytes), format_bytes(before)));
+Way with_plan(const RunSetup& run, const RunShape& shape, const HostRows& rows, std::size_t host_ceiling) {
+  Way way = without_plan(run, shape, rows, host_ceiling);
+  way.plan = make_plan(run.layout, way.options, profile_of(*run.device));
+  return way;
 }
 
-/// For one way of keeping activations, the order of micro-batches: through each layer at once, as many as fit, where
-/// something crosses the link for each of them and that is better. Throws PlanError.
-Way plan_order(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
-               const Speeds& speeds) {
-  Way one = plan_with(run, shape, rows, config.host_memory, speeds);
+/// As many micro-batches through each layer at once as fit, where something crosses the link for each of them and fewer
+/// bytes do so. Throws PlanError.
+Way order_by_bytes(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
+                   const Speeds& speeds) {
+  Way one = with_plan(run, shape, rows, config.host_memory);
   if (config.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
   if (!speeds.matter || !(one.plan.streams_weights() || one.plan.sends_gradients())) return one;
   for (const std::int64_t at_once : more_at_once(config, shape)) {
     shape.micro_batches = at_once;
     std::optional<Way> more;
     try {
-      more = plan_with(run, shape, rows, config.host_memory, speeds);
+      more = with_plan(run, shape, rows, config.host_memory);
     } catch (const PlanError&) {
       one.why = none_fit;  // or fewer do
       continue;
     }
-    return better_order(run, std::move(one), *std::move(more));
+    const std::uint64_t bytes = bytes_of_step(run, more->plan);
+    const std::uint64_t before = bytes_of_step(run, one.plan);
+    const std::string gain = fmt::format("{} across the link instead of {}", format_bytes(bytes), format_bytes(before));
+    more->why = gain;
+    one.why = "by layer: " + gain;
+    return bytes < before ? *std::move(more) : std::move(one);
   }
   return one;
 }
 
-/// The predicted fastest way of keeping activations where speeds are known; else the first that fits, those that keep
-/// most first. Throws PlanError, of the way that needs least, where none does.
-Way plan_activations(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
-                     const Speeds& speeds) {
-  std::optional<Way> best;
+/// The first way of keeping activations that fits, those that keep most first. Throws PlanError, of the way that needs
+/// least, where none does.
+Way plan_by_bytes(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
+                  const Speeds& speeds) {
   while (true) {
     try {
-      Way way = plan_order(run, shape, rows, config, speeds);
-      if (!best || way.faster_than(*best)) best = std::move(way);
-      if (!speeds.profile || !keep_less(config, shape)) return *std::move(best);
+      return order_by_bytes(run, shape, rows, config, speeds);
     } catch (const PlanError&) {
-      if (keep_less(config, shape)) continue;
-      if (!best) throw;
-      return *std::move(best);
+      if (!keep_less(config, shape)) throw;
     }
   }
 }
@@ -184,7 +188,9 @@ void take(RunSetup& run, Way way, const Speeds& speeds) {
   run.plan = std::move(way.plan);
   if (run.model->shape().training) run.order = order_text(run.plan, way.why);
   if (way.choice) {
-    run.prediction = {.profile = *speeds.profile, .compute = std::move(way.compute), .choice = *std::move(way.choice)};
+    run.prediction = {.profile = *speeds.profile,
+                      .compute = compute_of(run, run.model->shape(), speeds),
+                      .choice = *std::move(way.choice)};
   }
 }
 
@@ -276,30 +282,6 @@ RunShape run_shape(const TrainConfig& config, DType compute, bool training) {
           .offload_inputs = config.offload_activations && training};
 }
 
-bool keep_less(const TrainConfig& config, RunShape& shape) noexcept {
-  if (!shape.training || config.recompute != Recompute::automatic || shape.offload_inputs) return false;
-  (shape.recompute ? shape.offload_inputs : shape.recompute) = true;
-  return true;
-}
-
-std::string predicted_gain(const Simulation& more, const Simulation& one) {
-  return fmt::format("predicted {:.4g} s/step instead of {:.4g}", more.step_seconds, one.step_seconds);
-}
-
-std::string order_text(const Plan& plan, std::string_view why) {
-  if (plan.max_micro_batches == 1) return {};
-  return why.empty() ? plan.order() : fmt::format("{} ({})", plan.order(), why);
-}
-
-std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape& shape) {
-  std::vector<std::int64_t> counts;
-  if (!shape.training || config.accumulation_order != AccumulationOrder::automatic) return counts;
-  for (std::int64_t n = config.grad_accum; n > 1; n = (n + 1) / 2) {
-    if (n <= max_tokens / (shape.batch * shape.sequence)) counts.push_back(n);
-  }
-  return counts;
-}
-
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
   constexpr std::int64_t longest_default = 1024;
   if (config.seq_len == 0) return std::min(longest_default, model.positions);
@@ -326,7 +308,9 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   } else if (purpose.training && purpose.predicts) {
     speeds.profile = find_calibration(*run.device, config);
   }
-  take(run, plan_activations(run, shape, rows, config, speeds), speeds);
+  Way way = speeds.profile ? plan_by_speed(run, shape, rows, config, speeds)
+                           : plan_by_bytes(run, shape, rows, config, speeds);
+  take(run, std::move(way), speeds);
   if (run.prediction && config.policy.kind == Policy::Kind::automatic) {
     book_room_for_change(run.plan, run.layout, run.options, profile_of(*run.device));
   }

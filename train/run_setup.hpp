@@ -66,20 +66,6 @@ OffloadOptions offload_options(const TrainConfig& config);
 DType compute_type(const TrainConfig& config, std::string_view device_kind);
 /// The shapes of a run as the configuration begins with them.
 RunShape run_shape(const TrainConfig& config, DType compute, bool training);
-/// Makes it the next way of keeping activations that takes less device memory: compute blocks again, then send
-/// their inputs to the host too. False where there is none, or the configuration names the way.
-bool keep_less(const TrainConfig& config, RunShape& shape) noexcept;
-
-/// How many micro-batches may pass through a layer at once instead of one after another, most first; empty where the
-/// configuration leaves no choice, or a step has but one.
-std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape& shape);
-/// The plan's order of micro-batches and why it is that one, in words; empty where there is one micro-batch.
-std::string order_text(const Plan& plan, std::string_view why);
-/// Reasons: what several at once are predicted to gain, or that the configuration says so, or that they do not fit.
-std::string predicted_gain(const Simulation& more, const Simulation& one);
-constexpr std::string_view as_asked = "as --accumulation-order says";
-constexpr std::string_view none_fit = "more than one at once do not fit";
-
 /// Opens the device, resolves recompute and makes the plan: the predicted fastest where speeds are known, else the
 /// first that fits. `config.seq_len` must be resolved. Throws
 /// PlanError (with the table), UsageError, DeviceError.

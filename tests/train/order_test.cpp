@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "tests/scheduler/machines.hpp"
+#include "train/fastest_shape.hpp"
 #include "train/model_source.hpp"
 #include "train/run_setup.hpp"
 

@@ -1,0 +1,45 @@
+#pragma once
+// How a step is computed: what is kept of activations, and how many micro-batches pass through a layer at once.
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "models/transformer.hpp"
+#include "scheduler/auto.hpp"
+#include "train/config.hpp"
+
+namespace tandem {
+
+/// Makes it the next way of keeping activations that takes less device memory: compute blocks again, then send
+/// their inputs to the host too. False where there is none, or the configuration names the way.
+bool keep_less(const TrainConfig& config, RunShape& shape) noexcept;
+
+/// How many micro-batches may pass through a layer at once instead of one after another, most first; empty where the
+/// configuration leaves no choice, or a step has but one.
+std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape& shape);
+/// The plan's order of micro-batches and why it is that one, in words; empty where there is one micro-batch.
+std::string order_text(const Plan& plan, std::string_view why);
+/// Reasons: that the configuration says so, or that several at once do not fit.
+constexpr std::string_view as_asked = "as --accumulation-order says";
+constexpr std::string_view none_fit = "more than one at once do not fit";
+
+struct FastestShape {
+  RunShape shape;
+  Choice choice;
+  std::string why;  ///< so many micro-batches pass through a layer at once; empty: nothing crosses the link for each
+};
+
+/// Chooses the plan of a step of that shape, or gives up where none is faster than so many seconds. Throws PlanError.
+using ChooseForShape = std::function<Choice(const RunShape& shape, double faster_than)>;
+/// Seconds that the device computes in a step of that shape: no step is shorter.
+using LeastForShape = std::function<double(const RunShape& shape)>;
+
+/// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least. Of
+/// numbers of micro-batches at once it tries the largest that fits, then fewer until those are no faster. Throws
+/// PlanError, of the shape that needs least, where none fits.
+FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ChooseForShape& choose,
+                           const LeastForShape& least_seconds);
+
+}  // namespace tandem
