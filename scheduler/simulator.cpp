@@ -12,6 +12,8 @@
 
 #include "core/error.hpp"
 #include "scheduler/fair_share.hpp"
+#include "scheduler/lumps.hpp"
+#include "scheduler/moment.hpp"
 #include "scheduler/task_graph.hpp"
 #include "scheduler/unfold.hpp"
 #include "scheduler/walk.hpp"
@@ -64,22 +66,6 @@ class Simulator {
     bool backward = false;
     bool opens_pass = false;
     double seconds = 0.0;
-  };
-
-  /// What was done, and how fast.
-  struct Done {
-    double seconds = 0.0;
-    double amount = 0.0;  ///< bytes or parameters
-    double rate() const { return seconds > 0.0 ? amount / seconds : 0.0; }
-  };
-  /// What has come together by then.
-  struct Moment {
-    double now = 0.0;
-    std::int64_t pending = 0;
-    double compute = 0.0;
-    double exposed_update = 0.0;
-    Done to_device, to_host;
-    ResourceShares use{};
   };
 
   TaskId warm_up();
@@ -472,18 +458,10 @@ void Simulator::open_pass() {
   if (const std::int64_t passes = passes_to_skip(); passes > 0) skip(passes);
 }
 
-/// Where the last two passes took as long and left as much undone, those that follow will: all but the last, behind
-/// which there is no other. The caller's thread is somewhere in this pass or the next.
+/// All but the last, behind which there is no other. The caller's thread is somewhere in this pass or the next.
 std::int64_t Simulator::passes_to_skip() const {
-  constexpr double as_long = 1e-6;
-  if (openings_.size() < 3) return 0;
-  const Moment& a = openings_[0];
-  const Moment& b = openings_[1];
-  const Moment& c = openings_[2];
-  const bool repeats = a.pending == b.pending && b.pending == c.pending &&
-                       std::abs((c.now - b.now) - (b.now - a.now)) <= as_long * (c.now - b.now);
   const auto pass = static_cast<std::int64_t>(action_ / actions_of_pass_);
-  return repeats ? walked_.passes() - 1 - pass - 1 : 0;
+  return repeat(openings_) ? walked_.passes() - 1 - pass - 1 : 0;
 }
 
 /// As if so many passes had gone by, each like the last.
@@ -580,31 +558,6 @@ void Simulator::finish_compute() {
                          flights_[static_cast<std::size_t>(Lane::caller)].begin, now_);
   }
   for (const TaskId id : ended.ends) done(id);
-}
-
-/// With neighbours that go the same way as one subgroup, and each subgroup as one piece.
-Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps) {
-  const std::int64_t most = std::max(plan.subgroup_size, layout.state_elements() / lumps);
-  std::vector<Subgroup> merged;
-  for (const Subgroup& s : plan.subgroups) {
-    Subgroup* last = merged.empty() ? nullptr : &merged.back();
-    const bool alike = last != nullptr && last->layer == s.layer && last->path() == s.path() &&
-                       last->gradient_on_device == s.gradient_on_device;
-    if (alike && s.end - last->begin <= most) {
-      last->end = s.end;
-    } else {
-      merged.push_back(s);
-    }
-  }
-  plan.subgroups = std::move(merged);
-  // As much memory for what is on its way would be fewer buffers; fewer than three slow what streams.
-  constexpr int fewest_buffers = 3;
-  const auto larger = static_cast<int>(std::min<std::int64_t>(most / plan.piece_elements, lumps));
-  for (int* buffers : {&plan.staging_pieces, &plan.state_buffers}) {
-    *buffers = std::max(std::min(*buffers, fewest_buffers), *buffers / larger);
-  }
-  plan.piece_elements = most;
-  return plan;
 }
 
 }  // namespace

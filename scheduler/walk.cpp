@@ -6,9 +6,6 @@
 namespace tandem {
 namespace {
 
-// The first overlaps with what was before, and the last two with what follows: those between repeat each other.
-constexpr int most_in_lumps = 4;
-
 /// Forward and backward with some micro-batches through each layer at once, which stand for `whole`.
 class Pass {
  public:
@@ -53,12 +50,6 @@ class Pass {
 };
 
 }  // namespace
-
-Accumulation in_lumps(const Accumulation& whole) noexcept {
-  if (whole.passes() > 1) return whole;
-  const int at_once = std::min(whole.at_once, most_in_lumps);
-  return {at_once, at_once};
-}
 
 std::vector<Action> walk_of(int layers, const Accumulation& walked, const Accumulation& whole) {
   std::vector<Action> walk;

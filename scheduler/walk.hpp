@@ -20,10 +20,6 @@ struct Accumulation {
   int passes() const noexcept { return (micro_batches + at_once - 1) / at_once; }
 };
 
-/// Where all micro-batches pass at once, and there are more than four: all but the first and the last two as one. Each
-/// leaves its gradients in the same sum on the device, so that nothing but its own work tells one from another.
-Accumulation in_lumps(const Accumulation& whole) noexcept;
-
 /// A step of `layers` layers as `walked`: either all of `whole`, or that in lumps, where a micro-batch may stand for
 /// several. A pass never does. A layer alone in its layout is both first and last.
 std::vector<Action> walk_of(int layers, const Accumulation& walked, const Accumulation& whole);
