@@ -1,7 +1,9 @@
 """checkpoint: saving and loading 4 GB of state against dd on the same disk, and what saving costs the steps meanwhile.
 
-gpt2-medium on the host device, two threads; dd writes as many bytes with the same flush at the end, and reads them from
-a cold cache as tandem does. Save and dd take turns.
+gpt2-medium on the host device, two threads. The first run saves while steps go on, with time enough between saves for
+each to be written at its pace: it tells what that costs steps. The others save at their end, when nothing else goes on:
+they tell how fast saving is. dd writes as many bytes with the same flush at the end, and reads them from a cold cache as
+tandem does. Save and dd take turns.
 """
 import json
 import os
@@ -15,7 +17,7 @@ import cpu_train
 import harness
 
 MODEL, SEQUENCE, THREADS = "gpt2-medium", 32, 2
-EVERY, STEPS, LOADS = 12, 40, 3
+EVERY, STEPS, LOADS = 30, 90, 3
 
 
 def cold(path):
@@ -43,14 +45,15 @@ def train(work, tokens, out, *more):
     return done.stdout
 
 
-def slowdown(text, metrics):
-    """Time of the steps that a save overlapped over that of as many others."""
+def beside(text, metrics):
+    """Seconds of the steps that a save overlapped from their beginning to their end, and of those that none touched."""
     seconds = {line["step"]: line["step_seconds"] for line in metrics}
     overlapped = {int(n) for n in re.findall(r"^step +(\d+)/.* saving \d+%", text, re.M)}
-    alone = [s for n, s in seconds.items() if n not in overlapped and n > 2]
     if not overlapped:
-        return 1.0
-    return sum(seconds[n] for n in overlapped) / (len(overlapped) * statistics.median(alone))
+        raise harness.BenchError("no step was overlapped by a save")
+    saving = [s for n, s in seconds.items() if n in overlapped]
+    alone = [s for n, s in seconds.items() if n not in overlapped and n - 1 not in overlapped and n > 2]
+    return saving, alone
 
 
 def measure():
@@ -83,7 +86,13 @@ def measure():
     figures = harness.Figures()
     figures.add("save_over_dd", harness.ratios(writes, saves))
     figures.add("load_over_dd", harness.ratios(reads, loads))
-    figures.add("step_slowdown", [slowdown(text, metrics)])
+    saving, alone = beside(text, metrics)
+    typical = statistics.median(alone)
+    # The mean has the step in it during which the state is copied; the median is what most steps are like.
+    figures.add("step_slowdown", [statistics.mean(saving) / typical])
+    figures.add("median_step_slowdown", [statistics.median(saving) / typical])
+    figures.add("share_of_steps_beside_a_save", [len(saving) / len(metrics)])
+    figures.add("seconds_beside_steps", [float(s) for s in re.findall(r"saved .* in ([0-9.]+) s,.* step [0-9.]+ x", text)])
     figures.add("save_bytes_per_second", [size / s for s in saves])
     figures.add("load_bytes_per_second", [size / s for s in loads])
     figures.values["peak_over_planned_host"] = round(summary["peak_host_bytes"] / summary["planned_host_bytes"], 4)

@@ -186,7 +186,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
     const bool copies = planned.memory.host_bytes() + StateCopy::bytes(what.layout) <= room;
     if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, StateCopy::bytes(what.layout));
     planned.saving = {config.checkpoint_every, copies, {}};
-    if (!copies) planned.saving.slowdown = predict_saving(what.layout, planned.plan, profile, what.compute);
+    planned.saving.slowdown = predict_saving(planned.saving, what.layout, planned.plan, profile, what.compute);
   }
   planned.candidates = std::move(what.choice.candidates);
   planned.closed_form_cpu_share = what.choice.closed_form_cpu_share;

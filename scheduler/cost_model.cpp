@@ -224,6 +224,12 @@ TaskCost CostModel::to_disk(double bytes) const {
   return cost;
 }
 
+TaskCost CostModel::writing(double share) const {
+  TaskCost cost = to_disk(disk_);  // a second of it
+  for (double& of_resource : cost.share) of_resource *= share;
+  return cost;
+}
+
 TaskCost CostModel::compute(double seconds) const {
   TaskCost cost;
   cost.seconds = seconds;

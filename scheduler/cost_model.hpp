@@ -96,6 +96,8 @@ class CostModel {
   TaskCost of(const Task& task, bool sums, double pieces = 1.0) const;
   /// Of the caller's work that takes `seconds` alone.
   TaskCost compute(double seconds) const;
+  /// Of a disk that writes for this share of the time, for as long as it takes.
+  TaskCost writing(double share) const;
   /// Seconds to write `bytes` of zeros on the device.
   double zero_seconds(double bytes) const { return bytes / device_bandwidth_; }
   double step_overhead() const { return step_overhead_; }

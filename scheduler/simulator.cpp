@@ -6,6 +6,7 @@
 #include <cmath>
 #include <deque>
 #include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -45,6 +46,7 @@ class Simulator {
     const auto opens = [](const Action& action) { return action.opens_pass; };
     const auto first = std::find_if(walk_.begin(), walk_.end(), opens);
     actions_of_pass_ = static_cast<std::size_t>(std::find_if(first + 1, walk_.end(), opens) - first);
+    if (options.disk_share > 0.0) writing_ = costs_.writing(options.disk_share);
   }
 
   Simulation run();
@@ -116,6 +118,7 @@ class Simulator {
   std::vector<double> times_;                          ///< by task, where lumped: how many it stands for
   std::array<std::deque<TaskId>, lane_count> queues_;  ///< issued to streams, the running one first
   std::array<Flight, lane_count> flights_;
+  std::optional<TaskCost> writing_;  ///< beside all of them, without an end
   std::deque<Compute> computes_;
 
   std::size_t action_ = 0;
@@ -489,8 +492,8 @@ void Simulator::skip(std::int64_t passes) {
 }
 
 void Simulator::pass_time() {
-  std::array<const TaskCost*, lane_count> costs{};
-  std::array<double, lane_count> speeds{};
+  std::array<const TaskCost*, lane_count + 1> costs{};
+  std::array<double, lane_count + 1> speeds{};
   std::array<std::size_t, lane_count> lanes{};
   std::size_t count = 0;
   for (std::size_t lane = 0; lane < flights_.size(); ++lane) {
@@ -499,7 +502,9 @@ void Simulator::pass_time() {
     lanes[count++] = lane;
   }
   if (count == 0) throw MisuseError("the simulated plan does not go on", graph_.who_waits(layout_));
-  fair_speeds(std::span(costs).first(count), std::span(speeds).first(count));
+  std::size_t sharing = count;
+  if (writing_) costs[sharing++] = &*writing_;
+  fair_speeds(std::span(costs).first(sharing), std::span(speeds).first(sharing));
   double step = std::numeric_limits<double>::infinity();
   for (std::size_t i = 0; i < count; ++i) {
     step = std::min(step, flights_[lanes[i]].left * costs[i]->seconds / speeds[i]);

@@ -21,6 +21,9 @@ struct SimulationOptions {
   /// A save begins with the updates, and steps are simulated until the one in which all of its state has been read: the
   /// profile must know the disk. Seconds of a step are then means over these.
   bool save = false;
+  /// Share of the time in which the disk writes beside the step, with nothing that waits for it: the profile must know
+  /// the disk where this is not 0.
+  double disk_share = 0.0;
   /// Micro-batches that only repeat others are simulated too, which takes longer and changes no more than rounding
   /// does. With a trace they always are.
   bool each_micro_batch = false;

@@ -31,28 +31,29 @@ std::vector<fs::path> existing(const std::vector<fs::path>& files) {
   return found;
 }
 
-/// Training comes first where cores are short; the disk is what the calling thread waits for.
-void give_way() {
-  constexpr int politeness = 10;
-  ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), politeness);
-}
+/// Training comes first where cores are short; the disk is what the calling thread waits for. Threads that it starts do
+/// as it does, and so do the requests of all to the disk, whose priority follows from this one.
+void give_way(int politeness) { ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), politeness); }
+constexpr int politeness_where_updates_wait = 10;
+constexpr int politeness_where_nobody_waits = 19;
 
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(OffloadEngine& engine, SaverOptions options,
                                  std::function<void(const std::string&)> say)
-    : engine_(engine), options_(std::move(options)), say_(std::move(say)) {
+    : engine_(engine), options_(std::move(options)), say_(std::move(say)), pace_(options_.urgent, options_.clock) {
   prune_checkpoints(options_.root, {});  // what a killed run left, also where this one has nothing to save
   if (options_.copies) copy_ = std::make_unique<StateCopy>(engine.layout());
 }
 
 CheckpointSaver::~CheckpointSaver() {
   if (!thread_.joinable()) return;
+  pace_.hurry();
   if (!done_) spdlog::info("checkpoint of step {} is being written, the run waits for it", manifest_.step);
   thread_.join();
 }
 
-bool CheckpointSaver::save(Manifest manifest, bool best) {
+bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   finish(false);
   manifest_ = std::move(manifest);
   manifest_.parameters = checkpoint_parameters(engine_.layout());
@@ -65,11 +66,13 @@ bool CheckpointSaver::save(Manifest manifest, bool best) {
   total_bytes_ = StateCopy::bytes(engine_.layout());
   beside_ = {};
   waited_ = engine_.counters().save_wait_seconds;
-  if (!copy_) {
+  plan_ = engine_.plan();
+  predicted_.reset();
+  measured_disk_ = 0.0;
+  if (copy_) {
+    pace_.begin(total_bytes_, {steps, step_seconds_});
+  } else {
     buffer_.resize(save_buffer_values(engine_.layout()));
-    plan_ = engine_.plan();
-    predicted_.reset();
-    measured_disk_ = 0.0;
   }
   state_is_read_ = false;
   scope_.emplace(engine_.begin_save());
@@ -100,25 +103,35 @@ StateReader CheckpointSaver::timed(StateReader read) {
   };
 }
 
+/// Training waits for the copy alone: that is taken as fast as can be, and written at leisure.
+fs::path CheckpointSaver::write_copy(CheckpointContent& content) {
+  copy_->take(*scope_);
+  let_go();
+  give_way(politeness_where_nobody_waits);
+  content.read = [this](std::size_t index, StatePart part, std::int64_t, std::span<float>) {
+    return copy_->part(index, part);
+  };
+  PacedFiles files(pace_);
+  fs::path written = write_checkpoint(options_.root, content, files);
+  measured_disk_ = pace_.disk();
+  return written;
+}
+
+/// Updates wait for what is still to be read, and so for the disk.
+fs::path CheckpointSaver::write_beside(CheckpointContent& content) {
+  give_way(politeness_where_updates_wait);
+  content.read = timed(state_reader(*scope_, engine_.layout()));
+  return write_checkpoint(options_.root, content);
+}
+
 void CheckpointSaver::write_state() {
   CheckpointContent content{.manifest = &manifest_,
                             .read{},
                             .buffer = buffer_,
                             .beside = existing(options_.beside),
                             .progress = [this](std::uint64_t bytes) { bytes_ = bytes; }};
-  if (copy_) {
-    copy_->take(*scope_);  // updates wait for this alone: as fast as can be
-    let_go();
-    give_way();
-    content.read = [this](std::size_t index, StatePart part, std::int64_t, std::span<float>) {
-      return copy_->part(index, part);
-    };
-  } else {
-    give_way();
-    content.read = timed(state_reader(*scope_, engine_.layout()));
-  }
-  written_ = write_checkpoint(options_.root, content);
-  if (!copy_ && options_.predict) predicted_ = options_.predict(plan_, disk_);
+  written_ = copy_ ? write_copy(content) : write_beside(content);
+  if (options_.predict) predicted_ = options_.predict(plan_, disk_);
 }
 
 /// What was not read is not read any more, and updates go on.
@@ -163,22 +176,25 @@ bool CheckpointSaver::conclude(bool last) {
 
 std::string CheckpointSaver::cost_of_the_save() const {
   std::string text = fmt::format("updates waited {:.2f} s", engine_.counters().save_wait_seconds - waited_);
-  if (beside_.steps == 0 || alone_.steps == 0) return text;
-  text += ", step " + SaveSlowdown{beside_.mean() / alone_.mean(), beside_.steps}.text();
+  if (beside_.count == 0 || alone_.count == 0) return text;
+  text += ", step " + SaveSlowdown{beside_.mean() / alone_.mean(), beside_.count}.text();
   if (predicted_) text += fmt::format(" (predicted {})", predicted_->text());
   return text;
 }
 
 void CheckpointSaver::note_step(double seconds) {
-  Pace& pace = affects_step_ ? beside_ : alone_;
-  ++pace.steps;
-  pace.seconds += seconds;
-  affects_step_ = under_way_ && !state_is_read_ && bytes_ < total_bytes_;
+  Steps& steps = affects_step_ ? beside_ : alone_;
+  ++steps.count;
+  steps.seconds += seconds;
+  affects_step_ = under_way_ && bytes_ < total_bytes_ && (copy_ || !state_is_read_);
+  step_seconds_ = seconds;
+  pace_.note_step(seconds);
 }
 
 bool CheckpointSaver::poll() { return !under_way_ || !done_ || finish(false); }
 
 bool CheckpointSaver::finish(bool last) {
+  pace_.hurry();
   if (thread_.joinable()) thread_.join();
   return !under_way_ || conclude(last);
 }

@@ -14,6 +14,7 @@
 #include "api/state_io.hpp"
 #include "io/checkpoint.hpp"
 #include "train/config.hpp"
+#include "train/save_pace.hpp"
 #include "train/save_prediction.hpp"
 
 namespace tandem {
@@ -23,12 +24,15 @@ struct SaverOptions {
   int keep = 2;
   /// Reads the state into a copy first, which takes StateCopy::bytes of memory, and not at the pace of the disk, which
   /// takes a buffer of save_buffer_values. Either way an update waits until the state that it overwrites has been read.
+  /// A copy is written at a SavePace; without one, as fast as can be.
   bool copies = false;
   OnSaveFailure on_failure = OnSaveFailure::stop;
-  std::vector<std::filesystem::path> beside;  ///< copied into every checkpoint, where they still exist
+  std::vector<std::filesystem::path> beside{};  ///< copied into every checkpoint, where they still exist
   /// What steps beside a save are predicted to take under a plan, on a disk of so many bytes a second (0: not measured
   /// yet). Called on the saver's thread; may be empty.
   std::function<std::optional<SaveSlowdown>(const Plan& plan, double disk)> predict{};
+  std::function<bool()> urgent{};  ///< whether training is about to end; asked on the saver's threads, may be empty
+  PaceClock clock = PaceClock::real();
 };
 
 /// Driven by one thread, with a thread of its own that writes. At most one save is under way.
@@ -40,13 +44,14 @@ class CheckpointSaver {
   ~CheckpointSaver();
 
   /// Saves the engine's state under the manifest's step (parameters, adam_step, digest and files are filled in
-  /// here). Waits for a save under way and then returns at once. `best`: this one stays, whatever comes. Throws and
-  /// returns as `poll` does.
-  bool save(Manifest manifest, bool best = false);
+  /// here). Waits for a save under way and then returns at once. `steps`: after so many the next save is due, or the
+  /// run ends. `best`: this one stays, whatever comes. Throws and returns as `poll` does.
+  bool save(Manifest manifest, std::int64_t steps, bool best = false);
   /// Looks whether the save under way is done, and does not wait. Where it failed: throws WriteError, or warns
   /// and returns false if the run is to go on.
   bool poll();
-  /// Waits for the save under way. `last`: a failure throws, also where the run would go on.
+  /// Waits for the save under way, which from now on goes as fast as can be. `last`: a failure throws, also where the
+  /// run would go on.
   bool finish(bool last);
   /// A step has ended that took so long.
   void note_step(double seconds);
@@ -57,13 +62,15 @@ class CheckpointSaver {
 
  private:
   /// Of steps of one kind.
-  struct Pace {
-    int steps = 0;
+  struct Steps {
+    int count = 0;
     double seconds = 0.0;
-    double mean() const noexcept { return steps > 0 ? seconds / steps : 0.0; }
+    double mean() const noexcept { return count > 0 ? seconds / count : 0.0; }
   };
 
   void write() noexcept;
+  std::filesystem::path write_copy(CheckpointContent& content);
+  std::filesystem::path write_beside(CheckpointContent& content);
   void write_state();
   void let_go();
   StateReader timed(StateReader read);
@@ -76,6 +83,8 @@ class CheckpointSaver {
   std::unique_ptr<StateCopy> copy_;
   std::optional<OffloadEngine::SaveScope> scope_;  ///< of the save under way; its thread lets it go
   std::vector<float> buffer_;
+  SavePace pace_;
+  double step_seconds_ = 0.0;  ///< of the last step
 
   Manifest manifest_;
   bool best_pending_ = false;
@@ -87,8 +96,8 @@ class CheckpointSaver {
   Plan plan_;          ///< under which the save under way began
   double disk_ = 0.0;  ///< bytes a second at which the last save went on; 0: not known
   double measured_disk_ = 0.0;
-  Pace alone_;   ///< steps since the last save
-  Pace beside_;  ///< steps that the save under way has had an effect on
+  Steps alone_;   ///< since the last save
+  Steps beside_;  ///< that the save under way has had an effect on
   bool affects_step_ = false;
   std::optional<SaveSlowdown> predicted_;
   std::uint64_t total_bytes_ = 0;

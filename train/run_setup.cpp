@@ -226,9 +226,9 @@ void book_copy(RunSetup& run, std::size_t host_ceiling) {
 void book_saving(RunSetup& run, const TrainConfig& config) {
   run.saving.every = config.checkpoint_every;
   book_copy(run, config.host_memory);
-  if (run.saving.copies || !run.prediction) return;
+  if (!run.prediction) return;
   const RunPrediction& known = *run.prediction;
-  run.saving.slowdown = predict_saving(run.layout, run.plan, known.profile, known.compute);
+  run.saving.slowdown = predict_saving(run.saving, run.layout, run.plan, known.profile, known.compute);
 }
 
 }  // namespace

@@ -222,7 +222,8 @@ void Trainer::open_files() {
                                                           .copies = setup_.saving.copies,
                                                           .on_failure = config_.on_save_failure,
                                                           .beside = source_.beside,
-                                                          .predict = predictor()},
+                                                          .predict = predictor(),
+                                                          .urgent = [] { return StopSignal::received() != 0; }},
                                              [this](const std::string& text) { progress_->line(text); });
   if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
 }
@@ -230,8 +231,8 @@ void Trainer::open_files() {
 /// Empty where the machine is not calibrated.
 std::function<std::optional<SaveSlowdown>(const Plan&, double)> Trainer::predictor() const {
   if (!setup_.prediction) return {};
-  return [&layout = setup_.layout, &known = *setup_.prediction](const Plan& plan, double disk) {
-    return predict_saving(layout, plan, known.profile, known.compute, disk);
+  return [&run = setup_, &known = *setup_.prediction](const Plan& plan, double disk) {
+    return predict_saving(run.saving, run.layout, plan, known.profile, known.compute, disk);
   };
 }
 
@@ -436,7 +437,18 @@ Manifest Trainer::manifest() const {
 
 void Trainer::save(bool best) {
   if (!directory_ || saved_step_ == step_) return;
-  saved_step_ = saver_->save(manifest(), best) ? step_ : -1;
+  saved_step_ = saver_->save(manifest(), steps_to_next_save(), best) ? step_ : -1;
+}
+
+/// At most: what is the best is known when it is there.
+std::int64_t Trainer::steps_to_next_save() const {
+  std::int64_t steps = config_.steps - step_;
+  const auto due_every = [&](std::int64_t every) {
+    if (every > 0) steps = std::min(steps, every - step_ % every);
+  };
+  due_every(config_.checkpoint_every);
+  if (config_.keep_best) due_every(config_.eval_every);
+  return steps;
 }
 
 /// After each step: hears of the save under way, and starts one that is due.

@@ -75,6 +75,7 @@ class Trainer {
   void watch_nonfinite(const StepReport& report);
   void evaluate();
   void save(bool best = false);
+  std::int64_t steps_to_next_save() const;
   std::function<std::optional<SaveSlowdown>(const Plan&, double)> predictor() const;
   void look_after_saving();
   void save_if_best();

@@ -110,7 +110,17 @@ class OtherMachines(ProgramTest):
         self.assertIn("predicted step", self.succeed(planned("\n[disk]\nbandwidth = 1e9\n", "--explain")).stdout)
         self.assertIn("the disk's rate is unknown", self.succeed(planned("")).stdout)
         copies = json.loads(self.succeed(planned("", "--json", model="gpt2")).stdout)
-        self.assertTrue(copies["saving"]["copies_state"])
+        self.assertEqual(copies["saving"], {"every": 50, "copies_state": True, "step_factor": None, "steps": None})
+        # A copy is written beside so many steps as its pace and the next save leave it.
+        steps = []
+        for rate in (1e7, 1e9, 1e10):
+            saving = json.loads(self.succeed(planned(f"\n[disk]\nbandwidth = {rate}\n", "--json",
+                                                     model="gpt2")).stdout)["saving"]
+            self.assertTrue(saving["copies_state"])
+            self.assertGreaterEqual(saving["step_factor"], 1.0)
+            steps.append(saving["steps"])
+        self.assertEqual(steps[0], 50)
+        self.assertGreater(steps[1], steps[2])
         self.assertIn("checkpoint copy", {e["name"] for e in copies["entries"]})
         self.refused(planned("\n[disk]\nbandwidth = -1.0\n"), 2, "disk.bandwidth")
 

@@ -153,6 +153,35 @@ TEST(Simulator, ASaveBesideTrainingHoldsTheStepsThatItsUpdatesHold) {
   EXPECT_THROW(simulate(layout, plan, p, compute_of(layers, forward), {.save = true}), MisuseError);
 }
 
+TEST(Simulator, ADiskThatWritesBesideAStepTakesItsShareOfCoresAndMemory) {
+  const ParameterLayout layout = testing::equal_layers(8, layer_elements);
+  const Plan plan = testing::plan_for(layout, "device");
+  MachineProfile p = ideal();
+  p.disk.value = 1e9;
+  p.disk_cores.value = 0.5 * p.cores.value;
+  const auto with_share = [&](double share) {
+    return simulate(layout, plan, p, compute_of(8, 0.05), {.disk_share = share}).step_seconds;
+  };
+  EXPECT_EQ(with_share(1.0), with_share(0.0)) << "the device has cores of its own";
+  // With the host's it needs all of them: both go at the rate at which together they take all.
+  p.device_threads.value = p.cores.value;
+  const double alone = with_share(0.0);
+  EXPECT_NEAR(with_share(0.5), 1.25 * alone, 1e-3 * alone);
+  EXPECT_NEAR(with_share(1.0), 1.5 * alone, 1e-3 * alone);
+  // An update on the CPU that memory bounds: three bytes of it for each to the disk.
+  p = ideal();
+  p.cpu_update_bytes.value = p.dram.value / p.cpu_update.value;
+  p.disk.value = p.dram.value / 10.0;
+  const Plan host = testing::plan_for(layout, "host");
+  const auto update = [&](double share) {
+    return simulate(layout, host, p, compute_of(8, 0.05), {.overlap_updates = false, .disk_share = share})
+        .update_seconds;
+  };
+  EXPECT_NEAR(update(1.0), 1.3 * update(0.0), 1e-3 * update(0.0));
+  p.disk.value = 0.0;
+  EXPECT_THROW(update(1.0), MisuseError);
+}
+
 TEST(Simulator, MicroBatchesRepeatForwardAndBackward) {
   const ParameterLayout layout = testing::equal_layers(4, layer_elements);
   OffloadOptions options;

@@ -1,0 +1,170 @@
+#include "train/checkpoint_saver.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <string>
+#include <vector>
+
+#include "api/open_device.hpp"
+#include "core/error.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Files of this process have room for this much.
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    ::getrlimit(RLIMIT_FSIZE, &before_);
+    ignored_ = std::signal(SIGXFSZ, SIG_IGN);
+    const rlimit limit{bytes, before_.rlim_max};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ~FullDisk() {
+    ::setrlimit(RLIMIT_FSIZE, &before_);
+    std::signal(SIGXFSZ, ignored_);
+  }
+  FullDisk(const FullDisk&) = delete;
+  FullDisk& operator=(const FullDisk&) = delete;
+
+ private:
+  rlimit before_{};
+  void (*ignored_)(int) = nullptr;
+};
+
+/// An engine that could save 12 MB, on a clock on which each look takes a second: a rest follows each write, and lasts
+/// until somebody ends it.
+class SaverTest : public testing::Test {
+ protected:
+  SaverTest() : device_(open_device("host", {.memory = std::size_t{1} << 26, .threads = 1, .update_threads = 1})) {
+    layout_.add_layer("h").add("w", {1024, 1024});
+    OffloadOptions options;
+    options.policy = parse_policy("host");
+    engine_ =
+        std::make_unique<OffloadEngine>(*device_, layout_, options, make_plan(layout_, options, profile_of(*device_)));
+    engine_->initialize([](const Parameter&, std::int64_t, std::span<float> values) {
+      for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 1000) / 1000.0F;
+    });
+  }
+  ~SaverTest() override { fs::remove_all(root_); }
+
+  SaverOptions options(bool copies) {
+    SaverOptions o{.root = root_, .copies = copies};
+    o.clock = {[this] { return static_cast<double>(++seconds_); },
+               [this](std::condition_variable& changed, std::unique_lock<std::mutex>& lock, double) {
+                 if (rests_++ == 0) rests_now_.set_value();
+                 if (rests_ > rests_that_end_) changed.wait(lock);
+               }};
+    return o;
+  }
+  std::unique_ptr<CheckpointSaver> saver(const SaverOptions& options) {
+    auto saver = std::make_unique<CheckpointSaver>(*engine_, options,
+                                                   [this](const std::string& text) { said_.push_back(text); });
+    saver->note_step(1e6);
+    return saver;
+  }
+  static Manifest manifest(std::int64_t step) {
+    Manifest m;
+    m.step = step;
+    m.model_config = m.plan = "{}";
+    return m;
+  }
+  void expect_saved(std::int64_t step) const {
+    EXPECT_EQ(Checkpoint(root_ / checkpoint_name(step)).state_digest(), engine_->state_digest()) << step;
+  }
+
+  const fs::path root_ = fs::path(testing::TempDir()) / ("tandem_saver_" + std::to_string(::getpid()));
+  std::unique_ptr<Device> device_;
+  ParameterLayout layout_;
+  std::unique_ptr<OffloadEngine> engine_;
+  std::vector<std::string> said_;
+  std::atomic<int> seconds_{0};
+  std::atomic<int> rests_{0};
+  int rests_that_end_ = 0;
+  std::promise<void> rests_now_;
+};
+
+TEST_F(SaverTest, RestsBesideStepsUntilSomebodyWaitsForIt) {
+  const auto saver = this->saver(options(true));
+  EXPECT_TRUE(saver->save(manifest(3), 1000));
+  rests_now_.get_future().wait();
+  saver->note_step(1e6);  // time enough: it rests on
+  EXPECT_TRUE(saver->poll());
+  ASSERT_TRUE(saver->progress());
+  EXPECT_LT(*saver->progress(), 0.5);
+  EXPECT_FALSE(fs::exists(root_ / checkpoint_name(3)));
+  EXPECT_TRUE(saver->finish(true));
+  EXPECT_EQ(rests_, 1) << "and does not rest again";
+  EXPECT_EQ(said_.size(), 1U);
+  expect_saved(3);
+}
+
+TEST_F(SaverTest, TheNextSaveEndsTheRestsOfTheOneBefore) {
+  const auto saver = this->saver(options(true));
+  EXPECT_TRUE(saver->save(manifest(3), 1000));
+  rests_now_.get_future().wait();
+  EXPECT_TRUE(saver->save(manifest(4), 1000));
+  expect_saved(3);
+  EXPECT_TRUE(saver->finish(true));
+  expect_saved(4);
+}
+
+TEST_F(SaverTest, TheEndOfARunEndsTheRests) {
+  auto saver = this->saver(options(true));
+  EXPECT_TRUE(saver->save(manifest(3), 1000));
+  rests_now_.get_future().wait();
+  saver.reset();
+  expect_saved(3);
+}
+
+TEST_F(SaverTest, DoesNotRestOnceASignalHasCome) {
+  SaverOptions urgent = options(true);
+  std::atomic<bool> signal{true};
+  urgent.urgent = [&] { return signal.load(); };
+  const auto saver = this->saver(urgent);
+  EXPECT_TRUE(saver->save(manifest(3), 1000));
+  while (saver->progress()) std::this_thread::yield();
+  EXPECT_EQ(rests_, 0);
+  EXPECT_TRUE(saver->finish(true));
+  expect_saved(3);
+}
+
+TEST_F(SaverTest, DoesNotRestWhereUpdatesWaitForIt) {
+  const auto saver = this->saver(options(false));
+  EXPECT_TRUE(saver->save(manifest(3), 1000));
+  while (saver->progress()) std::this_thread::yield();
+  EXPECT_EQ(rests_, 0);
+  EXPECT_TRUE(saver->poll());
+  expect_saved(3);
+}
+
+TEST_F(SaverTest, AFullDiskIsReportedFromBetweenRests) {
+  rests_that_end_ = 1000;
+  const auto saver = this->saver(options(true));
+  EXPECT_TRUE(saver->save(manifest(3), 1000));
+  EXPECT_TRUE(saver->finish(true));
+  const int rests_before = rests_;
+  {
+    const FullDisk full(1 << 20);
+    EXPECT_TRUE(saver->save(manifest(4), 1000));
+    while (saver->progress()) std::this_thread::yield();
+    EXPECT_THROW(saver->poll(), WriteError);
+  }
+  EXPECT_GT(rests_, rests_before);
+  expect_saved(3);
+  EXPECT_FALSE(fs::exists(root_ / checkpoint_name(4)));
+  EXPECT_TRUE(saver->save(manifest(5), 1000));
+  EXPECT_TRUE(saver->finish(true));
+  expect_saved(5);
+}
+
+}  // namespace
+}  // namespace tandem
