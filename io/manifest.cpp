@@ -18,17 +18,16 @@ using nlohmann::json;
   throw InputError(where, why, "use another one of the run");
 }
 
-/// Entries of one object, each of its type. A missing or wrong one throws json::exception.
-std::uint64_t unsigned_number(const json& object, const char* key) {
-  const json& value = object.at(key);
+/// Values and entries, each of its type. A missing or wrong one throws json::exception.
+std::uint64_t unsigned_number(const json& value) {
   if (!value.is_number_unsigned()) throw json::type_error::create(302, "not a natural number", &value);
   return value.get<std::uint64_t>();
 }
 
-std::int64_t natural(const json& object, const char* key) {
-  const std::uint64_t value = unsigned_number(object, key);
-  if (!std::in_range<std::int64_t>(value)) throw json::type_error::create(302, "too large", &object);
-  return static_cast<std::int64_t>(value);
+std::int64_t natural(const json& value) {
+  const std::uint64_t number = unsigned_number(value);
+  if (!std::in_range<std::int64_t>(number)) throw json::type_error::create(302, "too large", &value);
+  return static_cast<std::int64_t>(number);
 }
 
 std::string text(const json& object, const char* key) { return object.at(key).get<std::string>(); }
@@ -50,17 +49,16 @@ CheckpointParameter parameter_of(const json& j, const std::string& where) {
   CheckpointParameter parameter{text(j, "name"), {}, j.at("trainable").get<bool>()};
   std::int64_t count = 1;
   for (const json& dim : list(j, "shape")) {
-    if (!dim.is_number_unsigned() || dim.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX) ||
-        __builtin_mul_overflow(count, dim.get<std::int64_t>(), &count)) {
+    parameter.shape.push_back(natural(dim));
+    if (__builtin_mul_overflow(count, parameter.shape.back(), &count)) {
       corrupt(where, fmt::format("parameter {} has an impossible shape", parameter.name));
     }
-    parameter.shape.push_back(dim.get<std::int64_t>());
   }
   return parameter;
 }
 
 CheckpointFile file_of(const json& j, const std::string& where) {
-  CheckpointFile file{text(j, "name"), unsigned_number(j, "bytes"), text(j, "xxh3_128")};
+  CheckpointFile file{text(j, "name"), unsigned_number(j.at("bytes")), text(j, "xxh3_128")};
   if (!is_plain_name(file.name)) corrupt(where, "its manifest names a file elsewhere");
   return file;
 }
@@ -75,20 +73,20 @@ Manifest from_json(const json& j, const std::string& where) {
   m.schedule = text(j, "schedule");
   m.plan = j.at("plan").is_null() ? "" : j.at("plan").dump(-1, ' ', false, json::error_handler_t::replace);
   m.state_digest = text(j, "state_digest");
-  m.step = natural(j, "step");
-  m.adam_step = natural(j, "adam_step");
-  m.skipped_steps = natural(j, "skipped_steps");
-  m.tokens = natural(j, "tokens");
+  m.step = natural(j.at("step"));
+  m.adam_step = natural(j.at("adam_step"));
+  m.skipped_steps = natural(j.at("skipped_steps"));
+  m.tokens = natural(j.at("tokens"));
   m.first_loss = optional_number(j, "first_loss");
   m.last_loss = optional_number(j, "last_loss");
   if (j.contains("best_step")) {
     m.best_eval_loss = optional_number(j, "best_eval_loss");
-    m.best_step = natural(j, "best_step");
+    m.best_step = natural(j.at("best_step"));
   }
-  m.seed = unsigned_number(j, "seed");
-  m.sampler_windows = natural(j.at("sampler"), "windows");
-  m.sampler_epoch = natural(j.at("sampler"), "epoch");
-  m.sampler_position = natural(j.at("sampler"), "position");
+  m.seed = unsigned_number(j.at("seed"));
+  m.sampler_windows = natural(j.at("sampler").at("windows"));
+  m.sampler_epoch = natural(j.at("sampler").at("epoch"));
+  m.sampler_position = natural(j.at("sampler").at("position"));
   for (const json& p : list(j, "parameters")) m.parameters.push_back(parameter_of(p, where));
   for (const json& f : list(j, "files")) m.files.push_back(file_of(f, where));
   return m;

@@ -301,6 +301,8 @@ TEST_F(CheckpointFiles, ManifestsCannotLeaveTheirFolderOrLieAboutSizes) {
   EXPECT_THAT(refused_with("\"state.safetensors\"", "\"..\""), HasSubstr("elsewhere"));
   EXPECT_THAT(refused_with("\"state.safetensors\"", "\"other\""), HasSubstr("other"));
   EXPECT_THAT(refused_with("1100000", "9223372036854775807, 3"), HasSubstr("impossible shape"));
+  EXPECT_THAT(refused_with("1100000", "9223372036854775808"), HasSubstr("wrong type"));
+  EXPECT_THAT(refused_with("1100000", "-1100000"), HasSubstr("wrong type"));
   EXPECT_THAT(refused_with("1100000", "1100001"), HasSubstr("missing or of another shape"));
   EXPECT_THAT(refused_with("\"step\": 1", "\"step\": -1"), HasSubstr("wrong type"));
   EXPECT_THAT(refused_with("\"step\": 1", "\"step\": 1e300"), HasSubstr("wrong type"));
