@@ -52,7 +52,8 @@ class OffloadEngine::Impl {
   void end_evaluation() noexcept;
   void wait() { executor_.drain("waiting for updates"); }
   void give_up(std::exception_ptr error) { executor_.give_up(std::move(error)); }
-  const Parameter& owned(const Parameter& parameter, std::size_t count) const;
+  enum class Extent : std::uint8_t { part, whole };
+  const Parameter& owned(const Parameter& parameter, Extent extent, std::int64_t first, std::size_t count) const;
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
   void set_step(std::int64_t step);
@@ -93,7 +94,6 @@ class OffloadEngine::Impl {
   };
 
   static const Plan& checked(const Plan& plan, const ParameterLayout& layout);
-  const Parameter& owned_part(const Parameter& parameter, std::int64_t first, std::size_t count) const;
   void require_idle(const char* what) const;
   void submit();
   void prefetch();
@@ -143,18 +143,12 @@ void OffloadEngine::Impl::require_idle(const char* what) const {
   if (mode_ != Mode::idle) throw MisuseError(fmt::format("{} inside a step or an evaluation", what));
 }
 
-const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, std::size_t count) const {
+/// The engine's own of a parameter, of which `count` elements from `first` on were given.
+const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, Extent extent, std::int64_t first,
+                                            std::size_t count) const {
   const Parameter& p = layout_.parameter(parameter.full_name);
-  if (static_cast<std::size_t>(p.count) != count) {
-    throw MisuseError("parameter " + p.full_name, fmt::format("has {} elements, {} were given", p.count, count));
-  }
-  return p;
-}
-
-const Parameter& OffloadEngine::Impl::owned_part(const Parameter& parameter, std::int64_t first,
-                                                 std::size_t count) const {
-  const Parameter& p = layout_.parameter(parameter.full_name);
-  if (first < 0 || first > p.count || count > static_cast<std::size_t>(p.count - first)) {
+  const bool inside = first >= 0 && first <= p.count && count <= static_cast<std::size_t>(p.count - first);
+  if (!inside || (extent == Extent::whole && count < static_cast<std::size_t>(p.count))) {
     throw MisuseError("parameter " + p.full_name,
                       fmt::format("has {} elements, {} from {} on were given", p.count, count, first));
   }
@@ -202,7 +196,7 @@ void OffloadEngine::Impl::initialize(
 void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std::span<float> values) {
   refuse_half_updated();
   wait();
-  access_.read(owned(parameter, values.size()), array, 0, values);
+  access_.read(owned(parameter, Extent::whole, 0, values.size()), array, 0, values);
 }
 
 void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::int64_t first,
@@ -210,7 +204,7 @@ void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, st
   require_idle("write");
   wait();
   unfolder_->invalidate_weights();
-  access_.write(owned_part(parameter, first, values.size()), array, first, values);
+  access_.write(owned(parameter, Extent::part, first, values.size()), array, first, values);
 }
 
 void OffloadEngine::Impl::set_step(std::int64_t step) {
@@ -492,7 +486,7 @@ void OffloadEngine::read(const Parameter& parameter, StateArray array, std::span
   impl_->read(parameter, array, values);
 }
 void OffloadEngine::write(const Parameter& parameter, StateArray array, std::span<const float> values) {
-  impl_->write(impl_->owned(parameter, values.size()), array, 0, values);
+  impl_->write(impl_->owned(parameter, Impl::Extent::whole, 0, values.size()), array, 0, values);
 }
 void OffloadEngine::write(const Parameter& parameter, StateArray array, std::int64_t first,
                           std::span<const float> values) {

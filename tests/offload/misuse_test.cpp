@@ -214,7 +214,11 @@ TEST(State, PiecesWrittenAreTheWhole) {
 TEST(State, PiecesBeyondTheParameterAreRefused) {
   ToyTrainer t(toy("host"));
   const Parameter& p = *t.layout().owned_parameters().front();
-  const std::vector<float> values(static_cast<std::size_t>(p.count) + 1);
+  std::vector<float> values(static_cast<std::size_t>(p.count) + 1);
+  const std::span<float> too_few = std::span(values).first(values.size() - 2);
+  EXPECT_THROW(t.engine().write(p, StateArray::m, too_few), MisuseError) << "all of them or none";
+  EXPECT_THROW(t.engine().read(p, StateArray::m, too_few), MisuseError);
+  EXPECT_THROW(t.engine().read(p, StateArray::m, values), MisuseError);
   EXPECT_THROW(t.engine().write(p, StateArray::m, values), MisuseError);
   EXPECT_THROW(t.engine().write(p, StateArray::m, 0, values), MisuseError);
   EXPECT_THROW(t.engine().write(p, StateArray::m, -1, std::span(values).first(1)), MisuseError);
