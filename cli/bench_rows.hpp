@@ -41,7 +41,7 @@ struct BenchRow {
   double streamed_share = 0.0;
   double resident_share = 0.0;
   StepFigures predicted;
-  double ideal_step_seconds = 0.0;  ///< of the same plan, simulated without overhead
+  double ideal_step_seconds = 0.0;  ///< of the same plan without overhead, at most as predicted
   std::optional<StepFigures> measured;
   std::size_t planned_device_bytes = 0;
   std::size_t planned_host_bytes = 0;
