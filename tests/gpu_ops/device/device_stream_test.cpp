@@ -1,10 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstring>
 #include <mutex>
-#include <thread>
 #include <vector>
 
 #include "core/error.hpp"
@@ -16,7 +14,6 @@ namespace {
 
 using namespace literals;
 using namespace std::chrono_literals;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::pattern;
 using ::testing::ThrowsMessage;
@@ -33,13 +30,6 @@ class Busy {
   CudaDevice& device_;
   MemoryBlock block_;
 };
-
-TEST(CudaStream, HasItsName) {
-  TANDEM_OPEN_OR_SKIP(device);
-  Stream stream = device.make_stream("compute");
-  EXPECT_EQ(StreamView(stream).impl()->name(), "compute");
-  EXPECT_NE(native_stream(stream), nullptr);
-}
 
 TEST(CudaStream, AnEventOrdersWorkAcrossStreams) {
   for (std::uint64_t seed = 0; seed < 40; ++seed) {
@@ -70,15 +60,6 @@ TEST(CudaStream, AnEventOrdersWorkAcrossStreams) {
     ASSERT_EQ(std::memcmp(to.data(), values.data(), bytes), 0) << "seed " << seed;
   }
   testing::delay_streams(0, 0);
-}
-
-TEST(CudaStream, AnEventNeverRecordedIsComplete) {
-  TANDEM_OPEN_OR_SKIP(device);
-  Stream stream = device.make_stream("a");
-  Event event = device.make_event();
-  EXPECT_TRUE(device.wait_for(event, 0ms));
-  device.wait(stream, event);
-  device.synchronize(stream);
 }
 
 TEST(CudaStream, AnEventMayGoWhileOthersWaitForIt) {
@@ -161,6 +142,8 @@ TEST(CudaStream, AWrappedStreamIsTheCallersOwn) {
   const MemoryBlock block = device.allocate(64, "block");
   std::vector<std::byte> host(64, std::byte{1});
   Stream theirs = device.make_stream("theirs");
+  EXPECT_NE(native_stream(theirs), nullptr);
+  EXPECT_THROW((void)native_stream(StreamView()), MisuseError);
   {
     Stream wrapped = device.wrap_stream(native_stream(theirs));
     EXPECT_EQ(native_stream(wrapped), native_stream(theirs));
@@ -171,47 +154,12 @@ TEST(CudaStream, AWrappedStreamIsTheCallersOwn) {
   EXPECT_EQ(host, std::vector<std::byte>(64)) << "in the order of the one stream that both are";
 }
 
-TEST(CudaStream, RefusesWhatIsNotItsOwn) {
+TEST(CudaStream, RefusesAnEventOfAnotherDevice) {
   TANDEM_OPEN_OR_SKIP(device, 4_MiB);
   const auto other = testing::open_test_device(4_MiB);
   Stream stream = device.make_stream("a");
-  Stream foreign = other->make_stream("foreign");
   Event event = other->make_event();
-  EXPECT_THROW(device.synchronize(StreamView()), MisuseError);
-  EXPECT_THROW(device.record(EventView(), stream), MisuseError);
-  EXPECT_THROW(device.wait(stream, EventView()), MisuseError);
   EXPECT_THROW(device.wait(stream, event), MisuseError);
-  EXPECT_THROW(device.wait_for(EventView(), 0ms), MisuseError);
-  EXPECT_THAT([&] { device.synchronize(foreign); }, ThrowsMessage<MisuseError>(HasSubstr("'foreign'")));
-  EXPECT_THROW((void)native_stream(StreamView()), MisuseError);
-}
-
-TEST(CudaStream, ManyThreadsMayUseOneStreamAndOneEvent) {
-  TANDEM_OPEN_OR_SKIP(device);
-  Stream stream = device.make_stream("a");
-  Stream other = device.make_stream("b");
-  Event event = device.make_event();
-  const MemoryBlock block = device.allocate(4096, "block");
-  std::atomic<int> calls{0};
-  std::vector<std::thread> threads;
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < 100; ++i) {
-        device.fill_zero(block.data(), 4096, stream);
-        device.record(event, stream);
-        device.wait(i % 2 == 0 ? other : stream, event);
-        device.call_after(stream, [&](std::exception_ptr) { ++calls; });
-        if (i % 50 == 0) device.synchronize(stream);
-        if (i % 60 == 0) {
-          EXPECT_TRUE(device.wait_for(event, 60s));
-        }
-      }
-    });
-  }
-  for (std::thread& t : threads) t.join();
-  device.synchronize(other);
-  stream = Stream();
-  EXPECT_EQ(calls, 400);
 }
 
 }  // namespace
