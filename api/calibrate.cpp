@@ -311,7 +311,7 @@ void Calibration::measure_products() {
   const TensorView w = take({o, c}, DType::bf16);
   constexpr std::int64_t head_dim = 64;
   const std::int64_t heads = std::max<std::int64_t>(1, c / head_dim);
-  const WorkspaceNeeds needs{n, n, 1, o, heads, head_dim, type};
+  const WorkspaceNeeds needs{n, n, 1, o, heads, heads, head_dim, type};
   const MemoryBlock workspace = device_.allocate(std::max<std::size_t>(1, ops.workspace_bytes(needs)), "calibration");
   ops.bind_workspace(workspace.data(), workspace.bytes());
   device_.fill_zero(on_device_.data(), at, up_);

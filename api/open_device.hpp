@@ -20,7 +20,7 @@ struct DeviceOptions {
   double update_parameters_per_second = 0;  ///< host device: emulated rate of the CPU update; 0: its own
   bool strict = false;                      ///< memory that cannot be pinned is an error; else it stays pageable
   Notice notice{};                          ///< told why "auto" takes the host device; may be empty
-  Notice warning{};                         ///< told what stays pageable; may be empty
+  Notice warning{};  ///< told what stays pageable, and what runs slower than it could; may be empty
 };
 
 /// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver

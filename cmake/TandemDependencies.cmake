@@ -1,4 +1,5 @@
-# Everything comes from the distribution's packages; nothing is fetched. scripts/packages lists them.
+# Everything comes from the distribution's packages, which scripts/packages lists; one set of headers is fetched, and is
+# not needed (TandemCudnn.cmake).
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(spdlog REQUIRED)

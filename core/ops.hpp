@@ -18,11 +18,12 @@ namespace tandem {
 
 /// Largest shapes that a model will ask for: what scratch memory is booked from.
 struct WorkspaceNeeds {
-  std::int64_t tokens = 0;         ///< N
-  std::int64_t sequence = 0;       ///< T
-  std::int64_t vocabulary = 0;     ///< V
-  std::int64_t channels = 0;       ///< widest input or output of a linear layer
-  std::int64_t heads = 0;          ///< query heads
+  std::int64_t tokens = 0;      ///< N
+  std::int64_t sequence = 0;    ///< T, of every call
+  std::int64_t vocabulary = 0;  ///< V
+  std::int64_t channels = 0;    ///< widest input or output of a linear layer
+  std::int64_t heads = 0;       ///< query heads
+  std::int64_t kv_heads = 0;    ///< key/value heads; 0: as many
   std::int64_t head_dim = 0;
   DType activations = DType::f32;
 };
@@ -47,13 +48,13 @@ struct HeadsView {
 
 /// Linear layer into a softmax cross-entropy, in blocks of rows so that (N, V) logits never exist whole.
 struct HeadLoss {
-  TensorView x;        ///< (N, C) activations
-  TensorView weight;   ///< (V, C) bf16
-  TensorView targets;  ///< (N) i32; negative: not a target
-  TensorView losses;   ///< (N) f32, written: -log p(target), 0 where not a target
+  TensorView x;                 ///< (N, C) activations
+  TensorView weight;            ///< (V, C) bf16
+  TensorView targets;           ///< (N) i32; negative: not a target
+  TensorView losses;            ///< (N) f32, written: -log p(target), 0 where not a target
   float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
-  TensorView dx;       ///< (N, C) activations, written; empty: no gradient at all
-  TensorView dweight;  ///< (V, C) f32, added to; empty: weight is frozen
+  TensorView dx;                ///< (N, C) activations, written; empty: no gradient at all
+  TensorView dweight;           ///< (V, C) f32, added to; empty: weight is frozen
 };
 
 class Ops {
@@ -70,9 +71,11 @@ class Ops {
   /// y = x w^T + bias. `y` may be f32 while x is bf16.
   virtual void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) = 0;
   /// dx (N, I) = dy w, or += where `accumulate`.
-  virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) = 0;
+  virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate,
+                                     StreamView stream) = 0;
   /// dw (O, I) += dy^T x; dbias (O) f32 += column sums of dy, or empty.
-  virtual void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) = 0;
+  virtual void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias,
+                                      StreamView stream) = 0;
   /// up = x w^T + bias and act = gelu(up): the two operations, or one that takes act from up before that is rounded.
   virtual void linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
                            StreamView stream) {
@@ -95,8 +98,8 @@ class Ops {
                          const AttentionShape& shape, StreamView stream) = 0;
   /// dq, dk, dv are written. `dout`, `out`: (B, T, H D).
   virtual void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out,
-                                  TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv,
-                                  const AttentionShape& shape, StreamView stream) = 0;
+                                  TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
+                                  StreamView stream) = 0;
   /// Rotary embedding in place on x (B, T, heads, D), halves convention (element i pairs with i + D/2).
   /// table (T, D/2, 2) f32: cosine and sine of each position and frequency. `inverse` rotates back,
   /// which is also the backward.

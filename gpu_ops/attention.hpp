@@ -1,27 +1,66 @@
 #pragma once
-// Causal attention by plain kernels: blocks of queries against blocks of keys with a running maximum and sum
-// (Dao et al., arXiv 2205.14135), so that (T, T) never exists. fp32 arithmetic on f32 or bf16. Every sum has one
-// owner and a fixed order: no atomics. Operands as in core/ops.hpp; head dimensions up to 256.
+// Causal attention. Two implementations: cuDNN's (attention_cudnn.cpp), and plain kernels (kernels/attention*.cu)
+// that are the reference, serve the emulated build and builds without cuDNN's headers, and take what the library does
+// not. Both keep the same statistics, so that either's backward may follow either's forward.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
 #include "core/ops.hpp"
 
 struct CUstream_st;
 
 namespace tandem::gpu {
 
-constexpr std::int64_t most_head_dim = 256;
+constexpr std::int64_t most_head_dim = 256;  ///< of the plain kernels
 
-/// Asynchronous. Throws MisuseError for a larger head dimension, DeviceError.
-void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape,
-               CUstream_st* stream);
+/// Operands as in core/ops.hpp. `lse` is the natural logarithm of each row's sum of exp(scale q k).
+struct AttentionForward {
+  HeadsView q, k, v;
+  TensorView out;
+  TensorView lse;  ///< may be empty
+  AttentionShape shape;
+};
+struct AttentionBackward {
+  TensorView dout;
+  HeadsView q, k, v;
+  TensorView out, lse;
+  HeadsView dq, dk, dv;
+  AttentionShape shape;
+};
 
-/// Device scratch of one backward call over `tokens` = B T.
-std::size_t attention_backward_scratch(std::int64_t tokens, std::int64_t heads);
-/// Asynchronous. Computes the scores twice, once for dq and once for dk and dv, so that each has one owner.
-void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
-                        HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape, void* scratch,
-                        CUstream_st* stream);
+class Attention {
+ public:
+  virtual ~Attention() = default;
+  /// Device memory that one call over `shape`, or over fewer sequences of that length, may use as scratch: a function
+  /// of its arguments alone.
+  virtual std::size_t scratch_bytes(const AttentionShape& shape, DType activations) const = 0;
+  /// Asynchronous on `stream`. `scratch` (device, `scratch_bytes()`) is used until the stream has passed the call. The
+  /// same bits for the same shapes, strides and operands. Throws MisuseError for a head dimension above most_head_dim,
+  /// DeviceError.
+  virtual void forward(const AttentionForward& call, void* scratch, CUstream_st* stream) = 0;
+  virtual void backward(const AttentionBackward& call, void* scratch, CUstream_st* stream) = 0;
+};
 
-/// What of it enters the compute key.
-inline const char* attention_key() { return "plain"; }
+/// The implementation of this build, on the device that is current. cuDNN's gives way to the plain one where the
+/// library is not found, is too old or does not start, and to the plain kernels for calls that it does not take; the
+/// first time each happens, `slower` is told why. `slower` may be empty.
+std::unique_ptr<Attention> make_attention(Notice slower);
+/// "cudnn 92600 frontend 12600", "plain": what of it enters the compute key. After make_attention() it says what that
+/// found.
+std::string attention_key();
+
+/// The plain kernels, whatever the build.
+std::unique_ptr<Attention> make_plain_attention();
+
+/// Blocks of queries against blocks of keys with a running maximum and sum (Dao et al., arXiv 2205.14135), so that (T,
+/// T) never exists. fp32 arithmetic on f32 or bf16. Every sum has one owner and a fixed order: no atomics.
+/// Asynchronous, and throw, as Attention::forward and Attention::backward do; the latter computes the scores twice,
+/// once for dq and once for dk and dv.
+void plain_attention(const AttentionForward& call, CUstream_st* stream);
+void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream);
+/// Device scratch of plain_attention_backward over `tokens` = B T.
+std::size_t plain_attention_scratch(std::int64_t tokens, std::int64_t heads);
 
 }  // namespace tandem::gpu

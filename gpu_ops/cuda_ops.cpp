@@ -13,14 +13,25 @@
 namespace tandem {
 namespace {
 
+/// The largest call of attention that a model within `needs` makes.
+AttentionShape attention_of(const WorkspaceNeeds& needs) {
+  const std::int64_t sequence = std::max<std::int64_t>(1, needs.sequence);
+  return {.batch = needs.tokens / sequence,
+          .sequence = sequence,
+          .heads = needs.heads,
+          .kv_heads = needs.kv_heads > 0 ? needs.kv_heads : needs.heads,
+          .head_dim = needs.head_dim};
+}
+
 class CudaOps final : public Ops {
  public:
-  explicit CudaOps(std::unique_ptr<gpu::Matmul> matmul) : matmul_(std::move(matmul)) {}
+  CudaOps(std::unique_ptr<gpu::Matmul> matmul, std::unique_ptr<gpu::Attention> attention)
+      : matmul_(std::move(matmul)), attention_(std::move(attention)) {}
 
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override {
     return matmul_bytes() + std::max({gpu::column_sums_scratch(needs.channels),
                                       gpu::head_loss_scratch(needs.tokens, needs.vocabulary, needs.activations),
-                                      gpu::attention_backward_scratch(needs.tokens, needs.heads)});
+                                      attention_->scratch_bytes(attention_of(needs), needs.activations)});
   }
   void bind_workspace(void* data, std::size_t bytes) override {
     workspace_ = static_cast<std::byte*>(data);
@@ -80,12 +91,16 @@ class CudaOps final : public Ops {
     }
     return workspace_ + matmul_bytes();
   }
+  void* attention_scratch(const AttentionShape& shape, DType activations) const {
+    return scratch(attention_->scratch_bytes(shape, activations));
+  }
   void multiply(const gpu::Product& product, CUstream_st* stream) {
     scratch(0);
     matmul_->run(product, workspace_, stream);
   }
 
   std::unique_ptr<gpu::Matmul> matmul_;
+  std::unique_ptr<gpu::Attention> attention_;
   std::byte* workspace_ = nullptr;
   std::size_t bytes_ = 0;
 };
@@ -184,7 +199,8 @@ void CudaOps::attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, T
                         const AttentionShape& shape, StreamView stream) {
   out = checks::batched(out, shape);
   checks::attention(q, k, v, out, lse, shape);
-  gpu::attention(q, k, v, out, lse, shape, native_stream(stream));
+  CUstream_st* const native = native_stream(stream);
+  attention_->forward({q, k, v, out, lse, shape}, attention_scratch(shape, q.dtype), native);
 }
 
 void CudaOps::attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
@@ -193,8 +209,8 @@ void CudaOps::attention_backward(TensorView dout, HeadsView q, HeadsView k, Head
   out = checks::batched(out, shape);
   dout = checks::batched(dout, shape);
   checks::attention_backward(dout, q, k, v, out, lse, dq, dk, dv, shape);
-  const std::size_t bytes = gpu::attention_backward_scratch(shape.batch * shape.sequence, shape.heads);
-  gpu::attention_backward(dout, q, k, v, out, lse, dq, dk, dv, shape, scratch(bytes), native_stream(stream));
+  CUstream_st* const native = native_stream(stream);
+  attention_->backward({dout, q, k, v, out, lse, dq, dk, dv, shape}, attention_scratch(shape, q.dtype), native);
 }
 
 void CudaOps::rope(TensorView x, TensorView table, bool inverse, StreamView stream) {
@@ -297,7 +313,9 @@ void CudaOps::norm_blocks(const bf16* gradient, std::int64_t count, double* part
 
 }  // namespace
 
-std::unique_ptr<Ops> make_cuda_ops() { return std::make_unique<CudaOps>(gpu::make_matmul()); }
+std::unique_ptr<Ops> make_cuda_ops(Notice slower) {
+  return std::make_unique<CudaOps>(gpu::make_matmul(), gpu::make_attention(std::move(slower)));
+}
 
 std::string cuda_ops_key() { return gpu::matmul_key() + "; attention " + gpu::attention_key(); }
 

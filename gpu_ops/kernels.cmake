@@ -1,14 +1,22 @@
 # Kernels of the CUDA device and what is made of them; included by CMakeLists.txt of this folder.
-#   tandem_cuda_kernels(TARGET)   adds them to TARGET, compiled by nvcc, with the matrix products of cuBLASLt
-#   tandem_gpu_ops_emulated       the same text compiled by the C++ compiler (emulation/), plain matrix products
+#   tandem_cuda_kernels(TARGET)   adds them to TARGET, compiled by nvcc, with the matrix products of cuBLASLt and, where the
+#                                 build has its headers, the attention of cuDNN
+#   tandem_gpu_ops_emulated       the same text compiled by the C++ compiler (emulation/), plain matrix products and attention
 # Who links the latter also provides native_stream() and emulation::enqueue(), in a library named after it:
 # tandem_gpu_emulation_immediate runs a kernel where it is launched.
 set(gpu_kernels_dir ${CMAKE_CURRENT_LIST_DIR})
 set(gpu_kernel_sources attention.cu attention_backward.cu columns.cu embedding.cu matmul.cu norms.cu pointwise.cu
                        softmax.cu update.cu)
 list(TRANSFORM gpu_kernel_sources PREPEND ${gpu_kernels_dir}/kernels/)
-set(gpu_ops_sources ${gpu_kernels_dir}/cuda_ops.cpp ${gpu_kernels_dir}/head_loss.cpp)
+set(gpu_ops_sources attention.cpp attention_slices.cpp cuda_ops.cpp head_loss.cpp)
+list(TRANSFORM gpu_ops_sources PREPEND ${gpu_kernels_dir}/)
+# Who multiplies and who attends: a file answers for each.
 set(gpu_cublaslt_sources ${gpu_kernels_dir}/matmul_cublaslt.cpp)
+if(TANDEM_CUDNN_FOUND)
+  set(gpu_attention_sources $<TARGET_OBJECTS:tandem_attention_cudnn>)
+else()
+  set(gpu_attention_sources ${gpu_kernels_dir}/attention_plain.cpp)
+endif()
 
 # CMake 3.25 does not know this flag of nvcc.
 if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
@@ -23,7 +31,7 @@ endif()
 set(gpu_kernel_flags -fmad=false --expt-relaxed-constexpr -Xptxas=-warn-spills -Werror=all-warnings
     CACHE INTERNAL "nvcc flags of the kernels")
 function(tandem_cuda_kernels target)
-  target_sources(${target} PRIVATE ${gpu_kernel_sources} ${gpu_ops_sources} ${gpu_cublaslt_sources})
+  target_sources(${target} PRIVATE ${gpu_kernel_sources} ${gpu_ops_sources} ${gpu_cublaslt_sources} ${gpu_attention_sources})
   target_include_directories(${target} PRIVATE ${gpu_kernels_dir}/cuda)
   target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:${gpu_kernel_flags}>")
 endfunction()

@@ -59,6 +59,12 @@ void forgive(cudaError_t code) noexcept {
   if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
 }
 
+int attribute_of(cudaDeviceAttr which, int ordinal) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, ordinal), "reading a device attribute");
+  return value;
+}
+
 }  // namespace
 
 // -- which devices there are ---------------------------------------------------------------------------
@@ -79,11 +85,7 @@ DeviceCount count_devices() {
 }
 
 DeviceFacts facts_of(int ordinal) {
-  const auto attribute = [&](cudaDeviceAttr which) {
-    int value = 0;
-    check(cudaDeviceGetAttribute(&value, which, ordinal), "reading a device attribute");
-    return value;
-  };
+  const auto attribute = [&](cudaDeviceAttr which) { return attribute_of(which, ordinal); };
   DeviceFacts facts;
   cudaDeviceProp properties{};
   check(cudaGetDeviceProperties(&properties, ordinal), "reading the device properties");
@@ -95,6 +97,13 @@ DeviceFacts facts_of(int ordinal) {
   check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal), "reading the PCI bus");
   facts.pci_bus = bus.data();
   return facts;
+}
+
+int compute_capability() {
+  int current = 0;
+  check(cudaGetDevice(&current), "asking for the current device");
+  return attribute_of(cudaDevAttrComputeCapabilityMajor, current) * 10 +
+         attribute_of(cudaDevAttrComputeCapabilityMinor, current);
 }
 
 void make_context(int ordinal) { check(cudaInitDevice(ordinal, 0, 0), "making the context"); }

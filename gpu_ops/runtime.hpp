@@ -54,6 +54,8 @@ DeviceFacts facts_of(int ordinal);
 
 /// Makes the context of a device, which takes memory there, where this process has none yet. Blocks.
 void make_context(int ordinal);
+/// Of the device that is current: 90 is 9.0.
+int compute_capability();
 /// Makes a device current in this thread.
 void use_device(int ordinal);
 /// The same, and what was current before once it goes.

@@ -20,6 +20,8 @@ class SharedLibrary {
   Function* function(const char* name) const noexcept {
     return reinterpret_cast<Function*>(symbol(name));
   }
+  /// What dlsym takes.
+  void* native() const noexcept { return handle_; }
   /// The file it was loaded from.
   const std::string& file() const noexcept { return file_; }
 

@@ -44,6 +44,7 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .vocabulary = c.vocabulary,
           .channels = std::max({c.width, c.ffn, gpt2 ? 3 * c.width : c.heads * c.head_dim}),
           .heads = c.heads,
+          .kv_heads = c.kv_heads,
           .head_dim = c.head_dim,
           .activations = shape.compute};
 }

@@ -19,7 +19,7 @@ std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options) {
   cuda.ordinal = ordinal >= 0 ? ordinal : std::max(0, probe_cuda().first_usable);
   cuda.memory = options.memory;
   cuda.pageable = pageable_notice(options);
-  cuda.make_ops = make_cuda_ops;
+  cuda.make_ops = [slower = options.warning] { return make_cuda_ops(slower); };
   cuda.ops_key = cuda_ops_key;
   cuda.numa_node = options.numa_node;
   cuda.make_host_kernels = [threads = options.update_threads](std::shared_ptr<const NumaNode> node) {

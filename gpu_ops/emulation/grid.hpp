@@ -34,6 +34,9 @@ void run_grid(const char* name, const gpu::Geometry& geometry, const std::functi
 /// Queues `work`, the grid of kernel `name`, on a stream. Provided by whoever plays the runtime.
 void enqueue(const char* name, CUstream_st* stream, std::function<void()> work);
 
+/// Whether runtime::require_alive() finds the device lost, in programs that run kernels where they are launched.
+void lose_device(bool lost);
+
 // -- called from within a kernel ---------------------------------------------------------------------------------
 
 /// Where the running thread stands.

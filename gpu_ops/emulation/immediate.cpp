@@ -3,10 +3,18 @@
 #include "gpu_ops/runtime.hpp"
 
 namespace tandem {
+namespace {
+
+bool device_lost = false;
+
+}  // namespace
 
 void emulation::enqueue(const char*, CUstream_st*, std::function<void()> work) { work(); }
+void emulation::lose_device(bool lost) { device_lost = lost; }
 
-// There is no device to lose.
-void gpu::runtime::require_alive(CUstream_st*, std::string_view) {}
+void gpu::runtime::require_alive(CUstream_st*, std::string_view what) {
+  if (device_lost) throw RuntimeError("device lost", what, true);
+}
+int gpu::runtime::compute_capability() { return 90; }
 
 }  // namespace tandem

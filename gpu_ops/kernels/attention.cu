@@ -102,16 +102,17 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, bool aligned) {
 
 }  // namespace
 
-void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape,
-               CUstream_st* stream) {
-  const ForwardOperands operands{q, k, v, {out.data, out.dtype, shape.heads * shape.head_dim}, optional<float>(lse)};
-  with_activation(q.dtype, [&]<class T>(T) {
+void plain_attention(const AttentionForward& call, CUstream_st* stream) {
+  const AttentionShape& shape = call.shape;
+  const ForwardOperands operands{
+      call.q, call.k, call.v, {call.out.data, call.out.dtype, shape.heads * shape.head_dim}, optional<float>(call.lse)};
+  with_activation(call.q.dtype, [&]<class T>(T) {
     with_tiling(shape.head_dim, [&](auto dim) {
       using Size = Tiling<dim.value>;
       const Geometry geometry{blocks_for(ceil_div(shape.sequence, Size::rows) * shape.batch * shape.heads, 1),
                               Size::threads, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
       launch("attention", attention_kernel<T, dim.value>, geometry, stream, operands, shape,
-             aligned_heads<T>(shape.head_dim, q, k, v));
+             aligned_heads<T>(shape.head_dim, call.q, call.k, call.v));
     });
   });
 }

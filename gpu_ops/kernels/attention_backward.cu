@@ -143,31 +143,30 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
 
 }  // namespace
 
-std::size_t attention_backward_scratch(std::int64_t tokens, std::int64_t heads) {
+std::size_t plain_attention_scratch(std::int64_t tokens, std::int64_t heads) {
   return align_up(static_cast<std::size_t>(tokens * heads) * sizeof(float));
 }
 
-void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
-                        HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape, void* scratch,
-                        CUstream_st* stream) {
+void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream) {
+  const AttentionShape& shape = call.shape;
   const std::int64_t dense = shape.heads * shape.head_dim, rows = shape.batch * shape.sequence;
-  const BackwardOperands operands{.dout = {dout.data, dout.dtype, dense},
-                                  .q = q,
-                                  .k = k,
-                                  .v = v,
-                                  .out = {out.data, out.dtype, dense},
-                                  .dq = dq,
-                                  .dk = dk,
-                                  .dv = dv,
-                                  .lse = lse.as<float>(),
+  const BackwardOperands operands{.dout = {call.dout.data, call.dout.dtype, dense},
+                                  .q = call.q,
+                                  .k = call.k,
+                                  .v = call.v,
+                                  .out = {call.out.data, call.out.dtype, dense},
+                                  .dq = call.dq,
+                                  .dk = call.dk,
+                                  .dv = call.dv,
+                                  .lse = call.lse.as<float>(),
                                   .delta = static_cast<float*>(scratch)};
-  with_activation(q.dtype, [&]<class T>(T) {
+  with_activation(call.q.dtype, [&]<class T>(T) {
     launch("attention_delta", delta_kernel<T>, Geometry{blocks_for(rows * shape.heads, most_warps), most_threads},
            stream, operands, shape);
     with_tiling(shape.head_dim, [&](auto dim) {
       using Size = Tiling<dim.value>;
       const std::int64_t tiles = ceil_div(shape.sequence, Size::rows) * shape.batch;
-      const bool aligned = aligned_heads<T>(shape.head_dim, operands.dout, q, k, v);
+      const bool aligned = aligned_heads<T>(shape.head_dim, operands.dout, call.q, call.k, call.v);
       const std::size_t bytes = (4 * Size::tile_floats + Size::score_floats) * sizeof(float);
       launch("attention_dq", dq_kernel<T, dim.value>,
              Geometry{blocks_for(tiles * shape.heads, 1), Size::threads, bytes}, stream, operands, shape, aligned);

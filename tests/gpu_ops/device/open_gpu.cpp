@@ -10,7 +10,7 @@ CudaDeviceOptions options_of(std::size_t pinned_piece) {
   CudaDeviceOptions cuda;
   cuda.ordinal = probe_cuda().first_usable;
   cuda.pinned_piece = pinned_piece;
-  cuda.make_ops = make_cuda_ops;
+  cuda.make_ops = [] { return make_cuda_ops(); };
   cuda.ops_key = cuda_ops_key;
   cuda.make_host_kernels = [](auto) { return make_host_update_kernels(make_parallel(1)); };
   return cuda;

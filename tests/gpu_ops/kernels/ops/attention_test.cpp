@@ -31,16 +31,22 @@ Shape packed_shape(const AttentionShape& s) { return {s.batch, s.sequence, packe
 Shape out_shape(const AttentionShape& s) { return {s.batch, s.sequence, s.heads * s.head_dim}; }
 Shape lse_shape(const AttentionShape& s) { return {s.batch, s.heads, s.sequence}; }
 
-class AttentionOps : public OpsTest {};
+class AttentionOps : public OpsTest {
+ protected:
+  void lend(const AttentionShape& s) {
+    bench().lend({.tokens = s.batch * s.sequence,
+                  .sequence = s.sequence,
+                  .heads = s.heads,
+                  .kv_heads = s.kv_heads,
+                  .head_dim = s.head_dim,
+                  .activations = dtype()});
+  }
+};
 
 TEST_P(AttentionOps, ForwardAndBackwardAreTheReference) {
   for (const AttentionShape& s : all_shapes) {
     SCOPED_TRACE(std::to_string(s.sequence) + " tokens, dim " + std::to_string(s.head_dim));
-    bench().lend({.tokens = s.batch * s.sequence,
-                  .sequence = s.sequence,
-                  .heads = s.heads,
-                  .head_dim = s.head_dim,
-                  .activations = dtype()});
+    lend(s);
     Random random(7);
     const Tensor in = random.tensor(dtype(), packed_shape(s)), dout = random.tensor(dtype(), out_shape(s));
     Tensor out(dtype(), out_shape(s)), lse(DType::f32, lse_shape(s)), d(dtype(), packed_shape(s));
@@ -67,6 +73,7 @@ TEST_P(AttentionOps, ForwardAndBackwardAreTheReference) {
 
 TEST_P(AttentionOps, LaterTokensDoNotChangeEarlierRows) {
   const AttentionShape s{1, 90, 1, 1, 16, 0.25F};
+  lend(s);
   Random random(9);
   Tensor in = random.tensor(dtype(), packed_shape(s));
   const auto run = [&] {
@@ -86,6 +93,7 @@ TEST_P(AttentionOps, LaterTokensDoNotChangeEarlierRows) {
 
 TEST_P(AttentionOps, HugeScoresNeitherOverflowNorLoseTheWinner) {
   const AttentionShape s{1, 3, 1, 1, 1, 1.0F};
+  lend(s);
   Tensor in(dtype(), packed_shape(s));
   const float q[] = {1, 1, 1}, k[] = {500, -500, 400}, v[] = {1, 2, 3};
   for (std::int64_t t = 0; t < 3; ++t) {
@@ -106,6 +114,7 @@ TEST_P(AttentionOps, HugeScoresNeitherOverflowNorLoseTheWinner) {
 
 TEST_P(AttentionOps, AHeadTooWideIsRefusedByName) {
   const AttentionShape s{1, 1, 1, 1, 257, 1.0F};
+  lend(s);
   const Operand buffer = bench().put(Tensor(dtype(), packed_shape(s))),
                 out = bench().put(Tensor(dtype(), out_shape(s)));
   const Packed p = packed(s, buffer);

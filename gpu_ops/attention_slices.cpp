@@ -1,0 +1,68 @@
+#include "gpu_ops/attention_slices.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace tandem::gpu {
+namespace {
+
+constexpr std::int64_t most_elements = std::numeric_limits<std::int32_t>::max();
+
+std::int64_t whole(std::int64_t value, std::int64_t tile) { return (value + tile - 1) / tile * tile; }
+
+std::int64_t largest_divisor(std::int64_t of, std::int64_t most) {
+  std::int64_t divisor = std::min(of, most);
+  while (divisor > 1 && of % divisor != 0) --divisor;
+  return divisor;
+}
+
+/// Statistics of a slice begin at packets of 16 bytes, too.
+AttentionSlices in_packets(const AttentionShape& shape, AttentionSlices slices) {
+  const bool several = slices.batch < shape.batch || slices.kv_heads < shape.kv_heads;
+  return several && shape.sequence % 4 != 0 ? AttentionSlices{} : slices;
+}
+
+/// Sequences whose rows lie within what the library counts; 0 where a single one does not.
+std::int64_t countable(const AttentionShape& shape, std::int64_t widest_row) {
+  return most_elements / std::max<std::int64_t>(1, shape.sequence * widest_row);
+}
+
+}  // namespace
+
+std::size_t backward_workspace(const AttentionShape& shape, std::int64_t batch, std::int64_t kv_heads) {
+  constexpr std::int64_t query_tile = 64, key_tile = 128, half = 2, single = 4;
+  constexpr std::int64_t rounding = 64 << 10;  // offsets, counters and padding within the workspace
+  const std::int64_t group = shape.heads / shape.kv_heads, heads = batch * kv_heads * group;
+  std::int64_t bytes = whole(shape.sequence, query_tile) * whole(shape.sequence, key_tile) * half;
+  bytes += shape.sequence * single;
+  if (group > 1) bytes += 2 * shape.sequence * shape.head_dim * half;
+  return static_cast<std::size_t>(heads * bytes + rounding);
+}
+
+AttentionSlices forward_slices(const AttentionShape& shape, std::int64_t widest_row) {
+  const std::int64_t most = countable(shape, widest_row);
+  if (shape.batch == 0 || most == 0) return {};
+  return in_packets(shape, {largest_divisor(shape.batch, most), shape.kv_heads});
+}
+
+AttentionSlices backward_slices(const AttentionShape& shape, std::int64_t widest_row) {
+  const std::int64_t countable_batch = countable(shape, widest_row);
+  const std::size_t one = backward_workspace(shape, 1, 1);
+  if (shape.batch == 0 || countable_batch == 0 || one > most_workspace) return {};
+  const auto units = static_cast<std::int64_t>(std::max<std::size_t>(1, preferred_workspace / one));
+  if (units < shape.kv_heads) return in_packets(shape, {1, largest_divisor(shape.kv_heads, units)});
+  const std::int64_t batch = std::min(countable_batch, units / shape.kv_heads);
+  return in_packets(shape, {largest_divisor(shape.batch, batch), shape.kv_heads});
+}
+
+HeadsTensor heads_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads, std::int64_t row_stride) {
+  return {{batch, heads, shape.sequence, shape.head_dim}, {shape.sequence * row_stride, shape.head_dim, row_stride, 1}};
+}
+
+HeadsTensor statistics_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads) {
+  // Of a single sequence the first stride says nothing, and the library wants it packed.
+  const std::int64_t between = (batch == 1 ? heads : shape.heads) * shape.sequence;
+  return {{batch, heads, shape.sequence, 1}, {between, shape.sequence, 1, 1}};
+}
+
+}  // namespace tandem::gpu

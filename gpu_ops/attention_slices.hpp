@@ -1,0 +1,58 @@
+#pragma once
+// How a call of attention is cut into calls of cuDNN's and described to it: plain functions, tested without a GPU.
+//
+// cuDNN's deterministic backward keeps the gradients of the scores, (T, T) for each head, in its workspace. So a call
+// goes to it slice by slice: some sequences, or some heads of one, so many that the workspace stays small. Heads do
+// not see each other, and a slice is the operands' own memory, seen from further on.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/ops.hpp"
+
+namespace tandem::gpu {
+
+/// Of each slice: `batch` sequences with all their heads, or one with the query heads of `kv_heads` key/value heads.
+/// Every slice of a call is alike. `batch` 0: the library is not to be asked.
+struct AttentionSlices {
+  std::int64_t batch = 0;
+  std::int64_t kv_heads = 0;
+  bool operator==(const AttentionSlices&) const = default;
+};
+
+/// Workspace that several slices share rather than each have one; what one slice may have at most.
+constexpr std::size_t preferred_workspace = std::size_t{256} << 20;
+constexpr std::size_t most_workspace = std::size_t{1} << 30;
+
+/// Largest workspace that backward of `batch` sequences with `kv_heads` of the key/value heads is granted: gradients of
+/// scores in whole tiles, a sum for each row, and where heads share keys dk and dv of each query head.
+std::size_t backward_workspace(const AttentionShape& shape, std::int64_t batch, std::int64_t kv_heads);
+/// The same of forward, which needs next to nothing.
+constexpr std::size_t forward_workspace = std::size_t{1} << 20;
+
+/// Functions of the shape and of the widest row stride (elements) among the operands, as one slice spans less than
+/// 2^31 elements of any: the library's kernels count in 32 bits.
+AttentionSlices forward_slices(const AttentionShape& shape, std::int64_t widest_row);
+AttentionSlices backward_slices(const AttentionShape& shape, std::int64_t widest_row);
+
+/// A tensor as cuDNN is told of it: (B, H, T, D), or (B, H, T, 1) of the statistics, in elements.
+struct HeadsTensor {
+  std::array<std::int64_t, 4> dims{};
+  std::array<std::int64_t, 4> strides{};
+  bool operator==(const HeadsTensor&) const = default;
+};
+/// `heads` heads of an operand whose tokens are `row_stride` elements apart.
+HeadsTensor heads_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads, std::int64_t row_stride);
+/// Of (B, H, T) f32.
+HeadsTensor statistics_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads);
+
+/// Elements from the first of an operand to its part in a slice that begins with sequence `b` and head `h`.
+constexpr std::int64_t heads_offset(const AttentionShape& shape, std::int64_t row_stride, std::int64_t b,
+                                    std::int64_t h) {
+  return b * shape.sequence * row_stride + h * shape.head_dim;
+}
+constexpr std::int64_t statistics_offset(const AttentionShape& shape, std::int64_t b, std::int64_t h) {
+  return (b * shape.heads + h) * shape.sequence;
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,241 @@
+// How attention is described to cuDNN and cut into slices, over a cuDNN made of this CPU; and what happens where it is
+// missing, too old, refuses or fails.
+#include <cudnn.h>
+#include <dlfcn.h>
+#include <gmock/gmock.h>
+
+#include "core/error.hpp"
+#include "cpu_ops/reference/reference.hpp"
+#include "gpu_ops/attention.hpp"
+#include "gpu_ops/attention_slices.hpp"
+#include "gpu_ops/emulation/grid.hpp"
+#include "tests/gpu_ops/kernels/bench.hpp"
+#include "tests/gpu_ops/kernels/cudnn/fake_cudnn.hpp"
+
+namespace tandem::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+/// One call in bf16, forward and backward, with q, k and v side by side and everything that it needs.
+struct Problem {
+  explicit Problem(const AttentionShape& s)
+      : shape(s),
+        in(random.tensor(DType::bf16, {s.batch, s.sequence, width()})),
+        dout(random.tensor(DType::bf16, {s.batch, s.sequence, s.heads * s.head_dim})),
+        out(DType::bf16, {s.batch, s.sequence, s.heads * s.head_dim}),
+        lse(DType::f32, {s.batch, s.heads, s.sequence}),
+        d(DType::bf16, {s.batch, s.sequence, width()}) {}
+
+  std::int64_t width() const { return (shape.heads + 2 * shape.kv_heads) * shape.head_dim; }
+  HeadsView part(const Tensor& of, std::int64_t first_head) const {
+    return {of.view().as<bf16>() + first_head * shape.head_dim, DType::bf16, width()};
+  }
+  gpu::AttentionForward forward() const {
+    return {part(in, 0), part(in, shape.heads), part(in, shape.heads + shape.kv_heads), out, lse, shape};
+  }
+  gpu::AttentionBackward backward() const {
+    const gpu::AttentionForward f = forward();
+    return {dout, f.q, f.k, f.v, out, lse, part(d, 0), part(d, shape.heads), part(d, shape.heads + shape.kv_heads),
+            shape};
+  }
+  std::vector<std::byte> scratch(const gpu::Attention& attention) const {
+    return std::vector<std::byte>(attention.scratch_bytes(shape, DType::bf16) + 16);
+  }
+
+  Random random{3};
+  AttentionShape shape;
+  Tensor in, dout, out, lse, d;
+};
+
+/// A packet's beginning within `bytes`.
+void* aligned(std::vector<std::byte>& bytes) {
+  return bytes.data() + (16 - reinterpret_cast<std::uintptr_t>(bytes.data()) % 16) % 16;
+}
+
+class Cudnn : public ::testing::Test {
+ protected:
+  void SetUp() override { fake_cudnn::reset({}); }
+  std::unique_ptr<gpu::Attention> make() {
+    return gpu::make_attention([this](const std::string& why) { told_.push_back(why); });
+  }
+  void run(gpu::Attention& attention, const Problem& problem) {
+    std::vector<std::byte> scratch = problem.scratch(attention);
+    attention.forward(problem.forward(), aligned(scratch), nullptr);
+    attention.backward(problem.backward(), aligned(scratch), nullptr);
+  }
+  std::vector<std::string> told_;
+};
+
+const AttentionShape usual{2, 36, 4, 2, 16, 0.25F};
+
+TEST_F(Cudnn, ForwardAndBackwardAreTheReference) {
+  // Odd lengths, several heads over one, one over one, as many; the scale is not the usual root.
+  for (const AttentionShape& s : {usual, AttentionShape{3, 37, 3, 1, 8, 0.4F}, AttentionShape{1, 2, 1, 1, 64, 0.2F},
+                                  AttentionShape{2, 67, 2, 2, 24, 0.3F}}) {
+    SCOPED_TRACE(std::to_string(s.sequence) + " tokens");
+    const Problem actual(s), expected(s);
+    const auto attention = make();
+    run(*attention, actual);
+    const gpu::AttentionForward f = expected.forward();
+    const gpu::AttentionBackward b = expected.backward();
+    reference::attention(f.q, f.k, f.v, f.out, f.lse, s);
+    EXPECT_WITHIN(actual.out, expected.out, DType::bf16, false);
+    EXPECT_WITHIN(actual.lse, expected.lse, DType::bf16, false);
+    reference::attention_backward(b.dout, b.q, b.k, b.v, actual.out, actual.lse, b.dq, b.dk, b.dv, s);
+    EXPECT_WITHIN(actual.d, expected.d, DType::bf16, false);
+  }
+  EXPECT_EQ(fake_cudnn::counters().forwards, 4);
+  EXPECT_EQ(fake_cudnn::counters().backwards, 4);
+  EXPECT_THAT(told_, ::testing::IsEmpty());
+}
+
+TEST_F(Cudnn, EitherBackwardFollowsEitherForward) {
+  const Problem library(usual), plain(usual);
+  const auto attention = make(), kernels = gpu::make_plain_attention();
+  std::vector<std::byte> scratch = library.scratch(*attention);
+  attention->forward(library.forward(), aligned(scratch), nullptr);
+  kernels->backward(library.backward(), aligned(scratch), nullptr);
+  kernels->forward(plain.forward(), aligned(scratch), nullptr);
+  attention->backward(plain.backward(), aligned(scratch), nullptr);
+  EXPECT_WITHIN(library.lse, plain.lse, DType::bf16, false);
+  EXPECT_WITHIN(library.d, plain.d, DType::bf16, true);
+}
+
+TEST_F(Cudnn, StatisticsThatNobodyAskedForChangeNothing) {
+  const Problem with(usual), without(usual);
+  const auto attention = make();
+  run(*attention, with);
+  std::vector<std::byte> scratch = without.scratch(*attention);
+  gpu::AttentionForward call = without.forward();
+  call.lse = {};
+  attention->forward(call, aligned(scratch), nullptr);
+  EXPECT_SAME_BITS(without.out, with.out);
+  EXPECT_EQ(fake_cudnn::counters().plans, 2) << "forward's and backward's";
+}
+
+TEST_F(Cudnn, APlanIsMadeOnceForEachShape) {
+  const auto attention = make();
+  const Problem problem(usual);
+  for (int i = 0; i < 3; ++i) run(*attention, problem);
+  EXPECT_EQ(fake_cudnn::counters().plans, 2);
+  AttentionShape other = usual;
+  other.scale = 0.5F;
+  run(*attention, Problem(other));
+  EXPECT_EQ(fake_cudnn::counters().plans, 4);
+}
+
+TEST_F(Cudnn, TheStreamIsSetForEachCall) {
+  const auto attention = make();
+  const Problem problem(usual);
+  std::vector<std::byte> scratch = problem.scratch(*attention);
+  for (int i = 1; i < 3; ++i) {
+    auto* const stream = reinterpret_cast<CUstream_st*>(static_cast<std::uintptr_t>(i) * 64);
+    attention->forward(problem.forward(), aligned(scratch), stream);
+    EXPECT_EQ(fake_cudnn::counters().stream, stream);
+  }
+}
+
+TEST_F(Cudnn, WhatItDoesNotTakeRunsInThePlainKernels) {
+  const auto attention = make();
+  for (const AttentionShape& s : {AttentionShape{1, 9, 2, 1, 5, 0.4F}, AttentionShape{2, 1, 2, 1, 8, 0.4F}}) {
+    const Problem actual(s), expected(s);
+    run(*attention, actual);
+    run(*gpu::make_plain_attention(), expected);
+    EXPECT_SAME_BITS(actual.out, expected.out);
+    EXPECT_SAME_BITS(actual.d, expected.d);
+  }
+  // A row that is no multiple of 16 bytes, and an operand that begins between two.
+  const Problem problem({1, 12, 1, 1, 8, 0.4F});
+  std::vector<std::byte> scratch = problem.scratch(*attention);
+  gpu::AttentionForward call = problem.forward();
+  call.q.row_stride = 20;
+  attention->forward(call, aligned(scratch), nullptr);
+  call = problem.forward();
+  call.k.data = static_cast<bf16*>(call.k.data) + 4;
+  attention->forward(call, aligned(scratch), nullptr);
+  EXPECT_EQ(fake_cudnn::counters().plans, 0);
+  attention->forward(problem.forward(), aligned(scratch), nullptr);
+  EXPECT_EQ(fake_cudnn::counters().plans, 1);
+}
+
+TEST_F(Cudnn, WhatItRefusesRunsInThePlainKernelsAndIsToldOnce) {
+  for (const fake_cudnn::Behaviour& refusal :
+       {fake_cudnn::Behaviour{.has_engines = false}, fake_cudnn::Behaviour{.deterministic = false},
+        fake_cudnn::Behaviour{.plan_status = CUDNN_STATUS_NOT_SUPPORTED},
+        fake_cudnn::Behaviour{.workspace = std::int64_t{1} << 31}}) {
+    told_.clear();
+    fake_cudnn::reset(refusal);
+    const auto attention = make();
+    const Problem actual(usual), expected(usual);
+    run(*attention, actual);
+    run(*attention, actual);
+    run(*gpu::make_plain_attention(), expected);
+    EXPECT_SAME_BITS(actual.out, expected.out);
+    EXPECT_SAME_BITS(actual.d, expected.d);
+    EXPECT_EQ(fake_cudnn::counters().forwards + fake_cudnn::counters().backwards, 0);
+    ASSERT_EQ(told_.size(), 1U);
+    EXPECT_THAT(told_[0], AllOf(HasSubstr("plain kernels"), HasSubstr("cuDNN 9.19.0"), HasSubstr("36 tokens")));
+    EXPECT_EQ(told_[0].find('\n'), std::string::npos);
+  }
+  EXPECT_THAT(told_[0], HasSubstr("asks for 2.00 GiB of workspace"));
+}
+
+TEST_F(Cudnn, AFailureIsADeviceErrorThatNamesIt) {
+  const Problem problem(usual);
+  fake_cudnn::reset({.plan_status = CUDNN_STATUS_INTERNAL_ERROR});
+  EXPECT_THAT([&] { run(*make(), problem); },
+              ThrowsMessage<DeviceError>(AllOf(HasSubstr("attention: cuDNN failed to plan"), HasSubstr("INTERNAL"))));
+  fake_cudnn::reset({.run_status = CUDNN_STATUS_EXECUTION_FAILED});
+  EXPECT_THAT(
+      [&] { run(*make(), problem); },
+      ThrowsMessage<DeviceError>(AllOf(HasSubstr("attention: cuDNN failed to run"), HasSubstr("EXECUTION_FAILED"))));
+}
+
+TEST_F(Cudnn, ALostDeviceIsNamedWhereACallReportsIt) {
+  const Problem problem(usual);
+  for (const fake_cudnn::Behaviour& failing : {fake_cudnn::Behaviour{.plan_status = CUDNN_STATUS_INTERNAL_ERROR},
+                                               fake_cudnn::Behaviour{.run_status = CUDNN_STATUS_EXECUTION_FAILED}}) {
+    fake_cudnn::reset(failing);
+    const auto attention = make();
+    emulation::lose_device(true);
+    EXPECT_THAT([&] { run(*attention, problem); }, ThrowsMessage<DeviceError>(HasSubstr("device lost")));
+    emulation::lose_device(false);
+  }
+}
+
+TEST_F(Cudnn, NothingElseOfCudaIsLoaded) {
+  run(*make(), Problem(usual));
+  for (const char* library : {"libcudart.so.12", "libcudart.so.13", "libcuda.so.1"}) {
+    EXPECT_EQ(::dlopen(library, RTLD_NOW | RTLD_NOLOAD), nullptr) << library;
+  }
+}
+
+TEST_F(Cudnn, TheKeyNamesTheVersions) { EXPECT_THAT(gpu::attention_key(), HasSubstr("cudnn 91900 frontend 1")); }
+
+/// Run in a process of its own, where the library says that it is older.
+TEST_F(Cudnn, ALibraryTooOldIsNotUsed) {
+  if (::cudnnGetVersion() == 91900) GTEST_SKIP() << "run by CTest on its own";
+  const Problem actual(usual), expected(usual);
+  run(*make(), actual);
+  run(*gpu::make_plain_attention(), expected);
+  EXPECT_SAME_BITS(actual.out, expected.out);
+  ASSERT_EQ(told_.size(), 1U);
+  EXPECT_THAT(told_[0], HasSubstr("is cuDNN 9.15.1, 9.18.0 or later is needed"));
+  EXPECT_EQ(gpu::attention_key(), "plain");
+}
+
+/// Run in a process of its own: what was found holds for the process.
+TEST_F(Cudnn, ALibraryThatDoesNotStartIsNotUsed) {
+  if (::cudnnGetVersion() != 92000) GTEST_SKIP() << "run by CTest on its own";
+  fake_cudnn::reset({.start_status = CUDNN_STATUS_NOT_INITIALIZED});
+  run(*make(), Problem(usual));
+  ASSERT_EQ(told_.size(), 1U);
+  EXPECT_THAT(told_[0], HasSubstr("cuDNN 9.20.0 does not start: CUDNN_STATUS_NOT_INITIALIZED"));
+  EXPECT_EQ(gpu::attention_key(), "plain");
+}
+
+}  // namespace
+}  // namespace tandem::testing

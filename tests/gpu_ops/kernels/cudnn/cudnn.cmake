@@ -1,0 +1,45 @@
+# Attention as cuDNN is asked for it: over a library of that name made of this CPU, and as far as the real one gets
+# without a GPU. Included by CMakeLists.txt of the folder above.
+set(attention_object $<TARGET_OBJECTS:tandem_attention_cudnn> ${PROJECT_SOURCE_DIR}/gpu_ops/shared_library.cpp)
+set(attention_links tandem_gpu_ops_emulated tandem_gpu_emulation_immediate tandem_cpu_ops tandem_core fmt::fmt
+                    ${CMAKE_DL_LIBS} GTest::gmock GTest::gtest_main)
+
+# Whoever loads the real library by name finds this one loaded.
+add_library(fake_cudnn SHARED cudnn/fake_cudnn.cpp)
+set_target_properties(fake_cudnn PROPERTIES OUTPUT_NAME cudnn SOVERSION 9)
+add_executable(gpu_cudnn_test cudnn/attention_cudnn_test.cpp bench.cpp bench_emulated.cpp ops/attention_test.cpp
+                              ${attention_object})
+foreach(target fake_cudnn gpu_cudnn_test)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_include_directories(${target} SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
+  target_link_libraries(${target} PRIVATE tandem_flags)
+endforeach()
+target_link_libraries(gpu_cudnn_test PRIVATE -Wl,--no-as-needed fake_cudnn -Wl,--as-needed ${attention_links})
+gtest_discover_tests(gpu_cudnn_test TEST_PREFIX gpu_kernels.over_cudnn. DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
+# What is found of a library holds for the process.
+foreach(found 91501:ALibraryTooOldIsNotUsed 92000:ALibraryThatDoesNotStartIsNotUsed)
+  string(REPLACE ":" ";" parts ${found})
+  list(GET parts 0 version)
+  list(GET parts 1 case)
+  add_test(NAME gpu_kernels.over_cudnn_${version}.${case} COMMAND gpu_cudnn_test --gtest_filter=Cudnn.${case})
+  set_tests_properties(gpu_kernels.over_cudnn_${version}.${case} PROPERTIES ENVIRONMENT TANDEM_FAKE_CUDNN_VERSION=${version})
+endforeach()
+
+# The real library plans for a card that is described to it, and compiles kernels for that; a driver of ours takes them.
+# Skipped where the library is not installed.
+add_library(fake_driver SHARED cudnn/fake_driver.cpp)
+set_target_properties(fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1 LIBRARY_OUTPUT_DIRECTORY
+                                             ${CMAKE_CURRENT_BINARY_DIR}/driver)
+target_link_libraries(fake_driver PRIVATE tandem_flags)
+add_executable(gpu_cudnn_plans_test cudnn/plans_test.cpp ${attention_object})
+target_include_directories(gpu_cudnn_plans_test PRIVATE ${PROJECT_SOURCE_DIR})
+target_link_libraries(gpu_cudnn_plans_test PRIVATE tandem_flags -Wl,--no-as-needed fake_driver -Wl,--as-needed
+                                                   ${attention_links})
+add_test(NAME gpu_kernels.cudnn_plans COMMAND gpu_cudnn_plans_test)
+set_tests_properties(gpu_kernels.cudnn_plans PROPERTIES TIMEOUT 600 SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\] CudnnPlans")
+# Where something else lies in its place, nothing is found.
+file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/no_cudnn/libcudnn.so.9 "no library")
+add_test(NAME gpu_kernels.no_cudnn COMMAND ${CMAKE_COMMAND} -E env --unset=VIRTUAL_ENV --unset=CONDA_PREFIX
+         --unset=TANDEM_CUDA_LIBS HOME=/nonexistent LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR}/no_cudnn
+         $<TARGET_FILE:gpu_cudnn_plans_test> --gtest_filter=WithoutCudnn.* --gtest_also_run_disabled_tests)
+set_tests_properties(gpu_kernels.no_cudnn PROPERTIES PASS_REGULAR_EXPRESSION "\\[  PASSED  \\] 1 test")

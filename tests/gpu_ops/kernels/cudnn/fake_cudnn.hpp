@@ -1,0 +1,30 @@
+#pragma once
+// A cuDNN made of this CPU, under the real one's name. It takes apart the graphs that it is given as the backend's
+// interface describes them (tensors by name, dimensions and strides; the scale; the mask) and computes causal attention
+// from them in double. Can be made to refuse and to fail.
+#include <cstddef>
+#include <cstdint>
+
+namespace tandem::fake_cudnn {
+
+struct Counters {
+  int plans = 0;     ///< made
+  int forwards = 0;  ///< slices run
+  int backwards = 0;
+  void* stream = nullptr;  ///< the one set last
+};
+/// Since the last call of reset().
+Counters counters();
+
+struct Behaviour {
+  bool has_engines = true;
+  bool deterministic = true;      ///< what engines say of themselves
+  int start_status = 0;           ///< what making a handle returns
+  int plan_status = 0;            ///< what finishing a plan returns
+  int run_status = 0;             ///< what every call returns
+  std::int64_t workspace = 4096;  ///< bytes that an engine asks for, beside those of the graph
+};
+/// Zero counters, and this behaviour from now on.
+void reset(Behaviour behaviour);
+
+}  // namespace tandem::fake_cudnn
