@@ -351,9 +351,7 @@ class CudnnAttention final : public Attention {
   std::size_t scratch_bytes(const AttentionShape& shape, DType activations) const override {
     const std::size_t plain = plain_attention_scratch(shape.batch * shape.sequence, shape.heads);
     if (activations != DType::bf16) return plain;
-    const AttentionSlices slices = backward_slices(shape, 1);
-    const std::size_t backward = slices.batch == 0 ? 0 : backward_workspace(shape, slices.batch, slices.kv_heads);
-    return std::max(plain + forward_workspace, backward);
+    return std::max(plain + forward_workspace, backward_scratch(shape));
   }
 
   void forward(const AttentionForward& call, void* scratch, CUstream_st* stream) override {

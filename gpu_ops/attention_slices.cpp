@@ -55,6 +55,13 @@ AttentionSlices backward_slices(const AttentionShape& shape, std::int64_t widest
   return in_packets(shape, {largest_divisor(shape.batch, batch), shape.kv_heads});
 }
 
+std::size_t backward_scratch(const AttentionShape& shape) {
+  const std::size_t one = backward_workspace(shape, 1, 1);
+  if (one > most_workspace) return 0;
+  // A batch that divides better may have larger slices than a larger batch.
+  return std::min(backward_workspace(shape, shape.batch, shape.kv_heads), std::max(preferred_workspace, one));
+}
+
 HeadsTensor heads_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads, std::int64_t row_stride) {
   return {{batch, heads, shape.sequence, shape.head_dim}, {shape.sequence * row_stride, shape.head_dim, row_stride, 1}};
 }

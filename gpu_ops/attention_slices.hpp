@@ -35,6 +35,9 @@ constexpr std::size_t forward_workspace = std::size_t{1} << 20;
 AttentionSlices forward_slices(const AttentionShape& shape, std::int64_t widest_row);
 AttentionSlices backward_slices(const AttentionShape& shape, std::int64_t widest_row);
 
+/// What backward of up to `shape.batch` such sequences has at most, however it is cut.
+std::size_t backward_scratch(const AttentionShape& shape);
+
 /// A tensor as cuDNN is told of it: (B, H, T, D), or (B, H, T, 1) of the statistics, in elements.
 struct HeadsTensor {
   std::array<std::int64_t, 4> dims{};

@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "gpu_ops/attention.hpp"
+#include "gpu_ops/attention_cudnn.hpp"
 #include "gpu_ops/attention_slices.hpp"
 #include "gpu_ops/emulation/grid.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
@@ -125,6 +126,47 @@ TEST_F(Cudnn, APlanIsMadeOnceForEachShape) {
   other.scale = 0.5F;
   run(*attention, Problem(other));
   EXPECT_EQ(fake_cudnn::counters().plans, 4);
+}
+
+/// Memory that nobody touches, so that calls may be as large as real ones.
+template <class T>
+T* imagined(int operand) {
+  return reinterpret_cast<T*>(static_cast<std::uintptr_t>(operand) << 40);
+}
+
+TEST_F(Cudnn, ALargeCallIsMadeSliceBySlice) {
+  fake_cudnn::reset({.computes = false});
+  const auto attention = make();
+  const AttentionShape s{3, 4096, 32, 8, 128, 0.1F};
+  const std::int64_t row = 48 * 128, dense = 32 * 128;
+  const auto heads = [&](int operand) { return HeadsView{imagined<bf16>(operand), DType::bf16, row}; };
+  const auto tensor = [&](int operand, DType dtype) {
+    return TensorView{imagined<void>(operand), dtype, {3, 4096, dense}};
+  };
+  attention->backward({tensor(gpu::of_dout, DType::bf16), heads(gpu::of_q), heads(gpu::of_k), heads(gpu::of_v),
+                       tensor(gpu::of_out, DType::bf16), tensor(gpu::of_lse, DType::f32), heads(gpu::of_dq),
+                       heads(gpu::of_dk), heads(gpu::of_dv), s},
+                      imagined<void>(gpu::of_dv + 1), nullptr);
+  const std::vector<fake_cudnn::Slice> slices = fake_cudnn::counters().slices;
+  ASSERT_EQ(slices.size(), 3U * 8) << "a key/value head at a time";
+  EXPECT_EQ(fake_cudnn::counters().plans, 1);
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    const auto b = static_cast<std::int64_t>(i) / 8, kv = static_cast<std::int64_t>(i) % 8, h = kv * 4;
+    SCOPED_TRACE(i);
+    EXPECT_EQ(slices[i].batch, 1);
+    EXPECT_EQ(slices[i].heads, 4);
+    EXPECT_EQ(slices[i].kv_heads, 1);
+    const auto begins = [&](int operand, const void* where) {
+      EXPECT_EQ(slices[i].operands[static_cast<std::size_t>(operand)], where) << operand;
+    };
+    for (const int queries : {gpu::of_q, gpu::of_dq})
+      begins(queries, imagined<bf16>(queries) + b * 4096 * row + h * 128);
+    for (const int keys : {gpu::of_k, gpu::of_v, gpu::of_dk, gpu::of_dv}) {
+      begins(keys, imagined<bf16>(keys) + b * 4096 * row + kv * 128);
+    }
+    for (const int rows : {gpu::of_out, gpu::of_dout}) begins(rows, imagined<bf16>(rows) + b * 4096 * dense + h * 128);
+    begins(gpu::of_lse, imagined<float>(gpu::of_lse) + (b * 32 + h) * 4096);
+  }
 }
 
 TEST_F(Cudnn, TheStreamIsSetForEachCall) {

@@ -324,8 +324,6 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
   const auto data = object_of(pack).all<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   auto* const workspace = object_of(pack).one<std::uint8_t*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
   if (!facts.causal || names.size() != data.size()) return CUDNN_STATUS_BAD_PARAM;
-  // Whatever lies there is its own until it is done.
-  std::memset(workspace, 0xFF, static_cast<std::size_t>(behaviour.workspace));
   Call call;
   for (std::size_t i = 0; i < names.size(); ++i) {
     call.operands[names[i]] = {facts.tensors[names[i]], data[i]};
@@ -338,6 +336,14 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
   // The frontend gives what numbers are left to tensors of its own, scalars in forward.
   const bool is_backward = call.operands.contains(of_dout) && !call[of_dout].layout.by_value;
   ++(is_backward ? counted.backwards : counted.forwards);
+  tandem::fake_cudnn::Slice slice{.operands = {}, .batch = call.batch, .heads = call.heads, .kv_heads = call.kv_heads};
+  for (int operand = of_q; operand <= (is_backward ? of_dv : of_lse); ++operand) {
+    slice.operands[static_cast<std::size_t>(operand)] = call[static_cast<AttentionOperand>(operand)].data;
+  }
+  counted.slices.push_back(slice);
+  if (!behaviour.computes) return CUDNN_STATUS_SUCCESS;
+  // Whatever lies there is its own until it is done.
+  std::memset(workspace, 0xFF, static_cast<std::size_t>(behaviour.workspace));
   is_backward ? backward(call) : forward(call);
   return CUDNN_STATUS_SUCCESS;
 }

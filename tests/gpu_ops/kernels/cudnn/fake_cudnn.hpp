@@ -2,16 +2,25 @@
 // A cuDNN made of this CPU, under the real one's name. It takes apart the graphs that it is given as the backend's
 // interface describes them (tensors by name, dimensions and strides; the scale; the mask) and computes causal attention
 // from them in double. Can be made to refuse and to fail.
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace tandem::fake_cudnn {
+
+/// One call as it arrived: where its operands begin, by gpu::AttentionOperand, and how much of them it is about.
+struct Slice {
+  std::array<void*, 10> operands{};
+  std::int64_t batch = 0, heads = 0, kv_heads = 0;
+};
 
 struct Counters {
   int plans = 0;     ///< made
   int forwards = 0;  ///< slices run
   int backwards = 0;
   void* stream = nullptr;  ///< the one set last
+  std::vector<Slice> slices;
 };
 /// Since the last call of reset().
 Counters counters();
@@ -22,6 +31,7 @@ struct Behaviour {
   int start_status = 0;           ///< what making a handle returns
   int plan_status = 0;            ///< what finishing a plan returns
   int run_status = 0;             ///< what every call returns
+  bool computes = true;           ///< else slices are noted, and no memory is touched
   std::int64_t workspace = 4096;  ///< bytes that an engine asks for, beside those of the graph
 };
 /// Zero counters, and this behaviour from now on.
