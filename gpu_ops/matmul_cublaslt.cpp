@@ -190,8 +190,8 @@ void point_at_operands(const Descriptor& descriptor, const Product& p) {
   if (p.input != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.input);
 }
 
-/// Asks the library's heuristic: never a measurement, so that the choice is a function of the key.
-void choose(cublasLtHandle_t handle, const Key& key, Prepared& prepared) {
+/// Asks the library's heuristic: never a measurement, so that the choice is a function of the key. What it says.
+cublasStatus_t choose(cublasLtHandle_t handle, const Key& key, Prepared& prepared) {
   cublasLtMatmulPreference_t made = nullptr;
   require(library().preference_create(&made), "describe a preference");
   const Preference preference(made, library().preference_destroy);
@@ -209,11 +209,8 @@ void choose(cublasLtHandle_t handle, const Key& key, Prepared& prepared) {
       library().heuristic(handle, prepared.descriptor.get(), prepared.left.get(), prepared.right.get(),
                           prepared.result.get(), prepared.result.get(), preference.get(), 1, &result, &count);
   prepared.found = status == CUBLAS_STATUS_SUCCESS && count == 1 && result.state == CUBLAS_STATUS_SUCCESS;
-  // Versions say in either way that they do not offer an epilogue.
-  const bool not_offered = status == CUBLAS_STATUS_NOT_SUPPORTED ||
-                           (status == CUBLAS_STATUS_INVALID_VALUE && key.epilogue != Epilogue::none);
-  if (!not_offered) require(status, "choose an algorithm");
   prepared.algorithm = result.algo;
+  return status;
 }
 
 class CublasLtMatmul final : public Matmul {
@@ -270,7 +267,16 @@ class CublasLtMatmul final : public Matmul {
                       .algorithm = {},
                       .found = false};
     point_at_operands(prepared.descriptor, p);
-    choose(handle_.get(), key, prepared);
+    const cublasStatus_t status = choose(handle_.get(), key, prepared);
+    if (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != Epilogue::none) {
+      // So do versions say that they do not offer an epilogue. What is wrong without it, too, is wrong.
+      Product bare = p;
+      bare.epilogue = Epilogue::none;
+      bare.input = nullptr;
+      static_cast<void>(prepared_for(bare));
+    } else if (status != CUBLAS_STATUS_NOT_SUPPORTED) {
+      require(status, "choose an algorithm");
+    }
     return prepared_.emplace(key, std::move(prepared)).first->second;
   }
 

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 
 #include "core/numerics/activation.hpp"
+#include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/matmul.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 #include "tests/gpu_ops/kernels/cublaslt/fake_cublaslt.hpp"
@@ -211,6 +212,23 @@ TEST_F(CublasLt, AFailureIsADeviceErrorThatNamesIt) {
   } catch (const DeviceError& error) {
     EXPECT_THAT(error.what(), ::testing::AllOf(::testing::HasSubstr("cuBLASLt"), ::testing::HasSubstr("14")));
   }
+}
+
+TEST_F(CublasLt, ALostDeviceIsNamedWhereAProductReportsIt) {
+  fake_cublaslt::reset({.product_status = CUBLAS_STATUS_EXECUTION_FAILED});
+  Operands x(random_, 7, 11, 5, false, true, DType::bf16);
+  emulation::lose_device(true);
+  EXPECT_THAT([&] { matmul_->run(x.product, nullptr, nullptr); },
+              ::testing::ThrowsMessage<DeviceError>(::testing::HasSubstr("device lost")));
+  emulation::lose_device(false);
+}
+
+TEST_F(CublasLt, AProductThatIsWrongWithoutItsEpilogueTooIsAnError) {
+  GeluOperands x(random_, gpu::Epilogue::gelu);
+  x.operands.product.c_stride = 16;  // less than a row
+  EXPECT_THROW((void)matmul_->fuses(x.operands.product), DeviceError);
+  x.operands.product.c_stride = 24;
+  EXPECT_TRUE(matmul_->fuses(x.operands.product));
 }
 
 TEST_F(CublasLt, TheKeyNamesTheVersion) { EXPECT_EQ(gpu::matmul_key(), "cublaslt 130000"); }

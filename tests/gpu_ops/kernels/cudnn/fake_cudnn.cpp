@@ -343,8 +343,10 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
   counted.slices.push_back(slice);
   if (!behaviour.computes) return CUDNN_STATUS_SUCCESS;
   // Whatever lies there is its own until it is done.
-  std::memset(workspace, 0xFF, static_cast<std::size_t>(behaviour.workspace));
+  const auto use = [&] { std::memset(workspace, 0xFF, static_cast<std::size_t>(behaviour.workspace)); };
+  use();
   is_backward ? backward(call) : forward(call);
+  use();
   return CUDNN_STATUS_SUCCESS;
 }
 }
