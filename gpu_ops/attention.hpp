@@ -14,6 +14,7 @@ struct CUstream_st;
 namespace tandem::gpu {
 
 constexpr std::int64_t most_head_dim = 256;  ///< of the plain kernels
+constexpr const char* plain_is_slower = "attention runs in plain kernels, which are slower: ";
 
 /// Operands as in core/ops.hpp. `lse` is the natural logarithm of each row's sum of exp(scale q k).
 struct AttentionForward {
@@ -44,15 +45,15 @@ class Attention {
 };
 
 /// The implementation of this build, on the device that is current. cuDNN's gives way to the plain one where the
-/// library is not found, is too old or does not start, and to the plain kernels for calls that it does not take; the
-/// first time each happens, `slower` is told why. `slower` may be empty.
+/// library is not found, is too old or does not start, and to the plain kernels for calls that it does not take;
+/// `slower`, which may be empty, is told once, by the first call that is not the library's.
 std::unique_ptr<Attention> make_attention(Notice slower);
 /// "cudnn 92600 frontend 12600", "plain": what of it enters the compute key. After make_attention() it says what that
 /// found.
 std::string attention_key();
 
-/// The plain kernels, whatever the build.
-std::unique_ptr<Attention> make_plain_attention();
+/// The plain kernels, whatever the build. The first call tells `slower`, which may be empty, `why` it is they that run.
+std::unique_ptr<Attention> make_plain_attention(Notice slower = {}, std::string why = {});
 
 /// Blocks of queries against blocks of keys with a running maximum and sum (Dao et al., arXiv 2205.14135), so that (T,
 /// T) never exists. fp32 arithmetic on f32 or bf16. Every sum has one owner and a fixed order: no atomics.

@@ -36,8 +36,6 @@ namespace fe = cudnn_frontend;
 constexpr std::size_t oldest_version = 91800;
 static_assert(CUDNN_VERSION >= oldest_version, "the build looks for headers of no older version");
 
-constexpr const char* plain_runs = "attention runs in plain kernels, which are slower: ";
-
 std::string version_text(std::size_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
@@ -293,11 +291,16 @@ bool in_packets(const HeadsView& view) {
 }
 bool in_packets(const TensorView& view) { return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0; }
 
-/// What the library knows nothing of is not even asked for. A sequence of one token has nothing to attend to.
+/// Why the library is not even asked for a call; "" where it is.
 template <class... Operands>
-bool takes(const AttentionShape& shape, DType dtype, const Operands&... operands) {
-  return dtype == DType::bf16 && shape.head_dim % 8 == 0 && shape.head_dim <= most_head_dim && shape.sequence > 1 &&
-         (in_packets(operands) && ...);
+std::string why_not_asked(const AttentionSlice& slice, DType dtype, const Operands&... operands) {
+  const AttentionShape& shape = slice.shape;
+  if (dtype != DType::bf16) return "activations are f32";
+  if (shape.head_dim % 8 != 0 || shape.head_dim > most_head_dim) return "heads are no multiple of 8 up to 256 wide";
+  if (shape.sequence == 1) return "a single token";
+  if (!(in_packets(operands) && ...)) return "an operand does not lie in packets of 16 bytes";
+  if (slice.slices.batch == 0) return "the sequence is too long for its workspace";
+  return {};
 }
 
 std::int64_t dense(const AttentionShape& shape) { return shape.heads * shape.head_dim; }
@@ -362,9 +365,9 @@ class CudnnAttention final : public Attention {
                                .q_row = call.q.row_stride,
                                .k_row = call.k.row_stride,
                                .v_row = call.v.row_stride};
-    const bool asked = slice.slices.batch > 0 && takes(shape, call.q.dtype, call.q, call.k, call.v, call.out);
     const std::lock_guard lock(mutex_);
-    const Prepared* const prepared = asked ? found(slice, stream) : nullptr;
+    const Prepared* const prepared =
+        found(slice, why_not_asked(slice, call.q.dtype, call.q, call.k, call.v, call.out), stream);
     if (prepared == nullptr) return plain_attention(call, stream);
     // The same kernel whether anybody asked for the statistics or not, and so the same bits.
     void* const lse = call.lse ? call.lse.data : scratch;
@@ -386,10 +389,10 @@ class CudnnAttention final : public Attention {
         .dk_row = call.dk.row_stride,
         .dv_row = call.dv.row_stride,
         .backward = true};
-    const bool asked = slice.slices.batch > 0 && takes(shape, call.q.dtype, call.q, call.k, call.v, call.dout, call.out,
-                                                       call.dq, call.dk, call.dv);
+    const std::string why_not =
+        why_not_asked(slice, call.q.dtype, call.q, call.k, call.v, call.dout, call.out, call.dq, call.dk, call.dv);
     const std::lock_guard lock(mutex_);
-    const Prepared* const prepared = asked ? found(slice, stream) : nullptr;
+    const Prepared* const prepared = found(slice, why_not, stream);
     if (prepared == nullptr) return plain_attention_backward(call, scratch, stream);
     run(*prepared, slice,
         {call.q.data, call.k.data, call.v.data, call.out.data, call.lse.data, call.dout.data, call.dq.data,
@@ -400,8 +403,12 @@ class CudnnAttention final : public Attention {
  private:
   using Addresses = std::array<void*, of_dv>;  ///< by AttentionOperand, less 1
 
-  /// The plan of a slice; null where the library takes no such call.
-  const Prepared* found(const AttentionSlice& slice, CUstream_st* stream) {
+  /// The plan of a slice; null where the library is not to be asked, or takes no such call.
+  const Prepared* found(const AttentionSlice& slice, const std::string& why_not_asked, CUstream_st* stream) {
+    if (!why_not_asked.empty()) {
+      tell(slice, why_not_asked);
+      return nullptr;
+    }
     const Key key = key_of(slice);
     auto known = prepared_.find(key);
     if (known == prepared_.end()) {
@@ -410,9 +417,10 @@ class CudnnAttention final : public Attention {
                                                    return prepare(slice, {handle_.get(), sm_, {}});
                                                  }))
                   .first;
-      if (!known->second.graph) tell(slice, known->second.plan.why_not);
     }
-    return known->second.graph ? &known->second : nullptr;
+    if (known->second.graph) return &known->second;
+    tell(slice, known->second.plan.why_not);
+    return nullptr;
   }
 
   /// Runs every slice of the call with what its first one was planned as.
@@ -442,11 +450,11 @@ class CudnnAttention final : public Attention {
   }
 
   void tell(const AttentionSlice& slice, const std::string& why) {
-    if (!slower_) return;
-    slower_(fmt::format("{}cuDNN {} takes no {} of {} tokens with {} heads over {} of {}: {}", plain_runs,
-                        version_text(Library::get().version()), slice.backward ? "backward" : "forward",
-                        slice.shape.sequence, slice.shape.heads, slice.shape.kv_heads, slice.shape.head_dim, why));
-    slower_ = {};
+    if (const Notice slower = std::exchange(slower_, {})) {
+      slower(fmt::format("{}cuDNN {} takes no {} of {} tokens with {} heads of {} over {}: {}", plain_is_slower,
+                         version_text(Library::get().version()), slice.backward ? "backward" : "forward",
+                         slice.shape.sequence, slice.shape.heads, slice.shape.head_dim, slice.shape.kv_heads, why));
+    }
   }
 
   Handle handle_;
@@ -474,8 +482,7 @@ std::unique_ptr<Attention> make_attention(Notice slower) {
     }
     library.refuse(why_no_handle(status));
   }
-  if (slower) slower(plain_runs + library.why_not());
-  return make_plain_attention();
+  return make_plain_attention(std::move(slower), library.why_not());
 }
 
 std::string attention_key() {

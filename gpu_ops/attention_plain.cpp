@@ -1,11 +1,12 @@
 // Attention of builds without cuDNN's headers, and of the emulated one: the plain kernels.
+#include <utility>
+
 #include "gpu_ops/attention.hpp"
 
 namespace tandem::gpu {
 
 std::unique_ptr<Attention> make_attention(Notice slower) {
-  if (slower) slower("attention runs in plain kernels, which are slower: this build has no cuDNN");
-  return make_plain_attention();
+  return make_plain_attention(std::move(slower), "this build has no cuDNN");
 }
 
 std::string attention_key() { return "plain"; }

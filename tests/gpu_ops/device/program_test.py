@@ -46,6 +46,8 @@ class OnAFakeGpu(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             summary = self.summary(policy.replace(",", "-"))
             self.assertEqual(summary["device"], "cuda:0 Fake GPU")
+            self.assertIn("; attention plain", summary["compute_key"])
+            self.assertRegex(done.stderr, r"tandem: warning: attention runs in plain kernels, which are slower: [^\n]+\n")
             self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"])
             digests.add(summary["state_digest"])
         self.assertEqual(len(digests), 1)

@@ -189,6 +189,8 @@ TEST_F(Cudnn, WhatItDoesNotTakeRunsInThePlainKernels) {
     EXPECT_SAME_BITS(actual.out, expected.out);
     EXPECT_SAME_BITS(actual.d, expected.d);
   }
+  ASSERT_EQ(told_.size(), 1U);
+  EXPECT_THAT(told_[0], AllOf(HasSubstr("2 heads of 5 over 1"), HasSubstr("no multiple of 8")));
   // A row that is no multiple of 16 bytes, and an operand that begins between two.
   const Problem problem({1, 12, 1, 1, 8, 0.4F});
   std::vector<std::byte> scratch = problem.scratch(*attention);

@@ -33,6 +33,9 @@ Card card(int sm, const char* name, int multiprocessors, int shared_per_block, s
 const Card a100 = card(80, "NVIDIA A100-SXM4-80GB", 108, 166912, 41943040);
 const Card h100 = card(90, "NVIDIA H100 80GB HBM3", 132, 232448, 52428800);
 
+const Card rtx3090 = card(86, "NVIDIA GeForce RTX 3090", 82, 101376, 6291456);
+const Card b200 = card(100, "NVIDIA B200", 148, 232448, 132644864);
+
 /// q, k and v of one buffer, as GPT-2's are.
 AttentionSlice slice_of(const AttentionShape& shape, bool backward) {
   const std::int64_t row = (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
@@ -61,22 +64,31 @@ const AttentionShape shapes[] = {{8, 1024, 25, 25, 64, 0.125F}, {2, 4096, 32, 32
                                  {3, 37, 3, 1, 8, 0.4F},        {2, 131, 4, 2, 80, 0.11F},
                                  {2, 2, 1, 1, 16, 0.25F}};
 
+/// Expects an engine within the workspace granted to it.
+void expect_planned(const Card& at, const AttentionShape& shape) {
+  for (const bool backward : {false, true}) {
+    const AttentionSlice slice = slice_of(shape, backward);
+    const AttentionPlan plan = plan_attention(slice, at.sm, at.properties);
+    SCOPED_TRACE(std::to_string(at.sm) + (backward ? " backward of " : " forward of ") +
+                 std::to_string(shape.sequence) + " tokens, slices of " + std::to_string(slice.slices.batch) + " x " +
+                 std::to_string(slice.slices.kv_heads));
+    EXPECT_NE(plan.engine, "") << plan.why_not;
+    const std::size_t granted =
+        backward ? backward_workspace(shape, slice.slices.batch, slice.slices.kv_heads) : forward_workspace;
+    EXPECT_LE(plan.workspace, granted);
+    EXPECT_LE(granted, most_workspace);
+  }
+}
+
 TEST_F(CudnnPlans, EveryShapeHasAnEngineWithinTheWorkspaceGrantedToIt) {
   for (const Card& at : {a100, h100}) {
-    for (const AttentionShape& shape : shapes) {
-      for (const bool backward : {false, true}) {
-        const AttentionSlice slice = slice_of(shape, backward);
-        const AttentionPlan plan = plan_attention(slice, at.sm, at.properties);
-        const std::string what = std::to_string(at.sm) + (backward ? " backward of " : " forward of ") +
-                                 std::to_string(shape.sequence) + " tokens, " + std::to_string(slice.slices.batch) +
-                                 " x " + std::to_string(slice.slices.kv_heads);
-        EXPECT_NE(plan.engine, "") << what << ": " << plan.why_not;
-        const std::size_t granted =
-            backward ? backward_workspace(shape, slice.slices.batch, slice.slices.kv_heads) : forward_workspace;
-        EXPECT_LE(plan.workspace, granted) << what;
-        EXPECT_LE(granted, most_workspace) << what;
-      }
-    }
+    for (const AttentionShape& shape : shapes) expect_planned(at, shape);
+  }
+}
+
+TEST_F(CudnnPlans, SoHaveOlderAndNewerCards) {
+  for (const Card& at : {rtx3090, b200}) {
+    for (const std::size_t i : {0U, 2U, 5U}) expect_planned(at, shapes[i]);
   }
 }
 
@@ -108,6 +120,8 @@ TEST_F(CudnnPlans, ADescriptionThatIsNoneIsAnError) {
 TEST(WithoutCudnn, DISABLED_ThePlainKernelsRunAndTheReasonIsTold) {
   std::string told;
   const auto attention = make_attention([&](const std::string& why) { told = why; });
+  const AttentionForward nothing{};
+  attention->forward(nothing, nullptr, nullptr);
   EXPECT_THAT(told, AllOf(HasSubstr("plain kernels"), HasSubstr("libcudnn.so.9"), HasSubstr("TANDEM_CUDA_LIBS")));
   EXPECT_EQ(attention_key(), "plain");
   EXPECT_THROW((void)plan_attention(slice_of(shapes[0], false), 90, h100.properties), DeviceError);
