@@ -29,9 +29,12 @@ class CudaOps final : public Ops {
       : matmul_(std::move(matmul)), attention_(std::move(attention)) {}
 
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override {
-    return matmul_bytes() + std::max({gpu::column_sums_scratch(needs.channels),
-                                      gpu::head_loss_scratch(needs.tokens, needs.vocabulary, needs.activations),
-                                      attention_->scratch_bytes(attention_of(needs), needs.activations)});
+    // Who names no heads attends to nothing.
+    const std::size_t attention =
+        needs.heads == 0 ? 0 : attention_->scratch_bytes(attention_of(needs), needs.activations);
+    return matmul_bytes() +
+           std::max({gpu::column_sums_scratch(needs.channels),
+                     gpu::head_loss_scratch(needs.tokens, needs.vocabulary, needs.activations), attention});
   }
   void bind_workspace(void* data, std::size_t bytes) override {
     workspace_ = static_cast<std::byte*>(data);

@@ -128,6 +128,23 @@ TEST_F(Cudnn, APlanIsMadeOnceForEachShape) {
   EXPECT_EQ(fake_cudnn::counters().plans, 4);
 }
 
+TEST_F(Cudnn, ItsWorkspaceIsBookedForWhoAttends) {
+  WorkspaceNeeds needs{.tokens = 2 * 4096,
+                       .sequence = 4096,
+                       .channels = 8,
+                       .heads = 32,
+                       .kv_heads = 8,
+                       .head_dim = 128,
+                       .activations = DType::bf16};
+  const AttentionShape shape{2, 4096, 32, 8, 128, 1.0F};
+  EXPECT_GE(bench().ops().workspace_bytes(needs), gpu::backward_workspace(shape, 1, 1));
+  EXPECT_LE(bench().ops().workspace_bytes(needs), gpu::preferred_workspace + (std::size_t{1} << 20));
+  needs.activations = DType::f32;
+  EXPECT_LE(bench().ops().workspace_bytes(needs), std::size_t{1} << 21);
+  EXPECT_LE(bench().ops().workspace_bytes({.tokens = 5, .channels = 8, .activations = DType::bf16}),
+            std::size_t{1} << 16);
+}
+
 /// Memory that nobody touches, so that calls may be as large as real ones.
 template <class T>
 T* imagined(int operand) {
