@@ -115,6 +115,8 @@ TEST_F(Cudnn, StatisticsThatNobodyAskedForChangeNothing) {
   attention->forward(call, aligned(scratch), nullptr);
   EXPECT_SAME_BITS(without.out, with.out);
   EXPECT_EQ(fake_cudnn::counters().plans, 2) << "forward's and backward's";
+  const fake_cudnn::Slice last = fake_cudnn::counters().slices.back();
+  EXPECT_GE(last.workspace, static_cast<float*>(last.operands[gpu::of_lse]) + without.lse.count());
 }
 
 TEST_F(Cudnn, APlanIsMadeOnceForEachShape) {

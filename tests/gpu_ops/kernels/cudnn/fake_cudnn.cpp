@@ -336,7 +336,8 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
   // The frontend gives what numbers are left to tensors of its own, scalars in forward.
   const bool is_backward = call.operands.contains(of_dout) && !call[of_dout].layout.by_value;
   ++(is_backward ? counted.backwards : counted.forwards);
-  tandem::fake_cudnn::Slice slice{.operands = {}, .batch = call.batch, .heads = call.heads, .kv_heads = call.kv_heads};
+  tandem::fake_cudnn::Slice slice{
+      .operands = {}, .workspace = workspace, .batch = call.batch, .heads = call.heads, .kv_heads = call.kv_heads};
   for (int operand = of_q; operand <= (is_backward ? of_dv : of_lse); ++operand) {
     slice.operands[static_cast<std::size_t>(operand)] = call[static_cast<AttentionOperand>(operand)].data;
   }

@@ -12,6 +12,7 @@ namespace tandem::fake_cudnn {
 /// One call as it arrived: where its operands begin, by gpu::AttentionOperand, and how much of them it is about.
 struct Slice {
   std::array<void*, 10> operands{};
+  void* workspace = nullptr;
   std::int64_t batch = 0, heads = 0, kv_heads = 0;
 };
 
