@@ -144,12 +144,13 @@ void Calibration::measure_link() {
     down(upper);
     device_.synchronize(down_);
   });
-  profile_.both_ways = rate("copies both ways", 2.0 * amount, [&] {
+  const Figure both = rate("copies both ways", 2.0 * amount, [&] {
     up(lower);
     down(upper);
     device_.synchronize(up_);
     device_.synchronize(down_);
   });
+  profile_.both_ways = both_ways_of(both, profile_.to_device, profile_.to_host);
   std::vector<std::byte> pageable(half);
   profile_.pageable_to_device = rate("pageable copies to the device", amount, [&] {
     up(pageable.data());

@@ -10,6 +10,7 @@
 namespace tandem {
 namespace {
 
+constexpr double least_both_ways = 0.5;  // of one way alone
 constexpr double kilo = 1e3;
 constexpr double giga = 1e9;
 constexpr double tera = 1e12;
@@ -78,11 +79,17 @@ void MachineProfile::check() const {
       throw UsageError(what, fmt::format("its spread is {}", figure.spread), "give a share of the median, 0 or more");
     }
   }
-  if (both_ways.value < std::max(to_device.value, to_host.value) * 0.5) {
+  if (both_ways.value < least_both_ways * std::max(to_device.value, to_host.value)) {
     throw UsageError(fmt::format("profile {}: link.both_ways", name),
                      fmt::format("{} B/s is less than half of one way alone", both_ways.value),
                      "give the sum of both ways at once");
   }
+}
+
+Figure both_ways_of(const Figure& measured, const Figure& to_device, const Figure& to_host) {
+  const Figure& faster = to_device.value < to_host.value ? to_host : to_device;
+  if (measured.value >= least_both_ways * faster.value) return measured;
+  return {faster.value, measured.spread, "measured, one way alone"};
 }
 
 std::vector<std::string> doubts(const MachineProfile& p) {

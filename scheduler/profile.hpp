@@ -97,6 +97,10 @@ MachineProfile parse_profile(std::string_view toml, std::string_view origin);
 /// Throws InputError where the file cannot be read, and as `parse_profile`.
 MachineProfile read_profile(const std::filesystem::path& file);
 
+/// What a link carries both ways at once, from what was measured that way and one way at a time. Less than half of one
+/// way alone is no link's doing: something else ran meanwhile. Then it is what the faster way carries alone.
+Figure both_ways_of(const Figure& measured, const Figure& to_device, const Figure& to_host);
+
 /// What looks wrong with the machine, or with the measurement, one line each: a link at half the rate one
 /// expects, pageable copies as fast as pinned ones, a spread too wide to plan with.
 std::vector<std::string> doubts(const MachineProfile& profile);

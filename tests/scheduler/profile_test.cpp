@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <utility>
 
 #include "core/error.hpp"
 #include "tests/scheduler/machines.hpp"
@@ -129,6 +130,27 @@ TEST(Profile, DoubtsNameWhatLooksWrong) {
   p = testing::desktop();
   p.dram.spread = 0.5;
   EXPECT_THAT(doubts(p).front(), HasSubstr("dram.bandwidth varies by 50%"));
+}
+
+TEST(Profile, ALinkThatSomethingElseHeldUpIsNoNarrowerThanOneWay) {
+  MachineProfile p = testing::desktop();
+  p.to_device.value = 20e9;
+  p.to_host.value = 30e9;
+  p.both_ways = both_ways_of({15e9, 0.2, "measured"}, p.to_device, p.to_host);
+  EXPECT_EQ(p.both_ways.value, 15e9);
+  EXPECT_EQ(p.both_ways.source, "measured");
+  p.check();
+  const Figure disturbed{14e9, 0.7, "measured"};
+  p.both_ways = disturbed;
+  EXPECT_THAT(refusal([&] { p.check(); }), HasSubstr("link.both_ways"));
+  for (int way = 0; way < 2; ++way) {
+    p.both_ways = both_ways_of(disturbed, p.to_device, p.to_host);
+    EXPECT_EQ(p.both_ways.value, 30e9);
+    EXPECT_EQ(p.both_ways.spread, 0.7) << "so that it is doubted";
+    EXPECT_EQ(p.both_ways.source, "measured, one way alone");
+    p.check();
+    std::swap(p.to_device, p.to_host);
+  }
 }
 
 TEST(Profile, AnEmulatedLinkOnlyNarrows) {
