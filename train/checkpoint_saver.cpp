@@ -143,6 +143,7 @@ void CheckpointSaver::let_go() {
 void CheckpointSaver::write() noexcept {
   try {
     write_state();
+    seconds_ = trace_now() - began_;  // it counts from here on, and what is removed is another matter
     const fs::path best = best_pending_ ? written_ : best_;
     prune_checkpoints(options_.root, {.keep = options_.keep, .written = written_, .best = best});
   } catch (...) {
@@ -151,7 +152,6 @@ void CheckpointSaver::write() noexcept {
   let_go();                 // of a save that failed, updates may still wait for what it has not read
   sample_process_memory();  // the high-water mark of saving, before the buffer goes
   buffer_ = {};
-  seconds_ = trace_now() - began_;
   done_ = true;
 }
 
