@@ -83,7 +83,17 @@ def kill_at(words, out, seconds, in_save, chance):
     return saving(out)
 
 
-def one(root, number, straight, seconds, ceilings):
+class Estimate:
+    """Seconds of an undisturbed run: what else a machine does changes, and a kill that comes late kills nothing."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def ended_within(self, seconds):
+        self.seconds = min(self.seconds, seconds)
+
+
+def one(root, number, straight, estimate, ceilings):
     chance = random.Random(SEED * 100003 + number)
     out = root / f"run{number}"
     in_save = number % 2 == 1
@@ -94,8 +104,12 @@ def one(root, number, straight, seconds, ceilings):
         return command(root, out, policy, ceilings[policy] if beside else ())
     kills, saves = 0, 0
     for _ in range(chance.choice([1, 1, 2, 3])):
-        after = chance.uniform(0.0, 0.5 * seconds if in_save else seconds)
+        fresh = not out.exists()
+        begin = time.monotonic()
+        after = chance.uniform(0.0, 0.5 * estimate.seconds if in_save else estimate.seconds)
         during = kill_at(words(), out, after, in_save, chance)
+        if during is None and fresh:
+            estimate.ended_within(time.monotonic() - begin)
         kills += during is not None
         saves += during is True
     finish(words())
@@ -114,12 +128,12 @@ def main():
         (root / "text.txt").write_text(TEXT)
         begin = time.monotonic()
         finish(command(root, root / "straight", "device"))
-        seconds = time.monotonic() - begin
+        estimate = Estimate(time.monotonic() - begin)
         straight = result(root / "straight")
         assert len(straight[1]) == STEPS, straight
         ceilings = {policy: no_room_for_a_copy(root, policy) for policy in POLICIES}
         with concurrent.futures.ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
-            counts = list(pool.map(lambda n: one(root, n, straight, seconds, ceilings), range(COUNT)))
+            counts = list(pool.map(lambda n: one(root, n, straight, estimate, ceilings), range(COUNT)))
     kills, saves = (sum(column) for column in zip(*counts))
     print(f"{COUNT} runs, {kills} kills, {saves} of them during a save: all resumed to digest {straight[0]}")
     assert kills >= COUNT // 2 and saves >= COUNT // 8, "too few of them struck; the test proves little"
