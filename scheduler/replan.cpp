@@ -113,7 +113,7 @@ void Replanner::correct(const StepRates& measured) {
 
 std::optional<Replanner::Change> Replanner::choose_anew() {
   const Simulation now = simulate(layout_, plan_, profile_, compute_,
-                                  {.micro_batches = options_.max_micro_batches, .each_micro_batch = true});
+                                  {.micro_batches = options_.max_micro_batches, .measured_rates = true});
   Choice choice = choose_plan(layout_, options_, facts_, profile_, compute_, {.present = &plan_});
   const double gain = 1.0 - choice.simulation.step_seconds / now.step_seconds;
   if (gain < settings_.worthwhile) {

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <deque>
 #include <limits>
 #include <optional>
@@ -582,7 +581,7 @@ Simulation simulate(const ParameterLayout& layout, const Plan& plan, const Machi
   }
   const Accumulation whole{options.micro_batches, std::min(plan.micro_batches_at_once, options.micro_batches)};
   const bool each = options.trace != nullptr || options.each_micro_batch;
-  const Accumulation walked = each ? whole : in_lumps(whole);
+  const Accumulation walked = each || options.measured_rates ? whole : in_lumps(whole);
   Plan simulated = plan;
   simulated.max_micro_batches = walked.micro_batches;
   simulated.micro_batches_at_once = walked.at_once;

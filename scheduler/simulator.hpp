@@ -27,6 +27,8 @@ struct SimulationOptions {
   /// Micro-batches that only repeat others are simulated too, which takes longer and changes no more than rounding
   /// does. With a trace they always are.
   bool each_micro_batch = false;
+  /// Those that pass at once are simulated one by one, so that rates are as a run measures them: the same step.
+  bool measured_rates = false;
   /// About so many pieces of state are simulated, each as large as several: quicker, and less exact. 0: all as they
   /// are.
   std::int64_t lumps = 0;
