@@ -1,8 +1,7 @@
 #include "cli/what_if.hpp"
 
-#include <algorithm>
 #include <memory>
-#include <optional>
+#include <span>
 #include <utility>
 
 #include "api/open_device.hpp"
@@ -50,16 +49,13 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
   const auto compute = [&](const RunShape& shape) { return compute_seconds(profile, work_of(model, shape)); };
-  const auto choose = [&](const RunShape& shape, double faster_than) {
+  const auto choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
     take_shape(what, shape, rules->ops());
-    return choose_plan(what.layout, what.options, what.facts, profile, compute(shape), {.faster_than = faster_than});
+    return choose_plan(what.layout, what.options, what.facts, profile, layers, {.faster_than = faster_than});
   };
-  const auto least = [&](const RunShape& shape) {
-    return compute_seconds_of_step(profile, model, shape, config.grad_accum);
-  };
-  FastestShape best = fastest_shape(config, what.shape, choose, least);
+  FastestShape best = fastest_shape(config, what.shape, compute, choose);
   take_shape(what, best.shape, rules->ops());
-  what.compute = compute(best.shape);
+  what.compute = std::move(best.compute);
   what.choice = std::move(best.choice);
   what.order = order_text(what.choice.plan, best.why);
   return what;

@@ -21,17 +21,40 @@ std::string predicted_gain(const Simulation& more, const Simulation& one) {
   return fmt::format("predicted {:.4g} s/step instead of {:.4g}", more.step_seconds, one.step_seconds);
 }
 
+/// What of a search does not change from shape to shape.
+struct Search {
+  const TrainConfig& config;
+  const ComputeOfShape& compute;
+  const ChooseForShape& choose;
+
+  double seconds_of_step(std::span<const LayerSeconds> layers) const;
+  FastestShape planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
+  std::optional<FastestShape> several_at_once(RunShape shape, double faster_than) const;
+  FastestShape in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
+};
+
+/// That the device computes: no step is shorter.
+double Search::seconds_of_step(std::span<const LayerSeconds> layers) const {
+  double seconds = 0.0;
+  for (const LayerSeconds& s : layers) seconds += s.forward + s.backward;
+  return static_cast<double>(config.grad_accum) * seconds;
+}
+
+FastestShape Search::planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const {
+  Choice choice = choose(shape, layers, faster_than);
+  return {shape, std::move(layers), std::move(choice), {}};
+}
+
 /// The fastest with several micro-batches at once; none where none fit.
-std::optional<FastestShape> several_at_once(const TrainConfig& config, RunShape shape, const ChooseForShape& choose,
-                                            double faster_than) {
+std::optional<FastestShape> Search::several_at_once(RunShape shape, double faster_than) const {
   std::optional<FastestShape> best;
   for (const std::int64_t at_once : more_at_once(config, shape)) {
     shape.micro_batches = at_once;
     try {
       const double limit = best ? std::min(faster_than, best->choice.simulation.step_seconds) : faster_than;
-      Choice choice = choose(shape, limit);
-      if (best && !faster(choice, best->choice)) break;
-      best = {shape, std::move(choice), {}};
+      FastestShape way = planned(shape, compute(shape), limit);
+      if (best && !faster(way.choice, best->choice)) break;
+      best = std::move(way);
     } catch (const PlanError&) {  // fewer may fit
       continue;
     }
@@ -40,14 +63,14 @@ std::optional<FastestShape> several_at_once(const TrainConfig& config, RunShape 
 }
 
 /// For one way of keeping activations, in the better order of micro-batches.
-FastestShape in_better_order(const TrainConfig& config, const RunShape& shape, const ChooseForShape& choose,
-                             double faster_than) {
-  FastestShape one{shape, choose(shape, faster_than), {}};
+FastestShape Search::in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers,
+                                     double faster_than) const {
+  FastestShape one = planned(shape, std::move(layers), faster_than);
   if (config.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
   const Plan& plan = one.choice.plan;
   if (!plan.streams_weights() && !plan.sends_gradients()) return one;
   const double limit = std::min(faster_than, one.choice.simulation.step_seconds);
-  std::optional<FastestShape> more = several_at_once(config, shape, choose, limit);
+  std::optional<FastestShape> more = several_at_once(shape, limit);
   if (!more) {
     if (!more_at_once(config, shape).empty()) one.why = none_fit;
     return one;
@@ -60,14 +83,16 @@ FastestShape in_better_order(const TrainConfig& config, const RunShape& shape, c
 
 }  // namespace
 
-FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ChooseForShape& choose,
-                           const LeastForShape& least_seconds) {
+FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ComputeOfShape& compute,
+                           const ChooseForShape& choose) {
+  const Search search{config, compute, choose};
   std::optional<FastestShape> best;
   do {
     const double seconds = best ? best->choice.simulation.step_seconds : std::numeric_limits<double>::infinity();
-    if (best && least_seconds(shape) >= seconds) continue;
+    std::vector<LayerSeconds> layers = compute(shape);
+    if (search.seconds_of_step(layers) >= seconds) continue;
     try {
-      FastestShape way = in_better_order(config, shape, choose, seconds);
+      FastestShape way = search.in_better_order(shape, std::move(layers), seconds);
       if (!best || faster(way.choice, best->choice)) best = std::move(way);
     } catch (const PlanError&) {
       RunShape less = shape;

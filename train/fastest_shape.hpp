@@ -2,6 +2,7 @@
 // How a step is computed: what is kept of activations, and how many micro-batches pass through a layer at once.
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,19 +28,22 @@ constexpr std::string_view none_fit = "more than one at once do not fit";
 
 struct FastestShape {
   RunShape shape;
+  std::vector<LayerSeconds> compute;
   Choice choice;
   std::string why;  ///< so many micro-batches pass through a layer at once; empty: nothing crosses the link for each
 };
 
+/// Seconds of a micro-batch of that shape, layer by layer.
+using ComputeOfShape = std::function<std::vector<LayerSeconds>(const RunShape& shape)>;
 /// Chooses the plan of a step of that shape, or gives up where none is faster than so many seconds. Throws PlanError.
-using ChooseForShape = std::function<Choice(const RunShape& shape, double faster_than)>;
-/// Seconds that the device computes in a step of that shape: no step is shorter.
-using LeastForShape = std::function<double(const RunShape& shape)>;
+using ChooseForShape =
+    std::function<Choice(const RunShape& shape, std::span<const LayerSeconds> compute, double faster_than)>;
 
-/// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least. Of
+/// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least. What
+/// computes for longer than another's step takes is not looked at. Of
 /// numbers of micro-batches at once it tries the largest that fits, then fewer until those are no faster. Throws
 /// PlanError, of the shape that needs least, where none fits.
-FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ChooseForShape& choose,
-                           const LeastForShape& least_seconds);
+FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ComputeOfShape& compute,
+                           const ChooseForShape& choose);
 
 }  // namespace tandem

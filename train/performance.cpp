@@ -63,15 +63,6 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   return work;
 }
 
-double compute_seconds_of_step(const MachineProfile& profile, const ModelConfig& config, const RunShape& shape,
-                               std::int64_t micro_batches, const LayerSeconds& slower) {
-  double seconds = 0.0;
-  for (const LayerSeconds& s : compute_seconds(profile, work_of(config, shape))) {
-    seconds += s.forward * slower.forward + s.backward * slower.backward;
-  }
-  return static_cast<double>(micro_batches) * seconds;
-}
-
 MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config) {
   if (config.link_bandwidth > 0.0) profile = with_link(std::move(profile), config.link_bandwidth);
   if (config.update_rate > 0.0) profile = with_update_rate(std::move(profile), config.update_rate);

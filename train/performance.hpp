@@ -15,11 +15,6 @@ namespace tandem {
 /// Arithmetic of a micro-batch, layer by layer: matrix products, attention, and what is bound by memory.
 std::vector<LayerWork> work_of(const ModelConfig& config, const RunShape& shape);
 
-/// Seconds that the device computes in a step of so many micro-batches: no step is shorter. `slower`: than the profile
-/// says.
-double compute_seconds_of_step(const MachineProfile& profile, const ModelConfig& config, const RunShape& shape,
-                               std::int64_t micro_batches, const LayerSeconds& slower = {1.0, 1.0});
-
 /// The profile with link and CPU update as slow as the configuration emulates them.
 MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config);
 

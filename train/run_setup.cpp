@@ -76,8 +76,9 @@ struct Way {
   std::size_t activation_bytes = 0;
   OffloadOptions options;
   Plan plan;
-  std::optional<Choice> choice;  ///< where speeds are known
-  std::string why;               ///< this many micro-batches pass through a layer at once
+  std::vector<LayerSeconds> compute;  ///< where speeds are known
+  std::optional<Choice> choice;       ///< where speeds are known
+  std::string why;                    ///< this many micro-batches pass through a layer at once
 };
 
 /// All but the plan. `rows`: grows by activations on the host. Throws PlanError.
@@ -112,17 +113,15 @@ std::vector<LayerSeconds> compute_of(const RunSetup& run, const RunShape& shape,
 Way plan_by_speed(const RunSetup& run, const RunShape& first, const HostRows& rows, const TrainConfig& config,
                   const Speeds& speeds) {
   const PlanningFacts facts = profile_of(*run.device);
-  const auto choose = [&](const RunShape& shape, double faster_than) {
+  const auto compute = [&](const RunShape& shape) { return compute_of(run, shape, speeds); };
+  const auto choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
     const Way way = without_plan(run, shape, rows, config.host_memory);
-    return choose_plan(run.layout, way.options, facts, *speeds.profile, compute_of(run, shape, speeds),
-                       {.faster_than = faster_than});
+    return choose_plan(run.layout, way.options, facts, *speeds.profile, layers, {.faster_than = faster_than});
   };
-  const auto least = [&](const RunShape& shape) {
-    return compute_seconds_of_step(*speeds.profile, run.model_config, shape, config.grad_accum, speeds.slower);
-  };
-  FastestShape best = fastest_shape(config, first, choose, least);
+  FastestShape best = fastest_shape(config, first, compute, choose);
   Way way = without_plan(run, best.shape, rows, config.host_memory);
   way.plan = best.choice.plan;
+  way.compute = std::move(best.compute);
   way.choice = std::move(best.choice);
   way.why = std::move(best.why);
   return way;
@@ -188,9 +187,7 @@ void take(RunSetup& run, Way way, const Speeds& speeds) {
   run.plan = std::move(way.plan);
   if (run.model->shape().training) run.order = order_text(run.plan, way.why);
   if (way.choice) {
-    run.prediction = {.profile = *speeds.profile,
-                      .compute = compute_of(run, run.model->shape(), speeds),
-                      .choice = *std::move(way.choice)};
+    run.prediction = {.profile = *speeds.profile, .compute = std::move(way.compute), .choice = *std::move(way.choice)};
   }
 }
 
