@@ -163,10 +163,13 @@ Attributes causal(float scale) {
   return attributes;
 }
 
+/// Elements from token to token of what holds all query heads and nothing else.
+std::int64_t dense(const AttentionShape& shape) { return shape.heads * shape.head_dim; }
+
 void describe(Graph& graph, const AttentionSlice& slice) {
   const AttentionShape& shape = slice.shape;
   const std::int64_t batch = slice.slices.batch, kv_heads = slice.slices.kv_heads;
-  const std::int64_t heads = kv_heads * (shape.heads / shape.kv_heads), dense = shape.heads * shape.head_dim;
+  const std::int64_t heads = kv_heads * (shape.heads / shape.kv_heads);
   const auto queries = [&](std::int64_t row) { return heads_tensor(shape, batch, heads, row); };
   const auto keys = [&](std::int64_t row) { return heads_tensor(shape, batch, kv_heads, row); };
   const HeadsTensor statistics = statistics_tensor(shape, batch, heads);
@@ -175,11 +178,12 @@ void describe(Graph& graph, const AttentionSlice& slice) {
   if (!slice.backward) {
     auto attributes = causal<fe::graph::SDPA_attributes>(shape.scale);
     const auto [out, lse] = graph.sdpa(q, k, v, attributes.set_generate_stats(true));
-    output(out, of_out, queries(dense));
+    output(out, of_out, queries(dense(shape)));
     output(lse, of_lse, statistics);
     return;
   }
-  const TensorPtr out = input(graph, of_out, queries(dense)), dout = input(graph, of_dout, queries(dense));
+  const TensorPtr out = input(graph, of_out, queries(dense(shape))),
+                  dout = input(graph, of_dout, queries(dense(shape)));
   auto attributes = causal<fe::graph::SDPA_backward_attributes>(shape.scale);
   const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, input(graph, of_lse, statistics),
                                                 attributes.set_deterministic_algorithm(true));
@@ -302,8 +306,6 @@ std::string why_not_asked(const AttentionSlice& slice, DType dtype, const Operan
   if (slice.slices.batch == 0) return "the sequence is too long for its workspace";
   return {};
 }
-
-std::int64_t dense(const AttentionShape& shape) { return shape.heads * shape.head_dim; }
 
 /// Elements from token to token of the widest operand.
 template <class... Views>
