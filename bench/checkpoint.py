@@ -2,8 +2,9 @@
 
 gpt2-medium on the host device, two threads. The first run saves while steps go on, with time enough between saves for
 each to be written at its pace: it tells what that costs steps. The others save at their end, when nothing else goes on:
-they tell how fast saving is. dd writes as many bytes with the same flush at the end, and reads them from a cold cache as
-tandem does. Save and dd take turns.
+they tell how fast saving is. dd writes as many bytes with the same flush at the end. It reads the very file that tandem
+loads, before and after it and each time from a cold cache: how fast a file is read depends on how long ago it was
+written, and to which part of the disk. Save and dd take turns, and so do load and dd.
 """
 import json
 import os
@@ -34,9 +35,18 @@ def seconds_of_dd(source, target, size, *more):
     return time.monotonic() - begin
 
 
-def train(work, tokens, out, *more):
+def seconds_to_read(path):
+    cold(path)
+    return seconds_of_dd(path, "/dev/null", path.stat().st_size)
+
+
+def newest_state(out):
+    return max(out.glob("checkpoints/step-*/state.safetensors"), key=lambda path: path.parent.name)
+
+
+def train(tokens, out, *more):
     command = [harness.BUILD / "tandem", "train", "--model", MODEL, "--data", tokens, "--out", out, "--device", "host",
-               "--threads", str(THREADS), "--update-threads", str(THREADS), "--seq-len", str(SEQUENCE), "--keep", "1",
+               "--threads", str(THREADS), "--update-threads", str(THREADS), "--seq-len", str(SEQUENCE), "--keep", "2",
                "--policy", "device", "--steps", str(STEPS), *more]
     harness.say("$ " + " ".join(map(str, command)))
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=harness.QUIET)
@@ -64,24 +74,23 @@ def measure():
     tokens, out, copy = work / "tokens.bin", work / "run", work / "dd"
     cpu_train.write_tokens(tokens)
 
-    text = train(work, tokens, out, "--checkpoint-every", str(EVERY))
+    text = train(tokens, out, "--checkpoint-every", str(EVERY))
     metrics = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
-    state = next(out.glob("checkpoints/step-*/state.safetensors"))
-    size = state.stat().st_size
+    size = newest_state(out).stat().st_size
 
     saves, writes, loads, reads = [], [], [], []
     for i in range(LOADS):
+        state = newest_state(out)
         writes.append(seconds_of_dd("/dev/zero", copy, size, "conv=fsync"))
-        cold(copy)
-        reads.append(seconds_of_dd(copy, "/dev/null", size))
         copy.unlink()
+        before = seconds_to_read(state)
         # A run that has nothing else to do: it loads, takes a step, and saves at its end.
         cold(state)
-        line = train(work, tokens, out, "--resume", "--steps", str(STEPS + 1 + i))
+        line = train(tokens, out, "--resume", "--steps", str(STEPS + 1 + i))
         loads.append(float(re.search(r"resumed from .* in ([0-9.]+) s\)", line).group(1)))
         saves.append(float(re.search(r"saved .* in ([0-9.]+) s,", line).group(1)))
-        state = next(out.glob("checkpoints/step-*/state.safetensors"))
+        reads.append((before + seconds_to_read(state)) / 2)
 
     figures = harness.Figures()
     figures.add("save_over_dd", harness.ratios(writes, saves))
