@@ -5,17 +5,10 @@
 #include <vector>
 
 namespace tandem {
-namespace {
 
-// The first overlaps with what was before, and the last two with what follows: those between repeat each other.
-constexpr int most_in_lumps = 4;
-
-}  // namespace
-
-Accumulation in_lumps(const Accumulation& whole) noexcept {
-  if (whole.passes() > 1) return whole;
-  const int at_once = std::min(whole.at_once, most_in_lumps);
-  return {at_once, at_once};
+Accumulation in_lumps(const Accumulation& whole, int most) noexcept {
+  const int at_once = std::min(whole.at_once, whole.passes() == 1 ? most : micro_batches_of_rates);
+  return {(whole.passes() - 1) * at_once + std::min(whole.in_last_pass(), at_once), at_once};
 }
 
 Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps) {

@@ -8,9 +8,15 @@
 
 namespace tandem {
 
-/// Where all micro-batches pass at once, and there are more than four: all but the first and the last two as one. Each
-/// leaves its gradients in the same sum on the device, so that nothing but its own work tells one from another.
-Accumulation in_lumps(const Accumulation& whole) noexcept;
+/// Where more micro-batches than `most` pass at once: so many, of which all but the first and the last two stand for
+/// several. Each leaves its gradients in the same sum on the device, so that nothing but its own work tells one from
+/// another. Of several passes, none has fewer than `micro_batches_of_rates`.
+Accumulation in_lumps(const Accumulation& whole, int most) noexcept;
+/// The first overlaps with what was before, and the last two with what follows: one stands for all between.
+constexpr int fewest_micro_batches = 4;
+/// How long the device computes depends on how much of it is beside the sums of gradients: all but the first of what
+/// repeats. So many that the first is little of it.
+constexpr int micro_batches_of_rates = 64;
 
 /// The plan with neighbours that go the same way as one subgroup, and each subgroup as one piece: about so many pieces.
 Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps);

@@ -41,10 +41,7 @@ class Simulator {
         stand_for_several_(walked.micro_batches < whole.micro_batches),
         piece_(piece),
         walk_(walk_of(layout.layer_count(), walked, whole)) {
-    for (const Action& action : walk_) compute_left_ += seconds_of(action);
-    const auto opens = [](const Action& action) { return action.opens_pass; };
-    const auto first = std::find_if(walk_.begin(), walk_.end(), opens);
-    actions_of_pass_ = static_cast<std::size_t>(std::find_if(first + 1, walk_.end(), opens) - first);
+    compute_left_ = static_cast<double>(walk_.passes - 1) * seconds_of(walk_.pass) + seconds_of(walk_.last);
     if (options.disk_share > 0.0) writing_ = costs_.writing(options.disk_share);
   }
 
@@ -77,12 +74,14 @@ class Simulator {
   bool advance_caller();
   bool act(const Action& action);
   double seconds_of(const Action& action) const;
+  double seconds_of(std::span<const Action> actions) const;
   void queue_compute(const Action& action, bool backward);
   void end_with_last_compute(TaskId id);
   bool may_begin(TaskId id);
   bool may_run(const Compute& compute) const;
   bool issue();
   bool start_heads();
+  double times(const Task& task) const;
   TaskCost cost_of(const Task& task) const;
   double least_seconds() const;
   bool gives_up();
@@ -108,19 +107,18 @@ class Simulator {
   const bool sums_;               ///< a step has several micro-batches
   const bool stand_for_several_;  ///< some micro-batches do
   const std::int64_t piece_;      ///< elements of what lumps are made of; 0: nothing is in lumps
-  const std::vector<Action> walk_;
-  std::size_t actions_of_pass_ = 0;  ///< with as many micro-batches as ever
+  const Walk walk_;
 
   TaskGraph graph_;
   TaskList tasks_;
   TaskId first_id_ = 0;
-  std::vector<double> times_;                          ///< by task, where lumped: how many it stands for
+  std::vector<double> times_;                          ///< by task, where micro-batches are lumped: that it stands for
   std::array<std::deque<TaskId>, lane_count> queues_;  ///< issued to streams, the running one first
   std::array<Flight, lane_count> flights_;
   std::optional<TaskCost> writing_;  ///< beside all of them, without an end
   std::deque<Compute> computes_;
 
-  std::size_t action_ = 0;
+  std::int64_t action_ = 0;
   bool blocked_ = false;  ///< in the middle of `walk_[action_]`
   double blocked_since_ = 0.0;
   TaskId begins_ = no_task;    ///< the caller's task that its thread wants to begin
@@ -150,7 +148,8 @@ TaskId Simulator::warm_up() {
   TaskList tasks;
   unfolder_.begin_step(1);
   unfolder_.prefetch(tasks);
-  for (const Action& action : walk_of(layout_.layer_count(), {}, {})) {
+  const Walk step = walk_of(layout_.layer_count(), {}, {});
+  for (const Action& action : step.last) {
     switch (action.kind) {
       case Action::Kind::fetch:
         visit_ = unfolder_.visit(action.layer, tasks);
@@ -347,6 +346,12 @@ double Simulator::seconds_of(const Action& action) const {
   return action.kind == Action::Kind::compute_backward ? action.micro_batches * seconds.backward : 0.0;
 }
 
+double Simulator::seconds_of(std::span<const Action> actions) const {
+  double seconds = 0.0;
+  for (const Action& action : actions) seconds += seconds_of(action);
+  return seconds;
+}
+
 void Simulator::queue_compute(const Action& action, bool backward) {
   compute_left_ += zero_seconds_;
   computes_.push_back(
@@ -407,6 +412,12 @@ bool Simulator::issue() {
 
 void Simulator::start(Flight& flight, TaskId id, const TaskCost& cost) { flight = {id, cost, 1.0, now_, true}; }
 
+/// That it stands for.
+double Simulator::times(const Task& task) const {
+  const auto index = static_cast<std::size_t>(task.id - first_id_);
+  return index < times_.size() ? times_[index] : 1.0;
+}
+
 /// A lump costs what its pieces would, each with its launch or latency.
 TaskCost Simulator::cost_of(const Task& task) const {
   if (piece_ == 0 && !stand_for_several_) return costs_.of(task, sums_);
@@ -415,8 +426,7 @@ TaskCost Simulator::cost_of(const Task& task) const {
   const std::int64_t pieces =
       piece_ == 0 || task.kind == TaskKind::fetch_weights ? 1 : (task.count() + piece - 1) / piece;
   TaskCost cost = costs_.of(task, sums_, static_cast<double>(pieces));
-  const auto index = static_cast<std::size_t>(task.id - first_id_);
-  if (index < times_.size()) cost.seconds *= times_[index];
+  cost.seconds *= times(task);
   return cost;
 }
 
@@ -462,8 +472,8 @@ void Simulator::open_pass() {
 
 /// All but the last, behind which there is no other. The caller's thread is somewhere in this pass or the next.
 std::int64_t Simulator::passes_to_skip() const {
-  const auto pass = static_cast<std::int64_t>(action_ / actions_of_pass_);
-  return repeat(openings_) ? walked_.passes() - 1 - pass - 1 : 0;
+  const std::int64_t pass = action_ / static_cast<std::int64_t>(walk_.pass.size());
+  return repeat(openings_) ? walk_.passes - 1 - pass - 1 : 0;
 }
 
 /// As if so many passes had gone by, each like the last.
@@ -484,8 +494,8 @@ void Simulator::skip(std::int64_t passes) {
     repeat(sum->amount, before->amount, after->amount);
   }
   for (std::size_t r = 0; r < result_.use.size(); ++r) repeat(result_.use[r], from.use[r], to.use[r]);
-  const std::size_t skipped_to = action_ + static_cast<std::size_t>(passes) * actions_of_pass_;
-  for (; action_ < skipped_to; ++action_) compute_left_ -= seconds_of(walk_[action_]);
+  action_ += passes * static_cast<std::int64_t>(walk_.pass.size());
+  compute_left_ -= times * seconds_of(walk_.pass);
   unfolder_.leave_out(static_cast<int>(passes) * walked_.at_once);
   openings_.clear();
 }
@@ -542,9 +552,9 @@ void Simulator::finish(Lane lane) {
 }
 
 void Simulator::account(const Task& task, double seconds) {
-  const auto add = [seconds](Done& done, double amount) {
+  const auto add = [seconds, times = times(task)](Done& done, double amount) {
     done.seconds += seconds;
-    done.amount += amount;
+    done.amount += times * amount;
   };
   if (task.lane == Lane::host_to_device) add(to_device_, static_cast<double>(task.bytes));
   if (task.lane == Lane::device_to_host) add(to_host_, static_cast<double>(task.bytes));
@@ -581,7 +591,8 @@ Simulation simulate(const ParameterLayout& layout, const Plan& plan, const Machi
   }
   const Accumulation whole{options.micro_batches, std::min(plan.micro_batches_at_once, options.micro_batches)};
   const bool each = options.trace != nullptr || options.each_micro_batch;
-  const Accumulation walked = each || options.measured_rates ? whole : in_lumps(whole);
+  const int most = options.measured_rates ? micro_batches_of_rates : fewest_micro_batches;
+  const Accumulation walked = each ? whole : in_lumps(whole, most);
   Plan simulated = plan;
   simulated.max_micro_batches = walked.micro_batches;
   simulated.micro_batches_at_once = walked.at_once;

@@ -27,7 +27,7 @@ struct SimulationOptions {
   /// Micro-batches that only repeat others are simulated too, which takes longer and changes no more than rounding
   /// does. With a trace they always are.
   bool each_micro_batch = false;
-  /// Those that pass at once are simulated one by one, so that rates are as a run measures them: the same step.
+  /// Enough of those that pass at once are simulated for rates to be as a run measures them: the same step.
   bool measured_rates = false;
   /// About so many pieces of state are simulated, each as large as several: quicker, and less exact. 0: all as they
   /// are.

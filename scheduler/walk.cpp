@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <utility>
 
 namespace tandem {
 namespace {
@@ -9,12 +10,10 @@ namespace {
 /// Forward and backward with some micro-batches through each layer at once, which stand for `whole`.
 class Pass {
  public:
-  Pass(std::vector<Action>& walk, int micro_batches, int whole)
-      : walk_(walk), micro_batches_(micro_batches), whole_(whole) {}
+  Pass(int micro_batches, int whole) : micro_batches_(micro_batches), whole_(whole) {}
 
-  void through(int layers) {
+  std::vector<Action> through(int layers) && {
     using K = Action::Kind;
-    const std::size_t first = walk_.size() + 1;
     for (int l = 0; l + 1 < layers; ++l) {
       add(l, {K::fetch});
       for (int micro = 0; micro < micro_batches_; ++micro) add(l, {K::compute_forward}, micro);
@@ -27,14 +26,15 @@ class Pass {
       add_each(l, {K::gradients, K::compute_backward});
     }
     if (layers > 1) add_each(0, {K::gradients, K::compute_backward}, /*releases=*/false);
-    walk_[first].opens_pass = true;
+    actions_[1].opens_pass = true;  // the first fetches
+    return std::move(actions_);
   }
 
  private:
   void add(int layer, std::initializer_list<Action::Kind> kinds, int micro = 0) {
-    const bool several = micro_batches_ < whole_ && micro == 1;
-    const double stands_for = several ? static_cast<double>(whole_ - micro_batches_ + 1) : 1.0;
-    for (const Action::Kind kind : kinds) walk_.push_back({kind, layer, stands_for});
+    const bool between = micro > 0 && micro < micro_batches_ - 2;
+    const double stands_for = between ? static_cast<double>(whole_ - 3) / (micro_batches_ - 3) : 1.0;
+    for (const Action::Kind kind : kinds) actions_.push_back({kind, layer, stands_for});
   }
   void add_each(int layer, std::initializer_list<Action::Kind> kinds, bool releases = true) {
     for (int micro = 0; micro < micro_batches_; ++micro) {
@@ -44,20 +44,17 @@ class Pass {
     }
   }
 
-  std::vector<Action>& walk_;
+  std::vector<Action> actions_;
   int micro_batches_;
   int whole_;
 };
 
 }  // namespace
 
-std::vector<Action> walk_of(int layers, const Accumulation& walked, const Accumulation& whole) {
-  std::vector<Action> walk;
-  for (int first = 0; first < walked.micro_batches; first += walked.at_once) {
-    const int at_once = std::min(walked.at_once, walked.micro_batches - first);
-    Pass(walk, at_once, whole.passes() == 1 ? whole.at_once : at_once).through(layers);
-  }
-  return walk;
+Walk walk_of(int layers, const Accumulation& walked, const Accumulation& whole) {
+  const auto pass = [&](int micro_batches, int of) { return Pass(micro_batches, of).through(layers); };
+  return {pass(std::min(walked.at_once, walked.micro_batches), std::min(whole.at_once, whole.micro_batches)),
+          pass(walked.in_last_pass(), whole.in_last_pass()), walked.passes()};
 }
 
 }  // namespace tandem

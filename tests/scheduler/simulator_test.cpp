@@ -290,14 +290,39 @@ TEST(Simulator, MicroBatchesThatRepeatOthersNeedNotBeSimulated) {
         const Simulation some = step.simulated({});
         expect_same(some, each, what);
         // All at once contend with their own sums in another order; passes are alike in everything.
-        if (at_once < micro_batches) {
-          EXPECT_NEAR(some.rates.compute_seconds, each.rates.compute_seconds, 1e-6 * each.rates.compute_seconds)
-              << what;
-        }
+        const Simulation measured = at_once < micro_batches ? some : step.simulated({.measured_rates = true});
+        EXPECT_NEAR(measured.rates.compute_seconds, each.rates.compute_seconds, 1e-6 * each.rates.compute_seconds)
+            << what;
         EXPECT_LT(some.tasks, each.tasks * 4 / 5) << what;
       }
     }
   }
+}
+
+// One by one they would take up to 500 / 64 times as many tasks. What each of several passes sends for each micro-batch
+// it sends in larger pieces.
+TEST(Simulator, SomeOfManyMicroBatchesAtOnceStandForTheOthers) {
+  std::array<double, 2> worst{};
+  for (const std::uint64_t seed : {5, 11}) {
+    for (const auto& [micro_batches, at_once] : {std::pair{500, 500}, {300, 150}, {260, 130}}) {
+      const std::string what = fmt::format("seed {}, {} by {}", seed, micro_batches, at_once);
+      const LargeStep step(seed, "host", micro_batches, at_once);
+      const Simulation each = step.simulated({.each_micro_batch = true});
+      const Simulation some = step.simulated({.measured_rates = true});
+      const auto close = [&](double a, double b, double most, double& worst_of) {
+        EXPECT_NEAR(a, b, most * b) << what;
+        worst_of = std::max(worst_of, std::abs(a / b - 1.0));
+      };
+      close(some.step_seconds, each.step_seconds, 0.005, worst[0]);
+      for (const auto rate : {&StepRates::compute_seconds, &StepRates::to_device, &StepRates::to_host,
+                              &StepRates::cpu_update}) {
+        close(some.rates.*rate, each.rates.*rate, 0.01, worst[1]);
+      }
+      EXPECT_LT(some.tasks * 2, each.tasks) << what;
+    }
+  }
+  RecordProperty("worst_error_of_step", std::to_string(worst[0]));
+  RecordProperty("worst_error_of_a_rate", std::to_string(worst[1]));
 }
 
 // The device is busy from pass to pass, each as long as the one before, while what the CPU has to fold piles up.
