@@ -73,6 +73,10 @@ std::span<float> StateCopy::writable(std::size_t index, StatePart part) const {
 
 std::span<const float> StateCopy::part(std::size_t index, StatePart part) const { return writable(index, part); }
 
+std::span<float> StateCopy::memory() const {
+  return {static_cast<float*>(memory_.data()), memory_.bytes() / sizeof(float)};
+}
+
 void StateCopy::take(OffloadEngine::SaveScope& scope) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     for (const StatePart part : {StatePart::master, StatePart::m, StatePart::v}) {

@@ -25,6 +25,8 @@ class StateCopy {
   void take(OffloadEngine::SaveScope& scope);
   /// One array of an owned parameter, as last taken; empty for moments of a frozen one.
   std::span<const float> part(std::size_t index, StatePart part) const;
+  /// All of it, for other use until the next `take`.
+  std::span<float> memory() const;
 
  private:
   std::span<float> writable(std::size_t index, StatePart part) const;

@@ -18,7 +18,8 @@ import cpu_train
 import harness
 
 MODEL, SEQUENCE, THREADS = "gpt2-medium", 32, 2
-EVERY, STEPS, LOADS = 30, 90, 3
+EVERY, STEPS, LOADS = 30, 90, 7
+SETTLED = 5  # seconds
 
 
 def cold(path):
@@ -26,6 +27,12 @@ def cold(path):
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def settle():
+    """Where the file system discards what was removed it goes on doing so for seconds after, beside whatever comes."""
+    os.sync()
+    time.sleep(SETTLED)
 
 
 def seconds_of_dd(source, target, size, *more):
@@ -82,8 +89,10 @@ def measure():
     saves, writes, loads, reads = [], [], [], []
     for i in range(LOADS):
         state = newest_state(out)
+        settle()
         writes.append(seconds_of_dd("/dev/zero", copy, size, "conv=fsync"))
         copy.unlink()
+        settle()
         before = seconds_to_read(state)
         # A run that has nothing else to do: it loads, takes a step, and saves at its end.
         cold(state)

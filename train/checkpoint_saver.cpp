@@ -69,11 +69,10 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   plan_ = engine_.plan();
   predicted_.reset();
   measured_disk_ = 0.0;
-  if (copy_) {
-    pace_.begin(total_bytes_, {steps, step_seconds_});
-  } else {
-    buffer_.resize(save_buffer_values(engine_.layout()));
-  }
+  const bool trains_on = steps > 0 && !(options_.urgent && options_.urgent());
+  takes_copy_ = copy_ && trains_on;
+  if (takes_copy_) pace_.begin(total_bytes_, {steps, step_seconds_});
+  if (!copy_) buffer_.resize(save_buffer_values(engine_.layout()));
   state_is_read_ = false;
   scope_.emplace(engine_.begin_save());
   affects_step_ = true;
@@ -117,9 +116,14 @@ fs::path CheckpointSaver::write_copy(CheckpointContent& content) {
   return written;
 }
 
+std::span<float> CheckpointSaver::buffer() {
+  return copy_ ? copy_->memory().first(save_buffer_values(engine_.layout())) : std::span<float>(buffer_);
+}
+
 /// Updates wait for what is still to be read, and so for the disk.
 fs::path CheckpointSaver::write_beside(CheckpointContent& content) {
   give_way(politeness_where_updates_wait);
+  content.buffer = buffer();
   content.read = timed(state_reader(*scope_, engine_.layout()));
   return write_checkpoint(options_.root, content);
 }
@@ -127,10 +131,10 @@ fs::path CheckpointSaver::write_beside(CheckpointContent& content) {
 void CheckpointSaver::write_state() {
   CheckpointContent content{.manifest = &manifest_,
                             .read{},
-                            .buffer = buffer_,
+                            .buffer{},
                             .beside = existing(options_.beside),
                             .progress = [this](std::uint64_t bytes) { bytes_ = bytes; }};
-  written_ = copy_ ? write_copy(content) : write_beside(content);
+  written_ = takes_copy_ ? write_copy(content) : write_beside(content);
   if (options_.predict) predicted_ = options_.predict(plan_, disk_);
 }
 
@@ -186,7 +190,7 @@ void CheckpointSaver::note_step(double seconds) {
   Steps& steps = affects_step_ ? beside_ : alone_;
   ++steps.count;
   steps.seconds += seconds;
-  affects_step_ = under_way_ && bytes_ < total_bytes_ && (copy_ || !state_is_read_);
+  affects_step_ = under_way_ && bytes_ < total_bytes_ && (takes_copy_ || !state_is_read_);
   step_seconds_ = seconds;
   pace_.note_step(seconds);
 }

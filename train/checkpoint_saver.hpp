@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -24,7 +25,7 @@ struct SaverOptions {
   int keep = 2;
   /// Reads the state into a copy first, which takes StateCopy::bytes of memory, and not at the pace of the disk, which
   /// takes a buffer of save_buffer_values. Either way an update waits until the state that it overwrites has been read.
-  /// A copy is written at a SavePace; without one, as fast as can be.
+  /// A copy is written at a SavePace; without one, as fast as can be. Where no step follows nothing is copied.
   bool copies = false;
   OnSaveFailure on_failure = OnSaveFailure::stop;
   std::vector<std::filesystem::path> beside{};  ///< copied into every checkpoint, where they still exist
@@ -45,7 +46,7 @@ class CheckpointSaver {
 
   /// Saves the engine's state under the manifest's step (parameters, adam_step, digest and files are filled in
   /// here). Waits for a save under way and then returns at once. `steps`: after so many the next save is due, or the
-  /// run ends. `best`: this one stays, whatever comes. Throws and returns as `poll` does.
+  /// run ends; 0: it has ended. `best`: this one stays, whatever comes. Throws and returns as `poll` does.
   bool save(Manifest manifest, std::int64_t steps, bool best = false);
   /// Looks whether the save under way is done, and does not wait. Where it failed: throws WriteError, or warns
   /// and returns false if the run is to go on.
@@ -74,6 +75,7 @@ class CheckpointSaver {
   void write_state();
   void let_go();
   StateReader timed(StateReader read);
+  std::span<float> buffer();
   bool conclude(bool last);
   std::string cost_of_the_save() const;
 
@@ -81,8 +83,9 @@ class CheckpointSaver {
   SaverOptions options_;
   std::function<void(const std::string&)> say_;
   std::unique_ptr<StateCopy> copy_;
+  bool takes_copy_ = false;  ///< of the save under way
   std::optional<OffloadEngine::SaveScope> scope_;  ///< of the save under way; its thread lets it go
-  std::vector<float> buffer_;
+  std::vector<float> buffer_;  ///< where there is no copy, whose memory serves as well
   SavePace pace_;
   double step_seconds_ = 0.0;  ///< of the last step
 

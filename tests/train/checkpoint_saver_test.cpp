@@ -126,8 +126,8 @@ TEST_F(SaverTest, TheEndOfARunEndsTheRests) {
 
 TEST_F(SaverTest, DoesNotRestOnceASignalHasCome) {
   SaverOptions urgent = options(true);
-  std::atomic<bool> signal{true};
-  urgent.urgent = [&] { return signal.load(); };
+  std::atomic<int> asked{0};
+  urgent.urgent = [&] { return asked++ > 0; };  // not yet when the save begins
   const auto saver = this->saver(urgent);
   EXPECT_TRUE(saver->save(manifest(3), 1000));
   while (saver->progress()) std::this_thread::yield();
@@ -143,6 +143,28 @@ TEST_F(SaverTest, DoesNotRestWhereUpdatesWaitForIt) {
   EXPECT_EQ(rests_, 0);
   EXPECT_TRUE(saver->poll());
   expect_saved(3);
+}
+
+// A copy would make whoever ends a run wait for longer. What is copied is written by the clock.
+TEST_F(SaverTest, CopiesNothingWhereNoStepFollows) {
+  SaverOptions options = this->options(true);
+  std::atomic<bool> signal{false};
+  options.urgent = [&] { return signal.load(); };
+  const auto saver = this->saver(options);
+  const int seconds = seconds_;
+  EXPECT_TRUE(saver->save(manifest(3), 0));
+  EXPECT_TRUE(saver->finish(true));
+  expect_saved(3);
+  signal = true;
+  EXPECT_TRUE(saver->save(manifest(4), 1000));
+  EXPECT_TRUE(saver->finish(true));
+  EXPECT_EQ(seconds_, seconds);
+  expect_saved(4);
+  signal = false;
+  EXPECT_TRUE(saver->save(manifest(5), 1000));
+  EXPECT_TRUE(saver->finish(true));
+  EXPECT_GT(seconds_, seconds);
+  expect_saved(5);
 }
 
 TEST_F(SaverTest, AFullDiskIsReportedFromBetweenRests) {
