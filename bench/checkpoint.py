@@ -18,7 +18,7 @@ import cpu_train
 import harness
 
 MODEL, SEQUENCE, THREADS = "gpt2-medium", 32, 2
-EVERY, STEPS, LOADS = 30, 90, 7
+EVERY, STEPS, LOADS = 30, 150, 7
 SETTLED = 5  # seconds
 
 
@@ -63,12 +63,14 @@ def train(tokens, out, *more):
 
 
 def beside(text, metrics):
-    """Seconds of the steps that a save overlapped from their beginning to their end, and of those that none touched."""
+    """Seconds of the steps that a save overlapped from their beginning to their end, a list for each save, and of those
+    that none touched."""
     seconds = {line["step"]: line["step_seconds"] for line in metrics}
     overlapped = {int(n) for n in re.findall(r"^step +(\d+)/.* saving \d+%", text, re.M)}
     if not overlapped:
         raise harness.BenchError("no step was overlapped by a save")
-    saving = [s for n, s in seconds.items() if n in overlapped]
+    saving = [[seconds[n] for n in range(first + 1, first + EVERY + 1) if n in overlapped]
+              for first in range(EVERY, STEPS, EVERY)]
     alone = [s for n, s in seconds.items() if n not in overlapped and n - 1 not in overlapped and n > 2]
     return saving, alone
 
@@ -106,10 +108,10 @@ def measure():
     figures.add("load_over_dd", harness.ratios(reads, loads))
     saving, alone = beside(text, metrics)
     typical = statistics.median(alone)
-    # The mean has the step in it during which the state is copied; the median is what most steps are like.
-    figures.add("step_slowdown", [statistics.mean(saving) / typical])
-    figures.add("median_step_slowdown", [statistics.median(saving) / typical])
-    figures.add("share_of_steps_beside_a_save", [len(saving) / len(metrics)])
+    # Of each save: the mean has the step in it during which the state is copied; the median is what most steps are like.
+    figures.add("step_slowdown", [statistics.mean(steps) / typical for steps in saving])
+    figures.add("median_step_slowdown", [statistics.median(steps) / typical for steps in saving])
+    figures.add("share_of_steps_beside_a_save", [sum(map(len, saving)) / len(metrics)])
     figures.add("seconds_beside_steps", [float(s) for s in re.findall(r"saved .* in ([0-9.]+) s,.* step [0-9.]+ x", text)])
     figures.add("save_bytes_per_second", [size / s for s in saves])
     figures.add("load_bytes_per_second", [size / s for s in loads])
