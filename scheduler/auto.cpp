@@ -8,21 +8,23 @@
 #include <future>
 #include <limits>
 #include <optional>
+#include <random>
+#include <set>
+#include <utility>
 
 #include "core/error.hpp"
 
 namespace tandem {
 namespace {
 
-// Simulated tasks that a search may spend.
+// Simulated tasks that a search may spend, and what it may have spent before it changes single subgroups.
 constexpr std::int64_t task_budget = 1'500'000;
+constexpr std::int64_t task_budget_of_shares = 750'000;
 // ... where there are many subgroups, on looking for a division, and at the end on what was the best for a while.
 constexpr std::int64_t task_budget_of_many = 400'000;
 constexpr std::int64_t task_budget_at_the_end = 150'000;
 // Beyond this many subgroups, single ones do not matter.
 constexpr std::size_t few_subgroups = 48;
-constexpr std::size_t pairs_up_to = 8;
-constexpr std::size_t climbs = 4;
 // Pieces that a step simulates one by one; where it has more, so many lumps: their number is what a simulation costs,
 // their size hardly matters.
 constexpr std::int64_t few_pieces = 2000;
@@ -39,12 +41,20 @@ struct Division {
   double streamed_share = 0.0;
   Residents where = Residents::last;
 };
+/// Where single subgroups are changed from.
+struct Start {
+  std::vector<UpdatePath> paths;
+  double seconds = 0.0;
+};
 constexpr double unlimited = std::numeric_limits<double>::infinity();
 // What takes up to so many times the best in lumps may be the best piece by piece: lumps were at most 4.1% off. Of what
 // takes longer it is enough to know that it does.
 constexpr double off_in_lumps = 1.12;
 constexpr double worth_knowing = off_in_lumps * off_in_lumps;
 constexpr double worthwhile = 1e-6;  // relative gain below which a change is noise
+// A step that is longer than what the device computes by no more than this share of it is as good as any.
+constexpr double as_good_as_any = 1e-3;
+constexpr std::array all_paths{UpdatePath::cpu, UpdatePath::streamed, UpdatePath::resident};
 
 std::vector<UpdatePath> paths_of(const Plan& plan) {
   std::vector<UpdatePath> paths;
@@ -81,18 +91,20 @@ class Search {
   void consider(const Policy& policy, std::optional<Plan> made);
   void improve();
   double seconds_with(const std::vector<UpdatePath>& paths, double limit);
-  bool attempt(const std::vector<UpdatePath>& paths);
   void try_shares();
-  bool try_swaps();
-  void try_changes();
+  void wander_from_all();
+  std::vector<Start> starts() const;
+  Start wander(Start start, double first_threshold, std::int64_t tasks);
   void finish();
   void measure_rates();
   void compare_fixed();
   void compare_passed();
   bool take_if_faster(const Plan& plan, const Simulation& simulation);
+  void note(const Plan& plan, const Simulation& simulation);
   std::vector<UpdatePath> divided(const Division& division) const;
   void refine(Division division, double least);
-  bool may_spend() const { return choice_.simulated_tasks < allowance_; }
+  double least_seconds() const;
+  bool may_go_on() const { return choice_.simulated_tasks < allowance_ && best_seconds_ > enough_; }
 
   const ParameterLayout& layout_;
   const OffloadOptions& options_;
@@ -104,8 +116,10 @@ class Search {
   std::vector<Plan> fitting_;  ///< of `choice_.candidates` that fit, in their order
   Choice choice_;
   std::optional<Plan> best_;
-  std::vector<Plan> passed_;   ///< what was the best for a while, and no fixed policy
-  double best_seconds_ = 0.0;  ///< as `quickly` has it
+  std::array<Start, 2> best_of_kind_;  ///< of what streams no state, and of what does
+  std::vector<Plan> passed_;           ///< what was the best for a while, and no fixed policy
+  double best_seconds_ = 0.0;          ///< as `quickly` has it
+  double enough_ = 0.0;                ///< seconds that are not worth looking for less
   bool improved_ = false;
   std::int64_t allowance_ = 0;  ///< tasks simulated before what is searched at the moment must end
 };
@@ -159,6 +173,7 @@ void Search::consider(const Policy& policy, std::optional<Plan> made) {
     candidate.device_bytes = made->memory.device_bytes();
     const bool many = made->subgroups.size() > few_subgroups;
     candidate.simulation = quickly(*made, many && best_ ? worth_knowing * best_seconds_ : unlimited);
+    note(*made, candidate.simulation);
     const double seconds = candidate.simulation.step_seconds;
     if (!best_ || seconds < best_seconds_) {
       best_ = *made;
@@ -167,6 +182,12 @@ void Search::consider(const Policy& policy, std::optional<Plan> made) {
     fitting_.push_back(*std::move(made));
   }
   choice_.candidates.push_back(std::move(candidate));
+}
+
+void Search::note(const Plan& plan, const Simulation& simulation) {
+  Start& best = best_of_kind_[plan.shares().streamed > 0 ? 1 : 0];
+  const bool better = best.paths.empty() || simulation.step_seconds < best.seconds;
+  if (!simulation.given_up && better) best = {paths_of(plan), simulation.step_seconds};
 }
 
 /// Infinite where it does not fit, and no less than `limit` where it is not. Keeps the plan where it is the best so
@@ -179,7 +200,9 @@ double Search::seconds_with(const std::vector<UpdatePath>& paths, double limit) 
   if (options.policy.kind == Policy::Kind::device) options.policy = parse_policy("static:0");
   std::optional<Plan> made = plan(options);
   if (!made) return std::numeric_limits<double>::infinity();
-  const double seconds = quickly(*made, std::max(limit, best_seconds_)).step_seconds;
+  const Simulation simulation = quickly(*made, std::max(limit, best_seconds_));
+  note(*made, simulation);
+  const double seconds = simulation.step_seconds;
   if (seconds < best_seconds_ * (1.0 - worthwhile)) {
     if (improved_) passed_.push_back(*std::move(best_));
     best_ = std::move(made);
@@ -187,13 +210,6 @@ double Search::seconds_with(const std::vector<UpdatePath>& paths, double limit) 
     improved_ = true;
   }
   return seconds;
-}
-
-/// Whether it is better than the best so far.
-bool Search::attempt(const std::vector<UpdatePath>& paths) {
-  const double before = best_seconds_;
-  seconds_with(paths, before);
-  return best_seconds_ < before;
 }
 
 std::vector<UpdatePath> Search::divided(const Division& d) const {
@@ -243,7 +259,7 @@ void Search::try_shares() {
     Division best{count, streamed, Residents::last};
     double least = std::numeric_limits<double>::infinity();
     const auto consider = [&](const Division& division) {
-      const double seconds = may_spend() ? seconds_with(divided(division), least) : least;
+      const double seconds = may_go_on() ? seconds_with(divided(division), least) : least;
       if (seconds < least) best = division;
       least = std::min(least, seconds);
     };
@@ -260,7 +276,7 @@ void Search::refine(Division division, double least) {
   constexpr double finest = 0.004;
   double share = 0.1;
   auto count = static_cast<std::int64_t>(std::max<std::size_t>(1, best_->subgroups.size() / 16));
-  while (share > finest && may_spend()) {
+  while (share > finest && may_go_on()) {
     bool better = false;
     for (const std::int64_t residents : {std::int64_t{0}, count, -count}) {
       for (const double streamed : {0.0, share, -share}) {
@@ -281,103 +297,93 @@ void Search::refine(Division division, double least) {
   }
 }
 
-/// Where memory is full, no subgroup can become resident unless another leaves.
-bool Search::try_swaps() {
-  bool better = false;
-  const std::size_t n = best_->subgroups.size();
-  for (std::size_t distance = 1; distance < n; distance *= 2) {
-    for (std::size_t i = 0; i + distance < n && may_spend(); ++i) {
-      auto changed = paths_of(*best_);
-      if (changed[i] == changed[i + distance]) continue;
-      std::swap(changed[i], changed[i + distance]);
-      better = attempt(changed) || better;
-    }
-  }
-  return better;
+/// Another division close by: two subgroups exchanged, since where memory is full none becomes resident unless another
+/// leaves, or one or two another way.
+void change(std::vector<UpdatePath>& paths, std::mt19937_64& random) {
+  const auto any = [&random](std::size_t of) { return static_cast<std::size_t>(random() % of); };
+  const std::size_t kind = any(4);
+  UpdatePath& one = paths[any(paths.size())];
+  UpdatePath& other = paths[any(paths.size())];
+  if (kind < 2) return std::swap(one, other);
+  one = all_paths[any(all_paths.size())];
+  if (kind == 2) other = all_paths[any(all_paths.size())];
 }
 
-/// One subgroup another way, then two at once, all pairs where there are few, until nothing helps.
-void Search::try_changes() {
-  constexpr std::array all{UpdatePath::cpu, UpdatePath::streamed, UpdatePath::resident};
-  const std::size_t n = best_->subgroups.size();
-  if (n > few_subgroups) return;
-  bool better = true;
-  while (better && may_spend()) {
-    better = false;
-    const auto from = paths_of(*best_);
-    for (std::size_t i = 0; i < n && may_spend(); ++i) {
-      for (const UpdatePath path : all) {
-        auto changed = paths_of(*best_);
-        if (changed[i] == path) continue;
-        changed[i] = path;
-        better = attempt(changed) || better;
-      }
-    }
-    if (better) continue;
-    if (n > pairs_up_to) {
-      better = try_swaps();
-      continue;
-    }
-    for (std::size_t i = 0; i < n && may_spend(); ++i) {
-      for (std::size_t j = i + 1; j < n; ++j) {
-        for (const UpdatePath a : all) {
-          for (const UpdatePath b : all) {
-            auto changed = paths_of(*best_);
-            if (changed[i] == a || changed[j] == b) continue;
-            changed[i] = a;
-            changed[j] = b;
-            better = attempt(changed) || better;
-          }
-        }
-      }
-    }
+/// What is best is seldom close to all that is good: what streams no state needs no buffers for it, and each layer
+/// whose state stays takes the room of several whose weights do. So from the best of either kind, and the best
+/// policies.
+std::vector<Start> Search::starts() const {
+  constexpr std::size_t policies = 4;
+  std::vector<std::pair<double, const Plan*>> fixed;
+  for (const Candidate& candidate : choice_.candidates) {
+    if (candidate.fits) fixed.emplace_back(candidate.simulation.step_seconds, &fitting_[fixed.size()]);
   }
+  std::stable_sort(fixed.begin(), fixed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Start> starts;
+  std::set<std::vector<UpdatePath>> known;
+  for (const auto& [seconds, plan] : fixed) {
+    if (starts.size() == policies) break;
+    if (auto paths = paths_of(*plan); known.insert(paths).second) starts.push_back({std::move(paths), seconds});
+  }
+  for (const Start& best : best_of_kind_) {
+    if (!best.paths.empty()) starts.push_back(best);
+  }
+  return starts;
 }
 
-/// From the best fixed policies with different divisions: a climb ends at the next hill, not at the highest.
+/// Threshold accepting (Dueck and Scheuer, J. Comput. Phys. 90, 1990): goes on from what is slower by less than a
+/// threshold that falls to nothing, so that it does not end on the first hill. A simulation may give up beyond it.
+/// Returns the best that it came by.
+Start Search::wander(Start start, double first_threshold, std::int64_t tasks) {
+  constexpr std::size_t tries_of_each = 300;
+  const std::size_t tries = tries_of_each * start.paths.size();
+  const std::int64_t begun = choice_.simulated_tasks;
+  allowance_ = begun + tasks;
+  std::mt19937_64 random;  // the same in every search
+  Start current = start;
+  std::set<std::vector<UpdatePath>> seen{current.paths};
+  for (std::size_t i = 0; i < tries && may_go_on(); ++i) {
+    std::vector<UpdatePath> next = current.paths;
+    change(next, random);
+    if (!seen.insert(next).second) continue;
+    const double spent = std::max(static_cast<double>(i) / static_cast<double>(tries),
+                                  static_cast<double>(choice_.simulated_tasks - begun) / static_cast<double>(tasks));
+    const double limit = current.seconds * (1.0 + first_threshold * (1.0 - spent) * (1.0 - spent));
+    const double seconds = seconds_with(next, limit);
+    if (seconds > limit) continue;
+    current = {std::move(next), seconds};
+    if (seconds < start.seconds) start = current;
+  }
+  return start;
+}
+
+/// That the device computes in a step, which is no shorter.
+double Search::least_seconds() const {
+  double seconds = 0.0;
+  for (const LayerSeconds& s : compute_) seconds += s.forward + s.backward;
+  return options_.max_micro_batches * seconds + profile_.step_overhead.value;
+}
+
 void Search::improve() {
   if (options_.policy.kind != Policy::Kind::automatic || fitting_.empty()) return;
-  std::vector<std::pair<double, const Plan*>> starts;
-  std::size_t next = 0;
-  for (const Candidate& candidate : choice_.candidates) {
-    if (candidate.fits) starts.emplace_back(candidate.simulation.step_seconds, &fitting_[next++]);
-  }
-  std::stable_sort(starts.begin(), starts.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  enough_ = (1.0 + as_good_as_any) * least_seconds();
   const bool few = best_->subgroups.size() <= few_subgroups;
-  const std::int64_t budget = few ? task_budget : choice_.simulated_tasks + task_budget_of_many;
-  const auto left = [&] { return std::max<std::int64_t>(0, budget - choice_.simulated_tasks); };
-  allowance_ = choice_.simulated_tasks + (few ? left() / 2 : left());
+  allowance_ = few ? task_budget_of_shares : choice_.simulated_tasks + task_budget_of_many;
   try_shares();
-  std::vector<std::vector<UpdatePath>> climbed;
-  const auto share_of_the_rest = [&] {
-    return choice_.simulated_tasks + left() / static_cast<std::int64_t>(climbs + 1 - climbed.size());
-  };
-  Plan highest = *best_;
-  double highest_seconds = best_seconds_;
-  bool highest_improved = improved_;
-  allowance_ = share_of_the_rest();
-  try_changes();
-  for (const auto& [seconds, plan] : starts) {
-    if (best_seconds_ < highest_seconds) {
-      highest = *best_;
-      highest_seconds = best_seconds_;
-      highest_improved = improved_;
-    }
-    if (!few || climbed.size() == climbs) break;
-    auto paths = paths_of(*plan);
-    if (std::find(climbed.begin(), climbed.end(), paths) != climbed.end()) continue;
-    climbed.push_back(std::move(paths));
-    best_ = *plan;
-    best_seconds_ = seconds;
-    improved_ = false;
-    allowance_ = share_of_the_rest();
-    try_changes();
-  }
-  if (highest_seconds < best_seconds_) {
-    best_ = std::move(highest);
-    best_seconds_ = highest_seconds;
-    improved_ = highest_improved;
-  }
+  if (few) wander_from_all();
+}
+
+/// A little from each start, and on from where that led to the best.
+void Search::wander_from_all() {
+  constexpr double little = 0.002;
+  constexpr double more = 0.006;
+  std::vector<Start> starts = this->starts();
+  const auto left = [&] { return std::max<std::int64_t>(0, task_budget - choice_.simulated_tasks); };
+  const std::int64_t tasks = left() / (2 * static_cast<std::int64_t>(starts.size()));
+  for (Start& start : starts) start = wander(std::move(start), little, tasks);
+  const auto best = std::min_element(starts.begin(), starts.end(),
+                                     [](const Start& a, const Start& b) { return a.seconds < b.seconds; });
+  wander(std::move(*best), more, left());
 }
 
 /// Simulates the best piece by piece, and whatever lumps may have made slower than it.
@@ -429,8 +435,8 @@ void Search::compare_fixed() {
 /// The search may have followed what only lumps gain by.
 void Search::compare_passed() {
   if (best_->subgroups.size() <= few_subgroups) return;
-  allowance_ = choice_.simulated_tasks + task_budget_at_the_end;
-  for (; !passed_.empty() && may_spend(); passed_.pop_back()) {
+  const std::int64_t allowance = choice_.simulated_tasks + task_budget_at_the_end;
+  for (; !passed_.empty() && choice_.simulated_tasks < allowance; passed_.pop_back()) {
     const Simulation exact = exactly(passed_.back(), choice_.simulation.step_seconds);
     if (take_if_faster(passed_.back(), exact)) improved_ = true;
   }

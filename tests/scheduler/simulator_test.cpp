@@ -314,8 +314,8 @@ TEST(Simulator, SomeOfManyMicroBatchesAtOnceStandForTheOthers) {
         worst_of = std::max(worst_of, std::abs(a / b - 1.0));
       };
       close(some.step_seconds, each.step_seconds, 0.005, worst[0]);
-      for (const auto rate : {&StepRates::compute_seconds, &StepRates::to_device, &StepRates::to_host,
-                              &StepRates::cpu_update}) {
+      for (const auto rate :
+           {&StepRates::compute_seconds, &StepRates::to_device, &StepRates::to_host, &StepRates::cpu_update}) {
         close(some.rates.*rate, each.rates.*rate, 0.01, worst[1]);
       }
       EXPECT_LT(some.tasks * 2, each.tasks) << what;
