@@ -46,6 +46,7 @@ struct Start {
   std::vector<UpdatePath> paths;
   double seconds = 0.0;
 };
+
 constexpr double unlimited = std::numeric_limits<double>::infinity();
 // What takes up to so many times the best in lumps may be the best piece by piece: lumps were at most 4.1% off. Of what
 // takes longer it is enough to know that it does.
@@ -93,7 +94,7 @@ class Search {
   double seconds_with(const std::vector<UpdatePath>& paths, double limit);
   void try_shares();
   void wander_from_all();
-  std::vector<Start> starts() const;
+  std::vector<Start> where_to_start() const;
   Start wander(Start start, double first_threshold, std::int64_t tasks);
   void finish();
   void measure_rates();
@@ -309,10 +310,10 @@ void change(std::vector<UpdatePath>& paths, std::mt19937_64& random) {
   if (kind == 2) other = all_paths[any(all_paths.size())];
 }
 
-/// What is best is seldom close to all that is good: what streams no state needs no buffers for it, and each layer
-/// whose state stays takes the room of several whose weights do. So from the best of either kind, and the best
-/// policies.
-std::vector<Start> Search::starts() const {
+/// From one good division to another many subgroups may have to change at once: what streams no state needs no buffers
+/// for it, and each layer whose state stays takes the room of several whose weights do. So from the best of either kind
+/// and from the best policies.
+std::vector<Start> Search::where_to_start() const {
   constexpr std::size_t policies = 4;
   std::vector<std::pair<double, const Plan*>> fixed;
   for (const Candidate& candidate : choice_.candidates) {
@@ -377,7 +378,7 @@ void Search::improve() {
 void Search::wander_from_all() {
   constexpr double little = 0.002;
   constexpr double more = 0.006;
-  std::vector<Start> starts = this->starts();
+  std::vector<Start> starts = where_to_start();
   const auto left = [&] { return std::max<std::int64_t>(0, task_budget - choice_.simulated_tasks); };
   const std::int64_t tasks = left() / (2 * static_cast<std::int64_t>(starts.size()));
   for (Start& start : starts) start = wander(std::move(start), little, tasks);
