@@ -13,6 +13,14 @@ struct Done {
   double seconds = 0.0;
   double amount = 0.0;  ///< bytes or parameters
   double rate() const noexcept { return seconds > 0.0 ? amount / seconds : 0.0; }
+  void add(double in_seconds, double more) noexcept {
+    seconds += in_seconds;
+    amount += more;
+  }
+  /// What was done between the two, so many times.
+  void repeat(double times, const Done& before, const Done& after) noexcept {
+    add(times * (after.seconds - before.seconds), times * (after.amount - before.amount));
+  }
 };
 
 struct Moment {

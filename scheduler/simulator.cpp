@@ -7,7 +7,6 @@
 #include <limits>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "core/error.hpp"
@@ -488,11 +487,8 @@ void Simulator::skip(std::int64_t passes) {
   const auto repeat = [times](double& sum, double before, double after) { sum += times * (after - before); };
   repeat(compute_seconds_, from.compute, to.compute);
   repeat(result_.exposed_update_seconds, from.exposed_update, to.exposed_update);
-  for (const auto& [sum, before, after] :
-       {std::tuple{&to_device_, &from.to_device, &to.to_device}, {&to_host_, &from.to_host, &to.to_host}}) {
-    repeat(sum->seconds, before->seconds, after->seconds);
-    repeat(sum->amount, before->amount, after->amount);
-  }
+  to_device_.repeat(times, from.to_device, to.to_device);
+  to_host_.repeat(times, from.to_host, to.to_host);
   for (std::size_t r = 0; r < result_.use.size(); ++r) repeat(result_.use[r], from.use[r], to.use[r]);
   action_ += passes * static_cast<std::int64_t>(walk_.pass.size());
   compute_left_ -= times * seconds_of(walk_.pass);
@@ -552,13 +548,10 @@ void Simulator::finish(Lane lane) {
 }
 
 void Simulator::account(const Task& task, double seconds) {
-  const auto add = [seconds, times = times(task)](Done& done, double amount) {
-    done.seconds += seconds;
-    done.amount += times * amount;
-  };
-  if (task.lane == Lane::host_to_device) add(to_device_, static_cast<double>(task.bytes));
-  if (task.lane == Lane::device_to_host) add(to_host_, static_cast<double>(task.bytes));
-  if (task.kind == TaskKind::update_cpu) add(cpu_update_, static_cast<double>(task.count()));
+  const double bytes = times(task) * static_cast<double>(task.bytes);
+  if (task.lane == Lane::host_to_device) to_device_.add(seconds, bytes);
+  if (task.lane == Lane::device_to_host) to_host_.add(seconds, bytes);
+  if (task.kind == TaskKind::update_cpu) cpu_update_.add(seconds, static_cast<double>(task.count()));
 }
 
 void Simulator::finish_compute() {

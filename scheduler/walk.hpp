@@ -21,8 +21,8 @@ struct Accumulation {
   int in_last_pass() const noexcept { return micro_batches - (passes() - 1) * at_once; }
 };
 
-/// A step: pass after pass, the last perhaps with fewer micro-batches. What all others do is kept once, since a step may
-/// have any number of them.
+/// A step: pass after pass, the last perhaps with fewer micro-batches. What all others do is kept once, since a step
+/// may have any number of them.
 struct Walk {
   std::vector<Action> pass;  ///< of each but the last; never empty
   std::vector<Action> last;
