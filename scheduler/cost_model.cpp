@@ -145,6 +145,12 @@ std::vector<LayerSeconds> compute_seconds(const MachineProfile& p, std::span<con
   return result;
 }
 
+double seconds_of_step(std::span<const LayerSeconds> compute, std::int64_t micro_batches) noexcept {
+  double seconds = 0.0;
+  for (const LayerSeconds& s : compute) seconds += s.forward + s.backward;
+  return static_cast<double>(micro_batches) * seconds;
+}
+
 MachineProfile in_format(MachineProfile profile, StateFormat state) {
   const double smaller =
       static_cast<double>(update_bytes(state)) / static_cast<double>(update_bytes(StateFormat::fp32));

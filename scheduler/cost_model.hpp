@@ -82,6 +82,8 @@ struct LayerSeconds {
 /// Layers as nothing but matrix products of `tokens` with every weight: what is known without the model.
 std::vector<LayerWork> matrix_work(const ParameterLayout& layout, double tokens, bool recompute = false);
 std::vector<LayerSeconds> compute_seconds(const MachineProfile& profile, std::span<const LayerWork> work);
+/// That the device computes in a step of so many micro-batches: no step is shorter.
+double seconds_of_step(std::span<const LayerSeconds> compute, std::int64_t micro_batches) noexcept;
 
 // -- tasks -----------------------------------------------------------------------------------------------
 

@@ -27,18 +27,10 @@ struct Search {
   const ComputeOfShape& compute;
   const ChooseForShape& choose;
 
-  double seconds_of_step(std::span<const LayerSeconds> layers) const;
   FastestShape planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
   std::optional<FastestShape> several_at_once(RunShape shape, double faster_than) const;
   FastestShape in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
 };
-
-/// That the device computes: no step is shorter.
-double Search::seconds_of_step(std::span<const LayerSeconds> layers) const {
-  double seconds = 0.0;
-  for (const LayerSeconds& s : layers) seconds += s.forward + s.backward;
-  return static_cast<double>(config.grad_accum) * seconds;
-}
 
 FastestShape Search::planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const {
   Choice choice = choose(shape, layers, faster_than);
@@ -90,7 +82,7 @@ FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const Comp
   do {
     const double seconds = best ? best->choice.simulation.step_seconds : std::numeric_limits<double>::infinity();
     std::vector<LayerSeconds> layers = compute(shape);
-    if (search.seconds_of_step(layers) >= seconds) continue;
+    if (seconds_of_step(layers, config.grad_accum) >= seconds) continue;
     try {
       FastestShape way = search.in_better_order(shape, std::move(layers), seconds);
       if (!best || faster(way.choice, best->choice)) best = std::move(way);
