@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
+#include <array>
 #include <functional>
 #include <future>
 #include <limits>
@@ -75,6 +75,17 @@ std::vector<std::string> fixed_policies() {
   return policies;
 }
 
+/// A candidate and its plan. Until the search ends both stay where they are.
+struct Fitting {
+  Candidate* candidate = nullptr;
+  const Plan* plan = nullptr;
+  double seconds() const { return candidate->simulation.step_seconds; }
+};
+void sort_fastest_first(std::vector<Fitting>& fitting) {
+  std::stable_sort(fitting.begin(), fitting.end(),
+                   [](const Fitting& a, const Fitting& b) { return a.seconds() < b.seconds(); });
+}
+
 class Search {
  public:
   Search(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
@@ -94,7 +105,8 @@ class Search {
   double seconds_with(const std::vector<UpdatePath>& paths, double limit);
   void try_shares();
   void wander_from_all();
-  std::vector<Start> where_to_start() const;
+  std::vector<Fitting> fitting();
+  std::vector<Start> where_to_start();
   Start wander(Start start, double first_threshold, std::int64_t tasks);
   void finish();
   void measure_rates();
@@ -104,7 +116,6 @@ class Search {
   void note(const Plan& plan, const Simulation& simulation);
   std::vector<UpdatePath> divided(const Division& division) const;
   void refine(Division division, double least);
-  double least_seconds() const;
   bool may_go_on() const { return choice_.simulated_tasks < allowance_ && best_seconds_ > enough_; }
 
   const ParameterLayout& layout_;
@@ -183,6 +194,15 @@ void Search::consider(const Policy& policy, std::optional<Plan> made) {
     fitting_.push_back(*std::move(made));
   }
   choice_.candidates.push_back(std::move(candidate));
+}
+
+/// In the order in which they were looked at.
+std::vector<Fitting> Search::fitting() {
+  std::vector<Fitting> fitting;
+  for (Candidate& candidate : choice_.candidates) {
+    if (candidate.fits) fitting.push_back({&candidate, &fitting_[fitting.size()]});
+  }
+  return fitting;
 }
 
 void Search::note(const Plan& plan, const Simulation& simulation) {
@@ -313,18 +333,15 @@ void change(std::vector<UpdatePath>& paths, std::mt19937_64& random) {
 /// From one good division to another many subgroups may have to change at once: what streams no state needs no buffers
 /// for it, and each layer whose state stays takes the room of several whose weights do. So from the best of either kind
 /// and from the best policies.
-std::vector<Start> Search::where_to_start() const {
+std::vector<Start> Search::where_to_start() {
   constexpr std::size_t policies = 4;
-  std::vector<std::pair<double, const Plan*>> fixed;
-  for (const Candidate& candidate : choice_.candidates) {
-    if (candidate.fits) fixed.emplace_back(candidate.simulation.step_seconds, &fitting_[fixed.size()]);
-  }
-  std::stable_sort(fixed.begin(), fixed.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::vector<Fitting> fixed = fitting();
+  sort_fastest_first(fixed);
   std::vector<Start> starts;
   std::set<std::vector<UpdatePath>> known;
-  for (const auto& [seconds, plan] : fixed) {
+  for (const Fitting& f : fixed) {
     if (starts.size() == policies) break;
-    if (auto paths = paths_of(*plan); known.insert(paths).second) starts.push_back({std::move(paths), seconds});
+    if (auto paths = paths_of(*f.plan); known.insert(paths).second) starts.push_back({std::move(paths), f.seconds()});
   }
   for (const Start& best : best_of_kind_) {
     if (!best.paths.empty()) starts.push_back(best);
@@ -358,16 +375,10 @@ Start Search::wander(Start start, double first_threshold, std::int64_t tasks) {
   return start;
 }
 
-/// That the device computes in a step, which is no shorter.
-double Search::least_seconds() const {
-  double seconds = 0.0;
-  for (const LayerSeconds& s : compute_) seconds += s.forward + s.backward;
-  return options_.max_micro_batches * seconds + profile_.step_overhead.value;
-}
-
 void Search::improve() {
   if (options_.policy.kind != Policy::Kind::automatic || fitting_.empty()) return;
-  enough_ = (1.0 + as_good_as_any) * least_seconds();
+  const double least = seconds_of_step(compute_, options_.max_micro_batches) + profile_.step_overhead.value;
+  enough_ = (1.0 + as_good_as_any) * least;
   const bool few = best_->subgroups.size() <= few_subgroups;
   allowance_ = few ? task_budget_of_shares : choice_.simulated_tasks + task_budget_of_many;
   try_shares();
@@ -417,15 +428,10 @@ void Search::measure_rates() {
 
 /// The closest first, until lumps are sure to have been slower.
 void Search::compare_fixed() {
-  std::vector<std::pair<Candidate*, const Plan*>> fitting;
-  for (Candidate& candidate : choice_.candidates) {
-    if (candidate.fits) fitting.emplace_back(&candidate, &fitting_[fitting.size()]);
-  }
-  if (!settings_.never_slower_than_fixed) fitting.resize(settings_.present != nullptr ? 1 : 0);
-  const auto seconds = [](const auto& of) { return of.first->simulation.step_seconds; };
-  std::stable_sort(fitting.begin(), fitting.end(),
-                   [&](const auto& a, const auto& b) { return seconds(a) < seconds(b); });
-  for (const auto& [candidate, plan] : fitting) {
+  std::vector<Fitting> compared = fitting();
+  if (!settings_.never_slower_than_fixed) compared.resize(settings_.present != nullptr ? 1 : 0);
+  sort_fastest_first(compared);
+  for (const auto& [candidate, plan] : compared) {
     const bool many = plan->subgroups.size() > few_subgroups;
     if (many && candidate->simulation.step_seconds > off_in_lumps * choice_.simulation.step_seconds) break;
     candidate->simulation = exactly(*plan, many ? choice_.simulation.step_seconds : unlimited);
