@@ -83,9 +83,9 @@ class CheckpointSaver {
   SaverOptions options_;
   std::function<void(const std::string&)> say_;
   std::unique_ptr<StateCopy> copy_;
-  bool takes_copy_ = false;  ///< of the save under way
+  bool takes_copy_ = false;                        ///< of the save under way
   std::optional<OffloadEngine::SaveScope> scope_;  ///< of the save under way; its thread lets it go
-  std::vector<float> buffer_;  ///< where there is no copy, whose memory serves as well
+  std::vector<float> buffer_;                      ///< where there is no copy, whose memory serves as well
   SavePace pace_;
   double step_seconds_ = 0.0;  ///< of the last step
 

@@ -40,9 +40,9 @@ using ChooseForShape =
     std::function<Choice(const RunShape& shape, std::span<const LayerSeconds> compute, double faster_than)>;
 
 /// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least. What
-/// computes for longer than another's step takes is not looked at. Of
-/// numbers of micro-batches at once it tries the largest that fits, then fewer until those are no faster. Throws
-/// PlanError, of the shape that needs least, where none fits.
+/// computes for longer than another's step takes is not looked at. Of numbers of micro-batches at once it tries the
+/// largest that fits, then fewer until those are no faster. Throws PlanError, of the shape that needs least, where none
+/// fits.
 FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ComputeOfShape& compute,
                            const ChooseForShape& choose);
 
