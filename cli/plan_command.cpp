@@ -12,6 +12,7 @@
 #include "cli/flags.hpp"
 #include "cli/what_if.hpp"
 #include "core/error.hpp"
+#include "scheduler/upgrades.hpp"
 #include "train/model_source.hpp"
 #include "train/performance.hpp"
 #include "train/run_setup.hpp"

@@ -17,8 +17,8 @@ class UpdateKernels {
  public:
   virtual ~UpdateKernels() = default;
 
-  /// AdamW on every element, see core/numerics/adam_state.hpp.
-  virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c) = 0;
+  /// AdamW on every element, see core/numerics/adam_state.hpp. On at most so many threads; 0: on all.
+  virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c, int most_threads = 0) = 0;
   /// weight[i] = master[i] rounded ties away from zero.
   virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count) = 0;
   /// sum[i] = gradient[i] where `first`, else sum[i] + gradient[i]; fp32.

@@ -1,6 +1,7 @@
 #include "cpu_ops/update_kernels.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <string>
 #include <utility>
 
@@ -91,11 +92,17 @@ class HostUpdateKernels final : public UpdateKernels {
  public:
   explicit HostUpdateKernels(std::shared_ptr<Parallel> parallel) : parallel_(std::move(parallel)) {}
 
-  void adamw(const AdamPiece& p, const AdamCoefficients& c) override {
-    for_pieces(p.count, [&](std::int64_t at, std::int64_t count) {
+  void adamw(const AdamPiece& p, const AdamCoefficients& c, int most_threads) override {
+    const auto update = [&](std::int64_t at, std::int64_t count) {
       AdamPiece part = p.from(at);
       part.count = count;
       adamw_dispatched(isa_, part, c);
+    };
+    if (most_threads <= 0 || most_threads >= threads()) return for_pieces(p.count, update);
+    const std::int64_t pieces = pieces_of(p.count);
+    std::atomic<std::int64_t> next = 0;
+    parallel_->run(std::min<std::int64_t>(most_threads, pieces), [&](std::int64_t) {
+      for (std::int64_t i = next++; i < pieces; i = next++) with_piece(p.count, i, update);
     });
   }
   void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
@@ -119,10 +126,12 @@ class HostUpdateKernels final : public UpdateKernels {
  private:
   template <class Body>
   void for_pieces(std::int64_t count, const Body& body) {
-    parallel_->run(pieces_of(count), [&](std::int64_t i) {
-      const std::int64_t at = i * elements_at_once;
-      body(at, std::min(elements_at_once, count - at));
-    });
+    parallel_->run(pieces_of(count), [&](std::int64_t i) { with_piece(count, i, body); });
+  }
+  template <class Body>
+  static void with_piece(std::int64_t count, std::int64_t i, const Body& body) {
+    const std::int64_t at = i * elements_at_once;
+    body(at, std::min(elements_at_once, count - at));
   }
 
   std::shared_ptr<Parallel> parallel_;

@@ -10,8 +10,8 @@ class WrappedKernels final : public UpdateKernels {
   WrappedKernels(std::unique_ptr<UpdateKernels> inner, AroundUpdate around)
       : inner_(std::move(inner)), around_(std::move(around)) {}
 
-  void adamw(const AdamPiece& piece, const AdamCoefficients& c) override {
-    around_(piece.count, [&] { inner_->adamw(piece, c); });
+  void adamw(const AdamPiece& piece, const AdamCoefficients& c, int most_threads) override {
+    around_(piece.count, [&] { inner_->adamw(piece, c, most_threads); });
   }
   void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
     inner_->weights_of_master(master, weight, count);

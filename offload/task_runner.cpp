@@ -252,8 +252,9 @@ void TaskRunner::update_on_device(const Task& task, StreamView stream) {
 void TaskRunner::update_on_cpu(const Task& task) {
   AdamPiece piece = piece_of(task);
   piece.weight = storage_.host_weights(task.layer) + task.begin;
+  UpdateKernels& kernels = device_.host_kernels();
   for_segments(task, piece,
-               [&](const AdamPiece& part, const AdamCoefficients& c) { device_.host_kernels().adamw(part, c); });
+               [&](const AdamPiece& part, const AdamCoefficients& c) { kernels.adamw(part, c, plan_.update_threads); });
   dram_bytes_ += static_cast<std::uint64_t>(task.count()) * update_bytes(plan_.state);
   updated_cpu_ += static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
 }

@@ -4,8 +4,6 @@
 
 #include <algorithm>
 #include <array>
-#include <functional>
-#include <future>
 #include <limits>
 #include <optional>
 #include <random>
@@ -41,9 +39,15 @@ struct Division {
   double streamed_share = 0.0;
   Residents where = Residents::last;
 };
-/// Where single subgroups are changed from.
-struct Start {
+/// What the search chooses: a path for each subgroup, and the threads of those on the CPU.
+struct Setting {
   std::vector<UpdatePath> paths;
+  int update_threads = 0;
+  auto operator<=>(const Setting&) const = default;
+};
+/// Where a setting is changed from, piece by piece.
+struct Start {
+  Setting setting;
   double seconds = 0.0;
 };
 
@@ -55,6 +59,8 @@ constexpr double worth_knowing = off_in_lumps * off_in_lumps;
 constexpr double worthwhile = 1e-6;  // relative gain below which a change is noise
 // A step that is longer than what the device computes by no more than this share of it is as good as any.
 constexpr double as_good_as_any = 1e-3;
+// One change in so many is of the CPU's threads.
+constexpr std::size_t threads_once_in = 24;
 constexpr std::array all_paths{UpdatePath::cpu, UpdatePath::streamed, UpdatePath::resident};
 
 std::vector<UpdatePath> paths_of(const Plan& plan) {
@@ -62,6 +68,7 @@ std::vector<UpdatePath> paths_of(const Plan& plan) {
   for (const Subgroup& s : plan.subgroups) paths.push_back(s.path());
   return paths;
 }
+Setting setting_of(const Plan& plan) { return {paths_of(plan), plan.update_threads}; }
 
 std::vector<std::string> fixed_policies() {
   std::vector<std::string> policies{"device", "host", "stream"};
@@ -102,8 +109,9 @@ class Search {
   void try_fixed();
   void consider(const Policy& policy, std::optional<Plan> made);
   void improve();
-  double seconds_with(const std::vector<UpdatePath>& paths, double limit);
+  double seconds_with(const Setting& setting, double limit);
   void try_shares();
+  void try_threads();
   void wander_from_all();
   std::vector<Fitting> fitting();
   std::vector<Start> where_to_start();
@@ -116,6 +124,7 @@ class Search {
   void note(const Plan& plan, const Simulation& simulation);
   std::vector<UpdatePath> divided(const Division& division) const;
   void refine(Division division, double least);
+  int threads_to_try() const;
   bool may_go_on() const { return choice_.simulated_tasks < allowance_ && best_seconds_ > enough_; }
 
   const ParameterLayout& layout_;
@@ -207,16 +216,17 @@ std::vector<Fitting> Search::fitting() {
 
 void Search::note(const Plan& plan, const Simulation& simulation) {
   Start& best = best_of_kind_[plan.shares().streamed > 0 ? 1 : 0];
-  const bool better = best.paths.empty() || simulation.step_seconds < best.seconds;
-  if (!simulation.given_up && better) best = {paths_of(plan), simulation.step_seconds};
+  const bool better = best.setting.paths.empty() || simulation.step_seconds < best.seconds;
+  if (!simulation.given_up && better) best = {setting_of(plan), simulation.step_seconds};
 }
 
 /// Infinite where it does not fit, and no less than `limit` where it is not. Keeps the plan where it is the best so
 /// far.
-double Search::seconds_with(const std::vector<UpdatePath>& paths, double limit) {
+double Search::seconds_with(const Setting& setting, double limit) {
   OffloadOptions options = options_;
   options.policy = best_->policy;
-  options.paths = paths;
+  options.paths = setting.paths;
+  options.update_threads = setting.update_threads;
   // `device` means every layer resident: with state elsewhere it is another policy.
   if (options.policy.kind == Policy::Kind::device) options.policy = parse_policy("static:0");
   std::optional<Plan> made = plan(options);
@@ -280,7 +290,7 @@ void Search::try_shares() {
     Division best{count, streamed, Residents::last};
     double least = std::numeric_limits<double>::infinity();
     const auto consider = [&](const Division& division) {
-      const double seconds = may_go_on() ? seconds_with(divided(division), least) : least;
+      const double seconds = may_go_on() ? seconds_with({divided(division), best_->update_threads}, least) : least;
       if (seconds < least) best = division;
       least = std::min(least, seconds);
     };
@@ -305,7 +315,7 @@ void Search::refine(Division division, double least) {
         const std::int64_t moved = std::max<std::int64_t>(0, static_cast<std::int64_t>(division.residents) + residents);
         const Division next{std::min(static_cast<std::size_t>(moved), best_->subgroups.size()),
                             std::clamp(division.streamed_share + streamed, 0.0, 1.0), division.where};
-        const double seconds = seconds_with(divided(next), least);
+        const double seconds = seconds_with({divided(next), best_->update_threads}, least);
         if (seconds >= least * (1.0 - worthwhile)) continue;
         division = next;
         least = seconds;
@@ -318,10 +328,35 @@ void Search::refine(Division division, double least) {
   }
 }
 
+/// That the CPU's update has; 0 where their number is the caller's, or where none is to spare.
+int Search::threads_to_try() const {
+  constexpr int enough = 4;
+  const auto all = static_cast<int>(profile_.cpu_update_cores.value);
+  return options_.update_threads > 0 || all < enough ? 0 : all;
+}
+
+/// Of the CPU's update, for the same division: where DRAM is full, what fewer leave of it goes to copies.
+void Search::try_threads() {
+  constexpr int parts = 8;
+  const int all = threads_to_try();
+  if (all == 0 || best_->shares().cpu == 0) return;
+  Setting setting = setting_of(*best_);
+  for (int part = parts - 1; part >= parts / 2 && may_go_on(); --part) {
+    setting.update_threads = all * part / parts;
+    seconds_with(setting, best_seconds_);
+  }
+}
+
 /// Another division close by: two subgroups exchanged, since where memory is full none becomes resident unless another
-/// leaves, or one or two another way.
-void change(std::vector<UpdatePath>& paths, std::mt19937_64& random) {
+/// leaves, or one or two another way; now and then another number of the CPU's `threads` (0: that stays).
+void change(Setting& setting, int threads, std::mt19937_64& random) {
   const auto any = [&random](std::size_t of) { return static_cast<std::size_t>(random() % of); };
+  if (threads > 0 && any(threads_once_in) == 0) {
+    const std::size_t fewer = any(static_cast<std::size_t>(threads - threads / 4));
+    setting.update_threads = fewer == 0 ? 0 : threads - static_cast<int>(fewer);
+    return;
+  }
+  std::vector<UpdatePath>& paths = setting.paths;
   const std::size_t kind = any(4);
   UpdatePath& one = paths[any(paths.size())];
   UpdatePath& other = paths[any(paths.size())];
@@ -338,13 +373,15 @@ std::vector<Start> Search::where_to_start() {
   std::vector<Fitting> fixed = fitting();
   sort_fastest_first(fixed);
   std::vector<Start> starts;
-  std::set<std::vector<UpdatePath>> known;
+  std::set<Setting> known;
   for (const Fitting& f : fixed) {
     if (starts.size() == policies) break;
-    if (auto paths = paths_of(*f.plan); known.insert(paths).second) starts.push_back({std::move(paths), f.seconds()});
+    if (auto setting = setting_of(*f.plan); known.insert(setting).second) {
+      starts.push_back({std::move(setting), f.seconds()});
+    }
   }
   for (const Start& best : best_of_kind_) {
-    if (!best.paths.empty()) starts.push_back(best);
+    if (!best.setting.paths.empty()) starts.push_back(best);
   }
   return starts;
 }
@@ -354,15 +391,16 @@ std::vector<Start> Search::where_to_start() {
 /// Returns the best that it came by.
 Start Search::wander(Start start, double first_threshold, std::int64_t tasks) {
   constexpr std::size_t tries_of_each = 300;
-  const std::size_t tries = tries_of_each * start.paths.size();
+  const std::size_t tries = tries_of_each * start.setting.paths.size();
   const std::int64_t begun = choice_.simulated_tasks;
   allowance_ = begun + tasks;
   std::mt19937_64 random;  // the same in every search
+  const int threads = threads_to_try();
   Start current = start;
-  std::set<std::vector<UpdatePath>> seen{current.paths};
+  std::set<Setting> seen{current.setting};
   for (std::size_t i = 0; i < tries && may_go_on(); ++i) {
-    std::vector<UpdatePath> next = current.paths;
-    change(next, random);
+    Setting next = current.setting;
+    change(next, threads, random);
     if (!seen.insert(next).second) continue;
     const double spent = std::max(static_cast<double>(i) / static_cast<double>(tries),
                                   static_cast<double>(choice_.simulated_tasks - begun) / static_cast<double>(tasks));
@@ -382,6 +420,7 @@ void Search::improve() {
   const bool few = best_->subgroups.size() <= few_subgroups;
   allowance_ = few ? task_budget_of_shares : choice_.simulated_tasks + task_budget_of_many;
   try_shares();
+  try_threads();
   if (few) wander_from_all();
 }
 
@@ -473,52 +512,6 @@ Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options,
                    const MachineProfile& profile, std::span<const LayerSeconds> compute,
                    const SearchSettings& settings) {
   return Search(layout, options, facts, profile, compute, settings).run();
-}
-
-std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                              const MachineProfile& profile, std::span<const LayerSeconds> compute,
-                              const Plan& chosen) {
-  struct Wider {
-    std::string what;
-    OffloadOptions options;
-    PlanningFacts facts;
-    MachineProfile profile;
-    std::vector<LayerSeconds> compute;
-  };
-  const std::vector<LayerSeconds> as_it_is(compute.begin(), compute.end());
-  std::vector<Wider> machines;
-  OffloadOptions roomy = options;
-  PlanningFacts room = facts;
-  // The caller's own share stays as it is: what is doubled is the whole card.
-  roomy.device_memory *= 2;
-  room.device_capacity *= 2;
-  machines.push_back({"twice the device memory", roomy, room, profile, as_it_is});
-  MachineProfile wide = profile;
-  for (Figure* f : {&wide.to_device, &wide.to_host, &wide.both_ways}) f->value *= 2.0;
-  machines.push_back({"a link of twice the rate", options, facts, wide, as_it_is});
-  MachineProfile channels = profile;
-  channels.dram.value *= 2.0;
-  // The CPU update runs at DRAM's rate where that bounds it: more channels let it rise as far as its cores allow.
-  machines.push_back({"twice the DRAM bandwidth", options, facts, channels, as_it_is});
-  MachineProfile cores = profile;
-  for (Figure* f : {&cores.cores, &cores.cpu_update, &cores.host_stream}) f->value *= 2.0;
-  cores.cpu_update_cores.value *= 2.0;
-  machines.push_back({"twice the cores", options, facts, cores, as_it_is});
-  std::vector<LayerSeconds> fast = as_it_is;
-  for (LayerSeconds& s : fast) s = {s.forward / 2.0, s.backward / 2.0};
-  machines.push_back({"a device of twice the arithmetic", options, facts, profile, fast});
-  const auto seconds_on = [&](const Wider& m) {
-    const SearchSettings settings{.present = &chosen, .never_slower_than_fixed = false};
-    return choose_plan(layout, m.options, m.facts, m.profile, m.compute, settings).simulation.step_seconds;
-  };
-  // Searches know nothing of each other.
-  std::vector<std::future<double>> seconds;
-  for (const Wider& m : machines) seconds.push_back(std::async(std::launch::async, seconds_on, std::cref(m)));
-  std::vector<Upgrade> list;
-  for (std::size_t i = 0; i < machines.size(); ++i) list.push_back({machines[i].what, seconds[i].get()});
-  std::stable_sort(list.begin(), list.end(),
-                   [](const Upgrade& a, const Upgrade& b) { return a.step_seconds < b.step_seconds; });
-  return list;
 }
 
 }  // namespace tandem

@@ -32,6 +32,7 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
     : layout_(layout), options_(options) {
   plan_.policy = options.policy;
   plan_.max_micro_batches = options.max_micro_batches;
+  plan_.update_threads = options.update_threads;
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
   plan_.state = options.state;
   plan_.spare_device_memory = align_up(options.spare_device_memory);

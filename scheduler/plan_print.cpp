@@ -28,6 +28,8 @@ std::string Plan::table() const {
       fmt::format("policy {}{}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
                   policy.text(), chosen_by_auto ? " (auto)" : "", 100.0 * static_cast<double>(s.cpu) / all,
                   100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
+  if (update_threads > 0)
+    text += fmt::format("CPU updates on {} threads, which leaves DRAM to copies\n", update_threads);
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;
 }
@@ -64,6 +66,7 @@ std::string Plan::json() const {
   j["state_buffers"] = state_buffers;
   j["max_micro_batches"] = max_micro_batches;
   j["micro_batches_at_once"] = micro_batches_at_once;
+  j["update_threads"] = update_threads;
   j["sends_sums"] = sends_sums;
   j["device_memory"] = device_memory;
   j["reserved_device_memory"] = reserved_device_memory;

@@ -153,6 +153,27 @@ MachineProfile with_update_rate(MachineProfile p, double parameters_per_second) 
   return p;
 }
 
+MachineProfile with_update_threads(MachineProfile p, int threads) {
+  const double all = p.cpu_update_cores.value;
+  if (threads <= 0 || threads >= all) return p;
+  double share = threads / all;
+  // What lies between two measured counts lies between their rates.
+  const ThreadFigures none{};
+  const ThreadFigures* below = &none;
+  for (const ThreadFigures& row : p.by_threads) {
+    if (row.threads < threads) {
+      below = &row;
+    } else if (row.cpu_update > 0.0 && p.by_threads.back().cpu_update > 0.0) {
+      const double part = static_cast<double>(threads - below->threads) / (row.threads - below->threads);
+      share = (below->cpu_update + part * (row.cpu_update - below->cpu_update)) / p.by_threads.back().cpu_update;
+      break;
+    }
+  }
+  p.cpu_update.value *= std::min(1.0, share);
+  p.cpu_update_cores.value = threads;
+  return p;
+}
+
 MachineProfile without_overhead(MachineProfile p) {
   for (Figure* figure : {&p.launch, &p.copy_latency, &p.step_overhead, &p.task_overhead}) figure->value = 0.0;
   return p;

@@ -109,6 +109,9 @@ std::vector<std::string> doubts(const MachineProfile& profile);
 MachineProfile with_link(MachineProfile profile, double bytes_per_second);
 /// The same machine with a CPU that updates at most so many parameters a second.
 MachineProfile with_update_rate(MachineProfile profile, double parameters_per_second);
+/// The same machine where an update on the CPU takes so many threads at most (0: all): as fast as it was measured with
+/// so many, else in proportion.
+MachineProfile with_update_threads(MachineProfile profile, int threads);
 /// The same machine where nothing but the work itself takes time: no latency, no launch, no overhead.
 MachineProfile without_overhead(MachineProfile profile);
 /// In what two profiles are of different machines, "" where in nothing: CPU, device, driver, version.

@@ -96,6 +96,38 @@ TEST(AdamWUpdate, FirstStepFromNothingMovesByTheLearningRate) {
   }
 }
 
+/// One thread that says it is eight, and how many bodies it was to run at once.
+class CountingParallel final : public Parallel {
+ public:
+  int threads() const noexcept override { return 8; }
+  void run(std::int64_t count, IndexFunction body) override {
+    most = std::max(most, count);
+    for (std::int64_t i = 0; i < count; ++i) body(i);
+  }
+  std::int64_t most = 0;
+};
+
+TEST(AdamWUpdate, TakesNoMoreThreadsThanItMay) {
+  const State before = random_state(3'000'017, Gradients::usual, 11);
+  const AdamCoefficients c = numerics::adam_coefficients(hyper, 3, learning_rate, 0.5, true);
+  State expected = before;
+  const auto counting = std::make_shared<CountingParallel>();
+  const auto kernels = make_host_update_kernels(counting);
+  kernels->adamw(expected.piece(), c);
+  EXPECT_GT(counting->most, 8);
+  for (const int threads : {1, 3, 7}) {
+    State after = before;
+    counting->most = 0;
+    kernels->adamw(after.piece(), c, threads);
+    EXPECT_EQ(counting->most, threads);
+    EXPECT_EQ(after.master, expected.master);
+    EXPECT_EQ(after.m, expected.m);
+    EXPECT_EQ(after.v, expected.v);
+    EXPECT_TRUE(std::equal(after.weight.begin(), after.weight.end(), expected.weight.begin(),
+                           [](bf16 a, bf16 b) { return a.bits == b.bits; }));
+  }
+}
+
 // The checker itself, shown to see what a wrong optimizer does.
 class PlantedFault : public ::testing::TestWithParam<std::size_t> {
  protected:

@@ -1,5 +1,6 @@
 #pragma once
 // A device that does nothing, at once: what is left of a step's time and allocations is the engine's own.
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -53,12 +54,13 @@ class IdleOps final : public Ops {
 
 class IdleKernels final : public UpdateKernels {
  public:
-  void adamw(const AdamPiece&, const AdamCoefficients&) override {}
+  void adamw(const AdamPiece&, const AdamCoefficients&, int most_threads) override { last_most_threads = most_threads; }
   void weights_of_master(const float*, bf16*, std::int64_t) override {}
   void accumulate(float*, const bf16*, bool, std::int64_t) override {}
   void round(const float*, bf16*, std::int64_t) override {}
   void norm_blocks(const bf16*, std::int64_t, double*) override {}
-  int threads() const noexcept override { return 1; }
+  int threads() const noexcept override { return 8; }
+  std::atomic<int> last_most_threads = -1;
 };
 
 class NamedStream final : public StreamImpl {
@@ -94,7 +96,7 @@ class IdleDevice : public Device {
   void call_after(StreamView, std::function<void(std::exception_ptr)> then) override { then(nullptr); }
   void synchronize(StreamView) override {}
   Ops& ops() noexcept override { return ops_; }
-  UpdateKernels& host_kernels() noexcept override { return kernels_; }
+  IdleKernels& host_kernels() noexcept override { return kernels_; }
 
  private:
   static MemoryBlock take(std::size_t bytes) {

@@ -139,6 +139,13 @@ TEST_P(EveryPolicy, GivesTheSameBitsWithTwoThreadsAndASlowLink) {
   expect_same(train_toy(o), reference());
 }
 
+TEST_P(EveryPolicy, GivesTheSameBitsWithHalfOfTheUpdateThreads) {
+  ToyOptions o = toy(GetParam());
+  o.device.update_threads = 4;
+  o.offload.update_threads = 2;
+  expect_same(train_toy(o), reference());
+}
+
 TEST_P(EveryPolicy, GivesTheSameBitsWithEvaluationsBetween) {
   ToyOptions o = toy(GetParam());
   o.evaluate_between = true;

@@ -8,6 +8,7 @@
 #include <random>
 
 #include "core/error.hpp"
+#include "scheduler/upgrades.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {
@@ -89,7 +90,9 @@ TEST(Auto, IsNeverPredictedSlowerThanAFixedPolicy) {
 
 /// Half as much again of each, alone. A fixed plan may lose: what a resource does faster takes more of a full DRAM.
 TEST(Auto, MoreOfAnythingIsNeverSlower) {
-  for (std::uint64_t seed = 2000; seed < 2015; ++seed) {
+  std::vector<std::uint64_t> seeds{2047, 2065, 2079, 2095};  // that lost by more cores while updates took all of them
+  for (std::uint64_t seed = 2000; seed < 2015; ++seed) seeds.push_back(seed);
+  for (const std::uint64_t seed : seeds) {
     const Case c = random_case(seed, 40, 24);
     const double before = choice_of(c).simulation.step_seconds;
     const auto expect_no_slower = [&](const Case& wider, const char* what) {
@@ -108,6 +111,20 @@ TEST(Auto, MoreOfAnythingIsNeverSlower) {
     for (Figure* f : {&wider.machine.to_device, &wider.machine.to_host, &wider.machine.both_ways}) f->value *= 1.5;
     expect_no_slower(wider, "link");
   }
+}
+
+// With them all, the next forward waits for copies that find DRAM full.
+TEST(Auto, UpdatesOnFewerThreadsWhereThatIsFaster) {
+  Case c = random_case(2047, 40, 24);
+  for (Figure* f : {&c.machine.cores, &c.machine.cpu_update}) f->value *= 1.5;
+  const Choice choice = choice_of(c);
+  EXPECT_GT(choice.plan.update_threads, 0);
+  EXPECT_LT(choice.plan.update_threads, 16);
+  Plan on_all = choice.plan;
+  on_all.update_threads = 0;
+  EXPECT_GT(simulate(c.layout, on_all, c.machine, c.compute).step_seconds, 1.01 * choice.simulation.step_seconds);
+  c.options.update_threads = 15;
+  EXPECT_EQ(choice_of(c).plan.update_threads, 15) << "the caller's";
 }
 
 // What was chosen for the machine as it is also fits a larger device, and is as fast there.

@@ -163,6 +163,25 @@ TEST(Profile, AnEmulatedLinkOnlyNarrows) {
   EXPECT_EQ(with_link(p, 1e12).to_device.value, p.to_device.value);
 }
 
+TEST(Profile, FewerUpdateThreadsAreAsFastAsTheyWereMeasured) {
+  MachineProfile p = testing::desktop();
+  ASSERT_EQ(p.cpu_update_cores.value, 16.0);
+  const double all = p.cpu_update.value;
+  EXPECT_EQ(with_update_threads(p, 0).cpu_update.value, all);
+  EXPECT_EQ(with_update_threads(p, 4).cpu_update.value, 0.25 * all);
+  EXPECT_EQ(with_update_threads(p, 4).cpu_update_cores.value, 4.0);
+  EXPECT_EQ(with_update_threads(p, 17).cpu_update.value, all);
+  EXPECT_EQ(with_update_threads(p, 17).cpu_update_cores.value, 16.0);
+  // DRAM is full with eight.
+  for (const auto& [threads, rate] : {std::pair{1, 0.2}, {4, 0.7}, {8, 1.0}, {16, 1.0}}) {
+    p.by_threads.push_back({.threads = threads, .cpu_update = rate});
+  }
+  EXPECT_DOUBLE_EQ(with_update_threads(p, 8).cpu_update.value, all);
+  EXPECT_DOUBLE_EQ(with_update_threads(p, 4).cpu_update.value, 0.7 * all);
+  EXPECT_DOUBLE_EQ(with_update_threads(p, 6).cpu_update.value, 0.85 * all);
+  EXPECT_EQ(with_update_threads(p, 8).cpu_update_cores.value, 8.0);
+}
+
 TEST(Profile, DifferenceNamesWhatDiffers) {
   MachineProfile a = testing::desktop();
   MachineProfile b = a;
