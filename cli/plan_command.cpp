@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -165,7 +166,7 @@ std::string explanation(const Planned& planned) {
   if (refused > 0) text += fmt::format("{} of {} policies do not fit\n", refused, planned.candidates.size());
   for (const Upgrade& u : planned.upgrades) {
     text += fmt::format("with {:<34}{:>9.4f} s  {:+.0f}%\n", u.what, u.step_seconds,
-                        100.0 * (u.step_seconds / s.step_seconds - 1.0));
+                        std::round(100.0 * (u.step_seconds / s.step_seconds - 1.0)) + 0.0);  // no -0
   }
   return text;
 }

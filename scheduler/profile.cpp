@@ -65,9 +65,8 @@ void MachineProfile::check() const {
     const std::string what =
         fmt::format("profile {}: {}.{}", name.empty() ? "without a name" : name, field.section, field.key);
     const std::string range = fmt::format("give {} to {} {}", field.least, field.most, field.unit);
-    if (!std::isfinite(figure.value) || figure.value < 0.0) {
-      throw UsageError(what, fmt::format("{} is not a {}", figure.value, field.help), range);
-    }
+    if (std::isnan(figure.value)) throw UsageError(what, "it is not a number", range);
+    if (figure.value < 0.0) throw UsageError(what, fmt::format("{} {} is negative", figure.value, field.unit), range);
     if (figure.value == 0.0) {
       if (field.required && field.least > 0.0) throw UsageError(what, "missing", range);
       continue;

@@ -70,7 +70,13 @@ TEST(Profile, NegativeAbsurdAndInfiniteFiguresAreRefusedByName) {
   }
   MachineProfile p = testing::desktop();
   p.to_device.value = 1e16;  // 10 PB/s
-  EXPECT_THAT(refusal([&] { p.check(); }), HasSubstr("beyond any machine"));
+  EXPECT_THAT(refusal([&] { p.check(); }), HasSubstr("1e+16 B/s is beyond any machine"));
+  p.to_device.value = std::numeric_limits<double>::infinity();
+  EXPECT_THAT(refusal([&] { p.check(); }), HasSubstr("inf B/s is beyond any machine"));
+  p.to_device.value = -3e9;
+  EXPECT_THAT(refusal([&] { p.check(); }), HasSubstr("-3000000000 B/s is negative"));
+  p.to_device.value = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_THAT(refusal([&] { p.check(); }), HasSubstr("not a number"));
 }
 
 TEST(Profile, WrongUnitsKeysAndTypesAreRefusedByName) {
