@@ -25,7 +25,7 @@
 namespace tandem {
 namespace {
 
-constexpr std::size_t most_bytes = std::size_t{256} << 20;
+// With less it is not worth it.
 constexpr std::size_t least_bytes = std::size_t{8} << 20;
 constexpr double kernel_bytes = 28.0;
 constexpr int fewest_samples = 3;
@@ -43,9 +43,7 @@ class Calibration {
   Calibration(Device& device, const CalibrationOptions& options)
       : device_(device), options_(options), profile_(identify(device)), host_(device.info().kind == "host") {
     const std::size_t room = device.info().capacity - std::min(device.info().capacity, device.allocated_bytes());
-    bytes_ = std::min(most_bytes, room / 4) / arena_alignment * arena_alignment;
-    const std::size_t available = read_topology().available_memory_bytes;
-    if (available > 0) bytes_ = std::min(bytes_, available / 8 / arena_alignment * arena_alignment);
+    bytes_ = calibrated_bytes(read_topology(), room, options.working_set);
     if (bytes_ < least_bytes) {
       throw PlanError("calibration does not fit", fmt::format("{} are free on the device", format_bytes(room)),
                       fmt::format("it needs {} of --device-memory", format_bytes(4 * least_bytes)));
@@ -367,6 +365,15 @@ void Calibration::measure_disk() {
 }
 
 }  // namespace
+
+std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set) noexcept {
+  constexpr std::size_t usual = std::size_t{256} << 20;
+  constexpr std::size_t beyond_caches = 4;
+  const std::size_t wanted = working_set > 0 ? working_set : beyond_caches * machine.cache_bytes;
+  std::size_t bytes = std::min(std::max(usual, wanted), room / 4);
+  if (machine.available_memory_bytes > 0) bytes = std::min(bytes, machine.available_memory_bytes / 8);
+  return bytes / arena_alignment * arena_alignment;
+}
 
 MachineProfile identify(const Device& device) {
   MachineProfile profile;

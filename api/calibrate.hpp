@@ -5,21 +5,29 @@
 #include <string_view>
 
 #include "core/device.hpp"
+#include "core/topology.hpp"
 #include "scheduler/profile.hpp"
 
 namespace tandem {
 
 struct CalibrationOptions {
-  double seconds_per_figure = 0.4;                      ///< what is spent on each of about 25 figures
-  std::function<void(std::string_view what)> progress;  ///< told before each figure; may be empty
-  std::filesystem::path disk_folder{};                  ///< whose disk is measured; empty: none is
+  double seconds_per_figure = 0.4;  ///< what is spent on each of about 25 figures
+  /// Bytes that copies and updates are measured over, at least 256 MiB: what a run has that is to be predicted. 0: four
+  /// times the last level of caches, of which a run's state finds next to nothing there.
+  std::size_t working_set = 0;
+  std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty
+  std::filesystem::path disk_folder{};                    ///< whose disk is measured; empty: none is
 };
 
-/// Blocks for some 10 to 20 seconds at the default. Takes up to a quarter of the device's capacity and of the
-/// available host memory, at most 256 MiB each; gives all of it back. Writes 192 MiB into the disk's folder, which it
-/// makes, in a file that it removes. Nothing else should run meanwhile: spreads tell. Throws DeviceError, PlanError
-/// where the device has less than 8 MiB, WriteError.
+/// Blocks for some 10 to 30 seconds at the default. Takes the working set on the device, and twice as much on the
+/// host; gives all of it back. Writes 192 MiB into the disk's folder, which it makes, in a file that it removes.
+/// Nothing else should run meanwhile: spreads tell. Throws DeviceError, PlanError where the device has less than 32 MiB
+/// free, WriteError.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
+
+/// The working set that `calibrate` takes where `room` bytes are free on the device: as CalibrationOptions says, at
+/// most a quarter of that and an eighth of the host's available memory, in whole blocks of an arena.
+std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set) noexcept;
 
 /// Name and version of this machine and device, without figures: what a cached profile is compared with.
 MachineProfile identify(const Device& device);

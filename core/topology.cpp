@@ -34,6 +34,17 @@ std::string cpu_model_of_proc() {
   return {};
 }
 
+std::size_t last_level_cache(hwloc_topology_t topology) {
+  for (const hwloc_obj_type_t level : {HWLOC_OBJ_L4CACHE, HWLOC_OBJ_L3CACHE, HWLOC_OBJ_L2CACHE}) {
+    std::size_t bytes = 0;
+    for (hwloc_obj_t o = nullptr; (o = hwloc_get_next_obj_by_type(topology, level, o)) != nullptr;) {
+      bytes += o->attr->cache.size;
+    }
+    if (bytes > 0) return bytes;
+  }
+  return 0;
+}
+
 void read_processors(Topology& result) {
   hwloc_topology_t raw = nullptr;
   if (hwloc_topology_init(&raw) != 0) return;
@@ -51,6 +62,7 @@ void read_processors(Topology& result) {
   for (hwloc_obj_t core = nullptr; (core = hwloc_get_next_obj_by_type(raw, HWLOC_OBJ_CORE, core)) != nullptr;) {
     if (hwloc_bitmap_intersects(core->cpuset, usable.get()) != 0) ++result.cores;
   }
+  result.cache_bytes = last_level_cache(raw);
   result.numa_nodes = std::max(0, hwloc_get_nbobjs_by_type(raw, HWLOC_OBJ_NUMANODE));
   if (const hwloc_obj_t package = hwloc_get_obj_by_type(raw, HWLOC_OBJ_PACKAGE, 0)) {
     if (const char* model = hwloc_obj_get_info_by_name(package, "CPUModel")) result.cpu_model = model;

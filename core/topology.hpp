@@ -7,9 +7,10 @@ namespace tandem {
 
 struct Topology {
   std::string cpu_model;
-  int cores = 0;             ///< physical cores this process may run on
-  int logical_cpus = 0;      ///< hardware threads this process may run on (affinity and cgroup quota respected)
+  int cores = 0;         ///< physical cores this process may run on
+  int logical_cpus = 0;  ///< hardware threads this process may run on (affinity and cgroup quota respected)
   int numa_nodes = 0;
+  std::size_t cache_bytes = 0;             ///< of all caches of the last level together
   std::size_t memory_bytes = 0;            ///< installed, or the cgroup's limit where that is lower
   std::size_t available_memory_bytes = 0;  ///< that may still be taken: the lower of MemAvailable and cgroup room
 };

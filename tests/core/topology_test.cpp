@@ -23,6 +23,7 @@ TEST(Topology, KnowsThisMachineWithinItsLimits) {
   EXPECT_LE(t.logical_cpus, static_cast<int>(std::thread::hardware_concurrency()));
   EXPECT_GE(t.cores, 0);
   EXPECT_GT(t.memory_bytes, 0U);
+  EXPECT_LT(t.cache_bytes, t.memory_bytes);
   EXPECT_GT(t.available_memory_bytes, 0U);
   EXPECT_LE(t.available_memory_bytes, t.memory_bytes);
 }

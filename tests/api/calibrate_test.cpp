@@ -1,0 +1,76 @@
+#include "api/calibrate.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/memory.hpp"
+#include "cpu_ops/host_device.hpp"
+
+namespace tandem {
+namespace {
+
+using namespace literals;  // NOLINT: sizes
+
+/// A device that is calibrated in no time.
+HostDevice small_device() { return HostDevice({.capacity = 64_MiB, .threads = 2, .update_threads = 2}); }
+constexpr double no_time = 1e-6;
+
+TEST(Calibrate, MeasuresEveryRequiredFigureAndGivesItsMemoryBack) {
+  HostDevice device = small_device();
+  std::vector<std::string> told;
+  const CalibrationOptions options{.seconds_per_figure = no_time,
+                                   .progress = [&](std::string_view what) { told.emplace_back(what); }};
+  const MachineProfile profile = calibrate(device, options);
+  EXPECT_NO_THROW(profile.check());
+  for (const ProfileField& field : profile_fields()) {
+    if (field.required) {
+      EXPECT_TRUE((profile.*field.figure).known()) << field.section << '.' << field.key;
+    }
+  }
+  EXPECT_FALSE(profile.disk.known()) << "no folder was given";
+  ASSERT_EQ(profile.by_threads.size(), 2U);
+  EXPECT_EQ(profile.by_threads[1].threads, 2);
+  EXPECT_THAT(told, ::testing::IsSupersetOf({"copies both ways", "CPU update", "attention"}));
+  EXPECT_EQ(device.allocated_bytes(), 0U);
+  EXPECT_EQ(device.pinned_bytes(), 0U);
+  EXPECT_LE(device.peak_bytes(), 64_MiB);
+}
+
+TEST(Calibrate, LeavesNothingInTheDisksFolder) {
+  const std::filesystem::path folder = std::filesystem::path(::testing::TempDir()) / "calibrated disk";
+  HostDevice device = small_device();
+  const MachineProfile profile = calibrate(device, {.seconds_per_figure = no_time, .disk_folder = folder});
+  EXPECT_TRUE(profile.disk.known());
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+  std::filesystem::remove(folder);
+}
+
+TEST(Calibrate, RefusesADeviceWithoutRoom) {
+  HostDevice device({.capacity = 16_MiB, .threads = 1, .update_threads = 1});
+  EXPECT_THROW(calibrate(device, {.seconds_per_figure = no_time}), PlanError);
+}
+
+// Else it would measure caches: on processors with hundreds of MiB of them every rate comes out too high.
+TEST(Calibrate, TakesMoreThanCachesHoldWhereThereIsRoom) {
+  Topology machine;
+  machine.available_memory_bytes = 64_GiB;
+  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 256_MiB) << "caches of unknown size";
+  machine.cache_bytes = 32_MiB;
+  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 256_MiB);
+  machine.cache_bytes = 480_MiB;
+  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 4 * 480_MiB);
+  EXPECT_EQ(calibrated_bytes(machine, 4_GiB, 0), 1_GiB) << "a quarter of the device";
+  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 700_MiB), 700_MiB) << "what the run has";
+  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 1_MiB), 256_MiB);
+  machine.available_memory_bytes = 8_GiB;
+  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 1_GiB) << "an eighth of what the host has";
+  EXPECT_EQ(calibrated_bytes(machine, 64_MiB + 5, 0) % arena_alignment, 0U);
+}
+
+}  // namespace
+}  // namespace tandem
