@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -39,6 +41,22 @@ TEST(Calibrate, MeasuresEveryRequiredFigureAndGivesItsMemoryBack) {
   EXPECT_EQ(device.allocated_bytes(), 0U);
   EXPECT_EQ(device.pinned_bytes(), 0U);
   EXPECT_LE(device.peak_bytes(), 64_MiB);
+}
+
+// Larger ones may go past the caches, and twice as fast as any copy of a run.
+TEST(Calibrate, CopiesInPiecesAsARunDoes) {
+  HostDeviceOptions of_device{.capacity = 256_MiB, .threads = 1, .update_threads = 1};
+  of_device.faults = std::make_shared<HostFaults>();
+  std::atomic<bool> counts = false;
+  std::atomic<int> copies = 0;
+  of_device.faults->before_task = [&](std::string_view, std::string_view task) {
+    if (counts && task == "copy to device") ++copies;
+  };
+  HostDevice device(of_device);
+  const auto count_these = [&](std::string_view what) { counts = what == "copies to the device"; };
+  calibrate(device, {.seconds_per_figure = no_time, .progress = count_these});
+  constexpr int rounds = 4, pieces = 2;  // of 32 MiB
+  EXPECT_EQ(copies, rounds * pieces);
 }
 
 TEST(Calibrate, LeavesNothingInTheDisksFolder) {
