@@ -97,6 +97,17 @@ TEST(SavePrediction, TheSoonerTheNextSaveTheFasterAndTheMoreItCosts) {
   EXPECT_LE(run.predict({.every = 1, .copies = true}).steps, 1) << "the next save waits for the rest of it";
 }
 
+TEST(SavePrediction, CopyingAndWritingShareTheTimeToTheNextSave) {
+  Training run;
+  run.profile.pageable_to_host = assumed(1e7);  // copying lasts for several steps
+  const double alone = run.full_speed() / run.step();
+  const double usable = 1.0 - SaveInterval::spare;
+  const auto every = static_cast<std::int64_t>(std::lround(2.0 * alone / usable));
+  const SaveSlowdown save = run.predict({.every = every, .copies = true});
+  // In steps of training alone; the last one is written beside in part.
+  EXPECT_NEAR(save.steps * save.factor, usable * static_cast<double>(every), 1.5);
+}
+
 TEST(SavePrediction, WithoutACopyTheDiskHoldsTheUpdates) {
   const Training run("host");
   const Saving how{.every = 1000, .copies = false};
