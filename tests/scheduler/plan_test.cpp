@@ -228,5 +228,16 @@ TEST(Plan, JsonHoldsEverySubgroup) {
   EXPECT_EQ(json["memory"].size(), plan.memory.entries.size());
 }
 
+TEST(Plan, SaysOnHowManyThreadsTheCpuUpdates) {
+  OffloadOptions options = with("host");
+  options.update_threads = 6;
+  const Plan plan = make_plan(transformer_like(), options, {64_GiB, 0});
+  EXPECT_NE(plan.table().find("CPU updates on 6 threads"), std::string::npos) << plan.table();
+  EXPECT_EQ(nlohmann::json::parse(plan.json())["update_threads"], 6);
+  EXPECT_EQ(plan_of("host").table().find("CPU updates on"), std::string::npos);
+  options.update_threads = -1;
+  EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), UsageError);
+}
+
 }  // namespace
 }  // namespace tandem
