@@ -18,6 +18,7 @@
 #include "core/topology.hpp"
 #include "core/trace.hpp"
 #include "core/version.hpp"
+#include "cpu_ops/large_copy.hpp"
 #include "cpu_ops/parallel.hpp"
 #include "cpu_ops/update_kernels.hpp"
 #include "io/atomic_file.hpp"
@@ -182,7 +183,7 @@ void Calibration::measure_link() {
   profile_.copy_dram = {host_ ? 2.0 : 1.0, 0.0, host_ ? "a copy reads and writes" : "DMA touches each byte once"};
   if (!host_) return;
   const Figure raw = rate("copies by one core", amount, [&] {
-    in_pieces(half, [&](std::size_t at, std::size_t count) { std::memcpy(pageable.data() + at, lower + at, count); });
+    in_pieces(half, [&](std::size_t at, std::size_t count) { large_copy(pageable.data() + at, lower + at, count); });
   });
   profile_.copy_cores = {std::min(1.0, profile_.to_device.value / raw.value), 0.0, "link over one core's copies"};
 }

@@ -18,6 +18,7 @@
 #include "cpu_ops/host_ops.hpp"
 #include "cpu_ops/host_stream.hpp"
 #include "cpu_ops/isa.hpp"
+#include "cpu_ops/large_copy.hpp"
 #include "cpu_ops/pacer.hpp"
 #include "cpu_ops/parallel.hpp"
 #include "cpu_ops/update_kernels.hpp"
@@ -164,7 +165,7 @@ void HostDevice::copy(void* to, const void* from, std::size_t bytes, CopyKind ki
 
 void HostDevice::move(void* to, const void* from, std::size_t bytes, CopyKind kind) {
   memory_->ledger().require_copyable(to, from, bytes, kind);
-  const auto move_bytes = [&] { std::memcpy(to, from, bytes); };
+  const auto move_bytes = [&] { large_copy(to, from, bytes); };
   switch (kind) {
     case CopyKind::host_to_device:
       return to_device_->run(static_cast<double>(bytes), move_bytes);

@@ -1,0 +1,42 @@
+#include "cpu_ops/large_copy.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+namespace tandem {
+namespace {
+
+std::vector<std::uint8_t> random_bytes(std::size_t count) {
+  std::mt19937 random(7);
+  std::vector<std::uint8_t> bytes(count);
+  std::generate(bytes.begin(), bytes.end(), [&] { return static_cast<std::uint8_t>(random()); });
+  return bytes;
+}
+
+// Sizes around where it begins to stream, around whole groups of pages, and beyond, from and to any alignment.
+TEST(LargeCopy, CopiesEveryByteAndNoOther) {
+  constexpr std::size_t edge = 80, largest = large_copy_bytes + 70'000;
+  const std::vector<std::uint8_t> source = random_bytes(largest + 2 * edge);
+  std::vector<std::uint8_t> target(source.size());
+  constexpr std::uint8_t untouched = 0xA5;
+  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, large_copy_bytes - 1, large_copy_bytes,
+                                 large_copy_bytes + 1, large_copy_bytes + 16'384 + 63, largest}) {
+    for (const auto& [from, to] : {std::pair{0, 0}, {0, 1}, {3, 0}, {5, 63}, {64, 17}, {33, 64}}) {
+      std::fill(target.begin(), target.end(), untouched);
+      large_copy(target.data() + to, source.data() + from, size);
+      const auto begin = target.begin() + to;
+      const auto end = begin + static_cast<std::ptrdiff_t>(size);
+      const auto changed = [&](std::uint8_t byte) { return byte != untouched; };
+      ASSERT_TRUE(std::equal(begin, end, source.begin() + from)) << size << ' ' << from << ' ' << to;
+      ASSERT_TRUE(std::none_of(target.begin(), begin, changed)) << size << ' ' << from << ' ' << to;
+      ASSERT_TRUE(std::none_of(end, target.end(), changed)) << size << ' ' << from << ' ' << to;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem
