@@ -31,7 +31,7 @@ constexpr std::size_t least_bytes = std::size_t{8} << 20;
 constexpr double kernel_bytes = 28.0;
 constexpr int fewest_samples = 3;
 
-/// As a run copies: what is larger a C library may copy otherwise, past the caches and much faster.
+/// As a run copies: how fast a copy goes may depend on its size.
 template <class Copy>
 void in_pieces(std::size_t bytes, Copy copy) {
   constexpr std::size_t piece = std::size_t{16} << 20;

@@ -43,7 +43,7 @@ TEST(Calibrate, MeasuresEveryRequiredFigureAndGivesItsMemoryBack) {
   EXPECT_LE(device.peak_bytes(), 64_MiB);
 }
 
-// Larger ones may go past the caches, and twice as fast as any copy of a run.
+// How fast a copy goes may depend on its size.
 TEST(Calibrate, CopiesInPiecesAsARunDoes) {
   HostDeviceOptions of_device{.capacity = 256_MiB, .threads = 1, .update_threads = 1};
   of_device.faults = std::make_shared<HostFaults>();
