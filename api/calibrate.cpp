@@ -28,6 +28,9 @@ namespace {
 
 // With less it is not worth it.
 constexpr std::size_t least_bytes = std::size_t{8} << 20;
+// Of the device's room, and of the host's memory, that are taken.
+constexpr std::size_t part_of_device = 4;
+constexpr std::size_t part_of_host = 8;
 constexpr double kernel_bytes = 28.0;
 constexpr int fewest_samples = 3;
 
@@ -46,16 +49,24 @@ Figure median_of(std::vector<double> samples) {
 
 Figure counted(double value) { return {value, 0.0, "read from the system"}; }
 
+MachineProfile identify(const Topology& machine, const Device& device) {
+  MachineProfile profile;
+  profile.name = "this machine";
+  profile.cpu = machine.cpu_model;
+  profile.device_kind = device.info().kind;
+  profile.device = device.info().name;
+  profile.driver = device.info().compute_key;
+  profile.version = version;
+  return profile;
+}
+
 class Calibration {
  public:
-  Calibration(Device& device, const CalibrationOptions& options)
-      : device_(device), options_(options), profile_(identify(device)), host_(device.info().kind == "host") {
+  Calibration(const Topology& machine, Device& device, const CalibrationOptions& options)
+      : device_(device), options_(options), profile_(identify(machine, device)), host_(device.info().kind == "host") {
     const std::size_t room = device.info().capacity - std::min(device.info().capacity, device.allocated_bytes());
-    bytes_ = calibrated_bytes(read_topology(), room, options.working_set);
-    if (bytes_ < least_bytes) {
-      throw PlanError("calibration does not fit", fmt::format("{} are free on the device", format_bytes(room)),
-                      fmt::format("it needs {} of --device-memory", format_bytes(4 * least_bytes)));
-    }
+    bytes_ = calibrated_bytes(machine, room, options.working_set);
+    count_machine(machine);
     on_device_ = device.allocate(bytes_, "calibration");
     on_host_ = device.allocate_pinned(bytes_, "calibration");
     std::memset(on_host_.data(), 0, bytes_);
@@ -66,7 +77,6 @@ class Calibration {
   }
 
   MachineProfile run() {
-    measure_machine();
     measure_link();
     measure_host();
     measure_device();
@@ -97,7 +107,7 @@ class Calibration {
   }
 
   void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, const Stream& stream);
-  void measure_machine();
+  void count_machine(const Topology& machine);
   void measure_link();
   void measure_host();
   void measure_threads(int threads);
@@ -106,7 +116,7 @@ class Calibration {
   void measure_disk();
   Figure update_rate(std::string_view what, UpdateKernels& kernels);
   Figure update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
-  AdamPiece host_piece();
+  AdamPiece piece_in(MemoryBlock& block) const;
 
   template <class T>
   T* device_at(std::size_t elements) {
@@ -131,8 +141,7 @@ void Calibration::copy(void* to, const void* from, std::size_t bytes, CopyKind k
   });
 }
 
-void Calibration::measure_machine() {
-  const Topology topology = read_topology();
+void Calibration::count_machine(const Topology& topology) {
   profile_.devices = counted(1);
   profile_.cores = counted(std::max(1, topology.logical_cpus));
   profile_.numa_nodes = counted(std::max(1, topology.numa_nodes));
@@ -188,10 +197,11 @@ void Calibration::measure_link() {
   profile_.copy_cores = {std::min(1.0, profile_.to_device.value / raw.value), 0.0, "link over one core's copies"};
 }
 
-/// State, gradient and weights in the pinned block: 16 bytes for each element.
-AdamPiece Calibration::host_piece() {
-  const auto count = static_cast<std::int64_t>(bytes_ / 16) / layout_quantum * layout_quantum;
-  float* base = static_cast<float*>(on_host_.data());
+/// State, gradient and weights in a block.
+AdamPiece Calibration::piece_in(MemoryBlock& block) const {
+  const auto count =
+      static_cast<std::int64_t>(bytes_ / calibrated_bytes_of_parameter) / layout_quantum * layout_quantum;
+  float* base = static_cast<float*>(block.data());
   auto* half = reinterpret_cast<bf16*>(base + 3 * count);
   return {base, base + count, base + 2 * count, half, half + count, count};
 }
@@ -199,7 +209,7 @@ AdamPiece Calibration::host_piece() {
 AdamCoefficients some_coefficients() { return numerics::adam_coefficients(AdamW{}, 1, 1e-3, 1.0, true); }
 
 Figure Calibration::update_rate(std::string_view what, UpdateKernels& kernels) {
-  const AdamPiece piece = host_piece();
+  const AdamPiece piece = piece_in(on_host_);
   const AdamCoefficients c = some_coefficients();
   return rate(what, static_cast<double>(piece.count), [&] { kernels.adamw(piece, c); });
 }
@@ -268,7 +278,7 @@ void Calibration::measure_host() {
   if (by_update > profile_.dram.value)
     profile_.dram = {by_update, profile_.cpu_update.spread, "measured, by the update"};
   constexpr int calls = 50;
-  AdamPiece small = host_piece();
+  AdamPiece small = piece_in(on_host_);
   small.count = layout_quantum;
   const AdamCoefficients c = some_coefficients();
   profile_.task_overhead = seconds_each("small updates", calls, [&] {
@@ -277,12 +287,11 @@ void Calibration::measure_host() {
 }
 
 void Calibration::measure_device() {
-  const auto count = static_cast<std::int64_t>(bytes_ / 16) / layout_quantum * layout_quantum;
   float* base = device_at<float>(0);
-  auto* half = reinterpret_cast<bf16*>(base + 3 * count);
+  const AdamPiece piece = piece_in(on_device_);
   const AdamCoefficients c = some_coefficients();
-  profile_.device_update = rate("device update", static_cast<double>(count), [&] {
-    device_.ops().adamw({base, base + count, base + 2 * count, half, half + count, count}, c, up_);
+  profile_.device_update = rate("device update", static_cast<double>(piece.count), [&] {
+    device_.ops().adamw(piece, c, up_);
     device_.synchronize(up_);
   });
   // An addition of tensors reads two and writes one.
@@ -382,29 +391,30 @@ void Calibration::measure_disk() {
 
 }  // namespace
 
-std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set) noexcept {
+std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set) {
   constexpr std::size_t usual = std::size_t{256} << 20;
   constexpr std::size_t beyond_caches = 4;
   const std::size_t wanted = working_set > 0 ? working_set : beyond_caches * machine.cache_bytes;
-  std::size_t bytes = std::min(std::max(usual, wanted), room / 4);
-  if (machine.available_memory_bytes > 0) bytes = std::min(bytes, machine.available_memory_bytes / 8);
+  if (room / part_of_device < least_bytes) {
+    throw PlanError("calibration does not fit", fmt::format("{} are free on the device", format_bytes(room)),
+                    fmt::format("it needs {} of --device-memory", format_bytes(part_of_device * least_bytes)));
+  }
+  std::size_t bytes = std::min(std::max(usual, wanted), room / part_of_device);
+  if (const std::size_t available = machine.available_memory_bytes; available > 0) {
+    if (available / part_of_host < least_bytes) {
+      throw PlanError("calibration does not fit",
+                      fmt::format("{} of the host's memory are free", format_bytes(available)),
+                      fmt::format("it needs {}", format_bytes(part_of_host * least_bytes)));
+    }
+    bytes = std::min(bytes, available / part_of_host);
+  }
   return bytes / arena_alignment * arena_alignment;
 }
 
-MachineProfile identify(const Device& device) {
-  MachineProfile profile;
-  const Topology topology = read_topology();
-  profile.name = "this machine";
-  profile.cpu = topology.cpu_model;
-  profile.device_kind = device.info().kind;
-  profile.device = device.info().name;
-  profile.driver = device.info().compute_key;
-  profile.version = version;
-  return profile;
-}
+MachineProfile identify(const Device& device) { return identify(read_topology(), device); }
 
 MachineProfile calibrate(Device& device, const CalibrationOptions& options) {
-  MachineProfile profile = Calibration(device, options).run();
+  MachineProfile profile = Calibration(read_topology(), device, options).run();
   profile.check();
   return profile;
 }

@@ -19,15 +19,19 @@ struct CalibrationOptions {
   std::filesystem::path disk_folder{};                    ///< whose disk is measured; empty: none is
 };
 
+/// Bytes of the working set for each parameter that is updated: master, moments, gradient and weight.
+constexpr std::size_t calibrated_bytes_of_parameter = 16;
+
 /// Blocks for some 10 to 30 seconds at the default. Takes the working set on the device, and twice as much on the
 /// host; gives all of it back. Writes 192 MiB into the disk's folder, which it makes, in a file that it removes.
-/// Nothing else should run meanwhile: spreads tell. Throws DeviceError, PlanError where the device has less than 32 MiB
-/// free, WriteError.
+/// Nothing else should run meanwhile: spreads tell. Throws DeviceError, WriteError, and
+/// what calibrated_bytes does.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
 
 /// The working set that `calibrate` takes where `room` bytes are free on the device: as CalibrationOptions says, at
-/// most a quarter of that and an eighth of the host's available memory, in whole blocks of an arena.
-std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set) noexcept;
+/// most a quarter of that and an eighth of the host's available memory, in whole blocks of an arena. Throws PlanError
+/// where the one has less than 32 MiB free or the other less than 64 MiB.
+std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set);
 
 /// Name and version of this machine and device, without figures: what a cached profile is compared with.
 MachineProfile identify(const Device& device);

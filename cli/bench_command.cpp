@@ -197,9 +197,8 @@ class Bench {
       say("calibrating");
       CalibrationOptions quick;
       quick.seconds_per_figure = 0.15;
-      // Master, moments, gradient and weight: of a small model the caches hold much.
-      constexpr std::size_t bytes_of_parameter = 16;
-      quick.working_set = bytes_of_parameter * static_cast<std::size_t>(layout_.state_elements());
+      // Of a small model the caches hold much.
+      quick.working_set = calibrated_bytes_of_parameter * static_cast<std::size_t>(layout_.state_elements());
       profile = calibrate(device, quick);
     }
     profile_ = *std::move(profile);

@@ -160,7 +160,8 @@ MachineProfile in_format(MachineProfile profile, StateFormat state) {
   return profile;
 }
 
-CostModel::CostModel(const MachineProfile& p, StateFormat state) : CostModel(in_format(p, state)) {
+CostModel::CostModel(const MachineProfile& p, StateFormat state, int update_threads)
+    : CostModel(in_format(with_update_threads(p, update_threads), state)) {
   device_update_bytes_ = static_cast<double>(update_bytes(state));
 }
 

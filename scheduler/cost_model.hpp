@@ -91,7 +91,8 @@ double seconds_of_step(std::span<const LayerSeconds> compute, std::int64_t micro
 /// part of what is shared, at all times: so one device is modelled, with its part of DRAM and cores.
 class CostModel {
  public:
-  CostModel(const MachineProfile& profile, StateFormat state);
+  /// `update_threads`: a plan's (0: all).
+  CostModel(const MachineProfile& profile, StateFormat state, int update_threads = 0);
 
   /// Of a task of any lane but the caller's. `sums`: a step has several micro-batches. `pieces`: as so many equal
   /// tasks, one after another.

@@ -31,7 +31,7 @@ class Simulator {
             const Accumulation& whole, std::int64_t piece)
       : layout_(layout),
         plan_(plan),
-        costs_(with_update_threads(profile, plan.update_threads), plan.state),
+        costs_(profile, plan.state, plan.update_threads),
         compute_(compute),
         options_(options),
         unfolder_(layout, plan),

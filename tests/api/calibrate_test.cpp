@@ -17,6 +17,8 @@ namespace tandem {
 namespace {
 
 using namespace literals;  // NOLINT: sizes
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 /// A device that is calibrated in no time.
 HostDevice small_device() { return HostDevice({.capacity = 64_MiB, .threads = 2, .update_threads = 2}); }
@@ -88,6 +90,24 @@ TEST(Calibrate, TakesMoreThanCachesHoldWhereThereIsRoom) {
   machine.available_memory_bytes = 8_GiB;
   EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 1_GiB) << "an eighth of what the host has";
   EXPECT_EQ(calibrated_bytes(machine, 64_MiB + 5, 0) % arena_alignment, 0U);
+}
+
+std::string refusal(std::size_t available, std::size_t room) {
+  Topology machine;
+  machine.available_memory_bytes = available;
+  try {
+    calibrated_bytes(machine, room, 0);
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Calibrate, NamesWhoseMemoryIsShort) {
+  EXPECT_THAT(refusal(64_GiB, 31_MiB),
+              AllOf(HasSubstr("31.0 MiB are free on the device"), HasSubstr("32.0 MiB of --device-memory")));
+  EXPECT_THAT(refusal(63_MiB, 16_GiB), AllOf(HasSubstr("63.0 MiB of the host's memory"), HasSubstr("needs 64.0 MiB")));
+  EXPECT_EQ(refusal(64_MiB, 32_MiB), "");
 }
 
 }  // namespace
