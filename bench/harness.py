@@ -12,6 +12,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 PEERS = BUILD / "bench-venv"
 PYTORCH_CPU = "https://download.pytorch.org/whl/cpu"
+# Programs that are there and not to be built: those of the bundle that this folder is part of, or where a test says.
+GIVEN = os.environ.get("TANDEM_BENCH_PROGRAMS") or ((ROOT / "bin") if (ROOT / "bin" / "tandem").exists() else None)
+BENCH = "bench/run.py" if GIVEN else "scripts/bench"
 
 # Idle threads of one contestant must not take the cores from another.
 QUIET = {**os.environ, "OMP_WAIT_POLICY": "passive", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
@@ -32,7 +35,25 @@ def run(command, **options):
         raise BenchError(f"{command[0]} failed")
 
 
+def output(command, **options):
+    """What a command prints; BenchError where it fails."""
+    say("$ " + " ".join(str(word) for word in command))
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, **options)
+    if done.returncode != 0:
+        raise BenchError(f"{command[0]} failed")
+    return done.stdout
+
+
+def program(name):
+    """Path of one of tandem's programs."""
+    if GIVEN:
+        return Path(GIVEN) / name
+    return BUILD / name if name == "tandem" else BUILD / "bench" / name
+
+
 def build(*targets):
+    if GIVEN:
+        return
     run(["cmake", "--preset", "release", "-S", ROOT, "-DTANDEM_BENCH=ON", "--log-level=WARNING"])
     run(["cmake", "--build", BUILD, "--parallel", str(cores()), "--target", *targets])
 
@@ -92,7 +113,11 @@ def machine():
 
 
 def commit():
-    """Hash of the checkout, "-dirty" behind it where tracked files other than results differ; None outside of one."""
+    """Hash of the checkout, "-dirty" behind it where tracked files other than results differ; None outside of one. Of a
+    bundle, what it was built from."""
+    if (ROOT / "commit").exists():
+        return (ROOT / "commit").read_text().strip()
+
     def git(*words):
         try:
             done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
@@ -118,7 +143,7 @@ class Figures:
 
     def line(self, name, **more):
         return {"name": name, "figures": self.values, "spread": self.spread, "commit": commit(), "machine": machine(),
-                "date": datetime.date.today().isoformat(), "command": f"scripts/bench {name}", **more}
+                "date": datetime.date.today().isoformat(), "command": f"{BENCH} {name}", **more}
 
 
 def ratios(others, ours):

@@ -14,6 +14,9 @@ import checkpoint
 import cpu_train
 import engine
 import five_policies
+import gpu_kernels
+import gpu_policies
+import gpu_training
 import harness
 import metrics
 import overlap
@@ -23,7 +26,8 @@ import simulate
 import streaming
 
 BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "engine": engine,
-              "five-policies": five_policies, "metrics": metrics, "overlap": overlap, "predict": predict,
+              "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
+              "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "predict": predict,
               "published": published, "simulate": simulate, "streaming": streaming}
 
 

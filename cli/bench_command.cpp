@@ -33,9 +33,14 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 12> fixed{
-    "model",   "device", "compute", "recompute",      "micro-batch", "grad-accum", "accumulation-order",
-    "seq-len", "seed",   "threads", "update-threads", "numa-node"};
+constexpr std::array<std::string_view, 15> fixed{"model",      "device",
+                                                 "state",      "compute",
+                                                 "recompute",  "offload-activations",
+                                                 "freeze",     "micro-batch",
+                                                 "grad-accum", "accumulation-order",
+                                                 "seq-len",    "seed",
+                                                 "threads",    "update-threads",
+                                                 "numa-node"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 
@@ -316,9 +321,11 @@ class Bench {
     for (const BoundPoint& point : report_.bound) {
       if (point.machine == machine) return;
     }
-    const MachineProfile profile = as_emulated(profile_, with(config_, setting));
-    const PathSetting path{
-        .weights_resident = true, .gradient_on_device = true, .cpu_kernel_bytes = profile.cpu_update_bytes.value};
+    const MachineProfile profile = in_format(as_emulated(profile_, with(config_, setting)), config_.state);
+    const PathSetting path{.weights_resident = true,
+                           .gradient_on_device = true,
+                           .cpu_kernel_bytes = profile.cpu_update_bytes.value,
+                           .state = config_.state};
     for (int percent = 0; percent <= 100; percent += 2) {
       const double share = percent / 100.0;
       report_.bound.push_back({machine, share, 1.0 / update_seconds(profile, path, 1.0, share)});

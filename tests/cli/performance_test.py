@@ -177,6 +177,23 @@ class Bench(ProgramTest):
             self.assertIn(policy["state_digest"], page)
             json.loads((out / f"simulated-{policy['policy']}.trace.json").read_text())
 
+    def test_state_and_frozen_weights_are_those_of_training(self):
+        def digest(*flags):
+            rows = json.loads(self.succeed(self.run_program("bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1",
+                                                            "--policies", "host", "stream", "--json",
+                                                            *flags)).stdout)["policies"]
+            (digest,) = {row["state_digest"] for row in rows}
+            return digest, rows[0]["planned_host_bytes"]
+        whole, bytes_of_fp32 = digest()
+        split, bytes_of_split = digest("--state", "split")
+        moments, bytes_of_moments = digest("--state", "bf16-moments")
+        frozen, bytes_of_some = digest("--freeze", "wte|wpe|h\\.0")
+        self.assertEqual(split, whole)
+        self.assertEqual(len({whole, moments, frozen}), 3)
+        self.assertLess(bytes_of_moments, bytes_of_split)
+        self.assertLess(bytes_of_split, bytes_of_fp32)
+        self.assertLess(bytes_of_some, bytes_of_fp32)
+
     def sweep(self, out, *flags):
         return ["bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1", "--policies", "host", "stream", "--device-memory",
                 "2MiB", "24MiB", "--link-bandwidth", "20MB/s", "2GB/s", "--out", out, *flags]
