@@ -26,7 +26,7 @@ def check_same_work(contestants):
 
 
 def ours(count, *works):
-    return {work: [harness.BUILD / "bench" / "bench_adam_race", str(count), str(harness.cores()), work]
+    return {work: [harness.program("bench_adam_race"), str(count), str(harness.cores()), work]
             for work in works}
 
 

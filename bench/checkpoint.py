@@ -52,7 +52,7 @@ def newest_state(out):
 
 
 def train(tokens, out, *more):
-    command = [harness.BUILD / "tandem", "train", "--model", MODEL, "--data", tokens, "--out", out, "--device", "host",
+    command = [harness.program("tandem"), "train", "--model", MODEL, "--data", tokens, "--out", out, "--device", "host",
                "--threads", str(THREADS), "--update-threads", str(THREADS), "--seq-len", str(SEQUENCE), "--keep", "2",
                "--policy", "device", "--steps", str(STEPS), *more]
     harness.say("$ " + " ".join(map(str, command)))

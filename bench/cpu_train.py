@@ -28,7 +28,7 @@ def write_tokens(path):
 def train_tandem(work, tokens, *more):
     out = work / "run"
     shutil.rmtree(out, ignore_errors=True)
-    harness.run([harness.BUILD / "tandem", "train", "--model", "gpt2", "--data", tokens, "--out", out,
+    harness.run([harness.program("tandem"), "train", "--model", "gpt2", "--data", tokens, "--out", out,
                  "--device", "host", "--threads", str(THREADS), "--update-threads", str(THREADS),
                  "--seq-len", str(SEQUENCE), "--micro-batch", str(BATCH), "--steps", str(STEPS), *more],
                 env=harness.QUIET)

@@ -14,7 +14,7 @@ RUNS = 7
 
 
 def run(policy):
-    done = subprocess.run([harness.BUILD / "bench" / "bench_engine", policy], stdout=subprocess.PIPE, text=True)
+    done = subprocess.run([harness.program("bench_engine"), policy], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise harness.BenchError("bench_engine failed")
     return json.loads(done.stdout)

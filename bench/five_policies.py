@@ -28,7 +28,7 @@ class Timed:
 
     def run(self, command, *words):
         started = time.monotonic()
-        harness.run([harness.BUILD / "tandem", command, *words], env=self.environment)
+        harness.run([harness.program("tandem"), command, *words], env=self.environment)
         seconds = time.monotonic() - started
         self.together += seconds
         self.figures.add(f"{command}_seconds", [seconds])

@@ -50,7 +50,7 @@ def measure():
     work.mkdir(parents=True)
     out = work / "run"
     (work / "text.txt").write_bytes(random.Random(1).randbytes(1 << 20))
-    command = [harness.BUILD / "tandem", "train", "--model", "tiny-llama", "--data", work / "text.txt", "--out", out,
+    command = [harness.program("tandem"), "train", "--model", "tiny-llama", "--data", work / "text.txt", "--out", out,
                "--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "64", "--micro-batch", "4",
                "--steps", "1000000", "--metrics-port", "0", "--log-every", "0"]
     harness.say("$ " + " ".join(map(str, command)))

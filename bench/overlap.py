@@ -13,7 +13,7 @@ SHAPE = ["layers=12", "width=256", "sequence=128", "batch=2"]
 
 
 def program(*settings):
-    return [harness.BUILD / "bench" / "bench_steps", *SHAPE, *settings]
+    return [harness.program("bench_steps"), *SHAPE, *settings]
 
 
 def compute_alone():

@@ -31,7 +31,7 @@ class Program:
         self.flags = ["--device", "host", "--threads", "1", "--update-threads", "1"]
 
     def run(self, command, *words):
-        done = subprocess.run([harness.BUILD / "tandem", command, *self.flags, *map(str, words)], stdout=subprocess.PIPE,
+        done = subprocess.run([harness.program("tandem"), command, *self.flags, *map(str, words)], stdout=subprocess.PIPE,
                               env=self.environment, text=True)
         if done.returncode != 0:
             raise harness.BenchError(f"tandem {command} ended with {done.returncode}")

@@ -9,7 +9,7 @@ DATA = harness.ROOT / "bench" / "data"
 
 def measure():
     harness.build("bench_published")
-    done = subprocess.run([harness.BUILD / "bench" / "bench_published", DATA / "published_h100.csv",
+    done = subprocess.run([harness.program("bench_published"), DATA / "published_h100.csv",
                            DATA / "published_facts.json", harness.ROOT / "profiles" / "h100x4-node.toml"],
                           stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:

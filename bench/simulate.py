@@ -10,7 +10,7 @@ REPEATS = 5
 
 def measure():
     harness.build("bench_simulate")
-    done = subprocess.run([harness.BUILD / "bench" / "bench_simulate", "--benchmark_format=json",
+    done = subprocess.run([harness.program("bench_simulate"), "--benchmark_format=json",
                            f"--benchmark_repetitions={REPEATS}"], stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise harness.BenchError("bench_simulate failed")

@@ -12,7 +12,7 @@ SHAPE = ["layers=24", "width=256", "sequence=128", "batch=2", "policy=host", "pr
 
 
 def program(*settings):
-    return [harness.BUILD / "bench" / "bench_steps", *SHAPE, *settings]
+    return [harness.program("bench_steps"), *SHAPE, *settings]
 
 
 def needed_link():
