@@ -3,6 +3,7 @@
 // allocated.
 #include <benchmark/benchmark.h>
 
+#include <cstdlib>
 #include <string>
 
 #include "core/update_kernels.hpp"
@@ -17,7 +18,11 @@ namespace {
 constexpr std::int64_t subgroups_a_layer = 125;
 constexpr std::int64_t layer_elements = std::int64_t{875'000} * layout_quantum;
 
-MachineProfile machine() { return read_profile(TANDEM_SOURCE_DIR "/profiles/24gb-pcie4.toml"); }
+/// From $TANDEM_PROFILES, else from the sources that this was built from.
+MachineProfile machine() {
+  const char* folder = std::getenv("TANDEM_PROFILES");
+  return read_profile(std::string(folder == nullptr ? TANDEM_SOURCE_DIR "/profiles" : folder) + "/24gb-pcie4.toml");
+}
 
 ParameterLayout layout_70b(std::int64_t layers) {
   ParameterLayout layout;

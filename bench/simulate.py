@@ -1,6 +1,7 @@
 """simulate: seconds to simulate a 70B model in 10,000 subgroups, how they grow with layers, and to choose the plan of a 7B run,
 of one micro-batch and of eight."""
 import json
+import os
 import subprocess
 
 import harness
@@ -11,7 +12,8 @@ REPEATS = 5
 def measure():
     harness.build("bench_simulate")
     done = subprocess.run([harness.program("bench_simulate"), "--benchmark_format=json",
-                           f"--benchmark_repetitions={REPEATS}"], stdout=subprocess.PIPE, text=True)
+                           f"--benchmark_repetitions={REPEATS}"], stdout=subprocess.PIPE, text=True,
+                          env={**os.environ, "TANDEM_PROFILES": str(harness.ROOT / "profiles")})
     if done.returncode != 0:
         raise harness.BenchError("bench_simulate failed")
     samples, growth, counts = {}, {}, {}

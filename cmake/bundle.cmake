@@ -20,7 +20,7 @@ file(COPY ${PROGRAMS} DESTINATION ${FOLDER}/bin)
 file(GLOB copied ${FOLDER}/bin/* ${FOLDER}/lib/*)
 execute_process(COMMAND ${STRIP} --strip-unneeded ${copied} COMMAND_ERROR_IS_FATAL ANY)
 file(COPY ${SOURCE}/scripts/run_gpu_checks ${SOURCE}/LICENSE ${SOURCE}/NOTICE ${SOURCE}/THIRD_PARTY.md
-          ${SOURCE}/docs/cuda.md DESTINATION ${FOLDER})
+          ${SOURCE}/docs/cuda.md ${SOURCE}/profiles DESTINATION ${FOLDER})
 file(GLOB benchmarks ${SOURCE}/bench/*.py)
 file(COPY ${benchmarks} ${SOURCE}/bench/data DESTINATION ${FOLDER}/bench)
 execute_process(COMMAND git -C ${SOURCE} describe --always --dirty OUTPUT_VARIABLE commit ERROR_QUIET
