@@ -74,16 +74,20 @@ std::string compute_key(const runtime::DeviceFacts& facts, const std::string& op
   return key + " " + ops_key;
 }
 
-/// Bytes that this process takes on the device beside what it allocates: measured where NVML counted the
-/// device's memory before the context was made.
-std::size_t measure_reserve(const runtime::FreeMemory& memory, std::optional<std::size_t> used_before) {
+/// Bytes that this process takes on the device beside what it allocates: by how much the memory in use grew while the
+/// context was made, where NVML can say. Both counts are NVML's: it counts what the driver keeps for itself, some
+/// hundreds of MiB that CUDA's own count leaves out.
+std::size_t measure_reserve(const runtime::FreeMemory& memory, std::optional<std::size_t> used_before,
+                            std::optional<std::size_t> used_after) {
   // Allocations are rounded up to large pages, and some kernels want more for their stacks once they run.
   constexpr std::size_t slack = 32_MiB;
   // A context with the libraries' kernels takes 400 to 600 MiB on cards of compute capability 8 and 9.
   constexpr std::size_t assumed = 640_MiB;
-  if (!used_before) return std::min(assumed, memory.total - memory.free + slack);
-  const std::size_t used = memory.total - memory.free;
-  return (used > *used_before ? used - *used_before : 0) + slack;
+  // Where it did not grow, others gave back meanwhile.
+  if (!used_before || !used_after || *used_after <= *used_before) {
+    return std::min(assumed, memory.total - memory.free + slack);
+  }
+  return *used_after - *used_before + slack;
 }
 
 /// The ceiling of all that the process takes.
@@ -135,7 +139,7 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   runtime::make_context(ordinal_);
   ops_ = options.make_ops();
   const runtime::FreeMemory memory = runtime::free_memory();
-  const std::size_t reserve = measure_reserve(memory, used_before);
+  const std::size_t reserve = measure_reserve(memory, used_before, nvml ? nvml->used_bytes() : std::nullopt);
   const std::size_t ceiling = ceiling_of(options, memory, reserve, nvml ? nvml->other_holders() : std::string());
   if (ceiling <= reserve) {
     throw PlanError(fmt::format("device memory of cuda:{}", ordinal_),

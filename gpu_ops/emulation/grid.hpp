@@ -34,6 +34,9 @@ void run_grid(const char* name, const gpu::Geometry& geometry, const std::functi
 /// Queues `work`, the grid of kernel `name`, on a stream. Provided by whoever plays the runtime.
 void enqueue(const char* name, CUstream_st* stream, std::function<void()> work);
 
+/// Shows an argument of kernel `name` at its launch to whoever plays the runtime, who knows where device memory lies.
+void see_argument(const char* name, const void* argument, std::size_t bytes);
+
 /// Whether runtime::require_alive() finds the device lost, in programs that run kernels where they are launched.
 void lose_device(bool lost);
 

@@ -73,9 +73,22 @@ inline void store_words(void* to, const Words& w) {
   std::memcpy(to, &w, sizeof w);
 }
 
+/// What lies between the members of a structure is not its value: where the compiler cannot clear it, only plain
+/// addresses are shown.
+template <class T>
+void show_argument(const char* name, T& argument) {
+  if constexpr (requires { __builtin_clear_padding(&argument); }) {
+    __builtin_clear_padding(&argument);
+    emulation::see_argument(name, &argument, sizeof argument);
+  } else if constexpr (std::is_pointer_v<T>) {
+    emulation::see_argument(name, &argument, sizeof argument);
+  }
+}
+
 template <class... P>
 void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geometry, CUstream_st* stream,
                   P... arguments) {
+  (show_argument(name, arguments), ...);
   emulation::enqueue(name, stream, [=] { emulation::run_grid(name, geometry, [&] { kernel(arguments...); }); });
 }
 

@@ -8,7 +8,9 @@ namespace {
 
 struct {
   bool present = false;
-  unsigned long long used = 0;
+  unsigned long long before = 0;
+  unsigned long long after = 0;
+  bool asked = false;
 } machine;
 
 struct Memory {
@@ -27,8 +29,11 @@ constexpr int insufficient_size = 7;
 
 extern "C" {
 
-/// Called by the test: whether the library works, and how much memory of the device it says is in use.
-void fake_nvml_set(bool present, unsigned long long used) { machine = {present, used}; }
+/// Called by the test: whether the library works, and how much memory of the device it says is in use before and after
+/// each opening of a device.
+void fake_nvml_set(bool present, unsigned long long before, unsigned long long after) {
+  machine = {present, before, after, false};
+}
 
 int nvmlInit_v2() { return machine.present ? success : failure; }
 int nvmlShutdown() { return success; }
@@ -37,7 +42,8 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** device) {
   return std::strcmp(bus, "ffff:00:00.0") == 0 ? success : failure;
 }
 int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
-  *memory = {0, 0, machine.used};
+  *memory = {0, 0, machine.asked ? machine.after : machine.before};
+  machine.asked = !machine.asked;
   return success;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned int* count, Process* list) {

@@ -12,6 +12,8 @@ import unittest
 from pathlib import Path
 
 PROGRAM = Path(sys.argv.pop(1)).resolve()
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 64, "vocab_size": 256,
+        "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"]}
 MODEL = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
          "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 256, "max_position_embeddings": 64,
          "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
@@ -27,14 +29,15 @@ class OnAFakeGpu(unittest.TestCase):
         (self.work / "text.txt").write_text("".join(f"{i} bottles on the wall, " for i in range(200)))
 
     def run_program(self, *arguments, fake="none"):
-        environment = {**os.environ, "TANDEM_FAKE_CUDA": fake}
+        # Guarded: whoever but a stream touches device memory ends the program.
+        environment = {**os.environ, "TANDEM_FAKE_CUDA": fake, "TANDEM_FAKE_GUARD": "1"}
         return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, check=False,
                               env=environment, timeout=300)
 
     def train(self, out, *arguments, fake="none"):
-        return self.run_program("train", "--model", self.work / "config.json", "--data", self.work / "text.txt",
-                                "--out", self.work / out, "--seq-len", 16, "--steps", 4, "--checkpoint-every", 2,
-                                "--update-threads", 1, *arguments, fake=fake)
+        model = () if "--model" in arguments else ("--model", self.work / "config.json")
+        return self.run_program("train", *model, "--data", self.work / "text.txt", "--out", self.work / out, "--seq-len", 16,
+                                "--steps", 4, "--checkpoint-every", 2, "--update-threads", 1, *arguments, fake=fake)
 
     def summary(self, out):
         return json.loads((self.work / out / "summary.json").read_text())
@@ -51,6 +54,28 @@ class OnAFakeGpu(unittest.TestCase):
             self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"])
             digests.add(summary["state_digest"])
         self.assertEqual(len(digests), 1)
+
+    def test_all_that_a_run_does_touches_device_memory_by_streams(self):
+        qwen3 = {**MODEL, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16,
+                 "tie_word_embeddings": True}
+        ways = {"grown": ["--grad-accum", 2, "--state", "split", "--eval-data", self.work / "text.txt", "--eval-every", 2],
+                "lean": ["--state", "bf16-moments", "--recompute", "block", "--offload-activations", "--resident-layers", 0],
+                "frozen": ["--freeze", "embed|wte", "--clip", 0, "--on-nonfinite", "stop", "--trace", self.work / "t.json"]}
+        for name, model in {"llama": MODEL, "gpt2": GPT2, "qwen3": qwen3}.items():
+            (self.work / f"{name}.json").write_text(json.dumps(model))
+            for way, flags in ways.items():
+                out = f"{name}-{way}"
+                done = self.train(out, "--device", "cuda", "--policy", "interleave:2", *flags,
+                                  "--model", self.work / f"{name}.json")
+                self.assertEqual(done.returncode, 0, f"{out}: {done.stderr}")
+                self.assertRegex(self.summary(out)["state_digest"], "^[0-9a-f]{32}$")
+            run = self.work / f"{name}-grown"
+            for command in (("eval", "--data", self.work / "text.txt", "--seq-len", 16),
+                            ("sample", "--prompt", "bottles", "--max-tokens", 5)):
+                done = self.run_program(*command, "--model", run, "--device", "cuda")
+                self.assertEqual(done.returncode, 0, f"{name}: {command[0]}: {done.stderr}")
+            done = self.run_program("export", run, "--to", self.work / f"{name}-exported")
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_memory_that_cannot_be_pinned_stays_pageable_or_is_refused(self):
         whole = self.train("whole", "--device", "cuda")

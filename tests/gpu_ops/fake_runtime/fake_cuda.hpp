@@ -26,6 +26,9 @@ struct Machine {
   int driver_version = CUDART_VERSION;  ///< 0: no driver
   std::vector<Card> cards{Card{}};
   std::uint64_t seed = 1;
+  /// Device memory can be touched only while a stream copies or runs a kernel: whoever else does crashes, as with a
+  /// GPU. Takes time. Also where TANDEM_FAKE_GUARD is set.
+  bool guarded = false;
   int longest_delay_us = 0;  ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
 };
 

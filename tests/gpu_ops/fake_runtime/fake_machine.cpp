@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
@@ -87,6 +88,7 @@ void State::install(Machine machine) {
   wait_for_ending_streams();
   const std::lock_guard lock(mutex_);
   machine_ = std::move(machine);
+  machine_.guarded |= std::getenv("TANDEM_FAKE_GUARD") != nullptr;
   lost_.assign(machine_.cards.size(), cudaSuccess);
   complaints_.clear();
   armed_position_ = -1;
@@ -155,8 +157,25 @@ cudaError_t State::allocate(int device, std::size_t bytes, void** data) {
   std::memset(mapped, 0xFF, bytes);
   const std::lock_guard lock(mutex_);
   allocations_[address_of(mapped)] = {bytes, device};
+  protect(mapped, bytes, touching_ > 0);
   *data = mapped;
   return cudaSuccess;
+}
+
+void State::protect(void* data, std::size_t bytes, bool open) const {
+  if (machine_.guarded) ::mprotect(data, rounded(bytes), open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void State::open_device_memory() {
+  const std::lock_guard lock(mutex_);
+  if (touching_++ > 0) return;
+  for (const auto& [begin, range] : allocations_) protect(reinterpret_cast<void*>(begin), range.bytes, true);
+}
+
+void State::close_device_memory() {
+  const std::lock_guard lock(mutex_);
+  if (--touching_ > 0) return;
+  for (const auto& [begin, range] : allocations_) protect(reinterpret_cast<void*>(begin), range.bytes, false);
 }
 
 bool State::free(void* data) {
@@ -245,6 +264,26 @@ std::size_t largest_registration() { return State::get().largest_registration();
 using tandem::fake_cuda::State;
 using tandem::fake_cuda::Work;
 
+namespace {
+
+/// Opens device memory for as long as it lives.
+class DeviceMemoryInReach {
+ public:
+  explicit DeviceMemoryInReach(bool needed) : needed_(needed) {
+    if (needed_) State::get().open_device_memory();
+  }
+  ~DeviceMemoryInReach() {
+    if (needed_) State::get().close_device_memory();
+  }
+  DeviceMemoryInReach(const DeviceMemoryInReach&) = delete;
+  DeviceMemoryInReach& operator=(const DeviceMemoryInReach&) = delete;
+
+ private:
+  bool needed_;
+};
+
+}  // namespace
+
 CUstream_st::CUstream_st(int device) : device_(device), random_(State::get().next_stream_seed()) {
   const int longest = State::get().machine().longest_delay_us;
   longest_delay_us_ = random_() % 4 == 0 ? 10 * longest : longest;
@@ -306,6 +345,8 @@ void CUstream_st::run(Work& work, const std::string& name) {
   if (state.lost(device_) == cudaSuccess) {
     try {
       if (const auto hook = state.hook()) (*hook)(name, work.kind);
+      // Waiting holds nothing open.
+      const DeviceMemoryInReach reach(work.kind != "record" && work.kind != "wait");
       work.run();
       return;
     } catch (const std::exception& error) {

@@ -67,6 +67,9 @@ class State {
 
   cudaError_t allocate(int device, std::size_t bytes, void** data);
   bool free(void* data);
+  /// Around work that touches device memory.
+  void open_device_memory();
+  void close_device_memory();
   std::size_t free_bytes(int device);
   /// Whether [data, data + bytes) lies in one device allocation; touches any.
   bool on_device(const void* data, std::size_t bytes);
@@ -88,12 +91,14 @@ class State {
 
  private:
   void wait_for_ending_streams() const;
+  void protect(void* data, std::size_t bytes, bool open) const;
 
   mutable std::mutex mutex_;
   Machine machine_;
   std::vector<cudaError_t> lost_;
   Ranges allocations_;
   Ranges registrations_;
+  int touching_ = 0;  ///< pieces of work that touch device memory now
   std::vector<std::string> complaints_;
   std::string armed_function_;
   std::int64_t armed_position_ = -1;

@@ -336,6 +336,18 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
 
 namespace tandem::emulation {
 
+/// Addresses that a kernel is given must be the device's: a GPU faults on others, the emulated kernels would not.
+void see_argument(const char* name, const void* argument, std::size_t bytes) {
+  // Code, heap and mappings lie here; sizes, strides and pairs of small numbers do not.
+  constexpr std::uintptr_t lowest = std::uintptr_t{1} << 44, end = std::uintptr_t{1} << 47;
+  for (std::size_t at = 0; at + sizeof(std::uintptr_t) <= bytes; at += sizeof(std::uintptr_t)) {
+    std::uintptr_t word = 0;
+    std::memcpy(&word, static_cast<const std::byte*>(argument) + at, sizeof word);
+    if (word < lowest || word >= end || State::get().on_device(reinterpret_cast<const void*>(word), 1)) continue;
+    State::get().complain(std::string("kernel ") + name + " is given an address that is not on the device");
+  }
+}
+
 void enqueue(const char* name, CUstream_st* stream, std::function<void()> work) {
   gpu::runtime::require_launched(end(State::get().enter("launch")), name);
   stream->push({.kind = "kernel", .run = std::move(work)});
