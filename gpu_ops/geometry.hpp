@@ -45,6 +45,15 @@ constexpr Geometry row_geometry(std::int64_t rows, std::int64_t channels) {
           warp_lanes * static_cast<int>(warps < 1 ? 1 : (warps < most_warps ? warps : most_warps))};
 }
 
+/// Rows that a block takes at once where a warp takes one: few, since lanes that hold a row take many registers, and a
+/// multiprocessor gives them out by the block.
+constexpr int warp_row_warps = 4;
+
+/// One warp for each row.
+constexpr Geometry warp_row_geometry(std::int64_t rows) {
+  return {blocks_for(rows, warp_row_warps), warp_row_warps * warp_lanes};
+}
+
 /// An extent cut into `parts` pieces of `size` (the last one shorter): a function of both arguments alone.
 struct Cut {
   std::int64_t parts = 0;

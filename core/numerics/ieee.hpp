@@ -63,6 +63,18 @@ TANDEM_HD float div(float a, float b) {
 #endif
 }
 
+/// 1 / a, the bits of div(1, a), for |a| from 2^-120 to 2^120: on a GPU an estimate and one step of Newton, as
+/// __frcp_rn does it where the exponent allows, without the branch for where it does not.
+TANDEM_HD float reciprocal(float a) {
+#ifdef __CUDA_ARCH__
+  float estimate;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(estimate) : "f"(a));
+  return __fmaf_rn(estimate, -__fmaf_rn(a, estimate, -1.0F), estimate);
+#else
+  return 1.0F / a;
+#endif
+}
+
 TANDEM_HD float sqrt(float a) {
 #ifdef __CUDA_ARCH__
   return __fsqrt_rn(a);

@@ -98,20 +98,19 @@ TEST(Functions, ExpIsWithin25em8AndExactAtTheEdges) {
   EXPECT_TRUE(std::isnan(numerics::exp(NAN)));
 }
 
-TEST(Functions, TanhIsWithin4em7) {
+TEST(Functions, LogisticIsWithin4em7) {
   double worst = 0.0;
-  sweep(-20.0, 20.0, 1000000, [&](float x) {
-    if (x != 0.0F) worst = std::max(worst, relative(numerics::tanh(x), std::tanh(static_cast<double>(x))));
-  });
-  sweep(-0.35, 0.35, 1000000, [&](float x) {
-    if (x != 0.0F) worst = std::max(worst, relative(numerics::tanh(x), std::tanh(static_cast<double>(x))));
-  });
+  const auto see = [&](float x) {
+    const numerics::Logistic s = numerics::logistic_within_80(x);
+    const auto exact = [](double at) { return 1.0 / (1.0 + std::exp(-at)); };
+    worst = std::max({worst, relative(s.value, exact(static_cast<double>(x))),
+                      relative(s.complement, exact(-static_cast<double>(x)))});
+  };
+  sweep(-80.0, 80.0, 1000000, see);
+  sweep(-1.0, 1.0, 1000000, see);
   EXPECT_LT(worst, 4e-7);
-  RecordProperty("worst_tanh", std::to_string(worst * 1e9) + "e-9");
-  EXPECT_EQ(numerics::tanh(INFINITY), 1.0F);
-  EXPECT_EQ(numerics::tanh(-INFINITY), -1.0F);
-  EXPECT_EQ(numerics::tanh(1e-40F), 1e-40F);
-  EXPECT_TRUE(std::isnan(numerics::tanh(NAN)));
+  RecordProperty("worst_logistic", std::to_string(worst * 1e9) + "e-9");
+  EXPECT_EQ(numerics::logistic_within_80(0.0F).value, 0.5F);
 }
 
 double gelu_exact(double x) { return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))); }
@@ -139,6 +138,22 @@ TEST(Activations, ValuesAndDerivativesAreThoseOfDouble) {
   EXPECT_LT(dgelu, 1.2e-6);
   EXPECT_LT(silu, 1.8e-7);
   EXPECT_LT(dsilu, 9e-7);
+  for (const auto derivative_of : {numerics::gelu_derivative, numerics::silu_derivative}) {
+    for (const float large : {30.0F, 1e30F, INFINITY}) {
+      EXPECT_EQ(derivative_of(large), 1.0F);
+      EXPECT_NEAR(derivative_of(-large), 0.0F, 1e-11F);
+    }
+    EXPECT_TRUE(std::isnan(derivative_of(NAN)));
+  }
+  for (const auto activation : {numerics::gelu, numerics::silu}) {
+    for (const float large : {90.0F, 1e30F, INFINITY}) {
+      EXPECT_EQ(activation(large), large);
+      EXPECT_NEAR(activation(-large), 0.0F, 1e-32F);
+    }
+    EXPECT_TRUE(std::isnan(activation(NAN)));
+    // A NaN of other bits than usual, which integer arithmetic could turn into a number.
+    EXPECT_TRUE(std::isnan(activation(bits_float(0xff812345u))));
+  }
   std::printf("largest errors: gelu %.3g, its derivative %.3g, silu %.3g, its derivative %.3g\n", gelu, dgelu, silu,
               dsilu);
 }

@@ -57,8 +57,8 @@ class Barriers : public ::testing::Test {
 };
 
 TEST_F(Barriers, OfTheNorms) {
-  const Shape shape{1, 1000};
-  const Tensor x = random_.tensor(DType::bf16, shape), w = random_.tensor(DType::bf16, {1000});
+  const Shape shape{1, 5000};  // so long that a block shares it
+  const Tensor x = random_.tensor(DType::bf16, shape), w = random_.tensor(DType::bf16, {5000});
   const auto idle = idle_barriers([&] {
     const Operand in = bench().put(x), weight = bench().put(w), y = zeros(DType::bf16, shape);
     const Operand mean = zeros(DType::f32, {1}), rstd = zeros(DType::f32, {1});

@@ -48,6 +48,10 @@ TEST(Geometry, RowsOfAnyLengthHaveWholeWarpsAndNoMoreThanABlockHolds) {
   }
   EXPECT_EQ(row_geometry(std::int64_t{1} << 40, 8).grid, most_blocks);
   EXPECT_EQ(row_geometry(0, 8).grid, 0);
+  EXPECT_EQ(warp_row_geometry(1000).grid * warp_row_geometry(1000).block, 1000 * warp_lanes) << "a warp each";
+  EXPECT_EQ(warp_row_geometry(1001).grid, 251);
+  EXPECT_EQ(warp_row_geometry(std::int64_t{1} << 40).grid, most_blocks);
+  EXPECT_EQ(warp_row_geometry(0).grid, 0);
 }
 
 TEST(Geometry, CutsCoverTheExtentOnceAndKeepTheirBounds) {

@@ -5,7 +5,8 @@ namespace tandem::testing {
 namespace {
 
 constexpr float eps = 1e-5F;
-const Shape all_shapes[] = {{1, 1}, {111, 24}, {37, 52}, {3, 55}, {22, 201}, {300, 130}, {5, 2111}, {70, 264}};
+const Shape all_shapes[] = {{1, 1},    {111, 24}, {37, 52},  {3, 55},   {22, 201}, {300, 130},
+                            {5, 2111}, {70, 264}, {6, 1000}, {5, 3333}, {3, 4104}, {2, 8200}};
 
 class NormOps : public OpsTest {
  protected:
