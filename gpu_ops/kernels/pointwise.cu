@@ -80,11 +80,15 @@ rope_kernel(T* x, const float* table, RopeShape shape, std::int64_t tokens, floa
     const Span span = span_at(i % spans * packet, shape.half, aligned);
     T* const low = x + head * 2 * shape.half;
     T* const high = low + shape.half;
-    const float* const angles = table + place * shape.half * 2 + span.at * 2;
+    // Cosine and sine by turns: two packets for one of pairs.
+    const float* const angles = table + place * shape.half * 2;
+    const Floats angle[2] = {load(angles, span_at(2 * span.at, 2 * shape.half, aligned)),
+                             load(angles, span_at(2 * span.at + packet, 2 * shape.half, aligned))};
     Floats a = load(low, span), b = load(high, span);
+    TANDEM_UNROLL
     for (int j = 0; j < packet; ++j) {
-      if (j >= span.count) continue;
-      const float cosine = angles[2 * j], sine = sign * angles[2 * j + 1], before = a.x[j];
+      const Floats& pair = angle[2 * j / packet];
+      const float cosine = pair.x[2 * j % packet], sine = sign * pair.x[2 * j % packet + 1], before = a.x[j];
       a.x[j] = numerics::fma(before, cosine, -(b.x[j] * sine));
       b.x[j] = numerics::fma(b.x[j], cosine, before * sine);
     }
@@ -138,7 +142,7 @@ void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream) {
   const Geometry geometry{blocks_for(tokens * shape.heads * ceil_div(shape.half, packet), most_threads), most_threads};
   with_activation(x.dtype, [&]<class T>(T) {
     launch("rope", rope_kernel<T>, geometry, stream, x.as<T>(), table.as<float>(), shape, tokens,
-           inverse ? -1.0F : 1.0F, aligned(x.data) && whole_packets<T>(shape.half));
+           inverse ? -1.0F : 1.0F, aligned(x.data, table.data) && whole_packets<T>(shape.half));
   });
 }
 
