@@ -1,6 +1,5 @@
 #include "train/phase_clock.hpp"
 
-#include <chrono>
 #include <exception>
 
 #include "core/error.hpp"
@@ -8,67 +7,33 @@
 
 namespace tandem {
 
-PhaseClock::PhaseClock(Device& device) : device_(device), thread_([this] { watch(); }) {}
-
 PhaseClock::~PhaseClock() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
-
-Event PhaseClock::take_event() {
-  const std::lock_guard lock(mutex_);
-  if (spare_.empty()) return device_.make_event();
-  Event event = std::move(spare_.back());
-  spare_.pop_back();
-  return event;
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return ahead_ == 0; });
 }
 
 void PhaseClock::mark(Phase phase, StreamView stream) {
-  Mark mark{take_event(), phase};
-  device_.record(mark.event, stream);
   {
     const std::lock_guard lock(mutex_);
-    marks_.push_back(std::move(mark));
+    ++ahead_;
   }
-  changed_.notify_all();
+  // What failed the stream reaches its owner at its next use.
+  device_.call_after(stream, [this, phase](std::exception_ptr) { enter(phase); });
 }
 
-void PhaseClock::watch() {
-  std::unique_lock lock(mutex_);
-  while (true) {
-    changed_.wait(lock, [this] { return stop_ || !marks_.empty(); });
-    if (marks_.empty()) return;
-    Mark mark = std::move(marks_.front());
-    marks_.pop_front();
-    busy_ = true;
-    bool passed = false;
-    while (!passed && !stop_) {
-      lock.unlock();
-      try {
-        passed = device_.wait_for(mark.event, std::chrono::milliseconds(100));
-      } catch (const std::exception&) {
-        passed = true;  // its owner hears of it at the stream's next use
-      }
-      lock.lock();
-    }
-    const double now = trace_now();
-    seconds_[static_cast<std::size_t>(current_)] += now - since_;
-    since_ = now;
-    current_ = mark.phase;
-    spare_.push_back(std::move(mark.event));
-    busy_ = false;
-    changed_.notify_all();
-    if (stop_) return;
-  }
+void PhaseClock::enter(Phase phase) {
+  const std::lock_guard lock(mutex_);
+  const double now = trace_now();
+  seconds_[static_cast<std::size_t>(current_)] += now - since_;
+  since_ = now;
+  current_ = phase;
+  --ahead_;
+  changed_.notify_all();  // while the lock is held: the clock may go as soon as it is not
 }
 
 void PhaseClock::finish_forward_and_backward(double& forward, double& backward) {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return stop_ || (marks_.empty() && !busy_); });
+  changed_.wait(lock, [this] { return ahead_ == 0; });
   forward = seconds_[static_cast<std::size_t>(Phase::forward)];
   backward = seconds_[static_cast<std::size_t>(Phase::backward)];
   seconds_ = {};

@@ -1,13 +1,10 @@
 #pragma once
-// When the device gets from one phase to the next, without anybody stopping for it: marks are events on
-// the compute stream, and a thread of its own waits for them in order and looks at the clock.
+// When the device gets from one phase to the next, without anybody stopping for it: the device calls back as soon as
+// the compute stream passes a mark, and whoever is called looks at the clock.
 #include <array>
 #include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <mutex>
-#include <thread>
-#include <vector>
 
 #include "core/device.hpp"
 #include "core/parameter_access.hpp"
@@ -18,36 +15,30 @@ enum class Phase : std::uint8_t { idle, forward, backward };
 
 class PhaseClock {
  public:
-  /// `device` must outlive the clock; so must every stream that is marked, until `finish`.
-  explicit PhaseClock(Device& device);
+  /// `device` must outlive the clock.
+  explicit PhaseClock(Device& device) : device_(device) {}
+  /// Waits until all marks have passed.
   ~PhaseClock();
   PhaseClock(const PhaseClock&) = delete;
   PhaseClock& operator=(const PhaseClock&) = delete;
 
-  /// From this point of `stream` on, until the next mark, time belongs to `phase`. Does not block.
+  /// From this point of `stream` on, until the next mark, time belongs to `phase`. Does not block. One stream at a
+  /// time.
   void mark(Phase phase, StreamView stream);
   /// Waits until all marks have passed and gives the seconds of each phase since the last call.
   /// A failed stream ends the waiting; the error itself reaches whoever uses the stream.
   void finish_forward_and_backward(double& forward, double& backward);
 
  private:
-  struct Mark {
-    Event event;
-    Phase phase = Phase::idle;
-  };
-  void watch();
-  Event take_event();
+  void enter(Phase phase);
+
   Device& device_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Mark> marks_;
-  std::vector<Event> spare_;
+  int ahead_ = 0;  ///< marks that the stream has not passed
   std::array<double, 3> seconds_{};
   Phase current_ = Phase::idle;
   double since_ = 0.0;
-  bool busy_ = false;
-  bool stop_ = false;
-  std::thread thread_;
 };
 
 /// Passes everything on to `inner`, and marks the end of forward where the first gradient buffer behind it is
