@@ -17,6 +17,15 @@ STEPS = 1 if SMALL else 8
 REPETITIONS = 1 if SMALL else 5
 
 
+def chosen(variable, names):
+    """Of `names` those that an environment variable has, for a machine that is lent for minutes; all where it is not set."""
+    words = os.environ.get(variable, " ".join(names)).split()
+    for word in words:
+        if word not in names:
+            raise harness.BenchError(f"{variable}: {word} is none of {' '.join(names)}")
+    return [name for name in names if name in words]
+
+
 @dataclass(frozen=True)
 class Shape:
     """A model, and how it is trained."""
@@ -117,6 +126,11 @@ class Gpu:
         """Rows of `tandem bench`, one a policy."""
         command = [harness.program("tandem"), "bench", *run, "--policies", *policies, "--steps", STEPS, "--json"]
         return json.loads(harness.output([str(word) for word in command], env=self.environment))["policies"]
+
+
+def shapes():
+    all_of_them = {shape.name: shape for shape in (LLAMA_7B, GPT2_XL)}
+    return [all_of_them[name] for name in chosen("TANDEM_BENCH_SHAPES", list(all_of_them))]
 
 
 @contextlib.contextmanager

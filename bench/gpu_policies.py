@@ -9,9 +9,7 @@ import gpu
 import harness
 
 POLICIES = ["host", "static:0.5", "interleave:2", "stream", "auto"]
-CEILINGS = [(gpu.LLAMA_7B, "16GiB"), (gpu.GPT2_XL, "4GiB")]
-if gpu.SMALL:
-    CEILINGS = [(shape, "512MiB") for shape, _ in CEILINGS]
+CEILINGS = {"llama_7b": "512MiB" if gpu.SMALL else "16GiB", "gpt2_xl": "512MiB" if gpu.SMALL else "4GiB"}
 
 
 def compare(device, shape, ceiling, figures):
@@ -21,7 +19,8 @@ def compare(device, shape, ceiling, figures):
     if found is None:
         raise harness.BenchError(f"{shape.name} does not fit under {ceiling}")
     state, (micro_batch, *_) = found
-    rows = device.steps(POLICIES, *device.run_of(shape, micro_batch, state, *under))
+    policies = gpu.chosen("TANDEM_BENCH_POLICIES", POLICIES)
+    rows = device.steps(policies, *device.run_of(shape, micro_batch, state, *under))
     ran = {row["policy"]: row for row in rows if row["fits"]}
     for policy, row in ran.items():
         name = f"{shape.name}_{policy.replace(':', '_')}"
@@ -60,7 +59,7 @@ def measure():
     with gpu.the_gpu() as device:
         device.rates("copy/")
         device.calibrate()
-        settings = {shape.name: compare(device, shape, ceiling, figures) for shape, ceiling in CEILINGS}
-        if python := gpu.python_with("deepspeed"):
+        settings = {shape.name: compare(device, shape, CEILINGS[shape.name], figures) for shape in gpu.shapes()}
+        if gpu.GPT2_XL.name in settings and (python := gpu.python_with("deepspeed")):
             race_deepspeed(device, python, gpu.GPT2_XL, settings[gpu.GPT2_XL.name]["micro_batch"], figures)
     return figures.line("gpu-policies", settings=settings, **device.facts)

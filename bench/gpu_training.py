@@ -48,7 +48,7 @@ def measure():
         product = statistics.median(device.rates(gpu_kernels.SQUARE)[gpu_kernels.SQUARE])
         figures.add("product_flop_per_second", [product])
         device.calibrate()
-        for shape in (gpu.GPT2_XL, gpu.LLAMA_7B):
+        for shape in gpu.shapes():
             if trained := train(device, shape, product, figures):
                 settings[shape.name] = trained
     python = gpu.python_with("numpy")

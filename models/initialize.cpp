@@ -1,8 +1,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numbers>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 #include "core/numerics/random.hpp"
 #include "models/transformer.hpp"
@@ -15,6 +19,27 @@ std::uint64_t stream_of(std::string_view name) {
   std::uint64_t hash = 0xcbf29ce484222325u;
   for (const char c : name) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
   return hash;
+}
+
+/// Calls body(begin, end) for parts of [0, count), on all cores of this process: a core makes some 30 million values a
+/// second, of which a model has billions.
+template <class Body>
+void in_parts(std::uint64_t count, const Body& body) {
+  constexpr std::uint64_t part = 1 << 14;
+  std::atomic<std::uint64_t> next{0};
+  const auto work = [&] {
+    for (std::uint64_t begin = next.fetch_add(part); begin < count; begin = next.fetch_add(part)) {
+      body(begin, std::min(begin + part, count));
+    }
+  };
+  std::vector<std::jthread> others;
+  try {
+    const std::uint64_t cores = std::max(1U, std::thread::hardware_concurrency());
+    while (others.size() + 1 < std::min(cores, (count + part - 1) / part)) others.emplace_back(work);
+  } catch (const std::system_error&) {
+    // Fewer threads take longer, and that is all.
+  }
+  work();
 }
 
 /// Box and Muller, in double: elements 2 i and 2 i + 1 of the whole come from block i of the stream.
@@ -55,8 +80,11 @@ void initialize_parameter(const ModelConfig& config, const Parameter& parameter,
   } else {
     const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
     const double scale = is_residual_projection(parameter.name) ? residual : 1.0;
-    fill_normal(static_cast<std::uint64_t>(first), values, scale * config.initializer_range, seed,
-                stream_of(parameter.full_name));
+    const std::uint64_t stream = stream_of(parameter.full_name);
+    in_parts(values.size(), [&](std::uint64_t begin, std::uint64_t end) {
+      fill_normal(static_cast<std::uint64_t>(first) + begin, values.subspan(begin, end - begin),
+                  scale * config.initializer_range, seed, stream);
+    });
   }
 }
 

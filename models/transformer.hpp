@@ -30,7 +30,8 @@ HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter);
 
 /// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),
 /// residual projections scaled by 1 / sqrt(2 layers), norms 1, biases 0. A function of seed, the parameter's full name
-/// and index alone (counter-based), so that it does not depend on order, pieces or threads.
+/// and index alone (counter-based), so that it does not depend on order, pieces or threads. Blocks, on all cores of
+/// this process where there are many values.
 void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed, std::int64_t first,
                           std::span<float> values);
 

@@ -78,6 +78,15 @@ class OnAFakeGpu(unittest.TestCase):
             self.assertIn(f"{name}_interleave_2_exposed_update_seconds", result["figures"])
         self.assertIn("torch for the GPU and deepspeed: left out", said)
 
+    def test_a_part_can_be_chosen(self):
+        done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_POLICIES="auto host")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        settings = json.loads(done.stdout)["settings"]
+        self.assertEqual({name: setting["policies"] for name, setting in settings.items()}, {"gpt2_xl": ["host", "auto"]})
+        done = self.run_benchmark("gpu-training", TANDEM_BENCH_SHAPES="gpt3")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stderr.splitlines()[-1], "^bench: TANDEM_BENCH_SHAPES: gpt3 is none of llama_7b gpt2_xl$")
+
     def test_a_machine_without_a_gpu_is_one_line(self):
         (self.programs / "bench_gpu").unlink()
         (self.programs / "bench_gpu").write_text("#!/bin/sh\necho 'bench_gpu: no NVIDIA driver is installed' >&2\nexit 5\n")
