@@ -46,7 +46,7 @@ def main():
         parser.error("which benchmark? --list names them")
     try:
         result = BENCHMARKS[args.name].measure()
-    except harness.BenchError as error:
+    except (harness.BenchError, OSError) as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1
     if args.save:
