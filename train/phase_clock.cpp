@@ -13,12 +13,11 @@ PhaseClock::~PhaseClock() {
 }
 
 void PhaseClock::mark(Phase phase, StreamView stream) {
-  {
-    const std::lock_guard lock(mutex_);
-    ++ahead_;
-  }
   // What failed the stream reaches its owner at its next use.
   device_.call_after(stream, [this, phase](std::exception_ptr) { enter(phase); });
+  // Counted last: a mark that was refused is not waited for. The stream may have passed it by now.
+  const std::lock_guard lock(mutex_);
+  ++ahead_;
 }
 
 void PhaseClock::enter(Phase phase) {

@@ -35,7 +35,7 @@ class PhaseClock {
   Device& device_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  int ahead_ = 0;  ///< marks that the stream has not passed
+  int ahead_ = 0;  ///< marks that the stream has not passed; those passed before they are counted make it less
   std::array<double, 3> seconds_{};
   Phase current_ = Phase::idle;
   double since_ = 0.0;

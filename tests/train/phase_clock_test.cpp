@@ -77,5 +77,12 @@ TEST_F(PhaseClockTest, DoesNotWaitForAStreamThatFailed) {
   EXPECT_THROW(device_.synchronize(stream_), std::runtime_error);
 }
 
+TEST_F(PhaseClockTest, DoesNotWaitForAMarkThatWasRefused) {
+  PhaseClock clock(device_);
+  EXPECT_THROW(clock.mark(Phase::forward, StreamView()), MisuseError);
+  double forward = 0.0, backward = 0.0;
+  clock.finish_forward_and_backward(forward, backward);
+}
+
 }  // namespace
 }  // namespace tandem
