@@ -1,18 +1,13 @@
 // The program on a machine that does not exist. TANDEM_FAKE_CUDA says what is to go wrong: "launch 500" loses the
 // device at the 500th kernel, "pin 0" refuses to pin memory once, "none" nothing; "driver 12020" is an older driver.
-#include <cstdio>
 #include <cstdlib>
 #include <sstream>
 #include <string>
-#include <vector>
 
 #include "cli/program.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
 
 namespace fake = tandem::fake_cuda;
-
-/// Exit code where the program did what CUDA leaves undefined.
-constexpr int undefined = 99;
 
 int main(int argc, char** argv) {
   const char* plan = std::getenv("TANDEM_FAKE_CUDA");
@@ -26,7 +21,5 @@ int main(int argc, char** argv) {
   if (word == "launch") fake::fail_call("launch", number, cudaErrorLaunchFailure);
   if (word == "pin") fake::fail_call("cudaHostRegister", number, cudaErrorMemoryAllocation);
   const int code = tandem::run_program(argc, argv);
-  const std::vector<std::string> complaints = fake::complaints();
-  for (const std::string& complaint : complaints) std::fprintf(stderr, "fake CUDA: %s\n", complaint.c_str());
-  return complaints.empty() ? code : undefined;
+  return fake::tell_complaints() ? fake::undefined_use : code;
 }

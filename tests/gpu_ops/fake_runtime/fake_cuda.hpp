@@ -58,6 +58,9 @@ struct Census {
 Census census();
 /// Uses that CUDA leaves undefined, as they were seen: memory freed under queued work, and the like.
 std::vector<std::string> complaints();
+/// For programs: says them on standard error, a line each, and whether there are any. Their exit code then.
+bool tell_complaints();
+constexpr int undefined_use = 99;
 /// Largest piece of host memory registered since install.
 std::size_t largest_registration();
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -255,6 +256,11 @@ void set_before_work(std::function<void(std::string_view, std::string_view)> hoo
 }
 Census census() { return State::get().census(); }
 std::vector<std::string> complaints() { return State::get().complaints(); }
+bool tell_complaints() {
+  const std::vector<std::string> all = complaints();
+  for (const std::string& complaint : all) std::fprintf(stderr, "fake CUDA: %s\n", complaint.c_str());
+  return !all.empty();
+}
 std::size_t largest_registration() { return State::get().largest_registration(); }
 
 }  // namespace tandem::fake_cuda
