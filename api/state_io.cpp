@@ -53,7 +53,7 @@ std::size_t StateCopy::bytes(const ParameterLayout& layout) {
   return align_up(values * sizeof(float));
 }
 
-StateCopy::StateCopy(const ParameterLayout& layout) : parameters_(layout.owned_parameters()) {
+StateCopy::StateCopy(const ParameterLayout& layout, Parallel& threads) : parameters_(layout.owned_parameters()) {
   std::size_t offset = 0;
   for (const Parameter* p : parameters_) {
     offsets_.push_back(offset);
@@ -61,7 +61,8 @@ StateCopy::StateCopy(const ParameterLayout& layout) : parameters_(layout.owned_p
   }
   const std::size_t size = bytes(layout);
   memory_ = MemoryBlock(MappedMemory::map(size), size, &MappedMemory::unmap);
-  MappedMemory::populate(memory_.data(), size);  // the first save must not hold training up any longer than the next
+  // The first save must not hold training up any longer than the next.
+  MappedMemory::populate(memory_.data(), size, threads);
 }
 
 std::span<float> StateCopy::writable(std::size_t index, StatePart part) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/memory.hpp"
+#include "core/parallel.hpp"
 #include "io/checkpoint.hpp"
 #include "offload/engine.hpp"
 
@@ -19,8 +20,8 @@ class StateCopy {
  public:
   /// Bytes it takes: 12 for each trained value, 4 for each frozen one.
   static std::size_t bytes(const ParameterLayout& layout);
-  /// Reserves the memory. `layout` must outlive it.
-  explicit StateCopy(const ParameterLayout& layout);
+  /// Takes the memory, its pages too, on `threads`. `layout` must outlive it.
+  StateCopy(const ParameterLayout& layout, Parallel& threads);
   /// Copies the state that the scope has. Blocks; waits for the updates that came before it.
   void take(OffloadEngine::SaveScope& scope);
   /// One array of an owned parameter, as last taken; empty for moments of a frozen one.

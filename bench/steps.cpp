@@ -91,8 +91,9 @@ class Steps {
     Arena arena(activations_.data(), bytes, "activations");
     model_.bind(*device_, arena, stream_);
     engine_ = std::make_unique<OffloadEngine>(*device_, layout_, options_, plan_);
-    engine_->initialize(
-        [&](const Parameter& p, std::span<float> values) { initialize_parameter(config_, p, 1, 0, values); });
+    engine_->initialize([&](const Parameter& p, std::span<float> values) {
+      initialize_parameter(config_, p, 1, 0, values, &device_->host_kernels().parallel());
+    });
     fill_batch(s);
   }
   ~Steps() { model_.unbind(); }

@@ -16,7 +16,8 @@ BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSour
       clock_(*run.device),
       vocabulary_(source.config.vocabulary),
       at_once_(static_cast<std::size_t>(run.model->shape().micro_batches)) {
-  loaded_.engine().initialize(initial_values(source, run.layout, config.seed));
+  Parallel& threads = run.device->host_kernels().parallel();
+  loaded_.engine().initialize(initial_values(source, run.layout, config.seed, &threads));
 }
 
 StepFigures BenchSteps::measure(int steps, bool apart) {

@@ -61,7 +61,7 @@ int eval(const EvalFlags& flags) {
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
   const ModelSource source = find_trained_model(config.model);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
-  initial_values(source, forward_layout(source.config), 0);
+  check_weights(source, forward_layout(source.config));
   const auto data = open_tokens(config.data, config, source);
   config.seq_len = sequence_length(config, source.config, *data);
   require_windows(*data, config.seq_len);

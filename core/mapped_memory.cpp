@@ -3,12 +3,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <new>
 
 #include "core/memory.hpp"
+#include "core/parallel.hpp"
 
 namespace tandem {
 namespace {
@@ -19,6 +21,14 @@ constexpr std::size_t huge_page = 2_MiB;
 std::size_t page() {
   static const std::size_t bytes = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
   return bytes;
+}
+
+void populate_part(std::byte* data, std::size_t bytes) {
+  if (::madvise(data, align_up(bytes, page()), MADV_POPULATE_WRITE) == 0) return;
+  if (errno == ENOMEM) throw std::bad_alloc();
+  // A kernel before 5.14: written page by page.
+  volatile std::byte* const first = data;
+  for (std::size_t at = 0; at < bytes; at += page()) first[at] = std::byte{0};
 }
 
 }  // namespace
@@ -40,12 +50,13 @@ void* MappedMemory::map(std::size_t bytes) {
   return begin + head;
 }
 
-void MappedMemory::populate(void* data, std::size_t bytes) {
-  if (bytes == 0 || ::madvise(data, align_up(bytes, page()), MADV_POPULATE_WRITE) == 0) return;
-  if (errno == ENOMEM) throw std::bad_alloc();
-  // A kernel before 5.14: written page by page.
-  auto* first = static_cast<volatile char*>(data);
-  for (std::size_t at = 0; at < bytes; at += page()) first[at] = 0;
+void MappedMemory::populate(void* data, std::size_t bytes, Parallel& threads) {
+  constexpr std::size_t part = 64_MiB;  // long enough to be worth a task, and whole huge pages
+  auto* const begin = static_cast<std::byte*>(data);
+  threads.run(static_cast<std::int64_t>((bytes + part - 1) / part), [&](std::int64_t i) {
+    const std::size_t at = static_cast<std::size_t>(i) * part;
+    populate_part(begin + at, std::min(part, bytes - at));
+  });
 }
 
 void MappedMemory::unmap(void* data, std::size_t bytes) noexcept { ::munmap(data, align_up(bytes, page())); }

@@ -26,12 +26,12 @@ struct StateDigest::Impl {
   int arrays = 0;             // ended, of the open parameter
   bool open = false;
 
+  void add_hash(const BlockHash& hash) { parameter.add(hash.data(), hash.size()); }
   void require_open() const {
     if (!open) throw MisuseError("state digest fed outside a parameter");
   }
   void end_block() {
-    const auto hash = block.bytes();
-    parameter.add(hash.data(), hash.size());
+    add_hash(block.bytes());
     block.reset();
     in_block = 0;
   }
@@ -61,6 +61,12 @@ void StateDigest::add(const float* values, std::int64_t count) {
     count -= take;
     if (impl_->in_block == state_digest_block) impl_->end_block();
   }
+}
+
+void StateDigest::add_block(const BlockHash& hash) {
+  impl_->require_open();
+  if (impl_->in_block != 0) throw MisuseError("state digest: a block begun inside another");
+  impl_->add_hash(hash);
 }
 
 void StateDigest::end_array() {

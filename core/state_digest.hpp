@@ -1,6 +1,7 @@
 #pragma once
 // The digest of a training state: one line that two people compare. It is a function of names and
 // values alone, never of where the values lie. The byte layout is in docs/state-digest.md.
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,10 +13,12 @@ namespace tandem {
 constexpr std::int64_t state_digest_block = std::int64_t{1} << 20;
 
 /// Fed parameter by parameter in model order, each as begin_parameter, then master, m and v (each any
-/// number of `add` and one `end_array`), then end_parameter. Holds a few hundred bytes and the hashes of
-/// the current parameter's blocks. Calls out of order throw MisuseError. Not thread-safe.
+/// number of `add` and `add_block`, and one `end_array`), then end_parameter. Holds a few hundred bytes. Calls out of
+/// order throw MisuseError. Not thread-safe.
 class StateDigest {
  public:
+  using BlockHash = std::array<unsigned char, 16>;  ///< of a block's fp32 bits, as Hash128::bytes
+
   StateDigest();
   ~StateDigest();
   StateDigest(StateDigest&&) noexcept;
@@ -24,6 +27,9 @@ class StateDigest {
   void begin_parameter(std::string_view full_name);
   /// The next `count` elements of the current array, fp32.
   void add(const float* values, std::int64_t count);
+  /// The next state_digest_block elements of the current array, or its last ones, of which the caller has the hash:
+  /// blocks can be hashed side by side.
+  void add_block(const BlockHash& hash);
   void end_array();
   void end_parameter();
   /// 32 hexadecimal digits over all parameters ended so far.

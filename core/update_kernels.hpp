@@ -5,6 +5,7 @@
 #include "core/numerics/adam.hpp"
 #include "core/numerics/adam_state.hpp"
 #include "core/numerics/bf16.hpp"
+#include "core/parallel.hpp"
 
 namespace tandem {
 
@@ -28,8 +29,9 @@ class UpdateKernels {
   /// partial[b] = sum of squares of block b of `layout_quantum` elements, see
   /// core/numerics/norm_block.hpp; the last block may be short.
   virtual void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) = 0;
-  /// Threads that the kernels use.
-  virtual int threads() const noexcept = 0;
+  /// The threads that the kernels run on, also for other work on host memory: they are near it.
+  virtual Parallel& parallel() noexcept = 0;
+  int threads() noexcept { return parallel().threads(); }
 };
 
 }  // namespace tandem

@@ -132,10 +132,12 @@ MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name
   void* data = nullptr;
   try {
     data = MappedMemory::map(bytes);
+    if (node_) node_->place(data, bytes);
+    if (pin_) MappedMemory::populate(data, bytes, host_kernels_->parallel());  // locking makes pages one by one
   } catch (const std::bad_alloc&) {
+    if (data != nullptr) MappedMemory::unmap(data, bytes);
     throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
   }
-  if (node_) node_->place(data, bytes);
   if (pin_ && (refuse_pinning_ || ::mlock(data, bytes) != 0)) {
     const DeviceError refusal(what, "the system refuses to lock it", "raise the limit of locked memory (ulimit -l)");
     if (!pageable_) {

@@ -121,7 +121,7 @@ class HostUpdateKernels final : public UpdateKernels {
       norm_blocks_dispatched(isa_, gradient + at, n, partial + at / layout_quantum);
     });
   }
-  int threads() const noexcept override { return parallel_->threads(); }
+  Parallel& parallel() noexcept override { return *parallel_; }
 
  private:
   template <class Body>

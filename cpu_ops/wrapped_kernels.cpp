@@ -23,7 +23,7 @@ class WrappedKernels final : public UpdateKernels {
   void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) override {
     inner_->norm_blocks(gradient, count, partial);
   }
-  int threads() const noexcept override { return inner_->threads(); }
+  Parallel& parallel() noexcept override { return inner_->parallel(); }
 
  private:
   std::unique_ptr<UpdateKernels> inner_;

@@ -179,7 +179,7 @@ Event CudaDevice::make_event() { return Event(std::make_unique<CudaEvent>(ordina
 MemoryBlock CudaDevice::allocate(std::size_t bytes, std::string_view name) { return memory_->allocate(bytes, name); }
 
 MemoryBlock CudaDevice::allocate_pinned(std::size_t bytes, std::string_view name) {
-  return pinned_->allocate(bytes, name);
+  return pinned_->allocate(bytes, name, host_kernels_->parallel());
 }
 
 RangeSink* CudaDevice::ranges() noexcept { return ranges_.get(); }

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -18,6 +17,7 @@
 namespace tandem {
 
 class NumaNode;
+class Parallel;
 
 /// Allocations on one device below a hard ceiling. Thread-safe. Blocks may outlive it: they share it.
 class CudaDeviceMemory : public std::enable_shared_from_this<CudaDeviceMemory> {
@@ -51,8 +51,8 @@ class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
   /// block cannot be pinned and stays pageable; empty: that is an error.
   CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece, Notice pageable);
 
-  /// Of the size asked for; the system rounds up to whole pages. Throws DeviceError.
-  MemoryBlock allocate(std::size_t bytes, std::string_view name);
+  /// Of the size asked for; the system rounds up to whole pages, and provides them on `threads`. Throws DeviceError.
+  MemoryBlock allocate(std::size_t bytes, std::string_view name, Parallel& threads);
   std::size_t allocated() const noexcept { return allocated_; }
   /// Whether every block so far could be pinned.
   bool pins() const noexcept { return pins_; }
@@ -61,6 +61,7 @@ class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
   std::size_t in_one_piece(const void* data, std::size_t bytes) const;
 
  private:
+  std::byte* provide(std::size_t bytes, const std::string& what, Parallel& threads) const;
   bool pin(std::byte* data, std::size_t bytes, const std::string& what);
   void register_pieces(std::byte* data, std::size_t bytes);
   void unregister_pieces(std::byte* data, std::size_t bytes) noexcept;

@@ -1,14 +1,11 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <numbers>
-#include <system_error>
-#include <thread>
-#include <vector>
 
 #include "core/numerics/random.hpp"
+#include "core/parallel.hpp"
 #include "models/transformer.hpp"
 
 namespace tandem {
@@ -21,25 +18,16 @@ std::uint64_t stream_of(std::string_view name) {
   return hash;
 }
 
-/// Calls body(begin, end) for parts of [0, count), on all cores of this process: a core makes some 30 million values a
-/// second, of which a model has billions.
+/// Calls body(begin, end) for parts of [0, count): a core makes some 30 million values a second, of which a model has
+/// billions.
 template <class Body>
-void in_parts(std::uint64_t count, const Body& body) {
+void in_parts(std::uint64_t count, Parallel* threads, const Body& body) {
+  if (threads == nullptr) return body(std::uint64_t{0}, count);
   constexpr std::uint64_t part = 1 << 14;
-  std::atomic<std::uint64_t> next{0};
-  const auto work = [&] {
-    for (std::uint64_t begin = next.fetch_add(part); begin < count; begin = next.fetch_add(part)) {
-      body(begin, std::min(begin + part, count));
-    }
-  };
-  std::vector<std::jthread> others;
-  try {
-    const std::uint64_t cores = std::max(1U, std::thread::hardware_concurrency());
-    while (others.size() + 1 < std::min(cores, (count + part - 1) / part)) others.emplace_back(work);
-  } catch (const std::system_error&) {
-    // Fewer threads take longer, and that is all.
-  }
-  work();
+  threads->run(static_cast<std::int64_t>((count + part - 1) / part), [&](std::int64_t i) {
+    const std::uint64_t begin = static_cast<std::uint64_t>(i) * part;
+    body(begin, std::min(begin + part, count));
+  });
 }
 
 /// Box and Muller, in double: elements 2 i and 2 i + 1 of the whole come from block i of the stream.
@@ -68,7 +56,7 @@ bool is_residual_projection(std::string_view name) {
 }  // namespace
 
 void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed, std::int64_t first,
-                          std::span<float> values) {
+                          std::span<float> values, Parallel* threads) {
   if (first < 0 || first > parameter.count || values.size() > static_cast<std::size_t>(parameter.count - first)) {
     throw MisuseError("initial values of another size", fmt::format("{}: {} from {} on for {}", parameter.full_name,
                                                                     values.size(), first, parameter.count));
@@ -81,7 +69,7 @@ void initialize_parameter(const ModelConfig& config, const Parameter& parameter,
     const double residual = 1.0 / std::sqrt(2.0 * static_cast<double>(config.layers));
     const double scale = is_residual_projection(parameter.name) ? residual : 1.0;
     const std::uint64_t stream = stream_of(parameter.full_name);
-    in_parts(values.size(), [&](std::uint64_t begin, std::uint64_t end) {
+    in_parts(values.size(), threads, [&](std::uint64_t begin, std::uint64_t end) {
       fill_normal(static_cast<std::uint64_t>(first) + begin, values.subspan(begin, end - begin),
                   scale * config.initializer_range, seed, stream);
     });

@@ -11,6 +11,7 @@
 
 #include "core/device.hpp"
 #include "core/ops.hpp"
+#include "core/parallel.hpp"
 #include "core/parameter_access.hpp"
 #include "core/parameter_layout.hpp"
 #include "models/config.hpp"
@@ -30,10 +31,10 @@ HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter);
 
 /// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),
 /// residual projections scaled by 1 / sqrt(2 layers), norms 1, biases 0. A function of seed, the parameter's full name
-/// and index alone (counter-based), so that it does not depend on order, pieces or threads. Blocks, on all cores of
-/// this process where there are many values.
+/// and index alone (counter-based), so that it does not depend on order, pieces or threads. Blocks, on `threads`; null:
+/// on the caller's own.
 void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed, std::int64_t first,
-                          std::span<float> values);
+                          std::span<float> values, Parallel* threads = nullptr);
 
 /// Tokens that a run may keep at once, in all its micro-batches: far above any, low enough that no buffer's size
 /// overflows 64 bits.

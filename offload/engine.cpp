@@ -497,6 +497,7 @@ void OffloadEngine::set_step(std::int64_t step) { impl_->set_step(step); }
 void OffloadEngine::adopt(const Plan& plan) { impl_->adopt(plan); }
 OffloadEngine::SaveScope OffloadEngine::begin_save() { return SaveScope(impl_->begin_save()); }
 std::string OffloadEngine::state_digest() { return impl_->digest(); }
+Device& OffloadEngine::device() const noexcept { return impl_->device_; }
 const Plan& OffloadEngine::plan() const noexcept { return impl_->plan_; }
 const ParameterLayout& OffloadEngine::layout() const noexcept { return impl_->layout_; }
 EngineCounters OffloadEngine::counters() const { return impl_->counters(); }

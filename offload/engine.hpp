@@ -166,6 +166,7 @@ class OffloadEngine final : public ParameterAccess {
   /// 32 hexadecimal digits, see docs/state-digest.md. Waits for updates.
   std::string state_digest();
 
+  Device& device() const noexcept;
   const Plan& plan() const noexcept;
   const ParameterLayout& layout() const noexcept;
   EngineCounters counters() const;

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "core/error.hpp"
-#include "core/state_digest.hpp"
+#include "core/hash128.hpp"
 #include "core/update_kernels.hpp"
 
 namespace tandem {
@@ -23,20 +23,21 @@ void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind k
   device_.synchronize(stream_);
 }
 
-/// Calls call(subgroup index, offset in the subgroup, offset from `first`, count) for each overlap, in pieces.
-template <class Call>
-void StateAccess::for_subgroups(const Parameter& parameter, std::int64_t first, std::int64_t count, Call call) const {
+/// Of [first, first + count) of a parameter, in order.
+std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& parameter, std::int64_t first,
+                                                       std::int64_t count, std::int64_t largest) const {
   const std::int64_t begin = parameter.offset + first;
   const std::int64_t end = begin + count;
+  std::vector<Piece> pieces;
   for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
     const Subgroup& s = plan_.subgroups[i];
     if (s.layer != parameter.layer) continue;
-    const std::int64_t from = std::max(begin, s.begin);
     const std::int64_t to = std::min(end, s.end);
-    for (std::int64_t at = from; at < to; at += chunk_elements) {
-      call(static_cast<int>(i), at - s.begin, at - begin, std::min(chunk_elements, to - at));
+    for (std::int64_t at = std::max(begin, s.begin); at < to; at += largest) {
+      pieces.push_back({static_cast<int>(i), at - s.begin, at - begin, std::min(largest, to - at)});
     }
   }
+  return pieces;
 }
 
 void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_t first,
@@ -46,11 +47,10 @@ void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_
     std::fill(values.begin(), values.end(), 0.0F);
     return;
   }
-  for_subgroups(parameter, first, static_cast<std::int64_t>(values.size()),
-                [&](int subgroup, std::int64_t at, std::int64_t offset, std::int64_t count) {
-                  read_piece(subgroup, array, at,
-                             values.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count)));
-                });
+  for (const Piece& p : pieces_of(parameter, first, std::ssize(values), chunk_elements)) {
+    read_piece(p.subgroup, array, p.at,
+               values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
+  }
 }
 
 /// Stored bytes of one array of a subgroup, from element `at` on, into `to`; or from `to` where `write`.
@@ -116,11 +116,12 @@ void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, s
 void StateAccess::write(const Parameter& parameter, StateArray array, std::int64_t first,
                         std::span<const float> values) const {
   if (parameter.options.trainable) {
-    for_subgroups(parameter, first, static_cast<std::int64_t>(values.size()),
-                  [&](int subgroup, std::int64_t at, std::int64_t offset, std::int64_t count) {
-                    write_piece(subgroup, array, at,
-                                values.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count)));
-                  });
+    const std::vector<Piece> pieces = pieces_of(parameter, first, std::ssize(values), part_elements);
+    device_.host_kernels().parallel().run(std::ssize(pieces), [&](std::int64_t i) {
+      const Piece& p = pieces[static_cast<std::size_t>(i)];
+      write_piece(p.subgroup, array, p.at,
+                  values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
+    });
   }
   if (array == StateArray::master) write_weights(parameter, first, values);
 }
@@ -139,33 +140,46 @@ void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, s
 }
 
 void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
-  const auto total = static_cast<std::int64_t>(master.size());
-  constexpr std::int64_t piece = chunk_elements / 8;  // from one cache to the other
-  std::vector<bf16> weights(static_cast<std::size_t>(std::min(total, piece)));
-  for (std::int64_t done = 0; done < total; done += piece) {
-    const std::int64_t count = std::min(piece, total - done);
-    const std::size_t bytes = static_cast<std::size_t>(count) * sizeof(bf16);
-    const std::int64_t at = parameter.offset + first + done;
-    device_.host_kernels().weights_of_master(master.data() + done, weights.data(), count);
-    if (bf16* host = storage_.host_weights(parameter.layer)) std::memcpy(host + at, weights.data(), bytes);
-    if (bf16* resident = storage_.resident_weights(parameter.layer)) {
-      copy(resident + at, weights.data(), bytes, CopyKind::host_to_device);
-    }
+  const std::int64_t at = parameter.offset + first;
+  bf16* const host = storage_.host_weights(parameter.layer);
+  bf16* const resident = storage_.resident_weights(parameter.layer);
+  UpdateKernels& kernels = device_.host_kernels();
+  if (host != nullptr) kernels.weights_of_master(master.data(), host + at, std::ssize(master));
+  if (resident == nullptr) return;
+  if (host != nullptr) return copy(resident + at, host + at, master.size() * sizeof(bf16), CopyKind::host_to_device);
+  std::vector<bf16> weights(std::min(master.size(), static_cast<std::size_t>(part_elements)));
+  for (std::size_t done = 0; done < master.size(); done += weights.size()) {
+    const std::size_t count = std::min(weights.size(), master.size() - done);
+    kernels.weights_of_master(master.data() + done, weights.data(), static_cast<std::int64_t>(count));
+    copy(resident + at + done, weights.data(), count * sizeof(bf16), CopyKind::host_to_device);
   }
+}
+
+StateDigest::BlockHash StateAccess::hash_block(const Parameter& parameter, StateArray array, std::int64_t first) const {
+  const std::int64_t end = std::min(first + state_digest_block, parameter.count);
+  Hash128 hash;
+  std::vector<float> values(static_cast<std::size_t>(std::min(part_elements, end - first)));
+  for (std::int64_t at = first; at < end; at += part_elements) {
+    const auto part = std::span(values).first(static_cast<std::size_t>(std::min(part_elements, end - at)));
+    read(parameter, array, at, part);
+    hash.add(part.data(), part.size_bytes());
+  }
+  return hash.bytes();
 }
 
 std::string StateAccess::digest() const {
   StateDigest digest;
-  std::vector<float> values;
   for (const Parameter* p : layout_.owned_parameters()) {
+    const std::int64_t blocks = (p->count + state_digest_block - 1) / state_digest_block;
+    std::vector<StateDigest::BlockHash> hashes(3 * static_cast<std::size_t>(blocks));  // of master, m and v
+    device_.host_kernels().parallel().run(std::ssize(hashes), [&](std::int64_t i) {
+      const auto array = static_cast<StateArray>(i / blocks);
+      hashes[static_cast<std::size_t>(i)] = hash_block(*p, array, i % blocks * state_digest_block);
+    });
     digest.begin_parameter(p->full_name);
-    for (const StateArray array : {StateArray::master, StateArray::m, StateArray::v}) {
-      for (std::int64_t first = 0; first < p->count; first += chunk_elements) {
-        values.resize(static_cast<std::size_t>(std::min(chunk_elements, p->count - first)));
-        read(*p, array, first, values);
-        digest.add(values.data(), static_cast<std::int64_t>(values.size()));
-      }
-      digest.end_array();
+    for (std::int64_t i = 0; i < std::ssize(hashes); ++i) {
+      digest.add_block(hashes[static_cast<std::size_t>(i)]);
+      if ((i + 1) % blocks == 0) digest.end_array();
     }
     digest.end_parameter();
   }

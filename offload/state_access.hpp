@@ -1,6 +1,6 @@
 #pragma once
 // Reading and writing parameters and their optimizer state wherever the plan keeps them. Only while no
-// task in flight touches what is asked for, and by one thread at a time.
+// task in flight touches what is asked for.
 #include <cstdint>
 #include <span>
 #include <string>
@@ -8,6 +8,7 @@
 
 #include "core/device.hpp"
 #include "core/parameter_layout.hpp"
+#include "core/state_digest.hpp"
 #include "offload/engine.hpp"
 #include "offload/storage.hpp"
 #include "scheduler/plan.hpp"
@@ -19,15 +20,20 @@ class StateAccess {
   /// All must outlive it.
   StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage);
 
-  /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage. Blocks.
+  /// Elements that a thread takes at a time where all work: what it makes of them stays in its cache.
+  static constexpr std::int64_t part_elements = std::int64_t{1} << 16;
+
+  /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage, on the calling
+  /// thread; any number of threads may. Blocks.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
   /// The other way; a master also sets the weight. Moments are rounded to nearest where the format keeps bf16.
-  /// Blocks.
+  /// On the threads of the device's host kernels, with part_elements of scratch each. Blocks.
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
-  /// See docs/state-digest.md. Blocks.
+  /// See docs/state-digest.md. On the same threads and scratch. Blocks.
   std::string digest() const;
 
  private:
+  StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first) const;
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
   void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
@@ -35,8 +41,15 @@ class StateAccess {
   std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;
   void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
-  template <class Call>
-  void for_subgroups(const Parameter& parameter, std::int64_t first, std::int64_t count, Call call) const;
+  /// So many elements of a subgroup from `at` on, which are those from `offset` on of what is read or written.
+  struct Piece {
+    int subgroup;
+    std::int64_t at;
+    std::int64_t offset;
+    std::int64_t count;
+  };
+  std::vector<Piece> pieces_of(const Parameter& parameter, std::int64_t first, std::int64_t count,
+                               std::int64_t largest) const;
   void copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const;
 
   Device& device_;

@@ -43,7 +43,8 @@ CheckpointSaver::CheckpointSaver(OffloadEngine& engine, SaverOptions options,
                                  std::function<void(const std::string&)> say)
     : engine_(engine), options_(std::move(options)), say_(std::move(say)), pace_(options_.urgent, options_.clock) {
   prune_checkpoints(options_.root, {});  // what a killed run left, also where this one has nothing to save
-  if (options_.copies) copy_ = std::make_unique<StateCopy>(engine.layout());
+  if (!options_.copies) return;
+  copy_ = std::make_unique<StateCopy>(engine.layout(), engine.device().host_kernels().parallel());
 }
 
 CheckpointSaver::~CheckpointSaver() {

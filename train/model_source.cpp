@@ -181,7 +181,12 @@ ParameterLayout forward_layout(const ModelConfig& config) {
       config, [](const std::string&) { return true; }, ignored);
 }
 
-ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed) {
+void check_weights(const ModelSource& source, const ParameterLayout& layout) {
+  static_cast<void>(initial_values(source, layout, 0));
+}
+
+ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                               Parallel* threads) {
   if (source.checkpoint) {
     check_checkpoint(*source.checkpoint, layout);
     return watched(
@@ -196,8 +201,8 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
       weights->read(config, p, first, values);
     });
   }
-  return [config = source.config, seed](const Parameter& p, std::int64_t first, std::span<float> values) {
-    initialize_parameter(config, p, seed, first, values);
+  return [config = source.config, seed, threads](const Parameter& p, std::int64_t first, std::span<float> values) {
+    initialize_parameter(config, p, seed, first, values, threads);
   };
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "core/parallel.hpp"
 #include "core/parameter_layout.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config.hpp"
@@ -39,11 +40,16 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
 /// The model's layout with every parameter frozen: for forwards alone.
 ParameterLayout forward_layout(const ModelConfig& config);
 
-/// Initial values of parameters: from the source's weights, else random from `seed`. Checks at once that
-/// every tensor is there and has its shape. Throws InputError that names those missing, unexpected or
-/// misshapen. A tensor with values that are not finite is warned of by name when it has been read.
-/// Elements [first, first + values.size()) of a parameter; all of it in order, in pieces of any size.
+/// Whether the source has every tensor of the layout, and no other, each of its shape: throws InputError that names
+/// those missing, unexpected or misshapen. A source without weights has nothing to check.
+void check_weights(const ModelSource& source, const ParameterLayout& layout);
+
+/// Gives elements [first, first + values.size()) of a parameter; all of it in order, in pieces of any size.
 using ParameterValues = std::function<void(const Parameter&, std::int64_t first, std::span<float> values)>;
-ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed);
+/// Initial values of parameters: from the source's weights, checked as above, else random from `seed`, made on
+/// `threads` (null: the caller's own), which must outlive the result. A tensor with values that are not finite is
+/// warned of by name when it has been read.
+ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                               Parallel* threads = nullptr);
 
 }  // namespace tandem

@@ -13,6 +13,7 @@
 #include "core/topology.hpp"
 #include "core/version.hpp"
 #include "io/atomic_file.hpp"
+#include "offload/state_access.hpp"
 #include "scheduler/replan.hpp"
 #include "scheduler/traffic.hpp"
 #include "train/fastest_shape.hpp"
@@ -43,18 +44,22 @@ struct HostRows {
 
 /// The rows that follow from layout and formats.
 HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose& purpose) {
-  constexpr std::size_t piece = std::size_t{1} << 20;  // values that the engine hands out at a time, a digest's block
+  constexpr std::size_t piece = std::size_t{1} << 20;  // values that the engine hands out at a time
   HostRows rows;
   rows.program = sample_process_memory().anonymous;
   rows.libraries = libraries_in_use(run.device->info().threads);
   rows.batches = LoadedModel::batch_bytes(shape, run.batch_slots);
   if (!purpose.training) return rows;
   const std::size_t largest = largest_parameter(run.layout);
-  rows.digest = std::min(largest, piece) * sizeof(float);
+  const auto in_parts = [&, threads = static_cast<std::size_t>(run.device->host_kernels().threads())](std::size_t n) {
+    return threads * std::min(n, static_cast<std::size_t>(StateAccess::part_elements));
+  };
+  rows.digest = in_parts(largest) * sizeof(float);
   for (const Parameter* p : run.layout.owned_parameters()) {
     // Weights, and beside them residuals or moments: 16 bits each.
     const std::size_t width = run.options.state != StateFormat::fp32 ? 4 : p->options.trainable ? 0 : 2;
-    rows.conversion = std::max(rows.conversion, std::min(static_cast<std::size_t>(p->count), piece) * width);
+    const auto count = static_cast<std::size_t>(p->count);
+    rows.conversion = std::max(rows.conversion, std::max(std::min(count, piece), in_parts(count)) * width);
   }
   // What is loaded passes in pieces too, at another time.
   if (purpose.saves || purpose.resumes) rows.checkpoint = save_buffer_values(run.layout) * sizeof(float);

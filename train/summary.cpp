@@ -27,10 +27,8 @@ std::optional<double> mean(const std::vector<double>& values) {
 
 }  // namespace
 
-std::string Trainer::summary() {
-  OffloadEngine& engine = loaded_->engine();
-  const std::string digest = engine.state_digest();
-  const EngineCounters counters = engine.counters();
+std::string Trainer::summary(const std::string& digest) {
+  const EngineCounters counters = loaded_->engine().counters();
   // What context and libraries take was measured when the device was opened.
   const std::size_t peak_device = setup_.device->peak_bytes() + setup_.device->info().reserved;
   // The host device's memory is this process's own, but stands for memory elsewhere.

@@ -58,7 +58,7 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
   static_cast<void>(sequence_length(config_, source_.config));  // refuses one beyond the positions
   source_.config.validate();
   ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
-  values_ = initial_values(source_, layout, config_.seed);
+  check_weights(source_, layout);
   find_checkpoint();
   if (checkpoint_) check_belongs(*checkpoint_, layout);
   open_data();
@@ -243,9 +243,11 @@ void Trainer::load_weights() {
     take_progress();
     check_compute_key();
   }
-  if (!checkpoint_) loaded_->engine().initialize(values_);
+  if (!checkpoint_) {
+    Parallel& threads = setup_.device->host_kernels().parallel();
+    loaded_->engine().initialize(initial_values(source_, setup_.layout, config_.seed, &threads));
+  }
   checkpoint_.reset();
-  values_ = nullptr;
   ::malloc_trim(0);  // glibc keeps freed blocks; those that tensors came in through are done with
   sample_process_memory();
 }
@@ -482,11 +484,11 @@ void Trainer::finish(bool interrupted) {
   save();
   if (saver_) saver_->finish(true);
   if (eval_data_ && !interrupted && evaluated_step_ != step_) evaluate();
-  const std::string text = summary();
-  if (directory_) directory_->write_summary(text);
+  const std::string digest = loaded_->engine().state_digest();
+  if (directory_) directory_->write_summary(summary(digest));
   if (trace_) trace_->write(config_.trace);
   if (interrupted) progress_->line(fmt::format("stopped by a signal after step {}", step_));
-  progress_->line(fmt::format("state_digest {}", loaded_->engine().state_digest()));
+  progress_->line(fmt::format("state_digest {}", digest));
 }
 
 }  // namespace tandem

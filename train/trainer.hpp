@@ -83,7 +83,7 @@ class Trainer {
   void publish(const StepMetrics& metrics);
   void finish(bool interrupted);
   Manifest manifest() const;
-  std::string summary();
+  std::string summary(const std::string& digest);
 
   TrainRequest request_;
   TrainConfig& config_;
@@ -91,7 +91,6 @@ class Trainer {
   std::unique_ptr<TokenSource> data_;
   std::unique_ptr<TokenSource> eval_data_;
   std::unique_ptr<Checkpoint> checkpoint_;
-  ParameterValues values_;
   RunSetup setup_;
   Schedule schedule_;
 

@@ -9,6 +9,7 @@
 #include <iterator>
 
 #include "core/error.hpp"
+#include "core/hash128.hpp"
 #include "core/state_digest.hpp"
 #include "io/checkpoint.hpp"
 #include "io/read_ahead.hpp"
@@ -340,6 +341,23 @@ TEST(StateDigestText, DoesNotDependOnHowArraysArePassed) {
   EXPECT_EQ(whole.size(), 32U);
   EXPECT_EQ(digest(1000), whole);
   EXPECT_EQ(digest(4097), whole);
+
+  Hash128 first, last;
+  first.add(values.data(), static_cast<std::size_t>(state_digest_block) * sizeof(float));
+  last.add(values.data() + state_digest_block, 777 * sizeof(float));
+  StateDigest of_blocks;
+  of_blocks.begin_parameter("p");
+  for (int array = 0; array < 3; ++array) {
+    of_blocks.add_block(first.bytes());
+    if (array == 1) {
+      of_blocks.add(values.data() + state_digest_block, 777);
+    } else {
+      of_blocks.add_block(last.bytes());
+    }
+    of_blocks.end_array();
+  }
+  of_blocks.end_parameter();
+  EXPECT_EQ(of_blocks.text(), whole);
   values[3] += 1.0F;
   EXPECT_NE(digest(1 << 30), whole);
 }
@@ -348,9 +366,11 @@ TEST(StateDigestText, RefusesCallsOutOfOrder) {
   StateDigest d;
   const float x = 1.0F;
   EXPECT_THROW(d.add(&x, 1), MisuseError);
+  EXPECT_THROW(d.add_block({}), MisuseError);
   d.begin_parameter("p");
   EXPECT_THROW(d.begin_parameter("q"), MisuseError);
   d.add(&x, 1);
+  EXPECT_THROW(d.add_block({}), MisuseError);
   d.end_array();
   EXPECT_THROW(d.end_parameter(), MisuseError);
 }

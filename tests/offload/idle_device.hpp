@@ -52,6 +52,15 @@ class IdleOps final : public Ops {
   void norm_blocks(const bf16*, std::int64_t, double*, StreamView) override {}
 };
 
+/// Says that it has eight threads, and does all on the caller's.
+class EightThreads final : public Parallel {
+ public:
+  int threads() const noexcept override { return 8; }
+  void run(std::int64_t count, IndexFunction body) override {
+    for (std::int64_t i = 0; i < count; ++i) body(i);
+  }
+};
+
 class IdleKernels final : public UpdateKernels {
  public:
   void adamw(const AdamPiece&, const AdamCoefficients&, int most_threads) override { last_most_threads = most_threads; }
@@ -59,8 +68,11 @@ class IdleKernels final : public UpdateKernels {
   void accumulate(float*, const bf16*, bool, std::int64_t) override {}
   void round(const float*, bf16*, std::int64_t) override {}
   void norm_blocks(const bf16*, std::int64_t, double*) override {}
-  int threads() const noexcept override { return 8; }
+  Parallel& parallel() noexcept override { return parallel_; }
   std::atomic<int> last_most_threads = -1;
+
+ private:
+  EightThreads parallel_;
 };
 
 class NamedStream final : public StreamImpl {

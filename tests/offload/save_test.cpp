@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "core/state_digest.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
@@ -54,6 +55,35 @@ TEST_F(Saving, GoesOnUnderAnyPlanAsIfNothingHadHappened) {
   second.engine().load(written);
   for (int s = 3; s < 5; ++s) second.step(s, result);
   EXPECT_EQ(second.engine().state_digest(), expected);
+}
+
+/// The digest's blocks are hashed side by side, out of pieces of other bounds.
+TEST(Digest, OfArraysOfSeveralBlocksIsThatOfTheirValues) {
+  for (const char* policy : {"device", "host"}) {
+    for (const StateFormat state : {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments}) {
+      ToyOptions o = toy(policy);
+      o.layers = 1;
+      o.width = state_digest_block + 70'001;  // which is no multiple of a piece either
+      o.offload.state = state;
+      o.device.update_threads = 3;
+      ToyTrainer trainer(o);
+      ToyResult result;
+      trainer.step(0, result);
+      OffloadEngine& engine = trainer.engine();
+      StateDigest expected;
+      for (const Parameter* p : engine.layout().owned_parameters()) {
+        expected.begin_parameter(p->full_name);
+        for (const StateArray array : {StateArray::master, StateArray::m, StateArray::v}) {
+          std::vector<float> values(static_cast<std::size_t>(p->count));
+          engine.read(*p, array, values);
+          expected.add(values.data(), p->count);
+          expected.end_array();
+        }
+        expected.end_parameter();
+      }
+      EXPECT_EQ(engine.state_digest(), expected.text()) << policy << ", " << name_of(state);
+    }
+  }
 }
 
 TEST_F(Saving, RefusesWhatDoesNotBelongAndChangesNothing) {
