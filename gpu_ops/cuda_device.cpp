@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <utility>
 
@@ -11,6 +10,7 @@
 #include "gpu_ops/cuda_device_memory.hpp"
 #include "gpu_ops/cuda_device_nvml.hpp"
 #include "gpu_ops/cuda_device_ranges.hpp"
+#include "gpu_ops/cuda_device_reserve.hpp"
 #include "gpu_ops/cuda_device_stream.hpp"
 #include "gpu_ops/native_stream.hpp"
 #include "gpu_ops/runtime.hpp"
@@ -74,22 +74,6 @@ std::string compute_key(const runtime::DeviceFacts& facts, const std::string& op
   return key + " " + ops_key;
 }
 
-/// Bytes that this process takes on the device beside what it allocates: by how much the memory in use grew while the
-/// context was made, where NVML can say. Both counts are NVML's: it counts what the driver keeps for itself, some
-/// hundreds of MiB that CUDA's own count leaves out.
-std::size_t measure_reserve(const runtime::FreeMemory& memory, std::optional<std::size_t> used_before,
-                            std::optional<std::size_t> used_after) {
-  // Allocations are rounded up to large pages, and some kernels want more for their stacks once they run.
-  constexpr std::size_t slack = 32_MiB;
-  // A context with the libraries' kernels takes 400 to 600 MiB on cards of compute capability 8 and 9.
-  constexpr std::size_t assumed = 640_MiB;
-  // Where it did not grow, others gave back meanwhile.
-  if (!used_before || !used_after || *used_after <= *used_before) {
-    return std::min(assumed, memory.total - memory.free + slack);
-  }
-  return *used_after - *used_before + slack;
-}
-
 /// The ceiling of all that the process takes.
 std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t reserve,
                        const std::string& others) {
@@ -134,12 +118,12 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
       options.numa_node < 0 ? NumaNode::of_pci(facts.pci_bus) : NumaNode::at(options.numa_node);
   host_kernels_ = options.make_host_kernels(node);
   const std::shared_ptr<Nvml> nvml = Nvml::open(facts.pci_bus);
-  const std::optional<std::size_t> used_before = nvml ? nvml->used_bytes() : std::nullopt;
   const runtime::CurrentDevice current(ordinal_);
-  runtime::make_context(ordinal_);
-  ops_ = options.make_ops();
+  const std::size_t reserve = make_and_measure_context(ordinal_, nvml.get(), [&] {
+    runtime::make_context(ordinal_);
+    ops_ = options.make_ops();
+  });
   const runtime::FreeMemory memory = runtime::free_memory();
-  const std::size_t reserve = measure_reserve(memory, used_before, nvml ? nvml->used_bytes() : std::nullopt);
   const std::size_t ceiling = ceiling_of(options, memory, reserve, nvml ? nvml->other_holders() : std::string());
   if (ceiling <= reserve) {
     throw PlanError(fmt::format("device memory of cuda:{}", ordinal_),

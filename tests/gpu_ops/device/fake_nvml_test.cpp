@@ -54,10 +54,21 @@ TEST_F(FakeNvml, MeasuresWhatContextAndLibrariesTake) {
   // keeps for itself is part of NVML's count alone.
   constexpr std::size_t kept = 550_MiB;
   set_(true, kept + 100_MiB, kept + 300_MiB);
-  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 2_GiB, .taken = 300_MiB}}});
-  const auto device = open_fake_device({.capacity = 64_MiB});
-  EXPECT_EQ(device->info().reserved, 200_MiB + 32_MiB);
-  EXPECT_EQ(device->info().capacity, 64_MiB);
+  const fake_cuda::Card card{.memory = 2_GiB, .taken = 300_MiB};
+  fake_cuda::install({.cards = {card, card}});
+  constexpr int of_this_test = 1;  // others open the first card, and what is measured holds for a process
+  for (int opened = 0; opened < 3; ++opened) {
+    const auto device = open_fake_device({.capacity = 64_MiB, .ordinal = of_this_test});
+    EXPECT_EQ(device->info().reserved, 200_MiB + 128_MiB) << opened << " were opened before";
+    EXPECT_EQ(device->info().capacity, 64_MiB);
+  }
+}
+
+TEST_F(FakeNvml, AssumesWhatTheyTakeWhereTheContextWasThereBefore) {
+  // The libraries are loaded into a context of the program that tandem is a part of.
+  set_(true, 700_MiB, 720_MiB);
+  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 2_GiB, .taken = 700_MiB}}});
+  EXPECT_EQ(open_fake_device({.capacity = 64_MiB})->info().reserved, 640_MiB);
 }
 
 TEST_F(FakeNvml, AssumesWhatTheyTakeWhereOthersGaveMemoryBackMeanwhile) {

@@ -21,8 +21,9 @@ CudaDeviceOptions options_of(std::size_t pinned_piece) {
 std::unique_ptr<CudaDevice> open_test_device(std::size_t capacity, std::size_t pinned_piece) {
   if (probe_cuda().first_usable < 0) return nullptr;
   CudaDeviceOptions cuda = options_of(pinned_piece);
-  // The ceiling that a user gives counts context and libraries too.
-  cuda.memory = capacity + CudaDevice(options_of(pinned_piece)).info().reserved;
+  // The ceiling that a user gives counts context and libraries too, which are measured once in a process.
+  static const std::size_t reserved = CudaDevice(options_of(pinned_piece)).info().reserved;
+  cuda.memory = capacity + reserved;
   return std::make_unique<CudaDevice>(std::move(cuda));
 }
 

@@ -1,0 +1,53 @@
+#include "gpu_ops/cuda_device_reserve.hpp"
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "core/memory.hpp"
+#include "gpu_ops/cuda_device_nvml.hpp"
+#include "gpu_ops/runtime.hpp"
+
+namespace tandem {
+namespace {
+
+using namespace literals;
+
+// The driver loads a kernel's code when it is first launched (CUDA_MODULE_LOADING=LAZY), after the measurement: that of
+// the libraries' larger ones is a megabyte or more each, and a run uses some dozens. Allocations are rounded up too.
+constexpr std::size_t loaded_later = 128_MiB;
+// A context with the libraries' kernels takes 400 to 600 MiB on cards of compute capability 8 and 9.
+constexpr std::size_t assumed = 640_MiB;
+// What is less is no new context: it was there already, of the program that tandem is a part of.
+constexpr std::size_t smallest_context = 64_MiB;
+
+/// Both counts are NVML's: it counts what the driver keeps for itself, some hundreds of MiB that CUDA's own count
+/// leaves out.
+std::optional<std::size_t> growth(std::optional<std::size_t> before, std::optional<std::size_t> after) {
+  // Where it did not grow, others gave back meanwhile.
+  if (!before || !after || *after < *before + smallest_context) return std::nullopt;
+  return *after - *before;
+}
+
+std::size_t assume() {
+  const gpu::runtime::FreeMemory memory = gpu::runtime::free_memory();
+  constexpr std::size_t rounding = 32_MiB;
+  return std::min(assumed, memory.total - memory.free + rounding);
+}
+
+}  // namespace
+
+std::size_t make_and_measure_context(int ordinal, const Nvml* nvml, const std::function<void()>& make) {
+  static std::mutex mutex;
+  static std::map<int, std::size_t> measured;
+  const std::lock_guard lock(mutex);
+  const auto used = [&] { return nvml ? nvml->used_bytes() : std::nullopt; };
+  const std::optional<std::size_t> before = used();
+  make();
+  if (const auto known = measured.find(ordinal); known != measured.end()) return known->second;
+  const std::optional<std::size_t> grown = growth(before, used());
+  return grown ? measured.emplace(ordinal, *grown + loaded_later).first->second : assume();
+}
+
+}  // namespace tandem

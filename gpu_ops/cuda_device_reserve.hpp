@@ -1,0 +1,16 @@
+#pragma once
+// What context and libraries take of a device's memory. Internal to gpu_ops.
+#include <cstddef>
+#include <functional>
+
+namespace tandem {
+
+class Nvml;
+
+/// Calls `make`, which makes the context of device `ordinal` and loads the libraries, and returns the bytes that they
+/// take there: by how much the memory in use grew meanwhile, where NVML can say (`nvml`; null: it cannot), and what is
+/// loaded later. Measured once in a process, since a context stays from then on. Throws what `make` throws.
+/// Thread-safe.
+std::size_t make_and_measure_context(int ordinal, const Nvml* nvml, const std::function<void()>& make);
+
+}  // namespace tandem
