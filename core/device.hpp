@@ -110,9 +110,9 @@ class Device {
   /// Device memory, uninitialised, aligned to `arena_alignment`. Blocks. Throws PlanError with the
   /// names and sizes of what is held when the capacity would be passed.
   virtual MemoryBlock allocate(std::size_t bytes, std::string_view name) = 0;
-  /// Host memory that copies reach at full speed, of the size asked for. Where the system refuses to pin it (a limit of
-  /// locked memory, WSL2), devices told to go on take pageable memory, which copies reach slowly, and `pins` is false
-  /// from then on. Throws DeviceError.
+  /// Host memory that copies reach at full speed, of the size asked for, full of zeros, its pages there. Blocks. Where
+  /// the system refuses to pin it (a limit of locked memory, WSL2), devices told to go on take pageable memory, which
+  /// copies reach slowly, and `pins` is false from then on. Throws DeviceError.
   virtual MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) = 0;
   virtual bool pins() const noexcept { return true; }
   virtual std::size_t allocated_bytes() const noexcept = 0;

@@ -133,7 +133,7 @@ MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name
   try {
     data = MappedMemory::map(bytes);
     if (node_) node_->place(data, bytes);
-    if (pin_) MappedMemory::populate(data, bytes, host_kernels_->parallel());  // locking makes pages one by one
+    MappedMemory::populate(data, bytes, host_kernels_->parallel());
   } catch (const std::bad_alloc&) {
     if (data != nullptr) MappedMemory::unmap(data, bytes);
     throw DeviceError(what, "the system refuses the memory", "lower --host-memory");

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <utility>
 
 #include "core/error.hpp"
@@ -106,7 +105,6 @@ Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan
   if (plan.memory.device_bytes() > 0) device_block_ = device.allocate(plan.memory.device_bytes(), "offload engine");
   if (plan.memory.host_bytes() > 0) host_block_ = device.allocate_pinned(plan.memory.host_bytes(), "offload engine");
   carving_ = carve(layout, plan);
-  if (host_block_) std::memset(host_block_.data(), 0, host_block_.bytes());
   const Stream stream = device.make_stream("setup");
   if (device_block_) device.fill_zero(device_block_.data(), device_block_.bytes(), stream);
   device.synchronize(stream);

@@ -1,6 +1,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <thread>
 #include <vector>
@@ -27,6 +30,18 @@ TEST(AnyDeviceMemory, CountsToTheByte) {
   EXPECT_EQ(device.peak_bytes(), 1_MiB);
   EXPECT_FALSE(device.allocate(0, "nothing"));
   EXPECT_NO_THROW(device.allocate(1_MiB - 1, "again"));
+}
+
+/// Whoever writes first would wait for the pages, and registering makes them one after the other.
+TEST(AnyDeviceMemory, PinnedPagesAreThereAndZero) {
+  TANDEM_ANY_DEVICE_OR_SKIP(device);
+  const MemoryBlock block = device.allocate_pinned(5_MiB + 5, "state");
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  std::vector<unsigned char> there((block.bytes() + page - 1) / page);
+  ASSERT_EQ(::mincore(block.data(), block.bytes(), there.data()), 0);
+  EXPECT_TRUE(std::ranges::all_of(there, [](unsigned char p) { return (p & 1) == 1; }));
+  const auto* const bytes = static_cast<const unsigned char*>(block.data());
+  EXPECT_TRUE(std::all_of(bytes, bytes + block.bytes(), [](unsigned char b) { return b == 0; }));
 }
 
 TEST(AnyDeviceMemory, OverCapacityNamesWhatIsHeld) {

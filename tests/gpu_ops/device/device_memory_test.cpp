@@ -1,9 +1,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -59,16 +56,6 @@ TEST(CudaDevicePinned, HasTheSizeAskedForOnWholePages) {
   EXPECT_EQ(device.pinned_bytes(), 0U);
   EXPECT_THROW(device.allocate_pinned(std::numeric_limits<std::size_t>::max(), "wraps around"), DeviceError);
   EXPECT_EQ(device.pinned_bytes(), 0U);
-}
-
-/// Registering would make the pages one after the other, on one thread.
-TEST(CudaDevicePinned, PagesAreThereBeforeItIsRegistered) {
-  TANDEM_OPEN_OR_SKIP(device);
-  const MemoryBlock block = device.allocate_pinned(5_MiB + 5, "state");
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  std::vector<unsigned char> there((block.bytes() + page - 1) / page);
-  ASSERT_EQ(::mincore(block.data(), block.bytes(), there.data()), 0);
-  EXPECT_TRUE(std::ranges::all_of(there, [](unsigned char p) { return (p & 1) == 1; }));
 }
 
 TEST(CudaDevicePinned, CopiesCrossRegisteredPieces) {
