@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""scripts/run_gpu_checks in a folder like the bundle's, where programs and tools are stand-ins that succeed, fail or
+hang as told: what it reports, how it ends, and that what it has learnt is never lost.
+
+Usage: run_gpu_checks_test.py SCRIPT GTEST_PROGRAM
+"""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+SCRIPT, SUITE = (Path(word).resolve() for word in sys.argv[1:3])
+del sys.argv[1:3]
+
+TANDEM = """#!/bin/bash
+while [ $# -gt 0 ]; do
+  case $1 in
+    --out) out=$2 ;;
+    --policy) policy=$2 ;;
+    --model) model=$2 ;;
+  esac
+  shift
+done
+if [ "$model" = gpt2 ]; then sleep 0.4; fi
+mkdir -p "$out"
+digest=aa
+if [ "$policy" = "$OTHER_DIGEST" ]; then digest=bb; fi
+echo '{"state_digest": "'$digest'", "compute_key": "cuda gpu=Stand-in"}' > "$out/summary.json"
+"""
+# The real frame of tests, a single case of it unless another is asked for.
+SUITE_WRAPPER = """#!/bin/bash
+if [ -n "$NO_GPU" ]; then echo "[  SKIPPED ] 7 tests: no NVIDIA driver is installed"; exit 0; fi
+exec "{suite}" --gtest_filter={case} "$@"
+"""
+SANITIZER = """#!/bin/bash
+echo "$*" >> "$LOG"
+case $* in *racecheck*) if [ -n "$HANG" ]; then echo > "$HANG"; sleep 60; fi ;; esac
+if [ -n "$UNSUPPORTED" ]; then echo "========= Error: Device not supported"; exit 1; fi
+case $* in *"$RACE"*) [ -n "$RACE" ] && exit 99 ;; esac
+exit 0
+"""
+SMI = """#!/bin/bash
+case $* in
+  *memory.used*) if [ -e "$SEEN" ]; then echo "${MOST:-1500}"; else echo 500; echo > "$SEEN"; fi ;;
+  *name*) echo 'Stand-in "GPU"' ;;
+  *) echo 600.1 ;;
+esac
+"""
+BENCHMARK = """#!/bin/bash
+for word in "$@"; do case $word in --benchmark_out=*) echo '{"benchmarks": []}' > "${word#*=}" ;; esac; done
+"""
+
+
+class RunGpuChecks(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="run_gpu_checks_")
+        self.addCleanup(folder.cleanup)
+        self.work = Path(folder.name)
+        self.bundle, tools = self.work / "bundle", self.work / "tools"
+        self.report = self.work / "report.json"
+        tools.mkdir()
+        (self.bundle / "bin").mkdir(parents=True)
+        shutil.copy(SCRIPT, self.bundle)
+        (self.bundle / "commit").write_text("1234abc\n")
+        suites = {name: SUITE_WRAPPER.format(suite=SUITE, case=case)
+                  for name, case in {"gpu_suite_device": "CudaDevice.DescribesItself",
+                                     "gpu_suite_ops": "CudaDeviceMemory.BlocksMayOutliveTheDevice"}.items()}
+        for path, text in {**{self.bundle / "bin" / name: text for name, text in suites.items()},
+                           self.bundle / "bin" / "tandem": TANDEM, self.bundle / "bin" / "bench_gpu": BENCHMARK,
+                           tools / "compute-sanitizer": SANITIZER, tools / "nvidia-smi": SMI}.items():
+            path.write_text(text)
+            path.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(self.work / "log"),
+                            "SEEN": str(self.work / "seen")}
+
+    def command(self, *arguments):
+        return [self.bundle / "run_gpu_checks", "--out", self.report, *arguments]
+
+    def run_checks(self, *arguments, **environment):
+        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, check=False, timeout=120,
+                              env={**self.environment, **environment})
+        report = json.loads(self.report.read_text()) if self.report.exists() else None
+        return done, report
+
+    def test_all_is_right(self):
+        done, report = self.run_checks()
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertTrue(report["passed"])
+        self.assertEqual(report["finished"], ["suites", "sanitizer", "digests", "ceiling", "benchmarks"])
+        self.assertEqual(report["commit"], "1234abc")
+        self.assertEqual(report["machine"]["gpu"], "Stand-in GPU")
+        self.assertEqual(report["compute_key"], "cuda gpu=Stand-in")
+        self.assertEqual([(s["name"], s["tests"], s["failures"], s["exit"]) for s in report["suites"]],
+                         [("gpu_suite_device", 1, 0, 0), ("gpu_suite_ops", 1, 0, 0)])
+        self.assertEqual(len(report["sanitizer"]), 6)
+        self.assertEqual(set(report["digests"].values()), {"aa"})
+        self.assertEqual(len(report["digests"]), 7)
+        self.assertEqual(report["ceiling"], {"asked_mib": 2048, "taken_mib": 1000})
+        self.assertEqual(report["benchmarks"], {"bench_gpu": {"benchmarks": []}})
+        self.assertIn("--tool memcheck --report-api-errors no --error-exitcode 99", (self.work / "log").read_text())
+
+    def test_each_failure_fails_it_and_the_rest_is_done(self):
+        for environment, part in (({"RACE": "racecheck"}, "sanitizer"), ({"OTHER_DIGEST": "stream"}, "digests"),
+                                  ({"MOST": "2549"}, "ceiling")):
+            (self.work / "seen").unlink(missing_ok=True)
+            done, report = self.run_checks("--only", "sanitizer,digests,ceiling", **environment)
+            self.assertEqual(done.returncode, 1, part)
+            self.assertFalse(report["passed"])
+            self.assertEqual(report["finished"], ["sanitizer", "digests", "ceiling"])
+        (self.bundle / "bin" / "gpu_suite_ops").write_text("#!/bin/bash\nkill -SEGV $$\n")
+        done, report = self.run_checks("--only", "suites")
+        self.assertEqual((done.returncode, report["passed"]), (1, False))
+        self.assertEqual(report["suites"][1]["tests"], 0)
+        self.assertEqual(report["suites"][1]["failures"], None)
+
+    def test_a_suite_without_tests_fails_it(self):
+        wrapper = SUITE_WRAPPER.format(suite=SUITE, case="NoSuchTest.*")
+        (self.bundle / "bin" / "gpu_suite_ops").write_text(wrapper)
+        done, report = self.run_checks("--only", "suites")
+        self.assertEqual((done.returncode, report["suites"][1]["tests"]), (1, 0), "nothing was tested")
+
+    def test_a_tool_that_does_not_know_the_machine_is_noted(self):
+        done, report = self.run_checks("--only", "sanitizer", UNSUPPORTED="1")
+        self.assertEqual(done.returncode, 0)
+        self.assertEqual(len([row for row in report["sanitizer"] if "does not support" in row["note"]]), 6)
+
+    def test_a_run_that_is_killed_has_reported_what_it_knew(self):
+        hangs = self.work / "hangs"
+        process = subprocess.Popen(self.command("--only", "suites,sanitizer"), stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL, start_new_session=True,
+                                   env={**self.environment, "HANG": str(hangs)})
+        deadline = time.monotonic() + 60
+        while not hangs.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        report = json.loads(self.report.read_text())
+        self.assertEqual(report["finished"], ["suites"])
+        self.assertEqual(len(report["suites"]), 2)
+        self.assertEqual([row["tool"] for row in report["sanitizer"]], ["memcheck", "memcheck"])
+
+    def test_misuse_and_machines_without_a_gpu(self):
+        for words in (("--only", "suite"), ("--fast",)):
+            done, report = self.run_checks(*words)
+            self.assertEqual(done.returncode, 2)
+            self.assertIn("usage: run_gpu_checks", done.stderr)
+            self.assertIsNone(report)
+        done, report = self.run_checks(NO_GPU="1")
+        self.assertEqual(done.returncode, 5)
+        self.assertEqual(done.stderr, "run_gpu_checks: no GPU: no NVIDIA driver is installed\n")
+        self.assertIsNone(report)
+
+
+if __name__ == "__main__":
+    unittest.main()
