@@ -48,8 +48,8 @@ class Attention {
 /// library is not found, is too old or does not start, and to the plain kernels for calls that it does not take;
 /// `slower`, which may be empty, is told once, by the first call that is not the library's.
 std::unique_ptr<Attention> make_attention(Notice slower);
-/// "cudnn 92600 frontend 12600", "plain": what of it enters the compute key. After make_attention() it says what that
-/// found.
+/// "cudnn 92600 frontend 12600 nvrtc 13.0", "plain": what of it enters the compute key. After make_attention() it says
+/// what that found.
 std::string attention_key();
 
 /// The plain kernels, whatever the build. The first call tells `slower`, which may be empty, `why` it is they that run.

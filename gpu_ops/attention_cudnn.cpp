@@ -13,6 +13,7 @@
 #include <compare>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -59,15 +60,13 @@ class Library {
     why_not_ = std::move(why);
   }
   std::size_t version() const noexcept { return version_; }
+  /// "13.0", of NVRTC.
+  const std::string& compiler() const noexcept { return compiler_; }
 
  private:
   Library() {
-    const std::string name = fmt::format("libcudnn.so.{}", CUDNN_MAJOR);
-    const auto found = SharedLibrary::find({name});
-    if (!found) {
-      why_not_ = fmt::format("{} is neither in the system, nor in Python's packages, nor in TANDEM_CUDA_LIBS", name);
-      return;
-    }
+    const auto found = find(fmt::format("libcudnn.so.{}", CUDNN_MAJOR));
+    if (!found) return;
     const auto version = found->function<decltype(cudnnGetVersion)>("cudnnGetVersion");
     version_ = version == nullptr ? 0 : version();
     if (version_ < oldest_version) {
@@ -75,12 +74,35 @@ class Library {
                              version_text(oldest_version));
       return;
     }
+    load_compiler(*found);
     fe::cudnn_dlhandle = found->native();
+  }
+
+  std::optional<SharedLibrary> find(const std::string& name) {
+    auto found = SharedLibrary::find({name});
+    if (!found)
+      why_not_ = fmt::format("{} is neither in the system, nor in Python's packages, nor in TANDEM_CUDA_LIBS", name);
+    return found;
+  }
+
+  /// cuDNN compiles attention's kernels by NVRTC, of the CUDA version that it was built with, and looks for that where
+  /// the system does. Once loaded it is found by its name, wherever it lay; what it makes may change a bit.
+  void load_compiler(const SharedLibrary& cudnn) {
+    const auto built_with = cudnn.function<decltype(cudnnGetCudartVersion)>("cudnnGetCudartVersion");
+    const auto found = find(fmt::format("libnvrtc.so.{}", (built_with ? built_with() : CUDART_VERSION) / 1000));
+    if (!found) {
+      why_not_ = fmt::format("cuDNN {} compiles its kernels by NVRTC: {}", version_text(version_), why_not_);
+      return;
+    }
+    int major = 0, minor = 0;
+    if (const auto version = found->function<int(int*, int*)>("nvrtcVersion")) version(&major, &minor);
+    compiler_ = fmt::format("{}.{}", major, minor);
   }
 
   mutable std::mutex mutex_;
   std::string why_not_;
   std::size_t version_ = 0;
+  std::string compiler_;
 };
 
 /// Whether a failure says that the library does not take the graph, now or ever, rather than that something broke.
@@ -490,7 +512,7 @@ std::unique_ptr<Attention> make_attention(Notice slower) {
 std::string attention_key() {
   const Library& library = Library::get();
   if (!library.why_not().empty()) return "plain";
-  return fmt::format("cudnn {} frontend {}", library.version(), CUDNN_FRONTEND_VERSION);
+  return fmt::format("cudnn {} frontend {} nvrtc {}", library.version(), CUDNN_FRONTEND_VERSION, library.compiler());
 }
 
 AttentionPlan plan_attention(const AttentionSlice& slice, int sm, const std::string& properties) {

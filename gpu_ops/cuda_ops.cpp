@@ -317,7 +317,8 @@ void CudaOps::norm_blocks(const bf16* gradient, std::int64_t count, double* part
 }  // namespace
 
 std::unique_ptr<Ops> make_cuda_ops(Notice slower) {
-  return std::make_unique<CudaOps>(gpu::make_matmul(), gpu::make_attention(std::move(slower)));
+  auto matmul = gpu::make_matmul(slower);
+  return std::make_unique<CudaOps>(std::move(matmul), gpu::make_attention(std::move(slower)));
 }
 
 std::string cuda_ops_key() { return gpu::matmul_key() + "; attention " + gpu::attention_key(); }

@@ -10,7 +10,8 @@ namespace tandem {
 /// Operations on the device that is current in the calling thread, now and in every later call. Takes f32
 /// and bf16 activations; matrix products of f32 activations run in a plain kernel of ours, which is far
 /// slower than the library's bf16: meant for comparison. Throws DeviceError where cuBLASLt is not found.
-/// Attention is cuDNN's where it can be, else a plain kernel's: `slower`, which may be empty, is told why.
+/// Attention is cuDNN's where it can be, else a plain kernel's: `slower`, which may be empty, is told why, and of a
+/// matrix product that cuBLASLt does not take.
 /// Tokens outside the vocabulary, which the caller excludes, write NaN and touch no other memory.
 std::unique_ptr<Ops> make_cuda_ops(Notice slower = {});
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <string>
 
+#include "core/device.hpp"
 #include "core/dtype.hpp"
 #include "core/numerics/bf16.hpp"
 
@@ -56,8 +57,9 @@ class Matmul {
   virtual void run(const Product& product, void* workspace, CUstream_st* stream) = 0;
 };
 
-/// The implementation of this build. cuBLASLt's throws DeviceError where the library is not found.
-std::unique_ptr<Matmul> make_matmul();
+/// The implementation of this build. cuBLASLt's throws DeviceError where the library is not found. Products of bf16 for
+/// which it offers no algorithm run in the plain kernel; `slower`, which may be empty, is told once, by the first.
+std::unique_ptr<Matmul> make_matmul(Notice slower = {});
 /// "cublaslt 130100", "plain": what of it enters the compute key. Same exceptions.
 std::string matmul_key();
 

@@ -215,7 +215,7 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Key& key, Prepared& prepare
 
 class CublasLtMatmul final : public Matmul {
  public:
-  CublasLtMatmul() : handle_(nullptr, library().destroy) {
+  explicit CublasLtMatmul(Notice slower) : handle_(nullptr, library().destroy), slower_(std::move(slower)) {
     cublasLtHandle_t made = nullptr;
     require(library().create(&made), "start");
     handle_.reset(made);
@@ -234,7 +234,7 @@ class CublasLtMatmul final : public Matmul {
     if (!takes(p)) return plain_matmul(p, stream);
     const std::lock_guard lock(mutex_);
     Prepared& prepared = prepared_for(p);
-    if (!prepared.found) return plain_matmul(p, stream);
+    if (!prepared.found) return run_plain(p, stream);
     point_at_operands(prepared.descriptor, p);
     const float alpha = 1.0F, beta = p.accumulate ? 1.0F : 0.0F;
     const cublasStatus_t status =
@@ -254,6 +254,16 @@ class CublasLtMatmul final : public Matmul {
       return false;
     const bool wide = p.c_dtype == DType::f32 && !has_bias(p) && p.epilogue == Epilogue::none;
     return wide || p.c_dtype == DType::bf16;
+  }
+
+  void run_plain(const Product& p, CUstream_st* stream) {
+    if (const Notice tell = std::exchange(slower_, {})) {
+      tell(
+          fmt::format("a matrix product ({} x {} of {} products) runs in a plain kernel, which is slower: cuBLASLt {} "
+                      "offers no algorithm for it",
+                      p.m, p.n, p.k, library().version()));
+    }
+    plain_matmul(p, stream);
   }
 
   Prepared& prepared_for(const Product& p) {
@@ -281,13 +291,14 @@ class CublasLtMatmul final : public Matmul {
   }
 
   Handle handle_;
+  Notice slower_;
   std::mutex mutex_;  ///< of the cache, and of the descriptor that a call points at its bias
   std::map<Key, Prepared> prepared_;
 };
 
 }  // namespace
 
-std::unique_ptr<Matmul> make_matmul() { return std::make_unique<CublasLtMatmul>(); }
+std::unique_ptr<Matmul> make_matmul(Notice slower) { return std::make_unique<CublasLtMatmul>(std::move(slower)); }
 
 std::string matmul_key() { return fmt::format("cublaslt {}", library().version()); }
 

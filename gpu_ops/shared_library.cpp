@@ -42,6 +42,16 @@ void add_python_folders(const fs::path& prefix, std::vector<std::string>& folder
   }
 }
 
+/// Where the first `python3` of $PATH lives, a virtual environment's too: the folder above its own, links not followed.
+std::optional<fs::path> prefix_of_python() {
+  std::istringstream path(environment("PATH"));
+  for (std::string folder; std::getline(path, folder, ':');) {
+    std::error_code ignored;
+    if (!folder.empty() && fs::exists(fs::path(folder) / "python3", ignored)) return fs::path(folder).parent_path();
+  }
+  return std::nullopt;
+}
+
 std::string file_of(void* handle, const std::string& asked) {
   link_map* map = nullptr;
   return ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr ? std::string(map->l_name) : asked;
@@ -55,6 +65,7 @@ std::vector<std::string> search_folders() {
     const std::string prefix = environment(variable);
     if (!prefix.empty()) add_python_folders(prefix, folders);
   }
+  if (const auto prefix = prefix_of_python()) add_python_folders(*prefix, folders);
   const std::string home = environment("HOME");
   if (!home.empty()) add_python_folders(fs::path(home) / ".local", folders);
   for (const char* prefix : {"/usr/local", "/usr"}) add_python_folders(prefix, folders);

@@ -36,7 +36,8 @@ class DeviceBench final : public Bench {
 }  // namespace
 
 Bench& bench() {
-  static DeviceBench on_device;
+  // Never destroyed: libraries that it has loaded may be gone by then.
+  static DeviceBench& on_device = *new DeviceBench;
   return on_device;
 }
 

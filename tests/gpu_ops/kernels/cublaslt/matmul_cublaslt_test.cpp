@@ -184,8 +184,12 @@ TEST_F(CublasLt, WhatTheLibraryDoesNotTakeGoesToThePlainKernel) {
   Product plain = x.product;
   plain.c = expected.view().data;
   gpu::plain_matmul(plain, nullptr);
+  std::vector<std::string> told;
+  matmul_ = gpu::make_matmul([&](const std::string& why) { told.push_back(why); });
   matmul_->run(x.product, nullptr, nullptr);
   EXPECT_SAME_BITS(x.c, expected);
+  matmul_->run(x.product, nullptr, nullptr);
+  EXPECT_THAT(told, ::testing::ElementsAre(::testing::HasSubstr("(7 x 11 of 5 products) runs in a plain kernel")));
   // f32 factors do not even reach it.
   const Tensor a = random_.tensor(DType::f32, {3, 3}), b = random_.tensor(DType::f32, {3, 3});
   Tensor c(DType::f32, {3, 3});

@@ -17,6 +17,7 @@ namespace tandem::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -276,7 +277,9 @@ TEST_F(Cudnn, NothingElseOfCudaIsLoaded) {
   }
 }
 
-TEST_F(Cudnn, TheKeyNamesTheVersions) { EXPECT_THAT(gpu::attention_key(), HasSubstr("cudnn 91900 frontend 1")); }
+TEST_F(Cudnn, TheKeyNamesTheVersions) {
+  EXPECT_THAT(gpu::attention_key(), AllOf(HasSubstr("cudnn 91900 frontend 1"), EndsWith(" nvrtc 13.1")));
+}
 
 /// Run in a process of its own, where the library says that it is older.
 TEST_F(Cudnn, ALibraryTooOldIsNotUsed) {
@@ -287,6 +290,16 @@ TEST_F(Cudnn, ALibraryTooOldIsNotUsed) {
   EXPECT_SAME_BITS(actual.out, expected.out);
   ASSERT_EQ(told_.size(), 1U);
   EXPECT_THAT(told_[0], HasSubstr("is cuDNN 9.15.1, 9.18.0 or later is needed"));
+  EXPECT_EQ(gpu::attention_key(), "plain");
+}
+
+/// Run in a process of its own: what was found holds for the process.
+TEST_F(Cudnn, ALibraryWithoutItsCompilerIsNotUsed) {
+  if (::cudnnGetCudartVersion() != 99000) GTEST_SKIP() << "run by CTest on its own";
+  run(*make(), Problem(usual));
+  ASSERT_EQ(told_.size(), 1U);
+  EXPECT_THAT(told_[0], AllOf(HasSubstr("cuDNN 9.19.0 compiles its kernels by NVRTC: libnvrtc.so.99 is neither in"),
+                              HasSubstr("TANDEM_CUDA_LIBS")));
   EXPECT_EQ(gpu::attention_key(), "plain");
 }
 

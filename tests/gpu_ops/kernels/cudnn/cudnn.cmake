@@ -7,14 +7,16 @@ set(attention_links tandem_gpu_ops_emulated tandem_gpu_emulation_immediate tande
 # Whoever loads the real library by name finds this one loaded.
 add_library(fake_cudnn SHARED cudnn/fake_cudnn.cpp)
 set_target_properties(fake_cudnn PROPERTIES OUTPUT_NAME cudnn SOVERSION 9)
+add_library(fake_nvrtc SHARED cudnn/fake_nvrtc.cpp)
+set_target_properties(fake_nvrtc PROPERTIES OUTPUT_NAME nvrtc SOVERSION 13)
 add_executable(gpu_cudnn_test cudnn/attention_cudnn_test.cpp bench.cpp bench_emulated.cpp ops/attention_test.cpp
                               ${attention_object})
-foreach(target fake_cudnn gpu_cudnn_test)
+foreach(target fake_cudnn fake_nvrtc gpu_cudnn_test)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(${target} PRIVATE tandem_flags)
 endforeach()
-target_link_libraries(gpu_cudnn_test PRIVATE -Wl,--no-as-needed fake_cudnn -Wl,--as-needed ${attention_links})
+target_link_libraries(gpu_cudnn_test PRIVATE -Wl,--no-as-needed fake_cudnn fake_nvrtc -Wl,--as-needed ${attention_links})
 gtest_discover_tests(gpu_cudnn_test TEST_PREFIX gpu_kernels.over_cudnn. TEST_FILTER -Cudnn.ALibrary* DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
 # What is found of a library holds for the process.
 foreach(found 91501:ALibraryTooOldIsNotUsed 92000:ALibraryThatDoesNotStartIsNotUsed)
@@ -24,6 +26,11 @@ foreach(found 91501:ALibraryTooOldIsNotUsed 92000:ALibraryThatDoesNotStartIsNotU
   add_test(NAME gpu_kernels.over_cudnn_${version}.${case} COMMAND gpu_cudnn_test --gtest_filter=Cudnn.${case})
   set_tests_properties(gpu_kernels.over_cudnn_${version}.${case} PROPERTIES ENVIRONMENT TANDEM_FAKE_CUDNN_VERSION=${version})
 endforeach()
+
+add_test(NAME gpu_kernels.over_cudnn.ALibraryWithoutItsCompilerIsNotUsed
+         COMMAND gpu_cudnn_test --gtest_filter=Cudnn.ALibraryWithoutItsCompilerIsNotUsed)
+set_tests_properties(gpu_kernels.over_cudnn.ALibraryWithoutItsCompilerIsNotUsed
+                     PROPERTIES ENVIRONMENT TANDEM_FAKE_CUDNN_CUDART=99000)
 
 # The real library plans for a card that is described to it, and compiles kernels for that; a driver of ours takes them.
 # Skipped where the library is not installed.
@@ -40,6 +47,6 @@ set_tests_properties(gpu_kernels.cudnn_plans PROPERTIES TIMEOUT 600 SKIP_REGULAR
 # Where something else lies in its place, nothing is found.
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/no_cudnn/libcudnn.so.9 "no library")
 add_test(NAME gpu_kernels.no_cudnn COMMAND ${CMAKE_COMMAND} -E env --unset=VIRTUAL_ENV --unset=CONDA_PREFIX
-         --unset=TANDEM_CUDA_LIBS HOME=/nonexistent LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR}/no_cudnn
+         --unset=TANDEM_CUDA_LIBS HOME=/nonexistent PATH=/nonexistent LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR}/no_cudnn
          $<TARGET_FILE:gpu_cudnn_plans_test> --gtest_filter=WithoutCudnn.* --gtest_also_run_disabled_tests)
 set_tests_properties(gpu_kernels.no_cudnn PROPERTIES PASS_REGULAR_EXPRESSION "\\[  PASSED  \\] 1 test")

@@ -227,6 +227,10 @@ std::size_t cudnnGetVersion() {
   const char* const version = std::getenv("TANDEM_FAKE_CUDNN_VERSION");
   return version == nullptr ? 91900 : static_cast<std::size_t>(std::atoi(version));
 }
+std::size_t cudnnGetCudartVersion() {
+  const char* const version = std::getenv("TANDEM_FAKE_CUDNN_CUDART");
+  return version == nullptr ? 13000 : static_cast<std::size_t>(std::atoi(version));
+}
 const char* cudnnGetErrorString(cudnnStatus_t status) {
   switch (status) {
     case CUDNN_STATUS_NOT_INITIALIZED:

@@ -107,16 +107,21 @@ TEST_F(UpdateOps, StateInFewerBytesGivesTheBitsOfTheFormula) {
         const Tensor master = finite(DType::bf16), weight = finite(DType::bf16), gradient = finite(DType::bf16);
         const Tensor m = finite(moments), v = finite(moments);
         const auto piece = [&](const Tensor& r, const Tensor& mm, const Tensor& vv, const Tensor& w) {
-          return AdamPiece{{r.view().data, mm.view().data, vv.view().data}, gradient.view().as<bf16>(),
-                           w.view().as<bf16>(), count, format, index};
+          return AdamPiece{{r.view().data, mm.view().data, vv.view().data},
+                           gradient.view().as<bf16>(),
+                           w.view().as<bf16>(),
+                           count,
+                           format,
+                           index};
         };
         Tensor r = master, mm = m, vv = v, w = weight;
         reference::adamw(piece(r, mm, vv, w), c);
         const auto results = under_all_schedules([&] {
           const Operand dr = bench().put(master, 0), dm = bench().put(m, 0), dv = bench().put(v, 0);
           const Operand dg = bench().put(gradient, 0), dw = bench().put(weight, 0);
-          ops().adamw({{dr.view().data, dm.view().data, dv.view().data}, dg.as<bf16>(), dw.as<bf16>(), count, format, index},
-                      c, bench().stream());
+          ops().adamw(
+              {{dr.view().data, dm.view().data, dv.view().data}, dg.as<bf16>(), dw.as<bf16>(), count, format, index}, c,
+              bench().stream());
           return std::vector<Tensor>{bench().get(dr), bench().get(dm), bench().get(dv), bench().get(dw)};
         });
         EXPECT_SAME_BITS(results[0], r);
