@@ -3,6 +3,7 @@
 With TANDEM_BENCH_SMALL=1 shapes are tiny: to see that everything runs, not for its figures.
 """
 import contextlib
+import hashlib
 import json
 import os
 import subprocess
@@ -94,6 +95,8 @@ class Gpu:
         return samples
 
     def calibrate(self):
+        if list(self.folder.glob("cache/**/*.toml")):
+            return  # by a benchmark that was ended
         memory = ["--device-memory", "64MiB"] if SMALL else []
         harness.run([harness.program("tandem"), "calibrate", "--device", "cuda", *memory], env=self.environment)
 
@@ -124,7 +127,9 @@ class Gpu:
 
     def steps(self, policies, *run):
         """Rows of `tandem bench`, one a policy."""
-        command = [harness.program("tandem"), "bench", *run, "--policies", *policies, "--steps", STEPS, "--json"]
+        words = [str(word) for word in ("bench", *run, "--policies", *policies, "--steps", STEPS)]
+        rows = self.folder / ("rows-" + hashlib.sha256(" ".join([harness.commit(), *words]).encode()).hexdigest()[:16])
+        command = [harness.program("tandem"), *words, "--out", rows, "--resume", "--json"]
         return json.loads(harness.output([str(word) for word in command], env=self.environment))["policies"]
 
 
@@ -135,6 +140,11 @@ def shapes():
 
 @contextlib.contextmanager
 def the_gpu():
+    """With TANDEM_BENCH_WORK=FOLDER what has been measured of tandem stays there: who is ended goes on when run again."""
+    if kept := os.environ.get("TANDEM_BENCH_WORK"):
+        Path(kept).mkdir(parents=True, exist_ok=True)
+        yield Gpu(Path(kept).resolve())
+        return
     with tempfile.TemporaryDirectory(prefix="tandem-gpu-") as folder:
         yield Gpu(folder)
 

@@ -35,7 +35,8 @@ def compare(device, shape, ceiling, figures):
     figures.add(f"{shape.name}_different_digests", [len(digests)])
     if len(digests) != 1:
         raise harness.BenchError(f"{shape.name}: {len(digests)} different state digests")
-    return {"ceiling": ceiling, "micro_batch": micro_batch, "state": state, "policies": list(ran)}
+    return {"ceiling": ceiling, "micro_batch": micro_batch, "state": state, "policies": list(ran),
+            "state_digest": digests.pop()}
 
 
 def race_deepspeed(device, python, shape, micro_batch, figures):

@@ -210,10 +210,12 @@ class Bench {
   }
 
   /// How much longer forward and backward take than the profile's rates say, with nothing else running. Left at
-  /// 1 where the model does not fit without a ceiling.
+  /// 1 where the model does not fit without a ceiling. On the host's memory, which is the largest, where that is to be
+  /// tried at all.
   void measure_compute(TrainConfig bare) {
     say("measuring forward and backward");
-    bare.policy = parse_policy("host");
+    const bool device_alone = std::ranges::all_of(flags_.policies, [](const auto& p) { return p == "device"; });
+    bare.policy = parse_policy(device_alone ? "device" : "host");
     try {
       RunSetup run = set_up_run(bare, source_.config, layout_, {.training = true, .saves = false, .predicts = false});
       BenchSteps steps(run, bare, source_);

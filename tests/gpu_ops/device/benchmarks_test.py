@@ -75,6 +75,7 @@ class OnAFakeGpu(unittest.TestCase):
         for name in ("gpt2_xl", "llama_7b"):
             self.assertEqual(result["settings"][name]["policies"], ["host", "static:0.5", "interleave:2", "stream", "auto"])
             self.assertEqual(result["figures"][f"{name}_different_digests"], 1)
+            self.assertRegex(result["settings"][name]["state_digest"], "^[0-9a-f]{32}$")
             self.assertIn(f"{name}_interleave_2_exposed_update_seconds", result["figures"])
         self.assertIn("torch for the GPU and deepspeed: left out", said)
 
@@ -86,6 +87,22 @@ class OnAFakeGpu(unittest.TestCase):
         done = self.run_benchmark("gpu-training", TANDEM_BENCH_SHAPES="gpt3")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr.splitlines()[-1], "^bench: TANDEM_BENCH_SHAPES: gpt3 is none of llama_7b gpt2_xl$")
+
+    def test_what_was_measured_before_the_end_is_kept(self):
+        def figures_of_a_run():
+            done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_POLICIES="stream host",
+                                      TANDEM_BENCH_WORK=str(self.programs / "work"))
+            self.assertEqual(done.returncode, 0, done.stderr)
+            return json.loads(done.stdout)["figures"]
+
+        first = figures_of_a_run()
+        (rows,) = self.programs.glob("work/rows-*/rows.jsonl")
+        whole = rows.read_text().splitlines(keepends=True)
+        rows.write_text("".join(whole[:-1]))
+        second = figures_of_a_run()
+        self.assertEqual(first["gpt2_xl_host_step_seconds"], second["gpt2_xl_host_step_seconds"], "the first row is kept")
+        self.assertNotEqual(first["gpt2_xl_stream_step_seconds"], second["gpt2_xl_stream_step_seconds"], "the last is not")
+        self.assertEqual(len(rows.read_text().splitlines()), len(whole))
 
     def test_a_machine_without_a_gpu_is_one_line(self):
         (self.programs / "bench_gpu").unlink()
