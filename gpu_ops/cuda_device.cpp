@@ -74,12 +74,19 @@ std::string compute_key(const runtime::DeviceFacts& facts, const std::string& op
   return key + " " + ops_key;
 }
 
+/// Asked for messages alone, which are few: NVML has a start of its own.
+std::string other_holders(const std::string& pci_bus) {
+  const std::unique_ptr<Nvml> nvml = Nvml::open(pci_bus);
+  return nvml ? nvml->other_holders() : std::string();
+}
+
 /// The ceiling of all that the process takes.
 std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t reserve,
-                       const std::string& others) {
+                       const std::function<std::string()>& other_holders) {
   const std::size_t available = memory.free + reserve;
   if (options.memory == 0) return available - std::min(available, std::max(256_MiB, available / 20));
   if (options.memory > available) {
+    const std::string others = other_holders();
     throw PlanError(
         fmt::format("device memory of cuda:{}", options.ordinal),
         fmt::format("--device-memory {} was asked for, {} of {} are free{}{}", format_bytes(options.memory),
@@ -117,14 +124,14 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   const std::shared_ptr<const NumaNode> node =
       options.numa_node < 0 ? NumaNode::of_pci(facts.pci_bus) : NumaNode::at(options.numa_node);
   host_kernels_ = options.make_host_kernels(node);
-  const std::shared_ptr<Nvml> nvml = Nvml::open(facts.pci_bus);
   const runtime::CurrentDevice current(ordinal_);
-  const std::size_t reserve = make_and_measure_context(ordinal_, nvml.get(), [&] {
+  const std::size_t reserve = make_and_measure_context(ordinal_, facts.pci_bus, [&] {
     runtime::make_context(ordinal_);
     ops_ = options.make_ops();
   });
   const runtime::FreeMemory memory = runtime::free_memory();
-  const std::size_t ceiling = ceiling_of(options, memory, reserve, nvml ? nvml->other_holders() : std::string());
+  const auto others = [bus = facts.pci_bus] { return other_holders(bus); };
+  const std::size_t ceiling = ceiling_of(options, memory, reserve, others);
   if (ceiling <= reserve) {
     throw PlanError(fmt::format("device memory of cuda:{}", ordinal_),
                     fmt::format("context and libraries alone take {}, the ceiling is {}", format_bytes(reserve),
@@ -136,8 +143,7 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   info_.reserved = align_up(reserve);
   info_.capacity = (ceiling - reserve) / arena_alignment * arena_alignment;
   info_.compute_key = compute_key(facts, options.ops_key());
-  memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
-                                               [nvml] { return nvml ? nvml->other_holders() : std::string(); });
+  memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity, others);
   pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, node, options.pinned_piece, std::move(options.pageable));
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 
@@ -14,8 +15,8 @@ namespace {
 
 using namespace literals;
 
-// The driver loads a kernel's code when it is first launched (CUDA_MODULE_LOADING=LAZY), after the measurement: that of
-// the libraries' larger ones is a megabyte or more each, and a run uses some dozens. Allocations are rounded up too.
+// The driver loads a kernel's code when it is first launched (CUDA_MODULE_LOADING=LAZY), after the measurement, and
+// allocations are rounded up. An allowance, not a measurement: run_gpu_checks counts what a whole run takes.
 constexpr std::size_t loaded_later = 128_MiB;
 // A context with the libraries' kernels takes 400 to 600 MiB on cards of compute capability 8 and 9.
 constexpr std::size_t assumed = 640_MiB;
@@ -38,14 +39,18 @@ std::size_t assume() {
 
 }  // namespace
 
-std::size_t make_and_measure_context(int ordinal, const Nvml* nvml, const std::function<void()>& make) {
+std::size_t make_and_measure_context(int ordinal, const std::string& pci_bus, const std::function<void()>& make) {
   static std::mutex mutex;
   static std::map<int, std::size_t> measured;
   const std::lock_guard lock(mutex);
+  if (const auto known = measured.find(ordinal); known != measured.end()) {
+    make();
+    return known->second;
+  }
+  const std::unique_ptr<Nvml> nvml = Nvml::open(pci_bus);
   const auto used = [&] { return nvml ? nvml->used_bytes() : std::nullopt; };
   const std::optional<std::size_t> before = used();
   make();
-  if (const auto known = measured.find(ordinal); known != measured.end()) return known->second;
   const std::optional<std::size_t> grown = growth(before, used());
   return grown ? measured.emplace(ordinal, *grown + loaded_later).first->second : assume();
 }
