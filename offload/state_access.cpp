@@ -28,13 +28,15 @@ std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& paramete
                                                        std::int64_t count, std::int64_t largest) const {
   const std::int64_t begin = parameter.offset + first;
   const std::int64_t end = begin + count;
+  const auto all = plan_.subgroups.begin();
+  const auto first_of_it = std::partition_point(all, plan_.subgroups.end(), [&](const Subgroup& s) {
+    return s.layer < parameter.layer || (s.layer == parameter.layer && s.end <= begin);
+  });
   std::vector<Piece> pieces;
-  for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
-    const Subgroup& s = plan_.subgroups[i];
-    if (s.layer != parameter.layer) continue;
-    const std::int64_t to = std::min(end, s.end);
-    for (std::int64_t at = std::max(begin, s.begin); at < to; at += largest) {
-      pieces.push_back({static_cast<int>(i), at - s.begin, at - begin, std::min(largest, to - at)});
+  for (auto s = first_of_it; s != plan_.subgroups.end() && s->layer == parameter.layer && s->begin < end; ++s) {
+    const std::int64_t to = std::min(end, s->end);
+    for (std::int64_t at = std::max(begin, s->begin); at < to; at += largest) {
+      pieces.push_back({static_cast<int>(s - all), at - s->begin, at - begin, std::min(largest, to - at)});
     }
   }
   return pieces;
