@@ -85,8 +85,8 @@ class Library {
     return found;
   }
 
-  /// cuDNN compiles attention's kernels by NVRTC, of the CUDA version that it was built with, and looks for that where
-  /// the system does. Once loaded it is found by its name, wherever it lay; what it makes may change a bit.
+  /// cuDNN compiles attention's kernels by NVRTC, of the CUDA version that it was built with, and looks for that in the
+  /// system and beside itself. Once loaded it is found by its name, wherever it lay; what it makes may change a bit.
   void load_compiler(const SharedLibrary& cudnn) {
     const auto built_with = cudnn.function<decltype(cudnnGetCudartVersion)>("cudnnGetCudartVersion");
     const auto found = find(fmt::format("libnvrtc.so.{}", (built_with ? built_with() : CUDART_VERSION) / 1000));
