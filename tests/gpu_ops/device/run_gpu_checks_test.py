@@ -47,7 +47,7 @@ exit 0
 """
 SMI = """#!/bin/bash
 case $* in
-  *memory.used*) if [ -e "$SEEN" ]; then echo "${MOST:-1500}"; else echo 500; echo > "$SEEN"; fi ;;
+  *memory.used*) if [ -n "$UNCOUNTED" ]; then echo "[N/A]"; elif [ -e "$SEEN" ]; then echo "${MOST:-1500}"; else echo 500; echo > "$SEEN"; fi ;;
   *name*) echo 'Stand-in "GPU"' ;;
   *) echo 600.1 ;;
 esac
@@ -129,6 +129,13 @@ class RunGpuChecks(unittest.TestCase):
         done, report = self.run_checks("--only", "sanitizer", UNSUPPORTED="1")
         self.assertEqual(done.returncode, 0)
         self.assertEqual(len([row for row in report["sanitizer"] if "does not support" in row["note"]]), 6)
+
+    def test_memory_that_is_not_counted_is_left_out(self):
+        done, report = self.run_checks("--only", "ceiling,benchmarks", UNCOUNTED="1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("nvidia-smi does not count memory here: left out", done.stderr)
+        self.assertIsNone(report["ceiling"])
+        self.assertEqual(report["finished"], ["ceiling", "benchmarks"])
 
     def test_a_run_that_is_killed_has_reported_what_it_knew(self):
         hangs = self.work / "hangs"
