@@ -60,9 +60,8 @@ StateCopy::StateCopy(const ParameterLayout& layout, Parallel& threads) : paramet
     offset += static_cast<std::size_t>(p->count) * (p->options.trainable ? state_parts : 1);
   }
   const std::size_t size = bytes(layout);
-  memory_ = MemoryBlock(MappedMemory::map(size), size, &MappedMemory::unmap);
-  // The first save must not hold training up any longer than the next.
-  MappedMemory::populate(memory_.data(), size, threads);
+  // With its pages: the first save must not hold training up any longer than the next.
+  memory_ = MemoryBlock(MappedMemory::provide(size, nullptr, threads), size, &MappedMemory::unmap);
 }
 
 std::span<float> StateCopy::writable(std::size_t index, StatePart part) const {

@@ -7,9 +7,11 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <new>
 
 #include "core/memory.hpp"
+#include "core/numa_node.hpp"
 #include "core/parallel.hpp"
 
 namespace tandem {
@@ -57,6 +59,15 @@ void MappedMemory::populate(void* data, std::size_t bytes, Parallel& threads) {
     const std::size_t at = static_cast<std::size_t>(i) * part;
     populate_part(begin + at, std::min(part, bytes - at));
   });
+}
+
+void* MappedMemory::provide(std::size_t bytes, const NumaNode* node, Parallel& threads) {
+  const auto give_back = [bytes](void* data) { unmap(data, bytes); };
+  std::unique_ptr<void, decltype(give_back)> memory(map(bytes), give_back);
+  // Before the pages exist: then they stay where they are.
+  if (node != nullptr) node->place(memory.get(), bytes);
+  populate(memory.get(), bytes, threads);
+  return memory.release();
 }
 
 void MappedMemory::unmap(void* data, std::size_t bytes) noexcept { ::munmap(data, align_up(bytes, page())); }

@@ -4,6 +4,7 @@
 
 namespace tandem {
 
+class NumaNode;
 class Parallel;
 
 /// Anonymous memory of the system: whole pages, huge ones where the system has them. Throws
@@ -16,6 +17,8 @@ class MappedMemory {
   /// writing them, and may find that there is no memory. By all threads, since one clears a few GB a second, and much
   /// less where a hypervisor has to find the pages too. Blocks. Throws std::bad_alloc where there are none.
   static void populate(void* data, std::size_t bytes, Parallel& threads);
+  /// Mapped memory on `node` (null: anywhere), populated. Blocks.
+  static void* provide(std::size_t bytes, const NumaNode* node, Parallel& threads);
 };
 
 }  // namespace tandem

@@ -131,11 +131,8 @@ MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name
   const std::string what = fmt::format("cannot pin {} for '{}'", format_bytes(bytes), name);
   void* data = nullptr;
   try {
-    data = MappedMemory::map(bytes);
-    if (node_) node_->place(data, bytes);
-    MappedMemory::populate(data, bytes, host_kernels_->parallel());
+    data = MappedMemory::provide(bytes, node_.get(), host_kernels_->parallel());
   } catch (const std::bad_alloc&) {
-    if (data != nullptr) MappedMemory::unmap(data, bytes);
     throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
   }
   if (pin_ && (refuse_pinning_ || ::mlock(data, bytes) != 0)) {

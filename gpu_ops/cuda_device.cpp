@@ -82,11 +82,11 @@ std::string other_holders(const std::string& pci_bus) {
 
 /// The ceiling of all that the process takes.
 std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t reserve,
-                       const std::function<std::string()>& other_holders) {
+                       const std::string& pci_bus) {
   const std::size_t available = memory.free + reserve;
   if (options.memory == 0) return available - std::min(available, std::max(256_MiB, available / 20));
   if (options.memory > available) {
-    const std::string others = other_holders();
+    const std::string others = other_holders(pci_bus);
     throw PlanError(
         fmt::format("device memory of cuda:{}", options.ordinal),
         fmt::format("--device-memory {} was asked for, {} of {} are free{}{}", format_bytes(options.memory),
@@ -130,8 +130,7 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
     ops_ = options.make_ops();
   });
   const runtime::FreeMemory memory = runtime::free_memory();
-  const auto others = [bus = facts.pci_bus] { return other_holders(bus); };
-  const std::size_t ceiling = ceiling_of(options, memory, reserve, others);
+  const std::size_t ceiling = ceiling_of(options, memory, reserve, facts.pci_bus);
   if (ceiling <= reserve) {
     throw PlanError(fmt::format("device memory of cuda:{}", ordinal_),
                     fmt::format("context and libraries alone take {}, the ceiling is {}", format_bytes(reserve),
@@ -143,7 +142,8 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   info_.reserved = align_up(reserve);
   info_.capacity = (ceiling - reserve) / arena_alignment * arena_alignment;
   info_.compute_key = compute_key(facts, options.ops_key());
-  memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity, others);
+  memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
+                                               [bus = facts.pci_bus] { return other_holders(bus); });
   pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, node, options.pinned_piece, std::move(options.pageable));
 }
 

@@ -60,7 +60,13 @@ CudaPinnedMemory::CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> 
 MemoryBlock CudaPinnedMemory::allocate(std::size_t bytes, std::string_view name, Parallel& threads) {
   if (bytes == 0) return {};
   const std::string what = fmt::format("cannot pin {} for '{}'", format_bytes(bytes), name);
-  std::byte* const data = provide(bytes, what, threads);
+  std::byte* data = nullptr;
+  try {
+    // Registering would make the pages one after the other.
+    data = static_cast<std::byte*>(MappedMemory::provide(bytes, node_.get(), threads));
+  } catch (const std::bad_alloc&) {
+    throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
+  }
   try {
     if (!pin(data, bytes, what)) return {data, bytes, [](void* p, std::size_t n) { MappedMemory::unmap(p, n); }};
   } catch (...) {
@@ -68,21 +74,6 @@ MemoryBlock CudaPinnedMemory::allocate(std::size_t bytes, std::string_view name,
     throw;
   }
   return {data, bytes, [self = shared_from_this()](void* p, std::size_t n) { self->free(p, n); }};
-}
-
-/// Memory whose pages are there: registering would make them one after the other.
-std::byte* CudaPinnedMemory::provide(std::size_t bytes, const std::string& what, Parallel& threads) const {
-  void* data = nullptr;
-  try {
-    data = MappedMemory::map(bytes);
-    // Before the pages exist: then they stay where they are.
-    if (node_) node_->place(data, bytes);
-    MappedMemory::populate(data, bytes, threads);
-  } catch (const std::bad_alloc&) {
-    if (data != nullptr) MappedMemory::unmap(data, bytes);
-    throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
-  }
-  return static_cast<std::byte*>(data);
 }
 
 /// False where the system refuses and that is none of the caller's concern.

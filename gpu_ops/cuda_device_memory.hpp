@@ -61,7 +61,6 @@ class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
   std::size_t in_one_piece(const void* data, std::size_t bytes) const;
 
  private:
-  std::byte* provide(std::size_t bytes, const std::string& what, Parallel& threads) const;
   bool pin(std::byte* data, std::size_t bytes, const std::string& what);
   void register_pieces(std::byte* data, std::size_t bytes);
   void unregister_pieces(std::byte* data, std::size_t bytes) noexcept;

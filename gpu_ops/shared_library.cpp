@@ -9,6 +9,7 @@
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace tandem::gpu {
 namespace {
@@ -42,12 +43,21 @@ void add_python_folders(const fs::path& prefix, std::vector<std::string>& folder
   }
 }
 
+/// The folders that a variable lists, separated by colons.
+std::vector<std::string> folders_in(const char* variable) {
+  std::vector<std::string> folders;
+  std::istringstream given(environment(variable));
+  for (std::string folder; std::getline(given, folder, ':');) {
+    if (!folder.empty()) folders.push_back(folder);
+  }
+  return folders;
+}
+
 /// Where the first `python3` of $PATH lives, a virtual environment's too: the folder above its own, links not followed.
 std::optional<fs::path> prefix_of_python() {
-  std::istringstream path(environment("PATH"));
-  for (std::string folder; std::getline(path, folder, ':');) {
+  for (const fs::path folder : folders_in("PATH")) {
     std::error_code ignored;
-    if (!folder.empty() && fs::exists(fs::path(folder) / "python3", ignored)) return fs::path(folder).parent_path();
+    if (fs::exists(folder / "python3", ignored)) return folder.parent_path();
   }
   return std::nullopt;
 }
@@ -69,10 +79,7 @@ std::vector<std::string> search_folders() {
   const std::string home = environment("HOME");
   if (!home.empty()) add_python_folders(fs::path(home) / ".local", folders);
   for (const char* prefix : {"/usr/local", "/usr"}) add_python_folders(prefix, folders);
-  std::istringstream given(environment("TANDEM_CUDA_LIBS"));
-  for (std::string folder; std::getline(given, folder, ':');) {
-    if (!folder.empty()) folders.push_back(folder);
-  }
+  for (std::string& folder : folders_in("TANDEM_CUDA_LIBS")) folders.push_back(std::move(folder));
   return folders;
 }
 

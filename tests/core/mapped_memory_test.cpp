@@ -1,8 +1,6 @@
 #include "core/mapped_memory.hpp"
 
 #include <gtest/gtest.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -11,11 +9,13 @@
 
 #include "core/memory.hpp"
 #include "core/parallel.hpp"
+#include "tests/core/pages.hpp"
 
 namespace tandem {
 namespace {
 
 using namespace literals;
+using testing::pages_missing;
 
 /// A thread for each index.
 class ThreadForEach final : public Parallel {
@@ -31,13 +31,6 @@ class ThreadForEach final : public Parallel {
  private:
   std::int64_t count_ = 0;
 };
-
-std::ptrdiff_t pages_missing(void* data, std::size_t bytes) {
-  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
-  std::vector<unsigned char> there((bytes + page - 1) / page);
-  EXPECT_EQ(::mincore(data, bytes, there.data()), 0);
-  return std::ranges::count_if(there, [](unsigned char p) { return (p & 1) == 0; });
-}
 
 TEST(MappedMemory, IsPopulatedToTheLastPageByAllThreads) {
   for (const std::size_t bytes : {std::size_t{1}, 4_KiB + 1, 2_MiB + 1, 64_MiB, 128_MiB + 8_KiB + 1}) {

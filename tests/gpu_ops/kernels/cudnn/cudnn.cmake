@@ -19,18 +19,14 @@ endforeach()
 target_link_libraries(gpu_cudnn_test PRIVATE -Wl,--no-as-needed fake_cudnn fake_nvrtc -Wl,--as-needed ${attention_links})
 gtest_discover_tests(gpu_cudnn_test TEST_PREFIX gpu_kernels.over_cudnn. TEST_FILTER -Cudnn.ALibrary* DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
 # What is found of a library holds for the process.
-foreach(found 91501:ALibraryTooOldIsNotUsed 92000:ALibraryThatDoesNotStartIsNotUsed)
+foreach(found VERSION=91501:ALibraryTooOldIsNotUsed VERSION=92000:ALibraryThatDoesNotStartIsNotUsed
+              CUDART=99000:ALibraryWithoutItsCompilerIsNotUsed)
   string(REPLACE ":" ";" parts ${found})
-  list(GET parts 0 version)
+  list(GET parts 0 setting)
   list(GET parts 1 case)
-  add_test(NAME gpu_kernels.over_cudnn_${version}.${case} COMMAND gpu_cudnn_test --gtest_filter=Cudnn.${case})
-  set_tests_properties(gpu_kernels.over_cudnn_${version}.${case} PROPERTIES ENVIRONMENT TANDEM_FAKE_CUDNN_VERSION=${version})
+  add_test(NAME gpu_kernels.over_cudnn.${case} COMMAND gpu_cudnn_test --gtest_filter=Cudnn.${case})
+  set_tests_properties(gpu_kernels.over_cudnn.${case} PROPERTIES ENVIRONMENT TANDEM_FAKE_CUDNN_${setting})
 endforeach()
-
-add_test(NAME gpu_kernels.over_cudnn.ALibraryWithoutItsCompilerIsNotUsed
-         COMMAND gpu_cudnn_test --gtest_filter=Cudnn.ALibraryWithoutItsCompilerIsNotUsed)
-set_tests_properties(gpu_kernels.over_cudnn.ALibraryWithoutItsCompilerIsNotUsed
-                     PROPERTIES ENVIRONMENT TANDEM_FAKE_CUDNN_CUDART=99000)
 
 # The real library plans for a card that is described to it, and compiles kernels for that; a driver of ours takes them.
 # Skipped where the library is not installed.

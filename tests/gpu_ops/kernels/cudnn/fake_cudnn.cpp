@@ -24,6 +24,12 @@ using tandem::gpu::AttentionOperand;
 tandem::fake_cudnn::Counters counted;
 tandem::fake_cudnn::Behaviour behaviour;
 
+/// Of the environment; where it has none, `usual`.
+std::size_t setting(const char* name, std::size_t usual) {
+  const char* const text = std::getenv(name);
+  return text == nullptr ? usual : static_cast<std::size_t>(std::atoi(text));
+}
+
 std::size_t size_of(cudnnBackendAttributeType_t type) {
   switch (type) {
     case CUDNN_TYPE_HANDLE:
@@ -223,14 +229,8 @@ void reset(Behaviour next) {
 
 extern "C" {
 
-std::size_t cudnnGetVersion() {
-  const char* const version = std::getenv("TANDEM_FAKE_CUDNN_VERSION");
-  return version == nullptr ? 91900 : static_cast<std::size_t>(std::atoi(version));
-}
-std::size_t cudnnGetCudartVersion() {
-  const char* const version = std::getenv("TANDEM_FAKE_CUDNN_CUDART");
-  return version == nullptr ? 13000 : static_cast<std::size_t>(std::atoi(version));
-}
+std::size_t cudnnGetVersion() { return setting("TANDEM_FAKE_CUDNN_VERSION", 91900); }
+std::size_t cudnnGetCudartVersion() { return setting("TANDEM_FAKE_CUDNN_CUDART", 13000); }
 const char* cudnnGetErrorString(cudnnStatus_t status) {
   switch (status) {
     case CUDNN_STATUS_NOT_INITIALIZED:
