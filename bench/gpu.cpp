@@ -304,20 +304,25 @@ void add_pointwise(Gpu& gpu) {
   });
 }
 
-/// The three products of a linear layer, of 2 N I O operations each.
+/// The products of a linear layer, of 2 N I O operations each.
 void add_products(Gpu& gpu) {
   for (const Product& p : gpu.sizes().products) {
     const double flop = 2.0 * static_cast<double>(p.tokens) * static_cast<double>(p.in) * static_cast<double>(p.out);
     struct Operands {
-      TensorView x, w, y, dw;
+      TensorView x, w, y, dw, residual;
     };
     const auto take = [p](Gpu& g) {
       Gpu::Taker taker(g);
       return Operands{taker.take({p.tokens, p.in}, DType::bf16), taker.take({p.out, p.in}, DType::bf16),
-                      taker.take({p.tokens, p.out}, DType::bf16), taker.take({p.out, p.in}, DType::f32)};
+                      taker.take({p.tokens, p.out}, DType::bf16), taker.take({p.out, p.in}, DType::f32),
+                      taker.take({p.tokens, p.out}, DType::bf16)};
     };
     add(gpu, "product/forward/" + p.name, [take, flop](Gpu& g) {
       return Work{.flop = flop, .run = [&g, o = take(g)] { g.ops().linear(o.x, o.w, {}, o.y, g.stream()); }};
+    });
+    add(gpu, "product/forward_add/" + p.name, [take, flop](Gpu& g) {
+      return Work{.flop = flop,
+                  .run = [&g, o = take(g)] { g.ops().linear_add(o.x, o.w, {}, o.residual, o.y, g.stream()); }};
     });
     add(gpu, "product/backward_input/" + p.name, [take, flop](Gpu& g) {
       return Work{.flop = flop,

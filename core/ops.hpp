@@ -76,6 +76,13 @@ class Ops {
   /// dw (O, I) += dy^T x; dbias (O) f32 += column sums of dy, or empty.
   virtual void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias,
                                       StreamView stream) = 0;
+  /// y = residual + (x w^T + bias): the two operations, or one that rounds their sum once. `residual` (N, O) is of y's
+  /// type and other memory than y.
+  virtual void linear_add(TensorView x, TensorView w, TensorView bias, TensorView residual, TensorView y,
+                          StreamView stream) {
+    linear(x, w, bias, y, stream);
+    add(residual, y, y, stream);
+  }
   /// up = x w^T + bias and act = gelu(up): the two operations, or one that takes act from up before that is rounded.
   virtual void linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
                            StreamView stream) {

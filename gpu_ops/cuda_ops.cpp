@@ -33,7 +33,7 @@ class CudaOps final : public Ops {
     const std::size_t attention =
         needs.heads == 0 ? 0 : attention_->scratch_bytes(attention_of(needs), needs.activations);
     return matmul_bytes() +
-           std::max({gpu::column_sums_scratch(needs.channels),
+           std::max({gpu::norm_backward_scratch(needs.channels),
                      gpu::head_loss_scratch(needs.tokens, needs.vocabulary, needs.activations), attention});
   }
   void bind_workspace(void* data, std::size_t bytes) override {
@@ -44,6 +44,8 @@ class CudaOps final : public Ops {
   void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
+  void linear_add(TensorView x, TensorView w, TensorView bias, TensorView residual, TensorView y,
+                  StreamView stream) override;
   void linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
                    StreamView stream) override;
   void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
@@ -146,7 +148,16 @@ void CudaOps::linear(TensorView x, TensorView w, TensorView bias, TensorView y, 
 void CudaOps::linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) {
   checks::linear_backward_input(dy, w, dx);
   gpu::Product product = backward_input(dy, w, dx);
-  product.accumulate = accumulate;
+  if (accumulate) product.addend = dx.data;
+  multiply(product, native_stream(stream));
+}
+
+void CudaOps::linear_add(TensorView x, TensorView w, TensorView bias, TensorView residual, TensorView y,
+                         StreamView stream) {
+  checks::linear(x, w, bias, y);
+  checks::add(residual, y, y);
+  gpu::Product product = forward(x, w, bias, y);
+  product.addend = residual.data;
   multiply(product, native_stream(stream));
 }
 
@@ -182,10 +193,10 @@ void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
             .k = dy.shape[0],
             .a = factor(dy, true),
             .b = factor(x, false),
+            .addend = dw.data,
             .c = dw.data,
             .c_dtype = DType::f32,
-            .c_stride = dw.shape[1],
-            .accumulate = true},
+            .c_stride = dw.shape[1]},
            native);
   if (dbias) gpu::add_column_sums(dy, dbias, scratch(gpu::column_sums_scratch(dy.shape[1])), native);
 }
@@ -233,10 +244,8 @@ void CudaOps::layer_norm_backward(TensorView dy, TensorView x, TensorView weight
                                   TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
                                   StreamView stream) {
   checks::layer_norm_backward(dy, x, weight, mean, rstd, dx, dweight, dbias);
-  CUstream_st* const native = native_stream(stream);
-  // Before dx, which may lie where dy does.
-  gpu::add_norm_column_sums(dy, x, mean, rstd, dweight, dbias, scratch(gpu::column_sums_scratch(x.shape[1])), native);
-  gpu::norm_backward_input(dy, x, weight, mean, rstd, dx, accumulate, native);
+  gpu::norm_backward({dy, x, weight, mean, rstd, dx, dweight, dbias, accumulate},
+                     scratch(gpu::norm_backward_scratch(x.shape[1])), native_stream(stream));
 }
 
 void CudaOps::rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
@@ -247,9 +256,8 @@ void CudaOps::rms_norm(TensorView x, TensorView weight, TensorView y, TensorView
 void CudaOps::rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
                                 bool accumulate, TensorView dweight, StreamView stream) {
   checks::rms_norm_backward(dy, x, weight, rstd, dx, dweight);
-  CUstream_st* const native = native_stream(stream);
-  gpu::add_norm_column_sums(dy, x, {}, rstd, dweight, {}, scratch(gpu::column_sums_scratch(x.shape[1])), native);
-  gpu::norm_backward_input(dy, x, weight, {}, rstd, dx, accumulate, native);
+  gpu::norm_backward({dy, x, weight, {}, rstd, dx, dweight, {}, accumulate},
+                     scratch(gpu::norm_backward_scratch(x.shape[1])), native_stream(stream));
 }
 
 // -- pointwise ---------------------------------------------------------------------------------------------------

@@ -68,4 +68,16 @@ constexpr Cut cut(std::int64_t extent, std::int64_t most_parts, std::int64_t lea
   return {ceil_div(extent, size), size};
 }
 
+/// Channels of a row that a warp holds in registers in the backward of a norm.
+constexpr std::int64_t warp_norm_channels = packet * warp_lanes;
+/// Most parts into which that backward cuts rows, a block for each: they all run at once on a large card, and what they
+/// read ahead is enough for its memory.
+constexpr std::int64_t most_norm_parts = 512;
+constexpr std::int64_t norm_parts(std::int64_t channels) {
+  return channels <= packet * most_threads ? most_norm_parts : most_norm_parts / 2;
+}
+constexpr Cut norm_cut(std::int64_t rows, std::int64_t channels) {
+  return cut(rows, norm_parts(channels), channels <= warp_norm_channels ? most_warps : 1);
+}
+
 }  // namespace tandem::gpu

@@ -83,10 +83,10 @@ void head_loss(const HeadLoss& head, Matmul& matmul, void* matmul_workspace, voi
                 .k = rows,
                 .a = {gradient, dtype, stride, true},
                 .b = {x.data, dtype, channels, false},
+                .addend = head.dweight.data,
                 .c = head.dweight.data,
                 .c_dtype = DType::f32,
-                .c_stride = channels,
-                .accumulate = true},
+                .c_stride = channels},
                matmul_workspace, stream);
   }
 }

@@ -27,23 +27,35 @@ void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView d
 void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
 void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream);
 
-// -- norms.cu: dx alone; gradients of weight and bias are column sums ----------------------------------------------
+// -- norms.cu ------------------------------------------------------------------------------------------------------
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                 float eps, CUstream_st* stream);
 void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream);
-/// `mean` is empty for RMSNorm.
-void norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
-                         TensorView dx, bool accumulate, CUstream_st* stream);
+
+// -- norms_backward.cu ---------------------------------------------------------------------------------------------
+/// dx = or += (where `accumulate`); dweight, dbias (C) f32 +=, each may be empty. `mean` is empty for RMSNorm.
+struct NormBackward {
+  TensorView dy{}, x{}, weight{}, mean{}, rstd{}, dx{}, dweight{}, dbias{};
+  bool accumulate = false;
+};
+/// Device scratch for rows of up to `channels` channels.
+std::size_t norm_backward_scratch(std::int64_t channels);
+void norm_backward(const NormBackward& norm, void* scratch, CUstream_st* stream);
 
 // -- columns.cu ----------------------------------------------------------------------------------------------------
-/// Device scratch that sums over rows of `channels` columns take at most.
+/// Device scratch that sums over rows of up to `channels` columns take.
 std::size_t column_sums_scratch(std::int64_t channels);
 /// dbias (C) f32 += sums of the columns of dy (N, C).
 void add_column_sums(TensorView dy, TensorView dbias, void* scratch, CUstream_st* stream);
-/// dweight (C) += sums of dy times the normalised x, dbias (C) += sums of dy; each may be empty. `mean` is empty for
-/// RMSNorm.
-void add_norm_column_sums(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
-                          TensorView dbias, void* scratch, CUstream_st* stream);
+/// dweight += sums of dy times the normalised x, dbias += sums of dy.
+void add_norm_column_sums(const NormBackward& norm, void* scratch, CUstream_st* stream);
+/// `parts` (count, channels) and where they are added up; nothing where `sum` is null.
+struct PartSums {
+  const float* parts;
+  float* sum;
+};
+/// Every sum (channels) += its parts, in an order that depends on `count` alone.
+void add_parts(const PartSums& a, const PartSums& b, std::int64_t count, std::int64_t channels, CUstream_st* stream);
 
 // -- embedding.cu --------------------------------------------------------------------------------------------------
 /// A token outside the vocabulary makes its row NaN.

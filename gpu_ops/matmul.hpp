@@ -30,17 +30,17 @@ enum class Epilogue : std::uint8_t {
   gelu_gradient,  ///< c = (a b) gelu'(input)
 };
 
-/// c (m, n) = a (m, k) b (k, n) + bias, or c += a b where `accumulate`. Sums are fp32.
+/// c (m, n) = a (m, k) b (k, n) + bias + addend, rounded once. Sums are fp32.
 /// Types a, b -> c: bf16, bf16 -> bf16 or f32; f32, bf16 -> f32; f32, f32 -> f32.
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;
   Factor a, b;
-  const bf16* bias = nullptr;  ///< (n), added to every row; null for none, and where `accumulate`
-  void* c = nullptr;           ///< (m, n) row-major
+  const bf16* bias = nullptr;    ///< (n), added to every row; null for none
+  const void* addend = nullptr;  ///< (m, n), dtype and stride of c, which it may be; null for none
+  void* c = nullptr;             ///< (m, n) row-major
   DType c_dtype = DType::bf16;
-  std::int64_t c_stride = 0;  ///< elements from one row of c to the next
-  bool accumulate = false;
-  Epilogue epilogue = Epilogue::none;  ///< others only where fuses() says so
+  std::int64_t c_stride = 0;           ///< elements from one row of c to the next
+  Epilogue epilogue = Epilogue::none;  ///< others without addend, and only where fuses() says so
   void* input = nullptr;               ///< of GELU: (m, n), dtype and stride of c
 };
 

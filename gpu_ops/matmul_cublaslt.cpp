@@ -95,9 +95,9 @@ using Preference = Owned<cublasLtMatmulPreferenceOpaque_t>;
 /// What an algorithm depends on.
 struct Key {
   std::int64_t m, n, k, a_stride, b_stride, c_stride;
-  bool a_transposed, b_transposed, wide_c, bias, accumulate;
+  bool a_transposed, b_transposed, wide_c;
   Epilogue epilogue;
-  std::array<std::uint32_t, 5> alignment;  ///< of a, b, c, bias, input, in bytes; of null 0
+  std::array<std::uint32_t, 6> alignment;  ///< of a, b, c, bias, addend, input, in bytes; of null 0
   auto operator<=>(const Key&) const = default;
 };
 
@@ -106,8 +106,6 @@ std::uint32_t alignment_of(const void* address) {
   if (bits == 0) return 0;
   return static_cast<std::uint32_t>(std::min<std::uintptr_t>(16, bits & (~bits + 1)));
 }
-
-bool has_bias(const Product& p) { return p.bias != nullptr && !p.accumulate; }
 
 Key key_of(const Product& p) {
   return {p.m,
@@ -119,11 +117,9 @@ Key key_of(const Product& p) {
           p.a.transposed,
           p.b.transposed,
           p.c_dtype == DType::f32,
-          has_bias(p),
-          p.accumulate,
           p.epilogue,
-          {alignment_of(p.a.data), alignment_of(p.b.data), alignment_of(p.c),
-           alignment_of(has_bias(p) ? p.bias : nullptr), alignment_of(p.input)}};
+          {alignment_of(p.a.data), alignment_of(p.b.data), alignment_of(p.c), alignment_of(p.bias),
+           alignment_of(p.addend), alignment_of(p.input)}};
 }
 
 /// A product as the library wants it. It counts columns first: row-major c = a b is its c' = b' a', so that b is the
@@ -162,13 +158,13 @@ Layout layout(const Factor& factor, std::int64_t rows, std::int64_t columns) {
 cublasLtEpilogue_t epilogue_of(const Product& p) {
   switch (p.epilogue) {
     case Epilogue::gelu:
-      return has_bias(p) ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
+      return p.bias != nullptr ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX;
     case Epilogue::gelu_gradient:
       return CUBLASLT_EPILOGUE_DGELU;
     case Epilogue::none:
       break;
   }
-  return has_bias(p) ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+  return p.bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
 }
 
 Descriptor describe(const Product& p) {
@@ -179,14 +175,14 @@ Descriptor describe(const Product& p) {
   set(descriptor, CUBLASLT_MATMUL_DESC_TRANSA, operation(p.b.transposed));
   set(descriptor, CUBLASLT_MATMUL_DESC_TRANSB, operation(p.a.transposed));
   set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue_of(p));
-  if (has_bias(p)) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
+  if (p.bias != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, CUDA_R_16BF);
   if (p.input != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, p.c_stride);
   return descriptor;
 }
 
 /// Vectors and matrices of the epilogue. The heuristic, too, looks at where they lie.
 void point_at_operands(const Descriptor& descriptor, const Product& p) {
-  if (has_bias(p)) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+  if (p.bias != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
   if (p.input != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.input);
 }
 
@@ -201,7 +197,7 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Key& key, Prepared& prepare
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, key.alignment[1]);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key.alignment[0]);
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[2]);
+  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key.alignment[key.alignment[4] != 0 ? 4 : 2]);
   set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key.alignment[2]);
   cublasLtMatmulHeuristicResult_t result{};
   int count = 0;
@@ -236,10 +232,11 @@ class CublasLtMatmul final : public Matmul {
     Prepared& prepared = prepared_for(p);
     if (!prepared.found) return run_plain(p, stream);
     point_at_operands(prepared.descriptor, p);
-    const float alpha = 1.0F, beta = p.accumulate ? 1.0F : 0.0F;
+    const float alpha = 1.0F, beta = p.addend != nullptr ? 1.0F : 0.0F;
+    const void* const addend = p.addend != nullptr ? p.addend : p.c;
     const cublasStatus_t status =
         library().matmul(handle_.get(), prepared.descriptor.get(), &alpha, p.b.data, prepared.left.get(), p.a.data,
-                         prepared.right.get(), &beta, p.c, prepared.result.get(), p.c, prepared.result.get(),
+                         prepared.right.get(), &beta, addend, prepared.result.get(), p.c, prepared.result.get(),
                          &prepared.algorithm, workspace, workspace_size, stream);
     if (status != CUBLAS_STATUS_SUCCESS) runtime::require_alive(stream, "launching a matrix product");
     require(status, "multiply");
@@ -250,9 +247,9 @@ class CublasLtMatmul final : public Matmul {
   /// The rest is the plain kernel's.
   static bool takes(const Product& p) {
     if (p.a.dtype != DType::bf16 || p.b.dtype != DType::bf16 || p.k == 0) return false;
-    if (p.epilogue != Epilogue::none && (p.accumulate || p.c_stride % 8 != 0 || alignment_of(p.input) < 16))
+    if (p.epilogue != Epilogue::none && (p.addend != nullptr || p.c_stride % 8 != 0 || alignment_of(p.input) < 16))
       return false;
-    const bool wide = p.c_dtype == DType::f32 && !has_bias(p) && p.epilogue == Epilogue::none;
+    const bool wide = p.c_dtype == DType::f32 && p.bias == nullptr && p.epilogue == Epilogue::none;
     return wide || p.c_dtype == DType::bf16;
   }
 

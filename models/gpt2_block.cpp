@@ -115,13 +115,11 @@ void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
   ops.layer_norm(call.x, w["ln_1.weight"], w["ln_1.bias"], b.ln1, b.mean1, b.rstd1, eps_, s);
   ops.linear(b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv, s);
   ops.attention(third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att), b.lse, attention_, s);
-  ops.linear(b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], b.x1, s);
-  ops.add(call.x, b.x1, b.x1, s);
+  ops.linear_add(b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1, s);
   ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, s);
   ops.linear_gelu(b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act, s);
   if (!call.y) return;
-  ops.linear(b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], call.y, s);
-  ops.add(b.x1, call.y, call.y, s);
+  ops.linear_add(b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y, s);
 }
 
 void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {

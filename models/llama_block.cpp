@@ -176,15 +176,13 @@ void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
   ops.rms_norm(call.x, w["input_layernorm.weight"], b.norm1, b.rstd1, eps_, s);
   project(call, b);
   ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse, attention_, s);
-  ops.linear(b.att, w["self_attn.o_proj.weight"], {}, b.x1, s);
-  ops.add(call.x, b.x1, b.x1, s);
+  ops.linear_add(b.att, w["self_attn.o_proj.weight"], {}, call.x, b.x1, s);
   ops.rms_norm(b.x1, w["post_attention_layernorm.weight"], b.norm2, b.rstd2, eps_, s);
   ops.linear(b.norm2, w["mlp.gate_proj.weight"], {}, b.gate, s);
   ops.linear(b.norm2, w["mlp.up_proj.weight"], {}, b.up, s);
   ops.swiglu(b.gate, b.up, b.act, s);
   if (!call.y) return;
-  ops.linear(b.act, w["mlp.down_proj.weight"], {}, call.y, s);
-  ops.add(b.x1, call.y, call.y, s);
+  ops.linear_add(b.act, w["mlp.down_proj.weight"], {}, b.x1, call.y, s);
 }
 
 void LlamaBlock::backward(const BlockBackward& call, std::size_t slot) {

@@ -67,26 +67,35 @@ column_sums_kernel(Columns<T> c) {
   }
 }
 
+/// A block for each 32 columns: its warps take turns at the parts.
 TANDEM_KERNEL(most_threads)
-add_parts_kernel(const float* parts, std::int64_t count, std::int64_t channels, float* sum) {
-  for (std::int64_t c = block_index() * block_size() + thread_index(); c < channels; c += grid_size() * block_size()) {
+add_parts_kernel(PartSums a, PartSums b, std::int64_t count, std::int64_t channels) {
+  TANDEM_SHARED(float, room, most_threads);
+  const std::int64_t tiles = ceil_div(channels, warp_lanes);
+  const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
+  for (std::int64_t i = block_index(); i < 2 * tiles; i += grid_size()) {
+    const PartSums& p = i < tiles ? a : b;
+    if (p.sum == nullptr) continue;
+    const std::int64_t column = i % tiles * warp_lanes + lane;
     float total = 0.0F;
-    for (std::int64_t part = 0; part < count; ++part) total = total + parts[part * channels + c];
-    sum[c] = sum[c] + total;
+    TANDEM_UNROLL_BY(8)
+    for (std::int64_t part = warp; part < count; part += most_warps) {
+      if (column < channels) total = total + p.parts[part * channels + column];
+    }
+    room[thread_index()] = total;
+    barrier();
+    total = 0.0F;
+    for (int w = 0; w < most_warps; ++w) total = total + room[w * warp_lanes + lane];
+    if (warp == 0 && column < channels) p.sum[column] = p.sum[column] + total;
+    barrier();
   }
 }
 
 template <class T>
-void run(Columns<T> c, float* dweight, float* dbias, CUstream_st* stream) {
+void run(const Columns<T>& c, float* dweight, float* dbias, CUstream_st* stream) {
   const std::int64_t tiles = ceil_div(c.channels, block_columns);
   launch("column_sums", column_sums_kernel<T>, Geometry{blocks_for(tiles * c.cut.parts, 1), most_threads}, stream, c);
-  const Geometry geometry{blocks_for(c.channels, most_threads), most_threads};
-  if (dweight != nullptr) {
-    launch("add_parts", add_parts_kernel, geometry, stream, c.weight_parts, c.cut.parts, c.channels, dweight);
-  }
-  if (dbias != nullptr) {
-    launch("add_parts", add_parts_kernel, geometry, stream, c.bias_parts, c.cut.parts, c.channels, dbias);
-  }
+  add_parts({c.weight_parts, dweight}, {c.bias_parts, dbias}, c.cut.parts, c.channels, stream);
 }
 
 }  // namespace
@@ -96,28 +105,34 @@ std::size_t column_sums_scratch(std::int64_t channels) {
 }
 
 void add_column_sums(TensorView dy, TensorView dbias, void* scratch, CUstream_st* stream) {
-  add_norm_column_sums(dy, {}, {}, {}, {}, dbias, scratch, stream);
+  add_norm_column_sums({.dy = dy, .dbias = dbias}, scratch, stream);
 }
 
-void add_norm_column_sums(TensorView dy, TensorView x, TensorView mean, TensorView rstd, TensorView dweight,
-                          TensorView dbias, void* scratch, CUstream_st* stream) {
-  const std::int64_t rows = dy.shape[0], channels = dy.shape[1];
-  if (rows == 0 || (!dweight && !dbias)) return;
+void add_norm_column_sums(const NormBackward& n, void* scratch, CUstream_st* stream) {
+  const std::int64_t rows = n.dy.shape[0], channels = n.dy.shape[1];
+  if (rows == 0 || (!n.dweight && !n.dbias)) return;
   float* const weight_parts = static_cast<float*>(scratch);
   float* const bias_parts = weight_parts + column_sums_scratch(channels) / 2 / sizeof(float);
-  with_activation(dy.dtype, [&]<class T>(T) {
-    const Columns<T> columns{.dy = dy.as<T>(),
-                             .x = dweight ? x.as<T>() : nullptr,
-                             .means = optional<float>(mean),
-                             .rstds = optional<float>(rstd),
-                             .weight_parts = dweight ? weight_parts : nullptr,
-                             .bias_parts = dbias ? bias_parts : nullptr,
+  with_activation(n.dy.dtype, [&]<class T>(T) {
+    const Columns<T> columns{.dy = n.dy.as<T>(),
+                             .x = n.dweight ? n.x.as<T>() : nullptr,
+                             .means = optional<float>(n.mean),
+                             .rstds = optional<float>(n.rstd),
+                             .weight_parts = n.dweight ? weight_parts : nullptr,
+                             .bias_parts = n.dbias ? bias_parts : nullptr,
                              .rows = rows,
                              .channels = channels,
                              .cut = cut(rows, most_parts, least_rows),
-                             .aligned = whole_packets<T>(channels) && aligned(dy.data, x.data)};
-    run(columns, optional<float>(dweight), optional<float>(dbias), stream);
+                             .aligned = whole_packets<T>(channels) && aligned(n.dy.data, n.x.data)};
+    run(columns, optional<float>(n.dweight), optional<float>(n.dbias), stream);
   });
+}
+
+void add_parts(const PartSums& a, const PartSums& b, std::int64_t count, std::int64_t channels, CUstream_st* stream) {
+  if (a.sum == nullptr && b.sum == nullptr) return;
+  const std::int64_t tiles = ceil_div(channels, warp_lanes);
+  launch("add_parts", add_parts_kernel, Geometry{blocks_for(b.sum == nullptr ? tiles : 2 * tiles, 1), most_threads}, stream, a,
+         b, count, channels);
 }
 
 }  // namespace tandem::gpu

@@ -64,43 +64,58 @@ struct Packet {
 };
 using Floats = Packet<float>;
 
-TANDEM_DEVICE Floats wide_load(const float* from) {
-  const Words low = load_words(from), high = load_words(from + 4);
+/// A packet as it lies in memory. Of bf16 it takes half the registers that its values take.
+template <class T>
+struct Raw {
+  static constexpr int parts = packet * static_cast<int>(sizeof(T)) / static_cast<int>(sizeof(Words));
+  Words part[parts];
+};
+
+TANDEM_DEVICE Floats widened(const Raw<float>& raw) {
   Floats p;
-  for (int i = 0; i < 4; ++i) {
-    p.x[i] = numerics::bits_float(low.word[i]);
-    p.x[i + 4] = numerics::bits_float(high.word[i]);
+  for (int i = 0; i < packet; ++i) p.x[i] = numerics::bits_float(raw.part[i / 4].word[i % 4]);
+  return p;
+}
+
+TANDEM_DEVICE Floats widened(const Raw<bf16>& raw) {
+  Floats p;
+  for (int i = 0; i < packet / 2; ++i) {
+    p.x[2 * i] = numerics::bits_float(raw.part[0].word[i] << 16);
+    p.x[2 * i + 1] = numerics::bits_float(raw.part[0].word[i] & 0xffff0000u);
   }
   return p;
 }
 
-TANDEM_DEVICE Floats wide_load(const bf16* from) {
-  const Words words = load_words(from);
-  Floats p;
-  for (int i = 0; i < 4; ++i) {
-    p.x[2 * i] = numerics::bits_float(words.word[i] << 16);
-    p.x[2 * i + 1] = numerics::bits_float(words.word[i] & 0xffff0000u);
-  }
-  return p;
+TANDEM_DEVICE Raw<float> packed(const Floats& p) {
+  Raw<float> raw;
+  for (int i = 0; i < packet; ++i) raw.part[i / 4].word[i % 4] = numerics::float_bits(p.x[i]);
+  return raw;
 }
 
-TANDEM_DEVICE void wide_store(float* to, const Floats& p) {
-  Words low, high;
-  for (int i = 0; i < 4; ++i) {
-    low.word[i] = numerics::float_bits(p.x[i]);
-    high.word[i] = numerics::float_bits(p.x[i + 4]);
-  }
-  store_words(to, low);
-  store_words(to + 4, high);
-}
-
-TANDEM_DEVICE void wide_store(bf16* to, const Packet<bf16>& p) {
-  Words words;
-  for (int i = 0; i < 4; ++i) {
-    words.word[i] =
+TANDEM_DEVICE Raw<bf16> packed(const Packet<bf16>& p) {
+  Raw<bf16> raw;
+  for (int i = 0; i < packet / 2; ++i) {
+    raw.part[0].word[i] =
         static_cast<std::uint32_t>(p.x[2 * i].bits) | (static_cast<std::uint32_t>(p.x[2 * i + 1].bits) << 16);
   }
-  store_words(to, words);
+  return raw;
+}
+
+/// From and to a multiple of 16 bytes.
+template <class T>
+TANDEM_DEVICE Raw<T> wide_load_raw(const T* from) {
+  Raw<T> raw;
+  for (int i = 0; i < Raw<T>::parts; ++i) raw.part[i] = load_words(from + i * (packet / Raw<T>::parts));
+  return raw;
+}
+template <class T>
+TANDEM_DEVICE Floats wide_load(const T* from) {
+  return widened(wide_load_raw(from));
+}
+template <class T>
+TANDEM_DEVICE void wide_store(T* to, const Packet<T>& p) {
+  const Raw<T> raw = packed(p);
+  for (int i = 0; i < Raw<T>::parts; ++i) store_words(to + i * (packet / Raw<T>::parts), raw.part[i]);
 }
 
 /// The part of an array that a thread handles at once: `count` elements from `at` on.
@@ -116,13 +131,21 @@ TANDEM_DEVICE Span span_at(std::int64_t at, std::int64_t end, bool aligned) {
   return {at, count, aligned && count == packet};
 }
 
+/// The elements of a span as they are; zeros behind its end.
+template <class T>
+TANDEM_DEVICE Raw<T> load_raw(const T* data, const Span& span) {
+  if (span.wide) return wide_load_raw(data + span.at);
+  Packet<T> p = {};
+  for (int i = 0; i < packet; ++i) {
+    if (i < span.count) p.x[i] = data[span.at + i];
+  }
+  return packed(p);
+}
+
 /// The elements of a span as fp32; zeros behind its end.
 template <class T>
 TANDEM_DEVICE Floats load(const T* data, const Span& span) {
-  if (span.wide) return wide_load(data + span.at);
-  Floats p;
-  for (int i = 0; i < packet; ++i) p.x[i] = i < span.count ? to_float(data[span.at + i]) : 0.0F;
-  return p;
+  return widened(load_raw(data, span));
 }
 
 template <class T>

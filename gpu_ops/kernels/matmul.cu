@@ -61,7 +61,7 @@ TANDEM_DEVICE void multiply(const float* a, const float* b, Tile& sums) {
 /// `bt` is b transposed: (n, k).
 template <class A, class B, class C>
 TANDEM_KERNEL(most_threads)
-matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, C* c, ProductShape shape, bool accumulate) {
+matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C* c, ProductShape shape) {
   TANDEM_SHARED(float, a_tile, depth* pitch);
   TANDEM_SHARED(float, b_tile, depth* pitch);
   const std::int64_t across = ceil_div(shape.n, tile), tiles = across * ceil_div(shape.m, tile);
@@ -80,11 +80,11 @@ matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, C* c, ProductShape 
         const std::int64_t row = first_row + thread_index() / side + i * side;
         const std::int64_t column = first_column + thread_index() % side + j * side;
         if (row >= shape.m || column >= shape.n) continue;
-        C* const result = c + row * shape.c_stride + column;
+        const std::int64_t at = row * shape.c_stride + column;
         float value = sums.x[i][j];
         if (bias != nullptr) value = value + to_float(bias[column]);
-        if (accumulate) value = to_float(*result) + value;
-        *result = from_float<C>(value);
+        if (addend != nullptr) value = to_float(addend[at]) + value;
+        c[at] = from_float<C>(value);
       }
     }
   }
@@ -103,8 +103,8 @@ void run(const Product& p, CUstream_st* stream) {
   const Strided<B> b = strided<B>(p.b);
   launch("matmul", matmul_kernel<A, B, C>,
          Geometry{blocks_for(ceil_div(p.m, tile) * ceil_div(p.n, tile), 1), most_threads}, stream, a,
-         Strided<B>{b.data, b.column, b.row}, p.accumulate ? nullptr : p.bias, static_cast<C*>(p.c),
-         ProductShape{p.m, p.n, p.k, p.c_stride}, p.accumulate);
+         Strided<B>{b.data, b.column, b.row}, p.bias, static_cast<const C*>(p.addend), static_cast<C*>(p.c),
+         ProductShape{p.m, p.n, p.k, p.c_stride});
 }
 
 }  // namespace

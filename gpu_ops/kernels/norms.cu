@@ -1,4 +1,4 @@
-// LayerNorm and RMSNorm: a block for each row.
+// LayerNorm and RMSNorm: a warp or a block for each row.
 #include "core/numerics/ieee.hpp"
 #include "gpu_ops/kernels.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
@@ -107,46 +107,6 @@ norm_kernel(const T* x, const bf16* weight, const bf16* bias, T* y, float* means
   }
 }
 
-/// With n the normalised x and g = dy weight: dx = rstd (g - mean(g) - n mean(g n)), mean(g) only where the norm is
-/// centred (`means` not null).
-template <class T>
-TANDEM_KERNEL(most_threads)
-norm_backward_kernel(const T* dy, const T* x, const bf16* weight, const float* means, const float* rstds, T* dx,
-                     bool accumulate, std::int64_t rows, std::int64_t channels, bool aligned) {
-  TANDEM_SHARED(float, room, most_warps);
-  const float inverse = numerics::div(1.0F, static_cast<float>(channels));
-  for (std::int64_t row = block_index(); row < rows; row += grid_size()) {
-    const T* const d = dy + row * channels;
-    const T* const v = x + row * channels;
-    T* const out = dx + row * channels;
-    const float mean = means != nullptr ? means[row] : 0.0F, rstd = rstds[row];
-    float sum_g = 0.0F, sum_gn = 0.0F;
-    for_row_spans(channels, aligned, [&](const Span& span) {
-      const Floats gradient = load(d, span), value = load(v, span), w = load(weight, span);
-      for (int i = 0; i < packet; ++i) {
-        const float g = gradient.x[i] * w.x[i];
-        sum_g = sum_g + g;
-        sum_gn = numerics::fma(g, (value.x[i] - mean) * rstd, sum_gn);
-      }
-    });
-    const float mean_g = means != nullptr ? inverse * block_sum(sum_g, room) : 0.0F;
-    const float mean_gn = inverse * block_sum(sum_gn, room);
-    for_row_spans(channels, aligned, [&](const Span& span) {
-      Floats gradient = load(d, span);
-      const Floats value = load(v, span), w = load(weight, span);
-      for (int i = 0; i < packet; ++i) {
-        const float n = (value.x[i] - mean) * rstd;
-        gradient.x[i] = rstd * (numerics::fma(gradient.x[i], w.x[i], -mean_g) - n * mean_gn);
-      }
-      if (accumulate) {
-        const Floats before = load(out, span);
-        for (int i = 0; i < packet; ++i) gradient.x[i] = before.x[i] + gradient.x[i];
-      }
-      store(out, span, gradient);
-    });
-  }
-}
-
 /// 16-byte accesses of every row.
 template <class T, class... Pointer>
 bool aligned_rows(std::int64_t channels, const Pointer*... addresses) {
@@ -183,16 +143,6 @@ void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, 
 
 void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream) {
   norm("rms_norm", x, weight, {}, y, {}, rstd, eps, stream);
-}
-
-void norm_backward_input(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
-                         TensorView dx, bool accumulate, CUstream_st* stream) {
-  const std::int64_t rows = x.shape[0], channels = x.shape[1];
-  with_activation(x.dtype, [&]<class T>(T) {
-    launch("norm_backward_input", norm_backward_kernel<T>, row_geometry(rows, channels), stream, dy.as<T>(), x.as<T>(),
-           weight.as<bf16>(), optional<float>(mean), rstd.as<float>(), dx.as<T>(), accumulate, rows, channels,
-           aligned_rows<T>(channels, dy.data, x.data, weight.data, dx.data));
-  });
 }
 
 }  // namespace tandem::gpu

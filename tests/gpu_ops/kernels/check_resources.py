@@ -21,7 +21,8 @@ SHARED = {"sm_80": 164 * 1024, "sm_90": 228 * 1024}
 FUNCTION = re.compile(r"Function (\S+):")
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 ARCHITECTURE = re.compile(r"arch = (sm_\d+)")
-NAME = re.compile(r"(\w+_kernel)(<[^>]*>)?\(")
+QUALIFIER = re.compile(r"tandem::|gpu::|\(anonymous namespace\)::")
+NAME = re.compile(r"(\w+_kernel)(<.*>)?\(")
 INFO = re.compile(r"^\.nv\.info\.(\S+)")
 BLOCK = re.compile(r"Value:\s+0x([0-9a-f]+) 0x1 0x1")
 
@@ -31,8 +32,9 @@ Kernel = namedtuple("Kernel", "architecture name registers stack shared threads 
 def short(symbol):
     """The kernel's own name and what it is made for."""
     text = subprocess.run(["c++filt", symbol], check=True, capture_output=True, text=True).stdout.strip()
+    text = QUALIFIER.sub("", text)
     found = NAME.search(text)
-    return (found[1] + (found[2] or "")).replace("tandem::", "") if found else text
+    return found[1] + (found[2] or "") if found else text
 
 
 def occupancy(architecture, registers, shared, threads):

@@ -34,6 +34,9 @@ struct Operands {
   Product product;
 };
 
+/// What is added to a product.
+enum class Addend : std::uint8_t { none, result, other };
+
 class CublasLt : public ::testing::Test {
  protected:
   void SetUp() override { fake_cublaslt::reset({}); }
@@ -45,15 +48,21 @@ TEST_F(CublasLt, EveryProductIsThePlainKernels) {
   for (const bool ta : {false, true}) {
     for (const bool tb : {false, true}) {
       for (const DType result : {DType::bf16, DType::f32}) {
-        for (const bool accumulate : {false, true}) {
+        for (const auto addend : {Addend::none, Addend::result, Addend::other}) {
           for (const bool with_bias : {false, true}) {
-            SCOPED_TRACE(std::string(ta ? "a'" : "a") + (tb ? " b'" : " b") + (accumulate ? " +=" : ""));
+            SCOPED_TRACE(std::string(ta ? "a'" : "a") + (tb ? " b'" : " b") + " + " +
+                         std::to_string(static_cast<int>(addend)));
             Operands x(random_, 7, 11, 5, ta, tb, result);
-            x.product.accumulate = accumulate;
+            const Tensor other = random_.tensor(result, {7, 11 + 5});
+            if (addend == Addend::other) x.product.addend = other.view().data;
             x.product.bias = with_bias ? x.bias.view().as<bf16>() : nullptr;
             Tensor expected = x.c;
             Product plain = x.product;
             plain.c = expected.view().data;
+            if (addend == Addend::result) {
+              x.product.addend = x.product.c;
+              plain.addend = plain.c;
+            }
             gpu::plain_matmul(plain, nullptr);
             matmul_->run(x.product, nullptr, nullptr);
             // Between rows, and behind the last, nothing is written: all of the tensor is compared.
@@ -124,7 +133,7 @@ TEST_F(CublasLt, FusesWhatTheLibraryTakesAndNothingElse) {
     };
     EXPECT_FALSE(without([](Product& p) { p.c_stride = 23; })) << "rows of no whole packets";
     EXPECT_FALSE(without([](Product& p) { p.input = static_cast<bf16*>(p.input) + 4; })) << "not aligned";
-    EXPECT_FALSE(without([](Product& p) { p.accumulate = true; }));
+    EXPECT_FALSE(without([](Product& p) { p.addend = p.c; }));
     EXPECT_FALSE(without([](Product& p) { p.c_dtype = DType::f32; }));
     EXPECT_FALSE(without([](Product& p) { p.a.dtype = DType::f32; }));
     EXPECT_FALSE(without([](Product& p) { p.m = 0; }));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "gpu_ops/emulation/grid.hpp"
+#include "gpu_ops/kernels.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {
@@ -79,18 +80,33 @@ TEST_F(Barriers, OfTheNormsBackward) {
     ops().layer_norm_backward(d, in, weight, s, s, dx, false, {}, {}, {});
     return std::vector<Tensor>{bench().get(dx)};
   });
+  EXPECT_THAT(idle, ::testing::IsEmpty());
+}
+
+TEST_F(Barriers, OfTheSumsInTheNormsBackward) {
+  const Shape shape{8, 24};  // one block of eight warps, which writes two sums one after the other
+  const Tensor x = random_.tensor(DType::f32, shape), dy = random_.tensor(DType::f32, shape);
+  const Tensor rows = random_.tensor(DType::f32, {8}), w = random_.tensor(DType::bf16, {24});
+  bench().lend({.tokens = 8, .channels = 24, .activations = DType::f32});
+  const auto idle = idle_barriers([&] {
+    const Operand in = bench().put(x), weight = bench().put(w), d = bench().put(dy), s = bench().put(rows);
+    const Operand dx = zeros(DType::f32, shape), dw = zeros(DType::f32, {24}), db = zeros(DType::f32, {24});
+    ops().layer_norm_backward(d, in, weight, s, s, dx, false, dw, db, {});
+    return std::vector<Tensor>{bench().get(dw), bench().get(db)};
+  });
   EXPECT_THAT(idle, ::testing::ElementsAre(3));
 }
 
 TEST_F(Barriers, OfTheColumnSums) {
   const Shape shape{40, 24};  // one block, which writes two sums one after the other
   const Tensor x = random_.tensor(DType::f32, shape), dy = random_.tensor(DType::f32, shape);
-  const Tensor rows = random_.tensor(DType::f32, {40}), w = random_.tensor(DType::bf16, {24});
-  bench().lend({.tokens = 40, .channels = 24, .activations = DType::f32});
+  const Tensor rows = random_.tensor(DType::f32, {40});
+  const auto scratch = static_cast<std::int64_t>(gpu::column_sums_scratch(24) / sizeof(float));
   const auto idle = idle_barriers([&] {
-    const Operand in = bench().put(x), weight = bench().put(w), d = bench().put(dy), s = bench().put(rows);
-    const Operand dx = zeros(DType::f32, shape), dw = zeros(DType::f32, {24}), db = zeros(DType::f32, {24});
-    ops().layer_norm_backward(d, in, weight, s, s, dx, false, dw, db, {});
+    const Operand in = bench().put(x), d = bench().put(dy), s = bench().put(rows);
+    const Operand dw = zeros(DType::f32, {24}), db = zeros(DType::f32, {24}), parts = zeros(DType::f32, {scratch});
+    gpu::add_norm_column_sums({.dy = d, .x = in, .mean = s, .rstd = s, .dweight = dw, .dbias = db}, parts.as<float>(),
+                              nullptr);
     return std::vector<Tensor>{bench().get(dw), bench().get(db)};
   });
   EXPECT_THAT(idle, ::testing::ElementsAre(3));

@@ -5,7 +5,9 @@
 
 #include <vector>
 
+#include "core/memory.hpp"
 #include "gpu_ops/head_loss.hpp"
+#include "gpu_ops/kernels.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -66,6 +68,22 @@ TEST(Geometry, CutsCoverTheExtentOnceAndKeepTheirBounds) {
         EXPECT_GE(c.parts * c.size, extent);
         EXPECT_LT((c.parts - 1) * c.size, extent);
       }
+    }
+  }
+}
+
+TEST(NormCuts, GiveEveryWarpARowAndStayWithinTheScratchOfLongerRows) {
+  std::size_t before = 0;
+  for (std::int64_t channels = 1; channels <= 20000; ++channels) {
+    const std::size_t scratch = norm_backward_scratch(channels);
+    EXPECT_GE(scratch, before) << channels;  // what is booked for more channels is enough for fewer
+    before = scratch;
+    for (const std::int64_t rows : {1, 9, 8192, 1 << 30}) {
+      const Cut c = norm_cut(rows, channels);
+      EXPECT_TRUE(c.size >= most_warps || channels > warp_norm_channels) << channels;
+      const std::size_t sums = align_up(static_cast<std::size_t>(c.parts * channels) * sizeof(float));
+      EXPECT_TRUE(2 * sums <= scratch || channels > 8192) << channels;
+      EXPECT_LE(column_sums_scratch(channels), scratch);
     }
   }
 }

@@ -41,6 +41,31 @@ TEST_P(LinearOps, ForwardIsTheReference) {
   }
 }
 
+TEST_P(LinearOps, WithResidualIsTheSumRoundedOnce) {
+  for (const Sizes& s : all_sizes) {
+    lend(s);
+    for (const bool with_bias : {false, true}) {
+      SCOPED_TRACE(s.rows);
+      Random random(7);
+      const Tensor x = random.tensor(dtype(), {s.rows, s.in}), w = random.tensor(DType::bf16, {s.out, s.in});
+      const Tensor bias = random.tensor(DType::bf16, {s.out}), residual = random.tensor(dtype(), {s.rows, s.out});
+      Tensor product(DType::f32, {s.rows, s.out}), expected(dtype(), {s.rows, s.out});
+      reference::linear(x, w, with_bias ? bias.view() : TensorView{}, product);
+      for (std::int64_t i = 0; i < expected.count(); ++i) {
+        expected.set(i, static_cast<float>(product.get(i) + residual.get(i)));
+      }
+      const auto results = under_all_schedules([&] {
+        const Operand in = bench().put(x), weight = bench().put(w), b = bench().put(bias), r = bench().put(residual);
+        const Operand y = bench().put(Tensor(dtype(), {s.rows, s.out}));
+        ops().linear_add(in, weight, with_bias ? b.view() : TensorView{}, r, y, stream());
+        return std::vector<Tensor>{bench().get(y), bench().get(r)};
+      });
+      EXPECT_WITHIN(results[0], expected, dtype(), false);
+      EXPECT_SAME_BITS(results[1], residual);
+    }
+  }
+}
+
 TEST_P(LinearOps, BackwardOfTheInputIsTheReference) {
   for (const Sizes& s : all_sizes) {
     lend(s);

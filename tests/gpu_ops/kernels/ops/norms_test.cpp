@@ -105,6 +105,36 @@ TEST_P(NormOps, RmsNormForwardAndBackwardAreTheReference) {
   });
 }
 
+/// More rows than parts, so that a warp or a block walks several.
+TEST_P(NormOps, BackwardOfManyRowsIsTheReference) {
+  for (const Shape& shape : {Shape{4200, 8}, Shape{1100, 264}, Shape{270, 2056}, Shape{270, 4104}}) {
+    SCOPED_TRACE(shape.text());
+    bench().lend({.tokens = shape[0], .channels = shape[1], .activations = dtype()});
+    const Shape rows{shape[0]}, channels{shape[1]};
+    Random random(4);
+    const Tensor x = random.tensor(dtype(), shape, 3.0F), dy = random.tensor(dtype(), shape);
+    const Tensor w = random.tensor(DType::bf16, channels), before = random.tensor(dtype(), shape);
+    Tensor y(dtype(), shape), mean(DType::f32, rows), rstd(DType::f32, rows), rms(DType::f32, rows);
+    reference::layer_norm(x, w, {}, y, mean, rstd, eps);
+    reference::rms_norm(x, w, y, rms, eps);
+    Tensor centred = before, dw_centred(DType::f32, channels), db_centred(DType::f32, channels);
+    reference::layer_norm_backward(dy, x, w, mean, rstd, centred, true, dw_centred, db_centred);
+    Tensor plain = before, dw_plain(DType::f32, channels);
+    reference::rms_norm_backward(dy, x, w, rms, plain, true, dw_plain);
+    const auto results = under_all_schedules([&] {
+      const Operand d = bench().put(dy), in = bench().put(x), weight = bench().put(w), m = bench().put(mean);
+      const Operand r = bench().put(rstd), q = bench().put(rms), a = bench().put(before), b = bench().put(before);
+      const Operand dw = bench().put(Tensor(DType::f32, channels)), db = bench().put(Tensor(DType::f32, channels));
+      const Operand dv = bench().put(Tensor(DType::f32, channels));
+      ops().layer_norm_backward(d, in, weight, m, r, a, true, dw, db, stream());
+      ops().rms_norm_backward(d, in, weight, q, b, true, dv, stream());
+      return std::vector<Tensor>{bench().get(a), bench().get(dw), bench().get(db), bench().get(b), bench().get(dv)};
+    });
+    const Tensor* const expected[] = {&centred, &dw_centred, &db_centred, &plain, &dw_plain};
+    for (std::size_t i = 0; i < results.size(); ++i) EXPECT_WITHIN(results[i], *expected[i], dtype(), false);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Activations, NormOps, ::testing::Values(DType::f32, DType::bf16), dtype_name);
 
 }  // namespace

@@ -1,0 +1,290 @@
+// Backward of LayerNorm and RMSNorm in one pass over memory: dx, and the sums over rows that are the gradients of
+// weight and bias. Rows are cut into parts, a function of shapes alone. A block walks the rows of its part with the
+// same channels in the same threads, so that their sums stay in registers until its last row, and reads what the next
+// row needs while it computes one. Rows too long for registers take two passes.
+#include <algorithm>
+
+#include "core/memory.hpp"
+#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/kernels/block_sums.hpp"
+#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// Packets of a row, and of the sums of its columns, that a thread can hold in its registers.
+constexpr int held_packets(DType dtype, bool centred) { return dtype == DType::bf16 && !centred ? 4 : 2; }
+constexpr std::int64_t longest_held = std::int64_t{held_packets(DType::bf16, false)} * packet * most_threads;
+
+/// Of a NormBackward. Where gradients of weight and bias go: (parts, channels) each, null
+/// where they are not asked for.
+template <class T>
+struct Operands {
+  const T *dy, *x;
+  const bf16* weight;
+  const float *means, *rstds;  ///< means: null for RMSNorm
+  T* dx;
+  float *weight_parts, *bias_parts;
+  std::int64_t rows, channels;
+  Cut cut;
+  bool accumulate, aligned;
+};
+
+/// The formulas of a row, g = dy weight and n the normalised x: dx = rstd (g - mean(g) - n mean(g n)), mean(g) only where
+/// the norm is centred.
+template <bool centred>
+struct Formulas {
+  float mean, rstd;
+  float of_g = 0.0F, of_n = 0.0F;  ///< rstd mean(g), rstd mean(g n)
+
+  TANDEM_DEVICE float normalised(float x) const { return centred ? (x - mean) * rstd : x * rstd; }
+  TANDEM_DEVICE float input_gradient(float g, float n) const {
+    const float direct = centred ? numerics::fma(g, rstd, -of_g) : g * rstd;
+    return numerics::fma(n, -of_n, direct);
+  }
+};
+
+/// What a thread needs of a row.
+template <class T, bool centred, bool accumulate, int held>
+struct RowOf {
+  Raw<T> dy[held], x[held], before[accumulate ? held : 1];
+  float mean, rstd;
+
+  TANDEM_DEVICE void read(const Operands<T>& n, std::int64_t row, const Span* spans) {
+    const std::int64_t at = row * n.channels;
+    TANDEM_UNROLL
+    for (int k = 0; k < held; ++k) {
+      dy[k] = load_raw(n.dy + at, spans[k]);
+      x[k] = load_raw(n.x + at, spans[k]);
+      if constexpr (accumulate) before[k] = load_raw(n.dx + at, spans[k]);
+    }
+    mean = centred ? n.means[row] : 0.0F;
+    rstd = n.rstds[row];
+  }
+};
+
+/// Sums of g and of g n over a row.
+struct RowSums {
+  float g, gn;
+};
+
+/// Adds eight shared floats, in order.
+TANDEM_DEVICE float sum_of(const float* room) {
+  static_assert(most_warps == packet);
+  const Floats of_warps = wide_load(room);
+  float sum = of_warps.x[0];
+  for (int warp = 1; warp < most_warps; ++warp) sum = sum + of_warps.x[warp];
+  return sum;
+}
+
+/// Shared floats of row_sums(), zeroed by all threads of the block: of warps that it does not have they stay so.
+constexpr int sums_room = 4 * most_warps;
+TANDEM_DEVICE void clear_room(float* room) {
+  for (int i = thread_index(); i < sums_room; i += block_size()) room[i] = 0.0F;
+  barrier();
+}
+
+/// In every thread of the warp or the block that shares a row: lanes pairwise, then warps in order. All of them call it,
+/// for the `turn`-th row: threads of a block use halves of the room in turns, so that who is late to read one finds it
+/// untouched while the next row is summed.
+template <bool by_warp, bool centred>
+TANDEM_DEVICE RowSums row_sums(RowSums sums, float* room, std::int64_t turn) {
+  if constexpr (centred) sums.g = warp_sum(sums.g);
+  sums.gn = warp_sum(sums.gn);
+  if constexpr (by_warp) return sums;
+  float* const half = room + turn % 2 * (2 * most_warps);
+  if (thread_index() % warp_lanes == 0) {
+    if constexpr (centred) half[most_warps + thread_index() / warp_lanes] = sums.g;
+    half[thread_index() / warp_lanes] = sums.gn;
+  }
+  barrier();
+  return {centred ? sum_of(half + most_warps) : 0.0F, sum_of(half)};
+}
+
+/// Adds what the warps of the block have for the channels of a lane, in their order.
+TANDEM_DEVICE Floats sum_of_warps(const Floats& own, float* room) {
+  const int lane = thread_index() % warp_lanes, own_warp = thread_index() / warp_lanes;
+  for (int i = 0; i < packet; ++i) room[(own_warp * packet + i) * warp_lanes + lane] = own.x[i];
+  barrier();
+  Floats sum = {};
+  for (int warp = 0; warp < block_size() / warp_lanes; ++warp) {
+    for (int i = 0; i < packet; ++i) sum.x[i] = sum.x[i] + room[(warp * packet + i) * warp_lanes + lane];
+  }
+  barrier();
+  return sum;
+}
+
+/// `by_warp`: each warp has a row of its own, else the block shares one. A thread has at most `held` packets of it.
+template <class T, bool by_warp, bool centred, bool accumulate, int held>
+TANDEM_KERNEL(most_threads)
+norm_backward_kernel(Operands<T> n) {
+  TANDEM_SHARED(float, room, by_warp ? most_threads * packet : sums_room);
+  if constexpr (!by_warp) clear_room(room);
+  const int team = by_warp ? warp_lanes : block_size();
+  const std::int64_t begin = block_index() * n.cut.size, step = by_warp ? block_size() / warp_lanes : 1;
+  const std::int64_t end = begin + n.cut.size < n.rows ? begin + n.cut.size : n.rows;
+  const float inverse = numerics::div(1.0F, static_cast<float>(n.channels));
+  Span spans[held];
+  Floats weights[held], dweight[held] = {}, dbias[held] = {};
+  TANDEM_UNROLL
+  for (int k = 0; k < held; ++k) {
+    spans[k] = span_at((k * std::int64_t{team} + thread_index() % team) * packet, n.channels, n.aligned);
+    weights[k] = load(n.weight, spans[k]);
+  }
+  std::int64_t row = begin + thread_index() / team;
+  RowOf<T, centred, accumulate, held> now, next;
+  if (row < end) next.read(n, row, spans);
+  for (std::int64_t turn = 0; row < end; row += step, ++turn) {
+    now = next;
+    if (row + step < end) next.read(n, row + step, spans);
+    Formulas<centred> of{now.mean, now.rstd};
+    RowSums sums = {0.0F, 0.0F};
+    TANDEM_UNROLL
+    for (int k = 0; k < held; ++k) {
+      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]);
+      for (int i = 0; i < packet; ++i) {
+        const float g = dy.x[i] * weights[k].x[i];
+        if constexpr (centred) sums.g = sums.g + g;
+        sums.gn = numerics::fma(g, of.normalised(x.x[i]), sums.gn);
+      }
+    }
+    sums = row_sums<by_warp, centred>(sums, room, turn);
+    of.of_g = inverse * sums.g * now.rstd;
+    of.of_n = inverse * sums.gn * now.rstd;
+    TANDEM_UNROLL
+    for (int k = 0; k < held; ++k) {
+      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]);
+      Floats out;
+      for (int i = 0; i < packet; ++i) {
+        const float normalised = of.normalised(x.x[i]);
+        dweight[k].x[i] = numerics::fma(dy.x[i], normalised, dweight[k].x[i]);
+        if constexpr (centred) dbias[k].x[i] = dbias[k].x[i] + dy.x[i];
+        out.x[i] = of.input_gradient(dy.x[i] * weights[k].x[i], normalised);
+      }
+      if constexpr (accumulate) {
+        const Floats before = widened(now.before[k]);
+        for (int i = 0; i < packet; ++i) out.x[i] = before.x[i] + out.x[i];
+      }
+      store(n.dx + row * n.channels, spans[k], out);
+    }
+  }
+  const auto write = [&](Floats* sums, float* parts) {
+    if (parts == nullptr) return;
+    TANDEM_UNROLL
+    for (int k = 0; k < held; ++k) {
+      if constexpr (by_warp) sums[k] = sum_of_warps(sums[k], room);
+      if (thread_index() < team) store(parts + block_index() * n.channels, spans[k], sums[k]);
+    }
+  };
+  write(dweight, n.weight_parts);
+  if constexpr (centred) write(dbias, n.bias_parts);
+}
+
+/// dx of rows of any length, read twice. A block for each row.
+template <class T, bool centred>
+TANDEM_KERNEL(most_threads)
+long_norm_backward_kernel(Operands<T> n) {
+  TANDEM_SHARED(float, room, sums_room);
+  clear_room(room);
+  const float inverse = numerics::div(1.0F, static_cast<float>(n.channels));
+  std::int64_t turn = 0;
+  for (std::int64_t row = block_index(); row < n.rows; row += grid_size(), ++turn) {
+    const T* const dy = n.dy + row * n.channels;
+    const T* const x = n.x + row * n.channels;
+    T* const dx = n.dx + row * n.channels;
+    Formulas<centred> of{centred ? n.means[row] : 0.0F, n.rstds[row]};
+    RowSums sums = {0.0F, 0.0F};
+    for_row_spans(n.channels, n.aligned, [&](const Span& span) {
+      const Floats d = load(dy, span), v = load(x, span), w = load(n.weight, span);
+      for (int i = 0; i < packet; ++i) {
+        const float g = d.x[i] * w.x[i];
+        sums.g = sums.g + g;
+        sums.gn = numerics::fma(g, of.normalised(v.x[i]), sums.gn);
+      }
+    });
+    sums = row_sums<false, centred>(sums, room, turn);
+    of.of_g = inverse * sums.g * of.rstd;
+    of.of_n = inverse * sums.gn * of.rstd;
+    for_row_spans(n.channels, n.aligned, [&](const Span& span) {
+      const Floats d = load(dy, span), v = load(x, span), w = load(n.weight, span);
+      Floats out;
+      for (int i = 0; i < packet; ++i) out.x[i] = of.input_gradient(d.x[i] * w.x[i], of.normalised(v.x[i]));
+      if (n.accumulate) {
+        const Floats before = load(dx, span);
+        for (int i = 0; i < packet; ++i) out.x[i] = before.x[i] + out.x[i];
+      }
+      store(dx, span, out);
+    });
+  }
+}
+
+/// f.template operator()<value>()
+template <class F>
+void with_flag(bool value, const F& f) {
+  if (value) return f.template operator()<true>();
+  f.template operator()<false>();
+}
+
+template <class T>
+void start_held(const Operands<T>& n, CUstream_st* stream) {
+  const auto start = [&]<bool by_warp, bool centred, int held>() {
+    with_flag(n.accumulate, [&]<bool accumulate>() {
+      launch("norm_backward", norm_backward_kernel<T, by_warp, centred, accumulate, held>,
+             Geometry{n.cut.parts, by_warp ? most_threads : row_geometry(n.rows, n.channels).block}, stream, n);
+    });
+  };
+  const std::int64_t of_thread = ceil_div(n.channels, packet * most_threads);
+  with_flag(n.means != nullptr, [&]<bool centred>() {
+    if (n.channels <= warp_norm_channels) return start.template operator()<true, centred, 1>();
+    if (of_thread <= 1) return start.template operator()<false, centred, 1>();
+    if (of_thread <= 2) return start.template operator()<false, centred, 2>();
+    if constexpr (sizeof(T) == sizeof(bf16) && !centred) start.template operator()<false, centred, 4>();
+  });
+}
+
+template <class T>
+void start_long(const Operands<T>& n, CUstream_st* stream) {
+  with_flag(n.means != nullptr, [&]<bool centred>() {
+    launch("long_norm_backward", long_norm_backward_kernel<T, centred>, row_geometry(n.rows, n.channels), stream, n);
+  });
+}
+
+}  // namespace
+
+std::size_t norm_backward_scratch(std::int64_t channels) {
+  // Of any rows up to so long: shorter ones have more parts.
+  const std::int64_t sums = std::max(most_norm_parts * std::min(channels, packet * std::int64_t{most_threads}),
+                                     norm_parts(longest_held) * std::min(channels, longest_held));
+  return std::max(2 * align_up(static_cast<std::size_t>(sums) * sizeof(float)), column_sums_scratch(channels));
+}
+
+void norm_backward(const NormBackward& g, void* scratch, CUstream_st* stream) {
+  const std::int64_t rows = g.x.shape[0], channels = g.x.shape[1];
+  if (rows == 0) return;
+  const bool held = channels <= packet * most_threads * held_packets(g.x.dtype, static_cast<bool>(g.mean));
+  // Before dx, which may lie where dy does.
+  if (!held) add_norm_column_sums(g, scratch, stream);
+  const Cut cut = norm_cut(rows, channels);
+  auto* const weight_parts = static_cast<float*>(scratch);
+  auto* const bias_parts = weight_parts + align_up(static_cast<std::size_t>(cut.parts * channels) * sizeof(float)) / sizeof(float);
+  with_activation(g.x.dtype, [&]<class T>(T) {
+    const Operands<T> n{.dy = g.dy.as<T>(),
+                        .x = g.x.as<T>(),
+                        .weight = g.weight.as<bf16>(),
+                        .means = optional<float>(g.mean),
+                        .rstds = g.rstd.as<float>(),
+                        .dx = g.dx.as<T>(),
+                        .weight_parts = g.dweight ? weight_parts : nullptr,
+                        .bias_parts = g.dbias ? bias_parts : nullptr,
+                        .rows = rows,
+                        .channels = channels,
+                        .cut = cut,
+                        .accumulate = g.accumulate,
+                        .aligned = whole_packets<T>(channels) && aligned(g.dy.data, g.x.data, g.weight.data, g.dx.data)};
+    held ? start_held(n, stream) : start_long(n, stream);
+  });
+  if (held) add_parts({weight_parts, optional<float>(g.dweight)}, {bias_parts, optional<float>(g.dbias)}, cut.parts, channels, stream);
+}
+
+}  // namespace tandem::gpu
