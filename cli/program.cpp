@@ -8,13 +8,16 @@
 
 #include <csignal>
 #include <cstdio>
+#include <filesystem>
 #include <new>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "cli/commands.hpp"
 #include "core/error.hpp"
+#include "core/utf8.hpp"
 #include "core/version.hpp"
 #include "models/config.hpp"
 
@@ -49,6 +52,16 @@ std::string joined(int argc, char** argv) {
   return line;
 }
 
+/// What is typed goes into config.toml and JSON, which hold nothing else.
+void refuse_other_than_utf8(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (is_utf8(argv[i])) continue;
+    std::string shown = argv[i];
+    for (char& c : shown) c = static_cast<unsigned char>(c) < 0x80 ? c : '?';
+    throw UsageError(fmt::format("command line: '{}'", shown), "it holds bytes that are no UTF-8", "rename it");
+  }
+}
+
 void set_up_logging() {
   auto logger = spdlog::stderr_color_mt("tandem");
   logger->set_pattern("tandem: %l: %v");
@@ -75,6 +88,7 @@ int parse_and_run(int argc, char** argv) {
     commands.emplace_back(program.get_subcommands({}).back(), std::move(run));
   }
   program.require_subcommand(0, 1);
+  refuse_other_than_utf8(argc, argv);
   try {
     program.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -131,6 +145,12 @@ int run_program(int argc, char** argv) noexcept {
   } catch (const Error& error) {
     if (error.exit_code() == ExitCode::internal) return report_fault(error.what());
     return report(error.what(), error.exit_code());
+  } catch (const std::filesystem::filesystem_error& error) {
+    return report(fmt::format("{}: {}", error.path1().string(), error.code().message()), ExitCode::bad_input);
+  } catch (const std::system_error& error) {
+    if (error.code() != std::errc::resource_unavailable_try_again) return report_fault(error.what());
+    return report("cannot start a thread: the system has none left; raise the limit of threads (ulimit -u)",
+                  ExitCode::device);
   } catch (const std::bad_alloc&) {
     return report_fault("no memory left; a smaller --host-memory ceiling would have refused the run");
   } catch (const std::exception& error) {

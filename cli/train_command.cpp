@@ -1,8 +1,12 @@
 // tandem train
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
 #include <memory>
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "core/error.hpp"
 #include "train/trainer.hpp"
 
 namespace tandem {
@@ -18,6 +22,13 @@ struct TrainFlags {
 
 constexpr int signal_base = 128;
 
+/// `--resume` where nothing says what to train.
+void refuse_without_run(const std::string& out) {
+  if (out.empty()) throw UsageError("--resume", "there is no --out to resume", "give the --out of a run");
+  throw UsageError("--resume", fmt::format("--out {} holds no run, which would say what to train", out),
+                   "name the folder of a run, or give --model and --data too");
+}
+
 int train(const TrainFlags& flags, const ProgramContext& context) {
   TrainRequest request;
   request.resume = flags.resume->count() > 0;
@@ -27,6 +38,8 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   request.command = context.command_line;
   const std::string out = flags.config.out();
   request.config = flags.config.config(request.resume && !out.empty() ? out + "/config.toml" : "");
+  if (request.resume && request.config.model.empty()) refuse_without_run(out);
+  if (flags.quiet && spdlog::get_level() < spdlog::level::warn) spdlog::set_level(spdlog::level::warn);
   Trainer trainer(std::move(request));
   if (flags.dry_run) {
     print_output(trainer.plan_text());

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/start_thread.hpp"
 
 namespace tandem {
 namespace {
@@ -156,7 +157,7 @@ MetricsServer::MetricsServer(const std::string& address, int port, const Metrics
     : impl_(std::make_unique<Impl>(options)) {
   impl_->listen(address, port);
   impl_->accept();
-  impl_->thread = std::thread([impl = impl_.get()] { impl->context.run(); });
+  impl_->thread = start_thread("metrics", [impl = impl_.get()] { impl->context.run(); });
 }
 
 MetricsServer::~MetricsServer() {

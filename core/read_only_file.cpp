@@ -16,7 +16,9 @@ void throw_unreadable(const std::filesystem::path& file, int error) {
   throw InputError(fmt::format("cannot read {}", file.string()), std::generic_category().message(error));
 }
 
-ReadOnlyFile::Opened::Opened(const std::filesystem::path& file) : fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC)) {
+// A pipe without a writer would be waited for: not with O_NONBLOCK, which regular files know nothing of.
+ReadOnlyFile::Opened::Opened(const std::filesystem::path& file)
+    : fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {
   if (fd < 0) throw_unreadable(file, errno);
 }
 

@@ -2,39 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 #include "core/error.hpp"
+#include "core/utf8.hpp"
 
 namespace tandem {
 namespace {
 
 constexpr std::size_t largest = std::size_t{1} << 20;  // what tandem writes has a few thousand bytes
-
-struct Character {
-  std::uint32_t code = 0;
-  std::size_t bytes = 0;
-};
-
-/// The UTF-8 character that `text` begins with, which is beyond ASCII; nothing where it is none.
-std::optional<Character> character_at(std::string_view text) noexcept {
-  const auto byte = [&](std::size_t i) { return static_cast<std::uint32_t>(static_cast<unsigned char>(text[i])); };
-  constexpr std::array<std::uint32_t, 5> least{0, 0, 0x80, 0x800, 0x10000};
-  const std::uint32_t lead = byte(0);
-  const std::size_t bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : 2;
-  if (lead < 0xc0 || lead >= 0xf8 || bytes > text.size()) return std::nullopt;
-  std::uint32_t code = lead & (0x7fU >> bytes);
-  for (std::size_t i = 1; i < bytes; ++i) {
-    if ((byte(i) & 0xc0U) != 0x80) return std::nullopt;
-    code = (code << 6) | (byte(i) & 0x3fU);
-  }
-  const bool surrogate = code >= 0xd800 && code < 0xe000;
-  if (code < least[bytes] || code > 0x10ffff || surrogate) return std::nullopt;
-  return Character{code, bytes};
-}
 
 /// Knows comments and strings, and nothing else of TOML.
 class Escaper {
@@ -71,7 +48,7 @@ class Escaper {
       rest_.remove_prefix(1);
       return;
     }
-    const auto character = character_at(rest_);
+    const auto character = utf8_at(rest_);
     if (!character) refuse("bytes that are no UTF-8");
     if (instead.empty() && !may_escape) refuse("a character beyond ASCII outside of a string");
     out_ += may_escape ? fmt::format("\\U{:08x}", character->code) : std::string(instead);

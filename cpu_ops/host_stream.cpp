@@ -1,12 +1,10 @@
 #include "cpu_ops/host_stream.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/start_thread.hpp"
 
 namespace tandem {
 
@@ -17,13 +15,7 @@ TaskName::TaskName(std::string_view name) noexcept
 
 HostStream::HostStream(std::string_view name, const void* owner, std::shared_ptr<const TaskHook> hook)
     : name_(name), owner_(owner), hook_(std::move(hook)) {
-  try {
-    worker_ = std::thread([this] { serve(); });
-  } catch (const std::system_error& e) {
-    throw DeviceError("cannot make stream '" + name_ + "'", e.what(), "raise the limit of threads (ulimit -u)");
-  }
-  // Seen in debuggers and in top; the system keeps 15 characters.
-  pthread_setname_np(worker_.native_handle(), name_.substr(0, 15).c_str());
+  worker_ = start_thread(name_, [this] { serve(); });
 }
 
 HostStream::~HostStream() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/start_thread.hpp"
 #include "cpu_ops/parallel.hpp"
 
 namespace tandem {
@@ -31,17 +32,15 @@ struct Job {
 class PoolParallel final : public Parallel {
  public:
   PoolParallel(int threads, std::shared_ptr<const NumaNode> node) : threads_(threads), node_(std::move(node)) {
-    for (int i = 1; i < threads; ++i) workers_.emplace_back([this] { serve(); });
+    try {
+      for (int i = 1; i < threads; ++i) workers_.push_back(start_thread("pool", [this] { serve(); }));
+    } catch (...) {
+      end_workers();
+      throw;
+    }
   }
 
-  ~PoolParallel() override {
-    {
-      const std::lock_guard lock(mutex_);
-      stopping_ = true;
-    }
-    wake_.notify_all();
-    for (std::thread& worker : workers_) worker.join();
-  }
+  ~PoolParallel() override { end_workers(); }
 
   int threads() const noexcept override { return threads_; }
 
@@ -58,6 +57,15 @@ class PoolParallel final : public Parallel {
   }
 
  private:
+  void end_workers() {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& worker : workers_) worker.join();
+  }
+
   void publish(Job& job) {
     {
       const std::lock_guard lock(mutex_);

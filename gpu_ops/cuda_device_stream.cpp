@@ -1,12 +1,10 @@
 #include "gpu_ops/cuda_device_stream.hpp"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/start_thread.hpp"
 
 namespace tandem {
 
@@ -26,13 +24,7 @@ CudaStream::CudaStream(std::string name, int ordinal, const void* owner, CUstrea
 }
 
 void CudaStream::start() {
-  try {
-    caller_ = std::thread([this] { serve(); });
-  } catch (const std::system_error& e) {
-    throw DeviceError("cannot make stream '" + name_ + "'", e.what(), "raise the limit of threads (ulimit -u)");
-  }
-  // Seen in debuggers and in top; the system keeps 15 characters.
-  pthread_setname_np(caller_.native_handle(), name_.substr(0, 15).c_str());
+  caller_ = start_thread(name_, [this] { serve(); });
 }
 
 CudaStream::~CudaStream() {

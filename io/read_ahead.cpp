@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "core/start_thread.hpp"
 #include "io/atomic_file.hpp"
 #include "io/file_ops.hpp"
 
@@ -23,7 +24,7 @@ ReadAhead::ReadAhead(const std::filesystem::path& file)
       direct_(is_large(file_) && system_files().set_direct(file_.descriptor(), true)),
       piece_(is_large(file_) ? piece_bytes : small_piece) {
   for (auto& buffer : buffers_) buffer = make_direct_buffer(piece_);
-  thread_ = std::thread([this] { loop(); });
+  thread_ = start_thread("read ahead", [this] { loop(); });
 }
 
 ReadAhead::~ReadAhead() {

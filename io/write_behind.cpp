@@ -5,13 +5,15 @@
 #include <cstring>
 #include <utility>
 
+#include "core/start_thread.hpp"
+
 namespace tandem {
 
 static_assert(WriteBehind::piece_bytes % direct_block_bytes == 0);
 
 WriteBehind::WriteBehind(int fd, FileOps& ops) : fd_(fd), ops_(ops), direct_(ops.set_direct(fd, true)) {
   for (auto& buffer : buffers_) buffer = make_direct_buffer(piece_bytes);
-  thread_ = std::thread([this] { loop(); });
+  thread_ = start_thread("write behind", [this] { loop(); });
 }
 
 WriteBehind::~WriteBehind() {

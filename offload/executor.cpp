@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "core/error.hpp"
+#include "core/start_thread.hpp"
 
 namespace tandem {
 
@@ -21,22 +22,32 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       to_device_(device.make_stream("host to device")),
       to_host_(device.make_stream("device to host")),
       compute_(device.make_stream("device update")) {
-  issuer_.thread = std::thread([this] { issue_loop(); });
-  cpu_worker_.thread = std::thread([this] { cpu_loop(); });
+  try {
+    issuer_.thread = start_thread("task issuer", [this] { issue_loop(); });
+    cpu_worker_.thread = start_thread("CPU tasks", [this] { cpu_loop(); });
+  } catch (...) {
+    end_threads();
+    throw;
+  }
 }
 
 Executor::~Executor() {
+  end_threads();
+  std::unique_lock lock(mutex_);
+  const auto all_made = [this] { return callbacks_ == 0; };
+  caller_.wanted = all_made;
+  caller_.wakes.wait(lock, all_made);
+}
+
+void Executor::end_threads() {
   {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     wake_all();
   }
-  issuer_.thread.join();
-  cpu_worker_.thread.join();
-  std::unique_lock lock(mutex_);
-  const auto all_made = [this] { return callbacks_ == 0; };
-  caller_.wanted = all_made;
-  caller_.wakes.wait(lock, all_made);
+  for (Worker* worker : {&issuer_, &cpu_worker_}) {
+    if (worker->thread.joinable()) worker->thread.join();
+  }
 }
 
 StreamView Executor::stream_of(Lane lane) const {

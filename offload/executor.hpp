@@ -88,6 +88,7 @@ class Executor {
   void wake_all();
   void pass_dropped_saves();
   void account_save_waits(TaskId save, double now);
+  void end_threads();
   void issue_loop();
   void cpu_loop();
   TaskId next_device_task() const;

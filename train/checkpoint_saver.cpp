@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "core/memory.hpp"
+#include "core/start_thread.hpp"
 #include "core/topology.hpp"
 #include "core/trace.hpp"
 
@@ -78,7 +79,7 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   scope_.emplace(engine_.begin_save());
   affects_step_ = true;
   under_way_ = true;
-  thread_ = std::thread([this] { write(); });
+  thread_ = start_thread("checkpoint", [this] { write(); });
   return true;
 }
 

@@ -172,6 +172,11 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
   if (trained == 0) {
     throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter", "leave something to train");
   }
+  const auto owned = layout.owned_parameters();
+  if (trained == owned.size()) {
+    throw UsageError(fmt::format("--freeze {}", pattern), "it matches no parameter that is not tied to another",
+                     fmt::format("they are named like {}", hf_tensor_of(config, *owned.back()).name));
+  }
   return layout;
 }
 

@@ -3,6 +3,7 @@
 #include <spdlog/spdlog.h>
 
 #include <filesystem>
+#include <system_error>
 #include <utility>
 
 #include "api/calibrate.hpp"
@@ -71,7 +72,8 @@ MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config) {
 
 std::optional<MachineProfile> find_calibration(const Device& device, const TrainConfig& config) {
   const std::filesystem::path cached = cached_profile_path(device);
-  if (cached.empty() || !std::filesystem::exists(cached)) return std::nullopt;
+  std::error_code hidden;  // in a folder that may not be looked into: not calibrated
+  if (cached.empty() || !std::filesystem::exists(cached, hidden)) return std::nullopt;
   std::optional<MachineProfile> profile;
   try {
     profile = read_profile(cached);

@@ -1,6 +1,7 @@
 #include "train/progress.hpp"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +21,14 @@ std::string bar(std::int64_t step, std::int64_t steps) {
   constexpr std::int64_t width = 20;
   const auto filled = static_cast<std::size_t>(width * step / std::max<std::int64_t>(1, steps));
   return fmt::format("[{}{}] ", std::string(filled, '='), std::string(width - filled, ' '));
+}
+
+/// So much of a line as the terminal shows: what is longer would leave a line behind at every redraw.
+std::string fitted(std::string text) {
+  winsize size{};
+  if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return text;
+  if (text.size() >= size.ws_col) text.resize(size.ws_col - 1U);
+  return text;
 }
 
 }  // namespace
@@ -54,7 +63,7 @@ void Progress::step(const StepMetrics& m, std::optional<double> saving) {
   if (m.eval_loss) text += fmt::format("  eval {:.4f}", *m.eval_loss);
   if (saving) text += fmt::format("  saving {:.0f}%", 100.0 * *saving);
   if (!terminal_) return line(text);
-  std::fputs(fmt::format("\r\x1b[K{}{}", bar(m.step, steps_), text).c_str(), stdout);
+  std::fputs(fmt::format("\r\x1b[K{}", fitted(bar(m.step, steps_) + text)).c_str(), stdout);
   std::fflush(stdout);
   live_ = true;
 }

@@ -1,11 +1,12 @@
 #pragma once
-// SIGINT and SIGTERM as a request to end after the current step. A second signal ends the process at once.
+// SIGINT, SIGTERM and SIGHUP (a terminal that is gone) as a request to end after the current step. A second signal ends
+// the process at once.
 
 namespace tandem {
 
 class StopSignal {
  public:
-  /// Catches both signals while it lives. One at a time in a process.
+  /// Catches them while it lives; SIGHUP stays ignored where it was. One at a time in a process.
   StopSignal();
   ~StopSignal();
   StopSignal(const StopSignal&) = delete;

@@ -70,7 +70,7 @@ std::string Trainer::summary(const std::string& digest) {
                   {"compute_key", setup_.compute_key()},
                   {"version", version},
                   {"command", request_.command}};
-  return json.dump(2) + "\n";
+  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace tandem

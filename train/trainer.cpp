@@ -93,14 +93,17 @@ void Trainer::find_checkpoint(std::int64_t before) {
     return;
   }
   const fs::path root = fs::path(request_.resume_from.empty() ? config_.out : request_.resume_from) / "checkpoints";
-  checkpoint_ =
-      newest_checkpoint(root, [](const fs::path&, const std::string& why) { spdlog::warn("passed over: {}", why); },
-                        {.check = CheckpointCheck::all_but_state, .before = before});
+  bool passed_over = before != std::numeric_limits<std::int64_t>::max();
+  const auto pass_over = [&](const fs::path&, const std::string& why) {
+    passed_over = true;
+    spdlog::warn("passed over: {}", why);
+  };
+  checkpoint_ = newest_checkpoint(root, pass_over, {.check = CheckpointCheck::all_but_state, .before = before});
   if (checkpoint_) return;
   if (config_.strict)
     throw InputError("--resume", fmt::format("no good checkpoint in {}", root.string()),
                      "leave out --strict to start fresh");
-  spdlog::warn("no checkpoint in {}: the run starts fresh", root.string());
+  spdlog::warn("no {}checkpoint in {}: the run starts fresh", passed_over ? "good " : "", root.string());
 }
 
 void Trainer::open_data() {
@@ -191,6 +194,9 @@ int Trainer::run() {
     return signal;
   } catch (const StalledError& error) {
     spdlog::warn("{}", error.what());  // now: what has stalled, a disk perhaps, may hold up the end of the run too
+    throw;
+  } catch (const TrainingError&) {
+    save_what_is_there();
     throw;
   }
 }
@@ -322,11 +328,17 @@ void Trainer::train_step() {
   metrics.step = step_ + 1;
   if (RangeSink* ranges = setup_.device->ranges()) step_range_ = {*ranges, "steps", step_name(metrics.step)};
   metrics.lr = schedule_.at(metrics.step);
+  const WindowSampler::State data_before = sampler_->state();
   const std::int64_t targets = fill_batches();
   StepReport report;
   report.skipped = true;
   if (targets > 0) {
-    report = run_micro_batches(metrics.lr, targets);
+    try {
+      report = run_micro_batches(metrics.lr, targets);
+    } catch (const TrainingError&) {
+      sampler_->restore(data_before);  // of a step that has not been
+      throw;
+    }
     metrics.loss = sum_of_losses() / static_cast<double>(targets);
   } else {
     // Nothing to learn from: an update by momentum and decay alone would leave a trace.
@@ -413,60 +425,6 @@ void Trainer::evaluate() {
   evaluated_step_ = step_;
 }
 
-Manifest Trainer::manifest() const {
-  Manifest m;
-  m.tandem_version = version;
-  m.model_name = setup_.model_config.name;
-  m.model_config = hf_config_text(setup_.model_config, "float32");
-  m.token_kind = data_->bytes() ? "bytes" : "ids";
-  m.compute_key = setup_.compute_key();
-  m.schedule = schedule_.text();
-  m.plan = setup_.plan.json();
-  m.step = step_;
-  m.skipped_steps = skipped_;
-  m.tokens = tokens_;
-  m.first_loss = first_loss_;
-  m.last_loss = last_loss_;
-  m.best_eval_loss = best_loss_;
-  m.best_step = best_step_;
-  const auto& sampler = sampler_->state();
-  m.seed = sampler.seed;
-  m.sampler_windows = sampler.windows;
-  m.sampler_epoch = sampler.epoch;
-  m.sampler_position = sampler.position;
-  return m;
-}
-
-void Trainer::save(bool best) {
-  if (!directory_ || saved_step_ == step_) return;
-  saved_step_ = saver_->save(manifest(), steps_to_next_save(), best) ? step_ : -1;
-}
-
-/// At most: what is the best is known when it is there.
-std::int64_t Trainer::steps_to_next_save() const {
-  std::int64_t steps = config_.steps - step_;
-  const auto due_every = [&](std::int64_t every) {
-    if (every > 0) steps = std::min(steps, every - step_ % every);
-  };
-  due_every(config_.checkpoint_every);
-  if (config_.keep_best) due_every(config_.eval_every);
-  return steps;
-}
-
-/// After each step: hears of the save under way, and starts one that is due.
-void Trainer::look_after_saving() {
-  if (saver_ && !saver_->poll()) saved_step_ = -1;
-  if (config_.keep_best) save_if_best();
-  if (config_.checkpoint_every > 0 && step_ % config_.checkpoint_every == 0) save();
-}
-
-void Trainer::save_if_best() {
-  if (evaluated_step_ != step_ || !eval_loss_ || (best_loss_ && !(*eval_loss_ < *best_loss_))) return;
-  best_loss_ = eval_loss_;
-  best_step_ = step_;
-  save(true);
-}
-
 void Trainer::publish(const StepMetrics& metrics) {
   if (!metrics_server_) return;
   metrics_server_->publish(prometheus_text({.metrics = metrics,
@@ -479,10 +437,7 @@ void Trainer::publish(const StepMetrics& metrics) {
 }
 
 void Trainer::finish(bool interrupted) {
-  loaded_->engine().wait();
-  if (saver_ && !saver_->finish(false)) saved_step_ = -1;
-  save();
-  if (saver_) saver_->finish(true);
+  save_at_the_end();
   if (eval_data_ && !interrupted && evaluated_step_ != step_) evaluate();
   const std::string digest = loaded_->engine().state_digest();
   if (directory_) directory_->write_summary(summary(digest));

@@ -81,6 +81,8 @@ class Trainer {
   void save_if_best();
   void keep_to_the_prediction(const EngineCounters& counters);
   void publish(const StepMetrics& metrics);
+  void save_at_the_end();
+  void save_what_is_there();
   void finish(bool interrupted);
   Manifest manifest() const;
   std::string summary(const std::string& digest);

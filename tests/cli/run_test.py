@@ -1,6 +1,8 @@
 """Small runs of the built program, from training to sampling."""
 import json
+import os
 import pathlib
+import resource
 import signal
 import struct
 import subprocess
@@ -218,12 +220,13 @@ class Resuming(ProgramTest):
                      "another content")
         self.assertEqual(len(self.metrics(out)), 2, "a refused run left the figures of the one before")
         result = self.succeed(self.run_program("train", "--resume", "--out", out))
+        self.assertIn("no good checkpoint", result.stderr)
         self.assertIn("starts fresh", result.stderr)
         self.assertEqual(self.summary(out)["state_digest"], digest)
         self.assertNotIn("resumed_from_step", {k: v for k, v in self.summary(out).items() if v is not None})
 
     def test_a_signal_ends_the_step_saves_and_is_the_exit_code(self):
-        for number, code in [(signal.SIGTERM, 143), (signal.SIGINT, 130)]:
+        for number, code in [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]:
             with self.subTest(code=code):
                 out = self.root / f"run{code}"
                 process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
@@ -238,6 +241,63 @@ class Resuming(ProgramTest):
                 steps = self.summary(out)["steps"]
                 self.assertEqual([p.name for p in (out / "checkpoints").iterdir()], [f"step-{steps:08}"])
                 self.assertEqual(len(self.metrics(out)), steps)
+
+    def test_a_run_that_cannot_go_on_keeps_what_it_has(self):
+        whole = self.root / "whole"
+        self.succeed(self.train("--steps", "5", "--lr-schedule", "constant", "--out", whole))
+        for policy in ("skip", "stop"):
+            with self.subTest(policy=policy):
+                out = self.root / policy
+                # The first step's update is finite, and so large that no gradient after it is.
+                result = self.train("--steps", "30", "--lr", "1e38", "--on-nonfinite", policy, "--out", out)
+                self.refused(result, 6, "last checkpoint")
+                (checkpoint,) = (out / "checkpoints").iterdir()
+                step = len(self.metrics(out))
+                self.assertEqual(checkpoint.name, f"step-{step:08}")
+                self.assertEqual(step, 11 if policy == "skip" else 1)
+                digest = self.run_program("digest", checkpoint).stdout.strip()
+                self.assertTrue(digest)
+                resumed = self.train("--steps", str(step), "--lr", "1e-4", "--resume", "--out", out)
+                self.succeed(resumed)
+                self.assertIn(self.summary(out)["state_digest"], digest)
+                self.assertEqual(self.summary(out)["resumed_from_step"], step)
+
+    def test_a_cache_that_may_not_be_read_is_no_calibration(self):
+        cache = self.root / "cache"
+        cache.mkdir(mode=0)
+        user = 54321 if os.getuid() == 0 else os.getuid()
+        self.root.chmod(0o755)
+        result = subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--steps", "1"],
+                                capture_output=True, text=True, timeout=120, user=user,
+                                env={**os.environ, "XDG_CACHE_HOME": str(cache)})
+        cache.chmod(0o755)
+        self.succeed(result)
+        self.assertIn("not calibrated", result.stderr)
+
+    def test_too_few_threads_are_told_and_nothing_hangs(self):
+        # Limits count a user's threads: one who has no other.
+        user = 54321 if os.getuid() == 0 else os.getuid()
+
+        def limited(most):
+            resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+            if os.getuid() == 0:
+                os.setuid(user)
+
+        others = 0
+        if os.getuid() != 0:
+            others = sum(1 for p in pathlib.Path("/proc").glob("[0-9]*/task/*") if p.stat().st_uid == user)
+        self.root.chmod(0o755)
+        codes = []
+        for most in range(1, 16):
+            result = subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
+                                     "--policy", "host", "--steps", "1"], capture_output=True, text=True, timeout=120,
+                                    env={**os.environ, "XDG_CACHE_HOME": str(self.root)},
+                                    preexec_fn=lambda most=most: limited(others + most))
+            codes.append(result.returncode)
+            if result.returncode != 0:
+                self.refused(result, 5, "thread")
+        self.assertEqual(codes[-1], 0, codes)
+        self.assertIn(5, codes)
 
     def test_two_processes_cannot_share_a_folder(self):
         out = self.root / "run"

@@ -2,8 +2,9 @@
 import json
 import os
 import struct
+import subprocess
 
-from program import SMALL, ProgramTest, main
+from program import PROGRAM, SMALL, ProgramTest, main
 
 
 def safetensors(tensors):
@@ -27,6 +28,23 @@ class Flags(ProgramTest):
 
     def test_unknown_flag(self):
         self.refuse_train(2, ["--no-such-flag"], "--no-such-flag", "3")
+
+    def test_words_that_are_no_utf8(self):
+        # They would go into config.toml and summary.json, which could not be read again.
+        for arguments in [("--out", os.fsencode(self.root) + b"/caf\xe9"), ("--freeze", b"\xff")]:
+            result = subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), "--steps", "1",
+                                     *arguments], capture_output=True, text=True, timeout=60)
+            self.refused(result, 2, "no UTF-8")
+        self.assertEqual(sorted(p.name for p in self.root.iterdir()), ["text.txt"])
+
+    def test_a_pipe_is_no_data(self):
+        pipe = self.root / "pipe"
+        os.mkfifo(pipe)
+        self.refuse_train(4, ["not a regular file"], data=pipe)
+
+    def test_nothing_to_resume(self):
+        self.refused(self.run_program("train", "--resume", "--out", self.root / "none"), 2, "--resume", "holds no run")
+        self.refused(self.run_program("train", "--resume"), 2, "--resume", "no --out")
 
     def test_no_or_unknown_subcommand(self):
         self.refused(self.run_program(), 2, "subcommand")
@@ -58,6 +76,8 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--eval-data"], "--eval-every", "2")
         self.refuse_train(2, ["--freeze"], "--freeze", ".")
         self.refuse_train(2, ["--freeze"], "--freeze", ".*")
+        self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "nothing_is_called_so")
+        self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "^lm_head")
         self.refuse_train(2, ["NUMA node 999"], "--numa-node", "999")
         self.refuse_train(2, ["--keep-best"], "--keep-best")
 
