@@ -58,8 +58,15 @@ int FileOps::flush_directory(const fs::path& directory) {
 int FileOps::make_directories(const fs::path& directory) {
   fs::path made;
   for (const fs::path& part : directory) {
+    const fs::path above = made;
     made /= part;
-    if (::mkdir(made.c_str(), 0755) != 0 && errno != EEXIST) return errno;
+    if (::mkdir(made.c_str(), 0755) != 0) {
+      if (errno != EEXIST) return errno;
+      continue;
+    }
+    // Its name lies in the folder above, and what is saved below is lost with it.
+    const int error = flush_directory(above.empty() ? "." : above);
+    if (error != 0 && error != EACCES) return error;  // one that may be written to may still hide its names
   }
   std::error_code error;
   return fs::is_directory(directory, error) ? 0 : ENOTDIR;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <limits>
 #include <optional>
@@ -122,10 +123,10 @@ class OffloadEngine::Impl {
   std::uint64_t skipped_ = 0;
   std::weak_ptr<SaveReader> saving_;
 
-  // Written under the executor's lock, read after a drain.
+  // Under the executor's lock; the sum is read at any time.
   double update_began_ = 0.0;
-  double update_seconds_ = 0.0;
   std::int64_t updates_left_ = 0;
+  std::atomic<double> update_seconds_ = 0.0;
 
   Executor executor_;  // last: it stops before what its tasks use goes
 };
@@ -339,7 +340,7 @@ void OffloadEngine::Impl::note_submitted(const Task& task) {
 }
 
 void OffloadEngine::Impl::note_done(const Task& task) {
-  if (is_update(task.kind) && --updates_left_ == 0) update_seconds_ += trace_now() - update_began_;
+  if (is_update(task.kind) && --updates_left_ == 0) update_seconds_ = update_seconds_ + (trace_now() - update_began_);
 }
 
 void OffloadEngine::Impl::begin_evaluation() {

@@ -151,7 +151,7 @@ LaneSeconds Executor::busy() {
           .cpu_update = cpu_update_busy_};
 }
 
-/// Until `done` holds, which once it does must go on to hold. `layer` is what it is about, or -1.
+/// Until `done` holds. `layer` is what it is about, or -1.
 template <class Predicate>
 double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer,
                       Predicate done) {
@@ -161,8 +161,8 @@ double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::s
   const double start = trace_now();
   double last_progress = start;
   std::uint64_t seen = steps_made_;
-  waiter.wanted = std::ref(done);
   while (!failure_ && !done()) {
+    waiter.wanted = std::ref(done);  // anew: what was so when it was woken may be so no longer
     waiter.wakes.wait_for(lock, tick);
     if (!failure_ && !done()) watch(last_progress, seen, what, layer);
   }

@@ -128,12 +128,17 @@ void Unfolder::forget_before(TaskId id) {
   for (WeightBuffer& buffer : weight_buffers_) prune(buffer.users);
   for (GradientBuffer& buffer : gradient_buffers_) prune(buffer.users);
   for (SumBuffer& buffer : sum_buffers_) {
-    std::erase_if(buffer.users, [id](const SumBuffer::Use& use) { return use.task < id; });
+    std::erase_if(buffer.users, [id](const Use& use) { return use.task < id; });
   }
   for (LayerState& layer : layers_) {
     prune(layer.visits);
     prune(layer.weight_writers);
   }
+}
+
+void Unfolder::depend_on_users(const std::vector<Use>& users, std::int64_t begin, std::int64_t end, TaskList& out) {
+  const auto first = std::partition_point(users.begin(), users.end(), [=](const Use& use) { return use.end <= begin; });
+  for (auto use = first; use != users.end() && use->begin < end; ++use) out.depends_on(use->task);
 }
 
 // -- weights ---------------------------------------------------------------------------------------

@@ -140,13 +140,14 @@ class Unfolder {
     std::vector<TaskId> commit_tasks;  ///< theirs
     std::vector<TaskId> users;         ///< to wait for before it is overwritten
   };
+  /// A task that uses elements [begin, end) of something.
+  struct Use {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;
+    TaskId task = no_task;
+  };
   /// Holds the sum of a layer's gradients from its first micro-batch to its last.
   struct SumBuffer {
-    struct Use {
-      std::int64_t begin = 0;
-      std::int64_t end = 0;
-      TaskId task = no_task;
-    };
     int size_class = 0;
     int layer = -1;          ///< -1: free
     std::vector<Use> users;  ///< the last of each range, by range
@@ -163,10 +164,11 @@ class Unfolder {
     int first_subgroup = 0;
     int subgroup_count = 0;
   };
-  /// The last users: those that they wait for themselves are left out.
+  /// The last users, neither beginnings nor ends of their ranges falling: those that they wait for themselves are left
+  /// out.
   struct SubgroupState {
-    std::vector<TaskId> gradient_users;  ///< tasks that read or write the final gradient
-    std::vector<TaskId> state_users;
+    std::vector<Use> gradient_users;  ///< tasks that read or write the final gradient
+    std::vector<Use> state_users;
   };
 
   LayerState& state_of(int layer) { return layers_[static_cast<std::size_t>(layer)]; }
@@ -191,6 +193,8 @@ class Unfolder {
   void update_on_cpu(int subgroup, TaskList& out);
   void update_on_device(int subgroup, TaskList& out);
   void update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out);
+  /// The last task depends on those of `users` that use some of [begin, end).
+  static void depend_on_users(const std::vector<Use>& users, std::int64_t begin, std::int64_t end, TaskList& out);
   void open_micro_batches(int first);
   int distance_to(int layer) const noexcept;
   int steps_until(int layer) const noexcept;
@@ -232,6 +236,8 @@ class Unfolder {
   int gradients_left_ = 0;  ///< of these layers in these micro-batches
   int open_visits_ = 0;
   std::vector<TaskId> before_;  ///< what the next tasks depend on, while they are emitted
+  /// The same of pieces of a subgroup: each waits for the users of its own elements.
+  std::vector<Use> gradient_before_, state_before_;
 };
 
 }  // namespace tandem

@@ -123,10 +123,10 @@ void Unfolder::send_gradient(int index, TaskList& out) {
   buffer.users.clear();
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
     // Whoever still uses the final gradient of the micro-batch or step before; it is not touched before it is due.
-    std::vector<TaskId>& users = subgroups_[static_cast<std::size_t>(s)].gradient_users;
+    std::vector<Use>& users = subgroups_[static_cast<std::size_t>(s)].gradient_users;
     const bool kept = plan_.subgroups[static_cast<std::size_t>(s)].gradient_on_device;
     if (kept || !plan_.sends_sums || buffer.micro == micro_batches_ - 1) {
-      before_.assign(users.begin(), users.end());
+      gradient_before_.swap(users);
       users.clear();
     }
     for_pieces(s, [&](std::int64_t begin, std::int64_t end) {
@@ -174,10 +174,10 @@ TaskId Unfolder::add_piece(Task piece, TaskList& out) {
   const TaskId add = emit_like(out, piece, TaskKind::sum_gradient, Lane::device).id;
   // Sorted, apart from each other; mostly it is the same piece of the micro-batch before.
   const auto first = std::upper_bound(sum.users.begin(), sum.users.end(), piece.begin,
-                                      [](std::int64_t begin, const SumBuffer::Use& use) { return begin < use.end; });
+                                      [](std::int64_t begin, const Use& use) { return begin < use.end; });
   auto last = first;
   for (; last != sum.users.end() && last->begin < piece.end; ++last) out.depends_on(last->task);
-  const SumBuffer::Use use{piece.begin, piece.end, add};
+  const Use use{piece.begin, piece.end, add};
   if (first == last) {
     sum.users.insert(first, use);
   } else {
@@ -198,7 +198,7 @@ TaskId Unfolder::round_piece(const Task& piece, TaskList& out) {
   return round;
 }
 
-/// By way of staging to the host, where the final gradient is what `before_` uses.
+/// By way of staging to the host, where the final gradient is what `gradient_before_` uses.
 void Unfolder::send_piece(Task piece, TaskList& out) {
   piece.staging = take_staging();
   TaskId& staging_user = staging_users_[static_cast<std::size_t>(piece.staging)];
@@ -212,29 +212,29 @@ void Unfolder::send_piece(Task piece, TaskList& out) {
   Task& flush = emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
   flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;
   out.depends_on(round);
-  out.depends_on(before_);
+  depend_on_users(gradient_before_, piece.begin, piece.end, out);
   staging_user = flush.id;
 
   const TaskId fold = emit_like(out, piece, TaskKind::fold_gradient, Lane::cpu).id;
   out.depends_on(staging_user);
-  subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users.push_back(fold);
+  subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users.push_back({piece.begin, piece.end, fold});
   if (piece.last_micro) norm_tasks_.push_back(fold);
 }
 
-/// Into the final gradient on the device, which `before_` uses.
+/// Into the final gradient on the device, which `gradient_before_` uses.
 void Unfolder::keep_piece(const Task& piece, TaskList& out) {
   GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
   auto& users = subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users;
   const TaskId keep = emit_like(out, piece, TaskKind::keep_gradient, Lane::device).id;
   out.depends_on(from.commit_tasks);
-  out.depends_on(before_);
+  depend_on_users(gradient_before_, piece.begin, piece.end, out);
   from.users.push_back(keep);
-  users.push_back(keep);
+  users.push_back({piece.begin, piece.end, keep});
   if (!piece.last_micro) return;
   Task& fetch = emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);
   fetch.bytes = static_cast<std::uint64_t>((fetch.count() + layout_quantum - 1) / layout_quantum) * sizeof(double);
   out.depends_on(keep);
-  users.push_back(fetch.id);
+  users.push_back({piece.begin, piece.end, fetch.id});
   norm_tasks_.push_back(fetch.id);
 }
 

@@ -42,15 +42,18 @@ void Unfolder::save_parameter(const Parameter& p, TaskList& out) {
       const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(s)];
       const std::int64_t from = std::max(p.offset, group.begin);
       const std::int64_t to = std::min(end, group.end);
-      if (from < to) call(subgroups_[static_cast<std::size_t>(s)], from, to);
+      if (from < to) call(subgroups_[static_cast<std::size_t>(s)], group, from, to);
     }
   };
   emit_save(p, 0, p.offset, end, out);
-  for_subgroups([&](SubgroupState& users, std::int64_t, std::int64_t) { out.depends_on(users.state_users); });
+  for_subgroups([&](SubgroupState& users, const Subgroup& group, std::int64_t, std::int64_t) {
+    depend_on_users(users.state_users, group.begin, group.end, out);
+  });
   for (int array = 1; array + 1 < state_arrays; ++array) emit_save(p, array, p.offset, end, out);
-  for_subgroups([&](SubgroupState& users, std::int64_t from, std::int64_t to) {
+  for_subgroups([&](SubgroupState& users, const Subgroup& group, std::int64_t from, std::int64_t to) {
     // Behind the users that there were, and so for the next update instead of them.
-    users.state_users = {emit_save(p, state_arrays - 1, from, to, out).id};
+    const TaskId read = emit_save(p, state_arrays - 1, from, to, out).id;
+    users.state_users = {{group.begin, group.end, read}};
   });
 }
 

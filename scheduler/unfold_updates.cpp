@@ -65,31 +65,32 @@ void Unfolder::update_on_cpu(int subgroup, TaskList& out) {
   LayerState& layer = state_of(group.layer);
   const Task whole = update_of(subgroup, group.begin, group.end);
   const TaskId update = emit_update(out, TaskKind::update_cpu, Lane::cpu, whole).id;
-  out.depends_on(users.gradient_users);
-  out.depends_on(users.state_users);
-  users.gradient_users = {update};
+  depend_on_users(users.gradient_users, group.begin, group.end, out);
+  depend_on_users(users.state_users, group.begin, group.end, out);
+  users.gradient_users = {{group.begin, group.end, update}};
   if (!plan_.layers[static_cast<std::size_t>(group.layer)].resident) {
-    users.state_users = {update};
+    users.state_users = users.gradient_users;
     layer.weight_writers.push_back(update);
     return;
   }
   Task& push = emit_update(out, TaskKind::push_weights, Lane::host_to_device, whole);
   push.bytes = static_cast<std::uint64_t>(push.count()) * 2;
   out.depends_on(update);
-  users.state_users = {push.id};  // it reads the host's weights, which the next update rewrites
+  users.state_users = {
+      {group.begin, group.end, push.id}};  // it reads the host's weights, which the next update rewrites
   layer.weight_writers.push_back(push.id);
 }
 
 void Unfolder::update_on_device(int subgroup, TaskList& out) {
   SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
-  before_.assign(users.gradient_users.begin(), users.gradient_users.end());
-  append(before_, users.state_users);
+  gradient_before_.swap(users.gradient_users);
+  state_before_.swap(users.state_users);
   users.gradient_users.clear();
   users.state_users.clear();
   for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) { update_piece(subgroup, begin, end, out); });
 }
 
-/// Its first task, the load where streamed and the update where resident, waits for `before_`.
+/// Its first task, the load where streamed and the update where resident, waits for who used its elements.
 void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out) {
   const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
   SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
@@ -103,29 +104,33 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
   if (!weights_resident) piece.staging = take_staging();
   const auto buffer = static_cast<std::size_t>(piece.buffer);
   const auto staging = static_cast<std::size_t>(piece.staging);
+  const auto wait_for_users = [&] {
+    depend_on_users(gradient_before_, begin, end, out);
+    depend_on_users(state_before_, begin, end, out);
+  };
   TaskId loaded = no_task;
   if (streamed || loads_weights) {
     Task& load = emit_update(out, TaskKind::load_state, Lane::host_to_device, piece);
     if (streamed) load.bytes = count * (state_bytes(plan_.state) + (group.gradient_on_device ? 0 : 2));
     if (loads_weights) load.bytes += count * 2;
     loaded = load.id;
-    out.depends_on(before_);
+    wait_for_users();
     if (streamed) out.depends_on(state_buffer_users_[buffer]);
     if (loads_weights) out.depends_on(staging_users_[staging]);
   }
   const TaskKind kind = streamed ? TaskKind::update_streamed : TaskKind::update_resident;
   const TaskId update = emit_update(out, kind, Lane::device, piece).id;
   out.depends_on(loaded);
-  if (loaded == no_task) out.depends_on(before_);
+  if (loaded == no_task) wait_for_users();
   if (!weights_resident) out.depends_on(staging_users_[staging]);
-  users.gradient_users.push_back(update);
+  users.gradient_users.push_back({begin, end, update});
   if (weights_resident) layer.weight_writers.push_back(update);
   if (streamed) {
     Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
     store.bytes = count * state_bytes(plan_.state);
     out.depends_on(update);
     state_buffer_users_[buffer] = store.id;
-    users.state_users.push_back(store.id);
+    users.state_users.push_back({begin, end, store.id});
   }
   if (!weights_resident) {
     Task& store = emit_update(out, TaskKind::store_weights, Lane::device_to_host, piece);
@@ -133,9 +138,10 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
     out.depends_on(update);
     staging_users_[staging] = store.id;
     layer.weight_writers.push_back(store.id);
-    users.state_users.push_back(store.id);  // split state: the weights are half of the next update's master
+    users.state_users.push_back(
+        {begin, end, store.id});  // split state: the weights are half of the next update's master
   }
-  if (weights_resident && !streamed) users.state_users.push_back(update);
+  if (weights_resident && !streamed) users.state_users.push_back({begin, end, update});
 }
 
 }  // namespace tandem

@@ -34,7 +34,13 @@ LoadedModel::LoadedModel(RunSetup& setup, Trace* trace) : setup_(setup) {
   if (!device.pins()) setup.memory.unpin();
 }
 
-LoadedModel::~LoadedModel() { setup_.model->unbind(); }
+LoadedModel::~LoadedModel() {
+  try {
+    setup_.device->synchronize(stream_);  // a step that was given up may have left copies of losses behind
+  } catch (...) {                         // it is what has ended the run
+  }
+  setup_.model->unbind();
+}
 
 HostBatch LoadedModel::batch(std::size_t slot) const {
   const RunShape& shape = setup_.model->shape();

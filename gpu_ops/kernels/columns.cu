@@ -74,19 +74,21 @@ add_parts_kernel(PartSums a, PartSums b, std::int64_t count, std::int64_t channe
   const std::int64_t tiles = ceil_div(channels, warp_lanes);
   const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
   for (std::int64_t i = block_index(); i < 2 * tiles; i += grid_size()) {
-    const PartSums& p = i < tiles ? a : b;
-    if (p.sum == nullptr) continue;
+    // Not by a reference to one of them: it would put both into memory.
+    const float* const parts = i < tiles ? a.parts : b.parts;
+    float* const sum = i < tiles ? a.sum : b.sum;
+    if (sum == nullptr) continue;
     const std::int64_t column = i % tiles * warp_lanes + lane;
     float total = 0.0F;
     TANDEM_UNROLL_BY(8)
     for (std::int64_t part = warp; part < count; part += most_warps) {
-      if (column < channels) total = total + p.parts[part * channels + column];
+      if (column < channels) total = total + parts[part * channels + column];
     }
     room[thread_index()] = total;
     barrier();
     total = 0.0F;
     for (int w = 0; w < most_warps; ++w) total = total + room[w * warp_lanes + lane];
-    if (warp == 0 && column < channels) p.sum[column] = p.sum[column] + total;
+    if (warp == 0 && column < channels) sum[column] = sum[column] + total;
     barrier();
   }
 }

@@ -291,9 +291,38 @@ TEST_P(Hazards, AreAllDependenciesWhereMicroBatchesPassThroughALayerAtOnce) {
   }
 }
 
+TEST_P(Hazards, AreAllDependenciesOfSubgroupsInPieces) {
+  for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+    for (const Order order : {Order{2, 1}, Order{2, 2}}) {
+      Unfolded run(GetParam(), 2, 2, state, order);
+      run.plan.piece_elements = 32 * layout_quantum;  // several pieces in a subgroup, the last one shorter
+      run.steps(3, true);
+      check_hazards(run);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Policies, Hazards,
                          ::testing::Values("device", "host", "static:0.5", "interleave:2", "interleave:2,resident=0.4",
                                            "stream"));
+
+TEST(Unfold, APieceWaitsForTheUsersOfItsOwnElements) {
+  for (const char* policy : {"device", "stream", "interleave:2"}) {
+    Unfolded run(policy);
+    run.plan.piece_elements = layout_quantum;  // a hundred in a subgroup
+    run.steps(3, true);
+    std::map<TaskKind, std::size_t> most;
+    for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+      std::size_t& count = most[run.tasks[i].kind];
+      count = std::max(count, run.tasks.dependencies(i).size());
+    }
+    constexpr std::size_t few = 20;  // of state, gradient, buffer and staging, and some visits of the layer
+    for (const TaskKind kind : {TaskKind::load_state, TaskKind::update_resident, TaskKind::flush_gradient,
+                                TaskKind::keep_gradient, TaskKind::round_gradient}) {
+      EXPECT_LE(most[kind], few) << policy << ' ' << name_of(kind);
+    }
+  }
+}
 
 TEST(Unfold, DependenciesComeBeforeTheirDependents) {
   Unfolded run("interleave:2");
