@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <utility>
 
 #include "core/error.hpp"
@@ -124,10 +125,13 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   const std::shared_ptr<const NumaNode> node =
       options.numa_node < 0 ? NumaNode::of_pci(facts.pci_bus) : NumaNode::at(options.numa_node);
   host_kernels_ = options.make_host_kernels(node);
-  const runtime::CurrentDevice current(ordinal_);
+  // From within what is measured: a device that is made current gets its context.
+  std::optional<runtime::CurrentDevice> current;
+  std::unique_ptr<Ops> ops;  // goes before `current` where the rest is refused
   const std::size_t reserve = make_and_measure_context(ordinal_, facts.pci_bus, [&] {
     runtime::make_context(ordinal_);
-    ops_ = options.make_ops();
+    current.emplace(ordinal_);
+    ops = options.make_ops();
   });
   const runtime::FreeMemory memory = runtime::free_memory();
   const std::size_t ceiling = ceiling_of(options, memory, reserve, facts.pci_bus);
@@ -145,14 +149,22 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
                                                [bus = facts.pci_bus] { return other_holders(bus); });
   pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, node, options.pinned_piece, std::move(options.pageable));
+  ops_ = std::move(ops);
 }
 
-CudaDevice::~CudaDevice() = default;
+CudaDevice::~CudaDevice() {
+  std::optional<runtime::CurrentDevice> current;
+  try {
+    current.emplace(ordinal_);
+  } catch (const runtime::RuntimeError&) {  // a lost device: its libraries' handles go all the same
+  }
+  ops_.reset();
+}
 
 Stream CudaDevice::make_stream(std::string_view name) {
   const runtime::CurrentDevice current(ordinal_);
   const std::string text(name);
-  return Stream(std::make_unique<CudaStream>(text, ordinal_, this, runtime::make_stream(text)));
+  return Stream(std::make_unique<CudaStream>(text, ordinal_, this, runtime::make_stream(ordinal_, text)));
 }
 
 Stream CudaDevice::wrap_stream(void* native) {

@@ -25,7 +25,7 @@ MemoryBlock CudaDeviceMemory::allocate(std::size_t bytes, std::string_view name)
     data = take(bytes, name);
     ledger_.enter(data, bytes, name);
   } catch (...) {
-    if (data != nullptr) runtime::free(data);
+    if (data != nullptr) runtime::free(ordinal_, data);
     ledger_.unbook(bytes);
     throw;
   }
@@ -46,7 +46,7 @@ void* CudaDeviceMemory::take(std::size_t bytes, std::string_view name) {
 void CudaDeviceMemory::free(void* data, std::size_t bytes) noexcept {
   // Forgotten before it is freed: from then on the device may give the address to another thread.
   ledger_.leave(data);
-  runtime::free(data);
+  runtime::free(ordinal_, data);
   // Counted until it is really gone.
   ledger_.unbook(bytes);
 }
@@ -112,7 +112,7 @@ void CudaPinnedMemory::register_pieces(std::byte* data, std::size_t bytes) {
 }
 
 void CudaPinnedMemory::unregister_pieces(std::byte* data, std::size_t bytes) noexcept {
-  for (std::size_t done = 0; done < bytes; done += piece_) runtime::unregister_host(data + done);
+  for (std::size_t done = 0; done < bytes; done += piece_) runtime::unregister_host(ordinal_, data + done);
 }
 
 void CudaPinnedMemory::free(void* data, std::size_t bytes) noexcept {

@@ -28,7 +28,7 @@ void CudaStream::start() {
 }
 
 CudaStream::~CudaStream() {
-  runtime::finish(native_);
+  runtime::finish(ordinal_, native_);
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -49,7 +49,7 @@ std::exception_ptr CudaStream::error() const {
 
 runtime::OwnedEvent CudaStream::take_event() {
   const std::lock_guard lock(mutex_);
-  if (spare_.empty()) return runtime::make_event();
+  if (spare_.empty()) return runtime::make_event(ordinal_);
   runtime::OwnedEvent event = std::move(spare_.back());
   spare_.pop_back();
   return event;
@@ -63,7 +63,7 @@ void CudaStream::synchronize() {
     runtime::synchronize(end.get());
   });
   if (const std::exception_ptr failure = error()) {
-    runtime::finish(native_);
+    runtime::finish(ordinal_, native_);
     std::rethrow_exception(failure);
   }
   const std::lock_guard lock(mutex_);
@@ -101,7 +101,7 @@ void CudaStream::serve() noexcept {
 std::exception_ptr CudaStream::await(const Call& call) noexcept {
   if (call.error) {
     // What was queued before the failure still runs.
-    runtime::finish(native_);
+    runtime::finish(ordinal_, native_);
     return call.error;
   }
   try {
@@ -118,7 +118,7 @@ std::exception_ptr CudaStream::await(const Call& call) noexcept {
 
 CudaEvent::CudaEvent(int ordinal, const void* owner) : ordinal_(ordinal), owner_(owner) {
   const runtime::CurrentDevice current(ordinal);
-  native_ = runtime::make_event();
+  native_ = runtime::make_event(ordinal);
 }
 
 void CudaEvent::record(CudaStream& stream) {

@@ -5,6 +5,11 @@
 #include <nvtx3/nvToolsExtCudaRt.h>
 
 #include <array>
+#include <map>
+#include <mutex>
+#include <optional>
+
+struct CUctx_st;
 
 namespace tandem::gpu::runtime {
 namespace {
@@ -42,12 +47,17 @@ int& last_used() {
   return ordinal;
 }
 
-[[noreturn]] void refuse(cudaError_t code, std::string_view what) {
-  // What is left pending would be blamed on the next kernel launch.
-  static_cast<void>(cudaGetLastError());
+[[noreturn]] void report(cudaError_t code, std::string_view what) {
   const bool lost = is_lost(code);
   throw RuntimeError(fmt::format("cuda:{}: {}{}", last_used(), lost ? "device lost: " : "", what), describe(code),
                      lost);
+}
+
+/// For what a function of the runtime returned.
+[[noreturn]] void refuse(cudaError_t code, std::string_view what) {
+  // What is left pending would be blamed on whoever asks next.
+  static_cast<void>(cudaGetLastError());
+  report(code, what);
 }
 
 void check(cudaError_t code, std::string_view what) {
@@ -57,6 +67,82 @@ void check(cudaError_t code, std::string_view what) {
 /// Where nothing can be told any more, nor has to be: the next call reports it.
 void forgive(cudaError_t code) noexcept {
   if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
+}
+
+/// The driver's functions for what the runtime cannot do: making no device current again. Declared here, since the
+/// driver's header would be needed for nothing else; CUresult and cudaError_t have the same numbers.
+struct Driver {
+  int (*device)(int* device, int ordinal);
+  int (*retain)(CUctx_st** context, int device);
+  int (*current)(CUctx_st** context);
+  int (*push)(CUctx_st* context);
+  int (*pop)(CUctx_st** context);
+};
+
+template <class Function>
+void take(const char* name, Function*& function) {
+  void* found = nullptr;
+  auto status = cudaDriverEntryPointSuccess;
+  check(cudaGetDriverEntryPointByVersion(name, &found, CUDART_VERSION, cudaEnableDefault, &status),
+        "asking for the driver's functions");
+  if (status != cudaDriverEntryPointSuccess) {
+    throw RuntimeError("the NVIDIA driver cannot be used", fmt::format("it has no {}", name), false);
+  }
+  function = reinterpret_cast<Function*>(found);
+}
+
+/// Asked for once; again where that failed. Makes no context.
+const Driver& driver() {
+  static const Driver functions = [] {
+    Driver asked{};
+    take("cuDeviceGet", asked.device);
+    take("cuDevicePrimaryCtxRetain", asked.retain);
+    take("cuCtxGetCurrent", asked.current);
+    take("cuCtxPushCurrent", asked.push);
+    take("cuCtxPopCurrent", asked.pop);
+    return asked;
+  }();
+  return functions;
+}
+
+/// What the driver refuses leaves nothing pending in the runtime.
+void check_driver(int result, std::string_view what) {
+  if (result != cudaSuccess) report(static_cast<cudaError_t>(result), what);
+}
+
+/// The contexts that make_context() made, by ordinal.
+class Contexts {
+ public:
+  static Contexts& get() {
+    static Contexts* const all = new Contexts;  // for good: memory is given back until the program has ended
+    return *all;
+  }
+  void set(int ordinal, CUctx_st* context) {
+    const std::lock_guard lock(mutex_);
+    made_[ordinal] = context;
+  }
+  /// Null where none was made.
+  CUctx_st* of(int ordinal) {
+    const std::lock_guard lock(mutex_);
+    const auto found = made_.find(ordinal);
+    return found == made_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, CUctx_st*> made_;
+};
+
+/// Makes a call that gives something back, with the device current. Made all the same where that is refused: what is
+/// kept would be worse than a context too many.
+template <class Call>
+void give_back(int ordinal, const Call& call) noexcept {
+  std::optional<CurrentDevice> current;
+  try {
+    current.emplace(ordinal);
+  } catch (...) {
+  }
+  forgive(call());
 }
 
 int attribute_of(cudaDeviceAttr which, int ordinal) {
@@ -106,7 +192,16 @@ int compute_capability() {
          attribute_of(cudaDevAttrComputeCapabilityMinor, current);
 }
 
-void make_context(int ordinal) { check(cudaInitDevice(ordinal, 0, 0), "making the context"); }
+void make_context(int ordinal) {
+  last_used() = ordinal;
+  check(cudaInitDevice(ordinal, 0, 0), "making the context");
+  int device = 0;
+  CUctx_st* context = nullptr;
+  check_driver(driver().device(&device, ordinal), "making the context");
+  // Anew each time: whoever has reset the device meanwhile ended the one before.
+  check_driver(driver().retain(&context, device), "making the context");
+  Contexts::get().set(ordinal, context);
+}
 
 void use_device(int ordinal) {
   last_used() = ordinal;
@@ -115,15 +210,18 @@ void use_device(int ordinal) {
 
 CurrentDevice::CurrentDevice(int ordinal) {
   last_used() = ordinal;
-  int now = -1;
-  check(cudaGetDevice(&now), "asking for the current device");
-  if (now == ordinal) return;
-  use_device(ordinal);
-  before_ = now;
+  if (Contexts::get().of(ordinal) == nullptr) make_context(ordinal);
+  CUctx_st* const wanted = Contexts::get().of(ordinal);
+  CUctx_st* now = nullptr;
+  check_driver(driver().current(&now), "asking for the current device");
+  if (now == wanted) return;
+  check_driver(driver().push(wanted), "making the device current");
+  pushed_ = true;
 }
 
 CurrentDevice::~CurrentDevice() {
-  if (before_ >= 0) forgive(cudaSetDevice(before_));
+  CUctx_st* gone = nullptr;
+  if (pushed_) static_cast<void>(driver().pop(&gone));
 }
 
 // -- memory ------------------------------------------------------------------------------------------
@@ -145,33 +243,43 @@ void* allocate(std::size_t bytes) {
   return data;
 }
 
-void free(void* data) noexcept { forgive(cudaFree(data)); }
+void free(int ordinal, void* data) noexcept {
+  give_back(ordinal, [=] { return cudaFree(data); });
+}
 
 void register_host(void* data, std::size_t bytes) {
   check(cudaHostRegister(data, bytes, cudaHostRegisterPortable), "registering host memory");
 }
 
-void unregister_host(void* data) noexcept { forgive(cudaHostUnregister(data)); }
+void unregister_host(int ordinal, void* data) noexcept {
+  give_back(ordinal, [=] { return cudaHostUnregister(data); });
+}
 
 // -- streams and events ------------------------------------------------------------------------------
 
-void StreamCloser::operator()(CUstream_st* stream) const noexcept { forgive(cudaStreamDestroy(stream)); }
+void StreamCloser::operator()(CUstream_st* stream) const noexcept {
+  give_back(ordinal, [=] { return cudaStreamDestroy(stream); });
+}
 
-void EventCloser::operator()(CUevent_st* event) const noexcept { forgive(cudaEventDestroy(event)); }
+void EventCloser::operator()(CUevent_st* event) const noexcept {
+  give_back(ordinal, [=] { return cudaEventDestroy(event); });
+}
 
-OwnedStream make_stream(const std::string& name) {
+OwnedStream make_stream(int ordinal, const std::string& name) {
   cudaStream_t stream = nullptr;
   check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
   nvtxNameCudaStreamA(stream, name.c_str());
-  return OwnedStream(stream);
+  return OwnedStream(stream, StreamCloser{ordinal});
 }
 
-void finish(CUstream_st* stream) noexcept { forgive(cudaStreamSynchronize(stream)); }
+void finish(int ordinal, CUstream_st* stream) noexcept {
+  give_back(ordinal, [=] { return cudaStreamSynchronize(stream); });
+}
 
-OwnedEvent make_event() {
+OwnedEvent make_event(int ordinal) {
   cudaEvent_t event = nullptr;
   check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming | cudaEventBlockingSync), "making an event");
-  return OwnedEvent(event);
+  return OwnedEvent(event, EventCloser{ordinal});
 }
 
 void record(CUevent_st* event, CUstream_st* stream) { check(cudaEventRecord(event, stream), "recording an event"); }

@@ -2,7 +2,9 @@
 // What the CUDA device asks of the CUDA runtime, and all of it: the one file behind this header is linked
 // against the real runtime in programs and against a fake of it in tests. Functions act on the device that
 // is current in the calling thread (CurrentDevice), never on the default stream, and never wait for the
-// whole device. A call that the runtime refuses throws DeviceError with the name of the error. Internal to gpu_ops.
+// whole device. Where none is, CUDA takes device 0 and makes a context there, which takes hundreds of MiB: what gives
+// something back, which any thread may do, is told the device. A call that the runtime refuses throws DeviceError with
+// the name of the error. Internal to gpu_ops.
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -52,13 +54,15 @@ struct DeviceFacts {
 };
 DeviceFacts facts_of(int ordinal);
 
-/// Makes the context of a device, which takes memory there, where this process has none yet. Blocks.
+/// Makes the context of a device, which takes memory there, where this process has none yet; it stays until the process
+/// ends. Does not make it current. Blocks.
 void make_context(int ordinal);
 /// Of the device that is current: 90 is 9.0.
 int compute_capability();
-/// Makes a device current in this thread.
+/// Makes a device current in this thread, for good.
 void use_device(int ordinal);
-/// The same, and what was current before once it goes.
+/// Makes a device current, which gets its context, and what was current before once it goes: that may be none. The
+/// runtime could only go back to some device, and would make a context there.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal);
@@ -67,7 +71,7 @@ class CurrentDevice {
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
-  int before_ = -1;  ///< -1: nothing to go back to
+  bool pushed_ = false;  ///< false: it was current before
 };
 
 // -- memory ------------------------------------------------------------------------------------------
@@ -79,28 +83,30 @@ struct FreeMemory {
 FreeMemory free_memory();
 /// Null where the device has no more.
 void* allocate(std::size_t bytes);
-void free(void* data) noexcept;
+void free(int ordinal, void* data) noexcept;
 /// Lets copies reach whole pages of host memory at full speed, from every device.
 void register_host(void* data, std::size_t bytes);
-void unregister_host(void* data) noexcept;
+void unregister_host(int ordinal, void* data) noexcept;
 
 // -- streams and events ------------------------------------------------------------------------------
 
 struct StreamCloser {
+  int ordinal = 0;
   void operator()(CUstream_st* stream) const noexcept;
 };
 struct EventCloser {
+  int ordinal = 0;
   void operator()(CUevent_st* event) const noexcept;
 };
 using OwnedStream = std::unique_ptr<CUstream_st, StreamCloser>;
 using OwnedEvent = std::unique_ptr<CUevent_st, EventCloser>;
 
-/// Does not synchronise with the default stream. `name` is for profilers.
-OwnedStream make_stream(const std::string& name);
+/// Of device `ordinal`, which is current. Does not synchronise with the default stream. `name` is for profilers.
+OwnedStream make_stream(int ordinal, const std::string& name);
 /// Blocks until what is queued is done, or dropped.
-void finish(CUstream_st* stream) noexcept;
-/// Without timing; whoever waits for it sleeps.
-OwnedEvent make_event();
+void finish(int ordinal, CUstream_st* stream) noexcept;
+/// Of device `ordinal`, which is current. Without timing; whoever waits for it sleeps.
+OwnedEvent make_event(int ordinal);
 void record(CUevent_st* event, CUstream_st* stream);
 void wait(CUstream_st* stream, CUevent_st* event);
 bool passed(CUevent_st* event);

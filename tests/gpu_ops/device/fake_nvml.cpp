@@ -11,6 +11,7 @@ struct {
   unsigned long long before = 0;
   unsigned long long after = 0;
   bool asked = false;
+  unsigned long long (*used)() = nullptr;
 } machine;
 
 struct Memory {
@@ -32,8 +33,10 @@ extern "C" {
 /// Called by the test: whether the library works, and how much memory of the device it says is in use when it is first
 /// asked, and from then on: a context, once made, stays.
 void fake_nvml_set(bool present, unsigned long long before, unsigned long long after) {
-  machine = {present, before, after, false};
+  machine = {present, before, after, false, nullptr};
 }
+/// Called by the test: the library works, and `used` says how much is in use whenever it is asked.
+void fake_nvml_count(unsigned long long (*used)()) { machine = {true, 0, 0, false, used}; }
 
 int nvmlInit_v2() { return machine.present ? success : failure; }
 int nvmlShutdown() { return success; }
@@ -42,7 +45,7 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** device) {
   return std::strncmp(bus, "ffff:", 5) == 0 ? success : failure;
 }
 int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
-  *memory = {0, 0, machine.asked ? machine.after : machine.before};
+  *memory = {0, 0, machine.used != nullptr ? machine.used() : machine.asked ? machine.after : machine.before};
   machine.asked = true;
   return success;
 }

@@ -30,6 +30,7 @@ class FakeNvml : public ::testing::Test {
     const auto library = gpu::SharedLibrary::find({"libnvidia-ml.so.1"});
     ASSERT_TRUE(library) << "found where TANDEM_CUDA_LIBS says";
     set_ = library->function<void(bool, unsigned long long, unsigned long long)>("fake_nvml_set");
+    count_ = library->function<void(unsigned long long (*)())>("fake_nvml_count");
     if (set_ == nullptr) GTEST_SKIP() << "this machine has a management library of its own";
   }
   void TearDown() override {
@@ -37,6 +38,7 @@ class FakeNvml : public ::testing::Test {
     ::unsetenv("TANDEM_CUDA_LIBS");
   }
   void (*set_)(bool, unsigned long long, unsigned long long) = nullptr;
+  void (*count_)(unsigned long long (*)()) = nullptr;
 };
 
 TEST_F(FakeNvml, NamesOthersWhoHoldMemory) {
@@ -62,6 +64,14 @@ TEST_F(FakeNvml, MeasuresWhatContextAndLibrariesTake) {
     EXPECT_EQ(device->info().reserved, 200_MiB + 128_MiB) << opened << " were opened before";
     EXPECT_EQ(device->info().capacity, 64_MiB);
   }
+}
+
+TEST_F(FakeNvml, CountsBeforeThereIsAContextOnAnyCard) {
+  constexpr int of_this_test = 2;
+  count_([]() -> unsigned long long { return fake_cuda::contexts().empty() ? 550_MiB : 850_MiB; });
+  const fake_cuda::Card card{.memory = 2_GiB};
+  fake_cuda::install({.cards = {card, card, card}});
+  EXPECT_EQ(open_fake_device({.capacity = 64_MiB, .ordinal = of_this_test})->info().reserved, 300_MiB + 128_MiB);
 }
 
 TEST_F(FakeNvml, AssumesWhatTheyTakeWhereTheContextWasThereBefore) {

@@ -42,6 +42,8 @@ enum cudaDeviceAttr {
   cudaDevAttrComputeCapabilityMinor,
 };
 enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice };
+enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
+constexpr unsigned long long cudaEnableDefault = 0;
 constexpr unsigned int cudaHostRegisterPortable = 1;
 constexpr unsigned int cudaStreamNonBlocking = 1;
 constexpr unsigned int cudaEventBlockingSync = 1;
@@ -57,6 +59,8 @@ const char* cudaGetErrorString(cudaError_t code);
 cudaError_t cudaGetLastError();
 
 cudaError_t cudaDriverGetVersion(int* version);
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int version,
+                                             unsigned long long flags, cudaDriverEntryPointQueryResult* status);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDevice(int* ordinal);
 cudaError_t cudaSetDevice(int ordinal);

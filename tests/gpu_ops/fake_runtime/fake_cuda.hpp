@@ -56,6 +56,12 @@ struct Census {
   bool operator==(const Census&) const = default;
 };
 Census census();
+/// The cards on which there is a context, in order. As with CUDA, cudaInitDevice, cudaSetDevice and the driver's
+/// cuDevicePrimaryCtxRetain make one, and so does whatever acts on a device where none is current: on the one that the
+/// thread has chosen, which is the first until it does.
+std::vector<int> contexts();
+/// The card whose context is current in this thread; -1: none.
+int current_context();
 /// Uses that CUDA leaves undefined, as they were seen: memory freed under queued work, and the like.
 std::vector<std::string> complaints();
 /// For programs: says them on standard error, a line each, and whether there are any. Their exit code then.

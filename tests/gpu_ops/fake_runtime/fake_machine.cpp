@@ -71,9 +71,14 @@ bool loses_device(cudaError_t code) {
   }
 }
 
-int& current_device() {
-  thread_local int device = 0;
-  return device;
+ThreadState& this_thread() {
+  thread_local ThreadState state;
+  return state;
+}
+
+int current_device() {
+  const ThreadState& thread = this_thread();
+  return thread.contexts.empty() ? thread.chosen : thread.contexts.back();
 }
 
 State& State::get() {
@@ -97,7 +102,30 @@ void State::install(Machine machine) {
   stream_seeds_ = machine_.seed;
   largest_registration_ = 0;
   calls_ = 0;
-  current_device() = 0;
+  contexts_.clear();
+  this_thread() = {};
+}
+
+void State::make_context(int device) {
+  const std::lock_guard lock(mutex_);
+  contexts_.insert(device);
+}
+
+bool State::has_context(int device) const {
+  const std::lock_guard lock(mutex_);
+  return contexts_.contains(device);
+}
+
+std::vector<int> State::contexts() const {
+  const std::lock_guard lock(mutex_);
+  return {contexts_.begin(), contexts_.end()};
+}
+
+void State::enter_context() {
+  ThreadState& thread = this_thread();
+  if (!thread.contexts.empty()) return;
+  make_context(thread.chosen);
+  thread.contexts.push_back(thread.chosen);
 }
 
 cudaError_t State::enter(std::string_view function) {
@@ -255,6 +283,8 @@ void set_before_work(std::function<void(std::string_view, std::string_view)> hoo
   State::get().set_hook(std::move(hook));
 }
 Census census() { return State::get().census(); }
+std::vector<int> contexts() { return State::get().contexts(); }
+int current_context() { return this_thread().contexts.empty() ? -1 : this_thread().contexts.back(); }
 std::vector<std::string> complaints() { return State::get().complaints(); }
 bool tell_complaints() {
   const std::vector<std::string> all = complaints();
@@ -322,7 +352,7 @@ bool CUstream_st::idle() {
 }
 
 void CUstream_st::serve() {
-  tandem::fake_cuda::current_device() = device_;
+  tandem::fake_cuda::this_thread().contexts = {device_};
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [this] { return !queue_.empty() || ending_; });

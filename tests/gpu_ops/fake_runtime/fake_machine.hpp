@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <random>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -65,6 +66,12 @@ class State {
   void complain(std::string text);
   std::vector<std::string> complaints();
 
+  void make_context(int device);
+  bool has_context(int device) const;
+  std::vector<int> contexts() const;
+  /// What every call does that needs a context: makes one current where none is.
+  void enter_context();
+
   cudaError_t allocate(int device, std::size_t bytes, void** data);
   bool free(void* data);
   /// Around work that touches device memory.
@@ -96,6 +103,7 @@ class State {
   mutable std::mutex mutex_;
   Machine machine_;
   std::vector<cudaError_t> lost_;
+  std::set<int> contexts_;  ///< by device
   Ranges allocations_;
   Ranges registrations_;
   int touching_ = 0;  ///< pieces of work that touch device memory now
@@ -110,8 +118,15 @@ class State {
 };
 
 bool loses_device(cudaError_t code);
-/// The calling thread's.
-int& current_device();
+
+/// What CUDA keeps for a thread.
+struct ThreadState {
+  int chosen = 0;             ///< the device that the runtime takes where no context is current
+  std::vector<int> contexts;  ///< the driver's stack of them, by device
+};
+ThreadState& this_thread();
+/// The calling thread's, whether it has a context or not.
+int current_device();
 
 }  // namespace tandem::fake_cuda
 

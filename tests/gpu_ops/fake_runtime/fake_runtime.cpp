@@ -2,10 +2,13 @@
 #include <cuda_runtime_api.h>
 #include <nvtx3/nvToolsExtCudaRt.h>
 
+#include <array>
 #include <cstdio>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -16,6 +19,13 @@
 using tandem::fake_cuda::current_device;
 using tandem::fake_cuda::Mark;
 using tandem::fake_cuda::State;
+using tandem::fake_cuda::this_thread;
+using tandem::fake_cuda::ThreadState;
+
+/// The driver's handle of a context.
+struct CUctx_st {
+  int device;
+};
 
 namespace {
 
@@ -36,9 +46,19 @@ cudaError_t call(const char* function, Body body) {
   return end(failure == cudaSuccess ? body(State::get()) : failure);
 }
 
+/// The same for calls that act on the current context.
+template <class Body>
+cudaError_t call_in_context(const char* function, Body body) {
+  return call(function, [&](State& state) {
+    state.enter_context();
+    return body(state);
+  });
+}
+
 /// The same for calls that give something back: it is gone even where the call fails.
 template <class Body>
 cudaError_t give_back(const char* function, Body body) {
+  State::get().enter_context();
   const cudaError_t failure = State::get().enter(function);
   const cudaError_t code = body(State::get());
   return end(failure == cudaSuccess ? code : failure);
@@ -142,14 +162,21 @@ cudaError_t cudaGetDevice(int* ordinal) {
 cudaError_t cudaSetDevice(int ordinal) {
   return call("cudaSetDevice", [&](State& state) {
     if (!state.has_card(ordinal)) return cudaErrorInvalidDevice;
-    current_device() = ordinal;
+    state.make_context(ordinal);
+    ThreadState& thread = this_thread();
+    thread.chosen = ordinal;
+    if (thread.contexts.empty()) thread.contexts.push_back(ordinal);
+    thread.contexts.back() = ordinal;
     return cudaSuccess;
   });
 }
 
 cudaError_t cudaInitDevice(int ordinal, unsigned int, unsigned int) {
-  return call("cudaInitDevice",
-              [&](State& state) { return state.has_card(ordinal) ? cudaSuccess : cudaErrorInvalidDevice; });
+  return call("cudaInitDevice", [&](State& state) {
+    if (!state.has_card(ordinal)) return cudaErrorInvalidDevice;
+    state.make_context(ordinal);
+    return cudaSuccess;
+  });
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int ordinal) {
@@ -177,10 +204,86 @@ cudaError_t cudaDeviceGetPCIBusId(char* text, int bytes, int ordinal) {
   });
 }
 
+// -- the driver's contexts ---------------------------------------------------------------------------
+
+namespace {
+
+/// Runs `body` unless the call is to fail. The runtime keeps nothing of what the driver returns.
+template <class Body>
+int driver_call(const char* function, Body body) {
+  const cudaError_t failure = State::get().enter(function);
+  return failure == cudaSuccess ? body() : failure;
+}
+
+CUctx_st* handle_of(int device) {
+  static std::array<CUctx_st, 16> handles{};
+  CUctx_st& handle = handles.at(static_cast<std::size_t>(device));
+  handle.device = device;
+  return &handle;
+}
+
+int device_get(int* device, int ordinal) {
+  return driver_call("cuDeviceGet", [&] {
+    *device = ordinal;
+    return State::get().has_card(ordinal) ? cudaSuccess : cudaErrorInvalidDevice;
+  });
+}
+
+int primary_retain(CUctx_st** context, int device) {
+  return driver_call("cuDevicePrimaryCtxRetain", [&] {
+    State::get().make_context(device);
+    *context = handle_of(device);
+    return cudaSuccess;
+  });
+}
+
+int get_current(CUctx_st** context) {
+  return driver_call("cuCtxGetCurrent", [&] {
+    const ThreadState& thread = this_thread();
+    *context = thread.contexts.empty() ? nullptr : handle_of(thread.contexts.back());
+    return cudaSuccess;
+  });
+}
+
+int push_current(CUctx_st* context) {
+  return driver_call("cuCtxPushCurrent", [&] {
+    if (!State::get().has_context(context->device)) return cudaErrorContextIsDestroyed;
+    this_thread().contexts.push_back(context->device);
+    return cudaSuccess;
+  });
+}
+
+/// Gives back: the context is off the stack even where the call fails.
+int pop_current(CUctx_st** context) {
+  std::vector<int>& contexts = this_thread().contexts;
+  *context = contexts.empty() ? nullptr : handle_of(contexts.back());
+  const int code = driver_call("cuCtxPopCurrent", [&] { return *context ? cudaSuccess : cudaErrorInvalidValue; });
+  if (*context) contexts.pop_back();
+  return code;
+}
+
+}  // namespace
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int, unsigned long long,
+                                             cudaDriverEntryPointQueryResult* status) {
+  return call("cudaGetDriverEntryPointByVersion", [&](State&) {
+    const std::map<std::string_view, void*> functions = {
+        {"cuDeviceGet", reinterpret_cast<void*>(device_get)},
+        {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(primary_retain)},
+        {"cuCtxGetCurrent", reinterpret_cast<void*>(get_current)},
+        {"cuCtxPushCurrent", reinterpret_cast<void*>(push_current)},
+        {"cuCtxPopCurrent", reinterpret_cast<void*>(pop_current)}};
+    const auto found = functions.find(name);
+    *function = found == functions.end() ? nullptr : found->second;
+    *status = found == functions.end() ? cudaDriverEntryPointSymbolNotFound : cudaDriverEntryPointSuccess;
+    return cudaSuccess;
+  });
+}
+
 // -- memory ------------------------------------------------------------------------------------------
 
 cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
-  return call("cudaMemGetInfo", [&](State& state) {
+  return call_in_context("cudaMemGetInfo", [&](State& state) {
     *free = state.free_bytes(current_device());
     *total = state.machine().cards[static_cast<std::size_t>(current_device())].memory;
     return cudaSuccess;
@@ -188,7 +291,7 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
 }
 
 cudaError_t cudaMalloc(void** data, std::size_t bytes) {
-  return call("cudaMalloc", [&](State& state) { return state.allocate(current_device(), bytes, data); });
+  return call_in_context("cudaMalloc", [&](State& state) { return state.allocate(current_device(), bytes, data); });
 }
 
 cudaError_t cudaFree(void* data) {
@@ -198,7 +301,7 @@ cudaError_t cudaFree(void* data) {
 }
 
 cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned int) {
-  return call("cudaHostRegister", [&](State& state) { return state.register_host(data, bytes); });
+  return call_in_context("cudaHostRegister", [&](State& state) { return state.register_host(data, bytes); });
 }
 
 cudaError_t cudaHostUnregister(void* data) {
@@ -209,7 +312,7 @@ cudaError_t cudaHostUnregister(void* data) {
 // -- streams and events ------------------------------------------------------------------------------
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
-  return call("cudaStreamCreateWithFlags", [&](State&) {
+  return call_in_context("cudaStreamCreateWithFlags", [&](State&) {
     *stream = new CUstream_st(current_device());
     ++State::get().streams;
     return cudaSuccess;
@@ -234,11 +337,11 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return call("cudaStreamQuery", [&](State&) { return stream->idle() ? cudaSuccess : cudaErrorNotReady; });
+  return call_in_context("cudaStreamQuery", [&](State&) { return stream->idle() ? cudaSuccess : cudaErrorNotReady; });
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
-  return call("cudaStreamWaitEvent", [&](State&) {
+  return call_in_context("cudaStreamWaitEvent", [&](State&) {
     const std::lock_guard lock(event->mutex);
     if (event->latest) stream->push({.kind = "wait", .run = [mark = event->latest] { mark->wait(); }, .always = true});
     return cudaSuccess;
@@ -246,7 +349,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 }
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
-  return call("cudaEventCreateWithFlags", [&](State& state) {
+  return call_in_context("cudaEventCreateWithFlags", [&](State& state) {
     *event = new CUevent_st;
     ++state.events;
     return cudaSuccess;
@@ -262,7 +365,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-  return call("cudaEventRecord", [&](State&) {
+  return call_in_context("cudaEventRecord", [&](State&) {
     auto mark = std::make_shared<Mark>();
     const std::lock_guard lock(event->mutex);
     queue_mark(stream, "record", mark);
@@ -295,7 +398,7 @@ void nvtxNameCudaStreamA(cudaStream_t stream, const char* name) { stream->rename
 // -- work --------------------------------------------------------------------------------------------
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  return call("cudaMemcpyAsync", [&](State& state) {
+  return call_in_context("cudaMemcpyAsync", [&](State& state) {
     const Sides sides = sides_of(kind);
     if (!sides_hold(sides, to, from, bytes)) return cudaErrorInvalidValue;
     const void* host = sides.from_device ? to : from;
@@ -322,7 +425,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
-  return call("cudaMemsetAsync", [&](State& state) {
+  return call_in_context("cudaMemsetAsync", [&](State& state) {
     if (!state.on_device(to, bytes)) return cudaErrorInvalidValue;
     stream->push({.kind = "fill zero", .run = [=] {
                     if (!State::get().on_device(to, bytes)) {
@@ -349,7 +452,7 @@ void see_argument(const char* name, const void* argument, std::size_t bytes) {
 }
 
 void enqueue(const char* name, CUstream_st* stream, std::function<void()> work) {
-  gpu::runtime::require_launched(end(State::get().enter("launch")), name);
+  gpu::runtime::require_launched(call_in_context("launch", [](State&) { return cudaSuccess; }), name);
   stream->push({.kind = "kernel", .run = std::move(work)});
 }
 
