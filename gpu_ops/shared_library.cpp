@@ -53,13 +53,31 @@ std::vector<std::string> folders_in(const char* variable) {
   return folders;
 }
 
-/// Where the first `python3` of $PATH lives, a virtual environment's too: the folder above its own, links not followed.
-std::optional<fs::path> prefix_of_python() {
+void add_once(const fs::path& prefix, std::vector<fs::path>& prefixes) {
+  if (std::find(prefixes.begin(), prefixes.end(), prefix) == prefixes.end()) prefixes.push_back(prefix);
+}
+
+/// Where the first `python3` of $PATH may live: the folder above its own. It may be a link to a virtual environment's
+/// interpreter, which is a link to the system's: the packages lie beside one of them, and nothing says beside which.
+std::vector<fs::path> prefixes_of_python() {
+  constexpr int most_links = 40;  // as the kernel has it
+  std::vector<fs::path> prefixes;
   for (const fs::path folder : folders_in("PATH")) {
-    std::error_code ignored;
-    if (fs::exists(folder / "python3", ignored)) return folder.parent_path();
+    std::error_code error;
+    fs::path interpreter = folder / "python3";
+    if (!fs::exists(interpreter, error)) continue;
+    add_once(folder.parent_path(), prefixes);
+    for (int link = 0; link < most_links && !error; ++link) {
+      // A folder on the way may be a link itself.
+      const fs::path real = fs::canonical(interpreter.parent_path(), error);
+      if (error) break;
+      // Those of the system come last.
+      if (real != "/usr/bin" && real != "/usr/local/bin") add_once(real.parent_path(), prefixes);
+      interpreter = real / fs::read_symlink(interpreter, error);
+    }
+    break;
   }
-  return std::nullopt;
+  return prefixes;
 }
 
 std::string file_of(void* handle, const std::string& asked) {
@@ -75,7 +93,7 @@ std::vector<std::string> search_folders() {
     const std::string prefix = environment(variable);
     if (!prefix.empty()) add_python_folders(prefix, folders);
   }
-  if (const auto prefix = prefix_of_python()) add_python_folders(*prefix, folders);
+  for (const fs::path& prefix : prefixes_of_python()) add_python_folders(prefix, folders);
   const std::string home = environment("HOME");
   if (!home.empty()) add_python_folders(fs::path(home) / ".local", folders);
   for (const char* prefix : {"/usr/local", "/usr"}) add_python_folders(prefix, folders);

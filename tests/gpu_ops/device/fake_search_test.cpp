@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 
 class SearchFolders : public ::testing::Test {
  protected:
-  SearchFolders() : root_(fs::temp_directory_path() / ("tandem-search-" + std::to_string(::getpid()))) {
+  SearchFolders() : root_(fs::canonical(fs::temp_directory_path()) / ("tandem-search-" + std::to_string(::getpid()))) {
     for (const char* name : {"VIRTUAL_ENV", "CONDA_PREFIX", "TANDEM_CUDA_LIBS"}) ::unsetenv(name);
     ::setenv("HOME", (root_ / "home").c_str(), 1);
     ::setenv("PATH", (root_ / "nowhere").c_str(), 1);
@@ -59,6 +59,26 @@ TEST_F(SearchFolders, AreThoseOfThePythonOnThePathThoughItsEnvironmentIsNotActiv
   fs::create_symlink(root_ / "system-python3", root_ / "venv/bin/python3");
   fs::create_symlink(root_ / "system-python3", root_ / "other/bin/python3");
   ::setenv("PATH", (":/nowhere:" + (root_ / "venv/bin").string() + ":" + (root_ / "other/bin").string()).c_str(), 1);
+  EXPECT_THAT(found(), ElementsAre(of_environment));
+}
+
+TEST_F(SearchFolders, AreThoseOfEveryInterpreterThatThePythonOnThePathIsALinkTo) {
+  const std::string of_environment = python("venv", "cublas"), of_base = python("base", "cudnn");
+  std::ofstream(root_ / "base/bin/python3.12") << "an interpreter";
+  fs::create_symlink(root_ / "base/bin/python3.12", root_ / "venv/bin/python3.12");
+  fs::create_symlink("python3.12", root_ / "venv/bin/python3");
+  fs::create_directories(root_ / "a/bin");
+  fs::create_symlink("../../venv/bin/python3", root_ / "a/bin/python3");
+  ::setenv("PATH", (root_ / "a/bin").c_str(), 1);
+  EXPECT_THAT(found(), ElementsAre(of_environment, of_base));
+}
+
+TEST_F(SearchFolders, AreFoundThroughAFolderThatIsALink) {
+  const std::string of_environment = python("venv", "cublas");
+  std::ofstream(root_ / "venv/bin/python3") << "an interpreter";
+  fs::create_directories(root_ / "deep/er");
+  fs::create_directory_symlink(root_ / "venv/bin", root_ / "deep/er/tools");
+  ::setenv("PATH", (root_ / "deep/er/tools").c_str(), 1);
   EXPECT_THAT(found(), ElementsAre(of_environment));
 }
 
