@@ -97,6 +97,9 @@ class Library {
     int major = 0, minor = 0;
     if (const auto version = found->function<int(int*, int*)>("nvrtcVersion")) version(&major, &minor);
     compiler_ = fmt::format("{}.{}", major, minor);
+    // NVRTC opens what its compiler brings along by its bare name when it first compiles. That of Python's packages
+    // does not look in its own folder, and every plan would fail.
+    found->load_neighbour(fmt::format("libnvrtc-builtins.so.{}", compiler_));
   }
 
   mutable std::mutex mutex_;

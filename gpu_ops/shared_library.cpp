@@ -80,6 +80,8 @@ std::vector<fs::path> prefixes_of_python() {
   return prefixes;
 }
 
+void* load(const std::string& file) { return ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL); }
+
 std::string file_of(void* handle, const std::string& asked) {
   link_map* map = nullptr;
   return ::dlinfo(handle, RTLD_DI_LINKMAP, &map) == 0 && map != nullptr ? std::string(map->l_name) : asked;
@@ -102,7 +104,6 @@ std::vector<std::string> search_folders() {
 }
 
 std::optional<SharedLibrary> SharedLibrary::find(const std::vector<std::string>& names) {
-  const auto load = [](const std::string& file) { return ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL); };
   for (const std::string& name : names) {
     if (void* handle = load(name)) return SharedLibrary(handle, file_of(handle, name));
   }
@@ -114,6 +115,10 @@ std::optional<SharedLibrary> SharedLibrary::find(const std::vector<std::string>&
     }
   }
   return std::nullopt;
+}
+
+void SharedLibrary::load_neighbour(const std::string& name) const {
+  static_cast<void>(load((fs::path(file_).parent_path() / name).string()));
 }
 
 void* SharedLibrary::symbol(const char* name) const noexcept { return ::dlsym(handle_, name); }

@@ -20,6 +20,9 @@ class SharedLibrary {
   Function* function(const char* name) const noexcept {
     return reinterpret_cast<Function*>(symbol(name));
   }
+  /// Loads `name` from the folder that this one was loaded from, if it is there, for good: from then on whoever loads
+  /// it by name finds it, wherever they look.
+  void load_neighbour(const std::string& name) const;
   /// What dlsym takes.
   void* native() const noexcept { return handle_; }
   /// The file it was loaded from.

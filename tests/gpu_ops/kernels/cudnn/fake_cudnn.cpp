@@ -1,6 +1,7 @@
 #include "tests/gpu_ops/kernels/cudnn/fake_cudnn.hpp"
 
 #include <cudnn.h>
+#include <dlfcn.h>
 
 #include <array>
 #include <cmath>
@@ -315,6 +316,12 @@ cudnnStatus_t cudnnBackendGetAttribute(cudnnBackendDescriptor_t descriptor, cudn
 cudnnStatus_t cudnnBackendFinalize(cudnnBackendDescriptor_t descriptor) {
   if (object_of(descriptor).type != CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR) return CUDNN_STATUS_SUCCESS;
   ++counted.plans;
+  // Kernels are compiled by what was loaded for that.
+  void* const compiler = ::dlopen("libnvrtc.so.13", RTLD_NOW | RTLD_NOLOAD);
+  using Compile = int(void*, int, const char* const*);
+  auto* const compile =
+      reinterpret_cast<Compile*>(compiler != nullptr ? ::dlsym(compiler, "nvrtcCompileProgram") : nullptr);
+  if (compile == nullptr || compile(nullptr, 0, nullptr) != 0) return CUDNN_STATUS_INTERNAL_ERROR;
   return static_cast<cudnnStatus_t>(behaviour.plan_status);
 }
 
