@@ -3,6 +3,7 @@
 // same names. Static shared arrays must stay within 48 KiB of a block.
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstdint>
 
 #include "gpu_ops/geometry.hpp"
@@ -71,9 +72,14 @@ void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geomet
                              static_cast<int>(geometry.shared_bytes)),
         name);
   }
-  kernel<<<static_cast<unsigned>(geometry.grid), static_cast<unsigned>(geometry.block), geometry.shared_bytes,
-           stream>>>(arguments...);
-  runtime::require_launched(cudaGetLastError(), name);
+  // kernel<<<...>>> returns nothing: the error asked for after it may be an older one, of the program that tandem is a
+  // part of.
+  std::array<void*, sizeof...(P)> addresses{&arguments...};
+  runtime::require_launched(
+      cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(geometry.grid)),
+                       dim3(static_cast<unsigned>(geometry.block)), addresses.data(), geometry.shared_bytes,
+                       stream),
+      name);
 }
 
 }  // namespace tandem::gpu

@@ -1,0 +1,41 @@
+#pragma once
+// What <kernel_language.hpp> of nvcc takes from CUDA, as far as the C++ compiler needs it to start a kernel of which
+// nothing is run.
+#include <cstddef>
+#include <cstdint>
+
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+
+enum cudaError_t { cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2 };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize = 8 };
+struct dim3 {
+  explicit dim3(unsigned to_x) : x(to_x) {}
+  unsigned x, y = 1, z = 1;
+};
+struct uint4 {
+  std::uint32_t x, y, z, w;
+};
+inline uint4 make_uint4(std::uint32_t x, std::uint32_t y, std::uint32_t z, std::uint32_t w) { return {x, y, z, w}; }
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+inline const dim3 threadIdx{0}, blockDim{1}, blockIdx{0}, gridDim{1};
+inline void __syncthreads() {}
+inline void __syncwarp() {}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int) {
+  return value;
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned) {
+  return value;
+}
+inline unsigned __ballot_sync(unsigned, bool value) { return value ? 1 : 0; }
+
+cudaError_t cudaGetLastError();
+cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);
+cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
+                             cudaStream_t stream);
