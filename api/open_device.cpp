@@ -63,11 +63,15 @@ std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& 
   return open_cuda(ordinal, options);
 }
 
-PlanningFacts profile_of(const Device& device) {
+PlanningFacts profile_of(const Device& device) { return profile_of(device, read_topology()); }
+
+PlanningFacts profile_of(const Device& device, const Topology& machine) {
   PlanningFacts facts;
   facts.device_capacity = device.info().capacity;
   facts.device_reserved = device.info().reserved;
-  facts.host_available = read_topology().available_memory_bytes;
+  facts.host_available = machine.available_memory_bytes;
+  facts.host_limit = machine.memory_room_bytes;
+  facts.device_is_host = device.info().kind == "host";
   return facts;
 }
 

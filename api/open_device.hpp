@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/device.hpp"
+#include "core/topology.hpp"
 #include "scheduler/plan.hpp"
 
 namespace tandem {
@@ -30,6 +31,7 @@ std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& 
 
 /// What planning needs to know of this device and machine.
 PlanningFacts profile_of(const Device& device);
+PlanningFacts profile_of(const Device& device, const Topology& machine);
 
 /// Queues a function of the caller's on a stream of the host device: how a trainer with kernels of its
 /// own runs them there. Asynchronous. What it throws fails the stream. Throws MisuseError on other devices.

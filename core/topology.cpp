@@ -74,14 +74,16 @@ void apply(const CgroupLimits& limits, Topology& result) {
     const int quota = static_cast<int>(std::min(std::ceil(*limits.cpus), 1e6));
     result.logical_cpus = std::min(result.logical_cpus, std::max(1, quota));
   }
+  result.memory_room_bytes = result.memory_bytes;
   if (limits.memory_limit) {
     result.memory_bytes =
         result.memory_bytes == 0 ? *limits.memory_limit : std::min(result.memory_bytes, *limits.memory_limit);
   }
-  if (limits.memory_room && result.available_memory_bytes > 0) {
-    // Zero would read as unknown, and no room at all is known: one byte.
-    result.available_memory_bytes =
-        std::max<std::size_t>(1, std::min(result.available_memory_bytes, *limits.memory_room));
+  if (!limits.memory_room) return;
+  // Zero would read as unknown, and no room at all is known: one byte.
+  const std::size_t room = std::max<std::size_t>(1, *limits.memory_room);
+  for (std::size_t* bytes : {&result.available_memory_bytes, &result.memory_room_bytes}) {
+    if (*bytes > 0) *bytes = std::min(*bytes, room);
   }
 }
 

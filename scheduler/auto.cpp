@@ -102,7 +102,7 @@ class Search {
   Choice run();
 
  private:
-  std::optional<Plan> plan(const OffloadOptions& options) const;
+  std::optional<Plan> plan(const OffloadOptions& options) const { return find_plan(layout_, options, facts_); }
   Simulation simulated(const Plan& plan, std::int64_t lumps, double limit);
   Simulation exactly(const Plan& plan, double limit) { return simulated(plan, 0, limit); }
   Simulation quickly(const Plan& plan, double limit);
@@ -144,14 +144,6 @@ class Search {
   bool improved_ = false;
   std::int64_t allowance_ = 0;  ///< tasks simulated before what is searched at the moment must end
 };
-
-std::optional<Plan> Search::plan(const OffloadOptions& options) const {
-  try {
-    return make_plan(layout_, options, facts_);
-  } catch (const PlanError&) {
-    return std::nullopt;
-  }
-}
 
 /// Gives up beyond `limit` seconds, where what is returned lies beyond it too.
 Simulation Search::simulated(const Plan& plan, std::int64_t lumps, double limit) {

@@ -18,6 +18,7 @@ struct OffloadOptions {
   std::size_t device_memory = 0;           ///< hard ceiling in bytes; 0: the device's capacity
   std::size_t reserved_device_memory = 0;  ///< of it, the caller's own share (activations, workspaces)
   std::size_t host_memory = 0;             ///< ceiling in bytes of pinned and pageable memory; 0: no ceiling
+  std::size_t reserved_host_memory = 0;    ///< of it, the caller's own share (its program, buffers, activations)
   std::size_t spare_device_memory = 0;     ///< bytes booked beside what the plan uses, under the same ceiling, for
   std::size_t spare_host_memory = 0;       ///< other plans that the engine is to adopt
   Policy policy;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
@@ -52,6 +53,9 @@ bool Plan::sends_gradients() const noexcept {
 
 namespace {
 
+// Bytes: what is said to fit is to fit in the next run too, where the program holds a little more or less.
+constexpr std::size_t unlike_in_the_next_run = std::size_t{4} << 20;
+
 struct Knobs {
   int prefetch = 1;
   int gradient_buffers = 1;
@@ -97,12 +101,22 @@ Knobs smallest_knobs(const ParameterLayout& layout, const OffloadOptions& option
   return knobs;
 }
 
+/// Of the plan and all that is beside it, under options that hold the device's own reserve.
+std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, const Plan& plan) noexcept {
+  return over_host_memory(options, facts, plan.memory.host_bytes() + options.reserved_host_memory,
+                          plan.memory.device_bytes() + options.reserved_device_memory);
+}
+
 /// Spends spare device memory where it saves most: first what lets copies overlap, then gradients that
-/// need not travel, then layers that need not be fetched.
-Plan improve(const ParameterLayout& layout, const OffloadOptions& options, Knobs knobs, Plan plan, std::size_t budget) {
+/// need not travel, then layers that need not be fetched. Never at the cost of host memory that there is not.
+Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Knobs knobs,
+             Plan plan, std::size_t budget) {
+  std::size_t over = over_host_memory(options, facts, plan);
   const auto attempt = [&](const Knobs& candidate) {
     Plan better = build(layout, options, candidate);
-    if (better.memory.device_bytes() > budget) return false;
+    const std::size_t over_then = over_host_memory(options, facts, better);
+    if (better.memory.device_bytes() > budget || over_then > over) return false;
+    over = over_then;
     plan = std::move(better);
     knobs = candidate;
     return true;
@@ -123,6 +137,9 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, Knobs
   if (options.resident_layers < 0 && options.policy.kind != Policy::Kind::device) {
     int low = knobs.resident_layers;  // fits
     int high = layout.layer_count();
+    // Without buffers for those that pass, all may take less than most of them.
+    wish.resident_layers = high;
+    if (attempt(wish)) low = high;
     while (low < high) {
       wish.resident_layers = (low + high + 1) / 2;
       if (attempt(wish)) {
@@ -169,61 +186,148 @@ OffloadOptions with_policy(OffloadOptions options, std::string_view policy) {
                   advice, smallest.table());
 }
 
-Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, std::size_t ceiling) {
+Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                std::size_t ceiling) {
   const Knobs knobs = smallest_knobs(layout, options);
   Plan plan = build(layout, options, knobs);
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
   if (plan.memory.device_bytes() > budget) refuse_device(layout, options, plan, ceiling);
-  plan = improve(layout, options, knobs, std::move(plan), budget);
+  plan = improve(layout, options, facts, knobs, std::move(plan), budget);
   plan.device_memory = ceiling;
   plan.reserved_device_memory = options.reserved_device_memory;
   return plan;
 }
 
-/// As much of the state on the device as fits.
-Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options, std::size_t ceiling) {
+/// As much of the state on the device as fits; the plan that is least over host memory where that is too small for any.
+Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                    std::size_t ceiling) {
   std::vector<std::string> candidates{"device"};
   for (int tenths = 1; tenths < 10; ++tenths) candidates.push_back(fmt::format("static:{}", tenths / 10.0));
   candidates.emplace_back("host");
+  std::optional<Plan> least;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const OffloadOptions fixed = with_policy(options, candidates[i]);
     if (i == 0 && options.resident_layers >= 0 && options.resident_layers < layout.layer_count()) continue;
-    if (i + 1 < candidates.size() && smallest_device_memory(layout, fixed) > ceiling) continue;
-    Plan plan = plan_fixed(layout, fixed, ceiling);
+    // The last is refused in words, where nothing before it fits on the device either.
+    if ((i + 1 < candidates.size() || least) && smallest_device_memory(layout, fixed) > ceiling) continue;
+    Plan plan = plan_fixed(layout, fixed, facts, ceiling);
     plan.chosen_by_auto = true;
-    return plan;
+    const std::size_t over = over_host_memory(options, facts, plan);
+    if (over == 0) return plan;
+    if (!least || over < over_host_memory(options, facts, *least)) least = std::move(plan);
   }
-  throw MisuseError("no policy is left to try");
+  if (!least) throw MisuseError("no policy is left to try");
+  return *std::move(least);
 }
 
-void check_host(const OffloadOptions& options, const PlanningFacts& facts, const Plan& plan) {
-  const std::size_t need = plan.memory.host_bytes();
-  if (options.host_memory > 0 && need > options.host_memory) {
-    throw PlanError(
-        "the plan does not fit in host memory",
-        fmt::format("it needs {}, the ceiling is {}", format_bytes(need), format_bytes(options.host_memory)),
-        fmt::format("try --host-memory {}", megabytes_flag(need)), plan.table());
+OffloadOptions with_reserve(OffloadOptions options, const PlanningFacts& facts) {
+  options.reserved_device_memory += facts.device_reserved;
+  return options;
+}
+
+/// Fits on the device, and may yet be more than host memory has room for. Of options with the device's own reserve.
+Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                    std::size_t ceiling) {
+  Plan plan = options.policy.kind == Policy::Kind::automatic ? plan_automatic(layout, options, facts, ceiling)
+                                                             : plan_fixed(layout, options, facts, ceiling);
+  plan.reserved_device_memory -= facts.device_reserved;
+  plan.device_reserved = facts.device_reserved;
+  plan.reserved_host_memory = options.reserved_host_memory;
+  return plan;
+}
+
+/// Flags that make it fit in host memory without asking for more of it; empty where none of those known here do.
+std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                           std::size_t ceiling) {
+  const auto fits = [&](const OffloadOptions& other) {
+    try {
+      return over_host_memory(other, facts, plan_of_device(layout, other, facts, ceiling)) == 0;
+    } catch (const PlanError&) {
+      return false;
+    }
+  };
+  if (!options.paths.empty()) return {};  // they stand in place of any policy
+  OffloadOptions other = options;
+  for (const StateFormat state : {options.state, StateFormat::split, StateFormat::bf16_moments}) {
+    const std::string flag = state == options.state ? "" : fmt::format(" --state {}", name_of(state));
+    other.state = state;
+    other.policy = options.policy;
+    if (!flag.empty() && fits(other)) return flag;
+    if (options.policy.kind == Policy::Kind::automatic || options.resident_layers >= 0) continue;
+    other.policy = parse_policy("auto");
+    if (fits(other)) return flag + " --policy auto";
   }
-  if (facts.host_available > 0 && need > facts.host_available) {
-    throw PlanError("the plan does not fit in host memory",
-                    fmt::format("it needs {}, {} is available", format_bytes(need), format_bytes(facts.host_available)),
-                    "use a smaller model, or a policy that keeps more on the device", plan.table());
+  return {};
+}
+
+/// The ceiling of host memory that would do, as a flag; empty where none would. `host` and `device`: what a run takes.
+std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts, std::size_t host,
+                              std::size_t device) {
+  const auto over = [&](std::size_t ceiling) {
+    options.host_memory = ceiling;
+    return over_host_memory(options, facts, host, device);
+  };
+  const std::size_t needed = facts.device_is_host && over(0) > 0 ? host + device : host;
+  const std::size_t ceiling = needed + unlike_in_the_next_run;
+  return over(ceiling) > 0 ? std::string{} : fmt::format(" --host-memory {}", megabytes_flag(ceiling));
+}
+
+[[noreturn]] void refuse_host(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                              const Plan& plan, std::size_t ceiling) {
+  const std::size_t host = plan.memory.host_bytes() + options.reserved_host_memory;
+  const std::size_t device = plan.memory.device_bytes() + options.reserved_device_memory;
+  std::string why;
+  if (options.host_memory > 0 && host > options.host_memory) {
+    why = fmt::format("it needs {}, the ceiling is {}", format_bytes(host), format_bytes(options.host_memory));
+  } else if (facts.device_is_host) {
+    why = fmt::format("it needs {}, {} of it as the device's memory, {} is available", format_bytes(host + device),
+                      format_bytes(device), format_bytes(host_room(options, facts)));
+  } else {
+    why = fmt::format("it needs {}, {} is available", format_bytes(host), format_bytes(host_room(options, facts)));
   }
+  std::string advice;
+  for (const std::string& flags :
+       {flags_that_fit(layout, options, facts, ceiling), ceiling_that_fits(options, facts, host, device)}) {
+    if (!flags.empty()) advice += (advice.empty() ? "try" : ", or") + flags;
+  }
+  if (advice.empty()) advice = "use a smaller model, or fewer and shorter sequences at a time";
+  throw PlanError("the plan does not fit in host memory", why, advice, plan.table());
 }
 
 }  // namespace
 
+std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts) noexcept {
+  if (facts.host_available == 0) return 0;
+  return std::max(facts.host_available, std::min(options.host_memory, facts.host_limit));
+}
+
+std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
+                             std::size_t device) noexcept {
+  const auto over = [](std::size_t bytes, std::size_t limit) {
+    return limit > 0 && bytes > limit ? bytes - limit : std::size_t{0};
+  };
+  return std::max(over(host, options.host_memory),
+                  over(facts.device_is_host ? host + device : host, host_room(options, facts)));
+}
+
 Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
   check(layout, given);
+  const OffloadOptions options = with_reserve(given, facts);
   const std::size_t ceiling = ceiling_of(given, facts);
-  OffloadOptions options = given;
-  options.reserved_device_memory += facts.device_reserved;
-  Plan plan = options.policy.kind == Policy::Kind::automatic ? plan_automatic(layout, options, ceiling)
-                                                             : plan_fixed(layout, options, ceiling);
-  plan.reserved_device_memory = given.reserved_device_memory;
-  plan.device_reserved = facts.device_reserved;
-  check_host(options, facts, plan);
+  Plan plan = plan_of_device(layout, options, facts, ceiling);
+  if (over_host_memory(options, facts, plan) > 0) refuse_host(layout, options, facts, plan, ceiling);
   return plan;
+}
+
+std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
+  check(layout, given);
+  const OffloadOptions options = with_reserve(given, facts);
+  try {
+    Plan plan = plan_of_device(layout, options, facts, ceiling_of(given, facts));
+    if (over_host_memory(options, facts, plan) == 0) return plan;
+  } catch (const PlanError&) {  // the device is too small
+  }
+  return std::nullopt;
 }
 
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {

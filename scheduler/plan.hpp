@@ -3,6 +3,7 @@
 // through which buffers. Plain data, made before anything is allocated.
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -72,6 +73,7 @@ struct Plan {
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it
   std::size_t device_reserved = 0;         ///< the share of context and libraries
+  std::size_t reserved_host_memory = 0;    ///< the caller's, beside what the plan takes
   std::size_t spare_device_memory = 0;     ///< booked and not carved: room for other plans, as is the next
   std::size_t spare_host_memory = 0;
   MemoryPlan memory;
@@ -105,13 +107,28 @@ struct Plan {
 /// What planning must know of the device and the machine.
 struct PlanningFacts {
   std::size_t device_capacity = 0;  ///< bytes
-  std::size_t host_available = 0;   ///< bytes; 0: unknown, not checked
+  std::size_t host_available = 0;   ///< bytes, for the plan and the caller's own share; 0: unknown, not checked
   std::size_t device_reserved = 0;  ///< bytes that context and libraries take, under the same ceiling
+  std::size_t host_limit = 0;       ///< bytes that may be insisted on by a ceiling of host memory, where more than
+                                    ///< is available; 0: no more than that
+  bool device_is_host = false;      ///< the device's memory is the host's: both come out of what is available there
 };
 
-/// Throws PlanError, with the table and flags that would fit, when the ceiling is passed; UsageError on
+/// Bytes of host memory that a run may take by these options, 0 where it is not known: what is available, and beyond it
+/// as much as a ceiling insists on, within the machine's limit.
+std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts) noexcept;
+
+/// By how many bytes a run of `host` and `device` bytes, the caller's shares included, passes the ceiling of host
+/// memory or the room for it; 0 where it fits.
+std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
+                             std::size_t device) noexcept;
+
+/// Throws PlanError, with the table and flags that would fit, when a ceiling is passed; UsageError on
 /// options that contradict each other. Allocates nothing on the device.
 Plan make_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts);
+
+/// The same plan; none, and no time spent on what would fit, where make_plan throws PlanError.
+std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts);
 
 /// Smallest device_memory (bytes) for which make_plan with these options would succeed, everything that
 /// is `auto` in them chosen for size.

@@ -14,14 +14,17 @@ std::string Plan::table() const {
     const bool device = e.place == Place::device;
     text += fmt::format("{:<28}{:>12}{:>12}\n", e.name, device ? bytes : "-", device ? "-" : bytes);
   }
-  if (reserved_device_memory > 0) {
-    text += fmt::format("{:<28}{:>12}{:>12}\n", "reserved by the caller", format_bytes(reserved_device_memory), "-");
+  const auto shown = [](std::size_t bytes) { return bytes > 0 ? format_bytes(bytes) : std::string("-"); };
+  if (reserved_device_memory > 0 || reserved_host_memory > 0) {
+    text += fmt::format("{:<28}{:>12}{:>12}\n", "reserved by the caller", shown(reserved_device_memory),
+                        shown(reserved_host_memory));
   }
   if (device_reserved > 0) {
     text += fmt::format("{:<28}{:>12}{:>12}\n", "context and libraries", format_bytes(device_reserved), "-");
   }
   const std::size_t device_total = memory.device_bytes() + reserved_device_memory + device_reserved;
-  text += fmt::format("{:<28}{:>12}{:>12}\n", "total", format_bytes(device_total), format_bytes(memory.host_bytes()));
+  text += fmt::format("{:<28}{:>12}{:>12}\n", "total", format_bytes(device_total),
+                      format_bytes(memory.host_bytes() + reserved_host_memory));
   const Shares s = shares();
   const double all = std::max(1.0, static_cast<double>(s.cpu + s.streamed + s.resident));
   text +=
@@ -71,6 +74,7 @@ std::string Plan::json() const {
   j["device_memory"] = device_memory;
   j["reserved_device_memory"] = reserved_device_memory;
   j["device_reserved"] = device_reserved;
+  j["reserved_host_memory"] = reserved_host_memory;
   j["spare_device_memory"] = spare_device_memory;
   j["spare_host_memory"] = spare_host_memory;
   for (const LayerPlacement& l : layers) {

@@ -37,11 +37,7 @@ std::optional<Plan> with_all(UpdatePath path, const Plan& plan, const ParameterL
   for (const Subgroup& s : plan.subgroups) {
     options.paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);
   }
-  try {
-    return make_plan(layout, options, facts);
-  } catch (const PlanError&) {
-    return std::nullopt;
-  }
+  return find_plan(layout, options, facts);
 }
 
 }  // namespace
@@ -53,8 +49,15 @@ void book_room_for_change(Plan& plan, const ParameterLayout& layout, const Offlo
   for (const UpdatePath path : {UpdatePath::cpu, UpdatePath::streamed}) {
     const std::optional<Plan> other = with_all(path, plan, layout, options, facts);
     if (!other) continue;
-    device = std::max(device, other->memory.device_bytes());
-    host = std::max(host, other->memory.host_bytes());
+    const std::size_t more_device = std::max(device, other->memory.device_bytes());
+    const std::size_t more_host = std::max(host, other->memory.host_bytes());
+    // Each alone may fit, and yet not the most of either, where both come out of the same memory.
+    if (over_host_memory(options, facts, more_host + options.reserved_host_memory,
+                         more_device + options.reserved_device_memory + facts.device_reserved) > 0) {
+      continue;
+    }
+    device = more_device;
+    host = more_host;
   }
   plan.spare_device_memory = device - plan.memory.device_bytes();
   plan.spare_host_memory = host - plan.memory.host_bytes();
@@ -76,7 +79,7 @@ Replanner::Replanner(const ParameterLayout& layout, const OffloadOptions& option
       warming_up_(settings.window) {
   // Within what is booked.
   options_.device_memory = plan_.memory.device_bytes() + options_.reserved_device_memory + facts_.device_reserved;
-  options_.host_memory = plan_.memory.host_bytes();
+  options_.host_memory = plan_.memory.host_bytes() + options_.reserved_host_memory;
   facts_.host_available = 0;
 }
 

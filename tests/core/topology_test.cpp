@@ -25,7 +25,8 @@ TEST(Topology, KnowsThisMachineWithinItsLimits) {
   EXPECT_GT(t.memory_bytes, 0U);
   EXPECT_LT(t.cache_bytes, t.memory_bytes);
   EXPECT_GT(t.available_memory_bytes, 0U);
-  EXPECT_LE(t.available_memory_bytes, t.memory_bytes);
+  EXPECT_LE(t.available_memory_bytes, t.memory_room_bytes);
+  EXPECT_LE(t.memory_room_bytes, t.memory_bytes);
 }
 
 TEST(Topology, RespectsTheAffinityOfTheProcess) {

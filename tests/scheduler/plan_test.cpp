@@ -193,6 +193,105 @@ TEST(Plan, HostCeilingsAreKept) {
   EXPECT_THROW(make_plan(transformer_like(), with("host"), {64_GiB, 1_GiB}), PlanError);
 }
 
+std::string refusal(const OffloadOptions& options, const PlanningFacts& facts) {
+  EXPECT_FALSE(find_plan(transformer_like(), options, facts));
+  try {
+    make_plan(transformer_like(), options, facts);
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "not refused";
+  return {};
+}
+
+/// The ceiling of host memory that a refusal advises.
+std::size_t advised_host_memory(const std::string& text) {
+  constexpr std::string_view flag = "--host-memory ";
+  const std::size_t at = text.find(flag);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + flag.size())) * 1_MiB;
+}
+
+TEST(Plan, TheHostCeilingIsTheCallersShareToo) {
+  OffloadOptions options = with("host");
+  const std::size_t engine = make_plan(transformer_like(), options, {64_GiB, 0}).memory.host_bytes();
+  options.reserved_host_memory = 100_MiB;
+  options.host_memory = engine + 100_MiB;
+  const Plan plan = make_plan(transformer_like(), options, {64_GiB, 0});
+  EXPECT_NE(plan.table().find(format_bytes(engine + 100_MiB)), std::string::npos) << plan.table();
+  options.host_memory -= 1;
+  const std::string text = refusal(options, {64_GiB, 0});
+  EXPECT_NE(text.find(format_bytes(engine + 100_MiB)), std::string::npos) << text;
+  options.host_memory = advised_host_memory(text);
+  EXPECT_NO_THROW(make_plan(transformer_like(), options, {64_GiB, 0}));
+
+  // What is available is for both, too.
+  options.host_memory = 0;
+  EXPECT_NO_THROW(make_plan(transformer_like(), options, {64_GiB, engine + 100_MiB}));
+  refusal(options, {64_GiB, engine + 100_MiB - 1});
+}
+
+TEST(Plan, ADeviceOnHostMemoryLeavesTheHostItsPart) {
+  const ParameterLayout layout = transformer_like();
+  const auto all = [](const Plan& plan) { return plan.memory.device_bytes() + plan.memory.host_bytes(); };
+  for (const char* policy : {"host", "static:0.5", "interleave:2", "stream", "auto"}) {
+    OffloadOptions options = with(policy);
+    options.reserved_device_memory = 50_MiB;
+    options.reserved_host_memory = 30_MiB;
+    PlanningFacts facts{64_GiB, 64_GiB};
+    facts.device_is_host = true;
+    const std::size_t at_will = all(make_plan(layout, options, facts));
+    // Where that is more than there is, something that is worth less than fitting gives way.
+    for (const std::size_t there : {at_will, at_will - 1}) {
+      facts.host_available = there + 80_MiB;
+      EXPECT_LE(all(make_plan(layout, options, facts)), there) << policy;
+    }
+    facts.host_available = 1_GiB;
+    const std::string text = refusal(options, facts);
+    EXPECT_EQ(text.find("--host-memory"), std::string::npos) << "there is no more: " << text;
+  }
+}
+
+TEST(Plan, RefusalOfHostMemoryNamesFlagsThatThenFit) {
+  OffloadOptions options = with("host");
+  const auto needed = [](StateFormat state) {
+    OffloadOptions of = with("host");
+    of.state = state;
+    return make_plan(transformer_like(), of, {300_MiB, 0}).memory.host_bytes();
+  };
+  const PlanningFacts split{300_MiB, needed(StateFormat::split)};
+  EXPECT_NE(refusal(options, split).find("try --state split"), std::string::npos);
+  options.state = StateFormat::split;
+  EXPECT_NO_THROW(make_plan(transformer_like(), options, split));
+  options.state = StateFormat::fp32;
+  const PlanningFacts moments{300_MiB, needed(StateFormat::bf16_moments)};
+  EXPECT_NE(refusal(options, moments).find("try --state bf16-moments"), std::string::npos);
+  EXPECT_NE(refusal(options, {64_GiB, 1_GiB}).find("try --policy auto"), std::string::npos);
+  EXPECT_NO_THROW(make_plan(transformer_like(), with("auto"), {64_GiB, 1_GiB}));
+  EXPECT_NE(refusal(options, {300_MiB, 1_MiB}).find("smaller model"), std::string::npos);
+}
+
+TEST(Plan, ACeilingOfHostMemoryMayInsistOnWhatIsNotFreeNow) {
+  OffloadOptions options = with("host");
+  const std::size_t needed = make_plan(transformer_like(), options, {300_MiB, 0}).memory.host_bytes();
+  PlanningFacts facts{300_MiB, needed / 2};
+  options.host_memory = 2 * needed;
+  refusal(options, facts);
+  facts.host_limit = needed - 1;
+  refusal(options, facts);
+  facts.host_limit = needed;
+  EXPECT_NO_THROW(make_plan(transformer_like(), options, facts));
+  options.host_memory = 0;
+  refusal(options, facts);
+  facts.host_limit = 2 * needed;
+  options.host_memory = advised_host_memory(refusal(options, facts));
+  EXPECT_NO_THROW(make_plan(transformer_like(), options, facts));
+  // On a device that is host memory the word is for both.
+  facts.device_is_host = true;
+  options.host_memory = advised_host_memory(refusal(options, facts));
+  EXPECT_NO_THROW(make_plan(transformer_like(), options, facts));
+}
+
 TEST(Plan, AutomaticTakesWhatFitsMostOnTheDeviceFirst) {
   EXPECT_EQ(plan_of("auto", 64_GiB).policy.kind, Policy::Kind::device);
   const Plan middle = plan_of("auto", 1200_MiB);

@@ -122,5 +122,25 @@ TEST(Replan, BooksRoomForEveryDivisionUnderTheCeilings) {
   }
 }
 
+TEST(Replan, BooksNoRoomThatIsNotThereForBothSides) {
+  PlannedRun run;
+  run.plan = run.choice.plan;
+  run.facts.device_is_host = true;
+  const auto all = [&] { return run.plan.memory.device_bytes() + run.plan.memory.host_bytes(); };
+  run.facts.host_available = all() + 1024;
+  book_room_for_change(run.plan, run.layout, run.options, run.facts);
+  EXPECT_LE(all(), run.facts.host_available);
+}
+
+TEST(Replan, TheCallersShareOfHostMemoryStaysBooked) {
+  PlannedRun run(0.15);
+  run.options.reserved_host_memory = std::size_t{1} << 30;
+  Replanner replanner = run.replanner();
+  StepRates rates = run.choice.simulation.rates;
+  rates.to_device /= 8.0;
+  rates.to_host /= 8.0;
+  EXPECT_TRUE(after(replanner, rates, 6));
+}
+
 }  // namespace
 }  // namespace tandem
