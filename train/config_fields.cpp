@@ -236,8 +236,9 @@ void add_machine_fields(std::vector<ConfigField>& all) {
   all.push_back(
       other({"device-memory", "BYTES", "what is free, less a margin", "8GiB", "hard ceiling of device memory"},
             &C::device_memory, parse_ceiling, print_size, positive));
-  all.push_back(other({"host-memory", "BYTES", "what is free", "16GiB", "hard ceiling of host memory"}, &C::host_memory,
-                      parse_ceiling, print_size, positive));
+  all.push_back(other({"host-memory", "BYTES", "what is free", "16GiB",
+                       "hard ceiling of host memory; more than is free is insisted on, with a warning"},
+                      &C::host_memory, parse_ceiling, print_size, positive));
   all.push_back(
       other({"link-bandwidth", "BYTES/S", "none", "1GB/s", "host device: emulate a link of this speed, each way"},
             &C::link_bandwidth, parse_bandwidth, print_bandwidth, positive));

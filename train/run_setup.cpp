@@ -86,8 +86,8 @@ struct Way {
   std::string why;                    ///< this many micro-batches pass through a layer at once
 };
 
-/// All but the plan. `rows`: grows by activations on the host. Throws PlanError.
-Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows, std::size_t host_ceiling) {
+/// All but the plan. `rows`: grows by activations on the host.
+Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
   Way way;
   way.model = std::make_unique<Transformer>(run.model_config, shape);
   way.options = run.options;
@@ -96,15 +96,7 @@ Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows, std:
   }
   way.options.reserved_device_memory = way.activation_bytes;
   way.options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
-  if (host_ceiling > 0) {
-    if (host_ceiling <= rows.total()) {
-      throw PlanError("the plan does not fit in host memory",
-                      fmt::format("the program alone holds {}, the ceiling is {}", format_bytes(rows.total()),
-                                  format_bytes(host_ceiling)),
-                      "raise --host-memory");
-    }
-    way.options.host_memory = host_ceiling - rows.total();
-  }
+  way.options.reserved_host_memory = rows.total();
   return way;
 }
 
@@ -117,14 +109,13 @@ std::vector<LayerSeconds> compute_of(const RunSetup& run, const RunShape& shape,
 /// The predicted fastest. Throws PlanError.
 Way plan_by_speed(const RunSetup& run, const RunShape& first, const HostRows& rows, const TrainConfig& config,
                   const Speeds& speeds) {
-  const PlanningFacts facts = profile_of(*run.device);
   const auto compute = [&](const RunShape& shape) { return compute_of(run, shape, speeds); };
   const auto choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
-    const Way way = without_plan(run, shape, rows, config.host_memory);
-    return choose_plan(run.layout, way.options, facts, *speeds.profile, layers, {.faster_than = faster_than});
+    const Way way = without_plan(run, shape, rows);
+    return choose_plan(run.layout, way.options, run.facts, *speeds.profile, layers, {.faster_than = faster_than});
   };
   FastestShape best = fastest_shape(config, first, compute, choose);
-  Way way = without_plan(run, best.shape, rows, config.host_memory);
+  Way way = without_plan(run, best.shape, rows);
   way.plan = best.choice.plan;
   way.compute = std::move(best.compute);
   way.choice = std::move(best.choice);
@@ -140,9 +131,9 @@ std::uint64_t bytes_of_step(const RunSetup& run, Plan plan) {
   return both.host_to_device + both.device_to_host - first.host_to_device - first.device_to_host;
 }
 
-Way with_plan(const RunSetup& run, const RunShape& shape, const HostRows& rows, std::size_t host_ceiling) {
-  Way way = without_plan(run, shape, rows, host_ceiling);
-  way.plan = make_plan(run.layout, way.options, profile_of(*run.device));
+Way with_plan(const RunSetup& run, const RunShape& shape, const HostRows& rows) {
+  Way way = without_plan(run, shape, rows);
+  way.plan = make_plan(run.layout, way.options, run.facts);
   return way;
 }
 
@@ -150,14 +141,14 @@ Way with_plan(const RunSetup& run, const RunShape& shape, const HostRows& rows, 
 /// bytes do so. Throws PlanError.
 Way order_by_bytes(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
                    const Speeds& speeds) {
-  Way one = with_plan(run, shape, rows, config.host_memory);
+  Way one = with_plan(run, shape, rows);
   if (config.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
   if (!speeds.matter || !(one.plan.streams_weights() || one.plan.sends_gradients())) return one;
   for (const std::int64_t at_once : more_at_once(config, shape)) {
     shape.micro_batches = at_once;
     std::optional<Way> more;
     try {
-      more = with_plan(run, shape, rows, config.host_memory);
+      more = with_plan(run, shape, rows);
     } catch (const PlanError&) {
       one.why = none_fit;  // or fewer do
       continue;
@@ -212,25 +203,42 @@ void book(RunSetup& run, const HostRows& rows) {
 }
 
 /// A copy of the state, so that no update waits while it is written, where there is room for it.
-void book_copy(RunSetup& run, std::size_t host_ceiling) {
+void book_copy(RunSetup& run) {
   const std::size_t copy = StateCopy::bytes(run.layout);
-  const std::size_t available = read_topology().available_memory_bytes;
-  // What is free without a ceiling, less a margin for everybody else.
-  const std::size_t room = host_ceiling > 0 ? host_ceiling : available - available / 10;
+  PlanningFacts facts = run.facts;
+  // Without a ceiling a margin is left for everybody else.
+  if (run.options.host_memory == 0) facts.host_available -= facts.host_available / 10;
   MemoryPlan with_copy = run.memory;
   std::erase_if(with_copy.entries, [](const MemoryEntry& e) { return e.name == "checkpoint buffer"; });
   with_copy.add("checkpoint copy", "run", Place::pageable, copy);
-  if (with_copy.host_bytes() > room) return;
+  if (over_host_memory(run.options, facts, with_copy.host_bytes(), with_copy.device_bytes()) > 0) return;
   run.memory = std::move(with_copy);
   run.saving.copies = true;
 }
 
 void book_saving(RunSetup& run, const TrainConfig& config) {
   run.saving.every = config.checkpoint_every;
-  book_copy(run, config.host_memory);
+  book_copy(run);
   if (!run.prediction) return;
   const RunPrediction& known = *run.prediction;
   run.saving.slowdown = predict_saving(run.saving, run.layout, run.plan, known.profile, known.compute);
+}
+
+/// What planning is to know, of a process that holds `program` bytes of the machine's memory already.
+PlanningFacts facts_of(const Device& device, const Topology& machine, std::size_t program) {
+  PlanningFacts facts = profile_of(device, machine);
+  if (facts.host_available > 0) facts.host_available += program;
+  if (facts.host_limit > 0) facts.host_limit = std::min(facts.host_limit + program, machine.memory_bytes);
+  return facts;
+}
+
+/// A ceiling may insist on memory that nobody has free at the moment.
+void warn_of_insistence(const RunSetup& run) {
+  const std::size_t host = run.memory.host_bytes();
+  const std::size_t all = run.facts.device_is_host ? host + run.memory.device_bytes() : host;
+  if (run.facts.host_available == 0 || all <= run.facts.host_available) return;
+  spdlog::warn("{} of host memory are planned, by --host-memory, and {} are available now", format_bytes(all),
+               format_bytes(run.facts.host_available));
 }
 
 }  // namespace
@@ -250,6 +258,7 @@ DeviceOptions device_options(const TrainConfig& c) {
 OffloadOptions offload_options(const TrainConfig& c) {
   OffloadOptions o;
   o.device_memory = c.device_memory;
+  o.host_memory = c.host_memory;
   o.policy = c.policy;
   o.subgroup_size = c.subgroup_size;
   o.resident_layers = c.resident_layers;
@@ -304,6 +313,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
   const RunShape shape = run_shape(config, compute_type(config, run.device->info().kind), purpose.training);
   const HostRows rows = host_rows(run, shape, purpose);
+  run.facts = facts_of(*run.device, purpose.machine != nullptr ? *purpose.machine : read_topology(), rows.program);
   Speeds speeds{std::nullopt, purpose.slower, purpose.predicts};
   if (purpose.profile != nullptr) {
     speeds.profile = *purpose.profile;
@@ -314,10 +324,11 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
                            : plan_by_bytes(run, shape, rows, config, speeds);
   take(run, std::move(way), speeds);
   if (run.prediction && config.policy.kind == Policy::Kind::automatic) {
-    book_room_for_change(run.plan, run.layout, run.options, profile_of(*run.device));
+    book_room_for_change(run.plan, run.layout, run.options, run.facts);
   }
   book(run, rows);
   if (purpose.saves && config.checkpoint_every > 0) book_saving(run, config);
+  if (purpose.predicts) warn_of_insistence(run);
   return run;
 }
 

@@ -10,6 +10,7 @@
 #include "api/open_device.hpp"
 #include "core/device.hpp"
 #include "core/parameter_layout.hpp"
+#include "core/topology.hpp"
 #include "models/transformer.hpp"
 #include "scheduler/auto.hpp"
 #include "scheduler/plan.hpp"
@@ -31,6 +32,7 @@ struct RunSetup {
   std::unique_ptr<Device> device;
   std::unique_ptr<Transformer> model;
   OffloadOptions options;
+  PlanningFacts facts;                      ///< that it was planned by; what is available counts what the process held
   Plan plan;                                ///< of the engine
   std::optional<RunPrediction> prediction;  ///< of a training run, where the machine is calibrated
   std::string order;                        ///< of a step's micro-batches and why, in words; empty where it has one
@@ -56,11 +58,13 @@ struct RunPurpose {
   /// What to plan and predict by; null: the calibration of this machine, where there is one. Without, `auto` is what
   /// has most on the device.
   const MachineProfile* profile = nullptr;
+  /// Whose memory the host has; null: this machine's.
+  const Topology* machine = nullptr;
   LayerSeconds slower{1.0, 1.0};  ///< times that forward and backward take longer than the profile has it
 };
 
 DeviceOptions device_options(const TrainConfig& config);
-/// What the configuration asks of the engine; the host ceiling, which is the whole process's, left out.
+/// What the configuration asks of the engine; of the ceilings, which are the whole process's, nothing is reserved yet.
 OffloadOptions offload_options(const TrainConfig& config);
 /// Of activations on a device of this kind. Throws UsageError where the configuration asks for another than there is.
 DType compute_type(const TrainConfig& config, std::string_view device_kind);

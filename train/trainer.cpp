@@ -214,8 +214,8 @@ void Trainer::start() {
   if (directory_) open_files();
   if (setup_.prediction && config_.policy.kind == Policy::Kind::automatic) {
     const RunPrediction& p = *setup_.prediction;
-    replanner_ = std::make_unique<Replanner>(setup_.layout, setup_.options, profile_of(*setup_.device), p.profile,
-                                             p.compute, setup_.plan, p.choice.simulation);
+    replanner_ = std::make_unique<Replanner>(setup_.layout, setup_.options, setup_.facts, p.profile, p.compute,
+                                             setup_.plan, p.choice.simulation);
   }
 }
 

@@ -1,0 +1,149 @@
+// What of a machine's memory a run may have.
+#include "train/run_setup.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/error.hpp"
+#include "train/model_source.hpp"
+
+namespace tandem {
+namespace {
+
+using namespace literals;  // NOLINT: sizes
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+TrainConfig config_of(const char* policy = "host") {
+  TrainConfig config;
+  config.model = "tiny-llama";
+  config.device = "host";
+  config.threads = config.update_threads = 1;
+  config.seq_len = 64;
+  config.policy = parse_policy(policy);
+  config.device_memory = 4_GiB;
+  return config;
+}
+
+/// A machine with so much memory, of which so much is free.
+Topology machine(std::size_t available, std::size_t room = 0) {
+  Topology machine;
+  machine.available_memory_bytes = available;
+  machine.memory_room_bytes = machine.memory_bytes = std::max(available, room);
+  return machine;
+}
+
+RunSetup set_up(const TrainConfig& config, const Topology& machine) {
+  const ModelConfig model = builtin_model(config.model);
+  return set_up_run(config, model, frozen_layout(model, ""), {.saves = true, .predicts = false, .machine = &machine});
+}
+
+std::size_t all_bytes(const RunSetup& run) { return run.planned_device_bytes() + run.planned_host_bytes(); }
+
+std::string refusal(const TrainConfig& config, const Topology& machine) {
+  try {
+    set_up(config, machine);
+  } catch (const PlanError& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "not refused";
+  return {};
+}
+
+/// What the flag asks for that the refusal advises.
+std::size_t advised_host_memory(const std::string& text) {
+  constexpr std::string_view flag = "--host-memory ";
+  const std::size_t at = text.find(flag);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + flag.size())) * 1_MiB;
+}
+
+std::size_t bytes_of(const RunSetup& run, std::string_view name) {
+  std::size_t bytes = 0;
+  for (const MemoryEntry& e : run.memory.entries) {
+    if (e.name == name) bytes += e.bytes;
+  }
+  return bytes;
+}
+
+// What the process holds differs by so much at most from one setup to the next.
+constexpr std::size_t unlike = 16_MiB;
+
+TEST(RunSetup, HostMemoryIsEnoughForAllRowsOrTheRunIsRefused) {
+  TrainConfig config = config_of();
+  config.micro_batch = 1024;
+  config.recompute = Recompute::block;
+  config.offload_activations = true;
+  const RunSetup roomy = set_up(config, machine(64_GiB));
+  const std::size_t offloaded = bytes_of(roomy, "activations, offloaded");
+  ASSERT_GT(offloaded, 4 * unlike);
+  const std::size_t taken = all_bytes(roomy) - bytes_of(roomy, "program and libraries");
+  EXPECT_NO_THROW(set_up(config, machine(taken + unlike)));
+  // The engine by itself would fit, and the run does not.
+  EXPECT_THAT(refusal(config, machine(taken - offloaded / 2)), HasSubstr("is available"));
+}
+
+TEST(RunSetup, ADeviceOnHostMemoryIsPlannedBesideTheHost) {
+  for (const char* policy : {"auto", "host", "static:0.5"}) {
+    TrainConfig config = config_of(policy);
+    const std::size_t at_will = all_bytes(set_up(config, machine(64_GiB)));
+    bool smaller = false;
+    for (std::size_t available = at_will; available > at_will / 2; available -= at_will / 64) {
+      try {
+        const RunSetup run = set_up(config, machine(available));
+        EXPECT_LE(all_bytes(run) - bytes_of(run, "program and libraries"), available) << policy;
+        smaller |= all_bytes(run) < at_will;
+      } catch (const PlanError&) {
+        EXPECT_LT(available, at_will) << policy;
+        break;
+      }
+    }
+    EXPECT_TRUE(smaller) << policy << ": what fits is found where not all that is wished for does";
+  }
+}
+
+TEST(RunSetup, ACopyOfTheStateIsBookedOnlyBesideBoth) {
+  TrainConfig config = config_of();
+  config.checkpoint_every = 10;
+  const RunSetup with_copy = set_up(config, machine(64_GiB));
+  ASSERT_TRUE(with_copy.saving.copies);
+  const std::size_t copy = bytes_of(with_copy, "checkpoint copy");
+  const std::size_t taken = all_bytes(with_copy) - bytes_of(with_copy, "program and libraries");
+  // A tenth is left to everybody else.
+  EXPECT_TRUE(set_up(config, machine(taken + taken / 9 + unlike)).saving.copies);
+  const RunSetup without = set_up(config, machine(taken - copy / 2));
+  EXPECT_FALSE(without.saving.copies);
+  EXPECT_GT(bytes_of(without, "checkpoint buffer"), 0U);
+  // A ceiling does not make more of it.
+  config.host_memory = 1_GiB;
+  EXPECT_FALSE(set_up(config, machine(taken - copy / 2)).saving.copies);
+}
+
+TEST(RunSetup, TheAdvisedCeilingOfHostMemoryFits) {
+  TrainConfig config = config_of();
+  for (const std::size_t ceiling : {1_MiB, 20_MiB}) {
+    config.host_memory = ceiling;
+    const std::string text = refusal(config, machine(64_GiB));
+    EXPECT_THAT(text, HasSubstr("the ceiling is " + format_bytes(ceiling)));
+    config.host_memory = advised_host_memory(text);
+    EXPECT_LE(set_up(config, machine(64_GiB)).planned_host_bytes(), config.host_memory);
+  }
+}
+
+TEST(RunSetup, ACeilingInsistsWithinWhatTheMachineHas) {
+  TrainConfig config = config_of();
+  const std::size_t taken = all_bytes(set_up(config, machine(64_GiB)));
+  const std::size_t half = taken / 2;
+  EXPECT_THAT(refusal(config, machine(half)), Not(HasSubstr("--host-memory")));
+  config.host_memory = 64_GiB;
+  EXPECT_THAT(refusal(config, machine(half)), Not(HasSubstr("--host-memory")));
+  EXPECT_GT(all_bytes(set_up(config, machine(half, 2 * taken))), half);
+  // A group may have less left than the machine.
+  Topology full = machine(half, 2 * taken);
+  full.memory_room_bytes = half;
+  EXPECT_THAT(refusal(config, full), HasSubstr("is available"));
+}
+
+}  // namespace
+}  // namespace tandem
