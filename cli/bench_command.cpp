@@ -260,7 +260,7 @@ class Bench {
   void predict(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
     const WhatIf what = plan_for_machine(config, source_.config, profile);
     row.planned_device_bytes = what.choice.plan.memory.device_bytes() + what.options.reserved_device_memory;
-    row.planned_host_bytes = what.choice.plan.memory.host_bytes();
+    row.planned_host_bytes = what.choice.plan.memory.host_bytes() + what.options.reserved_host_memory;
     note(what.layout, what.choice, profile, what.compute, row);
   }
 

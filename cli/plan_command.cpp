@@ -178,14 +178,14 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.plan = what.choice.plan;
   planned.memory = what.choice.plan.memory;
   planned.memory.add("activations and workspace", "run", Place::device, what.options.reserved_device_memory);
+  planned.memory.add("activations, offloaded", "run", Place::pinned, what.options.reserved_host_memory);
   planned.table = what.choice.plan.table();
   planned.order = what.order;
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {
-    const std::size_t there = what.facts.host_available;
-    const std::size_t room = config.host_memory > 0 ? std::min(config.host_memory, there) : there;
-    const bool copies = planned.memory.host_bytes() + StateCopy::bytes(what.layout) <= room;
+    const std::size_t host = planned.memory.host_bytes() + StateCopy::bytes(what.layout);
+    const bool copies = over_host_memory(what.options, what.facts, host, planned.memory.device_bytes()) == 0;
     if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, StateCopy::bytes(what.layout));
     planned.saving = {config.checkpoint_every, copies, {}};
     planned.saving.slowdown = predict_saving(planned.saving, what.layout, planned.plan, profile, what.compute);
@@ -217,8 +217,8 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   if (!flags.explain) return planned;
   planned.candidates = choice.candidates;
   planned.closed_form_cpu_share = choice.closed_form_cpu_share;
-  planned.upgrades = upgrades(run.layout, run.options, profile_of(*run.device), run.prediction->profile,
-                              run.prediction->compute, run.plan);
+  planned.upgrades =
+      upgrades(run.layout, run.options, run.facts, run.prediction->profile, run.prediction->compute, run.plan);
   return planned;
 }
 

@@ -20,9 +20,9 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   what.model = model;
   what.layout = frozen_layout(model, config.freeze);
   what.options = offload_options(config);
-  what.options.host_memory = config.host_memory;
   what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
   what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
+  what.facts.device_is_host = profile.device_kind == "host";
   what.shape = run_shape(config, compute_type(config, profile.device_kind), /*training=*/true);
   return what;
 }
@@ -32,10 +32,13 @@ void take_shape(WhatIf& what, const RunShape& shape, const Ops& rules) {
   what.shape = shape;
   const Transformer transformer(what.model, what.shape);
   what.options.micro_batches_at_once = static_cast<int>(what.shape.micro_batches);
-  what.options.reserved_device_memory = 0;
+  std::size_t device = 0;
+  std::size_t host = 0;
   for (const ActivationEntry& entry : transformer.memory(rules)) {
-    if (entry.place == Place::device) what.options.reserved_device_memory += align_up(entry.bytes);
+    (entry.place == Place::device ? device : host) += align_up(entry.bytes);
   }
+  what.options.reserved_device_memory = device;
+  what.options.reserved_host_memory = host;
 }
 
 std::unique_ptr<Device> device_of_rules() {

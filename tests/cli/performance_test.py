@@ -134,6 +134,21 @@ class OtherMachines(ProgramTest):
         self.succeed(self.run_program(*flags, count))
         self.refused(self.run_program(*flags, count + 1), 3)
 
+    def test_offloaded_activations_take_the_profiles_host_memory(self):
+        def plan(batch, *flags):
+            return self.run_program("plan", "--model", "llama3.1-8b", "--seq-len", "4096", "--profile",
+                                    PROFILES / "80gb-pcie4.toml", "--policy", "host", "--recompute", "block",
+                                    "--offload-activations", "--micro-batch", batch, "--json", *flags)
+        one, four = (json.loads(self.succeed(plan(batch)).stdout)["host_bytes"] for batch in [1, 4])
+        # Inputs of 32 blocks and of the head, 4096 x 4096 bf16 each, of three sequences more; three stay on the device.
+        self.assertEqual(four - one, 3 * (33 - 3) * 4096 * 4096 * 2)
+        ceiling = ["--host-memory", str(one + (four - one) // 2)]
+        self.succeed(plan(1, *ceiling))
+        self.refused(plan(4, *ceiling), 3, "host memory")
+        fitted = json.loads(self.succeed(plan(1, *ceiling, "--fit", "micro-batch")).stdout)
+        self.assertLessEqual(fitted["host_bytes"], int(ceiling[1]))
+        self.assertIn(fitted["fit"], ["--micro-batch 2", "--micro-batch 3"])
+
     def test_a_profile_that_is_none_is_refused(self):
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.text), 2)
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.root / "none"), 4)
