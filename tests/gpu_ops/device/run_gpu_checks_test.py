@@ -53,7 +53,9 @@ case $* in
 esac
 """
 BENCHMARK = """#!/bin/bash
-for word in "$@"; do case $word in --benchmark_out=*) echo '{"benchmarks": []}' > "${word#*=}" ;; esac; done
+if [ -z "${WRITES+set}" ]; then WRITES='{"benchmarks": []}'; fi
+for word in "$@"; do case $word in --benchmark_out=*) echo "$WRITES" > "${word#*=}" ;; esac; done
+exit ${ENDS_WITH:-0}
 """
 
 
@@ -93,6 +95,7 @@ class RunGpuChecks(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         self.assertTrue(report["passed"])
         self.assertEqual(report["finished"], ["suites", "sanitizer", "digests", "ceiling", "benchmarks"])
+        self.assertEqual(report["skipped"], {})
         self.assertEqual(report["commit"], "1234abc")
         self.assertEqual(report["machine"]["gpu"], "Stand-in GPU")
         self.assertEqual(report["compute_key"], "cuda gpu=Stand-in")
@@ -135,7 +138,23 @@ class RunGpuChecks(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertIn("nvidia-smi does not count memory here: left out", done.stderr)
         self.assertIsNone(report["ceiling"])
-        self.assertEqual(report["finished"], ["ceiling", "benchmarks"])
+        self.assertEqual(report["finished"], ["benchmarks"])
+        self.assertEqual(report["skipped"], {"ceiling": "nvidia-smi does not count memory here"})
+
+    def test_a_tool_that_is_missing_is_skipped_and_not_passed(self):
+        (self.work / "tools" / "compute-sanitizer").unlink()
+        done, report = self.run_checks("--only", "sanitizer,benchmarks")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(report["finished"], ["benchmarks"])
+        self.assertEqual(report["skipped"], {"sanitizer": "compute-sanitizer is not installed"})
+        self.assertIn("not all was checked", done.stderr)
+
+    def test_half_a_file_of_a_benchmark_leaves_the_report_whole(self):
+        for environment in ({"WRITES": '{"benchmarks": [', "ENDS_WITH": "139"}, {"WRITES": '{"benchmarks": ['},
+                            {"WRITES": '{"benchmarks": [] }', "ENDS_WITH": "1"}, {"WRITES": ""}):
+            done, report = self.run_checks("--only", "benchmarks", **environment)
+            self.assertEqual((done.returncode, report["passed"]), (1, False), environment)
+            self.assertEqual(report["benchmarks"], {"bench_gpu": None})
 
     def test_a_run_that_is_killed_has_reported_what_it_knew(self):
         hangs = self.work / "hangs"
