@@ -59,13 +59,17 @@ void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_
 void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const {
   const StateArrays from = storage_.subgroup(subgroup).state.from(at, plan_.state);
   void* const stored = array == StateArray::master ? from.master : array == StateArray::m ? from.m : from.v;
-  if (plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::host) {
+  if (!on_device(subgroup)) {
     write ? std::memcpy(stored, bytes.data(), bytes.size()) : std::memcpy(bytes.data(), stored, bytes.size());
   } else if (write) {
     copy(stored, bytes.data(), bytes.size(), CopyKind::host_to_device);
   } else {
     copy(bytes.data(), stored, bytes.size(), CopyKind::device_to_host);
   }
+}
+
+bool StateAccess::on_device(int subgroup) const noexcept {
+  return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::device;
 }
 
 bool StateAccess::stored_as_fp32(StateArray array) const noexcept {
@@ -118,27 +122,47 @@ void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, s
 void StateAccess::write(const Parameter& parameter, StateArray array, std::int64_t first,
                         std::span<const float> values) const {
   if (parameter.options.trainable) {
-    const std::vector<Piece> pieces = pieces_of(parameter, first, std::ssize(values), part_elements);
-    device_.host_kernels().parallel().run(std::ssize(pieces), [&](std::int64_t i) {
-      const Piece& p = pieces[static_cast<std::size_t>(i)];
+    const auto write_one = [&](const Piece& p) {
       write_piece(p.subgroup, array, p.at,
                   values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
-    });
+    };
+    std::vector<Piece> pieces = pieces_of(parameter, first, std::ssize(values), part_elements);
+    std::erase_if(pieces, [&](const Piece& p) { return on_device(p.subgroup); });
+    device_.host_kernels().parallel().run(std::ssize(pieces),
+                                          [&](std::int64_t i) { write_one(pieces[static_cast<std::size_t>(i)]); });
+    // A copy and the wait for it take as long as the bytes of a small part: the device's are large, one after another.
+    for (const Piece& p : pieces_of(parameter, first, std::ssize(values), chunk_elements)) {
+      if (on_device(p.subgroup)) write_one(p);
+    }
   }
   if (array == StateArray::master) write_weights(parameter, first, values);
 }
 
 void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
-  const bool master = array == StateArray::master;
   if (stored_as_fp32(array)) {
     // `move` only reads what it writes to the state.
     std::byte* const bytes = reinterpret_cast<std::byte*>(const_cast<float*>(values.data()));
     return move(subgroup, array, at, {bytes, values.size_bytes()}, /*write=*/true);
   }
   std::vector<bf16> halves(values.size());
+  if (on_device(subgroup)) {  // not on one of the threads then, but by all
+    constexpr auto part = static_cast<std::size_t>(part_elements);
+    const auto parts = static_cast<std::int64_t>((values.size() + part - 1) / part);
+    device_.host_kernels().parallel().run(parts, [&](std::int64_t i) {
+      const std::size_t begin = static_cast<std::size_t>(i) * part;
+      const std::size_t count = std::min(part, values.size() - begin);
+      to_stored(array, values.subspan(begin, count), std::span(halves).subspan(begin, count));
+    });
+  } else {
+    to_stored(array, values, halves);
+  }
+  move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/true);
+}
+
+void StateAccess::to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const {
+  const bool master = array == StateArray::master;
   std::transform(values.begin(), values.end(), halves.begin(),
                  [&](float x) { return master ? bf16{numerics::master_residual(x)} : numerics::round_to_bf16(x); });
-  move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/true);
 }
 
 void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
@@ -149,7 +173,9 @@ void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, 
   if (host != nullptr) kernels.weights_of_master(master.data(), host + at, std::ssize(master));
   if (resident == nullptr) return;
   if (host != nullptr) return copy(resident + at, host + at, master.size() * sizeof(bf16), CopyKind::host_to_device);
-  std::vector<bf16> weights(std::min(master.size(), static_cast<std::size_t>(part_elements)));
+  // No more bytes than all threads' parts of fp32, which the plan counts for a digest: there is none meanwhile.
+  const std::int64_t scratch = std::min(chunk_elements, 2 * std::max(1, kernels.parallel().threads()) * part_elements);
+  std::vector<bf16> weights(std::min(master.size(), static_cast<std::size_t>(scratch)));
   for (std::size_t done = 0; done < master.size(); done += weights.size()) {
     const std::size_t count = std::min(weights.size(), master.size() - done);
     kernels.weights_of_master(master.data() + done, weights.data(), static_cast<std::int64_t>(count));

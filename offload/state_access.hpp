@@ -27,7 +27,8 @@ class StateAccess {
   /// thread; any number of threads may. Blocks.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
   /// The other way; a master also sets the weight. Moments are rounded to nearest where the format keeps bf16.
-  /// On the threads of the device's host kernels, with part_elements of scratch each. Blocks.
+  /// On the threads of the device's host kernels, with part_elements of scratch each; to the device by few large
+  /// copies, with the scratch of `read`. Blocks.
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
   /// See docs/state-digest.md. On the same threads and scratch. Blocks.
   std::string digest() const;
@@ -36,6 +37,8 @@ class StateAccess {
   StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first) const;
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  void to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const;
+  bool on_device(int subgroup) const noexcept;
   void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
   bool stored_as_fp32(StateArray array) const noexcept;
   std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;

@@ -20,7 +20,7 @@
 
 namespace tandem::testing {
 
-class IdleOps final : public Ops {
+class IdleOps : public Ops {
  public:
   std::size_t workspace_bytes(const WorkspaceNeeds&) const override { return 0; }
   void bind_workspace(void*, std::size_t) override {}
