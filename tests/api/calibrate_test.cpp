@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -12,6 +14,7 @@
 #include "core/error.hpp"
 #include "core/memory.hpp"
 #include "cpu_ops/host_device.hpp"
+#include "tests/offload/idle_device.hpp"
 
 namespace tandem {
 namespace {
@@ -59,6 +62,62 @@ TEST(Calibrate, CopiesInPiecesAsARunDoes) {
   calibrate(device, {.seconds_per_figure = no_time, .progress = count_these});
   constexpr int rounds = 4, pieces = 2;  // of 32 MiB
   EXPECT_EQ(copies, rounds * pieces);
+}
+
+/// Looks at what is to be multiplied, and multiplies nothing.
+class WatchingOps final : public testing::IdleOps {
+ public:
+  void linear(TensorView x, TensorView w, TensorView, TensorView, StreamView) override {
+    look(x.data, x.count());
+    look(w.data, w.count());
+  }
+  void linear_backward_input(TensorView dy, TensorView w, TensorView, bool, StreamView) override {
+    look(dy.data, dy.count());
+    look(w.data, w.count());
+  }
+  void linear_backward_weight(TensorView dy, TensorView x, TensorView, TensorView, StreamView) override {
+    look(dy.data, dy.count());
+    look(x.data, x.count());
+  }
+  void attention(HeadsView q, HeadsView, HeadsView, TensorView out, TensorView, const AttentionShape&,
+                 StreamView) override {
+    look(q.data, out.count());
+  }
+
+  int operands = 0;
+  int odd = 0;  ///< with a value that is zero or of no usual size, or with next to no different ones
+
+ private:
+  void look(const void* data, std::int64_t count) {
+    const auto* values = static_cast<const bf16*>(data);
+    bool usual = values[0].bits != values[1].bits || values[0].bits != values[2].bits;
+    for (std::int64_t i = 0; i < count; ++i) {
+      const float size = std::abs(numerics::bf16_to_float(values[i]));
+      usual = usual && size >= 0.0625F && size <= 1.0F;
+    }
+    ++operands;
+    odd += usual ? 0 : 1;
+  }
+};
+
+class WatchingDevice final : public testing::IdleDevice {
+ public:
+  void copy(void* to, const void* from, std::size_t bytes, CopyKind, StreamView) override {
+    std::memcpy(to, from, bytes);
+  }
+  void fill_zero(void* to, std::size_t bytes, StreamView) override { std::memset(to, 0, bytes); }
+  WatchingOps& ops() noexcept override { return ops_; }
+
+ private:
+  WatchingOps ops_;
+};
+
+// A GPU takes less power for zeros, and multiplies them up to an eighth faster.
+TEST(Calibrate, MultipliesNoZeros) {
+  WatchingDevice device;
+  EXPECT_ANY_THROW(calibrate(device, {.seconds_per_figure = no_time, .working_set = 1})) << "it does nothing, too fast";
+  EXPECT_GT(device.ops().operands, 0);
+  EXPECT_EQ(device.ops().odd, 0);
 }
 
 TEST(Calibrate, LeavesNothingInTheDisksFolder) {
