@@ -43,12 +43,14 @@ constexpr std::array<std::string_view, 15> fixed{"model",      "device",
                                                  "numa-node"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
+constexpr std::string_view compute_key = "compute_measured";
 
 struct BenchFlags {
   ConfigFlags config;
   std::vector<std::string> policies{"host", "stream", "interleave:2", "static:0.5", "auto"};
   std::string profile;
   std::string out;
+  std::string compute_factors;
   int steps = 5;
   bool resume = false;
   bool json = false;
@@ -151,7 +153,7 @@ class Bench {
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
     if (executes()) {
       calibrated(*device, bare);
-      measure_compute(bare);
+      take_compute(bare);
     }
     if (!flags_.out.empty()) keep_machine(head);
   }
@@ -177,6 +179,7 @@ class Bench {
   void keep_machine(Json head) {
     write(out(profile_name), profile_toml(profile_));
     head["slower"] = {slower_.forward, slower_.backward};
+    head[std::string(compute_key)] = report_.compute_measured;
     file_.emplace(out(rows_name), head);
   }
 
@@ -193,6 +196,7 @@ class Bench {
     profile_ = read_profile(out(profile_name));
     const auto slower = file_->head().value("slower", std::vector<double>{1.0, 1.0});
     slower_ = {slower.at(0), slower.at(1)};
+    report_.compute_measured = file_->head().value(std::string(compute_key), true);
     say(fmt::format("{} of {} rows are there", report_.rows.size(), planned_.size()));
   }
 
@@ -209,17 +213,60 @@ class Bench {
     profile_ = *std::move(profile);
   }
 
+  /// Forward and backward as measured here or, with --compute-factors, by a bench before. Not measured where the whole
+  /// model is to stay on the device: the rows are that measurement, and to load it twice takes longer than they do.
+  void take_compute(const TrainConfig& bare) {
+    if (std::ranges::all_of(flags_.policies, [](const auto& p) { return p == "device"; })) {
+      say("policy device alone: compute is taken from the calibration");
+      return;
+    }
+    const Json of = identity_of_compute();
+    if (find_compute(of)) return;
+    measure_compute(bare);
+    if (flags_.compute_factors.empty() || !report_.compute_measured) return;
+    write(flags_.compute_factors, Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}.dump(2) + "\n");
+  }
+
+  /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.
+  Json identity_of_compute() const {
+    Json of = identity();
+    for (const std::string_view name : {"policies", "steps", "profile"}) of.erase(std::string(name));
+    for (const std::string_view name : sweepable) of.erase(std::string(name));
+    of["parameters"] = report_.parameters;
+    of["calibration"] = profile_toml(profile_);
+    return of;
+  }
+
+  /// False: they are to be measured.
+  bool find_compute(const Json& of) {
+    const fs::path file = flags_.compute_factors;
+    if (file.empty() || !fs::exists(file)) return false;
+    try {
+      std::ifstream in(file, std::ios::binary);
+      const Json kept = Json::parse(in);
+      const auto slower = kept.at("slower").get<std::vector<double>>();
+      if (kept.at("of") == of) {
+        slower_ = {slower.at(0), slower.at(1)};
+        report_.compute_measured = true;
+        return true;
+      }
+    } catch (const std::exception& error) {
+      throw InputError(file.string(), error.what(), "name a file that bench wrote, or one that is not there");
+    }
+    say(fmt::format("{} is of another model, machine, calibration or flags", file.string()));
+    return false;
+  }
+
   /// How much longer forward and backward take than the profile's rates say, with nothing else running. Left at
-  /// 1 where the model does not fit without a ceiling. On the host's memory, which is the largest, where that is to be
-  /// tried at all.
+  /// 1 where the model does not fit without a ceiling. On the host's memory, which is the largest.
   void measure_compute(TrainConfig bare) {
     say("measuring forward and backward");
-    const bool device_alone = std::ranges::all_of(flags_.policies, [](const auto& p) { return p == "device"; });
-    bare.policy = parse_policy(device_alone ? "device" : "host");
+    bare.policy = parse_policy("host");
     try {
       RunSetup run = set_up_run(bare, source_.config, layout_, {.training = true, .saves = false, .predicts = false});
       BenchSteps steps(run, bare, source_);
       match_compute(run, steps.measure(5, true));
+      report_.compute_measured = true;
     } catch (const PlanError&) {
       say("it does not fit without a ceiling: compute is taken from the calibration");
     }
@@ -428,6 +475,12 @@ CommandFunction add_bench_command(CLI::App& program) {
       ->add_option("--out", flags->out,
                    "new folder for report.html, report.json and traces. Default: none. Example: --out bench-1")
       ->type_name("DIR");
+  command
+      ->add_option("--compute-factors", flags->compute_factors,
+                   "file that keeps forward and backward as measured, for later benches of the same model, machine and "
+                   "flags; written anew where they are others. Default: measured each time. Example: --compute-factors "
+                   "gpt2.json")
+      ->type_name("FILE");
   command->add_flag("--resume", flags->resume,
                     "goes on with the rows that are missing in --out; the flags must be the same. Default: off");
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");

@@ -192,8 +192,10 @@ const BenchRow* BenchReport::best() const {
 }
 
 std::string BenchReport::json() const {
-  Json json{{"machine", machine},        {"model", model},           {"command", command}, {"parameters", parameters},
-            {"tokens_per_step", tokens}, {"policies", Json::array()}};
+  Json json{{"machine", machine},        {"model", model},
+            {"command", command},        {"parameters", parameters},
+            {"tokens_per_step", tokens}, {"compute_measured", compute_measured},
+            {"policies", Json::array()}};
   // Of a sweep, what auto chose where it was fastest.
   const BenchRow* chosen = nullptr;
   for (const BenchRow& row : rows) {
