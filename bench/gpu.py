@@ -16,6 +16,33 @@ import harness
 SMALL = os.environ.get("TANDEM_BENCH_SMALL") == "1"
 STEPS = 1 if SMALL else 8
 REPETITIONS = 1 if SMALL else 5
+# After so long a run hangs, and is ended: what else there is to measure has the time that is left.
+PEER_SECONDS = float(os.environ.get("TANDEM_BENCH_PEER_SECONDS", 240))
+OUR_SECONDS = 1200.0
+DOES_NOT_FIT = 3  # with what a program of tandem's ends then
+
+
+class DoesNotFit(harness.BenchError):
+    """A policy under a ceiling."""
+
+
+def failure(lines):
+    """For the settings: what went wrong, in one line."""
+    return {"failed": "; ".join(" ".join(line.split()) for line in lines)} if lines else {}
+
+
+def failures_in(settings, name):
+    """Of tandem's own, for the end of the benchmark."""
+    return [f"{name}: {settings[name]['failed']}"] if "failed" in settings.get(name, {}) else []
+
+
+@contextlib.contextmanager
+def going_on(settings, name):
+    try:
+        yield
+    except harness.BenchError as error:
+        settings[name] = failure([str(error)])
+        harness.say(f"{name}: {error}")
 
 
 def chosen(variable, names):
@@ -64,8 +91,8 @@ if SMALL:
     GPT2_XL = gpt2("gpt2_xl", 2, 16, 2, 128, 16, (2, 1))
     LLAMA_7B = llama("llama_7b", 2, 16, 24, 2, 128, 16, (2, 1))
 else:
-    GPT2_XL = gpt2("gpt2_xl", 48, 1600, 25, 50257, 1024, (8, 4, 2, 1))
-    LLAMA_7B = llama("llama_7b", 32, 4096, 11008, 32, 32000, 2048, (4, 2, 1))
+    GPT2_XL = gpt2("gpt2_xl", 48, 1600, 25, 50257, 1024, (16, 8))
+    LLAMA_7B = llama("llama_7b", 32, 4096, 11008, 32, 32000, 2048, (12, 8, 4, 2, 1))
 
 
 class Gpu:
@@ -75,6 +102,8 @@ class Gpu:
         self.folder = Path(folder)
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
         self.facts = {}
+        # What is kept is of one build: a commit may be unknown, or have changes that are in none.
+        self.build = hashlib.sha256(harness.program("tandem").read_bytes()).hexdigest()
 
     def rates(self, pattern):
         """Samples by name of what `bench_gpu` measures: bytes or operations per second."""
@@ -118,19 +147,49 @@ class Gpu:
         return done.returncode == 0
 
     def settings(self, shape, *flags):
-        """State format, as exact as it gets, and the micro-batches that fit with it, the largest first; None where none does."""
+        """State format, as exact as it gets, and the largest micro-batch that fits with it; None where none does. As few
+        as may be are asked for: with a large model each takes seconds."""
         for state in ("fp32", "split", "bf16-moments"):
-            fitting = [m for m in shape.micro_batches if self.fits(*self.run_of(shape, m, state, *flags))]
-            if fitting:
-                return state, fitting
+            def fits(micro_batch):
+                return self.fits(*self.run_of(shape, micro_batch, state, *flags))
+            *larger, smallest = shape.micro_batches
+            if fits(smallest):
+                return state, next((m for m in larger if fits(m)), smallest)
         return None
 
-    def steps(self, policies, *run):
-        """Rows of `tandem bench`, one a policy."""
-        words = [str(word) for word in ("bench", *run, "--policies", *policies, "--steps", STEPS)]
-        rows = self.folder / ("rows-" + hashlib.sha256(" ".join([harness.commit(), *words]).encode()).hexdigest()[:16])
-        command = [harness.program("tandem"), *words, "--out", rows, "--resume", "--json"]
-        return json.loads(harness.output([str(word) for word in command], env=self.environment))["policies"]
+    def _kept(self, kind, *words):
+        name = hashlib.sha256(" ".join([self.build, *map(str, words)]).encode()).hexdigest()[:16]
+        return self.folder / f"{kind}-{name}"
+
+    def steps(self, policy, *run):
+        """The row of `tandem bench` under one policy; DoesNotFit, BenchError. Each is a bench of its own, so that one that
+        fails costs no other; what forward and backward take is measured by the first."""
+        words = [str(word) for word in ("bench", *run, "--policies", policy, "--steps", STEPS)]
+        command = [harness.program("tandem"), *words, "--out", self._kept("rows", *words), "--resume", "--json",
+                   "--compute-factors", self.folder / f"compute-{Path(run[1]).stem}.json"]
+        try:
+            printed = harness.output([str(word) for word in command], OUR_SECONDS, env=self.environment)
+        except harness.CommandFailed as error:
+            if error.returncode != DOES_NOT_FIT or not error.printed:
+                raise
+            printed = error.printed
+        (row,) = json.loads(printed)["policies"]
+        if not row["fits"]:
+            raise DoesNotFit(row["why"])
+        return row
+
+    def peer(self, *command):
+        """What a peer prints last, an object; kept as rows are."""
+        file = self._kept("peer", *command).with_suffix(".json")
+        if not file.exists():
+            printed = harness.output([str(word) for word in command], PEER_SECONDS).splitlines()  # behind words of theirs
+            try:
+                result = json.loads(printed[-1] if printed else "")
+            except ValueError as error:
+                raise harness.BenchError(f"{command[0]} printed no figures") from error
+            file.with_suffix(".part").write_text(json.dumps(result))
+            file.with_suffix(".part").rename(file)
+        return json.loads(file.read_text())
 
 
 def shapes():

@@ -1,9 +1,9 @@
 """gpu-training: training without offload, model FLOPs beside the rate of matrix products, and a PyTorch loop beside it.
 
 The shapes of GPT-2 XL (1.5B) and of a Llama model of 7B, in bf16. PyTorch, eager and compiled, trains the first of them
-where a Python with torch for this GPU is at hand ($TANDEM_BENCH_PYTHON, else python3).
+where a Python with torch for this GPU is at hand ($TANDEM_BENCH_PYTHON, else python3). What fails is said in the
+settings, and the rest goes on.
 """
-import json
 import statistics
 
 import gpu
@@ -14,47 +14,74 @@ WITHOUT_OFFLOAD = ["--policy", "device"]
 
 
 def train(device, shape, product, figures):
-    """How the fastest run was set up, in tokens per second, and its step; None where nothing fits."""
+    """How the fastest run was set up, in tokens per second, and its step; `failed`: what went wrong."""
     found = device.settings(shape, *WITHOUT_OFFLOAD)
     if found is None:
         harness.say(f"{shape.name} does not fit without offload: left out")
-        return None
-    state, micro_batches = found
-    step_seconds = {}
-    for micro_batch in micro_batches:  # fewer tokens may need nothing computed twice
-        (row,) = device.steps(["device"], *device.run_of(shape, micro_batch, state))
-        step_seconds[micro_batch] = row["measured"]["step_seconds"]
+        return {"left_out": "it does not fit without offload"}
+    state, largest = found
+    fitting = [m for m in shape.micro_batches if m <= largest]
+
+    def computes_nothing_twice(micro_batch):
+        return device.fits(*device.run_of(shape, micro_batch, state, *WITHOUT_OFFLOAD, "--recompute", "none"))
+
+    plain = next(filter(computes_nothing_twice, fitting), None)  # may be faster with fewer tokens
+    step_seconds, failed = {}, []
+    for micro_batch in fitting:
+        if step_seconds and micro_batch != plain:
+            continue
+        try:
+            row = device.steps("device", *device.run_of(shape, micro_batch, state))
+            step_seconds[micro_batch] = row["measured"]["step_seconds"]
+        except harness.BenchError as error:
+            failed.append(f"micro-batch {micro_batch}: {error}")
+    setting = {"state": state, **gpu.failure(failed)}
+    if not step_seconds:
+        return setting
     best = min(step_seconds, key=lambda micro_batch: step_seconds[micro_batch] / micro_batch)
     seconds = step_seconds[best]
     figures.add(f"{shape.name}_over_product", [shape.flops(best) / seconds / product])
     figures.add(f"{shape.name}_step_seconds", [seconds])
     figures.add(f"{shape.name}_tokens_per_second", [best * shape.sequence / seconds])
-    return {"state": state, "micro_batch": best, "step_seconds": step_seconds}
+    return {**setting, "micro_batch": best, "step_seconds": step_seconds}
 
 
-def torch_steps(python, shape, micro_batch, *flags):
-    """Seconds of each step, the first of them left out: they compile and allocate."""
+def race_torch(device, python, shape, name, flags, seconds_of_a_sequence, figures):
+    """PyTorch with the largest micro-batch that it runs, by the sequence: it may need more memory, or less."""
     steps = gpu.STEPS + 3
-    command = [python, harness.ROOT / "bench" / "torch_gpt2.py", "--steps", steps, "--sequence", shape.sequence, "--batch",
-               micro_batch, "--shape", "tiny" if gpu.SMALL else "gpt2-xl", "--device", "cpu" if gpu.SMALL else "cuda", *flags]
-    return json.loads(harness.output([str(word) for word in command]))["step_seconds"][3:]
+    failed = []
+    for micro_batch in shape.micro_batches:
+        try:
+            theirs = device.peer(python, harness.ROOT / "bench" / "torch_gpt2.py", "--steps", steps, "--sequence",
+                                 shape.sequence, "--batch", micro_batch, "--shape", "tiny" if gpu.SMALL else "gpt2-xl",
+                                 "--device", "cpu" if gpu.SMALL else "cuda", *flags)
+        except harness.BenchError as error:
+            failed.append(f"micro-batch {micro_batch}: {error}")
+            if getattr(error, "returncode", 0) is None:
+                break  # it hangs, and would again
+            continue
+        seconds = theirs["step_seconds"][3:]  # the first of them compile and allocate
+        figures.add(f"torch_{name}_step_seconds", seconds)
+        figures.add(f"torch_{name}_over_ours", [each / micro_batch / seconds_of_a_sequence for each in seconds])
+        return {"micro_batch": micro_batch, **gpu.failure(failed)}
+    return gpu.failure(failed)
 
 
 def measure():
     harness.build("tandem", "bench_gpu")
     figures = harness.Figures()
-    settings = {}
+    settings, failed = {}, []
     with gpu.the_gpu() as device:
         product = statistics.median(device.rates(gpu_kernels.SQUARE)[gpu_kernels.SQUARE])
         figures.add("product_flop_per_second", [product])
         device.calibrate()
         for shape in gpu.shapes():
-            if trained := train(device, shape, product, figures):
-                settings[shape.name] = trained
-    python = gpu.python_with("numpy")
-    if python and gpu.GPT2_XL.name in settings:
-        ours = settings[gpu.GPT2_XL.name]
-        for name, flags in {"eager": [], "compiled": ["--compile"]}.items():
-            seconds = torch_steps(python, gpu.GPT2_XL, ours["micro_batch"], *flags)
-            figures.add(f"torch_{name}_over_ours", [each / ours["step_seconds"][ours["micro_batch"]] for each in seconds])
-    return figures.line("gpu-training", settings=settings, **device.facts)
+            with gpu.going_on(settings, shape.name):
+                settings[shape.name] = train(device, shape, product, figures)
+            failed += gpu.failures_in(settings, shape.name)
+        ours = settings.get(gpu.GPT2_XL.name, {})
+        if "micro_batch" in ours and (python := gpu.python_with("numpy")):
+            of_a_sequence = ours["step_seconds"][ours["micro_batch"]] / ours["micro_batch"]
+            for name, flags in {"eager": [], "compiled": ["--compile"]}.items():
+                settings[f"torch_{name}"] = race_torch(device, python, gpu.GPT2_XL, name, flags, of_a_sequence, figures)
+    return figures.line("gpu-training", settings=settings, failed=failed, **device.facts)

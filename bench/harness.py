@@ -6,6 +6,8 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,13 +37,49 @@ def run(command, **options):
         raise BenchError(f"{command[0]} failed")
 
 
-def output(command, **options):
-    """What a command prints; BenchError where it fails."""
+class CommandFailed(BenchError):
+    """With what the command printed, and how it ended; None: it was still running when its time was up."""
+
+    def __init__(self, line, printed, returncode):
+        super().__init__(line)
+        self.printed, self.returncode = printed, returncode
+
+
+def output(command, seconds=None, **options):
+    """What a command prints; CommandFailed, with the last line that it said, where it fails, or takes longer than
+    `seconds`."""
     say("$ " + " ".join(str(word) for word in command))
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, **options)
-    if done.returncode != 0:
-        raise BenchError(f"{command[0]} failed")
-    return done.stdout
+    last_said = ""
+
+    def pass_on(lines):
+        nonlocal last_said
+        for line in lines:
+            sys.stderr.write(line)
+            last_said = line.strip() or last_said
+
+    # A file, as a grandchild that is left behind would keep a pipe open; so would it the thread's, which is not waited
+    # for long.
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(command, stdout=printed, stderr=subprocess.PIPE, text=True, errors="replace",
+                                   **options)
+        said = threading.Thread(target=pass_on, args=(process.stderr,), daemon=True)
+        said.start()
+        try:
+            returncode = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            returncode = None
+        finally:
+            process.kill()
+            process.wait()
+            said.join(2.0)
+        printed.seek(0)
+        text = printed.read()
+    if returncode is None:
+        raise CommandFailed(f"{command[0]} had not ended after {seconds:g} seconds", text, None)
+    if returncode != 0:
+        why = f": {last_said[:300]}" if last_said else f" with {returncode}"
+        raise CommandFailed(f"{command[0]} failed{why}", text, returncode)
+    return text
 
 
 def program(name):

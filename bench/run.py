@@ -52,7 +52,10 @@ def main():
     if args.save:
         harness.save(result)
     print(json.dumps(result))
-    return 0
+    # What could be measured is kept; that a figure of tandem's own is missing is told by the end.
+    for what in (failed := result.get("failed", [])):
+        print(f"bench: {what}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ Usage: benchmarks_test.py FOLDER TANDEM BENCH_GPU
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,20 +17,51 @@ FOLDER, TANDEM, BENCH_GPU = (Path(word).resolve() for word in sys.argv[1:4])
 del sys.argv[1:4]
 sys.path.insert(0, str(FOLDER))
 
+# The program, noting what it is asked; where FAILS says so it is a stand-in that fails, or that finds no room.
+WRAPPER = """#!/bin/bash
+echo "$*" >> "$LOG"
+case " $* " in
+  *" bench "*" --policies ${{FAILS:-none}} "* | *" bench "*"${{FAILS:-none}}.json "*)
+    echo "tandem: cuda:0: device lost: injected" >&2; exit 5 ;;
+  *" bench "*" --policies ${{NO_ROOM:-none}} "*)
+    echo '{{"policies": [{{"policy": "x", "fits": false, "why": "46.30 GiB are needed"}}]}}'; exit 3 ;;
+esac
+exec {tandem} "$@"
+"""
+# Has no room for two sequences; compiled it never ends.
+PEER = """#!/bin/bash
+case "$*" in
+  -c*) exit 0 ;;
+  *--compile*) sleep 60 ;;
+  *"--batch 2"*) echo "torch.OutOfMemoryError: CUDA out of memory" >&2; exit 1 ;;
+esac
+echo "words of theirs"
+echo '{"step_seconds": [9, 9, 9, 0.25], "device_bytes": 0}'
+"""
+
 
 class OnAFakeGpu(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="tandem_gpu_benchmarks_")
         self.addCleanup(folder.cleanup)
         self.programs = Path(folder.name)
-        (self.programs / "tandem").symlink_to(TANDEM)
+        self.log = self.programs / "log"
+        self.script("tandem", WRAPPER.format(tandem=TANDEM))
         (self.programs / "bench_gpu").symlink_to(BENCH_GPU)
 
-    def run_benchmark(self, name, **environment):
+    def script(self, name, text):
+        (self.programs / name).write_text(text)
+        (self.programs / name).chmod(0o755)
+        return self.programs / name
+
+    def run_benchmark(self, name, folder=FOLDER, **environment):
         environment = {**os.environ, "TANDEM_BENCH_PROGRAMS": str(self.programs), "TANDEM_BENCH_SMALL": "1",
-                       "TANDEM_BENCH_PYTHON": "/nowhere/python", **environment}
-        return subprocess.run([sys.executable, FOLDER / "run.py", name], capture_output=True, text=True, check=False,
+                       "TANDEM_BENCH_PYTHON": "/nowhere/python", "LOG": str(self.log), **environment}
+        return subprocess.run([sys.executable, folder / "run.py", name], capture_output=True, text=True, check=False,
                               env=environment, timeout=600)
+
+    def asked(self, command):
+        return [line for line in self.log.read_text().splitlines() if line.startswith(command + " ")]
 
     def figures(self, name):
         done = self.run_benchmark(name)
@@ -63,21 +95,72 @@ class OnAFakeGpu(unittest.TestCase):
             setting = result["settings"][name]
             self.assertEqual(setting["state"], "fp32")
             rates = {int(m) * 16 / seconds: seconds for m, seconds in setting["step_seconds"].items()}
-            self.assertEqual(len(rates), 2)
+            self.assertEqual(len(rates), 1, "the largest that fits, as nothing is computed twice")
+            self.assertEqual(setting["micro_batch"], 2)
             self.assertAlmostEqual(figures[f"{name}_tokens_per_second"] / max(rates), 1.0, places=4)
             self.assertAlmostEqual(figures[f"{name}_step_seconds"] / rates[max(rates)], 1.0, places=4)
             self.assertAlmostEqual(
                 figures[f"{name}_over_product"] * figures["product_flop_per_second"] / (max(rates) * flops), 1.0, places=4)
         self.assertIn("/nowhere/python has no torch for the GPU and numpy: left out", said)
+        self.assertEqual(len(self.asked("plan")), 2 * 3, "few plans are asked for: with large models each takes seconds")
+        self.assertNotIn("measuring forward and backward", said, "the model is loaded once")
 
     def test_policies_have_one_digest(self):
         result, said = self.figures("gpu-policies")
         for name in ("gpt2_xl", "llama_7b"):
-            self.assertEqual(result["settings"][name]["policies"], ["host", "static:0.5", "interleave:2", "stream", "auto"])
+            self.assertEqual(result["settings"][name]["policies"], ["host", "static:0.9", "interleave:2", "stream", "auto"])
             self.assertEqual(result["figures"][f"{name}_different_digests"], 1)
             self.assertRegex(result["settings"][name]["state_digest"], "^[0-9a-f]{32}$")
             self.assertIn(f"{name}_interleave_2_exposed_update_seconds", result["figures"])
         self.assertIn("torch for the GPU and deepspeed: left out", said)
+        self.assertEqual(said.count("measuring forward and backward"), 2, "once for each shape")
+
+    def test_what_fails_costs_no_other_figure(self):
+        done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", FAILS="stream", NO_ROOM="interleave:2")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        result = json.loads(done.stdout)
+        setting = result["settings"]["gpt2_xl"]
+        self.assertEqual(setting["policies"], ["host", "static:0.9", "auto"])
+        self.assertRegex(setting["failed"], "^stream: .*tandem failed: tandem: cuda:0: device lost: injected$")
+        self.assertEqual(setting["does_not_fit"], {"interleave:2": "46.30 GiB are needed"})
+        self.assertIn("gpt2_xl_auto_over_best", result["figures"])
+        self.assertIn("bench: gpt2_xl: stream: ", done.stderr)
+        done = self.run_benchmark("gpu-training", FAILS="llama_7b")
+        self.assertEqual(done.returncode, 1, done.stderr)
+        result = json.loads(done.stdout)
+        self.assertRegex(result["settings"]["llama_7b"]["failed"], "^micro-batch 2: .*injected; micro-batch 1: .*injected$")
+        self.assertIn("gpt2_xl_over_product", result["figures"])
+        self.assertNotIn("llama_7b_over_product", result["figures"])
+
+    def test_what_does_not_fit_is_no_failure(self):
+        done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", NO_ROOM="static:0.9",
+                                  TANDEM_BENCH_POLICIES="host static:0.9")
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_peers_that_fail_or_hang_cost_nothing_else(self):
+        peer = {"TANDEM_BENCH_PYTHON": str(self.script("python", PEER)), "TANDEM_BENCH_PEER_SECONDS": "2",
+                "TANDEM_BENCH_SHAPES": "gpt2_xl"}
+        done = self.run_benchmark("gpu-training", **peer)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        settings = result["settings"]
+        self.assertEqual(settings["torch_eager"]["micro_batch"], 1)
+        self.assertRegex(settings["torch_eager"]["failed"], "^micro-batch 2: .* failed: torch.OutOfMemoryError: [a-zA-Z ]+$")
+        self.assertRegex(settings["torch_compiled"]["failed"], "^micro-batch 2: .* had not ended after 2 seconds$")
+        ours = settings["gpt2_xl"]["step_seconds"]["2"]
+        self.assertAlmostEqual(result["figures"]["torch_eager_over_ours"] * ours / (0.25 * 2), 1.0, places=4)
+        done = self.run_benchmark("gpu-policies", **peer, TANDEM_BENCH_POLICIES="host")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        result = json.loads(done.stdout)
+        self.assertRegex(result["settings"]["deepspeed"]["failed"], "out of memory")
+        self.assertIn("gpt2_xl_host_step_seconds", result["figures"])
+
+    def test_a_copy_of_unknown_commit_measures_too(self):
+        shutil.copytree(FOLDER, self.programs / "elsewhere" / "bench")
+        done = self.run_benchmark("gpu-policies", self.programs / "elsewhere" / "bench", TANDEM_BENCH_SHAPES="gpt2_xl",
+                                  TANDEM_BENCH_POLICIES="host", GIT_CEILING_DIRECTORIES=str(self.programs))
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIsNone(json.loads(done.stdout)["commit"])
 
     def test_a_part_can_be_chosen(self):
         done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_POLICIES="auto host")
@@ -93,13 +176,15 @@ class OnAFakeGpu(unittest.TestCase):
             done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_POLICIES="stream host",
                                       TANDEM_BENCH_WORK=str(self.programs / "work"))
             self.assertEqual(done.returncode, 0, done.stderr)
-            return json.loads(done.stdout)["figures"]
+            return json.loads(done.stdout)["figures"], done.stderr
 
-        first = figures_of_a_run()
-        (rows,) = self.programs.glob("work/rows-*/rows.jsonl")
+        first, said = figures_of_a_run()
+        self.assertIn("measuring forward and backward", said)
+        (rows,) = [file for file in self.programs.glob("work/rows-*/rows.jsonl") if '"policies":["stream"]' in file.read_text()]
         whole = rows.read_text().splitlines(keepends=True)
-        rows.write_text("".join(whole[:-1]))
-        second = figures_of_a_run()
+        shutil.rmtree(rows.parent)
+        second, said = figures_of_a_run()
+        self.assertNotIn("measuring forward and backward", said, "nor is that measured again")
         self.assertEqual(first["gpt2_xl_host_step_seconds"], second["gpt2_xl_host_step_seconds"], "the first row is kept")
         self.assertNotEqual(first["gpt2_xl_stream_step_seconds"], second["gpt2_xl_stream_step_seconds"], "the last is not")
         self.assertEqual(len(rows.read_text().splitlines()), len(whole))
