@@ -1,6 +1,7 @@
 #include "scheduler/plan.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -166,24 +167,35 @@ OffloadOptions with_policy(OffloadOptions options, std::string_view policy) {
   return options;
 }
 
-[[noreturn]] void refuse_device(const ParameterLayout& layout, const OffloadOptions& options, const Plan& smallest,
-                                std::size_t ceiling) {
+/// "try A, or B" of flags that each fit.
+std::string advice_of(const std::vector<std::string>& flags) {
+  if (flags.empty()) return "use a smaller model, or fewer and shorter sequences at a time";
+  return fmt::format("try {}", fmt::join(flags, ", or "));
+}
+
+[[noreturn]] void refuse_device(const ParameterLayout& layout, const OffloadOptions& options,
+                                const PlanningFacts& facts, const Plan& smallest, std::size_t ceiling) {
+  // A ceiling of a device that is host memory is of no use beyond what there is of that.
+  const auto can_be_had = [&](const Plan& plan) {
+    return !facts.device_is_host || over_host_memory(options, facts, plan) == 0;
+  };
+  std::vector<std::string> flags;
   const std::size_t need = smallest.memory.device_bytes() + options.reserved_device_memory;
-  std::string advice = fmt::format("try --device-memory {}", megabytes_flag(need));
+  if (can_be_had(smallest)) flags.push_back(fmt::format("--device-memory {}", megabytes_flag(need)));
   OffloadOptions frugal = with_policy(options, "host");
   frugal.resident_layers = 0;
   frugal.prefetch_layers = 1;
-  const std::size_t least = smallest_device_memory(layout, frugal);
-  if (least <= ceiling && least < need) {
-    advice += fmt::format(", or --policy host --resident-layers 0 --prefetch-layers 1 (needs {})", format_bytes(least));
-  } else if (least < need) {
-    advice += fmt::format(", or --policy host --resident-layers 0 --prefetch-layers 1 --device-memory {}",
-                          megabytes_flag(least));
+  const Plan little = build(layout, frugal, smallest_knobs(layout, frugal));
+  const std::size_t least = little.memory.device_bytes() + options.reserved_device_memory;
+  if (least < need && can_be_had(little)) {
+    flags.push_back("--policy host --resident-layers 0 --prefetch-layers 1 ");
+    flags.back() += least <= ceiling ? fmt::format("(needs {})", format_bytes(least))
+                                     : fmt::format("--device-memory {}", megabytes_flag(least));
   }
   throw PlanError("the plan does not fit on the device",
                   fmt::format("policy {} needs at least {}, the ceiling is {}", smallest.policy.text(),
                               format_bytes(need), format_bytes(ceiling)),
-                  advice, smallest.table());
+                  advice_of(flags), smallest.table());
 }
 
 Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
@@ -191,7 +203,7 @@ Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, co
   const Knobs knobs = smallest_knobs(layout, options);
   Plan plan = build(layout, options, knobs);
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
-  if (plan.memory.device_bytes() > budget) refuse_device(layout, options, plan, ceiling);
+  if (plan.memory.device_bytes() > budget) refuse_device(layout, options, facts, plan, ceiling);
   plan = improve(layout, options, facts, knobs, std::move(plan), budget);
   plan.device_memory = ceiling;
   plan.reserved_device_memory = options.reserved_device_memory;
@@ -249,13 +261,13 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
   if (!options.paths.empty()) return {};  // they stand in place of any policy
   OffloadOptions other = options;
   for (const StateFormat state : {options.state, StateFormat::split, StateFormat::bf16_moments}) {
-    const std::string flag = state == options.state ? "" : fmt::format(" --state {}", name_of(state));
+    const std::string flag = state == options.state ? "" : fmt::format("--state {}", name_of(state));
     other.state = state;
     other.policy = options.policy;
     if (!flag.empty() && fits(other)) return flag;
     if (options.policy.kind == Policy::Kind::automatic || options.resident_layers >= 0) continue;
     other.policy = parse_policy("auto");
-    if (fits(other)) return flag + " --policy auto";
+    if (fits(other)) return flag + (flag.empty() ? "" : " ") + "--policy auto";
   }
   return {};
 }
@@ -269,7 +281,7 @@ std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts
   };
   const std::size_t needed = facts.device_is_host && over(0) > 0 ? host + device : host;
   const std::size_t ceiling = needed + unlike_in_the_next_run;
-  return over(ceiling) > 0 ? std::string{} : fmt::format(" --host-memory {}", megabytes_flag(ceiling));
+  return over(ceiling) > 0 ? std::string{} : fmt::format("--host-memory {}", megabytes_flag(ceiling));
 }
 
 [[noreturn]] void refuse_host(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
@@ -285,13 +297,10 @@ std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts
   } else {
     why = fmt::format("it needs {}, {} is available", format_bytes(host), format_bytes(host_room(options, facts)));
   }
-  std::string advice;
-  for (const std::string& flags :
-       {flags_that_fit(layout, options, facts, ceiling), ceiling_that_fits(options, facts, host, device)}) {
-    if (!flags.empty()) advice += (advice.empty() ? "try" : ", or") + flags;
-  }
-  if (advice.empty()) advice = "use a smaller model, or fewer and shorter sequences at a time";
-  throw PlanError("the plan does not fit in host memory", why, advice, plan.table());
+  std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling),
+                                   ceiling_that_fits(options, facts, host, device)};
+  std::erase(fitting, "");
+  throw PlanError("the plan does not fit in host memory", why, advice_of(fitting), plan.table());
 }
 
 }  // namespace

@@ -252,6 +252,14 @@ TEST(Plan, ADeviceOnHostMemoryLeavesTheHostItsPart) {
   }
 }
 
+TEST(Plan, NoMoreOfTheDeviceIsAdvisedThanThereIsOfTheHostsMemory) {
+  PlanningFacts facts{300_MiB, 64_GiB};
+  facts.device_is_host = true;
+  EXPECT_NE(refusal(with("device"), facts).find("--device-memory"), std::string::npos);
+  facts.host_available = 1_GiB;
+  EXPECT_EQ(refusal(with("device"), facts).find("--"), std::string::npos);
+}
+
 TEST(Plan, RefusalOfHostMemoryNamesFlagsThatThenFit) {
   OffloadOptions options = with("host");
   const auto needed = [](StateFormat state) {
