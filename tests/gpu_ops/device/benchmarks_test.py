@@ -180,7 +180,8 @@ class OnAFakeGpu(unittest.TestCase):
 
         first, said = figures_of_a_run()
         self.assertIn("measuring forward and backward", said)
-        (rows,) = [file for file in self.programs.glob("work/rows-*/rows.jsonl") if '"policies":["stream"]' in file.read_text()]
+        kept = self.programs.glob("work/rows-*/rows.jsonl")
+        (rows,) = [file for file in kept if '"policies":["stream"]' in file.read_text()]
         whole = rows.read_text().splitlines(keepends=True)
         shutil.rmtree(rows.parent)
         second, said = figures_of_a_run()
