@@ -136,7 +136,7 @@ std::string time_table(const Planned& planned) {
       "tokens/s, "
       "bound by {}\n",
       "time", "seconds", "forward", s.forward_seconds, "backward", s.backward_seconds, "update", s.update_seconds,
-      "  of it, waited for", s.exposed_update_seconds, "step", s.step_seconds, planned.targets / s.step_seconds,
+      "waiting for weights", s.exposed_update_seconds, "step", s.step_seconds, planned.targets / s.step_seconds,
       name_of(s.bound_by()));
 }
 
@@ -242,20 +242,22 @@ std::int64_t largest_that(std::int64_t most, const std::function<bool(std::int64
 
 /// Changes the configuration to the largest that fits, and says which. Throws PlanError where none does.
 std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source) {
+  std::string why;  // the last that does not fit does not
   const auto fits = [&](const TrainConfig& c, const ModelConfig& model) {
     try {
-      TrainConfig quick = c;
       if (flags.profile.empty()) {
-        set_up_run(quick, model, frozen_layout(model, c.freeze), {.training = true, .saves = true, .predicts = false});
-        return true;
+        set_up_run(c, model, frozen_layout(model, c.freeze), {.training = true, .saves = true, .predicts = false});
+      } else {
+        require_fit(c, model, read_profile(flags.profile));
       }
-      return fits_machine(quick, model, read_profile(flags.profile));
-    } catch (const PlanError&) {
+      return true;
+    } catch (const PlanError& error) {
+      why = error.what();
       return false;
     }
   };
   const auto refuse = [&](std::string_view what) {
-    throw PlanError(fmt::format("--fit {}", flags.fit), fmt::format("not even {} fits", what), "raise --device-memory");
+    throw PlanError(fmt::format("--fit {}", flags.fit), fmt::format("not even {} fits: {}", what, why), "");
   };
   if (flags.fit == "micro-batch" || flags.fit == "seq-len") {
     const bool batch = flags.fit == "micro-batch";
@@ -280,7 +282,8 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   for (const auto& [parameters, name] : models) {
     TrainConfig c = config;
     const ModelConfig model = builtin_model(name);
-    c.seq_len = std::min(config.seq_len, model.positions);
+    if (c.seq_len > model.positions) continue;
+    c.seq_len = sequence_length(c, model);
     if (!fits(c, model)) continue;
     config = c;
     source.config = model;
@@ -295,7 +298,8 @@ int plan(const PlanFlags& flags) {
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
   ModelSource source = find_model(config.model);
-  config.seq_len = sequence_length(config, source.config);
+  // Of the model that is found, where that is what is asked.
+  if (flags.fit != "model") config.seq_len = sequence_length(config, source.config);
   try {
     const std::string fitted = flags.fit.empty() ? std::string() : fit(flags, config, source);
     Planned planned =

@@ -1,5 +1,7 @@
 #include "cli/what_if.hpp"
 
+#include <fmt/format.h>
+
 #include <memory>
 #include <span>
 #include <utility>
@@ -14,13 +16,18 @@
 namespace tandem {
 namespace {
 
-/// What is to be planned, with what is asked of it and the memory there is.
+/// What is to be planned, with what is asked of it and the memory there is. Throws PlanError where more is asked for.
 WhatIf described(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what;
   what.model = model;
   what.layout = frozen_layout(model, config.freeze);
   what.options = offload_options(config);
   what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
+  if (config.device_memory > what.facts.device_capacity && what.facts.device_capacity > 0) {
+    throw PlanError(fmt::format("--device-memory {}", format_bytes(config.device_memory)),
+                    fmt::format("the device of this profile has {}", format_bytes(what.facts.device_capacity)),
+                    "leave it out, or edit the profile");
+  }
   what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
   what.facts.device_is_host = profile.device_kind == "host";
   what.shape = run_shape(config, compute_type(config, profile.device_kind), /*training=*/true);
@@ -64,19 +71,15 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
   return what;
 }
 
-bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+void require_fit(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
-  do {
+  for (;;) {
     take_shape(what, what.shape, rules->ops());
-    try {
-      make_plan(what.layout, what.options, what.facts);
-      return true;
-    } catch (const PlanError&) {  // what keeps less may fit
-      continue;
-    }
-  } while (keep_less(config, what.shape));
-  return false;
+    if (find_plan(what.layout, what.options, what.facts)) return;
+    if (!keep_less(config, what.shape)) break;  // what keeps less may fit
+  }
+  static_cast<void>(make_plan(what.layout, what.options, what.facts));
 }
 
 }  // namespace tandem

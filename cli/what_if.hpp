@@ -26,7 +26,7 @@ struct WhatIf {
 /// Throws PlanError.
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile);
 
-/// Whether any policy fits there; simulates nothing.
-bool fits_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile);
+/// Throws PlanError where no policy fits there; simulates nothing.
+void require_fit(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile);
 
 }  // namespace tandem

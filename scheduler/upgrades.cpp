@@ -41,9 +41,13 @@ std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOption
   std::vector<LayerSeconds> fast = as_it_is;
   for (LayerSeconds& s : fast) s = {s.forward / 2.0, s.backward / 2.0};
   machines.push_back({"a device of twice the arithmetic", options, facts, profile, fast});
+  // What is added may be left unused.
+  const double at_most =
+      simulate(layout, chosen, profile, compute, {.micro_batches = options.max_micro_batches}).step_seconds;
   const auto seconds_on = [&](const Wider& m) {
     const SearchSettings settings{.present = &chosen, .never_slower_than_fixed = false};
-    return choose_plan(layout, m.options, m.facts, m.profile, m.compute, settings).simulation.step_seconds;
+    const Choice choice = choose_plan(layout, m.options, m.facts, m.profile, m.compute, settings);
+    return std::min(at_most, choice.simulation.step_seconds);
   };
   // Searches know nothing of each other.
   std::vector<std::future<double>> seconds;

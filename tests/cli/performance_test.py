@@ -134,6 +134,28 @@ class OtherMachines(ProgramTest):
         self.succeed(self.run_program(*flags, count))
         self.refused(self.run_program(*flags, count + 1), 3)
 
+    def test_what_does_not_fit_says_why(self):
+        machine = ["--profile", PROFILES / "8gb-pcie4.toml"]
+        self.refused(self.run_program("plan", "--model", "llama3.1-8b", *machine, "--fit", "seq-len"), 3,
+                     "not even a sequence of 64 tokens", "host memory")
+        self.refused(self.run_program("plan", "--model", "gpt2", *machine, "--device-memory", "100GiB"), 3,
+                     "--device-memory 100", "7.45 GiB")
+
+    def test_the_largest_model_is_the_same_whatever_model_was_named(self):
+        machine = ["--profile", PROFILES / "8gb-pcie4.toml", "--fit", "model", "--device-memory", "2GiB"]
+        fitted = [self.fit_of(*machine), self.fit_of(*machine, "--model", "gpt2"), self.fit_of(*machine, "--seq-len", "1024")]
+        self.assertEqual(len(set(fitted)), 1, fitted)
+
+    def fit_of(self, *flags):
+        return json.loads(self.succeed(self.run_program("plan", *flags, "--json")).stdout)["fit"]
+
+    def test_no_upgrade_makes_a_step_longer(self):
+        plan = json.loads(self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--profile",
+                                                        PROFILES / "8gb-pcie4.toml", "--explain", "--json")).stdout)
+        self.assertEqual(len(plan["upgrades"]), 5)
+        for upgrade in plan["upgrades"]:
+            self.assertLessEqual(upgrade["step_seconds"], plan["predicted"]["step_seconds"] * 1.0001, upgrade["what"])
+
     def test_offloaded_activations_take_the_profiles_host_memory(self):
         def plan(batch, *flags):
             return self.run_program("plan", "--model", "llama3.1-8b", "--seq-len", "4096", "--profile",
