@@ -77,6 +77,7 @@ Json json_of(const BenchRow& row) {
     return json;
   }
   json["resolved"] = row.resolved;
+  json["activations"] = row.activations;
   json["plan"] = {
       {"cpu_share", row.cpu_share}, {"gpu_streamed_share", row.streamed_share}, {"resident_share", row.resident_share}};
   json["predicted"] = json_of(row.predicted);
@@ -100,6 +101,7 @@ BenchRow row_of(const Json& json) {
     return row;
   }
   row.resolved = json.at("resolved");
+  row.activations = json.value("activations", "");
   const Json& plan = json.at("plan");
   row.cpu_share = plan.at("cpu_share");
   row.streamed_share = plan.at("gpu_streamed_share");

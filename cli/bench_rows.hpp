@@ -37,6 +37,7 @@ struct BenchRow {
   std::string policy;   ///< as asked for
   std::string refusal;  ///< why it does not fit; the rest is empty then
   std::string resolved;
+  std::string activations;  ///< as of activations_of()
   double cpu_share = 0.0;
   double streamed_share = 0.0;
   double resident_share = 0.0;

@@ -22,6 +22,7 @@ BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSour
 
 StepFigures BenchSteps::measure(int steps, bool apart) {
   std::vector<double> step, forward, backward, exposed;
+  const double updated_before = loaded_.engine().counters().update_seconds;
   one(apart);  // fills buffers and touches memory
   double warm_up = 0.0;
   clock_.finish_forward_and_backward(warm_up, warm_up);
@@ -33,16 +34,19 @@ StepFigures BenchSteps::measure(int steps, bool apart) {
     step.push_back(trace_now() - begin);
     clock_.finish_forward_and_backward(forward.emplace_back(), backward.emplace_back());
   }
+  // An update ends in the step after its own: so many have ended as since the first of these reads.
+  const EngineCounters after = loaded_.engine().counters();
+  const double seconds = trace_now() - first;
   loaded_.engine().wait();
+  const double updated = loaded_.engine().counters().update_seconds - updated_before;
   StepFigures f;
   f.step_seconds = median(step);
   f.forward_seconds = median(forward);
   f.backward_seconds = median(backward);
   f.exposed_update_seconds = median(exposed);
-  const EngineCounters after = loaded_.engine().counters();
-  f.update_seconds = (after.update_seconds - before.update_seconds) / steps;
+  f.update_seconds = updated / (steps + 1);  // the first step's, too, which ends among the others
   f.tokens_per_second = targets() / f.step_seconds;
-  f.bound_by = use_between(before, after, trace_now() - first, 0.0).bound_by;
+  f.bound_by = use_between(before, after, seconds, 0.0).bound_by;
   return f;
 }
 

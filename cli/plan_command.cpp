@@ -42,6 +42,7 @@ struct Planned {
   std::string table;
   Saving saving;
   std::string order;  ///< of micro-batches; empty where there is one
+  std::string activations;
   std::optional<Simulation> predicted;
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
@@ -99,6 +100,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"entries", entries_of(planned.memory)},
             {"policy", planned.plan.policy.text()},
             {"shares", shares_of(planned.plan.shares())},
+            {"activations", planned.activations},
             {"micro_batches",
              {{"count", planned.plan.max_micro_batches},
               {"at_once", planned.plan.micro_batches_at_once},
@@ -181,6 +183,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.memory.add("activations, offloaded", "run", Place::pinned, what.options.reserved_host_memory);
   planned.table = what.choice.plan.table();
   planned.order = what.order;
+  planned.activations = activations_of(what.shape);
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {
@@ -206,6 +209,7 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   planned.table = run.table();
   planned.saving = run.saving;
   planned.order = run.order;
+  planned.activations = activations_of(run.model->shape());
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
     if (flags.explain)

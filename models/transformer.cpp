@@ -58,6 +58,11 @@ ScratchBytes scratch_bytes(const ModelConfig& config, const RunShape& shape, con
 
 }  // namespace
 
+std::string_view activations_of(const RunShape& shape) noexcept {
+  if (!shape.recompute) return "kept";
+  return shape.offload_inputs ? "recomputed, inputs offloaded" : "recomputed";
+}
+
 struct Transformer::Impl {
   ModelConfig config;
   RunShape shape;

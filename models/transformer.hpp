@@ -51,6 +51,9 @@ struct RunShape {
   bool offload_inputs = false;     ///< with recompute: block inputs wait on the host for backward
 };
 
+/// What becomes of activations until backward: "kept", "recomputed", "recomputed, inputs offloaded".
+std::string_view activations_of(const RunShape& shape) noexcept;
+
 /// One row of the model's own memory, for the plan.
 struct ActivationEntry {
   std::string name;  ///< "batch", "activations, kept", "activations, offloaded", "workspace", "tables"

@@ -465,6 +465,10 @@ void Search::compare_fixed() {
   for (const auto& [candidate, plan] : compared) {
     const bool many = plan->subgroups.size() > few_subgroups;
     if (many && candidate->simulation.step_seconds > off_in_lumps * choice_.simulation.step_seconds) break;
+    if (!improved_ && plan->policy.text() == best_->policy.text()) {
+      candidate->simulation = choice_.simulation;  // a comparison with itself would give up at its own time
+      continue;
+    }
     candidate->simulation = exactly(*plan, many ? choice_.simulation.step_seconds : unlimited);
     if (take_if_faster(*plan, candidate->simulation)) improved_ = false;
   }

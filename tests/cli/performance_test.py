@@ -149,6 +149,22 @@ class OtherMachines(ProgramTest):
     def fit_of(self, *flags):
         return json.loads(self.succeed(self.run_program("plan", *flags, "--json")).stdout)["fit"]
 
+    def test_seconds_of_updates_are_those_of_the_steps_measured(self):
+        report = json.loads(self.succeed(self.run_program(
+            "bench", *SMALL, "--policies", "host", "--update-rate", "4M", "--steps", "1", "--json")).stdout)
+        (row,) = report["policies"]
+        # The pace is emulated: with the update of the step before, too, it would be twice as long.
+        self.assertLess(row["measured"]["update_seconds"], 1.5 * row["predicted"]["update_seconds"])
+
+    def test_what_was_chosen_has_its_own_time(self):
+        flags = ["plan", "--model", "llama3.2-1b", "--profile", PROFILES / "8gb-pcie4.toml", "--explain", "--json"]
+        for policy in ("host", "auto"):
+            plan = json.loads(self.succeed(self.run_program(*flags, "--policy", policy)).stdout)
+            fastest = plan["candidates"][0]
+            self.assertAlmostEqual(fastest["step_seconds"], plan["predicted"]["step_seconds"], places=6)
+        kept = json.loads(self.succeed(self.run_program(*flags, "--recompute", "block")).stdout)
+        self.assertEqual(kept["activations"], "recomputed")
+
     def test_no_upgrade_makes_a_step_longer(self):
         plan = json.loads(self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--profile",
                                                         PROFILES / "8gb-pcie4.toml", "--explain", "--json")).stdout)
@@ -183,6 +199,8 @@ class OtherMachines(ProgramTest):
         report = json.loads(result.stdout)
         host, device, auto = report["policies"]
         self.assertTrue(host["fits"])
+        for row in (host, auto):
+            self.assertIn(row["activations"], ["kept", "recomputed", "recomputed, inputs offloaded"])
         self.assertLessEqual(auto["predicted"]["step_seconds"], host["predicted"]["step_seconds"])
         self.assertEqual(report["best"], "auto")
         self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--policies", "fast"), 2, "fast")
