@@ -216,10 +216,12 @@ int driver_call(const char* function, Body body) {
 }
 
 CUctx_st* handle_of(int device) {
-  static std::array<CUctx_st, 16> handles{};
-  CUctx_st& handle = handles.at(static_cast<std::size_t>(device));
-  handle.device = device;
-  return &handle;
+  static std::array<CUctx_st, 16> handles = [] {
+    std::array<CUctx_st, 16> all{};
+    for (std::size_t i = 0; i < all.size(); ++i) all[i].device = static_cast<int>(i);
+    return all;
+  }();
+  return &handles.at(static_cast<std::size_t>(device));
 }
 
 int device_get(int* device, int ordinal) {
