@@ -4,6 +4,7 @@
 
 #include "core/numerics/functions.hpp"
 #include "gpu_ops/geometry.hpp"
+#include "gpu_ops/kernels/elements.hpp"
 
 namespace tandem::gpu {
 
@@ -55,6 +56,25 @@ TANDEM_DEVICE SoftmaxSum block_softmax_sum(SoftmaxSum part, float* room) {
   for (int warp = 1; warp < block_size() / warp_lanes; ++warp) all = merged(all, {room[2 * warp], room[2 * warp + 1]});
   barrier();
   return all;
+}
+
+/// Columns of a block whose warps take turns at rows: a packet for each lane.
+constexpr int block_columns = warp_lanes * packet;
+/// Shared floats of write_part().
+constexpr int columns_room = most_warps * block_columns;
+
+/// Adds what the warps of a whole block summed for each of its columns, the first of which is `column`, in their order,
+/// and writes the part's sum (channels). All threads of the block call it; `room` is free again when it returns.
+TANDEM_DEVICE void write_part(const Floats& sums, float* room, std::int64_t column, std::int64_t channels,
+                              float* part) {
+  static_assert(block_columns == most_threads);
+  const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
+  for (int i = 0; i < packet; ++i) room[warp * block_columns + lane * packet + i] = sums.x[i];
+  barrier();
+  float sum = 0.0F;
+  for (int w = 0; w < most_warps; ++w) sum = sum + room[w * block_columns + thread_index()];
+  if (column + thread_index() < channels) part[column + thread_index()] = sum;
+  barrier();
 }
 
 }  // namespace tandem::gpu

@@ -3,6 +3,7 @@
 // atomics are needed, and no sum depends on how many blocks a card runs at once.
 #include "core/memory.hpp"
 #include "gpu_ops/kernels.hpp"
+#include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/launch.hpp"
 
@@ -12,9 +13,6 @@ namespace {
 /// Parts that exist at most, and rows of a part at least: enough blocks for a card, few enough for the scratch.
 constexpr std::int64_t most_parts = 64;
 constexpr std::int64_t least_rows = 32;
-/// Columns of a block: a packet for each lane of a warp. Its warps take turns at the rows.
-constexpr int block_columns = warp_lanes * packet;
-
 /// What is summed, and where the sums of the parts go: (parts, channels) each, null where they are not asked for.
 template <class T>
 struct Columns {
@@ -29,23 +27,10 @@ struct Columns {
   bool aligned;
 };
 
-/// Adds what the warps of the block summed for each column, in their order, and writes the part's sum.
-TANDEM_DEVICE void write_part(const Floats& sums, float* room, std::int64_t column, std::int64_t channels,
-                              float* part) {
-  const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
-  for (int i = 0; i < packet; ++i) room[warp * block_columns + lane * packet + i] = sums.x[i];
-  barrier();
-  float sum = 0.0F;
-  for (int w = 0; w < most_warps; ++w) sum = sum + room[w * block_columns + thread_index()];
-  if (column + thread_index() < channels) part[column + thread_index()] = sum;
-  barrier();
-}
-
 template <class T>
 TANDEM_KERNEL(most_threads)
 column_sums_kernel(Columns<T> c) {
-  static_assert(block_columns == most_threads);
-  TANDEM_SHARED(float, room, most_warps* block_columns);
+  TANDEM_SHARED(float, room, columns_room);
   const std::int64_t tiles = ceil_div(c.channels, block_columns);
   const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
   for (std::int64_t i = block_index(); i < tiles * c.cut.parts; i += grid_size()) {

@@ -17,8 +17,7 @@ namespace {
 constexpr int held_packets(DType dtype, bool centred) { return dtype == DType::bf16 && !centred ? 4 : 2; }
 constexpr std::int64_t longest_held = std::int64_t{held_packets(DType::bf16, false)} * packet * most_threads;
 
-/// Of a NormBackward. Where gradients of weight and bias go: (parts, channels) each, null
-/// where they are not asked for.
+/// Of a NormBackward. Where gradients of weight and bias go: (parts, channels) each, null where they are not asked for.
 template <class T>
 struct Operands {
   const T *dy, *x;
@@ -102,24 +101,12 @@ TANDEM_DEVICE RowSums row_sums(RowSums sums, float* room, std::int64_t turn) {
   return {centred ? sum_of(half + most_warps) : 0.0F, sum_of(half)};
 }
 
-/// Adds what the warps of the block have for the channels of a lane, in their order.
-TANDEM_DEVICE Floats sum_of_warps(const Floats& own, float* room) {
-  const int lane = thread_index() % warp_lanes, own_warp = thread_index() / warp_lanes;
-  for (int i = 0; i < packet; ++i) room[(own_warp * packet + i) * warp_lanes + lane] = own.x[i];
-  barrier();
-  Floats sum = {};
-  for (int warp = 0; warp < block_size() / warp_lanes; ++warp) {
-    for (int i = 0; i < packet; ++i) sum.x[i] = sum.x[i] + room[(warp * packet + i) * warp_lanes + lane];
-  }
-  barrier();
-  return sum;
-}
-
-/// `by_warp`: each warp has a row of its own, else the block shares one. A thread has at most `held` packets of it.
+/// `by_warp`: each warp has a row of its own, `held` is 1 and the block whole; else the block shares one, of which a thread
+/// has at most `held` packets.
 template <class T, bool by_warp, bool centred, bool accumulate, int held>
 TANDEM_KERNEL(most_threads)
 norm_backward_kernel(Operands<T> n) {
-  TANDEM_SHARED(float, room, by_warp ? most_threads * packet : sums_room);
+  TANDEM_SHARED(float, room, by_warp ? columns_room : sums_room);
   if constexpr (!by_warp) clear_room(room);
   const int team = by_warp ? warp_lanes : block_size();
   const std::int64_t begin = block_index() * n.cut.size, step = by_warp ? block_size() / warp_lanes : 1;
@@ -169,12 +156,14 @@ norm_backward_kernel(Operands<T> n) {
       store(n.dx + row * n.channels, spans[k], out);
     }
   }
-  const auto write = [&](Floats* sums, float* parts) {
+  const auto write = [&](const Floats* sums, float* parts) {
     if (parts == nullptr) return;
-    TANDEM_UNROLL
-    for (int k = 0; k < held; ++k) {
-      if constexpr (by_warp) sums[k] = sum_of_warps(sums[k], room);
-      if (thread_index() < team) store(parts + block_index() * n.channels, spans[k], sums[k]);
+    float* const part = parts + block_index() * n.channels;
+    if constexpr (by_warp) {
+      write_part(sums[0], room, 0, n.channels, part);
+    } else {
+      TANDEM_UNROLL
+      for (int k = 0; k < held; ++k) store(part, spans[k], sums[k]);
     }
   };
   write(dweight, n.weight_parts);
