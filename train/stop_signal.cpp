@@ -9,26 +9,29 @@ volatile std::sig_atomic_t caught = 0;
 
 constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
 
-void let_signals_end_the_process() {
-  for (const int number : signals) std::signal(number, SIG_DFL);
+/// A hangup that is ignored stays so: under nohup the terminal may go.
+void handle_signals_by(void (*handler)(int)) {
+  for (const int number : signals) {
+    struct sigaction present = {};
+    sigaction(number, nullptr, &present);
+    if (number == SIGHUP && present.sa_handler == SIG_IGN) continue;
+    std::signal(number, handler);
+  }
 }
 
 void on_signal(int number) {
   caught = number;
-  let_signals_end_the_process();  // the second one is meant, whichever it is
+  handle_signals_by(SIG_DFL);  // the second one is meant, whichever it is
 }
 
 }  // namespace
 
 StopSignal::StopSignal() {
   caught = 0;
-  for (const int number : signals) {
-    const bool ignored = std::signal(number, on_signal) == SIG_IGN;
-    if (ignored && number == SIGHUP) std::signal(number, SIG_IGN);  // nohup: the terminal may go
-  }
+  handle_signals_by(on_signal);
 }
 
-StopSignal::~StopSignal() { let_signals_end_the_process(); }
+StopSignal::~StopSignal() { handle_signals_by(SIG_DFL); }
 
 int StopSignal::received() noexcept { return caught; }
 

@@ -225,26 +225,42 @@ class Resuming(ProgramTest):
         self.assertEqual(self.summary(out)["state_digest"], digest)
         self.assertNotIn("resumed_from_step", {k: v for k, v in self.summary(out).items() if v is not None})
 
+    def endless_run(self, out, **settings):
+        """A run without an end that has trained a step."""
+        process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--steps",
+                                    "1000000", "--out", str(out)], stdout=subprocess.DEVNULL, **settings)
+        metrics = out / "metrics.jsonl"
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (metrics.exists() and metrics.stat().st_size > 0):
+            time.sleep(0.05)
+        return process
+
+    def has_saved_its_last_step(self, out):
+        steps = self.summary(out)["steps"]
+        self.assertEqual([p.name for p in (out / "checkpoints").iterdir()], [f"step-{steps:08}"])
+        self.assertEqual(len(self.metrics(out)), steps)
+
     def test_a_signal_ends_the_step_saves_and_is_the_exit_code(self):
         for number, code in [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]:
             with self.subTest(code=code):
                 out = self.root / f"run{code}"
-                process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
-                                            "--steps", "1000000", "--out", str(out)], stdout=subprocess.DEVNULL)
-                deadline = time.monotonic() + 120
-                while time.monotonic() < deadline:
-                    if (out / "metrics.jsonl").exists() and (out / "metrics.jsonl").stat().st_size > 0:
-                        break
-                    time.sleep(0.05)
+                process = self.endless_run(out)
                 process.send_signal(number)
                 self.assertEqual(process.wait(timeout=120), code)
-                steps = self.summary(out)["steps"]
-                self.assertEqual([p.name for p in (out / "checkpoints").iterdir()], [f"step-{steps:08}"])
-                self.assertEqual(len(self.metrics(out)), steps)
+                self.has_saved_its_last_step(out)
+
+    def test_a_hangup_that_is_ignored_ends_nothing(self):
+        out = self.root / "run"
+        process = self.endless_run(out, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            process.send_signal(signal.SIGHUP)  # nor the end of a run, whenever it comes
+        self.assertEqual(process.wait(timeout=1), 143)
+        self.has_saved_its_last_step(out)
 
     def test_a_run_that_cannot_go_on_keeps_what_it_has(self):
-        whole = self.root / "whole"
-        self.succeed(self.train("--steps", "5", "--lr-schedule", "constant", "--out", whole))
         for policy in ("skip", "stop"):
             with self.subTest(policy=policy):
                 out = self.root / policy
