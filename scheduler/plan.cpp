@@ -248,15 +248,22 @@ Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options
   return plan;
 }
 
+/// The same where it fits in host memory, too.
+std::optional<Plan> plan_that_fits(const ParameterLayout& layout, const OffloadOptions& options,
+                                   const PlanningFacts& facts, std::size_t ceiling) {
+  try {
+    Plan plan = plan_of_device(layout, options, facts, ceiling);
+    if (over_host_memory(options, facts, plan) == 0) return plan;
+  } catch (const PlanError&) {  // the device is too small
+  }
+  return std::nullopt;
+}
+
 /// Flags that make it fit in host memory without asking for more of it; empty where none of those known here do.
 std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                            std::size_t ceiling) {
   const auto fits = [&](const OffloadOptions& other) {
-    try {
-      return over_host_memory(other, facts, plan_of_device(layout, other, facts, ceiling)) == 0;
-    } catch (const PlanError&) {
-      return false;
-    }
+    return plan_that_fits(layout, other, facts, ceiling).has_value();
   };
   if (!options.paths.empty()) return {};  // they stand in place of any policy
   OffloadOptions other = options;
@@ -330,13 +337,7 @@ Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const
 
 std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
   check(layout, given);
-  const OffloadOptions options = with_reserve(given, facts);
-  try {
-    Plan plan = plan_of_device(layout, options, facts, ceiling_of(given, facts));
-    if (over_host_memory(options, facts, plan) == 0) return plan;
-  } catch (const PlanError&) {  // the device is too small
-  }
-  return std::nullopt;
+  return plan_that_fits(layout, with_reserve(given, facts), facts, ceiling_of(given, facts));
 }
 
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {

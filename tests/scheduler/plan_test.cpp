@@ -6,11 +6,13 @@
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
+#include "tests/scheduler/advice.hpp"
 
 namespace tandem {
 namespace {
 
 using namespace literals;  // NOLINT: sizes
+using testing::advised_host_memory;
 
 /// Twelve blocks and a large embedding, tied to the head: the shape of a small GPT-2.
 ParameterLayout transformer_like() {
@@ -202,14 +204,6 @@ std::string refusal(const OffloadOptions& options, const PlanningFacts& facts) {
   }
   ADD_FAILURE() << "not refused";
   return {};
-}
-
-/// The ceiling of host memory that a refusal advises.
-std::size_t advised_host_memory(const std::string& text) {
-  constexpr std::string_view flag = "--host-memory ";
-  const std::size_t at = text.find(flag);
-  EXPECT_NE(at, std::string::npos) << text;
-  return at == std::string::npos ? 0 : std::stoull(text.substr(at + flag.size())) * 1_MiB;
 }
 
 TEST(Plan, TheHostCeilingIsTheCallersShareToo) {

@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include "core/error.hpp"
+#include "tests/scheduler/advice.hpp"
 #include "train/model_source.hpp"
 
 namespace tandem {
 namespace {
 
 using namespace literals;  // NOLINT: sizes
+using testing::advised_host_memory;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
@@ -49,14 +51,6 @@ std::string refusal(const TrainConfig& config, const Topology& machine) {
   }
   ADD_FAILURE() << "not refused";
   return {};
-}
-
-/// What the flag asks for that the refusal advises.
-std::size_t advised_host_memory(const std::string& text) {
-  constexpr std::string_view flag = "--host-memory ";
-  const std::size_t at = text.find(flag);
-  EXPECT_NE(at, std::string::npos) << text;
-  return at == std::string::npos ? 0 : std::stoull(text.substr(at + flag.size())) * 1_MiB;
 }
 
 std::size_t bytes_of(const RunSetup& run, std::string_view name) {

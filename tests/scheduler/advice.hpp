@@ -1,0 +1,21 @@
+#pragma once
+// What refusals advise, for tests that follow it.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <string_view>
+
+#include "core/memory.hpp"
+
+namespace tandem::testing {
+
+/// The ceiling of host memory that a refusal asks for, in bytes; 0 where it asks for none, which fails the test.
+inline std::size_t advised_host_memory(const std::string& text) {
+  using namespace literals;  // NOLINT: sizes
+  constexpr std::string_view flag = "--host-memory ";
+  const std::size_t at = text.find(flag);
+  EXPECT_NE(at, std::string::npos) << text;
+  return at == std::string::npos ? 0 : std::stoull(text.substr(at + flag.size())) * 1_MiB;
+}
+
+}  // namespace tandem::testing
