@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -458,17 +457,8 @@ std::filesystem::path cached_profile_path(const Device& device) {
 }
 
 void cache_profile(const MachineProfile& profile, const std::filesystem::path& file) {
-  std::error_code error;
-  if (file.has_parent_path()) std::filesystem::create_directories(file.parent_path(), error);
-  std::filesystem::path partial = file;
-  partial += ".partial";
-  {
-    std::ofstream out(partial, std::ios::binary | std::ios::trunc);
-    out << profile_toml(profile);
-    if (!out.flush()) throw WriteError(fmt::format("profile {}", file.string()), "it cannot be written");
-  }
-  std::filesystem::rename(partial, file, error);
-  if (error) throw WriteError(fmt::format("profile {}", file.string()), error.message());
+  if (file.has_parent_path()) create_directories_or_throw(file.parent_path());
+  write_file_atomically(file, profile_toml(profile));
 }
 
 }  // namespace tandem

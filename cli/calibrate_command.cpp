@@ -11,6 +11,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "core/error.hpp"
+#include "io/atomic_file.hpp"
 #include "train/run_setup.hpp"
 
 namespace tandem {
@@ -86,8 +87,9 @@ int run_calibrate(const CalibrateFlags& flags) {
     if (!flags.out.empty()) file = flags.out;
     if (file.empty()) throw UsageError("calibrate", "there is no home to keep the profile in", "give --out FILE");
     options.disk_folder = file.has_parent_path() ? file.parent_path() : ".";
-    const MachineProfile profile = calibrate(*device, options);
-    cache_profile(profile, file);
+    create_directories_or_throw(options.disk_folder);
+    require_writable(file);
+    cache_profile(calibrate(*device, options), file);
   }
   const MachineProfile profile = read_profile(file);
   print_output(flags.json ? json_of(profile, file).dump(2) + "\n"

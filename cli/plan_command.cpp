@@ -339,6 +339,9 @@ CommandFunction add_plan_command(CLI::App& program) {
       program.add_subcommand("plan", "memory and time plan of a run; allocates nothing; takes the flags of train");
   auto flags = std::make_shared<PlanFlags>();
   flags->config.add_to(*command);
+  for (const char* name : {"--data", "--steps", "--epochs"}) {
+    command->get_option(name)->description("as for train, whose line may stand here whole. Default: a plan does without");
+  }
   command
       ->add_option("--profile", flags->profile,
                    "plans for the machine of this profile. Default: this machine, as calibrated. Example: --profile "

@@ -39,6 +39,9 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   const std::string out = flags.config.out();
   request.config = flags.config.config(request.resume && !out.empty() ? out + "/config.toml" : "");
   if (request.resume && request.config.model.empty()) refuse_without_run(out);
+  if (flags.quiet && request.config.metrics_port == 0) {
+    throw UsageError("--metrics-port 0", "with --quiet nobody would learn the port", "name one");
+  }
   if (flags.quiet && spdlog::get_level() < spdlog::level::warn) spdlog::set_level(spdlog::level::warn);
   Trainer trainer(std::move(request));
   if (flags.dry_run) {

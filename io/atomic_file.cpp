@@ -28,6 +28,9 @@ void require(const fs::path& path, int error) {
                    "check the folder, its permissions and the free space");
 }
 
+/// Where a file is written before it takes its place.
+fs::path beside_of(fs::path file) { return file += ".tmp"; }
+
 }  // namespace
 
 struct FileWriter::Impl {
@@ -103,9 +106,16 @@ void FileWriter::finish() {
 std::uint64_t FileWriter::bytes() const noexcept { return impl_->bytes; }
 std::string FileWriter::hash() const { return impl_->hash.text(); }
 
+void require_writable(const fs::path& file, FileOps& ops) {
+  std::error_code unknown;
+  require(file, fs::is_directory(file, unknown) ? EISDIR : 0);
+  const fs::path beside = beside_of(file);
+  const Unfinished guard(beside, ops);
+  FileWriter(beside, ops).finish();
+}
+
 void write_file_atomically(const fs::path& file, std::string_view text, FileOps& ops) {
-  fs::path beside = file;
-  beside += ".tmp";
+  const fs::path beside = beside_of(file);
   Unfinished guard(beside, ops);
   {
     FileWriter writer(beside, ops);

@@ -60,6 +60,8 @@ class Unfinished {
 
 /// Writes beside, flushes, renames, flushes the folder. Throws WriteError and leaves the old file.
 void write_file_atomically(const std::filesystem::path& file, std::string_view text, FileOps& ops = system_files());
+/// Throws WriteError where it could not: for a file that long work ends in, before that work. Leaves nothing behind.
+void require_writable(const std::filesystem::path& file, FileOps& ops = system_files());
 
 /// Throws WriteError.
 void create_directories_or_throw(const std::filesystem::path& directory, FileOps& ops = system_files());

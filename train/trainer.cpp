@@ -14,6 +14,7 @@
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
+#include "io/atomic_file.hpp"
 #include "train/metrics_text.hpp"
 #include "train/stop_signal.hpp"
 #include "train/training_data.hpp"
@@ -210,6 +211,7 @@ void Trainer::start() {
   loaded_ = std::make_unique<LoadedModel>(setup_, trace_.get());
   clock_ = std::make_unique<PhaseClock>(*setup_.device);
   if (!config_.out.empty()) directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
+  if (trace_) require_writable(config_.trace);
   load_weights();  // it decides at which step the run begins
   if (directory_) open_files();
   if (setup_.prediction && config_.policy.kind == Policy::Kind::automatic) {

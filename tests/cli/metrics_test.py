@@ -97,6 +97,7 @@ class Refused(ProgramTest):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             self.refused(self.train("--steps", "1", "--metrics-port", taken.getsockname()[1]), 5, "--metrics-port")
         self.refused(self.train("--steps", "1", "--metrics-port", "70000"), 2, "--metrics-port")
+        self.refused(self.train("--steps", "1", "--metrics-port", "0", "--quiet"), 2, "nobody would learn the port")
         self.refused(self.train("--steps", "1", "--metrics-port", "0", "--metrics-address", "localhost"), 2,
                      "numeric address")
 

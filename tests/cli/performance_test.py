@@ -87,6 +87,12 @@ class Uncalibrated(ProgramTest):
         self.refused(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, "--explain"), 2, "calibrate")
 
 
+    def test_a_place_that_cannot_be_written_is_told_before_anything_is_measured(self):
+        result = self.run_program("calibrate", *SMALL[:6], "--out", self.text / "profile.toml")
+        self.refused(result, 7, "cannot write")
+        self.assertNotIn("measuring", result.stderr)
+
+
 class OtherMachines(ProgramTest):
     def test_every_profile_plans_and_explains(self):
         for profile in sorted(PROFILES.glob("*.toml")):

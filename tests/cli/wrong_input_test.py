@@ -42,6 +42,12 @@ class Flags(ProgramTest):
         os.mkfifo(pipe)
         self.refuse_train(4, ["not a regular file"], data=pipe)
 
+    def test_a_trace_that_cannot_be_written_is_told_before_the_run(self):
+        for trace in (self.root, self.root / "missing" / "trace.json"):
+            result = self.train("--steps", "2", "--trace", trace)
+            self.refused(result, 7, f"cannot write {trace}")
+            self.assertNotIn("step 1/", result.stdout)
+
     def test_nothing_to_resume(self):
         self.refused(self.run_program("train", "--resume", "--out", self.root / "none"), 2, "--resume", "holds no run")
         self.refused(self.run_program("train", "--resume"), 2, "--resume", "no --out")

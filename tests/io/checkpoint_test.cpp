@@ -323,6 +323,18 @@ TEST(AtomicFile, SaysWhereItCannotWrite) {
   EXPECT_THROW(create_directories_or_throw("/proc/none"), WriteError);
 }
 
+TEST(AtomicFile, WhetherItCanBeWrittenIsKnownBefore) {
+  const fs::path folder = fs::path(::testing::TempDir()) / "tandem_require_writable";
+  fs::create_directories(folder);
+  EXPECT_THROW(require_writable(folder), WriteError);
+  EXPECT_THROW(require_writable(folder / "missing" / "file"), WriteError);
+  write_file_atomically(folder / "file", "old");
+  EXPECT_NO_THROW(require_writable(folder / "file"));
+  EXPECT_EQ(fs::file_size(folder / "file"), 3U);
+  EXPECT_EQ(std::distance(fs::directory_iterator(folder), fs::directory_iterator()), 1) << "nothing is left beside";
+  fs::remove_all(folder);
+}
+
 TEST(StateDigestText, DoesNotDependOnHowArraysArePassed) {
   std::vector<float> values(static_cast<std::size_t>(state_digest_block) + 777);
   for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i) * 0.5F;
