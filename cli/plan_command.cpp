@@ -340,7 +340,8 @@ CommandFunction add_plan_command(CLI::App& program) {
   auto flags = std::make_shared<PlanFlags>();
   flags->config.add_to(*command);
   for (const char* name : {"--data", "--steps", "--epochs"}) {
-    command->get_option(name)->description("as for train, whose line may stand here whole. Default: a plan does without");
+    command->get_option(name)->description(
+        "as for train, whose line may stand here whole. Default: a plan does without");
   }
   command
       ->add_option("--profile", flags->profile,
