@@ -113,13 +113,13 @@ class Steps {
   }
 
   std::string facts() const {
-    const Traffic first = predict_traffic(layout_, plan_, 1, 2), warm = predict_traffic(layout_, plan_, 1, 3);
+    const Traffic traffic = traffic_of_step(layout_, plan_, 1);
     std::size_t weights = 0;
     for (const MemoryEntry& e : plan_.memory.entries) {
       if (e.place == Place::device && e.name.starts_with("weights")) weights += e.bytes;
     }
-    return nlohmann::json{{"to_device", warm.host_to_device - first.host_to_device},
-                          {"to_host", warm.device_to_host - first.device_to_host},
+    return nlohmann::json{{"to_device", traffic.host_to_device},
+                          {"to_host", traffic.device_to_host},
                           {"engine_device_bytes", plan_.memory.device_bytes()},
                           {"weight_bytes", weights},
                           {"parameters", layout_.parameter_count()}}

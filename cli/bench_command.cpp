@@ -20,6 +20,7 @@
 #include "cli/what_if.hpp"
 #include "core/error.hpp"
 #include "core/version.hpp"
+#include "scheduler/traffic.hpp"
 #include "train/performance.hpp"
 #include "train/stop_signal.hpp"
 #include "train/units.hpp"
@@ -83,6 +84,7 @@ class Bench {
   Bench(const BenchFlags& flags, TrainConfig config, ModelSource source, std::string command)
       : flags_(flags), config_(std::move(config)), source_(std::move(source)) {
     report_.command = std::move(command);
+    report_.version = version;
     report_.model = source_.config.name;
     report_.tokens = static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len);
     layout_ = frozen_layout(source_.config, config_.freeze);
@@ -334,6 +336,9 @@ class Bench {
     row.cpu_share = static_cast<double>(shares.cpu) / all;
     row.streamed_share = static_cast<double>(shares.streamed) / all;
     row.resident_share = static_cast<double>(shares.resident) / all;
+    const Traffic traffic = traffic_of_step(layout, choice.plan, static_cast<int>(config_.grad_accum));
+    row.h2d_bytes = traffic.host_to_device;
+    row.d2h_bytes = traffic.device_to_host;
     const Simulation& s = choice.simulation;
     row.predicted = {.step_seconds = s.step_seconds,
                      .forward_seconds = s.forward_seconds,

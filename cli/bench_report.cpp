@@ -78,6 +78,15 @@ std::string measured_of(const BenchRow& row) {
   return row.measured ? fmt::format("{:.4f}", row.measured->step_seconds) : "-";
 }
 
+/// Of the steps that were measured.
+std::string spread_of(const BenchRow& row) {
+  return row.measured ? fmt::format("{:.0f}%", 100.0 * row.measured->spread) : "-";
+}
+
+std::string link_bytes_of(const BenchRow& row) {
+  return fmt::format("{} / {}", format_bytes(row.h2d_bytes), format_bytes(row.d2h_bytes));
+}
+
 std::string table_rows(const BenchReport& report) {
   std::string rows;
   for (const BenchRow& row : report.rows) {
@@ -85,11 +94,14 @@ std::string table_rows(const BenchReport& report) {
         row.setting.empty() ? "" : fmt::format("<br><small>{}</small>", escaped(text_of(row.setting)));
     rows += fmt::format("<tr><td>{}{}</td>", escaped(row.policy), setting);
     if (row.fits()) {
-      rows += fmt::format("<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td></tr>\n",
-                          row.predicted.step_seconds, measured_of(row), error_of(row), row.predicted.bound_by,
-                          format_bytes(row.planned_device_bytes), row.state_digest.empty() ? "-" : row.state_digest);
+      rows += fmt::format(
+          "<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td>"
+          "</tr>\n",
+          row.predicted.step_seconds, measured_of(row), spread_of(row), error_of(row), row.predicted.bound_by,
+          link_bytes_of(row), format_bytes(row.planned_device_bytes),
+          row.state_digest.empty() ? "-" : row.state_digest);
     } else {
-      rows += fmt::format("<td colspan=\"6\">{}</td></tr>\n", escaped(row.refusal));
+      rows += fmt::format("<td colspan=\"8\">{}</td></tr>\n", escaped(row.refusal));
     }
   }
   return rows;
@@ -192,9 +204,13 @@ const BenchRow* BenchReport::best() const {
 }
 
 std::string BenchReport::json() const {
-  Json json{{"machine", machine},        {"model", model},
-            {"command", command},        {"parameters", parameters},
-            {"tokens_per_step", tokens}, {"compute_measured", compute_measured},
+  Json json{{"machine", machine},
+            {"model", model},
+            {"command", command},
+            {"version", version},
+            {"parameters", parameters},
+            {"tokens_per_step", tokens},
+            {"compute_measured", compute_measured},
             {"policies", Json::array()}};
   // Of a sweep, what auto chose where it was fastest.
   const BenchRow* chosen = nullptr;
@@ -227,8 +243,9 @@ std::string BenchReport::html() const {
   }
   if (missing > 0) page += fmt::format("<p>Interrupted: {} rows are missing.</p>\n", missing);
   page +=
-      "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>error</th><th>bound by</th>"
-      "<th>device memory</th><th>state digest</th></tr>\n" +
+      "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>spread</th><th>error</th><th>bound "
+      "by</th>"
+      "<th>to device / host</th><th>device memory</th><th>state digest</th></tr>\n" +
       table_rows(*this) + "</table>\n";
   const auto plot = [&](std::string_view title, std::string_view id) {
     page += fmt::format(
@@ -254,15 +271,16 @@ std::string BenchReport::html() const {
 std::string BenchReport::table() const {
   std::size_t width = 26;
   for (const BenchRow& row : rows) width = std::max(width, row.name().size() + 2);
-  std::string text = fmt::format("{:<{}}{:>12}{:>12}{:>8}{:>14}  {}\n", "policy", width, "predicted, s", "measured, s",
-                                 "error", "tokens/s", "bound by");
+  std::string text = fmt::format("{:<{}}{:>12}{:>12}{:>8}{:>8}{:>14}  {}\n", "policy", width, "predicted, s",
+                                 "measured, s", "spread", "error", "tokens/s", "bound by");
   for (const BenchRow& row : rows) {
     if (!row.fits()) {
       text += fmt::format("{:<{}}{}\n", row.name(), width, row.refusal);
       continue;
     }
-    text += fmt::format("{:<{}}{:>12.4f}{:>12}{:>8}{:>14.0f}  {}\n", row.name(), width, row.predicted.step_seconds,
-                        measured_of(row), error_of(row), tokens / row.step_seconds(), row.predicted.bound_by);
+    text += fmt::format("{:<{}}{:>12.4f}{:>12}{:>8}{:>8}{:>14.0f}  {}\n", row.name(), width, row.predicted.step_seconds,
+                        measured_of(row), spread_of(row), error_of(row), tokens / row.step_seconds(),
+                        row.predicted.bound_by);
   }
   if (best() != nullptr) text += fmt::format("best: {}\n", best()->name());
   return text;

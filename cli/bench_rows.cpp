@@ -32,6 +32,13 @@ StepFigures figures_of(const Json& json) {
           .bound_by = json.at("bound_by")};
 }
 
+Json json_of(const MeasuredFigures& f) {
+  Json json = json_of(static_cast<const StepFigures&>(f));
+  json["steps"] = f.steps;
+  json["spread"] = f.spread;
+  return json;
+}
+
 /// Throws UsageError where `found` has another value of any key of `expected`.
 void compare(const Json& found, const Json& expected, const std::filesystem::path& folder) {
   for (const auto& [key, value] : expected.items()) {
@@ -83,6 +90,8 @@ Json json_of(const BenchRow& row) {
   json["predicted"] = json_of(row.predicted);
   json["predicted"]["ideal_step_seconds"] = row.ideal_step_seconds;
   json["measured"] = row.measured ? json_of(*row.measured) : Json(nullptr);
+  json["h2d_bytes"] = row.h2d_bytes;
+  json["d2h_bytes"] = row.d2h_bytes;
   json["planned_device_bytes"] = row.planned_device_bytes;
   json["planned_host_bytes"] = row.planned_host_bytes;
   json["peak_device_bytes"] = row.measured ? Json(row.peak_device_bytes) : Json(nullptr);
@@ -108,10 +117,13 @@ BenchRow row_of(const Json& json) {
   row.resident_share = plan.at("resident_share");
   row.predicted = figures_of(json.at("predicted"));
   row.ideal_step_seconds = json.at("predicted").at("ideal_step_seconds");
+  row.h2d_bytes = json.at("h2d_bytes");
+  row.d2h_bytes = json.at("d2h_bytes");
   row.planned_device_bytes = json.at("planned_device_bytes");
   row.planned_host_bytes = json.at("planned_host_bytes");
   if (json.at("measured").is_null()) return row;
-  row.measured = figures_of(json.at("measured"));
+  const Json& measured = json.at("measured");
+  row.measured = {figures_of(measured), measured.at("steps"), measured.at("spread")};
   row.peak_device_bytes = json.at("peak_device_bytes");
   row.state_digest = json.at("state_digest");
   return row;

@@ -2,6 +2,7 @@
 // What `tandem bench` found, row by row: a policy under a setting. Rows are written as they end, so that an interrupted
 // bench goes on where it was.
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -24,6 +25,12 @@ struct StepFigures {
   std::string bound_by;
 };
 
+/// What only measured steps have.
+struct MeasuredFigures : StepFigures {
+  int steps = 0;
+  double spread = 0.0;  ///< of step_seconds: (longest - shortest) / median
+};
+
 /// What was swept: names of flags and their values, as typed. Empty where nothing was.
 using BenchSetting = std::vector<std::pair<std::string, std::string>>;
 /// "device-memory 300MiB, link-bandwidth 1GB/s".
@@ -43,7 +50,9 @@ struct BenchRow {
   double resident_share = 0.0;
   StepFigures predicted;
   double ideal_step_seconds = 0.0;  ///< of the same plan without overhead, at most as predicted
-  std::optional<StepFigures> measured;
+  std::optional<MeasuredFigures> measured;
+  std::uint64_t h2d_bytes = 0;  ///< of parameters and their state in a step: what the plan moves
+  std::uint64_t d2h_bytes = 0;
   std::size_t planned_device_bytes = 0;
   std::size_t planned_host_bytes = 0;
   std::size_t peak_device_bytes = 0;

@@ -20,7 +20,7 @@ BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSour
   loaded_.engine().initialize(initial_values(source, run.layout, config.seed, &threads));
 }
 
-StepFigures BenchSteps::measure(int steps, bool apart) {
+MeasuredFigures BenchSteps::measure(int steps, bool apart) {
   std::vector<double> step, forward, backward, exposed;
   const double updated_before = loaded_.engine().counters().update_seconds;
   one(apart);  // fills buffers and touches memory
@@ -39,13 +39,16 @@ StepFigures BenchSteps::measure(int steps, bool apart) {
   const double seconds = trace_now() - first;
   loaded_.engine().wait();
   const double updated = loaded_.engine().counters().update_seconds - updated_before;
-  StepFigures f;
+  const auto [shortest, longest] = std::minmax_element(step.begin(), step.end());
+  MeasuredFigures f;
+  f.steps = steps;
   f.step_seconds = median(step);
   f.forward_seconds = median(forward);
   f.backward_seconds = median(backward);
   f.exposed_update_seconds = median(exposed);
   f.update_seconds = updated / (steps + 1);  // the first step's, too, which ends among the others
   f.tokens_per_second = targets() / f.step_seconds;
+  f.spread = (*longest - *shortest) / f.step_seconds;
   f.bound_by = use_between(before, after, seconds, 0.0).bound_by;
   return f;
 }

@@ -23,7 +23,7 @@ class BenchSteps {
 
   /// Medians over `steps` after one that is not counted. `apart`: updates end before the next forward begins, so that
   /// phases are those of compute alone. Blocks. Throws BenchInterrupted.
-  StepFigures measure(int steps, bool apart);
+  MeasuredFigures measure(int steps, bool apart);
   OffloadEngine& engine() { return loaded_.engine(); }
 
  private:

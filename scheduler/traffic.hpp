@@ -16,4 +16,7 @@ struct Traffic {
 /// reverse, as many at once as the plan has pass through, none skipped, no evaluation between.
 Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int micro_batches, int steps);
 
+/// Of one step among others: without what a cold start brings.
+Traffic traffic_of_step(const ParameterLayout& layout, Plan plan, int micro_batches);
+
 }  // namespace tandem

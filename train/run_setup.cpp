@@ -124,11 +124,9 @@ Way plan_by_speed(const RunSetup& run, const RunShape& first, const HostRows& ro
 }
 
 /// Bytes across the link in a step of the steady state.
-std::uint64_t bytes_of_step(const RunSetup& run, Plan plan) {
-  plan.piece_elements = plan.subgroup_size;  // as many bytes in fewer tasks
-  const Traffic first = predict_traffic(run.layout, plan, plan.max_micro_batches, 1);
-  const Traffic both = predict_traffic(run.layout, plan, plan.max_micro_batches, 2);
-  return both.host_to_device + both.device_to_host - first.host_to_device - first.device_to_host;
+std::uint64_t bytes_of_step(const RunSetup& run, const Plan& plan) {
+  const Traffic traffic = traffic_of_step(run.layout, plan, plan.max_micro_batches);
+  return traffic.host_to_device + traffic.device_to_host;
 }
 
 Way with_plan(const RunSetup& run, const RunShape& shape, const HostRows& rows) {

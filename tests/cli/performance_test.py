@@ -221,7 +221,7 @@ class Bench(ProgramTest):
                                                "--out", out, "--json"))
         report = json.loads(result.stdout)
         self.assertEqual(report, json.loads((out / "report.json").read_text()))
-        self.assertLessEqual({"machine", "model", "policies", "best", "chosen_by_auto"}, set(report))
+        self.assertLessEqual({"machine", "model", "version", "policies", "best", "chosen_by_auto"}, set(report))
         ran = [p for p in report["policies"] if p["fits"]]
         self.assertEqual([p["policy"] for p in report["policies"]], ["host", "stream", "device", "auto"])
         self.assertEqual([p["policy"] for p in ran][:2], ["host", "stream"])
@@ -231,12 +231,28 @@ class Bench(ProgramTest):
             self.assertLessEqual(PREDICTED, set(policy["predicted"]))
             self.assertLessEqual(PREDICTED | {"tokens_per_second"}, set(policy["measured"]))
             self.assertAlmostEqual(sum(policy["plan"].values()), 1.0, places=6)
+            self.assertEqual(policy["measured"]["steps"], 2)
+            self.assertGreaterEqual(policy["measured"]["spread"], 0.0)
             self.assertEqual(policy["peak_device_bytes"], policy["planned_device_bytes"])
+        host, stream = ran[:2]
+        # Three fp32 values of each parameter, against its gradient in bf16.
+        self.assertGreater(stream["d2h_bytes"], 4 * host["d2h_bytes"])
         page = (out / "report.html").read_text()
         self.assertNotRegex(page, r"(src|href)=[\"']https?:")
         for policy in ran:
             self.assertIn(policy["state_digest"], page)
             json.loads((out / f"simulated-{policy['policy']}.trace.json").read_text())
+
+    def test_compute_factors_are_measured_once_and_a_damaged_file_is_told(self):
+        self.succeed(self.run_program("calibrate", *SMALL[:6]))  # else each bench calibrates anew, and differently
+        factors = self.root / "factors.json"
+        bench = ["bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1", "--policies", "host", "--compute-factors", factors]
+        self.assertIn("measuring forward", self.succeed(self.run_program(*bench)).stderr)
+        self.assertNotIn("measuring forward", self.succeed(self.run_program(*bench)).stderr)
+        kept = json.loads(factors.read_text())
+        for damaged in ("", "{", "[1]", json.dumps({**kept, "slower": [1]}), json.dumps({**kept, "slower": "fast"})):
+            factors.write_text(damaged)
+            self.refused(self.run_program(*bench), 4, str(factors))
 
     def test_state_and_frozen_weights_are_those_of_training(self):
         def digest(*flags):
