@@ -101,10 +101,13 @@ class Device {
 
   virtual const DeviceInfo& info() const noexcept = 0;
 
-  virtual Stream make_stream(std::string_view name) = 0;
+  /// `name` is what traces and errors call it.
+  virtual Stream make_stream(std::string_view name = "caller") = 0;
   /// A stream around a native handle (`cudaStream_t`) that the caller keeps. Throws MisuseError on
   /// devices without native streams.
   virtual Stream wrap_stream(void* native) = 0;
+  /// Throws MisuseError where the stream is empty or belongs to another device.
+  virtual void require_own(StreamView stream) const = 0;
   virtual Event make_event() = 0;
 
   /// Device memory, uninitialised, aligned to `arena_alignment`. Blocks. Throws PlanError with the

@@ -41,7 +41,7 @@ void* LayerBases::of(int layer) const noexcept {
 
 WeightsGuard::WeightsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
                            LayerBases bases, StreamView stream)
-    : access_(access), layout_(layout), layer_(layer), ticket_(ticket), bases_(bases), stream_(stream) {}
+    : access_(access->link_), layout_(layout), layer_(layer), ticket_(ticket), bases_(bases), stream_(stream) {}
 
 WeightsGuard::WeightsGuard(WeightsGuard&& other) noexcept
     : access_(std::exchange(other.access_, nullptr)),
@@ -66,22 +66,23 @@ WeightsGuard& WeightsGuard::operator=(WeightsGuard&& other) noexcept {
 WeightsGuard::~WeightsGuard() { release(); }
 
 TensorView WeightsGuard::operator[](std::string_view name) const {
-  if (access_ == nullptr) throw MisuseError(fmt::format("weights of '{}' read through an empty guard", name));
+  if (access() == nullptr) throw MisuseError(fmt::format("weights of '{}' read through an empty guard", name));
   return view_of(storage_of(*layout_, layer_, name), bases_, DType::bf16);
 }
 
 void WeightsGuard::also_used_on(StreamView stream) {
-  if (access_ == nullptr) throw MisuseError("an empty weights guard is used on a stream");
-  access_->also_used(ticket_, stream);
+  if (access() == nullptr) throw MisuseError("an empty weights guard is used on a stream");
+  access()->also_used(ticket_, stream);
 }
 
 void WeightsGuard::release() noexcept {
-  if (ParameterAccess* access = std::exchange(access_, nullptr)) access->release(ticket_, stream_);
+  const AccessLink link = std::exchange(access_, nullptr);
+  if (link && *link != nullptr) (*link)->release(ticket_, stream_);
 }
 
 GradientsGuard::GradientsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
                                LayerBases bases)
-    : access_(access), layout_(layout), layer_(layer), ticket_(ticket), bases_(bases) {}
+    : access_(access->link_), layout_(layout), layer_(layer), ticket_(ticket), bases_(bases) {}
 
 GradientsGuard::GradientsGuard(GradientsGuard&& other) noexcept
     : access_(std::exchange(other.access_, nullptr)),
@@ -92,7 +93,7 @@ GradientsGuard::GradientsGuard(GradientsGuard&& other) noexcept
 
 GradientsGuard& GradientsGuard::operator=(GradientsGuard&& other) noexcept {
   if (this == &other) return *this;
-  if (access_ != nullptr) access_->abandon(ticket_);
+  if (access() != nullptr) access()->abandon(ticket_);
   access_ = std::exchange(other.access_, nullptr);
   layout_ = other.layout_;
   layer_ = other.layer_;
@@ -102,11 +103,11 @@ GradientsGuard& GradientsGuard::operator=(GradientsGuard&& other) noexcept {
 }
 
 GradientsGuard::~GradientsGuard() {
-  if (access_ != nullptr) access_->abandon(ticket_);
+  if (access() != nullptr) access()->abandon(ticket_);
 }
 
 TensorView GradientsGuard::operator[](std::string_view name) const {
-  if (access_ == nullptr) {
+  if (access() == nullptr) {
     throw MisuseError(fmt::format("gradient of '{}' reached through an empty or committed guard", name));
   }
   const Parameter& p = storage_of(*layout_, layer_, name);
@@ -115,9 +116,9 @@ TensorView GradientsGuard::operator[](std::string_view name) const {
 }
 
 void GradientsGuard::commit(StreamView stream) {
-  if (access_ == nullptr) throw MisuseError("gradients committed twice, or through an empty guard");
+  if (access() == nullptr) throw MisuseError("gradients committed twice, or through an empty guard");
   // Where this throws, the guard keeps its ticket and abandons the step when it goes.
-  access_->commit(ticket_, stream);
+  access()->commit(ticket_, stream);
   access_ = nullptr;
 }
 

@@ -3,6 +3,7 @@
 // offload engine implements it; so can a test that keeps everything in plain memory.
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string_view>
 
 #include "core/device.hpp"
@@ -25,9 +26,12 @@ struct LayerBases {
   void* of(int layer) const noexcept;  ///< null where absent
 };
 
+/// How a guard reaches what it came from, if that is still there.
+using AccessLink = std::shared_ptr<ParameterAccess*>;
+
 /// A layer's weights on the device, valid for work queued on the stream of the fetch (and those named
 /// by `also_used_on`) while the guard lives. Destroying it releases the buffer after that work.
-/// Move-only. Not thread-safe.
+/// Move-only. Not thread-safe. One that outlives the engine is empty.
 class WeightsGuard {
  public:
   WeightsGuard() = default;
@@ -46,7 +50,8 @@ class WeightsGuard {
 
  private:
   void release() noexcept;
-  ParameterAccess* access_ = nullptr;
+  ParameterAccess* access() const noexcept { return access_ ? *access_ : nullptr; }
+  AccessLink access_;
   const ParameterLayout* layout_ = nullptr;
   int layer_ = -1;
   std::uint64_t ticket_ = 0;
@@ -55,7 +60,8 @@ class WeightsGuard {
 };
 
 /// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to. Must be
-/// committed once; destroying it uncommitted abandons the step.
+/// committed once; destroying it uncommitted abandons the step. Of a tied parameter both layers add to one buffer, which
+/// holds what the other has committed before.
 class GradientsGuard {
  public:
   GradientsGuard() = default;
@@ -74,7 +80,8 @@ class GradientsGuard {
   void commit(StreamView stream);
 
  private:
-  ParameterAccess* access_ = nullptr;
+  ParameterAccess* access() const noexcept { return access_ ? *access_ : nullptr; }
+  AccessLink access_;
   const ParameterLayout* layout_ = nullptr;
   int layer_ = -1;
   std::uint64_t ticket_ = 0;
@@ -84,8 +91,12 @@ class GradientsGuard {
 /// Source of weights and sink of gradients.
 class ParameterAccess {
  public:
-  virtual ~ParameterAccess() = default;
-  /// Makes `stream` wait until the layer's weights are on the device.
+  ParameterAccess() = default;
+  ParameterAccess(const ParameterAccess&) = delete;
+  ParameterAccess& operator=(const ParameterAccess&) = delete;
+  virtual ~ParameterAccess() { *link_ = nullptr; }
+  /// Makes `stream` wait until the layer's weights are on the device. Blocks until everything that they wait for has
+  /// been queued, updates on the CPU included.
   virtual WeightsGuard fetch(int layer, StreamView stream) = 0;
   /// Makes `stream` wait until the layer's gradient buffer is free and zero.
   virtual GradientsGuard gradients(int layer, StreamView stream) = 0;
@@ -97,6 +108,9 @@ class ParameterAccess {
   virtual void release(std::uint64_t ticket, StreamView stream) noexcept = 0;
   virtual void commit(std::uint64_t ticket, StreamView stream) = 0;
   virtual void abandon(std::uint64_t ticket) noexcept = 0;
+
+ private:
+  AccessLink link_ = std::make_shared<ParameterAccess*>(this);
 };
 
 }  // namespace tandem

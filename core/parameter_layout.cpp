@@ -3,16 +3,24 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
+#include "core/hash128.hpp"
 #include "core/parameter_access.hpp"
 #include "core/update_kernels.hpp"
+#include "core/utf8.hpp"
 
 namespace tandem {
 namespace {
 
 constexpr std::int64_t padded(std::int64_t count) {
   return (count + layout_quantum - 1) / layout_quantum * layout_quantum;
+}
+
+/// Checkpoints hold names as JSON does.
+void require_utf8(std::string_view name) {
+  if (!is_utf8(name)) throw MisuseError("the name of a layer or parameter is no UTF-8");
 }
 
 }  // namespace
@@ -29,6 +37,7 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
   Layer& layer = layout_->layers_.at(static_cast<std::size_t>(layer_));
   const std::string full_name = fmt::format("{}.{}", layer.name, name);
   if (name.empty()) throw MisuseError(fmt::format("parameter of layer '{}' has no name", layer.name));
+  require_utf8(name);
   if (layout_->find(full_name) != nullptr)
     throw MisuseError(fmt::format("parameter '{}' is declared twice", full_name));
   if (shape.count() == 0) {
@@ -53,6 +62,7 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
 
 ParameterLayout::LayerBuilder ParameterLayout::add_layer(std::string_view name) {
   if (name.empty()) throw MisuseError("layer without a name");
+  require_utf8(name);
   for (const Layer& layer : layers_) {
     if (layer.name == name) throw MisuseError(fmt::format("layer '{}' is declared twice", name));
   }
@@ -102,6 +112,19 @@ const Parameter& ParameterLayout::parameter(std::string_view full_name) const {
   if (found == nullptr) throw MisuseError(fmt::format("no parameter is called '{}'", full_name));
   if (!found->tied()) return *found;
   return layer(found->tied_layer).parameters.at(static_cast<std::size_t>(found->tied_index));
+}
+
+std::string ParameterLayout::storage_hash() const {
+  Hash128 hash;
+  for (const Layer& layer : layers_) {
+    const auto parameters = static_cast<std::int64_t>(layer.parameters.size());
+    hash.add(&parameters, sizeof parameters);
+    for (const Parameter& p : layer.parameters) {
+      const std::array<std::int64_t, 4> of{p.count, p.options.trainable ? 1 : 0, p.tied_layer, p.tied_index};
+      hash.add(of.data(), sizeof of);
+    }
+  }
+  return hash.text();
 }
 
 std::vector<const Parameter*> ParameterLayout::owned_parameters() const {

@@ -75,6 +75,9 @@ class ParameterLayout {
   std::vector<const Parameter*> owned_parameters() const;
   std::int64_t parameter_count() const noexcept;  ///< without padding, tied ones once
   std::int64_t state_elements() const noexcept;   ///< sum over layers, padded
+  /// Says whether two layouts have the same storage: the same for layers of the same counts, frozen and tied alike, in
+  /// the same order; whatever their names.
+  std::string storage_hash() const;
 
  private:
   void place(Layer& layer);

@@ -213,6 +213,8 @@ void HostDevice::enqueue(StreamView stream, std::string_view name, std::function
   own(stream).enqueue(name, std::move(work));
 }
 
+void HostDevice::require_own(StreamView stream) const { own(stream); }
+
 HostStream& HostDevice::own(StreamView stream) const {
   HostStream* host = dynamic_cast<HostStream*>(stream.impl());
   if (host == nullptr) throw MisuseError("stream given to the host device is empty or of another backend");

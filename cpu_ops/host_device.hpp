@@ -56,6 +56,7 @@ class HostDevice final : public Device {
   Stream make_stream(std::string_view name) override;
   /// Always throws MisuseError.
   Stream wrap_stream(void* native) override;
+  void require_own(StreamView stream) const override;
   Event make_event() override;
 
   /// `bytes` are counted as asked for, without rounding. Zero bytes give an empty block.

@@ -226,6 +226,8 @@ void CudaDevice::call_after(StreamView stream, std::function<void(std::exception
 
 void CudaDevice::synchronize(StreamView stream) { own(stream).synchronize(); }
 
+void CudaDevice::require_own(StreamView stream) const { own(stream); }
+
 CudaStream& CudaDevice::own(StreamView stream) const {
   CudaStream* cuda = dynamic_cast<CudaStream*>(stream.impl());
   if (cuda == nullptr) throw MisuseError("stream given to the CUDA device is empty or of another backend");

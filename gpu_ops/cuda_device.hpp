@@ -61,6 +61,7 @@ class CudaDevice final : public Device {
   Stream make_stream(std::string_view name) override;
   /// A `cudaStream_t` of this device. The default streams are refused (MisuseError): they wait for others.
   Stream wrap_stream(void* native) override;
+  void require_own(StreamView stream) const override;
   Event make_event() override;
 
   MemoryBlock allocate(std::size_t bytes, std::string_view name) override;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <exception>
 #include <limits>
 #include <optional>
 #include <utility>
@@ -51,7 +52,7 @@ class OffloadEngine::Impl {
   void abort_step();
   void begin_evaluation();
   void end_evaluation() noexcept;
-  void wait() { executor_.drain("waiting for updates"); }
+  void wait();
   void give_up(std::exception_ptr error) { executor_.give_up(std::move(error)); }
   enum class Extent : std::uint8_t { part, whole };
   const Parameter& owned(const Parameter& parameter, Extent extent, std::int64_t first, std::size_t count) const;
@@ -87,6 +88,7 @@ class OffloadEngine::Impl {
     Visit visit;
     StreamView stream;
     std::vector<StreamView> also;
+    int exceptions = 0;  ///< in flight when it was asked for
   };
   struct HeldGradients {
     std::uint64_t ticket = 0;
@@ -95,7 +97,9 @@ class OffloadEngine::Impl {
   };
 
   static const Plan& checked(const Plan& plan, const ParameterLayout& layout);
-  void require_idle(const char* what) const;
+  void require_idle(const char* what);
+  void require_nothing_held(const char* what) const;
+  void require_one_stream(int layer, StreamView stream) const;
   void submit();
   void prefetch();
   double gradient_norm() const;
@@ -132,16 +136,30 @@ class OffloadEngine::Impl {
 };
 
 const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout& layout) {
-  std::int64_t covered = 0;
-  for (const Subgroup& s : plan.subgroups) covered += s.count();
-  if (plan.layers.size() != layout.layers().size() || covered != layout.state_elements()) {
-    throw MisuseError("the plan was made for another layout");
+  if (plan.storage_hash != layout.storage_hash()) {
+    throw MisuseError("the plan was made for another layout", {}, "make one of this layout");
   }
   return plan;
 }
 
-void OffloadEngine::Impl::require_idle(const char* what) const {
-  if (mode_ != Mode::idle) throw MisuseError(fmt::format("{} inside a step or an evaluation", what));
+void OffloadEngine::Impl::require_idle(const char* what) {
+  if (mode_ == Mode::step && abandoned_) abort_step();
+  if (mode_ == Mode::idle) return;
+  const bool step = mode_ == Mode::step;
+  throw MisuseError(fmt::format("{} inside {}", what, step ? "a step" : "an evaluation"), {},
+                    step ? "end it, or call abort_step" : "let its scope end");
+}
+
+/// What is held is never done: whoever waited for it would wait for ever.
+void OffloadEngine::Impl::require_nothing_held(const char* what) const {
+  if (!weights_.empty() || !gradients_.empty()) {
+    throw MisuseError(fmt::format("{} while a layer is held", what), {}, "let guards go first");
+  }
+}
+
+void OffloadEngine::Impl::wait() {
+  require_nothing_held("waiting for updates");
+  executor_.drain("waiting for updates");
 }
 
 /// The engine's own of a parameter, of which `count` elements from `first` on were given.
@@ -254,12 +272,17 @@ std::string OffloadEngine::Impl::digest() {
 // -- steps -----------------------------------------------------------------------------------------------
 
 void OffloadEngine::Impl::begin_step(const StepOptions& options) {
-  if (mode_ == Mode::step && abandoned_) abort_step();
   require_idle("begin_step");
   refuse_half_updated();
+  if (!std::isfinite(options.lr) || !std::isfinite(options.gradient_scale) || !(options.max_grad_norm >= 0.0)) {
+    throw MisuseError(fmt::format("a step of lr {}, gradient scale {}, clipped at {}", options.lr,
+                                  options.gradient_scale, options.max_grad_norm),
+                      "the first two are finite, the last is not negative");
+  }
   if (options.micro_batches < 1 || options.micro_batches > plan_.max_micro_batches) {
     throw MisuseError(fmt::format("a step of {} micro-batches", options.micro_batches),
-                      fmt::format("the plan allows 1 to {}", plan_.max_micro_batches));
+                      fmt::format("the plan allows 1 to {}", plan_.max_micro_batches),
+                      "plan with OffloadOptions::max_micro_batches");
   }
   step_options_ = options;
   mode_ = Mode::step;
@@ -275,12 +298,12 @@ void OffloadEngine::Impl::begin_step(const StepOptions& options) {
 
 void OffloadEngine::Impl::abort_step() {
   if (mode_ != Mode::step) throw MisuseError("abort_step without a step");
-  if (!weights_.empty() || !gradients_.empty()) throw MisuseError("abort_step while a layer is held");
+  require_nothing_held("abort_step");
+  mode_ = Mode::idle;  // also where what failed is thrown again
+  abandoned_ = false;
   executor_.drain("abandoning the step");
   half_updated_ = update_in_backward_ && !unfolder_->norm_tasks().empty();
   unfolder_->end_pass();
-  mode_ = Mode::idle;
-  abandoned_ = false;
 }
 
 double OffloadEngine::Impl::gradient_norm() const {
@@ -295,7 +318,7 @@ double OffloadEngine::Impl::gradient_norm() const {
 
 StepReport OffloadEngine::Impl::end_step() {
   if (mode_ != Mode::step) throw MisuseError("end_step without a step");
-  if (!weights_.empty() || !gradients_.empty()) throw MisuseError("end_step while a layer is held");
+  require_nothing_held("end_step");
   if (abandoned_) throw MisuseError("end_step of an abandoned step", {}, "call abort_step");
   if (!unfolder_->gradients_complete()) {
     throw MisuseError("end_step before every layer has committed its gradients in every micro-batch");
@@ -318,7 +341,7 @@ StepReport OffloadEngine::Impl::end_step() {
     ++step_;
     unfolder_->update(tasks_);
     submit();
-    if (!options_.overlap) executor_.drain("waiting for updates");
+    if (!options_.overlap) report.exposed_update_seconds += executor_.drain("waiting for updates");
   } else {
     ++skipped_;
   }
@@ -345,6 +368,7 @@ void OffloadEngine::Impl::note_done(const Task& task) {
 
 void OffloadEngine::Impl::begin_evaluation() {
   require_idle("evaluation");
+  refuse_half_updated();
   mode_ = Mode::evaluation;
   unfolder_->forget_before(executor_.oldest());
   unfolder_->begin_evaluation();
@@ -379,9 +403,11 @@ LayerBases OffloadEngine::Impl::bases_of(const Visit& visit) const {
 
 WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
   if (mode_ == Mode::idle) throw MisuseError("fetch outside a step and an evaluation");
+  device_.require_own(stream);
   HeldWeights held;
   held.ticket = next_ticket_++;
   held.stream = stream;
+  held.exceptions = std::uncaught_exceptions();
   held.visit = unfolder_->visit(layer, tasks_);
   prefetch();
   submit();
@@ -392,6 +418,7 @@ WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
 }
 
 void OffloadEngine::Impl::also_used(std::uint64_t ticket, StreamView stream) {
+  device_.require_own(stream);
   for (HeldWeights& held : weights_) {
     if (held.ticket != ticket) continue;
     executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
@@ -403,6 +430,7 @@ void OffloadEngine::Impl::also_used(std::uint64_t ticket, StreamView stream) {
 
 void OffloadEngine::Impl::release(std::uint64_t ticket, StreamView stream) {
   const HeldWeights held = take(weights_, ticket);
+  if (std::uncaught_exceptions() > held.exceptions) abandoned_ = mode_ == Mode::step;  // the caller has lost its way
   for (const StreamView other : held.also) {
     const Event joined = device_.make_event();
     device_.record(joined, other);
@@ -414,8 +442,24 @@ void OffloadEngine::Impl::release(std::uint64_t ticket, StreamView stream) {
   submit();
 }
 
+/// Two layers that share parameters add to one buffer, which only one stream does in order.
+void OffloadEngine::Impl::require_one_stream(int layer, StreamView stream) const {
+  const std::vector<int>& borrows = layout_.layer(layer).borrows;
+  for (const HeldGradients& held : gradients_) {
+    if (held.stream == stream) continue;
+    for (const GradientPlace& place : held.visit.gradients) {
+      if (place.layer != layer && std::find(borrows.begin(), borrows.end(), place.layer) == borrows.end()) continue;
+      throw MisuseError(fmt::format("gradients of layers '{}' and '{}', which share parameters, on two streams",
+                                    layout_.layer(held.visit.layer).name, layout_.layer(layer).name),
+                        {}, "commit the one before asking for the other");
+    }
+  }
+}
+
 GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
   if (mode_ != Mode::step) throw MisuseError("gradients outside a step");
+  device_.require_own(stream);
+  if (layer >= 0 && layer < layout_.layer_count()) require_one_stream(layer, stream);
   HeldGradients held;
   held.ticket = next_ticket_++;
   held.stream = stream;
@@ -435,6 +479,7 @@ GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
 }
 
 void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {
+  device_.require_own(stream);
   const HeldGradients held = take(gradients_, ticket);
   unfolder_->commit(held.visit, tasks_);
   submit();
@@ -526,6 +571,7 @@ OffloadEngine::SaveScope::SaveScope(SaveScope&&) noexcept = default;
 OffloadEngine::SaveScope::~SaveScope() = default;
 void OffloadEngine::SaveScope::read(const Parameter& parameter, StateArray array, std::int64_t first,
                                     std::span<float> values) {
+  if (!reader_) throw MisuseError("a save scope was read after it was moved from");
   reader_->read(parameter, array, first, values);
 }
 

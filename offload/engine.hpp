@@ -29,7 +29,8 @@ struct StepReport {
   std::int64_t step = 0;                ///< updates applied so far, this one included unless skipped
   double gradient_norm = 0.0;           ///< after gradient_scale, before clipping
   bool skipped = false;                 ///< the norm was not finite: no state changed
-  double exposed_update_seconds = 0.0;  ///< time end_step held the caller
+  double exposed_update_seconds = 0.0;  ///< that fetches of this step held the caller, for updates of the one before;
+                                        ///< without overlap, that end_step did for its own
 };
 
 /// How long something ran, waits of its own for others left out; what runs side by side counts in each.
@@ -64,8 +65,10 @@ class SaveReader;
 /// Not thread-safe: one thread drives it. Layers are fetched in order 0 ... L-1 in forward and may be
 /// fetched in any order; the plan's prefetching expects forward order, then its reverse, for each micro-batch or, with
 /// OffloadOptions::micro_batches_at_once, for so many at a time: a guard of weights serves them all, and a layer's
-/// gradients are asked for and committed once for each, in their order. Destroying it waits for work in flight and
-/// never throws.
+/// gradients are asked for and committed once for each, in their order. Destroying it waits for work in flight, unless
+/// guards are still held, and never throws.
+/// An exception that passes a guard inside a step abandons the step: the next call that begins something drops it, as
+/// `abort_step` does. What queued work throws fails the engine: every later call throws it again.
 class OffloadEngine final : public ParameterAccess {
  public:
   /// Books all memory of the plan: the device arena once, host memory once. Blocks. Throws PlanError,
@@ -137,7 +140,8 @@ class OffloadEngine final : public ParameterAccess {
   /// Does not block. Not inside a step; throws MisuseError where another scope is alive.
   [[nodiscard]] SaveScope begin_save();
 
-  /// Blocks until every update in flight is done. Rethrows what failed.
+  /// Blocks until every update in flight is done. Rethrows what failed. This and all that waits for updates throws
+  /// MisuseError while a guard is held.
   void wait();
   /// Reads (count) fp32 values of one array of one owned parameter. Blocks; waits for updates. A frozen
   /// parameter's master is its widened weight, its moments are zero.

@@ -66,8 +66,20 @@ struct Knobs {
   int resident_layers = 0;
 };
 
+void check(const AdamW& adamw) {
+  const auto is_decay = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+  const auto is_positive = [](double value) { return std::isfinite(value) && value >= 0.0; };
+  if (is_decay(adamw.beta1) && is_decay(adamw.beta2) && is_positive(adamw.eps) && is_positive(adamw.weight_decay))
+    return;
+  throw UsageError(fmt::format("AdamW with betas {} and {}, eps {}, weight decay {}", adamw.beta1, adamw.beta2,
+                               adamw.eps, adamw.weight_decay),
+                   "betas are at least 0 and below 1, the others finite and not negative");
+}
+
 void check(const ParameterLayout& layout, const OffloadOptions& options) {
   if (layout.layer_count() == 0) throw MisuseError("the layout has no layers");
+  options.policy.check();
+  check(options.adamw);
   if (options.subgroup_size < 0) throw UsageError("subgroup size is negative");
   if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
   if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
@@ -154,7 +166,8 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
 }
 
 std::size_t ceiling_of(const OffloadOptions& options, const PlanningFacts& facts) {
-  return options.device_memory > 0 ? options.device_memory : facts.device_capacity + facts.device_reserved;
+  const std::size_t most = facts.device_capacity + facts.device_reserved;
+  return options.device_memory > 0 ? std::min(options.device_memory, most) : most;
 }
 
 std::string megabytes_flag(std::size_t bytes) {

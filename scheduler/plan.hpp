@@ -58,6 +58,7 @@ struct LayerPlacement {
 struct Plan {
   Policy policy;  ///< never automatic: what was chosen
   bool chosen_by_auto = false;
+  std::string storage_hash;  ///< of the layout that it is of
   std::vector<LayerPlacement> layers;
   std::vector<SizeClass> size_classes;
   std::vector<Subgroup> subgroups;  ///< by layer, then offset: the order of updates

@@ -74,6 +74,14 @@ Policy parse_policy(std::string_view text) {
   throw UsageError(fmt::format("policy '{}' is not known", text), {}, fmt::format("use {}", forms));
 }
 
+void Policy::check() const {
+  const auto is_share = [](double value) { return value >= 0.0 && value <= 1.0; };
+  if (stride >= 1 && is_share(host_share) && is_share(resident_share)) return;
+  throw UsageError(
+      fmt::format("policy of stride {}, host share {}, resident share {}", stride, host_share, resident_share),
+      "a stride is at least 1, a share between 0 and 1");
+}
+
 std::string Policy::text() const {
   switch (kind) {
     case Kind::automatic:

@@ -18,9 +18,11 @@ struct Policy {
   enum class Kind : std::uint8_t { automatic, device, host, static_share, interleave, stream };
   Kind kind = Kind::automatic;
   double host_share = 1.0;      ///< R of static_share, [0, 1]
-  std::int64_t stride = 0;      ///< K of interleave, >= 1; 1 streams every subgroup
+  std::int64_t stride = 1;      ///< K of interleave, >= 1; 1 streams every subgroup
   double resident_share = 0.0;  ///< S of interleave, [0, 1]
 
+  /// Throws UsageError where a number is out of its range.
+  void check() const;
   /// As `parse_policy` reads it: "interleave:4,resident=0.25".
   std::string text() const;
   bool operator==(const Policy&) const = default;

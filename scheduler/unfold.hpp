@@ -178,6 +178,7 @@ class Unfolder {
   void require_next_micro_batch(int layer) const;
   int open_gradient(int layer, int micro) const noexcept;
   int acquire_gradient_buffer(int layer, int micro);
+  void open_gradients(GradientVisit& visit);
   void send_gradient(int buffer, TaskList& out);
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
   int sum_buffer_of(int layer);

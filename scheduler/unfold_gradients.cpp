@@ -63,23 +63,38 @@ void Unfolder::require_next_micro_batch(int layer) const {
   }
 }
 
+/// Opens a buffer for each layer whose parameters this one's gradients belong to, or takes the one that is open.
+void Unfolder::open_gradients(GradientVisit& visit) {
+  for (const int l : state_of(visit.layer).touched) {
+    if (layout_.layer(l).state_elements == 0) continue;
+    if (visit.gradients.empty()) require_next_micro_batch(visit.layer);
+    const int open = open_gradient(l, visit.micro);
+    const int b = open < 0 ? acquire_gradient_buffer(l, visit.micro) : open;
+    visit.gradients.add({l, b, open < 0});
+  }
+}
+
 GradientVisit Unfolder::gradients(int layer, TaskList& out) {
   if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
   LayerState& state = state_of(layer);
   GradientVisit visit;
   visit.layer = layer;
   visit.micro = state.asked;
+  try {
+    open_gradients(visit);
+  } catch (const Error&) {
+    // Nobody zeroes what stays open: whoever asks again would add to what was there.
+    for (const GradientPlace& place : visit.gradients) {
+      if (place.fresh) gradient_buffers_[static_cast<std::size_t>(place.buffer)].layer = -1;
+    }
+    throw;
+  }
   before_.clear();
-  for (const int l : state.touched) {
-    if (layout_.layer(l).state_elements == 0) continue;
-    if (visit.gradients.empty()) require_next_micro_batch(layer);
-    const int open = open_gradient(l, visit.micro);
-    const int b = open < 0 ? acquire_gradient_buffer(l, visit.micro) : open;
-    const GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(b)];
-    if (open < 0) append(before_, buffer.users);
+  for (const GradientPlace& place : visit.gradients) {
+    const GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(place.buffer)];
+    if (place.fresh) append(before_, buffer.users);
     // A second contributor adds to what the first has written.
     append(before_, buffer.commit_tasks);
-    visit.gradients.add({l, b, open < 0});
   }
   visit.id = emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
   out.depends_on(before_);

@@ -95,6 +95,7 @@ class IdleDevice : public Device {
   const DeviceInfo& info() const noexcept override { return info_; }
   Stream make_stream(std::string_view name) override { return Stream(std::make_unique<NamedStream>(name)); }
   Stream wrap_stream(void*) override { throw MisuseError("no native streams"); }
+  void require_own(StreamView) const override {}
   Event make_event() override { return Event(std::make_unique<EventImpl>()); }
   MemoryBlock allocate(std::size_t bytes, std::string_view) override { return take(bytes); }
   MemoryBlock allocate_pinned(std::size_t bytes, std::string_view) override { return take(bytes); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -85,6 +86,77 @@ TEST(Misuse, APlanOfAnotherLayoutIsRefused) {
   o.layers = 5;
   const ParameterLayout other = testing::toy_layout(o);
   EXPECT_THROW(OffloadEngine(t.device(), other, o.offload, t.engine().plan()), MisuseError);
+}
+
+TEST(Misuse, APlanOfALayoutWithAsMuchStateElsewhereIsRefused) {
+  const auto layout_of = [](const std::vector<std::int64_t>& counts, int frozen, bool tied) {
+    ParameterLayout layout;
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+      layout.add_layer("h." + std::to_string(i))
+          .add("w", {counts[i]})
+          .add("b", {1024}, {.trainable = static_cast<int>(i) != frozen});
+    }
+    if (tied) layout.tie("h.0.b", "h.2.b");
+    return layout;
+  };
+  const auto toy_device = testing::make_toy_device({});
+  Device& device = toy_device->device();
+  const PlanningFacts facts{device.info().capacity, 0};
+  const ParameterLayout layout = layout_of({1024, 4096, 2048}, -1, false);
+  for (const char* policy : {"device", "host", "interleave:2", "stream"}) {
+    const OffloadOptions options = toy(policy).offload;
+    OffloadEngine engine(device, layout, options, make_plan(layout, options, facts));
+    engine.initialize([](const Parameter&, std::span<float> values) { std::fill(values.begin(), values.end(), 0.5F); });
+    const std::string digest = engine.state_digest();
+    for (const ParameterLayout& other :
+         {layout_of({4096, 1024, 2048}, -1, false), layout_of({1024, 4096, 3072}, 2, false),
+          layout_of({1024, 4096, 2048}, -1, true)}) {
+      const Plan plan = make_plan(other, options, facts);
+      EXPECT_THROW(OffloadEngine(device, layout, options, plan), MisuseError);
+      EXPECT_THROW(engine.adopt(plan), MisuseError);
+    }
+    EXPECT_EQ(engine.state_digest(), digest);
+  }
+}
+
+TEST(Misuse, NamesThatNoCheckpointCouldHoldAreRefused) {
+  ParameterLayout layout;
+  EXPECT_THROW(layout.add_layer("caf\xe9"), MisuseError);
+  EXPECT_THROW(layout.add_layer("h").add("\xff", {3}), MisuseError);
+  EXPECT_NO_THROW(layout.add_layer("caf\xc3\xa9").add("w", {3}));
+}
+
+TEST(Misuse, NumbersOutOfTheirRangeAreNoPlan) {
+  const auto refused = [](const std::function<void(OffloadOptions&)>& change) {
+    OffloadOptions options = toy("host").offload;
+    change(options);
+    EXPECT_THROW((void)make_plan(testing::toy_layout({}), options, PlanningFacts{std::size_t{1} << 30, 0}), UsageError);
+  };
+  const double nan = std::nan("");
+  for (const std::int64_t stride : {0, -3}) {
+    refused([stride](OffloadOptions& o) { o.policy = {.kind = Policy::Kind::interleave, .stride = stride}; });
+  }
+  for (const double share : {-0.5, 2.0, nan}) {
+    refused([share](OffloadOptions& o) { o.policy = {.kind = Policy::Kind::static_share, .host_share = share}; });
+    refused([share](OffloadOptions& o) { o.policy = {.kind = Policy::Kind::interleave, .resident_share = share}; });
+  }
+  for (const double beta : {-0.1, 1.0, nan}) {
+    refused([beta](OffloadOptions& o) { o.adamw.beta1 = beta; });
+    refused([beta](OffloadOptions& o) { o.adamw.beta2 = beta; });
+  }
+  for (const double value : {-1.0, nan}) {
+    refused([value](OffloadOptions& o) { o.adamw.eps = value; });
+    refused([value](OffloadOptions& o) { o.adamw.weight_decay = value; });
+  }
+}
+
+TEST(Misuse, ACeilingBeyondTheDeviceIsTheDevices) {
+  OffloadOptions options = toy("auto").offload;
+  const ParameterLayout layout = testing::toy_layout({});
+  const std::size_t capacity =
+      make_plan(layout, toy("host").offload, PlanningFacts{std::size_t{1} << 30, 0}).memory.device_bytes();
+  options.device_memory = std::size_t{1} << 30;
+  EXPECT_LE(make_plan(layout, options, PlanningFacts{capacity, 0}).memory.device_bytes(), capacity);
 }
 
 TEST(Abort, LeavesAllStateAsItWas) {
