@@ -9,14 +9,14 @@ endif()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 set(header_dir ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
 
-# Public headers spell their includes "module/file.hpp", which is found below include/tandem/.
+# Public headers spell their includes "module/file.hpp". Installed they say "tandem/module/file.hpp": a program may have a
+# core/error.hpp of its own.
 add_library(tandem_package INTERFACE)
 add_library(tandem::tandem ALIAS tandem_package)
 set_target_properties(tandem_package PROPERTIES EXPORT_NAME tandem)
 target_compile_features(tandem_package INTERFACE cxx_std_20)
 target_link_libraries(tandem_package INTERFACE tandem_api)
-target_include_directories(tandem_package INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
-                                                    $<INSTALL_INTERFACE:${header_dir}>)
+target_include_directories(tandem_package INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 set(installed tandem_package)
 foreach(module ${public_modules})
   set_target_properties(tandem_${module} PROPERTIES EXPORT_NAME ${module})
@@ -32,6 +32,8 @@ install(DIRECTORY include/tandem/ DESTINATION ${header_dir} FILES_MATCHING PATTE
 install(DIRECTORY core scheduler offload api DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp"
         PATTERN "cuda*" EXCLUDE PATTERN "state_io.hpp" EXCLUDE)
 install(FILES ${PROJECT_BINARY_DIR}/generated/core/version.hpp DESTINATION ${header_dir}/core)
+install(CODE "set(header_dir \"\${CMAKE_INSTALL_PREFIX}/${header_dir}\")")
+install(SCRIPT cmake/TandemInstalledHeaders.cmake)
 install(FILES LICENSE NOTICE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tandem)
 
 configure_package_config_file(cmake/tandemConfig.cmake.in ${PROJECT_BINARY_DIR}/tandemConfig.cmake

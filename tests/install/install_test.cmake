@@ -33,9 +33,39 @@ foreach(file ${package})
 endforeach()
 
 file(COPY ${SOURCE}/examples/custom_trainer DESTINATION ${area})
+# Names of tandem's own headers are free.
+foreach(header core/error.hpp core/device.hpp offload/engine.hpp scheduler/plan.hpp api/open_device.hpp)
+  file(WRITE ${area}/own/${header} "#error a header of the program's own\n")
+endforeach()
 run("configure" ${CMAKE_COMMAND} -S ${area}/custom_trainer -B ${area}/build -DCMAKE_PREFIX_PATH=${area}/prefix
-    -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_BUILD_TYPE=Release)
+    -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS=-I${area}/own")
 run("build" ${CMAKE_COMMAND} --build ${area}/build)
 run("train" ${area}/build/custom_trainer)
+
+# The README's code, with what it leaves to the reader.
+file(READ ${SOURCE}/README.md readme)
+string(REGEX MATCH "```cpp\n(.*using namespace tandem::literals;\n)" ignored "${readme}")
+set(head "${CMAKE_MATCH_1}")
+string(REGEX MATCH "using namespace tandem::literals;\n([^`]*)```" ignored "${readme}")
+file(WRITE ${area}/readme/main.cpp "#include <cstdint>\n#include <span>\n${head}
+constexpr std::int64_t width = 33;
+void my_values(const tandem::Parameter&, std::span<float> values) { for (float& value : values) value = 0.5F; }
+void my_forward_and_backward(tandem::TensorView, tandem::TensorView, tandem::TensorView, tandem::TensorView,
+                             tandem::StreamView) {}
+int main() {
+${CMAKE_MATCH_1}
+  return report.step == 1 && !report.skipped ? 0 : 1;
+}
+")
+file(WRITE ${area}/readme/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
+project(readme LANGUAGES CXX)
+find_package(tandem CONFIG REQUIRED)
+add_executable(readme main.cpp)
+target_link_libraries(readme tandem::tandem)
+")
+run("configure the README's code" ${CMAKE_COMMAND} -S ${area}/readme -B ${area}/readme/build
+    -DCMAKE_PREFIX_PATH=${area}/prefix -DCMAKE_CXX_COMPILER=${COMPILER})
+run("build the README's code" ${CMAKE_COMMAND} --build ${area}/readme/build)
+run("run the README's code" ${CMAKE_COMMAND} -E chdir ${area}/readme ${area}/readme/build/readme)
 run("installed program" ${area}/prefix/bin/tandem --version)
 file(REMOVE_RECURSE ${area})
