@@ -39,6 +39,7 @@ void take_shape(WhatIf& what, const RunShape& shape, const Ops& rules) {
   what.shape = shape;
   const Transformer transformer(what.model, what.shape);
   what.options.micro_batches_at_once = static_cast<int>(what.shape.micro_batches);
+  what.options.offloaded_input_bytes = offloaded_input_bytes(what.model, shape);
   std::size_t device = 0;
   std::size_t host = 0;
   for (const ActivationEntry& entry : transformer.memory(rules)) {

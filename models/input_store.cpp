@@ -51,6 +51,7 @@ void InputStore::end_write(std::size_t i, std::size_t micro, StreamView stream) 
   device_.record(passed_, stream);
   device_.wait(out_, passed_);
   device_.copy(host(n), from.data, from.bytes(), CopyKind::device_to_host, out_);
+  traffic_.to_host += from.bytes();
   device_.record(copied_[slot(n)], out_);
 }
 
@@ -78,6 +79,7 @@ void InputStore::fetch_next(std::size_t slot, StreamView after) {
   device_.record(passed_, after);
   device_.wait(in_, passed_);
   device_.copy(slots_[slot].data, host(n), slots_[slot].bytes(), CopyKind::host_to_device, in_);
+  traffic_.to_device += slots_[slot].bytes();
   device_.record(fetched_[slot], in_);
 }
 

@@ -3,12 +3,19 @@
 // the device while there are buffers for all of them, else in a ring of a few, with copies to the host and back beside
 // the mathematics.
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "core/device.hpp"
 #include "core/tensor.hpp"
 
 namespace tandem {
+
+/// Bytes of inputs that crossed the link.
+struct InputTraffic {
+  std::uint64_t to_host = 0;
+  std::uint64_t to_device = 0;
+};
 
 /// Serves one pass at a time; all calls of a pass name the same stream and do not block. Input 0 of a micro-batch is
 /// the embedding's output, input `layers` the head's. Forward writes and reads layer by layer, all micro-batches of
@@ -42,6 +49,9 @@ class InputStore {
   /// Backward is done with it on `stream`.
   void end_read(std::size_t i, std::size_t micro, StreamView stream);
 
+  /// Queued so far.
+  const InputTraffic& traffic() const noexcept { return traffic_; }
+
  private:
   /// Inputs are numbered as forward writes them.
   std::size_t number(std::size_t i, std::size_t micro) const noexcept { return i * micro_batches_ + micro; }
@@ -60,7 +70,8 @@ class InputStore {
   bool keep_ = false;
   std::size_t next_read_ = 0;            ///< reads of backward before it have been looked after
   std::vector<std::size_t> fetched_to_;  ///< by number, of those that left: the slot
-  std::size_t stride_ = 0;               ///< bytes between inputs on the host
+  InputTraffic traffic_;
+  std::size_t stride_ = 0;  ///< bytes between inputs on the host
   MemoryBlock host_;
   std::vector<Event> copied_;   ///< a slot's content has left
   std::vector<Event> fetched_;  ///< has come back

@@ -271,6 +271,10 @@ void Transformer::unbind() noexcept {
   impl_->ops = nullptr;
 }
 
+InputTraffic Transformer::input_traffic() const noexcept {
+  return impl_->inputs ? impl_->inputs->traffic() : InputTraffic{};
+}
+
 TensorView Transformer::tokens(std::int64_t micro) const { return impl_->micro_batch(micro).tokens; }
 TensorView Transformer::targets(std::int64_t micro) const { return impl_->micro_batch(micro).targets; }
 TensorView Transformer::losses(std::int64_t micro) const { return impl_->micro_batch(micro).losses; }

@@ -15,6 +15,7 @@
 #include "core/parameter_access.hpp"
 #include "core/parameter_layout.hpp"
 #include "models/config.hpp"
+#include "models/input_store.hpp"
 
 namespace tandem {
 
@@ -80,6 +81,9 @@ class Transformer {
   void bind(Device& device, Arena& arena, StreamView stream);
   /// Lets go of what bind took; blocks until copies of its own are done. Call before the arena's memory goes.
   void unbind() noexcept;
+
+  /// Of block inputs that wait on the host, since bind.
+  InputTraffic input_traffic() const noexcept;
 
   /// Device buffers (B, T) i32 of micro-batch `micro` that the caller fills (by a copy on the stream of the next call)
   /// before each call below: input tokens; targets, negative where not a target.

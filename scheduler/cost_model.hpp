@@ -99,6 +99,8 @@ class CostModel {
   TaskCost of(const Task& task, bool sums, double pieces = 1.0) const;
   /// Of the caller's work that takes `seconds` alone.
   TaskCost compute(double seconds) const;
+  /// Of bytes across the link.
+  TaskCost copy(double bytes, bool to_device) const;
   /// Of a disk that writes for this share of the time, for as long as it takes.
   TaskCost writing(double share) const;
   /// Seconds to write `bytes` of zeros on the device.
@@ -107,7 +109,6 @@ class CostModel {
 
  private:
   explicit CostModel(const MachineProfile& in_format);
-  TaskCost copy(double bytes, bool to_device) const;
   TaskCost on_device(double seconds, double bytes) const;
   TaskCost on_cpu(double seconds, double dram_bytes, double core_share) const;
   TaskCost to_disk(double bytes) const;

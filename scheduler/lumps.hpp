@@ -14,6 +14,8 @@ namespace tandem {
 Accumulation in_lumps(const Accumulation& whole, int most) noexcept;
 /// The first overlaps with what was before, and the last two with what follows: one stands for all between.
 constexpr int fewest_micro_batches = 4;
+/// Where inputs wait on the host, work waits for the copies of a few micro-batches before: of none too many at a time.
+constexpr int micro_batches_of_inputs = 8;
 /// How long the device computes depends on how much of it is beside the sums of gradients: all but the first of what
 /// repeats. So many that the first is little of it.
 constexpr int micro_batches_of_rates = 64;

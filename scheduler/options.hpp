@@ -29,6 +29,9 @@ struct OffloadOptions {
   int max_micro_batches = 1;       ///< per step; more than one needs an accumulator
   int micro_batches_at_once = 1;   ///< that the caller takes through each visit of a layer. 1: forward and backward of
                                    ///< one before those of the next; as many as a step has: each layer twice a step
+  /// Of what a layer takes in for one micro-batch, which the caller sends to the host in forward and fetches again in
+  /// backward, beside what the engine moves; 0: it stays. For the performance model alone.
+  std::size_t offloaded_input_bytes = 0;
   int update_threads = 0;  ///< that an update on the CPU takes at most, where fewer leave DRAM to copies; 0: all
   StateFormat state = StateFormat::fp32;
   AdamW adamw;

@@ -35,6 +35,7 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
   plan_.max_micro_batches = options.max_micro_batches;
   plan_.update_threads = options.update_threads;
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
+  plan_.offloaded_input_bytes = options.offloaded_input_bytes;
   plan_.state = options.state;
   plan_.spare_device_memory = align_up(options.spare_device_memory);
   plan_.spare_host_memory = align_up(options.spare_host_memory);

@@ -69,6 +69,7 @@ std::string Plan::json() const {
   j["state_buffers"] = state_buffers;
   j["max_micro_batches"] = max_micro_batches;
   j["micro_batches_at_once"] = micro_batches_at_once;
+  j["offloaded_input_bytes"] = offloaded_input_bytes;
   j["update_threads"] = update_threads;
   j["sends_sums"] = sends_sums;
   j["device_memory"] = device_memory;

@@ -8,9 +8,13 @@
 
 #include "api/calibrate.hpp"
 #include "core/error.hpp"
+#include "models/input_store.hpp"
+#include "scheduler/input_copies.hpp"
 
 namespace tandem {
 namespace {
+
+static_assert(InputStore::ring(1) == 1 + InputCopies::buffers_ahead, "the simulator sends inputs as the model does");
 
 LayerWork block_work(const ModelConfig& c, const RunShape& shape) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
@@ -62,6 +66,11 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   head.backward.kernels = 8.0;
   work.push_back(head);
   return work;
+}
+
+std::size_t offloaded_input_bytes(const ModelConfig& c, const RunShape& shape) noexcept {
+  if (!shape.offload_inputs) return 0;
+  return static_cast<std::size_t>(shape.batch * shape.sequence * c.width) * size_of(shape.compute);
 }
 
 MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config) {

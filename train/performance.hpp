@@ -15,6 +15,9 @@ namespace tandem {
 /// Arithmetic of a micro-batch, layer by layer: matrix products, attention, and what is bound by memory.
 std::vector<LayerWork> work_of(const ModelConfig& config, const RunShape& shape);
 
+/// Of what a layer takes in for one micro-batch, where that waits on the host for backward; else 0.
+std::size_t offloaded_input_bytes(const ModelConfig& config, const RunShape& shape) noexcept;
+
 /// The profile with link and CPU update as slow as the configuration emulates them.
 MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config);
 

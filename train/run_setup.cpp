@@ -96,6 +96,7 @@ Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
   }
   way.options.reserved_device_memory = way.activation_bytes;
   way.options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
+  way.options.offloaded_input_bytes = offloaded_input_bytes(run.model_config, shape);
   way.options.reserved_host_memory = rows.total();
   return way;
 }

@@ -29,6 +29,7 @@ std::optional<double> mean(const std::vector<double>& values) {
 
 std::string Trainer::summary(const std::string& digest) {
   const EngineCounters counters = loaded_->engine().counters();
+  const InputTraffic inputs = setup_.model->input_traffic();
   // What context and libraries take was measured when the device was opened.
   const std::size_t peak_device = setup_.device->peak_bytes() + setup_.device->info().reserved;
   // The host device's memory is this process's own, but stands for memory elsewhere.
@@ -63,7 +64,11 @@ std::string Trainer::summary(const std::string& digest) {
                    {{"cpu", counters.parameters_updated_cpu},
                     {"gpu_streamed", counters.parameters_updated_streamed},
                     {"gpu_resident", counters.parameters_updated_resident}}},
-                  {"bytes", {{"h2d", counters.bytes_host_to_device}, {"d2h", counters.bytes_device_to_host}}},
+                  {"bytes",
+                   {{"h2d", counters.bytes_host_to_device},
+                    {"d2h", counters.bytes_device_to_host},
+                    {"activations_h2d", inputs.to_device},
+                    {"activations_d2h", inputs.to_host}}},
                   {"skipped_steps", skipped_},
                   {"resumed_from_step", resumed_from_ ? Json(*resumed_from_) : Json(nullptr)},
                   {"state_digest", digest},

@@ -193,6 +193,20 @@ class OtherMachines(ProgramTest):
         self.assertLessEqual(fitted["host_bytes"], int(ceiling[1]))
         self.assertIn(fitted["fit"], ["--micro-batch 2", "--micro-batch 3"])
 
+    def test_offloaded_activations_cost_what_the_link_carries(self):
+        profile = (PROFILES / "24gb-pcie4.toml").read_text()
+        narrow = self.file("narrow.toml", re.sub(r"((?:to_device|to_host|both_ways) = \{ value = )[\d.e+]+", r"\g<1>1e9", profile))
+
+        def plan(*flags):
+            return json.loads(self.succeed(self.run_program(
+                "plan", "--model", "llama3.2-1b", "--seq-len", "4096", "--micro-batch", "8", "--profile", narrow, "--json",
+                *flags)).stdout)
+        sent = plan("--offload-activations")
+        # Inputs of 16 blocks and of the head but three, 8 x 4096 x 2048 bf16 each, both ways.
+        self.assertGreater(sent["predicted"]["step_seconds"], 2 * 14 * 8 * 4096 * 2048 * 2 / 1e9)
+        self.assertLess(plan("--recompute", "block")["predicted"]["step_seconds"], 0.9 * sent["predicted"]["step_seconds"])
+        self.assertEqual(plan()["activations"], "recomputed")
+
     def test_a_profile_that_is_none_is_refused(self):
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.text), 2)
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.root / "none"), 4)

@@ -113,6 +113,10 @@ TEST(TransformerOffload, InputsOnTheHostChangeNoBitWhicheverStreamLags) {
     Rig offloaded(config, shape, faults);
     EXPECT_EQ(two_steps(offloaded), expected) << slow;
     EXPECT_LT(offloaded.carved(), kept.carved());
+    // Of two steps; evaluation keeps nothing.
+    const std::uint64_t left = 2 * 4 * 34 * static_cast<std::uint64_t>(config.width) * sizeof(float);
+    EXPECT_EQ(offloaded.model().input_traffic().to_host, left);
+    EXPECT_EQ(offloaded.model().input_traffic().to_device, left);
   }
 }
 
