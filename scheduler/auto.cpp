@@ -19,7 +19,7 @@ namespace {
 constexpr std::int64_t task_budget = 1'500'000;
 constexpr std::int64_t task_budget_of_shares = 750'000;
 // ... where there are many subgroups, on looking for a division, and at the end on what was the best for a while.
-constexpr std::int64_t task_budget_of_many = 400'000;
+constexpr std::int64_t task_budget_of_many = 1'500'000;
 constexpr std::int64_t task_budget_at_the_end = 150'000;
 // Beyond this many subgroups, single ones do not matter.
 constexpr std::size_t few_subgroups = 48;
@@ -38,7 +38,24 @@ struct Division {
   std::size_t residents = 0;
   double streamed_share = 0.0;
   Residents where = Residents::last;
+  auto operator<=>(const Division&) const = default;
 };
+struct Trial {
+  Division division;
+  double seconds = 0.0;
+};
+/// What is closest to the plan.
+Division division_of(const Plan& plan) {
+  Division division;
+  std::size_t streamed = 0;
+  for (const Subgroup& s : plan.subgroups) {
+    if (s.path() == UpdatePath::resident) ++division.residents;
+    if (s.path() == UpdatePath::streamed) ++streamed;
+  }
+  const std::size_t others = plan.subgroups.size() - division.residents;
+  if (others > 0) division.streamed_share = static_cast<double>(streamed) / static_cast<double>(others);
+  return division;
+}
 /// What the search chooses: a path for each subgroup, and the threads of those on the CPU.
 struct Setting {
   std::vector<UpdatePath> paths;
@@ -56,6 +73,8 @@ constexpr double unlimited = std::numeric_limits<double>::infinity();
 // takes longer it is enough to know that it does.
 constexpr double off_in_lumps = 1.12;
 constexpr double worth_knowing = off_in_lumps * off_in_lumps;
+// Where the best fixed policy takes longer by more than this, a search does not catch up: it was seen to gain a fifth.
+constexpr double search_gains = 1.3;
 constexpr double worthwhile = 1e-6;  // relative gain below which a change is noise
 // A step that is longer than what the device computes by no more than this share of it is as good as any.
 constexpr double as_good_as_any = 1e-3;
@@ -123,7 +142,10 @@ class Search {
   bool take_if_faster(const Plan& plan, const Simulation& simulation);
   void note(const Plan& plan, const Simulation& simulation);
   std::vector<UpdatePath> divided(const Division& division) const;
-  void refine(Division division, double least);
+  double seconds_of(const Division& division, double limit);
+  std::size_t most_residents(double streamed_share) const;
+  std::vector<Fitting> fastest_policies(std::size_t most);
+  void refine(Trial best);
   int threads_to_try() const;
   bool may_go_on() const { return choice_.simulated_tasks < allowance_ && best_seconds_ > enough_; }
 
@@ -160,7 +182,7 @@ Simulation Search::quickly(const Plan& plan, double limit) {
   // Passes of several micro-batches are longer, and a lump is a smaller part of one.
   const bool passes = plan.micro_batches_at_once < plan.max_micro_batches;
   const std::int64_t lumps = passes ? lumps_of_many / plan.micro_batches_at_once : lumps_of_many;
-  return simulated(plan, std::max(fewest_lumps, lumps), std::min(limit, off_in_lumps * settings_.faster_than));
+  return simulated(plan, std::max(fewest_lumps, lumps), std::min(limit, search_gains * settings_.faster_than));
 }
 
 void Search::try_fixed() {
@@ -204,6 +226,19 @@ std::vector<Fitting> Search::fitting() {
     if (candidate.fits) fitting.push_back({&candidate, &fitting_[fitting.size()]});
   }
   return fitting;
+}
+
+/// With divisions that differ.
+std::vector<Fitting> Search::fastest_policies(std::size_t most) {
+  std::vector<Fitting> fixed = fitting();
+  sort_fastest_first(fixed);
+  std::vector<Fitting> fastest;
+  std::set<Setting> known;
+  for (const Fitting& f : fixed) {
+    if (fastest.size() == most) break;
+    if (known.insert(setting_of(*f.plan)).second) fastest.push_back(f);
+  }
+  return fastest;
 }
 
 void Search::note(const Plan& plan, const Simulation& simulation) {
@@ -251,67 +286,84 @@ std::vector<UpdatePath> Search::divided(const Division& d) const {
   return paths;
 }
 
-/// Residents as they are and as many as fit, and shares around the closed form's.
-void Search::try_shares() {
-  const auto paths = paths_of(*best_);
-  const auto resident = static_cast<std::size_t>(std::count(paths.begin(), paths.end(), UpdatePath::resident));
-  const MachineProfile profile = in_format(profile_, options_.state);
-  const PathSetting setting{.weights_resident = best_->layers.back().resident,
-                            .gradient_on_device = true,
-                            .cpu_kernel_bytes = profile.cpu_update_bytes.value,
-                            .state = options_.state};
-  choice_.closed_form_cpu_share = best_cpu_share(profile, setting);
-  const double streamed = 1.0 - choice_.closed_form_cpu_share;
-  std::size_t low = resident;
-  std::size_t high = paths.size();
+double Search::seconds_of(const Division& division, double limit) {
+  return seconds_with({divided(division), best_->update_threads}, limit);
+}
+
+/// Of `subgroups`, where of the others this share is streamed.
+std::size_t Search::most_residents(double streamed_share) const {
+  std::size_t low = 0;
+  std::size_t high = best_->subgroups.size();
   OffloadOptions options = options_;
   options.policy = parse_policy("static:0");
   while (low < high) {
     const std::size_t middle = (low + high + 1) / 2;
-    options.paths = divided({middle, streamed, Residents::last});
+    options.paths = divided({middle, streamed_share, Residents::last});
     if (plan(options)) {
       low = middle;
     } else {
       high = middle - 1;
     }
   }
-  std::vector<std::size_t> counts{low, resident, (resident + low) / 2};
-  std::sort(counts.begin(), counts.end(), std::greater<>());
-  counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
-  for (const std::size_t count : counts) {
-    Division best{count, streamed, Residents::last};
-    double least = std::numeric_limits<double>::infinity();
-    const auto consider = [&](const Division& division) {
-      const double seconds = may_go_on() ? seconds_with({divided(division), best_->update_threads}, least) : least;
-      if (seconds < least) best = division;
-      least = std::min(least, seconds);
-    };
-    for (const Residents where : everywhere) consider({count, streamed, where});
-    for (const double offset : {-0.35, -0.15, 0.15, 0.35}) {
-      consider({count, std::clamp(streamed + offset, 0.0, 1.0), best.where});
-    }
-    refine(best, least);
-  }
+  return low;
 }
 
-/// A step more or fewer of each, and the steps halved where none helps.
-void Search::refine(Division division, double least) {
+/// What is not resident on the CPU, streamed, or divided by the closed form; beside each as many residents as fit, and
+/// fewer, since what they leave may be worth more to weights. From the best of these and of the policies the search
+/// goes on, several times: hills lie between.
+void Search::try_shares() {
+  constexpr std::size_t starts = 5;
+  const MachineProfile profile = in_format(profile_, options_.state);
+  const PathSetting setting{.weights_resident = best_->layers.back().resident,
+                            .gradient_on_device = true,
+                            .cpu_kernel_bytes = profile.cpu_update_bytes.value,
+                            .state = options_.state};
+  choice_.closed_form_cpu_share = best_cpu_share(profile, setting);
+  std::vector<Trial> trials;
+  std::set<Division> known;
+  const auto attempt = [&](const Division& division) {
+    if (may_go_on() && known.insert(division).second) {
+      trials.push_back({division, seconds_of(division, worth_knowing * best_seconds_)});
+    }
+  };
+  for (const Fitting& policy : fastest_policies(starts)) attempt(division_of(*policy.plan));
+  for (const double streamed : {1.0 - choice_.closed_form_cpu_share, 0.0, 1.0}) {
+    constexpr std::size_t steps = 8;
+    const std::size_t most = most_residents(streamed);
+    for (std::size_t fewer = 0; fewer <= steps; ++fewer) {
+      attempt({most - most * fewer * fewer / (steps * steps), streamed, Residents::last});
+    }
+  }
+  std::stable_sort(trials.begin(), trials.end(), [](const Trial& a, const Trial& b) { return a.seconds < b.seconds; });
+  trials.resize(std::min(trials.size(), starts));
+  for (const Trial& trial : trials) refine(trial);
+}
+
+/// Residents elsewhere, a step more or fewer of them, a step more or less streamed; and the steps halved where none
+/// helps.
+void Search::refine(Trial best) {
   constexpr double finest = 0.004;
-  double share = 0.1;
+  double share = 0.15;
   auto count = static_cast<std::int64_t>(std::max<std::size_t>(1, best_->subgroups.size() / 16));
+  const auto improves = [&](const Division& next) {
+    const double seconds = seconds_of(next, best.seconds);
+    if (seconds >= best.seconds * (1.0 - worthwhile)) return false;
+    best = {next, seconds};
+    return true;
+  };
   while (share > finest && may_go_on()) {
     bool better = false;
+    for (const Residents where : everywhere) {
+      if (where != best.division.where)
+        better |= improves({best.division.residents, best.division.streamed_share, where});
+    }
     for (const std::int64_t residents : {std::int64_t{0}, count, -count}) {
       for (const double streamed : {0.0, share, -share}) {
         if (residents == 0 && streamed == 0.0) continue;
-        const std::int64_t moved = std::max<std::int64_t>(0, static_cast<std::int64_t>(division.residents) + residents);
-        const Division next{std::min(static_cast<std::size_t>(moved), best_->subgroups.size()),
-                            std::clamp(division.streamed_share + streamed, 0.0, 1.0), division.where};
-        const double seconds = seconds_with({divided(next), best_->update_threads}, least);
-        if (seconds >= least * (1.0 - worthwhile)) continue;
-        division = next;
-        least = seconds;
-        better = true;
+        const std::int64_t moved =
+            std::max<std::int64_t>(0, static_cast<std::int64_t>(best.division.residents) + residents);
+        better |= improves({std::min(static_cast<std::size_t>(moved), best_->subgroups.size()),
+                            std::clamp(best.division.streamed_share + streamed, 0.0, 1.0), best.division.where});
       }
     }
     if (better) continue;
@@ -362,16 +414,8 @@ void change(Setting& setting, int threads, std::mt19937_64& random) {
 /// and from the best policies.
 std::vector<Start> Search::where_to_start() {
   constexpr std::size_t policies = 4;
-  std::vector<Fitting> fixed = fitting();
-  sort_fastest_first(fixed);
   std::vector<Start> starts;
-  std::set<Setting> known;
-  for (const Fitting& f : fixed) {
-    if (starts.size() == policies) break;
-    if (auto setting = setting_of(*f.plan); known.insert(setting).second) {
-      starts.push_back({std::move(setting), f.seconds()});
-    }
-  }
+  for (const Fitting& f : fastest_policies(policies)) starts.push_back({setting_of(*f.plan), f.seconds()});
   for (const Start& best : best_of_kind_) {
     if (!best.setting.paths.empty()) starts.push_back(best);
   }
@@ -413,7 +457,8 @@ void Search::improve() {
   allowance_ = few ? task_budget_of_shares : choice_.simulated_tasks + task_budget_of_many;
   try_shares();
   try_threads();
-  if (few) wander_from_all();
+  if (few) return wander_from_all();
+  refine({division_of(*best_), best_seconds_});  // with their number
 }
 
 /// A little from each start, and on from where that led to the best.
@@ -496,8 +541,7 @@ Choice Search::run() {
   // The refusal of make_plan names what would fit.
   if (!best_) best_ = make_plan(layout_, options_, facts_);
   if (best_seconds_ == 0.0) best_seconds_ = quickly(*best_, unlimited).step_seconds;
-  // The search gains less than lumps may be off.
-  if (best_seconds_ <= off_in_lumps * settings_.faster_than) improve();
+  if (best_seconds_ <= search_gains * settings_.faster_than) improve();
   finish();
   return std::move(choice_);
 }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 #include <random>
+#include <string>
 
 #include "core/error.hpp"
 #include "scheduler/upgrades.hpp"
@@ -164,6 +165,26 @@ TEST(Auto, PicksTheDeviceWhereDramIsScarceAndTheCpuWhereTheLinkIs) {
   EXPECT_GT(linked.cpu, linked.streamed);
 }
 
+// Beyond 48 subgroups no single one is changed. A ceiling above which all state fits on the device, and most weights no
+// longer do, has been a trap: the fastest fixed policy keeps all state there, and a good division does not.
+TEST(Auto, MoreMemoryIsNeverSlowerWhereThereAreManySubgroups) {
+  ParameterLayout layout;  // as of gpt2-large
+  layout.add_layer("embedding").add("w", {50257, 1280});
+  for (int i = 0; i < 36; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {12 * 1280, 1280});
+  const MachineProfile machine = shipped("16gb-pcie4");
+  const auto compute = compute_seconds(machine, matrix_work(layout, 512));
+  OffloadOptions options;
+  options.policy = parse_policy("auto");
+  options.reserved_device_memory = std::size_t{700} << 20;
+  double before = std::numeric_limits<double>::infinity();
+  for (std::size_t mib = 11500; mib <= 13500; mib += 250) {
+    const Choice choice = choose_plan(layout, options, {mib << 20, 0}, machine, compute);
+    ASSERT_GT(choice.plan.subgroups.size(), 48U);
+    EXPECT_LE(choice.simulation.step_seconds, 1.01 * before) << mib << " MiB";
+    before = std::min(before, choice.simulation.step_seconds);
+  }
+}
+
 // The search simulates so large a step in lumps; the promise holds piece by piece.
 TEST(Auto, IsNeverPredictedSlowerThanAFixedPolicyOfManySubgroups) {
   const ParameterLayout layout = testing::equal_layers(28, std::int64_t{260} << 20);
@@ -203,11 +224,11 @@ TEST(Auto, AccumulationHardlyRaisesWhatPlanningCosts) {
     options.max_micro_batches = micro_batches;
     options.micro_batches_at_once = at_once;
     const Choice choice = choose_plan(layout, options, {std::size_t{16} << 30, 0}, machine, compute);
-    EXPECT_LT(choice.simulations, 250) << micro_batches << ' ' << at_once;
+    EXPECT_LT(choice.simulations, 700) << micro_batches << ' ' << at_once;
     return choice.simulated_tasks;
   };
   const std::int64_t alone = tasks(1, 1);
-  EXPECT_LT(alone, 850'000);
+  EXPECT_LT(alone, 2'200'000);
   for (const auto& [micro_batches, at_once] : {std::pair{8, 1}, {8, 4}, {8, 8}, {64, 1}, {64, 64}}) {
     EXPECT_LT(tasks(micro_batches, at_once), 3 * alone) << micro_batches << ' ' << at_once;
   }
