@@ -162,8 +162,8 @@ std::string explanation(const Planned& planned) {
     if (!c.fits || count++ >= shown) continue;
     // A simulation that was given up is slower by at least as much.
     text += fmt::format("{} {:<28}{}{:>9.4f} s  {}\n", count == 1 ? "chosen" : "  then",
-                        c.policy.text() + (c.improved ? ", improved" : ""), c.simulation.given_up ? '>' : ' ',
-                        c.simulation.step_seconds, format_bytes(c.device_bytes));
+                        c.policy.text() + (c.improved ? ", a division of its own" : ""),
+                        c.simulation.given_up ? '>' : ' ', c.simulation.step_seconds, format_bytes(c.device_bytes));
   }
   if (refused > 0) text += fmt::format("{} of {} policies do not fit\n", refused, planned.candidates.size());
   for (const Upgrade& u : planned.upgrades) {

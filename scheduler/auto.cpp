@@ -251,13 +251,12 @@ void Search::note(const Plan& plan, const Simulation& simulation) {
 /// far.
 double Search::seconds_with(const Setting& setting, double limit) {
   OffloadOptions options = options_;
-  options.policy = best_->policy;
+  options.policy = parse_policy("static:0");  // paths stand in its place, and weights are as resident as fits
   options.paths = setting.paths;
   options.update_threads = setting.update_threads;
-  // `device` means every layer resident: with state elsewhere it is another policy.
-  if (options.policy.kind == Policy::Kind::device) options.policy = parse_policy("static:0");
   std::optional<Plan> made = plan(options);
   if (!made) return std::numeric_limits<double>::infinity();
+  made->policy = options_.policy;  // no fixed one
   const Simulation simulation = quickly(*made, std::max(limit, best_seconds_));
   note(*made, simulation);
   const double seconds = simulation.step_seconds;

@@ -12,7 +12,7 @@ namespace tandem {
 struct Candidate {
   Policy policy;
   bool fits = false;
-  bool improved = false;  ///< a division of its own, found from this policy's
+  bool improved = false;  ///< a division of its own, which no fixed policy names: `policy` is automatic
   Plan::Shares shares;
   std::size_t device_bytes = 0;
   Simulation simulation;  ///< where it fits; given up where it is sure to be slower than what was chosen

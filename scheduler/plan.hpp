@@ -56,7 +56,7 @@ struct LayerPlacement {
 };
 
 struct Plan {
-  Policy policy;  ///< never automatic: what was chosen
+  Policy policy;  ///< that divides so; automatic where `auto` found a division that is no fixed policy's
   bool chosen_by_auto = false;
   std::string storage_hash;  ///< of the layout that it is of
   std::vector<LayerPlacement> layers;
@@ -97,6 +97,8 @@ struct Plan {
   /// Whether some layer's weights live on the host, and whether some gradients go there.
   bool streams_weights() const noexcept;
   bool sends_gradients() const noexcept;
+  /// "interleave:4, auto", or "auto" of a division of its own.
+  std::string policy_text() const;
   /// The order of a step's micro-batches in a few words: "by layer: weights cross the link twice a step instead of
   /// 2 x 8 times, gradients once instead of 8 times".
   std::string order() const;

@@ -27,14 +27,18 @@ std::string Plan::table() const {
                       format_bytes(memory.host_bytes() + reserved_host_memory));
   const Shares s = shares();
   const double all = std::max(1.0, static_cast<double>(s.cpu + s.streamed + s.resident));
-  text +=
-      fmt::format("policy {}{}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
-                  policy.text(), chosen_by_auto ? " (auto)" : "", 100.0 * static_cast<double>(s.cpu) / all,
-                  100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
+  text += fmt::format("policy {}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
+                      policy_text(), 100.0 * static_cast<double>(s.cpu) / all,
+                      100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
   if (update_threads > 0)
     text += fmt::format("CPU updates on {} threads, which leaves DRAM to copies\n", update_threads);
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;
+}
+
+std::string Plan::policy_text() const {
+  const bool fixed = policy.kind != Policy::Kind::automatic;
+  return policy.text() + (fixed && chosen_by_auto ? ", auto" : "");
 }
 
 std::string Plan::order() const {

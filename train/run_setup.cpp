@@ -362,9 +362,8 @@ std::string RunSetup::table() const {
   const std::array<std::string, 5> notes{
       fmt::format("{} of {} layers resident, {} in flight", resident, layout.layer_count(), buffers),
       training ? "bf16, flushed during backward" : "none",
-      training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({}{})", percent(shares.resident),
-                             percent(shares.streamed), percent(shares.cpu), plan.policy.text(),
-                             plan.chosen_by_auto ? ", auto" : "")
+      training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({})", percent(shares.resident),
+                             percent(shares.streamed), percent(shares.cpu), plan.policy_text())
                : "none",
       !training                       ? "forward only"
       : model->shape().offload_inputs ? "block recompute, inputs on the host"

@@ -234,6 +234,32 @@ TEST(Auto, AccumulationHardlyRaisesWhatPlanningCosts) {
   }
 }
 
+// A plan is named by a fixed policy only where that policy divides so.
+TEST(Auto, SaysWhichPolicyItsPlanIs) {
+  int improved = 0;
+  for (std::uint64_t seed = 1000; seed < 1030; ++seed) {
+    const Case c = random_case(seed, 12);
+    const Choice choice = choice_of(c);
+    EXPECT_TRUE(choice.plan.chosen_by_auto);
+    EXPECT_EQ(choice.candidates.front().policy, choice.plan.policy) << seed;
+    EXPECT_EQ(choice.candidates.front().improved, choice.plan.policy.kind == Policy::Kind::automatic) << seed;
+    if (choice.candidates.front().improved) {
+      EXPECT_EQ(choice.plan.policy_text(), "auto");
+      ++improved;
+      continue;
+    }
+    EXPECT_EQ(choice.plan.policy_text(), choice.plan.policy.text() + ", auto");
+    OffloadOptions named = c.options;
+    named.policy = choice.plan.policy;
+    const Plan again = make_plan(c.layout, named, c.facts);
+    for (std::size_t i = 0; i < again.subgroups.size(); ++i) {
+      EXPECT_EQ(again.subgroups[i].path(), choice.plan.subgroups[i].path()) << seed;
+    }
+  }
+  EXPECT_GT(improved, 5);
+  EXPECT_LT(improved, 30);
+}
+
 TEST(Auto, AFixedPolicyIsItsOnlyCandidate) {
   Case c = random_case(7, 6);
   c.options.policy = parse_policy("host");
