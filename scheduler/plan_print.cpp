@@ -30,8 +30,7 @@ std::string Plan::table() const {
   text += fmt::format("policy {}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
                       policy_text(), 100.0 * static_cast<double>(s.cpu) / all,
                       100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
-  if (update_threads > 0)
-    text += fmt::format("CPU updates on {} threads, which leaves DRAM to copies\n", update_threads);
+  if (update_threads > 0) text += fmt::format("CPU updates on {} threads\n", update_threads);
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;
 }

@@ -263,6 +263,7 @@ OffloadOptions offload_options(const TrainConfig& c) {
   o.resident_layers = c.resident_layers;
   o.prefetch_layers = c.prefetch_layers;
   o.max_micro_batches = static_cast<int>(c.grad_accum);
+  o.update_threads = c.update_threads;
   o.state = c.state;
   o.seed = c.seed;
   o.adamw.beta1 = c.beta1;

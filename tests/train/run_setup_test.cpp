@@ -7,6 +7,7 @@
 #include "core/error.hpp"
 #include "tests/scheduler/advice.hpp"
 #include "train/model_source.hpp"
+#include "train/performance.hpp"
 
 namespace tandem {
 namespace {
@@ -63,6 +64,24 @@ std::size_t bytes_of(const RunSetup& run, std::string_view name) {
 
 // What the process holds differs by so much at most from one setup to the next.
 constexpr std::size_t unlike = 16_MiB;
+
+TEST(RunSetup, UpdateThreadsAreThePlans) {
+  TrainConfig config = config_of();
+  config.update_threads = 3;
+  EXPECT_EQ(offload_options(config).update_threads, 3);
+}
+
+// The device paces parameters, whatever their state takes; a profile's rate is of fp32 state.
+TEST(RunSetup, AnEmulatedUpdateRateIsThatOfEveryFormat) {
+  MachineProfile profile;
+  profile.cpu_update.value = 1e9;
+  TrainConfig config = config_of();
+  config.update_rate = 4e6;
+  for (const StateFormat state : {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments}) {
+    config.state = state;
+    EXPECT_NEAR(in_format(as_emulated(profile, config), state).cpu_update.value, 4e6, 1.0) << name_of(state);
+  }
+}
 
 TEST(RunSetup, HostMemoryIsEnoughForAllRowsOrTheRunIsRefused) {
   TrainConfig config = config_of();
