@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "scheduler/lumps.hpp"
 
 namespace tandem {
 namespace {
@@ -21,6 +22,8 @@ constexpr std::int64_t task_budget_of_shares = 750'000;
 // ... where there are many subgroups, on looking for a division, and at the end on what was the best for a while.
 constexpr std::int64_t task_budget_of_many = 1'500'000;
 constexpr std::int64_t task_budget_at_the_end = 150'000;
+// ... and on comparing with fixed policies piece by piece: what is reached by hundreds of thousands of pieces alone.
+constexpr std::int64_t task_budget_of_comparison = 8'000'000;
 // Beyond this many subgroups, single ones do not matter.
 constexpr std::size_t few_subgroups = 48;
 // Pieces that a step simulates one by one; where it has more, so many lumps: their number is what a simulation costs,
@@ -101,6 +104,12 @@ std::vector<std::string> fixed_policies() {
   return policies;
 }
 
+/// `device` keeps every layer there.
+bool contradicts(const ParameterLayout& layout, const OffloadOptions& options) {
+  return options.policy.kind == Policy::Kind::device && options.resident_layers >= 0 &&
+         options.resident_layers < layout.layer_count();
+}
+
 /// A candidate and its plan. Until the search ends both stay where they are.
 struct Fitting {
   Candidate* candidate = nullptr;
@@ -112,6 +121,18 @@ void sort_fastest_first(std::vector<Fitting>& fitting) {
                    [](const Fitting& a, const Fitting& b) { return a.seconds() < b.seconds(); });
 }
 
+/// That a simulation which is to be exact takes: 0, each piece for itself, but where a step of a large model and many
+/// micro-batches would be tens of millions of tasks.
+std::int64_t lumps_at_most(const Plan& plan) {
+  constexpr std::int64_t most_pieces = 1'000'000;
+  constexpr int passes = 4;  // those that follow repeat them
+  const Accumulation walked = in_lumps({plan.max_micro_batches, plan.micro_batches_at_once}, fewest_micro_batches);
+  const std::int64_t micro_batches = std::min(walked.micro_batches, passes * walked.at_once);
+  std::int64_t pieces = 0;
+  for (const Subgroup& s : plan.subgroups) pieces += (s.count() + plan.piece_elements - 1) / plan.piece_elements;
+  return pieces * micro_batches <= most_pieces ? 0 : most_pieces / micro_batches;
+}
+
 class Search {
  public:
   Search(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
@@ -121,9 +142,9 @@ class Search {
   Choice run();
 
  private:
-  std::optional<Plan> plan(const OffloadOptions& options) const { return find_plan(layout_, options, facts_); }
+  std::optional<Plan> plan(const OffloadOptions& options);
   Simulation simulated(const Plan& plan, std::int64_t lumps, double limit);
-  Simulation exactly(const Plan& plan, double limit) { return simulated(plan, 0, limit); }
+  Simulation exactly(const Plan& plan, double limit) { return simulated(plan, lumps_at_most(plan), limit); }
   Simulation quickly(const Plan& plan, double limit);
   void try_fixed();
   void consider(const Policy& policy, std::optional<Plan> made);
@@ -143,11 +164,11 @@ class Search {
   void note(const Plan& plan, const Simulation& simulation);
   std::vector<UpdatePath> divided(const Division& division) const;
   double seconds_of(const Division& division, double limit);
-  std::size_t most_residents(double streamed_share) const;
+  std::size_t most_residents(double streamed_share);
   std::vector<Fitting> fastest_policies(std::size_t most);
   void refine(Trial best);
   int threads_to_try() const;
-  bool may_go_on() const { return choice_.simulated_tasks < allowance_ && best_seconds_ > enough_; }
+  bool may_go_on() const { return choice_.simulated_tasks + planned_ < allowance_ && best_seconds_ > enough_; }
 
   const ParameterLayout& layout_;
   const OffloadOptions& options_;
@@ -164,8 +185,14 @@ class Search {
   double best_seconds_ = 0.0;          ///< as `quickly` has it
   double enough_ = 0.0;                ///< seconds that are not worth looking for less
   bool improved_ = false;
+  std::int64_t planned_ = 0;    ///< subgroups, where there are many: to plan one costs what a task does
   std::int64_t allowance_ = 0;  ///< tasks simulated before what is searched at the moment must end
 };
+
+std::optional<Plan> Search::plan(const OffloadOptions& options) {
+  if (best_ && best_->subgroups.size() > few_subgroups) planned_ += std::ssize(best_->subgroups);
+  return find_plan(layout_, options, facts_);
+}
 
 /// Gives up beyond `limit` seconds, where what is returned lies beyond it too.
 Simulation Search::simulated(const Plan& plan, std::int64_t lumps, double limit) {
@@ -193,9 +220,7 @@ void Search::try_fixed() {
   for (const std::string& text : policies) {
     OffloadOptions fixed = options_;
     fixed.policy = parse_policy(text);
-    const bool contradicts = fixed.policy.kind == Policy::Kind::device && options_.resident_layers >= 0 &&
-                             options_.resident_layers < layout_.layer_count();
-    consider(fixed.policy, contradicts ? std::nullopt : plan(fixed));
+    consider(fixed.policy, contradicts(layout_, fixed) ? std::nullopt : plan(fixed));
   }
 }
 
@@ -290,7 +315,7 @@ double Search::seconds_of(const Division& division, double limit) {
 }
 
 /// Of `subgroups`, where of the others this share is streamed.
-std::size_t Search::most_residents(double streamed_share) const {
+std::size_t Search::most_residents(double streamed_share) {
   std::size_t low = 0;
   std::size_t high = best_->subgroups.size();
   OffloadOptions options = options_;
@@ -453,7 +478,7 @@ void Search::improve() {
   const double least = seconds_of_step(compute_, options_.max_micro_batches) + profile_.step_overhead.value;
   enough_ = (1.0 + as_good_as_any) * least;
   const bool few = best_->subgroups.size() <= few_subgroups;
-  allowance_ = few ? task_budget_of_shares : choice_.simulated_tasks + task_budget_of_many;
+  allowance_ = few ? task_budget_of_shares : choice_.simulated_tasks + planned_ + task_budget_of_many;
   try_shares();
   try_threads();
   if (few) return wander_from_all();
@@ -496,17 +521,20 @@ void Search::finish() {
 /// The step is the same up to rounding, and stays what it was compared by.
 void Search::measure_rates() {
   const double seconds = choice_.simulation.step_seconds;
-  choice_.simulation = simulate(layout_, *best_, profile_, compute_,
-                                {.micro_batches = options_.max_micro_batches, .measured_rates = true});
+  choice_.simulation =
+      simulate(layout_, *best_, profile_, compute_,
+               {.micro_batches = options_.max_micro_batches, .measured_rates = true, .lumps = lumps_at_most(*best_)});
   choice_.simulation.step_seconds = seconds;
 }
 
-/// The closest first, until lumps are sure to have been slower.
+/// The closest first, until lumps are sure to have been slower, or too much has been spent.
 void Search::compare_fixed() {
   std::vector<Fitting> compared = fitting();
   if (!settings_.never_slower_than_fixed) compared.resize(settings_.present != nullptr ? 1 : 0);
   sort_fastest_first(compared);
+  const std::int64_t allowance = choice_.simulated_tasks + task_budget_of_comparison;
   for (const auto& [candidate, plan] : compared) {
+    if (choice_.simulated_tasks > allowance) break;
     const bool many = plan->subgroups.size() > few_subgroups;
     if (many && candidate->simulation.step_seconds > off_in_lumps * choice_.simulation.step_seconds) break;
     if (!improved_ && plan->policy.text() == best_->policy.text()) {
@@ -546,6 +574,14 @@ Choice Search::run() {
 }
 
 }  // namespace
+
+bool some_policy_fits(const ParameterLayout& layout, OffloadOptions options, const PlanningFacts& facts) {
+  if (options.policy.kind != Policy::Kind::automatic) return find_plan(layout, options, facts).has_value();
+  return std::ranges::any_of(fixed_policies(), [&](const std::string& policy) {
+    options.policy = parse_policy(policy);
+    return !contradicts(layout, options) && find_plan(layout, options, facts);
+  });
+}
 
 Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                    const MachineProfile& profile, std::span<const LayerSeconds> compute,

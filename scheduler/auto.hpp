@@ -37,6 +37,9 @@ struct SearchSettings {
   bool never_slower_than_fixed = true;
 };
 
+/// Whether choose_plan finds a plan.
+bool some_policy_fits(const ParameterLayout& layout, OffloadOptions options, const PlanningFacts& facts);
+
 /// The predicted best of all policies that fit and of what a search makes of the best: residents first (they
 /// save their whole update), then the division of the rest between CPU and streaming. Never predicted slower than
 /// a fixed policy. `options.policy` must be automatic, else that one alone is a candidate. Throws as make_plan, where

@@ -11,20 +11,37 @@ Accumulation in_lumps(const Accumulation& whole, int most) noexcept {
   return {(whole.passes() - 1) * at_once + std::min(whole.in_last_pass(), at_once), at_once};
 }
 
-Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps) {
-  const std::int64_t most = std::max(plan.subgroup_size, layout.state_elements() / lumps);
-  std::vector<Subgroup> merged;
+namespace {
+
+/// Of neighbours in `plan`, those that go the same way as one after another, where together they have `most` elements.
+std::vector<Subgroup> merged(const Plan& plan, std::int64_t most) {
+  std::vector<Subgroup> all;
+  std::size_t window = 0;  // its first in `all`
   for (const Subgroup& s : plan.subgroups) {
-    Subgroup* last = merged.empty() ? nullptr : &merged.back();
-    const bool alike = last != nullptr && last->layer == s.layer && last->path() == s.path() &&
-                       last->gradient_on_device == s.gradient_on_device;
-    if (alike && s.end - last->begin <= most) {
-      last->end = s.end;
-    } else {
-      merged.push_back(s);
+    const bool opens = all.empty() || all[window].layer != s.layer || s.end - all[window].begin > most;
+    if (opens) window = all.size();
+    const auto alike = std::find_if(
+        all.begin() + static_cast<std::ptrdiff_t>(window), all.end(),
+        [&](const Subgroup& a) { return a.path() == s.path() && a.gradient_on_device == s.gradient_on_device; });
+    if (alike == all.end()) {
+      all.push_back(s);
+      continue;
+    }
+    // Who is who among them does not matter: those behind it move on.
+    alike->end += s.count();
+    for (auto later = alike + 1; later != all.end(); ++later) {
+      later->begin += s.count();
+      later->end += s.count();
     }
   }
-  plan.subgroups = std::move(merged);
+  return all;
+}
+
+}  // namespace
+
+Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps) {
+  const std::int64_t most = std::max(plan.subgroup_size, layout.state_elements() / lumps);
+  plan.subgroups = merged(plan, most);
   // As much memory for what is on its way would be fewer buffers; fewer than three slow what streams.
   constexpr int fewest_buffers = 3;
   const auto larger = static_cast<int>(std::min<std::int64_t>(most / plan.piece_elements, lumps));

@@ -20,7 +20,8 @@ constexpr int micro_batches_of_inputs = 8;
 /// repeats. So many that the first is little of it.
 constexpr int micro_batches_of_rates = 64;
 
-/// The plan with neighbours that go the same way as one subgroup, and each subgroup as one piece: about so many pieces.
+/// The plan with those of neighbours that go the same way as one subgroup, and each subgroup as one piece: about so many
+/// pieces of each way.
 Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps);
 
 }  // namespace tandem

@@ -268,6 +268,24 @@ TEST(Simulator, LumpsTakeAsLongAsTheirPiecesInFarFewerTasks) {
   RecordProperty("worst_error", std::to_string(worst));
 }
 
+// Neighbours that go different ways, too: those of either way are one lump.
+TEST(Simulator, LumpsAreAsManyHoweverSmallSubgroupsAre) {
+  const ParameterLayout layout = testing::equal_layers(12, 4 * layer_elements);
+  for (const char* policy : {"interleave:2", "interleave:3,resident=0.3"}) {
+    const auto simulated = [&](std::int64_t size, std::int64_t lumps) {
+      const Plan plan = testing::plan_for(layout, policy, size);
+      MachineProfile machine = testing::desktop();
+      machine.task_overhead.value = 1e-6;
+      return simulate(layout, plan, machine, compute_of(12, 0.01), {.lumps = lumps});
+    };
+    const Simulation small = simulated(1 << 14, 300);
+    EXPECT_LT(small.tasks, 2 * simulated(1 << 20, 300).tasks) << policy;
+    const Simulation exact = simulated(1 << 14, 0);
+    EXPECT_GT(exact.tasks, 50 * small.tasks) << policy;
+    EXPECT_NEAR(small.step_seconds, exact.step_seconds, 0.05 * exact.step_seconds) << policy;
+  }
+}
+
 void expect_same(const Simulation& a, const Simulation& b, const std::string& what) {
   const auto same = [&](double x, double y) { EXPECT_NEAR(x, y, 1e-6 * std::abs(y)) << what; };
   same(a.step_seconds, b.step_seconds);
