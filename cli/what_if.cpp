@@ -77,7 +77,7 @@ void require_fit(const TrainConfig& config, const ModelConfig& model, const Mach
   const std::unique_ptr<Device> rules = device_of_rules();
   for (;;) {
     take_shape(what, what.shape, rules->ops());
-    if (find_plan(what.layout, what.options, what.facts)) return;
+    if (some_policy_fits(what.layout, what.options, what.facts)) return;
     if (!keep_less(config, what.shape)) break;  // what keeps less may fit
   }
   static_cast<void>(make_plan(what.layout, what.options, what.facts));

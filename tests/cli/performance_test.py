@@ -207,6 +207,12 @@ class OtherMachines(ProgramTest):
         self.assertLess(plan("--recompute", "block")["predicted"]["step_seconds"], 0.9 * sent["predicted"]["step_seconds"])
         self.assertEqual(plan()["activations"], "recomputed")
 
+    def test_the_largest_model_that_fits_is_what_any_policy_fits(self):
+        flags = ["--profile", PROFILES / "dram-starved.toml", "--recompute", "block", "--grad-accum", "2", "--seq-len", "512"]
+        fitted = self.succeed(self.run_program("plan", "--model", "gpt2-xl", *flags, "--fit", "model", "--json"))
+        self.assertEqual(json.loads(fitted.stdout)["fit"], "--model qwen3-4b")
+        self.refused(self.run_program("plan", "--model", "qwen2.5-7b", *flags), 3)
+
     def test_a_profile_that_is_none_is_refused(self):
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.text), 2)
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.root / "none"), 4)
