@@ -72,7 +72,7 @@ class Steps {
   explicit Steps(const Settings& s)
       : config_(model_of(s)),
         layout_(layout_of(config_)),
-        model_(config_, {.batch = s.batch, .sequence = s.sequence, .recompute = true}),
+        model_(config_, {.batch = s.batch, .sequence = s.sequence, .recomputed_blocks = config_.layers}),
         device_(open_device("host", {.memory = std::size_t{4} << 30,
                                      .threads = static_cast<int>(s.threads),
                                      .update_threads = static_cast<int>(s.threads),

@@ -308,7 +308,7 @@ class Bench {
 
   void predict(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
     const WhatIf what = plan_for_machine(config, source_.config, profile);
-    row.activations = activations_of(what.shape);
+    row.activations = activations_of(what.model, what.shape);
     row.planned_device_bytes = what.choice.plan.memory.device_bytes() + what.options.reserved_device_memory;
     row.planned_host_bytes = what.choice.plan.memory.host_bytes() + what.options.reserved_host_memory;
     note(what.layout, what.choice, profile, what.compute, row);
@@ -317,7 +317,7 @@ class Bench {
   void execute(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
     RunSetup run = set_up_run(config, source_.config, layout_,
                               {.training = true, .saves = false, .profile = &profile, .slower = slower_});
-    row.activations = activations_of(run.model->shape());
+    row.activations = activations_of(run.model_config, run.model->shape());
     row.planned_device_bytes = run.plan.memory.device_bytes() + run.activation_bytes;
     row.planned_host_bytes = run.plan.memory.host_bytes();
     note(run.layout, run.prediction->choice, profile, run.prediction->compute, row);

@@ -183,7 +183,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.memory.add("activations, offloaded", "run", Place::pinned, what.options.reserved_host_memory);
   planned.table = what.choice.plan.table();
   planned.order = what.order;
-  planned.activations = activations_of(what.shape);
+  planned.activations = activations_of(what.model, what.shape);
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {
@@ -209,7 +209,7 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   planned.table = run.table();
   planned.saving = run.saving;
   planned.order = run.order;
-  planned.activations = activations_of(run.model->shape());
+  planned.activations = activations_of(run.model_config, run.model->shape());
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
     if (flags.explain)

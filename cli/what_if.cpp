@@ -30,7 +30,7 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   }
   what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
   what.facts.device_is_host = profile.device_kind == "host";
-  what.shape = run_shape(config, compute_type(config, profile.device_kind), /*training=*/true);
+  what.shape = run_shape(config, model, compute_type(config, profile.device_kind), /*training=*/true);
   return what;
 }
 
@@ -59,12 +59,17 @@ std::unique_ptr<Device> device_of_rules() {
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules();
-  const auto compute = [&](const RunShape& shape) { return compute_seconds(profile, work_of(model, shape)); };
-  const auto choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
+  ShapeMachine machine;
+  machine.compute = [&](const RunShape& shape) { return compute_seconds(profile, work_of(model, shape)); };
+  machine.fits = [&](const RunShape& shape) {
+    take_shape(what, shape, rules->ops());
+    return find_plan(what.layout, what.options, what.facts).has_value();
+  };
+  machine.choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
     take_shape(what, shape, rules->ops());
     return choose_plan(what.layout, what.options, what.facts, profile, layers, {.faster_than = faster_than});
   };
-  FastestShape best = fastest_shape(config, what.shape, compute, choose);
+  FastestShape best = fastest_shape(config, model, what.shape, machine);
   take_shape(what, best.shape, rules->ops());
   what.compute = std::move(best.compute);
   what.choice = std::move(best.choice);
@@ -78,7 +83,7 @@ void require_fit(const TrainConfig& config, const ModelConfig& model, const Mach
   for (;;) {
     take_shape(what, what.shape, rules->ops());
     if (some_policy_fits(what.layout, what.options, what.facts)) return;
-    if (!keep_less(config, what.shape)) break;  // what keeps less may fit
+    if (!keep_less(config, what.model, what.shape)) break;  // what keeps less may fit
   }
   static_cast<void>(make_plan(what.layout, what.options, what.facts));
 }

@@ -57,6 +57,10 @@ TensorView raw(Carver& carver, std::size_t bytes) {
 
 }  // namespace
 
+std::int64_t kept_blocks(const ModelConfig& config, const RunShape& shape) noexcept {
+  return shape.training ? config.layers - shape.recomputed_blocks : 0;
+}
+
 Activations take_activations(const ModelConfig& config, const RunShape& shape, const ScratchBytes& scratch,
                              ActivationRows& rows) {
   const Taker taker{config, shape, shape.batch * shape.sequence};
@@ -71,12 +75,11 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   }
   taker.take_statistics(rows.workspace, a);
   if (shape.training) taker.take_normed(rows.workspace, a);
-  const bool keeps_all = shape.training && !shape.recompute;
-  if (keeps_all) a.block_slots = static_cast<std::size_t>(config.layers * shape.micro_batches);
-  for (std::size_t i = 0; keeps_all && i < a.block_slots; ++i) a.block->take_buffers(rows.kept);
+  const std::int64_t kept = kept_blocks(config, shape) * shape.micro_batches;
+  for (std::int64_t i = 0; i < kept; ++i) a.block->take_buffers(rows.kept);
   // While a block is at work, embedding and head are not.
   const auto block = [&] {
-    if (!keeps_all) a.block->take_buffers(rows.workspace);
+    if (kept == 0) a.block->take_buffers(rows.workspace);
     a.block_scratch = raw(rows.workspace, scratch.block);
   };
   const auto ends = [&] {

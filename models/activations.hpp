@@ -41,9 +41,11 @@ struct Activations {
   TensorView logits;               ///< (1, V) f32
   TensorView block_scratch;        ///< lent to the ops while they work for a block
   TensorView ends_scratch;         ///< and for embedding and head
-  std::size_t block_slots = 1;     ///< sets of buffers that the block has: one a layer and micro-batch, or one for all
   std::unique_ptr<Block> block;
 };
+
+/// How many of the last blocks keep their buffers from forward to backward.
+std::int64_t kept_blocks(const ModelConfig& config, const RunShape& shape) noexcept;
 
 /// Takes everything that a run of this shape needs. Measures where the rows have no memory.
 Activations take_activations(const ModelConfig& config, const RunShape& shape, const ScratchBytes& scratch,

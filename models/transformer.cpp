@@ -30,8 +30,11 @@ void check(const ModelConfig& config, const RunShape& shape) {
         fmt::format("they must have 1 to {} tokens", max_tokens));
   }
   if (shape.micro_batches > 1 && !shape.training) throw MisuseError("several micro-batches at once without training");
-  if (shape.offload_inputs && !shape.recompute) {
-    throw MisuseError("block inputs are offloaded only where blocks are computed again");
+  if (shape.recomputed_blocks < 0 || shape.recomputed_blocks > config.layers) {
+    throw MisuseError(fmt::format("{} of {} blocks computed again", shape.recomputed_blocks, config.layers));
+  }
+  if (shape.offload_inputs && shape.recomputed_blocks < config.layers) {
+    throw MisuseError("block inputs are offloaded only where all blocks are computed again");
   }
   if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
 }
@@ -58,9 +61,11 @@ ScratchBytes scratch_bytes(const ModelConfig& config, const RunShape& shape, con
 
 }  // namespace
 
-std::string_view activations_of(const RunShape& shape) noexcept {
-  if (!shape.recompute) return "kept";
-  return shape.offload_inputs ? "recomputed, inputs offloaded" : "recomputed";
+std::string activations_of(const ModelConfig& config, const RunShape& shape) {
+  if (shape.offload_inputs) return "recomputed, inputs offloaded";
+  if (shape.recomputed_blocks == 0) return "kept";
+  if (shape.recomputed_blocks == config.layers) return "recomputed";
+  return fmt::format("{} of {} blocks recomputed", shape.recomputed_blocks, config.layers);
 }
 
 struct Transformer::Impl {
@@ -68,7 +73,7 @@ struct Transformer::Impl {
   RunShape shape;
   std::int64_t token_count;
   int head_layer;
-  bool keeps_all;  ///< each layer has buffers of its own, for each micro-batch
+  std::size_t first_kept;  ///< this block and those after it have buffers of their own, for each micro-batch
   Ops* ops = nullptr;
   Activations buffers;
   std::optional<InputStore> inputs;  ///< from bind to unbind
@@ -78,7 +83,7 @@ struct Transformer::Impl {
         shape(s),
         token_count(shape.batch * shape.sequence),
         head_layer(static_cast<int>(config.layers) + 1),
-        keeps_all(shape.training && !shape.recompute) {}
+        first_kept(static_cast<std::size_t>(config.layers - kept_blocks(config, shape))) {}
 
   void check_ready(bool needs_training) const;
   void lend(const TensorView& scratch) { ops->bind_workspace(scratch.data, scratch.bytes()); }
@@ -98,9 +103,10 @@ struct Transformer::Impl {
   void backward(ParameterAccess& parameters, std::size_t n, StreamView stream);
   void backward_block(ParameterAccess& parameters, std::size_t index, std::size_t n, StreamView stream);
   void backward_embedding(ParameterAccess& parameters, std::size_t n, StreamView stream);
-  /// A block's buffers for a layer and one of `n` micro-batches.
+  /// A block's buffers for one of `n` micro-batches. Those that keep nothing work in the first, also where it is a kept
+  /// block's: they run before it in forward, and after it in backward.
   std::size_t slot(std::size_t index, std::size_t micro, std::size_t n) const {
-    return keeps_all ? index * n + micro : 0;
+    return index < first_kept ? 0 : (index - first_kept) * n + micro;
   }
   const MicroBatch& micro_batch(std::int64_t i) const {
     if (i < 0 || i >= std::ssize(buffers.micro)) throw MisuseError(fmt::format("micro-batch {} at once", i));
@@ -198,7 +204,7 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
   for (std::size_t micro = 0; micro < n; ++micro) {
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
-    if (!keeps_all) buffers.block->forward({*ops, stream, weights, x, {}}, kept);
+    if (index < first_kept) buffers.block->forward({*ops, stream, weights, x, {}}, kept);
     GradientsGuard gradients = parameters.gradients(layer, stream);
     buffers.block->backward({*ops, stream, weights, gradients, x, buffers.micro[micro].normed}, kept);
     inputs->end_read(index, micro, stream);

@@ -47,13 +47,15 @@ struct RunShape {
   std::int64_t sequence = 1;       ///< T
   std::int64_t micro_batches = 1;  ///< kept at once: those that one call of `train` takes through each layer
   DType compute = DType::f32;      ///< of activations
-  bool recompute = false;          ///< keep only block inputs, compute the rest again in backward
-  bool training = true;            ///< false: forward only, nothing is kept
-  bool offload_inputs = false;     ///< with recompute: block inputs wait on the host for backward
+  /// The first so many blocks keep only their input, and compute the rest again in backward.
+  std::int64_t recomputed_blocks = 0;
+  bool training = true;         ///< false: forward only, nothing is kept
+  bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
 };
 
-/// What becomes of activations until backward: "kept", "recomputed", "recomputed, inputs offloaded".
-std::string_view activations_of(const RunShape& shape) noexcept;
+/// What becomes of activations until backward: "kept", "8 of 24 blocks recomputed", "recomputed", "recomputed, inputs
+/// offloaded".
+std::string activations_of(const ModelConfig& config, const RunShape& shape);
 
 /// One row of the model's own memory, for the plan.
 struct ActivationEntry {

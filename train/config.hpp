@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,7 +20,8 @@
 
 namespace tandem {
 
-enum class Recompute : std::uint8_t { none, block, automatic };
+/// Of `--recompute`: however many blocks the model has.
+constexpr std::int64_t all_blocks = std::numeric_limits<std::int64_t>::max();
 
 /// Whether micro-batches go through forward and backward one after another, or all through each layer in one visit.
 enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
@@ -44,9 +46,9 @@ struct TrainConfig {
   int resident_layers = -1;        ///< -1: auto
   int prefetch_layers = 0;         ///< 0: auto
   StateFormat state = StateFormat::fp32;
-  std::optional<DType> compute;  ///< empty: fp32 on the host device, bf16 on GPUs
-  Recompute recompute = Recompute::automatic;
-  bool offload_activations = false;  ///< with block recompute: block inputs wait on the host
+  std::optional<DType> compute;           ///< empty: fp32 on the host device, bf16 on GPUs
+  std::optional<std::int64_t> recompute;  ///< the first so many blocks are computed again; empty: auto
+  bool offload_activations = false;       ///< where all are computed again: block inputs wait on the host
   std::int64_t micro_batch = 1;
   std::int64_t grad_accum = 1;
   AccumulationOrder accumulation_order = AccumulationOrder::automatic;

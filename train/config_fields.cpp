@@ -196,6 +196,25 @@ double parse_rate(std::string_view value) {
   return static_cast<double>(count);
 }
 
+std::optional<std::int64_t> parse_recompute(std::string_view value) {
+  constexpr std::string_view counted = "block:";
+  if (value == "auto") return std::nullopt;
+  if (value == "none") return 0;
+  if (value == "block") return all_blocks;
+  if (!value.starts_with(counted)) {
+    throw UsageError(fmt::format("'{}'", value), "not supported", "use none, block, block:N, auto");
+  }
+  const std::int64_t blocks = parse_integer(value.substr(counted.size()));
+  if (blocks < 0 || blocks == all_blocks) out_of_range(value, "block:0 to as many as the model has");
+  return blocks;
+}
+
+std::string print_recompute(std::optional<std::int64_t> blocks) {
+  if (!blocks) return "auto";
+  if (*blocks == 0) return "none";
+  return *blocks == all_blocks ? "block" : fmt::format("block:{}", *blocks);
+}
+
 /// A number of layers, or "auto", which is `automatic`.
 ConfigField layers(const Words& w, int TrainConfig::*member, int least, int automatic) {
   return other(
@@ -266,11 +285,11 @@ void add_machine_fields(std::vector<ConfigField>& all) {
   all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
                                "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
                               &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
-  all.push_back(choice<Recompute>(
-      {"recompute", "HOW", "auto: none if it fits", "block", "keep activations (none) or compute them again (block)"},
-      &C::recompute, {{"none", Recompute::none}, {"block", Recompute::block}, {"auto", Recompute::automatic}}));
+  all.push_back(other({"recompute", "HOW", "auto: of as few blocks as fit", "block:8",
+                       "blocks whose activations are computed again in backward: none, block (all), block:N, auto"},
+                      &C::recompute, parse_recompute, print_recompute, always));
   all.push_back(flag({"offload-activations", "", "off; auto where nothing else fits", "",
-                      "with block recompute: inputs of blocks wait on the host for backward"},
+                      "where all blocks are computed again: their inputs wait on the host for backward"},
                      &C::offload_activations));
   all.push_back(
       integer<int>({"threads", "THREADS", "all cores", "2", "of the host device's kernels"}, &C::threads, 1, 4096, 0));

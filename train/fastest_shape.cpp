@@ -21,30 +21,58 @@ std::string predicted_gain(const Simulation& more, const Simulation& one) {
   return fmt::format("predicted {:.4g} s/step instead of {:.4g}", more.step_seconds, one.step_seconds);
 }
 
-/// What of a search does not change from shape to shape.
-struct Search {
-  const TrainConfig& config;
-  const ComputeOfShape& compute;
-  const ChooseForShape& choose;
+/// Whether a better division was searched than the fixed policies', or none could be of use.
+bool searched(const Choice& choice) {
+  const auto near = [](const Candidate& c) { return c.fits && !c.simulation.given_up; };
+  return !choice.simulation.given_up || std::ranges::any_of(choice.candidates, near);
+}
 
+/// A search can take a fifth off the best fixed policy's step, and `choose_plan` makes none where that policy is slower
+/// than another shape's plan by an eighth. So it is told of a plan that is slower by this.
+constexpr double patience = 1.1;
+
+class Search {
+ public:
+  Search(const TrainConfig& config, const ModelConfig& model, const ShapeMachine& machine)
+      : config_(config), model_(model), machine_(machine) {}
+
+  /// Throws PlanError where none fits.
+  FastestShape fastest(const RunShape& first);
+
+ private:
+  void try_ways(RunShape shape);
+  void try_some_blocks(const RunShape& shape);
+  void try_blocks(RunShape shape, std::int64_t blocks);
+  bool look_at(const RunShape& shape, double faster_than);
   FastestShape planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
   std::optional<FastestShape> several_at_once(RunShape shape, double faster_than) const;
   FastestShape in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
+  double compute_of_step(std::span<const LayerSeconds> layers) const {
+    return seconds_of_step(layers, config_.grad_accum);
+  }
+  double best_seconds() const {
+    return best_ ? best_->choice.simulation.step_seconds : std::numeric_limits<double>::infinity();
+  }
+
+  const TrainConfig& config_;
+  const ModelConfig& model_;
+  const ShapeMachine& machine_;
+  std::optional<FastestShape> best_;
 };
 
 FastestShape Search::planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const {
-  Choice choice = choose(shape, layers, faster_than);
+  Choice choice = machine_.choose(shape, layers, faster_than);
   return {shape, std::move(layers), std::move(choice), {}};
 }
 
 /// The fastest with several micro-batches at once; none where none fit.
 std::optional<FastestShape> Search::several_at_once(RunShape shape, double faster_than) const {
   std::optional<FastestShape> best;
-  for (const std::int64_t at_once : more_at_once(config, shape)) {
+  for (const std::int64_t at_once : more_at_once(config_, shape)) {
     shape.micro_batches = at_once;
     try {
       const double limit = best ? std::min(faster_than, best->choice.simulation.step_seconds) : faster_than;
-      FastestShape way = planned(shape, compute(shape), limit);
+      FastestShape way = planned(shape, machine_.compute(shape), limit);
       if (best && !faster(way.choice, best->choice)) break;
       best = std::move(way);
     } catch (const PlanError&) {  // fewer may fit
@@ -58,13 +86,13 @@ std::optional<FastestShape> Search::several_at_once(RunShape shape, double faste
 FastestShape Search::in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers,
                                      double faster_than) const {
   FastestShape one = planned(shape, std::move(layers), faster_than);
-  if (config.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
+  if (config_.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
   const Plan& plan = one.choice.plan;
   if (!plan.streams_weights() && !plan.sends_gradients()) return one;
   const double limit = std::min(faster_than, one.choice.simulation.step_seconds);
   std::optional<FastestShape> more = several_at_once(shape, limit);
   if (!more) {
-    if (!more_at_once(config, shape).empty()) one.why = none_fit;
+    if (!more_at_once(config_, shape).empty()) one.why = none_fit;
     return one;
   }
   const std::string gain = predicted_gain(more->choice.simulation, one.choice.simulation);
@@ -73,31 +101,77 @@ FastestShape Search::in_better_order(const RunShape& shape, std::vector<LayerSec
   return faster(more->choice, one.choice) ? *std::move(more) : one;
 }
 
-}  // namespace
-
-FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ComputeOfShape& compute,
-                           const ChooseForShape& choose) {
-  const Search search{config, compute, choose};
-  std::optional<FastestShape> best;
-  do {
-    const double seconds = best ? best->choice.simulation.step_seconds : std::numeric_limits<double>::infinity();
-    std::vector<LayerSeconds> layers = compute(shape);
-    if (seconds_of_step(layers, config.grad_accum) >= seconds) continue;
-    try {
-      FastestShape way = search.in_better_order(shape, std::move(layers), seconds);
-      if (!best || faster(way.choice, best->choice)) best = std::move(way);
-    } catch (const PlanError&) {
-      RunShape less = shape;
-      if (!best && !keep_less(config, less)) throw;
-    }
-  } while (keep_less(config, shape));
-  return *std::move(best);
+/// Whether that was to the end. Throws PlanError where it does not fit.
+bool Search::look_at(const RunShape& shape, double faster_than) {
+  std::vector<LayerSeconds> layers = machine_.compute(shape);
+  if (compute_of_step(layers) >= best_seconds()) return true;
+  FastestShape way = in_better_order(shape, std::move(layers), faster_than);
+  const bool to_the_end = searched(way.choice);
+  if (!best_ || faster(way.choice, best_->choice)) best_ = std::move(way);
+  return to_the_end;
 }
 
-bool keep_less(const TrainConfig& config, RunShape& shape) noexcept {
-  if (!shape.training || config.recompute != Recompute::automatic || shape.offload_inputs) return false;
-  (shape.recompute ? shape.offload_inputs : shape.recompute) = true;
+/// As many blocks as there are, or none.
+void Search::try_ways(RunShape shape) {
+  do {
+    try {
+      if (!look_at(shape, best_seconds())) look_at(shape, patience * best_seconds());
+    } catch (const PlanError&) {
+      RunShape less = shape;
+      if (!best_ && !keep_less(config_, model_, less)) throw;
+    }
+  } while (keep_less(config_, model_, shape));
+}
+
+/// More blocks computed again give memory to weights and state, which can save what of the step is no computing. Where
+/// saving half of it would not be enough, they are not looked at.
+void Search::try_blocks(RunShape shape, std::int64_t blocks) {
+  shape.recomputed_blocks = blocks;
+  const double waits = best_seconds() - compute_of_step(best_->compute);
+  if (compute_of_step(machine_.compute(shape)) >= best_seconds() - 0.5 * waits) return;
+  look_at(shape, patience * best_seconds());
+}
+
+/// Each block that keeps its activations saves a forward and takes memory that state or weights could have. The step
+/// over the number of blocks is a valley, with noise: from the best so far half the way, then a quarter.
+void Search::try_some_blocks(const RunShape& shape) {
+  const std::int64_t all = model_.layers, fewest = fewest_recomputed(model_, shape, machine_.fits);
+  if (fewest > 0 && fewest < all) try_blocks(shape, fewest);
+  for (const std::int64_t step : {(all - fewest) / 2, (all - fewest) / 4}) {
+    const std::int64_t best = best_->shape.recomputed_blocks;
+    for (const std::int64_t blocks : {best - step, best + step}) {
+      if (step > 0 && blocks > fewest && blocks < all) try_blocks(shape, blocks);
+    }
+  }
+}
+
+FastestShape Search::fastest(const RunShape& first) {
+  try_ways(first);
+  if (first.training && !config_.recompute && !first.offload_inputs) try_some_blocks(first);
+  return *std::move(best_);
+}
+
+}  // namespace
+
+FastestShape fastest_shape(const TrainConfig& config, const ModelConfig& model, RunShape shape,
+                           const ShapeMachine& machine) {
+  return Search(config, model, machine).fastest(shape);
+}
+
+bool keep_less(const TrainConfig& config, const ModelConfig& model, RunShape& shape) noexcept {
+  if (!shape.training || config.recompute || shape.offload_inputs) return false;
+  shape.offload_inputs = shape.recomputed_blocks == model.layers;
+  shape.recomputed_blocks = model.layers;
   return true;
+}
+
+std::int64_t fewest_recomputed(const ModelConfig& model, RunShape shape, const ShapeFits& fits) {
+  std::int64_t too_few = -1, enough = model.layers;
+  while (enough - too_few > 1) {
+    shape.recomputed_blocks = too_few + (enough - too_few) / 2;
+    (fits(shape) ? enough : too_few) = shape.recomputed_blocks;
+  }
+  return enough;
 }
 
 std::string order_text(const Plan& plan, std::string_view why) {

@@ -13,9 +13,15 @@
 
 namespace tandem {
 
-/// Makes it the next way of keeping activations that takes less device memory: compute blocks again, then send
+/// Makes it the next way of keeping activations that takes less device memory: compute all blocks again, then send
 /// their inputs to the host too. False where there is none, or the configuration names the way.
-bool keep_less(const TrainConfig& config, RunShape& shape) noexcept;
+bool keep_less(const TrainConfig& config, const ModelConfig& model, RunShape& shape) noexcept;
+
+/// Whether there is a plan of that shape.
+using ShapeFits = std::function<bool(const RunShape& shape)>;
+/// The fewest blocks that must be computed again for the shape to fit; all of them where it does not fit with fewer.
+/// What more of them take is never more memory.
+std::int64_t fewest_recomputed(const ModelConfig& model, RunShape shape, const ShapeFits& fits);
 
 /// How many micro-batches may pass through a layer at once instead of one after another, most first; empty where the
 /// configuration leaves no choice, or a step has but one.
@@ -33,17 +39,21 @@ struct FastestShape {
   std::string why;  ///< so many micro-batches pass through a layer at once; empty: nothing crosses the link for each
 };
 
-/// Seconds of a micro-batch of that shape, layer by layer.
-using ComputeOfShape = std::function<std::vector<LayerSeconds>(const RunShape& shape)>;
-/// Chooses the plan of a step of that shape, or gives up where none is faster than so many seconds. Throws PlanError.
-using ChooseForShape =
-    std::function<Choice(const RunShape& shape, std::span<const LayerSeconds> compute, double faster_than)>;
+/// What is known of a machine, asked shape by shape.
+struct ShapeMachine {
+  /// Seconds of a micro-batch, layer by layer.
+  std::function<std::vector<LayerSeconds>(const RunShape& shape)> compute;
+  ShapeFits fits;
+  /// Chooses the plan of a step, or gives up where none is faster than so many seconds. Throws PlanError.
+  std::function<Choice(const RunShape& shape, std::span<const LayerSeconds> compute, double faster_than)> choose;
+};
 
-/// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least. What
-/// computes for longer than another's step takes is not looked at. Of numbers of micro-batches at once it tries the
-/// largest that fits, then fewer until those are no faster. Throws PlanError, of the shape that needs least, where none
-/// fits.
-FastestShape fastest_shape(const TrainConfig& config, RunShape shape, const ComputeOfShape& compute,
-                           const ChooseForShape& choose);
+/// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least: with no
+/// blocks computed again, all of them, and with their inputs on the host, then with some numbers of blocks between.
+/// What computes for longer than another's step takes is not looked at. Of numbers of micro-batches at once it tries
+/// the largest that fits, then fewer until those are no faster. Throws PlanError, of the shape that needs least, where
+/// none fits.
+FastestShape fastest_shape(const TrainConfig& config, const ModelConfig& model, RunShape shape,
+                           const ShapeMachine& machine);
 
 }  // namespace tandem

@@ -16,7 +16,7 @@ namespace {
 
 static_assert(InputStore::ring(1) == 1 + InputCopies::buffers_ahead, "the simulator sends inputs as the model does");
 
-LayerWork block_work(const ModelConfig& c, const RunShape& shape) {
+LayerWork block_work(const ModelConfig& c, const RunShape& shape, bool recomputed) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width);
   const auto ffn = static_cast<double>(c.ffn);
@@ -36,7 +36,7 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape) {
   work.backward.attention_flops = 2.5 * work.forward.attention_flops;
   work.backward.memory_bytes = 2.0 * work.forward.memory_bytes;
   work.backward.kernels = 24.0;
-  if (shape.recompute) {
+  if (recomputed) {
     work.backward.matmul_flops += work.forward.matmul_flops;
     work.backward.attention_flops += work.forward.attention_flops;
     work.backward.memory_bytes += work.forward.memory_bytes;
@@ -56,7 +56,8 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   embedding.forward.kernels = 1.0;
   embedding.backward = embedding.forward;
   std::vector<LayerWork> work{embedding};
-  work.insert(work.end(), static_cast<std::size_t>(c.layers), block_work(c, shape));
+  const LayerWork recomputed = block_work(c, shape, true), kept = block_work(c, shape, false);
+  for (std::int64_t i = 0; i < c.layers; ++i) work.push_back(i < shape.recomputed_blocks ? recomputed : kept);
   // The head computes loss and gradients in one go: its matrix products count as backward.
   LayerWork head;
   head.forward.memory_bytes = 2.0 * tokens * width * element;

@@ -101,6 +101,10 @@ Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
   return way;
 }
 
+bool fits(const RunSetup& run, const RunShape& shape, const HostRows& rows) {
+  return find_plan(run.layout, without_plan(run, shape, rows).options, run.facts).has_value();
+}
+
 std::vector<LayerSeconds> compute_of(const RunSetup& run, const RunShape& shape, const Speeds& speeds) {
   std::vector<LayerSeconds> compute = compute_seconds(*speeds.profile, work_of(run.model_config, shape));
   for (LayerSeconds& s : compute) s = {s.forward * speeds.slower.forward, s.backward * speeds.slower.backward};
@@ -110,12 +114,14 @@ std::vector<LayerSeconds> compute_of(const RunSetup& run, const RunShape& shape,
 /// The predicted fastest. Throws PlanError.
 Way plan_by_speed(const RunSetup& run, const RunShape& first, const HostRows& rows, const TrainConfig& config,
                   const Speeds& speeds) {
-  const auto compute = [&](const RunShape& shape) { return compute_of(run, shape, speeds); };
-  const auto choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
+  ShapeMachine machine;
+  machine.compute = [&](const RunShape& shape) { return compute_of(run, shape, speeds); };
+  machine.fits = [&](const RunShape& shape) { return fits(run, shape, rows); };
+  machine.choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
     const Way way = without_plan(run, shape, rows);
     return choose_plan(run.layout, way.options, run.facts, *speeds.profile, layers, {.faster_than = faster_than});
   };
-  FastestShape best = fastest_shape(config, first, compute, choose);
+  FastestShape best = fastest_shape(config, run.model_config, first, machine);
   Way way = without_plan(run, best.shape, rows);
   way.plan = best.choice.plan;
   way.compute = std::move(best.compute);
@@ -162,17 +168,17 @@ Way order_by_bytes(const RunSetup& run, RunShape shape, const HostRows& rows, co
   return one;
 }
 
-/// The first way of keeping activations that fits, those that keep most first. Throws PlanError, of the way that needs
-/// least, where none does.
+/// The way of keeping activations that keeps most of those that fit. Throws PlanError, of the way that needs least,
+/// where none does.
 Way plan_by_bytes(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
                   const Speeds& speeds) {
-  while (true) {
-    try {
-      return order_by_bytes(run, shape, rows, config, speeds);
-    } catch (const PlanError&) {
-      if (!keep_less(config, shape)) throw;
-    }
+  const ModelConfig& model = run.model_config;
+  const ShapeFits fitting = [&](const RunShape& s) { return fits(run, s, rows); };
+  while (!fitting(shape) && keep_less(config, model, shape)) {
   }
+  const bool open = !config.recompute && !shape.offload_inputs;
+  if (open && shape.recomputed_blocks > 0) shape.recomputed_blocks = fewest_recomputed(model, shape, fitting);
+  return order_by_bytes(run, shape, rows, config, speeds);
 }
 
 void take(RunSetup& run, Way way, const Speeds& speeds) {
@@ -231,6 +237,14 @@ PlanningFacts facts_of(const Device& device, const Topology& machine, std::size_
   return facts;
 }
 
+/// As the table says it.
+std::string activations_note(const ModelConfig& model, const RunShape& shape) {
+  if (!shape.training) return "forward only";
+  if (shape.offload_inputs) return "block recompute, inputs on the host";
+  if (shape.recomputed_blocks == 0) return "all kept";
+  return shape.recomputed_blocks == model.layers ? "block recompute" : activations_of(model, shape);
+}
+
 /// A ceiling may insist on memory that nobody has free at the moment.
 void warn_of_insistence(const RunSetup& run) {
   const std::size_t host = run.memory.host_bytes();
@@ -283,12 +297,27 @@ DType compute_type(const TrainConfig& config, std::string_view device_kind) {
   return DType::bf16;
 }
 
-RunShape run_shape(const TrainConfig& config, DType compute, bool training) {
+std::int64_t recomputed_blocks(const TrainConfig& config, const ModelConfig& model) {
+  const std::int64_t asked = config.recompute.value_or(config.offload_activations ? all_blocks : 0);
+  if (asked == all_blocks || asked == model.layers) return model.layers;
+  if (asked > model.layers) {
+    throw UsageError(fmt::format("--recompute block:{}", asked),
+                     fmt::format("{} has {} blocks", model.name, model.layers),
+                     fmt::format("use at most --recompute block:{}", model.layers));
+  }
+  if (config.offload_activations) {
+    throw UsageError("--offload-activations", "--recompute keeps the activations of some blocks",
+                     "leave out one of them");
+  }
+  return asked;
+}
+
+RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   return {.batch = config.micro_batch,
           .sequence = config.seq_len,
           .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
           .compute = compute,
-          .recompute = config.recompute == Recompute::block || config.offload_activations,
+          .recomputed_blocks = recomputed_blocks(config, model),
           .training = training,
           .offload_inputs = config.offload_activations && training};
 }
@@ -311,7 +340,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   run.options = offload_options(config);
   run.device = open_device(config.device, device_options(config));
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
-  const RunShape shape = run_shape(config, compute_type(config, run.device->info().kind), purpose.training);
+  const RunShape shape = run_shape(config, model, compute_type(config, run.device->info().kind), purpose.training);
   const HostRows rows = host_rows(run, shape, purpose);
   run.facts = facts_of(*run.device, purpose.machine != nullptr ? *purpose.machine : read_topology(), rows.program);
   Speeds speeds{std::nullopt, purpose.slower, purpose.predicts};
@@ -366,11 +395,7 @@ std::string RunSetup::table() const {
       training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({})", percent(shares.resident),
                              percent(shares.streamed), percent(shares.cpu), plan.policy_text())
                : "none",
-      !training                       ? "forward only"
-      : model->shape().offload_inputs ? "block recompute, inputs on the host"
-      : model->shape().recompute      ? "block recompute"
-                                      : "all kept",
-      "program, libraries, batches, scratch"};
+      activations_note(model_config, model->shape()), "program, libraries, batches, scratch"};
   std::string text = fmt::format("{:<12}{:>11}{:>11}   what\n", "plan", "device", "host");
   const auto line = [&](std::string_view name, std::size_t device_bytes, std::size_t host_bytes,
                         std::string_view note) {

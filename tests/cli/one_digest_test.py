@@ -14,7 +14,7 @@ AXES = {
     "--numa-node": ["0"],
     "--resident-layers": ["0", "1", "all"],
     "--prefetch-layers": ["1", "2", "4"],
-    "--recompute": ["none", "block", "offload"],
+    "--recompute": ["none", "block:2", "offload"],
     "--accumulation-order": ["auto", "micro-batch", "layer"],
     "--link-bandwidth": [None, "400MB/s"],
 }

@@ -62,7 +62,8 @@ class Flags(ProgramTest):
                             ("--lr", "-1"), ("--lr", "nan"), ("--clip", "-1"), ("--weight-decay", "x"),
                             ("--threads", "0"), ("--seq-len", "0"), ("--device-memory", "0"),
                             ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--lr-schedule", "zigzag"),
-                            ("--recompute", "some"), ("--state", "half"), ("--compute", "fp8"),
+                            ("--recompute", "some"), ("--recompute", "block:"), ("--recompute", "block:-1"),
+                            ("--recompute", "block:2x"), ("--recompute", "block:5"), ("--state", "half"), ("--compute", "fp8"),
                             ("--freeze", "("), ("--seed", "-1"), ("--subgroup-size", "0"),
                             ("--prefetch-layers", "0"), ("--resident-layers", "-2"), ("--token-dtype", "int7"),
                             ("--on-nonfinite", "pray"), ("--keep", "-1"), ("--on-save-failure", "pray"),
@@ -86,6 +87,16 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "^lm_head")
         self.refuse_train(2, ["NUMA node 999"], "--numa-node", "999")
         self.refuse_train(2, ["--keep-best"], "--keep-best")
+
+    def test_blocks_computed_again(self):
+        """Four are all that tiny-gpt2 has; for what is offloaded, all are needed."""
+        self.refuse_train(2, ["--recompute block:5", "has 4 blocks", "at most --recompute block:4"],
+                          "--recompute", "block:5", "--device", "cuda:7")
+        for some in ("none", "block:0", "block:3"):
+            self.refuse_train(2, ["--offload-activations"], "--offload-activations", "--recompute", some)
+        for command in ("plan", "bench"):
+            self.refused(self.run_program(command, "--model", "tiny-gpt2", "--device", "host", "--recompute", "block:5"),
+                         2, "has 4 blocks")
 
     def test_missing_flags(self):
         self.refused(self.run_program("train", "--data", self.text, "--steps", "1"), 2, "--model")

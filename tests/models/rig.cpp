@@ -91,7 +91,7 @@ std::size_t total_bytes(const std::vector<ActivationEntry>& entries) {
 
 RunShape shape_of(const Fixture& fixture, bool recompute) {
   const std::vector<std::int64_t>& shape = fixture["tokens"].shape;
-  return {.batch = shape.at(0), .sequence = shape.at(1), .recompute = recompute};
+  return {.batch = shape.at(0), .sequence = shape.at(1), .recomputed_blocks = recompute ? fixture.config().layers : 0};
 }
 
 }  // namespace tandem::testing

@@ -52,7 +52,7 @@ class Rig {
 
 /// Of the device.
 std::size_t total_bytes(const std::vector<ActivationEntry>& entries);
-/// The run shape of a fixture's batch.
+/// The run shape of a fixture's batch, with all blocks computed again or none.
 RunShape shape_of(const Fixture& fixture, bool recompute);
 
 }  // namespace tandem::testing

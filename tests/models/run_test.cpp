@@ -31,14 +31,14 @@ TEST(TransformerMemory, BindTakesExactlyWhatMemorySays) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       for (const bool training : {true, false}) {
-        for (const bool recompute : {true, false}) {
+        for (const std::int64_t recomputed : {0, 1, 2}) {
           for (const std::int64_t micro_batches : {1, 4}) {
             if (micro_batches > 1 && !training) continue;
             const RunShape shape{.batch = 3,
                                  .sequence = 17,
                                  .micro_batches = micro_batches,
                                  .compute = compute,
-                                 .recompute = recompute,
+                                 .recomputed_blocks = recomputed,
                                  .training = training};
             Rig rig(tiny(name), shape);
             EXPECT_EQ(rig.carved(), total_bytes(rig.model().memory(rig.device().ops()))) << name;
@@ -62,7 +62,8 @@ TEST(TransformerMemory, Gpt2RecomputedAtSequence256TakesLittleBesideScratch) {
                                                             .heads = 12,
                                                             .head_dim = 64,
                                                             .activations = DType::f32});
-  const Transformer model(builtin_model("gpt2"), {.batch = 1, .sequence = 256, .recompute = true});
+  const ModelConfig config = builtin_model("gpt2");
+  const Transformer model(config, {.batch = 1, .sequence = 256, .recomputed_blocks = config.layers});
   const auto rows = model.memory(device.ops());
   for (const ActivationEntry& row : rows) RecordProperty(row.name, std::to_string(row.bytes));
   EXPECT_LE(total_bytes(rows), std::max<std::size_t>(30'000'000, scratch + 12'000'000));
@@ -74,12 +75,41 @@ TEST(TransformerMemory, ForwardAloneTakesLeast) {
     RunShape shape{.batch = 2, .sequence = 128};
     const ModelConfig config = builtin_model(name);
     const std::size_t kept = total_bytes(Transformer(config, shape).memory(device.ops()));
-    shape.recompute = true;
+    shape.recomputed_blocks = config.layers;
     const std::size_t recomputed = total_bytes(Transformer(config, shape).memory(device.ops()));
     shape.training = false;
     const std::size_t forward = total_bytes(Transformer(config, shape).memory(device.ops()));
     EXPECT_LT(forward, recomputed) << name;
     EXPECT_LT(recomputed, kept) << name;
+  }
+}
+
+// The recomputed blocks work in a kept block's buffers, so each block that keeps its own takes as much more as the
+// last.
+TEST(TransformerMemory, KeepingOneMoreBlockTakesOneSetOfBuffersForEachMicroBatch) {
+  HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    ModelConfig config = builtin_model(name);
+    config.layers = 7;
+    const auto row = [&](std::string_view of, std::int64_t recomputed, std::int64_t micro_batches) {
+      const RunShape shape{.batch = 3, .sequence = 17, .micro_batches = micro_batches, .recomputed_blocks = recomputed};
+      const auto rows = Transformer(config, shape).memory(device.ops());
+      return std::ranges::find(rows, of, &ActivationEntry::name)->bytes;
+    };
+    const auto kept = [&](std::int64_t recomputed, std::int64_t micro_batches) {
+      return row("activations, kept", recomputed, micro_batches);
+    };
+    const std::size_t set = kept(6, 1) - kept(7, 1);
+    EXPECT_GT(set, 10 * 3 * 17 * static_cast<std::size_t>(config.width) * sizeof(float));
+    for (const std::int64_t micro_batches : {1, 3}) {
+      for (std::int64_t recomputed = 0; recomputed < 7; ++recomputed) {
+        EXPECT_EQ(kept(recomputed, micro_batches) - kept(recomputed + 1, micro_batches),
+                  static_cast<std::size_t>(micro_batches) * set)
+            << name << " " << recomputed;
+        EXPECT_EQ(row("workspace", recomputed, micro_batches), row("workspace", 0, micro_batches)) << recomputed;
+      }
+    }
+    EXPECT_GT(row("workspace", 7, 1), row("workspace", 6, 1));
   }
 }
 
@@ -96,12 +126,29 @@ std::vector<Gradients> two_steps(Rig& rig) {
   return all;
 }
 
+TEST(TransformerRecompute, HoweverManyBlocksAreComputedAgainNoBitChanges) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      ModelConfig config = builtin_model(name);
+      config.layers = 5;
+      config.qk_norm = config.family == Family::llama;
+      RunShape shape{.batch = 2, .sequence = 17, .compute = compute};
+      Rig kept(config, shape);
+      const std::vector<Gradients> expected = two_steps(kept);
+      for (shape.recomputed_blocks = 1; shape.recomputed_blocks <= config.layers; ++shape.recomputed_blocks) {
+        Rig rig(config, shape);
+        EXPECT_EQ(two_steps(rig), expected) << name << " " << shape.recomputed_blocks;
+      }
+    }
+  }
+}
+
 // Seven inputs pass through a ring of three; whichever copy stream lags, nothing is read before it has come
 // back, nor overwritten before it has left.
 TEST(TransformerOffload, InputsOnTheHostChangeNoBitWhicheverStreamLags) {
   ModelConfig config = builtin_model("tiny-llama");
   config.layers = 6;
-  RunShape shape{.batch = 2, .sequence = 17, .recompute = true};
+  RunShape shape{.batch = 2, .sequence = 17, .recomputed_blocks = config.layers};
   Rig kept(config, shape);
   const std::vector<Gradients> expected = two_steps(kept);
   shape.offload_inputs = true;
@@ -155,17 +202,18 @@ Trained train_at_once(const ModelConfig& config, RunShape shape, std::int64_t ba
 TEST(TransformerAtOnce, MicroBatchesThroughALayerAtOnceChangeNoBit) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     for (const bool tied : {true, false}) {
-      for (const bool recompute : {true, false}) {
+      ModelConfig config = builtin_model(name);
+      config.layers = 3;
+      config.tied_head = tied;
+      const Trained expected = train_at_once(config, {.batch = 2, .sequence = 9}, 5, 1);
+      EXPECT_NE(expected.gradients[0], expected.gradients[4]);
+      for (const std::int64_t recomputed : {0, 1, 2, 3}) {
         for (const bool offload : {true, false}) {
-          if (offload && !recompute) continue;
-          ModelConfig config = builtin_model(name);
-          config.layers = 3;
-          config.tied_head = tied;
-          const RunShape shape{.batch = 2, .sequence = 9, .recompute = recompute, .offload_inputs = offload};
-          const Trained expected = train_at_once(config, shape, 5, 1);
-          EXPECT_NE(expected.gradients[0], expected.gradients[4]);
-          for (const std::int64_t at_once : {2, 3, 5, 6}) {
-            EXPECT_EQ(train_at_once(config, shape, 5, at_once), expected) << name << " " << at_once;
+          if (offload && recomputed < config.layers) continue;
+          const RunShape shape{.batch = 2, .sequence = 9, .recomputed_blocks = recomputed, .offload_inputs = offload};
+          for (const std::int64_t at_once : {1, 2, 3, 5, 6}) {
+            EXPECT_EQ(train_at_once(config, shape, 5, at_once), expected)
+                << name << " " << recomputed << " " << at_once;
           }
         }
       }
@@ -177,7 +225,7 @@ TEST(TransformerAtOnce, MicroBatchesThroughALayerAtOnceChangeNoBit) {
 TEST(TransformerAtOnce, OffloadedInputsChangeNoBitWhicheverStreamLags) {
   ModelConfig config = builtin_model("tiny-gpt2");
   config.layers = 6;
-  RunShape shape{.batch = 1, .sequence = 11, .recompute = true};
+  RunShape shape{.batch = 1, .sequence = 11, .recomputed_blocks = config.layers};
   const Trained expected = train_at_once(config, shape, 5, 1);
   shape.offload_inputs = true;
   for (const std::string slow : {"activations to host", "activations to device", "compute"}) {
@@ -196,7 +244,8 @@ TEST(TransformerAtOnce, OffloadedInputsTakeNoMoreOfTheDeviceForMoreLayers) {
   const auto kept = [&](std::int64_t layers) {
     ModelConfig config = builtin_model("tiny-gpt2");
     config.layers = layers;
-    const RunShape shape{.batch = 1, .sequence = 64, .micro_batches = 4, .recompute = true, .offload_inputs = true};
+    const RunShape shape{
+        .batch = 1, .sequence = 64, .micro_batches = 4, .recomputed_blocks = layers, .offload_inputs = true};
     const auto rows = Transformer(config, shape).memory(device.ops());
     return std::ranges::find(rows, "activations, kept", &ActivationEntry::name)->bytes;
   };
@@ -204,7 +253,7 @@ TEST(TransformerAtOnce, OffloadedInputsTakeNoMoreOfTheDeviceForMoreLayers) {
 }
 
 TEST(TransformerAccess, AFetchedLayerServesEveryMicroBatch) {
-  Rig rig(tiny("tiny-llama"), {.batch = 1, .sequence = 8, .micro_batches = 2, .recompute = true});
+  Rig rig(tiny("tiny-llama"), {.batch = 1, .sequence = 8, .micro_batches = 2, .recomputed_blocks = 2});
   rig.load_random(1);
   for (const std::int64_t micro : {0, 1}) rig.set_batch(ramp(8, 3), ramp(8, 10), micro);
   rig.parameters().clear_log();
@@ -218,8 +267,8 @@ TEST(TransformerAccess, AFetchedLayerServesEveryMicroBatch) {
 }
 
 TEST(TransformerAccess, EachLayerIsFetchedAndReleasedInOrder) {
-  for (const bool recompute : {false, true}) {
-    Rig rig(tiny("tiny-llama"), {.batch = 1, .sequence = 8, .recompute = recompute});
+  for (const std::int64_t recomputed : {0, 1, 2}) {
+    Rig rig(tiny("tiny-llama"), {.batch = 1, .sequence = 8, .recomputed_blocks = recomputed});
     rig.load_random(1);
     rig.set_batch(ramp(8, 3), ramp(8, 10));
     rig.parameters().clear_log();
@@ -310,7 +359,7 @@ TEST(Transformer, TrainingInBf16IsNearFp32) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     std::vector<float> losses[2];
     for (const DType compute : {DType::f32, DType::bf16}) {
-      Rig rig(tiny(name), {.batch = 1, .sequence = 33, .compute = compute, .recompute = true});
+      Rig rig(tiny(name), {.batch = 1, .sequence = 33, .compute = compute, .recomputed_blocks = 2});
       rig.load_random(7);
       rig.set_batch(ramp(33, 3), ramp(33, 11));
       losses[compute == DType::bf16 ? 1 : 0] = rig.train(1.0F);
@@ -348,6 +397,9 @@ TEST(Transformer, UseAgainstTheContractIsNamed) {
   EXPECT_THROW(two.train(1.0F, 0), MisuseError);
   EXPECT_THROW(two.model().tokens(2), MisuseError);
   EXPECT_THROW(Transformer(tiny("tiny-gpt2"), {.micro_batches = 2, .training = false}), MisuseError);
+  EXPECT_THROW(Transformer(tiny("tiny-gpt2"), {.recomputed_blocks = 3}), MisuseError);
+  EXPECT_THROW(Transformer(tiny("tiny-gpt2"), {.recomputed_blocks = -1}), MisuseError);
+  EXPECT_THROW(Transformer(tiny("tiny-gpt2"), {.recomputed_blocks = 1, .offload_inputs = true}), MisuseError);
   Transformer unbound(tiny("tiny-gpt2"), {.batch = 1, .sequence = 8});
   EXPECT_THROW(unbound.train(forward.parameters(), 1.0F, forward.stream()), MisuseError);
 }

@@ -81,6 +81,18 @@ TEST_F(ConfigFile, TheDefaultsComeBackFromToml) {
   for (const ConfigField& field : config_fields()) EXPECT_EQ(field.get(fresh), field.get(config)) << field.name;
 }
 
+TEST_F(ConfigFile, BlocksComputedAgainAreNamedAsTheyCame) {
+  for (const std::string text : {"none", "block", "block:1", "block:12", "auto"}) {
+    TrainConfig config;
+    read_config_toml(write("recompute = \"" + text + "\""), config);
+    EXPECT_THAT(config_toml(config), HasSubstr("recompute = \"" + text + "\"\n"));
+  }
+  for (const char* bad :
+       {"some", "block:", "block:-1", "block:x", "block:1.5", "none:1", "block:9223372036854775807"}) {
+    EXPECT_THAT(refusal("recompute = \"" + std::string(bad) + "\""), HasSubstr("--recompute")) << bad;
+  }
+}
+
 TEST(ConfigTable, NamesAreUniqueAndEveryExampleIsAccepted) {
   std::set<std::string_view> names;
   for (const ConfigField& field : config_fields()) {

@@ -4,8 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <limits>
+#include <cstdlib>
+#include <functional>
 #include <map>
+#include <optional>
+#include <random>
 #include <span>
 #include <string>
 #include <utility>
@@ -18,10 +21,29 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// "none 4": nothing computed again, four micro-batches at once.
+/// Of a model with one block. "none 4": nothing computed again, four micro-batches at once.
 std::string name(const RunShape& shape) {
-  const char* kept = shape.offload_inputs ? "offload" : shape.recompute ? "block" : "none";
+  const char* kept = shape.offload_inputs ? "offload" : shape.recomputed_blocks == 1 ? "block" : "none";
   return std::string(kept) + ' ' + std::to_string(shape.micro_batches);
+}
+
+ModelConfig model_of(std::int64_t layers) {
+  ModelConfig model = builtin_model("tiny-llama");
+  model.layers = layers;
+  return model;
+}
+
+/// A choice of a step that takes so many seconds, and this times as long where no better division is searched.
+Choice choice_of(double seconds, double faster_than, double fixed = 0.0) {
+  constexpr double given_up_beyond = 1.12;  // as choose_plan
+  const bool searched = fixed * seconds <= given_up_beyond * faster_than;
+  Choice choice;
+  Candidate& best_fixed = choice.candidates.emplace_back();
+  best_fixed.fits = true;
+  best_fixed.simulation.given_up = !searched;
+  choice.simulation.given_up = !searched || seconds > faster_than;
+  choice.simulation.step_seconds = choice.simulation.given_up ? 1.001 * faster_than : seconds;
+  return choice;
 }
 
 /// Machines on which shapes take so many seconds; those that are not named do not fit.
@@ -29,29 +51,31 @@ struct Machine {
   std::map<std::string, double> seconds;
   std::map<std::string, double> least{};
   bool streams = true;
+  std::map<std::string, double> fixed{};  ///< times that fixed policies take longer
   std::vector<std::string> asked{};
 
   FastestShape fastest(std::int64_t grad_accum = 8, AccumulationOrder order = AccumulationOrder::automatic) {
     TrainConfig config;
     config.grad_accum = grad_accum;
     config.accumulation_order = order;
-    const auto choose = [&](const RunShape& shape, std::span<const LayerSeconds>, double faster_than) {
+    ShapeMachine machine;
+    machine.fits = [&](const RunShape& shape) { return seconds.contains(name(shape)); };
+    machine.choose = [&](const RunShape& shape, std::span<const LayerSeconds>, double faster_than) {
       asked.push_back(name(shape));
       const auto found = seconds.find(name(shape));
       if (found == seconds.end()) throw PlanError("it does not fit", name(shape), "");
-      Choice choice;
+      const auto longer = fixed.find(name(shape));
+      Choice choice = choice_of(found->second, faster_than, longer == fixed.end() ? 0.0 : longer->second);
       choice.plan.layers.push_back({.resident = !streams});
       choice.plan.max_micro_batches = static_cast<int>(grad_accum);
-      choice.simulation.given_up = found->second > faster_than;
-      choice.simulation.step_seconds = std::min(found->second, 1.001 * faster_than);
       return choice;
     };
-    const auto compute = [&](const RunShape& shape) {
+    machine.compute = [&](const RunShape& shape) {
       const auto found = least.find(name(shape));
       const double each = found == least.end() ? 0.0 : found->second / static_cast<double>(grad_accum);
       return std::vector<LayerSeconds>{{0.5 * each, 0.0}, {0.0, 0.5 * each}};
     };
-    return fastest_shape(config, {.batch = 1, .sequence = 16, .training = true}, compute, choose);
+    return fastest_shape(config, model_of(1), {.batch = 1, .sequence = 16}, machine);
   }
 };
 
@@ -98,6 +122,90 @@ TEST(FastestShape, KeepsLessWhereThatIsFaster) {
   Machine computes{{{"none 1", 5.0}, {"block 1", 4.0}}, {{"block 1", 6.0}, {"offload 1", 6.0}}};
   EXPECT_EQ(name(computes.fastest(1).shape), "none 1");
   EXPECT_THAT(computes.asked, ElementsAre("none 1"));
+}
+
+// Its fixed policies are slower than the first shape by a fifth, and what a search makes of them is faster.
+TEST(FastestShape, NoShapeIsLostForWantOfASearch) {
+  Machine machine{{{"none 1", 9.0}, {"block 1", 8.5}}};
+  machine.fixed = {{"block 1", 1.25}};
+  EXPECT_EQ(name(machine.fastest(1).shape), "block 1");
+  Machine hopeless{{{"none 1", 9.0}, {"block 1", 8.5}}};
+  hopeless.fixed = {{"block 1", 2.0}};
+  EXPECT_EQ(name(hopeless.fastest(1).shape), "none 1");
+}
+
+constexpr std::int64_t offloaded = -1;  // instead of a number of blocks
+
+/// A model of 16 blocks, and seconds by how many of them are computed again.
+struct Blocks {
+  std::function<double(std::int64_t)> seconds;
+  std::function<double(std::int64_t)> compute = [](std::int64_t) { return 0.0; };
+  std::int64_t fewest = 0;  ///< that fit
+  std::vector<std::int64_t> asked{};
+
+  static std::int64_t key(const RunShape& s) { return s.offload_inputs ? offloaded : s.recomputed_blocks; }
+  FastestShape fastest(const TrainConfig& config = {}, RunShape first = {.batch = 1, .sequence = 16}) {
+    ShapeMachine machine;
+    machine.fits = [&](const RunShape& s) { return s.recomputed_blocks >= fewest; };
+    machine.compute = [&](const RunShape& s) { return std::vector<LayerSeconds>{{0.0, compute(s.recomputed_blocks)}}; };
+    machine.choose = [&](const RunShape& s, std::span<const LayerSeconds>, double faster_than) {
+      asked.push_back(key(s));
+      if (s.recomputed_blocks < fewest) throw PlanError("it does not fit", "", "");
+      return choice_of(seconds(key(s)), faster_than);
+    };
+    return fastest_shape(config, model_of(16), first, machine);
+  }
+};
+
+TEST(FastestShapeOfBlocks, LiesBetweenKeepingAllAndNone) {
+  Blocks blocks{[](std::int64_t n) { return n == offloaded ? 20.0 : 10.0 + static_cast<double>(std::abs(n - 12)); }};
+  EXPECT_EQ(blocks.fastest().shape.recomputed_blocks, 12);
+  EXPECT_THAT(blocks.asked, ElementsAre(0, 16, offloaded, 8, 12));
+}
+
+// Where computing is all, that is the fastest, and more are not looked at.
+TEST(FastestShapeOfBlocks, IsTheFewestThatFitWhereNothingElseCounts) {
+  const auto computes = [](std::int64_t n) { return 10.0 + static_cast<double>(n == offloaded ? 16 : n); };
+  Blocks blocks{computes, computes, 5};
+  EXPECT_EQ(blocks.fastest().shape.recomputed_blocks, 5);
+  EXPECT_THAT(blocks.asked, ElementsAre(0, 16, 5));
+}
+
+TEST(FastestShapeOfBlocks, IsNeverSlowerThanAllNoneOrOffloaded) {
+  std::mt19937_64 random(7);
+  for (int i = 0; i < 500; ++i) {
+    std::map<std::int64_t, double> seconds;
+    for (std::int64_t n = offloaded; n <= 16; ++n) seconds[n] = 1.0 + 1e-3 * static_cast<double>(random() % 1000);
+    Blocks blocks{[&](std::int64_t n) { return seconds.at(n); }};
+    blocks.fewest = static_cast<std::int64_t>(random() % 17);
+    double best = std::min(seconds[16], seconds[offloaded]);
+    if (blocks.fewest == 0) best = std::min(best, seconds[0]);
+    const FastestShape found = blocks.fastest();
+    EXPECT_LE(found.choice.simulation.step_seconds, best);
+    EXPECT_EQ(found.choice.simulation.step_seconds, seconds.at(Blocks::key(found.shape)));
+    EXPECT_LE(blocks.asked.size(), 7U) << "it is to take little time";
+  }
+}
+
+TEST(FastestShapeOfBlocks, IsAsTheConfigurationSays) {
+  Blocks blocks{[](std::int64_t n) { return 20.0 - static_cast<double>(n); }};
+  TrainConfig config;
+  config.recompute = 3;
+  EXPECT_EQ(blocks.fastest(config, {.sequence = 16, .recomputed_blocks = 3}).shape.recomputed_blocks, 3);
+  config.recompute = std::nullopt;
+  const RunShape offload{.sequence = 16, .recomputed_blocks = 16, .offload_inputs = true};
+  EXPECT_TRUE(blocks.fastest(config, offload).shape.offload_inputs);
+  EXPECT_THAT(blocks.asked, ElementsAre(3, offloaded));
+}
+
+TEST(FewestRecomputed, AreFoundWhateverFits) {
+  for (const std::int64_t layers : {1, 2, 7, 48}) {
+    for (std::int64_t fewest = 0; fewest <= layers; ++fewest) {
+      const auto fits = [&](const RunShape& shape) { return shape.recomputed_blocks >= fewest; };
+      EXPECT_EQ(fewest_recomputed(model_of(layers), {}, fits), fewest) << layers;
+    }
+    EXPECT_EQ(fewest_recomputed(model_of(layers), {}, [](const RunShape&) { return false; }), layers);
+  }
 }
 
 }  // namespace

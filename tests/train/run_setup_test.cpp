@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "tests/scheduler/advice.hpp"
+#include "tests/scheduler/machines.hpp"
 #include "train/model_source.hpp"
 #include "train/performance.hpp"
 
@@ -86,7 +87,7 @@ TEST(RunSetup, AnEmulatedUpdateRateIsThatOfEveryFormat) {
 TEST(RunSetup, HostMemoryIsEnoughForAllRowsOrTheRunIsRefused) {
   TrainConfig config = config_of();
   config.micro_batch = 1024;
-  config.recompute = Recompute::block;
+  config.recompute = all_blocks;
   config.offload_activations = true;
   const RunSetup roomy = set_up(config, machine(64_GiB));
   const std::size_t offloaded = bytes_of(roomy, "activations, offloaded");
@@ -131,6 +132,88 @@ TEST(RunSetup, ACopyOfTheStateIsBookedOnlyBesideBoth) {
   // A ceiling does not make more of it.
   config.host_memory = 1_GiB;
   EXPECT_FALSE(set_up(config, machine(taken - copy / 2)).saving.copies);
+}
+
+/// Eight blocks, state and weights on the host: what is left of the ceiling is for activations.
+RunSetup set_up_eight(TrainConfig config, std::optional<std::int64_t> recompute, std::size_t ceiling,
+                      const MachineProfile* profile = nullptr) {
+  ModelConfig model = builtin_model("tiny-llama");
+  model.layers = 8;
+  config.micro_batch = 8;
+  config.resident_layers = 0;
+  config.prefetch_layers = 1;
+  config.recompute = recompute;
+  config.device_memory = ceiling;
+  return set_up_run(config, model, frozen_layout(model, ""), {.predicts = profile != nullptr, .profile = profile});
+}
+
+TEST(RunSetup, AsFewBlocksAsFitAreComputedAgain) {
+  const auto bytes = [](std::int64_t recompute) {
+    return set_up_eight(config_of(), recompute, 4_GiB).planned_device_bytes();
+  };
+  const MachineProfile profile = testing::desktop();
+  for (const MachineProfile* known : {static_cast<const MachineProfile*>(nullptr), &profile}) {
+    for (const std::int64_t blocks : {0, 1, 3, 7}) {
+      const RunSetup run = set_up_eight(config_of(), std::nullopt, bytes(blocks), known);
+      EXPECT_EQ(run.model->shape().recomputed_blocks, blocks);
+      EXPECT_FALSE(run.model->shape().offload_inputs);
+      if (blocks == 0) continue;
+      EXPECT_THROW(set_up_eight(config_of(), blocks - 1, bytes(blocks), known), PlanError) << blocks;
+    }
+  }
+  EXPECT_THAT(set_up_eight(config_of(), 0, 4_GiB).table(), HasSubstr("all kept"));
+  EXPECT_THAT(set_up_eight(config_of(), 3, 4_GiB).table(), HasSubstr("3 of 8 blocks recomputed"));
+  EXPECT_THAT(set_up_eight(config_of(), 8, 4_GiB).table(), HasSubstr("block recompute\n"));
+  EXPECT_THAT(set_up_eight(config_of(), all_blocks, 4_GiB).table(), HasSubstr("block recompute\n"));
+}
+
+TEST(RunSetup, InputsAreOffloadedWhereNothingElseFits) {
+  const MachineProfile profile = testing::desktop();
+  for (const MachineProfile* known : {static_cast<const MachineProfile*>(nullptr), &profile}) {
+    std::size_t ceiling = set_up_eight(config_of(), 8, 4_GiB).planned_device_bytes();
+    const auto fits = [&] {
+      try {
+        set_up_eight(config_of(), 8, ceiling, known);
+        return true;
+      } catch (const PlanError&) {
+        return false;
+      }
+    };
+    while (fits()) ceiling -= 256_KiB;
+    EXPECT_TRUE(set_up_eight(config_of(), std::nullopt, ceiling, known).model->shape().offload_inputs);
+  }
+}
+
+TEST(RunSetup, OfBlocksComputedAgainTheModelHasEnough) {
+  EXPECT_NO_THROW(set_up_eight(config_of(), 8, 4_GiB));
+  EXPECT_THROW(set_up_eight(config_of(), 9, 4_GiB), UsageError);
+  TrainConfig config = config_of();
+  config.offload_activations = true;
+  EXPECT_THROW(set_up_eight(config, 7, 4_GiB), UsageError);
+  EXPECT_NO_THROW(set_up_eight(config, 8, 4_GiB));
+}
+
+// A fixed policy, so that seconds are those of the same plans.
+TEST(RunSetup, SomeBlocksAreNeverPredictedSlowerThanAllOrNone) {
+  const auto seconds = [](const RunSetup& run) { return run.prediction->choice.simulation.step_seconds; };
+  MachineProfile profile = testing::desktop();
+  for (const double flops : {1e9, 20e9, 400e9}) {
+    profile.matmul.value = profile.attention.value = flops;
+    for (const char* policy : {"host", "stream", "static:0.7"}) {
+      TrainConfig config = config_of(policy);
+      const std::size_t roomy = set_up_eight(config, 0, 4_GiB).planned_device_bytes();
+      for (std::size_t ceiling = roomy; ceiling > roomy / 2; ceiling -= roomy / 8) {
+        const double chosen = seconds(set_up_eight(config, std::nullopt, ceiling, &profile));
+        for (const std::int64_t blocks : {0, 8}) {
+          try {
+            EXPECT_LE(chosen, seconds(set_up_eight(config, blocks, ceiling, &profile))) << policy << " " << ceiling;
+          } catch (const PlanError&) {
+            EXPECT_LT(ceiling, roomy);
+          }
+        }
+      }
+    }
+  }
 }
 
 TEST(RunSetup, TheAdvisedCeilingOfHostMemoryFits) {

@@ -44,8 +44,9 @@ class OnAFakeGpu(unittest.TestCase):
 
     def test_every_policy_gives_one_digest_and_books_what_it_takes(self):
         digests = set()
-        for policy in ("device", "host", "interleave:2,resident=0.4", "stream"):
-            done = self.train(policy.replace(",", "-"), "--device", "cuda", "--policy", policy)
+        recompute = ("none", "block:1", "block", "auto")
+        for policy, kept in zip(("device", "host", "interleave:2,resident=0.4", "stream"), recompute):
+            done = self.train(policy.replace(",", "-"), "--device", "cuda", "--policy", policy, "--recompute", kept)
             self.assertEqual(done.returncode, 0, done.stderr)
             summary = self.summary(policy.replace(",", "-"))
             self.assertEqual(summary["device"], "cuda:0 Fake GPU")
