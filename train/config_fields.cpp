@@ -201,11 +201,12 @@ std::optional<std::int64_t> parse_recompute(std::string_view value) {
   if (value == "auto") return std::nullopt;
   if (value == "none") return 0;
   if (value == "block") return all_blocks;
-  if (!value.starts_with(counted)) {
+  const std::string_view count = value.starts_with(counted) ? value.substr(counted.size()) : std::string_view{};
+  if (count.empty() || count.find_first_not_of("0123456789") != std::string_view::npos) {
     throw UsageError(fmt::format("'{}'", value), "not supported", "use none, block, block:N, auto");
   }
-  const std::int64_t blocks = parse_integer(value.substr(counted.size()));
-  if (blocks < 0 || blocks == all_blocks) out_of_range(value, "block:0 to as many as the model has");
+  const std::int64_t blocks = parse_integer(count);
+  if (blocks == all_blocks) out_of_range(value, "as many blocks as the model has");
   return blocks;
 }
 
