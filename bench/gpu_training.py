@@ -26,13 +26,14 @@ def train(device, shape, product, figures):
         return device.fits(*device.run_of(shape, micro_batch, state, *WITHOUT_OFFLOAD, "--recompute", "none"))
 
     plain = next(filter(computes_nothing_twice, fitting), None)  # may be faster with fewer tokens
-    step_seconds, failed = {}, []
+    step_seconds, activations, failed = {}, {}, []
     for micro_batch in fitting:
         if step_seconds and micro_batch != plain:
             continue
         try:
             row = device.steps("device", *device.run_of(shape, micro_batch, state))
             step_seconds[micro_batch] = row["measured"]["step_seconds"]
+            activations[micro_batch] = row["activations"]
         except harness.BenchError as error:
             failed.append(f"micro-batch {micro_batch}: {error}")
     setting = {"state": state, **gpu.failure(failed)}
@@ -43,7 +44,7 @@ def train(device, shape, product, figures):
     figures.add(f"{shape.name}_over_product", [shape.flops(best) / seconds / product])
     figures.add(f"{shape.name}_step_seconds", [seconds])
     figures.add(f"{shape.name}_tokens_per_second", [best * shape.sequence / seconds])
-    return {**setting, "micro_batch": best, "step_seconds": step_seconds}
+    return {**setting, "micro_batch": best, "step_seconds": step_seconds, "activations": activations}
 
 
 def race_torch(device, python, shape, name, flags, seconds_of_a_sequence, figures):

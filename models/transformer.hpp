@@ -43,14 +43,13 @@ constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
 
 /// The shapes of one run; all memory is booked from them.
 struct RunShape {
-  std::int64_t batch = 1;          ///< B, sequences of a micro-batch
-  std::int64_t sequence = 1;       ///< T
-  std::int64_t micro_batches = 1;  ///< kept at once: those that one call of `train` takes through each layer
-  DType compute = DType::f32;      ///< of activations
-  /// The first so many blocks keep only their input, and compute the rest again in backward.
-  std::int64_t recomputed_blocks = 0;
-  bool training = true;         ///< false: forward only, nothing is kept
-  bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
+  std::int64_t batch = 1;              ///< B, sequences of a micro-batch
+  std::int64_t sequence = 1;           ///< T
+  std::int64_t micro_batches = 1;      ///< kept at once: those that one call of `train` takes through each layer
+  DType compute = DType::f32;          ///< of activations
+  std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
+  bool training = true;                ///< false: forward only, nothing is kept
+  bool offload_inputs = false;         ///< where all are computed again: their inputs wait on the host for backward
 };
 
 /// What becomes of activations until backward: "kept", "8 of 24 blocks recomputed", "recomputed", "recomputed, inputs

@@ -94,6 +94,9 @@ class Flags(ProgramTest):
                           "--recompute", "block:5", "--device", "cuda:7")
         for some in ("none", "block:0", "block:3"):
             self.refuse_train(2, ["--offload-activations"], "--offload-activations", "--recompute", some)
+        # Models with fewer are passed over.
+        self.succeed(self.run_program("plan", "--device", "host", "--recompute", "block:30", "--device-memory", "8GiB",
+                                      "--seq-len", "64", "--fit", "model"))
         for command in ("plan", "bench"):
             self.refused(self.run_program(command, "--model", "tiny-gpt2", "--device", "host", "--recompute", "block:5"),
                          2, "has 4 blocks")
