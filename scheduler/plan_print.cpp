@@ -30,7 +30,8 @@ std::string Plan::table() const {
   text += fmt::format("policy {}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
                       policy_text(), 100.0 * static_cast<double>(s.cpu) / all,
                       100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
-  if (update_threads > 0) text += fmt::format("CPU updates on {} threads\n", update_threads);
+  if (update_threads > 0)
+    text += fmt::format("CPU updates on {} thread{}\n", update_threads, update_threads == 1 ? "" : "s");
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;
 }

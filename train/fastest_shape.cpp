@@ -21,16 +21,6 @@ std::string predicted_gain(const Simulation& more, const Simulation& one) {
   return fmt::format("predicted {:.4g} s/step instead of {:.4g}", more.step_seconds, one.step_seconds);
 }
 
-/// Whether a better division was searched than the fixed policies', or none could be of use.
-bool searched(const Choice& choice) {
-  const auto near = [](const Candidate& c) { return c.fits && !c.simulation.given_up; };
-  return !choice.simulation.given_up || std::ranges::any_of(choice.candidates, near);
-}
-
-/// A search can take a fifth off the best fixed policy's step, and `choose_plan` makes none where that policy is slower
-/// than another shape's plan by an eighth. So it is told of a plan that is slower by this.
-constexpr double patience = 1.1;
-
 class Search {
  public:
   Search(const TrainConfig& config, const ModelConfig& model, const ShapeMachine& machine)
@@ -43,7 +33,7 @@ class Search {
   void try_ways(RunShape shape);
   void try_some_blocks(const RunShape& shape);
   void try_blocks(RunShape shape, std::int64_t blocks);
-  bool look_at(const RunShape& shape, double faster_than);
+  void look_at(const RunShape& shape);
   FastestShape planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
   std::optional<FastestShape> several_at_once(RunShape shape, double faster_than) const;
   FastestShape in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
@@ -101,21 +91,19 @@ FastestShape Search::in_better_order(const RunShape& shape, std::vector<LayerSec
   return faster(more->choice, one.choice) ? *std::move(more) : one;
 }
 
-/// Whether that was to the end. Throws PlanError where it does not fit.
-bool Search::look_at(const RunShape& shape, double faster_than) {
+/// Throws PlanError where it does not fit.
+void Search::look_at(const RunShape& shape) {
   std::vector<LayerSeconds> layers = machine_.compute(shape);
-  if (compute_of_step(layers) >= best_seconds()) return true;
-  FastestShape way = in_better_order(shape, std::move(layers), faster_than);
-  const bool to_the_end = searched(way.choice);
+  if (compute_of_step(layers) >= best_seconds()) return;
+  FastestShape way = in_better_order(shape, std::move(layers), best_seconds());
   if (!best_ || faster(way.choice, best_->choice)) best_ = std::move(way);
-  return to_the_end;
 }
 
 /// As many blocks as there are, or none.
 void Search::try_ways(RunShape shape) {
   do {
     try {
-      if (!look_at(shape, best_seconds())) look_at(shape, patience * best_seconds());
+      look_at(shape);
     } catch (const PlanError&) {
       RunShape less = shape;
       if (!best_ && !keep_less(config_, model_, less)) throw;
@@ -129,7 +117,7 @@ void Search::try_blocks(RunShape shape, std::int64_t blocks) {
   shape.recomputed_blocks = blocks;
   const double waits = best_seconds() - compute_of_step(best_->compute);
   if (compute_of_step(machine_.compute(shape)) >= best_seconds() - 0.5 * waits) return;
-  look_at(shape, patience * best_seconds());
+  look_at(shape);
 }
 
 /// Each block that keeps its activations saves a forward and takes memory that state or weights could have. The step

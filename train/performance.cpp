@@ -37,10 +37,11 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, bool recompute
   work.backward.memory_bytes = 2.0 * work.forward.memory_bytes;
   work.backward.kernels = 24.0;
   if (recomputed) {
-    work.backward.matmul_flops += work.forward.matmul_flops;
+    // All but the last product and its residual sum, which only make the block's output.
+    work.backward.matmul_flops += work.forward.matmul_flops - 2.0 * tokens * width * ffn;
     work.backward.attention_flops += work.forward.attention_flops;
-    work.backward.memory_bytes += work.forward.memory_bytes;
-    work.backward.kernels += work.forward.kernels;
+    work.backward.memory_bytes += work.forward.memory_bytes - 3.0 * tokens * element * width;
+    work.backward.kernels += work.forward.kernels - 1.0;
   }
   return work;
 }

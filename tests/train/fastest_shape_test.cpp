@@ -33,15 +33,10 @@ ModelConfig model_of(std::int64_t layers) {
   return model;
 }
 
-/// A choice of a step that takes so many seconds, and this times as long where no better division is searched.
-Choice choice_of(double seconds, double faster_than, double fixed = 0.0) {
-  constexpr double given_up_beyond = 1.12;  // as choose_plan
-  const bool searched = fixed * seconds <= given_up_beyond * faster_than;
+/// A choice of a step that takes so many seconds.
+Choice choice_of(double seconds, double faster_than) {
   Choice choice;
-  Candidate& best_fixed = choice.candidates.emplace_back();
-  best_fixed.fits = true;
-  best_fixed.simulation.given_up = !searched;
-  choice.simulation.given_up = !searched || seconds > faster_than;
+  choice.simulation.given_up = seconds > faster_than;
   choice.simulation.step_seconds = choice.simulation.given_up ? 1.001 * faster_than : seconds;
   return choice;
 }
@@ -51,7 +46,6 @@ struct Machine {
   std::map<std::string, double> seconds;
   std::map<std::string, double> least{};
   bool streams = true;
-  std::map<std::string, double> fixed{};  ///< times that fixed policies take longer
   std::vector<std::string> asked{};
 
   FastestShape fastest(std::int64_t grad_accum = 8, AccumulationOrder order = AccumulationOrder::automatic) {
@@ -64,8 +58,7 @@ struct Machine {
       asked.push_back(name(shape));
       const auto found = seconds.find(name(shape));
       if (found == seconds.end()) throw PlanError("it does not fit", name(shape), "");
-      const auto longer = fixed.find(name(shape));
-      Choice choice = choice_of(found->second, faster_than, longer == fixed.end() ? 0.0 : longer->second);
+      Choice choice = choice_of(found->second, faster_than);
       choice.plan.layers.push_back({.resident = !streams});
       choice.plan.max_micro_batches = static_cast<int>(grad_accum);
       return choice;
@@ -122,16 +115,6 @@ TEST(FastestShape, KeepsLessWhereThatIsFaster) {
   Machine computes{{{"none 1", 5.0}, {"block 1", 4.0}}, {{"block 1", 6.0}, {"offload 1", 6.0}}};
   EXPECT_EQ(name(computes.fastest(1).shape), "none 1");
   EXPECT_THAT(computes.asked, ElementsAre("none 1"));
-}
-
-// Its fixed policies are slower than the first shape by a fifth, and what a search makes of them is faster.
-TEST(FastestShape, NoShapeIsLostForWantOfASearch) {
-  Machine machine{{{"none 1", 9.0}, {"block 1", 8.5}}};
-  machine.fixed = {{"block 1", 1.25}};
-  EXPECT_EQ(name(machine.fastest(1).shape), "block 1");
-  Machine hopeless{{{"none 1", 9.0}, {"block 1", 8.5}}};
-  hopeless.fixed = {{"block 1", 2.0}};
-  EXPECT_EQ(name(hopeless.fastest(1).shape), "none 1");
 }
 
 constexpr std::int64_t offloaded = -1;  // instead of a number of blocks
