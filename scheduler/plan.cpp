@@ -255,6 +255,7 @@ Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options
                     std::size_t ceiling) {
   Plan plan = options.policy.kind == Policy::Kind::automatic ? plan_automatic(layout, options, facts, ceiling)
                                                              : plan_fixed(layout, options, facts, ceiling);
+  plan.storage_hash = layout.storage_hash();  // here, as many plans are built before one is taken
   plan.reserved_device_memory -= facts.device_reserved;
   plan.device_reserved = facts.device_reserved;
   plan.reserved_host_memory = options.reserved_host_memory;

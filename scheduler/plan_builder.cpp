@@ -31,7 +31,6 @@ std::size_t bytes_of(std::int64_t elements, int bytes_each) {
 PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& options)
     : layout_(layout), options_(options) {
   plan_.policy = options.policy;
-  plan_.storage_hash = layout.storage_hash();
   plan_.max_micro_batches = options.max_micro_batches;
   plan_.update_threads = options.update_threads;
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
