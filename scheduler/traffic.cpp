@@ -9,8 +9,27 @@ namespace {
 
 class Count {
  public:
-  explicit Count(Unfolder& unfolder) : unfolder_(unfolder) {}
+  Count(const ParameterLayout& layout, const Plan& plan, int micro_batches)
+      : layers_(layout.layer_count()),
+        at_once_(plan.micro_batches_at_once),
+        micro_batches_(micro_batches),
+        unfolder_(layout, plan) {}
 
+  void step() {
+    unfolder_.begin_step(micro_batches_);
+    unfolder_.prefetch(tasks_);
+    for (int first = 0; first < micro_batches_; first += at_once_) {
+      for (int l = 0; l < layers_; ++l) pass(l, 0);
+      for (int l = layers_ - 1; l >= 0; --l) pass(l, std::min(at_once_, micro_batches_ - first));
+    }
+    unfolder_.update(tasks_);
+    unfolder_.end_pass();
+    add();
+  }
+
+  Traffic traffic;
+
+ private:
   /// With the gradients of so many micro-batches.
   void pass(int layer, int gradients) {
     const Visit visit = unfolder_.visit(layer, tasks_);
@@ -33,40 +52,29 @@ class Count {
     tasks_.clear();
   }
 
-  TaskList& tasks() { return tasks_; }
-  Traffic traffic;
-
- private:
-  Unfolder& unfolder_;
+  int layers_;
+  int at_once_;
+  int micro_batches_;
+  Unfolder unfolder_;
   TaskList tasks_;
 };
 
 }  // namespace
 
 Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int micro_batches, int steps) {
-  Unfolder unfolder(layout, plan);
-  Count count(unfolder);
-  for (int step = 0; step < steps; ++step) {
-    unfolder.begin_step(micro_batches);
-    unfolder.prefetch(count.tasks());
-    for (int first = 0; first < micro_batches; first += plan.micro_batches_at_once) {
-      const int at_once = std::min(plan.micro_batches_at_once, micro_batches - first);
-      for (int l = 0; l < layout.layer_count(); ++l) count.pass(l, 0);
-      for (int l = layout.layer_count() - 1; l >= 0; --l) count.pass(l, at_once);
-    }
-    unfolder.update(count.tasks());
-    unfolder.end_pass();
-    count.add();
-  }
+  Count count(layout, plan, micro_batches);
+  for (int step = 0; step < steps; ++step) count.step();
   return count.traffic;
 }
 
 Traffic traffic_of_step(const ParameterLayout& layout, Plan plan, int micro_batches) {
   plan.piece_elements = plan.subgroup_size;  // as many bytes in fewer tasks
-  constexpr int cold = 2;                    // from then on each step finds what the one before it left
-  const Traffic before = predict_traffic(layout, plan, micro_batches, cold);
-  const Traffic after = predict_traffic(layout, plan, micro_batches, cold + 1);
-  return {after.host_to_device - before.host_to_device, after.device_to_host - before.device_to_host};
+  Count count(layout, plan, micro_batches);
+  count.step();
+  count.step();  // from then on each step finds what the one before it left
+  count.traffic = {};
+  count.step();
+  return count.traffic;
 }
 
 }  // namespace tandem
