@@ -84,7 +84,6 @@ class Bench {
   Bench(const BenchFlags& flags, TrainConfig config, ModelSource source, std::string command)
       : flags_(flags), config_(std::move(config)), source_(std::move(source)) {
     report_.command = std::move(command);
-    report_.version = version;
     report_.model = source_.config.name;
     report_.tokens = static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len);
     layout_ = frozen_layout(source_.config, config_.freeze);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/version.hpp"
 
 namespace tandem {
 namespace {

@@ -20,7 +20,6 @@ struct BenchReport {
   std::string machine;
   std::string model;
   std::string command;
-  std::string version;
   double parameters = 0.0;
   double tokens = 0.0;            ///< of a step
   bool compute_measured = false;  ///< forward and backward are predicted as measured, not by the calibration alone

@@ -314,7 +314,7 @@ double Search::seconds_of(const Division& division, double limit) {
   return seconds_with({divided(division), best_->update_threads}, limit);
 }
 
-/// Of `subgroups`, where of the others this share is streamed.
+/// How many subgroups can stay on the device where of the others this share is streamed.
 std::size_t Search::most_residents(double streamed_share) {
   std::size_t low = 0;
   std::size_t high = best_->subgroups.size();
