@@ -105,7 +105,7 @@ void linear_backward_weight(const TensorView& dy, const TensorView& x, const Ten
   check.activations(dy, "dy", 2);
   check.activations(x, "x", 2);
   check.require(x, "x", dy.dtype, {dy.shape[0], x.shape[1]});
-  check.require(dw, "dw", DType::f32, {dy.shape[1], x.shape[1]});
+  check.optional(dw, "dw", dw.dtype == DType::bf16 ? DType::bf16 : DType::f32, {dy.shape[1], x.shape[1]});
   check.optional(dbias, "dbias", DType::f32, {dy.shape[1]});
 }
 

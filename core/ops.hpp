@@ -4,7 +4,8 @@
 // are dense and row-major. Throws MisuseError on shapes or dtypes that do not fit.
 //
 // Types: *activations* are f32 or bf16 (the compute type, the same for all operands of a call),
-// *weights* bf16, *parameter gradients* f32 and always added to, never overwritten. Sums are fp32.
+// *weights* bf16, *parameter gradients* f32 and added to, never overwritten, but for one that may be bf16 and is
+// written. Sums are fp32.
 // N stands for B * T tokens. An empty view (null data) leaves that operand or result out.
 // Results are a function of the inputs, the shapes and the device alone: no unordered sums.
 #include <cstddef>
@@ -73,7 +74,7 @@ class Ops {
   /// dx (N, I) = dy w, or += where `accumulate`.
   virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate,
                                      StreamView stream) = 0;
-  /// dw (O, I) += dy^T x; dbias (O) f32 += column sums of dy, or empty.
+  /// dw (O, I) f32 += dy^T x, or bf16 = dy^T x, rounded once; dbias (O) f32 += column sums of dy. Each may be empty.
   virtual void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias,
                                       StreamView stream) = 0;
   /// y = residual + (x w^T + bias): the two operations, or one that rounds their sum once. `residual` (N, O) is of y's

@@ -17,10 +17,10 @@ const Parameter& storage_of(const ParameterLayout& layout, int layer, std::strin
   return layout.layer(p.tied_layer).parameters.at(static_cast<std::size_t>(p.tied_index));
 }
 
-TensorView view_of(const Parameter& p, const LayerBases& bases, DType dtype) {
+TensorView view_of(const Parameter& p, const LayerBases& bases, std::size_t offset, DType dtype) {
   void* base = bases.of(p.layer);
   if (base == nullptr) throw MisuseError(fmt::format("memory of '{}' is not covered by this guard", p.full_name));
-  return {static_cast<std::byte*>(base) + static_cast<std::size_t>(p.offset) * size_of(dtype), dtype, p.shape};
+  return {static_cast<std::byte*>(base) + offset, dtype, p.shape};
 }
 
 }  // namespace
@@ -67,7 +67,8 @@ WeightsGuard::~WeightsGuard() { release(); }
 
 TensorView WeightsGuard::operator[](std::string_view name) const {
   if (access() == nullptr) throw MisuseError(fmt::format("weights of '{}' read through an empty guard", name));
-  return view_of(storage_of(*layout_, layer_, name), bases_, DType::bf16);
+  const Parameter& p = storage_of(*layout_, layer_, name);
+  return view_of(p, bases_, static_cast<std::size_t>(p.offset) * size_of(DType::bf16), DType::bf16);
 }
 
 void WeightsGuard::also_used_on(StreamView stream) {
@@ -112,7 +113,7 @@ TensorView GradientsGuard::operator[](std::string_view name) const {
   }
   const Parameter& p = storage_of(*layout_, layer_, name);
   if (!p.options.trainable) return {};
-  return view_of(p, bases_, DType::f32);
+  return view_of(p, bases_, layout_->layer(p.layer).gradient_offset(p.offset), p.options.gradient);
 }
 
 void GradientsGuard::commit(StreamView stream) {

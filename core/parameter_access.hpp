@@ -59,9 +59,9 @@ class WeightsGuard {
   StreamView stream_;
 };
 
-/// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to. Must be
-/// committed once; destroying it uncommitted abandons the step. Of a tied parameter both layers add to one buffer, which
-/// holds what the other has committed before.
+/// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to; or, where a parameter's options
+/// say bf16, undefined at first, to be written whole. Must be committed once; destroying it uncommitted abandons the
+/// step. Of a tied parameter both layers add to one buffer, which holds what the other has committed before.
 class GradientsGuard {
  public:
   GradientsGuard() = default;
@@ -73,9 +73,8 @@ class GradientsGuard {
   GradientsGuard& operator=(const GradientsGuard&) = delete;
   ~GradientsGuard();
 
-  /// f32, the parameter's shape; empty for a frozen parameter.
+  /// Of the parameter's shape and the type that its options say; empty for a frozen parameter.
   TensorView operator[](std::string_view name) const;
-  DType dtype() const noexcept { return DType::f32; }
   /// The work that fills them has been queued on `stream`: complete for this micro-batch. Does not block.
   void commit(StreamView stream);
 
@@ -98,7 +97,7 @@ class ParameterAccess {
   /// Makes `stream` wait until the layer's weights are on the device. Blocks until everything that they wait for has
   /// been queued, updates on the CPU included.
   virtual WeightsGuard fetch(int layer, StreamView stream) = 0;
-  /// Makes `stream` wait until the layer's gradient buffer is free and zero.
+  /// Makes `stream` wait until the layer's gradient buffer is free, and zero where it is to be added to.
   virtual GradientsGuard gradients(int layer, StreamView stream) = 0;
 
  protected:

@@ -32,6 +32,12 @@ int Layer::find(std::string_view parameter) const noexcept {
   return -1;
 }
 
+std::size_t Layer::gradient_offset(std::int64_t element) const noexcept {
+  const std::int64_t summed = std::min(element, summed_elements);
+  return static_cast<std::size_t>(summed) * size_of(DType::f32) +
+         static_cast<std::size_t>(element - summed) * size_of(DType::bf16);
+}
+
 ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_view name, Shape shape,
                                                                   ParameterOptions options) {
   Layer& layer = layout_->layers_.at(static_cast<std::size_t>(layer_));
@@ -47,6 +53,7 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
     throw MisuseError(fmt::format("parameter '{}' has lr_scale {}", full_name, options.lr_scale),
                       "it must be finite and not negative");
   }
+  if (options.gradient == DType::i32) throw MisuseError(fmt::format("parameter '{}' has an i32 gradient", full_name));
   Parameter parameter;
   parameter.name = name;
   parameter.full_name = full_name;
@@ -84,6 +91,9 @@ void ParameterLayout::tie(std::string_view owner_name, std::string_view shared_n
   if (owner->tied() || shared->tied()) {
     throw MisuseError(what, fmt::format("'{}' is tied already", owner->tied() ? owner_name : shared_name));
   }
+  if (owner->options.gradient == DType::bf16 || shared->options.gradient == DType::bf16) {
+    throw MisuseError(what, "bf16 gradients do not add up", "leave ParameterOptions::gradient of both f32");
+  }
   const int shared_layer = shared->layer;
   const int shared_index = layer(shared_layer).find(shared->name);
   for (const Layer& other : layers_) {
@@ -120,7 +130,8 @@ std::string ParameterLayout::storage_hash() const {
     const auto parameters = static_cast<std::int64_t>(layer.parameters.size());
     hash.add(&parameters, sizeof parameters);
     for (const Parameter& p : layer.parameters) {
-      const std::array<std::int64_t, 4> of{p.count, p.options.trainable ? 1 : 0, p.tied_layer, p.tied_index};
+      const std::array<std::int64_t, 5> of{p.count, p.options.trainable ? 1 : 0, p.tied_layer, p.tied_index,
+                                           p.options.gradient == DType::bf16 ? 1 : 0};
       hash.add(of.data(), sizeof of);
     }
   }
@@ -151,18 +162,19 @@ std::int64_t ParameterLayout::state_elements() const noexcept {
   return elements;
 }
 
-// Trainable parameters first, so that optimizer state and gradients are a prefix of the layer's array.
 void ParameterLayout::place(Layer& layer) {
   std::int64_t offset = 0;
-  for (const bool trainable : {true, false}) {
+  const auto append = [&](const auto& belongs) {
     for (Parameter& p : layer.parameters) {
-      if (p.tied() || p.options.trainable != trainable) continue;
+      if (p.tied() || !belongs(p.options)) continue;
       p.offset = offset;
       offset += p.padded_count;
     }
-    if (trainable) layer.state_elements = offset;
-  }
-  layer.elements = offset;
+    return offset;
+  };
+  layer.summed_elements = append([](const ParameterOptions& o) { return o.trainable && o.gradient == DType::f32; });
+  layer.state_elements = append([](const ParameterOptions& o) { return o.trainable && o.gradient != DType::f32; });
+  layer.elements = append([](const ParameterOptions& o) { return !o.trainable; });
   // A tied parameter says where its owner lies, also after the owner's layer has grown.
   for (Layer& other : layers_) {
     for (Parameter& p : other.parameters) {

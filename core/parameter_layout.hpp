@@ -14,6 +14,10 @@ struct ParameterOptions {
   bool decay = true;      ///< weight decay applies
   bool trainable = true;  ///< false: no gradient, no optimizer state, no decay
   double lr_scale = 1.0;  ///< multiplies the learning rate
+  /// What the caller makes of its gradient in a micro-batch. f32: sums, in a buffer that is zero at first. bf16: the
+  /// gradient itself, rounded to nearest even and written whole, in a buffer of anything; half the memory, and no pass
+  /// over it to zero, to add to and to round. Not of tied parameters, whose gradient has several contributions.
+  DType gradient = DType::f32;
 };
 
 /// One parameter of a layer. Its elements occupy [offset, offset + count) of the layer's flat arrays,
@@ -33,13 +37,18 @@ struct Parameter {
 };
 
 /// One layer: the unit of fetching. Trainable parameters come first in its flat arrays, so that the
-/// optimizer state is the prefix [0, state_elements).
+/// optimizer state is the prefix [0, state_elements); and of those the ones with f32 gradients, so that a buffer for
+/// the layer's gradients is their sums and then the bf16 of the others.
 struct Layer {
   std::string name;
-  std::vector<Parameter> parameters;   ///< in order of declaration
-  std::int64_t elements = 0;           ///< of the flat weights, padded
-  std::int64_t state_elements = 0;     ///< trainable part, padded
-  std::vector<int> borrows;            ///< layers whose parameters this one shares through ties
+  std::vector<Parameter> parameters;  ///< in order of declaration
+  std::int64_t elements = 0;          ///< of the flat weights, padded
+  std::int64_t state_elements = 0;    ///< trainable part, padded
+  std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
+  std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
+  /// Where the gradient of a trained element lies in the layer's buffer, in bytes; of `state_elements` the buffer's
+  /// size.
+  std::size_t gradient_offset(std::int64_t element) const noexcept;
   /// Index in `parameters`, or -1.
   int find(std::string_view parameter) const noexcept;
 };
@@ -62,7 +71,7 @@ class ParameterLayout {
   /// Throws MisuseError when the name is taken or empty.
   LayerBuilder add_layer(std::string_view name);
   /// `shared` ("head.weight") uses the storage of `owner` ("embedding.tokens"); both declared, of one
-  /// shape, in different layers. Gradients of both are summed and counted once;
+  /// shape, in different layers. Gradients of both are summed in f32 and counted once;
   /// the owner's options hold for both. Throws MisuseError otherwise.
   void tie(std::string_view owner, std::string_view shared);
 

@@ -142,22 +142,35 @@ void backward_input(Parallel& parallel, const Workspace& workspace, const Dy* dy
   });
 }
 
-/// dw tile (outputs x inputs), summed over tokens: here the rows are outputs, the depth is tokens.
-template <class Dy, class X>
-void backward_weight(Parallel& parallel, const Workspace& workspace, const Dy* dy, const X* x, float* dw,
-                     std::int64_t n, std::int64_t in, std::int64_t out) {
+/// dw tile (outputs x inputs), summed over tokens: here the rows are outputs, the depth is tokens. fp32 is added to,
+/// bf16 is written.
+template <class Dy, class X, class Dw>
+void backward_weight(Parallel& parallel, const Workspace& workspace, const Dy* dy, const X* x, Dw* dw, std::int64_t n,
+                     std::int64_t in, std::int64_t out) {
   const Blocks outputs(out, most_columns, grain), inputs(in, most_depth, grain), tokens(n, most_rows);
-  const Extents room{is_float<Dy> ? 0 : outputs.size * tokens.size, is_float<X> ? 0 : inputs.size * tokens.size, 0};
+  const Extents room{is_float<Dy> ? 0 : outputs.size * tokens.size, is_float<X> ? 0 : inputs.size * tokens.size,
+                     is_float<Dw> ? 0 : outputs.size * inputs.size};
   for_tiles(parallel, outputs.count * inputs.count, workspace, room.bytes(), [&](std::int64_t tile, Scratch scratch) {
     const TileBuffers buffer(scratch, room.left, room.right, room.result);
     const std::int64_t o = outputs.begin(tile / inputs.count), on = outputs.length(tile / inputs.count);
     const std::int64_t i = inputs.begin(tile % inputs.count), width = inputs.length(tile % inputs.count);
+    Dw* const target = dw + o * in + i;
+    float* result = buffer.result;
+    std::int64_t stride = width;
+    if constexpr (is_float<Dw>) {
+      result = target;
+      stride = in;
+    }
     for (std::int64_t t = 0; t < tokens.count; ++t) {
       const std::int64_t k = tokens.begin(t), kn = tokens.length(t);
       const FloatBlock a = as_floats(dy + k * out + o, out, kn, on, buffer.left);
       const FloatBlock b = as_floats(x + k * in + i, in, kn, width, buffer.right);
-      gemm(Op::transposed, Op::plain, on, width, kn, 1.0F, a.data, a.stride, b.data, b.stride, 1.0F, dw + o * in + i,
-           in);
+      const float beta = is_float<Dw> || t > 0 ? 1.0F : 0.0F;
+      gemm(Op::transposed, Op::plain, on, width, kn, 1.0F, a.data, a.stride, b.data, b.stride, beta, result, stride);
+    }
+    if constexpr (!is_float<Dw>) {
+      if (tokens.count == 0) std::fill_n(result, on * width, 0.0F);
+      store_block(result, on, width, target, in);
     }
   });
 }
@@ -186,8 +199,10 @@ std::size_t linear_scratch(std::int64_t rows, std::int64_t in, std::int64_t out,
   const std::int64_t widest = std::max(whole_vectors(in), whole_vectors(out));
   const std::int64_t d = std::min(most_depth, widest);
   const std::int64_t c = std::min(most_columns, widest);
-  const std::size_t each = activations == DType::f32 ? TileBuffers::bytes(0, c * d, 0)
-                                                     : TileBuffers::bytes(r * d, std::max(c, r) * d, r * c);
+  // A weight's tile as fp32, or that of its gradient before it is rounded, c d either way.
+  const std::size_t each = activations == DType::f32
+                               ? TileBuffers::bytes(0, c * d, 0)
+                               : TileBuffers::bytes(r * d, std::max(c, r) * d, std::max(r, d) * c);
   return static_cast<std::size_t>(threads) * each;
 }
 
@@ -212,12 +227,16 @@ void linear_backward_input(Parallel& parallel, const Workspace& workspace, Tenso
 
 void linear_backward_weight(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView x, TensorView dw,
                             TensorView dbias) {
-  const std::int64_t n = dy.shape[0], out = dw.shape[0], in = dw.shape[1];
+  const std::int64_t n = dy.shape[0], out = dy.shape[1], in = x.shape[1];
   with_activation(dy.dtype, [&](auto dy_type) {
     const auto* const gradient = dy.as<decltype(dy_type)>();
-    with_activation(x.dtype, [&](auto x_type) {
-      backward_weight(parallel, workspace, gradient, x.as<decltype(x_type)>(), dw.as<float>(), n, in, out);
-    });
+    const auto multiply = [&](auto x_type, auto dw_type) {
+      backward_weight(parallel, workspace, gradient, x.as<decltype(x_type)>(), dw.as<decltype(dw_type)>(), n, in, out);
+    };
+    if (dw) {
+      with_activation(
+          x.dtype, [&](auto x_type) { with_activation(dw.dtype, [&](auto dw_type) { multiply(x_type, dw_type); }); });
+    }
     if (dbias) backward_bias(parallel, gradient, dbias.as<float>(), n, out);
   });
 }

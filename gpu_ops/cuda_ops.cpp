@@ -188,16 +188,18 @@ void CudaOps::linear_gelu_backward_input(TensorView dy, TensorView w, TensorView
 void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) {
   checks::linear_backward_weight(dy, x, dw, dbias);
   CUstream_st* const native = native_stream(stream);
-  multiply({.m = dw.shape[0],
-            .n = dw.shape[1],
-            .k = dy.shape[0],
-            .a = factor(dy, true),
-            .b = factor(x, false),
-            .addend = dw.data,
-            .c = dw.data,
-            .c_dtype = DType::f32,
-            .c_stride = dw.shape[1]},
-           native);
+  if (dw) {
+    multiply({.m = dw.shape[0],
+              .n = dw.shape[1],
+              .k = dy.shape[0],
+              .a = factor(dy, true),
+              .b = factor(x, false),
+              .addend = dw.dtype == DType::f32 ? dw.data : nullptr,
+              .c = dw.data,
+              .c_dtype = dw.dtype,
+              .c_stride = dw.shape[1]},
+             native);
+  }
   if (dbias) gpu::add_column_sums(dy, dbias, scratch(gpu::column_sums_scratch(dy.shape[1])), native);
 }
 

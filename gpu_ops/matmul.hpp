@@ -31,7 +31,7 @@ enum class Epilogue : std::uint8_t {
 };
 
 /// c (m, n) = a (m, k) b (k, n) + bias + addend, rounded once. Sums are fp32.
-/// Types a, b -> c: bf16, bf16 -> bf16 or f32; f32, bf16 -> f32; f32, f32 -> f32.
+/// Types a, b -> c: bf16, bf16 -> bf16 or f32; f32, bf16 -> f32; f32, f32 -> f32 or bf16.
 struct Product {
   std::int64_t m = 0, n = 0, k = 0;
   Factor a, b;

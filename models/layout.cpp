@@ -9,22 +9,22 @@ namespace {
 
 constexpr ParameterOptions vector_options{.decay = false};
 
-void add_gpt2_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c) {
+void add_gpt2_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, ParameterOptions product) {
   layer.add("ln_1.weight", {c.width}, vector_options)
       .add("ln_1.bias", {c.width}, vector_options)
-      .add("attn.c_attn.weight", {3 * c.width, c.width})
+      .add("attn.c_attn.weight", {3 * c.width, c.width}, product)
       .add("attn.c_attn.bias", {3 * c.width}, vector_options)
-      .add("attn.c_proj.weight", {c.width, c.width})
+      .add("attn.c_proj.weight", {c.width, c.width}, product)
       .add("attn.c_proj.bias", {c.width}, vector_options)
       .add("ln_2.weight", {c.width}, vector_options)
       .add("ln_2.bias", {c.width}, vector_options)
-      .add("mlp.c_fc.weight", {c.ffn, c.width})
+      .add("mlp.c_fc.weight", {c.ffn, c.width}, product)
       .add("mlp.c_fc.bias", {c.ffn}, vector_options)
-      .add("mlp.c_proj.weight", {c.width, c.ffn})
+      .add("mlp.c_proj.weight", {c.width, c.ffn}, product)
       .add("mlp.c_proj.bias", {c.width}, vector_options);
 }
 
-void add_llama_attention(ParameterLayout::LayerBuilder& layer, const ModelConfig& c) {
+void add_llama_attention(ParameterLayout::LayerBuilder& layer, const ModelConfig& c, ParameterOptions product) {
   const std::int64_t query = c.heads * c.head_dim;
   const std::int64_t key = c.kv_heads * c.head_dim;
   const struct {
@@ -32,23 +32,23 @@ void add_llama_attention(ParameterLayout::LayerBuilder& layer, const ModelConfig
     std::int64_t outputs;
   } projections[] = {{"self_attn.q_proj", query}, {"self_attn.k_proj", key}, {"self_attn.v_proj", key}};
   for (const auto& [name, outputs] : projections) {
-    layer.add(name + ".weight", {outputs, c.width});
+    layer.add(name + ".weight", {outputs, c.width}, product);
     if (c.qkv_bias) layer.add(name + ".bias", {outputs}, vector_options);
   }
   if (c.qk_norm) {
     layer.add("self_attn.q_norm.weight", {c.head_dim}, vector_options);
     layer.add("self_attn.k_norm.weight", {c.head_dim}, vector_options);
   }
-  layer.add("self_attn.o_proj.weight", {c.width, query});
+  layer.add("self_attn.o_proj.weight", {c.width, query}, product);
 }
 
-void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c) {
+void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, ParameterOptions product) {
   layer.add("input_layernorm.weight", {c.width}, vector_options);
-  add_llama_attention(layer, c);
+  add_llama_attention(layer, c, product);
   layer.add("post_attention_layernorm.weight", {c.width}, vector_options)
-      .add("mlp.gate_proj.weight", {c.ffn, c.width})
-      .add("mlp.up_proj.weight", {c.ffn, c.width})
-      .add("mlp.down_proj.weight", {c.width, c.ffn});
+      .add("mlp.gate_proj.weight", {c.ffn, c.width}, product)
+      .add("mlp.up_proj.weight", {c.ffn, c.width}, product)
+      .add("mlp.down_proj.weight", {c.width, c.ffn}, product);
 }
 
 std::string block_name(std::int64_t index) { return fmt::format("block.{}", index); }
@@ -74,7 +74,7 @@ HfTensor llama_tensor(const ModelConfig& c, const Parameter& p) {
 
 }  // namespace
 
-ParameterLayout layout_of(const ModelConfig& config) {
+ParameterLayout layout_of(const ModelConfig& config, DType products) {
   config.validate();
   const bool gpt2 = config.family == Family::gpt2;
   ParameterLayout layout;
@@ -82,7 +82,7 @@ ParameterLayout layout_of(const ModelConfig& config) {
   embedding.add("tokens", {config.vocabulary, config.width});
   if (gpt2) embedding.add("positions", {config.positions, config.width});
   for (std::int64_t i = 0; i < config.layers; ++i) {
-    (gpt2 ? add_gpt2_block : add_llama_block)(layout.add_layer(block_name(i)), config);
+    (gpt2 ? add_gpt2_block : add_llama_block)(layout.add_layer(block_name(i)), config, {.gradient = products});
   }
   auto head = layout.add_layer("head");
   head.add("norm.weight", {config.width}, vector_options);

@@ -20,8 +20,9 @@
 namespace tandem {
 
 /// Layers, in forward order: the embedding, each block, the head (final norm and output weight). With a
-/// tied head the output weight is tied to the token embedding. All weights (O, I), whatever the family.
-ParameterLayout layout_of(const ModelConfig& config);
+/// tied head the output weight is tied to the token embedding. All weights (O, I), whatever the family. `products`: the
+/// type of those gradients that are one matrix product, the weights' of the linear layers in blocks.
+ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf16);
 
 /// How a Hugging Face tensor corresponds to a parameter.
 struct HfTensor {

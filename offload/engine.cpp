@@ -105,6 +105,7 @@ class OffloadEngine::Impl {
   double gradient_norm() const;
   double clip_factor(double norm) const;
   void set_update(double scale);
+  void clear_gradients(const GradientPlace& place, StreamView stream);
   void refuse_half_updated() const;
   void note_submitted(const Task& task);
   void note_done(const Task& task);
@@ -472,10 +473,24 @@ GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
   GradientsGuard guard(&engine_, &layout_, layer, held.ticket, bases);
   executor_.begin_caller_task(held.visit.id, stream, "gradients of layer");
   for (const GradientPlace& place : held.visit.gradients) {
-    const auto bytes = static_cast<std::size_t>(layout_.layer(place.layer).state_elements) * sizeof(float);
-    if (place.fresh) device_.fill_zero(storage_.gradient_buffer(place.buffer), bytes, stream);
+    if (place.fresh) clear_gradients(place, stream);
   }
   return guard;
+}
+
+/// What callers add to, and the padding of what they write.
+void OffloadEngine::Impl::clear_gradients(const GradientPlace& place, StreamView stream) {
+  const Layer& layer = layout_.layer(place.layer);
+  std::byte* const buffer = storage_.gradient_buffer(place.buffer);
+  const auto clear = [&](std::int64_t begin, std::int64_t end) {
+    const std::size_t first = layer.gradient_offset(begin), last = layer.gradient_offset(end);
+    if (last > first) device_.fill_zero(buffer + first, last - first, stream);
+  };
+  clear(0, layer.summed_elements);
+  for (const Parameter& p : layer.parameters) {
+    if (p.tied() || !p.options.trainable || p.offset < layer.summed_elements) continue;
+    clear(p.offset + p.count, p.offset + p.padded_count);
+  }
 }
 
 void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {

@@ -42,7 +42,7 @@ void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan,
   }
   for (const SizeClass& size : plan.size_classes) {
     for (int i = 0; i < size.gradient_buffers; ++i) {
-      carving.gradient_buffers.push_back(carve<float>(arena, size.gradient_elements, "gradient buffer"));
+      carving.gradient_buffers.push_back(static_cast<std::byte*>(arena.carve(size.gradient_bytes, "gradient buffer")));
     }
   }
   for (const SizeClass& size : plan.size_classes) {

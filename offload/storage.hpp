@@ -31,7 +31,7 @@ struct Carving {
   std::vector<bf16*> resident_weights;  ///< by layer; null where not resident
   std::vector<bf16*> host_weights;      ///< by layer; null where the host has none
   std::vector<bf16*> weight_buffers;
-  std::vector<float*> gradient_buffers;
+  std::vector<std::byte*> gradient_buffers;  ///< of a layer at a time, as Layer::gradient_offset says
   std::vector<float*> sum_buffers;
   std::vector<bf16*> staging;
   std::vector<StateBuffer> state_buffers;
@@ -54,7 +54,7 @@ class Storage {
   bf16* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
   bf16* host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)]; }
   bf16* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
-  float* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
+  std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
   float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
   bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
   const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }

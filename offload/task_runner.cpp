@@ -111,14 +111,15 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::fetch_weights:
       return fetch_weights(task, stream);
     case TaskKind::round_gradient:
-      return device_.ops().round(storage_.gradient_buffer(task.buffer) + task.begin, storage_.staging(task.staging),
+      return device_.ops().round(static_cast<const float*>(caller_gradient(task)), storage_.staging(task.staging),
                                  task.count(), stream);
     case TaskKind::sum_gradient:
       return sum_gradient(task, stream);
     case TaskKind::keep_gradient:
       return keep_gradient(task, stream);
     case TaskKind::flush_gradient:
-      return to_host(memory->gradient + at, storage_.staging(task.staging), bf16_bytes(task.count()), stream);
+      return to_host(memory->gradient + at, task.staging < 0 ? caller_gradient(task) : storage_.staging(task.staging),
+                     bf16_bytes(task.count()), stream);
     case TaskKind::fetch_norm: {
       const std::int64_t block = at / layout_quantum;
       return to_host(memory->host_norm + block, memory->device_norm + block, task.bytes, stream);
@@ -156,13 +157,25 @@ void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
   to_device(storage_.weight_buffer(task.buffer), storage_.host_weights(task.layer), bf16_bytes(task.count()), stream);
 }
 
-void TaskRunner::sum_gradient(const Task& task, StreamView stream) {
-  bf16* rounded = storage_.staging(task.staging);
-  float* sum = storage_.sum_buffer(task.sum) + task.begin;
+/// A piece as the caller has filled it: sums in fp32, or bf16.
+const void* TaskRunner::caller_gradient(const Task& task) const {
+  return storage_.gradient_buffer(task.buffer) + layout_.layer(task.layer).gradient_offset(task.begin);
+}
+
+/// Adds a piece to those of the micro-batches before; the last one leaves the sum, rounded, in `rounded`, where those
+/// that the caller has summed up in fp32 are rounded before they are added.
+void TaskRunner::add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream) {
   Ops& ops = device_.ops();
-  ops.round(storage_.gradient_buffer(task.buffer) + task.begin, rounded, task.count(), stream);
-  ops.accumulate(sum, rounded, task.first_micro, task.count(), stream);
+  const void* const filled = caller_gradient(task);
+  if (!task.in_bf16) ops.round(static_cast<const float*>(filled), rounded, task.count(), stream);
+  const bf16* const gradient = task.in_bf16 ? static_cast<const bf16*>(filled) : rounded;
+  ops.accumulate(sum, gradient, task.first_micro, task.count(), stream);
   if (task.last_micro) ops.round(sum, rounded, task.count(), stream);
+}
+
+void TaskRunner::sum_gradient(const Task& task, StreamView stream) {
+  bf16* const rounded = task.staging < 0 ? nullptr : storage_.staging(task.staging);
+  add_gradient(task, storage_.sum_buffer(task.sum) + task.begin, rounded, stream);
 }
 
 void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
@@ -170,11 +183,13 @@ void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
   const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
   bf16* gradient = memory.gradient + at;
   Ops& ops = device_.ops();
-  ops.round(storage_.gradient_buffer(task.buffer) + task.begin, gradient, task.count(), stream);
   const bool single = task.first_micro && task.last_micro;
   if (!single) {
-    ops.accumulate(memory.sum + at, gradient, task.first_micro, task.count(), stream);
-    if (task.last_micro) ops.round(memory.sum + at, gradient, task.count(), stream);
+    add_gradient(task, memory.sum + at, gradient, stream);
+  } else if (task.in_bf16) {
+    device_.copy(gradient, caller_gradient(task), bf16_bytes(task.count()), CopyKind::device_to_device, stream);
+  } else {
+    ops.round(static_cast<const float*>(caller_gradient(task)), gradient, task.count(), stream);
   }
   if (task.last_micro) ops.norm_blocks(gradient, task.count(), memory.device_norm + at / layout_quantum, stream);
 }

@@ -59,6 +59,8 @@ class TaskRunner {
   void for_segments(const Task& task, AdamPiece piece, Call call) const;
 
   void fetch_weights(const Task& task, StreamView stream);
+  const void* caller_gradient(const Task& task) const;
+  void add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream);
   void sum_gradient(const Task& task, StreamView stream);
   void keep_gradient(const Task& task, StreamView stream);
   void load_state(const Task& task, StreamView stream);

@@ -10,11 +10,25 @@ namespace {
 
 constexpr double half_bytes = 2.0;   // a bf16 weight or gradient
 constexpr double round_bytes = 6.0;  // fp32 read, bf16 written
+constexpr double copy_bytes = 4.0;   // bf16 read and written
 constexpr double save_bytes =
     3.0;  // of memory for each that is saved: out of the state, into the page cache, to the disk
 
 double at(ResourceShares& shares, Resource resource, double value) {
   return shares[static_cast<std::size_t>(resource)] = value;
+}
+
+/// Of the device's memory, for each element that is kept or added to a sum; `sums`: of several micro-batches.
+double gradient_bytes(const Task& task, bool sums) {
+  const bool keeps = task.kind == TaskKind::keep_gradient;
+  double bytes = task.in_bf16 ? 0.0 : round_bytes;
+  if (sums) {
+    bytes += sum_bytes + (task.last_micro ? round_bytes : 0.0);
+  } else if (task.in_bf16 && keeps) {
+    bytes += copy_bytes;
+  }
+  if (keeps && task.last_micro) bytes += half_bytes;  // read for the norm
+  return bytes;
 }
 
 /// Seconds of one resource as a linear function of the CPU's share.
@@ -267,7 +281,7 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
       return on_device(count * round_bytes / device_bandwidth_, count * round_bytes);
     case TaskKind::sum_gradient:
     case TaskKind::keep_gradient: {
-      const double each = round_bytes + (sums ? sum_bytes : 0.0) + (task.last_micro ? half_bytes : 0.0);
+      const double each = gradient_bytes(task, sums);
       return on_device(count * each / device_bandwidth_, count * each);
     }
     case TaskKind::update_streamed:

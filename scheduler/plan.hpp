@@ -43,7 +43,8 @@ struct Subgroup {
 /// Layers of similar size share a ring of buffers, so that a huge embedding does not size the blocks'.
 struct SizeClass {
   std::int64_t weight_elements = 0;    ///< of one weight buffer (bf16); the largest layer's
-  std::int64_t gradient_elements = 0;  ///< of one gradient buffer (fp32)
+  std::int64_t gradient_elements = 0;  ///< of one layer's gradient
+  std::size_t gradient_bytes = 0;      ///< of one gradient buffer, fp32 and bf16 as the layers' parameters say
   int weight_buffers = 0;              ///< 0 where every layer of the class is resident
   int gradient_buffers = 0;
   int sum_buffers = 0;  ///< fp32, of gradient_elements each: where gradients add up before they leave

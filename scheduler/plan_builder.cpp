@@ -167,6 +167,7 @@ void PlanBuilder::size_classes() {
     if (opens) plan_.size_classes.push_back({.weight_elements = layer.elements});
     SizeClass& size = plan_.size_classes.back();
     size.gradient_elements = std::max(size.gradient_elements, layer.state_elements);
+    size.gradient_bytes = std::max(size.gradient_bytes, layer.gradient_offset(layer.state_elements));
     plan_.layers[static_cast<std::size_t>(l)].size_class = static_cast<int>(plan_.size_classes.size()) - 1;
   }
 }
@@ -235,7 +236,7 @@ void PlanBuilder::book_device() {
   }
   for (const SizeClass& size : plan_.size_classes) {
     streamed += static_cast<std::size_t>(size.weight_buffers) * align_up(bytes_of(size.weight_elements, 2));
-    working += static_cast<std::size_t>(size.gradient_buffers) * align_up(bytes_of(size.gradient_elements, 4));
+    working += static_cast<std::size_t>(size.gradient_buffers) * align_up(size.gradient_bytes);
   }
   std::size_t kept = 0;
   std::size_t sums = 0;

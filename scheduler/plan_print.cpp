@@ -88,6 +88,7 @@ std::string Plan::json() const {
   for (const SizeClass& c : size_classes) {
     j["size_classes"].push_back({{"weight_elements", c.weight_elements},
                                  {"gradient_elements", c.gradient_elements},
+                                 {"gradient_bytes", c.gradient_bytes},
                                  {"weight_buffers", c.weight_buffers},
                                  {"gradient_buffers", c.gradient_buffers},
                                  {"sum_buffers", c.sum_buffers}});

@@ -184,7 +184,7 @@ bool Simulator::act(const Action& action) {
       submit(action);
       for (const GradientPlace& place : gradients_.gradients) {
         if (!place.fresh) continue;
-        const auto elements = static_cast<double>(layout_.layer(place.layer).state_elements);
+        const auto elements = static_cast<double>(layout_.layer(place.layer).summed_elements);
         zero_seconds_ += action.micro_batches * costs_.zero_seconds(elements * sizeof(float));
       }
       return may_begin(gradients_.id);

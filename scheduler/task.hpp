@@ -28,9 +28,9 @@ enum class TaskKind : std::uint8_t {
   commit,           ///< caller: has filled a layer's gradients
   fetch_weights,    ///< h2d: a layer's weights into a buffer
   round_gradient,   ///< device: fp32 gradient piece to bf16, into staging
-  sum_gradient,     ///< device: fp32 gradient piece to bf16, added to the others; last, their sum to bf16, into staging
-  keep_gradient,    ///< device: fp32 gradient piece to bf16 (and accumulator), stays on the device
-  flush_gradient,   ///< d2h: staged piece to the host
+  sum_gradient,     ///< device: gradient piece as bf16, added to the others; last, their sum to bf16, into staging
+  keep_gradient,    ///< device: gradient piece as bf16 (and accumulator), stays on the device
+  flush_gradient,   ///< d2h: staged piece, or one that the caller has written in bf16, to the host
   fold_gradient,    ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
   fetch_norm,       ///< d2h: norm blocks of a piece kept on the device
   load_state,       ///< h2d: a piece of state, and of gradient where that lies on the host
@@ -61,6 +61,7 @@ struct Task {
   int sum = -1;      ///< buffer for a sum of gradients
   bool first_micro = true;  ///< of the step's micro-batches
   bool last_micro = true;
+  bool in_bf16 = false;     ///< gradient piece: the caller writes bf16, nothing is left to round
   std::uint64_t bytes = 0;  ///< across the link, or to the disk
 
   std::int64_t count() const noexcept { return end - begin; }

@@ -182,8 +182,8 @@ class Unfolder {
   void send_gradient(int buffer, TaskList& out);
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
   int sum_buffer_of(int layer);
-  TaskId add_piece(Task piece, TaskList& out);
-  TaskId round_piece(const Task& piece, TaskList& out);
+  TaskId add_piece(Task& piece, TaskList& out);
+  void stage_piece(Task& piece, bool adds, TaskList& out);
   void send_piece(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);
   void save_parameter(const Parameter& parameter, TaskList& out);
@@ -208,6 +208,18 @@ class Unfolder {
     for (std::int64_t begin = group.begin; begin < group.end; begin += plan_.piece_elements) {
       body(begin, std::min(begin + plan_.piece_elements, group.end));
     }
+  }
+
+  /// The same of its gradient: in no piece does fp32 meet bf16.
+  template <class Body>
+  void for_gradient_pieces(int subgroup, Body body) const {
+    const std::int64_t border =
+        layout_.layer(plan_.subgroups[static_cast<std::size_t>(subgroup)].layer).summed_elements;
+    for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) {
+      const bool crossed = begin < border && border < end;
+      if (crossed) body(begin, border);
+      body(crossed ? border : begin, end);
+    });
   }
 
   enum class Direction : std::uint8_t { none, forward, backward, evaluation };

@@ -144,7 +144,7 @@ void Unfolder::send_gradient(int index, TaskList& out) {
       gradient_before_.swap(users);
       users.clear();
     }
-    for_pieces(s, [&](std::int64_t begin, std::int64_t end) {
+    for_gradient_pieces(s, [&](std::int64_t begin, std::int64_t end) {
       Task piece;
       piece.priority = priority_gradient;
       piece.step = step_;
@@ -155,6 +155,7 @@ void Unfolder::send_gradient(int index, TaskList& out) {
       piece.buffer = index;
       piece.first_micro = buffer.micro == 0;
       piece.last_micro = buffer.micro == micro_batches_ - 1;
+      piece.in_bf16 = begin >= layout_.layer(buffer.layer).summed_elements;
       if (kept) {
         keep_piece(piece, out);
       } else {
@@ -183,7 +184,7 @@ int Unfolder::sum_buffer_of(int layer) {
 }
 
 /// To the sum of the micro-batches before; the last one leaves it, rounded, in staging.
-TaskId Unfolder::add_piece(Task piece, TaskList& out) {
+TaskId Unfolder::add_piece(Task& piece, TaskList& out) {
   piece.sum = sum_buffer_of(piece.layer);
   SumBuffer& sum = sum_buffers_[static_cast<std::size_t>(piece.sum)];
   const TaskId add = emit_like(out, piece, TaskKind::sum_gradient, Lane::device).id;
@@ -202,23 +203,26 @@ TaskId Unfolder::add_piece(Task piece, TaskList& out) {
   return add;
 }
 
-/// Into staging, alone or with the micro-batches before.
-TaskId Unfolder::round_piece(const Task& piece, TaskList& out) {
+/// Into staging, rounded, alone or with the micro-batches before.
+void Unfolder::stage_piece(Task& piece, bool adds, TaskList& out) {
   GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
-  const bool adds = plan_.sends_sums && micro_batches_ > 1;
-  const TaskId round = adds ? add_piece(piece, out) : emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
+  const bool rounds = !piece.in_bf16 || piece.last_micro;
+  if (rounds) piece.staging = take_staging();
+  const TaskId staged = adds ? add_piece(piece, out) : emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
   out.depends_on(from.commit_tasks);
-  out.depends_on(staging_users_[static_cast<std::size_t>(piece.staging)]);
-  from.users.push_back(round);
-  return round;
+  from.users.push_back(staged);
+  if (!rounds) return;
+  TaskId& user = staging_users_[static_cast<std::size_t>(piece.staging)];
+  out.depends_on(user);
+  user = staged;
 }
 
-/// By way of staging to the host, where the final gradient is what `gradient_before_` uses.
+/// To the host, where the final gradient is what `gradient_before_` uses: by way of staging, or as it is.
 void Unfolder::send_piece(Task piece, TaskList& out) {
-  piece.staging = take_staging();
-  TaskId& staging_user = staging_users_[static_cast<std::size_t>(piece.staging)];
-  const TaskId round = round_piece(piece, out);
-  staging_user = round;
+  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
+  const bool adds = plan_.sends_sums && micro_batches_ > 1;
+  const bool staged = adds || !piece.in_bf16;
+  if (staged) stage_piece(piece, adds, out);
   if (plan_.sends_sums) {
     if (!piece.last_micro) return;
     piece.first_micro = true;  // to the host it is the only one
@@ -226,12 +230,19 @@ void Unfolder::send_piece(Task piece, TaskList& out) {
 
   Task& flush = emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
   flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;
-  out.depends_on(round);
+  const TaskId flushed = flush.id;
+  if (staged) {
+    TaskId& user = staging_users_[static_cast<std::size_t>(piece.staging)];
+    out.depends_on(user);
+    user = flushed;
+  } else {
+    out.depends_on(from.commit_tasks);
+    from.users.push_back(flushed);
+  }
   depend_on_users(gradient_before_, piece.begin, piece.end, out);
-  staging_user = flush.id;
 
   const TaskId fold = emit_like(out, piece, TaskKind::fold_gradient, Lane::cpu).id;
-  out.depends_on(staging_user);
+  out.depends_on(flushed);
   subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users.push_back({piece.begin, piece.end, fold});
   if (piece.last_micro) norm_tasks_.push_back(fold);
 }

@@ -64,7 +64,8 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   head.forward.memory_bytes = 2.0 * tokens * width * element;
   head.forward.kernels = 1.0;
   head.backward.matmul_flops = 6.0 * tokens * width * static_cast<double>(c.vocabulary);
-  head.backward.memory_bytes = 3.0 * tokens * static_cast<double>(c.vocabulary) * sizeof(float);
+  // Logits three times; and the gradient of the weight, which its product adds to.
+  head.backward.memory_bytes = static_cast<double>(c.vocabulary) * (3.0 * tokens + 2.0 * width) * sizeof(float);
   head.backward.kernels = 8.0;
   work.push_back(head);
   return work;

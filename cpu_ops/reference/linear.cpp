@@ -35,7 +35,8 @@ void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorVi
     for (std::int64_t i = 0; i < in; ++i) {
       double sum = 0.0;
       for (std::int64_t n = 0; n < rows; ++n) sum += get(dy, n * out + o) * get(x, n * in + i);
-      add_to(dw, o * in + i, sum);
+      if (dw && dw.dtype == DType::f32) add_to(dw, o * in + i, sum);
+      if (dw && dw.dtype == DType::bf16) put(dw, o * in + i, sum);
     }
     if (!dbias) continue;
     double sum = 0.0;

@@ -116,6 +116,7 @@ void plain_matmul(const Product& p, CUstream_st* stream) {
   if (known && half_a && half_b && half_c) return run<bf16, bf16, bf16>(p, stream);
   if (known && half_a && half_b && !half_c) return run<bf16, bf16, float>(p, stream);
   if (known && !half_a && half_b && !half_c) return run<float, bf16, float>(p, stream);
+  if (known && !half_a && !half_b && half_c) return run<float, float, bf16>(p, stream);
   if (known && !half_a && !half_b && !half_c) return run<float, float, float>(p, stream);
   throw MisuseError("matrix product of types that kernels do not take", name_of(p.a.dtype), name_of(p.b.dtype));
 }

@@ -382,12 +382,15 @@ class Bench(ProgramTest):
         self.assertTrue(all(r["measured"] is None for r in rows))
 
     def test_without_overhead_no_step_is_predicted_longer(self):
-        # Simulated alone, this plan takes longer without overhead than with it.
+        # Simulated alone, a plan may take longer without overhead than with it, as tasks come in another order.
         result = self.succeed(self.run_program("bench", "--model", "llama3.2-1b", "--seq-len", "512", "--profile",
-                                               PROFILES / "gh200-coherent.toml", "--policies", "interleave:3",
-                                               "--device-memory", "4GiB", "--link-bandwidth", "1GB/s", "--json"))
-        (row,) = json.loads(result.stdout)["policies"]
-        self.assertEqual(row["predicted"]["ideal_step_seconds"], row["predicted"]["step_seconds"])
+                                               PROFILES / "gh200-coherent.toml", "--policies", "host", "stream",
+                                               "interleave:2", "interleave:3", "--device-memory", "4GiB",
+                                               "--link-bandwidth", "1GB/s", "--json"))
+        rows = json.loads(result.stdout)["policies"]
+        self.assertEqual(len(rows), 4)
+        for row in rows:
+            self.assertLessEqual(row["predicted"]["ideal_step_seconds"], row["predicted"]["step_seconds"])
 
 
 if __name__ == "__main__":

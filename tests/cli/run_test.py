@@ -88,6 +88,19 @@ class Training(ProgramTest):
         digest = self.succeed(self.run_program("digest", out)).stdout.strip()
         self.assertEqual(digest, summary["state_digest"])
 
+    def test_biases_alone_are_trained(self):
+        """Of a linear layer whose weight is frozen, the bias has a gradient of its own."""
+        model = self.file("model/config.json", json.dumps(
+            {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 256, "n_embd": 36, "n_inner": 53,
+             "n_layer": 2, "n_head": 3, "n_positions": 48, "n_ctx": 48}))
+        out = self.root / "run"
+        self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "4", "--lr", "1e-2",
+                                      "--freeze", "weight$", "--out", out))
+        biases = 2 * (36 + 3 * 36 + 36 + 36 + 53 + 36) + 36
+        self.assertEqual(sum(self.summary(out)["updated_parameters"].values()), 4 * biases)
+        curve = [m["loss"] for m in self.metrics(out)]
+        self.assertLess(curve[-1], curve[0])
+
     def test_a_layer_that_is_frozen_whole(self):
         """The first layer of an untied model is its embedding and nothing else."""
         model = self.file("model/config.json", json.dumps(

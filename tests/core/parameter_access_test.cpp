@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/update_kernels.hpp"
 
 namespace tandem {
 namespace {
@@ -51,8 +52,8 @@ class Recorder : public ParameterAccess {
   void abandon(std::uint64_t ticket) noexcept override { note("abandon", ticket); }
 
   const ParameterLayout& layout_;
-  std::vector<bf16> weights_ = std::vector<bf16>(3 * 8192);
-  std::vector<float> gradients_ = std::vector<float>(3 * 8192);
+  std::vector<bf16> weights_ = std::vector<bf16>(4 * 8192);
+  std::vector<float> gradients_ = std::vector<float>(4 * 8192);
   std::uint64_t ticket_ = 0;
 };
 
@@ -92,7 +93,23 @@ TEST_F(ParameterAccessTest, GradientsAreFloatAndEmptyWhereFrozen) {
   const GradientsGuard guard = access->gradients(0, {});
   EXPECT_FALSE(guard["frozen"]);
   EXPECT_EQ(guard["tokens"].as<float>(), access->gradients(0));
-  EXPECT_EQ(guard.dtype(), DType::f32);
+}
+
+TEST_F(ParameterAccessTest, GradientsLieBehindTheSumsWhereTheyAreBf16) {
+  layout.add_layer("last")
+      .add("w", {700, 3}, {.gradient = DType::bf16})
+      .add("frozen", {5}, {.trainable = false, .gradient = DType::bf16})
+      .add("b", {3})
+      .add("u", {4}, {.gradient = DType::bf16});
+  access.emplace(layout);
+  const GradientsGuard guard = access->gradients(3, {});
+  EXPECT_EQ(guard["b"].as<float>(), access->gradients(3));
+  const auto* const behind = reinterpret_cast<const bf16*>(access->gradients(3) + layout_quantum);
+  EXPECT_EQ(guard["w"].as<bf16>(), behind);
+  EXPECT_EQ(guard["u"].as<bf16>(), behind + 3 * layout_quantum);
+  EXPECT_EQ(guard["w"].dtype, DType::bf16);
+  EXPECT_EQ(guard["w"].shape, (Shape{700, 3}));
+  EXPECT_FALSE(guard["frozen"]);
 }
 
 TEST_F(ParameterAccessTest, WeightsAreReleasedOnceHoweverTheyMove) {

@@ -49,6 +49,35 @@ TEST(ParameterLayout, PutsTrainableParametersFirst) {
   EXPECT_EQ(layout.state_elements(), 3072);
 }
 
+TEST(ParameterLayout, PutsGradientsThatAreSummedFirst) {
+  ParameterLayout layout;
+  layout.add_layer("h")
+      .add("w", {3000}, {.gradient = DType::bf16})
+      .add("f", {10}, {.trainable = false, .gradient = DType::bf16})
+      .add("b", {10})
+      .add("u", {10}, {.gradient = DType::bf16});
+  const Layer& layer = layout.layer(0);
+  EXPECT_EQ(layout.parameter("h.b").offset, 0);
+  EXPECT_EQ(layout.parameter("h.w").offset, 1024);
+  EXPECT_EQ(layout.parameter("h.u").offset, 1024 + 3072);
+  EXPECT_EQ(layout.parameter("h.f").offset, 1024 + 3072 + 1024);
+  EXPECT_EQ(layer.summed_elements, 1024);
+  EXPECT_EQ(layer.state_elements, 1024 + 3072 + 1024);
+  EXPECT_EQ(layer.gradient_offset(0), 0U);
+  EXPECT_EQ(layer.gradient_offset(1024), 4096U);
+  EXPECT_EQ(layer.gradient_offset(1024 + 3072), 4096U + 6144U);
+  EXPECT_EQ(layer.gradient_offset(layer.state_elements), 4096U + 6144U + 2048U);
+}
+
+TEST(ParameterLayout, GradientsInBf16AreOtherStorage) {
+  const auto hash = [](DType gradient) {
+    ParameterLayout layout;
+    layout.add_layer("h").add("w", {3000}, {.gradient = gradient});
+    return layout.storage_hash();
+  };
+  EXPECT_NE(hash(DType::f32), hash(DType::bf16));
+}
+
 TEST(ParameterLayout, WhollyFrozenOrEmptyLayersHaveNoState) {
   ParameterLayout layout;
   layout.add_layer("frozen").add("w", {5}, frozen);
@@ -101,7 +130,9 @@ TEST(ParameterLayout, RefusesWrongTies) {
   ParameterLayout layout;
   layout.add_layer("a").add("w", {4}).add("v", {4}).add("row", {1, 4});
   layout.add_layer("b").add("w", {4});
-  layout.add_layer("c").add("w", {4});
+  layout.add_layer("c").add("w", {4}).add("written", {4}, {.gradient = DType::bf16});
+  EXPECT_THAT([&] { layout.tie("a.w", "c.written"); }, ThrowsMessage<MisuseError>(HasSubstr("do not add up")));
+  EXPECT_THAT([&] { layout.tie("c.written", "a.w"); }, ThrowsMessage<MisuseError>(HasSubstr("do not add up")));
   EXPECT_THAT([&] { layout.tie("a.w", "b.none"); }, ThrowsMessage<MisuseError>(HasSubstr("'b.none' is not declared")));
   EXPECT_THAT([&] { layout.tie("a.none", "b.w"); }, ThrowsMessage<MisuseError>(HasSubstr("'a.none' is not declared")));
   EXPECT_THAT([&] { layout.tie("a.row", "b.w"); }, ThrowsMessage<MisuseError>(HasSubstr("(1, 4) and (4)")));
@@ -133,6 +164,7 @@ TEST(ParameterLayout, RefusesBadDeclarations) {
   EXPECT_THROW(layer.add("none", {4, 0}), MisuseError);
   EXPECT_THROW(layer.add("s", {4}, {.lr_scale = -1}), MisuseError);
   EXPECT_THROW(layer.add("s", {4}, {.lr_scale = std::numeric_limits<double>::quiet_NaN()}), MisuseError);
+  EXPECT_THROW(layer.add("s", {4}, {.gradient = DType::i32}), MisuseError);
   layer.add("b.w", {4});
   EXPECT_THROW(layout.add_layer("a.b").add("w", {4}), MisuseError) << "one full name for two parameters";
   EXPECT_THROW(layout.parameter("nobody"), MisuseError);

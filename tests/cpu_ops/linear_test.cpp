@@ -92,6 +92,43 @@ TEST_P(Linear, BackwardOfTheWeightAddsTheReference) {
   }
 }
 
+TEST_P(Linear, BackwardOfTheWeightInBf16IsTheSumRounded) {
+  for (const Sizes& s : all_sizes) {
+    SCOPED_TRACE(s.rows);
+    Random random(6);
+    const Tensor dy = random.tensor(GetParam(), {s.rows, s.out}), x = random.tensor(GetParam(), {s.rows, s.in});
+    const Tensor anything = random.tensor(DType::bf16, {s.out, s.in});
+    const Tensor sum = on_all_threads(
+        s, GetParam(),
+        [&] {
+          return Tensor(DType::f32, {s.out, s.in});
+        },
+        [&](Parallel& p, const fast::Workspace& lent, Tensor& out) {
+          fast::linear_backward_weight(p, lent, dy, x, out, {});
+        });
+    const Tensor written = on_all_threads(
+        s, GetParam(), [&] { return anything; },
+        [&](Parallel& p, const fast::Workspace& lent, Tensor& out) {
+          fast::linear_backward_weight(p, lent, dy, x, out, {});
+        });
+    Tensor rounded(DType::bf16, {s.out, s.in});
+    for (std::int64_t i = 0; i < s.out * s.in; ++i) {
+      rounded.view().as<bf16>()[i] = numerics::round_to_bf16(sum.view().as<float>()[i]);
+    }
+    EXPECT_SAME_BITS(written, rounded);
+  }
+}
+
+TEST_P(Linear, BackwardOfTheBiasAloneIsTheSame) {
+  Random random(7);
+  const Tensor dy = random.tensor(GetParam(), {37, 24}), x = random.tensor(GetParam(), {37, 52});
+  Tensor dw(DType::f32, {24, 52}), together(DType::f32, {24}), alone(DType::f32, {24});
+  LentWorkspace workspace(fast::linear_scratch(37, 52, 24, GetParam(), arenas()[0]->threads()));
+  fast::linear_backward_weight(*arenas()[0], workspace.get(), dy, x, dw, together);
+  fast::linear_backward_weight(*arenas()[0], workspace.get(), dy, x, {}, alone);
+  EXPECT_SAME_BITS(alone, together);
+}
+
 TEST_P(Linear, RefusesAWorkspaceThatIsTooSmall) {
   Random random(4);
   const Tensor x = random.tensor(GetParam(), {8, 24}), w = random.tensor(DType::bf16, {52, 24});

@@ -75,6 +75,29 @@ TEST_P(AgainstPyTorch, LossesAndEveryGradientAgree) {
   RecordProperty("worst", std::to_string(d.worst * 1e6) + "e-6 in " + d.parameter);
 }
 
+TEST_P(AgainstPyTorch, WrittenInBf16TheyAreTheSumsRounded) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    RunShape shape = shape_of(fixture, false);
+    shape.compute = compute;
+    Rig sums(fixture, shape), rounded(fixture, shape, DType::bf16);
+    for (Rig* rig : {&sums, &rounded}) {
+      rig->set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+    }
+    EXPECT_EQ(rounded.train(fixture.gradient_scale()), sums.train(fixture.gradient_scale()));
+    Gradients expected = sums.gradients();
+    int written = 0;
+    for (const Parameter* p : rounded.parameters().layout().owned_parameters()) {
+      if (p->options.gradient != DType::bf16) continue;
+      ++written;
+      for (float& x : expected.at(hf_tensor_of(fixture.config(), *p).name)) {
+        x = numerics::bf16_to_float(numerics::round_to_bf16(x));
+      }
+    }
+    EXPECT_EQ(rounded.gradients(), expected);
+    EXPECT_EQ(written, fixture.config().layers * (fixture.config().family == Family::gpt2 ? 4 : 7));
+  }
+}
+
 TEST_P(AgainstPyTorch, RecomputeChangesNoBit) {
   RunShape shape = shape_of(fixture, false);
   Rig kept(fixture, shape);

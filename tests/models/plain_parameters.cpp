@@ -6,6 +6,15 @@
 #include "core/update_kernels.hpp"
 
 namespace tandem::testing {
+namespace {
+
+/// Where an element's gradient lies. Frozen ones have a place, too, that nobody should write to.
+std::size_t gradient_offset(const Layer& layer, std::int64_t element) {
+  const std::int64_t trained = std::min(element, layer.state_elements);
+  return layer.gradient_offset(trained) + static_cast<std::size_t>(element - trained) * sizeof(float);
+}
+
+}  // namespace
 
 PlainParameters::PlainParameters(Device& device, ParameterLayout layout, std::int64_t micro_batches)
     : device_(device),
@@ -19,8 +28,7 @@ PlainParameters::PlainParameters(Device& device, ParameterLayout layout, std::in
   }
   for (std::size_t i = 0; i < micro_batches_ * layout_.layers().size(); ++i) {
     const Layer& layer = layout_.layers()[i % layout_.layers().size()];
-    const auto elements = static_cast<std::size_t>(layer.elements);
-    gradients_.push_back(device_.allocate(elements * sizeof(float), layer.name + " gradients"));
+    gradients_.push_back(device_.allocate(gradient_offset(layer, layer.elements), layer.name + " gradients"));
   }
 }
 
@@ -75,7 +83,7 @@ std::byte* PlainParameters::weight_address(const Parameter& p) {
 
 std::byte* PlainParameters::gradient_address(const Parameter& p, std::size_t micro) {
   auto* base = static_cast<std::byte*>(gradients_of(micro)[static_cast<std::size_t>(p.layer)].data());
-  return base + static_cast<std::size_t>(p.offset) * sizeof(float);
+  return base + gradient_offset(layout_.layer(p.layer), p.offset);
 }
 
 void PlainParameters::upload(const Parameter& p, const std::vector<bf16>& weight) {
@@ -95,17 +103,31 @@ void PlainParameters::set(const Parameter& p, std::span<const float> values) {
   upload(p, state.weight);
 }
 
-void PlainParameters::zero_gradients() {
+void PlainParameters::clear_gradients() {
   std::ranges::fill(asked_, 0U);
-  for (const MemoryBlock& block : gradients_) device_.fill_zero(block.data(), block.bytes(), stream_);
-  device_.synchronize(stream_);
+  for (std::size_t i = 0; i < gradients_.size(); ++i) {
+    const Layer& layer = layout_.layers()[i % layout_.layers().size()];
+    const std::size_t summed = layer.gradient_offset(layer.summed_elements);
+    const std::vector<std::byte> nans(layer.gradient_offset(layer.state_elements) - summed, std::byte{0xFF});
+    auto* const block = static_cast<std::byte*>(gradients_[i].data());
+    device_.fill_zero(block, gradients_[i].bytes(), stream_);
+    device_.copy(block + summed, nans.data(), nans.size(), CopyKind::host_to_device, stream_);
+    device_.synchronize(stream_);
+  }
 }
 
 std::vector<float> PlainParameters::gradient(const Parameter& p, std::size_t micro) {
-  std::vector<float> values(static_cast<std::size_t>(p.count));
-  device_.copy(values.data(), gradient_address(p, micro), values.size() * sizeof(float), CopyKind::device_to_host,
-               stream_);
+  const auto count = static_cast<std::size_t>(p.count);
+  std::vector<float> values(count);
+  std::vector<bf16> rounded(p.options.gradient == DType::bf16 ? count : 0);
+  const std::byte* const from = gradient_address(p, micro);
+  if (rounded.empty()) {
+    device_.copy(values.data(), from, count * sizeof(float), CopyKind::device_to_host, stream_);
+  } else {
+    device_.copy(rounded.data(), from, count * sizeof(bf16), CopyKind::device_to_host, stream_);
+  }
   device_.synchronize(stream_);
+  if (!rounded.empty()) std::ranges::transform(rounded, values.begin(), numerics::bf16_to_float);
   return values;
 }
 

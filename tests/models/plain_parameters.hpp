@@ -29,9 +29,9 @@ class PlainParameters final : public ParameterAccess {
   const ParameterLayout& layout() const noexcept { return layout_; }
   /// Sets master and weight of one parameter of the layout. Blocks.
   void set(const Parameter& p, std::span<const float> values);
-  /// Before each micro-batch. Blocks.
-  void zero_gradients();
-  /// fp32 gradient of one parameter in one micro-batch. Blocks.
+  /// Before each micro-batch: zero what is to be added to, NaN what is to be written. Blocks.
+  void clear_gradients();
+  /// Gradient of one parameter in one micro-batch. Blocks.
   std::vector<float> gradient(const Parameter& p, std::size_t micro = 0);
   /// Rounds gradients to bf16, clips by their global norm, and updates. Returns the norm. Blocks.
   double step(const AdamW& adamw, double lr, double clip);
@@ -62,7 +62,7 @@ class PlainParameters final : public ParameterAccess {
   ParameterLayout layout_;
   Stream stream_;
   std::vector<MemoryBlock> weights_;    ///< one a layer, bf16
-  std::vector<MemoryBlock> gradients_;  ///< one a layer, f32, for each micro-batch
+  std::vector<MemoryBlock> gradients_;  ///< one a layer, as it says, for each micro-batch
   std::size_t micro_batches_;
   std::vector<std::size_t> asked_;  ///< by layer
   std::map<std::string, State> states_;

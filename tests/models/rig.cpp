@@ -6,12 +6,12 @@ namespace tandem::testing {
 
 using namespace tandem::literals;
 
-Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults)
+Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults, DType products)
     : config_(config),
       device_(
           {.capacity = 256_MiB, .threads = 2, .update_threads = 1, .poison_memory = true, .faults = std::move(faults)}),
       stream_(device_.make_stream("compute")),
-      parameters_(device_, layout_of(config), shape.micro_batches),
+      parameters_(device_, layout_of(config, products), shape.micro_batches),
       model_(config, shape) {
   const std::size_t bytes = total_bytes(model_.memory(device_.ops()));
   memory_ = device_.allocate(bytes, "activations");
@@ -20,7 +20,10 @@ Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostF
   carved_ = arena.used();
 }
 
-Rig::Rig(const Fixture& fixture, const RunShape& shape) : Rig(fixture.config(), shape) { load(fixture); }
+Rig::Rig(const Fixture& fixture, const RunShape& shape, DType products)
+    : Rig(fixture.config(), shape, nullptr, products) {
+  load(fixture);
+}
 
 void Rig::load(const Fixture& fixture) {
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
@@ -48,7 +51,7 @@ void Rig::set_batch(std::span<const std::int32_t> tokens, std::span<const std::i
 }
 
 std::vector<float> Rig::train(float gradient_scale, std::int64_t n) {
-  parameters_.zero_gradients();
+  parameters_.clear_gradients();
   model_.train(parameters_, gradient_scale, stream_, n);
   std::vector<float> losses;
   for (std::int64_t micro = 0; micro < n; ++micro) {

@@ -298,7 +298,7 @@ TEST(TransformerAccess, EvaluationLeavesNothingHeld) {
 
 /// As the layout of `config`, with the parameters of one layer frozen.
 ParameterLayout frozen(const ModelConfig& config, int frozen_layer) {
-  const ParameterLayout all = layout_of(config);
+  const ParameterLayout all = layout_of(config, DType::f32);
   ParameterLayout layout;
   for (int i = 0; i < all.layer_count(); ++i) {
     auto layer = layout.add_layer(all.layer(i).name);
@@ -327,7 +327,7 @@ TEST(TransformerAccess, FrozenLayersChangeNoOtherGradient) {
         initialize_parameter(config, *p, 5, 0, values);
         parameters.set(*p, values);
       }
-      parameters.zero_gradients();
+      parameters.clear_gradients();
       rig.model().train(parameters, 0.5F, rig.stream());
       rig.device().synchronize(rig.stream());
       for (const Parameter* p : parameters.layout().owned_parameters()) {

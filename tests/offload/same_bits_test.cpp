@@ -62,6 +62,24 @@ TEST_P(EveryPolicy, GivesTheSameBitsForEveryResidencyAndPrefetch) {
   }
 }
 
+TEST_P(EveryPolicy, GivesTheSameBitsWhereTheCallerWritesBf16) {
+  const bool fixed = std::string(GetParam()) == "device";
+  for (const int micro_batches : {1, 3}) {
+    const ToyResult& expected = reference_of(micro_batches, false);
+    for (const std::int64_t size : {std::int64_t{1024}, std::int64_t{4096}, std::int64_t{1} << 20}) {
+      for (const int at_once : {1, micro_batches}) {
+        ToyOptions o = toy(GetParam());
+        o.gradient = DType::bf16;
+        o.micro_batches = micro_batches;
+        o.at_once = at_once;
+        o.offload.subgroup_size = size;
+        o.offload.resident_layers = fixed || size == 4096 ? -1 : 0;
+        expect_same(train_toy(o), expected);
+      }
+    }
+  }
+}
+
 TEST_P(EveryPolicy, GivesTheSameBitsBetweenFrozenLayers) {
   for (const int micro_batches : {1, 3}) {
     ToyOptions o = toy("device");

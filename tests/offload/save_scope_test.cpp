@@ -261,7 +261,7 @@ TEST(SaveScope, HasALaneInTheTrace) {
   const std::string text = bytes_of(file);
   std::filesystem::remove(file);
   EXPECT_THAT(text, ::testing::HasSubstr("\"disk\""));
-  EXPECT_THAT(text, ::testing::HasSubstr("save_state h.3 [0, 3000)"));
+  EXPECT_THAT(text, ::testing::HasSubstr("save_state h.3 [1024, 4024)"));
 }
 
 }  // namespace

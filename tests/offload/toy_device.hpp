@@ -11,8 +11,8 @@
 
 namespace tandem::testing {
 
-/// Work of the toy's: reads `weights`, adds to `gradients` (null where there are none).
-using ToyWork = std::function<void(const bf16* weights, float* gradients)>;
+/// Work of the toy's: reads `weights`, fills `gradients` (of the view's type; null where there are none).
+using ToyWork = std::function<void(const bf16* weights, void* gradients)>;
 
 class ToyDevice {
  public:

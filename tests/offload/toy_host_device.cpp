@@ -11,9 +11,8 @@ class ToyHostDevice final : public ToyDevice {
   Device& device() override { return device_; }
   void enqueue(StreamView stream, std::string_view name, TensorView weights, TensorView gradients,
                ToyWork work) override {
-    device_.enqueue(stream, name, [weights, gradients, work = std::move(work)] {
-      work(weights.as<bf16>(), static_cast<float*>(gradients.data));
-    });
+    device_.enqueue(stream, name,
+                    [weights, gradients, work = std::move(work)] { work(weights.as<bf16>(), gradients.data); });
   }
 
  private:

@@ -21,9 +21,10 @@ struct ToyOptions {
   HostDeviceOptions device;
   MakeToyDevice make_device = make_toy_device;
   int layers = 4;
-  std::int64_t width = 3000;  ///< of the plain layers: padding and odd sizes everywhere
-  bool frozen_ends = false;   ///< a layer without state in front and another behind
-  bool tied = true;           ///< the last layer shares a parameter of the first
+  std::int64_t width = 3000;    ///< of the plain layers: padding and odd sizes everywhere
+  DType gradient = DType::f32;  ///< of the plain layers' largest parameter
+  bool frozen_ends = false;     ///< a layer without state in front and another behind
+  bool tied = true;             ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
   int at_once = 1;  ///< micro-batches that pass through a layer in one visit
@@ -55,9 +56,10 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
   layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false});
   for (int i = 0; i < o.layers; ++i) {
     auto layer = layout.add_layer("h." + std::to_string(i));
-    layer.add("w", {o.width})
+    // In this order what is summed lies first, whatever the type of the other's gradient.
+    layer.add("b", {33}, {.decay = false, .lr_scale = 0.5})
         .add("frozen", {5}, {.trainable = false})
-        .add("b", {33}, {.decay = false, .lr_scale = 0.5});
+        .add("w", {o.width}, {.gradient = o.gradient});
   }
   layout.add_layer("last").add("norm", {65}, {.decay = false}).add("table", {7, 901});
   add_frozen("crown");
@@ -72,6 +74,15 @@ inline float noise(std::uint64_t key, std::uint64_t counter) {
   x *= 0x94d049bb133111ebULL;
   x ^= x >> 29;
   return static_cast<float>(static_cast<double>(x >> 11) * 0x1.0p-52 - 1.0);
+}
+
+/// As its type asks for it: added to what is there, or written.
+inline void add_gradient(DType dtype, void* gradients, std::int64_t i, float value) {
+  if (dtype == DType::bf16) {
+    static_cast<bf16*>(gradients)[i] = numerics::round_to_bf16(value);
+  } else {
+    static_cast<float*>(gradients)[i] += value;
+  }
 }
 
 class ToyTrainer {
@@ -154,7 +165,7 @@ class ToyTrainer {
     float* out = &loss;
     for (const Parameter& p : layout_.layer(l).parameters) {
       const TensorView w = weights[p.name];
-      toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out](const bf16* values, float*) {
+      toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out](const bf16* values, void*) {
         float sum = 0.0F;
         for (std::int64_t i = 0; i < w.count(); ++i) {
           sum += numerics::bf16_to_float(values[i]) * static_cast<float>(i % 5 - 2);
@@ -173,11 +184,12 @@ class ToyTrainer {
       const TensorView w = weights[p.name];
       const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
       const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
-      toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison](const bf16* values, float* out) {
+      toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison](const bf16* values, void* out) {
         for (std::int64_t i = 0; i < g.count(); ++i) {
-          out[i] += numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
+          const bool spoilt = poison && i == g.count() / 2;
+          const float d = numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
+          add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : d);
         }
-        if (poison) out[g.count() / 2] = std::nanf("");
       });
     }
     gradients.commit(stream_);

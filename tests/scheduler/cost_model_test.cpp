@@ -30,6 +30,31 @@ TEST(CostModel, BytesAreThoseOfTheDesign) {
   EXPECT_EQ(far.dram, 30.0);
 }
 
+TEST(CostModel, GradientsMoveAsManyBytesAsTheirKernels) {
+  MachineProfile machine = testing::desktop();
+  machine.device_bandwidth.value = 1.0;  // seconds are bytes
+  machine.launch.value = 0.0;
+  const CostModel costs(machine, StateFormat::fp32);
+  const auto bytes = [&](TaskKind kind, bool in_bf16, bool sums, bool last) {
+    Task task;
+    task.kind = kind;
+    task.end = 1000;
+    task.in_bf16 = in_bf16;
+    task.last_micro = last;
+    return costs.of(task, sums).seconds / 1000.0;
+  };
+  EXPECT_DOUBLE_EQ(bytes(TaskKind::round_gradient, false, false, true), 6.0);
+  EXPECT_DOUBLE_EQ(bytes(TaskKind::keep_gradient, false, false, true), 6.0 + 2.0);  // and the norm
+  EXPECT_DOUBLE_EQ(bytes(TaskKind::keep_gradient, true, false, true), 4.0 + 2.0);
+  for (const TaskKind kind : {TaskKind::keep_gradient, TaskKind::sum_gradient}) {
+    const double norm = kind == TaskKind::keep_gradient ? 2.0 : 0.0;
+    EXPECT_DOUBLE_EQ(bytes(kind, false, true, false), 6.0 + 10.0);
+    EXPECT_DOUBLE_EQ(bytes(kind, true, true, false), 10.0);
+    EXPECT_DOUBLE_EQ(bytes(kind, false, true, true), 6.0 + 10.0 + 6.0 + norm);
+    EXPECT_DOUBLE_EQ(bytes(kind, true, true, true), 10.0 + 6.0 + norm);
+  }
+}
+
 /// A machine on which only DRAM and the link count: as T(c) is derived.
 MachineProfile bare(double dram, double link) {
   MachineProfile p = testing::desktop();

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -62,6 +63,22 @@ TEST(Plan, MicroBatchesAtOnceTakeAGradientBufferEachOfATiedLayer) {
   EXPECT_EQ(nlohmann::json::parse(made(8, 3).json())["micro_batches_at_once"], 3);
   EXPECT_NE(made(8, 3).table().find("3 at once"), std::string::npos);
   EXPECT_EQ(made(1, 1).table().find("order"), std::string::npos);
+}
+
+// Two buffers for the blocks and one for the embedding.
+TEST(Plan, GradientsThatTheCallerWritesInBf16TakeHalfTheMemory) {
+  const auto working = [](DType gradient) {
+    ParameterLayout layout;
+    layout.add_layer("embedding").add("tokens", {50257, 768});
+    for (int i = 0; i < 12; ++i) {
+      layout.add_layer("h." + std::to_string(i)).add("w", {7077888}, {.gradient = gradient}).add("b", {9984});
+    }
+    const Plan plan = make_plan(layout, with("host"), {64_GiB, 0});
+    const auto& entries = plan.memory.entries;
+    const auto row = std::ranges::find(entries, "gradients, working", &MemoryEntry::name);
+    return row == entries.end() ? std::size_t{0} : row->bytes;
+  };
+  EXPECT_EQ(working(DType::f32) - working(DType::bf16), 2U * 2U * 7077888U);
 }
 
 TEST(Plan, SumsOnTheDeviceSaveThoseOnTheHost) {

@@ -13,7 +13,7 @@ class ToyGpu final : public ToyDevice {
   Device& device() override { return *device_; }
   void enqueue(StreamView stream, std::string_view, TensorView weights, TensorView gradients, ToyWork work) override {
     std::vector<bf16> reads(static_cast<std::size_t>(weights.count()));
-    std::vector<float> writes(gradients ? static_cast<std::size_t>(gradients.count()) : 0);
+    std::vector<std::byte> writes(gradients ? gradients.bytes() : 0);
     device_->copy(reads.data(), weights.data, weights.bytes(), CopyKind::device_to_host, stream);
     if (gradients) device_->copy(writes.data(), gradients.data, gradients.bytes(), CopyKind::device_to_host, stream);
     device_->synchronize(stream);

@@ -96,14 +96,13 @@ struct Tolerance {
   bool through_bf16;  ///< whether it is a sum over intermediate values that are rounded to bf16
   double largest;
 };
-/// fp32 sums of a few hundred terms. A result of bf16 is compared with a rounded one, and sums that differ in their last
-/// bits may round to neighbours: these are 2^-8 to 2^-7 of the largest apart where that stands at the end or the beginning
-/// of its binade. Where terms of the sums are rounded too, as the probabilities of attention, some lie one further.
-constexpr Tolerance tolerances[] = {{DType::f32, DType::f32, false, 4e-6},
-                                    {DType::bf16, DType::f32, false, 4e-6},
-                                    {DType::bf16, DType::bf16, false, 8e-3},
-                                    {DType::bf16, DType::f32, true, 3e-3},
-                                    {DType::bf16, DType::bf16, true, 1.6e-2}};
+/// fp32 sums of a few hundred terms. A result of bf16 is compared with a rounded one, and sums that differ in their
+/// last bits may round to neighbours: these are 2^-8 to 2^-7 of the largest apart where that stands at the end or the
+/// beginning of its binade. Where terms of the sums are rounded too, as the probabilities of attention, some lie one
+/// further.
+constexpr Tolerance tolerances[] = {{DType::f32, DType::f32, false, 4e-6},  {DType::f32, DType::bf16, false, 8e-3},
+                                    {DType::bf16, DType::f32, false, 4e-6}, {DType::bf16, DType::bf16, false, 8e-3},
+                                    {DType::bf16, DType::f32, true, 3e-3},  {DType::bf16, DType::bf16, true, 1.6e-2}};
 
 inline double tolerance(DType compute, DType result, bool through_bf16) {
   for (const Tolerance& t : tolerances) {

@@ -108,6 +108,28 @@ TEST_P(LinearOps, BackwardOfTheWeightAddsTheReference) {
   }
 }
 
+TEST_P(LinearOps, BackwardOfTheWeightInBf16IsTheReference) {
+  for (const Sizes& s : all_sizes) {
+    lend(s);
+    SCOPED_TRACE(s.rows);
+    Random random(6);
+    const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), x = random.tensor(dtype(), {s.rows, s.in});
+    const Tensor anything = random.tensor(DType::bf16, {s.out, s.in}), db_before = random.tensor(DType::f32, {s.out});
+    Tensor dw_expected = anything, db_expected = db_before;
+    reference::linear_backward_weight(dy, x, dw_expected, db_expected);
+    const auto results = under_all_schedules([&] {
+      const Operand d = bench().put(dy), in = bench().put(x), dw = bench().put(anything), db = bench().put(db_before);
+      const Operand alone = bench().put(db_before);
+      ops().linear_backward_weight(d, in, dw, db, stream());
+      ops().linear_backward_weight(d, in, {}, alone, stream());
+      return std::vector<Tensor>{bench().get(dw), bench().get(db), bench().get(alone)};
+    });
+    EXPECT_WITHIN(results[0], dw_expected, dtype(), false);
+    EXPECT_WITHIN(results[1], db_expected, dtype(), false);
+    EXPECT_SAME_BITS(results[2], results[1]);
+  }
+}
+
 TEST_P(LinearOps, WithGeluIsTheReference) {
   for (const Sizes& s : all_sizes) {
     lend(s);

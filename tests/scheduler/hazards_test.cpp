@@ -1,0 +1,325 @@
+// Every hazard between the tasks of a plan is a dependency.
+#include <gtest/gtest-spi.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "core/update_kernels.hpp"
+#include "tests/scheduler/unfolded.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::Order;
+using testing::Unfolded;
+
+/// For each pair of tasks of which one writes what the other touches, in order of emission, there must be
+/// a path of dependencies. The caller's own stream orders its tasks among themselves.
+class HazardCheck {
+ public:
+  explicit HazardCheck(const Unfolded& run) : run_(run), reach_(run.tasks.size()) {
+    std::size_t last_caller = run.tasks.size();
+    for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+      auto& reach = reach_[i];
+      reach.resize(run.tasks.size() / 64 + 1);
+      const auto join = [&](std::size_t d) {
+        for (std::size_t w = 0; w < reach.size(); ++w) reach[w] |= reach_[d].empty() ? 0 : reach_[d][w];
+        reach[d / 64] |= std::uint64_t{1} << (d % 64);
+      };
+      for (const TaskId d : run.tasks.dependencies(i)) join(static_cast<std::size_t>(d));
+      if (run.tasks[i].lane == Lane::caller) {
+        if (last_caller < i) join(last_caller);
+        last_caller = i;
+      }
+    }
+  }
+
+  void touch(std::size_t task, const std::string& what, bool write) {
+    auto& record = memory_[what];
+    if (record.writer != task && record.writer < run_.tasks.size()) require(record.writer, task, what);
+    if (write) {
+      for (const std::size_t reader : record.readers) require(reader, task, what);
+      record.readers.clear();
+      record.writer = task;
+    } else {
+      record.readers.push_back(task);
+    }
+  }
+
+  int missing = 0;
+
+ private:
+  void require(std::size_t first, std::size_t second, const std::string& what) {
+    if (first == second || (reach_[second][first / 64] >> (first % 64) & 1) != 0) return;
+    ++missing;
+    ADD_FAILURE() << name_of(run_.tasks[second].kind) << " " << second << " does not wait for "
+                  << name_of(run_.tasks[first].kind) << " " << first << " over " << what;
+  }
+  struct Record {
+    std::size_t writer = SIZE_MAX;
+    std::vector<std::size_t> readers;
+  };
+  const Unfolded& run_;
+  std::vector<std::vector<std::uint64_t>> reach_;
+  std::map<std::string, Record> memory_;
+};
+
+std::string key(const char* what, std::int64_t a, std::int64_t b = 0) {
+  return std::string(what) + " " + std::to_string(a) + " " + std::to_string(b);
+}
+
+/// Calls body(first) for each piece of a layer's gradient with elements in [begin, end).
+template <class Body>
+void for_gradients(const Unfolded& run, int layer, std::int64_t begin, std::int64_t end, Body body) {
+  const std::int64_t border = run.layout.layer(layer).summed_elements;
+  for (const Subgroup& g : run.plan.subgroups) {
+    if (g.layer != layer) continue;
+    for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
+      const std::int64_t after = std::min(b + run.plan.piece_elements, g.end);
+      const bool cut = b < border && border < after;
+      if (b < end && begin < (cut ? border : after)) body(b);
+      if (cut && border < end && begin < after) body(border);
+    }
+  }
+}
+
+/// What each task reads and writes, from the meaning of its kind alone.
+int check_hazards(const Unfolded& run) {
+  HazardCheck check(run);
+  std::map<int, int> buffer_of;  // layer to the weight buffer it was fetched into last
+  for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+    const Task& t = run.tasks[i];
+    const bool resident = t.layer >= 0 && run.plan.layers[static_cast<std::size_t>(t.layer)].resident;
+    const auto weights_home = [&](bool write) {  // by subgroup, so that two of a layer do not conflict
+      for (std::size_t s = 0; s < run.plan.subgroups.size(); ++s) {
+        const Subgroup& g = run.plan.subgroups[s];
+        if (g.layer != t.layer || (t.subgroup >= 0 && static_cast<int>(s) != t.subgroup)) continue;
+        for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
+          if (t.count() > 0 && (b < t.begin || b >= t.end)) continue;
+          check.touch(i, key(resident ? "resident weights" : "host weights", t.layer, b), write);
+        }
+      }
+    };
+    const auto pieces = [&](const char* what, bool write) {
+      for (std::int64_t b = t.begin; b < t.end; b += run.plan.piece_elements)
+        check.touch(i, key(what, t.layer, b), write);
+    };
+    const auto gradient = [&](bool write) {
+      for_gradients(run, t.layer, t.begin, t.end,
+                    [&](std::int64_t b) { check.touch(i, key("gradient", t.layer, b), write); });
+    };
+    switch (t.kind) {
+      case TaskKind::visit: {
+        std::vector<int> used{t.layer};
+        for (const int owner : run.layout.layer(t.layer).borrows) used.push_back(owner);
+        for (const int l : used) {
+          const bool stays = run.plan.layers[static_cast<std::size_t>(l)].resident;
+          if (!stays) check.touch(i, key("weight buffer", buffer_of.at(l)), false);
+          for (const Subgroup& g : run.plan.subgroups) {
+            if (!stays || g.layer != l) continue;
+            for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
+              check.touch(i, key("resident weights", l, b), false);
+            }
+          }
+        }
+        break;
+      }
+      case TaskKind::commit:
+        for (const GradientPlace& place : run.commits.at(t.id).gradients) {
+          for_gradients(run, place.layer, 0, run.layout.layer(place.layer).state_elements,
+                        [&](std::int64_t b) { check.touch(i, key("gradient buffer", place.buffer, b), true); });
+        }
+        break;
+      case TaskKind::fetch_weights:
+        check.touch(i, key("weight buffer", t.buffer), true);
+        buffer_of[t.layer] = t.buffer;
+        weights_home(false);
+        break;
+      case TaskKind::round_gradient:
+        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+        check.touch(i, key("staging", t.staging), true);
+        break;
+      case TaskKind::sum_gradient:
+        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+        if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
+        EXPECT_TRUE(t.staging >= 0 || (t.in_bf16 && !t.last_micro));
+        for (std::int64_t b = t.begin; b < t.end; b += layout_quantum) check.touch(i, key("sum", t.sum, b), true);
+        break;
+      case TaskKind::keep_gradient:
+        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+        gradient(true);
+        break;
+      case TaskKind::flush_gradient:
+        if (t.staging >= 0) {
+          check.touch(i, key("staging", t.staging), false);
+        } else {
+          EXPECT_TRUE(t.in_bf16);
+          check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+        }
+        gradient(true);
+        break;
+      case TaskKind::fold_gradient:
+        gradient(true);
+        break;
+      case TaskKind::fetch_norm:
+        break;
+      case TaskKind::load_state:
+        if (t.buffer >= 0) {
+          check.touch(i, key("state buffer", t.buffer), true);
+          pieces("state", false);
+          gradient(false);
+        }
+        if (run.plan.state != StateFormat::fp32 && t.staging >= 0) {
+          check.touch(i, key("staging", t.staging), true);
+          weights_home(false);
+        }
+        break;
+      case TaskKind::update_streamed:
+        check.touch(i, key("state buffer", t.buffer), true);
+        if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
+        if (resident) weights_home(true);
+        break;
+      case TaskKind::store_state:
+        check.touch(i, key("state buffer", t.buffer), false);
+        pieces("state", true);
+        break;
+      case TaskKind::update_resident:
+        pieces("state", true);
+        gradient(false);
+        if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
+        if (resident) weights_home(true);
+        break;
+      case TaskKind::store_weights:
+        check.touch(i, key("staging", t.staging), false);
+        weights_home(true);
+        break;
+      case TaskKind::update_cpu:
+        pieces("state", true);
+        gradient(false);
+        if (!resident) weights_home(true);
+        break;
+      case TaskKind::push_weights:
+        weights_home(true);
+        break;
+      case TaskKind::save_state:
+        for (const Subgroup& g : run.plan.subgroups) {
+          if (g.layer != t.layer) continue;
+          const bool with_weights = t.buffer == 0 && run.plan.state != StateFormat::fp32;
+          for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
+            if (b >= t.end || std::min(b + run.plan.piece_elements, g.end) <= t.begin) continue;
+            check.touch(i, key("state", t.layer, b), false);
+            if (!with_weights || (resident && g.updater == Updater::cpu)) continue;
+            check.touch(i, key(resident ? "resident weights" : "host weights", t.layer, b), false);
+          }
+        }
+        break;
+    }
+  }
+  return check.missing;
+}
+
+class Hazards : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Hazards, AreAllDependencies) {
+  for (const int resident : {0, 2, 7}) {
+    for (const int prefetch : {1, 2, 4}) {
+      for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+        Unfolded run(GetParam(), resident, prefetch, state);
+        run.steps(3);
+        check_hazards(run);
+        Unfolded saving(GetParam(), resident, prefetch, state);
+        saving.steps(3, true);
+        check_hazards(saving);
+      }
+    }
+  }
+}
+
+TEST_P(Hazards, AreAllDependenciesWhereMicroBatchesPassThroughALayerAtOnce) {
+  for (const int resident : {0, 2}) {
+    for (const Order order : {Order{1, 1}, Order{2, 2}, Order{5, 5}, Order{5, 2}}) {
+      Unfolded run(GetParam(), resident, 2, StateFormat::fp32, order);
+      run.steps(2);
+      check_hazards(run);
+    }
+  }
+}
+
+TEST_P(Hazards, AreAllDependenciesOfSubgroupsInPieces) {
+  for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+    for (const Order order : {Order{2, 1}, Order{2, 2}}) {
+      Unfolded run(GetParam(), 2, 2, state, order);
+      run.plan.piece_elements = 32 * layout_quantum;  // several pieces in a subgroup, the last one shorter
+      run.steps(3, true);
+      check_hazards(run);
+    }
+  }
+}
+
+TEST_P(Hazards, AreAllDependenciesOfGradientsThatTheCallerWritesInBf16) {
+  for (const int resident : {0, 2}) {
+    for (const Order order : {Order{1, 1}, Order{3, 1}, Order{3, 3}}) {
+      for (const std::int64_t piece : {0, 32}) {
+        Unfolded run(GetParam(), resident, 2, StateFormat::fp32, order, DType::bf16);
+        if (piece > 0) run.plan.piece_elements = piece * layout_quantum;
+        run.steps(2, true);
+        check_hazards(run);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, Hazards,
+                         ::testing::Values("device", "host", "static:0.5", "interleave:2", "interleave:2,resident=0.4",
+                                           "stream"));
+
+/// Failures of the check where tasks of one kind wait for nothing.
+int failures_without(const Unfolded& run, TaskKind victim) {
+  Unfolded broken = run;
+  broken.tasks.clear();
+  for (std::size_t i = 0; i < run.tasks.size(); ++i) {
+    broken.tasks.add(run.tasks[i]);
+    if (run.tasks[i].kind != victim) broken.tasks.depends_on(run.tasks.dependencies(i));
+  }
+  ::testing::TestPartResultArray failures;
+  ::testing::ScopedFakeTestPartResultReporter reporter(
+      ::testing::ScopedFakeTestPartResultReporter::INTERCEPT_ONLY_CURRENT_THREAD, &failures);
+  check_hazards(broken);
+  return failures.size();
+}
+
+TEST(HazardCheck, FindsADroppedDependency) {
+  Unfolded run("interleave:2");
+  run.steps(3, true);
+  for (const TaskKind victim :
+       {TaskKind::visit, TaskKind::commit, TaskKind::fetch_weights, TaskKind::round_gradient, TaskKind::flush_gradient,
+        TaskKind::load_state, TaskKind::store_state, TaskKind::update_streamed, TaskKind::update_cpu,
+        TaskKind::store_weights, TaskKind::save_state}) {
+    EXPECT_GT(failures_without(run, victim), 0) << name_of(victim);
+  }
+}
+
+TEST(HazardCheck, FindsADroppedDependencyOfAGradientInBf16) {
+  for (const auto& [policy, kinds] : {std::pair<const char*, std::vector<TaskKind>>{"host", {TaskKind::flush_gradient}},
+                                      {"device", {TaskKind::keep_gradient}}}) {
+    Unfolded run(policy, 0, 2, StateFormat::fp32, {1, 1}, DType::bf16);
+    run.steps(2);
+    EXPECT_EQ(check_hazards(run), 0);
+    for (const TaskKind victim : {kinds.front(), TaskKind::commit}) {
+      EXPECT_GT(failures_without(run, victim), 0) << policy << ' ' << name_of(victim);
+    }
+  }
+}
+
+TEST(HazardCheck, FindsADroppedDependencyOfASum) {
+  Unfolded run("host", 0, 2, StateFormat::fp32, {3, 3});
+  run.steps(2);
+  EXPECT_EQ(check_hazards(run), 0);
+  EXPECT_GT(failures_without(run, TaskKind::sum_gradient), 0);
+}
+
+}  // namespace
+}  // namespace tandem

@@ -1,0 +1,84 @@
+#pragma once
+// Steps of a small layout under a policy, as tasks.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "scheduler/unfold.hpp"
+
+namespace tandem::testing {
+
+/// `gradient`: of the largest parameters; those of bf16 stand beside one of fp32.
+inline ParameterLayout small_layout(DType gradient = DType::f32) {
+  ParameterLayout layout;
+  layout.add_layer("embedding").add("t", {9, 1024}).add("still", {700}, {.trainable = false});
+  for (int i = 0; i < 5; ++i) {
+    auto layer = layout.add_layer("h." + std::to_string(i));
+    layer.add("w", {300'000}, {.gradient = gradient});
+    if (gradient == DType::bf16) layer.add("b", {2500});
+  }
+  layout.add_layer("head").add("t", {9, 1024}).add("n", {10});
+  layout.tie("embedding.t", "head.t");
+  return layout;
+}
+
+/// How many micro-batches a step has, and how many of them pass through a layer in one visit.
+struct Order {
+  int micro_batches = 2;
+  int at_once = 1;
+};
+
+struct Unfolded {
+  ParameterLayout layout;
+  Order order;
+  Plan plan;
+  TaskList tasks;
+  std::map<TaskId, GradientVisit> commits;  ///< by task
+
+  explicit Unfolded(const std::string& policy, int resident = 0, int prefetch = 2,
+                    StateFormat state = StateFormat::fp32, Order o = {}, DType gradient = DType::f32)
+      : layout(small_layout(gradient)), order(o) {
+    OffloadOptions options;
+    options.state = state;
+    options.policy = parse_policy(policy);
+    options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : resident;
+    options.prefetch_layers = prefetch;
+    options.max_micro_batches = order.micro_batches;
+    options.micro_batches_at_once = order.at_once;
+    options.subgroup_size = 100'000;
+    plan = make_plan(layout, options, {std::size_t{1} << 34, 0});
+  }
+
+  void pass(Unfolder& u, int l, int gradients) {
+    const Visit visit = u.visit(l, tasks);
+    u.prefetch(tasks);
+    for (int micro = 0; micro < gradients; ++micro) {
+      const GradientVisit g = u.gradients(l, tasks);
+      commits[g.id] = g;
+      u.commit(g, tasks);
+    }
+    u.release(visit);
+    u.prefetch(tasks);
+  }
+
+  void steps(int count, bool saving = false) {
+    Unfolder u(layout, plan);
+    for (int s = 0; s < count; ++s) {
+      u.begin_step(order.micro_batches);
+      u.prefetch(tasks);
+      for (int first = 0; first < order.micro_batches; first += order.at_once) {
+        const int at_once = std::min(order.at_once, order.micro_batches - first);
+        for (int l = 0; l < layout.layer_count(); ++l) pass(u, l, 0);
+        for (int l = layout.layer_count() - 1; l >= 0; --l) pass(u, l, at_once);
+      }
+      EXPECT_TRUE(u.gradients_complete());
+      u.update(tasks);
+      u.end_pass();
+      if (saving) u.save(tasks);
+    }
+  }
+};
+
+}  // namespace tandem::testing
