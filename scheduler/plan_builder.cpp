@@ -142,16 +142,29 @@ void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_
     ++lenders[c];
     if (layout_.layer(l).state_elements > 0) open[c] += plan_.micro_batches_at_once;
   }
+  const std::vector<int> in_a_row = longest_rows(lends);
   for (std::size_t c = 0; c < plan_.size_classes.size(); ++c) {
     SizeClass& size = plan_.size_classes[c];
     size.weight_buffers = std::min(streamed[c], prefetch + lenders[c]);
     if (size.gradient_elements == 0) continue;
-    // A layer alone in its class fills one buffer while another empties only where micro-batches follow each other.
-    const int others = members[c] - lenders[c];
-    const int used =
-        plan_.micro_batches_at_once > 1 && others > 0 ? gradient_buffers : std::min(others, gradient_buffers);
-    size.gradient_buffers = open[c] + used;
+    // One buffer is filled while another empties where the next layer's gradient is of the same class, or, of
+    // micro-batches that follow each other, the same layer's.
+    const bool followed = plan_.micro_batches_at_once > 1 && members[c] > lenders[c];
+    size.gradient_buffers = open[c] + (followed ? gradient_buffers : std::min(in_a_row[c], gradient_buffers));
   }
+}
+
+/// Of each size class, how many layers follow each other, those that lend parameters left out.
+std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& lends) const {
+  std::vector<int> longest(plan_.size_classes.size());
+  int row = 0;
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    const int c = plan_.layers[static_cast<std::size_t>(l)].size_class;
+    const bool goes_on = row > 0 && plan_.layers[static_cast<std::size_t>(l) - 1].size_class == c;
+    row = lends[static_cast<std::size_t>(l)] ? 0 : goes_on ? row + 1 : 1;
+    longest[static_cast<std::size_t>(c)] = std::max(longest[static_cast<std::size_t>(c)], row);
+  }
+  return longest;
 }
 
 void PlanBuilder::size_classes() {

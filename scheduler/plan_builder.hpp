@@ -32,6 +32,7 @@ class PlanBuilder {
   void assign_interleave();
   void assign_paths();
   void size_classes();
+  std::vector<int> longest_rows(const std::vector<bool>& lends) const;
   void place_sums();
   void size_buffers(bool small_pieces);
   void book_device();

@@ -65,6 +65,23 @@ TEST(Plan, MicroBatchesAtOnceTakeAGradientBufferEachOfATiedLayer) {
   EXPECT_EQ(made(1, 1).table().find("order"), std::string::npos);
 }
 
+// Between the head's gradient and the embedding's lie all others: one buffer is free again in time.
+TEST(Plan, LayersThatDoNotFollowEachOtherShareAGradientBuffer) {
+  ParameterLayout layout;
+  layout.add_layer("embedding").add("tokens", {50257, 768});
+  for (int i = 0; i < 12; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {7077888});
+  layout.add_layer("head").add("tokens", {50257, 768});
+  const auto buffers = [&](int at_once) {
+    OffloadOptions options = with("host");
+    options.max_micro_batches = options.micro_batches_at_once = at_once;
+    std::vector<int> all;
+    for (const SizeClass& c : make_plan(layout, options, {64_GiB, 0}).size_classes) all.push_back(c.gradient_buffers);
+    return all;
+  };
+  EXPECT_EQ(buffers(1), (std::vector<int>{1, 2}));
+  EXPECT_EQ(buffers(3), (std::vector<int>{2, 2})) << "micro-batches follow each other in one layer";
+}
+
 // Two buffers for the blocks and one for the embedding.
 TEST(Plan, GradientsThatTheCallerWritesInBf16TakeHalfTheMemory) {
   const auto working = [](DType gradient) {
