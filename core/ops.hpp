@@ -27,6 +27,7 @@ struct WorkspaceNeeds {
   std::int64_t kv_heads = 0;    ///< key/value heads; 0: as many
   std::int64_t head_dim = 0;
   DType activations = DType::f32;
+  bool gradients = true;  ///< of calls with gradients too, not forward alone
 };
 
 /// Causal self-attention of query head h with key/value head h / (heads / kv_heads).

@@ -32,9 +32,9 @@ class CudaOps final : public Ops {
     // Who names no heads attends to nothing.
     const std::size_t attention =
         needs.heads == 0 ? 0 : attention_->scratch_bytes(attention_of(needs), needs.activations);
-    return matmul_bytes() +
-           std::max({gpu::norm_backward_scratch(needs.channels),
-                     gpu::head_loss_scratch(needs.tokens, needs.vocabulary, needs.activations), attention});
+    const gpu::HeadRows rows = gpu::most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations);
+    const std::size_t head = gpu::head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients);
+    return matmul_bytes() + std::max({gpu::norm_backward_scratch(needs.channels), head, attention});
   }
   void bind_workspace(void* data, std::size_t bytes) override {
     workspace_ = static_cast<std::byte*>(data);
@@ -205,8 +205,11 @@ void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
 
 void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   checks::head_loss(head);
-  const std::size_t bytes = gpu::head_loss_scratch(head.x.shape[0], head.weight.shape[0], head.x.dtype);
-  gpu::head_loss(head, *matmul_, workspace_, scratch(bytes), native_stream(stream));
+  const std::int64_t vocabulary = head.weight.shape[0];
+  const gpu::HeadRows at_once = gpu::head_loss_rows(head.x.shape[0], vocabulary, head.x.dtype);
+  const std::size_t bytes =
+      gpu::head_loss_scratch(at_once, vocabulary, head.x.dtype, /*gradients=*/static_cast<bool>(head.dx));
+  gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------

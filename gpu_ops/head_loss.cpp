@@ -8,12 +8,29 @@
 namespace tandem::gpu {
 namespace {
 
-/// Logits at once, 128 MiB of fp32: for every chunk the gradient of the whole weight is read and written, which
-/// fewer rows would not outweigh; more would cost a small card too much.
+/// Logits at once, 128 MiB of fp32. What reads them reads the weight as well, 2 bytes an element for 2 FLOPs a row: of
+/// a vocabulary of 128,000, 261 rows are 261 FLOPs a byte, more than a card has.
 constexpr std::int64_t most_logits = std::int64_t{32} << 20;
+/// Rows of which the gradient of the weight is made at once: each time it is read and written, 8 bytes an element,
+/// which 1,024 rows bring to 256 FLOPs a byte (an H100 has some 210, a card for games 110).
+constexpr std::int64_t enough_rows = 1024;
+/// And no more than 512 MiB of the logits' gradient in bf16 for it.
+constexpr std::int64_t most_gradients = std::int64_t{256} << 20;
 
 std::int64_t most_rows(std::int64_t vocabulary) {
   return std::max<std::int64_t>(1, most_logits / std::max<std::int64_t>(1, vocabulary));
+}
+
+/// Gradients in fp32 take the place of their logits.
+std::int64_t most_gradient_rows(std::int64_t vocabulary, DType activations) {
+  const std::int64_t rows = most_rows(vocabulary);
+  if (activations == DType::f32) return rows;
+  return std::max(rows, std::min(enough_rows, most_gradients / std::max<std::int64_t>(1, vocabulary)));
+}
+
+/// As even parts of at most so many.
+std::int64_t even_part(std::int64_t rows, std::int64_t most) {
+  return std::max<std::int64_t>(1, cut(rows, ceil_div(std::max<std::int64_t>(1, rows), most), 1).size);
 }
 
 /// Rows of logits begin at multiples of 16 bytes, whatever the vocabulary.
@@ -23,71 +40,114 @@ std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype)
   return align_up(static_cast<std::size_t>(rows * stride_of(vocabulary)) * size_of(dtype));
 }
 
+/// One call: its logits, and what becomes of them.
+class Head {
+ public:
+  Head(const HeadLoss& head, std::int64_t logit_rows, Matmul& matmul, void* matmul_workspace, void* scratch,
+       CUstream_st* stream)
+      : head_(head),
+        matmul_(matmul),
+        workspace_(matmul_workspace),
+        stream_(stream),
+        dtype_(head.x.dtype),
+        channels_(head.x.shape[1]),
+        vocabulary_(head.weight.shape[0]),
+        stride_(stride_of(vocabulary_)),
+        logits_(static_cast<float*>(scratch)),
+        gradients_(static_cast<std::byte*>(scratch)) {
+    if (dtype_ != DType::f32) gradients_ += logit_bytes(logit_rows, vocabulary_, DType::f32);
+  }
+
+  /// Losses of rows [begin, end), and the gradients of their logits where there are any, as row `at` and those after
+  /// it.
+  void losses(std::int64_t begin, std::int64_t end, std::int64_t at) {
+    const TensorView x = head_.x.rows(begin, end);
+    matmul_.run({.m = end - begin,
+                 .n = vocabulary_,
+                 .k = channels_,
+                 .a = {x.data, dtype_, channels_, false},
+                 .b = {head_.weight.data, DType::bf16, channels_, true},
+                 .c = logits_,
+                 .c_dtype = DType::f32,
+                 .c_stride = stride_},
+                workspace_, stream_);
+    std::byte* const gradient = gradients_ + static_cast<std::size_t>(at * stride_) * size_of(dtype_);
+    softmax_loss({.logits = logits_,
+                  .targets = head_.targets.as<std::int32_t>() + begin,
+                  .losses = head_.losses.as<float>() + begin,
+                  .gradient = head_.dx ? gradient : nullptr,
+                  .gradient_dtype = dtype_,
+                  .gradient_scale = head_.gradient_scale,
+                  .rows = end - begin,
+                  .size = vocabulary_,
+                  .stride = stride_},
+                 stream_);
+  }
+
+  /// From the gradients of the logits of rows [begin, end) to those of input and weight.
+  void backward(std::int64_t begin, std::int64_t end) {
+    const TensorView x = head_.x.rows(begin, end);
+    matmul_.run({.m = end - begin,
+                 .n = channels_,
+                 .k = vocabulary_,
+                 .a = {gradients_, dtype_, stride_, false},
+                 .b = {head_.weight.data, DType::bf16, channels_, false},
+                 .c = head_.dx.rows(begin, end).data,
+                 .c_dtype = dtype_,
+                 .c_stride = channels_},
+                workspace_, stream_);
+    if (!head_.dweight) return;
+    matmul_.run({.m = vocabulary_,
+                 .n = channels_,
+                 .k = end - begin,
+                 .a = {gradients_, dtype_, stride_, true},
+                 .b = {x.data, dtype_, channels_, false},
+                 .addend = head_.dweight.data,
+                 .c = head_.dweight.data,
+                 .c_dtype = DType::f32,
+                 .c_stride = channels_},
+                workspace_, stream_);
+  }
+
+ private:
+  const HeadLoss& head_;
+  Matmul& matmul_;
+  void* workspace_;
+  CUstream_st* stream_;
+  DType dtype_;
+  std::int64_t channels_, vocabulary_, stride_;
+  float* logits_;
+  std::byte* gradients_;
+};
+
 }  // namespace
 
-std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary) {
-  return std::max<std::int64_t>(
-      1, cut(tokens, ceil_div(std::max<std::int64_t>(1, tokens), most_rows(vocabulary)), 1).size);
+HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
+  const std::int64_t gradients = even_part(tokens, most_gradient_rows(vocabulary, activations));
+  return {.logits = even_part(gradients, most_rows(vocabulary)), .gradients = gradients};
 }
 
-std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
-  // The even split of fewer tokens may give larger chunks, so the bound for up to `tokens` is not their own chunk.
-  const std::int64_t rows = std::min(tokens, most_rows(vocabulary));
-  return logit_bytes(rows, vocabulary, DType::f32) +
-         (activations == DType::f32 ? 0 : logit_bytes(rows, vocabulary, activations));
+HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
+  return {.logits = std::min(tokens, most_rows(vocabulary)),
+          .gradients = std::min(tokens, most_gradient_rows(vocabulary, activations))};
 }
 
-void head_loss(const HeadLoss& head, Matmul& matmul, void* matmul_workspace, void* scratch, CUstream_st* stream) {
-  const std::int64_t n = head.x.shape[0], channels = head.x.shape[1], vocabulary = head.weight.shape[0];
-  const std::int64_t at_once = head_loss_rows(n, vocabulary), stride = stride_of(vocabulary);
-  const DType dtype = head.x.dtype;
-  auto* const logits = static_cast<float*>(scratch);
-  // fp32 gradients take the place of the logits.
-  void* const gradient =
-      dtype == DType::f32 ? scratch : static_cast<std::byte*>(scratch) + logit_bytes(at_once, vocabulary, DType::f32);
-  for (std::int64_t begin = 0; begin < n; begin += at_once) {
-    const std::int64_t end = std::min(n, begin + at_once), rows = end - begin;
-    const TensorView x = head.x.rows(begin, end);
-    matmul.run({.m = rows,
-                .n = vocabulary,
-                .k = channels,
-                .a = {x.data, dtype, channels, false},
-                .b = {head.weight.data, DType::bf16, channels, true},
-                .c = logits,
-                .c_dtype = DType::f32,
-                .c_stride = stride},
-               matmul_workspace, stream);
-    softmax_loss({.logits = logits,
-                  .targets = head.targets.as<std::int32_t>() + begin,
-                  .losses = head.losses.as<float>() + begin,
-                  .gradient = head.dx ? gradient : nullptr,
-                  .gradient_dtype = dtype,
-                  .gradient_scale = head.gradient_scale,
-                  .rows = rows,
-                  .size = vocabulary,
-                  .stride = stride},
-                 stream);
-    if (!head.dx) continue;
-    matmul.run({.m = rows,
-                .n = channels,
-                .k = vocabulary,
-                .a = {gradient, dtype, stride, false},
-                .b = {head.weight.data, DType::bf16, channels, false},
-                .c = head.dx.rows(begin, end).data,
-                .c_dtype = dtype,
-                .c_stride = channels},
-               matmul_workspace, stream);
-    if (!head.dweight) continue;
-    matmul.run({.m = vocabulary,
-                .n = channels,
-                .k = rows,
-                .a = {gradient, dtype, stride, true},
-                .b = {x.data, dtype, channels, false},
-                .addend = head.dweight.data,
-                .c = head.dweight.data,
-                .c_dtype = DType::f32,
-                .c_stride = channels},
-               matmul_workspace, stream);
+std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients) {
+  const bool apart = gradients && activations != DType::f32;
+  return logit_bytes(at_once.logits, vocabulary, DType::f32) +
+         (apart ? logit_bytes(at_once.gradients, vocabulary, activations) : 0);
+}
+
+void head_loss(const HeadLoss& head, HeadRows at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
+               CUstream_st* stream) {
+  const std::int64_t n = head.x.shape[0];
+  Head call(head, at_once.logits, matmul, matmul_workspace, scratch, stream);
+  for (std::int64_t begin = 0; begin < n; begin += at_once.gradients) {
+    const std::int64_t end = std::min(n, begin + at_once.gradients);
+    for (std::int64_t first = begin; first < end; first += at_once.logits) {
+      call.losses(first, std::min(end, first + at_once.logits), first - begin);
+    }
+    if (head.dx) call.backward(begin, end);
   }
 }
 

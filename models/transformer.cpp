@@ -49,7 +49,8 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .heads = c.heads,
           .kv_heads = c.kv_heads,
           .head_dim = c.head_dim,
-          .activations = shape.compute};
+          .activations = shape.compute,
+          .gradients = shape.training};
 }
 
 ScratchBytes scratch_bytes(const ModelConfig& config, const RunShape& shape, const Ops& ops) {

@@ -91,18 +91,35 @@ TEST(NormCuts, GiveEveryWarpARowAndStayWithinTheScratchOfLongerRows) {
 TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
   for (const std::int64_t vocabulary : {1, 101, 50257, 128256, 10000000}) {
     std::size_t before = 0;
-    for (const std::int64_t tokens : {1, 7, 512, 513, 100000}) {
-      const std::int64_t rows = head_loss_rows(tokens, vocabulary);
-      EXPECT_GE(rows, 1);
-      EXPECT_LE(rows, tokens);
-      EXPECT_TRUE(rows == 1 || rows * vocabulary * 4 <= 128 << 20) << rows << " rows of " << vocabulary;
+    for (const std::int64_t tokens : {1, 7, 512, 513, 1025, 100000}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        const std::size_t scratch = head_loss_scratch(tokens, vocabulary, dtype);
-        EXPECT_GE(scratch, static_cast<std::size_t>(rows * vocabulary) * (dtype == DType::f32 ? 4 : 6));
+        const HeadRows rows = head_loss_rows(tokens, vocabulary, dtype);
+        EXPECT_GE(rows.logits, 1);
+        EXPECT_LE(rows.logits, rows.gradients);
+        EXPECT_LE(rows.gradients, tokens);
+        EXPECT_TRUE(dtype == DType::bf16 || rows.logits == rows.gradients);
+        EXPECT_TRUE(rows.logits == 1 || rows.logits * vocabulary * 4 <= 128 << 20) << vocabulary;
+        EXPECT_TRUE(rows.gradients == rows.logits || rows.gradients * vocabulary * 2 <= 512 << 20) << vocabulary;
+        const auto logits = static_cast<std::size_t>(rows.logits * vocabulary) * 4;
+        const auto gradients = static_cast<std::size_t>(rows.gradients * vocabulary) * (dtype == DType::f32 ? 0 : 2);
+        EXPECT_GE(head_loss_scratch(rows, vocabulary, dtype, false), logits);
+        EXPECT_GE(head_loss_scratch(rows, vocabulary, dtype, true), logits + gradients);
+        const HeadRows most = most_head_loss_rows(tokens, vocabulary, dtype);
+        EXPECT_GE(most.logits, rows.logits);
+        EXPECT_GE(most.gradients, rows.gradients);
       }
-      const std::size_t bytes = head_loss_scratch(tokens, vocabulary, DType::bf16);
+      const HeadRows most = most_head_loss_rows(tokens, vocabulary, DType::bf16);
+      const std::size_t bytes = head_loss_scratch(most, vocabulary, DType::bf16, true);
       EXPECT_GE(bytes, before);  // what is booked for more tokens is enough for fewer
       before = bytes;
+    }
+  }
+}
+
+TEST(HeadLossRows, AreEnoughForTheWeightsGradientToBeWorthItsTraffic) {
+  for (const std::int64_t vocabulary : {32000, 50257, 128256, 256000}) {
+    for (const std::int64_t tokens : {1024, 4096, 8192}) {
+      EXPECT_GE(head_loss_rows(tokens, vocabulary, DType::bf16).gradients, 1024) << vocabulary;
     }
   }
 }
