@@ -352,10 +352,11 @@ void Calibration::measure_products() {
   const TensorView x = take({n, c}, type);
   const TensorView dx = take({n, c}, type);
   const TensorView y = take({n, o}, type);
-  const TensorView dw = take({o, c}, DType::f32);
+  const TensorView dw = take({o, c}, DType::bf16);  // as blocks write it
   const TensorView w = take({o, c}, DType::bf16);
   constexpr std::int64_t head_dim = 64;
   const std::int64_t heads = std::max<std::int64_t>(1, c / head_dim);
+  const TensorView lse = take({1, heads, n}, DType::f32);
   const WorkspaceNeeds needs{n, n, 1, o, heads, heads, head_dim, type};
   const MemoryBlock workspace = device_.allocate(std::max<std::size_t>(1, ops.workspace_bytes(needs)), "calibration");
   ops.bind_workspace(workspace.data(), workspace.bytes());
@@ -369,7 +370,6 @@ void Calibration::measure_products() {
   });
   const AttentionShape shape{1, n, heads, heads, head_dim, 0.125F};
   const std::int64_t width = heads * head_dim;
-  const TensorView lse = TensorView{dw.data, DType::f32, {1, heads, n}};
   const auto heads_of = [&](const TensorView& view) { return HeadsView{view.data, type, width}; };
   // Two products of (n, n) with each head, of which a causal mask leaves half.
   const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(width);

@@ -38,6 +38,7 @@ void OffloadEngine::load(const std::filesystem::path& directory) {
     throw InputError(directory.string(), passed_over.empty() ? "there is no checkpoint in it" : passed_over);
   }
   check_belongs(*checkpoint, layout());
+  begin_load();
   load_state(*this, *checkpoint);
 }
 

@@ -314,7 +314,7 @@ void add_products(Gpu& gpu) {
     const auto take = [p](Gpu& g) {
       Gpu::Taker taker(g);
       return Operands{taker.take({p.tokens, p.in}, DType::bf16), taker.take({p.out, p.in}, DType::bf16),
-                      taker.take({p.tokens, p.out}, DType::bf16), taker.take({p.out, p.in}, DType::f32),
+                      taker.take({p.tokens, p.out}, DType::bf16), taker.take({p.out, p.in}, DType::bf16),
                       taker.take({p.tokens, p.out}, DType::bf16)};
     };
     add(gpu, "product/forward/" + p.name, [take, flop](Gpu& g) {

@@ -87,7 +87,7 @@ struct LinearOperands {
         y(dtype, {tokens, out}),
         w(DType::bf16, {out, in}),
         bias(DType::bf16, {out}),
-        dw(DType::f32, {out, in}),
+        dw(DType::bf16, {out, in}),
         dbias(DType::f32, {out}),
         workspace(fast::linear_scratch(tokens, in, out, dtype, threads)) {}
   Buffer x, y, w, bias, dw, dbias;

@@ -1,23 +1,17 @@
+// The engine's steps and passes: what is held, what is emitted, and the public face.
 #include "offload/engine.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <exception>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
-#include "offload/executor.hpp"
-#include "offload/save_reader.hpp"
-#include "offload/state_access.hpp"
-#include "offload/storage.hpp"
-#include "offload/task_runner.hpp"
-#include "scheduler/unfold.hpp"
+#include "offload/engine_impl.hpp"
 
 namespace tandem {
 namespace {
@@ -25,116 +19,6 @@ namespace {
 constexpr std::int64_t initial_piece = std::int64_t{1} << 20;  // values asked for at a time: 4 MiB
 
 }  // namespace
-
-class OffloadEngine::Impl {
- public:
-  Impl(OffloadEngine& engine, Device& device, const ParameterLayout& layout, const OffloadOptions& options,
-       const Plan& plan, Trace* trace)
-      : engine_(engine),
-        device_(device),
-        layout_(layout),
-        options_(options),
-        plan_(checked(plan, layout_)),
-        storage_(device, layout_, plan_),
-        access_(device, layout_, plan_, storage_),
-        unfolder_(std::in_place, layout_, plan_),
-        runner_(device, layout_, plan_, storage_),
-        executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
-    if (!device.pins()) plan_.memory.unpin();
-    executor_.on_submit = [this](const Task& task) { note_submitted(task); };
-    executor_.on_done = [this](const Task& task) { note_done(task); };
-  }
-
-  void initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
-                  std::int64_t largest_piece);
-  void begin_step(const StepOptions& options);
-  StepReport end_step();
-  void abort_step();
-  void begin_evaluation();
-  void end_evaluation() noexcept;
-  void wait();
-  void give_up(std::exception_ptr error) { executor_.give_up(std::move(error)); }
-  enum class Extent : std::uint8_t { part, whole };
-  const Parameter& owned(const Parameter& parameter, Extent extent, std::int64_t first, std::size_t count) const;
-  void read(const Parameter& parameter, StateArray array, std::span<float> values);
-  void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
-  void set_step(std::int64_t step);
-  void adopt(const Plan& plan);
-  std::shared_ptr<SaveReader> begin_save();
-  std::string digest();
-
-  WeightsGuard fetch(int layer, StreamView stream);
-  GradientsGuard gradients(int layer, StreamView stream);
-  void also_used(std::uint64_t ticket, StreamView stream);
-  void release(std::uint64_t ticket, StreamView stream);
-  void commit(std::uint64_t ticket, StreamView stream);
-  void abandon(std::uint64_t ticket);
-
-  EngineCounters counters();
-
-  OffloadEngine& engine_;
-  Device& device_;
-  const ParameterLayout layout_;
-  const OffloadOptions options_;
-  Plan plan_;
-  Storage storage_;
-  StateAccess access_;
-  std::int64_t step_ = 0;
-
- private:
-  enum class Mode : std::uint8_t { idle, step, evaluation };
-  struct HeldWeights {
-    std::uint64_t ticket = 0;
-    Visit visit;
-    StreamView stream;
-    std::vector<StreamView> also;
-    int exceptions = 0;  ///< in flight when it was asked for
-  };
-  struct HeldGradients {
-    std::uint64_t ticket = 0;
-    GradientVisit visit;
-    StreamView stream;
-  };
-
-  static const Plan& checked(const Plan& plan, const ParameterLayout& layout);
-  void require_idle(const char* what);
-  void require_nothing_held(const char* what) const;
-  void require_one_stream(int layer, StreamView stream) const;
-  void submit();
-  void prefetch();
-  double gradient_norm() const;
-  double clip_factor(double norm) const;
-  void set_update(double scale);
-  void clear_gradients(const GradientPlace& place, StreamView stream);
-  void refuse_half_updated() const;
-  void note_submitted(const Task& task);
-  void note_done(const Task& task);
-  LayerBases bases_of(const Visit& visit) const;
-  template <class Held>
-  Held take(std::vector<Held>& list, std::uint64_t ticket);
-
-  std::optional<Unfolder> unfolder_;  ///< never empty; another one for another plan
-  TaskRunner runner_;
-  TaskList tasks_;
-  std::vector<HeldWeights> weights_;
-  std::vector<HeldGradients> gradients_;
-  std::uint64_t next_ticket_ = 1;
-  Mode mode_ = Mode::idle;
-  StepOptions step_options_;
-  bool abandoned_ = false;
-  bool update_in_backward_ = false;  ///< of the open step
-  bool half_updated_ = false;        ///< a step that updated in backward could not be finished
-  double exposed_ = 0.0;
-  std::uint64_t skipped_ = 0;
-  std::weak_ptr<SaveReader> saving_;
-
-  // Under the executor's lock; the sum is read at any time.
-  double update_began_ = 0.0;
-  std::int64_t updates_left_ = 0;
-  std::atomic<double> update_seconds_ = 0.0;
-
-  Executor executor_;  // last: it stops before what its tasks use goes
-};
 
 const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout& layout) {
   if (plan.storage_hash != layout.storage_hash()) {
@@ -163,111 +47,12 @@ void OffloadEngine::Impl::wait() {
   executor_.drain("waiting for updates");
 }
 
-/// The engine's own of a parameter, of which `count` elements from `first` on were given.
-const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, Extent extent, std::int64_t first,
-                                            std::size_t count) const {
-  const Parameter& p = layout_.parameter(parameter.full_name);
-  const bool inside = first >= 0 && first <= p.count && count <= static_cast<std::size_t>(p.count - first);
-  if (!inside || (extent == Extent::whole && count < static_cast<std::size_t>(p.count))) {
-    throw MisuseError("parameter " + p.full_name,
-                      fmt::format("has {} elements, {} from {} on were given", p.count, count, first));
-  }
-  return p;
-}
-
-void OffloadEngine::Impl::refuse_half_updated() const {
-  if (half_updated_) {
-    throw TrainingError("the state is updated in part",
-                        "a step that updates during backward, or a change of plan, did not come to its end",
-                        "go on from the last checkpoint");
-  }
-}
-
 void OffloadEngine::Impl::submit() {
   if (!tasks_.empty()) executor_.submit(tasks_);
 }
 
 void OffloadEngine::Impl::prefetch() {
   if (options_.overlap) unfolder_->prefetch(tasks_);
-}
-
-// -- state -----------------------------------------------------------------------------------------------
-
-void OffloadEngine::Impl::initialize(
-    const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values, std::int64_t largest_piece) {
-  require_idle("initialize");
-  wait();
-  half_updated_ = false;
-  unfolder_->invalidate_weights();
-  std::vector<float> buffer;
-  for (const Parameter* p : layout_.owned_parameters()) {
-    for (std::int64_t first = 0; first < p->count; first += largest_piece) {
-      buffer.assign(static_cast<std::size_t>(std::min(largest_piece, p->count - first)), 0.0F);
-      values(*p, first, buffer);
-      access_.write(*p, StateArray::master, first, buffer);
-      std::fill(buffer.begin(), buffer.end(), 0.0F);
-      access_.write(*p, StateArray::m, first, buffer);
-      access_.write(*p, StateArray::v, first, buffer);
-    }
-  }
-  step_ = 0;
-}
-
-void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std::span<float> values) {
-  refuse_half_updated();
-  wait();
-  access_.read(owned(parameter, Extent::whole, 0, values.size()), array, 0, values);
-}
-
-void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::int64_t first,
-                                std::span<const float> values) {
-  require_idle("write");
-  wait();
-  unfolder_->invalidate_weights();
-  access_.write(owned(parameter, Extent::part, first, values.size()), array, first, values);
-}
-
-void OffloadEngine::Impl::set_step(std::int64_t step) {
-  require_idle("set_step");
-  if (step < 0) throw MisuseError("a negative step");
-  half_updated_ = false;
-  step_ = step;
-}
-
-void OffloadEngine::Impl::adopt(const Plan& plan) {
-  require_idle("adopt");
-  refuse_half_updated();
-  wait();
-  checked(plan, layout_);
-  if (plan.state != plan_.state) {
-    throw MisuseError(fmt::format("a plan for {} state", name_of(plan.state)),
-                      fmt::format("the engine's is {}", name_of(plan_.state)), "save, and load under the other format");
-  }
-  storage_.require_room_for(plan);
-  half_updated_ = true;  // until all is where it belongs
-  storage_.carve_anew(device_, layout_, plan_, plan);
-  half_updated_ = false;
-  plan_ = plan;
-  if (!device_.pins()) plan_.memory.unpin();
-  unfolder_.emplace(layout_, plan_, unfolder_->count());
-}
-
-std::shared_ptr<SaveReader> OffloadEngine::Impl::begin_save() {
-  require_idle("begin_save");
-  refuse_half_updated();
-  if (!saving_.expired()) throw MisuseError("begin_save while another save is under way", {}, "let its scope go first");
-  unfolder_->save(tasks_);
-  auto reader = std::make_shared<SaveReader>(executor_, access_, std::vector<Task>(tasks_.begin(), tasks_.end()));
-  submit();
-  saving_ = reader;
-  return reader;
-}
-
-std::string OffloadEngine::Impl::digest() {
-  require_idle("state_digest");
-  refuse_half_updated();
-  wait();
-  return access_.digest();
 }
 
 // -- steps -----------------------------------------------------------------------------------------------
@@ -555,6 +340,7 @@ void OffloadEngine::write(const Parameter& parameter, StateArray array, std::int
 }
 std::int64_t OffloadEngine::step() const noexcept { return impl_->step_; }
 void OffloadEngine::set_step(std::int64_t step) { impl_->set_step(step); }
+void OffloadEngine::begin_load() { impl_->begin_load("load"); }
 void OffloadEngine::adopt(const Plan& plan) { impl_->adopt(plan); }
 OffloadEngine::SaveScope OffloadEngine::begin_save() { return SaveScope(impl_->begin_save()); }
 std::string OffloadEngine::state_digest() { return impl_->digest(); }

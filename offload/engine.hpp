@@ -158,8 +158,9 @@ class OffloadEngine final : public ParameterAccess {
   /// most. Blocks; waits for updates. Throws WriteError. Not inside a step.
   std::filesystem::path save(const std::filesystem::path& directory);
   /// Restores state and step from a checkpoint, or from the newest one in `directory` that is whole; under any
-  /// plan. Blocks. Throws InputError, before anything is changed, where there is none or it belongs to other
-  /// parameters. Not inside a step.
+  /// plan. Blocks. Throws InputError: before anything is changed where there is none, it is damaged or belongs to other
+  /// parameters; and where reading fails later, after which the state is neither read nor trained until one is loaded
+  /// whole. Not inside a step.
   void load(const std::filesystem::path& directory);
   /// Goes on under another plan for the same layout and state format, within the memory already booked: state and
   /// weights move to where it has them, no bit of them changes. Blocks; waits for updates. Not inside a step. Throws
@@ -185,6 +186,7 @@ class OffloadEngine final : public ParameterAccess {
   void abandon(std::uint64_t ticket) noexcept override;
 
  private:
+  void begin_load();
   class Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -84,6 +84,7 @@ void check(const ParameterLayout& layout, const OffloadOptions& options) {
   if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
   if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
   if (options.update_threads < 0) throw UsageError("update threads are negative");
+  if (!(options.watchdog_seconds > 0.0)) throw UsageError("the watchdog's time must be positive");
   if (options.resident_layers > layout.layer_count()) {
     throw UsageError(fmt::format("{} resident layers", options.resident_layers),
                      fmt::format("the model has {}", layout.layer_count()));

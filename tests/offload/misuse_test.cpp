@@ -237,6 +237,20 @@ TEST(Stop, AStepAbandonedWhileItUpdatesLeavesNoStateToRead) {
   EXPECT_THROW(t.engine().state_digest(), TrainingError);
 }
 
+TEST(State, MadeInPartItIsNeitherReadNorTrained) {
+  ToyTrainer t(toy("interleave:2"));
+  const std::string expected = t.engine().state_digest();
+  int asked = 0;
+  const auto gives_up = [&](const Parameter&, std::span<float>) {
+    if (++asked == 3) throw InputError("no more values");
+  };
+  EXPECT_THROW(t.engine().initialize(gives_up), InputError);
+  EXPECT_THROW(t.engine().state_digest(), TrainingError);
+  EXPECT_THROW(t.engine().begin_step({.lr = 1e-3}), TrainingError);
+  t.engine().initialize([](const Parameter&, std::span<float>) {});
+  EXPECT_NE(t.engine().state_digest(), expected);
+}
+
 TEST(State, WhatIsWrittenIsReadBack) {
   for (const char* policy : {"device", "host", "interleave:2,resident=0.5"}) {
     ToyOptions o = toy(policy);

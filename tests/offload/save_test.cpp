@@ -105,5 +105,15 @@ TEST_F(Saving, RefusesWhatDoesNotBelongAndChangesNothing) {
   EXPECT_EQ(trainer.engine().state_digest(), before);
 }
 
+TEST_F(Saving, LoadingInsideAStepIsRefusedAndTheStateStays) {
+  ToyTrainer t(toy("host"));
+  const auto saved = t.engine().save(folder_);
+  const std::string before = t.engine().state_digest();
+  t.engine().begin_step({.lr = 1e-3});
+  EXPECT_THROW(t.engine().load(saved), MisuseError);
+  t.engine().abort_step();
+  EXPECT_EQ(t.engine().state_digest(), before);
+}
+
 }  // namespace
 }  // namespace tandem

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
+
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
@@ -343,6 +345,11 @@ TEST(Plan, ContradictionsAreRefused) {
   options = with("host");
   options.resident_layers = 15;
   EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), UsageError);
+  for (const double seconds : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+    options = with("host");
+    options.watchdog_seconds = seconds;
+    EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), UsageError) << seconds;
+  }
 }
 
 TEST(Plan, AccumulatorsAreBookedOnlyWhereNeeded) {

@@ -1,0 +1,133 @@
+#pragma once
+// What the engine is made of, between the files that implement it.
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "offload/engine.hpp"
+#include "offload/executor.hpp"
+#include "offload/save_reader.hpp"
+#include "offload/state_access.hpp"
+#include "offload/storage.hpp"
+#include "offload/task_runner.hpp"
+#include "scheduler/unfold.hpp"
+
+namespace tandem {
+
+class OffloadEngine::Impl {
+ public:
+  Impl(OffloadEngine& engine, Device& device, const ParameterLayout& layout, const OffloadOptions& options,
+       const Plan& plan, Trace* trace)
+      : engine_(engine),
+        device_(device),
+        layout_(layout),
+        options_(options),
+        plan_(checked(plan, layout_)),
+        storage_(device, layout_, plan_),
+        access_(device, layout_, plan_, storage_),
+        unfolder_(std::in_place, layout_, plan_),
+        runner_(device, layout_, plan_, storage_),
+        executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
+    if (!device.pins()) plan_.memory.unpin();
+    executor_.on_submit = [this](const Task& task) { note_submitted(task); };
+    executor_.on_done = [this](const Task& task) { note_done(task); };
+  }
+
+  void initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
+                  std::int64_t largest_piece);
+  void begin_step(const StepOptions& options);
+  StepReport end_step();
+  void abort_step();
+  void begin_evaluation();
+  void end_evaluation() noexcept;
+  void wait();
+  void give_up(std::exception_ptr error) { executor_.give_up(std::move(error)); }
+  enum class Extent : std::uint8_t { part, whole };
+  const Parameter& owned(const Parameter& parameter, Extent extent, std::int64_t first, std::size_t count) const;
+  void read(const Parameter& parameter, StateArray array, std::span<float> values);
+  void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
+  void set_step(std::int64_t step);
+  void begin_load(const char* what);
+  void adopt(const Plan& plan);
+  std::shared_ptr<SaveReader> begin_save();
+  std::string digest();
+
+  WeightsGuard fetch(int layer, StreamView stream);
+  GradientsGuard gradients(int layer, StreamView stream);
+  void also_used(std::uint64_t ticket, StreamView stream);
+  void release(std::uint64_t ticket, StreamView stream);
+  void commit(std::uint64_t ticket, StreamView stream);
+  void abandon(std::uint64_t ticket);
+
+  EngineCounters counters();
+
+  OffloadEngine& engine_;
+  Device& device_;
+  const ParameterLayout layout_;
+  const OffloadOptions options_;
+  Plan plan_;
+  Storage storage_;
+  StateAccess access_;
+  std::int64_t step_ = 0;
+
+ private:
+  enum class Mode : std::uint8_t { idle, step, evaluation };
+  struct HeldWeights {
+    std::uint64_t ticket = 0;
+    Visit visit;
+    StreamView stream;
+    std::vector<StreamView> also;
+    int exceptions = 0;  ///< in flight when it was asked for
+  };
+  struct HeldGradients {
+    std::uint64_t ticket = 0;
+    GradientVisit visit;
+    StreamView stream;
+  };
+
+  static const Plan& checked(const Plan& plan, const ParameterLayout& layout);
+  void require_idle(const char* what);
+  void require_nothing_held(const char* what) const;
+  void require_one_stream(int layer, StreamView stream) const;
+  void submit();
+  void prefetch();
+  double gradient_norm() const;
+  double clip_factor(double norm) const;
+  void set_update(double scale);
+  void clear_gradients(const GradientPlace& place, StreamView stream);
+  void refuse_half_updated() const;
+  void note_submitted(const Task& task);
+  void note_done(const Task& task);
+  LayerBases bases_of(const Visit& visit) const;
+  template <class Held>
+  Held take(std::vector<Held>& list, std::uint64_t ticket);
+
+  std::optional<Unfolder> unfolder_;  ///< never empty; another one for another plan
+  TaskRunner runner_;
+  TaskList tasks_;
+  std::vector<HeldWeights> weights_;
+  std::vector<HeldGradients> gradients_;
+  std::uint64_t next_ticket_ = 1;
+  Mode mode_ = Mode::idle;
+  StepOptions step_options_;
+  bool abandoned_ = false;
+  bool update_in_backward_ = false;  ///< of the open step
+  bool half_updated_ = false;        ///< what was to change the state could not be finished
+  double exposed_ = 0.0;
+  std::uint64_t skipped_ = 0;
+  std::weak_ptr<SaveReader> saving_;
+
+  // Under the executor's lock; the sum is read at any time.
+  double update_began_ = 0.0;
+  std::int64_t updates_left_ = 0;
+  std::atomic<double> update_seconds_ = 0.0;
+
+  Executor executor_;  // last: it stops before what its tasks use goes
+};
+
+}  // namespace tandem

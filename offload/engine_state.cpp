@@ -1,0 +1,113 @@
+// The engine's state between steps: made, read, written, saved, and moved to where another plan has it.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/error.hpp"
+#include "offload/engine_impl.hpp"
+
+namespace tandem {
+
+/// The engine's own of a parameter, of which `count` elements from `first` on were given.
+const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, Extent extent, std::int64_t first,
+                                            std::size_t count) const {
+  const Parameter& p = layout_.parameter(parameter.full_name);
+  const bool inside = first >= 0 && first <= p.count && count <= static_cast<std::size_t>(p.count - first);
+  if (!inside || (extent == Extent::whole && count < static_cast<std::size_t>(p.count))) {
+    throw MisuseError("parameter " + p.full_name,
+                      fmt::format("has {} elements, {} from {} on were given", p.count, count, first));
+  }
+  return p;
+}
+
+void OffloadEngine::Impl::refuse_half_updated() const {
+  if (half_updated_) {
+    throw TrainingError("the state is of no step",
+                        "an update during backward, a change of plan, or making or loading it did not come to its end",
+                        "go on from the last checkpoint");
+  }
+}
+
+/// From here to `set_step` the state is of no step.
+void OffloadEngine::Impl::begin_load(const char* what) {
+  require_idle(what);
+  wait();
+  unfolder_->invalidate_weights();
+  half_updated_ = true;
+}
+
+void OffloadEngine::Impl::initialize(
+    const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values, std::int64_t largest_piece) {
+  begin_load("initialize");
+  std::vector<float> buffer;
+  for (const Parameter* p : layout_.owned_parameters()) {
+    for (std::int64_t first = 0; first < p->count; first += largest_piece) {
+      buffer.assign(static_cast<std::size_t>(std::min(largest_piece, p->count - first)), 0.0F);
+      values(*p, first, buffer);
+      access_.write(*p, StateArray::master, first, buffer);
+      std::fill(buffer.begin(), buffer.end(), 0.0F);
+      access_.write(*p, StateArray::m, first, buffer);
+      access_.write(*p, StateArray::v, first, buffer);
+    }
+  }
+  set_step(0);
+}
+
+void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std::span<float> values) {
+  refuse_half_updated();
+  wait();
+  access_.read(owned(parameter, Extent::whole, 0, values.size()), array, 0, values);
+}
+
+void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::int64_t first,
+                                std::span<const float> values) {
+  require_idle("write");
+  wait();
+  unfolder_->invalidate_weights();
+  access_.write(owned(parameter, Extent::part, first, values.size()), array, first, values);
+}
+
+void OffloadEngine::Impl::set_step(std::int64_t step) {
+  require_idle("set_step");
+  if (step < 0) throw MisuseError("a negative step");
+  half_updated_ = false;
+  step_ = step;
+}
+
+void OffloadEngine::Impl::adopt(const Plan& plan) {
+  require_idle("adopt");
+  refuse_half_updated();
+  wait();
+  checked(plan, layout_);
+  if (plan.state != plan_.state) {
+    throw MisuseError(fmt::format("a plan for {} state", name_of(plan.state)),
+                      fmt::format("the engine's is {}", name_of(plan_.state)), "save, and load under the other format");
+  }
+  storage_.require_room_for(plan);
+  half_updated_ = true;  // until all is where it belongs
+  storage_.carve_anew(device_, layout_, plan_, plan);
+  half_updated_ = false;
+  plan_ = plan;
+  if (!device_.pins()) plan_.memory.unpin();
+  unfolder_.emplace(layout_, plan_, unfolder_->count());
+}
+
+std::shared_ptr<SaveReader> OffloadEngine::Impl::begin_save() {
+  require_idle("begin_save");
+  refuse_half_updated();
+  if (!saving_.expired()) throw MisuseError("begin_save while another save is under way", {}, "let its scope go first");
+  unfolder_->save(tasks_);
+  auto reader = std::make_shared<SaveReader>(executor_, access_, std::vector<Task>(tasks_.begin(), tasks_.end()));
+  submit();
+  saving_ = reader;
+  return reader;
+}
+
+std::string OffloadEngine::Impl::digest() {
+  require_idle("state_digest");
+  refuse_half_updated();
+  wait();
+  return access_.digest();
+}
+
+}  // namespace tandem
