@@ -14,8 +14,8 @@ constexpr std::int64_t most_logits = std::int64_t{32} << 20;
 /// Rows of which the gradient of the weight is made at once: each time it is read and written, 8 bytes an element,
 /// which 1,024 rows bring to 256 FLOPs a byte (an H100 has some 210, a card for games 110).
 constexpr std::int64_t enough_rows = 1024;
-/// And no more than 512 MiB of the logits' gradient in bf16 for it.
-constexpr std::int64_t most_gradients = std::int64_t{256} << 20;
+/// And no more than 256 MiB of the logits' gradient in bf16 for it: 1,024 rows of a vocabulary of 131,072.
+constexpr std::int64_t most_gradients = std::int64_t{128} << 20;
 
 std::int64_t most_rows(std::int64_t vocabulary) {
   return std::max<std::int64_t>(1, most_logits / std::max<std::int64_t>(1, vocabulary));
@@ -128,8 +128,9 @@ HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType acti
 }
 
 HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
-  return {.logits = std::min(tokens, most_rows(vocabulary)),
-          .gradients = std::min(tokens, most_gradient_rows(vocabulary, activations))};
+  const std::int64_t most = std::max<std::int64_t>(1, tokens);
+  return {.logits = std::min(most, most_rows(vocabulary)),
+          .gradients = std::min(most, most_gradient_rows(vocabulary, activations))};
 }
 
 std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients) {

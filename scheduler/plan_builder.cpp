@@ -154,14 +154,17 @@ void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_
   }
 }
 
-/// Of each size class, how many layers follow each other, those that lend parameters left out.
+/// Of each size class, how many layers with gradients follow each other, those that lend parameters left out.
 std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& lends) const {
   std::vector<int> longest(plan_.size_classes.size());
   int row = 0;
+  int row_class = -1;
   for (int l = 0; l < layout_.layer_count(); ++l) {
+    if (layout_.layer(l).state_elements == 0) continue;
     const int c = plan_.layers[static_cast<std::size_t>(l)].size_class;
-    const bool goes_on = row > 0 && plan_.layers[static_cast<std::size_t>(l) - 1].size_class == c;
-    row = lends[static_cast<std::size_t>(l)] ? 0 : goes_on ? row + 1 : 1;
+    const bool lent = lends[static_cast<std::size_t>(l)];
+    row = lent ? 0 : c == row_class ? row + 1 : 1;
+    row_class = lent ? -1 : c;
     longest[static_cast<std::size_t>(c)] = std::max(longest[static_cast<std::size_t>(c)], row);
   }
   return longest;

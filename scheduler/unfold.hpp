@@ -21,7 +21,7 @@ struct WeightPlace {
   int buffer = -1;
 };
 
-/// Where a layer's fp32 gradient lies. `fresh`: the caller's stream must zero it first.
+/// Where a layer's gradient lies. `fresh`: the caller's stream must first zero what is to be added to.
 struct GradientPlace {
   int layer = -1;
   int buffer = -1;
@@ -183,6 +183,8 @@ class Unfolder {
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
   int sum_buffer_of(int layer);
   TaskId add_piece(Task& piece, TaskList& out);
+  static void replace_uses(std::vector<Use>& users, std::vector<Use>::iterator first, std::vector<Use>::iterator last,
+                           const Use& use);
   void stage_piece(Task& piece, bool adds, TaskList& out);
   void send_piece(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);

@@ -1,5 +1,6 @@
 // The way of gradients: from the buffers that the caller fills to where their update finds them.
 #include <algorithm>
+#include <array>
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
@@ -193,14 +194,25 @@ TaskId Unfolder::add_piece(Task& piece, TaskList& out) {
                                       [](std::int64_t begin, const Use& use) { return begin < use.end; });
   auto last = first;
   for (; last != sum.users.end() && last->begin < piece.end; ++last) out.depends_on(last->task);
-  const Use use{piece.begin, piece.end, add};
-  if (first == last) {
-    sum.users.insert(first, use);
-  } else {
-    *first = use;
-    sum.users.erase(first + 1, last);
-  }
+  replace_uses(sum.users, first, last, {piece.begin, piece.end, add});
   return add;
+}
+
+/// `use` instead of [first, last), which it overlaps: of another layer, whose pieces lie otherwise, they may begin
+/// before it and end behind it.
+void Unfolder::replace_uses(std::vector<Use>& users, std::vector<Use>::iterator first, std::vector<Use>::iterator last,
+                            const Use& use) {
+  if (last - first == 1 && first->begin == use.begin && first->end == use.end) {
+    *first = use;
+    return;
+  }
+  std::array<Use, 3> parts;
+  std::size_t count = 0;
+  if (first != last && first->begin < use.begin) parts[count++] = {first->begin, use.begin, first->task};
+  parts[count++] = use;
+  if (first != last && (last - 1)->end > use.end) parts[count++] = {use.end, (last - 1)->end, (last - 1)->task};
+  const auto at = users.erase(first, last);
+  users.insert(at, parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(count));
 }
 
 /// Into staging, rounded, alone or with the micro-batches before.

@@ -1,5 +1,6 @@
 """One training command, one state digest: whatever the policy, the sizes, the overlap and the link."""
 import itertools
+import json
 import random
 import re
 
@@ -107,6 +108,23 @@ class OneDigest(ProgramTest):
             self.assertEqual(self.summary(out)["peak_device_bytes"], self.summary(out)["planned_device_bytes"])
             self.assertEqual(self.summary(out)["micro_batches"]["at_once"] == 3, order == "layer")
         self.assertIn("do not fit", self.summary(self.root / "auto-fits")["micro_batches"]["order"])
+
+    def test_sums_of_layers_whose_vectors_are_frozen(self):
+        """Layers of one class whose gradients are fp32 up to different places add up in one buffer, one after another."""
+        model = self.file("model/config.json", json.dumps(
+            {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 256, "n_embd": 256, "n_layer": 5,
+             "n_head": 4, "n_positions": 48, "n_ctx": 48}))
+        digests = set()
+        for i, flags in enumerate([["--policy", "device"],
+                                   ["--policy", "stream", "--resident-layers", "0", "--subgroup-size", "192Ki",
+                                    "--device-memory", "23MiB"]]):
+            out = self.root / f"run{i}"
+            self.succeed(self.run_program("train", "--model", model, "--data", self.text, "--device", "host", "--threads", "2",
+                                          "--seq-len", "16", "--steps", "4", "--grad-accum", "2", "--accumulation-order",
+                                          "layer", "--clip", "0", "--on-nonfinite", "stop", "--freeze",
+                                          r"h\.[13]\..*(bias|ln)", *flags, "--out", out))
+            digests.add(self.summary(out)["state_digest"])
+        self.assertEqual(len(digests), 1)
 
     def test_gpt2_family(self):
         self.check_family("tiny-gpt2", 6, 1)

@@ -84,6 +84,15 @@ TEST(Plan, LayersThatDoNotFollowEachOtherShareAGradientBuffer) {
   EXPECT_EQ(buffers(3), (std::vector<int>{2, 2})) << "micro-batches follow each other in one layer";
 }
 
+TEST(Plan, LayersWithoutGradientsDoNotPartThoseWithThem) {
+  ParameterLayout layout;
+  for (int i = 0; i < 4; ++i) {
+    layout.add_layer("h." + std::to_string(i)).add("w", {7077888});
+    layout.add_layer("table." + std::to_string(i)).add("w", {1024}, {.trainable = false});
+  }
+  EXPECT_EQ(make_plan(layout, with("host"), {64_GiB, 0}).size_classes.front().gradient_buffers, 2);
+}
+
 // Two buffers for the blocks and one for the embedding.
 TEST(Plan, GradientsThatTheCallerWritesInBf16TakeHalfTheMemory) {
   const auto working = [](DType gradient) {

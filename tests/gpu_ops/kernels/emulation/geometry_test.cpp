@@ -91,15 +91,15 @@ TEST(NormCuts, GiveEveryWarpARowAndStayWithinTheScratchOfLongerRows) {
 TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
   for (const std::int64_t vocabulary : {1, 101, 50257, 128256, 10000000}) {
     std::size_t before = 0;
-    for (const std::int64_t tokens : {1, 7, 512, 513, 1025, 100000}) {
+    for (const std::int64_t tokens : {0, 1, 7, 512, 513, 1025, 100000}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
         const HeadRows rows = head_loss_rows(tokens, vocabulary, dtype);
         EXPECT_GE(rows.logits, 1);
         EXPECT_LE(rows.logits, rows.gradients);
-        EXPECT_LE(rows.gradients, tokens);
+        EXPECT_LE(rows.gradients, std::max<std::int64_t>(1, tokens));
         EXPECT_TRUE(dtype == DType::bf16 || rows.logits == rows.gradients);
         EXPECT_TRUE(rows.logits == 1 || rows.logits * vocabulary * 4 <= 128 << 20) << vocabulary;
-        EXPECT_TRUE(rows.gradients == rows.logits || rows.gradients * vocabulary * 2 <= 512 << 20) << vocabulary;
+        EXPECT_TRUE(rows.gradients == rows.logits || rows.gradients * vocabulary * 2 <= 256 << 20) << vocabulary;
         const auto logits = static_cast<std::size_t>(rows.logits * vocabulary) * 4;
         const auto gradients = static_cast<std::size_t>(rows.gradients * vocabulary) * (dtype == DType::f32 ? 0 : 2);
         EXPECT_GE(head_loss_scratch(rows, vocabulary, dtype, false), logits);
@@ -117,9 +117,13 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
 }
 
 TEST(HeadLossRows, AreEnoughForTheWeightsGradientToBeWorthItsTraffic) {
-  for (const std::int64_t vocabulary : {32000, 50257, 128256, 256000}) {
+  for (const auto& [vocabulary, least] : {std::pair<std::int64_t, std::int64_t>{32000, 1024},
+                                          {50257, 1024},
+                                          {128256, 1024},
+                                          {152064, 512},
+                                          {256000, 512}}) {
     for (const std::int64_t tokens : {1024, 4096, 8192}) {
-      EXPECT_GE(head_loss_rows(tokens, vocabulary, DType::bf16).gradients, 1024) << vocabulary;
+      EXPECT_GE(head_loss_rows(tokens, vocabulary, DType::bf16).gradients, least) << vocabulary;
     }
   }
 }
