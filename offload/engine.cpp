@@ -59,7 +59,7 @@ void OffloadEngine::Impl::prefetch() {
 
 void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   require_idle("begin_step");
-  refuse_half_updated();
+  refuse_unfinished_state();
   if (!std::isfinite(options.lr) || !std::isfinite(options.gradient_scale) || !(options.max_grad_norm >= 0.0)) {
     throw MisuseError(fmt::format("a step of lr {}, gradient scale {}, clipped at {}", options.lr,
                                   options.gradient_scale, options.max_grad_norm),
@@ -88,7 +88,7 @@ void OffloadEngine::Impl::abort_step() {
   mode_ = Mode::idle;  // also where what failed is thrown again
   abandoned_ = false;
   executor_.drain("abandoning the step");
-  half_updated_ = update_in_backward_ && !unfolder_->norm_tasks().empty();
+  state_unfinished_ = update_in_backward_ && !unfolder_->norm_tasks().empty();
   unfolder_->end_pass();
 }
 
@@ -117,7 +117,7 @@ StepReport OffloadEngine::Impl::end_step() {
   unfolder_->end_pass();
   mode_ = Mode::idle;
   if (!finite && options_.on_nonfinite == OnNonfinite::stop) {
-    half_updated_ = update_in_backward_;
+    state_unfinished_ = update_in_backward_;
     throw TrainingError(fmt::format("update {}: the gradient norm is not finite", step_ + 1), {},
                         "lower the learning rate, or go on from the last checkpoint");
   }
@@ -154,7 +154,7 @@ void OffloadEngine::Impl::note_done(const Task& task) {
 
 void OffloadEngine::Impl::begin_evaluation() {
   require_idle("evaluation");
-  refuse_half_updated();
+  refuse_unfinished_state();
   mode_ = Mode::evaluation;
   unfolder_->forget_before(executor_.oldest());
   unfolder_->begin_evaluation();

@@ -100,7 +100,7 @@ class OffloadEngine::Impl {
   double clip_factor(double norm) const;
   void set_update(double scale);
   void clear_gradients(const GradientPlace& place, StreamView stream);
-  void refuse_half_updated() const;
+  void refuse_unfinished_state() const;
   void note_submitted(const Task& task);
   void note_done(const Task& task);
   LayerBases bases_of(const Visit& visit) const;
@@ -117,7 +117,7 @@ class OffloadEngine::Impl {
   StepOptions step_options_;
   bool abandoned_ = false;
   bool update_in_backward_ = false;  ///< of the open step
-  bool half_updated_ = false;        ///< what was to change the state could not be finished
+  bool state_unfinished_ = false;    ///< what was to change the state could not be finished
   double exposed_ = 0.0;
   std::uint64_t skipped_ = 0;
   std::weak_ptr<SaveReader> saving_;

@@ -65,8 +65,9 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   head.forward.memory_bytes = 2.0 * tokens * width * element;
   head.forward.kernels = 1.0;
   head.backward.matmul_flops = 6.0 * tokens * width * static_cast<double>(c.vocabulary);
-  // Logits three times; and the gradient of the weight, which the product of some 1,024 rows at a time adds to.
-  const double times = std::ceil(tokens / 1024.0);
+  // Logits three times; and the gradient of the weight, which the products of some rows at a time are added to.
+  constexpr double rows_at_once = 1024.0;
+  const double times = std::ceil(tokens / rows_at_once);
   head.backward.memory_bytes = static_cast<double>(c.vocabulary) * (3.0 * tokens + 2.0 * times * width) * sizeof(float);
   head.backward.kernels = 8.0;
   work.push_back(head);

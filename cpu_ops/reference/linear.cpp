@@ -32,11 +32,14 @@ void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accu
 void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias) {
   const std::int64_t rows = dy.shape[0], in = x.shape[1], out = dy.shape[1];
   for (std::int64_t o = 0; o < out; ++o) {
-    for (std::int64_t i = 0; i < in; ++i) {
+    for (std::int64_t i = 0; dw && i < in; ++i) {
       double sum = 0.0;
       for (std::int64_t n = 0; n < rows; ++n) sum += get(dy, n * out + o) * get(x, n * in + i);
-      if (dw && dw.dtype == DType::f32) add_to(dw, o * in + i, sum);
-      if (dw && dw.dtype == DType::bf16) put(dw, o * in + i, sum);
+      if (dw.dtype == DType::f32) {
+        add_to(dw, o * in + i, sum);
+      } else {
+        put(dw, o * in + i, sum);
+      }
     }
     if (!dbias) continue;
     double sum = 0.0;

@@ -103,9 +103,9 @@ int check_hazards(const Unfolded& run) {
         }
       }
     };
-    const auto pieces = [&](const char* what, bool write) {
+    const auto state = [&](bool write) {
       for (std::int64_t b = t.begin; b < t.end; b += run.plan.piece_elements)
-        check.touch(i, key(what, t.layer, b), write);
+        check.touch(i, key("state", t.layer, b), write);
     };
     const auto gradient = [&](bool write) {
       for_gradients(run, t.layer, t.begin, t.end,
@@ -169,7 +169,7 @@ int check_hazards(const Unfolded& run) {
       case TaskKind::load_state:
         if (t.buffer >= 0) {
           check.touch(i, key("state buffer", t.buffer), true);
-          pieces("state", false);
+          state(false);
           gradient(false);
         }
         if (run.plan.state != StateFormat::fp32 && t.staging >= 0) {
@@ -184,10 +184,10 @@ int check_hazards(const Unfolded& run) {
         break;
       case TaskKind::store_state:
         check.touch(i, key("state buffer", t.buffer), false);
-        pieces("state", true);
+        state(true);
         break;
       case TaskKind::update_resident:
-        pieces("state", true);
+        state(true);
         gradient(false);
         if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
         if (resident) weights_home(true);
@@ -197,7 +197,7 @@ int check_hazards(const Unfolded& run) {
         weights_home(true);
         break;
       case TaskKind::update_cpu:
-        pieces("state", true);
+        state(true);
         gradient(false);
         if (!resident) weights_home(true);
         break;
@@ -303,12 +303,12 @@ TEST(HazardCheck, FindsADroppedDependency) {
 }
 
 TEST(HazardCheck, FindsADroppedDependencyOfAGradientInBf16) {
-  for (const auto& [policy, kinds] : {std::pair<const char*, std::vector<TaskKind>>{"host", {TaskKind::flush_gradient}},
-                                      {"device", {TaskKind::keep_gradient}}}) {
+  for (const auto& [policy, reader] :
+       {std::pair("host", TaskKind::flush_gradient), std::pair("device", TaskKind::keep_gradient)}) {
     Unfolded run(policy, 0, 2, StateFormat::fp32, {1, 1}, DType::bf16);
     run.steps(2);
     EXPECT_EQ(check_hazards(run), 0);
-    for (const TaskKind victim : {kinds.front(), TaskKind::commit}) {
+    for (const TaskKind victim : {reader, TaskKind::commit}) {
       EXPECT_GT(failures_without(run, victim), 0) << policy << ' ' << name_of(victim);
     }
   }

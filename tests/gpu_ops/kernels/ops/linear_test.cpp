@@ -86,47 +86,31 @@ TEST_P(LinearOps, BackwardOfTheInputIsTheReference) {
   }
 }
 
-TEST_P(LinearOps, BackwardOfTheWeightAddsTheReference) {
+// What is fp32 is added to, what is bf16 is written.
+TEST_P(LinearOps, BackwardOfTheWeightIsTheReference) {
   for (const Sizes& s : all_sizes) {
     lend(s);
-    SCOPED_TRACE(s.rows);
-    Random random(3);
-    const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), x = random.tensor(dtype(), {s.rows, s.in});
-    const Tensor dw_before = random.tensor(DType::f32, {s.out, s.in}), db_before = random.tensor(DType::f32, {s.out});
-    Tensor dw_expected = dw_before, db_expected = db_before;
-    reference::linear_backward_weight(dy, x, dw_expected, db_expected);
-    const auto results = under_all_schedules([&] {
-      const Operand d = bench().put(dy), in = bench().put(x), dw = bench().put(dw_before), db = bench().put(db_before);
-      const Operand alone = bench().put(dw_before);
-      ops().linear_backward_weight(d, in, dw, db, stream());
-      ops().linear_backward_weight(d, in, alone, {}, stream());
-      return std::vector<Tensor>{bench().get(dw), bench().get(db), bench().get(alone)};
-    });
-    EXPECT_WITHIN(results[0], dw_expected, dtype(), false);
-    EXPECT_WITHIN(results[1], db_expected, dtype(), false);
-    EXPECT_SAME_BITS(results[2], results[0]);
-  }
-}
-
-TEST_P(LinearOps, BackwardOfTheWeightInBf16IsTheReference) {
-  for (const Sizes& s : all_sizes) {
-    lend(s);
-    SCOPED_TRACE(s.rows);
-    Random random(6);
-    const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), x = random.tensor(dtype(), {s.rows, s.in});
-    const Tensor anything = random.tensor(DType::bf16, {s.out, s.in}), db_before = random.tensor(DType::f32, {s.out});
-    Tensor dw_expected = anything, db_expected = db_before;
-    reference::linear_backward_weight(dy, x, dw_expected, db_expected);
-    const auto results = under_all_schedules([&] {
-      const Operand d = bench().put(dy), in = bench().put(x), dw = bench().put(anything), db = bench().put(db_before);
-      const Operand alone = bench().put(db_before);
-      ops().linear_backward_weight(d, in, dw, db, stream());
-      ops().linear_backward_weight(d, in, {}, alone, stream());
-      return std::vector<Tensor>{bench().get(dw), bench().get(db), bench().get(alone)};
-    });
-    EXPECT_WITHIN(results[0], dw_expected, dtype(), false);
-    EXPECT_WITHIN(results[1], db_expected, dtype(), false);
-    EXPECT_SAME_BITS(results[2], results[1]);
+    for (const DType result : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(s.rows);
+      Random random(3);
+      const Tensor dy = random.tensor(dtype(), {s.rows, s.out}), x = random.tensor(dtype(), {s.rows, s.in});
+      const Tensor dw_before = random.tensor(result, {s.out, s.in}), db_before = random.tensor(DType::f32, {s.out});
+      Tensor dw_expected = dw_before, db_expected = db_before;
+      reference::linear_backward_weight(dy, x, dw_expected, db_expected);
+      const auto results = under_all_schedules([&] {
+        const Operand d = bench().put(dy), in = bench().put(x);
+        const Operand dw = bench().put(dw_before), dw_alone = bench().put(dw_before);
+        const Operand db = bench().put(db_before), db_alone = bench().put(db_before);
+        ops().linear_backward_weight(d, in, dw, db, stream());
+        ops().linear_backward_weight(d, in, dw_alone, {}, stream());
+        ops().linear_backward_weight(d, in, {}, db_alone, stream());
+        return std::vector<Tensor>{bench().get(dw), bench().get(db), bench().get(dw_alone), bench().get(db_alone)};
+      });
+      EXPECT_WITHIN(results[0], dw_expected, dtype(), false);
+      EXPECT_WITHIN(results[1], db_expected, dtype(), false);
+      EXPECT_SAME_BITS(results[2], results[0]);
+      EXPECT_SAME_BITS(results[3], results[1]);
+    }
   }
 }
 
