@@ -15,13 +15,13 @@ struct Candidate {
   bool improved = false;  ///< a division of its own, which no fixed policy names: `policy` is automatic
   Plan::Shares shares;
   std::size_t device_bytes = 0;
-  Simulation simulation;  ///< where it fits; given up where it is sure to be slower than what was chosen
+  Simulation simulation;  ///< where it fits; given up where it is sure to be no faster than what was chosen
 };
 
 struct Choice {
   Plan plan;
   Simulation simulation;
-  std::vector<Candidate> candidates;   ///< by step time, those that do not fit last
+  std::vector<Candidate> candidates;   ///< by step time, then those given up; those that do not fit last
   double closed_form_cpu_share = 0.0;  ///< of what is not resident, by the closed form
   int simulations = 0;                 ///< that it took
   std::int64_t simulated_tasks = 0;    ///< ... and what they cost
@@ -42,8 +42,8 @@ bool some_policy_fits(const ParameterLayout& layout, OffloadOptions options, con
 
 /// The predicted best of all policies that fit and of what a search makes of the best: residents first (they
 /// save their whole update), then the division of the rest between CPU and streaming. Never predicted slower than
-/// a fixed policy. `options.policy` must be automatic, else that one alone is a candidate. Throws as make_plan, where
-/// nothing fits.
+/// a fixed policy, of many subgroups by no more than a thousandth. `options.policy` must be automatic, else that one
+/// alone is a candidate. Throws as make_plan, where nothing fits.
 Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                    const MachineProfile& profile, std::span<const LayerSeconds> compute,
                    const SearchSettings& settings = {});
