@@ -106,6 +106,8 @@ class CostModel {
   /// Seconds to write `bytes` of zeros on the device.
   double zero_seconds(double bytes) const { return bytes / device_bandwidth_; }
   double step_overhead() const { return step_overhead_; }
+  /// Of the host's cores, where the device is made of them: what its kernels take.
+  double device_core_share() const { return device_core_share_; }
 
  private:
   explicit CostModel(const MachineProfile& in_format);
@@ -118,7 +120,7 @@ class CostModel {
   double device_update_;
   double device_update_bytes_ = 0.0;
   double launch_;
-  double device_core_share_;  ///< of the host's cores, where the device is made of them
+  double device_core_share_;
   double to_device_;
   double to_host_;
   double both_ways_;

@@ -26,8 +26,7 @@ struct Done {
 struct Moment {
   double now = 0.0;
   std::int64_t pending = 0;  ///< tasks that are not done
-  double compute = 0.0;      ///< seconds, as those below
-  double exposed_update = 0.0;
+  double compute = 0.0;      ///< seconds
   Done to_device, to_host;
   ResourceShares use{};
 };

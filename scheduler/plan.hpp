@@ -65,7 +65,7 @@ struct Plan {
   std::vector<Subgroup> subgroups;  ///< by layer, then offset: the order of updates
   StateFormat state = StateFormat::fp32;
   std::int64_t subgroup_size = 0;   ///< parameters
-  std::int64_t piece_elements = 0;  ///< gradients cross the link, and are rounded, in pieces of this size
+  std::int64_t piece_elements = 0;  ///< of a piece: what crosses the link does so in pieces, what stays goes whole
   int staging_pieces = 0;           ///< device buffers for pieces of bf16 gradient on their way out
   int state_buffers = 0;            ///< device buffers for pieces of streamed state
   int max_micro_batches = 1;

@@ -80,13 +80,15 @@ void PlanBuilder::cut_subgroups() {
   for (const Layer& layer : layout_.layers()) largest = std::max(largest, layer.state_elements);
   const std::int64_t wanted = options_.subgroup_size > 0 ? options_.subgroup_size : default_subgroup;
   plan_.subgroup_size = std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
+  // In equal parts: whoever counts them, as interleaving does, divides the work and not the remainders of layers.
   for (int l = 0; l < layout_.layer_count(); ++l) {
     const std::int64_t end = layout_.layer(l).state_elements;
-    for (std::int64_t begin = 0; begin < end; begin += plan_.subgroup_size) {
+    const std::int64_t parts = (end + plan_.subgroup_size - 1) / plan_.subgroup_size;
+    for (std::int64_t part = 0; part < parts; ++part) {
       Subgroup& s = plan_.subgroups.emplace_back();
       s.layer = l;
-      s.begin = begin;
-      s.end = std::min(begin + plan_.subgroup_size, end);
+      s.begin = end / layout_quantum * part / parts * layout_quantum;
+      s.end = end / layout_quantum * (part + 1) / parts * layout_quantum;
     }
   }
 }

@@ -80,6 +80,7 @@ Simulation Simulator::run() {
   result_.forward_seconds = now_ - result_.backward_seconds;
   result_.update_seconds = update_end_;
   for (double& use : result_.use) use = now_ > 0.0 ? use / now_ : 0.0;
+  result_.cores_of_device = result_.use[static_cast<std::size_t>(Resource::device)] * costs_.device_core_share();
   result_.step_seconds = now_ / result_.steps + costs_.step_overhead();
   result_.rates = {compute_seconds_, to_device_.rate(), to_host_.rate(), cpu_update_.rate()};
   return result_;
@@ -88,7 +89,7 @@ Simulation Simulator::run() {
 /// The end of a step: its updates, and the save that is to begin with the first.
 void Simulator::update() {
   unfolder_.update(tasks_);
-  updates_left_ += static_cast<std::int64_t>(tasks_.size());
+  updates_left_ += std::count_if(tasks_.begin(), tasks_.end(), [](const Task& task) { return is_update(task.kind); });
   if (options_.save && !std::exchange(save_begun_, true)) {
     const std::size_t before = tasks_.size();
     unfolder_.save(tasks_);
@@ -111,7 +112,7 @@ void Simulator::bound_by_updates() {
     least_ = std::max(least_, updated + compute_left_ - ahead);
   };
   for (const Task& task : tasks_) {
-    if (task.kind == TaskKind::store_state) continue;  // for which nobody waits
+    if (!is_update(task.kind)) continue;  // nobody waits for it
     for (; layer < task.layer; ++layer) {
       bound();
       ahead += compute_[static_cast<std::size_t>(layer)].forward;
@@ -156,13 +157,9 @@ void Simulator::submit(const Action& stands_for) {
 bool Simulator::advance_caller() {
   bool moved = false;
   while (action_ < walk_.size()) {
-    if (!blocked_ && !act(walk_[action_])) {
-      blocked_ = true;
-      blocked_since_ = now_;
-    }
+    if (!blocked_ && !act(walk_[action_])) blocked_ = true;
     if (blocked_) {
       if (graph_.node(begins_).waiting_for > 0) return moved;
-      if (walk_[action_].kind == Action::Kind::fetch) result_.exposed_update_seconds += now_ - blocked_since_;
       blocked_ = false;
     }
     ++action_;
@@ -278,7 +275,12 @@ bool Simulator::may_run(const Compute& compute) const {
 }
 
 Resource Simulation::bound_by() const noexcept {
-  return static_cast<Resource>(std::max_element(use.begin(), use.end()) - use.begin());
+  const auto of = [this](Resource resource) { return use[static_cast<std::size_t>(resource)]; };
+  ResourceShares counted = use;
+  counted[static_cast<std::size_t>(Resource::cores)] -= cores_of_device;
+  const auto most = static_cast<Resource>(std::max_element(counted.begin(), counted.end()) - counted.begin());
+  if (most != Resource::link) return most;
+  return of(Resource::to_host) > of(Resource::to_device) ? Resource::to_host : Resource::to_device;
 }
 
 Simulation simulate(const ParameterLayout& layout, const Plan& plan, const MachineProfile& profile,

@@ -54,11 +54,13 @@ struct Simulation {
   double forward_seconds = 0.0;  ///< until the first gradient buffer is asked for, waits included
   double backward_seconds = 0.0;
   double update_seconds = 0.0;          ///< from the start of the updates to the end of the last
-  double exposed_update_seconds = 0.0;  ///< the caller's waits for weights
+  double exposed_update_seconds = 0.0;  ///< of these, those in which the caller's stream stands still in forward
   ResourceShares use{};                 ///< mean over the step, of each resource
+  double cores_of_device = 0.0;         ///< of `use` of the CPU, what the device's kernels take: on the host device
   StepRates rates;
   std::int64_t tasks = 0;
-  /// What is used most: "compute", "host to device", "device to host", "DRAM", "CPU".
+  /// What is used most, as a run would measure it: "compute", "host to device", "device to host", "DRAM", "CPU". Cores
+  /// that the device's kernels take are compute, and of both ways of the link it is the busier one.
   Resource bound_by() const noexcept;
 };
 

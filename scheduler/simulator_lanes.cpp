@@ -39,8 +39,7 @@ double Simulator::times(const Task& task) const {
 /// A lump costs what its pieces would, each with its launch or latency.
 TaskCost Simulator::cost_of(const Task& task) const {
   if (piece_ == 0 && !stand_for_several_) return costs_.of(task, sums_);
-  const bool by_subgroup = task.kind == TaskKind::push_weights || task.kind == TaskKind::update_cpu;
-  const std::int64_t piece = by_subgroup ? plan_.subgroup_size : piece_;
+  const std::int64_t piece = takes_subgroup_whole(task) ? plan_.subgroup_size : piece_;
   const std::int64_t pieces =
       piece_ == 0 || task.kind == TaskKind::fetch_weights ? 1 : (task.count() + piece - 1) / piece;
   TaskCost cost = costs_.of(task, sums_, static_cast<double>(pieces));
@@ -99,8 +98,7 @@ bool Simulator::start_input_copies() {
 void Simulator::open_pass() {
   if (options_.trace != nullptr || options_.each_micro_batch) return;
   if (openings_.size() == 3) openings_.erase(openings_.begin());
-  openings_.push_back(
-      {now_, pending_, compute_seconds_, result_.exposed_update_seconds, to_device_, to_host_, result_.use});
+  openings_.push_back({now_, pending_, compute_seconds_, to_device_, to_host_, result_.use});
   if (const std::int64_t passes = passes_to_skip(); passes > 0) skip(passes);
 }
 
@@ -117,11 +115,9 @@ void Simulator::skip(std::int64_t passes) {
   const Moment to = openings_[2];
   const double seconds = times * (to.now - from.now);
   now_ += seconds;
-  blocked_since_ += seconds;
   for (Flight& flight : flights_) flight.begin += seconds;
   const auto repeat = [times](double& sum, double before, double after) { sum += times * (after - before); };
   repeat(compute_seconds_, from.compute, to.compute);
-  repeat(result_.exposed_update_seconds, from.exposed_update, to.exposed_update);
   to_device_.repeat(times, from.to_device, to.to_device);
   to_host_.repeat(times, from.to_host, to.to_host);
   for (std::size_t r = 0; r < result_.use.size(); ++r) repeat(result_.use[r], from.use[r], to.use[r]);
@@ -150,6 +146,8 @@ void Simulator::pass_time() {
     step = std::min(step, flights_[lanes[i]].left * costs[i]->seconds / speeds[i]);
   }
   now_ += step;
+  const bool computes = flights_[static_cast<std::size_t>(Lane::caller)].running;
+  if (!computes && updates_left_ > 0 && backward_since_ < 0.0) result_.exposed_update_seconds += step;
   for (std::size_t i = 0; i < count; ++i) {
     Flight& flight = flights_[lanes[i]];
     const double seconds = costs[i]->seconds;

@@ -121,8 +121,7 @@ class Simulator {
   InputCopies inputs_;
 
   std::int64_t action_ = 0;
-  bool blocked_ = false;  ///< in the middle of `walk_[action_]`
-  double blocked_since_ = 0.0;
+  bool blocked_ = false;       ///< in the middle of `walk_[action_]`
   TaskId begins_ = no_task;    ///< the caller's task that its thread wants to begin
   std::vector<TaskId> begun_;  ///< ... that it has begun since its last compute
   double zero_seconds_ = 0.0;  ///< of fresh gradient buffers, before the next compute

@@ -97,11 +97,24 @@ void TaskList::clear() noexcept {
   dependencies_.clear();
 }
 
+bool takes_subgroup_whole(const Task& task) noexcept {
+  switch (task.kind) {
+    case TaskKind::keep_gradient:
+    case TaskKind::fetch_norm:
+    case TaskKind::update_cpu:
+    case TaskKind::push_weights:
+      return true;
+    case TaskKind::update_resident:
+      return task.staging < 0;
+    default:
+      return false;
+  }
+}
+
 bool is_update(TaskKind kind) noexcept {
   switch (kind) {
     case TaskKind::load_state:
     case TaskKind::update_streamed:
-    case TaskKind::store_state:
     case TaskKind::update_resident:
     case TaskKind::store_weights:
     case TaskKind::update_cpu:

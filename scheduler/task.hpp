@@ -29,21 +29,22 @@ enum class TaskKind : std::uint8_t {
   fetch_weights,    ///< h2d: a layer's weights into a buffer
   round_gradient,   ///< device: fp32 gradient piece to bf16, into staging
   sum_gradient,     ///< device: gradient piece as bf16, added to the others; last, their sum to bf16, into staging
-  keep_gradient,    ///< device: gradient piece as bf16 (and accumulator), stays on the device
+  keep_gradient,    ///< device: a subgroup's gradient as bf16 (and accumulator), stays on the device
   flush_gradient,   ///< d2h: staged piece, or one that the caller has written in bf16, to the host
   fold_gradient,    ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
-  fetch_norm,       ///< d2h: norm blocks of a piece kept on the device
+  fetch_norm,       ///< d2h: norm blocks of what is kept on the device
   load_state,       ///< h2d: a piece of state, and of gradient where that lies on the host
   update_streamed,  ///< device: AdamW on a loaded piece
   store_state,      ///< d2h: the updated piece
-  update_resident,  ///< device: AdamW on a resident piece
+  update_resident,  ///< device: AdamW on a resident subgroup; on a piece of it where the weights are the host's
   store_weights,    ///< d2h: updated weights of a piece, from staging
   update_cpu,       ///< cpu: AdamW on a subgroup
   push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
   save_state,       ///< disk: reads a range of one array of a parameter's state, for a checkpoint
 };
 std::string_view name_of(TaskKind kind) noexcept;
-/// Whether it is part of the update: what lies between the norm and the new weights.
+/// Whether it is part of the update: what lies between the norm and the new weights. State on its way back to the host
+/// does not, for nobody waits for it before the next update.
 bool is_update(TaskKind kind) noexcept;
 
 struct Task {
@@ -68,6 +69,9 @@ struct Task {
   /// "flush_gradient h.3 [0, 65536)".
   std::string text(std::string_view layer_name) const;
 };
+
+/// Whether it is of a whole subgroup, not of a piece: on the CPU, and where nothing of it leaves the device.
+bool takes_subgroup_whole(const Task& task) noexcept;
 
 /// Bytes of memory that adding to a sum of gradients moves, a parameter: bf16 read, fp32 read and written.
 constexpr int sum_bytes = 10;

@@ -203,21 +203,31 @@ class Unfolder {
   int steps_until(int layer) const noexcept;
   int take_staging() noexcept;
   int take_state_buffer() noexcept;
-  /// Calls body(begin, end) for each piece of a subgroup.
+  /// Calls body(begin, end) for each piece of a subgroup. What crosses the link, or waits in a buffer of a piece, goes
+  /// piece by piece, so that neighbours overlap; what stays on the device is `whole`, since on a GPU a task of one
+  /// piece takes less time than to learn that it has ended.
   template <class Body>
-  void for_pieces(int subgroup, Body body) const {
-    const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
-    for (std::int64_t begin = group.begin; begin < group.end; begin += plan_.piece_elements) {
-      body(begin, std::min(begin + plan_.piece_elements, group.end));
+  void for_pieces(const Subgroup& group, bool whole, Body body) const {
+    const std::int64_t piece = whole ? group.count() : plan_.piece_elements;
+    for (std::int64_t begin = group.begin; begin < group.end; begin += piece) {
+      body(begin, std::min(begin + piece, group.end));
     }
   }
 
-  /// The same of its gradient: in no piece does fp32 meet bf16.
+  /// Of its update.
+  template <class Body>
+  void for_update_pieces(int subgroup, Body body) const {
+    const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+    const bool stays = group.tier == Tier::device && plan_.layers[static_cast<std::size_t>(group.layer)].resident;
+    for_pieces(group, stays, body);
+  }
+
+  /// Of its gradient: in no piece does fp32 meet bf16.
   template <class Body>
   void for_gradient_pieces(int subgroup, Body body) const {
-    const std::int64_t border =
-        layout_.layer(plan_.subgroups[static_cast<std::size_t>(subgroup)].layer).summed_elements;
-    for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) {
+    const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+    const std::int64_t border = layout_.layer(group.layer).summed_elements;
+    for_pieces(group, group.gradient_on_device, [&](std::int64_t begin, std::int64_t end) {
       const bool crossed = begin < border && border < end;
       if (crossed) body(begin, border);
       body(crossed ? border : begin, end);

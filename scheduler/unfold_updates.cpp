@@ -87,7 +87,7 @@ void Unfolder::update_on_device(int subgroup, TaskList& out) {
   state_before_.swap(users.state_users);
   users.gradient_users.clear();
   users.state_users.clear();
-  for_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) { update_piece(subgroup, begin, end, out); });
+  for_update_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) { update_piece(subgroup, begin, end, out); });
 }
 
 /// Its first task, the load where streamed and the update where resident, waits for who used its elements.
@@ -127,6 +127,7 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
   if (weights_resident) layer.weight_writers.push_back(update);
   if (streamed) {
     Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
+    store.priority = priority_gradient;  // in their turn: the next piece's load waits for the buffer
     store.bytes = count * state_bytes(plan_.state);
     out.depends_on(update);
     state_buffer_users_[buffer] = store.id;

@@ -53,8 +53,30 @@ TEST(Simulator, TheCpuUpdateHidesBehindForwardLayerByLayer) {
   const Simulation s = simulate(layout, plan, ideal(), compute_of(layers, forward));
   EXPECT_NEAR(s.update_seconds, layers * update, 0.01 * layers * update);
   EXPECT_NEAR(s.step_seconds, update + layers * 3.0 * forward, 0.01 * s.step_seconds);
+  EXPECT_NEAR(s.exposed_update_seconds, update, 0.01 * update);
   const Simulation apart = simulate(layout, plan, ideal(), compute_of(layers, forward), {.overlap_updates = false});
   EXPECT_NEAR(apart.step_seconds, layers * (update + 3.0 * forward), 0.01 * apart.step_seconds);
+  EXPECT_NEAR(apart.exposed_update_seconds, layers * update, 0.01 * layers * update);
+}
+
+// State on its way back is nobody's to wait for: neither do gradients, of which there are none yet, hold it up, nor is
+// it part of the update.
+TEST(Simulator, TheUpdateEndsWithTheLastNewWeights) {
+  const int layers = 8;
+  const ParameterLayout layout = testing::equal_layers(layers, layer_elements);
+  MachineProfile p = ideal();
+  p.to_device.value = 100e9;
+  p.to_host.value = 20e9;
+  p.both_ways.value = 120e9;
+  OffloadOptions options;
+  options.policy = parse_policy("stream");
+  const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+  const Simulation s = simulate(layout, plan, p, compute_of(layers, 0.1));
+  const double stored = 12.0 * static_cast<double>(layout.state_elements()) / p.to_host.value;
+  const double in_buffers =
+      12.0 * static_cast<double>(plan.state_buffers) * static_cast<double>(plan.piece_elements) / p.to_host.value;
+  EXPECT_LT(s.update_seconds, stored);
+  EXPECT_GT(s.update_seconds, stored - 1.5 * in_buffers);
 }
 
 TEST(Simulator, TheClosedFormHoldsWhereUpdatesRunAlone) {
@@ -260,7 +282,7 @@ TEST(Simulator, LumpsTakeAsLongAsTheirPiecesInFarFewerTasks) {
         const Simulation lumps = step.simulated({.lumps = 300});
         const double error = std::abs(lumps.step_seconds / exact.step_seconds - 1.0);
         EXPECT_LT(error, 0.05) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
-        EXPECT_LT(lumps.tasks * 3, exact.tasks) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
+        EXPECT_LT(lumps.tasks * 2, exact.tasks) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
         worst = std::max(worst, error);
       }
     }
@@ -303,7 +325,7 @@ void expect_same(const Simulation& a, const Simulation& b, const std::string& wh
 TEST(Simulator, MicroBatchesThatRepeatOthersNeedNotBeSimulated) {
   for (const std::uint64_t seed : {0, 5, 8, 11}) {
     for (const char* policy : {"host", "stream", "interleave:3", "static:0.5"}) {
-      for (const auto& [micro_batches, at_once] : {std::pair{20, 1}, {23, 3}, {20, 20}, {32, 4}}) {
+      for (const auto& [micro_batches, at_once] : {std::pair{20, 1}, {29, 3}, {20, 20}, {32, 4}}) {
         const std::string what = fmt::format("seed {} {} {} {}", seed, policy, micro_batches, at_once);
         const LargeStep step(seed, policy, micro_batches, at_once);
         const Simulation each = step.simulated({.each_micro_batch = true});

@@ -28,10 +28,30 @@ TEST(Unfold, APieceWaitsForTheUsersOfItsOwnElements) {
       count = std::max(count, run.tasks.dependencies(i).size());
     }
     constexpr std::size_t few = 20;  // of state, gradient, buffer and staging, and some visits of the layer
-    for (const TaskKind kind : {TaskKind::load_state, TaskKind::update_resident, TaskKind::flush_gradient,
-                                TaskKind::keep_gradient, TaskKind::round_gradient}) {
+    for (const TaskKind kind :
+         {TaskKind::load_state, TaskKind::update_resident, TaskKind::flush_gradient, TaskKind::round_gradient}) {
       EXPECT_LE(most[kind], few) << policy << ' ' << name_of(kind);
     }
+    // Of a subgroup's pieces, which may have been updated one by one, each once.
+    EXPECT_LE(most[TaskKind::keep_gradient], few + 100) << policy;
+  }
+}
+
+TEST(Unfold, WhatStaysOnTheDeviceGoesBySubgroup) {
+  for (const char* policy : {"device", "stream", "interleave:2,resident=0.5"}) {
+    Unfolded run(policy);
+    run.plan.piece_elements = layout_quantum;
+    run.steps(2);
+    std::map<TaskKind, int> tasks;
+    for (const Task& t : run.tasks) {
+      if (t.subgroup < 0) continue;
+      ++tasks[t.kind];
+      const Subgroup& group = run.plan.subgroups[static_cast<std::size_t>(t.subgroup)];
+      if (group.count() == run.plan.piece_elements) continue;
+      const bool whole = t.begin == group.begin && t.end == group.end;
+      EXPECT_EQ(whole, takes_subgroup_whole(t)) << policy << ' ' << name_of(t.kind);
+    }
+    EXPECT_GT(tasks[TaskKind::keep_gradient], 0) << policy;
   }
 }
 
