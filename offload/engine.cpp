@@ -72,7 +72,7 @@ void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   }
   step_options_ = options;
   mode_ = Mode::step;
-  exposed_ = 0.0;
+  stalls_.take(0.0);  // of a step that was abandoned
   unfolder_->forget_before(executor_.oldest());
   // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
   update_in_backward_ = options.max_grad_norm <= 0.0 && options_.on_nonfinite == OnNonfinite::stop;
@@ -112,7 +112,7 @@ StepReport OffloadEngine::Impl::end_step() {
   executor_.wait_done(unfolder_->norm_tasks(), "waiting for gradients");
   StepReport report;
   report.gradient_norm = std::abs(step_options_.gradient_scale) * gradient_norm();
-  report.exposed_update_seconds = exposed_;
+  report.exposed_update_seconds = stalls_.take(update_ended_);
   const bool finite = std::isfinite(report.gradient_norm);
   unfolder_->end_pass();
   mode_ = Mode::idle;
@@ -149,7 +149,9 @@ void OffloadEngine::Impl::note_submitted(const Task& task) {
 }
 
 void OffloadEngine::Impl::note_done(const Task& task) {
-  if (is_update(task.kind) && --updates_left_ == 0) update_seconds_ = update_seconds_ + (trace_now() - update_began_);
+  if (!is_update(task.kind) || --updates_left_ > 0) return;
+  update_ended_ = trace_now();
+  update_seconds_ = update_seconds_ + (update_ended_ - update_began_);
 }
 
 void OffloadEngine::Impl::begin_evaluation() {
@@ -199,7 +201,10 @@ WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
   submit();
   weights_.push_back(held);
   WeightsGuard guard(&engine_, &layout_, layer, held.ticket, bases_of(held.visit), stream);
-  exposed_ += executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
+  const bool updating = mode_ == Mode::step && updates_left_ > 0;
+  const std::size_t place = updating ? stalls_.reach(stream) : 0;
+  executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
+  if (updating) stalls_.leave(place, stream);
   return guard;
 }
 

@@ -29,8 +29,8 @@ struct StepReport {
   std::int64_t step = 0;                ///< updates applied so far, this one included unless skipped
   double gradient_norm = 0.0;           ///< after gradient_scale, before clipping
   bool skipped = false;                 ///< the norm was not finite: no state changed
-  double exposed_update_seconds = 0.0;  ///< that fetches of this step held the caller, above all for updates of the one
-                                        ///< before; without overlap, that end_step did for its own too
+  double exposed_update_seconds = 0.0;  ///< that the caller's streams stood still in fetches of this step while the
+                                        ///< update of the one before ran; without overlap, the whole update
 };
 
 /// How long something ran, waits of its own for others left out; what runs side by side counts in each.

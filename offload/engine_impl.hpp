@@ -12,6 +12,7 @@
 #include "offload/engine.hpp"
 #include "offload/executor.hpp"
 #include "offload/save_reader.hpp"
+#include "offload/stall_clock.hpp"
 #include "offload/state_access.hpp"
 #include "offload/storage.hpp"
 #include "offload/task_runner.hpp"
@@ -32,6 +33,7 @@ class OffloadEngine::Impl {
         access_(device, layout_, plan_, storage_),
         unfolder_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_),
+        stalls_(device),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
     if (!device.pins()) plan_.memory.unpin();
     executor_.on_submit = [this](const Task& task) { note_submitted(task); };
@@ -118,13 +120,14 @@ class OffloadEngine::Impl {
   bool abandoned_ = false;
   bool update_in_backward_ = false;  ///< of the open step
   bool state_unfinished_ = false;    ///< what was to change the state could not be finished
-  double exposed_ = 0.0;
+  StallClock stalls_;                ///< of the caller's streams, for updates that are not done
   std::uint64_t skipped_ = 0;
   std::weak_ptr<SaveReader> saving_;
 
-  // Under the executor's lock; the sum is read at any time.
-  double update_began_ = 0.0;
-  std::int64_t updates_left_ = 0;
+  // Changed under the executor's lock, and read at any time.
+  std::atomic<double> update_began_ = 0.0;
+  std::atomic<double> update_ended_ = 0.0;
+  std::atomic<std::int64_t> updates_left_ = 0;
   std::atomic<double> update_seconds_ = 0.0;
 
   Executor executor_;  // last: it stops before what its tasks use goes

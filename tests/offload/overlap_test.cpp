@@ -6,6 +6,8 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
+#include <thread>
+#include <utility>
 
 #include "tests/offload/toy_trainer.hpp"
 
@@ -15,6 +17,7 @@ namespace {
 using testing::toy;
 using testing::toy_layout;
 using testing::ToyOptions;
+using testing::ToyResult;
 using testing::ToyTrainer;
 
 /// Counts what begins on each stream, and holds a task until a condition on the counts is met.
@@ -144,6 +147,30 @@ TEST(Overlap, ForwardBeginsWhileLaterLayersUpdateAndEachLayerAwaitsItsOwn) {
   EXPECT_EQ(stage.held(), 2);
   EXPECT_EQ(stage.never(), 0);
   EXPECT_TRUE(own_update_begun);
+}
+
+/// Seconds of three steps' updates on a CPU that takes its time, and what of the first two the later steps' forward
+/// waits for, where a first layer's forward takes `busy`.
+std::pair<double, double> update_and_exposed(std::chrono::milliseconds busy) {
+  ToyOptions o = toy("host");
+  o.steps = 3;
+  o.device.update_parameters_per_second = static_cast<double>(toy_layout(o).state_elements()) / 0.1;
+  o.device.faults = std::make_shared<HostFaults>();
+  const int forward_tasks = 2 + 4 * 3 + 2;
+  o.device.faults->before_task = [=, begun = 0](std::string_view stream, std::string_view task) mutable {
+    if (stream == "compute" && task == "toy forward" && begun++ % forward_tasks == 0) std::this_thread::sleep_for(busy);
+  };
+  const ToyResult result = ToyTrainer(o).run();
+  EXPECT_EQ(result.exposed.front(), 0.0);
+  return {result.counters.update_seconds, result.exposed[1] + result.exposed[2]};
+}
+
+TEST(Overlap, ExposedIsWhatTheStreamStandsStillForTheUpdate) {
+  const auto [alone, exposed] = update_and_exposed(std::chrono::milliseconds(0));
+  const auto [beside, hidden] = update_and_exposed(std::chrono::milliseconds(300));
+  EXPECT_GT(exposed, 0.5 * alone) << "two of three updates, and nothing to do meanwhile";
+  EXPECT_LE(exposed, alone);
+  EXPECT_LT(hidden, 0.5 * beside) << "the thread waits as long, but the stream has work";
 }
 
 // The stage itself: with overlap switched off the same condition is never met.

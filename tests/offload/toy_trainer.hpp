@@ -40,7 +40,8 @@ struct ToyOptions {
 struct ToyResult {
   std::string digest;
   std::vector<double> norms;
-  std::vector<float> losses;  ///< a sum over weights, seen by each micro-batch's forward
+  std::vector<float> losses;    ///< a sum over weights, seen by each micro-batch's forward
+  std::vector<double> exposed;  ///< update seconds, of each step
   int skipped = 0;
   EngineCounters counters;
   Plan plan;
@@ -126,6 +127,7 @@ class ToyTrainer {
     const StepReport report = engine_->end_step();
     device_->synchronize(stream_);
     result.norms.push_back(report.gradient_norm);
+    result.exposed.push_back(report.exposed_update_seconds);
     result.losses.insert(result.losses.end(), losses_.begin(), losses_.end());
     result.skipped += report.skipped ? 1 : 0;
   }
