@@ -28,7 +28,8 @@ void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>&
     if (sweeps || field.kind == ConfigField::Kind::list)
       option->expected(1, CLI::detail::expected_max_vector_size);
     else
-      option->expected(1)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+      // Unless told, an option that is kept in a vector takes what follows its value, too.
+      option->expected(1)->allow_extra_args(false)->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
   }
   command
       .add_option("--config", config_file_,

@@ -71,6 +71,26 @@ class Flags(ProgramTest):
             with self.subTest(flag=flag, value=value):
                 self.refuse_train(2, [flag, value], flag, value)
 
+    def test_a_second_value_is_refused_where_a_flag_takes_one(self):
+        for command, flag, values in [
+                ("train", "--steps", "1 2"), ("train", "--lr", "1e-4 1e-5"), ("train", "--state", "fp32 split"),
+                ("train", "--micro-batch", "2 8"), ("plan", "--model", "tiny-gpt2 gpt2"), ("plan", "--policy", "host stream"),
+                ("plan", "--link-bandwidth", "1GB/s 2GB/s"), ("bench", "--model", "tiny-gpt2 gpt2"),
+                ("bench", "--state", "fp32 split"), ("bench", "--grad-accum", "2 4"), ("bench", "--seq-len", "64 128"),
+                ("bench", "--steps", "1 2"), ("calibrate", "--device", "host cuda"), ("calibrate", "--threads", "1 2"),
+                ("eval", "--seq-len", "32 64"), ("sample", "--seed", "1 2"), ("sample", "--prompt", "a b"),
+                ("digest", "", "a b"), ("export", "--to", "a b")]:
+            with self.subTest(command=command, flag=flag):
+                source = ["model"] if command == "export" else []
+                result = self.run_program(command, *source, *flag.split(), *values.split())
+                self.refused(result, 2, "not expected", values.split()[1])
+
+    def test_of_a_flag_given_twice_the_last_counts(self):
+        plan = ["plan", "--model", "tiny-gpt2", *SMALL, "--micro-batch"]
+        twice = self.succeed(self.run_program(*plan, "4", "--micro-batch", "3")).stdout
+        self.assertEqual(twice, self.succeed(self.run_program(*plan, "3")).stdout)
+        self.assertIn("micro-batch 3", twice)
+
     def test_policies_that_are_none(self):
         for policy in ["static:1.5", "static:-0.1", "static:", "interleave:0", "interleave:x",
                        "interleave:2,resident=2", "magic", ""]:
