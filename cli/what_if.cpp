@@ -49,16 +49,24 @@ void take_shape(WhatIf& what, const RunShape& shape, const Ops& rules) {
   what.options.reserved_host_memory = host;
 }
 
-std::unique_ptr<Device> device_of_rules() {
+/// Scratch memory goes by the threads of the device that is planned for, not of the machine that plans.
+int threads_of_rules(const TrainConfig& config, const MachineProfile& profile) {
+  constexpr int of_gpu = 8;  // their scratch is about the workspace of a GPU's library of products, 32 MiB
+  if (profile.device_kind != "host") return of_gpu;
+  if (config.threads > 0) return config.threads;
+  return static_cast<int>((profile.device_threads.known() ? profile.device_threads : profile.cores).value);
+}
+
+std::unique_ptr<Device> device_of_rules(const TrainConfig& config, const MachineProfile& profile) {
   using namespace literals;
-  return open_device("host", {.memory = 64_MiB});
+  return open_device("host", {.memory = 64_MiB, .threads = threads_of_rules(config, profile), .update_threads = 1});
 }
 
 }  // namespace
 
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
-  const std::unique_ptr<Device> rules = device_of_rules();
+  const std::unique_ptr<Device> rules = device_of_rules(config, profile);
   ShapeMachine machine;
   machine.compute = [&](const RunShape& shape) { return compute_seconds(profile, work_of(model, shape)); };
   machine.fits = [&](const RunShape& shape) {
@@ -79,7 +87,7 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
 
 void require_fit(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
-  const std::unique_ptr<Device> rules = device_of_rules();
+  const std::unique_ptr<Device> rules = device_of_rules(config, profile);
   for (;;) {
     take_shape(what, what.shape, rules->ops());
     if (some_policy_fits(what.layout, what.options, what.facts)) return;

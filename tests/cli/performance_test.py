@@ -1,5 +1,6 @@
 """The performance model from outside: calibrate, plan, train by it, bench."""
 import json
+import os
 import pathlib
 import re
 import signal
@@ -79,6 +80,7 @@ class Calibrated(ProgramTest):
             self.assertNotIn("predicted", result.stdout)
 
 
+
 class Uncalibrated(ProgramTest):
     def test_auto_says_that_nothing_is_known(self):
         result = self.succeed(self.train("--steps", "1"))
@@ -99,7 +101,25 @@ class OtherMachines(ProgramTest):
             result = self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--seq-len", "1024", "--profile",
                                                    profile, "--explain"))
             self.assertIn("chosen", result.stdout, profile)
-            self.succeed(self.run_program("calibrate", "--show", "--profile", profile))
+            self.assertIn("nothing looks wrong",
+                          self.succeed(self.run_program("calibrate", "--show", "--profile", profile)).stdout)
+
+    def test_what_is_planned_does_not_depend_on_the_machine_that_plans(self):
+        cores = os.sched_getaffinity(0)
+        if len(cores) < 2:
+            self.skipTest("one core")
+        shipped = (PROFILES / "8gb-pcie4.toml").read_text()
+        of_host = self.file("host.toml", shipped.replace('device_kind = "cuda"', 'device_kind = "host"'))
+
+        def planned():
+            return [self.succeed(self.run_program("plan", "--model", "gpt2", "--profile", profile, "--json", *flags)).stdout
+                    for profile in (PROFILES / "8gb-pcie4.toml", of_host) for flags in ([], ["--fit", "micro-batch"])]
+        with_all = planned()
+        os.sched_setaffinity(0, {min(cores)})
+        try:
+            self.assertEqual(planned(), with_all)
+        finally:
+            os.sched_setaffinity(0, cores)
 
     def test_a_save_is_predicted_where_the_profile_knows_the_disk(self):
         def planned(disk, *flags, model="llama3.2-1b"):
