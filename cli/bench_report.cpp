@@ -14,29 +14,83 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Spans of a trace as [lane, name, begin, end] in seconds; the first ones where there are many.
-Json spans_of(const std::filesystem::path& trace) {
-  constexpr std::size_t most = 4000;
+struct Span {
+  std::string name;
+  double begin = 0.0;  ///< seconds
+  double end = 0.0;
+  bool mixed = false;  ///< it stands for spans of other kinds, too
+
+  double seconds() const noexcept { return end - begin; }
+  /// What is done, without what it is done to.
+  std::string kind() const { return name.substr(0, name.find(' ')); }
+};
+
+struct Lane {
+  std::string name;
+  std::vector<Span> spans;
+};
+
+/// Empty where it is no trace.
+std::vector<Lane> lanes_of(const std::filesystem::path& trace) {
   constexpr double microseconds = 1e6;
-  Json spans = Json::array();
+  std::vector<Lane> lanes;
   std::ifstream in(trace);
   const Json root = Json::parse(in, nullptr, false);
-  if (!root.is_object()) return spans;
-  std::vector<std::string> lanes;
+  if (!root.is_object()) return lanes;
   for (const Json& event : root.at("traceEvents")) {
     const auto tid = event.value("tid", std::size_t{0});
     if (event.value("ph", "") == "M" && event.value("name", "") == "thread_name") {
       if (lanes.size() <= tid) lanes.resize(tid + 1);
-      lanes[tid] = event.at("args").value("name", "");
+      lanes[tid].name = event.at("args").value("name", "");
     }
   }
   for (const Json& event : root.at("traceEvents")) {
     const auto tid = event.value("tid", std::size_t{0});
-    if (event.value("ph", "") != "X" || tid >= lanes.size() || spans.size() >= most) continue;
+    if (event.value("ph", "") != "X" || tid >= lanes.size()) continue;
     const double begin = event.value("ts", 0.0) / microseconds;
-    spans.push_back({lanes[tid], event.value("name", ""), begin, begin + event.value("dur", 0.0) / microseconds});
+    lanes[tid].spans.push_back({event.value("name", ""), begin, begin + event.value("dur", 0.0) / microseconds});
   }
-  return spans;
+  for (Lane& lane : lanes) std::ranges::stable_sort(lane.spans, {}, &Span::begin);
+  return lanes;
+}
+
+/// Neighbours less than a hair apart as one span: those of one kind, and those that are shorter than a hair. So no more
+/// are left than two to each hair of the step.
+std::vector<Span> joined(const std::vector<Span>& spans, double hair) {
+  std::vector<Span> result;
+  for (const Span& span : spans) {
+    Span* const last = result.empty() ? nullptr : &result.back();
+    const bool near = last != nullptr && span.begin - last->end <= hair;
+    const bool alike = near && last->kind() == span.kind();
+    if (alike || (near && std::min(last->seconds(), span.seconds()) < hair)) {
+      last->name = last->kind();
+      last->mixed = last->mixed || !alike;
+      last->end = std::max(last->end, span.end);
+    } else {
+      result.push_back(span);
+    }
+  }
+  return result;
+}
+
+/// The whole step as [lane, name, begin, end] in seconds. Of lanes that have very many spans those that no screen shows
+/// apart are joined.
+Json timeline_of(const std::filesystem::path& trace) {
+  constexpr std::size_t many = 1000;
+  constexpr double hairs = 1000.0;  // pixels that the plot is wide, about
+  std::vector<Lane> lanes = lanes_of(trace);
+  double end = 0.0;
+  for (const Lane& lane : lanes) {
+    for (const Span& span : lane.spans) end = std::max(end, span.end);
+  }
+  Json timeline = Json::array();
+  for (Lane& lane : lanes) {
+    if (lane.spans.size() > many) lane.spans = joined(lane.spans, end / hairs);
+    for (const Span& span : lane.spans) {
+      timeline.push_back({lane.name, span.mixed ? span.name + " and others" : span.name, span.begin, span.end});
+    }
+  }
+  return timeline;
 }
 
 /// JSON that may stand inside a script: nothing in it ends the element.
@@ -235,7 +289,7 @@ std::string BenchReport::json() const {
 
 std::string BenchReport::html() const {
   Json data = Json::parse(json());
-  data["timeline"] = timeline.empty() ? Json::array() : spans_of(timeline);
+  data["timeline"] = timeline.empty() ? Json::array() : timeline_of(timeline);
   std::string page(head);
   page +=
       fmt::format("<h1>{}</h1>\n<p>{}<br><code>{}</code></p>\n", escaped(model), escaped(machine), escaped(command));

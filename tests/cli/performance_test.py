@@ -1,4 +1,5 @@
 """The performance model from outside: calibrate, plan, train by it, bench."""
+import bisect
 import json
 import os
 import pathlib
@@ -263,6 +264,39 @@ class OtherMachines(ProgramTest):
         self.assertEqual(report["best"], "auto")
         self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--policies", "fast"), 2, "fast")
         self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--out", out), 2, "exists")
+
+    def test_the_timeline_of_a_large_step_is_whole(self):
+        out = self.root / "report"
+        self.succeed(self.run_program("bench", "--model", "llama3.1-8b", "--seq-len", "512", "--grad-accum", "4", "--profile",
+                                      PROFILES / "80gb-pcie4.toml", "--policies", "interleave:2", "--subgroup-size", "10M",
+                                      "--out", out))
+        (trace,) = out.glob("simulated-*.trace.json")
+        events = json.loads(trace.read_text())["traceEvents"]
+        lanes = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        spans = {}  # by lane: begin, end, and kind
+        for e in events:
+            if e["ph"] == "X":
+                begin = e["ts"] / 1e6
+                spans.setdefault(lanes[e["tid"]], []).append((begin, begin + e["dur"] / 1e6, e["name"].split()[0]))
+        self.assertGreater(sum(map(len, spans.values())), 20000)
+        drawn = {}
+        page = json.loads(re.search(r'id="report">(.*?)</script>', (out / "report.html").read_text(), re.S)[1])
+        for lane, name, begin, end in page["timeline"]:
+            drawn.setdefault(lane, []).append((begin, end, name))
+        self.assertLess(len(page["timeline"]), 10000)
+        self.assertEqual(set(drawn), set(spans))
+        hair = max(end for lane in spans.values() for _, end, _ in lane) / 1000
+        for lane, busy in spans.items():
+            with self.subTest(lane=lane):
+                bars, busy = sorted(drawn[lane]), sorted(busy)
+                self.assertTrue(all(a[1] <= b[0] + 1e-9 for a, b in zip(bars, bars[1:])), "drawn over one another")
+
+                def is_drawn(begin, end):
+                    bar = bars[max(0, bisect.bisect_right(bars, ((begin + end) / 2,)) - 1)]
+                    return bar[0] <= begin + 1e-9 and end - 1e-9 <= bar[1]
+                self.assertEqual([s for s in busy if not is_drawn(s[0], s[1])], [])
+                idle = [(a[1], b[0]) for a, b in zip(busy, busy[1:]) if b[0] - a[1] > 1.01 * hair]
+                self.assertEqual([gap for gap in idle if is_drawn(*gap)], [], "drawn as busy")
 
 
 class Bench(ProgramTest):
