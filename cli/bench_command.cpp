@@ -412,9 +412,19 @@ void compare_digests(const BenchReport& report) {
   }
 }
 
+/// Rows of one name would write one trace.
+void refuse_twice(std::string_view flag, std::vector<std::string> values) {
+  std::ranges::sort(values);
+  const auto twice = std::ranges::adjacent_find(values);
+  if (twice != values.end())
+    throw UsageError(fmt::format("--{} {}", flag, *twice), "given twice", "give each value once");
+}
+
 void check(const BenchFlags& flags, const TrainConfig& config) {
   for (const BenchSetting& setting : flags.settings()) check_config(with(config, setting));
   for (const std::string& policy : flags.policies) parse_policy(policy);
+  refuse_twice("policies", flags.policies);
+  for (const std::string_view name : sweepable) refuse_twice(name, flags.config.values(name));
   if (flags.steps < 1) throw UsageError("--steps", "it must be at least 1");
   if (flags.resume && flags.out.empty()) throw UsageError("--resume", "there is nothing to go on with", "name --out");
   if (flags.out.empty() || !fs::exists(flags.out)) return;

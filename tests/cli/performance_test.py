@@ -264,6 +264,8 @@ class OtherMachines(ProgramTest):
         self.assertEqual(report["best"], "auto")
         self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--policies", "fast"), 2, "fast")
         self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--out", out), 2, "exists")
+        for twice in (["--policies", "host", "auto", "host"], ["--link-bandwidth", "1GB/s", "1GB/s"]):
+            self.refused(self.run_program("bench", "--model", "tiny-gpt2", *twice), 2, f"{twice[0]} {twice[-1]}", "twice")
 
     def test_the_timeline_of_a_large_step_is_whole(self):
         out = self.root / "report"
