@@ -153,7 +153,7 @@ class Bench {
     const Json head = identity();
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
     if (executes()) {
-      calibrated(*device, bare);
+      calibrated(*device);
       take_compute(bare);
     }
     if (!flags_.out.empty()) keep_machine(head);
@@ -201,8 +201,8 @@ class Bench {
     say(fmt::format("{} of {} rows are there", report_.rows.size(), planned_.size()));
   }
 
-  void calibrated(Device& device, const TrainConfig& bare) {
-    auto profile = find_calibration(device, bare);
+  void calibrated(Device& device) {
+    auto profile = find_calibration(device);
     if (!profile) {
       say("calibrating");
       CalibrationOptions quick;

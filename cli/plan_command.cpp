@@ -47,6 +47,7 @@ struct Planned {
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
   std::optional<double> closed_form_cpu_share;
+  std::vector<std::string> doubts;  ///< about this machine's calibration
 };
 
 Json entries_of(const MemoryPlan& memory) {
@@ -108,6 +109,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"predicted", nullptr},
             {"bound_by", nullptr},
             {"saving", json_of(planned.saving)},
+            {"looks_wrong", planned.doubts},
             {"advice", advice_of(planned)}};
   if (planned.predicted) {
     json["predicted"] = json_of(*planned.predicted, planned.targets);
@@ -216,6 +218,7 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
       throw UsageError("--explain", "this machine has not been calibrated", "run tandem calibrate, or give --profile");
     return planned;
   }
+  planned.doubts = run.doubts;
   const Choice& choice = run.prediction->choice;
   planned.predicted = choice.simulation;
   if (!flags.explain) return planned;

@@ -1,7 +1,9 @@
 #include "train/performance.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <system_error>
@@ -47,6 +49,25 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, bool recompute
   return work;
 }
 
+/// The figure that varies most, where one varies too much; else the first of the doubts.
+const std::string& worst(const std::vector<std::string>& lines, const MachineProfile& profile) {
+  const auto spread = [&](const ProfileField& field) { return (profile.*field.figure).spread; };
+  const ProfileField& widest = *std::ranges::max_element(profile_fields(), {}, spread);
+  const std::string its_line = fmt::format("{}.{} varies", widest.section, widest.key);
+  const auto found = std::ranges::find_if(lines, [&](const std::string& line) { return line.starts_with(its_line); });
+  return found != lines.end() ? *found : lines.front();
+}
+
+void warn_of_doubts(const MachineProfile& profile, const std::filesystem::path& file) {
+  const auto lines = doubts(profile);
+  if (lines.empty()) return;
+  spdlog::warn(
+      "the calibration in {} looks wrong in {} {}, the worst: {}; predictions may be off: `tandem calibrate --show` "
+      "lists "
+      "all, `tandem calibrate` measures anew",
+      file.string(), lines.size(), lines.size() == 1 ? "place" : "places", worst(lines, profile));
+}
+
 }  // namespace
 
 std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
@@ -90,7 +111,7 @@ MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config) {
   return profile;
 }
 
-std::optional<MachineProfile> find_calibration(const Device& device, const TrainConfig& config) {
+std::optional<MachineProfile> find_calibration(const Device& device) {
   const std::filesystem::path cached = cached_profile_path(device);
   std::error_code hidden;  // in a folder that may not be looked into: not calibrated
   if (cached.empty() || !std::filesystem::exists(cached, hidden)) return std::nullopt;
@@ -105,7 +126,8 @@ std::optional<MachineProfile> find_calibration(const Device& device, const Train
     spdlog::warn("the calibration in {} is stale: {}; run `tandem calibrate`", cached.string(), differs);
     return std::nullopt;
   }
-  return as_emulated(*std::move(profile), config);
+  warn_of_doubts(*profile, cached);
+  return profile;
 }
 
 }  // namespace tandem

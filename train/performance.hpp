@@ -21,8 +21,8 @@ std::size_t offloaded_input_bytes(const ModelConfig& config, const RunShape& sha
 /// The profile with link and CPU update as slow as the configuration emulates them.
 MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config);
 
-/// The calibration of this machine with this device, as emulated; none where there is none, or where it cannot be used:
-/// it is of another CPU, device or version, or damaged, which is warned of.
-std::optional<MachineProfile> find_calibration(const Device& device, const TrainConfig& config);
+/// The calibration of this machine with this device, as measured; none where there is none, or where it cannot be used:
+/// it is of another CPU, device or version, or damaged, which is warned of. So are the doubts about one that is used.
+std::optional<MachineProfile> find_calibration(const Device& device);
 
 }  // namespace tandem

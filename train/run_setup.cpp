@@ -347,7 +347,10 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, Paramet
   if (purpose.profile != nullptr) {
     speeds.profile = *purpose.profile;
   } else if (purpose.training && purpose.predicts) {
-    speeds.profile = find_calibration(*run.device, config);
+    if (const auto measured = find_calibration(*run.device)) {
+      run.doubts = doubts(*measured);
+      speeds.profile = as_emulated(*measured, config);
+    }
   }
   Way way = speeds.profile ? plan_by_speed(run, shape, rows, config, speeds)
                            : plan_by_bytes(run, shape, rows, config, speeds);

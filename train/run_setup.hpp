@@ -35,6 +35,7 @@ struct RunSetup {
   PlanningFacts facts;                      ///< that it was planned by; what is available counts what the process held
   Plan plan;                                ///< of the engine
   std::optional<RunPrediction> prediction;  ///< of a training run, where the machine is calibrated
+  std::vector<std::string> doubts;          ///< about this machine's calibration, where that is what it was planned by
   std::string order;                        ///< of a step's micro-batches and why, in words; empty where it has one
   MemoryPlan memory;                        ///< of the whole process: engine, model, program
   std::size_t activation_bytes = 0;         ///< of the model, on the device

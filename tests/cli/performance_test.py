@@ -81,6 +81,28 @@ class Calibrated(ProgramTest):
             self.assertNotIn("predicted", result.stdout)
 
 
+    def test_a_calibration_that_looks_wrong_is_used_with_a_warning(self):
+        steady = re.sub(r"spread = [0-9.e+-]+", "spread = 0.0", self.profile.read_text())
+        varying = re.sub(r"(?m)^(task = .*spread = )0.0", r"\g<1>1.25", steady)
+        for text, worst in [(steady, None), (varying, "step.task varies by 125%")]:
+            self.profile.write_text(text)
+            show = self.run_program("calibrate", "--show", "--json", *SMALL[:6])
+            listed = json.loads(self.succeed(show).stdout)["looks_wrong"]
+            if worst:
+                self.assertIn(worst, " ".join(listed))
+            plan = self.run_program("plan", "--model", "tiny-gpt2", *SMALL, "--json")
+            bench = self.run_program("bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1", "--policies", "host")
+            for result in (plan, self.train("--steps", "1", "--dry-run"), bench):
+                warnings = [line for line in self.succeed(result).stderr.splitlines() if "looks wrong" in line]
+                self.assertEqual(len(warnings), 1 if listed else 0, result.stderr)
+                for word in ([f"in {len(listed)} place", worst or listed[0], "`tandem calibrate`"] if listed else []):
+                    self.assertIn(word, warnings[0])
+            self.assertEqual(json.loads(plan.stdout)["looks_wrong"], listed)
+        # A machine that is named is whoever's word it is.
+        named = self.succeed(self.run_program("plan", "--model", "tiny-gpt2", "--profile", self.profile, "--json"))
+        self.assertEqual(json.loads(named.stdout)["looks_wrong"], [])
+        self.assertNotIn("looks wrong", named.stderr)
+
 
 class Uncalibrated(ProgramTest):
     def test_auto_says_that_nothing_is_known(self):
