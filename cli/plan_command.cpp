@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -13,6 +14,7 @@
 #include "cli/flags.hpp"
 #include "cli/what_if.hpp"
 #include "core/error.hpp"
+#include "scheduler/cost_model.hpp"
 #include "scheduler/upgrades.hpp"
 #include "train/model_source.hpp"
 #include "train/performance.hpp"
@@ -32,6 +34,12 @@ struct PlanFlags {
   bool json = false;
 };
 
+/// How what is not resident divides, without a simulation.
+struct ClosedForms {
+  double cpu_share = 0.0;
+  double published_stride = 0.0;  ///< of fp32 state, without DRAM; infinite: nothing is streamed
+};
+
 /// What is told of a plan, wherever it was made.
 struct Planned {
   std::string model;
@@ -46,8 +54,8 @@ struct Planned {
   std::optional<Simulation> predicted;
   std::vector<Candidate> candidates;
   std::vector<Upgrade> upgrades;
-  std::optional<double> closed_form_cpu_share;
-  std::vector<std::string> doubts;  ///< about this machine's calibration
+  std::optional<ClosedForms> closed_forms;  ///< where the search asked them
+  std::vector<std::string> doubts;          ///< about this machine's calibration
 };
 
 Json entries_of(const MemoryPlan& memory) {
@@ -121,16 +129,32 @@ Json json_of(const Planned& planned, const std::string& fitted) {
     if (c.fits) row[c.simulation.given_up ? "at_least_seconds" : "step_seconds"] = c.simulation.step_seconds;
     json["candidates"].push_back(std::move(row));
   }
+  if (planned.closed_forms) {
+    const double stride = planned.closed_forms->published_stride;
+    json["closed_form_cpu_share"] = planned.closed_forms->cpu_share;
+    json["published_stride"] = std::isinf(stride) ? Json(nullptr) : Json(stride);
+  }
   for (const Upgrade& u : planned.upgrades) {
     json["upgrades"].push_back({{"what", u.what}, {"step_seconds", u.step_seconds}});
   }
   return json;
 }
 
-Json json_of(const PlanError& error) {
-  return {{"fits", false},       {"device_bytes", nullptr}, {"host_bytes", nullptr},    {"entries", Json::array()},
-          {"policy", nullptr},   {"shares", nullptr},       {"micro_batches", nullptr}, {"predicted", nullptr},
-          {"bound_by", nullptr}, {"saving", nullptr},       {"advice", error.what()}};
+Json json_of(const PlanError& error, const std::string& model) {
+  return {{"fits", false},
+          {"model", model},
+          {"device_bytes", nullptr},
+          {"host_bytes", nullptr},
+          {"entries", Json::array()},
+          {"policy", nullptr},
+          {"shares", nullptr},
+          {"activations", nullptr},
+          {"micro_batches", nullptr},
+          {"predicted", nullptr},
+          {"bound_by", nullptr},
+          {"saving", nullptr},
+          {"looks_wrong", Json::array()},
+          {"advice", error.what()}};
 }
 
 std::string time_table(const Planned& planned) {
@@ -144,6 +168,19 @@ std::string time_table(const Planned& planned) {
       name_of(s.bound_by()));
 }
 
+std::string text_of(const ClosedForms& forms) {
+  std::string text =
+      fmt::format("the closed form updates {:.0f}% of what is not resident on the CPU", 100.0 * forms.cpu_share);
+  if (std::isinf(forms.published_stride)) return text + "; the published form would stream no subgroup\n";
+  return text + fmt::format("; the published form would stream one subgroup in {:.1f}\n", forms.published_stride);
+}
+
+/// Only the way of keeping activations that was chosen has candidates.
+std::string heading_of_candidates(const Planned& planned) {
+  return fmt::format("policies with activations {}{} (behind '>' a simulation was given up: its step takes longer)\n",
+                     planned.activations, planned.order.empty() ? "" : " and this order");
+}
+
 std::string explanation(const Planned& planned) {
   constexpr std::size_t shown = 8;
   const Simulation& s = *planned.predicted;
@@ -153,16 +190,13 @@ std::string explanation(const Planned& planned) {
                         r + 1 < resource_count ? "," : "\n");
   }
   if (!planned.order.empty()) text += fmt::format("order {}\n", planned.order);
-  if (planned.closed_form_cpu_share) {
-    text += fmt::format("the closed form updates {:.0f}% of what is not resident on the CPU\n",
-                        100.0 * *planned.closed_form_cpu_share);
-  }
+  if (planned.closed_forms) text += text_of(*planned.closed_forms);
+  text += heading_of_candidates(planned);
   std::size_t count = 0;
   std::size_t refused = 0;
   for (const Candidate& c : planned.candidates) {
     if (!c.fits) ++refused;
     if (!c.fits || count++ >= shown) continue;
-    // A simulation that was given up is slower by at least as much.
     text += fmt::format("{} {:<28}{}{:>9.4f} s  {}\n", count == 1 ? "chosen" : "  then",
                         c.policy.text() + (c.improved ? ", a division of its own" : ""),
                         c.simulation.given_up ? '>' : ' ', c.simulation.step_seconds, format_bytes(c.device_bytes));
@@ -173,6 +207,17 @@ std::string explanation(const Planned& planned) {
                         std::round(100.0 * (u.step_seconds / s.step_seconds - 1.0)) + 0.0);  // no -0
   }
   return text;
+}
+
+/// None where the policy is fixed. The CPU's kernel writes the weight as it updates: casting takes no time of its own.
+std::optional<ClosedForms> closed_forms(const TrainConfig& config, const Choice& choice,
+                                        const MachineProfile& profile) {
+  if (config.policy.kind != Policy::Kind::automatic) return std::nullopt;
+  const double link = std::min(profile.to_device.value, profile.to_host.value) / sizeof(float);
+  const double cpu_update = profile.cpu_update.value / profile.devices.value;
+  constexpr double at_once = std::numeric_limits<double>::infinity();
+  return ClosedForms{choice.closed_form_cpu_share,
+                     published_stride(link, profile.device_update.value, cpu_update, at_once)};
 }
 
 Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
@@ -196,7 +241,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
     planned.saving.slowdown = predict_saving(planned.saving, what.layout, planned.plan, profile, what.compute);
   }
   planned.candidates = std::move(what.choice.candidates);
-  planned.closed_form_cpu_share = what.choice.closed_form_cpu_share;
+  planned.closed_forms = closed_forms(config, what.choice, profile);
   if (flags.explain)
     planned.upgrades = upgrades(what.layout, what.options, what.facts, profile, what.compute, planned.plan);
   return planned;
@@ -223,7 +268,7 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   planned.predicted = choice.simulation;
   if (!flags.explain) return planned;
   planned.candidates = choice.candidates;
-  planned.closed_form_cpu_share = choice.closed_form_cpu_share;
+  planned.closed_forms = closed_forms(config, choice, run.prediction->profile);
   planned.upgrades =
       upgrades(run.layout, run.options, run.facts, run.prediction->profile, run.prediction->compute, run.plan);
   return planned;
@@ -330,7 +375,7 @@ int plan(const PlanFlags& flags) {
     }
     print_output(text);
   } catch (const PlanError& error) {
-    if (flags.json) print_output(json_of(error).dump(2) + "\n");
+    if (flags.json) print_output(json_of(error, source.config.name).dump(2) + "\n");
     throw;
   }
   return 0;

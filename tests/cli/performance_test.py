@@ -144,6 +144,26 @@ class OtherMachines(ProgramTest):
         finally:
             os.sched_setaffinity(0, cores)
 
+    def test_an_explanation_says_what_its_figures_are(self):
+        plan = ["plan", "--model", "gpt2", "--seq-len", "512", "--recompute", "block", "--device-memory", "700MiB", "--profile",
+                PROFILES / "8gb-pcie4.toml"]
+        whole = json.loads(self.succeed(self.run_program(*plan, "--explain", "--json")).stdout)
+        without = json.loads(self.succeed(self.run_program(*plan, "--json")).stdout)
+        self.assertEqual(set(whole) - set(without), {"upgrades"})
+        # Rates of parameters, 4 bytes a value; the kernel that updates casts as it writes.
+        b, ug, uc = 1.25e10 / 4, 7.77143e9, 1.22143e9
+        stride = 1 + (3 / b + 1 / ug) / (1 / uc - 1 / (2 * b))
+        self.assertAlmostEqual(whole["published_stride"], stride, places=6)
+        text = self.succeed(self.run_program(*plan, "--explain")).stdout
+        self.assertIn(f"on the CPU; the published form would stream one subgroup in {stride:.1f}\n", text)
+        self.assertIn(f"\npolicies with activations {whole['activations']} (behind '>' a simulation was given up", text)
+        self.assertNotIn("closed form", self.succeed(self.run_program(*plan, "--explain", "--policy", "host")).stdout)
+        # A CPU that keeps pace with the link leaves nothing to stream.
+        fast = self.file("fast.toml", re.sub(r"(?m)^update = \{ value = 1.22143e\+09", "update = { value = 1e+12",
+                                             (PROFILES / "8gb-pcie4.toml").read_text()))
+        plan[-1] = fast
+        self.assertIn("would stream no subgroup", self.succeed(self.run_program(*plan, "--explain")).stdout)
+
     def test_a_save_is_predicted_where_the_profile_knows_the_disk(self):
         def planned(disk, *flags, model="llama3.2-1b"):
             profile = self.file("machine.toml", (PROFILES / "8gb-pcie4.toml").read_text() + disk)

@@ -409,7 +409,11 @@ class Plans(ProgramTest):
     def test_plan_as_json_says_that_it_does_not_fit(self):
         result = self.run_program("plan", "--model", "tiny-gpt2", "--device-memory", "1MiB", "--json")
         self.refused(result, 3)
-        self.assertFalse(json.loads(result.stdout)["fits"])
+        said = json.loads(result.stdout)
+        self.assertFalse(said["fits"])
+        self.assertEqual([said["model"], said["activations"]], ["tiny-gpt2", None])
+        fitting = self.succeed(self.run_program("plan", "--model", "tiny-gpt2", "--device", "host", "--json"))
+        self.assertEqual(set(said), set(json.loads(fitting.stdout)))
 
 
 if __name__ == "__main__":
