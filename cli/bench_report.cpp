@@ -54,15 +54,15 @@ std::vector<Lane> lanes_of(const std::filesystem::path& trace) {
   return lanes;
 }
 
-/// Neighbours less than a hair apart as one span: those of one kind, and those that are shorter than a hair. So no more
-/// are left than two to each hair of the step.
+/// Neighbours less than a hair apart as one span: those of one kind, and of any kind where both are shorter than a
+/// hair. So no more are left than two to each hair of the step.
 std::vector<Span> joined(const std::vector<Span>& spans, double hair) {
   std::vector<Span> result;
   for (const Span& span : spans) {
     Span* const last = result.empty() ? nullptr : &result.back();
     const bool near = last != nullptr && span.begin - last->end <= hair;
     const bool alike = near && last->kind() == span.kind();
-    if (alike || (near && std::min(last->seconds(), span.seconds()) < hair)) {
+    if (alike || (near && std::max(last->seconds(), span.seconds()) < hair)) {
       last->name = last->kind();
       last->mixed = last->mixed || !alike;
       last->end = std::max(last->end, span.end);
