@@ -1,11 +1,14 @@
 #include "cli/program.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <malloc.h>
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 #include <CLI/CLI.hpp>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -116,6 +119,15 @@ int parse_and_run(int argc, char** argv) {
   throw UsageError("command line", "no subcommand", "for example tandem train --help");
 }
 
+/// The first files that are opened would stand in for standard streams that are closed, and messages go into them.
+/// What takes their place fails as a closed one does: the input cannot be read, the outputs not written.
+void fill_closed_streams() noexcept {
+  for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    if (::fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;
+    static_cast<void>(::open("/dev/null", stream == STDIN_FILENO ? O_WRONLY : O_RDONLY));  // takes the lowest number
+  }
+}
+
 /// glibc lets its heaps, of which each thread may have one, keep twice as much as the largest block that was ever
 /// freed, 64 MiB at most. What a run keeps is to be known before, so the bounds are fixed.
 void bound_heaps() noexcept {
@@ -133,6 +145,7 @@ void print_output(const std::string& text) {
 }
 
 int run_program(int argc, char** argv) noexcept {
+  fill_closed_streams();  // before anything is opened
   try {
     bound_heaps();
     std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, told like others
