@@ -69,7 +69,18 @@ Json json_of(const MachineProfile& profile, const std::filesystem::path& file) {
   return json;
 }
 
+/// What is measured must not end up in a profile that was named to be read, nor what is asked for be passed over.
+void check(const CalibrateFlags& flags) {
+  if (!flags.show && !flags.profile.empty()) {
+    throw UsageError("--profile", "it goes with --show", "give --out FILE for a new profile");
+  }
+  if (flags.show && !flags.out.empty()) {
+    throw UsageError("--out", "--show measures nothing", "name the file with --profile to have it shown");
+  }
+}
+
 int run_calibrate(const CalibrateFlags& flags) {
+  check(flags);
   const TrainConfig config = flags.config.config();
   const std::unique_ptr<Device> device = open_device(config.device, device_options(config));
   std::filesystem::path file = flags.profile;

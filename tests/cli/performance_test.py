@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from program import PROGRAM, SMALL, ProgramTest, main
+from program import PROGRAM, SMALL, TEXT, ProgramTest, main
 
 PROFILES = pathlib.Path(sys.argv.pop(1) if len(sys.argv) > 1 else "profiles")
 SHARES = {"cpu_share", "gpu_streamed_share", "resident_share"}
@@ -117,6 +117,12 @@ class Uncalibrated(ProgramTest):
         self.refused(result, 7, "cannot write")
         self.assertNotIn("measuring", result.stderr)
 
+    def test_what_is_measured_does_not_replace_a_profile_that_is_to_be_read(self):
+        for profile in (self.text, self.root / "none"):
+            self.refused(self.run_program("calibrate", *SMALL[:6], "--profile", profile), 2, "--show", "--out FILE")
+        self.assertEqual(self.text.read_text(), TEXT)
+        self.refused(self.run_program("calibrate", "--show", "--out", self.root / "new.toml"), 2, "--out", "--show")
+        self.assertEqual([p.name for p in self.root.iterdir()], [self.text.name])
 
 class OtherMachines(ProgramTest):
     def test_every_profile_plans_and_explains(self):

@@ -26,11 +26,13 @@ class ProgramTest(unittest.TestCase):
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
 
+    def environment(self):
+        """A calibration of this machine must not lead to other plans."""
+        return {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
+
     def run_program(self, *arguments):
-        # A calibration of this machine must not lead to other plans.
-        environment = {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
         return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                              env=environment)
+                              env=self.environment())
 
     def train(self, *arguments, data=None):
         return self.run_program("train", "--model", "tiny-gpt2", "--data", data or self.text, *SMALL, *arguments)

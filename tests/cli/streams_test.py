@@ -10,7 +10,7 @@ class ClosedStreams(ProgramTest):
     def run_closed(self, closed, *arguments):
         """With the streams closed that the shell's words name."""
         return subprocess.run(["sh", "-c", f'exec "$@" {closed}', "sh", PROGRAM, *map(str, arguments)],
-                              capture_output=True, text=True, timeout=300)
+                              capture_output=True, text=True, timeout=300, env=self.environment())
 
     def digests_below(self, folder):
         return {str(p.relative_to(folder)): hashlib.md5(p.read_bytes()).hexdigest()
