@@ -4,11 +4,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <stop_token>
 #include <thread>
 #include <vector>
 
@@ -219,20 +219,16 @@ Figure Calibration::update_rate_with_copies(std::string_view what, UpdateKernels
   // The copies run over memory of their own while the updates are timed.
   const std::size_t part = bytes_ / 8;
   MemoryBlock memory = device_.allocate_pinned(2 * part, "calibration, copies");
-  std::atomic<bool> stop{false};
-  std::thread copies([&] {
+  const std::jthread copies([&](const std::stop_token& stop) {
     std::byte* own = static_cast<std::byte*>(memory.data());
-    while (!stop) {
+    while (!stop.stop_requested()) {
       copy(on_device_.data(), own, part, CopyKind::host_to_device, up_);
       copy(own + part, device_at<std::byte>(bytes_ / 2), part, CopyKind::device_to_host, down_);
       device_.synchronize(up_);
       device_.synchronize(down_);
     }
   });
-  const Figure figure = update_rate(what, kernels);
-  stop = true;
-  copies.join();
-  return figure;
+  return update_rate(what, kernels);
 }
 
 void Calibration::measure_threads(int threads) {

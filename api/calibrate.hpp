@@ -15,7 +15,7 @@ struct CalibrationOptions {
   /// Bytes that copies and updates are measured over, at least 256 MiB: what a run has that is to be predicted. 0: four
   /// times the last level of caches, of which a run's state finds next to nothing there.
   std::size_t working_set = 0;
-  std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty
+  std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty, and may throw
   std::filesystem::path disk_folder{};                    ///< whose disk is measured; empty: none is
 };
 
@@ -23,9 +23,9 @@ struct CalibrationOptions {
 constexpr std::size_t calibrated_bytes_of_parameter = 16;
 
 /// Blocks for some 10 to 30 seconds at the default. Takes the working set on the device, and twice as much on the
-/// host; gives all of it back. Writes 192 MiB into the disk's folder, which it makes, in a file that it removes.
-/// Nothing else should run meanwhile: spreads tell. Throws DeviceError, WriteError, and
-/// what calibrated_bytes does.
+/// host; gives all of it back, also where what is told of progress ends it by throwing. Writes 192 MiB into the disk's
+/// folder, which it makes, in a file that it removes. Nothing else should run meanwhile: spreads tell. Throws
+/// DeviceError, WriteError, and what calibrated_bytes does.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
 
 /// The working set that `calibrate` takes where `room` bytes are free on the device: as CalibrationOptions says, at

@@ -97,7 +97,8 @@ class Bench {
     }
   }
 
-  /// Every row that is not there yet, until a signal comes. Throws UsageError where `--resume` meets another bench.
+  /// Every row that is not there yet, until a signal comes. Throws UsageError where `--resume` meets another bench,
+  /// BenchInterrupted where the signal comes before the first row: there is nothing to report then.
   BenchReport run() {
     find_machine();
     const double begin = trace_now();
@@ -152,11 +153,19 @@ class Bench {
     }
     const Json head = identity();
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
+    if (!flags_.out.empty()) make_folder();
     if (executes()) {
       calibrated(*device);
       take_compute(bare);
     }
     if (!flags_.out.empty()) keep_machine(head);
+  }
+
+  /// Not before device and profile are found: what is refused leaves nothing that the next try would meet.
+  void make_folder() const {
+    std::error_code error;
+    fs::create_directories(flags_.out, error);
+    if (error) throw WriteError(fmt::format("--out {}", flags_.out), error.message());
   }
 
   /// What must be the same where a bench goes on.
@@ -209,6 +218,9 @@ class Bench {
       quick.seconds_per_figure = 0.15;
       // Of a small model the caches hold much.
       quick.working_set = calibrated_bytes_of_parameter * static_cast<std::size_t>(layout_.state_elements());
+      quick.progress = [](std::string_view) {
+        if (StopSignal::received() != 0) throw BenchInterrupted{};
+      };
       profile = calibrate(device, quick);
     }
     profile_ = *std::move(profile);
@@ -436,19 +448,25 @@ void check(const BenchFlags& flags, const TrainConfig& config) {
   }
 }
 
+int exit_code_by_signal() {
+  constexpr int by_signal = 128;
+  return by_signal + StopSignal::received();
+}
+
 int bench(const BenchFlags& flags, const ProgramContext& context) {
   TrainConfig config = flags.config.config();
   if (config.model.empty()) config.model = "tiny-gpt2";
   check(flags, config);
   ModelSource source = find_model(config.model);
   config.seq_len = sequence_length(config, source.config);
-  if (!flags.out.empty()) {
-    std::error_code error;
-    fs::create_directories(flags.out, error);
-    if (error) throw WriteError(fmt::format("--out {}", flags.out), error.message());
-  }
   const StopSignal signals;
-  const BenchReport report = Bench(flags, config, std::move(source), context.command_line).run();
+  BenchReport report;
+  try {
+    report = Bench(flags, config, std::move(source), context.command_line).run();
+  } catch (const BenchInterrupted&) {
+    say(fmt::format("interrupted before the first row{}", flags.out.empty() ? "" : ": --resume begins anew"));
+    return exit_code_by_signal();
+  }
   if (!flags.out.empty()) {
     write(fs::path(flags.out) / "report.json", report.json());
     write(fs::path(flags.out) / "report.html", report.html());
@@ -457,8 +475,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   compare_digests(report);
   if (StopSignal::received() != 0 && report.missing > 0) {
     if (!flags.out.empty()) say(fmt::format("{} rows are missing: --resume goes on", report.missing));
-    constexpr int by_signal = 128;
-    return by_signal + StopSignal::received();
+    return exit_code_by_signal();
   }
   if (report.best() == nullptr) throw PlanError("bench", "no policy fits", "raise --device-memory");
   return 0;

@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-/// A signal came while steps were measured.
+/// A signal came while the machine or steps were measured.
 struct BenchInterrupted {};
 
 /// Drives one loaded model over tokens that are a function of seed, step and position alone.

@@ -48,6 +48,23 @@ TEST(Calibrate, MeasuresEveryRequiredFigureAndGivesItsMemoryBack) {
   EXPECT_LE(device.peak_bytes(), 64_MiB);
 }
 
+// Some are measured beside a thread that copies.
+TEST(Calibrate, CanBeEndedBeforeAnyFigure) {
+  struct Enough {};
+  HostDevice device = small_device();
+  int figures = 0;
+  calibrate(device, {.seconds_per_figure = no_time, .progress = [&](std::string_view) { ++figures; }});
+  for (int last = 0; last < figures; ++last) {
+    int left = last;
+    const auto end_at_last = [&](std::string_view) {
+      if (left-- == 0) throw Enough{};
+    };
+    EXPECT_THROW(calibrate(device, {.seconds_per_figure = no_time, .progress = end_at_last}), Enough);
+    EXPECT_EQ(device.allocated_bytes(), 0U);
+    EXPECT_EQ(device.pinned_bytes(), 0U);
+  }
+}
+
 // How fast a copy goes may depend on its size.
 TEST(Calibrate, CopiesInPiecesAsARunDoes) {
   HostDeviceOptions of_device{.capacity = 256_MiB, .threads = 1, .update_threads = 1};

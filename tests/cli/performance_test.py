@@ -454,6 +454,42 @@ class Bench(ProgramTest):
         self.assertIn("--resume", said)
         self.assertEqual(len(json.loads((out / "report.json").read_text())["policies"]), 4)
 
+    def interrupted_at(self, words, number, bench):
+        """Exit code of a bench that gets the signal once it has said the words, and what it said after them."""
+        process = subprocess.Popen([PROGRAM, *map(str, bench)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=self.environment())
+        while (line := process.stderr.readline()) and words not in line:
+            pass
+        process.send_signal(number)
+        printed, said = process.communicate(timeout=300)
+        self.assertEqual(printed, "")
+        self.assertNotIn("tandem: error", said)
+        return process.returncode, said
+
+    def test_a_signal_before_the_first_row(self):
+        # Steps that are long enough to be interrupted.
+        bench = ["bench", "--model", "tiny-gpt2", *SMALL[:6], "--seq-len", "256", "--micro-batch", "32", "--steps", "1",
+                 "--policies", "host"]
+        out = self.root / "early"
+        code, said = self.interrupted_at("calibrating", signal.SIGTERM, [*bench, "--out", out])
+        self.assertEqual(code, 143, said)
+        self.assertNotIn("measuring", said)
+        self.assertIn("--resume", said)
+        self.assertEqual(list(out.iterdir()), [])
+        code, said = self.interrupted_at("measuring forward", signal.SIGINT, [*bench, "--out", out, "--resume"])
+        self.assertEqual(code, 130, said)
+        self.assertEqual(list(out.iterdir()), [])
+        code, said = self.interrupted_at("calibrating", signal.SIGINT, bench)
+        self.assertEqual(code, 130, said)
+        self.assertNotIn("--resume", said)
+
+    def test_what_is_refused_leaves_no_folder(self):
+        out = self.root / "refused"
+        for code, flags in [(4, ["--profile", self.root / "none"]), (2, ["--profile", self.text]),
+                            (5, ["--device", "cuda:7"])]:
+            self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--out", out, *flags), code)
+            self.assertFalse(out.exists())
+
     def test_resuming_keeps_what_is_done_and_refuses_another_bench(self):
         out = self.root / "sweep"
         whole = json.loads(self.succeed(self.run_program(*self.sweep(out, "--json"))).stdout)["policies"]
