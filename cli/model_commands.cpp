@@ -1,7 +1,9 @@
 // tandem eval, sample, digest, export: what is done with a trained model.
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -47,6 +49,16 @@ void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup&
 }
 
 void require_model(const TrainConfig& config) { check_config(config); }
+
+/// What `parse` makes of a flag's value; a refusal names the flag.
+template <class Parse>
+auto value_of(std::string_view flag, const Parse& parse) {
+  try {
+    return parse();
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(flag), error.what());
+  }
+}
 
 // -- eval ------------------------------------------------------------------------------------------------
 
@@ -96,7 +108,8 @@ std::vector<std::int32_t> prompt_tokens(const std::string& prompt, const ModelSo
     std::replace(spaced.begin(), spaced.end(), ',', ' ');
     std::istringstream words(spaced);
     for (std::string word; words >> word;) {
-      const std::int64_t id = parse_integer(word);
+      const std::int64_t id =
+          value_of("--prompt, which takes token ids for this model", [&] { return parse_integer(word); });
       if (id < 0 || id >= source.config.vocabulary) {
         throw UsageError(fmt::format("--prompt: token {}", id),
                          fmt::format("the vocabulary has {}", source.config.vocabulary),
@@ -117,12 +130,20 @@ std::string shown(std::span<const std::int32_t> tokens, bool bytes) {
   return text;
 }
 
+void check(const SampleOptions& options) {
+  const auto refuse = [](std::string_view flag, auto value, std::string_view range) {
+    throw UsageError(fmt::format("--{} {}", flag, value), "out of range", fmt::format("use {}", range));
+  };
+  if (options.max_tokens < 1) refuse("max-tokens", options.max_tokens, "at least 1");
+  if (!std::isfinite(options.temperature) || options.temperature < 0.0)
+    refuse("temperature", options.temperature, "a number of at least 0");
+  if (options.top_k < 0) refuse("top-k", options.top_k, "at least 0");
+}
+
 int sample(const SampleFlags& flags) {
   TrainConfig config = flags.config.config();
   require_model(config);
-  if (flags.options.max_tokens < 1 || flags.options.temperature < 0.0 || flags.options.top_k < 0) {
-    throw UsageError("sample", "--max-tokens must be at least 1, --temperature and --top-k not negative");
-  }
+  check(flags.options);
   const ModelSource source = find_trained_model(config.model);
   auto prompt = prompt_tokens(flags.prompt, source);
   const auto wanted = static_cast<std::int64_t>(prompt.size()) + flags.options.max_tokens;
@@ -157,7 +178,9 @@ int digest(const DigestFlags& flags) {
   std::error_code ignored;
   std::unique_ptr<Checkpoint> checkpoint;
   if (!is_checkpoint(directory) && fs::is_directory(directory / "checkpoints", ignored)) {
-    checkpoint = newest_checkpoint(directory / "checkpoints", [](const fs::path&, const std::string&) {});
+    checkpoint = newest_checkpoint(directory / "checkpoints", [](const fs::path&, const std::string& why) {
+      spdlog::warn("passed over: {}", why);
+    });
     if (!checkpoint) throw InputError(fmt::format("run {}", flags.source), "it holds no good checkpoint");
   } else {
     checkpoint = std::make_unique<Checkpoint>(directory);
@@ -188,9 +211,9 @@ struct ExportFlags {
 };
 
 int export_model(const ExportFlags& flags) {
-  const std::size_t shard_bytes = parse_size(flags.shard_size);
+  const std::size_t shard_bytes = value_of("--shard-size", [&] { return parse_size(flags.shard_size); });
   if (shard_bytes == 0) throw UsageError("--shard-size 0", "out of range", "for example --shard-size 5GiB");
-  const ModelSource source = find_trained_model(flags.source);
+  const ModelSource source = find_trained_model(flags.source, "export");
   const ParameterLayout layout = frozen_layout(source.config, "");
   const ParameterValues values = initial_values(source, layout, 0);
   std::error_code ignored;

@@ -57,7 +57,7 @@ std::vector<fs::path> files_beside_weights(const fs::path& directory) {
   return found;
 }
 
-ModelSource from_directory(const fs::path& directory) {
+ModelSource from_directory(const fs::path& directory, std::string_view typed) {
   if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory));
   if (fs::is_directory(directory / "checkpoints")) {
     auto newest = newest_checkpoint(directory / "checkpoints",
@@ -66,7 +66,7 @@ ModelSource from_directory(const fs::path& directory) {
     return from_checkpoint(std::move(newest));
   }
   if (!fs::exists(directory / "config.json")) {
-    throw UsageError(fmt::format("--model {}", directory.string()), "a folder without config.json or checkpoints",
+    throw UsageError(fmt::format("{} {}", typed, directory.string()), "a folder without config.json or checkpoints",
                      "name a Hugging Face directory, a checkpoint or a run");
   }
   ModelSource source = from_config_file(directory / "config.json");
@@ -99,7 +99,7 @@ void check_checkpoint(const Checkpoint& checkpoint, const ParameterLayout& layou
 
 }  // namespace
 
-ModelSource find_model(const std::string& name) {
+ModelSource find_model(const std::string& name, std::string_view typed) {
   const auto builtin = builtin_models();
   if (std::find(builtin.begin(), builtin.end(), name) != builtin.end()) {
     ModelSource source;
@@ -107,16 +107,16 @@ ModelSource find_model(const std::string& name) {
     return source;
   }
   std::error_code error;
-  if (fs::is_directory(name, error)) return from_directory(name);
+  if (fs::is_directory(name, error)) return from_directory(name, typed);
   if (fs::exists(name, error)) return from_config_file(name);
-  throw UsageError(fmt::format("--model {}", name), "neither a built-in shape nor a path that exists",
+  throw UsageError(fmt::format("{} {}", typed, name), "neither a built-in shape nor a path that exists",
                    "tandem --list-models names the shapes");
 }
 
-ModelSource find_trained_model(const std::string& name) {
-  ModelSource source = find_model(name);
+ModelSource find_trained_model(const std::string& name, std::string_view typed) {
+  ModelSource source = find_model(name, typed);
   if (!source.loads_weights()) {
-    throw UsageError(fmt::format("--model {}", name), "it has no weights",
+    throw UsageError(fmt::format("{} {}", typed, name), "it has no weights",
                      "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");
   }
   return source;

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/parallel.hpp"
@@ -28,11 +29,12 @@ struct ModelSource {
 };
 
 /// A built-in shape, a config.json, a Hugging Face directory, a checkpoint or a run directory (its newest
-/// good checkpoint). Throws UsageError where it is none of these, InputError where its files are bad.
-ModelSource find_model(const std::string& name);
+/// good checkpoint). Throws UsageError where it is none of these, InputError where its files are bad. `typed` is what
+/// the name stood behind, for errors.
+ModelSource find_model(const std::string& name, std::string_view typed = "--model");
 
 /// The same, for commands that need weights. Throws UsageError where there are none.
-ModelSource find_trained_model(const std::string& name);
+ModelSource find_trained_model(const std::string& name, std::string_view typed = "--model");
 
 /// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty
 /// pattern freezes none. Throws UsageError where nothing is left to train.
