@@ -5,6 +5,9 @@
 #define TOML_EXCEPTIONS 1
 #include <toml++/toml.h>
 
+#include <algorithm>
+#include <array>
+
 #include "core/error.hpp"
 #include "core/mapped_file.hpp"
 #include "core/toml_text.hpp"
@@ -62,6 +65,20 @@ toml::table parse_toml(const std::filesystem::path& file) {
   }
 }
 
+/// The flag `--clip` has a second name.
+constexpr std::string_view clip_key = "clip";
+constexpr std::string_view clip_alias = "grad-clip";
+/// Flags of training that say how to run, not what.
+constexpr std::array<std::string_view, 5> flags_only{"config", "dry-run", "log-level", "quiet", "resume"};
+
+[[noreturn]] void refuse_key(const std::string& what, std::string_view name) {
+  if (std::ranges::find(flags_only, name) != flags_only.end()) {
+    throw UsageError(what, fmt::format("{} is a flag only, no key", name), fmt::format("give --{} itself", name));
+  }
+  throw UsageError(what, fmt::format("unknown key {}", name),
+                   "the keys are the names of the flags of `tandem train --help`");
+}
+
 }  // namespace
 
 void set_config_field(TrainConfig& config, const ConfigField& field, const std::vector<std::string>& values) {
@@ -104,13 +121,14 @@ std::string config_toml(const TrainConfig& config) {
 
 void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
   const toml::table table = parse_toml(file);
+  const std::string what = fmt::format("configuration {}", file.string());
+  if (table.contains(clip_key) && table.contains(clip_alias)) {
+    throw UsageError(what, fmt::format("{} and {} are the same, and both given", clip_key, clip_alias), "give one");
+  }
   for (const auto& [key, node] : table) {
-    const std::string name(key.str());
-    const ConfigField* field = find_config_field(name);
-    if (field == nullptr) {
-      throw UsageError(fmt::format("configuration {}", file.string()), fmt::format("unknown key {}", name),
-                       "the keys are the names of the flags of `tandem train --help`");
-    }
+    const std::string_view name = key.str();
+    const ConfigField* field = find_config_field(name == clip_alias ? clip_key : name);
+    if (field == nullptr) refuse_key(what, name);
     set_config_field(config, *field, texts_of(*field, node));
   }
 }

@@ -108,8 +108,8 @@ void set_config_field(TrainConfig& config, const ConfigField& field, const std::
 
 /// TOML with every field that is set. Reads back as the same configuration.
 std::string config_toml(const TrainConfig& config);
-/// Reads TOML over `config`. Throws UsageError on unknown keys, wrong types and values, InputError where
-/// the file cannot be read.
+/// Reads TOML over `config`; the second names of flags are keys too. Throws UsageError on unknown keys, wrong types and
+/// values, InputError where the file cannot be read.
 void read_config_toml(const std::filesystem::path& file, TrainConfig& config);
 
 /// Contradictions between fields. Throws UsageError.

@@ -72,6 +72,25 @@ TEST_F(ConfigFile, WhatIsNoFileIsNotRead) {
   EXPECT_THROW(read_config_toml(fs::path(testing::TempDir()), config), InputError);
 }
 
+TEST_F(ConfigFile, ASecondNameOfAFlagIsAKey) {
+  TrainConfig config;
+  read_config_toml(write("grad-clip = 0.25"), config);
+  EXPECT_EQ(config.clip, 0.25);
+  EXPECT_THROW(read_config_toml(write("clip = 0.5\ngrad-clip = 0.25"), config), UsageError);
+}
+
+TEST_F(ConfigFile, WhatIsAFlagOnlyIsSaidToBe) {
+  for (const std::string name : {"quiet", "dry-run", "log-level", "resume", "config"}) {
+    try {
+      TrainConfig config;
+      read_config_toml(write(name + " = true"), config);
+      ADD_FAILURE() << name;
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), HasSubstr(name + " is a flag only, no key; give --" + name));
+    }
+  }
+}
+
 TEST_F(ConfigFile, TheDefaultsComeBackFromToml) {
   const TrainConfig config;
   TrainConfig read = unusual();
