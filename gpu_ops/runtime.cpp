@@ -14,12 +14,14 @@ struct CUctx_st;
 namespace tandem::gpu::runtime {
 namespace {
 
-/// Errors after which the context is gone: the runtime returns them again and again.
+/// Errors after which the context is gone: the runtime returns them again and again, and its header says of most that
+/// the process has to be started anew.
 bool is_lost(cudaError_t code) {
   switch (code) {
     case cudaErrorDevicesUnavailable:
     case cudaErrorECCUncorrectable:
     case cudaErrorNvlinkUncorrectable:
+    case cudaErrorContained:
     case cudaErrorIllegalAddress:
     case cudaErrorLaunchTimeout:
     case cudaErrorContextIsDestroyed:
@@ -30,6 +32,9 @@ bool is_lost(cudaError_t code) {
     case cudaErrorInvalidAddressSpace:
     case cudaErrorInvalidPc:
     case cudaErrorLaunchFailure:
+    case cudaErrorTensorMemoryLeak:
+    case cudaErrorMpsClientTerminated:
+    case cudaErrorExternalDevice:
     case cudaErrorUnknown:
       return true;
     default:

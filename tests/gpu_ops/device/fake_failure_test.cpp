@@ -238,6 +238,22 @@ TEST(CudaFailure, ThatALaunchReportsIsNamedWithTheKernel) {
                     HasSubstr("start again from the last checkpoint")));
 }
 
+TEST(CudaFailure, AfterWhichCudaWantsANewProcessIsALostDevice) {
+  // Those of which the runtime's header says so.
+  for (const cudaError_t code : {cudaErrorContained, cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorAssert,
+                                 cudaErrorHardwareStackError, cudaErrorIllegalInstruction, cudaErrorMisalignedAddress,
+                                 cudaErrorInvalidAddressSpace, cudaErrorInvalidPc, cudaErrorLaunchFailure,
+                                 cudaErrorTensorMemoryLeak, cudaErrorMpsClientTerminated, cudaErrorExternalDevice}) {
+    fake_cuda::install({});
+    const auto device = open_fake_device();
+    fake_cuda::fail_call("cudaMalloc", 0, code);
+    EXPECT_THAT([&] { (void)device->allocate(64, "block"); },
+                ThrowsMessage<DeviceError>(
+                    AllOf(HasSubstr("cuda:0: device lost"), HasSubstr("start again from the last checkpoint"))))
+        << code;
+  }
+}
+
 TEST(CudaFailure, OfALibraryIsALostDeviceWhereItsStreamSaysSo) {
   fake_cuda::install({});
   const auto device = open_fake_device();
