@@ -20,8 +20,11 @@ struct AttentionSlices {
   bool operator==(const AttentionSlices&) const = default;
 };
 
-/// Workspace that several slices share rather than each have one; what one slice may have at most.
-constexpr std::size_t preferred_workspace = std::size_t{256} << 20;
+/// A slice of several sequences or heads has no more: gradients of 2^27 scores, which are 8 heads at 4,096 tokens and
+/// enough blocks for every multiprocessor, and an eighth more for what lies beside them (sums, dk and dv of heads that
+/// share keys), without which a call would be cut in two wherever lengths and heads are powers of two.
+constexpr std::size_t preferred_workspace = std::size_t{288} << 20;
+/// What a single group of heads may have.
 constexpr std::size_t most_workspace = std::size_t{1} << 30;
 
 /// Largest workspace that backward of `batch` sequences with `kv_heads` of the key/value heads is granted: gradients of

@@ -168,14 +168,14 @@ TEST_F(Cudnn, ALargeCallIsMadeSliceBySlice) {
                        heads(gpu::of_dk), heads(gpu::of_dv), s},
                       imagined<void>(gpu::of_dv + 1), nullptr);
   const std::vector<fake_cudnn::Slice> slices = fake_cudnn::counters().slices;
-  ASSERT_EQ(slices.size(), 3U * 8) << "a key/value head at a time";
+  ASSERT_EQ(slices.size(), 3U * 4) << "two key/value heads at a time";
   EXPECT_EQ(fake_cudnn::counters().plans, 1);
   for (std::size_t i = 0; i < slices.size(); ++i) {
-    const auto b = static_cast<std::int64_t>(i) / 8, kv = static_cast<std::int64_t>(i) % 8, h = kv * 4;
+    const auto b = static_cast<std::int64_t>(i) / 4, kv = static_cast<std::int64_t>(i) % 4 * 2, h = kv * 4;
     SCOPED_TRACE(i);
     EXPECT_EQ(slices[i].batch, 1);
-    EXPECT_EQ(slices[i].heads, 4);
-    EXPECT_EQ(slices[i].kv_heads, 1);
+    EXPECT_EQ(slices[i].heads, 8);
+    EXPECT_EQ(slices[i].kv_heads, 2);
     const auto begins = [&](int operand, const void* where) {
       EXPECT_EQ(slices[i].operands[static_cast<std::size_t>(operand)], where) << operand;
     };

@@ -58,11 +58,11 @@ class CudnnPlans : public ::testing::Test {
 };
 
 // (B, T, heads, kv heads, head dim): gpt2-xl, a 7B and an 8B Llama, a 1B one at its longest, lengths that are no
-// multiple of a tile.
-const AttentionShape shapes[] = {{8, 1024, 25, 25, 64, 0.125F}, {2, 4096, 32, 32, 128, 0.088F},
-                                 {1, 8192, 32, 8, 128, 0.088F}, {1, 4096, 32, 8, 64, 0.125F},
-                                 {3, 37, 3, 1, 8, 0.4F},        {2, 131, 4, 2, 80, 0.11F},
-                                 {2, 2, 1, 1, 16, 0.25F}};
+// multiple of a tile, and the largest slices of many heads: gpt2-medium and the 1B Llama at half its length.
+const AttentionShape shapes[] = {
+    {8, 1024, 25, 25, 64, 0.125F}, {2, 4096, 32, 32, 128, 0.088F}, {1, 8192, 32, 8, 128, 0.088F},
+    {1, 4096, 32, 8, 64, 0.125F},  {3, 37, 3, 1, 8, 0.4F},         {2, 131, 4, 2, 80, 0.11F},
+    {2, 2, 1, 1, 16, 0.25F},       {8, 1024, 16, 16, 64, 0.125F},  {4, 2048, 32, 8, 64, 0.125F}};
 
 /// Expects an engine within the workspace granted to it.
 void expect_planned(const Card& at, const AttentionShape& shape) {

@@ -25,15 +25,27 @@ TEST(AttentionSlices, ALargeCallIsCutIntoSequencesThenHeads) {
   // gpt2-xl at 1,024 tokens: 25 heads of 2 MiB each, five sequences at most.
   const AttentionShape gpt2 = shape_of(12, 1024, 25, 25, 64);
   EXPECT_EQ(backward_slices(gpt2, row_of(gpt2)), (AttentionSlices{4, 25}));
-  // 7B Llama at 4,096: 32 heads of 32 MiB each, seven of which are a slice too many.
+  // 7B Llama at 4,096: 32 heads of 32 MiB each.
   const AttentionShape llama = shape_of(2, 4096, 32, 32, 128);
-  EXPECT_EQ(backward_slices(llama, row_of(llama)), (AttentionSlices{1, 4}));
+  EXPECT_EQ(backward_slices(llama, row_of(llama)), (AttentionSlices{1, 8}));
   // 8B Llama at 8,192: four query heads share keys, and their slice alone is more than is preferred.
   const AttentionShape grouped = shape_of(2, 8192, 32, 8, 128);
   EXPECT_EQ(backward_slices(grouped, row_of(grouped)), (AttentionSlices{1, 1}));
   EXPECT_GT(backward_workspace(grouped, 1, 1), preferred_workspace);
   // Forward needs no such workspace.
   EXPECT_EQ(forward_slices(grouped, row_of(grouped)), (AttentionSlices{2, 8}));
+}
+
+TEST(AttentionSlices, PowersOfTwoFillASliceWithWhatLiesBesideTheScores) {
+  // 256 MiB of gradients of scores each: gpt2-medium, 7B Llama, and 1B and 8B ones whose heads share keys.
+  const AttentionShape medium = shape_of(8, 1024, 16, 16, 64);
+  EXPECT_EQ(backward_slices(medium, row_of(medium)), (AttentionSlices{8, 16})) << "one call";
+  const AttentionShape llama = shape_of(4, 2048, 32, 32, 128);
+  EXPECT_EQ(backward_slices(llama, row_of(llama)), (AttentionSlices{1, 32}));
+  const AttentionShape small = shape_of(4, 2048, 32, 8, 64);
+  EXPECT_EQ(backward_slices(small, row_of(small)), (AttentionSlices{1, 8}));
+  const AttentionShape grouped = shape_of(2, 4096, 32, 8, 128);
+  EXPECT_EQ(backward_slices(grouped, row_of(grouped)), (AttentionSlices{1, 2}));
 }
 
 TEST(AttentionSlices, ASequenceTooLongForTheWorkspaceIsNotAskedFor) {
