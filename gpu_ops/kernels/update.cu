@@ -1,5 +1,7 @@
 // Optimizer arithmetic: the formulas of core/numerics, so that the device and the CPU give the same bits. One
 // pass over memory, one launch a call.
+#include <cmath>
+
 #include "core/numerics/adam_state.hpp"
 #include "core/numerics/norm_block.hpp"
 #include "gpu_ops/kernels.hpp"
@@ -125,10 +127,21 @@ TANDEM_KERNEL(most_threads) round_kernel(const float* sum, bf16* gradient, std::
   for_spans(count, aligned, [&](const Span& span) { store(gradient, span, load(sum, span)); });
 }
 
-/// Copies a span as it is.
-TANDEM_DEVICE void copy(bf16* to, const bf16* from, const Span& span) {
-  if (span.wide) return store_words(to + span.at, load_words(from + span.at));
-  for (int i = 0; i < span.count; ++i) to[span.at + i] = from[span.at + i];
+/// Copies the warp's block of the layout to shared memory, with zeros behind its end. A lane loads all of its packets
+/// before it stores one, so that they are under way together.
+TANDEM_DEVICE void stage_block(bf16* staged, const bf16* block, std::int64_t length, bool aligned, int lane) {
+  constexpr int packets = static_cast<int>(layout_quantum) / (warp_lanes * packet);
+  const auto place = [lane](int i) { return (i * warp_lanes + lane) * packet; };
+  Raw<bf16> part[packets];
+  if (aligned && length == layout_quantum) {
+    TANDEM_UNROLL
+    for (int i = 0; i < packets; ++i) part[i] = wide_load_raw(block + place(i));
+  } else {
+    TANDEM_UNROLL
+    for (int i = 0; i < packets; ++i) part[i] = load_raw(block, span_at(place(i), length, false));
+  }
+  TANDEM_UNROLL
+  for (int i = 0; i < packets; ++i) store_words(staged + place(i), part[i].part[0]);
 }
 
 /// numerics::norm_block, a warp for each block of the layout: its lanes are the formula's. The block passes
@@ -143,14 +156,14 @@ norm_blocks_kernel(const bf16* gradient, std::int64_t count, double* partial, bo
   for (std::int64_t b = block_index() * most_warps + warp; b < blocks; b += grid_size() * most_warps) {
     const std::int64_t begin = b * layout_quantum;
     const std::int64_t length = count - begin < layout_quantum ? count - begin : layout_quantum;
-    for (std::int64_t i = lane * packet; i < length; i += warp_lanes * packet) {
-      copy(own, gradient + begin, span_at(i, length, aligned));
-    }
+    stage_block(own, gradient + begin, length, aligned, lane);
     warp_barrier();
     double sum = 0.0;
-    for (std::int64_t i = lane; i < length; i += warp_lanes) {
-      const double g = static_cast<double>(to_float(own[i]));
-      sum += g * g;  // exact product: contraction cannot change it
+    for (int i = 0; i < layout_quantum / warp_lanes; ++i) {
+      const double g = static_cast<double>(to_float(own[i * warp_lanes + lane]));
+      // The square is exact, so that this rounds as a product and a sum would, in half the operations. Zeros behind the
+      // end change no bit.
+      sum = std::fma(g, g, sum);
     }
     for (int distance = warp_lanes / 2; distance > 0; distance /= 2) sum += shuffle_down(sum, distance);
     if (lane == 0) partial[b] = sum;

@@ -1,4 +1,5 @@
 // The optimizer's arithmetic on the device: the bits of the CPU's, element by element.
+#include <cmath>
 #include <cstring>
 
 #include "cpu_ops/reference/reference.hpp"
@@ -168,7 +169,12 @@ TEST_F(UpdateOps, NormBlocksAreTheFixedTree) {
     for (const std::size_t offset : {0UL, 2UL, 8UL}) {
       Random random(12);
       Tensor gradient = random.tensor(DType::bf16, {count}, 1e-2F);
-      for (std::int64_t i = 0; i < count; i += 13) gradient.set(i, i % 2 == 0 ? 3e38F : 1e-40F);
+      // So far apart that sums in another order round otherwise; in every other block some that leave nothing else.
+      for (std::int64_t i = 0; i < count; ++i) {
+        const bool extreme = i % 13 == 0 && i / layout_quantum % 2 == 1;
+        const auto scaled = std::ldexp(gradient.get(i), static_cast<int>(i * 37 % 81) - 40);
+        gradient.set(i, extreme ? (i % 2 == 0 ? 3e38F : 1e-40F) : static_cast<float>(scaled));
+      }
       const std::int64_t blocks = (count + layout_quantum - 1) / layout_quantum;
       std::vector<double> expected(static_cast<std::size_t>(blocks));
       reference::norm_blocks(gradient.view().as<bf16>(), count, expected.data());
