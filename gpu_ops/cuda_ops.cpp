@@ -9,6 +9,7 @@
 #include "gpu_ops/kernels.hpp"
 #include "gpu_ops/matmul.hpp"
 #include "gpu_ops/native_stream.hpp"
+#include "gpu_ops/runtime.hpp"
 
 namespace tandem {
 namespace {
@@ -330,7 +331,7 @@ void CudaOps::norm_blocks(const bf16* gradient, std::int64_t count, double* part
 }  // namespace
 
 std::unique_ptr<Ops> make_cuda_ops(Notice slower) {
-  auto matmul = gpu::make_matmul(slower);
+  auto matmul = gpu::make_matmul(gpu::runtime::compute_capability(), slower);
   return std::make_unique<CudaOps>(std::move(matmul), gpu::make_attention(std::move(slower)));
 }
 

@@ -49,7 +49,7 @@ class Matmul {
   virtual ~Matmul() = default;
   /// Device memory that every call may use as scratch: the same for every shape.
   virtual std::size_t workspace_bytes() const noexcept = 0;
-  /// Whether run() takes the product's epilogue: a function of types, sizes, strides and alignments.
+  /// Whether run() takes the product's epilogue: a function of the card, types, sizes, strides and alignments.
   virtual bool fuses(const Product&) { return false; }
   /// Asynchronous on `stream`. `workspace` (device, `workspace_bytes()`) is used until the stream has passed
   /// the call. The same bits for the same shapes and operands. Throws DeviceError; MisuseError for types
@@ -57,9 +57,10 @@ class Matmul {
   virtual void run(const Product& product, void* workspace, CUstream_st* stream) = 0;
 };
 
-/// The implementation of this build. cuBLASLt's throws DeviceError where the library is not found. Products of bf16 for
-/// which it offers no algorithm run in the plain kernel; `slower`, which may be empty, is told once, by the first.
-std::unique_ptr<Matmul> make_matmul(Notice slower = {});
+/// The implementation of this build, for a card of `compute_capability` (90 is 9.0). cuBLASLt's throws DeviceError
+/// where the library is not found. Products of bf16 for which it offers no algorithm run in the plain kernel; `slower`,
+/// which may be empty, is told once, by the first.
+std::unique_ptr<Matmul> make_matmul(int compute_capability, Notice slower = {});
 /// "cublaslt 130100", "plain": what of it enters the compute key. Same exceptions.
 std::string matmul_key();
 

@@ -186,6 +186,13 @@ void point_at_operands(const Descriptor& descriptor, const Product& p) {
   if (p.input != nullptr) set(descriptor, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.input);
 }
 
+/// Whether the library's kernels for a card gain by an epilogue: on the large cards of Hopper and Blackwell. Elsewhere
+/// it is offered, too, and slower than a kernel of its own (docs/design/0010).
+bool gains_by_epilogues(int compute_capability) {
+  const int major = compute_capability / 10;
+  return major == 9 || major == 10;
+}
+
 /// Asks the library's heuristic: never a measurement, so that the choice is a function of the key. What it says.
 cublasStatus_t choose(cublasLtHandle_t handle, const Key& key, Prepared& prepared) {
   cublasLtMatmulPreference_t made = nullptr;
@@ -211,7 +218,10 @@ cublasStatus_t choose(cublasLtHandle_t handle, const Key& key, Prepared& prepare
 
 class CublasLtMatmul final : public Matmul {
  public:
-  explicit CublasLtMatmul(Notice slower) : handle_(nullptr, library().destroy), slower_(std::move(slower)) {
+  CublasLtMatmul(int compute_capability, Notice slower)
+      : handle_(nullptr, library().destroy),
+        epilogues_(gains_by_epilogues(compute_capability)),
+        slower_(std::move(slower)) {
     cublasLtHandle_t made = nullptr;
     require(library().create(&made), "start");
     handle_.reset(made);
@@ -220,7 +230,7 @@ class CublasLtMatmul final : public Matmul {
   std::size_t workspace_bytes() const noexcept override { return workspace_size; }
 
   bool fuses(const Product& p) override {
-    if (p.m == 0 || p.n == 0 || !takes(p)) return false;
+    if (!epilogues_ || p.m == 0 || p.n == 0 || !takes(p)) return false;
     const std::lock_guard lock(mutex_);
     return prepared_for(p).found;
   }
@@ -288,6 +298,7 @@ class CublasLtMatmul final : public Matmul {
   }
 
   Handle handle_;
+  bool epilogues_;
   Notice slower_;
   std::mutex mutex_;  ///< of the cache, and of the descriptor that a call points at its bias
   std::map<Key, Prepared> prepared_;
@@ -295,7 +306,9 @@ class CublasLtMatmul final : public Matmul {
 
 }  // namespace
 
-std::unique_ptr<Matmul> make_matmul(Notice slower) { return std::make_unique<CublasLtMatmul>(std::move(slower)); }
+std::unique_ptr<Matmul> make_matmul(int compute_capability, Notice slower) {
+  return std::make_unique<CublasLtMatmul>(compute_capability, std::move(slower));
+}
 
 std::string matmul_key() { return fmt::format("cublaslt {}", library().version()); }
 

@@ -12,7 +12,7 @@ class PlainMatmul final : public Matmul {
 
 }  // namespace
 
-std::unique_ptr<Matmul> make_matmul(Notice) { return std::make_unique<PlainMatmul>(); }
+std::unique_ptr<Matmul> make_matmul(int, Notice) { return std::make_unique<PlainMatmul>(); }
 std::string matmul_key() { return "plain"; }
 
 }  // namespace tandem::gpu

@@ -15,6 +15,8 @@ namespace {
 using gpu::Factor;
 using gpu::Product;
 
+constexpr int hopper = 90;
+
 /// Operands of one product, rows a few elements further apart than they must be.
 struct Operands {
   Operands(Random& random, std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb, DType result)
@@ -40,7 +42,7 @@ enum class Addend : std::uint8_t { none, result, other };
 class CublasLt : public ::testing::Test {
  protected:
   void SetUp() override { fake_cublaslt::reset({}); }
-  std::unique_ptr<gpu::Matmul> matmul_ = gpu::make_matmul();
+  std::unique_ptr<gpu::Matmul> matmul_ = gpu::make_matmul(hopper);
   Random random_{31};
 };
 
@@ -139,10 +141,24 @@ TEST_F(CublasLt, FusesWhatTheLibraryTakesAndNothingElse) {
     EXPECT_FALSE(without([](Product& p) { p.m = 0; }));
     for (const int refusal : {CUBLAS_STATUS_NOT_SUPPORTED, CUBLAS_STATUS_INVALID_VALUE}) {
       fake_cublaslt::reset({.epilogue_status = refusal});
-      EXPECT_FALSE(gpu::make_matmul()->fuses(good.operands.product)) << refusal;
+      EXPECT_FALSE(gpu::make_matmul(hopper)->fuses(good.operands.product)) << refusal;
       fake_cublaslt::reset({});
     }
     EXPECT_THROW(gpu::plain_matmul(good.operands.product, nullptr), MisuseError);
+  }
+}
+
+TEST_F(CublasLt, FusesOnCardsThatGainByIt) {
+  for (const gpu::Epilogue epilogue : {gpu::Epilogue::gelu, gpu::Epilogue::gelu_gradient}) {
+    const GeluOperands x(random_, epilogue);
+    fake_cublaslt::reset({});
+    for (const int capability : {80, 86, 89, 110, 120, 121}) {
+      EXPECT_FALSE(gpu::make_matmul(capability)->fuses(x.operands.product)) << capability;
+    }
+    EXPECT_EQ(fake_cublaslt::counters().choices, 0) << "whatever the library says";
+    for (const int capability : {90, 100, 103}) {
+      EXPECT_TRUE(gpu::make_matmul(capability)->fuses(x.operands.product)) << capability;
+    }
   }
 }
 
@@ -194,7 +210,7 @@ TEST_F(CublasLt, WhatTheLibraryDoesNotTakeGoesToThePlainKernel) {
   plain.c = expected.view().data;
   gpu::plain_matmul(plain, nullptr);
   std::vector<std::string> told;
-  matmul_ = gpu::make_matmul([&](const std::string& why) { told.push_back(why); });
+  matmul_ = gpu::make_matmul(hopper, [&](const std::string& why) { told.push_back(why); });
   matmul_->run(x.product, nullptr, nullptr);
   EXPECT_SAME_BITS(x.c, expected);
   matmul_->run(x.product, nullptr, nullptr);

@@ -21,7 +21,7 @@ TEST_P(HeadLossInChunks, IsTheReferenceWithinItsScratch) {
   const Tensor dw_before = random.tensor(DType::f32, {vocabulary, channels}, 0.01F);
   Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw = dw_before;
   reference::head_loss({x, w, targets, losses, 0.125F, dx, dw});
-  const auto matmul = gpu::make_matmul();
+  const auto matmul = gpu::make_matmul(90);
   Tensor whole(DType::f32, {rows});
   for (const gpu::HeadRows at_once : {gpu::HeadRows{37, 37}, {1, 1}, {4, 4}, {4, 9}, {3, 37}, {36, 37}}) {
     if (!apart && at_once.logits != at_once.gradients) continue;
