@@ -81,10 +81,10 @@ std::string other_holders(const std::string& pci_bus) {
   return nvml ? nvml->other_holders() : std::string();
 }
 
-/// The ceiling of all that the process takes.
-std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t reserve,
+/// The ceiling of all that the process takes: of what is free, and of the `taken` bytes that it has there already.
+std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t taken,
                        const std::string& pci_bus) {
-  const std::size_t available = memory.free + reserve;
+  const std::size_t available = memory.free + taken;
   if (options.memory == 0) return available - std::min(available, std::max(256_MiB, available / 20));
   if (options.memory > available) {
     const std::string others = other_holders(pci_bus);
@@ -128,13 +128,14 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   // From within what is measured: a device that is made current gets its context.
   std::optional<runtime::CurrentDevice> current;
   std::unique_ptr<Ops> ops;  // goes before `current` where the rest is refused
-  const std::size_t reserve = make_and_measure_context(ordinal_, facts.pci_bus, [&] {
+  const ContextMemory context = make_and_measure_context(ordinal_, facts.pci_bus, [&] {
     runtime::make_context(ordinal_);
     current.emplace(ordinal_);
     ops = options.make_ops();
   });
   const runtime::FreeMemory memory = runtime::free_memory();
-  const std::size_t ceiling = ceiling_of(options, memory, reserve, facts.pci_bus);
+  const std::size_t ceiling = ceiling_of(options, memory, context.taken, facts.pci_bus);
+  const std::size_t reserve = context.bytes();
   if (ceiling <= reserve) {
     throw PlanError(fmt::format("device memory of cuda:{}", ordinal_),
                     fmt::format("context and libraries alone take {}, the ceiling is {}", format_bytes(reserve),

@@ -18,7 +18,8 @@ using namespace literals;
 // The driver loads a kernel's code when it is first launched (CUDA_MODULE_LOADING=LAZY), after the measurement, and
 // allocations are rounded up. An allowance, not a measurement: run_gpu_checks counts what a whole run takes.
 constexpr std::size_t loaded_later = 128_MiB;
-// A context with the libraries' kernels takes 400 to 600 MiB on cards of compute capability 8 and 9.
+// Where it cannot be measured. A context with the libraries' kernels takes 400 to 600 MiB on cards of compute
+// capability 8 and 9.
 constexpr std::size_t assumed = 640_MiB;
 // What is less is no new context: it was there already, of the program that tandem is a part of.
 constexpr std::size_t smallest_context = 64_MiB;
@@ -31,17 +32,20 @@ std::optional<std::size_t> growth(std::optional<std::size_t> before, std::option
   return *after - *before;
 }
 
-std::size_t assume() {
+/// No more is taken than is in use.
+ContextMemory assume() {
   const gpu::runtime::FreeMemory memory = gpu::runtime::free_memory();
+  const std::size_t used = memory.total - memory.free;
   constexpr std::size_t rounding = 32_MiB;
-  return std::min(assumed, memory.total - memory.free + rounding);
+  const std::size_t taken = std::min(assumed - loaded_later, used);
+  return {.taken = taken, .later = std::min(assumed, used + rounding) - taken};
 }
 
 }  // namespace
 
-std::size_t make_and_measure_context(int ordinal, const std::string& pci_bus, const std::function<void()>& make) {
+ContextMemory make_and_measure_context(int ordinal, const std::string& pci_bus, const std::function<void()>& make) {
   static std::mutex mutex;
-  static std::map<int, std::size_t> measured;
+  static std::map<int, ContextMemory> measured;
   const std::lock_guard lock(mutex);
   if (const auto known = measured.find(ordinal); known != measured.end()) {
     make();
@@ -52,7 +56,8 @@ std::size_t make_and_measure_context(int ordinal, const std::string& pci_bus, co
   const std::optional<std::size_t> before = used();
   make();
   const std::optional<std::size_t> grown = growth(before, used());
-  return grown ? measured.emplace(ordinal, *grown + loaded_later).first->second : assume();
+  if (!grown) return assume();
+  return measured.emplace(ordinal, ContextMemory{.taken = *grown, .later = loaded_later}).first->second;
 }
 
 }  // namespace tandem

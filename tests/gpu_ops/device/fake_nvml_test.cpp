@@ -66,6 +66,38 @@ TEST_F(FakeNvml, MeasuresWhatContextAndLibrariesTake) {
   }
 }
 
+/// The ceiling that a refusal of one of `bytes` advises.
+std::size_t advised_instead_of(std::size_t bytes, int ordinal) {
+  CudaDeviceOptions options = cuda_options({.ordinal = ordinal});
+  options.memory = bytes;
+  try {
+    CudaDevice device(std::move(options));
+  } catch (const PlanError& error) {
+    const std::string text = error.what(), flag = "or use --device-memory ";
+    return std::stoull(text.substr(text.find(flag) + flag.size())) * 1_MiB;
+  }
+  return 0;
+}
+
+TEST_F(FakeNvml, ACeilingAsARefusalAdvisesItLeavesRoomForWhatIsLoadedLater) {
+  constexpr int assumed = 0, measured = 3;
+  for (const int ordinal : {assumed, measured}) {
+    SCOPED_TRACE(ordinal);
+    set_(ordinal == measured, 100_MiB, 300_MiB);
+    const fake_cuda::Card card{.memory = 2_GiB, .taken = 700_MiB, .code = 128_MiB};
+    fake_cuda::install({.cards = {card, card, card, card}});
+    CudaDeviceOptions options = cuda_options({.ordinal = ordinal});
+    options.memory = advised_instead_of(2_GiB, ordinal);
+    EXPECT_EQ(options.memory, 2_GiB - 700_MiB + (ordinal == measured ? 200_MiB : 512_MiB));
+    CudaDevice device(std::move(options));
+    const MemoryBlock all = device.allocate(device.info().capacity, "all");
+    const Stream stream = device.make_stream("a");
+    const TensorView view{all.data(), DType::f32, {256}};
+    EXPECT_NO_THROW(device.ops().add(view, view, view, stream));
+    device.synchronize(stream);
+  }
+}
+
 TEST_F(FakeNvml, CountsBeforeThereIsAContextOnAnyCard) {
   constexpr int of_this_test = 2;
   count_([]() -> unsigned long long { return fake_cuda::contexts().empty() ? 550_MiB : 850_MiB; });

@@ -20,6 +20,7 @@ struct Card {
   int minor = 0;
   std::size_t memory = std::size_t{1} << 30;
   std::size_t taken = 0;  ///< by others
+  std::size_t code = 0;   ///< taken by the first launch of a kernel, which fails where that is not free
 };
 
 struct Machine {

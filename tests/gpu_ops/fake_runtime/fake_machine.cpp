@@ -103,6 +103,7 @@ void State::install(Machine machine) {
   largest_registration_ = 0;
   calls_ = 0;
   contexts_.clear();
+  loaded_.clear();
   this_thread() = {};
 }
 
@@ -174,7 +175,7 @@ std::vector<std::string> State::complaints() {
 std::size_t State::free_bytes(int device) {
   const std::lock_guard lock(mutex_);
   const Card& card = machine_.cards[static_cast<std::size_t>(device)];
-  std::size_t used = card.taken;
+  std::size_t used = card.taken + (loaded_.contains(device) ? card.code : 0);
   for (const auto& [begin, range] : allocations_) used += range.device == device ? rounded(range.bytes) : 0;
   return card.memory - std::min(card.memory, used);
 }
@@ -188,6 +189,15 @@ cudaError_t State::allocate(int device, std::size_t bytes, void** data) {
   allocations_[address_of(mapped)] = {bytes, device};
   protect(mapped, bytes, touching_ > 0);
   *data = mapped;
+  return cudaSuccess;
+}
+
+cudaError_t State::load_code(int device) {
+  const std::size_t free = free_bytes(device);
+  const std::lock_guard lock(mutex_);
+  if (loaded_.contains(device)) return cudaSuccess;
+  if (machine_.cards[static_cast<std::size_t>(device)].code > free) return cudaErrorMemoryAllocation;
+  loaded_.insert(device);
   return cudaSuccess;
 }
 

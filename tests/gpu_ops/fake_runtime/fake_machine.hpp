@@ -73,6 +73,8 @@ class State {
   void enter_context();
 
   cudaError_t allocate(int device, std::size_t bytes, void** data);
+  /// What a launch needs: the card's code, there from the first on.
+  cudaError_t load_code(int device);
   bool free(void* data);
   /// Around work that touches device memory.
   void open_device_memory();
@@ -104,6 +106,7 @@ class State {
   Machine machine_;
   std::vector<cudaError_t> lost_;
   std::set<int> contexts_;  ///< by device
+  std::set<int> loaded_;    ///< devices that have their code
   Ranges allocations_;
   Ranges registrations_;
   int touching_ = 0;  ///< pieces of work that touch device memory now

@@ -454,7 +454,8 @@ void see_argument(const char* name, const void* argument, std::size_t bytes) {
 }
 
 void enqueue(const char* name, CUstream_st* stream, std::function<void()> work) {
-  gpu::runtime::require_launched(call_in_context("launch", [](State&) { return cudaSuccess; }), name);
+  gpu::runtime::require_launched(
+      call_in_context("launch", [](State& state) { return state.load_code(current_device()); }), name);
   stream->push({.kind = "kernel", .run = std::move(work)});
 }
 
