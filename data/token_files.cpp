@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <system_error>
 
 #include "core/error.hpp"
@@ -41,12 +41,11 @@ void collect(const fs::path& folder, std::vector<fs::path>& files) {
 
 std::size_t width_bytes(TokenWidth width) { return static_cast<std::size_t>(width); }
 
-std::optional<TokenExtent> extent_of_header(const MappedFile& file, std::optional<TokenWidth> forced) {
-  const auto bytes = file.bytes();
+std::optional<TokenExtent> extent_of_header(const DataFile& file, std::optional<TokenWidth> forced) {
   constexpr std::size_t header_bytes = header_words * sizeof(std::int32_t);
-  if (bytes.size() < header_bytes) return std::nullopt;
+  if (file.size() < header_bytes) return std::nullopt;
   std::array<std::int32_t, 3> head{};  // magic, version, tokens
-  std::memcpy(head.data(), bytes.data(), sizeof(head));
+  file.read(0, std::as_writable_bytes(std::span(head)));
   if (head[0] != magic_uint16 && head[0] != magic_uint32) return std::nullopt;
   if (head[1] != 1) {
     throw InputError(fmt::format("token file {}", file.path().string()),
@@ -54,7 +53,7 @@ std::optional<TokenExtent> extent_of_header(const MappedFile& file, std::optiona
   }
   const TokenWidth width = forced.value_or(head[0] == magic_uint16 ? TokenWidth::uint16 : TokenWidth::uint32);
   const auto count = static_cast<std::int64_t>(static_cast<std::uint32_t>(head[2]));
-  const auto body = static_cast<std::int64_t>(bytes.size() - header_bytes);
+  const auto body = static_cast<std::int64_t>(file.size() - header_bytes);
   if (count * static_cast<std::int64_t>(width_bytes(width)) != body) {
     throw InputError(
         fmt::format("token file {}", file.path().string()),
@@ -145,12 +144,12 @@ std::optional<TokenDescription> description_of(const fs::path& bin) {
   return parse_description(text, file.string());
 }
 
-TokenExtent token_extent(const MappedFile& file, std::optional<TokenWidth> forced,
+TokenExtent token_extent(const DataFile& file, std::optional<TokenWidth> forced,
                          const std::optional<TokenDescription>& description) {
   if (auto extent = extent_of_header(file, forced)) return *extent;
   const auto described = forced ? forced : description ? description->width : std::nullopt;
   const TokenWidth width = described.value_or(TokenWidth::uint16);
-  const std::size_t size = file.bytes().size();
+  const std::uint64_t size = file.size();
   if (size % width_bytes(width) != 0) {
     throw InputError(fmt::format("token file {}", file.path().string()),
                      fmt::format("{} bytes are no multiple of a {} token", size, name_of(width)),

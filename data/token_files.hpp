@@ -6,7 +6,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/mapped_file.hpp"
+#include "data/data_file.hpp"
 #include "data/token_source.hpp"
 
 namespace tandem::data_files {
@@ -37,14 +37,14 @@ std::optional<TokenDescription> description_of(const std::filesystem::path& bin)
 
 /// Where the tokens of a file begin, how wide one is, and how many there are.
 struct TokenExtent {
-  std::size_t offset = 0;
+  std::uint64_t offset = 0;
   TokenWidth width = TokenWidth::byte;
   std::int64_t count = 0;
 };
 
 /// Of a `.bin`: its llm.c header, then the description, then uint16; `forced` wins over both. Throws
 /// InputError on a size, header or description that contradicts itself.
-TokenExtent token_extent(const MappedFile& file, std::optional<TokenWidth> forced,
+TokenExtent token_extent(const DataFile& file, std::optional<TokenWidth> forced,
                          const std::optional<TokenDescription>& description);
 
 }  // namespace tandem::data_files

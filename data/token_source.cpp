@@ -3,16 +3,33 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <exception>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 #include "core/error.hpp"
 #include "data/token_files.hpp"
 
 namespace tandem {
 namespace {
+
+constexpr std::size_t piece_bytes = std::size_t{1} << 16;  // on the stack of the thread that reads
+
+/// Reads `count` items of `item_bytes` from byte `offset` on, and hands them to `use(first, bytes, items)` in pieces.
+template <class Use>
+void in_pieces(const DataFile& file, std::uint64_t offset, std::int64_t count, std::size_t item_bytes, const Use& use) {
+  std::array<std::byte, piece_bytes> piece;
+  const auto most = static_cast<std::int64_t>(piece_bytes / item_bytes);
+  for (std::int64_t first = 0; first < count; first += most) {
+    const std::int64_t items = std::min(most, count - first);
+    const auto bytes = std::span(piece).first(static_cast<std::size_t>(items) * item_bytes);
+    file.read(offset + static_cast<std::uint64_t>(first) * item_bytes, bytes);
+    use(first, bytes.data(), items);
+  }
+}
 
 template <class T>
 T load(const std::byte* data, std::int64_t index) noexcept {
@@ -21,11 +38,27 @@ T load(const std::byte* data, std::int64_t index) noexcept {
   return value;
 }
 
-template <class T>
-std::uint32_t largest(const std::byte* data, std::int64_t begin, std::int64_t end) noexcept {
-  T result = 0;
-  for (std::int64_t i = begin; i < end; ++i) result = std::max(result, load<T>(data, i));
-  return result;
+template <class T, class Use>
+void in_pieces_of(const DataFile& file, std::uint64_t offset, std::int64_t begin, std::int64_t end, const Use& use) {
+  in_pieces(file, offset + static_cast<std::uint64_t>(begin) * sizeof(T), end - begin, sizeof(T),
+            [&](std::int64_t first, const std::byte* bytes, std::int64_t items) {
+              use(begin + first, items, [bytes](std::int64_t i) { return load<T>(bytes, i); });
+            });
+}
+
+/// Calls `use(first, items, token)` for tokens [begin, end) in pieces, where `token(i)` is that at first + i; the type
+/// of `token` follows from the width, so that loops over it are made for each.
+template <class Use>
+void tokens_in_pieces(const DataFile& file, std::uint64_t offset, TokenWidth width, std::int64_t begin,
+                      std::int64_t end, const Use& use) {
+  switch (width) {
+    case TokenWidth::byte:
+      return in_pieces_of<std::uint8_t>(file, offset, begin, end, use);
+    case TokenWidth::uint16:
+      return in_pieces_of<std::uint16_t>(file, offset, begin, end, use);
+    case TokenWidth::uint32:
+      return in_pieces_of<std::uint32_t>(file, offset, begin, end, use);
+  }
 }
 
 }  // namespace
@@ -48,19 +81,6 @@ std::string_view name_of(TokenWidth width) noexcept {
   return "unknown";
 }
 
-std::uint32_t TokenSource::Segment::token(std::int64_t index) const noexcept {
-  const std::byte* data = file.bytes().data() + offset;
-  switch (width) {
-    case TokenWidth::byte:
-      return load<std::uint8_t>(data, index);
-    case TokenWidth::uint16:
-      return load<std::uint16_t>(data, index);
-    case TokenWidth::uint32:
-      return load<std::uint32_t>(data, index);
-  }
-  return 0;
-}
-
 TokenSource::TokenSource(const std::vector<std::filesystem::path>& names, const TokenSourceOptions& options)
     : vocabulary_(options.vocabulary) {
   bool first = true;
@@ -76,7 +96,7 @@ TokenSource::TokenSource(const std::vector<std::filesystem::path>& names, const 
       }
       bytes_ = text;
       first = false;
-      add(MappedFile(file), options);
+      add(DataFile(file), options);
     }
   }
   if (size_ == 0) {
@@ -86,26 +106,24 @@ TokenSource::TokenSource(const std::vector<std::filesystem::path>& names, const 
   check_tokens();
 }
 
-void TokenSource::add(MappedFile file, const TokenSourceOptions& options) {
-  Segment segment;
+void TokenSource::add(DataFile file, const TokenSourceOptions& options) {
+  Segment segment{.file = std::move(file), .begin = size_};
   if (bytes_) {
-    segment.count = static_cast<std::int64_t>(file.bytes().size());
+    segment.count = static_cast<std::int64_t>(segment.file.size());
   } else {
-    const auto description = data_files::description_of(file.path());
+    const auto description = data_files::description_of(segment.file.path());
     if (description && description->vocabulary > vocabulary_) {
       throw InputError(
-          fmt::format("data {}", file.path().string()),
+          fmt::format("data {}", segment.file.path().string()),
           fmt::format("its tokenizer has a vocabulary of {}, the model {}", description->vocabulary, vocabulary_),
           "prepare it with the model's own tokenizer");
     }
-    const auto extent = data_files::token_extent(file, options.token_width, description);
-    join_layout(file.path(), description ? description->row_length : 0, extent.count);
+    const auto extent = data_files::token_extent(segment.file, options.token_width, description);
+    join_layout(segment.file.path(), description ? description->row_length : 0, extent.count);
     segment.offset = extent.offset;
     segment.width = extent.width;
     segment.count = extent.count;
   }
-  segment.begin = size_;
-  segment.file = std::move(file);
   if (!bytes_) add_mask(segment);
   if (segment.count == 0) return;
   size_ += segment.count;
@@ -116,20 +134,20 @@ void TokenSource::add_mask(Segment& segment) {
   const auto file = data_files::mask_of(segment.file.path());
   std::error_code error;
   if (!std::filesystem::exists(file, error)) return;
-  segment.mask = MappedFile(file);
-  const auto bytes = segment.mask.bytes();
-  if (static_cast<std::int64_t>(bytes.size()) != segment.count) {
-    throw InputError(
-        fmt::format("mask {}", file.string()),
-        fmt::format("it has {} bytes, {} has {} tokens", bytes.size(), segment.file.path().string(), segment.count),
-        "write both again with tools/prepare_data.py");
-  }
-  const auto odd = std::find_if(bytes.begin(), bytes.end(), [](std::byte b) { return b > std::byte{1}; });
-  if (odd != bytes.end()) {
+  segment.mask.emplace(file);
+  if (static_cast<std::int64_t>(segment.mask->size()) != segment.count) {
     throw InputError(fmt::format("mask {}", file.string()),
-                     fmt::format("byte {} is {}, neither 0 nor 1", odd - bytes.begin(), static_cast<int>(*odd)),
-                     "write it again with tools/prepare_data.py");
+                     fmt::format("it has {} bytes, {} has {} tokens", segment.mask->size(),
+                                 segment.file.path().string(), segment.count),
+                     "write both again with tools/prepare_data.py");
   }
+  in_pieces(*segment.mask, 0, segment.count, 1, [&](std::int64_t first, const std::byte* mask, std::int64_t items) {
+    const auto* const odd = std::find_if(mask, mask + items, [](std::byte b) { return b > std::byte{1}; });
+    if (odd == mask + items) return;
+    throw InputError(fmt::format("mask {}", file.string()),
+                     fmt::format("byte {} is {}, neither 0 nor 1", first + (odd - mask), static_cast<int>(*odd)),
+                     "write it again with tools/prepare_data.py");
+  });
   masked_ = true;
 }
 
@@ -146,30 +164,21 @@ void TokenSource::join_layout(const std::filesystem::path& file, std::int64_t ro
   }
 }
 
-void TokenSource::refuse(const Segment& segment, std::int64_t index) const {
-  throw InputError(
-      fmt::format("data {}", segment.file.path().string()),
-      fmt::format("token {} at position {} is beyond the vocabulary of {}", segment.token(index), index, vocabulary_),
-      "use the model's own tokens, or check the width with --token-dtype");
+void TokenSource::require_known(const Segment& segment, std::int64_t index, std::uint32_t token) const {
+  if (static_cast<std::int64_t>(token) < vocabulary_) return;
+  throw InputError(fmt::format("data {}", segment.file.path().string()),
+                   fmt::format("token {} at position {} is beyond the vocabulary of {}", token, index, vocabulary_),
+                   "use the model's own tokens, or check the width with --token-dtype");
 }
 
 void TokenSource::check_range(const Segment& segment, std::int64_t begin, std::int64_t end) const {
-  const std::byte* data = segment.file.bytes().data() + segment.offset;
-  std::uint32_t most = 0;
-  switch (segment.width) {
-    case TokenWidth::byte:
-      most = largest<std::uint8_t>(data, begin, end);
-      break;
-    case TokenWidth::uint16:
-      most = largest<std::uint16_t>(data, begin, end);
-      break;
-    case TokenWidth::uint32:
-      most = largest<std::uint32_t>(data, begin, end);
-      break;
-  }
-  if (static_cast<std::int64_t>(most) < vocabulary_) return;
-  while (static_cast<std::int64_t>(segment.token(begin)) < vocabulary_) ++begin;
-  refuse(segment, begin);
+  tokens_in_pieces(segment.file, segment.offset, segment.width, begin, end,
+                   [&](std::int64_t first, std::int64_t items, const auto& token) {
+                     std::uint32_t most = 0;
+                     for (std::int64_t i = 0; i < items; ++i) most = std::max<std::uint32_t>(most, token(i));
+                     if (static_cast<std::int64_t>(most) < vocabulary_) return;
+                     for (std::int64_t i = 0; i < items; ++i) require_known(segment, first + i, token(i));
+                   });
 }
 
 void TokenSource::check_tokens() const {
@@ -197,48 +206,54 @@ void TokenSource::check_tokens() const {
   }
 }
 
-void TokenSource::require_range(std::int64_t position, std::size_t count) const {
-  const std::int64_t end = position + static_cast<std::int64_t>(count);
+/// Calls `use(segment, index, part)` for each part of `values`, which stand for the tokens from `position` on: it lies
+/// in the segment from `index` on.
+template <class Use>
+void TokenSource::each_segment(std::int64_t position, std::span<std::int32_t> values, const Use& use) const {
+  const std::int64_t end = position + static_cast<std::int64_t>(values.size());
   if (position < 0 || end > size_) {
     throw MisuseError("tokens read out of range", fmt::format("[{}, {}) of {}", position, end, size_));
   }
+  auto segment = std::prev(std::upper_bound(segments_.begin(), segments_.end(), position,
+                                            [](std::int64_t p, const Segment& s) { return p < s.begin; }));
+  for (; !values.empty(); ++segment) {
+    const std::int64_t index = position - segment->begin;
+    const auto count = std::min(values.size(), static_cast<std::size_t>(segment->count - index));
+    use(*segment, index, values.first(count));
+    position += static_cast<std::int64_t>(count);
+    values = values.subspan(count);
+  }
 }
 
-std::vector<TokenSource::Segment>::const_iterator TokenSource::segment_at(std::int64_t position) const {
-  return std::prev(std::upper_bound(segments_.begin(), segments_.end(), position,
-                                    [](std::int64_t p, const Segment& s) { return p < s.begin; }));
+void TokenSource::read_tokens(const Segment& segment, std::int64_t index, std::span<std::int32_t> tokens) const {
+  const std::int64_t end = index + static_cast<std::int64_t>(tokens.size());
+  tokens_in_pieces(segment.file, segment.offset, segment.width, index, end,
+                   [&](std::int64_t first, std::int64_t items, const auto& token) {
+                     for (std::int64_t i = 0; i < items; ++i) {
+                       require_known(segment, first + i, token(i));
+                       tokens[static_cast<std::size_t>(first + i - index)] = static_cast<std::int32_t>(token(i));
+                     }
+                   });
 }
 
 void TokenSource::read(std::int64_t position, std::span<std::int32_t> tokens) const {
-  require_range(position, tokens.size());
-  auto segment = segment_at(position);
-  std::int64_t index = position - segment->begin;
-  for (std::int32_t& to : tokens) {
-    if (index == segment->count) {
-      ++segment;
-      index = 0;
-    }
-    const std::uint32_t token = segment->token(index);
-    if (static_cast<std::int64_t>(token) >= vocabulary_) refuse(*segment, index);
-    to = static_cast<std::int32_t>(token);
-    ++index;
-  }
+  each_segment(position, tokens, [&](const Segment& segment, std::int64_t index, std::span<std::int32_t> part) {
+    read_tokens(segment, index, part);
+  });
 }
 
 void TokenSource::read_targets(std::int64_t position, std::span<std::int32_t> targets) const {
   read(position, targets);
   if (!masked_) return;
-  auto segment = segment_at(position);
-  std::int64_t index = position - segment->begin;
-  for (std::int32_t& target : targets) {
-    if (index == segment->count) {
-      ++segment;
-      index = 0;
-    }
-    const auto mask = segment->mask.bytes();
-    if (!mask.empty() && mask[static_cast<std::size_t>(index)] == std::byte{0}) target = -1;
-    ++index;
-  }
+  each_segment(position, targets, [](const Segment& segment, std::int64_t index, std::span<std::int32_t> part) {
+    if (!segment.mask) return;
+    in_pieces(*segment.mask, static_cast<std::uint64_t>(index), static_cast<std::int64_t>(part.size()), 1,
+              [&](std::int64_t first, const std::byte* mask, std::int64_t items) {
+                for (std::int64_t i = 0; i < items; ++i) {
+                  if (mask[i] == std::byte{0}) part[static_cast<std::size_t>(first + i)] = -1;
+                }
+              });
+  });
 }
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 #pragma once
-// A long row of tokens out of files, mapped rather than read in.
+// A long row of tokens out of files, read where they are asked for.
 #include <cstdint>
 #include <filesystem>
 #include <optional>
@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/mapped_file.hpp"
+#include "data/data_file.hpp"
 
 namespace tandem {
 
@@ -31,7 +31,7 @@ struct TokenSourceOptions {
 /// after construction, so reading is thread-safe.
 class TokenSource {
  public:
-  /// Maps the files and checks every token once, in parallel. Throws InputError that names the file for
+  /// Opens the files and checks every token once, in parallel. Throws InputError that names the file for
   /// what is missing, unreadable, empty, of odd length, out of the vocabulary (with position and token) or
   /// made with a larger one, for a mask of another length or with other bytes than 0 and 1, and where text and
   /// `.bin` files, or layouts, are mixed.
@@ -46,29 +46,29 @@ class TokenSource {
   /// Whether some tokens are no targets.
   bool masked() const noexcept { return masked_; }
   /// Tokens [position, position + tokens.size()). Throws MisuseError out of range, InputError where a
-  /// file has changed under us and a token left the vocabulary.
+  /// file has changed under us: it has become shorter, or a token left the vocabulary.
   void read(std::int64_t position, std::span<std::int32_t> tokens) const;
   /// The same of targets: the token where it is one, else -1.
   void read_targets(std::int64_t position, std::span<std::int32_t> targets) const;
 
  private:
   struct Segment {
-    MappedFile file;
-    MappedFile mask;         // empty: every token is a target
-    std::size_t offset = 0;  // bytes, of the first token
+    DataFile file;
+    std::optional<DataFile> mask{};  // empty: every token is a target
+    std::uint64_t offset = 0;        // bytes, of the first token
     TokenWidth width = TokenWidth::byte;
     std::int64_t begin = 0;  // position of its first token in the row
     std::int64_t count = 0;
-    std::uint32_t token(std::int64_t index) const noexcept;
   };
-  void add(MappedFile file, const TokenSourceOptions& options);
+  void add(DataFile file, const TokenSourceOptions& options);
   void add_mask(Segment& segment);
   void join_layout(const std::filesystem::path& file, std::int64_t row_length, std::int64_t count);
-  std::vector<Segment>::const_iterator segment_at(std::int64_t position) const;
-  void require_range(std::int64_t position, std::size_t count) const;
+  template <class Use>
+  void each_segment(std::int64_t position, std::span<std::int32_t> values, const Use& use) const;
+  void read_tokens(const Segment& segment, std::int64_t index, std::span<std::int32_t> tokens) const;
   void check_tokens() const;
   void check_range(const Segment& segment, std::int64_t begin, std::int64_t end) const;
-  [[noreturn]] void refuse(const Segment& segment, std::int64_t index) const;
+  void require_known(const Segment& segment, std::int64_t index, std::uint32_t token) const;
 
   std::vector<Segment> segments_;
   std::int64_t size_ = 0;

@@ -6,11 +6,20 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "tandem"
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(400))
 SMALL = ["--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "32", "--micro-batch", "2"]
+
+
+def wait_for(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("waited in vain")
+        time.sleep(0.01)
 
 
 class ProgramTest(unittest.TestCase):
@@ -36,6 +45,17 @@ class ProgramTest(unittest.TestCase):
 
     def train(self, *arguments, data=None):
         return self.run_program("train", "--model", "tiny-gpt2", "--data", data or self.text, *SMALL, *arguments)
+
+    def start(self, out, *arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL):
+        """A run that goes on beside the test, and is killed with it."""
+        process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--out",
+                                    str(out), *map(str, arguments)], stdout=stdout, stderr=stderr, text=True)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        return process
+
+    def checkpoints(self, out):
+        return sorted(p.name for p in (out / "checkpoints").iterdir())
 
     def succeed(self, result):
         self.assertEqual(result.returncode, 0, result.stderr)

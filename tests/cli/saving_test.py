@@ -6,29 +6,10 @@ import signal
 import subprocess
 import time
 
-from program import PROGRAM, SMALL, ProgramTest, main
-
-
-def wait_for(condition, seconds=120):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError("waited in vain")
-        time.sleep(0.01)
+from program import PROGRAM, SMALL, ProgramTest, main, wait_for
 
 
 class Saving(ProgramTest):
-    def checkpoints(self, out):
-        return sorted(p.name for p in (out / "checkpoints").iterdir())
-
-    def start(self, out, *arguments, stdout=subprocess.DEVNULL):
-        process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--out",
-                                    str(out), *map(str, arguments)], stdout=stdout, stderr=subprocess.DEVNULL,
-                                   text=True)
-        self.addCleanup(process.wait)
-        self.addCleanup(process.kill)
-        return process
-
     def train_with_limit(self, file_bytes, *arguments):
         """As if the disk had no more room for a file than that."""
         def limit():

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/resource.h>
 #include <unistd.h>
 #include <algorithm>
 
@@ -17,6 +18,7 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
+using testing::AllOf;
 using testing::HasSubstr;
 
 class Data : public testing::Test {
@@ -124,6 +126,39 @@ TEST_F(Data, FindsTheFirstBadTokenOfAFileThatManyThreadsScan) {
   tokens[4'200'001] = 300;
   tokens[19'999'999] = 301;
   EXPECT_THAT(refusal({file("large.bin", tokens)}, {256, {}}), HasSubstr("token 300 at position 4200001"));
+}
+
+TEST_F(Data, AFileThatBecomesShorterIsNamedAndEndsNothing) {
+  const auto tokens = file("a.bin", std::vector<std::uint16_t>(100'000, 7));
+  const auto mask = file("a.mask.bin", std::vector<std::uint8_t>(100'000, 1));
+  const TokenSource source({tokens}, {256, {}});
+  std::vector<std::int32_t> window(1000);
+  const auto said = [&](std::int64_t position) -> std::string {
+    try {
+      source.read_targets(position, window);
+    } catch (const InputError& error) {
+      return error.what();
+    }
+    return "read";
+  };
+  fs::resize_file(mask, 50'500);
+  EXPECT_EQ(said(49'000), "read");
+  EXPECT_THAT(said(50'000), AllOf(HasSubstr(mask.string()), HasSubstr("changed"), HasSubstr("ends at byte 50500")));
+  fs::resize_file(tokens, 0);
+  EXPECT_THAT(said(0), AllOf(HasSubstr(tokens.string()), HasSubstr("changed"), HasSubstr("ends at byte 0 of 200000")));
+}
+
+TEST_F(Data, LiesInMoreFilesThanMayBeOpenAtFirst) {
+  for (int i = 0; i < 300; ++i) text("many/" + std::to_string(i), "ab");
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  if (limit.rlim_max < 400) GTEST_SKIP() << "this process may not open so many";
+  const rlimit few{256, limit.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  const TokenSource source({root_ / "many"}, {256, {}});
+  EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+  EXPECT_EQ(source.size(), 600);
+  EXPECT_EQ(all(source).back(), 'b');
 }
 
 TEST_F(Data, WindowsFeedAndPredictNeighbouringTokens) {
