@@ -11,6 +11,7 @@
 #include <regex>
 #include <system_error>
 
+#include "api/state_io.hpp"
 #include "core/error.hpp"
 #include "models/transformer.hpp"
 #include "train/hf_weights.hpp"
@@ -20,16 +21,20 @@ namespace {
 
 namespace fs = std::filesystem;
 
-ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
-  const Manifest& manifest = checkpoint->manifest();
-  ModelSource source;
+ModelConfig config_of(const Checkpoint& checkpoint) {
+  const Manifest& manifest = checkpoint.manifest();
   try {
-    source.config = parse_hf_config(manifest.model_config, manifest.model_name);
+    return parse_hf_config(manifest.model_config, manifest.model_name);
   } catch (const UsageError& error) {
-    throw InputError(fmt::format("checkpoint {}", checkpoint->directory().string()), error.what(),
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()), error.what(),
                      "use another one of the run");
   }
-  source.bytes = manifest.token_kind == "bytes";
+}
+
+ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
+  ModelSource source;
+  source.config = config_of(*checkpoint);
+  source.bytes = checkpoint->manifest().token_kind == "bytes";
   source.beside = checkpoint->files_beside();
   source.checkpoint = std::move(checkpoint);
   return source;
@@ -150,6 +155,18 @@ ParameterLayout layout_with(const ModelConfig& config, const Frozen& frozen, std
   return layout;
 }
 
+/// What config.json says of the function that the model computes: nothing of names, of how weights begin and are
+/// stored, of generation, and of how long a sequence may be, which the shapes tell where it matters.
+nlohmann::json keys_of_the_function(const ModelConfig& config) {
+  nlohmann::json json = nlohmann::json::parse(hf_config_text(config, "float32"));
+  for (const char* key :
+       {"architectures", "model_type", "torch_dtype", "initializer_range", "max_position_embeddings"}) {
+    json.erase(key);
+  }
+  for (const auto& [key, value] : config.special_tokens) json.erase(key);
+  return json;
+}
+
 /// Passes values on, and says where some are not finite: training from them would skip every step.
 ParameterValues watched(ParameterValues values) {
   return [values = std::move(values), bad = std::ptrdiff_t{0}](const Parameter& p, std::int64_t first,
@@ -184,6 +201,19 @@ ParameterLayout forward_layout(const ModelConfig& config) {
   std::size_t ignored = 0;
   return layout_with(
       config, [](const std::string&) { return true; }, ignored);
+}
+
+void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout) {
+  check_belongs(checkpoint, layout);
+  const auto stored = keys_of_the_function(config_of(checkpoint));
+  const auto given = keys_of_the_function(config);
+  for (const auto& [key, value] : given.items()) {
+    const nlohmann::json saved = stored.value(key, nlohmann::json());
+    if (saved == value) continue;
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                     fmt::format("it was made with {} {}, the model has {}", key, saved.dump(), value.dump()),
+                     "resume with the model it was saved with");
+  }
 }
 
 void check_weights(const ModelSource& source, const ParameterLayout& layout) {

@@ -62,7 +62,7 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
   ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
   check_weights(source_, layout);
   find_checkpoint();
-  if (checkpoint_) check_belongs(*checkpoint_, layout);
+  if (checkpoint_) check_resumable(*checkpoint_, source_.config, layout);
   open_data();
   resolve();
   take_progress();
@@ -248,7 +248,7 @@ std::function<std::optional<SaveSlowdown>(const Plan&, double)> Trainer::predict
 void Trainer::load_weights() {
   while (checkpoint_ && !load_checkpoint()) {
     find_checkpoint(checkpoint_->manifest().step);
-    if (checkpoint_) check_belongs(*checkpoint_, setup_.layout);
+    if (checkpoint_) check_resumable(*checkpoint_, source_.config, setup_.layout);
     take_progress();
     check_compute_key();
   }
