@@ -17,6 +17,7 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
+constexpr const char* head_name = "lm_head.weight";
 
 /// The shards that an index names, each once.
 std::vector<fs::path> files_of_index(const fs::path& directory, const fs::path& index) {
@@ -27,11 +28,13 @@ std::vector<fs::path> files_of_index(const fs::path& directory, const fs::path& 
   return files;
 }
 
+/// The single file comes before shards, as transformers takes them: in a folder with both they may be of two models.
 std::vector<fs::path> tensor_files(const fs::path& directory) {
+  const fs::path single = directory / "model.safetensors";
   const fs::path index = directory / "model.safetensors.index.json";
   std::error_code error;
+  if (fs::exists(single, error)) return {single};
   if (fs::exists(index, error)) return files_of_index(directory, index);
-  if (fs::exists(directory / "model.safetensors", error)) return {directory / "model.safetensors"};
   std::set<fs::path> files;
   for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
     if (it->path().extension() == ".safetensors") files.insert(it->path());
@@ -83,6 +86,21 @@ const StoredTensor* HfWeights::find(const std::string& name) const {
   return nullptr;
 }
 
+/// Of a head that is tied a file may hold a copy. A head of its own would be lost without a word.
+void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const {
+  const auto head = tensors_.find(head_name);
+  if (!config.tied_head || head == tensors_.end()) return;
+  const std::string name = hf_tensor_of(config, *layout.owned_parameters().front()).name;  // the embedding comes first
+  const StoredTensor& own = *head->second;
+  const StoredTensor& embedding = *find(name);
+  if (own.dtype == embedding.dtype && own.shape == embedding.shape && std::ranges::equal(own.bytes, embedding.bytes)) {
+    return;
+  }
+  throw InputError(fmt::format("tensors of {}", directory_.string()),
+                   fmt::format("{} differs from {}, which config.json says it is", head_name, name),
+                   "set \"tie_word_embeddings\" to false in config.json");
+}
+
 void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) const {
   std::vector<std::string> missing, misshapen, unexpected;
   std::set<const StoredTensor*> used;
@@ -103,10 +121,10 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
     }
   }
   for (const auto& [name, stored] : tensors_) {
-    const bool tied_head = config.tied_head && name == "lm_head.weight";
+    const bool tied_head = config.tied_head && name == head_name;
     if (!used.contains(stored) && !is_buffer(name) && !tied_head) unexpected.push_back(name);
   }
-  if (missing.empty() && misshapen.empty() && unexpected.empty()) return;
+  if (missing.empty() && misshapen.empty() && unexpected.empty()) return check_tied_head(config, layout);
   std::string why;
   const auto add = [&](const char* what, const std::vector<std::string>& names) {
     if (!names.empty()) why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", what, named(names));

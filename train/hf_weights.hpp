@@ -1,5 +1,5 @@
 #pragma once
-// Weights in Hugging Face directories: one model.safetensors, or shards with an index.
+// Weights in Hugging Face directories: one model.safetensors, else shards with an index.
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -20,7 +20,8 @@ class HfWeights {
   /// Throws InputError on missing shards and corrupt files.
   explicit HfWeights(const std::filesystem::path& directory);
 
-  /// Throws InputError that names tensors missing, unexpected or misshapen.
+  /// Throws InputError that names tensors missing, unexpected or misshapen, and where a tied head differs from the
+  /// embedding, for which both are read.
   void check(const ModelConfig& config, const ParameterLayout& layout) const;
   /// Widens elements [first, first + values.size()) of one parameter, transposing where it is stored so. Takes memory
   /// for a row at most.
@@ -28,6 +29,7 @@ class HfWeights {
 
  private:
   const StoredTensor* find(const std::string& name) const;
+  void check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const;
   std::filesystem::path directory_;
   std::vector<SafetensorsReader> files_;
   std::map<std::string, const StoredTensor*> tensors_;

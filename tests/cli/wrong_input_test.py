@@ -374,6 +374,43 @@ class Tensors(ProgramTest):
         shards[1].unlink()
         self.refuse_model(model, 4, shards[1].name)
 
+    def loss_of(self, model):
+        return json.loads(self.succeed(self.run_program("eval", "--model", model, "--data", self.text, "--seq-len", "32",
+                                                        "--threads", "1", "--json")).stdout)["loss"]
+
+    def test_one_file_beside_shards_is_taken_as_transformers_does(self):
+        single, sharded = self.exported(), self.root / "sharded"
+        self.succeed(self.train("--steps", "2", "--lr", "0.1", "--out", self.root / "other"))
+        self.succeed(self.run_program("export", self.root / "other", "--to", sharded, "--shard-size", "1MiB"))
+        before = self.loss_of(sharded)
+        (sharded / "model.safetensors").write_bytes((single / "model.safetensors").read_bytes())
+        self.assertEqual(self.loss_of(sharded), self.loss_of(single))
+        self.assertNotEqual(self.loss_of(sharded), before)
+
+    def test_a_tied_head_is_the_embedding_or_refused(self):
+        model = self.exported()
+        file = model / "model.safetensors"
+        whole = file.read_bytes()
+        length = struct.unpack("<Q", whole[:8])[0]
+        header, data = json.loads(whole[8:8 + length]), whole[8 + length:]
+        embedding = header["transformer.wte.weight"]
+        begin, end = embedding["data_offsets"]
+
+        def with_head(head, **changes):
+            entry = {**embedding, **changes, "data_offsets": [len(data), len(data) + len(head)]}
+            text = json.dumps({**header, "lm_head.weight": entry}).encode()
+            file.write_bytes(struct.pack("<Q", len(text)) + text + data + head)
+        loss = self.loss_of(model)
+        with_head(data[begin:end])
+        self.assertEqual(self.loss_of(model), loss)
+        words = ["lm_head.weight differs", "transformer.wte.weight", '"tie_word_embeddings" to false']
+        with_head(data[begin:end - 1] + bytes([data[end - 1] ^ 1]))
+        self.refuse_model(model, 4, *words)
+        with_head(data[begin:end], shape=embedding["shape"][::-1])
+        self.refuse_model(model, 4, *words)
+        with_head(data[begin:end][::2], dtype="BF16")
+        self.refuse_model(model, 4, *words)
+
     def test_export_takes_no_folder_that_is_not_empty(self):
         out = self.root / "run"
         self.succeed(self.train("--steps", "1", "--out", out))
