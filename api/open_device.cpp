@@ -69,6 +69,7 @@ PlanningFacts profile_of(const Device& device, const Topology& machine) {
   PlanningFacts facts;
   facts.device_capacity = device.info().capacity;
   facts.device_reserved = device.info().reserved;
+  facts.pinned_per_page_table = device.info().pinned_per_page_table;
   facts.host_available = machine.available_memory_bytes;
   facts.host_limit = machine.memory_room_bytes;
   facts.device_is_host = device.info().kind == "host";

@@ -86,8 +86,10 @@ struct DeviceInfo {
   std::string name;          ///< "host", "cuda:0 NVIDIA H200"
   std::size_t capacity = 0;  ///< hard ceiling in bytes of what may be allocated on it
   std::size_t reserved = 0;  ///< bytes beside it that context and libraries take; with it, the user's ceiling
-  int threads = 0;           ///< of the host device's kernels; 0 elsewhere
-  std::string compute_key;   ///< all of the device that may change a bit: kind, model, libraries, threads
+  /// Bytes of pinned memory for which the driver itself takes one of `capacity`; 0: it takes none.
+  std::size_t pinned_per_page_table = 0;
+  int threads = 0;          ///< of the host device's kernels; 0 elsewhere
+  std::string compute_key;  ///< all of the device that may change a bit: kind, model, libraries, threads
 };
 
 /// An accelerator and the host memory that belongs to it. Methods may be called from any thread;

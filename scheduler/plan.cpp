@@ -121,6 +121,11 @@ std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts&
                           plan.memory.device_bytes() + options.reserved_device_memory);
 }
 
+/// What the plan takes on the device, the driver's share included.
+std::size_t device_bytes_of(const Plan& plan, const PlanningFacts& facts) noexcept {
+  return plan.memory.device_bytes() + page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
+}
+
 /// Spends spare device memory where it saves most: first what lets copies overlap, then gradients that
 /// need not travel, then layers that need not be fetched. Never at the cost of host memory that there is not.
 Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Knobs knobs,
@@ -129,7 +134,7 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
   const auto attempt = [&](const Knobs& candidate) {
     Plan better = build(layout, options, candidate);
     const std::size_t over_then = over_host_memory(options, facts, better);
-    if (better.memory.device_bytes() > budget || over_then > over) return false;
+    if (device_bytes_of(better, facts) > budget || over_then > over) return false;
     over = over_then;
     plan = std::move(better);
     knobs = candidate;
@@ -194,13 +199,13 @@ std::string advice_of(const std::vector<std::string>& flags) {
     return !facts.device_is_host || over_host_memory(options, facts, plan) == 0;
   };
   std::vector<std::string> flags;
-  const std::size_t need = smallest.memory.device_bytes() + options.reserved_device_memory;
+  const std::size_t need = device_bytes_of(smallest, facts) + options.reserved_device_memory;
   if (can_be_had(smallest)) flags.push_back(fmt::format("--device-memory {}", megabytes_flag(need)));
   OffloadOptions frugal = with_policy(options, "host");
   frugal.resident_layers = 0;
   frugal.prefetch_layers = 1;
   const Plan little = build(layout, frugal, smallest_knobs(layout, frugal));
-  const std::size_t least = little.memory.device_bytes() + options.reserved_device_memory;
+  const std::size_t least = device_bytes_of(little, facts) + options.reserved_device_memory;
   if (least < need && can_be_had(little)) {
     flags.push_back("--policy host --resident-layers 0 --prefetch-layers 1 ");
     flags.back() += least <= ceiling ? fmt::format("(needs {})", format_bytes(least))
@@ -217,11 +222,17 @@ Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, co
   const Knobs knobs = smallest_knobs(layout, options);
   Plan plan = build(layout, options, knobs);
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
-  if (plan.memory.device_bytes() > budget) refuse_device(layout, options, facts, plan, ceiling);
+  if (device_bytes_of(plan, facts) > budget) refuse_device(layout, options, facts, plan, ceiling);
   plan = improve(layout, options, facts, knobs, std::move(plan), budget);
   plan.device_memory = ceiling;
   plan.reserved_device_memory = options.reserved_device_memory;
   return plan;
+}
+
+/// The least that a plan of a policy other than `auto` takes on the device, with the caller's share.
+std::size_t smallest_bytes(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts) {
+  return device_bytes_of(build(layout, options, smallest_knobs(layout, options)), facts) +
+         options.reserved_device_memory;
 }
 
 /// As much of the state on the device as fits; the plan that is least over host memory where that is too small for any.
@@ -235,7 +246,7 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
     const OffloadOptions fixed = with_policy(options, candidates[i]);
     if (i == 0 && options.resident_layers >= 0 && options.resident_layers < layout.layer_count()) continue;
     // The last is refused in words, where nothing before it fits on the device either.
-    if ((i + 1 < candidates.size() || least) && smallest_device_memory(layout, fixed) > ceiling) continue;
+    if ((i + 1 < candidates.size() || least) && smallest_bytes(layout, fixed, facts) > ceiling) continue;
     Plan plan = plan_fixed(layout, fixed, facts, ceiling);
     plan.chosen_by_auto = true;
     const std::size_t over = over_host_memory(options, facts, plan);
@@ -259,6 +270,7 @@ Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options
   plan.storage_hash = layout.storage_hash();  // here, as many plans are built before one is taken
   plan.reserved_device_memory -= facts.device_reserved;
   plan.device_reserved = facts.device_reserved;
+  plan.page_tables = page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
   plan.reserved_host_memory = options.reserved_host_memory;
   return plan;
 }
@@ -327,6 +339,13 @@ std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts
 
 }  // namespace
 
+std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noexcept {
+  constexpr std::size_t granule = std::size_t{2} << 20;  // by which a driver takes memory
+  if (facts.pinned_per_page_table == 0) return 0;
+  const std::size_t bytes = (pinned + facts.pinned_per_page_table - 1) / facts.pinned_per_page_table;
+  return (bytes + granule - 1) / granule * granule;
+}
+
 std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts) noexcept {
   if (facts.host_available == 0) return 0;
   return std::max(facts.host_available, std::min(options.host_memory, facts.host_limit));
@@ -358,7 +377,7 @@ std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOption
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {
   check(layout, options);
   const OffloadOptions fixed = options.policy.kind == Policy::Kind::automatic ? with_policy(options, "host") : options;
-  return build(layout, fixed, smallest_knobs(layout, fixed)).memory.device_bytes() + options.reserved_device_memory;
+  return smallest_bytes(layout, fixed, {});
 }
 
 }  // namespace tandem

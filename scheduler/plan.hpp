@@ -76,6 +76,7 @@ struct Plan {
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it
   std::size_t device_reserved = 0;         ///< the share of context and libraries
+  std::size_t page_tables = 0;             ///< the driver's share, for the plan's pinned memory
   std::size_t reserved_host_memory = 0;    ///< the caller's, beside what the plan takes
   std::size_t spare_device_memory = 0;     ///< booked and not carved: room for other plans, as is the next
   std::size_t spare_host_memory = 0;
@@ -117,7 +118,11 @@ struct PlanningFacts {
   std::size_t host_limit = 0;       ///< bytes that may be insisted on by a ceiling of host memory, where more than
                                     ///< is available; 0: no more than that
   bool device_is_host = false;      ///< the device's memory is the host's: both come out of what is available there
+  std::size_t pinned_per_page_table = 0;  ///< bytes, as DeviceInfo has it; 0: pinned memory takes none of the device's
 };
+
+/// Bytes of the device that the driver takes to map `pinned` bytes of host memory there.
+std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noexcept;
 
 /// Bytes of host memory that a run may take by these options, 0 where it is not known: what is available, and beyond it
 /// as much as a ceiling insists on, within the machine's limit.

@@ -22,7 +22,10 @@ std::string Plan::table() const {
   if (device_reserved > 0) {
     text += fmt::format("{:<28}{:>12}{:>12}\n", "context and libraries", format_bytes(device_reserved), "-");
   }
-  const std::size_t device_total = memory.device_bytes() + reserved_device_memory + device_reserved;
+  if (page_tables > 0) {
+    text += fmt::format("{:<28}{:>12}{:>12}\n", "page tables of pinned memory", format_bytes(page_tables), "-");
+  }
+  const std::size_t device_total = memory.device_bytes() + reserved_device_memory + device_reserved + page_tables;
   text += fmt::format("{:<28}{:>12}{:>12}\n", "total", format_bytes(device_total),
                       format_bytes(memory.host_bytes() + reserved_host_memory));
   const Shares s = shares();
@@ -79,6 +82,7 @@ std::string Plan::json() const {
   j["device_memory"] = device_memory;
   j["reserved_device_memory"] = reserved_device_memory;
   j["device_reserved"] = device_reserved;
+  j["page_tables"] = page_tables;
   j["reserved_host_memory"] = reserved_host_memory;
   j["spare_device_memory"] = spare_device_memory;
   j["spare_host_memory"] = spare_host_memory;

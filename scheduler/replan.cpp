@@ -56,6 +56,10 @@ void book_room_for_change(Plan& plan, const ParameterLayout& layout, const Offlo
                          more_device + options.reserved_device_memory + facts.device_reserved) > 0) {
       continue;
     }
+    if (more_device + page_table_bytes(more_host, facts) + options.reserved_device_memory + facts.device_reserved >
+        plan.device_memory) {
+      continue;
+    }
     device = more_device;
     host = more_host;
   }
@@ -63,6 +67,7 @@ void book_room_for_change(Plan& plan, const ParameterLayout& layout, const Offlo
   plan.spare_host_memory = host - plan.memory.host_bytes();
   plan.memory.add("spare", "run", Place::device, plan.spare_device_memory);
   plan.memory.add("spare", "run", Place::pinned, plan.spare_host_memory);
+  plan.page_tables = page_table_bytes(host, facts);
 }
 
 Replanner::Replanner(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
@@ -81,6 +86,7 @@ Replanner::Replanner(const ParameterLayout& layout, const OffloadOptions& option
   options_.device_memory = plan_.memory.device_bytes() + options_.reserved_device_memory + facts_.device_reserved;
   options_.host_memory = plan_.memory.host_bytes() + options_.reserved_host_memory;
   facts_.host_available = 0;
+  facts_.pinned_per_page_table = 0;  // what it takes is taken
 }
 
 std::optional<Replanner::Change> Replanner::after_step(const StepRates& measured) {
@@ -118,6 +124,7 @@ std::optional<Replanner::Change> Replanner::choose_anew() {
   const Simulation now = simulate(layout_, plan_, profile_, compute_,
                                   {.micro_batches = options_.max_micro_batches, .measured_rates = true});
   Choice choice = choose_plan(layout_, options_, facts_, profile_, compute_, {.present = &plan_});
+  choice.plan.page_tables = plan_.page_tables;
   const double gain = 1.0 - choice.simulation.step_seconds / now.step_seconds;
   if (gain < settings_.worthwhile) {
     predicted_ = now.rates;

@@ -86,6 +86,15 @@ struct Way {
   std::string why;                    ///< this many micro-batches pass through a layer at once
 };
 
+/// Pinned memory that is not the plan's.
+std::size_t pinned_bytes(const Transformer& model, const Ops& ops, const HostRows& rows) {
+  std::size_t bytes = rows.batches;
+  for (const auto& entry : model.memory(ops)) {
+    if (entry.place == Place::pinned) bytes += align_up(entry.bytes);
+  }
+  return bytes;
+}
+
 /// All but the plan. `rows`: grows by activations on the host.
 Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
   Way way;
@@ -94,7 +103,8 @@ Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
   for (const auto& entry : way.model->memory(run.device->ops())) {
     (entry.place == Place::device ? way.activation_bytes : rows.activations) += align_up(entry.bytes);
   }
-  way.options.reserved_device_memory = way.activation_bytes;
+  way.options.reserved_device_memory =
+      way.activation_bytes + page_table_bytes(pinned_bytes(*way.model, run.device->ops(), rows), run.facts);
   way.options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
   way.options.offloaded_input_bytes = offloaded_input_bytes(run.model_config, shape);
   way.options.reserved_host_memory = rows.total();
@@ -198,6 +208,9 @@ void book(RunSetup& run, const HostRows& rows) {
     run.memory.add(entry.name, "run", entry.place, entry.bytes);
   }
   run.memory.add("device context and libraries", "run", Place::device, run.device->info().reserved);
+  const std::size_t others = pinned_bytes(*run.model, run.device->ops(), rows);
+  run.page_tables = run.plan.page_tables + page_table_bytes(others, run.facts);
+  run.memory.add("page tables of pinned memory", "run", Place::device, run.page_tables);
   run.memory.add("program and libraries", "run", Place::pageable, rows.program);
   run.memory.add("libraries in use", "run", Place::pageable, rows.libraries);
   run.memory.add("batches", "run", Place::pinned, rows.batches);

@@ -39,6 +39,7 @@ struct RunSetup {
   std::string order;                        ///< of a step's micro-batches and why, in words; empty where it has one
   MemoryPlan memory;                        ///< of the whole process: engine, model, program
   std::size_t activation_bytes = 0;         ///< of the model, on the device
+  std::size_t page_tables = 0;              ///< the driver's, of all pinned memory, on the device
   std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
   Saving saving;                            ///< memory for it is booked
 

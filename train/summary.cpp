@@ -30,8 +30,8 @@ std::optional<double> mean(const std::vector<double>& values) {
 std::string Trainer::summary(const std::string& digest) {
   const EngineCounters counters = loaded_->engine().counters();
   const InputTraffic inputs = setup_.model->input_traffic();
-  // What context and libraries take was measured when the device was opened.
-  const std::size_t peak_device = setup_.device->peak_bytes() + setup_.device->info().reserved;
+  // What context and libraries take was measured when the device was opened; page tables are counted as planned.
+  const std::size_t peak_device = setup_.device->peak_bytes() + setup_.device->info().reserved + setup_.page_tables;
   // The host device's memory is this process's own, but stands for memory elsewhere.
   const std::size_t emulated = setup_.device->info().kind == "host" ? peak_device : 0;
   const std::size_t peak_process = sample_process_memory().peak_anonymous;

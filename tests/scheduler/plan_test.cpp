@@ -213,6 +213,24 @@ TEST(Plan, TheCallersShareCountsAgainstTheCeiling) {
   EXPECT_LE(plan.memory.device_bytes(), 400_MiB);
 }
 
+TEST(Plan, PageTablesOfItsPinnedMemoryCountAgainstTheCeiling) {
+  const ParameterLayout layout = transformer_like();
+  PlanningFacts facts{.pinned_per_page_table = 64};
+  for (const char* policy : {"host", "static:0.5", "stream", "auto"}) {
+    for (facts.device_capacity = 300_MiB; facts.device_capacity <= 2_GiB; facts.device_capacity += 37_MiB) {
+      const std::optional<Plan> plan = find_plan(layout, with(policy), facts);
+      if (!plan) continue;
+      EXPECT_GE(plan->page_tables * 64, plan->memory.bytes_in(Place::pinned)) << policy;
+      EXPECT_LT(plan->page_tables * 64, plan->memory.bytes_in(Place::pinned) + 64 * 2_MiB) << policy;
+      EXPECT_LE(plan->memory.device_bytes() + plan->page_tables, facts.device_capacity) << policy;
+    }
+  }
+  const Plan plan = make_plan(layout, with("host"), {.device_capacity = 1_GiB, .pinned_per_page_table = 64});
+  EXPECT_NE(plan.table().find("page tables of pinned memory"), std::string::npos) << plan.table();
+  EXPECT_EQ(nlohmann::json::parse(plan.json())["page_tables"], plan.page_tables);
+  EXPECT_EQ(plan_of("host").page_tables, 0U) << "a device that is host memory has none";
+}
+
 TEST(Plan, RefusalNamesASizeThatThenFits) {
   const ParameterLayout layout = transformer_like();
   for (const char* policy : {"device", "host", "static:0.5", "interleave:2", "stream", "auto"}) {

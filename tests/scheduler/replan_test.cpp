@@ -132,6 +132,16 @@ TEST(Replan, BooksNoRoomThatIsNotThereForBothSides) {
   EXPECT_LE(all(), run.facts.host_available);
 }
 
+TEST(Replan, RoomForOtherPlansHasItsPageTables) {
+  PlannedRun run;
+  run.facts.pinned_per_page_table = 8;
+  run.facts.device_capacity *= 2;
+  run.plan = make_plan(run.layout, run.options, run.facts);
+  book_room_for_change(run.plan, run.layout, run.options, run.facts);
+  EXPECT_EQ(run.plan.page_tables, page_table_bytes(run.plan.memory.host_bytes(), run.facts));
+  EXPECT_LE(run.plan.memory.device_bytes() + run.plan.page_tables, run.facts.device_capacity);
+}
+
 TEST(Replan, TheCallersShareOfHostMemoryStaysBooked) {
   PlannedRun run(0.15);
   run.options.reserved_host_memory = std::size_t{1} << 30;

@@ -3,12 +3,17 @@
 #include <gtest/gtest.h>
 
 #include "core/error.hpp"
+#include "gpu_ops/emulation/grid.hpp"
+#include "gpu_ops/native_stream.hpp"
+#include "offload/engine.hpp"
+#include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/device/toy_machine.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
 namespace {
 
+using namespace literals;
 using ::testing::IsEmpty;
 using testing::toy;
 using testing::toy_machine;
@@ -50,6 +55,33 @@ TEST_F(EngineOnCuda, SurvivesStreamsThatRunAheadAndLag) {
     EXPECT_EQ(train_toy(o).digest, expected.digest) << "seed " << seed;
     EXPECT_THAT(fake_cuda::complaints(), IsEmpty()) << "seed " << seed;
   }
+}
+
+/// A card of just the memory that the plan is to take: the driver's share of it is free when it is wanted.
+TEST_F(EngineOnCuda, FitsOnACardOfTheSizePlannedWithItsPageTables) {
+  ParameterLayout layout;
+  for (int i = 0; i < 8; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {1 << 19});
+  OffloadOptions options;
+  options.policy = parse_policy("host");
+  PlanningFacts facts{.device_capacity = 64_MiB, .pinned_per_page_table = 512};
+  for (std::size_t step = 32_MiB; step >= arena_alignment; step /= 2) {
+    facts.device_capacity -= step;
+    if (!find_plan(layout, options, facts)) facts.device_capacity += step;
+  }
+  const Plan plan = make_plan(layout, options, facts);
+  ASSERT_GE(plan.memory.host_bytes(), 48_MiB);
+  constexpr std::size_t context = 32_MiB, code = 32_MiB;
+  const std::size_t all = context + code + facts.device_capacity;
+  fake_cuda::install({.cards = {{.memory = all, .taken = context, .code = code}}});
+  CudaDeviceOptions whole = testing::cuda_options({});
+  whole.memory = all;
+  CudaDevice device(std::move(whole));
+  ASSERT_EQ(device.info().capacity, facts.device_capacity);
+  OffloadEngine engine(device, layout, options, plan);
+  const MemoryBlock rest =
+      device.allocate(facts.device_capacity - plan.memory.device_bytes() - plan.page_tables, "rest");
+  const Stream stream = device.make_stream("a");
+  EXPECT_NO_THROW(emulation::enqueue("first", native_stream(stream), [] {}));
 }
 
 class EngineEveryCall : public ::testing::TestWithParam<cudaError_t> {};

@@ -114,6 +114,12 @@ TEST(OpenDevice, ContextAndLibrariesAreWithinTheCeiling) {
               ThrowsMessage<PlanError>(AllOf(HasSubstr("context and libraries alone take"), HasSubstr("raise"))));
 }
 
+TEST(OpenDevice, PlansAreToldOfPageTables) {
+  fake_cuda::install({});
+  EXPECT_EQ(profile_of(*open_device("cuda", small())).pinned_per_page_table, 512U);
+  EXPECT_EQ(profile_of(*open_device("host", small())).pinned_per_page_table, 0U);
+}
+
 TEST(OpenDevice, TheComputeKeyNamesWhatMayChangeABit) {
   fake_cuda::install({});
   const std::string key = open_device("cuda", small())->info().compute_key;

@@ -16,6 +16,8 @@ constexpr std::size_t granularity = 512;
 
 std::size_t rounded(std::size_t bytes) { return (bytes + granularity - 1) / granularity * granularity; }
 
+std::size_t page_tables(std::size_t registered) { return (registered + 4095) / 4096 * 8; }
+
 const std::pair<const std::uintptr_t, Range>* range_before(const Ranges& ranges, std::uintptr_t address) {
   const auto next = ranges.upper_bound(address);
   return next == ranges.begin() ? nullptr : &*std::prev(next);
@@ -177,6 +179,7 @@ std::size_t State::free_bytes(int device) {
   const Card& card = machine_.cards[static_cast<std::size_t>(device)];
   std::size_t used = card.taken + (loaded_.contains(device) ? card.code : 0);
   for (const auto& [begin, range] : allocations_) used += range.device == device ? rounded(range.bytes) : 0;
+  for (const auto& [begin, range] : registrations_) used += range.device == device ? page_tables(range.bytes) : 0;
   return card.memory - std::min(card.memory, used);
 }
 
@@ -240,10 +243,12 @@ bool State::touches_device(const void* data, std::size_t bytes) {
   return touches(allocations_, address_of(data), bytes);
 }
 
-cudaError_t State::register_host(void* data, std::size_t bytes) {
+cudaError_t State::register_host(int device, void* data, std::size_t bytes) {
+  const std::size_t free = free_bytes(device);
   const std::lock_guard lock(mutex_);
   if (address_of(data) % 4096 != 0 || touches(registrations_, address_of(data), bytes)) return cudaErrorInvalidValue;
-  registrations_[address_of(data)] = {bytes, 0};
+  if (page_tables(bytes) > free) return cudaErrorMemoryAllocation;
+  registrations_[address_of(data)] = {bytes, device};
   largest_registration_ = std::max(largest_registration_, bytes);
   return cudaSuccess;
 }

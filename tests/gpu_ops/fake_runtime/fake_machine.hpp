@@ -83,7 +83,8 @@ class State {
   /// Whether [data, data + bytes) lies in one device allocation; touches any.
   bool on_device(const void* data, std::size_t bytes);
   bool touches_device(const void* data, std::size_t bytes);
-  cudaError_t register_host(void* data, std::size_t bytes);
+  /// Takes an entry of 8 bytes of the device for each page of 4 KiB.
+  cudaError_t register_host(int device, void* data, std::size_t bytes);
   bool unregister_host(void* data);
   enum class HostKind { pageable, registered, mixed };
   HostKind kind_of(const void* data, std::size_t bytes);
