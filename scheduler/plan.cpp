@@ -192,29 +192,62 @@ std::string advice_of(const std::vector<std::string>& flags) {
   return fmt::format("try {}", fmt::join(flags, ", or "));
 }
 
-[[noreturn]] void refuse_device(const ParameterLayout& layout, const OffloadOptions& options,
-                                const PlanningFacts& facts, const Plan& smallest, std::size_t ceiling) {
-  // A ceiling of a device that is host memory is of no use beyond what there is of that.
-  const auto can_be_had = [&](const Plan& plan) {
-    return !facts.device_is_host || over_host_memory(options, facts, plan) == 0;
+/// The ceiling of host memory that would do, as a flag; empty where none would. `host` and `device`: what a run takes.
+std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts, std::size_t host,
+                              std::size_t device) {
+  const auto over = [&](std::size_t ceiling) {
+    options.host_memory = ceiling;
+    return over_host_memory(options, facts, host, device);
   };
-  std::vector<std::string> flags;
-  const std::size_t need = device_bytes_of(smallest, facts) + options.reserved_device_memory;
-  if (can_be_had(smallest)) flags.push_back(fmt::format("--device-memory {}", megabytes_flag(need)));
+  const std::size_t needed = facts.device_is_host && over(0) > 0 ? host + device : host;
+  const std::size_t ceiling = needed + unlike_in_the_next_run;
+  return over(ceiling) > 0 ? std::string{} : fmt::format("--host-memory {}", megabytes_flag(ceiling));
+}
+
+/// What the plan does not take itself, so that its table names every byte under the ceilings. Of options with the
+/// device's own reserve.
+void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFacts& facts) {
+  plan.reserved_device_memory = options.reserved_device_memory - facts.device_reserved;
+  plan.device_reserved = facts.device_reserved;
+  plan.page_tables = page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
+  plan.reserved_host_memory = options.reserved_host_memory;
+}
+
+[[noreturn]] void refuse_device(const ParameterLayout& layout, const OffloadOptions& options,
+                                const PlanningFacts& facts, Plan smallest, std::size_t ceiling) {
+  const auto device_bytes = [&](const Plan& plan) {
+    return device_bytes_of(plan, facts) + options.reserved_device_memory;
+  };
+  std::vector<std::string> fitting;
+  // More of the device is of no use where host memory is too small, too: then a ceiling of that has to be raised
+  // beside it, as far as there is memory.
+  const auto add = [&](const Plan& plan, std::string flags, std::string_view remark) {
+    if (over_host_memory(options, facts, plan) > 0) {
+      const std::size_t host = plan.memory.host_bytes() + options.reserved_host_memory;
+      const std::string more = ceiling_that_fits(options, facts, host, device_bytes(plan));
+      if (more.empty()) return;
+      flags += " " + more;
+    }
+    fitting.push_back(fmt::format("{}{}", flags, remark));
+  };
+  const std::size_t need = device_bytes(smallest);
+  add(smallest, fmt::format("--device-memory {}", megabytes_flag(need)), "");
   OffloadOptions frugal = with_policy(options, "host");
   frugal.resident_layers = 0;
   frugal.prefetch_layers = 1;
   const Plan little = build(layout, frugal, smallest_knobs(layout, frugal));
-  const std::size_t least = device_bytes_of(little, facts) + options.reserved_device_memory;
-  if (least < need && can_be_had(little)) {
-    flags.push_back("--policy host --resident-layers 0 --prefetch-layers 1 ");
-    flags.back() += least <= ceiling ? fmt::format("(needs {})", format_bytes(least))
-                                     : fmt::format("--device-memory {}", megabytes_flag(least));
+  const std::size_t least = device_bytes(little);
+  if (least < need) {
+    const bool under = least <= ceiling;
+    std::string flags = "--policy host --resident-layers 0 --prefetch-layers 1";
+    if (!under) flags += fmt::format(" --device-memory {}", megabytes_flag(least));
+    add(little, std::move(flags), under ? fmt::format(" (needs {})", format_bytes(least)) : std::string());
   }
+  note_reserves(smallest, options, facts);
   throw PlanError("the plan does not fit on the device",
                   fmt::format("policy {} needs at least {}, the ceiling is {}", smallest.policy.text(),
                               format_bytes(need), format_bytes(ceiling)),
-                  advice_of(flags), smallest.table());
+                  advice_of(fitting), smallest.table());
 }
 
 Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
@@ -225,7 +258,6 @@ Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, co
   if (device_bytes_of(plan, facts) > budget) refuse_device(layout, options, facts, plan, ceiling);
   plan = improve(layout, options, facts, knobs, std::move(plan), budget);
   plan.device_memory = ceiling;
-  plan.reserved_device_memory = options.reserved_device_memory;
   return plan;
 }
 
@@ -268,10 +300,7 @@ Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options
   Plan plan = options.policy.kind == Policy::Kind::automatic ? plan_automatic(layout, options, facts, ceiling)
                                                              : plan_fixed(layout, options, facts, ceiling);
   plan.storage_hash = layout.storage_hash();  // here, as many plans are built before one is taken
-  plan.reserved_device_memory -= facts.device_reserved;
-  plan.device_reserved = facts.device_reserved;
-  plan.page_tables = page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
-  plan.reserved_host_memory = options.reserved_host_memory;
+  note_reserves(plan, options, facts);
   return plan;
 }
 
@@ -304,18 +333,6 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
     if (fits(other)) return flag + (flag.empty() ? "" : " ") + "--policy auto";
   }
   return {};
-}
-
-/// The ceiling of host memory that would do, as a flag; empty where none would. `host` and `device`: what a run takes.
-std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts, std::size_t host,
-                              std::size_t device) {
-  const auto over = [&](std::size_t ceiling) {
-    options.host_memory = ceiling;
-    return over_host_memory(options, facts, host, device);
-  };
-  const std::size_t needed = facts.device_is_host && over(0) > 0 ? host + device : host;
-  const std::size_t ceiling = needed + unlike_in_the_next_run;
-  return over(ceiling) > 0 ? std::string{} : fmt::format("--host-memory {}", megabytes_flag(ceiling));
 }
 
 [[noreturn]] void refuse_host(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,

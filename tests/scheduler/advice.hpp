@@ -9,13 +9,14 @@
 
 namespace tandem::testing {
 
-/// The ceiling of host memory that a refusal asks for, in bytes; 0 where it asks for none, which fails the test.
-inline std::size_t advised_host_memory(const std::string& text) {
+/// The ceiling that a refusal asks for with `flag`, in bytes; 0 where it asks for none, which fails the test.
+inline std::size_t advised_memory(const std::string& text, std::string_view flag) {
   using namespace literals;  // NOLINT: sizes
-  constexpr std::string_view flag = "--host-memory ";
   const std::size_t at = text.find(flag);
   EXPECT_NE(at, std::string::npos) << text;
   return at == std::string::npos ? 0 : std::stoull(text.substr(at + flag.size())) * 1_MiB;
 }
+
+inline std::size_t advised_host_memory(const std::string& text) { return advised_memory(text, "--host-memory "); }
 
 }  // namespace tandem::testing

@@ -1,5 +1,6 @@
 #include "scheduler/plan.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,6 +17,9 @@ namespace {
 
 using namespace literals;  // NOLINT: sizes
 using testing::advised_host_memory;
+using testing::advised_memory;
+using ::testing::ContainsRegex;
+using ::testing::HasSubstr;
 
 /// Twelve blocks and a large embedding, tied to the head: the shape of a small GPT-2.
 ParameterLayout transformer_like() {
@@ -251,13 +255,6 @@ TEST(Plan, RefusalNamesASizeThatThenFits) {
   }
 }
 
-TEST(Plan, HostCeilingsAreKept) {
-  OffloadOptions options = with("host");
-  options.host_memory = 1_GiB;
-  EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), PlanError);
-  EXPECT_THROW(make_plan(transformer_like(), with("host"), {64_GiB, 1_GiB}), PlanError);
-}
-
 std::string refusal(const OffloadOptions& options, const PlanningFacts& facts) {
   EXPECT_FALSE(find_plan(transformer_like(), options, facts));
   try {
@@ -267,6 +264,50 @@ std::string refusal(const OffloadOptions& options, const PlanningFacts& facts) {
   }
   ADD_FAILURE() << "not refused";
   return {};
+}
+
+TEST(Plan, TheTableOfARefusalNamesEveryByteUnderTheCeiling) {
+  OffloadOptions options = with("host");
+  options.device_memory = 50_MiB;
+  options.reserved_device_memory = 100_MiB;
+  options.reserved_host_memory = 300_MiB;
+  try {
+    make_plan(transformer_like(), options, {.device_capacity = 64_GiB, .device_reserved = 20_MiB});
+    FAIL();
+  } catch (const PlanError& error) {
+    const std::string total = format_bytes(smallest_device_memory(transformer_like(), options) + 20_MiB);
+    EXPECT_THAT(error.what(), HasSubstr("needs at least " + total));
+    EXPECT_THAT(error.table(), ContainsRegex("total +" + total));
+    EXPECT_THAT(error.table(), ContainsRegex("reserved by the caller +100.0 MiB +300.0 MiB"));
+    EXPECT_THAT(error.table(), ContainsRegex("context and libraries +20.0 MiB"));
+  }
+}
+
+TEST(Plan, WhereBothCeilingsAreTooSmallBothAreNamed) {
+  const ParameterLayout layout = transformer_like();
+  for (const bool is_host : {false, true}) {
+    for (const char* policy : {"device", "host", "static:0.5", "auto"}) {
+      OffloadOptions options = with(policy);
+      options.device_memory = 50_MiB;
+      options.host_memory = 10_MiB;
+      const PlanningFacts facts{.device_capacity = 64_GiB, .host_available = 64_GiB, .device_is_host = is_host};
+      const std::string text = refusal(options, facts);
+      const std::size_t advice = text.find("; try --device-memory ");
+      ASSERT_NE(advice, std::string::npos) << text;
+      const std::string flags = text.substr(advice, text.find(", or ") - advice);
+      options.device_memory = advised_memory(flags, "--device-memory ");
+      if (flags.find("--host-memory ") != std::string::npos)
+        options.host_memory = advised_memory(flags, "--host-memory ");
+      EXPECT_NO_THROW(make_plan(layout, options, facts)) << policy << ": " << text;
+    }
+  }
+}
+
+TEST(Plan, HostCeilingsAreKept) {
+  OffloadOptions options = with("host");
+  options.host_memory = 1_GiB;
+  EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), PlanError);
+  EXPECT_THROW(make_plan(transformer_like(), with("host"), {64_GiB, 1_GiB}), PlanError);
 }
 
 TEST(Plan, TheHostCeilingIsTheCallersShareToo) {
