@@ -18,6 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 constexpr const char* metrics_name = "metrics.jsonl";
+constexpr const char* summary_name = "summary.json";
 constexpr const char* lock_name = ".lock";
 
 [[noreturn]] void refuse_taken(const fs::path& out) {
@@ -33,7 +34,7 @@ nlohmann::ordered_json finite(double value) {
 
 bool holds_run(const fs::path& out) {
   std::error_code ignored;
-  for (const char* name : {"config.toml", metrics_name, "summary.json", "checkpoints"}) {
+  for (const char* name : {"config.toml", metrics_name, summary_name, "checkpoints"}) {
     if (fs::exists(out / name, ignored)) return true;
   }
   return false;
@@ -92,7 +93,12 @@ RunDirectory::RunDirectory(fs::path out, bool fresh) : out_(std::move(out)) {
 RunDirectory::~RunDirectory() { ::close(lock_); }
 
 void RunDirectory::write_config(const std::string& toml) { write_file_atomically(out_ / "config.toml", toml); }
-void RunDirectory::write_summary(const std::string& json) { write_file_atomically(out_ / "summary.json", json); }
+void RunDirectory::write_summary(const std::string& json) { write_file_atomically(out_ / summary_name, json); }
+
+void RunDirectory::remove_summary() noexcept {
+  std::error_code ignored;
+  fs::remove(out_ / summary_name, ignored);
+}
 
 void RunDirectory::open_metrics(std::int64_t step) {
   std::string kept;

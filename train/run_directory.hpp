@@ -47,6 +47,7 @@ class RunDirectory {
   std::filesystem::path checkpoints() const { return out_ / "checkpoints"; }
   void write_config(const std::string& toml);
   void write_summary(const std::string& json);
+  void remove_summary() noexcept;
   /// Opens metrics.jsonl, cut back to the lines of steps 1 ... `step`.
   void open_metrics(std::int64_t step);
   /// Appends a line and flushes. Throws WriteError.

@@ -223,8 +223,6 @@ void Trainer::start() {
 }
 
 void Trainer::open_files() {
-  directory_->write_config(config_toml(config_));
-  directory_->open_metrics(step_);
   saver_ = std::make_unique<CheckpointSaver>(loaded_->engine(),
                                              SaverOptions{.root = directory_->checkpoints(),
                                                           .keep = config_.keep,
@@ -235,6 +233,9 @@ void Trainer::open_files() {
                                                           .urgent = [] { return StopSignal::received() != 0; }},
                                              [this](const std::string& text) { progress_->line(text); });
   if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
+  if (resumed_from_ && has_later_checkpoints(directory_->checkpoints(), step_)) leave_course();
+  directory_->write_config(config_toml(config_));
+  directory_->open_metrics(step_);
 }
 
 /// Empty where the machine is not calibrated.
@@ -274,10 +275,6 @@ bool Trainer::load_checkpoint() {
   progress_->line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", checkpoint_->directory().string(), step_,
                               format_bytes(StateCopy::bytes(setup_.layout)), trace_now() - begin));
   if (directory_ && checkpoint_->directory().parent_path() == directory_->checkpoints()) saved_step_ = step_;
-  if (directory_ && has_later_checkpoints(directory_->checkpoints(), step_)) {
-    spdlog::warn("checkpoints after step {} in {} belong to a course that this run leaves: its first save removes them",
-                 step_, directory_->checkpoints().string());
-  }
   return true;
 }
 

@@ -65,6 +65,7 @@ class Trainer {
   void check_compute_key() const;
   void start();
   void open_files();
+  void leave_course();
   void load_weights();
   bool load_checkpoint();
   void train_step();

@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "core/version.hpp"
+#include "io/atomic_file.hpp"
 #include "train/trainer.hpp"
 
 namespace tandem {
@@ -36,6 +37,22 @@ Manifest Trainer::manifest() const {
 void Trainer::save(bool best) {
   if (!directory_ || saved_step_ == step_) return;
   saved_step_ = saver_->save(manifest(), steps_to_next_save(), best) ? step_ : -1;
+}
+
+/// Of a run that goes on from before the last checkpoint here. The state that it begins with is the newest one before
+/// configuration and metrics change, so that a kill at any moment leaves files of one course.
+void Trainer::leave_course() {
+  const std::filesystem::path root = directory_->checkpoints();
+  spdlog::warn("checkpoints after step {} in {} belong to a course that this run leaves, and are removed", step_,
+               root.string());
+  directory_->remove_summary();
+  if (saved_step_ == step_) {
+    prune_checkpoints(root, {.written = root / checkpoint_name(step_)});
+    sync_directory(root);
+  } else {
+    save();
+    saver_->finish(true);
+  }
 }
 
 /// At most: what is the best is known when it is there.

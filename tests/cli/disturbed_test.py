@@ -1,6 +1,10 @@
 """Runs that something comes in between of: files that change under them, other models, kills."""
 import json
+import random
+import re
+import shutil
 import subprocess
+import time
 
 from program import SMALL, TEXT, ProgramTest, main, wait_for
 
@@ -53,6 +57,85 @@ class Models(ProgramTest):
             self.refused(self.run_program(*resume), 4, *words)
         (model / "config.json").write_text(json.dumps(config))
         self.succeed(self.run_program(*resume))
+
+
+class Courses(ProgramTest):
+    """A run that goes on from an earlier step than the last one, and with another rate."""
+    COURSE = ["--checkpoint-every", "1", "--keep", "0", "--decay-steps", "8"]
+    BRANCH = [*COURSE, "--steps", "8", "--lr", "2e-2"]
+
+    def setUp(self):
+        super().setUp()
+        self.old = self.root / "old"
+        self.succeed(self.train("--steps", "8", *self.COURSE, "--out", self.old))
+        self.old_rate = self.rate(self.old)
+        self.straight = self.branched("straight")
+        self.succeed(self.train(*self.BRANCH, "--out", self.straight, "--resume", self.third(self.straight)))
+
+    def branched(self, name):
+        out = self.root / name
+        shutil.copytree(self.old, out)
+        return out
+
+    def third(self, out):
+        return out / "checkpoints" / "step-00000003"
+
+    def rate(self, out):
+        return re.search(r"^lr = (.+)$", (out / "config.toml").read_text(), re.M).group(1)
+
+    def ended_as_straight(self, out):
+        self.assertEqual(self.summary(out)["state_digest"], self.summary(self.straight)["state_digest"])
+        self.assertEqual([m["loss"] for m in self.metrics(out)], [m["loss"] for m in self.metrics(self.straight)])
+
+    def test_killed_before_its_first_save_it_is_on_one_course(self):
+        self.assertNotEqual(self.rate(self.straight), self.old_rate)
+        for here in (True, False):
+            with self.subTest(here=here):
+                out = self.branched(f"run{here}")
+                start = self.third(out if here else self.old)
+                # Its first save is far away; the rest of the branch is of the same steps.
+                process = self.start(out, *self.BRANCH, "--steps", "1000000", "--checkpoint-every", "1000000", "--resume", start)
+                wait_for(lambda: [m["step"] for m in self.metrics(out)][3:4] == [4] and self.rate(out) != self.old_rate)
+                process.kill()
+                process.wait()
+                self.assertEqual(self.checkpoints(out), [f"step-{n:08}" for n in (1, 2, 3)])
+                self.assertFalse((out / "summary.json").exists())
+                self.succeed(self.run_program("train", "--resume", "--config", out / "config.toml", "--steps", "8", "--out", out))
+                self.ended_as_straight(out)
+
+    def test_killed_at_any_moment_it_is_on_one_course(self):
+        begin = time.monotonic()
+        self.succeed(self.run_program("train", "--resume", self.third(self.old), "--config", self.old / "config.toml", "--steps",
+                                      "3", "--out", self.root / "short"))
+        seconds = time.monotonic() - begin
+        chance = random.Random(1)
+        for i in range(12):
+            out = self.branched(f"run{i}")
+            process = self.start(out, *self.BRANCH, "--resume", self.third(out))
+            time.sleep(chance.uniform(0.3, 1.2) * seconds)
+            process.kill()
+            process.wait()
+            visible = [name for name in self.checkpoints(out) if not name.startswith(".")]
+            if self.rate(out) != self.old_rate:
+                self.succeed(self.run_program("train", "--resume", "--out", out))
+                self.ended_as_straight(out)
+            else:  # every checkpoint that is left is one of the old course
+                self.assertEqual(len(self.metrics(out)), 8)
+                self.assertEqual(visible, [f"step-{n:08}" for n in range(1, len(visible) + 1)])
+                self.succeed(self.run_program("train", "--resume", "--out", out))
+                self.assertEqual(self.summary(out)["state_digest"], self.summary(self.old)["state_digest"])
+            shutil.rmtree(out)
+
+    def test_a_damaged_checkpoint_goes_when_the_run_leaves_it(self):
+        damaged = self.old / "checkpoints" / "step-00000008" / "state.safetensors"
+        state = bytearray(damaged.read_bytes())
+        state[len(state) // 2] ^= 1
+        damaged.write_bytes(state)
+        result = self.succeed(self.run_program("train", "--resume", "--config", self.old / "config.toml", "--keep", "2", "--steps",
+                                               "9", "--checkpoint-every", "0", "--out", self.old))
+        self.assertIn("passed over", result.stderr)
+        self.assertIn("are removed", result.stderr)
+        self.assertEqual(self.checkpoints(self.old), ["step-00000007", "step-00000009"])
 
 
 if __name__ == "__main__":
