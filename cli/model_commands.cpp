@@ -80,7 +80,7 @@ int eval(const EvalFlags& flags) {
   RunSetup setup = forward_setup(config, source);
   LoadedModel model(setup, nullptr);
   load_weights(model, source, setup);
-  const EvalResult result = model.evaluate(*data);
+  const EvalResult result = model.evaluate(*data).value();
   if (flags.json) {
     print_output(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}.dump(2) + "\n");
   } else {

@@ -73,7 +73,7 @@ void LoadedModel::train(std::size_t first, std::size_t n, ParameterAccess& param
 
 void LoadedModel::wait_for_losses() { setup_.device->synchronize(stream_); }
 
-EvalResult LoadedModel::evaluate(const TokenSource& source) {
+std::optional<EvalResult> LoadedModel::evaluate(const TokenSource& source, const std::function<bool()>& stop) {
   const RunShape& shape = setup_.model->shape();
   const auto length = static_cast<std::size_t>(shape.sequence);
   const std::int64_t windows = require_windows(source, shape.sequence);
@@ -82,6 +82,7 @@ EvalResult LoadedModel::evaluate(const TokenSource& source) {
   double sum = 0.0;
   std::int64_t tokens = 0;
   for (std::int64_t first = 0; first < windows; first += shape.batch) {
+    if (stop && stop()) return std::nullopt;
     std::fill(host.tokens.begin(), host.tokens.end(), 0);
     std::fill(host.targets.begin(), host.targets.end(), -1);
     for (std::int64_t row = 0; row < std::min(shape.batch, windows - first); ++row) {
@@ -94,7 +95,7 @@ EvalResult LoadedModel::evaluate(const TokenSource& source) {
     wait_for_losses();
     sum = std::accumulate(host.losses.begin(), host.losses.end(), sum);
   }
-  return {sum / static_cast<double>(tokens), tokens, windows};
+  return EvalResult{sum / static_cast<double>(tokens), tokens, windows};
 }
 
 void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values) {

@@ -2,7 +2,9 @@
 // A run's memory, taken: engine, activations and batches. Forwards and micro-batches run here.
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 
 #include "core/trace.hpp"
@@ -49,8 +51,9 @@ class LoadedModel {
   /// Blocks until everything queued so far on the stream is done.
   void wait_for_losses();
 
-  /// Mean loss over all windows in order. Blocks. Not inside a step.
-  EvalResult evaluate(const TokenSource& source);
+  /// Mean loss over all windows in order. Blocks. Not inside a step. `stop`, which may be empty, is asked before each
+  /// micro-batch; where it says so there is no result.
+  std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
   /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks.
   void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);
 

@@ -191,7 +191,9 @@ int Trainer::run() {
       train_step();
       look_after_saving();
     }
-    const int signal = step_ < config_.steps ? StopSignal::received() : 0;
+    if (eval_data_ && evaluated_step_ != step_) evaluate();  // where there was no step to take
+    const bool done = step_ >= config_.steps && (!eval_data_ || evaluated_step_ == step_);
+    const int signal = done ? 0 : StopSignal::received();
     finish(signal != 0);
     return signal;
   } catch (const StalledError& error) {
@@ -384,7 +386,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
   const bool due = config_.eval_every > 0 && step_ % config_.eval_every == 0;
   if (eval_data_ && (due || step_ == config_.steps)) {
     evaluate();
-    metrics.eval_loss = eval_loss_;
+    if (evaluated_step_ == step_) metrics.eval_loss = eval_loss_;
   }
   if (trace_) trace_->span("steps", step_name(step_), begin, begin + metrics.step_seconds);
   counters_seen_ = loaded_->engine().counters();  // an evaluation's fetches are no step's
@@ -420,8 +422,11 @@ void Trainer::watch_nonfinite(const StepReport& report) {
   }
 }
 
+/// A signal breaks it off: the state is to be saved, and is there to be validated another time.
 void Trainer::evaluate() {
-  eval_loss_ = loaded_->evaluate(*eval_data_).loss;
+  const auto result = loaded_->evaluate(*eval_data_, [] { return StopSignal::received() != 0; });
+  if (!result) return;
+  eval_loss_ = result->loss;
   evaluated_step_ = step_;
 }
 
@@ -438,7 +443,6 @@ void Trainer::publish(const StepMetrics& metrics) {
 
 void Trainer::finish(bool interrupted) {
   save_at_the_end();
-  if (eval_data_ && !interrupted && evaluated_step_ != step_) evaluate();
   const std::string digest = loaded_->engine().state_digest();
   if (directory_) directory_->write_summary(summary(digest));
   if (trace_) trace_->write(config_.trace);

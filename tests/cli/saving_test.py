@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from program import PROGRAM, SMALL, ProgramTest, main, wait_for
+from program import PROGRAM, SMALL, TEXT, ProgramTest, main, wait_for
 
 
 class Saving(ProgramTest):
@@ -128,6 +128,21 @@ class Saving(ProgramTest):
             process.send_signal(second)
             self.assertEqual(process.wait(timeout=60), -second)
         self.assertEqual(self.succeed(self.run_program("digest", out)).stdout.strip(), digest)
+
+    def test_a_signal_does_not_wait_for_a_validation(self):
+        held_out = self.file("held-out.txt", TEXT * 200)  # minutes of it
+        for steps in ("3", "1"):  # after a step, and after the last one
+            out = self.root / f"run{steps}"
+            process = self.start(out, "--steps", steps, "--eval-data", held_out, "--eval-every", "1", "--keep-best")
+            wait_for(lambda: (out / "metrics.jsonl").exists())
+            time.sleep(1.0)  # the step takes less
+            process.terminate()
+            self.assertEqual(process.wait(timeout=30), 143)
+            self.assertEqual(self.checkpoints(out), ["step-00000001"])
+            self.assertNotIn("eval_loss", self.metrics(out)[0])
+            self.assertIsNone(self.summary(out)["eval_loss"])
+        self.succeed(self.run_program("train", "--resume", "--config", out / "config.toml", "--eval-data", self.text, "--out", out))
+        self.assertIsNotNone(self.summary(out)["eval_loss"])
 
     def test_a_second_fresh_run_is_refused_too(self):
         out = self.root / "run"
