@@ -62,9 +62,8 @@ void warn_of_doubts(const MachineProfile& profile, const std::filesystem::path& 
   const auto lines = doubts(profile);
   if (lines.empty()) return;
   spdlog::warn(
-      "the calibration in {} looks wrong in {} {}, the worst: {}; predictions may be off: `tandem calibrate --show` "
-      "lists "
-      "all, `tandem calibrate` measures anew",
+      "the calibration in {} looks wrong in {} {}, the worst: {}; predictions may be off: "
+      "`tandem calibrate --show` lists all, `tandem calibrate` measures anew",
       file.string(), lines.size(), lines.size() == 1 ? "place" : "places", worst(lines, profile));
 }
 

@@ -30,7 +30,7 @@ constexpr int skip_limit = 10;  // skipped steps in a row that end a run
 /// In trace and profiler.
 std::string step_name(std::int64_t step) { return fmt::format("step {}", step); }
 
-/// Checkpoints of later steps than the one resumed from: the run is about to leave their course.
+/// Checkpoints of later steps than the one resumed from.
 bool has_later_checkpoints(const fs::path& root, std::int64_t step) {
   const std::string resumed = checkpoint_name(step);
   std::error_code error;
@@ -235,7 +235,8 @@ void Trainer::open_files() {
                                                           .urgent = [] { return StopSignal::received() != 0; }},
                                              [this](const std::string& text) { progress_->line(text); });
   if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
-  if (resumed_from_ && has_later_checkpoints(directory_->checkpoints(), step_)) leave_course();
+  const bool branches = resumed_from_ && names_a_checkpoint(request_);  // else what is later is damaged
+  if (branches && has_later_checkpoints(directory_->checkpoints(), step_)) leave_course();
   directory_->write_config(config_toml(config_));
   directory_->open_metrics(step_);
 }

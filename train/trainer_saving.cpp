@@ -39,7 +39,7 @@ void Trainer::save(bool best) {
   saved_step_ = saver_->save(manifest(), steps_to_next_save(), best) ? step_ : -1;
 }
 
-/// Of a run that goes on from before the last checkpoint here. The state that it begins with is the newest one before
+/// Of a run that was told to go on from before the last checkpoint here. The state that it begins with is the newest one before
 /// configuration and metrics change, so that a kill at any moment leaves files of one course.
 void Trainer::leave_course() {
   const std::filesystem::path root = directory_->checkpoints();
