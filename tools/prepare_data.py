@@ -155,8 +155,25 @@ def load_template(source, names):
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.globals["raise_exception"] = refuse
-    compiled = environment.from_string(source)
-    return lambda messages, answer: compiled.render(messages=messages, add_generation_prompt=answer, **names)
+    try:
+        compiled = environment.from_string(source)
+    except Exception as error:  # a template is a program: what it throws is any of Python's
+        raise bad_template(error) from None
+
+    def write(messages, answer):
+        try:
+            return compiled.render(messages=messages, add_generation_prompt=answer, **names)
+        except Refusal:
+            raise
+        except Exception as error:
+            raise bad_template(error) from None
+
+    return write
+
+
+def bad_template(error):
+    return Refusal(f"the chat template: {type(error).__name__}: {' '.join(str(error).split())}; "
+                   "mend it, or give a tokenizer folder without it")
 
 
 def pieces(record, place, template=None):
@@ -195,11 +212,21 @@ def end_token(tokenizer, wanted):
     return next((i for i in map(tokenizer.token_to_id, END_TOKENS) if i is not None), None)
 
 
+def refuse_half_pairs(text, place):
+    """JSON can write half of a surrogate pair, which is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refusal(f"{place}: \\u{ord(text[error.start]):04x} is half of a character; "
+                      "write both halves of its pair, or leave it out") from None
+
+
 def encode(tokenizer, record, place, end, template):
     """Token ids of a record and, for each, whether it is a target. The end is one where what it ends is; a chat
     that a template wrote has an end of its own."""
     ids, mask = [], []
     for text, target in pieces(record, place, template):
+        refuse_half_pairs(text, place)
         new = tokenizer.encode(text, add_special_tokens=False).ids
         ids += new
         mask += [int(target)] * len(new)

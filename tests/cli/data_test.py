@@ -189,6 +189,7 @@ class Preparing(ProgramTest):
                                 ((self.file("a.jsonl", "{}\n"),), "a record needs"),
                                 ((self.file("b.jsonl", "[\n"),), "not a line of JSON"),
                                 ((self.file("c.txt", ""), "--no-end-token"), "no tokens"),
+                                ((self.file("d.jsonl", '{"text": "a\\ud800b"}\n'),), "byte 0: \\ud800 is half"),
                                 ((self.text, "--end-token", "<none>"), "no such token"),
                                 ((self.text, "--row-length", "4"), "--layout rows")]:
             result = self.prepare("--out", out, *arguments)
@@ -196,6 +197,21 @@ class Preparing(ProgramTest):
             self.assertIn(word, result.stderr.splitlines()[-1])
             self.assertNotIn("Traceback", result.stderr)
             self.assertFalse(out.exists())
+
+    def test_a_template_that_fails_is_one_line(self):
+        if subprocess.run([TOKENIZERS, "-c", "import jinja2"], capture_output=True).returncode != 0:
+            self.skipTest("jinja2 is missing")
+        chat = self.file("chat.jsonl", json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
+        for template, word in [("{% for %}", "TemplateSyntaxError"), ("{{ nothing.at.all }}", "UndefinedError"),
+                               ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+                               ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
+                               ("{{ 1 // 0 }}", "ZeroDivisionError"), ("{{ raise_exception('no') }}", "refuses a record: no")]:
+            (self.root / "chat_template.jinja").write_text(template)
+            result = self.prepare("--out", self.root / "out.bin", chat)
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn("the chat template", result.stderr.splitlines()[-1])
+            self.assertIn(word, result.stderr.splitlines()[-1])
+            self.assertNotIn("Traceback", result.stderr)
 
 
 if __name__ == "__main__":
