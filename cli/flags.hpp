@@ -20,6 +20,7 @@ class ConfigFlags {
   /// Reads --config, or `base` where that exists and --config is not given, then the flags. Throws UsageError.
   TrainConfig config(const std::string& base = {}) const;
   bool given(std::string_view name) const;
+  bool config_file_given() const { return !config_file_.empty(); }
   /// As typed; empty where the flag was not.
   std::vector<std::string> values(std::string_view name) const;
   /// --out as typed; empty where it was not.

@@ -76,7 +76,7 @@ int eval(const EvalFlags& flags) {
   check_weights(source, forward_layout(source.config));
   const auto data = open_tokens(config.data, config, source);
   config.seq_len = sequence_length(config, source.config, *data);
-  require_windows(*data, config.seq_len);
+  require_windows(*data, config.seq_len, "--data");
   RunSetup setup = forward_setup(config, source);
   LoadedModel model(setup, nullptr);
   load_weights(model, source, setup);
@@ -84,8 +84,8 @@ int eval(const EvalFlags& flags) {
   if (flags.json) {
     print_output(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}.dump(2) + "\n");
   } else {
-    print_output(fmt::format("loss {:.6f} over {} tokens in {} windows of {}\n", result.loss, result.tokens,
-                             result.windows, config.seq_len));
+    print_output(fmt::format("loss {:.6f} over {} tokens in {} windows of {}\n", without_nan_sign(result.loss),
+                             result.tokens, result.windows, config.seq_len));
   }
   return 0;
 }

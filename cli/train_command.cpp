@@ -2,11 +2,14 @@
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <memory>
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "core/error.hpp"
+#include "models/config.hpp"
 #include "train/trainer.hpp"
 
 namespace tandem {
@@ -29,6 +32,22 @@ void refuse_without_run(const std::string& out) {
                    "name the folder of a run, or give --model and --data too");
 }
 
+/// Relative paths of a run are those of the folder where it began: nobody typed them here.
+void refuse_lost_paths(const ConfigFlags& flags, const TrainConfig& config, const std::string& base) {
+  const auto check = [&](const std::string& flag, const std::string& name) {
+    std::error_code ignored;
+    if (flags.given(flag) || std::filesystem::path(name).is_absolute() || std::filesystem::exists(name, ignored))
+      return;
+    throw UsageError(fmt::format("{}: --{} {}", base, flag, name),
+                     "there is none here; a relative path is one from the folder where the run began",
+                     fmt::format("go there, or give --{}", flag));
+  };
+  const std::vector<std::string> shapes = builtin_models();
+  if (std::ranges::find(shapes, config.model) == shapes.end()) check("model", config.model);
+  for (const std::string& name : config.data) check("data", name);
+  for (const std::string& name : config.eval_data) check("eval-data", name);
+}
+
 int train(const TrainFlags& flags, const ProgramContext& context) {
   TrainRequest request;
   request.resume = flags.resume->count() > 0;
@@ -37,8 +56,10 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
   request.quiet = flags.quiet;
   request.command = context.command_line;
   const std::string out = flags.config.out();
-  request.config = flags.config.config(request.resume && !out.empty() ? out + "/config.toml" : "");
+  const std::string base = request.resume && !out.empty() ? out + "/config.toml" : "";
+  request.config = flags.config.config(base);
   if (request.resume && request.config.model.empty()) refuse_without_run(out);
+  if (!base.empty() && !flags.config.config_file_given()) refuse_lost_paths(flags.config, request.config, base);
   if (flags.quiet && request.config.metrics_port == 0) {
     throw UsageError("--metrics-port 0", "with --quiet nobody would learn the port", "name one");
   }

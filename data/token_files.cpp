@@ -138,6 +138,7 @@ std::optional<TokenDescription> description_of(const fs::path& bin) {
   const fs::path file = fs::path(bin).replace_extension(".json");
   std::error_code error;
   if (!fs::exists(file, error)) return std::nullopt;
+  if (!fs::is_regular_file(file, error)) bad_description(file.string(), "it is no regular file");
   if (fs::file_size(file, error) > most_bytes) bad_description(file.string(), "it is larger than 1 MiB");
   std::ifstream stream(file, std::ios::binary);
   const std::string text{std::istreambuf_iterator<char>(stream), {}};

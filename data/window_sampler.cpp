@@ -14,11 +14,11 @@ std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept {
   return tokens > 0 ? (tokens - 1) / length : 0;
 }
 
-std::int64_t require_windows(const TokenSource& source, std::int64_t length) {
+std::int64_t require_windows(const TokenSource& source, std::int64_t length, std::string_view name) {
   if (source.layout() == TokenLayout::rows) {
     if (source.row_length() > length + 1) {
       throw InputError(
-          "data in rows",
+          fmt::format("{} in rows", name),
           fmt::format("a row has {} tokens, a window of {} takes {}", source.row_length(), length, length + 1),
           fmt::format("give --seq-len {}, or prepare shorter rows", source.row_length() - 1));
     }
@@ -26,7 +26,7 @@ std::int64_t require_windows(const TokenSource& source, std::int64_t length) {
   }
   const std::int64_t windows = window_count(source.size(), length);
   if (windows == 0) {
-    throw InputError("data shorter than one sequence",
+    throw InputError(fmt::format("{} shorter than one sequence", name),
                      fmt::format("{} tokens, but a window of {} needs {}", source.size(), length, length + 1),
                      "give more data or a smaller --seq-len");
   }

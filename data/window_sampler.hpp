@@ -11,8 +11,8 @@ namespace tandem {
 
 /// Windows of `length` in `tokens` tokens of a stream.
 std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept;
-/// Windows of a source. Throws InputError where it is shorter than one, or its rows are longer.
-std::int64_t require_windows(const TokenSource& source, std::int64_t length);
+/// Windows of a source. Throws InputError, which calls it `name`, where it is shorter than one, or its rows are longer.
+std::int64_t require_windows(const TokenSource& source, std::int64_t length, std::string_view name = "data");
 
 /// Fills inputs and targets, `length` each, with window `index`; a position without target is -1. Returns
 /// how many targets there are.

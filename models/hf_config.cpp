@@ -253,7 +253,9 @@ void read_llama(const Fields& f, ModelConfig& c) {
 
 std::string read_text(const std::filesystem::path& file, const std::string& what) {
   std::error_code failed;
-  if (!std::filesystem::is_regular_file(file, failed)) throw UsageError(what, "there is no such file");
+  if (!std::filesystem::is_regular_file(file, failed)) {
+    throw UsageError(what, std::filesystem::exists(file, failed) ? "it is no regular file" : "there is no such file");
+  }
   const std::uintmax_t bytes = std::filesystem::file_size(file, failed);
   if (failed) throw UsageError(what, failed.message());
   if (bytes > max_config_bytes) throw UsageError(what, fmt::format("{} bytes are too many for a config.json", bytes));

@@ -57,10 +57,10 @@ void Progress::step(const StepMetrics& m, std::optional<double> saving) {
   const int width = static_cast<int>(std::to_string(steps_).size());
   std::string text = fmt::format(
       "step {:>{}}/{}  loss {:.4f}  norm {:.2f}  lr {:.1e}  {} tok/s  {:.3f} s (update {:.3f} exposed)  ETA {}", m.step,
-      width, steps_, m.loss, m.grad_norm, m.lr, rate(m.tokens_per_second), m.step_seconds, m.exposed_update_seconds,
-      format_duration(smoothed_ * static_cast<double>(steps_ - m.step)));
+      width, steps_, without_nan_sign(m.loss), without_nan_sign(m.grad_norm), m.lr, rate(m.tokens_per_second),
+      m.step_seconds, m.exposed_update_seconds, format_duration(smoothed_ * static_cast<double>(steps_ - m.step)));
   if (m.skipped) text += "  SKIPPED";
-  if (m.eval_loss) text += fmt::format("  eval {:.4f}", *m.eval_loss);
+  if (m.eval_loss) text += fmt::format("  eval {:.4f}", without_nan_sign(*m.eval_loss));
   if (saving) text += fmt::format("  saving {:.0f}%", 100.0 * *saving);
   if (!terminal_) return line(text);
   std::fputs(fmt::format("\r\x1b[K{}", fitted(bar(m.step, steps_) + text)).c_str(), stdout);

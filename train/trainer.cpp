@@ -111,10 +111,10 @@ void Trainer::find_checkpoint(std::int64_t before) {
 void Trainer::open_data() {
   data_ = open_tokens(config_.data, config_, source_);
   config_.seq_len = sequence_length(config_, source_.config, *data_);
-  windows_ = require_windows(*data_, config_.seq_len);
+  windows_ = require_windows(*data_, config_.seq_len, "--data");
   if (config_.eval_data.empty()) return;
-  eval_data_ = open_tokens(config_.eval_data, config_, source_);
-  require_windows(*eval_data_, config_.seq_len);
+  eval_data_ = open_tokens(config_.eval_data, config_, source_, "--eval-data");
+  require_windows(*eval_data_, config_.seq_len, "--eval-data");
 }
 
 void Trainer::resolve() {

@@ -8,11 +8,11 @@
 namespace tandem {
 
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, const TrainConfig& config,
-                                         const ModelSource& source) {
+                                         const ModelSource& source, std::string_view flag) {
   auto data = std::make_unique<TokenSource>(std::vector<std::filesystem::path>(names.begin(), names.end()),
                                             TokenSourceOptions{source.config.vocabulary, config.token_dtype});
   if (data->bytes() && source.loads_weights() && !source.bytes) {
-    throw UsageError("--data", "text would be fed as bytes to a model whose weights expect its own tokens",
+    throw UsageError(flag, "text would be fed as bytes to a model whose weights expect its own tokens",
                      "make token files with tools/prepare_data.py, or train with --from-scratch");
   }
   return data;

@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "core/error.hpp"
@@ -105,6 +106,8 @@ double parse_number(std::string_view text) {
 }
 
 std::string print_number(double value) { return fmt::format("{}", value); }
+
+double without_nan_sign(double value) { return std::isnan(value) ? std::numeric_limits<double>::quiet_NaN() : value; }
 
 std::string format_count(std::int64_t count) {
   const auto n = static_cast<double>(count);

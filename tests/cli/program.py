@@ -39,9 +39,9 @@ class ProgramTest(unittest.TestCase):
         """A calibration of this machine must not lead to other plans."""
         return {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
 
-    def run_program(self, *arguments):
+    def run_program(self, *arguments, cwd=None):
         return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300,
-                              env=self.environment())
+                              env=self.environment(), cwd=cwd)
 
     def train(self, *arguments, data=None):
         return self.run_program("train", "--model", "tiny-gpt2", "--data", data or self.text, *SMALL, *arguments)
