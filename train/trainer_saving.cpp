@@ -2,6 +2,7 @@
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.hpp"
 #include "core/version.hpp"
@@ -73,8 +74,10 @@ void Trainer::look_after_saving() {
   if (config_.checkpoint_every > 0 && step_ % config_.checkpoint_every == 0) save();
 }
 
+/// A loss that is not finite is no best: nothing would be below it.
 void Trainer::save_if_best() {
-  if (evaluated_step_ != step_ || !eval_loss_ || (best_loss_ && !(*eval_loss_ < *best_loss_))) return;
+  if (evaluated_step_ != step_ || !eval_loss_ || !std::isfinite(*eval_loss_)) return;
+  if (best_loss_ && *eval_loss_ >= *best_loss_) return;
   best_loss_ = eval_loss_;
   best_step_ = step_;
   save(true);

@@ -162,6 +162,16 @@ class Saving(ProgramTest):
         self.assertLess(best, 6)
         self.assertEqual(self.checkpoints(out), [f"step-{best:08}", "step-00000006"])
 
+    def test_a_loss_that_is_not_finite_is_not_the_best(self):
+        out = self.root / "run"
+        tokens = self.file("ids.bin", bytes([5, 0]) * 1000)
+        held_out = self.file("held-out.bin", bytes([5, 0]) * 100)
+        self.file("held-out.mask.bin", bytes([1] + [0] * 99))  # the first token is never predicted: a mean over nothing
+        self.succeed(self.train("--steps", "3", "--eval-data", held_out, "--eval-every", "1", "--keep-best", "--keep", "1",
+                                "--checkpoint-every", "1", "--out", out, data=tokens))
+        self.assertEqual([m["eval_loss"] for m in self.metrics(out)], [None] * 3)
+        self.assertEqual(self.checkpoints(out), ["step-00000003"])
+
     def test_resuming_an_older_checkpoint_leaves_the_later_course(self):
         out = self.root / "run"
         self.succeed(self.train("--steps", "4", "--checkpoint-every", "1", "--keep", "0", "--out", out))
