@@ -99,9 +99,10 @@ TokenSource::TokenSource(const std::vector<std::filesystem::path>& names, const 
       add(DataFile(file), options);
     }
   }
-  if (size_ == 0) {
-    throw InputError(fmt::format("data {}", names.empty() ? std::string("(none)") : names.front().string()),
-                     "it holds no tokens");
+  const std::string what = fmt::format("data {}", names.empty() ? std::string("(none)") : names.front().string());
+  if (size_ == 0) throw InputError(what, "it holds no tokens");
+  if (only_read_ == size_) {
+    throw InputError(what, "its mask leaves no token to be a target", "write both again with tools/prepare_data.py");
   }
   check_tokens();
 }
@@ -143,10 +144,12 @@ void TokenSource::add_mask(Segment& segment) {
   }
   in_pieces(*segment.mask, 0, segment.count, 1, [&](std::int64_t first, const std::byte* mask, std::int64_t items) {
     const auto* const odd = std::find_if(mask, mask + items, [](std::byte b) { return b > std::byte{1}; });
-    if (odd == mask + items) return;
-    throw InputError(fmt::format("mask {}", file.string()),
-                     fmt::format("byte {} is {}, neither 0 nor 1", first + (odd - mask), static_cast<int>(*odd)),
-                     "write it again with tools/prepare_data.py");
+    if (odd != mask + items) {
+      throw InputError(fmt::format("mask {}", file.string()),
+                       fmt::format("byte {} is {}, neither 0 nor 1", first + (odd - mask), static_cast<int>(*odd)),
+                       "write it again with tools/prepare_data.py");
+    }
+    only_read_ += std::count(mask, mask + items, std::byte{0});
   });
   masked_ = true;
 }

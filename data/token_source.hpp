@@ -33,8 +33,8 @@ class TokenSource {
  public:
   /// Opens the files and checks every token once, in parallel. Throws InputError that names the file for
   /// what is missing, unreadable, empty, of odd length, out of the vocabulary (with position and token) or
-  /// made with a larger one, for a mask of another length or with other bytes than 0 and 1, and where text and
-  /// `.bin` files, or layouts, are mixed.
+  /// made with a larger one, for a mask of another length or with other bytes than 0 and 1, where masks leave no
+  /// target, and where text and `.bin` files, or layouts, are mixed.
   TokenSource(const std::vector<std::filesystem::path>& names, const TokenSourceOptions& options);
 
   std::int64_t size() const noexcept { return size_; }
@@ -72,6 +72,7 @@ class TokenSource {
 
   std::vector<Segment> segments_;
   std::int64_t size_ = 0;
+  std::int64_t only_read_ = 0;  // of them: no targets
   std::int64_t vocabulary_ = 0;
   std::int64_t row_length_ = 0;
   bool bytes_ = true;

@@ -182,6 +182,15 @@ class Data(ProgramTest):
         self.refuse_data(4, ["byte 199 is 2"], data)
         self.refuse_data(4, ["a mask, not tokens"], mask)
 
+    def test_masks_without_a_target(self):
+        tokens = struct.pack("<200H", *([5] * 200))
+        data = self.file("masked/a.bin", tokens)
+        self.file("masked/a.mask.bin", b"\0" * 200)
+        self.refuse_data(4, [str(data), "no token to be a target"], data)
+        self.refuse_data(4, [str(data), "no token to be a target"], self.text, "--eval-data", data)
+        self.file("masked/b.bin", tokens)  # without a mask: all are
+        self.succeed(self.train("--steps", "1", data=self.root / "masked"))
+
     def test_rows_longer_than_a_sequence(self):
         data = self.file("rows.bin", struct.pack("<200H", *([5] * 200)))
         self.file("rows.json", json.dumps({"dtype": "uint16", "layout": "rows", "row_length": 50}))
