@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
@@ -17,6 +18,7 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
+constexpr const char* config_name = "config.toml";
 constexpr const char* metrics_name = "metrics.jsonl";
 constexpr const char* summary_name = "summary.json";
 constexpr const char* lock_name = ".lock";
@@ -34,7 +36,7 @@ nlohmann::ordered_json finite(double value) {
 
 bool holds_run(const fs::path& out) {
   std::error_code ignored;
-  for (const char* name : {"config.toml", metrics_name, summary_name, "checkpoints"}) {
+  for (const char* name : {config_name, metrics_name, summary_name, "checkpoints"}) {
     if (fs::exists(out / name, ignored)) return true;
   }
   return false;
@@ -92,7 +94,17 @@ RunDirectory::RunDirectory(fs::path out, bool fresh) : out_(std::move(out)) {
 
 RunDirectory::~RunDirectory() { ::close(lock_); }
 
-void RunDirectory::write_config(const std::string& toml) { write_file_atomically(out_ / "config.toml", toml); }
+bool RunDirectory::has_config() const {
+  std::error_code ignored;
+  return fs::exists(out_ / config_name, ignored);
+}
+
+std::string RunDirectory::summary() const {
+  std::ifstream file(out_ / summary_name, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void RunDirectory::write_config(const std::string& toml) { write_file_atomically(out_ / config_name, toml); }
 void RunDirectory::write_summary(const std::string& json) { write_file_atomically(out_ / summary_name, json); }
 
 void RunDirectory::remove_summary() noexcept {

@@ -45,7 +45,10 @@ class RunDirectory {
   RunDirectory& operator=(const RunDirectory&) = delete;
 
   std::filesystem::path checkpoints() const { return out_ / "checkpoints"; }
+  bool has_config() const;
   void write_config(const std::string& toml);
+  /// As it lies there; empty where there is none.
+  std::string summary() const;
   void write_summary(const std::string& json);
   void remove_summary() noexcept;
   /// Opens metrics.jsonl, cut back to the lines of steps 1 ... `step`.

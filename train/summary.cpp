@@ -25,7 +25,18 @@ std::optional<double> mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
+std::string text_of(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+
 }  // namespace
+
+/// What the run that took the steps to this state has said; empty where it has not come to that. A run that takes none
+/// has measured nothing, and has at most validated anew.
+std::string Trainer::summary_of_the_steps(const std::string& digest) const {
+  Json json = Json::parse(directory_->summary(), nullptr, false);
+  if (!json.is_object() || !json.contains("state_digest") || json["state_digest"] != digest) return {};
+  if (evaluated_step_ == step_) json["eval_loss"] = number(eval_loss_);
+  return text_of(json);
+}
 
 std::string Trainer::summary(const std::string& digest) {
   const EngineCounters counters = loaded_->engine().counters();
@@ -75,7 +86,7 @@ std::string Trainer::summary(const std::string& digest) {
                   {"compute_key", setup_.compute_key()},
                   {"version", version},
                   {"command", request_.command}};
-  return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n";
+  return text_of(json);
 }
 
 }  // namespace tandem

@@ -237,7 +237,8 @@ void Trainer::open_files() {
   if (best_step_ > 0) saver_->set_best(directory_->checkpoints() / checkpoint_name(best_step_));
   const bool branches = resumed_from_ && names_a_checkpoint(request_);  // else what is later is damaged
   if (branches && has_later_checkpoints(directory_->checkpoints(), step_)) leave_course();
-  directory_->write_config(config_toml(config_));
+  // One that takes no step may be without the flags of those that did.
+  if (step_ < config_.steps || !directory_->has_config()) directory_->write_config(config_toml(config_));
   directory_->open_metrics(step_);
 }
 
@@ -445,7 +446,10 @@ void Trainer::publish(const StepMetrics& metrics) {
 void Trainer::finish(bool interrupted) {
   save_at_the_end();
   const std::string digest = loaded_->engine().state_digest();
-  if (directory_) directory_->write_summary(summary(digest));
+  if (directory_) {
+    const std::string before = times_.step.empty() ? summary_of_the_steps(digest) : "";
+    directory_->write_summary(before.empty() ? summary(digest) : before);
+  }
   if (trace_) trace_->write(config_.trace);
   if (interrupted) progress_->line(fmt::format("stopped by a signal after step {}", step_));
   progress_->line(fmt::format("state_digest {}", digest));

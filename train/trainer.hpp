@@ -87,6 +87,7 @@ class Trainer {
   void finish(bool interrupted);
   Manifest manifest() const;
   std::string summary(const std::string& digest);
+  std::string summary_of_the_steps(const std::string& digest) const;
 
   TrainRequest request_;
   TrainConfig& config_;

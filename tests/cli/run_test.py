@@ -179,6 +179,22 @@ class Resuming(ProgramTest):
         self.assertEqual(before["state_digest"], after["state_digest"])
         self.assertEqual(after["steps"], 2)
 
+    def test_a_run_without_a_step_to_take_keeps_figures_and_configuration(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", "--lr", "1e-3", "--out", out))
+        before, config = self.summary(out), (out / "config.toml").read_text()
+        self.succeed(self.train("--steps", "2", "--lr", "7e-3", "--resume", "--out", out))
+        self.assertEqual(self.summary(out), before)
+        self.assertEqual((out / "config.toml").read_text(), config)
+        self.succeed(self.train("--steps", "2", "--eval-data", self.text, "--resume", "--out", out))
+        after = self.summary(out)
+        self.assertIsNotNone(after["eval_loss"])
+        self.assertEqual({**after, "eval_loss": None}, before)
+        # Elsewhere it writes its own.
+        self.succeed(self.train("--steps", "2", "--resume", out, "--out", self.root / "other"))
+        self.assertEqual(self.summary(self.root / "other")["resumed_from_step"], 2)
+        self.assertTrue((self.root / "other" / "config.toml").exists())
+
     def test_without_a_checkpoint_it_starts_fresh_and_says_so(self):
         result = self.succeed(self.train("--steps", "1", "--out", self.root / "run", "--resume"))
         self.assertIn("starts fresh", result.stderr)
