@@ -103,18 +103,21 @@ class Connection : public std::enable_shared_from_this<Connection> {
   std::optional<http::response<http::string_body>> response_;
 };
 
+asio::ip::address numeric(const std::string& address) {
+  error_code error;
+  const auto parsed = asio::ip::make_address(address, error);
+  if (!error) return parsed;
+  throw UsageError(fmt::format("--metrics-address {}", address), "not a numeric address", "for example 127.0.0.1");
+}
+
 }  // namespace
 
 struct MetricsServer::Impl {
   explicit Impl(const MetricsServerOptions& o) : options(o) {}
 
   void listen(const std::string& address, int port) {
+    const tcp::endpoint endpoint(numeric(address), static_cast<unsigned short>(port));
     error_code error;
-    const auto numeric = asio::ip::make_address(address, error);
-    if (error) {
-      throw UsageError(fmt::format("--metrics-address {}", address), "not a numeric address", "for example 127.0.0.1");
-    }
-    const tcp::endpoint endpoint(numeric, static_cast<unsigned short>(port));
     acceptor.open(endpoint.protocol(), error);
     if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
     if (!error) acceptor.bind(endpoint, error);
@@ -152,6 +155,8 @@ struct MetricsServer::Impl {
   tcp::endpoint at;
   std::thread thread;
 };
+
+void MetricsServer::check_address(const std::string& address) { static_cast<void>(numeric(address)); }
 
 MetricsServer::MetricsServer(const std::string& address, int port, const MetricsServerOptions& options)
     : impl_(std::make_unique<Impl>(options)) {

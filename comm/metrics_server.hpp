@@ -13,6 +13,8 @@ struct MetricsServerOptions {
 
 class MetricsServer {
  public:
+  /// Throws UsageError where `address` is no IPv4 or IPv6 address in numbers.
+  static void check_address(const std::string& address);
   /// Listens on `address` (IPv4 or IPv6, numeric) and `port` (0: a free one). Throws UsageError on an address
   /// that is none, DeviceError where the port cannot be had.
   MetricsServer(const std::string& address, int port, const MetricsServerOptions& options = {});

@@ -98,8 +98,9 @@ class Refused(ProgramTest):
             self.refused(self.train("--steps", "1", "--metrics-port", taken.getsockname()[1]), 5, "--metrics-port")
         self.refused(self.train("--steps", "1", "--metrics-port", "70000"), 2, "--metrics-port")
         self.refused(self.train("--steps", "1", "--metrics-port", "0", "--quiet"), 2, "nobody would learn the port")
-        self.refused(self.train("--steps", "1", "--metrics-port", "0", "--metrics-address", "localhost"), 2,
-                     "numeric address")
+        for data in (self.text, self.root / "none"):  # flags are checked before data
+            self.refused(self.train("--steps", "1", "--metrics-port", "0", "--metrics-address", "localhost", data=data), 2,
+                         "numeric address")
 
 
 if __name__ == "__main__":
