@@ -7,6 +7,8 @@
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
 #include <chrono>
+#include <cstdint>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -73,7 +75,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       : stream_(std::move(socket)), page_(page), open_(std::move(open)) {
     ++*open_;
     parser_.header_limit(header_limit);
-    parser_.body_limit(0);
+    parser_.body_limit(std::numeric_limits<std::uint64_t>::max());  // of what is dropped
     stream_.expires_after(std::chrono::duration_cast<std::chrono::milliseconds>(time));
   }
   ~Connection() { --*open_; }
@@ -91,7 +93,17 @@ class Connection : public std::enable_shared_from_this<Connection> {
     response_ = answer(parser_.get().method(), parser_.get().target(), page_);
     http::async_write(stream_, *response_, [self = shared_from_this()](error_code, std::size_t) {
       error_code ignored;
-      self->stream_.socket().shutdown(tcp::socket::shutdown_both, ignored);
+      self->stream_.socket().shutdown(tcp::socket::shutdown_send, ignored);
+      if (!self->parser_.is_done()) self->drop_body();
+    });
+  }
+
+  /// Until the client has closed, or its time is over: closing on what nobody has read resets the connection, and the
+  /// client loses its answer.
+  void drop_body() {
+    buffer_.clear();
+    stream_.async_read_some(buffer_.prepare(buffer_limit), [self = shared_from_this()](error_code error, std::size_t) {
+      if (!error) self->drop_body();
     });
   }
 

@@ -32,10 +32,10 @@ class Metrics(ProgramTest):
         while "tandem_steps_total" not in self.get()[1]:
             time.sleep(0.02)
 
-    def get(self, path="/metrics", method="GET"):
+    def get(self, path="/metrics", method="GET", body=None):
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
         with contextlib.closing(connection):
-            connection.request(method, path)
+            connection.request(method, path, body)
             answer = connection.getresponse()
             return answer.status, answer.read().decode()
 
@@ -59,6 +59,9 @@ class Metrics(ProgramTest):
         self.assertIn('model="tiny-gpt2"', text)
         self.assertEqual(self.get("/")[0], 404)
         self.assertEqual(self.get(method="POST")[0], 405)
+        for body in ["x", "x" * 1000000]:
+            self.assertEqual(self.get(method="POST", body=body)[0], 405)
+            self.assertEqual(self.get(method="GET", body=body)[0], 200)
         self.assertEqual(self.get(method="HEAD"), (200, ""))
         if shutil.which("promtool"):
             checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True)
