@@ -278,7 +278,7 @@ class Bench {
     try {
       RunSetup run = set_up_run(bare, source_.config, layout_, {.training = true, .saves = false, .predicts = false});
       BenchSteps steps(run, bare, source_);
-      match_compute(run, steps.measure(5, true));
+      match_compute(run, steps.measure(5, true, profile_.dram.value));
       report_.compute_measured = true;
     } catch (const PlanError&) {
       say("it does not fit without a ceiling: compute is taken from the calibration");
@@ -333,7 +333,7 @@ class Bench {
     row.planned_host_bytes = run.plan.memory.host_bytes();
     note(run.layout, run.prediction->choice, profile, run.prediction->compute, row);
     BenchSteps steps(run, config, source_);
-    row.measured = steps.measure(flags_.steps, false);
+    row.measured = steps.measure(flags_.steps, false, profile_.dram.value);
     row.state_digest = steps.engine().state_digest();
     row.peak_device_bytes = run.device->peak_bytes();
   }

@@ -20,7 +20,7 @@ BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSour
   loaded_.engine().initialize(initial_values(source, run.layout, config.seed, &threads));
 }
 
-MeasuredFigures BenchSteps::measure(int steps, bool apart) {
+MeasuredFigures BenchSteps::measure(int steps, bool apart, double dram_rate) {
   std::vector<double> step, forward, backward, exposed;
   const double updated_before = loaded_.engine().counters().update_seconds;
   one(apart);  // fills buffers and touches memory
@@ -49,7 +49,7 @@ MeasuredFigures BenchSteps::measure(int steps, bool apart) {
   f.update_seconds = updated / (steps + 1);  // the first step's, too, which ends among the others
   f.tokens_per_second = targets() / f.step_seconds;
   f.spread = (*longest - *shortest) / f.step_seconds;
-  f.bound_by = use_between(before, after, seconds, 0.0).bound_by;
+  f.bound_by = use_between(before, after, seconds, dram_rate).bound_by;
   return f;
 }
 

@@ -22,8 +22,9 @@ class BenchSteps {
   BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSource& source);
 
   /// Medians over `steps` after one that is not counted. `apart`: updates end before the next forward begins, so that
-  /// phases are those of compute alone. Blocks. Throws BenchInterrupted.
-  MeasuredFigures measure(int steps, bool apart);
+  /// phases are those of compute alone. `dram_rate`: bytes a second that host memory moves, as calibrated. Blocks.
+  /// Throws BenchInterrupted.
+  MeasuredFigures measure(int steps, bool apart, double dram_rate);
   OffloadEngine& engine() { return loaded_.engine(); }
 
  private:

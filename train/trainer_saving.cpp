@@ -40,8 +40,8 @@ void Trainer::save(bool best) {
   saved_step_ = saver_->save(manifest(), steps_to_next_save(), best) ? step_ : -1;
 }
 
-/// Of a run that was told to go on from before the last checkpoint here. The state that it begins with is the newest one before
-/// configuration and metrics change, so that a kill at any moment leaves files of one course.
+/// Of a run that was told to go on from before the last checkpoint here. The state that it begins with is the newest
+/// one before configuration and metrics change, so that a kill at any moment leaves files of one course.
 void Trainer::leave_course() {
   const std::filesystem::path root = directory_->checkpoints();
   spdlog::warn("checkpoints after step {} in {} belong to a course that this run leaves, and are removed", step_,
