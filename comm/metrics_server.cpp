@@ -117,7 +117,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
 asio::ip::address numeric(const std::string& address) {
   error_code error;
-  const auto parsed = asio::ip::make_address(address, error);
+  auto parsed = asio::ip::make_address(address, error);
   if (!error) return parsed;
   throw UsageError(fmt::format("--metrics-address {}", address), "not a numeric address", "for example 127.0.0.1");
 }

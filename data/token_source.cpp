@@ -16,12 +16,12 @@
 namespace tandem {
 namespace {
 
-constexpr std::size_t piece_bytes = std::size_t{1} << 16;  // on the stack of the thread that reads
+constexpr std::size_t piece_bytes = std::size_t{1} << 14;  // on the stack of the thread that reads
 
 /// Reads `count` items of `item_bytes` from byte `offset` on, and hands them to `use(first, bytes, items)` in pieces.
 template <class Use>
 void in_pieces(const DataFile& file, std::uint64_t offset, std::int64_t count, std::size_t item_bytes, const Use& use) {
-  std::array<std::byte, piece_bytes> piece;
+  std::array<std::byte, piece_bytes> piece{};
   const auto most = static_cast<std::int64_t>(piece_bytes / item_bytes);
   for (std::int64_t first = 0; first < count; first += most) {
     const std::int64_t items = std::min(most, count - first);

@@ -202,7 +202,7 @@ WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
   weights_.push_back(held);
   WeightsGuard guard(&engine_, &layout_, layer, held.ticket, bases_of(held.visit), stream);
   const bool updating = mode_ == Mode::step && updates_left_ > 0;
-  const std::size_t place = updating ? stalls_.reach(stream) : 0;
+  const std::uint32_t place = updating ? stalls_.reach(stream) : 0;
   executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
   if (updating) stalls_.leave(place, stream);
   return guard;

@@ -33,7 +33,7 @@ class OffloadEngine::Impl {
         access_(device, layout_, plan_, storage_),
         unfolder_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_),
-        stalls_(device),
+        stalls_(device, 2 * static_cast<std::size_t>(layout_.layer_count())),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
     if (!device.pins()) plan_.memory.unpin();
     executor_.on_submit = [this](const Task& task) { note_submitted(task); };

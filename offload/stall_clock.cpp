@@ -12,29 +12,32 @@ StallClock::~StallClock() {
   changed_.wait(lock, [this] { return ahead_ == 0; });
 }
 
-std::size_t StallClock::reach(StreamView stream) {
-  std::size_t place = 0;
+std::uint32_t StallClock::reach(StreamView stream) {
+  std::uint32_t place = 0;
   {
     const std::lock_guard lock(mutex_);
-    place = places_.size();
+    place = static_cast<std::uint32_t>(places_.size());
     places_.emplace_back();
   }
-  mark(place, &Place::reached, stream);
+  mark(place, Mark::reached, stream);
   return place;
 }
 
-void StallClock::leave(std::size_t place, StreamView stream) { mark(place, &Place::left, stream); }
+void StallClock::leave(std::uint32_t place, StreamView stream) { mark(place, Mark::left, stream); }
 
-void StallClock::mark(std::size_t place, double Place::*time, StreamView stream) {
-  device_.call_after(stream, [this, place, time](std::exception_ptr) {
-    const std::lock_guard lock(mutex_);
-    places_[place].*time = trace_now();
-    --ahead_;
-    changed_.notify_all();  // while the lock is held: the clock may go as soon as it is not
-  });
+void StallClock::mark(std::uint32_t place, Mark mark, StreamView stream) {
+  // No more is captured than a std::function holds without allocating.
+  device_.call_after(stream, [this, place, mark](std::exception_ptr) { pass(place, mark); });
   // Counted last: a mark that was refused is not waited for. The stream may have passed it by now.
   const std::lock_guard lock(mutex_);
   ++ahead_;
+}
+
+void StallClock::pass(std::uint32_t place, Mark mark) {
+  const std::lock_guard lock(mutex_);
+  (mark == Mark::reached ? places_[place].reached : places_[place].left) = trace_now();
+  --ahead_;
+  changed_.notify_all();  // while the lock is held: the clock may go as soon as it is not
 }
 
 double StallClock::take(double end) {

@@ -2,6 +2,7 @@
 // How long streams stand still in some places, without anybody stopping for it.
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <mutex>
 #include <vector>
 
@@ -11,17 +12,17 @@ namespace tandem {
 
 class StallClock {
  public:
-  /// `device` must outlive the clock.
-  explicit StallClock(Device& device) : device_(device) {}
+  /// `device` must outlive the clock. With so many places between two takings nothing is allocated.
+  StallClock(Device& device, std::size_t places) : device_(device) { places_.reserve(places); }
   /// Waits until all marks have passed.
   ~StallClock();
   StallClock(const StallClock&) = delete;
   StallClock& operator=(const StallClock&) = delete;
 
   /// A place that `stream` reaches with all that was queued on it so far done. Does not block.
-  std::size_t reach(StreamView stream);
+  std::uint32_t reach(StreamView stream);
   /// ... and that it leaves when it has done what has been queued since: what it waits for.
-  void leave(std::size_t place, StreamView stream);
+  void leave(std::uint32_t place, StreamView stream);
   /// Waits until all marks have passed. Seconds between reaching and leaving a place, of all places since the last
   /// call; those after `end` (trace_now's) left out. A failed stream passes its marks.
   double take(double end);
@@ -31,7 +32,9 @@ class StallClock {
     double reached = 0.0;
     double left = 0.0;
   };
-  void mark(std::size_t place, double Place::*time, StreamView stream);
+  enum class Mark : std::uint32_t { reached, left };
+  void mark(std::uint32_t place, Mark mark, StreamView stream);
+  void pass(std::uint32_t place, Mark mark);
 
   Device& device_;
   std::mutex mutex_;

@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <regex>
 #include <type_traits>
 
 #include "core/error.hpp"
 #include "train/config.hpp"
+#include "train/name_pattern.hpp"
 #include "train/units.hpp"
 
 namespace tandem {
@@ -157,23 +157,7 @@ const auto positive = [](auto value) { return value > 0; };
 const auto always = [](const auto&) { return true; };
 
 std::string parse_regex(std::string_view value) {
-  constexpr std::size_t longest = 1000;  // the standard library's parser calls itself for each parenthesis
-  if (value.size() > longest) {
-    throw UsageError(fmt::format("a pattern of {} bytes", value.size()), "too long",
-                     fmt::format("{} at most", longest));
-  }
-  constexpr std::ptrdiff_t most_digits = 4;  // nor does it look whether a count overflows
-  const auto is_digit = [](char c) { return c >= '0' && c <= '9'; };
-  for (auto at = value.begin(); at != value.end();) {
-    const auto end = std::find_if_not(at, value.end(), is_digit);
-    if (end - at > most_digits) throw UsageError(fmt::format("'{}'", value), "it holds a number that no name has");
-    at = std::find_if(end, value.end(), is_digit);
-  }
-  try {
-    std::regex{std::string(value)};
-  } catch (const std::regex_error&) {
-    throw UsageError(fmt::format("'{}'", value), "not a regular expression", "for example 'wte|wpe'");
-  }
+  static_cast<void>(name_pattern(value));
   return std::string(value);
 }
 

@@ -8,13 +8,13 @@
 #include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <regex>
 #include <system_error>
 
 #include "api/state_io.hpp"
 #include "core/error.hpp"
 #include "models/transformer.hpp"
 #include "train/hf_weights.hpp"
+#include "train/name_pattern.hpp"
 
 namespace tandem {
 namespace {
@@ -182,7 +182,7 @@ ParameterValues watched(ParameterValues values) {
 
 ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern) {
   if (pattern.empty()) return layout_of(config);
-  const std::regex expression(pattern);
+  const std::regex expression = name_pattern(pattern);
   std::size_t trained = 0;
   ParameterLayout layout = layout_with(
       config, [&](const std::string& name) { return std::regex_search(name, expression); }, trained);

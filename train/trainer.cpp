@@ -75,6 +75,7 @@ Trainer::~Trainer() = default;
 
 void Trainer::check_inputs() {
   check_config(config_);
+  MetricsServer::check_address(config_.metrics_address);
   if (config_.data.empty()) throw UsageError("--data", "missing", "for example --data corpus/");
   if (config_.steps == 0 && config_.epochs == 0.0)
     throw UsageError("--steps", "missing", "for example --steps 1000, or --epochs 1");

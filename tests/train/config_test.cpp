@@ -138,6 +138,7 @@ TEST_F(ConfigFile, RefusesUnknownKeysTypesAndValues) {
   EXPECT_THAT(refusal("freeze = \"" + std::string(30000, '(') + std::string(30000, ')') + "\""), HasSubstr("too long"));
   EXPECT_EQ(refusal("freeze = \"" + std::string(500, '(') + std::string(500, ')') + "\""), "accepted");
   EXPECT_THAT(refusal("freeze = \"a{99999999999999999999}\""), HasSubstr("no name has"));
+  EXPECT_THAT(refusal("freeze = \"(a)\\\\1\""), HasSubstr("refers back"));
   EXPECT_EQ(refusal("freeze = \"layers\\\\.(1024|31)\\\\.\""), "accepted");
   EXPECT_EQ(refusal(""), "accepted");
   EXPECT_EQ(refusal("steps = 3"), "accepted");
