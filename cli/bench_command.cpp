@@ -448,11 +448,6 @@ void check(const BenchFlags& flags, const TrainConfig& config) {
   }
 }
 
-int exit_code_by_signal() {
-  constexpr int by_signal = 128;
-  return by_signal + StopSignal::received();
-}
-
 int bench(const BenchFlags& flags, const ProgramContext& context) {
   TrainConfig config = flags.config.config();
   if (config.model.empty()) config.model = "tiny-gpt2";
@@ -465,7 +460,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
     report = Bench(flags, config, std::move(source), context.command_line).run();
   } catch (const BenchInterrupted&) {
     say(fmt::format("interrupted before the first row{}", flags.out.empty() ? "" : ": --resume begins anew"));
-    return exit_code_by_signal();
+    return exit_code_of(StopSignal::received());
   }
   if (!flags.out.empty()) {
     write(fs::path(flags.out) / "report.json", report.json());
@@ -475,7 +470,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   compare_digests(report);
   if (StopSignal::received() != 0 && report.missing > 0) {
     if (!flags.out.empty()) say(fmt::format("{} rows are missing: --resume goes on", report.missing));
-    return exit_code_by_signal();
+    return exit_code_of(StopSignal::received());
   }
   if (report.best() == nullptr) throw PlanError("bench", "no policy fits", "raise --device-memory");
   return 0;

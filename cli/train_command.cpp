@@ -10,6 +10,7 @@
 #include "cli/flags.hpp"
 #include "core/error.hpp"
 #include "models/config.hpp"
+#include "train/stop_signal.hpp"
 #include "train/trainer.hpp"
 
 namespace tandem {
@@ -22,8 +23,6 @@ struct TrainFlags {
   bool dry_run = false;
   bool quiet = false;
 };
-
-constexpr int signal_base = 128;
 
 /// `--resume` where nothing says what to train.
 void refuse_without_run(const std::string& out) {
@@ -70,7 +69,7 @@ int train(const TrainFlags& flags, const ProgramContext& context) {
     return 0;
   }
   const int signal = trainer.run();
-  return signal == 0 ? 0 : signal_base + signal;
+  return signal == 0 ? 0 : exit_code_of(signal);
 }
 
 }  // namespace

@@ -1,41 +1,26 @@
 #include "train/phase_clock.hpp"
 
-#include <exception>
+#include <utility>
 
 #include "core/error.hpp"
-#include "core/trace.hpp"
 
 namespace tandem {
 
-PhaseClock::~PhaseClock() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return ahead_ == 0; });
-}
-
 void PhaseClock::mark(Phase phase, StreamView stream) {
-  // What failed the stream reaches its owner at its next use.
-  device_.call_after(stream, [this, phase](std::exception_ptr) { enter(phase); });
-  // Counted last: a mark that was refused is not waited for. The stream may have passed it by now.
-  const std::lock_guard lock(mutex_);
-  ++ahead_;
-}
-
-void PhaseClock::enter(Phase phase) {
-  const std::lock_guard lock(mutex_);
-  const double now = trace_now();
-  seconds_[static_cast<std::size_t>(current_)] += now - since_;
-  since_ = now;
-  current_ = phase;
-  --ahead_;
-  changed_.notify_all();  // while the lock is held: the clock may go as soon as it is not
+  marks_.set(stream);
+  phases_.push_back(phase);
 }
 
 void PhaseClock::finish_forward_and_backward(double& forward, double& backward) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return ahead_ == 0; });
-  forward = seconds_[static_cast<std::size_t>(Phase::forward)];
-  backward = seconds_[static_cast<std::size_t>(Phase::backward)];
-  seconds_ = {};
+  const std::vector<double>& passed = marks_.take();
+  std::array<double, 3> seconds{};
+  for (std::size_t i = 0; i < phases_.size(); ++i) {
+    seconds[static_cast<std::size_t>(current_)] += passed[i] - std::exchange(since_, passed[i]);
+    current_ = phases_[i];
+  }
+  phases_.clear();
+  forward = seconds[static_cast<std::size_t>(Phase::forward)];
+  backward = seconds[static_cast<std::size_t>(Phase::backward)];
 }
 
 void PhaseProbe::begin_forward(StreamView stream) {

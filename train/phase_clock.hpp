@@ -1,13 +1,11 @@
 #pragma once
-// When the device gets from one phase to the next, without anybody stopping for it: the device calls back as soon as
-// the compute stream passes a mark, and whoever is called looks at the clock.
+// When the device gets from one phase to the next, without anybody stopping for it.
 #include <array>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
+#include <vector>
 
-#include "core/device.hpp"
 #include "core/parameter_access.hpp"
+#include "core/stream_marks.hpp"
 
 namespace tandem {
 
@@ -15,12 +13,8 @@ enum class Phase : std::uint8_t { idle, forward, backward };
 
 class PhaseClock {
  public:
-  /// `device` must outlive the clock.
-  explicit PhaseClock(Device& device) : device_(device) {}
-  /// Waits until all marks have passed.
-  ~PhaseClock();
-  PhaseClock(const PhaseClock&) = delete;
-  PhaseClock& operator=(const PhaseClock&) = delete;
+  /// `device` must outlive the clock, whose end waits until all marks have passed.
+  explicit PhaseClock(Device& device) : marks_(device) {}
 
   /// From this point of `stream` on, until the next mark, time belongs to `phase`. Does not block. One stream at a
   /// time.
@@ -30,13 +24,8 @@ class PhaseClock {
   void finish_forward_and_backward(double& forward, double& backward);
 
  private:
-  void enter(Phase phase);
-
-  Device& device_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int ahead_ = 0;  ///< marks that the stream has not passed; those passed before they are counted make it less
-  std::array<double, 3> seconds_{};
+  StreamMarks marks_;
+  std::vector<Phase> phases_;  ///< that begin with the marks
   Phase current_ = Phase::idle;
   double since_ = 0.0;
 };

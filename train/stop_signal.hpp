@@ -4,6 +4,9 @@
 
 namespace tandem {
 
+/// Of a program that a signal has ended, as shells have it.
+constexpr int exit_code_of(int signal) noexcept { return 128 + signal; }
+
 class StopSignal {
  public:
   /// Catches them while it lives; SIGHUP stays ignored where it was. One at a time in a process.

@@ -279,10 +279,11 @@ TEST(Simulator, LumpsTakeAsLongAsTheirPiecesInFarFewerTasks) {
       for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {8, 1}, {8, 8}, {12, 3}}) {
         const LargeStep step(seed, policy, micro_batches, at_once);
         const Simulation exact = step.simulated({.each_micro_batch = true});
-        const Simulation lumps = step.simulated({.lumps = 300});
+        // As many as the search takes, which for passes of several micro-batches are fewer.
+        const Simulation lumps = step.simulated({.lumps = 1 < at_once && at_once < micro_batches ? 120 : 300});
         const double error = std::abs(lumps.step_seconds / exact.step_seconds - 1.0);
         EXPECT_LT(error, 0.05) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
-        EXPECT_LT(lumps.tasks * 2, exact.tasks) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
+        EXPECT_LT(lumps.tasks * 3, exact.tasks) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
         worst = std::max(worst, error);
       }
     }

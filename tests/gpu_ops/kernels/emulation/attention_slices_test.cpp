@@ -14,43 +14,40 @@ AttentionShape shape_of(std::int64_t batch, std::int64_t sequence, std::int64_t 
 }
 
 std::int64_t row_of(const AttentionShape& s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
+AttentionSlices backward_of(const AttentionShape& s) { return backward_slices(s, row_of(s)); }
 
 TEST(AttentionSlices, ASmallCallIsOneSlice) {
   const AttentionShape s = shape_of(3, 37, 6, 2, 8);
   EXPECT_EQ(forward_slices(s, row_of(s)), (AttentionSlices{3, 2}));
-  EXPECT_EQ(backward_slices(s, row_of(s)), (AttentionSlices{3, 2}));
+  EXPECT_EQ(backward_of(s), (AttentionSlices{3, 2}));
 }
 
 TEST(AttentionSlices, ALargeCallIsCutIntoSequencesThenHeads) {
   // gpt2-xl at 1,024 tokens: 25 heads of 2 MiB each, five sequences at most.
   const AttentionShape gpt2 = shape_of(12, 1024, 25, 25, 64);
-  EXPECT_EQ(backward_slices(gpt2, row_of(gpt2)), (AttentionSlices{4, 25}));
+  EXPECT_EQ(backward_of(gpt2), (AttentionSlices{4, 25}));
   // 7B Llama at 4,096: 32 heads of 32 MiB each.
   const AttentionShape llama = shape_of(2, 4096, 32, 32, 128);
-  EXPECT_EQ(backward_slices(llama, row_of(llama)), (AttentionSlices{1, 8}));
+  EXPECT_EQ(backward_of(llama), (AttentionSlices{1, 8}));
   // 8B Llama at 8,192: four query heads share keys, and their slice alone is more than is preferred.
   const AttentionShape grouped = shape_of(2, 8192, 32, 8, 128);
-  EXPECT_EQ(backward_slices(grouped, row_of(grouped)), (AttentionSlices{1, 1}));
+  EXPECT_EQ(backward_of(grouped), (AttentionSlices{1, 1}));
   EXPECT_GT(backward_workspace(grouped, 1, 1), preferred_workspace);
   // Forward needs no such workspace.
   EXPECT_EQ(forward_slices(grouped, row_of(grouped)), (AttentionSlices{2, 8}));
 }
 
 TEST(AttentionSlices, PowersOfTwoFillASliceWithWhatLiesBesideTheScores) {
-  // 256 MiB of gradients of scores each: gpt2-medium, 7B Llama, and 1B and 8B ones whose heads share keys.
-  const AttentionShape medium = shape_of(8, 1024, 16, 16, 64);
-  EXPECT_EQ(backward_slices(medium, row_of(medium)), (AttentionSlices{8, 16})) << "one call";
-  const AttentionShape llama = shape_of(4, 2048, 32, 32, 128);
-  EXPECT_EQ(backward_slices(llama, row_of(llama)), (AttentionSlices{1, 32}));
-  const AttentionShape small = shape_of(4, 2048, 32, 8, 64);
-  EXPECT_EQ(backward_slices(small, row_of(small)), (AttentionSlices{1, 8}));
-  const AttentionShape grouped = shape_of(2, 4096, 32, 8, 128);
-  EXPECT_EQ(backward_slices(grouped, row_of(grouped)), (AttentionSlices{1, 2}));
+  // 256 MiB of gradients of scores each: gpt2-medium in one call, 7B Llama, and 1B and 8B ones whose heads share keys.
+  EXPECT_EQ(backward_of(shape_of(8, 1024, 16, 16, 64)), (AttentionSlices{8, 16}));
+  EXPECT_EQ(backward_of(shape_of(4, 2048, 32, 32, 128)), (AttentionSlices{1, 32}));
+  EXPECT_EQ(backward_of(shape_of(4, 2048, 32, 8, 64)), (AttentionSlices{1, 8}));
+  EXPECT_EQ(backward_of(shape_of(2, 4096, 32, 8, 128)), (AttentionSlices{1, 2}));
 }
 
 TEST(AttentionSlices, ASequenceTooLongForTheWorkspaceIsNotAskedFor) {
   const AttentionShape s = shape_of(1, 32768, 32, 8, 128);
-  EXPECT_EQ(backward_slices(s, row_of(s)), AttentionSlices{});
+  EXPECT_EQ(backward_of(s), AttentionSlices{});
   EXPECT_EQ(forward_slices(s, row_of(s)), (AttentionSlices{1, 8}));
 }
 
@@ -65,8 +62,8 @@ TEST(AttentionSlices, OneSliceSpansLessThanTheLibraryCounts) {
 
 TEST(AttentionSlices, StatisticsOfEverySliceBeginAtAPacket) {
   const AttentionShape even = shape_of(2, 4096, 32, 32, 128), odd = shape_of(2, 4097, 32, 32, 128);
-  EXPECT_NE(backward_slices(even, row_of(even)), AttentionSlices{});
-  EXPECT_EQ(backward_slices(odd, row_of(odd)), AttentionSlices{});
+  EXPECT_NE(backward_of(even), AttentionSlices{});
+  EXPECT_EQ(backward_of(odd), AttentionSlices{});
 }
 
 TEST(AttentionSlices, SlicesCoverTheCallWithinTheWorkspace) {
@@ -75,7 +72,7 @@ TEST(AttentionSlices, SlicesCoverTheCallWithinTheWorkspace) {
       for (const std::int64_t kv_heads : {1, 3, 8, 25}) {
         for (const std::int64_t group : {1, 4, 7}) {
           const AttentionShape s = shape_of(batch, sequence, kv_heads * group, kv_heads, 128);
-          const AttentionSlices slices = backward_slices(s, row_of(s));
+          const AttentionSlices slices = backward_of(s);
           SCOPED_TRACE(std::to_string(batch) + " x " + std::to_string(sequence) + ", " + std::to_string(kv_heads) +
                        " of " + std::to_string(group));
           if (slices.batch == 0) {
