@@ -11,6 +11,8 @@ import unittest
 
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "tandem"
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(400))
+PROFILES = pathlib.Path(__file__).parents[2] / "profiles"  # of other machines, as shipped
+PREDICTED = {"step_seconds", "update_seconds", "exposed_update_seconds", "bound_by"}
 SMALL = ["--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "32", "--micro-batch", "2"]
 
 
