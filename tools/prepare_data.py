@@ -110,35 +110,76 @@ def plain_chat(messages):
     return found
 
 
+def begin_of_answer(messages, i, until, template):
+    """Where in `until`, the chat up to message i as the template writes it, the answer begins behind its header; or None."""
+    if i == 0:
+        return 0
+    header, before = template(messages[:i], True), template(messages[:i], False)
+    if until.startswith(header):
+        return len(header)
+    # A header that also opens thoughts, which an answer without them does not have.
+    return len(os.path.commonprefix([until, header])) if until.startswith(before) and header.startswith(before) else None
+
+
 def templated(messages, template, place):
-    """What each message adds to the chat as the template writes it; an assistant's header is no target."""
-    found, so_far = [], ""
-    for i, m in enumerate(messages):
-        answers = m["role"] == "assistant"
-        before = template(messages[:i], True) if answers and i else so_far
-        after = template(messages[:i + 1], False)
-        if not (before.startswith(so_far) and after.startswith(before)):
-            raise Refusal(f"{place}: the chat template changes what it wrote before message {i}; "
-                          "give a tokenizer folder without it")
-        found += [(before[len(so_far):], False), (after[len(before):], answers)]
-        so_far = after
-    return [(text, target) for text, target in found if text]
+    """(pieces, answers that are no targets) of a chat as the template writes it whole. An answer is a target where it is
+    written as it is when it comes last: one that is rewritten once others follow, as by templates that leave out earlier
+    thoughts, is not how the model is to answer."""
+    whole, found, at, others = template(messages, False), [], 0, 0
+    for i in [i for i, m in enumerate(messages) if m["role"] == "assistant"]:
+        until = template(messages[:i + 1], False)
+        begin = begin_of_answer(messages, i, until, template) if whole.startswith(until) else None
+        if begin is None or begin < at:
+            if i + 1 == len(messages):
+                raise Refusal(f"{place}: the chat template does not write message {i} behind what it writes before it; "
+                              "give a tokenizer folder without it")
+            others += 1
+            continue
+        found += [(whole[at:begin], False), (whole[begin:len(until)], True)]
+        at = len(until)
+    return [(text, target) for text, target in [*found, (whole[at:], False)] if text], others
+
+
+def text_of(path):
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{path}: {error}") from None
+
+
+def json_of(path):
+    """The object in a file of a tokenizer's folder; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        content = json.loads(text_of(path))
+    except ValueError as error:
+        raise Refusal(f"{path}: not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise Refusal(f"{path}: no object of JSON")
+    return content
 
 
 def template_text(folder):
     """Source of the chat template in a tokenizer's folder, and its special tokens by name; empty if there is none."""
-    config = {}
-    if (folder / "tokenizer_config.json").is_file():
-        config = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    config = json_of(folder / "tokenizer_config.json")
     if (folder / "chat_template.jinja").is_file():
-        source = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        source = text_of(folder / "chat_template.jinja")
     else:
-        source = config.get("chat_template")
+        source = config.get("chat_template") or json_of(folder / "chat_template.json").get("chat_template")
+    if isinstance(source, list):  # several by name
+        named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+        if "default" not in named:
+            raise Refusal(f"{folder}: none of its chat templates is called default; write one to chat_template.jinja")
+        source = named["default"]
+    if source is not None and not isinstance(source, str):
+        raise Refusal(f"{folder}: its chat template is no text")
+    tokens = {**json_of(folder / "special_tokens_map.json"), **config}
     names = {}
     for key in ("bos_token", "eos_token", "pad_token", "unk_token"):
-        token = config.get(key)
+        token = tokens.get(key)
         names[key] = token.get("content") if isinstance(token, dict) else token or ""
-    return (source, names) if isinstance(source, str) else (None, names)
+    return source, names
 
 
 def load_template(source, names):
@@ -146,15 +187,27 @@ def load_template(source, names):
     if source is None:
         return None
     try:
+        from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
         raise Refusal("the tokenizer brings a chat template, and jinja2 is missing; try pip install jinja2") from None
 
+    class Generation(Extension):
+        """Some templates mark what is an answer; it is written like the rest."""
+        tags = {"generation"}
+
+        def parse(self, parser):
+            next(parser.stream)
+            return parser.parse_statements(["name:endgeneration"], drop_needle=True)
+
     def refuse(message):
         raise Refusal(f"the chat template refuses a record: {message}")
 
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    # What the Python package transformers lends to templates, but for today's date: the same chats give the same tokens.
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True,
+                                                extensions=[Generation, "jinja2.ext.loopcontrols"])
     environment.globals["raise_exception"] = refuse
+    environment.filters["tojson"] = lambda value, indent=None: json.dumps(value, ensure_ascii=False, indent=indent)
     try:
         compiled = environment.from_string(source)
     except Exception as error:  # a template is a program: what it throws is any of Python's
@@ -177,18 +230,18 @@ def bad_template(error):
 
 
 def pieces(record, place, template=None):
-    """(text, is a target) of a record, in order."""
+    """(text, is a target) of a record, in order, and how many answers are no targets."""
     if isinstance(record, dict):
         if isinstance(record.get("text"), str):
-            return [(record["text"], True)]
+            return [(record["text"], True)], 0
         prompt, completion = record.get("prompt"), record.get("completion")
         if isinstance(prompt, str) and isinstance(completion, str):
-            return [(prompt, False), (completion, True)]
+            return [(prompt, False), (completion, True)], 0
         messages = record.get("messages")
         if isinstance(messages, list) and messages and all(
                 isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str)
                 for m in messages):
-            return templated(messages, template, place) if template else plain_chat(messages)
+            return templated(messages, template, place) if template else (plain_chat(messages), 0)
     raise Refusal(f'{place}: a record needs "text", "prompt" and "completion", or "messages" with "role" and "content"')
 
 
@@ -222,10 +275,11 @@ def refuse_half_pairs(text, place):
 
 
 def encode(tokenizer, record, place, end, template):
-    """Token ids of a record and, for each, whether it is a target. The end is one where what it ends is; a chat
-    that a template wrote has an end of its own."""
+    """Token ids of a record and, for each, whether it is a target; and how many answers are none. The end is a target
+    where what it ends is; a chat that a template wrote has an end of its own."""
     ids, mask = [], []
-    for text, target in pieces(record, place, template):
+    parts, others = pieces(record, place, template)
+    for text, target in parts:
         refuse_half_pairs(text, place)
         new = tokenizer.encode(text, add_special_tokens=False).ids
         ids += new
@@ -233,7 +287,7 @@ def encode(tokenizer, record, place, end, template):
     if end is not None and not (template and "messages" in record):
         ids.append(end)
         mask.append(mask[-1] if mask else 1)
-    return ids, mask
+    return ids, mask, others
 
 
 worker = {}
@@ -257,10 +311,10 @@ def do_part(job):
     index, part = job
     base = Path(worker["folder"]) / f"{index:06}"
     ids, mask, lengths = array.array("I"), bytearray(), array.array("I")
-    cut = empty = 0
+    cut = empty = untaught = 0
     try:
         for place, record in documents(part):
-            new, targets = encode(worker["tokenizer"], record, place, worker["end"], worker["chat"])
+            new, targets, others = encode(worker["tokenizer"], record, place, worker["end"], worker["chat"])
             if worker["rows"]:
                 longest = worker["row_length"] or len(new)
                 cut += len(new) > longest
@@ -268,6 +322,7 @@ def do_part(job):
                 if not any(targets[1:]):
                     empty += 1
                     continue
+            untaught += others
             ids.extend(new)
             mask.extend(targets)
             lengths.append(len(new))
@@ -279,7 +334,7 @@ def do_part(job):
     flush(f"{base}.mask", bytes(mask))
     flush(f"{base}.lengths", lengths.tobytes())
     done = {"tokens": len(ids), "records": len(lengths), "longest": max(lengths, default=0), "cut": cut,
-            "without_target": empty, "targets": sum(mask)}
+            "without_target": empty, "targets": sum(mask), "untaught": untaught}
     flush(f"{base}.tmp", json.dumps(done).encode())
     os.replace(f"{base}.tmp", f"{base}.json")
     return index, None
@@ -400,7 +455,7 @@ def prepare(arguments):
     make_parts(folder, parts, options, arguments.workers)
 
     done = [json.loads((folder / f"{i:06}.json").read_text()) for i in range(len(parts))]
-    total = {key: sum(part[key] for part in done) for key in ("tokens", "records", "cut", "without_target", "targets")}
+    total = {key: sum(part[key] for part in done) for key in ("tokens", "records", "cut", "without_target", "targets", "untaught")}
     if total["tokens"] == 0:
         raise Refusal("no tokens: the inputs are empty, or no record has a target")
     rows = arguments.layout == "rows"
@@ -413,9 +468,10 @@ def prepare(arguments):
                    "records": total["records"], "tokenizer": source.name}
     publish(out, description, masked)
     shutil.rmtree(out.with_suffix(".parts"))
-    for key, what in (("cut", "cut at --row-length"), ("without_target", "left out: without any target")):
+    for key, what in (("cut", "records cut at --row-length"), ("without_target", "records left out: without any target"),
+                      ("untaught", "answers are no targets: the chat template rewrites them once others follow")):
         if total[key]:
-            print(f"{total[key]} records {what}", file=sys.stderr)
+            print(f"{total[key]} {what}", file=sys.stderr)
     print(f"{total['records']} records, {tokens} tokens of {dtype}, {total['targets']} of them targets, in {out}")
 
 

@@ -140,6 +140,80 @@ class Preparing(ProgramTest):
         result = self.train("--steps", "1", "--out", self.root / "run", data=out)
         self.refused(result, 4, "vocabulary of 257")
 
+    def need_jinja(self):
+        if subprocess.run([TOKENIZERS, "-c", "import jinja2"], capture_output=True).returncode != 0:
+            self.skipTest("jinja2 is missing")
+
+    def text_and_targets(self, out):
+        """Of a file whose tokens are bytes: what was written, and what of it is to be learnt; without padding."""
+        _, tokens, mask = self.content(out)
+        vocabulary = json.loads((self.root / "tokenizer.json").read_text())["model"]["vocab"]
+        letter = {i: c for c, i in vocabulary.items()}
+        text = [letter[t].replace("\u010a", "\n").replace("\u0120", " ") for t in tokens]
+        return "".join(text), "".join(c for c, m in zip(text, mask) if m)
+
+    def chat(self, *contents):
+        roles = ["user", "assistant"] * len(contents)
+        return self.file("chat.jsonl", json.dumps({"messages": [{"role": r, "content": c} for r, c in zip(roles, contents)]}))
+
+    def test_answers_that_a_template_rewrites_are_context(self):
+        self.need_jinja()
+        # Thoughts are written in the last answer alone, empty ones too.
+        (self.root / "chat_template.jinja").write_text(
+            "{% for m in messages %}<{{ m.role }}>\n"
+            "{% if m.role == 'assistant' %}{% set parts = m.content.split('|') %}"
+            "{% if loop.last %}[{{ parts[0] if parts | length > 1 else '' }}]{% endif %}{{ parts[-1] }}"
+            "{% else %}{{ m.content }}{% endif %}$\n{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>\n{% endif %}")
+        out = self.root / "out.bin"
+        for contents, text, targets in [
+                (("a", "b", "c", "d"), "<user>\na$\n<assistant>\nb$\n<user>\nc$\n<assistant>\n[]d$\n", "[]d$\n"),
+                (("a", "x|b", "c", "y|d"), "<user>\na$\n<assistant>\nb$\n<user>\nc$\n<assistant>\n[y]d$\n", "[y]d$\n")]:
+            result = self.prepare("--out", out, self.chat(*contents))
+            self.assertIn("1 answers are no targets", self.succeed(result).stderr)
+            self.assertEqual(self.text_and_targets(out), (text, targets))
+        # A header that opens thoughts, of which an answer without them has none.
+        (self.root / "chat_template.jinja").write_text(
+            "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}<assistant><think>{% endif %}")
+        self.succeed(self.prepare("--out", out, self.chat("a", "b", "c", "d")))
+        self.assertEqual(self.text_and_targets(out), ("<user>a<assistant>b<user>c<assistant>d", "bd"))
+        (self.root / "chat_template.jinja").write_text("{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}")
+        result = self.prepare("--out", out, self.chat("a", "b"))
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("the chat template does not write message 1", result.stderr)
+
+    def test_templates_stand_where_models_have_them(self):
+        self.need_jinja()
+        out = self.root / "out.bin"
+        # By name, with what transformers lends to templates: loops that end early, marks of answers, JSON.
+        source = ("{{ bos_token }}{% for m in messages %}{% if loop.index0 > 8 %}{% break %}{% endif %}"
+                  "{{ m | tojson }}{% if m.role == 'assistant' %}{% generation %}!{% endgeneration %}{% endif %}{% endfor %}")
+        for name, content in [
+                ("tokenizer_config.json", {"bos_token": {"content": "^"}, "chat_template": source}),
+                ("tokenizer_config.json", {"bos_token": "^", "chat_template": [
+                    {"name": "tool_use", "template": "no"}, {"name": "default", "template": source}]}),
+                ("chat_template.json", {"chat_template": source})]:
+            with self.subTest(name=name):
+                self.file(name, json.dumps(content))
+                if name == "chat_template.json":
+                    self.file("special_tokens_map.json", json.dumps({"bos_token": "^"}))
+                self.succeed(self.prepare("--out", out, self.chat("<a>", "b")))
+                text, targets = self.text_and_targets(out)
+                self.assertEqual(text, '^{"role": "user", "content": "<a>"}{"role": "assistant", "content": "b"}!')
+                self.assertEqual(targets, '{"role": "assistant", "content": "b"}!')
+                (self.root / name).unlink()
+        for name, content, word in [("tokenizer_config.json", "{", "not JSON"), ("tokenizer_config.json", "[]", "no object"),
+                                    ("tokenizer_config.json", '{"chat_template": [{"name": "rag"}]}', "default"),
+                                    ("tokenizer_config.json", '{"chat_template": 1}', "no text"),
+                                    ("chat_template.jinja", b"\xff", "utf-8"), ("chat_template.json", "", "not JSON")]:
+            path = self.file(name, content)
+            result = self.prepare("--out", out, self.chat("a", "b"))
+            self.assertEqual(result.returncode, 2, result.stderr)
+            self.assertIn(word, result.stderr.splitlines()[-1])
+            self.assertNotIn("Traceback", result.stderr)
+            path.unlink()
+
     def test_a_template_writes_the_chat(self):
         (self.root / "chat_template.jinja").write_text(
             "{% for m in messages %}[{{ m.role }}]{{ m.content }}!{% endfor %}"
@@ -199,8 +273,7 @@ class Preparing(ProgramTest):
             self.assertFalse(out.exists())
 
     def test_a_template_that_fails_is_one_line(self):
-        if subprocess.run([TOKENIZERS, "-c", "import jinja2"], capture_output=True).returncode != 0:
-            self.skipTest("jinja2 is missing")
+        self.need_jinja()
         chat = self.file("chat.jsonl", json.dumps({"messages": [{"role": "user", "content": "hi"}]}) + "\n")
         for template, word in [("{% for %}", "TemplateSyntaxError"), ("{{ nothing.at.all }}", "UndefinedError"),
                                ("{{ ''.__class__.__mro__ }}", "SecurityError"),
