@@ -141,11 +141,12 @@ Json json_of(const Planned& planned, const std::string& fitted) {
 }
 
 Json json_of(const PlanError& error, const std::string& model) {
+  const MemoryPlan* needs = error.needs();
   return {{"fits", false},
           {"model", model},
-          {"device_bytes", nullptr},
-          {"host_bytes", nullptr},
-          {"entries", Json::array()},
+          {"device_bytes", needs ? Json(needs->device_bytes()) : Json(nullptr)},
+          {"host_bytes", needs ? Json(needs->host_bytes()) : Json(nullptr)},
+          {"entries", needs ? entries_of(*needs) : Json::array()},
           {"policy", nullptr},
           {"shares", nullptr},
           {"activations", nullptr},

@@ -1,6 +1,7 @@
 #pragma once
 // Every error that reaches a user carries what happened, why, and what to try, and the exit code of
 // the program. Mistakes in programs that use tandem are `MisuseError`.
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -35,15 +36,20 @@ struct UsageError : Error {
       : Error(ExitCode::usage, what, why, advice) {}
 };
 
-/// The memory plan does not fit (exit 3). `table()` is the plan, for people.
+struct MemoryPlan;
+
+/// The memory plan does not fit (exit 3). `table()` is the plan, for people; `needs()` its rows, null where there are none.
 class PlanError : public Error {
  public:
-  PlanError(std::string_view what, std::string_view why, std::string_view advice, std::string table = {})
-      : Error(ExitCode::does_not_fit, what, why, advice), table_(std::move(table)) {}
+  PlanError(std::string_view what, std::string_view why, std::string_view advice, std::string table = {},
+            std::shared_ptr<const MemoryPlan> needs = {})
+      : Error(ExitCode::does_not_fit, what, why, advice), table_(std::move(table)), needs_(std::move(needs)) {}
   const std::string& table() const noexcept { return table_; }
+  const MemoryPlan* needs() const noexcept { return needs_.get(); }
 
  private:
   std::string table_;
+  std::shared_ptr<const MemoryPlan> needs_;
 };
 
 /// Unreadable, corrupt or mismatched tensors, data or checkpoint (exit 4).

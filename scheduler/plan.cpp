@@ -247,7 +247,7 @@ void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFact
   throw PlanError("the plan does not fit on the device",
                   fmt::format("policy {} needs at least {}, the ceiling is {}", smallest.policy.text(),
                               format_bytes(need), format_bytes(ceiling)),
-                  advice_of(fitting), smallest.table());
+                  advice_of(fitting), smallest.table(), std::make_shared<const MemoryPlan>(smallest.needs()));
 }
 
 Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
@@ -351,7 +351,8 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
   std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling),
                                    ceiling_that_fits(options, facts, host, device)};
   std::erase(fitting, "");
-  throw PlanError("the plan does not fit in host memory", why, advice_of(fitting), plan.table());
+  throw PlanError("the plan does not fit in host memory", why, advice_of(fitting), plan.table(),
+                  std::make_shared<const MemoryPlan>(plan.needs()));
 }
 
 }  // namespace

@@ -106,6 +106,8 @@ struct Plan {
   std::string order() const;
   /// The memory table, for people.
   std::string table() const;
+  /// The rows of the table: `memory`, and what is taken beside it.
+  MemoryPlan needs() const;
   /// JSON object with every field.
   std::string json() const;
 };

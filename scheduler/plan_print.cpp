@@ -39,6 +39,15 @@ std::string Plan::table() const {
   return text;
 }
 
+MemoryPlan Plan::needs() const {
+  MemoryPlan all = memory;
+  all.add("reserved by the caller", "run", Place::device, reserved_device_memory);
+  all.add("reserved by the caller", "run", Place::pageable, reserved_host_memory);
+  all.add("context and libraries", "run", Place::device, device_reserved);
+  all.add("page tables of pinned memory", "run", Place::device, page_tables);
+  return all;
+}
+
 std::string Plan::policy_text() const {
   const bool fixed = policy.kind != Policy::Kind::automatic;
   return policy.text() + (fixed && chosen_by_auto ? ", auto" : "");

@@ -460,6 +460,13 @@ class Plans(ProgramTest):
         said = json.loads(result.stdout)
         self.assertFalse(said["fits"])
         self.assertEqual([said["model"], said["activations"]], ["tiny-gpt2", None])
+        # What it would need, as the table that is shown with the refusal has it.
+        entries = {(e["name"], e["where"]): e["bytes"] for e in said["entries"]}
+        self.assertEqual(said["device_bytes"], sum(b for (_, where), b in entries.items() if where == "device"))
+        self.assertEqual(said["host_bytes"], sum(b for (_, where), b in entries.items() if where != "device"))
+        self.assertIn(("reserved by the caller", "device"), entries)
+        (total,) = [line.split() for line in result.stderr.splitlines() if line.startswith("total")]
+        self.assertEqual(total[1], f"{said['device_bytes'] / 2**20:.1f}")
         fitting = self.succeed(self.run_program("plan", "--model", "tiny-gpt2", "--device", "host", "--json"))
         self.assertEqual(set(said), set(json.loads(fitting.stdout)))
 
