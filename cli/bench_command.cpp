@@ -20,6 +20,7 @@
 #include "cli/what_if.hpp"
 #include "core/error.hpp"
 #include "core/version.hpp"
+#include "io/atomic_file.hpp"
 #include "scheduler/traffic.hpp"
 #include "train/performance.hpp"
 #include "train/stop_signal.hpp"
@@ -67,12 +68,6 @@ struct BenchFlags {
 };
 
 void say(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
-
-void write(const fs::path& file, const std::string& text) {
-  std::ofstream out(file, std::ios::binary | std::ios::trunc);
-  out << text;
-  if (!out.flush()) throw WriteError(file.string(), "it cannot be written");
-}
 
 TrainConfig with(TrainConfig config, const BenchSetting& setting) {
   for (const auto& [flag, value] : setting) set_config_field(config, *find_config_field(flag), {value});
@@ -153,19 +148,15 @@ class Bench {
     }
     const Json head = identity();
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
-    if (!flags_.out.empty()) make_folder();
+    // Before anything takes long, but what is refused leaves nothing that the next try would meet.
+    Unfinished made(flags_.out.empty() || fs::exists(flags_.out) ? fs::path() : fs::path(flags_.out));
+    if (!flags_.out.empty()) create_directories_or_throw(flags_.out);
     if (executes()) {
       calibrated(*device);
       take_compute(bare);
     }
     if (!flags_.out.empty()) keep_machine(head);
-  }
-
-  /// Not before device and profile are found: what is refused leaves nothing that the next try would meet.
-  void make_folder() const {
-    std::error_code error;
-    fs::create_directories(flags_.out, error);
-    if (error) throw WriteError(fmt::format("--out {}", flags_.out), error.message());
+    made.keep();
   }
 
   /// What must be the same where a bench goes on.
@@ -187,7 +178,7 @@ class Bench {
   }
 
   void keep_machine(Json head) {
-    write(out(profile_name), profile_toml(profile_));
+    write_file_atomically(out(profile_name), profile_toml(profile_));
     head["slower"] = {slower_.forward, slower_.backward};
     head[std::string(compute_key)] = report_.compute_measured;
     file_.emplace(out(rows_name), head);
@@ -237,7 +228,7 @@ class Bench {
     if (find_compute(of)) return;
     measure_compute(bare);
     if (flags_.compute_factors.empty() || !report_.compute_measured) return;
-    write(flags_.compute_factors, Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}.dump(2) + "\n");
+    write_file_atomically(flags_.compute_factors, Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}.dump(2) + "\n");
   }
 
   /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.
@@ -463,8 +454,8 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
     return exit_code_of(StopSignal::received());
   }
   if (!flags.out.empty()) {
-    write(fs::path(flags.out) / "report.json", report.json());
-    write(fs::path(flags.out) / "report.html", report.html());
+    write_file_atomically(fs::path(flags.out) / "report.json", report.json());
+    write_file_atomically(fs::path(flags.out) / "report.html", report.html());
   }
   print_output(flags.json ? report.json() : report.table());
   compare_digests(report);
