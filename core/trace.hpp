@@ -15,7 +15,12 @@ double trace_now() noexcept;
 
 class Trace {
  public:
+  /// Keeps what it is told in memory, which grows.
   Trace();
+  /// Keeps it in a file without a name in this folder, and of memory takes `bytes_of_memory` and the names (less a
+  /// number at their end), however long the run. Throws WriteError.
+  explicit Trace(const std::filesystem::path& folder);
+  static constexpr std::size_t bytes_of_memory = std::size_t{64} << 10;
   ~Trace();
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
@@ -23,7 +28,8 @@ class Trace {
   /// Adds [begin, end) seconds to the row `lane` ("h2d", "cpu", "compute"). `bytes` 0 is left out.
   /// Thread-safe.
   void span(std::string_view lane, std::string_view name, double begin, double end, std::size_t bytes = 0);
-  /// Writes {"traceEvents": [...]}; one thread row per lane. Throws WriteError.
+  /// Writes {"traceEvents": [...]}; one thread row per lane. Throws WriteError, also where the file without a name took
+  /// no more.
   void write(const std::filesystem::path& file) const;
   std::size_t size() const;
 

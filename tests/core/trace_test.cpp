@@ -1,8 +1,10 @@
 #include "core/trace.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -98,6 +100,52 @@ TEST_F(TraceTest, ThreadsMayRecordAtOnce) {
   }
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(trace_.size(), 2000U);
+}
+
+TEST_F(TraceTest, AFileWithoutANameHoldsWhatMemoryWould) {
+  Trace kept(folder_);
+  constexpr int many = 3 * static_cast<int>(Trace::bytes_of_memory) / 32 + 7;
+  const auto tell = [](Trace& trace) {
+    for (int i = 0; i < many; ++i) {
+      const double begin = 5.0 - 0.001 * (i % 7) + i;  // the first begin is not the first that is told
+      trace.span(i % 3 == 0 ? "h2d" : "cpu", "step " + std::to_string(i), begin, begin + 0.5, i % 2 == 0 ? 0 : 100);
+    }
+    for (const char* name : {"", " ", "5", "step 007", "step -1", "step 0", "x  1", "step 99999999999999999999"}) {
+      trace.span("names", name, 1e4, 1e4);
+    }
+  };
+  tell(trace_);
+  tell(kept);
+  EXPECT_EQ(kept.size(), trace_.size());
+  EXPECT_TRUE(fs::is_empty(folder_));
+  kept.write(folder_ / "kept.json");
+  std::ifstream in(folder_ / "kept.json");
+  const auto whole = nlohmann::json::parse(in);
+  EXPECT_EQ(whole, written());
+  std::vector<std::string> names;
+  for (const auto& e : whole.at("traceEvents")) {
+    if (e.at("ph") == "X") names.push_back(e.at("name"));
+  }
+  ASSERT_EQ(names.size(), trace_.size());
+  EXPECT_EQ(names[17], "step 17");
+  EXPECT_EQ(
+      std::vector(names.end() - 8, names.end()),
+      (std::vector<std::string>{"", " ", "5", "step 007", "step -1", "step 0", "x  1", "step 99999999999999999999"}));
+}
+
+TEST_F(TraceTest, AFolderThatTakesNoFileIsRefusedAndAFullOneToldAtTheEnd) {
+  EXPECT_THROW(Trace(folder_ / "missing"), WriteError);
+  Trace kept(folder_);
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  const rlimit limit{1000, before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &limit);
+  for (int i = 0; i < 5000; ++i) kept.span("h2d", "x", 0.0, 1.0);
+  ::setrlimit(RLIMIT_FSIZE, &before);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_THROW(kept.write(folder_ / "kept.json"), WriteError);
+  EXPECT_TRUE(fs::is_empty(folder_));
 }
 
 }  // namespace
