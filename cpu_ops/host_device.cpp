@@ -42,9 +42,11 @@ std::size_t capacity_of(const HostDeviceOptions& options, const Topology& topolo
 
 std::string compute_key(const Topology& topology, int threads) {
   const dnnl_version_t* library = dnnl_version();
-  return fmt::format("host cpu={} isa={} threads={} oneDNN={}.{}.{}",
+  // oneDNN chooses its own instructions: fewer where DNNL_MAX_CPU_ISA or a virtual machine keeps some from it.
+  return fmt::format("host cpu={} isa={} threads={} oneDNN={}.{}.{} isa={:#x}",
                      topology.cpu_model.empty() ? "unknown" : topology.cpu_model, name_of(best_isa()), threads,
-                     library->major, library->minor, library->patch);
+                     library->major, library->minor, library->patch,
+                     static_cast<unsigned>(dnnl_get_effective_cpu_isa()));
 }
 
 HostEvent& own(EventView event) {
