@@ -3,12 +3,20 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstdio>
 #include <numbers>
 
 #include "core/error.hpp"
 
 namespace tandem {
+namespace {
+
+constexpr std::array kinds{Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine,
+                           Schedule::Kind::wsd};
+
+}  // namespace
 
 double Schedule::at(std::int64_t step) const noexcept {
   if (step < warmup_steps) return lr * static_cast<double>(step) / static_cast<double>(warmup_steps);
@@ -29,9 +37,33 @@ std::string Schedule::text() const {
                      decay_steps, steps);
 }
 
+std::optional<Schedule> Schedule::of_text(const std::string& text) {
+  char name[16];
+  Schedule s;
+  long long warmup = 0, decay = 0, all = 0;
+  if (std::sscanf(text.c_str(), "%15s lr %lf to %lf, warm-up %lld, decay %lld, %lld steps", name, &s.lr, &s.min_lr,
+                  &warmup, &decay, &all) != 6) {
+    return {};
+  }
+  s.warmup_steps = warmup;
+  s.decay_steps = decay;
+  s.steps = all;
+  for (const auto kind : kinds) {
+    s.kind = kind;
+    if (name_of(kind) == name) return s;
+  }
+  return {};
+}
+
+bool Schedule::agrees_with(const Schedule& other, std::int64_t step) const noexcept {
+  for (std::int64_t s = 1; s <= step; ++s) {
+    if (at(s) != other.at(s)) return false;
+  }
+  return true;
+}
+
 Schedule::Kind parse_schedule(std::string_view text) {
-  for (const auto kind :
-       {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
+  for (const auto kind : kinds) {
     if (name_of(kind) == text) return kind;
   }
   throw UsageError(fmt::format("'{}'", text), "not a schedule", "use constant, linear, cosine or wsd");

@@ -1,6 +1,7 @@
 #pragma once
 // The learning rate as a function of the step.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -20,6 +21,10 @@ struct Schedule {
   /// Of step 1 ... steps. Warm-up rises in a line and reaches lr at step `warmup_steps`.
   double at(std::int64_t step) const noexcept;
   std::string text() const;
+  /// Of such a text; none of another.
+  static std::optional<Schedule> of_text(const std::string& text);
+  /// Whether the steps up to `step` are taken at the same rates.
+  bool agrees_with(const Schedule& other, std::int64_t step) const noexcept;
 };
 
 /// Throws UsageError.

@@ -147,6 +147,7 @@ void Trainer::take_progress() {
     }
     sampler_->restore({m.seed, m.sampler_windows, m.sampler_epoch, m.sampler_position});
     resumed_from_ = m.step;
+    check_schedule(m);
   }
   step_ = m.step;
   tokens_ = m.tokens;
@@ -155,6 +156,17 @@ void Trainer::take_progress() {
   last_loss_ = m.last_loss;
   best_loss_ = m.best_eval_loss;
   best_step_ = m.best_step;
+}
+
+/// A cosine over more steps than before, for one, is another from its first step on.
+void Trainer::check_schedule(const Manifest& manifest) const {
+  const auto before = Schedule::of_text(manifest.schedule);
+  if (!before || schedule_.agrees_with(*before, manifest.step)) return;
+  spdlog::warn(
+      "the learning rate has followed another schedule so far ({}), and goes on by this one ({}): the run is not one "
+      "that had "
+      "these flags from the start; for a run that can be made longer give it --decay-steps, or --lr-schedule constant",
+      manifest.schedule, schedule_.text());
 }
 
 void Trainer::check_compute_key() const {
@@ -211,11 +223,13 @@ void Trainer::start() {
     metrics_server_ = std::make_unique<MetricsServer>(config_.metrics_address, config_.metrics_port);
     progress_->line(fmt::format("metrics at {}", metrics_server_->url()));
   }
-  if (!config_.trace.empty()) trace_ = std::make_unique<Trace>();
+  if (!config_.trace.empty()) {
+    require_writable(config_.trace);
+    trace_ = std::make_unique<Trace>(fs::path(config_.trace).parent_path());
+  }
   loaded_ = std::make_unique<LoadedModel>(setup_, trace_.get());
   clock_ = std::make_unique<PhaseClock>(*setup_.device);
   if (!config_.out.empty()) directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
-  if (trace_) require_writable(config_.trace);
   load_weights();  // it decides at which step the run begins
   if (directory_) open_files();
   if (setup_.prediction && config_.policy.kind == Policy::Kind::automatic) {

@@ -63,6 +63,7 @@ class Trainer {
   void resolve();
   void take_progress();
   void check_compute_key() const;
+  void check_schedule(const Manifest& manifest) const;
   void start();
   void open_files();
   void leave_course();

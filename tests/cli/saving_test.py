@@ -231,6 +231,19 @@ class Saving(ProgramTest):
         result = self.train("--steps", "2", "--out", out, "--resume", self.root / "kept")
         self.refused(result, 7, "checkpoints")
 
+    def test_a_longer_run_says_whether_its_learning_rates_go_on(self):
+        whole = self.root / "whole"
+        for name, flags, warned in [("cosine", [], True), ("fixed", ["--decay-steps", "8"], False),
+                                    ("constant", ["--lr-schedule", "constant"], False)]:
+            with self.subTest(name):
+                out = self.root / name
+                self.succeed(self.train("--steps", "4", *flags, "--out", out))
+                longer = self.succeed(self.run_program("train", "--resume", "--out", out, "--steps", "8"))
+                self.assertEqual("another schedule" in longer.stderr, warned, longer.stderr)
+                self.succeed(self.train("--steps", "8", *flags, "--out", whole / name))
+                digests = {self.summary(run)["state_digest"] for run in (out, whole / name)}
+                self.assertEqual(len(digests), 2 if warned else 1)
+
 
 if __name__ == "__main__":
     main()

@@ -55,5 +55,36 @@ TEST(Schedule, OneStepTakesTheMinimumOnlyWhereThereIsADecay) {
   EXPECT_EQ((Schedule{Schedule::Kind::cosine, 1.0, 0.1, 0, 0, 1}).at(1), 0.1);
 }
 
+TEST(Schedule, IsReadBackFromItsText) {
+  for (const auto kind :
+       {Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine, Schedule::Kind::wsd}) {
+    const Schedule s{kind, 1.0 / 3.0, 1e-300, 7, 12345678901, 987654321};
+    const auto read = Schedule::of_text(s.text());
+    ASSERT_TRUE(read) << s.text();
+    EXPECT_EQ(read->text(), s.text());
+    EXPECT_EQ(read->kind, kind);
+    EXPECT_EQ(read->lr, s.lr);
+    EXPECT_EQ(read->min_lr, s.min_lr);
+    EXPECT_EQ(read->steps, s.steps);
+  }
+  EXPECT_FALSE(Schedule::of_text(""));
+  EXPECT_FALSE(Schedule::of_text("steep lr 1 to 0.1, warm-up 0, decay 0, 5 steps"));
+}
+
+TEST(Schedule, AgreesWhereTheStepsTakenHadTheSameRates) {
+  const Schedule cosine{Schedule::Kind::cosine, 1.0, 0.1, 4, 0, 20};
+  Schedule longer = cosine;
+  longer.steps = 40;
+  EXPECT_TRUE(cosine.agrees_with(longer, 4)) << "warm-up is the same";
+  EXPECT_FALSE(cosine.agrees_with(longer, 5));
+  Schedule fixed = longer;
+  fixed.decay_steps = 20;
+  EXPECT_TRUE(cosine.agrees_with(fixed, 20));
+  Schedule stays{Schedule::Kind::wsd, 1.0, 0.1, 0, 5, 20}, stays_longer = stays;
+  stays_longer.steps = 40;
+  EXPECT_TRUE(stays.agrees_with(stays_longer, 15));
+  EXPECT_FALSE(stays.agrees_with(stays_longer, 16));
+}
+
 }  // namespace
 }  // namespace tandem
