@@ -228,7 +228,8 @@ class Bench {
     if (find_compute(of)) return;
     measure_compute(bare);
     if (flags_.compute_factors.empty() || !report_.compute_measured) return;
-    write_file_atomically(flags_.compute_factors, Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}.dump(2) + "\n");
+    write_file_atomically(flags_.compute_factors,
+                          Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}.dump(2) + "\n");
   }
 
   /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
@@ -20,9 +21,11 @@
 
 #include "cli/commands.hpp"
 #include "core/error.hpp"
+#include "core/stall.hpp"
 #include "core/utf8.hpp"
 #include "core/version.hpp"
 #include "models/config.hpp"
+#include "train/end_stalled.hpp"
 
 namespace tandem {
 namespace {
@@ -151,6 +154,7 @@ int run_program(int argc, char** argv) noexcept {
     std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, told like others
     std::signal(SIGXFSZ, SIG_IGN);  // so is a limit on the size of files
     set_up_logging();
+    set_stall_handler([](const StalledError& error) { end_process_after(error, std::chrono::minutes(1)); });
     return parse_and_run(argc, argv);
   } catch (const PlanError& error) {
     std::fputs(error.table().c_str(), stderr);

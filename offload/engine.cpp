@@ -28,6 +28,7 @@ const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout
 }
 
 void OffloadEngine::Impl::require_idle(const char* what) {
+  executor_.require_good();
   if (mode_ == Mode::step && abandoned_) abort_step();
   if (mode_ == Mode::idle) return;
   const bool step = mode_ == Mode::step;

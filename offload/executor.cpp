@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "core/error.hpp"
+#include "core/stall.hpp"
 #include "core/start_thread.hpp"
 
 namespace tandem {
@@ -117,6 +118,11 @@ void Executor::finish_caller_task(TaskId id, StreamView stream) {
   wait(lock, caller_, "one thing after another", -1, [&] { return graph_.done(id) && idle(); });
 }
 
+void Executor::require_good() {
+  const std::lock_guard lock(mutex_);
+  if (failure_) std::rethrow_exception(failure_);
+}
+
 double Executor::drain(std::string_view what) {
   std::unique_lock lock(mutex_);
   return wait(lock, caller_, what, -1, [&] { return graph_.empty(); });
@@ -179,9 +185,10 @@ void Executor::watch(double& last_progress, std::uint64_t& seen, std::string_vie
     last_progress = now;
   } else if (now - last_progress > watchdog_seconds_) {
     const std::string whom = layer < 0 ? "" : " " + layout_.layer(layer).name;
-    fail(std::make_exception_ptr(
-        StalledError(fmt::format("{}{} made no progress for {:.0f} s", what, whom, now - last_progress),
-                     graph_.who_waits(layout_))));
+    const StalledError error(fmt::format("{}{} made no progress for {:.0f} s", what, whom, now - last_progress),
+                             graph_.who_waits(layout_));
+    report_stall(error);
+    fail(std::make_exception_ptr(error));
   }
 }
 

@@ -53,6 +53,8 @@ class Executor {
   void drop_save_tasks(TaskId end) noexcept;
   /// How long updates have waited for save tasks and for nothing else, seconds so far.
   double save_wait_seconds();
+  /// Throws again what some task threw, if one did. Does not block.
+  void require_good();
   /// Blocks until every task is done, the caller's included. Returns the seconds blocked.
   double drain(std::string_view what);
   /// Blocks until these are done. Returns the seconds blocked.

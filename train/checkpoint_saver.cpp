@@ -6,10 +6,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "core/error.hpp"
 #include "core/memory.hpp"
+#include "core/stall.hpp"
 #include "core/start_thread.hpp"
 #include "core/topology.hpp"
 #include "core/trace.hpp"
@@ -52,7 +54,32 @@ CheckpointSaver::~CheckpointSaver() {
   if (!thread_.joinable()) return;
   pace_.hurry();
   if (!done_) spdlog::info("checkpoint of step {} is being written, the run waits for it", manifest_.step);
+  try {
+    wait_for_the_thread();
+  } catch (const StalledError&) {  // reported
+  }
   thread_.join();
+}
+
+/// Until it is done. What it writes, it counts: a disk that takes nothing for long may never again.
+void CheckpointSaver::wait_for_the_thread() {
+  constexpr std::chrono::milliseconds tick(200);
+  double last_progress = trace_now();
+  std::uint64_t seen = bytes_;
+  std::unique_lock lock(mutex_);
+  while (!wakes_.wait_for(lock, tick, [&] { return done_.load(); })) {
+    const double now = trace_now();
+    if (bytes_ != seen) {
+      seen = bytes_;
+      last_progress = now;
+    } else if (now - last_progress > options_.watchdog_seconds) {
+      const StalledError error(
+          fmt::format("checkpoint of step {}: nothing written for {:.0f} s", manifest_.step, now - last_progress),
+          fmt::format("the disk of {} takes no more", options_.root.string()));
+      report_stall(error);
+      throw error;
+    }
+  }
 }
 
 bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
@@ -158,7 +185,11 @@ void CheckpointSaver::write() noexcept {
   let_go();                 // of a save that failed, updates may still wait for what it has not read
   sample_process_memory();  // the high-water mark of saving, before the buffer goes
   buffer_ = {};
-  done_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  wakes_.notify_all();
 }
 
 bool CheckpointSaver::conclude(bool last) {
@@ -201,7 +232,10 @@ bool CheckpointSaver::poll() { return !under_way_ || !done_ || finish(false); }
 
 bool CheckpointSaver::finish(bool last) {
   pace_.hurry();
-  if (thread_.joinable()) thread_.join();
+  if (thread_.joinable()) {
+    wait_for_the_thread();
+    thread_.join();
+  }
   return !under_way_ || conclude(last);
 }
 

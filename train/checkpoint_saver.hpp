@@ -1,11 +1,13 @@
 #pragma once
 // Checkpoints of a run, written while training goes on: from a copy of the state, or out of the engine.
 #include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <exception>
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -34,6 +36,7 @@ struct SaverOptions {
   std::function<std::optional<SaveSlowdown>(const Plan& plan, double disk)> predict{};
   std::function<bool()> urgent{};  ///< whether training is about to end; asked on the saver's threads, may be empty
   PaceClock clock = PaceClock::real();
+  double watchdog_seconds = 300.0;  ///< a save that is waited for and writes nothing for so long has stalled
 };
 
 /// Driven by one thread, with a thread of its own that writes. At most one save is under way.
@@ -41,18 +44,20 @@ class CheckpointSaver {
  public:
   /// Takes its memory. `engine` must outlive it; `say` is told of every checkpoint that is done.
   CheckpointSaver(OffloadEngine& engine, SaverOptions options, std::function<void(const std::string&)> say);
-  /// Waits for a save under way; its failure is dropped, because `finish` reports it.
+  /// Waits for a save under way; its failure is dropped, because `finish` reports it. One that has stalled is reported
+  /// (report_stall), and waited for all the same: its thread writes from memory of this object.
   ~CheckpointSaver();
 
   /// Saves the engine's state under the manifest's step (parameters, adam_step, digest and files are filled in
-  /// here). Waits for a save under way and then returns at once. `steps`: after so many the next save is due, or the
-  /// run ends; 0: it has ended. `best`: this one stays, whatever comes. Throws and returns as `poll` does.
+  /// here). Waits for a save under way, as `finish` does, and then returns at once. `steps`: after so many the next
+  /// save is due, or the run ends; 0: it has ended. `best`: this one stays, whatever comes. Throws and returns as
+  /// `poll` does.
   bool save(Manifest manifest, std::int64_t steps, bool best = false);
   /// Looks whether the save under way is done, and does not wait. Where it failed: throws WriteError, or warns
   /// and returns false if the run is to go on.
   bool poll();
   /// Waits for the save under way, which from now on goes as fast as can be. `last`: a failure throws, also where the
-  /// run would go on.
+  /// run would go on. Throws StalledError where the disk takes nothing for `watchdog_seconds`.
   bool finish(bool last);
   /// A step has ended that took so long.
   void note_step(double seconds);
@@ -70,6 +75,7 @@ class CheckpointSaver {
   };
 
   void write() noexcept;
+  void wait_for_the_thread();
   std::filesystem::path write_copy(CheckpointContent& content);
   std::filesystem::path write_beside(CheckpointContent& content);
   void write_state();
@@ -108,6 +114,8 @@ class CheckpointSaver {
   std::atomic<std::uint64_t> bytes_{0};
   std::atomic<bool> state_is_read_{false};  ///< by the save under way: nothing waits for it any more
   std::atomic<bool> done_{false};
+  std::mutex mutex_;  ///< of the wait for `done_` to be set
+  std::condition_variable wakes_;
   bool under_way_ = false;
   std::thread thread_;
 };

@@ -7,6 +7,7 @@
 #include "core/ops.hpp"
 #include "core/parameter_access.hpp"
 #include "core/parameter_layout.hpp"
+#include "core/stall.hpp"
 #include "core/tensor.hpp"
 #include "core/version.hpp"
 #include "offload/engine.hpp"

@@ -72,7 +72,16 @@ TEST(FailingUpdate, OnTheCpuReachesTheCallerAndLeavesNoState) {
       EXPECT_STREQ(error.what(), "injected failure");
       ++failures;
     }
-    EXPECT_THROW((void)t.engine().state_digest(), Error);
+    // Whatever begins next is told the cause, also inside the step that failed and once that is dropped.
+    const auto everything_throws = [&] {
+      EXPECT_THROW((void)t.engine().state_digest(), DeviceError);
+      EXPECT_THROW(t.engine().begin_step({}), DeviceError);
+      EXPECT_THROW(OffloadEngine::Evaluation{t.engine()}, DeviceError);
+      EXPECT_THROW((void)t.engine().begin_save(), DeviceError);
+    };
+    everything_throws();
+    EXPECT_THROW(t.engine().abort_step(), Error);
+    everything_throws();
   }
   EXPECT_EQ(failures, 12);
 }

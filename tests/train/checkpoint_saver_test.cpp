@@ -4,15 +4,18 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <future>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "api/open_device.hpp"
 #include "core/error.hpp"
+#include "core/stall.hpp"
 
 namespace tandem {
 namespace {
@@ -114,6 +117,36 @@ TEST_F(SaverTest, TheNextSaveEndsTheRestsOfTheOneBefore) {
   expect_saved(3);
   EXPECT_TRUE(saver->finish(true));
   expect_saved(4);
+}
+
+TEST_F(SaverTest, ADiskThatTakesNothingIsReportedAndNotWaitedForInSilence) {
+  static std::atomic<int> reported{0};
+  set_stall_handler([](const StalledError&) { ++reported; });
+  SaverOptions options = this->options(false);
+  options.watchdog_seconds = 0.5;
+  std::promise<void> disk;  // asked at the end of a save, in the place of a disk that takes nothing any more
+  options.predict = [taken = disk.get_future().share()](const Plan&, double) -> std::optional<SaveSlowdown> {
+    taken.wait();
+    return {};
+  };
+  auto saver = this->saver(options);
+  EXPECT_TRUE(saver->save(manifest(3), 1000));
+  try {
+    saver->save(manifest(4), 1000);
+    ADD_FAILURE() << "the stall went unnoticed";
+  } catch (const StalledError& error) {
+    EXPECT_NE(std::string(error.what()).find("checkpoint of step 3: nothing written"), std::string::npos)
+        << error.what();
+  }
+  EXPECT_EQ(reported, 1);
+  // At the end of a run, too, and then it is waited for: its thread uses the saver's memory.
+  set_stall_handler([](const StalledError&) { ++reported; });
+  std::thread end([&] { saver.reset(); });
+  while (reported < 2) std::this_thread::yield();
+  disk.set_value();
+  end.join();
+  set_stall_handler(nullptr);
+  expect_saved(3);
 }
 
 TEST_F(SaverTest, TheEndOfARunEndsTheRests) {
