@@ -148,6 +148,7 @@ class ToyTrainer {
 
   OffloadEngine& engine() { return *engine_; }
   Device& device() { return *device_; }
+  ToyDevice& toy_device() { return *toy_device_; }
   const ParameterLayout& layout() const { return layout_; }
   StreamView stream() const { return stream_; }
 
