@@ -56,20 +56,30 @@ class OnAFakeGpu(unittest.TestCase):
             digests.add(summary["state_digest"])
         self.assertEqual(len(digests), 1)
 
-    def test_all_that_a_run_does_touches_device_memory_by_streams(self):
+    def test_all_that_a_run_does_touches_device_memory_by_streams_and_changes_no_bit(self):
         qwen3 = {**MODEL, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16,
                  "tie_word_embeddings": True}
-        ways = {"grown": ["--grad-accum", 2, "--state", "split", "--eval-data", self.work / "text.txt", "--eval-every", 2],
-                "lean": ["--state", "bf16-moments", "--recompute", "block", "--offload-activations", "--resident-layers", 0],
-                "frozen": ["--freeze", "embed|wte", "--clip", 0, "--on-nonfinite", "stop", "--trace", self.work / "t.json"]}
+        # What decides about the bits, and how it is done.
+        ways = {"grown": (["--grad-accum", 2],
+                          ["--state", "split", "--eval-data", self.work / "text.txt", "--eval-every", 2]),
+                "lean": (["--state", "bf16-moments"],
+                         ["--recompute", "block", "--offload-activations", "--resident-layers", 0]),
+                "frozen": (["--freeze", "embed|wte", "--clip", 0],
+                           ["--on-nonfinite", "stop", "--trace", self.work / "t.json"])}
         for name, model in {"llama": MODEL, "gpt2": GPT2, "qwen3": qwen3}.items():
             (self.work / f"{name}.json").write_text(json.dumps(model))
-            for way, flags in ways.items():
-                out = f"{name}-{way}"
-                done = self.train(out, "--device", "cuda", "--policy", "interleave:2", *flags,
-                                  "--model", self.work / f"{name}.json")
-                self.assertEqual(done.returncode, 0, f"{out}: {done.stderr}")
-                self.assertRegex(self.summary(out)["state_digest"], "^[0-9a-f]{32}$")
+            digests = set()
+            for way, (work, manner) in ways.items():
+                runs = {way: ("--policy", "interleave:2", *manner), f"{way}-plainly": ("--policy", "device")}
+                for out, flags in runs.items():
+                    done = self.train(f"{name}-{out}", "--device", "cuda", *work, *flags,
+                                      "--model", self.work / f"{name}.json")
+                    self.assertEqual(done.returncode, 0, f"{name}-{out}: {done.stderr}")
+                of_way, plainly = (self.summary(f"{name}-{out}")["state_digest"] for out in runs)
+                self.assertRegex(of_way, "^[0-9a-f]{32}$")
+                self.assertEqual(of_way, plainly, f"{name}-{way}")
+                digests.add(of_way)
+            self.assertEqual(len(digests), len(ways), name)
             run = self.work / f"{name}-grown"
             for command in (("eval", "--data", self.work / "text.txt", "--seq-len", 16),
                             ("sample", "--prompt", "bottles", "--max-tokens", 5)):
