@@ -2,8 +2,10 @@
 // they may still agree on something wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -59,7 +61,8 @@ float initial(const Parameter& p, std::int64_t i) {
 /// What a visit contributes to a gradient: a multiple of amplitude / 4096, so that sums in fp32 are exact, with more
 /// digits than bf16 has.
 double contribution(int layer, int index, int step, int micro, std::int64_t i, double amplitude) {
-  const auto key = static_cast<std::uint64_t>(((step * 10 + micro) * 10 + layer) * 10 + index);
+  std::uint64_t key = 0;
+  for (const int part : {step, micro, layer, index}) key = 10 * key + static_cast<std::uint64_t>(part);
   return std::nearbyint(4096.0 * static_cast<double>(noise(key, static_cast<std::uint64_t>(i)))) / 4096.0 * amplitude;
 }
 

@@ -1,6 +1,8 @@
 // Engines that share a device know nothing of each other: each trains as it does alone.
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <string_view>
 #include <utility>
 
 #include "tests/offload/toy_trainer.hpp"
@@ -18,13 +20,13 @@ using testing::ToyTrainer;
 class SharedDevice {
  public:
   explicit SharedDevice(const HostDeviceOptions& options) : device_(testing::make_toy_device(options)) {
-    shared_ = device_.get();
+    lent = device_.get();
   }
-  ~SharedDevice() { shared_ = nullptr; }
+  ~SharedDevice() { lent = nullptr; }
   SharedDevice(const SharedDevice&) = delete;
   SharedDevice& operator=(const SharedDevice&) = delete;
 
-  static std::unique_ptr<ToyDevice> borrow(const HostDeviceOptions&) { return std::make_unique<Borrowed>(*shared_); }
+  static std::unique_ptr<ToyDevice> borrow(const HostDeviceOptions&) { return std::make_unique<Borrowed>(*lent); }
   Device& device() { return device_->device(); }
 
  private:
@@ -42,7 +44,7 @@ class SharedDevice {
   };
 
   std::unique_ptr<ToyDevice> device_;
-  inline static ToyDevice* shared_ = nullptr;
+  inline static ToyDevice* lent = nullptr;
 };
 
 /// Two that differ in all that an engine holds.
