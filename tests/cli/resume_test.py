@@ -1,0 +1,74 @@
+"""What a resumed run goes on with: the state to the last bit, in every way of training, and who may resume it."""
+import struct
+
+from program import ProgramTest, main
+
+WAYS = {
+    "moments in 16 bits": ["--state", "bf16-moments"],
+    "accumulated": ["--grad-accum", "3"],
+    "frozen": ["--freeze", r"wpe|h\.1\."],
+    "offloaded": ["--recompute", "block", "--offload-activations"],
+    "computed in 16 bits": ["--compute", "bf16"],
+    "recomputed": ["--recompute", "block:1"],
+    "updated in backward": ["--clip", "0", "--on-nonfinite", "stop"],
+}
+
+
+class StraightAndBroken(ProgramTest):
+    def check(self, name, *flags, data=None):
+        """Six steps at once, and three more from the checkpoint of the third. Returns the metrics of all."""
+        straight, broken = self.root / f"{name} straight", self.root / f"{name} broken"
+        flags = ["--steps", "6", "--lr", "1e-3", *flags]
+        self.succeed(self.train(*flags, "--checkpoint-every", "3", "--out", straight, data=data))
+        third = straight / "checkpoints" / "step-00000003"
+        self.succeed(self.train(*flags, "--resume", third, "--out", broken, data=data))
+        one, two = self.summary(straight), self.summary(broken)
+        self.assertEqual((one["resumed_from_step"], two["resumed_from_step"]), (None, 3))
+        for key in ("state_digest", "final_loss", "tokens", "skipped_steps"):
+            self.assertEqual(one[key], two[key], key)
+        third_digest = self.succeed(self.run_program("digest", third)).stdout.strip()
+        self.assertNotEqual(third_digest, one["state_digest"])
+        metrics = self.metrics(straight)
+        for a, b in zip(metrics[3:], self.metrics(broken), strict=True):
+            for key in ("step", "loss", "grad_norm", "lr", "skipped"):
+                self.assertEqual(a[key], b[key], (a["step"], key))
+        return metrics
+
+    def test_every_way_of_training(self):
+        for name, flags in WAYS.items():
+            with self.subTest(name):
+                self.check(name, *flags)
+
+    def test_after_steps_that_were_skipped(self):
+        """Adam's step is not the run's: what it corrects by counts the updates."""
+        length, rows = 33, 40
+        values = [i * i % 251 for i in range(rows * length)]
+        mask = [row % 2 for row in range(rows) for _ in range(length)]
+        data = self.file("rows.bin", struct.pack(f"<{len(values)}H", *values))
+        self.file("rows.mask.bin", bytes(mask))
+        self.file("rows.json", '{"layout": "rows", "row_length": 33, "dtype": "uint16", "vocab_size": 256}')
+        skipped = [m["skipped"] for m in self.check("skipping", "--micro-batch", "1", data=data)]
+        for half in (skipped[:3], skipped[3:]):
+            self.assertEqual(set(half), {False, True})
+
+
+class ComputeKeys(ProgramTest):
+    def test_another_one_is_warned_of_and_refused_where_strict(self):
+        first = self.root / "first"
+        self.succeed(self.train("--steps", "1", "--out", first))
+        key = self.summary(first)["compute_key"]
+        again = ["--steps", "2", "--resume", first]
+        same = self.succeed(self.train(*again, "--strict", "--out", self.root / "same"))
+        self.assertNotIn("compute_key", same.stderr)
+        self.assertEqual(self.summary(self.root / "same")["compute_key"], key)
+        other = self.succeed(self.train(*again, "--threads", "2", "--out", self.root / "other"))
+        self.assertIn("another compute_key", other.stderr)
+        self.assertIn(key, other.stderr)
+        self.assertNotEqual(self.summary(self.root / "other")["compute_key"], key)
+        refused = self.root / "refused"
+        self.refused(self.train(*again, "--threads", "2", "--strict", "--out", refused), 4, "--strict", "compute_key")
+        self.assertFalse(refused.exists())
+
+
+if __name__ == "__main__":
+    main()
