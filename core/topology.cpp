@@ -14,7 +14,7 @@ namespace tandem {
 namespace {
 
 /// Bytes of a line "Key:   123 kB" of a file under /proc; 0 where absent.
-std::size_t proc_kilobytes(const char* file, std::string_view key) {
+std::size_t proc_kilobytes(const std::filesystem::path& file, std::string_view key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
     if (line.compare(0, key.size(), key) != 0) continue;
@@ -89,14 +89,14 @@ void apply(const CgroupLimits& limits, Topology& result) {
 
 }  // namespace
 
-Topology read_topology() {
+Topology read_topology(const std::filesystem::path& root) {
   Topology result;
   try {
     read_processors(result);
     if (result.cpu_model.empty()) result.cpu_model = cpu_model_of_proc();
-    result.memory_bytes = proc_kilobytes("/proc/meminfo", "MemTotal:");
-    result.available_memory_bytes = proc_kilobytes("/proc/meminfo", "MemAvailable:");
-    apply(read_cgroup_limits("/"), result);
+    result.memory_bytes = proc_kilobytes(root / "proc/meminfo", "MemTotal:");
+    result.available_memory_bytes = proc_kilobytes(root / "proc/meminfo", "MemAvailable:");
+    apply(read_cgroup_limits(root), result);
   } catch (...) {
     // What could be read stands; the rest stays unknown, as promised.
   }

@@ -1,6 +1,7 @@
 #pragma once
 // What this machine is, as far as it can be known. Zero or empty means unknown, never a guess.
 #include <cstddef>
+#include <filesystem>
 #include <string>
 
 namespace tandem {
@@ -16,8 +17,9 @@ struct Topology {
   std::size_t memory_room_bytes = 0;       ///< the most that it may come to be: the lower of installed and cgroup room
 };
 
-/// Reads hwloc, /proc and the cgroup files. Does not throw: what cannot be read stays unknown.
-Topology read_topology();
+/// Reads hwloc, and /proc and the cgroup files below `root` ("/" but in tests). Does not throw: what cannot be read
+/// stays unknown.
+Topology read_topology(const std::filesystem::path& root = "/");
 
 /// Anonymous and pinned memory of this process: now, and its high-water mark, in bytes. 0 if unknown.
 struct ProcessMemory {

@@ -157,5 +157,60 @@ TEST_F(FakeRoot, MalformedFilesAreNoLimit) {
   EXPECT_FALSE(read().cpus);
 }
 
+/// A machine of 64,000 KiB with 40,000 free, whose process is in a group.
+class GroupOnAMachine : public FakeRoot {
+ protected:
+  GroupOnAMachine() {
+    file("proc/meminfo", "MemTotal:       64000 kB\nMemFree:         1000 kB\nMemAvailable:   40000 kB\n");
+    file("proc/self/mountinfo", mount2);
+    file("proc/self/cgroup", "0::/job\n");
+  }
+  void limit(std::size_t most, std::size_t used) {
+    file("sys/fs/cgroup/job/memory.max", std::to_string(most) + "\n");
+    file("sys/fs/cgroup/job/memory.current", std::to_string(used) + "\n");
+  }
+  void expect(std::size_t memory, std::size_t available, std::size_t room) {
+    const Topology t = read_topology(root_);
+    EXPECT_EQ(t.memory_bytes, memory);
+    EXPECT_EQ(t.available_memory_bytes, available);
+    EXPECT_EQ(t.memory_room_bytes, room);
+  }
+  static constexpr std::size_t installed = std::size_t{64000} * 1024;
+  static constexpr std::size_t free = std::size_t{40000} * 1024;
+};
+
+TEST_F(GroupOnAMachine, WithoutALimitMemoryIsTheMachines) { expect(installed, free, installed); }
+
+TEST_F(GroupOnAMachine, ALimitBelowTheMachinesLowersAll) {
+  limit(30'000'000, 10'000'000);
+  expect(30'000'000, 20'000'000, 20'000'000);
+}
+
+TEST_F(GroupOnAMachine, RoomMayBeLessThanInstalledAndMoreThanIsFree) {
+  limit(60'000'000, 10'000'000);
+  expect(60'000'000, free, 50'000'000);
+}
+
+TEST_F(GroupOnAMachine, ALimitBeyondTheMachineChangesNothing) {
+  limit(800'000'000, 10'000'000);
+  expect(installed, free, installed);
+}
+
+TEST_F(GroupOnAMachine, NoRoomAtAllIsKnownAndNotZero) {
+  limit(20'000'000, 25'000'000);
+  expect(20'000'000, 1, 1);
+}
+
+TEST_F(GroupOnAMachine, TheLimitIsTheMemoryWhereTheMachinesIsUnknown) {
+  file("proc/meminfo", "");
+  limit(20'000'000, 5'000'000);
+  expect(20'000'000, 0, 0);
+}
+
+TEST_F(GroupOnAMachine, AQuotaIsRoundedUpToWholeProcessors) {
+  file("sys/fs/cgroup/job/cpu.max", "50000 100000\n");
+  EXPECT_EQ(read_topology(root_).logical_cpus, 1);
+}
+
 }  // namespace
 }  // namespace tandem
