@@ -37,15 +37,25 @@ class QuickFiles : public FileOps {
 /// Passes calls on and counts them; misbehaves at call number `at`.
 class FaultyFiles final : public QuickFiles {
  public:
-  FaultyFiles(Fault fault, int at) : fault_(fault), at_(at) {}
+  FaultyFiles(Fault fault, int at) : fault_(fault), at_(at), kept_(testing::TempDir()) {
+    kept_ /= "tandem_lost_" + std::to_string(::getpid());
+    fs::remove_all(kept_);
+    fs::create_directories(kept_);
+  }
+  ~FaultyFiles() override { fs::remove_all(kept_); }
+  FaultyFiles(const FaultyFiles&) = delete;
+  FaultyFiles& operator=(const FaultyFiles&) = delete;
   int calls() const noexcept { return calls_; }
   bool struck() const noexcept { return calls_ > at_; }
 
   int create(const fs::path& file, int& fd) override {
     if (strikes()) return ENOSPC;
+    const bool is_new = !fs::exists(file);
     const int error = FileOps::create(file, fd);
-    if (error == 0) open_[fd] = {file, 0};
-    return error;
+    if (error != 0) return error;
+    open_[fd] = {file, changes_.size(), 0};
+    if (is_new) changes_.push_back({file});
+    return 0;
   }
   int write(int fd, const void* data, std::size_t bytes, std::size_t& written) override {
     const bool strike = strikes();
@@ -57,7 +67,7 @@ class FaultyFiles final : public QuickFiles {
   }
   int flush(int fd) override {
     if (strikes()) return EIO;
-    open_[fd].flushed = fs::file_size(open_[fd].path);
+    open_[fd].flushed = fs::file_size(now(open_[fd].path, open_[fd].changes_before));
     return 0;
   }
   int close(int fd) override {
@@ -69,52 +79,110 @@ class FaultyFiles final : public QuickFiles {
   }
   int rename(const fs::path& from, const fs::path& to) override {
     if (strikes()) return EROFS;
-    moved_.push_back({from, to});
-    return FileOps::rename(from, to);
+    keep(to);  // what it takes the place of
+    const int error = FileOps::rename(from, to);
+    if (error == 0) changes_.push_back({to, from});
+    return error;
   }
-  int flush_directory(const fs::path&) override { return strikes() ? EIO : 0; }
+  int flush_directory(const fs::path& directory) override {
+    if (strikes()) return EIO;
+    for (std::size_t i = 0; i < changes_.size(); ++i) {
+      if (now(changes_[i].made.parent_path(), i + 1) == directory) changes_[i].lasts = true;
+    }
+    return 0;
+  }
   int make_directories(const fs::path& directory) override {
-    return strikes() ? EROFS : FileOps::make_directories(directory);
+    if (strikes()) return EROFS;
+    std::vector<Change> made;
+    for (fs::path missing = directory; !missing.empty() && !fs::exists(missing); missing = missing.parent_path()) {
+      made.insert(made.begin(), {missing});
+    }
+    changes_.insert(changes_.end(), made.begin(), made.end());
+    return FileOps::make_directories(directory);  // flushes what each of them lies in
   }
-  int remove_all(const fs::path& path) override { return strikes() ? EROFS : FileOps::remove_all(path); }
+  int remove_all(const fs::path& path) override {
+    if (strikes()) return EROFS;
+    keep(path);
+    return 0;
+  }
 
-  /// What a power cut does: bytes that were written and not flushed are gone.
+  /// What a power cut does: bytes that were written and not flushed are gone, and every name is where it was before
+  /// the changes to its folder that were not flushed.
   void lose_unflushed() {
     for (const auto& [fd, file] : open_) {
       FileOps::close(fd);
       cut(file);
     }
     for (const auto& file : closed_) cut(file);
+    for (std::size_t i = changes_.size(); i-- > 0;) {
+      if (!changes_[i].lasts) undo(i);
+    }
   }
 
  private:
   struct File {
     fs::path path;
+    std::size_t changes_before = 0;
     std::uintmax_t flushed = 0;
   };
+  /// A name that came to be, by renaming or anew, or one that went.
+  struct Change {
+    fs::path made{};
+    fs::path from{};
+    bool removal = false;
+    bool lasts = false;
+  };
+
   bool strikes() {
     const int call = calls_++;
     if (std::exchange(fault_next_, false)) return true;
     return call == at_ || (fault_ == Fault::crashes && call > at_);
   }
-  void cut(const File& file) {
-    fs::path now = file.path;
-    for (const auto& [from, to] : moved_) {
-      if (now == from)
-        now = to;
-      else if (now.parent_path() == from)
-        now = to / now.filename();
+  /// Takes a file or folder out of the way as if it were removed, to be put back.
+  void keep(const fs::path& path) {
+    if (!fs::exists(path)) return;
+    const fs::path aside = kept_ / std::to_string(changes_.size());
+    fs::rename(path, aside);
+    changes_.push_back({path, aside, true});
+  }
+  /// Where a path of the time after the first `changes` is now.
+  fs::path now(fs::path path, std::size_t changes) const {
+    for (std::size_t i = changes; i < changes_.size(); ++i) {
+      const Change& change = changes_[i];
+      const fs::path& from = change.removal ? change.made : change.from;
+      const fs::path& to = change.removal ? change.from : change.made;
+      const auto [end, rest] = std::mismatch(from.begin(), from.end(), path.begin(), path.end());
+      if (from.empty() || end != from.end()) continue;
+      fs::path moved = to;
+      for (auto part = rest; part != path.end(); ++part) moved /= *part;
+      path = moved;
     }
-    std::error_code ignored;
-    if (fs::exists(now, ignored) && fs::file_size(now, ignored) > file.flushed) fs::resize_file(now, file.flushed);
+    return path;
+  }
+  void cut(const File& file) {
+    const fs::path path = now(file.path, file.changes_before);
+    if (fs::exists(path) && fs::file_size(path) > file.flushed) fs::resize_file(path, file.flushed);
+  }
+  /// All later changes that do not last are undone, and the list is as short as that.
+  void undo(std::size_t i) {
+    const Change change = changes_[i];
+    const fs::path place = now(change.made.parent_path(), i + 1) / change.made.filename();
+    changes_.erase(changes_.begin() + static_cast<std::ptrdiff_t>(i));
+    if (change.removal)
+      fs::rename(change.from, place);
+    else if (change.from.empty())
+      fs::remove_all(now(change.made, i));
+    else
+      fs::rename(now(change.made, i), now(change.from, i));
   }
   Fault fault_;
   int at_;
+  fs::path kept_;
   int calls_ = 0;
   bool fault_next_ = false;
   std::map<int, File> open_;
   std::vector<File> closed_;
-  std::vector<std::pair<fs::path, fs::path>> moved_;
+  std::vector<Change> changes_;
 };
 
 class Faults : public testing::TestWithParam<Fault> {
@@ -165,9 +233,12 @@ class Faults : public testing::TestWithParam<Fault> {
         EXPECT_THAT(error.what(), testing::AnyOf(testing::HasSubstr("No space"), testing::HasSubstr("Input/output"),
                                                  testing::HasSubstr("Read-only")));
       }
-      if (!files.struck()) return faults;
-      ++faults;
       if (GetParam() == Fault::crashes) files.lose_unflushed();
+      if (!files.struck()) {
+        EXPECT_EQ(newest(place), fresh) << "saved, and lost afterwards";
+        return faults;
+      }
+      ++faults;
       const std::string now = newest(place);
       EXPECT_THAT(now, testing::AnyOf(old, fresh));
       if (!failed) {
@@ -194,16 +265,21 @@ TEST_P(Faults, AFileIsTheOldOneOrTheNewOne) {
   for (int at = 0;; ++at) {
     write_file_atomically(file, "old", quick_);
     FaultyFiles files(GetParam(), at);
+    bool failed = false;
     try {
       write_file_atomically(file, "new text", files);
     } catch (const WriteError& error) {
+      failed = true;
       EXPECT_THAT(error.what(), testing::HasSubstr(root_.string()));
     }
-    if (!files.struck()) break;
     if (GetParam() == Fault::crashes) files.lose_unflushed();
     const MappedFile mapped(file);
     const std::string text(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
     EXPECT_THAT(text, testing::AnyOf("old", "new text")) << at;
+    if (!failed) {
+      EXPECT_EQ(text, "new text") << at;
+    }
+    if (!files.struck()) break;
   }
 }
 
