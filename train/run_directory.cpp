@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -26,6 +27,14 @@ constexpr const char* lock_name = ".lock";
 [[noreturn]] void refuse_taken(const fs::path& out) {
   throw WriteError(fmt::format("--out {}", out.string()), "another process is writing this run",
                    "wait for it, or name another folder");
+}
+
+/// Whether the open file is the one of that name.
+bool is_at(int fd, const fs::path& file) {
+  struct stat open {};
+  struct stat named {};
+  return ::fstat(fd, &open) == 0 && ::stat(file.c_str(), &named) == 0 && open.st_dev == named.st_dev &&
+         open.st_ino == named.st_ino;
 }
 
 nlohmann::ordered_json finite(double value) {
@@ -77,22 +86,46 @@ void refuse_locked(const fs::path& out) {
 }
 
 RunDirectory::RunDirectory(fs::path out, bool fresh) : out_(std::move(out)) {
-  create_directories_or_throw(out_);
-  lock_ = ::open((out_ / lock_name).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (lock_ < 0) {
-    throw WriteError(fmt::format("cannot write --out {}", out_.string()), std::generic_category().message(errno),
-                     "name a folder that may be written");
+  std::error_code ignored;
+  for (fs::path folder = out_; !folder.empty() && !fs::exists(folder, ignored); folder = folder.parent_path()) {
+    made_.push_back(folder);
   }
   try {
-    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse_taken(out_);
+    create_directories_or_throw(out_);
+    lock();
     if (fresh) refuse_held(out_);
   } catch (const Error&) {
-    ::close(lock_);
+    close();
     throw;
   }
 }
 
-RunDirectory::~RunDirectory() { ::close(lock_); }
+RunDirectory::~RunDirectory() { close(); }
+
+void RunDirectory::lock() {
+  const fs::path file = out_ / lock_name;
+  constexpr int flags = O_RDWR | O_CREAT | O_CLOEXEC;
+  do {
+    if (lock_ >= 0) ::close(lock_);
+    lock_ = ::open(file.c_str(), flags | O_EXCL, 0644);
+    const bool made = lock_ >= 0;
+    if (!made && errno == EEXIST) lock_ = ::open(file.c_str(), flags, 0644);
+    if (lock_ < 0) {
+      throw WriteError(fmt::format("cannot write --out {}", out_.string()), std::generic_category().message(errno),
+                       "name a folder that may be written");
+    }
+    if (::flock(lock_, LOCK_EX | LOCK_NB) != 0) refuse_taken(out_);
+    made_lock_ = made;
+  } while (!is_at(lock_, file));  // else a run that was refused has just removed it, and the next would make another
+}
+
+void RunDirectory::close() noexcept {
+  if (!begun_ && made_lock_) ::unlink((out_ / lock_name).c_str());
+  for (const fs::path& folder : made_) {
+    if (!begun_) ::rmdir(folder.c_str());  // what anything lies in stays
+  }
+  if (lock_ >= 0) ::close(lock_);
+}
 
 bool RunDirectory::has_config() const {
   std::error_code ignored;
@@ -123,6 +156,7 @@ void RunDirectory::open_metrics(std::int64_t step) {
   old.close();
   write_file_atomically(out_ / metrics_name, kept);
   metrics_.open(out_ / metrics_name, std::ios::app);
+  begun_ = true;
 }
 
 void RunDirectory::append(const StepMetrics& metrics) {

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "train/resource_use.hpp"
 
@@ -34,7 +35,8 @@ struct StepMetrics {
   std::string json() const;
 };
 
-/// An open run folder, locked. The lock dies with the process.
+/// An open run folder, locked. The lock dies with the process. Where it ends before its metrics are opened, what it had
+/// created is removed: a run that is refused leaves nothing behind.
 class RunDirectory {
  public:
   /// Creates the folder where it is missing and locks it. Throws WriteError where it cannot be written or
@@ -57,8 +59,14 @@ class RunDirectory {
   void append(const StepMetrics& metrics);
 
  private:
+  void lock();
+  void close() noexcept;
+
   std::filesystem::path out_;
+  std::vector<std::filesystem::path> made_;  ///< folders that were missing, the innermost first
   int lock_ = -1;
+  bool made_lock_ = false;
+  bool begun_ = false;
   std::ofstream metrics_;
 };
 

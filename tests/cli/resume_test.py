@@ -70,5 +70,36 @@ class ComputeKeys(ProgramTest):
         self.assertFalse(refused.exists())
 
 
+class Refused(ProgramTest):
+    def test_a_checkpoint_that_turns_out_damaged_leaves_nothing_behind(self):
+        """Its state is read at the very end, when the folder of the new run is there already."""
+        first = self.root / "first"
+        self.succeed(self.train("--steps", "1", "--out", first))
+        checkpoint = first / "checkpoints" / "step-00000001"
+        state = bytearray((checkpoint / "state.safetensors").read_bytes())
+        state[-1] ^= 1
+        (checkpoint / "state.safetensors").write_bytes(state)
+        resume = ["--steps", "2", "--resume", checkpoint, "--out"]
+        out = self.root / "runs" / "today" / "new"
+        self.refused(self.train(*resume, out), 4, "another content")
+        self.assertFalse((self.root / "runs").exists())
+        # What was there before stays as it was.
+        (self.root / "runs").mkdir()
+        self.file("runs/note.txt", "mine")
+        self.refused(self.train(*resume, out), 4, "another content")
+        self.assertEqual([p.name for p in (self.root / "runs").iterdir()], ["note.txt"])
+        out.mkdir(parents=True)
+        self.refused(self.train(*resume, out), 4, "another content")
+        self.assertEqual(list(out.iterdir()), [])
+        before = sorted(p.relative_to(first) for p in first.rglob("*"))
+        self.refused(self.train(*resume, first), 4, "another content")
+        self.assertEqual(sorted(p.relative_to(first) for p in first.rglob("*")), before)
+        self.refused(self.train("--steps", "1", "--out", self.root / "traced", "--trace", self.root), 7)
+        self.assertFalse((self.root / "traced").exists())
+        # The folder is free for the next run, whose lock stays.
+        self.succeed(self.train("--steps", "1", "--out", out))
+        self.assertTrue((out / ".lock").exists())
+
+
 if __name__ == "__main__":
     main()
