@@ -103,7 +103,8 @@ void set_config_field(TrainConfig& config, const ConfigField& field, const std::
 }
 
 std::string config_toml(const TrainConfig& config) {
-  std::string text = "# Made by tandem: reproduces this run with `tandem train --config`. Flags win over it.\n";
+  std::string text =
+      "# Made by tandem, the flags this run had last: `tandem train --config FILE --out OTHER`. Flags win over it.\n";
   for (const ConfigField& field : config_fields()) {
     const auto values = field.get(config);
     if (values.empty()) continue;
