@@ -25,11 +25,13 @@ struct DeviceOptions {
 };
 
 /// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver
-/// answers and shows one, else the host device. Throws UsageError for another name, DeviceError for a device
-/// that is not there or that this build does not know, PlanError where the ceiling cannot be had.
+/// answers and shows one, else the host device. Blocks. Throws UsageError for another name, a negative number of
+/// threads and a memory node that is not there, DeviceError for a device that is not there or that this build does not
+/// know, PlanError where a GPU has less memory free than `memory` asks for, or none is left beside context and
+/// libraries.
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
 
-/// What planning needs to know of this device and machine.
+/// What planning needs to know of this device and machine: its memory as it is now.
 PlanningFacts profile_of(const Device& device);
 PlanningFacts profile_of(const Device& device, const Topology& machine);
 

@@ -96,7 +96,8 @@ struct DeviceInfo {
 /// work on one stream runs in the order of the calls. Asynchronous methods do not block and do not
 /// keep the memory alive: the caller does, until the stream has passed them. An error inside queued
 /// work fails the stream: later work on it is dropped and whoever waits for it gets the exception,
-/// also through events on other streams.
+/// also through events on other streams. All throw MisuseError for a stream or an event that is empty or of another
+/// device.
 class Device {
  public:
   virtual ~Device() = default;
@@ -106,7 +107,7 @@ class Device {
   /// `name` is what traces and errors call it.
   virtual Stream make_stream(std::string_view name = "caller") = 0;
   /// A stream around a native handle (`cudaStream_t`) that the caller keeps. Throws MisuseError on
-  /// devices without native streams.
+  /// devices without native streams, and for CUDA's default streams.
   virtual Stream wrap_stream(void* native) = 0;
   /// Throws MisuseError where the stream is empty or belongs to another device.
   virtual void require_own(StreamView stream) const = 0;

@@ -51,7 +51,8 @@ class MemoryBlock {
 class Arena {
  public:
   Arena() = default;
-  /// Does not own `data`, which must be aligned to `arena_alignment` and outlive the arena.
+  /// Does not own `data`, which must be aligned to `arena_alignment` and outlive the arena. Throws MisuseError where it
+  /// is not aligned.
   Arena(void* data, std::size_t bytes, std::string name);
 
   /// Throws MisuseError with both names when the arena is exhausted: the plan and the carving

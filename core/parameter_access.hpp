@@ -43,9 +43,10 @@ class WeightsGuard {
   WeightsGuard& operator=(const WeightsGuard&) = delete;
   ~WeightsGuard();
 
-  /// bf16, the parameter's shape. Throws MisuseError where the layer has no such parameter.
+  /// bf16, the parameter's shape. Throws MisuseError where the layer has no such parameter or the guard is empty.
   TensorView operator[](std::string_view name) const;
-  /// The buffer is also read by work queued on `stream` so far and until the guard goes.
+  /// The buffer is also read by work queued on `stream` so far and until the guard goes. Throws MisuseError where the
+  /// guard is empty, or the stream is empty or belongs to another device.
   void also_used_on(StreamView stream);
 
  private:
@@ -73,9 +74,11 @@ class GradientsGuard {
   GradientsGuard& operator=(const GradientsGuard&) = delete;
   ~GradientsGuard();
 
-  /// Of the parameter's shape and the type that its options say; empty for a frozen parameter.
+  /// Of the parameter's shape and the type that its options say; empty for a frozen parameter. Throws MisuseError where
+  /// the layer has no such parameter, or the guard is empty or committed.
   TensorView operator[](std::string_view name) const;
-  /// The work that fills them has been queued on `stream`: complete for this micro-batch. Does not block.
+  /// The work that fills them has been queued on `stream`: complete for this micro-batch. Does not block. Throws
+  /// MisuseError where the guard is empty or committed, or the stream is empty or belongs to another device.
   void commit(StreamView stream);
 
  private:
@@ -95,9 +98,11 @@ class ParameterAccess {
   ParameterAccess& operator=(const ParameterAccess&) = delete;
   virtual ~ParameterAccess() { *link_ = nullptr; }
   /// Makes `stream` wait until the layer's weights are on the device. Blocks until everything that they wait for has
-  /// been queued, updates on the CPU included.
+  /// been queued, updates on the CPU included. Throws MisuseError where there is no such layer, or the stream is empty
+  /// or belongs to another device.
   virtual WeightsGuard fetch(int layer, StreamView stream) = 0;
-  /// Makes `stream` wait until the layer's gradient buffer is free, and zero where it is to be added to.
+  /// Makes `stream` wait until the layer's gradient buffer is free, and zero where it is to be added to. Blocks and
+  /// throws as `fetch`.
   virtual GradientsGuard gradients(int layer, StreamView stream) = 0;
 
  protected:

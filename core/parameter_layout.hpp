@@ -59,6 +59,8 @@ class ParameterLayout {
   /// Adds parameters to one layer. A handle: valid while the layout lives.
   class LayerBuilder {
    public:
+    /// Appends a parameter. `shape` counts elements. Throws MisuseError where its full name is taken, the name is empty
+    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, or the gradient's type is i32.
     LayerBuilder& add(std::string_view name, Shape shape, ParameterOptions options = {});
 
    private:
@@ -68,15 +70,17 @@ class ParameterLayout {
     int layer_;
   };
 
-  /// Throws MisuseError when the name is taken or empty.
+  /// Throws MisuseError when the name is taken, empty or no UTF-8.
   LayerBuilder add_layer(std::string_view name);
   /// `shared` ("head.weight") uses the storage of `owner` ("embedding.tokens"); both declared, of one
-  /// shape, in different layers. Gradients of both are summed in f32 and counted once;
-  /// the owner's options hold for both. Throws MisuseError otherwise.
+  /// shape, in different layers, neither tied yet, `shared` no owner itself. A layer shares parameters of three others
+  /// at most. Gradients of both are summed in f32 and counted once; the owner's options hold for both. Throws
+  /// MisuseError otherwise.
   void tie(std::string_view owner, std::string_view shared);
 
   const std::vector<Layer>& layers() const noexcept { return layers_; }
   int layer_count() const noexcept { return static_cast<int>(layers_.size()); }
+  /// Throws std::out_of_range where there is none.
   const Layer& layer(int i) const { return layers_.at(static_cast<std::size_t>(i)); }
   /// By full name; throws MisuseError where there is none. A tied name gives the owner.
   const Parameter& parameter(std::string_view full_name) const;

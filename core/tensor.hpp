@@ -18,6 +18,7 @@ class Shape {
   static constexpr int max_rank = 4;
 
   Shape() = default;
+  /// Throws MisuseError for more than four dimensions and for a negative one.
   Shape(std::initializer_list<std::int64_t> dims);
 
   int rank() const noexcept { return rank_; }
@@ -53,7 +54,7 @@ struct TensorView {
 
   /// The same memory under another shape of the same count. Throws MisuseError otherwise.
   TensorView reshaped(Shape other) const;
-  /// Rows [begin, end) of the outermost dimension.
+  /// Rows [begin, end) of the outermost dimension. Throws MisuseError where it has not so many.
   TensorView rows(std::int64_t begin, std::int64_t end) const;
 };
 

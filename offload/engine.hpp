@@ -79,13 +79,18 @@ class OffloadEngine final : public ParameterAccess {
   ~OffloadEngine() override;
 
   /// Sets every parameter's master (moments zero, step count zero) from `values` (fp32, the parameter's
-  /// count), called once per owned parameter in model order; frozen parameters are rounded to bf16. Blocks.
+  /// count), called once per owned parameter in model order; frozen parameters are rounded to bf16. Blocks. Throws
+  /// MisuseError inside a step or an evaluation, and what `values` throws: until one of these or `load` comes to its
+  /// end, the state is then neither read nor trained.
   void initialize(const std::function<void(const Parameter&, std::span<float>)>& values);
   /// The same in pieces, without memory of a parameter's size: `values` is asked for elements
   /// [first, first + values.size()) of a parameter, 4 MiB at most, each once and in their order. Blocks.
   void initialize(const std::function<void(const Parameter&, std::int64_t first, std::span<float>)>& values);
 
-  /// Opens a step. Blocks only while the previous step's updates still run and a limit of buffers needs it.
+  /// Opens a step. Blocks only while the previous step's updates still run and a limit of buffers needs it. Throws,
+  /// with nothing changed, MisuseError inside a step or an evaluation, on micro-batches that the plan has no room for,
+  /// on an lr or gradient_scale that is not finite and on a negative max_grad_norm; TrainingError where the state is of
+  /// no step.
   void begin_step(const StepOptions& options);
   /// Waits for the gradients, takes the norm, decides, and starts the updates; returns while they may
   /// still run. A step whose norm is not finite is skipped and leaves all state bit-identical; with
@@ -93,16 +98,23 @@ class OffloadEngine final : public ParameterAccess {
   /// backward, as soon as their gradient is complete: each layer must have been fetched for the last time
   /// when its gradients are committed, and after a non-finite step, or one that was abandoned half-way, the
   /// state is neither read nor trained further (TrainingError) until `initialize`, or until `set_step` behind writes of
-  /// everything.
+  /// everything. Throws MisuseError without a step, where it was abandoned, while a guard is held, and before every
+  /// layer has committed its gradients in every micro-batch; a step that was open stays so.
   StepReport end_step();
-  /// Drops the open step: all state is as before begin_step. Blocks until its work has drained.
+  /// Drops the open step: all state is as before begin_step. Blocks until its work has drained. Throws MisuseError
+  /// without a step and while a guard is held.
   void abort_step();
 
+  /// As ParameterAccess has them. Throw MisuseError, too, where no buffer is free since guards hold all that the plan
+  /// has. `fetch`: outside a step and an evaluation. `gradients`: outside a step, of a layer whose gradients in this
+  /// micro-batch are committed already or in the one before are not, and on another stream than those, not yet
+  /// committed, of a layer with which it shares a parameter.
   WeightsGuard fetch(int layer, StreamView stream) override;
   GradientsGuard gradients(int layer, StreamView stream) override;
 
   /// A scope for forwards alone. Any number of fetches in any number of passes; no gradients. Waits for
-  /// updates in flight layer by layer only.
+  /// updates in flight layer by layer only. Making it throws MisuseError inside a step or another evaluation,
+  /// TrainingError where the state is of no step.
   class Evaluation {
    public:
     explicit Evaluation(OffloadEngine& engine);
@@ -144,18 +156,21 @@ class OffloadEngine final : public ParameterAccess {
   /// MisuseError while a guard is held.
   void wait();
   /// Reads (count) fp32 values of one array of one owned parameter. Blocks; waits for updates. A frozen
-  /// parameter's master is its widened weight, its moments are zero.
+  /// parameter's master is its widened weight, its moments are zero. Throws MisuseError where the layout has no such
+  /// parameter, or `values` another size; TrainingError where the state is of no step.
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
-  /// Writes them; a master also sets the weight. Blocks. Not inside a step.
+  /// Writes them; a master also sets the weight. Moments of a frozen parameter are accepted and dropped: they stay
+  /// zero. Blocks. Not inside a step. Throws MisuseError as `read`.
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   /// The same of elements [first, first + values.size()).
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
-  /// Updates applied so far; `set_step` is for loading. Not inside a step.
+  /// Updates applied so far; `set_step` is for loading. Not inside a step. Throws MisuseError where it is negative.
   std::int64_t step() const noexcept;
   void set_step(std::int64_t step);
   /// Writes `directory/step-XXXXXXXX`, a checkpoint as docs/checkpoints.md describes, and returns its path. It
   /// appears under its name only when it is whole and on the disk. Takes host memory for a piece of state, 8 MiB at
-  /// most. Blocks; waits for updates. Throws WriteError. Not inside a step.
+  /// most. Blocks; waits for updates. Throws WriteError. Not inside a step. It names no model: `load` reads it and
+  /// `tandem digest`, but not `tandem export`.
   std::filesystem::path save(const std::filesystem::path& directory);
   /// Restores state and step from a checkpoint, or from the newest one in `directory` that is whole; under any
   /// plan. Blocks. Throws InputError: before anything is changed where there is none, it is damaged or belongs to other
@@ -168,7 +183,8 @@ class OffloadEngine final : public ParameterAccess {
   /// and what that had spare) with
   /// nothing changed; DeviceError, after which the state is lost.
   void adopt(const Plan& plan);
-  /// 32 hexadecimal digits, see docs/state-digest.md. Waits for updates.
+  /// 32 hexadecimal digits, see docs/state-digest.md. Blocks; waits for updates. Not inside a step. Throws
+  /// TrainingError where the state is of no step.
   std::string state_digest();
 
   Device& device() const noexcept;

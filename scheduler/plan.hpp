@@ -136,7 +136,7 @@ std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts&
                              std::size_t device) noexcept;
 
 /// Throws PlanError, with the table and flags that would fit, when a ceiling is passed; UsageError on
-/// options that contradict each other. Allocates nothing on the device.
+/// options that contradict each other; MisuseError where the layout has no layers. Allocates nothing on the device.
 Plan make_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts);
 
 /// The same plan; none, and no time spent on what would fit, where make_plan throws PlanError.
