@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <regex>
 #include <utility>
 
 #include "api/calibrate.hpp"
@@ -301,7 +302,7 @@ class Bench {
       const MachineProfile profile = as_emulated(profile_, config);
       executes() ? execute(config, profile, row) : predict(config, profile, row);
     } catch (const PlanError& error) {
-      row.refusal = error.what();
+      row.refusal = std::regex_replace(error.what(), std::regex("--policy "), "--policies ");  // as bench has it
     } catch (const UsageError& error) {
       if (row.setting.empty()) throw;
       row.refusal = error.what();  // a policy that contradicts some of the swept values

@@ -163,7 +163,7 @@ class FaultyFiles final : public QuickFiles {
     const fs::path path = now(file.path, file.changes_before);
     if (fs::exists(path) && fs::file_size(path) > file.flushed) fs::resize_file(path, file.flushed);
   }
-  /// All later changes that do not last are undone, and the list is as short as that.
+  /// All later changes that were not flushed are undone already, and out of the list.
   void undo(std::size_t i) {
     const Change change = changes_[i];
     const fs::path place = now(change.made.parent_path(), i + 1) / change.made.filename();
