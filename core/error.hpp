@@ -38,7 +38,8 @@ struct UsageError : Error {
 
 struct MemoryPlan;
 
-/// The memory plan does not fit (exit 3). `table()` is the plan, for people; `needs()` its rows, null where there are none.
+/// The memory plan does not fit (exit 3). `table()` is the plan, for people; `needs()` its rows, null where there are
+/// none.
 class PlanError : public Error {
  public:
   PlanError(std::string_view what, std::string_view why, std::string_view advice, std::string table = {},
@@ -84,8 +85,7 @@ struct MisuseError : Error {
 
 /// A wait made no progress for longer than the watchdog allows; names who waits for what (exit 5).
 struct StalledError : Error {
-  explicit StalledError(std::string_view what, std::string_view why = {})
-      : Error(ExitCode::device, what, why) {}
+  explicit StalledError(std::string_view what, std::string_view why = {}) : Error(ExitCode::device, what, why) {}
 };
 
 }  // namespace tandem
