@@ -147,7 +147,7 @@ void Calibration::count_machine(const Topology& topology) {
   profile_.cores = counted(std::max(1, topology.logical_cpus));
   profile_.numa_nodes = counted(std::max(1, topology.numa_nodes));
   profile_.host_memory = counted(static_cast<double>(topology.memory_bytes));
-  profile_.device_memory = counted(static_cast<double>(device_.info().capacity));
+  profile_.device_memory = counted(static_cast<double>(device_.info().capacity + device_.info().reserved));
   profile_.device_threads = counted(host_ ? std::min<double>(device_.info().threads, profile_.cores.value) : 0.0);
 }
 

@@ -465,7 +465,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
     if (!flags.out.empty()) say(fmt::format("{} rows are missing: --resume goes on", report.missing));
     return exit_code_of(StopSignal::received());
   }
-  if (report.best() == nullptr) throw PlanError("bench", "no policy fits", "raise --device-memory");
+  if (report.best() == nullptr) throw PlanError("bench", "no policy fits", "each row says what it lacks");
   return 0;
 }
 

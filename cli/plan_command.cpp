@@ -227,9 +227,12 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   Planned planned;
   planned.plan = what.choice.plan;
   planned.memory = what.choice.plan.memory;
-  planned.memory.add("activations and workspace", "run", Place::device, what.options.reserved_device_memory);
+  const std::size_t of_inputs = page_table_bytes(what.options.reserved_host_memory, what.facts);
+  planned.memory.add("activations and workspace", "run", Place::device,
+                     what.options.reserved_device_memory - of_inputs);
   planned.memory.add("activations, offloaded", "run", Place::pinned, what.options.reserved_host_memory);
-  planned.table = what.choice.plan.table();
+  planned.memory.add("device context and libraries", "run", Place::device, planned.plan.device_reserved);
+  planned.memory.add("page tables of pinned memory", "run", Place::device, planned.plan.page_tables + of_inputs);
   planned.order = what.order;
   planned.activations = activations_of(what.model, what.shape);
   planned.predicted = what.choice.simulation;
@@ -241,6 +244,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
     planned.saving = {config.checkpoint_every, copies, {}};
     planned.saving.slowdown = predict_saving(planned.saving, what.layout, planned.plan, profile, what.compute);
   }
+  planned.table = table_of(planned.memory) + planned.plan.notes();
   planned.candidates = std::move(what.choice.candidates);
   planned.closed_forms = closed_forms(config, what.choice, profile);
   if (flags.explain)

@@ -2,11 +2,14 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <memory>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "api/open_device.hpp"
+#include "core/cuda_memory.hpp"
 #include "core/error.hpp"
 #include "train/fastest_shape.hpp"
 #include "train/model_source.hpp"
@@ -22,12 +25,17 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   what.model = model;
   what.layout = frozen_layout(model, config.freeze);
   what.options = offload_options(config);
-  what.facts.device_capacity = static_cast<std::size_t>(profile.device_memory.value);
-  if (config.device_memory > what.facts.device_capacity && what.facts.device_capacity > 0) {
+  const auto memory = static_cast<std::size_t>(profile.device_memory.value);
+  if (config.device_memory > memory && memory > 0) {
     throw PlanError(fmt::format("--device-memory {}", format_bytes(config.device_memory)),
-                    fmt::format("the device of this profile has {}", format_bytes(what.facts.device_capacity)),
+                    fmt::format("the device of this profile has {}", format_bytes(memory)),
                     "leave it out, or edit the profile");
   }
+  if (profile.device_kind == "cuda") {
+    what.facts.device_reserved = std::min(assumed_cuda_context, memory);
+    what.facts.pinned_per_page_table = pinned_per_cuda_page_table;
+  }
+  what.facts.device_capacity = memory - what.facts.device_reserved;
   what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
   what.facts.device_is_host = profile.device_kind == "host";
   what.shape = run_shape(config, model, compute_type(config, profile.device_kind), /*training=*/true);
@@ -45,7 +53,7 @@ void take_shape(WhatIf& what, const RunShape& shape, const Ops& rules) {
   for (const ActivationEntry& entry : transformer.memory(rules)) {
     (entry.place == Place::device ? device : host) += align_up(entry.bytes);
   }
-  what.options.reserved_device_memory = device;
+  what.options.reserved_device_memory = device + page_table_bytes(host, what.facts);
   what.options.reserved_host_memory = host;
 }
 
@@ -88,11 +96,17 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
 void require_fit(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<Device> rules = device_of_rules(config, profile);
-  for (;;) {
-    take_shape(what, what.shape, rules->ops());
-    if (some_policy_fits(what.layout, what.options, what.facts)) return;
-    if (!keep_less(config, what.model, what.shape)) break;  // what keeps less may fit
-  }
+  do {
+    std::vector<std::int64_t> orders = more_at_once(config, what.shape);
+    orders.push_back(what.shape.micro_batches);  // the last: what keeps less is of that order, and so is a refusal
+    for (const std::int64_t at_once : orders) {
+      RunShape shape = what.shape;
+      shape.micro_batches = at_once;
+      take_shape(what, shape, rules->ops());
+      if (some_policy_fits(what.layout, what.options, what.facts)) return;
+    }
+  } while (keep_less(config, what.model, what.shape));  // what keeps less may fit
+  take_shape(what, what.shape, rules->ops());
   static_cast<void>(make_plan(what.layout, what.options, what.facts));
 }
 

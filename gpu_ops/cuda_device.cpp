@@ -7,6 +7,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/cuda_memory.hpp"
 #include "core/error.hpp"
 #include "gpu_ops/cuda_device_memory.hpp"
 #include "gpu_ops/cuda_device_nvml.hpp"
@@ -27,10 +28,6 @@ namespace {
 // does the code of the kernels. Beyond the last one compiled for, the driver compiles the kernels itself.
 constexpr int oldest_major = 8;
 constexpr int last_compiled = 90;
-
-// The driver maps pinned memory in pages of 4 KiB, however large those of the system are, with an entry of 8 bytes for
-// each that lies in the device's memory: 2 MiB for a gibibyte.
-constexpr std::size_t pinned_per_page_table = 4096 / 8;
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
@@ -150,7 +147,7 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   info_.name = fmt::format("cuda:{} {}", ordinal_, facts.name);
   info_.reserved = align_up(reserve);
   info_.capacity = (ceiling - reserve) / arena_alignment * arena_alignment;
-  info_.pinned_per_page_table = pinned_per_page_table;
+  info_.pinned_per_page_table = pinned_per_cuda_page_table;
   info_.compute_key = compute_key(facts, options.ops_key());
   memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
                                                [bus = facts.pci_bus] { return other_holders(bus); });

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 
+#include "core/cuda_memory.hpp"
 #include "core/memory.hpp"
 #include "gpu_ops/cuda_device_nvml.hpp"
 #include "gpu_ops/runtime.hpp"
@@ -18,9 +19,6 @@ using namespace literals;
 // The driver loads a kernel's code when it is first launched (CUDA_MODULE_LOADING=LAZY), after the measurement, and
 // allocations are rounded up. An allowance, not a measurement: run_gpu_checks counts what a whole run takes.
 constexpr std::size_t loaded_later = 128_MiB;
-// Where it cannot be measured. A context with the libraries' kernels takes 400 to 600 MiB on cards of compute
-// capability 8 and 9.
-constexpr std::size_t assumed = 640_MiB;
 // What is less is no new context: it was there already, of the program that tandem is a part of.
 constexpr std::size_t smallest_context = 64_MiB;
 
@@ -37,8 +35,8 @@ ContextMemory assume() {
   const gpu::runtime::FreeMemory memory = gpu::runtime::free_memory();
   const std::size_t used = memory.total - memory.free;
   constexpr std::size_t rounding = 32_MiB;
-  const std::size_t taken = std::min(assumed - loaded_later, used);
-  return {.taken = taken, .later = std::min(assumed, used + rounding) - taken};
+  const std::size_t taken = std::min(assumed_cuda_context - loaded_later, used);
+  return {.taken = taken, .later = std::min(assumed_cuda_context, used + rounding) - taken};
 }
 
 }  // namespace

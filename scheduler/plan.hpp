@@ -104,13 +104,18 @@ struct Plan {
   /// The order of a step's micro-batches in a few words: "by layer: weights cross the link twice a step instead of
   /// 2 x 8 times, gradients once instead of 8 times".
   std::string order() const;
-  /// The memory table, for people.
+  /// The memory table and the notes, for people.
   std::string table() const;
+  /// Who updates how much, on how many threads, in which order.
+  std::string notes() const;
   /// The rows of the table: `memory`, and what is taken beside it.
   MemoryPlan needs() const;
   /// JSON object with every field.
   std::string json() const;
 };
+
+/// A row for each name, and the total.
+std::string table_of(const MemoryPlan& memory);
 
 /// What planning must know of the device and the machine.
 struct PlanningFacts {

@@ -1,38 +1,43 @@
 // A plan as a table for people and as JSON.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
+#include <string_view>
+#include <vector>
 
 #include "scheduler/plan.hpp"
 
 namespace tandem {
 
-std::string Plan::table() const {
-  std::string text = fmt::format("{:<28}{:>12}{:>12}\n", "plan", "device", "host");
+std::string table_of(const MemoryPlan& memory) {
+  struct Row {
+    std::string_view name;
+    std::size_t device = 0;
+    std::size_t host = 0;
+  };
+  std::vector<Row> rows;
   for (const MemoryEntry& e : memory.entries) {
-    const std::string bytes = format_bytes(e.bytes);
-    const bool device = e.place == Place::device;
-    text += fmt::format("{:<28}{:>12}{:>12}\n", e.name, device ? bytes : "-", device ? "-" : bytes);
+    auto row = std::ranges::find(rows, e.name, &Row::name);
+    if (row == rows.end()) row = rows.insert(row, Row{e.name});
+    (e.place == Place::device ? row->device : row->host) += e.bytes;
   }
+  rows.push_back({"total", memory.device_bytes(), memory.host_bytes()});
+  std::string text = fmt::format("{:<28}{:>12}{:>12}\n", "plan", "device", "host");
   const auto shown = [](std::size_t bytes) { return bytes > 0 ? format_bytes(bytes) : std::string("-"); };
-  if (reserved_device_memory > 0 || reserved_host_memory > 0) {
-    text += fmt::format("{:<28}{:>12}{:>12}\n", "reserved by the caller", shown(reserved_device_memory),
-                        shown(reserved_host_memory));
-  }
-  if (device_reserved > 0) {
-    text += fmt::format("{:<28}{:>12}{:>12}\n", "context and libraries", format_bytes(device_reserved), "-");
-  }
-  if (page_tables > 0) {
-    text += fmt::format("{:<28}{:>12}{:>12}\n", "page tables of pinned memory", format_bytes(page_tables), "-");
-  }
-  const std::size_t device_total = memory.device_bytes() + reserved_device_memory + device_reserved + page_tables;
-  text += fmt::format("{:<28}{:>12}{:>12}\n", "total", format_bytes(device_total),
-                      format_bytes(memory.host_bytes() + reserved_host_memory));
+  for (const Row& row : rows) text += fmt::format("{:<28}{:>12}{:>12}\n", row.name, shown(row.device), shown(row.host));
+  return text;
+}
+
+std::string Plan::table() const { return table_of(needs()) + notes(); }
+
+std::string Plan::notes() const {
   const Shares s = shares();
   const double all = std::max(1.0, static_cast<double>(s.cpu + s.streamed + s.resident));
-  text += fmt::format("policy {}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
-                      policy_text(), 100.0 * static_cast<double>(s.cpu) / all,
-                      100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
+  std::string text =
+      fmt::format("policy {}: updates {:.0f}% on the CPU, {:.0f}% streamed through the device, {:.0f}% resident\n",
+                  policy_text(), 100.0 * static_cast<double>(s.cpu) / all,
+                  100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
   if (update_threads > 0)
     text += fmt::format("CPU updates on {} thread{}\n", update_threads, update_threads == 1 ? "" : "s");
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());

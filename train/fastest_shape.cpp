@@ -75,20 +75,29 @@ std::optional<FastestShape> Search::several_at_once(RunShape shape, double faste
 /// For one way of keeping activations, in the better order of micro-batches.
 FastestShape Search::in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers,
                                      double faster_than) const {
-  FastestShape one = planned(shape, std::move(layers), faster_than);
+  std::optional<FastestShape> first;
+  try {
+    first = planned(shape, std::move(layers), faster_than);
+  } catch (const PlanError&) {  // sums of gradients on the host may be what is too much
+    first = several_at_once(shape, faster_than);
+    if (!first) throw;
+    first->why = one_does_not_fit;
+    return *std::move(first);
+  }
+  FastestShape& one = *first;
   if (config_.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
   const Plan& plan = one.choice.plan;
-  if (!plan.streams_weights() && !plan.sends_gradients()) return one;
+  if (!plan.streams_weights() && !plan.sends_gradients()) return std::move(one);
   const double limit = std::min(faster_than, one.choice.simulation.step_seconds);
   std::optional<FastestShape> more = several_at_once(shape, limit);
   if (!more) {
     if (!more_at_once(config_, shape).empty()) one.why = none_fit;
-    return one;
+    return std::move(one);
   }
   const std::string gain = predicted_gain(more->choice.simulation, one.choice.simulation);
   more->why = gain;
   one.why = "by layer: " + gain;
-  return faster(more->choice, one.choice) ? *std::move(more) : one;
+  return faster(more->choice, one.choice) ? *std::move(more) : std::move(one);
 }
 
 /// Throws PlanError where it does not fit.

@@ -30,6 +30,7 @@ std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape
 std::string order_text(const Plan& plan, std::string_view why);
 /// Reasons: that the configuration says so, or that several at once do not fit.
 constexpr std::string_view as_asked = "as --accumulation-order says";
+constexpr std::string_view one_does_not_fit = "one at a time does not fit";
 constexpr std::string_view none_fit = "more than one at once do not fit";
 
 struct FastestShape {

@@ -23,6 +23,11 @@ namespace fs = std::filesystem;
 
 ModelConfig config_of(const Checkpoint& checkpoint) {
   const Manifest& manifest = checkpoint.manifest();
+  if (manifest.model_name.empty() && manifest.model_config == "{}") {  // as OffloadEngine::save leaves them
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                     "a trainer of its own has saved it, and its manifest names no model",
+                     "OffloadEngine::load reads it, and tandem digest");
+  }
   try {
     return parse_hf_config(manifest.model_config, manifest.model_name);
   } catch (const UsageError& error) {

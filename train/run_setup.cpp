@@ -152,30 +152,48 @@ Way with_plan(const RunSetup& run, const RunShape& shape, const HostRows& rows) 
   return way;
 }
 
-/// As many micro-batches through each layer at once as fit, where something crosses the link for each of them and fewer
-/// bytes do so. Throws PlanError.
-Way order_by_bytes(const RunSetup& run, RunShape shape, const HostRows& rows, const TrainConfig& config,
+/// With so many micro-batches through each layer at once; none where they do not fit.
+std::optional<Way> several_at_once(const RunSetup& run, RunShape shape, const HostRows& rows, std::int64_t count) {
+  shape.micro_batches = count;
+  try {
+    return with_plan(run, shape, rows);
+  } catch (const PlanError&) {
+    return {};
+  }
+}
+
+/// As many micro-batches through each layer at once as fit, where one at a time does not, or where something crosses
+/// the link for each of them and fewer bytes do so. Throws PlanError.
+Way order_by_bytes(const RunSetup& run, const RunShape& shape, const HostRows& rows, const TrainConfig& config,
                    const Speeds& speeds) {
-  Way one = with_plan(run, shape, rows);
-  if (config.accumulation_order != AccumulationOrder::automatic) one.why = as_asked;
-  if (!speeds.matter || !(one.plan.streams_weights() || one.plan.sends_gradients())) return one;
-  for (const std::int64_t at_once : more_at_once(config, shape)) {
-    shape.micro_batches = at_once;
-    std::optional<Way> more;
-    try {
-      more = with_plan(run, shape, rows);
-    } catch (const PlanError&) {
-      one.why = none_fit;  // or fewer do
+  std::optional<Way> one;
+  try {
+    one = with_plan(run, shape, rows);
+  } catch (const PlanError&) {  // sums of gradients on the host may be what is too much
+    for (const std::int64_t count : more_at_once(config, shape)) {
+      one = several_at_once(run, shape, rows, count);
+      if (!one) continue;
+      one->why = one_does_not_fit;
+      return *std::move(one);
+    }
+    throw;
+  }
+  if (config.accumulation_order != AccumulationOrder::automatic) one->why = as_asked;
+  if (!speeds.matter || !(one->plan.streams_weights() || one->plan.sends_gradients())) return *std::move(one);
+  for (const std::int64_t count : more_at_once(config, shape)) {
+    std::optional<Way> more = several_at_once(run, shape, rows, count);
+    if (!more) {
+      one->why = none_fit;  // or fewer do
       continue;
     }
     const std::uint64_t bytes = bytes_of_step(run, more->plan);
-    const std::uint64_t before = bytes_of_step(run, one.plan);
+    const std::uint64_t before = bytes_of_step(run, one->plan);
     const std::string gain = fmt::format("{} across the link instead of {}", format_bytes(bytes), format_bytes(before));
     more->why = gain;
-    one.why = "by layer: " + gain;
-    return bytes < before ? *std::move(more) : std::move(one);
+    one->why = "by layer: " + gain;
+    return *std::move(bytes < before ? more : one);
   }
-  return one;
+  return *std::move(one);
 }
 
 /// The way of keeping activations that keeps most of those that fit. Throws PlanError, of the way that needs least,

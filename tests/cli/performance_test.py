@@ -141,7 +141,7 @@ class OtherMachines(ProgramTest):
             os.sched_setaffinity(0, cores)
 
     def test_an_explanation_says_what_its_figures_are(self):
-        plan = ["plan", "--model", "gpt2", "--seq-len", "512", "--recompute", "block", "--device-memory", "700MiB", "--profile",
+        plan = ["plan", "--model", "gpt2", "--seq-len", "512", "--recompute", "block", "--device-memory", "1340MiB", "--profile",
                 PROFILES / "8gb-pcie4.toml"]
         whole = json.loads(self.succeed(self.run_program(*plan, "--explain", "--json")).stdout)
         without = json.loads(self.succeed(self.run_program(*plan, "--json")).stdout)

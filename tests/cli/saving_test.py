@@ -244,6 +244,17 @@ class Saving(ProgramTest):
                 digests = {self.summary(run)["state_digest"] for run in (out, whole / name)}
                 self.assertEqual(len(digests), 2 if warned else 1)
 
+    def test_a_checkpoint_that_names_no_model_says_so(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "1", "--out", out))
+        (checkpoint,) = (out / "checkpoints").iterdir()
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        manifest.update(model="", model_config={}, token_kind="", compute_key="")  # as OffloadEngine::save leaves them
+        (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+        self.assertEqual(self.succeed(self.run_program("digest", checkpoint)).stdout.split()[0], manifest["state_digest"])
+        for arguments in (["export", checkpoint, "--to", self.root / "to"], ["eval", "--model", checkpoint, "--data", self.text]):
+            self.refused(self.run_program(*arguments), 4, "names no model", "OffloadEngine::load")
+
 
 if __name__ == "__main__":
     main()

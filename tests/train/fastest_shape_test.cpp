@@ -83,7 +83,8 @@ TEST(FastestShape, AsManyMicroBatchesAtOnceAsAreFaster) {
 TEST(FastestShape, FewerAreNotTriedOnceTheyAreNoFaster) {
   Machine machine{{{"none 1", 9.0}, {"none 8", 7.0}, {"none 4", 8.0}, {"none 2", 6.0}}};
   EXPECT_EQ(name(machine.fastest().shape), "none 8");
-  EXPECT_THAT(machine.asked, ElementsAre("none 1", "none 8", "none 4", "block 1", "offload 1"));
+  EXPECT_THAT(machine.asked, ElementsAre("none 1", "none 8", "none 4", "block 1", "block 8", "block 4", "block 2",
+                                         "offload 1", "offload 8", "offload 4", "offload 2"));
 }
 
 TEST(FastestShape, WhatDoesNotFitIsPassedOver) {
@@ -99,12 +100,21 @@ TEST(FastestShape, WhatDoesNotFitIsPassedOver) {
   EXPECT_EQ(name(smallest.fastest().shape), "offload 1");
 }
 
+TEST(FastestShape, SeveralAtOnceAreTakenWhereOneAtATimeDoesNotFit) {
+  Machine machine{{{"none 4", 5.0}, {"block 4", 6.0}, {"block 2", 4.0}, {"offload 8", 4.5}}};
+  const FastestShape best = machine.fastest();
+  EXPECT_EQ(name(best.shape), "block 2");
+  EXPECT_EQ(best.why, one_does_not_fit);
+  EXPECT_THROW(machine.fastest(8, AccumulationOrder::micro_batch), PlanError);
+}
+
 TEST(FastestShape, OneAfterAnotherSaysWhy) {
   Machine slower{{{"none 1", 7.0}, {"none 8", 9.0}}};
   EXPECT_EQ(slower.fastest().why, "by layer: predicted no faster than 7.007 s/step");
   Machine resident{{{"none 1", 7.0}}, {}, false};
   EXPECT_EQ(resident.fastest().why, "");
-  EXPECT_THAT(resident.asked, ElementsAre("none 1", "block 1", "offload 1"));
+  EXPECT_THAT(resident.asked, ElementsAre("none 1", "block 1", "block 8", "block 4", "block 2", "offload 1",
+                                          "offload 8", "offload 4", "offload 2"));
   Machine asked{{{"none 1", 7.0}, {"none 8", 6.0}}};
   EXPECT_EQ(asked.fastest(8, AccumulationOrder::micro_batch).why, as_asked);
 }

@@ -130,6 +130,22 @@ TEST(Order, AskedForIsTakenOrRefused) {
   EXPECT_LE(least(AccumulationOrder::automatic), one);
 }
 
+TEST(Order, IsByLayerWhereSumsOfGradientsDoNotFitOnTheHost) {
+  const auto config = [](AccumulationOrder order, std::size_t host_memory) {
+    TrainConfig c = config_of(6, order);
+    c.host_memory = host_memory;
+    return c;
+  };
+  const std::size_t one = set_up(config(AccumulationOrder::micro_batch, 0)).planned_host_bytes();
+  const std::size_t layer = set_up(config(AccumulationOrder::layer, 0)).planned_host_bytes();
+  ASSERT_LT(layer + (1 << 20), one);
+  const std::size_t between = layer + (one - layer) / 2;
+  EXPECT_THROW(set_up(config(AccumulationOrder::micro_batch, between)), PlanError);
+  const RunSetup run = set_up(config(AccumulationOrder::automatic, between));
+  EXPECT_GT(run.plan.micro_batches_at_once, 1);
+  EXPECT_THAT(run.order, HasSubstr(std::string(one_does_not_fit)));
+}
+
 TEST(Order, IsNoPartOfTheComputeKey) {
   EXPECT_EQ(set_up(config_of(4, AccumulationOrder::layer)).compute_key(),
             set_up(config_of(4, AccumulationOrder::micro_batch)).compute_key());
