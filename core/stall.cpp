@@ -2,12 +2,27 @@
 
 #include <atomic>
 
+#include "core/trace.hpp"
+
 namespace tandem {
 namespace {
 
 std::atomic<StallHandler> the_handler{nullptr};
 
 }  // namespace
+
+ProgressWatch::ProgressWatch(double limit_seconds, std::uint64_t made)
+    : limit_(limit_seconds), since_(trace_now()), seen_(made) {}
+
+std::optional<double> ProgressWatch::stalled(std::uint64_t made) {
+  const double now = trace_now();
+  if (made != seen_) {
+    seen_ = made;
+    since_ = now;
+  }
+  if (now - since_ > limit_) return now - since_;
+  return std::nullopt;
+}
 
 void set_stall_handler(StallHandler handler) noexcept { the_handler = handler; }
 

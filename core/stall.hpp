@@ -1,9 +1,26 @@
 #pragma once
 // What becomes of a process in which something has stalled for good. StalledError tells whoever waited, but what has
 // stalled still holds its thread, and destroying it waits for that thread.
+#include <cstdint>
+#include <optional>
+
 #include "core/error.hpp"
 
 namespace tandem {
+
+/// Of one wait, by one thread: how long nothing has moved.
+class ProgressWatch {
+ public:
+  /// `made`: a count of what has been done so far.
+  ProgressWatch(double limit_seconds, std::uint64_t made);
+  /// Seconds since `made` last changed, where they are more than the limit.
+  std::optional<double> stalled(std::uint64_t made);
+
+ private:
+  double limit_;
+  double since_;
+  std::uint64_t seen_;
+};
 
 /// Called once, by the first thread that gives up waiting and before StalledError reaches anybody. It must return.
 using StallHandler = void (*)(const StalledError& error);

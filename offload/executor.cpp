@@ -6,7 +6,6 @@
 #include <chrono>
 
 #include "core/error.hpp"
-#include "core/stall.hpp"
 #include "core/start_thread.hpp"
 
 namespace tandem {
@@ -165,12 +164,11 @@ double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::s
   if (failure_) std::rethrow_exception(failure_);
   if (done()) return 0.0;
   const double start = trace_now();
-  double last_progress = start;
-  std::uint64_t seen = steps_made_;
+  ProgressWatch progress(watchdog_seconds_, steps_made_);
   while (!failure_ && !done()) {
     waiter.wanted = std::ref(done);  // anew: what was so when it was woken may be so no longer
     waiter.wakes.wait_for(lock, tick);
-    if (!failure_ && !done()) watch(last_progress, seen, what, layer);
+    if (!failure_ && !done()) watch(progress, what, layer);
   }
   waiter.wanted = nullptr;
   if (failure_) std::rethrow_exception(failure_);
@@ -178,18 +176,14 @@ double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::s
 }
 
 /// Fails the run where nothing has moved for too long.
-void Executor::watch(double& last_progress, std::uint64_t& seen, std::string_view what, int layer) {
-  const double now = trace_now();
-  if (steps_made_ != seen) {
-    seen = steps_made_;
-    last_progress = now;
-  } else if (now - last_progress > watchdog_seconds_) {
-    const std::string whom = layer < 0 ? "" : " " + layout_.layer(layer).name;
-    const StalledError error(fmt::format("{}{} made no progress for {:.0f} s", what, whom, now - last_progress),
-                             graph_.who_waits(layout_));
-    report_stall(error);
-    fail(std::make_exception_ptr(error));
-  }
+void Executor::watch(ProgressWatch& progress, std::string_view what, int layer) {
+  const auto seconds = progress.stalled(steps_made_);
+  if (!seconds) return;
+  const std::string whom = layer < 0 ? "" : " " + layout_.layer(layer).name;
+  const StalledError error(fmt::format("{}{} made no progress for {:.0f} s", what, whom, *seconds),
+                           graph_.who_waits(layout_));
+  report_stall(error);
+  fail(std::make_exception_ptr(error));
 }
 
 void Executor::fail(std::exception_ptr error) {

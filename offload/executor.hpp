@@ -15,6 +15,7 @@
 #include "core/device.hpp"
 #include "core/named_range.hpp"
 #include "core/parameter_layout.hpp"
+#include "core/stall.hpp"
 #include "core/trace.hpp"
 #include "offload/task_runner.hpp"
 #include "scheduler/task.hpp"
@@ -105,7 +106,7 @@ class Executor {
   void fail(std::exception_ptr error);
   template <class Predicate>
   double wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
-  void watch(double& last_progress, std::uint64_t& seen, std::string_view what, int layer);
+  void watch(ProgressWatch& progress, std::string_view what, int layer);
   Event new_event();
   StreamView stream_of(Lane lane) const;
 

@@ -64,21 +64,16 @@ CheckpointSaver::~CheckpointSaver() {
 /// Until it is done. What it writes, it counts: a disk that takes nothing for long may never again.
 void CheckpointSaver::wait_for_the_thread() {
   constexpr std::chrono::milliseconds tick(200);
-  double last_progress = trace_now();
-  std::uint64_t seen = bytes_;
+  ProgressWatch progress(options_.watchdog_seconds, bytes_);
   std::unique_lock lock(mutex_);
   while (!wakes_.wait_for(lock, tick, [&] { return done_.load(); })) {
-    const double now = trace_now();
-    if (bytes_ != seen) {
-      seen = bytes_;
-      last_progress = now;
-    } else if (now - last_progress > options_.watchdog_seconds) {
-      const StalledError error(
-          fmt::format("checkpoint of step {}: nothing written for {:.0f} s", manifest_.step, now - last_progress),
-          fmt::format("the disk of {} takes no more", options_.root.string()));
-      report_stall(error);
-      throw error;
-    }
+    const auto seconds = progress.stalled(bytes_);
+    if (!seconds) continue;
+    const StalledError error(
+        fmt::format("checkpoint of step {}: nothing written for {:.0f} s", manifest_.step, *seconds),
+        fmt::format("the disk of {} takes no more", options_.root.string()));
+    report_stall(error);
+    throw error;
   }
 }
 
