@@ -164,8 +164,8 @@ void Trainer::check_schedule(const Manifest& manifest) const {
   if (!before || schedule_.agrees_with(*before, manifest.step)) return;
   spdlog::warn(
       "the learning rate has followed another schedule so far ({}), and goes on by this one ({}): the run is not one "
-      "that had "
-      "these flags from the start; for a run that can be made longer give it --decay-steps, or --lr-schedule constant",
+      "that had these flags from the start; for a run that can be made longer give it --decay-steps, or --lr-schedule "
+      "constant",
       manifest.schedule, schedule_.text());
 }
 

@@ -281,5 +281,6 @@ class OtherMachines(ProgramTest):
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.text), 2)
         self.refused(self.run_program("plan", "--model", "gpt2", "--profile", self.root / "none"), 4)
 
+
 if __name__ == "__main__":
     main()
