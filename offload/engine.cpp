@@ -7,6 +7,8 @@
 #include <cmath>
 #include <exception>
 #include <limits>
+#include <numeric>
+#include <span>
 #include <utility>
 
 #include "core/error.hpp"
@@ -93,14 +95,31 @@ void OffloadEngine::Impl::abort_step() {
   unfolder_->end_pass();
 }
 
-double OffloadEngine::Impl::gradient_norm() const {
+/// A layer's blocks in order, whatever subgroups they lie in.
+double OffloadEngine::Impl::squares_of(int layer) const {
+  const auto& all = plan_.subgroups;
+  const auto [first, last] = std::ranges::equal_range(all, layer, {}, &Subgroup::layer);
   double sum = 0.0;
-  for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
-    const double* norms = storage_.subgroup(static_cast<int>(i)).host_norm;
-    const std::int64_t blocks = plan_.subgroups[i].count() / layout_quantum;
+  for (auto subgroup = first; subgroup != last; ++subgroup) {
+    const double* norms = storage_.subgroup(static_cast<int>(subgroup - all.begin())).host_norm;
+    const std::int64_t blocks = subgroup->count() / layout_quantum;
     for (std::int64_t b = 0; b < blocks; ++b) sum += norms[b];
   }
-  return std::sqrt(sum);
+  return sum;
+}
+
+/// Waits for the gradients. Each addition waits for the one before, several milliseconds for billions of parameters,
+/// and nothing is updated before the last: so each layer's blocks are added while backward goes on below it.
+double OffloadEngine::Impl::gradient_norm() {
+  layer_squares_.assign(static_cast<std::size_t>(layout_.layer_count()), 0.0);
+  std::span<const TaskId> tasks = unfolder_->norm_tasks();
+  std::size_t begin = 0;
+  for (const auto& [layer, end] : unfolder_->complete_layers()) {
+    executor_.wait_done(tasks.subspan(begin, end - begin), "waiting for gradients");
+    layer_squares_[static_cast<std::size_t>(layer)] = squares_of(layer);
+    begin = end;
+  }
+  return std::sqrt(std::accumulate(layer_squares_.begin(), layer_squares_.end(), 0.0));
 }
 
 StepReport OffloadEngine::Impl::end_step() {
@@ -110,7 +129,6 @@ StepReport OffloadEngine::Impl::end_step() {
   if (!unfolder_->gradients_complete()) {
     throw MisuseError("end_step before every layer has committed its gradients in every micro-batch");
   }
-  executor_.wait_done(unfolder_->norm_tasks(), "waiting for gradients");
   StepReport report;
   report.gradient_norm = std::abs(step_options_.gradient_scale) * gradient_norm();
   report.exposed_update_seconds = stalls_.take(update_ended_);

@@ -98,7 +98,8 @@ class OffloadEngine::Impl {
   void require_one_stream(int layer, StreamView stream) const;
   void submit();
   void prefetch();
-  double gradient_norm() const;
+  double gradient_norm();
+  double squares_of(int layer) const;
   double clip_factor(double norm) const;
   void set_update(double scale);
   void clear_gradients(const GradientPlace& place, StreamView stream);
@@ -117,6 +118,7 @@ class OffloadEngine::Impl {
   std::uint64_t next_ticket_ = 1;
   Mode mode_ = Mode::idle;
   StepOptions step_options_;
+  std::vector<double> layer_squares_;  ///< of the gradients of each, for the norm
   bool abandoned_ = false;
   bool update_in_backward_ = false;  ///< of the open step
   bool state_unfinished_ = false;    ///< what was to change the state could not be finished

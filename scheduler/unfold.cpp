@@ -85,6 +85,7 @@ void Unfolder::begin_step(int micro_batches, bool update_in_backward) {
   ++step_;
   update_in_backward_ = update_in_backward;
   norm_tasks_.clear();
+  complete_layers_.clear();
   micro_batches_ = micro_batches;
   for (GradientBuffer& buffer : gradient_buffers_) {
     if (buffer.layer < 0) continue;  // else left by an abandoned step

@@ -62,6 +62,12 @@ struct TaskCount {
   std::int64_t steps = 0;  ///< begun so far
 };
 
+/// A layer whose gradient of the step is complete.
+struct CompleteLayer {
+  int layer = 0;
+  std::size_t norm_tasks_end = 0;  ///< its own among `Unfolder::norm_tasks` begin where those of the one before end
+};
+
 /// Calls that emit append to `out`, in an order in which every dependency comes before its dependents.
 class Unfolder {
  public:
@@ -104,8 +110,11 @@ class Unfolder {
   void save(TaskList& out);
   /// Steps begun before the present one: `Task::step`.
   std::int64_t step() const noexcept { return step_; }
-  /// The tasks after which the norm blocks of the present step lie on the host.
+  /// The tasks after which the norm blocks of the present step lie on the host, a layer's behind those of the layer
+  /// that was complete before it.
   const std::vector<TaskId>& norm_tasks() const noexcept { return norm_tasks_; }
+  /// In the order in which they came.
+  const std::vector<CompleteLayer>& complete_layers() const noexcept { return complete_layers_; }
 
   /// Weights have changed by other means than updates: every buffer must be fetched again. Throws
   /// MisuseError while a visit is not released.
@@ -253,6 +262,7 @@ class Unfolder {
   std::int64_t step_;
   bool update_in_backward_ = false;
   std::vector<TaskId> norm_tasks_;
+  std::vector<CompleteLayer> complete_layers_;
   TaskId last_save_ = no_task;
   int micro_batches_ = 1;
   int micro_end_ = 1;       ///< of those that pass through the layers at the moment, the last one's successor

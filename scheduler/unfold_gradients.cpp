@@ -116,7 +116,9 @@ void Unfolder::commit(const GradientVisit& visit, TaskList& out) {
     if (++buffer.commits < state_of(place.layer).contributors) continue;
     send_gradient(place.buffer, out);
     --gradients_left_;
-    if (update_in_backward_ && visit.micro == micro_batches_ - 1) update_layer(place.layer, out);
+    if (visit.micro < micro_batches_ - 1) continue;
+    complete_layers_.push_back({place.layer, norm_tasks_.size()});
+    if (update_in_backward_) update_layer(place.layer, out);
   }
   if (gradients_left_ == 0 && micro_end_ < micro_batches_) open_micro_batches(micro_end_);
 }
