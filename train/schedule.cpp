@@ -16,6 +16,11 @@ namespace {
 constexpr std::array kinds{Schedule::Kind::constant, Schedule::Kind::linear, Schedule::Kind::cosine,
                            Schedule::Kind::wsd};
 
+std::string text_of(const Schedule& s, const std::string& lr, const std::string& min_lr) {
+  return fmt::format("{} lr {} to {}, warm-up {}, decay {}, {} steps", name_of(s.kind), lr, min_lr, s.warmup_steps,
+                     s.decay_steps, s.steps);
+}
+
 }  // namespace
 
 double Schedule::at(std::int64_t step) const noexcept {
@@ -32,10 +37,9 @@ double Schedule::at(std::int64_t step) const noexcept {
   return min_lr + (lr - min_lr) * share;
 }
 
-std::string Schedule::text() const {
-  return fmt::format("{} lr {} to {}, warm-up {}, decay {}, {} steps", name_of(kind), lr, min_lr, warmup_steps,
-                     decay_steps, steps);
-}
+std::string Schedule::text() const { return text_of(*this, fmt::to_string(lr), fmt::to_string(min_lr)); }
+
+std::string Schedule::brief() const { return text_of(*this, fmt::format("{:.6g}", lr), fmt::format("{:.6g}", min_lr)); }
 
 std::optional<Schedule> Schedule::of_text(const std::string& text) {
   char name[16];

@@ -20,8 +20,11 @@ struct Schedule {
 
   /// Of step 1 ... steps. Warm-up rises in a line and reaches lr at step `warmup_steps`.
   double at(std::int64_t step) const noexcept;
+  /// Exact: the same schedule again by `of_text`.
   std::string text() const;
-  /// Of such a text; none of another.
+  /// The same for people: rates to six digits.
+  std::string brief() const;
+  /// Of a `text`; none of another.
   static std::optional<Schedule> of_text(const std::string& text);
   /// Whether the steps up to `step` are taken at the same rates.
   bool agrees_with(const Schedule& other, std::int64_t step) const noexcept;

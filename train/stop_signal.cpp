@@ -1,11 +1,15 @@
 #include "train/stop_signal.hpp"
 
+#include <atomic>
+#include <cerrno>
 #include <csignal>
 
 namespace tandem {
 namespace {
 
-volatile std::sig_atomic_t caught = 0;
+/// Whichever thread takes the signal, others ask for it.
+std::atomic<int> caught = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "or else a signal handler must not touch it");
 
 constexpr int signals[] = {SIGINT, SIGTERM, SIGHUP};
 
@@ -20,8 +24,10 @@ void handle_signals_by(void (*handler)(int)) {
 }
 
 void on_signal(int number) {
+  const int before = errno;  // of whatever it interrupts
   caught = number;
   handle_signals_by(SIG_DFL);  // the second one is meant, whichever it is
+  errno = before;
 }
 
 }  // namespace

@@ -166,7 +166,7 @@ void Trainer::check_schedule(const Manifest& manifest) const {
       "the learning rate has followed another schedule so far ({}), and goes on by this one ({}): the run is not one "
       "that had these flags from the start; for a run that can be made longer give it --decay-steps, or --lr-schedule "
       "constant",
-      manifest.schedule, schedule_.text());
+      before->brief(), schedule_.brief());
 }
 
 void Trainer::check_compute_key() const {

@@ -67,6 +67,8 @@ TEST(Schedule, IsReadBackFromItsText) {
     EXPECT_EQ(read->min_lr, s.min_lr);
     EXPECT_EQ(read->steps, s.steps);
   }
+  EXPECT_EQ((Schedule{Schedule::Kind::cosine, 3e-4, 0.1 * 3e-4, 0, 0, 12}.brief()),
+            "cosine lr 0.0003 to 3e-05, warm-up 0, decay 0, 12 steps");
   EXPECT_FALSE(Schedule::of_text(""));
   EXPECT_FALSE(Schedule::of_text("steep lr 1 to 0.1, warm-up 0, decay 0, 5 steps"));
 }
