@@ -48,6 +48,10 @@ Notice pageable_notice(const DeviceOptions& options) {
   };
 }
 
+void require_device_name(std::string_view name) {
+  if (name != "host" && name != "cpu" && name != "auto") static_cast<void>(ordinal_of(name));
+}
+
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options) {
   if (name == "host" || name == "cpu") return open_host(options);
   if (name == "auto") {

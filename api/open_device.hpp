@@ -24,6 +24,9 @@ struct DeviceOptions {
   Notice warning{};  ///< told what stays pageable, and what runs slower than it could; may be empty
 };
 
+/// Throws UsageError where `name` is none that a device can have, which `open_device` knows of.
+void require_device_name(std::string_view name);
+
 /// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver
 /// answers and shows one, else the host device. Blocks. Throws UsageError for another name, a negative number of
 /// threads and a memory node that is not there, DeviceError for a device that is not there or that this build does not

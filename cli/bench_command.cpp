@@ -9,7 +9,6 @@
 #include <fstream>
 #include <memory>
 #include <optional>
-#include <regex>
 #include <utility>
 
 #include "api/calibrate.hpp"
@@ -302,7 +301,7 @@ class Bench {
       const MachineProfile profile = as_emulated(profile_, config);
       executes() ? execute(config, profile, row) : predict(config, profile, row);
     } catch (const PlanError& error) {
-      row.refusal = std::regex_replace(error.what(), std::regex("--policy "), "--policies ");  // as bench has it
+      row.refusal = error.what();
     } catch (const UsageError& error) {
       if (row.setting.empty()) throw;
       row.refusal = error.what();  // a policy that contradicts some of the swept values
@@ -313,8 +312,9 @@ class Bench {
   void predict(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
     const WhatIf what = plan_for_machine(config, source_.config, profile);
     row.activations = activations_of(what.model, what.shape);
-    row.planned_device_bytes = what.choice.plan.memory.device_bytes() + what.options.reserved_device_memory;
-    row.planned_host_bytes = what.choice.plan.memory.host_bytes() + what.options.reserved_host_memory;
+    const MemoryPlan needs = what.choice.plan.needs();
+    row.planned_device_bytes = needs.device_bytes();
+    row.planned_host_bytes = needs.host_bytes();
     note(what.layout, what.choice, profile, what.compute, row);
   }
 
@@ -322,13 +322,13 @@ class Bench {
     RunSetup run = set_up_run(config, source_.config, layout_,
                               {.training = true, .saves = false, .profile = &profile, .slower = slower_});
     row.activations = activations_of(run.model_config, run.model->shape());
-    row.planned_device_bytes = run.plan.memory.device_bytes() + run.activation_bytes;
-    row.planned_host_bytes = run.plan.memory.host_bytes();
+    row.planned_device_bytes = run.planned_device_bytes();
+    row.planned_host_bytes = run.planned_host_bytes();
     note(run.layout, run.prediction->choice, profile, run.prediction->compute, row);
     BenchSteps steps(run, config, source_);
     row.measured = steps.measure(flags_.steps, false, profile_.dram.value);
     row.state_digest = steps.engine().state_digest();
-    row.peak_device_bytes = run.device->peak_bytes();
+    row.peak_device_bytes = run.peak_device_bytes();
   }
 
   /// The plan and its simulation, and the simulated step as a trace file.
@@ -479,7 +479,7 @@ CommandFunction add_bench_command(CLI::App& program) {
   flags->config.add_to(*command, names, {sweepable.begin(), sweepable.end()});
   command
       ->add_option(
-          "--policies", flags->policies,
+          "--policies,--policy", flags->policies,
           "which, one after another. Default: host stream interleave:2 static:0.5 auto. Example: --policies host "
           "auto")
       ->type_name("POLICY ...");

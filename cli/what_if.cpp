@@ -25,13 +25,14 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   what.model = model;
   what.layout = frozen_layout(model, config.freeze);
   what.options = offload_options(config);
-  const auto memory = static_cast<std::size_t>(profile.device_memory.value);
+  auto memory = static_cast<std::size_t>(profile.device_memory.value);
   if (config.device_memory > memory && memory > 0) {
     throw PlanError(fmt::format("--device-memory {}", format_bytes(config.device_memory)),
                     fmt::format("the device of this profile has {}", format_bytes(memory)),
                     "leave it out, or edit the profile");
   }
   if (profile.device_kind == "cuda") {
+    if (config.device_memory == 0) memory = default_cuda_ceiling(memory);
     what.facts.device_reserved = std::min(assumed_cuda_context, memory);
     what.facts.pinned_per_page_table = pinned_per_cuda_page_table;
   }

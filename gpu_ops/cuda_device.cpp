@@ -86,7 +86,7 @@ std::string other_holders(const std::string& pci_bus) {
 std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t taken,
                        const std::string& pci_bus) {
   const std::size_t available = memory.free + taken;
-  if (options.memory == 0) return available - std::min(available, std::max(256_MiB, available / 20));
+  if (options.memory == 0) return default_cuda_ceiling(available);
   if (options.memory > available) {
     const std::string others = other_holders(pci_bus);
     throw PlanError(

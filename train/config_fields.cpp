@@ -6,6 +6,7 @@
 #include <limits>
 #include <type_traits>
 
+#include "api/open_device.hpp"
 #include "core/error.hpp"
 #include "train/config.hpp"
 #include "train/name_pattern.hpp"
@@ -161,6 +162,11 @@ std::string parse_regex(std::string_view value) {
   return std::string(value);
 }
 
+std::string parse_device(std::string_view value) {
+  require_device_name(value);
+  return std::string(value);
+}
+
 std::size_t parse_ceiling(std::string_view value) {
   const std::size_t bytes = parse_size(value);
   if (bytes == 0) out_of_range(value, "a ceiling above zero");
@@ -236,7 +242,9 @@ void add_input_fields(std::vector<ConfigField>& all) {
 
 void add_machine_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
-  all.push_back(text({"device", "DEVICE", "auto", "host", "auto, cuda, cuda:N or host (cpu is the same)"}, &C::device));
+  all.push_back(other(
+      {"device", "DEVICE", "auto", "host", "auto, cuda, cuda:N or host (cpu is the same)"}, &C::device, parse_device,
+      [](const std::string& name) { return name; }, always));
   all.push_back(
       other({"device-memory", "BYTES", "what is free, less a margin", "8GiB", "hard ceiling of device memory"},
             &C::device_memory, parse_ceiling, print_size, positive));

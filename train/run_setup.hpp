@@ -45,6 +45,9 @@ struct RunSetup {
 
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const noexcept { return memory.host_bytes(); }
+  /// At most so far. What context and libraries take was measured when the device was opened; page tables are counted
+  /// as planned.
+  std::size_t peak_device_bytes() const { return device->peak_bytes() + device->info().reserved + page_tables; }
   /// All that may change a bit and is not the user's input.
   std::string compute_key() const;
   /// The memory table of USAGE.

@@ -41,8 +41,7 @@ std::string Trainer::summary_of_the_steps(const std::string& digest) const {
 std::string Trainer::summary(const std::string& digest) {
   const EngineCounters counters = loaded_->engine().counters();
   const InputTraffic inputs = setup_.model->input_traffic();
-  // What context and libraries take was measured when the device was opened; page tables are counted as planned.
-  const std::size_t peak_device = setup_.device->peak_bytes() + setup_.device->info().reserved + setup_.page_tables;
+  const std::size_t peak_device = setup_.peak_device_bytes();
   // The host device's memory is this process's own, but stands for memory elsewhere.
   const std::size_t emulated = setup_.device->info().kind == "host" ? peak_device : 0;
   const std::size_t peak_process = sample_process_memory().peak_anonymous;

@@ -196,10 +196,14 @@ class Bench(ProgramTest):
         for row in rows:
             self.assertLessEqual(row["predicted"]["ideal_step_seconds"], row["predicted"]["step_seconds"])
 
-    def test_advice_of_a_row_names_flags_of_bench(self):
+    def test_advice_of_a_row_is_flags_of_bench(self):
         result = self.succeed(self.run_program("bench", "--model", "qwen3-4b", "--profile", PROFILES / "16gb-pcie4.toml",
                                                "--host-memory", "50GiB", "--policies", "host", "auto"))
-        self.assertRegex(result.stdout, r"host +the plan does not fit in host memory: .*; try --policies auto\n")
+        advice = re.search(r"host +the plan does not fit in host memory: .*; try (--policy auto)\n", result.stdout).group(1)
+        followed = self.succeed(self.run_program("bench", "--model", "qwen3-4b", "--profile", PROFILES / "16gb-pcie4.toml",
+                                                 "--host-memory", "50GiB", *advice.split(), "--json"))
+        (row,) = json.loads(followed.stdout)["policies"]
+        self.assertEqual((row["policy"], row["fits"]), ("auto", True))
 
     def test_bench_over_a_profile(self):
         out = self.root / "report"

@@ -134,7 +134,12 @@ class Flags(ProgramTest):
 
     def test_devices(self):
         self.refuse_train(5, ["cuda:7"], "--device", "cuda:7")
-        self.refuse_train(2, ["toaster"], "--device", "toaster")
+        # A name that no device can have is a bad flag, told before any file is read.
+        for name in ("toaster", "cuda:", "cuda:x", "cuda:-1", "cuda:99999999999", ""):
+            with self.subTest(name=name):
+                for command in ("train", "plan", "eval", "sample", "bench", "calibrate"):
+                    model = [] if command == "calibrate" else ["--model", self.root / "no-such-model"]
+                    self.refused(self.run_program(command, *model, "--device", name), 2, "--device", f"'{name}'")
 
     def test_toml(self):
         self.refuse_train(2, ["colour"], "--config", self.file("a.toml", 'colour = "red"\n'))
