@@ -24,7 +24,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   return write_checkpoint(directory, content);
 }
 
-void OffloadEngine::load(const std::filesystem::path& directory) {
+std::filesystem::path OffloadEngine::load(const std::filesystem::path& directory) {
   std::unique_ptr<Checkpoint> checkpoint;
   std::string passed_over;
   if (is_checkpoint(directory)) {
@@ -40,6 +40,7 @@ void OffloadEngine::load(const std::filesystem::path& directory) {
   check_belongs(*checkpoint, layout());
   begin_load();
   load_state(*this, *checkpoint);
+  return checkpoint->directory();
 }
 
 }  // namespace tandem

@@ -2,10 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <charconv>
-#include <system_error>
-
 #include "api/cuda_backend.hpp"
+#include "core/device_name.hpp"
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "cpu_ops/host_device.hpp"
@@ -25,18 +23,18 @@ std::unique_ptr<Device> open_host(const DeviceOptions& options) {
   return std::make_unique<HostDevice>(std::move(host));
 }
 
-constexpr int first_gpu = -1;
+/// Throws UsageError: a GPU is as fast as it is.
+void refuse_emulation(const DeviceOptions& options) {
+  const auto refuse = [](const char* what) {
+    throw UsageError(what, "only the host device emulates", "leave it out, or use the device host");
+  };
+  if (options.link_bytes_per_second > 0) refuse("a link of another bandwidth");
+  if (options.update_parameters_per_second > 0) refuse("a CPU update of another rate");
+}
 
-int ordinal_of(std::string_view name) {
-  constexpr std::string_view prefix = "cuda";
-  if (name == prefix) return first_gpu;
-  if (name.starts_with("cuda:")) {
-    const std::string_view digits = name.substr(prefix.size() + 1);
-    int ordinal = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), ordinal);
-    if (error == std::errc() && end == digits.data() + digits.size() && ordinal >= 0) return ordinal;
-  }
-  throw UsageError(fmt::format("device '{}' is not known", name), {}, "use auto, host, cuda or cuda:N");
+std::unique_ptr<Device> open_gpu(int ordinal, const DeviceOptions& options) {
+  refuse_emulation(options);
+  return open_cuda(ordinal, options);
 }
 
 }  // namespace
@@ -48,23 +46,16 @@ Notice pageable_notice(const DeviceOptions& options) {
   };
 }
 
-void require_device_name(std::string_view name) {
-  if (name != "host" && name != "cpu" && name != "auto") static_cast<void>(ordinal_of(name));
-}
-
-std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options) {
-  if (name == "host" || name == "cpu") return open_host(options);
-  if (name == "auto") {
-    const std::string why = why_no_cuda();
-    if (why.empty()) return open_cuda(first_gpu, options);
-    if (options.notice) options.notice(why);
-    return open_host(options);
+std::unique_ptr<Device> open_device(std::string_view text, const DeviceOptions& options) {
+  const DeviceName name = parse_device_name(text);
+  if (name.kind == DeviceName::Kind::host) return open_host(options);
+  const std::string why = why_no_cuda();
+  if (why.empty()) return open_gpu(name.ordinal, options);
+  if (name.kind == DeviceName::Kind::cuda) {
+    throw DeviceError(fmt::format("device '{}'", text), why, "use --device host");
   }
-  const int ordinal = ordinal_of(name);
-  if (const std::string why = why_no_cuda(); !why.empty()) {
-    throw DeviceError(fmt::format("device '{}'", name), why, "use --device host");
-  }
-  return open_cuda(ordinal, options);
+  if (options.notice) options.notice(why);
+  return open_host(options);
 }
 
 PlanningFacts profile_of(const Device& device) { return profile_of(device, read_topology()); }

@@ -24,14 +24,11 @@ struct DeviceOptions {
   Notice warning{};  ///< told what stays pageable, and what runs slower than it could; may be empty
 };
 
-/// Throws UsageError where `name` is none that a device can have, which `open_device` knows of.
-void require_device_name(std::string_view name);
-
 /// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver
 /// answers and shows one, else the host device. Blocks. Throws UsageError for another name, a negative number of
-/// threads and a memory node that is not there, DeviceError for a device that is not there or that this build does not
-/// know, PlanError where a GPU has less memory free than `memory` asks for, or none is left beside context and
-/// libraries.
+/// threads, a memory node that is not there and, where it is a GPU, what only the host device emulates; DeviceError for
+/// a device that is not there or that this build does not know, PlanError where a GPU has less memory free than
+/// `memory` asks for, or none is left beside context and libraries.
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
 
 /// What planning needs to know of this device and machine: its memory as it is now.

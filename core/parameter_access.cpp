@@ -65,7 +65,7 @@ WeightsGuard& WeightsGuard::operator=(WeightsGuard&& other) noexcept {
 
 WeightsGuard::~WeightsGuard() { release(); }
 
-TensorView WeightsGuard::operator[](std::string_view name) const {
+TensorView WeightsGuard::operator[](std::string_view name) const& {
   if (access() == nullptr) throw MisuseError(fmt::format("weights of '{}' read through an empty guard", name));
   const Parameter& p = storage_of(*layout_, layer_, name);
   return view_of(p, bases_, static_cast<std::size_t>(p.offset) * size_of(DType::bf16), DType::bf16);
@@ -107,7 +107,7 @@ GradientsGuard::~GradientsGuard() {
   if (access() != nullptr) access()->abandon(ticket_);
 }
 
-TensorView GradientsGuard::operator[](std::string_view name) const {
+TensorView GradientsGuard::operator[](std::string_view name) const& {
   if (access() == nullptr) {
     throw MisuseError(fmt::format("gradient of '{}' reached through an empty or committed guard", name));
   }

@@ -32,7 +32,7 @@ using AccessLink = std::shared_ptr<ParameterAccess*>;
 /// A layer's weights on the device, valid for work queued on the stream of the fetch (and those named
 /// by `also_used_on`) while the guard lives. Destroying it releases the buffer after that work.
 /// Move-only. Not thread-safe. One that outlives the engine is empty.
-class WeightsGuard {
+class [[nodiscard]] WeightsGuard {
  public:
   WeightsGuard() = default;
   WeightsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
@@ -44,7 +44,8 @@ class WeightsGuard {
   ~WeightsGuard();
 
   /// bf16, the parameter's shape. Throws MisuseError where the layer has no such parameter or the guard is empty.
-  TensorView operator[](std::string_view name) const;
+  TensorView operator[](std::string_view name) const&;
+  TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
   /// The buffer is also read by work queued on `stream` so far and until the guard goes. Throws MisuseError where the
   /// guard is empty, or the stream is empty or belongs to another device.
   void also_used_on(StreamView stream);
@@ -63,7 +64,7 @@ class WeightsGuard {
 /// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to; or, where a parameter's options
 /// say bf16, undefined at first, to be written whole. Must be committed once; destroying it uncommitted abandons the
 /// step. Of a tied parameter both layers add to one buffer, which holds what the other has committed before.
-class GradientsGuard {
+class [[nodiscard]] GradientsGuard {
  public:
   GradientsGuard() = default;
   GradientsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
@@ -76,7 +77,8 @@ class GradientsGuard {
 
   /// Of the parameter's shape and the type that its options say; empty for a frozen parameter. Throws MisuseError where
   /// the layer has no such parameter, or the guard is empty or committed.
-  TensorView operator[](std::string_view name) const;
+  TensorView operator[](std::string_view name) const&;
+  TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
   /// The work that fills them has been queued on `stream`: complete for this micro-batch. Does not block. Throws
   /// MisuseError where the guard is empty or committed, or the stream is empty or belongs to another device.
   void commit(StreamView stream);

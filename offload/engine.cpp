@@ -22,9 +22,24 @@ constexpr std::int64_t initial_piece = std::int64_t{1} << 20;  // values asked f
 
 }  // namespace
 
-const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout& layout) {
+void require_plan_of(const ParameterLayout& layout, const Plan& plan) {
   if (plan.storage_hash != layout.storage_hash()) {
     throw MisuseError("the plan was made for another layout", {}, "make one of this layout");
+  }
+}
+
+const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout& layout,
+                                         const OffloadOptions& options) {
+  check_options(layout, options);
+  require_plan_of(layout, plan);
+  if (plan.state != options.state || plan.max_micro_batches != options.max_micro_batches) {
+    const auto words = [](StateFormat state, int micro_batches) {
+      return fmt::format("{} state and {} micro-batches", name_of(state), micro_batches);
+    };
+    throw MisuseError("the plan was made with other options",
+                      fmt::format("it is for {}, the options have {}", words(plan.state, plan.max_micro_batches),
+                                  words(options.state, options.max_micro_batches)),
+                      "give the engine those that the plan was made with");
   }
   return plan;
 }
@@ -62,7 +77,7 @@ void OffloadEngine::Impl::prefetch() {
 
 void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   require_idle("begin_step");
-  refuse_unfinished_state();
+  require_state();
   if (!std::isfinite(options.lr) || !std::isfinite(options.gradient_scale) || !(options.max_grad_norm >= 0.0)) {
     throw MisuseError(fmt::format("a step of lr {}, gradient scale {}, clipped at {}", options.lr,
                                   options.gradient_scale, options.max_grad_norm),
@@ -91,7 +106,7 @@ void OffloadEngine::Impl::abort_step() {
   mode_ = Mode::idle;  // also where what failed is thrown again
   abandoned_ = false;
   executor_.drain("abandoning the step");
-  state_unfinished_ = update_in_backward_ && !unfolder_->norm_tasks().empty();
+  if (update_in_backward_ && !unfolder_->norm_tasks().empty()) state_ = StateIs::unfinished;
   unfolder_->end_pass();
 }
 
@@ -136,7 +151,7 @@ StepReport OffloadEngine::Impl::end_step() {
   unfolder_->end_pass();
   mode_ = Mode::idle;
   if (!finite && options_.on_nonfinite == OnNonfinite::stop) {
-    state_unfinished_ = update_in_backward_;
+    if (update_in_backward_) state_ = StateIs::unfinished;
     throw TrainingError(fmt::format("update {}: the gradient norm is not finite", step_ + 1), {},
                         "lower the learning rate, or go on from the last checkpoint");
   }
@@ -175,7 +190,7 @@ void OffloadEngine::Impl::note_done(const Task& task) {
 
 void OffloadEngine::Impl::begin_evaluation() {
   require_idle("evaluation");
-  refuse_unfinished_state();
+  require_state();
   mode_ = Mode::evaluation;
   unfolder_->forget_before(executor_.oldest());
   unfolder_->begin_evaluation();

@@ -21,8 +21,9 @@ namespace tandem {
 struct StepOptions {
   double lr = 1e-3;
   double max_grad_norm = 0.0;   ///< clip the global norm of the gradient to this; 0: no clipping
-  int micro_batches = 1;        ///< at most OffloadOptions::max_micro_batches
-  double gradient_scale = 1.0;  ///< multiplies the committed gradients (1 / loss scale)
+  int micro_batches = 1;        ///< at most OffloadOptions::max_micro_batches; their gradients are *added up*, so
+                                ///< for the mean over them let each loss be divided by their number
+  double gradient_scale = 1.0;  ///< multiplies that sum (1 / loss scale)
 };
 
 struct StepReport {
@@ -62,8 +63,8 @@ enum class StateArray : std::uint8_t { master, m, v };
 
 class SaveReader;
 
-/// Not thread-safe: one thread drives it. Layers are fetched in order 0 ... L-1 in forward and may be
-/// fetched in any order; the plan's prefetching expects forward order, then its reverse, for each micro-batch or, with
+/// Not thread-safe: one thread drives it. Layers may be fetched in any order; the plan's
+/// prefetching expects 0 ... L-1 in forward, then the reverse, for each micro-batch or, with
 /// OffloadOptions::micro_batches_at_once, for so many at a time: a guard of weights serves them all, and a layer's
 /// gradients are asked for and committed once for each, in their order. Destroying it waits for work in flight, unless
 /// guards are still held, and never throws.
@@ -72,8 +73,10 @@ class SaveReader;
 class OffloadEngine final : public ParameterAccess {
  public:
   /// Books all memory of the plan: the device arena once, host memory once. Blocks. Throws PlanError,
-  /// DeviceError, MisuseError (layout and plan do not belong together). `device` must outlive the engine;
-  /// `trace` may be null, else must outlive it too.
+  /// DeviceError, what `check_options` throws, and MisuseError where the plan was made for another layout, state format
+  /// or number of micro-batches. Layout, options and plan are copied; `device` must outlive the engine; `trace` may be
+  /// null, else must outlive it too. There is no state before `initialize` or `load`: what needs one throws
+  /// MisuseError.
   OffloadEngine(Device& device, const ParameterLayout& layout, const OffloadOptions& options, const Plan& plan,
                 Trace* trace = nullptr);
   ~OffloadEngine() override;
@@ -97,18 +100,18 @@ class OffloadEngine final : public ParameterAccess {
   /// OnNonfinite::stop it throws TrainingError. With `stop` and without clipping, subgroups update during
   /// backward, as soon as their gradient is complete: each layer must have been fetched for the last time
   /// when its gradients are committed, and after a non-finite step, or one that was abandoned half-way, the
-  /// state is neither read nor trained further (TrainingError) until `initialize`, or until `set_step` behind writes of
-  /// everything. Throws MisuseError without a step, where it was abandoned, while a guard is held, and before every
-  /// layer has committed its gradients in every micro-batch; a step that was open stays so.
+  /// state is neither read nor trained further (TrainingError) until `initialize` or `load`, or until every array has
+  /// been written and `set_step` called. Throws MisuseError without a step, where it was abandoned, while a guard is
+  /// held, and before every layer has committed its gradients in every micro-batch; a step that was open stays so.
   StepReport end_step();
   /// Drops the open step: all state is as before begin_step. Blocks until its work has drained. Throws MisuseError
   /// without a step and while a guard is held.
   void abort_step();
 
-  /// As ParameterAccess has them. Throw MisuseError, too, where no buffer is free since guards hold all that the plan
-  /// has. `fetch`: outside a step and an evaluation. `gradients`: outside a step, of a layer whose gradients in this
-  /// micro-batch are committed already or in the one before are not, and on another stream than those, not yet
-  /// committed, of a layer with which it shares a parameter.
+  /// As ParameterAccess has them. Both throw MisuseError, too, where no buffer is free since guards hold all that the
+  /// plan has. `fetch` throws it outside a step and an evaluation. `gradients` throws it outside a step; where the
+  /// layer's gradients of this micro-batch are committed already; where those of the micro-batch before are not; and
+  /// where a layer that shares a parameter with it has gradients that are not committed yet, on another stream.
   WeightsGuard fetch(int layer, StreamView stream) override;
   GradientsGuard gradients(int layer, StreamView stream) override;
 
@@ -164,7 +167,8 @@ class OffloadEngine final : public ParameterAccess {
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   /// The same of elements [first, first + values.size()).
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
-  /// Updates applied so far; `set_step` is for loading. Not inside a step. Throws MisuseError where it is negative.
+  /// Updates applied so far. `set_step` ends a load by hand, every array having been written. Not inside a step. Throws
+  /// MisuseError where it is negative.
   std::int64_t step() const noexcept;
   void set_step(std::int64_t step);
   /// Writes `directory/step-XXXXXXXX`, a checkpoint as docs/checkpoints.md describes, and returns its path. It
@@ -173,10 +177,11 @@ class OffloadEngine final : public ParameterAccess {
   /// `tandem digest`, but not `tandem export`.
   std::filesystem::path save(const std::filesystem::path& directory);
   /// Restores state and step from a checkpoint, or from the newest one in `directory` that is whole; under any
-  /// plan. Blocks. Throws InputError: before anything is changed where there is none, it is damaged or belongs to other
-  /// parameters; and where reading fails later, after which the state is neither read nor trained until one is loaded
-  /// whole. Not inside a step.
-  void load(const std::filesystem::path& directory);
+  /// plan. Returns the path of the one that was read: a newer one that is damaged has been passed over. Blocks. Throws
+  /// InputError: before anything is changed where there is none, it is damaged or belongs to other parameters; and
+  /// where reading fails later, after which the state is neither read nor trained until one is loaded whole. Not inside
+  /// a step.
+  std::filesystem::path load(const std::filesystem::path& directory);
   /// Goes on under another plan for the same layout and state format, within the memory already booked: state and
   /// weights move to where it has them, no bit of them changes. Blocks; waits for updates. Not inside a step. Throws
   /// MisuseError (the plan belongs elsewhere) and PlanError (it needs more memory than the engine's first plan

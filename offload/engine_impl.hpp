@@ -20,6 +20,9 @@
 
 namespace tandem {
 
+/// Throws MisuseError where the plan was made for another layout.
+void require_plan_of(const ParameterLayout& layout, const Plan& plan);
+
 class OffloadEngine::Impl {
  public:
   Impl(OffloadEngine& engine, Device& device, const ParameterLayout& layout, const OffloadOptions& options,
@@ -28,7 +31,7 @@ class OffloadEngine::Impl {
         device_(device),
         layout_(layout),
         options_(options),
-        plan_(checked(plan, layout_)),
+        plan_(checked(plan, layout_, options_)),
         storage_(device, layout_, plan_),
         access_(device, layout_, plan_, storage_),
         unfolder_(std::in_place, layout_, plan_),
@@ -79,6 +82,8 @@ class OffloadEngine::Impl {
 
  private:
   enum class Mode : std::uint8_t { idle, step, evaluation };
+  /// `unfinished`: what was to change the state could not be finished.
+  enum class StateIs : std::uint8_t { unset, whole, unfinished };
   struct HeldWeights {
     std::uint64_t ticket = 0;
     Visit visit;
@@ -92,7 +97,7 @@ class OffloadEngine::Impl {
     StreamView stream;
   };
 
-  static const Plan& checked(const Plan& plan, const ParameterLayout& layout);
+  static const Plan& checked(const Plan& plan, const ParameterLayout& layout, const OffloadOptions& options);
   void require_idle(const char* what);
   void require_nothing_held(const char* what) const;
   void require_one_stream(int layer, StreamView stream) const;
@@ -103,7 +108,7 @@ class OffloadEngine::Impl {
   double clip_factor(double norm) const;
   void set_update(double scale);
   void clear_gradients(const GradientPlace& place, StreamView stream);
-  void refuse_unfinished_state() const;
+  void require_state() const;
   void note_submitted(const Task& task);
   void note_done(const Task& task);
   LayerBases bases_of(const Visit& visit) const;
@@ -121,8 +126,8 @@ class OffloadEngine::Impl {
   std::vector<double> layer_squares_;  ///< of the gradients of each, for the norm
   bool abandoned_ = false;
   bool update_in_backward_ = false;  ///< of the open step
-  bool state_unfinished_ = false;    ///< what was to change the state could not be finished
-  StallClock stalls_;                ///< of the caller's streams, for updates that are not done
+  StateIs state_ = StateIs::unset;
+  StallClock stalls_;  ///< of the caller's streams, for updates that are not done
   std::uint64_t skipped_ = 0;
   std::weak_ptr<SaveReader> saving_;
 

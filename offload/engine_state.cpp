@@ -20,8 +20,11 @@ const Parameter& OffloadEngine::Impl::owned(const Parameter& parameter, Extent e
   return p;
 }
 
-void OffloadEngine::Impl::refuse_unfinished_state() const {
-  if (state_unfinished_) {
+void OffloadEngine::Impl::require_state() const {
+  if (state_ == StateIs::unset) {
+    throw MisuseError("the engine has no state yet", {}, "initialize it, or load a checkpoint");
+  }
+  if (state_ == StateIs::unfinished) {
     throw TrainingError("the state is of no step",
                         "an update during backward, a change of plan, or making or loading it did not come to its end",
                         "go on from the last checkpoint");
@@ -33,7 +36,7 @@ void OffloadEngine::Impl::begin_load(const char* what) {
   require_idle(what);
   wait();
   unfolder_->invalidate_weights();
-  state_unfinished_ = true;
+  state_ = StateIs::unfinished;
 }
 
 void OffloadEngine::Impl::initialize(
@@ -54,7 +57,7 @@ void OffloadEngine::Impl::initialize(
 }
 
 void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std::span<float> values) {
-  refuse_unfinished_state();
+  require_state();
   wait();
   access_.read(owned(parameter, Extent::whole, 0, values.size()), array, 0, values);
 }
@@ -70,23 +73,23 @@ void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, st
 void OffloadEngine::Impl::set_step(std::int64_t step) {
   require_idle("set_step");
   if (step < 0) throw MisuseError("a negative step");
-  state_unfinished_ = false;
+  state_ = StateIs::whole;
   step_ = step;
 }
 
 void OffloadEngine::Impl::adopt(const Plan& plan) {
   require_idle("adopt");
-  refuse_unfinished_state();
+  require_state();
   wait();
-  checked(plan, layout_);
+  require_plan_of(layout_, plan);
   if (plan.state != plan_.state) {
     throw MisuseError(fmt::format("a plan for {} state", name_of(plan.state)),
                       fmt::format("the engine's is {}", name_of(plan_.state)), "save, and load under the other format");
   }
   storage_.require_room_for(plan);
-  state_unfinished_ = true;  // until all is where it belongs
+  state_ = StateIs::unfinished;  // until all is where it belongs
   storage_.carve_anew(device_, layout_, plan_, plan);
-  state_unfinished_ = false;
+  state_ = StateIs::whole;
   plan_ = plan;
   if (!device_.pins()) plan_.memory.unpin();
   unfolder_.emplace(layout_, plan_, unfolder_->count());
@@ -94,7 +97,7 @@ void OffloadEngine::Impl::adopt(const Plan& plan) {
 
 std::shared_ptr<SaveReader> OffloadEngine::Impl::begin_save() {
   require_idle("begin_save");
-  refuse_unfinished_state();
+  require_state();
   if (!saving_.expired()) throw MisuseError("begin_save while another save is under way", {}, "let its scope go first");
   unfolder_->save(tasks_);
   auto reader = std::make_shared<SaveReader>(executor_, access_, std::vector<Task>(tasks_.begin(), tasks_.end()));
@@ -105,7 +108,7 @@ std::shared_ptr<SaveReader> OffloadEngine::Impl::begin_save() {
 
 std::string OffloadEngine::Impl::digest() {
   require_idle("state_digest");
-  refuse_unfinished_state();
+  require_state();
   wait();
   return access_.digest();
 }

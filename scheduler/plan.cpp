@@ -76,27 +76,6 @@ void check(const AdamW& adamw) {
                    "betas are at least 0 and below 1, the others finite and not negative");
 }
 
-void check(const ParameterLayout& layout, const OffloadOptions& options) {
-  if (layout.layer_count() == 0) throw MisuseError("the layout has no layers");
-  options.policy.check();
-  check(options.adamw);
-  if (options.subgroup_size < 0) throw UsageError("subgroup size is negative");
-  if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
-  if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
-  if (options.update_threads < 0) throw UsageError("update threads are negative");
-  if (!(options.watchdog_seconds > 0.0)) throw UsageError("the watchdog's time must be positive");
-  if (options.resident_layers > layout.layer_count()) {
-    throw UsageError(fmt::format("{} resident layers", options.resident_layers),
-                     fmt::format("the model has {}", layout.layer_count()));
-  }
-  if (options.policy.kind == Policy::Kind::device && options.resident_layers >= 0 &&
-      options.resident_layers < layout.layer_count()) {
-    throw UsageError("policy 'device' keeps every layer on the device",
-                     fmt::format("but {} resident layers were asked for", options.resident_layers),
-                     "leave out one of them");
-  }
-}
-
 Plan build(const ParameterLayout& layout, const OffloadOptions& options, const Knobs& knobs) {
   PlanBuilder builder(layout, options);
   builder.divide_state();
@@ -357,6 +336,27 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
 
 }  // namespace
 
+void check_options(const ParameterLayout& layout, const OffloadOptions& options) {
+  if (layout.layer_count() == 0) throw MisuseError("the layout has no layers");
+  options.policy.check();
+  check(options.adamw);
+  if (options.subgroup_size < 0) throw UsageError("subgroup size is negative");
+  if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
+  if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
+  if (options.update_threads < 0) throw UsageError("update threads are negative");
+  if (!(options.watchdog_seconds > 0.0)) throw UsageError("the watchdog's time must be positive");
+  if (options.resident_layers > layout.layer_count()) {
+    throw UsageError(fmt::format("{} resident layers", options.resident_layers),
+                     fmt::format("the model has {}", layout.layer_count()));
+  }
+  if (options.policy.kind == Policy::Kind::device && options.resident_layers >= 0 &&
+      options.resident_layers < layout.layer_count()) {
+    throw UsageError("policy 'device' keeps every layer on the device",
+                     fmt::format("but {} resident layers were asked for", options.resident_layers),
+                     "leave out one of them");
+  }
+}
+
 std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noexcept {
   constexpr std::size_t granule = std::size_t{2} << 20;  // by which a driver takes memory
   if (facts.pinned_per_page_table == 0) return 0;
@@ -379,7 +379,7 @@ std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts&
 }
 
 Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
-  check(layout, given);
+  check_options(layout, given);
   const OffloadOptions options = with_reserve(given, facts);
   const std::size_t ceiling = ceiling_of(given, facts);
   Plan plan = plan_of_device(layout, options, facts, ceiling);
@@ -388,12 +388,12 @@ Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const
 }
 
 std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
-  check(layout, given);
+  check_options(layout, given);
   return plan_that_fits(layout, with_reserve(given, facts), facts, ceiling_of(given, facts));
 }
 
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {
-  check(layout, options);
+  check_options(layout, options);
   const OffloadOptions fixed = options.policy.kind == Policy::Kind::automatic ? with_policy(options, "host") : options;
   return smallest_bytes(layout, fixed, {});
 }

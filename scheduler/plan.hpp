@@ -140,8 +140,12 @@ std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts)
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
                              std::size_t device) noexcept;
 
-/// Throws PlanError, with the table and flags that would fit, when a ceiling is passed; UsageError on
-/// options that contradict each other; MisuseError where the layout has no layers. Allocates nothing on the device.
+/// Throws UsageError on options that are out of range or contradict each other, MisuseError where the layout has no
+/// layers: what `make_plan` and an engine ask first.
+void check_options(const ParameterLayout& layout, const OffloadOptions& options);
+
+/// Throws PlanError, with the table and flags that would fit, when a ceiling is passed, and what
+/// `check_options` throws. `auto` asks no performance model here: as much as fits is on the device. Allocates nothing.
 Plan make_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts);
 
 /// The same plan; none, and no time spent on what would fit, where make_plan throws PlanError.

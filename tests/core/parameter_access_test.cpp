@@ -14,6 +14,13 @@
 namespace tandem {
 namespace {
 
+// A view from a guard that nobody keeps would be of a buffer that has been given back.
+template <class Guard>
+concept GivesViewsOfTemporaries = requires(Guard guard) {
+  std::move(guard)["w"];
+};
+static_assert(!GivesViewsOfTemporaries<WeightsGuard> && !GivesViewsOfTemporaries<GradientsGuard>);
+
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +79,47 @@ TEST(Misuse, CommittingTwiceOrUnknownNamesThrow) {
     EXPECT_NE(message_of([&] { (void)t.engine().gradients(1, t.stream()); }), "");
   }
   t.engine().abort_step();
+}
+
+TEST(Misuse, AnEngineThatWasGivenNoStateTrainsAndSavesNothing) {
+  const ToyOptions o = toy("interleave:2");
+  ToyTrainer t(o);
+  const ParameterLayout layout = testing::toy_layout(o);
+  OffloadEngine engine(t.device(), layout, o.offload, t.engine().plan());
+  std::vector<float> values(2000, 0.5F);
+  const Parameter& bias = layout.parameter("first.bias");
+  const std::span<float> all = std::span(values).first(static_cast<std::size_t>(bias.count));
+  const std::vector<std::function<void()>> calls{[&] { engine.begin_step({}); },
+                                                 [&] { (void)engine.evaluation(); },
+                                                 [&] { (void)engine.state_digest(); },
+                                                 [&] { (void)engine.begin_save(); },
+                                                 [&] { engine.read(bias, StateArray::master, all); },
+                                                 [&] { engine.adopt(t.engine().plan()); }};
+  for (const auto& call : calls) EXPECT_EQ(message_of(call).find("the engine has no state yet"), 0);
+  engine.write(bias, StateArray::master, all);
+  for (const auto& call : calls) EXPECT_EQ(message_of(call).find("the engine has no state yet"), 0);
+  engine.initialize([](const Parameter&, std::span<float> master) { std::ranges::fill(master, 0.5F); });
+  engine.begin_step({});
+  engine.abort_step();
+}
+
+TEST(Misuse, OptionsOtherThanThoseOfThePlanAreRefused) {
+  const ToyOptions o = toy("host");
+  ToyTrainer t(o);
+  const ParameterLayout layout = testing::toy_layout(o);
+  const auto message_with = [&](const auto& change) {
+    OffloadOptions options = o.offload;
+    change(options);
+    return message_of([&] { OffloadEngine(t.device(), layout, options, t.engine().plan()); });
+  };
+  EXPECT_EQ(message_with([](OffloadOptions& changed) { changed.state = StateFormat::split; }),
+            "the plan was made with other options: it is for fp32 state and 1 micro-batches, the options have split "
+            "state and 1 micro-batches; give the engine those that the plan was made with");
+  EXPECT_NE(message_with([](OffloadOptions& changed) { changed.max_micro_batches = 2; }), "");
+  // Bias correction would divide by zero.
+  OffloadOptions without_end = o.offload;
+  without_end.adamw.beta1 = 1.0;
+  EXPECT_THROW(OffloadEngine(t.device(), layout, without_end, t.engine().plan()), UsageError);
 }
 
 TEST(Misuse, APlanOfAnotherLayoutIsRefused) {
@@ -193,9 +235,13 @@ TEST(Abort, AnExceptionInsideAStepAbandonsIt) {
         throw std::runtime_error("the caller's own");
       },
       std::runtime_error);
+  EXPECT_EQ(t.engine().state_digest(), before);
   t.step(1, result);  // begins as if nothing had happened
   EXPECT_EQ(t.engine().step(), 2);
-  EXPECT_NE(t.engine().state_digest(), before);
+  ToyTrainer straight(toy("interleave:2"));
+  straight.step(0, result);
+  straight.step(1, result);
+  EXPECT_EQ(t.engine().state_digest(), straight.engine().state_digest());
 }
 
 TEST(Stop, ANonFiniteNormEndsTheRunWithItsStateWhole) {

@@ -105,6 +105,19 @@ TEST_F(Saving, RefusesWhatDoesNotBelongAndChangesNothing) {
   EXPECT_EQ(trainer.engine().state_digest(), before);
 }
 
+TEST_F(Saving, LoadingSaysWhichCheckpointItWas) {
+  ToyTrainer trainer(toy("host"));
+  const auto older = trainer.engine().save(folder_);
+  EXPECT_EQ(trainer.engine().load(older), older);
+  ToyResult result;
+  trainer.step(0, result);
+  const auto newer = trainer.engine().save(folder_);
+  EXPECT_EQ(trainer.engine().load(folder_), newer);
+  std::filesystem::resize_file(newer / "state.safetensors", 100);
+  EXPECT_EQ(trainer.engine().load(folder_), older);
+  EXPECT_EQ(trainer.engine().step(), 0);
+}
+
 TEST_F(Saving, LoadingInsideAStepIsRefusedAndTheStateStays) {
   ToyTrainer t(toy("host"));
   const auto saved = t.engine().save(folder_);

@@ -91,6 +91,19 @@ TEST(OpenDevice, UnknownNamesAreUsageErrors) {
   EXPECT_EQ(open_device("cpu", small())->info().name, "host");
 }
 
+TEST(OpenDevice, WhatOnlyTheHostDeviceEmulatesIsRefusedOnAGpu) {
+  DeviceOptions slow_link = small(), slow_update = small();
+  slow_link.link_bytes_per_second = 1e9;
+  slow_update.update_parameters_per_second = 1e6;
+  for (const DeviceOptions& options : {slow_link, slow_update}) {
+    fake_cuda::install({});
+    for (const char* name : {"cuda", "cuda:0", "auto"}) EXPECT_THROW(opening(name, options)(), UsageError) << name;
+    EXPECT_EQ(open_device("host", options)->info().name, "host");
+    fake_cuda::install({.driver_version = 0});
+    EXPECT_EQ(open_device("auto", options)->info().name, "host");
+  }
+}
+
 TEST(OpenDevice, TheCeilingIsWhatIsFreeNow) {
   fake_cuda::install({.cards = {Card{.memory = 8_GiB, .taken = 6_GiB}}});
   DeviceOptions options = small();

@@ -135,6 +135,8 @@ class OnAFakeGpu(unittest.TestCase):
             (("--device", "cuda", "--device-memory", "8MiB"), 3, "context and libraries alone take"),
             (("--device", "cuda:x"), 2, "cuda:x"),
             (("--device", "cuda", "--compute", "fp32"), 2, "on a GPU"),
+            (("--device", "cuda", "--link-bandwidth", "1GB/s"), 2, "only the host device emulates"),
+            (("--device", "auto", "--update-rate", "1M"), 2, "only the host device emulates"),
         ):
             refused = self.run_program(*plan, *arguments)
             self.assertEqual(refused.returncode, code, refused.stderr)
