@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <exception>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -117,6 +118,7 @@ class Calibration {
   void measure_disk();
   Figure update_rate(std::string_view what, UpdateKernels& kernels);
   Figure update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
+  std::exception_ptr copy_both_ways(MemoryBlock& memory, const std::stop_token& stop) noexcept;
   AdamPiece piece_in(MemoryBlock& block) const;
 
   template <class T>
@@ -217,18 +219,38 @@ Figure Calibration::update_rate(std::string_view what, UpdateKernels& kernels) {
 
 Figure Calibration::update_rate_with_copies(std::string_view what, UpdateKernels& kernels) {
   // The copies run over memory of their own while the updates are timed.
-  const std::size_t part = bytes_ / 8;
-  MemoryBlock memory = device_.allocate_pinned(2 * part, "calibration, copies");
-  const std::jthread copies([&](const std::stop_token& stop) {
-    std::byte* own = static_cast<std::byte*>(memory.data());
-    while (!stop.stop_requested()) {
+  MemoryBlock memory = device_.allocate_pinned(bytes_ / 8 * 2, "calibration, copies");
+  std::exception_ptr failure;
+  Figure figure;
+  {
+    const std::jthread copies([&](const std::stop_token& stop) { failure = copy_both_ways(memory, stop); });
+    figure = update_rate(what, kernels);
+  }
+  if (failure) std::rethrow_exception(failure);
+  return figure;
+}
+
+/// Until it is to stop, or something fails, which it returns. Nothing uses the memory any more then.
+std::exception_ptr Calibration::copy_both_ways(MemoryBlock& memory, const std::stop_token& stop) noexcept {
+  const std::size_t part = memory.bytes() / 2;
+  std::byte* own = static_cast<std::byte*>(memory.data());
+  std::exception_ptr failure;
+  const auto attempt = [&failure](const auto& action) {
+    try {
+      action();
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  while (!failure && !stop.stop_requested()) {
+    attempt([&] {
       copy(on_device_.data(), own, part, CopyKind::host_to_device, up_);
       copy(own + part, device_at<std::byte>(bytes_ / 2), part, CopyKind::device_to_host, down_);
-      device_.synchronize(up_);
-      device_.synchronize(down_);
-    }
-  });
-  return update_rate(what, kernels);
+    });
+    attempt([&] { device_.synchronize(up_); });
+    attempt([&] { device_.synchronize(down_); });  // also where the one before has failed
+  }
+  return failure;
 }
 
 void Calibration::measure_threads(int threads) {

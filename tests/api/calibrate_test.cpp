@@ -65,6 +65,22 @@ TEST(Calibrate, CanBeEndedBeforeAnyFigure) {
   }
 }
 
+// They copy on a thread of their own, and what that throws would else end the process.
+TEST(Calibrate, AFailureOfTheCopiesBesideUpdatesReachesTheCaller) {
+  HostDeviceOptions of_device{.capacity = 64_MiB, .threads = 1, .update_threads = 1};
+  of_device.faults = std::make_shared<HostFaults>();
+  std::atomic<bool> fails = false;
+  of_device.faults->before_task = [&](std::string_view, std::string_view task) {
+    if (fails && task == "copy to device") throw DeviceError("injected failure");
+  };
+  HostDevice device(of_device);
+  const auto fail_from_here = [&](std::string_view what) { fails = fails || what.starts_with("CPU update beside"); };
+  constexpr double time_to_copy = 0.01;
+  EXPECT_THROW(calibrate(device, {.seconds_per_figure = time_to_copy, .progress = fail_from_here}), DeviceError);
+  EXPECT_EQ(device.allocated_bytes(), 0U);
+  EXPECT_EQ(device.pinned_bytes(), 0U);
+}
+
 // How fast a copy goes may depend on its size.
 TEST(Calibrate, CopiesInPiecesAsARunDoes) {
   HostDeviceOptions of_device{.capacity = 256_MiB, .threads = 1, .update_threads = 1};
