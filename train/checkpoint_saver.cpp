@@ -99,9 +99,14 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   if (!copy_) buffer_.resize(save_buffer_values(engine_.layout()));
   state_is_read_ = false;
   scope_.emplace(engine_.begin_save());
+  try {
+    thread_ = start_thread("checkpoint", [this] { write(); });
+  } catch (...) {
+    scope_.reset();  // nobody reads what updates would wait for
+    throw;
+  }
   affects_step_ = true;
   under_way_ = true;
-  thread_ = start_thread("checkpoint", [this] { write(); });
   return true;
 }
 

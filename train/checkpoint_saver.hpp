@@ -51,7 +51,7 @@ class CheckpointSaver {
   /// Saves the engine's state under the manifest's step (parameters, adam_step, digest and files are filled in
   /// here). Waits for a save under way, as `finish` does, and then returns at once. `steps`: after so many the next
   /// save is due, or the run ends; 0: it has ended. `best`: this one stays, whatever comes. Throws and returns as
-  /// `poll` does.
+  /// `poll` does; throws DeviceError where no thread can be had, and then there is no save.
   bool save(Manifest manifest, std::int64_t steps, bool best = false);
   /// Looks whether the save under way is done, and does not wait. Where it failed: throws WriteError, or warns
   /// and returns false if the run is to go on.

@@ -16,6 +16,7 @@
 #include "api/open_device.hpp"
 #include "core/error.hpp"
 #include "core/stall.hpp"
+#include "tests/train/no_threads.hpp"
 
 namespace tandem {
 namespace {
@@ -198,6 +199,21 @@ TEST_F(SaverTest, CopiesNothingWhereNoStepFollows) {
   EXPECT_TRUE(saver->finish(true));
   EXPECT_GT(seconds_, seconds);
   expect_saved(5);
+}
+
+TEST_F(SaverTest, WhereNoThreadCanBeHadThereIsNoSave) {
+  const auto saver = this->saver(options(false));
+  {
+    const NoThreads none;
+    EXPECT_THROW(saver->save(manifest(3), 1000), DeviceError);
+  }
+  EXPECT_FALSE(saver->progress());
+  EXPECT_TRUE(saver->finish(true));
+  EXPECT_TRUE(said_.empty()) << said_[0];
+  engine_->wait();  // nothing waits for the state to be read
+  EXPECT_TRUE(saver->save(manifest(4), 1000));
+  EXPECT_TRUE(saver->finish(true));
+  expect_saved(4);
 }
 
 TEST_F(SaverTest, AFullDiskIsReportedFromBetweenRests) {
