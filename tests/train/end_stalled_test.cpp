@@ -1,11 +1,14 @@
 #include "train/end_stalled.hpp"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <chrono>
+#include <cstdio>
 #include <thread>
 
 #include "core/stall.hpp"
+#include "tests/train/no_threads.hpp"
 
 namespace tandem {
 namespace {
@@ -23,6 +26,31 @@ TEST(EndStalled, EndsAProcessWhoseDestructorsWait) {
     stuck.join();
   };
   EXPECT_EXIT(never_ends(), testing::ExitedWithCode(5), "tandem: error: copy of block 3: it waits for the link");
+}
+
+// A line that another thread writes there may be what has stalled, and the lock is held meanwhile.
+TEST(EndStalled, EndsAProcessWhoseStandardErrorTakesNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto never_ends = [] {
+    ::alarm(60);  // where it is left to itself
+    set_stall_handler(end_soon);
+    ::flockfile(stderr);
+    report_stall(StalledError("copy of block 3"));
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  };
+  EXPECT_EXIT(never_ends(), testing::ExitedWithCode(5), "");
+}
+
+// Nobody could be told by an exception: whoever reports a stall is on the way to throw its own.
+TEST(EndStalled, EndsTheProcessAtOnceWhereNoThreadCanDoItLater) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto has_no_thread = [] {
+    set_stall_handler(end_soon);
+    const NoThreads none;
+    report_stall(StalledError("copy of block 3", "it waits for the link"));
+    std::this_thread::sleep_for(std::chrono::seconds(10));
+  };
+  EXPECT_EXIT(has_no_thread(), testing::ExitedWithCode(5), "tandem: error: copy of block 3: it waits for the link");
 }
 
 TEST(EndStalled, TheHandlerIsCalledOnce) {
