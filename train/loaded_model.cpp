@@ -1,9 +1,18 @@
 #include "train/loaded_model.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <bit>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
 #include <numeric>
+#include <utility>
 
 #include "core/error.hpp"
+#include "core/stall.hpp"
 #include "data/window_sampler.hpp"
 
 namespace tandem {
@@ -16,6 +25,37 @@ std::size_t part_bytes(const RunShape& shape) {
 }
 
 constexpr std::size_t parts = 3;  // tokens, targets, losses
+
+/// Whether a stream has got somewhere. Shared with the device, which may tell after nobody waits any more.
+class Arrival {
+ public:
+  void tell(std::exception_ptr error) noexcept {
+    const std::lock_guard lock(mutex_);
+    error_ = std::move(error);
+    there_ = true;
+    told_.notify_all();
+  }
+  /// False where the time is over first. Throws what failed the stream.
+  bool wait_for(std::chrono::milliseconds time) {
+    std::unique_lock lock(mutex_);
+    if (!told_.wait_for(lock, time, [this] { return there_; })) return false;
+    if (error_) std::rethrow_exception(error_);
+    return true;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable told_;
+  bool there_ = false;
+  std::exception_ptr error_;
+};
+
+/// Another number after each of the engine's tasks, those that the model fetches and releases layers by included.
+std::uint64_t progress_of(const OffloadEngine& engine) {
+  const LaneSeconds busy = engine.counters().busy;
+  return std::bit_cast<std::uint64_t>(busy.compute + busy.host_to_device + busy.device_to_host + busy.device_update +
+                                      busy.cpu);
+}
 
 }  // namespace
 
@@ -71,7 +111,22 @@ void LoadedModel::train(std::size_t first, std::size_t n, ParameterAccess& param
   for (std::size_t i = 0; i < n; ++i) download_losses(batch(first + i), static_cast<std::int64_t>(i));
 }
 
-void LoadedModel::wait_for_losses() { setup_.device->synchronize(stream_); }
+void LoadedModel::wait_for_losses() { wait("losses"); }
+
+void LoadedModel::wait(std::string_view what) {
+  constexpr std::chrono::milliseconds tick(200);
+  const auto arrival = std::make_shared<Arrival>();
+  setup_.device->call_after(stream_, [arrival](std::exception_ptr error) { arrival->tell(std::move(error)); });
+  ProgressWatch progress(setup_.options.watchdog_seconds, progress_of(*engine_));
+  while (!arrival->wait_for(tick)) {
+    const auto seconds = progress.stalled(progress_of(*engine_));
+    if (!seconds) continue;
+    const StalledError error(fmt::format("waiting for {} made no progress for {:.0f} s", what, *seconds),
+                             fmt::format("{} does no more", setup_.device->info().name));
+    report_stall(error);
+    throw error;
+  }
+}
 
 std::optional<EvalResult> LoadedModel::evaluate(const TokenSource& source, const std::function<bool()>& stop) {
   const RunShape& shape = setup_.model->shape();
@@ -107,6 +162,7 @@ void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t posi
   const auto scope = engine_->evaluation();
   upload(host);
   const TensorView result = setup_.model->logits(*engine_, position, stream_);
+  wait("logits");  // before the device knows of memory that goes with an exception
   setup_.device->copy(values.data(), result.data, values.size_bytes(), CopyKind::device_to_host, stream_);
   setup_.device->synchronize(stream_);
 }

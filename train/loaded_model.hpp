@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 
 #include "core/trace.hpp"
 #include "data/token_source.hpp"
@@ -48,18 +49,22 @@ class LoadedModel {
   /// up, forward and backward through `parameters`, losses down into slots `first` ... `first` + n - 1. Asynchronous:
   /// the slots are the device's until `wait_for_losses`.
   void train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale);
-  /// Blocks until everything queued so far on the stream is done.
+  /// Blocks until everything queued so far on the stream is done. Throws what failed it, StalledError where nothing
+  /// moves for OffloadOptions::watchdog_seconds.
   void wait_for_losses();
 
-  /// Mean loss over all windows in order. Blocks. Not inside a step. `stop`, which may be empty, is asked before each
-  /// micro-batch; where it says so there is no result.
+  /// Mean loss over all windows in order. Blocks, and throws as `wait_for_losses` does. Not inside a step. `stop`,
+  /// which may be empty, is asked before each micro-batch; where it says so there is no result.
   std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
-  /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks.
+  /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks, and throws as `wait_for_losses`
+  /// does.
   void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);
 
  private:
   void upload(const HostBatch& batch, std::int64_t micro = 0);
   void download_losses(const HostBatch& batch, std::int64_t micro = 0);
+  void wait(std::string_view what);
+
   RunSetup& setup_;
   Stream stream_;
   MemoryBlock activations_;
