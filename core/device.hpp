@@ -93,11 +93,11 @@ struct DeviceInfo {
 };
 
 /// An accelerator and the host memory that belongs to it. Methods may be called from any thread;
-/// work on one stream runs in the order of the calls. Asynchronous methods do not block and do not
-/// keep the memory alive: the caller does, until the stream has passed them. An error inside queued
-/// work fails the stream: later work on it is dropped and whoever waits for it gets the exception,
-/// also through events on other streams. All throw MisuseError for a stream or an event that is empty or of another
-/// device.
+/// work on one stream runs in the order of the calls. Asynchronous methods return without waiting for the work, but for
+/// a copy whose host side is not pinned: it may block until the bytes have been read or written. They do not keep the
+/// memory alive: the caller does, until the stream has passed them. An error inside queued work fails the stream: later
+/// work on it is dropped and whoever waits for it gets the exception, also through events on other streams. All throw
+/// MisuseError for a stream or an event that is empty or of another device.
 class Device {
  public:
   virtual ~Device() = default;
@@ -124,7 +124,8 @@ class Device {
   virtual std::size_t allocated_bytes() const noexcept = 0;
   virtual std::size_t peak_bytes() const noexcept = 0;
 
-  /// Asynchronous. Source and destination must stay valid and untouched until `stream` has passed it.
+  /// Asynchronous, but may block where the host's memory is not pinned. Source and destination must stay valid and
+  /// untouched until `stream` has passed it.
   virtual void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) = 0;
   /// Asynchronous.
   virtual void fill_zero(void* to, std::size_t bytes, StreamView stream) = 0;
@@ -133,8 +134,10 @@ class Device {
   virtual void record(EventView event, StreamView stream) = 0;
   /// Later work on `stream` waits for the event's last record; one never recorded is complete. Asynchronous.
   virtual void wait(StreamView stream, EventView event) = 0;
-  /// Blocks the calling thread until the event's last record has passed or the time is over.
-  /// Returns whether it has passed. Rethrows what failed the stream.
+  /// Blocks the calling thread until the event's last record has passed or the time is over. Returns whether it has
+  /// passed. Rethrows what failed the stream before the record, or lost the device. Which record is meant where the event
+  /// is recorded again meanwhile, the one before or the new one, depends on the device: record it again only once nobody
+  /// waits.
   virtual bool wait_for(EventView event, std::chrono::milliseconds time) = 0;
   /// Calls `then` once everything queued on `stream` so far is done, with null, or with what failed the
   /// stream. Called exactly once, on a thread of the device's; `then` must be short, must not throw and must

@@ -38,7 +38,8 @@ struct PathSetting {
   StateFormat state = StateFormat::fp32;
 };
 
-/// Bytes for each parameter and step, from the gradient's end to the new weight's (DESIGN's table).
+/// Bytes for each parameter and step, from when the gradient is complete to when the new weight is in its place: the
+/// table "Bytes of an update" of docs/performance-model.md.
 struct PathBytes {
   double dram = 0.0;
   double to_device = 0.0;

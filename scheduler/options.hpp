@@ -19,8 +19,9 @@ struct OffloadOptions {
   std::size_t reserved_device_memory = 0;  ///< of it, the caller's own share (activations, workspaces)
   std::size_t host_memory = 0;             ///< ceiling in bytes of pinned and pageable memory; 0: no ceiling
   std::size_t reserved_host_memory = 0;    ///< of it, the caller's own share (its program, buffers, activations)
-  std::size_t spare_device_memory = 0;     ///< bytes booked beside what the plan uses, under the same ceiling, for
-  std::size_t spare_host_memory = 0;       ///< other plans that the engine is to adopt
+  std::size_t spare_device_memory = 0;     ///< bytes booked under the same ceiling beside what the plan uses, as room
+                                           ///< for other plans that the engine is to adopt
+  std::size_t spare_host_memory = 0;       ///< the same of host memory
   Policy policy;
   std::vector<UpdatePath> paths;   ///< one for each subgroup, instead of the policy's division; empty: the policy's
   std::int64_t subgroup_size = 0;  ///< parameters, rounded up to layout_quantum; 0: chosen

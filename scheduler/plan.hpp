@@ -110,7 +110,7 @@ struct Plan {
   std::string notes() const;
   /// The rows of the table: `memory`, and what is taken beside it.
   MemoryPlan needs() const;
-  /// JSON object with every field.
+  /// JSON object with every field but `storage_hash`, which says nothing to whoever has no layout.
   std::string json() const;
 };
 

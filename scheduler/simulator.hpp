@@ -59,8 +59,9 @@ struct Simulation {
   double cores_of_device = 0.0;         ///< of `use` of the CPU, what the device's kernels take: on the host device
   StepRates rates;
   std::int64_t tasks = 0;
-  /// What is used most, as a run would measure it: "compute", "host to device", "device to host", "DRAM", "CPU". Cores
-  /// that the device's kernels take are compute, and of both ways of the link it is the busier one.
+  /// The resource that is used most, as a run would measure it; `name_of` says it in words. The host device's kernels
+  /// count as use of the device alone, not of the cores that they run on. Never `link`: where both ways together are
+  /// used most, it is the busier way.
   Resource bound_by() const noexcept;
 };
 

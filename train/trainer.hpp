@@ -40,8 +40,8 @@ struct TrainRequest {
 /// A run whose inputs have all been checked and whose memory is planned; nothing is on the disk yet.
 class Trainer {
  public:
-  /// Checks in this order: configuration, model description, tensors, data, plan, device. Throws the
-  /// Error of the first check that fails.
+  /// Checks in this order: configuration, lock of the run, model description, tensors, checkpoint, data, device, plan,
+  /// and with `strict` the checkpoint's compute_key. Throws the Error of the first check that fails.
   explicit Trainer(TrainRequest request);
   ~Trainer();
 
