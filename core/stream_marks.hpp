@@ -1,6 +1,6 @@
 #pragma once
 // When streams pass some places, without anybody stopping for it: the device calls back as soon as a stream passes a
-// mark, and whoever is called looks at the clock.
+// mark, and the callback looks at the clock.
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -14,18 +14,18 @@ namespace tandem {
 /// Marks are set and taken by one thread at a time.
 class StreamMarks {
  public:
-  /// `device` must outlive the marks. So many between two takings allocate nothing.
+  /// `device` must outlive the marks. `room`: as many marks between two calls of `take` allocate nothing.
   explicit StreamMarks(Device& device, std::size_t room = 0) : device_(device) { times_.reserve(room); }
   /// Waits until all have passed.
   ~StreamMarks();
   StreamMarks(const StreamMarks&) = delete;
   StreamMarks& operator=(const StreamMarks&) = delete;
 
-  /// Behind all that was queued on `stream` so far. Does not block. The how manieth it is since the last taking. Throws
-  /// what the device refuses it with; such a mark is none.
+  /// Sets a mark behind all that was queued on `stream` so far. Does not block. Returns its index since the last `take`,
+  /// by which the next one has its time. Throws what the device throws; then no mark is set.
   std::uint32_t set(StreamView stream);
-  /// Waits until all have passed: when (trace_now's) each did, in the order in which they were set. A failed stream
-  /// passes its marks; the error itself reaches whoever uses the stream. Valid until the next is set.
+  /// Waits until all marks have passed. Returns when each did, by trace_now's clock, in the order in which they were
+  /// set; valid until the next `take`. A failed stream passes its marks: its error reaches whoever uses the stream.
   const std::vector<double>& take();
 
  private:
@@ -36,7 +36,7 @@ class StreamMarks {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t passed_ = 0;
-  std::vector<double> times_;  ///< of those set since the last taking
+  std::vector<double> times_;  ///< of those set since the last `take`
   std::vector<double> taken_;
 };
 

@@ -193,7 +193,7 @@ void Transformer::Impl::head_step(ParameterAccess& parameters, std::size_t n, fl
     head_loss(weights, gradients, buffers.micro[micro], inputs->begin_read(last, micro, stream), gradient_scale,
               stream);
     inputs->end_read(last, micro, stream);
-    if (micro + 1 == n) weights = {};
+    if (micro + 1 == n) weights = {};  // before the commit: the update that this may begin waits for the release
     gradients.commit(stream);
   }
 }
@@ -209,7 +209,7 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
     GradientsGuard gradients = parameters.gradients(layer, stream);
     buffers.block->backward({*ops, stream, weights, gradients, x, buffers.micro[micro].normed}, kept);
     inputs->end_read(index, micro, stream);
-    if (micro + 1 == n) weights = {};
+    if (micro + 1 == n) weights = {};  // as in head_step
     gradients.commit(stream);
   }
 }

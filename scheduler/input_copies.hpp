@@ -1,6 +1,6 @@
 #pragma once
-// The caller's copies of what its layers take in, which waits on the host from forward to backward: in which order they
-// go, and who waits for them. For the simulator.
+// The inputs of layers may wait on the host from forward to backward, and the caller then copies them there and back. In
+// which order these copies go, and which work waits for them: for the simulator.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -19,17 +19,17 @@ class InputCopies {
   enum class Way : std::uint8_t { to_host, to_device };
   static constexpr std::array ways{Way::to_host, Way::to_device};
 
-  /// What a piece of work on the caller's stream has to do with them.
+  /// Which copies a piece of work on the caller's stream waits for before it runs, and which it starts once it has.
   struct Part {
-    std::array<std::int64_t, ways.size()> waits_for{};  ///< so many copies each way, of all since the step began
-    std::array<double, ways.size()> starts{};           ///< a copy that stands for so many, behind the work; 0: none
+    std::array<std::int64_t, ways.size()> waits_for{};  ///< each way: until so many of the step's copies are done
+    std::array<double, ways.size()> starts{};           ///< each way: a copy of so many inputs; 0: none
   };
 
   /// `inputs`: of a micro-batch. `at_once`: the most micro-batches of any pass.
   InputCopies(std::size_t inputs, std::size_t at_once) : inputs_(inputs), slots_(at_once + buffers_ahead) {}
 
   void begin_pass(std::size_t micro_batches);
-  /// Work of forward that writes the next input, which stands for so many.
+  /// Work of forward that writes the next input, which stands for `stands_for` of them where micro-batches are in lumps.
   Part written(double stands_for);
   /// Work of backward that reads the next input: from the last layer to the first, all micro-batches of each in order.
   Part read();

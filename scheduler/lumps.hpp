@@ -8,20 +8,25 @@
 
 namespace tandem {
 
-/// Where more micro-batches than `most` pass at once: so many, of which all but the first and the last two stand for
-/// several. Each leaves its gradients in the same sum on the device, so that nothing but its own work tells one from
-/// another. Of several passes, none has fewer than `micro_batches_of_rates`.
+/// What to simulate for `whole`: where more than `most` micro-batches pass at once, only `most` of them, of which all
+/// but the first and the last two stand for several each. They may, since each leaves its gradients in the same sum on
+/// the device: nothing but its own work tells one from another. A step of several passes keeps more, up to
+/// `micro_batches_of_rates` in each.
 Accumulation in_lumps(const Accumulation& whole, int most) noexcept;
-/// The first overlaps with what was before, and the last two with what follows: one stands for all between.
+
+// Values of `most`.
+/// For a step's time. The first overlaps with what was before, and the last two with what follows: one is enough to
+/// stand for all between.
 constexpr int fewest_micro_batches = 4;
-/// Where inputs wait on the host, work waits for the copies of a few micro-batches before: of none too many at a time.
+/// For the same where inputs wait on the host. Work then waits for the copies of a few micro-batches before it, and none
+/// of these should stand for too many.
 constexpr int micro_batches_of_inputs = 8;
-/// How long the device computes depends on how much of it is beside the sums of gradients: all but the first of what
-/// repeats. So many that the first is little of it.
+/// For the rates that a run measures. How long computing takes depends on how much of it runs beside the sums of
+/// gradients, and of the micro-batches that repeat each other all but the first do: with so many it counts for little.
 constexpr int micro_batches_of_rates = 64;
 
-/// The plan with those of neighbours that go the same way as one subgroup, and each subgroup as one piece: about so many
-/// pieces of each way.
+/// A plan of about `lumps` pieces for each way of updating: neighbouring subgroups that are updated the same way become
+/// one, which goes in a single piece.
 Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps);
 
 }  // namespace tandem
