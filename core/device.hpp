@@ -85,8 +85,8 @@ struct DeviceInfo {
   std::string kind;          ///< "host" or "cuda"
   std::string name;          ///< "host", "cuda:0 NVIDIA H200"
   std::size_t capacity = 0;  ///< hard ceiling in bytes of what may be allocated on it
-  std::size_t reserved = 0;  ///< bytes beside it that context and libraries take; with it, the user's ceiling
-  /// Bytes of pinned memory for which the driver itself takes one of `capacity`; 0: it takes none.
+  std::size_t reserved = 0;  ///< bytes that context and libraries take: with `capacity`, the ceiling that the user gave
+  /// The driver takes one byte of `capacity` to map so many bytes of pinned memory; 0: it takes none.
   std::size_t pinned_per_page_table = 0;
   int threads = 0;          ///< of the host device's kernels; 0 elsewhere
   std::string compute_key;  ///< all of the device that may change a bit: kind, model, libraries, threads
@@ -135,9 +135,9 @@ class Device {
   /// Later work on `stream` waits for the event's last record; one never recorded is complete. Asynchronous.
   virtual void wait(StreamView stream, EventView event) = 0;
   /// Blocks the calling thread until the event's last record has passed or the time is over. Returns whether it has
-  /// passed. Rethrows what failed the stream before the record, or lost the device. Which record is meant where the event
-  /// is recorded again meanwhile, the one before or the new one, depends on the device: record it again only once nobody
-  /// waits.
+  /// passed. Rethrows what failed the stream before the record, or lost the device. Which record is meant where the
+  /// event is recorded again meanwhile, the one before or the new one, depends on the device: record it again only once
+  /// nobody waits.
   virtual bool wait_for(EventView event, std::chrono::milliseconds time) = 0;
   /// Calls `then` once everything queued on `stream` so far is done, with null, or with what failed the
   /// stream. Called exactly once, on a thread of the device's; `then` must be short, must not throw and must

@@ -4,8 +4,8 @@
 // are dense and row-major. Throws MisuseError on shapes or dtypes that do not fit.
 //
 // Types: *activations* are f32 or bf16 (the compute type, the same for all operands of a call),
-// *weights* bf16, *parameter gradients* f32 and added to, never overwritten, but for one that may be bf16 and is
-// written. Sums are fp32.
+// *weights* bf16, *parameter gradients* f32, and added to, never overwritten; only the `dw` of linear_backward_weight
+// may be bf16 instead, and is then written whole. Sums are fp32.
 // N stands for B * T tokens. An empty view (null data) leaves that operand or result out.
 // Results are a function of the inputs, the shapes and the device alone: no unordered sums.
 #include <cstddef>

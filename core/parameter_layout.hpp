@@ -14,9 +14,10 @@ struct ParameterOptions {
   bool decay = true;      ///< weight decay applies
   bool trainable = true;  ///< false: no gradient, no optimizer state, no decay
   double lr_scale = 1.0;  ///< multiplies the learning rate
-  /// What the caller makes of its gradient in a micro-batch. f32: sums, in a buffer that is zero at first. bf16: the
-  /// gradient itself, rounded to nearest even and written whole, in a buffer of anything; half the memory, and no pass
-  /// over it to zero, to add to and to round. Not of tied parameters, whose gradient has several contributions.
+  /// What the caller makes of its gradient in a micro-batch. f32: it adds to a buffer that is zero at first. bf16: it
+  /// writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined at first. That
+  /// takes half the memory, and no pass over it to zero, to add to and to round. Not for tied parameters, whose
+  /// gradient has several contributions.
   DType gradient = DType::f32;
 };
 
@@ -46,8 +47,8 @@ struct Layer {
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
   std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
-  /// Where the gradient of a trained element lies in the layer's buffer, in bytes; of `state_elements` the buffer's
-  /// size.
+  /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
+  /// `state_elements`, one past the last, it gives the size of the buffer.
   std::size_t gradient_offset(std::int64_t element) const noexcept;
   /// Index in `parameters`, or -1.
   int find(std::string_view parameter) const noexcept;
@@ -88,8 +89,8 @@ class ParameterLayout {
   std::vector<const Parameter*> owned_parameters() const;
   std::int64_t parameter_count() const noexcept;  ///< without padding, tied ones once
   std::int64_t state_elements() const noexcept;   ///< sum over layers, padded
-  /// Says whether two layouts have the same storage: the same for layers of the same counts, frozen and tied alike, in
-  /// the same order; whatever their names.
+  /// Equal for two layouts whose storage is the same: the same layers in the same order, with parameters of the same
+  /// counts, frozen and tied alike and with gradients of the same types; names and shapes do not enter.
   std::string storage_hash() const;
 
  private:

@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-/// Of one wait, by one thread: how long nothing has moved.
+/// Tells how long nothing has moved during one wait of one thread.
 class ProgressWatch {
  public:
   /// `made`: a count of what has been done so far.
@@ -25,8 +25,8 @@ class ProgressWatch {
 /// Called once, by the first thread that gives up waiting and before StalledError reaches anybody. It must return.
 using StallHandler = void (*)(const StalledError& error);
 
-/// For a program that must come to an end: its handler, or null for none, which is how a process starts. Of the
-/// process, like std::set_terminate. Thread-safe.
+/// For a program that must come to an end: sets its handler, or with null none, which is how a process starts. There is
+/// one for the whole process, as with std::set_terminate. Thread-safe.
 void set_stall_handler(StallHandler handler) noexcept;
 /// For those that wait. Calls the handler the first time, and does nothing from then on.
 void report_stall(const StalledError& error) noexcept;

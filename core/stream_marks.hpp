@@ -21,8 +21,8 @@ class StreamMarks {
   StreamMarks(const StreamMarks&) = delete;
   StreamMarks& operator=(const StreamMarks&) = delete;
 
-  /// Sets a mark behind all that was queued on `stream` so far. Does not block. Returns its index since the last `take`,
-  /// by which the next one has its time. Throws what the device throws; then no mark is set.
+  /// Sets a mark behind all that was queued on `stream` so far. Does not block. Returns its index since the last
+  /// `take`, by which the next one has its time. Throws what the device throws; then no mark is set.
   std::uint32_t set(StreamView stream);
   /// Waits until all marks have passed. Returns when each did, by trace_now's clock, in the order in which they were
   /// set; valid until the next `take`. A failed stream passes its marks: its error reaches whoever uses the stream.

@@ -14,7 +14,7 @@ struct Topology {
   std::size_t cache_bytes = 0;             ///< of all caches of the last level together
   std::size_t memory_bytes = 0;            ///< installed, or the cgroup's limit where that is lower
   std::size_t available_memory_bytes = 0;  ///< that may still be taken: the lower of MemAvailable and cgroup room
-  std::size_t memory_room_bytes = 0;       ///< the most that it may come to be: the lower of installed and cgroup room
+  std::size_t memory_room_bytes = 0;       ///< the most that may come free: the lower of installed and cgroup room
 };
 
 /// Reads hwloc, and /proc and the cgroup files below `root` ("/" but in tests). Does not throw: what cannot be read

@@ -1,6 +1,6 @@
 #pragma once
-// The inputs of layers may wait on the host from forward to backward, and the caller then copies them there and back. In
-// which order these copies go, and which work waits for them: for the simulator.
+// The inputs of layers may wait on the host from forward to backward, and the caller then copies them there and back.
+// In which order these copies go, and which work waits for them: for the simulator.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,8 @@ class InputCopies {
   InputCopies(std::size_t inputs, std::size_t at_once) : inputs_(inputs), slots_(at_once + buffers_ahead) {}
 
   void begin_pass(std::size_t micro_batches);
-  /// Work of forward that writes the next input, which stands for `stands_for` of them where micro-batches are in lumps.
+  /// Work of forward that writes the next input, which stands for `stands_for` of them where micro-batches are in
+  /// lumps.
   Part written(double stands_for);
   /// Work of backward that reads the next input: from the last layer to the first, all micro-batches of each in order.
   Part read();

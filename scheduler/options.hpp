@@ -28,12 +28,12 @@ struct OffloadOptions {
   int resident_layers = -1;        ///< layers whose weights stay on the device; -1: as many as fit
   int prefetch_layers = 0;         ///< weight buffers of each size class, >= 1; 0: two where they fit
   int max_micro_batches = 1;       ///< per step; more than one needs an accumulator
-  int micro_batches_at_once = 1;   ///< that the caller takes through each visit of a layer. 1: forward and backward of
-                                   ///< one before those of the next; as many as a step has: each layer twice a step
-  /// Of what a layer takes in for one micro-batch, which the caller sends to the host in forward and fetches again in
-  /// backward, beside what the engine moves; 0: it stays. For the performance model alone.
+  int micro_batches_at_once = 1;   ///< so many the caller takes through each visit of a layer. 1: forward and backward
+                                   ///< of one, then of the next. All of a step: each layer is visited twice a step
+  /// Bytes of a layer's input for one micro-batch, where the caller sends it to the host in forward and fetches it
+  /// again in backward, beside what the engine moves; 0: it stays on the device. For the performance model alone.
   std::size_t offloaded_input_bytes = 0;
-  int update_threads = 0;  ///< that an update on the CPU takes at most, where fewer leave DRAM to copies; 0: all
+  int update_threads = 0;  ///< at most so many for an update on the CPU: fewer leave more of DRAM to copies; 0: all
   StateFormat state = StateFormat::fp32;
   AdamW adamw;
   std::uint64_t seed = 0;  ///< of stochastic rounding, where the format has any

@@ -78,8 +78,8 @@ struct Plan {
   std::size_t device_reserved = 0;         ///< the share of context and libraries
   std::size_t page_tables = 0;             ///< the driver's share, for the plan's pinned memory
   std::size_t reserved_host_memory = 0;    ///< the caller's, beside what the plan takes
-  std::size_t spare_device_memory = 0;     ///< booked and not carved: room for other plans, as is the next
-  std::size_t spare_host_memory = 0;
+  std::size_t spare_device_memory = 0;     ///< bytes that are booked and not used: room for plans that may follow
+  std::size_t spare_host_memory = 0;       ///< the same of host memory
   MemoryPlan memory;
 
   /// Whether the device updates a subgroup's weights in a staging piece, because they live on the host; under
@@ -122,8 +122,8 @@ struct PlanningFacts {
   std::size_t device_capacity = 0;  ///< bytes
   std::size_t host_available = 0;   ///< bytes, for the plan and the caller's own share; 0: unknown, not checked
   std::size_t device_reserved = 0;  ///< bytes that context and libraries take, under the same ceiling
-  std::size_t host_limit = 0;       ///< bytes that may be insisted on by a ceiling of host memory, where more than
-                                    ///< is available; 0: no more than that
+  std::size_t host_limit = 0;       ///< bytes up to which a ceiling of host memory is believed, where it is above what
+                                    ///< is available; 0: it is not
   bool device_is_host = false;      ///< the device's memory is the host's: both come out of what is available there
   std::size_t pinned_per_page_table = 0;  ///< bytes, as DeviceInfo has it; 0: pinned memory takes none of the device's
 };
@@ -131,8 +131,8 @@ struct PlanningFacts {
 /// Bytes of the device that the driver takes to map `pinned` bytes of host memory there.
 std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noexcept;
 
-/// Bytes of host memory that a run may take by these options, 0 where it is not known: what is available, and beyond it
-/// as much as a ceiling insists on, within the machine's limit.
+/// Bytes of host memory that a run may take by these options: what is available, or the ceiling of host memory where
+/// that is higher, up to the machine's limit. 0 where nobody knows what is available.
 std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts) noexcept;
 
 /// By how many bytes a run of `host` and `device` bytes, the caller's shares included, passes the ceiling of host

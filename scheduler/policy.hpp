@@ -13,7 +13,8 @@ namespace tandem {
 ///  `interleave:K`   all state on the host; every K-th subgroup is streamed through the device, the others
 ///                   are updated on the CPU; with `,resident=S` the last share S is resident (Deep Optimizer States)
 ///  `stream`         all state on the host, every subgroup streamed through the device
-///  `auto`           whichever of these fits, most on the device first
+///  `auto`           `make_plan`: as much on the device as fits, that is the first of `device`, `static:0.1` to
+///                   `static:0.9` and `host` that does; `choose_plan`: what is predicted to be the fastest
 struct Policy {
   enum class Kind : std::uint8_t { automatic, device, host, static_share, interleave, stream };
   Kind kind = Kind::automatic;

@@ -50,8 +50,8 @@ struct RunSetup {
   std::size_t peak_device_bytes() const { return device->peak_bytes() + device->info().reserved + page_tables; }
   /// All that may change a bit and is not the user's input.
   std::string compute_key() const;
-  /// The memory table with which a run begins and which `plan` prints, for people: bytes of device and host, what stands
-  /// behind them, the ceiling, and the predicted step where speeds are known.
+  /// The memory table with which a run begins and which `plan` prints, for people: bytes of device and host, what
+  /// stands behind them, the ceiling, and the predicted step where speeds are known.
   std::string table() const;
 };
 

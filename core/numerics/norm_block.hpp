@@ -1,9 +1,9 @@
 #pragma once
-// The global gradient norm as a reduction of fixed shape. A block is one layout quantum of 1,024
-// elements. Its sum of squares: 32 lanes, lane j adds elements j, j + 32, j + 64, ... in order with
-// one fp64 fused multiply-add each, then the lanes are added pairwise at distances 16, 8, 4, 2, 1.
-// A layer's blocks are then added in order, and the layers in theirs. Subgroup size, processor and thread count do not enter. fp64: the
-// square of a bf16 is exact there, and no finite gradient overflows it.
+// The global gradient norm as a reduction of fixed shape. A block is one layout quantum of 1,024 elements. Its sum of
+// squares: 32 lanes, lane j adds elements j, j + 32, j + 64, ... in order with one fp64 fused multiply-add each, then
+// the lanes are added pairwise at distances 16, 8, 4, 2, 1. A layer's blocks are then added in order, and the layers in
+// theirs. Subgroup size, processor and thread count do not enter. fp64: the square of a bf16 is exact there, and no
+// finite gradient overflows it.
 #include <cstdint>
 
 #include "core/numerics/bf16.hpp"
