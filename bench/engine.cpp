@@ -8,6 +8,7 @@
 #include <exception>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <tandem/tandem.hpp>
 #include <vector>

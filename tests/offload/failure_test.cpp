@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <span>
 #include <thread>
 
 #include "core/error.hpp"
@@ -130,6 +131,7 @@ TEST(Guards, ThatCannotBeGivenBackEndTheRun) {
     options.policy = parse_policy("host");
     options.watchdog_seconds = 0.5;
     OffloadEngine engine(device, layout, options, make_plan(layout, options, {device.info().capacity, 0}));
+    engine.initialize([](const Parameter&, std::span<float>) {});
     const Stream stream = device.make_stream("compute");
     const Stream other = device.make_stream("other");
     engine.begin_step({});

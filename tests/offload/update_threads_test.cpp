@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <span>
+
 #include "offload/engine.hpp"
 #include "tests/offload/idle_device.hpp"
 
@@ -17,6 +19,7 @@ TEST(UpdateThreads, AreThoseOfThePlan) {
     return make_plan(layout, options, {device.info().capacity, 0});
   };
   OffloadEngine engine(device, layout, options, plan_with(3));
+  engine.initialize([](const Parameter&, std::span<float>) {});
   const Stream stream = device.make_stream("compute");
   const auto threads_of_a_step = [&] {
     engine.begin_step({});

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <ostream>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -52,13 +53,14 @@ class IdleTrainer {
     if (shape.update_in_backward) options.on_nonfinite = OnNonfinite::stop;
     const Plan plan = make_plan(layout_, options, {device_.info().capacity, 0});
     engine_ = std::make_unique<OffloadEngine>(device_, layout_, options, plan);
+    engine_->initialize([](const Parameter&, std::span<float>) {});
   }
 
   void step() {
     engine_->begin_step(
         {.max_grad_norm = shape_.update_in_backward ? 0.0 : 1.0, .micro_batches = shape_.micro_batches});
     for (int first = 0; first < shape_.micro_batches; first += shape_.at_once) {
-      for (int l = 0; l < layout_.layer_count(); ++l) engine_->fetch(l, stream_);
+      for (int l = 0; l < layout_.layer_count(); ++l) static_cast<void>(engine_->fetch(l, stream_));
       for (int l = layout_.layer_count() - 1; l >= 0; --l) {
         const WeightsGuard weights = engine_->fetch(l, stream_);
         for (int micro = 0; micro < shape_.at_once; ++micro) engine_->gradients(l, stream_).commit(stream_);
