@@ -9,7 +9,11 @@ Reports one line "FILE:LINE: RULE: WHAT" for each violation and ends with 1 wher
   length       a source file has more than 600 lines
   conditional  a header outside core/numerics/ has a preprocessor conditional
   public       a public header, or one that it includes, includes a header of CUDA, TBB, hwloc or oneDNN
+  named        the README.md of a module's folder names a source file nowhere: not as `file.hpp`, which stands for
+               file.cpp too, nor by a pattern such as `adam_*.cpp` or `{linear,norms}.cpp`, nor by the folder that it
+               lies in, such as `reference/`
 """
+import fnmatch
 import re
 import sys
 from pathlib import Path
@@ -45,6 +49,8 @@ HIDDEN_LIBRARIES = re.compile(
 )
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^">]+)[">]')
 CONDITIONAL = re.compile(r"^\s*#\s*(if|ifdef|ifndef|elif|elifdef|elifndef|else)\b")
+CODE_SPAN = re.compile(r"`([^`\n]+)`")
+BRACES = re.compile(r"\{([^{}]*)\}")
 BLOCK_COMMENT = re.compile(r"/\*.*?\*/", re.S)
 
 
@@ -63,6 +69,36 @@ def includes_of(path):
         found = INCLUDE.match(line)
         if found:
             yield number, found.group(1) == '"', found.group(2)
+
+
+def stem_of(path):
+    """Its path without suffixes, `version` for version.hpp.in."""
+    folder, slash, name = path.rpartition("/")
+    return folder + slash + name.split(".")[0]
+
+
+def in_full(pattern):
+    """What a pattern with braces stands for, as in a shell."""
+    found = BRACES.search(pattern)
+    if not found:
+        return [pattern]
+    before, after = pattern[:found.start()], pattern[found.end():]
+    return [name for word in found.group(1).split(",") for name in in_full(before + word + after)]
+
+
+def names_in(readme):
+    """Every `name` of a README.md; none where there is no such file."""
+    text = readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else ""
+    return {name for span in CODE_SPAN.findall(text) for name in in_full(span)}
+
+
+def covers(name, path):
+    """Whether a name in a module's README.md means the file at `path`, which is relative to the module's folder."""
+    if name.endswith("/"):
+        return path.startswith(name)
+    if "*" in name:
+        return fnmatch.fnmatchcase(path, name)
+    return "." in name and stem_of(name) == stem_of(path)
 
 
 class Tree:
@@ -133,6 +169,17 @@ class Tree:
                     seen.add(target)
                     waiting.append(target)
 
+    def check_named(self):
+        names = {module: names_in(self.root / module / "README.md") for module in MODULES}
+        stems = {}
+        for path in self.files:
+            module, _, name = path.relative_to(self.root).as_posix().partition("/")
+            if module in MODULES:
+                stems.setdefault((module, stem_of(name)), []).append((path, name))
+        for (module, stem), files in stems.items():
+            if not any(covers(word, name) for word in names[module] for _, name in files):
+                self.report(files[0][0], 1, "named", f"{module}/README.md does not name {stem}")
+
     def check(self):
         for path in self.files:
             if path.suffix != ".py":
@@ -140,6 +187,7 @@ class Tree:
                 self.check_conditionals(path)
             self.check_length(path)
         self.check_public()
+        self.check_named()
 
 
 def main(arguments):

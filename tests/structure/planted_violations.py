@@ -13,6 +13,9 @@ from pathlib import Path
 
 CHECK = Path(__file__).with_name("check_dependencies.py")
 KEPT = {".hpp", ".h", ".cpp", ".cu", ".cuh", ".py", ".in"}
+README = "README.md"
+# The copy's READMEs name what is planted, so that each file breaks one rule alone.
+PLANTED_ARE_NAMED = "\n`planted*`, `numerics/planted*`, `{braced,other}_planted.hpp`\n"
 
 # file, text, rule that must be named (None: must pass)
 PLANTED = [
@@ -38,12 +41,20 @@ PLANTED = [
     ("include/tandem/planted.hpp", "#include <cuda_runtime.h>\n", "public"),
     ("include/tandem/planted.hpp", "#include <oneapi/tbb/task_arena.h>\n", "public"),
     ("include/tandem/planted.hpp", '#include <oneapi/dnnl/dnnl.hpp>\n', "public"),
+    ("scheduler/unnamed.hpp", "#pragma once\n", "named"),
+    ("scheduler/host.cpp", "// a word of the README, but no file's name there\n", "named"),
+    ("gpu_ops/kernels/unnamed.hpp", "#pragma once\n", "named"),
+    ("api/cuda/cuda_back.cpp", "// part of a name that is there\n", "named"),
     # What is right must pass, or the check would prove nothing.
     ("io/planted.cpp", "// line\n" * 600, None),
     ("core/numerics/planted.hpp", "#pragma once\n#ifdef __CUDACC__\n#endif\n", None),
     ("train/planted.cpp", '#include "offload/engine.hpp"\n#include "tandem/engine.hpp"\n', None),
     ("cli/planted.cpp", '#include "cpu_ops/host_device.hpp"\n', None),
     ("cpu_ops/planted.cpp", "#include <oneapi/dnnl/dnnl.hpp>\n/*\n#include \"train/config.hpp\"\n*/\n", None),
+    ("cpu_ops/adam_unnamed.cpp", "// by a pattern\n", None),
+    ("cpu_ops/reference/unnamed.cpp", "// by its folder\n", None),
+    ("io/braced_planted.hpp", "#pragma once\n", None),
+    ("io/safetensors.h", "#pragma once\n", None),
 ]
 
 
@@ -53,15 +64,18 @@ def check(root):
 
 
 def copy_tree(source, target):
-    """Source files alone, also those not yet in version control; build folders stay behind."""
+    """Source files and READMEs, also those not yet in version control; build folders stay behind."""
     for folder in sorted(source.iterdir()):
         if not folder.is_dir() or folder.name.startswith((".", "build")):
             continue
         for path in folder.rglob("*"):
-            if path.is_file() and path.suffix in KEPT:
+            if path.is_file() and (path.suffix in KEPT or path.name == README):
                 place = target / path.relative_to(source)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, place)
+    for readme in target.glob(f"*/{README}"):
+        with readme.open("a", encoding="utf-8") as file:
+            file.write(PLANTED_ARE_NAMED)
 
 
 def try_planted(root, name, text, rule):
@@ -91,6 +105,17 @@ def try_transitive(root):
     return None if found else f"missed a library behind a public header: ended with {code}\n{output}"
 
 
+def try_without_readme(root):
+    """A module that says nothing of itself."""
+    readme = root / "comm" / README
+    text = readme.read_text(encoding="utf-8")
+    readme.unlink()
+    code, output = check(root)
+    readme.write_text(text, encoding="utf-8")
+    found = code == 1 and "comm/metrics_server.cpp:1: named: " in output
+    return None if found else f"missed a module without a {README}: ended with {code}\n{output}"
+
+
 def main(arguments):
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
@@ -102,14 +127,15 @@ def main(arguments):
         if code != 0:
             print(f"the tree itself does not pass:\n{output}")
             return 1
-        failures = [try_planted(root, *planted) for planted in PLANTED] + [try_transitive(root)]
+        failures = [try_planted(root, *planted) for planted in PLANTED]
+        failures += [try_transitive(root), try_without_readme(root)]
         empty_code, _ = check(Path(folder) / "nothing")
     failures = [f for f in failures if f]
     if empty_code == 0:
         failures.append("passed where there is no tree at all")
     for failure in failures:
         print(failure)
-    print(f"{len(PLANTED) + 2} cases, {len(failures)} failures")
+    print(f"{len(PLANTED) + 3} cases, {len(failures)} failures")
     return 1 if failures else 0
 
 

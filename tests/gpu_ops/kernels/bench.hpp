@@ -1,6 +1,6 @@
 #pragma once
 // The device that a test of operations runs on: kernels under emulation (bench_emulated.cpp), or a GPU
-// (bench_cuda.cpp). The tests are the same.
+// (bench_device.cpp). The tests are the same.
 #include <memory>
 #include <string>
 #include <vector>
