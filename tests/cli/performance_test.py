@@ -123,6 +123,14 @@ class OtherMachines(ProgramTest):
             self.assertIn("nothing looks wrong",
                           self.succeed(self.run_program("calibrate", "--show", "--profile", profile)).stdout)
 
+    def test_without_a_ceiling_the_margin_of_a_run_is_left(self):
+        def device_bytes(*ceiling):
+            return json.loads(self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--profile",
+                                                            PROFILES / "8gb-pcie4.toml", "--json", *ceiling)).stdout)["device_bytes"]
+        memory = 8_000_000_000
+        self.assertLessEqual(device_bytes(), memory - memory // 20)
+        self.assertGreater(device_bytes("--device-memory", f"{memory >> 20}MiB"), memory - memory // 20)
+
     def test_what_is_planned_does_not_depend_on_the_machine_that_plans(self):
         cores = os.sched_getaffinity(0)
         if len(cores) < 2:
