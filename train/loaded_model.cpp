@@ -5,11 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <condition_variable>
-#include <exception>
-#include <mutex>
 #include <numeric>
-#include <utility>
 
 #include "core/error.hpp"
 #include "core/stall.hpp"
@@ -25,30 +21,6 @@ std::size_t part_bytes(const RunShape& shape) {
 }
 
 constexpr std::size_t parts = 3;  // tokens, targets, losses
-
-/// Whether a stream has got somewhere. Shared with the device, which may tell after nobody waits any more.
-class Arrival {
- public:
-  void tell(std::exception_ptr error) noexcept {
-    const std::lock_guard lock(mutex_);
-    error_ = std::move(error);
-    there_ = true;
-    told_.notify_all();
-  }
-  /// False where the time is over first. Throws what failed the stream.
-  bool wait_for(std::chrono::milliseconds time) {
-    std::unique_lock lock(mutex_);
-    if (!told_.wait_for(lock, time, [this] { return there_; })) return false;
-    if (error_) std::rethrow_exception(error_);
-    return true;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable told_;
-  bool there_ = false;
-  std::exception_ptr error_;
-};
 
 /// Another number after each of the engine's tasks, those that the model fetches and releases layers by included.
 std::uint64_t progress_of(const OffloadEngine& engine) {
@@ -66,6 +38,7 @@ std::size_t LoadedModel::batch_bytes(const RunShape& shape, std::size_t slots) {
 LoadedModel::LoadedModel(RunSetup& setup, Trace* trace) : setup_(setup) {
   Device& device = *setup.device;
   stream_ = device.make_stream("compute");
+  reached_ = device.make_event();
   activations_ = device.allocate(setup.activation_bytes, "activations and workspace");
   batches_ = device.allocate_pinned(batch_bytes(setup.model->shape(), setup.batch_slots), "batches");
   Arena arena(activations_.data(), activations_.bytes(), "activations and workspace");
@@ -115,10 +88,9 @@ void LoadedModel::wait_for_losses() { wait("losses"); }
 
 void LoadedModel::wait(std::string_view what) {
   constexpr std::chrono::milliseconds tick(200);
-  const auto arrival = std::make_shared<Arrival>();
-  setup_.device->call_after(stream_, [arrival](std::exception_ptr error) { arrival->tell(std::move(error)); });
+  setup_.device->record(reached_, stream_);
   ProgressWatch progress(setup_.options.watchdog_seconds, progress_of(*engine_));
-  while (!arrival->wait_for(tick)) {
+  while (!setup_.device->wait_for(reached_, tick)) {
     const auto seconds = progress.stalled(progress_of(*engine_));
     if (!seconds) continue;
     const StalledError error(fmt::format("waiting for {} made no progress for {:.0f} s", what, *seconds),

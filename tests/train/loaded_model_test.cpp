@@ -5,14 +5,12 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/error.hpp"
@@ -43,7 +41,8 @@ class LoadedModelTest : public testing::Test {
     setup_.options.watchdog_seconds = 0.5;
     auto faults = std::make_shared<HostFaults>();
     faults->before_task = [this](std::string_view stream, std::string_view) {
-      if (stream == "compute" && stands_still_) go_on_.wait_for(20s);
+      if (stream != "compute" || !stands_still_) return;
+      if (told_.wait_for(20s) == std::future_status::timeout) stands_still_ = false;
     };
     setup_.device = std::make_unique<HostDevice>(
         HostDeviceOptions{.capacity = 1_GiB, .threads = 1, .update_threads = 1, .faults = faults});
@@ -53,7 +52,7 @@ class LoadedModelTest : public testing::Test {
     loaded_->engine().initialize([](const Parameter&, std::int64_t, std::span<float>) {});
   }
   ~LoadedModelTest() override {
-    go_on_.open();
+    go_on_.set_value();
     loaded_.reset();
     std::filesystem::remove(text_);
   }
@@ -68,29 +67,10 @@ class LoadedModelTest : public testing::Test {
     }
   }
 
-  /// Closed at first.
-  class Gate {
-   public:
-    void open() {
-      const std::lock_guard lock(mutex_);
-      open_ = true;
-      opened_.notify_all();
-    }
-    void wait_for(std::chrono::seconds time) {
-      std::unique_lock lock(mutex_);
-      opened_.wait_for(lock, time, [this] { return open_; });
-      open_ = true;
-    }
-
-   private:
-    std::mutex mutex_;
-    std::condition_variable opened_;
-    bool open_ = false;
-  };
-
   const std::filesystem::path text_ =
       std::filesystem::path(testing::TempDir()) / ("tandem_loaded_" + std::to_string(::getpid()) + ".txt");
-  Gate go_on_;
+  std::promise<void> go_on_;
+  const std::shared_future<void> told_ = go_on_.get_future().share();
   std::atomic<bool> stands_still_{false};
   RunSetup setup_;
   std::unique_ptr<TokenSource> source_;
