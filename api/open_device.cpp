@@ -32,11 +32,6 @@ void refuse_emulation(const DeviceOptions& options) {
   if (options.update_parameters_per_second > 0) refuse("a CPU update of another rate");
 }
 
-std::unique_ptr<Device> open_gpu(int ordinal, const DeviceOptions& options) {
-  refuse_emulation(options);
-  return open_cuda(ordinal, options);
-}
-
 }  // namespace
 
 Notice pageable_notice(const DeviceOptions& options) {
@@ -50,7 +45,10 @@ std::unique_ptr<Device> open_device(std::string_view text, const DeviceOptions& 
   const DeviceName name = parse_device_name(text);
   if (name.kind == DeviceName::Kind::host) return open_host(options);
   const std::string why = why_no_cuda();
-  if (why.empty()) return open_gpu(name.ordinal, options);
+  if (why.empty()) {
+    refuse_emulation(options);
+    return open_cuda(name.ordinal, options);
+  }
   if (name.kind == DeviceName::Kind::cuda) {
     throw DeviceError(fmt::format("device '{}'", text), why, "use --device host");
   }
