@@ -19,10 +19,11 @@ OwnedTopology read_machine() {
   return hwloc_topology_load(raw) == 0 ? std::move(topology) : nullptr;
 }
 
-/// Read once: it takes tens of milliseconds, and machines do not change. Null where the system tells nothing.
+/// Read once: it takes tens of milliseconds, and machines do not change. Null where the system tells nothing. Never
+/// destroyed: threads that outlive `main` may still be let go from their nodes.
 hwloc_topology_t machine() {
-  static const OwnedTopology topology = read_machine();
-  return topology.get();
+  static const hwloc_topology_t topology = read_machine().release();
+  return topology;
 }
 
 }  // namespace

@@ -5,8 +5,11 @@
 #include <tbb/task_scheduler_observer.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "core/error.hpp"
@@ -22,21 +25,37 @@ class WorkersBound final : public tbb::task_scheduler_observer {
       : tbb::task_scheduler_observer(arena), node_(std::move(node)) {
     observe(true);
   }
-  ~WorkersBound() override { observe(false); }
+  ~WorkersBound() override {
+    wait_until_all_left();
+    observe(false);
+  }
 
   void on_scheduler_entry(bool is_worker) override {
-    if (is_worker) bound().emplace(node_.get());
+    if (!is_worker) return;
+    ++inside_;
+    bound().emplace(node_.get());
   }
   void on_scheduler_exit(bool is_worker) override {
-    if (is_worker) bound().reset();
+    if (!is_worker) return;
+    bound().reset();
+    --inside_;
   }
 
  private:
+  /// Who is inside when observing ends is never seen to leave, and would stay bound in every arena after this. Without
+  /// work workers leave within a fraction of a millisecond; the limit is for a machine that does not run them.
+  void wait_until_all_left() const {
+    using std::chrono::steady_clock;
+    const auto limit = steady_clock::now() + std::chrono::seconds(1);
+    while (inside_ > 0 && steady_clock::now() < limit) std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
   static std::optional<NumaNode::Bound>& bound() {
     thread_local std::optional<NumaNode::Bound> of_thread;
     return of_thread;
   }
   const std::shared_ptr<const NumaNode> node_;
+  std::atomic<int> inside_ = 0;
 };
 
 class TbbParallel final : public Parallel {

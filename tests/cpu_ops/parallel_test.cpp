@@ -125,5 +125,23 @@ TEST(MakeParallel, OfANodeRunsThere) {
   }).join();
 }
 
+TEST(MakeParallel, OfANodeLetsItsWorkersGoAtItsEnd) {
+  const std::shared_ptr<const NumaNode> node = NumaNode::at(0);
+  const auto anywhere = make_parallel(2);
+  int by_workers = 0;
+  std::atomic<int> still_bound = 0;
+  for (int round = 0; round < 20; ++round) {
+    run_slowly(*anywhere, [](bool is_worker) {
+      if (is_worker) narrow_this_thread();
+    });
+    by_workers += run_slowly(*make_parallel(2, node), [](bool) {});  // which ends with workers inside
+    run_slowly(*anywhere, [&](bool is_worker) {
+      if (is_worker && processors_of_this_thread() != 1) ++still_bound;
+    });
+  }
+  EXPECT_EQ(still_bound, 0);
+  EXPECT_TRUE(by_workers > 0 || node->processors() == 1);
+}
+
 }  // namespace
 }  // namespace tandem
