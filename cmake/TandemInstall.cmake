@@ -9,8 +9,6 @@ endif()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/tandem)
 set(header_dir ${CMAKE_INSTALL_INCLUDEDIR}/tandem)
 
-# Public headers spell their includes "module/file.hpp". Installed they say "tandem/module/file.hpp": a program may have a
-# core/error.hpp of its own.
 add_library(tandem_package INTERFACE)
 add_library(tandem::tandem ALIAS tandem_package)
 set_target_properties(tandem_package PROPERTIES EXPORT_NAME tandem)
@@ -27,12 +25,8 @@ install(TARGETS ${installed} EXPORT tandem ARCHIVE DESTINATION ${CMAKE_INSTALL_L
 install(TARGETS tandem RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 install(EXPORT tandem NAMESPACE tandem:: FILE tandemTargets.cmake DESTINATION ${package_dir})
 
-# Headers of the backend stay inside: programs reach it through the device factory in api/.
-install(DIRECTORY include/tandem/ DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp")
-install(DIRECTORY core scheduler offload api DESTINATION ${header_dir} FILES_MATCHING PATTERN "*.hpp"
-        PATTERN "cuda*" EXCLUDE PATTERN "state_io.hpp" EXCLUDE)
-install(FILES ${PROJECT_BINARY_DIR}/generated/core/version.hpp DESTINATION ${header_dir}/core)
-install(CODE "set(header_dir \"\${CMAKE_INSTALL_PREFIX}/${header_dir}\")")
+install(CODE "set(header_dir \"\${CMAKE_INSTALL_PREFIX}/${header_dir}\")
+set(header_roots \"${PROJECT_SOURCE_DIR}/include\" \"${PROJECT_SOURCE_DIR}\" \"${PROJECT_BINARY_DIR}/generated\")")
 install(SCRIPT cmake/TandemInstalledHeaders.cmake)
 install(FILES LICENSE NOTICE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tandem)
 

@@ -1,8 +1,10 @@
 // A trainer with a forward and backward of its own that hands the memory problem to tandem.
+#include <algorithm>
 #include <cmath>
 #include <exception>
 #include <iostream>
 #include <random>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -108,7 +110,7 @@ class Trainer {
     loss_ = 0.0;
     for (const Batch& batch : batches) {
       forward(batch);
-      backward(batch);
+      backward();
     }
     engine_.end_step();
     device_.synchronize(stream_);
@@ -131,7 +133,7 @@ class Trainer {
     });
   }
 
-  void backward(const Batch&) {
+  void backward() {
     for (int i = layers - 1; i >= 0; --i) {
       const auto weights = engine_.fetch(i, stream_);
       auto gradients = engine_.gradients(i, stream_);  // zero at first

@@ -47,7 +47,7 @@ file(READ ${SOURCE}/README.md readme)
 string(REGEX MATCH "```cpp\n(.*using namespace tandem::literals;\n)" ignored "${readme}")
 set(head "${CMAKE_MATCH_1}")
 string(REGEX MATCH "using namespace tandem::literals;\n([^`]*)```" ignored "${readme}")
-file(WRITE ${area}/readme/main.cpp "#include <cstdint>\n#include <span>\n${head}
+file(WRITE ${area}/readme/readme.cpp "#include <cstdint>\n#include <span>\n${head}
 constexpr std::int64_t width = 33;
 void my_values(const tandem::Parameter&, std::span<float> values) { for (float& value : values) value = 0.5F; }
 void my_forward_and_backward(tandem::TensorView, tandem::TensorView, tandem::TensorView, tandem::TensorView,
@@ -57,15 +57,46 @@ ${CMAKE_MATCH_1}
   return report.step == 1 && !report.skipped ? 0 : 1;
 }
 ")
+
+# The code on embedding: a plan that is chosen for a machine, which is run, and what needs a GPU, which is compiled.
+file(READ ${SOURCE}/docs/embedding.md embedding)
+string(REGEX MATCH "```cpp\n(#include <tandem/planning.hpp>\n)([^`]*`[^`]*`[^`]*)```" ignored "${embedding}")
+set(head "${CMAKE_MATCH_1}")
+set(chosen "${CMAKE_MATCH_2}")
+string(REGEX MATCH "```cpp\n(cudaStream_t [^`]*`[^`]*`[^`]*)```" ignored "${embedding}")
+file(WRITE ${area}/readme/embedding.cpp "#include <iostream>\n${head}
+struct CUstream_st;
+using cudaStream_t = CUstream_st*;
+constexpr unsigned cudaStreamNonBlocking = 1;
+int cudaStreamCreateWithFlags(cudaStream_t*, unsigned) { return 0; }
+void my_kernel(cudaStream_t, void*) {}
+void on_a_gpu(tandem::Device* device, tandem::OffloadEngine& engine) {
+${CMAKE_MATCH_1}
+}
+int main() {
+  const double tokens = 2048;
+  const auto device = tandem::open_device(\"host\", {.memory = std::size_t{64} << 20});
+  tandem::ParameterLayout layout;
+  for (const char* name : {\"h.0\", \"h.1\", \"h.2\"}) layout.add_layer(name).add(\"w1\", {512, 512});
+  tandem::OffloadOptions options;
+${chosen}
+  const bool told = choice.simulation.step_seconds > 0.0 && choice.candidates.size() > 3;
+  return told && engine.plan().chosen_by_auto ? 0 : 1;
+}
+")
+file(COPY_FILE ${SOURCE}/profiles/24gb-pcie4.toml ${area}/readme/machine.toml)
 file(WRITE ${area}/readme/CMakeLists.txt "cmake_minimum_required(VERSION 3.25)
 project(readme LANGUAGES CXX)
 find_package(tandem CONFIG REQUIRED)
-add_executable(readme main.cpp)
-target_link_libraries(readme tandem::tandem)
+foreach(program readme embedding)
+  add_executable(\${program} \${program}.cpp)
+  target_link_libraries(\${program} tandem::tandem)
+endforeach()
 ")
-run("configure the README's code" ${CMAKE_COMMAND} -S ${area}/readme -B ${area}/readme/build
+run("configure the code of the pages" ${CMAKE_COMMAND} -S ${area}/readme -B ${area}/readme/build
     -DCMAKE_PREFIX_PATH=${area}/prefix -DCMAKE_CXX_COMPILER=${COMPILER})
-run("build the README's code" ${CMAKE_COMMAND} --build ${area}/readme/build)
+run("build the code of the pages" ${CMAKE_COMMAND} --build ${area}/readme/build)
 run("run the README's code" ${CMAKE_COMMAND} -E chdir ${area}/readme ${area}/readme/build/readme)
+run("run the code on embedding" ${CMAKE_COMMAND} -E chdir ${area}/readme ${area}/readme/build/embedding)
 run("installed program" ${area}/prefix/bin/tandem --version)
 file(REMOVE_RECURSE ${area})
