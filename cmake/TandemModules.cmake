@@ -13,16 +13,29 @@ function(tandem_module name)
   set_property(GLOBAL APPEND PROPERTY TANDEM_MODULES tandem_${name})
 endfunction()
 
-# tandem_test(NAME [USES module...] [LINKS library...]): tests/<folder>/*_test.cpp of this folder as one
-# program, its cases found by CTest.
+# tandem_test_objects(NAME SOURCE...): tests that several programs run, each on a device of its own; compiled once.
+function(tandem_test_objects name)
+  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ REGEX "^[^/]")
+  add_library(${name} OBJECT ${ARGN})
+  tandem_is_test(${name})
+  target_link_libraries(${name} PRIVATE tandem_core)
+  set_property(GLOBAL PROPERTY TANDEM_SOURCES_OF_${name} ${ARGN})
+endfunction()
+
+# tandem_test(NAME [USES module...] [LINKS library...]): tests/<folder>/*.cpp of this folder as one program, its cases found
+# by CTest. LINKS may name objects of tandem_test_objects, whose sources are then not compiled again.
 function(tandem_test name)
   cmake_parse_arguments(T "" "" "USES;LINKS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  foreach(library ${T_LINKS})
+    get_property(elsewhere GLOBAL PROPERTY TANDEM_SOURCES_OF_${library})
+    list(REMOVE_ITEM sources ${elsewhere})
+  endforeach()
   add_executable(${name}_test ${sources})
   list(TRANSFORM T_USES PREPEND tandem_)
-  target_include_directories(${name}_test PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${name}_test PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
-  target_link_libraries(${name}_test PRIVATE tandem_flags ${T_USES} ${T_LINKS} GTest::gmock GTest::gtest_main)
+  tandem_is_test(${name}_test)
+  target_link_libraries(${name}_test PRIVATE ${T_USES} ${T_LINKS} GTest::gtest_main)
   gtest_discover_tests(${name}_test TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
 endfunction()
 include(GoogleTest)

@@ -1,8 +1,7 @@
 # Attention as cuDNN is asked for it: over a library of that name made of this CPU, and as far as the real one gets
 # without a GPU. Included by CMakeLists.txt of the folder above.
 set(attention_object $<TARGET_OBJECTS:tandem_attention_cudnn> ${PROJECT_SOURCE_DIR}/gpu_ops/shared_library.cpp)
-set(attention_links tandem_gpu_ops_emulated tandem_gpu_emulation_immediate tandem_cpu_ops tandem_core fmt::fmt
-                    ${CMAKE_DL_LIBS} GTest::gmock GTest::gtest_main)
+set(attention_links fmt::fmt ${CMAKE_DL_LIBS} ${emulated} GTest::gtest_main)
 
 # Whoever loads the real library by name finds this one loaded.
 add_library(fake_cudnn SHARED cudnn/fake_cudnn.cpp)
@@ -12,15 +11,15 @@ set_target_properties(fake_nvrtc PROPERTIES OUTPUT_NAME nvrtc SOVERSION 13)
 # Linked by nobody: it lies beside the compiler.
 add_library(fake_nvrtc_builtins SHARED cudnn/fake_nvrtc_builtins.cpp)
 set_target_properties(fake_nvrtc_builtins PROPERTIES OUTPUT_NAME nvrtc-builtins SOVERSION 13.1)
-add_executable(gpu_cudnn_test cudnn/attention_cudnn_test.cpp bench.cpp bench_emulated.cpp ops/attention_test.cpp
-                              ${attention_object})
+add_executable(gpu_cudnn_test cudnn/attention_cudnn_test.cpp ${attention_object})
 add_dependencies(gpu_cudnn_test fake_nvrtc_builtins)
 foreach(target fake_cudnn fake_nvrtc fake_nvrtc_builtins gpu_cudnn_test)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
   target_include_directories(${target} SYSTEM PRIVATE ${CUDNN_INCLUDE_DIR} ${CUDAToolkit_INCLUDE_DIRS})
   target_link_libraries(${target} PRIVATE tandem_flags)
 endforeach()
-target_link_libraries(gpu_cudnn_test PRIVATE -Wl,--no-as-needed fake_cudnn fake_nvrtc -Wl,--as-needed ${attention_links})
+target_link_libraries(gpu_cudnn_test PRIVATE tandem_test_flags -Wl,--no-as-needed fake_cudnn fake_nvrtc -Wl,--as-needed ops_attention_tests
+                                             ${attention_links})
 gtest_discover_tests(gpu_cudnn_test TEST_PREFIX gpu_kernels.over_cudnn. TEST_FILTER -Cudnn.ALibrary* DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
 # What is found of a library holds for the process.
 foreach(found VERSION=91501:ALibraryTooOldIsNotUsed VERSION=92000:ALibraryThatDoesNotStartIsNotUsed
@@ -39,8 +38,7 @@ set_target_properties(fake_driver PROPERTIES OUTPUT_NAME cuda SOVERSION 1 LIBRAR
                                              ${CMAKE_CURRENT_BINARY_DIR}/driver)
 target_link_libraries(fake_driver PRIVATE tandem_flags)
 add_executable(gpu_cudnn_plans_test cudnn/plans_test.cpp ${attention_object})
-target_include_directories(gpu_cudnn_plans_test PRIVATE ${PROJECT_SOURCE_DIR})
-target_link_libraries(gpu_cudnn_plans_test PRIVATE tandem_flags -Wl,--no-as-needed fake_driver -Wl,--as-needed
+target_link_libraries(gpu_cudnn_plans_test PRIVATE tandem_test_flags -Wl,--no-as-needed fake_driver -Wl,--as-needed
                                                    ${attention_links})
 add_test(NAME gpu_kernels.cudnn_plans COMMAND gpu_cudnn_plans_test)
 set_tests_properties(gpu_kernels.cudnn_plans PROPERTIES TIMEOUT 600 SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\] CudnnPlans")
