@@ -185,9 +185,9 @@ TEST(SaveScope, HearsOfAFailureElsewhere) {
   for (int l = t.layout().layer_count() - 1; l >= 0; --l) t.backward(l, 1, 0);
   t.engine().end_step();
   *armed = true;
-  SaveScope scope = t.engine().begin_save();
   EXPECT_THROW(
       {
+        SaveScope scope = t.engine().begin_save();  // which may be the first to hear of it
         read_all(scope, t.layout());
         t.step(2, result);
         t.engine().wait();
