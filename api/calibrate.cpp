@@ -35,6 +35,18 @@ constexpr std::size_t part_of_host = 8;
 constexpr double kernel_bytes = 28.0;
 constexpr int fewest_samples = 3;
 
+/// Scratch for the device's ops, which forget it when the memory goes.
+class LentWorkspace {
+ public:
+  LentWorkspace(Ops& ops, const MemoryBlock& memory) : ops_(ops) { ops_.bind_workspace(memory.data(), memory.bytes()); }
+  ~LentWorkspace() { ops_.bind_workspace(nullptr, 0); }
+  LentWorkspace(const LentWorkspace&) = delete;
+  LentWorkspace& operator=(const LentWorkspace&) = delete;
+
+ private:
+  Ops& ops_;
+};
+
 /// As a run copies: how fast a copy goes may depend on its size.
 template <class Copy>
 void in_pieces(std::size_t bytes, Copy copy) {
@@ -377,7 +389,7 @@ void Calibration::measure_products() {
   const TensorView lse = take({1, heads, n}, DType::f32);
   const WorkspaceNeeds needs{n, n, 1, o, heads, heads, head_dim, type};
   const MemoryBlock workspace = device_.allocate(std::max<std::size_t>(1, ops.workspace_bytes(needs)), "calibration");
-  ops.bind_workspace(workspace.data(), workspace.bytes());
+  const LentWorkspace lent(ops, workspace);
   fill_operands(at, up_);
   const double product = 2.0 * static_cast<double>(n) * static_cast<double>(c) * static_cast<double>(o);
   profile_.matmul = rate("matrix products", 3.0 * product, [&] {

@@ -23,9 +23,10 @@ struct CalibrationOptions {
 constexpr std::size_t calibrated_bytes_of_parameter = 16;
 
 /// Blocks for some 10 to 30 seconds at the default. Takes the working set on the device, and twice as much on the
-/// host; gives all of it back, also where what is told of progress ends it by throwing. Writes 192 MiB into the disk's
-/// folder, which it makes, in a file that it removes. Nothing else should run meanwhile: spreads tell. Throws
-/// DeviceError, WriteError, and what calibrated_bytes does.
+/// host; gives all of it back, also where what is told of progress ends it by throwing; a workspace that was bound to
+/// the device's ops before is to be bound again. Writes 192 MiB into the disk's folder, which it makes, in a file that
+/// it removes. Nothing else should run meanwhile: spreads tell. Throws DeviceError, WriteError, and what
+/// calibrated_bytes does.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
 
 /// The working set that `calibrate` takes where `room` bytes are free on the device: as CalibrationOptions says, at

@@ -13,7 +13,8 @@
 namespace tandem {
 
 struct DeviceOptions {
-  std::size_t memory = 0;                   ///< ceiling in bytes; 0: what is free, less a margin
+  std::size_t memory = 0;                   ///< ceiling in bytes, of context and libraries too (DeviceInfo::reserved);
+                                            ///< 0: what is free, less a margin
   int threads = 0;                          ///< of the host device's kernels; 0: all cores
   int update_threads = 0;                   ///< of the CPU update; 0: all cores, of the NUMA node where there is one
   int numa_node = -1;                       ///< of pinned memory and the update's threads; -1: the GPU's, else wherever
@@ -31,7 +32,8 @@ struct DeviceOptions {
 /// `memory` asks for, or none is left beside context and libraries.
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
 
-/// What planning needs to know of this device and machine: its memory as it is now.
+/// What planning needs to know of this device and machine: the device's whole ceiling, whatever is allocated under it
+/// by now, and the host's memory that is free now.
 PlanningFacts profile_of(const Device& device);
 PlanningFacts profile_of(const Device& device, const Topology& machine);
 

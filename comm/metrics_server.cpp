@@ -143,12 +143,12 @@ struct MetricsServer::Impl {
 
   void accept() {
     acceptor.async_accept([this](error_code error, tcp::socket socket) {
-      if (!error && *open < options.connections) {
-        std::make_shared<Connection>(std::move(socket), page, open,
-                                     std::chrono::duration<double>(options.request_seconds))
-            ->start();
+      if (!error) {
+        accept();  // first: what follows may throw
+        if (*open >= options.connections) return;
+        const std::chrono::duration<double> seconds(options.request_seconds);
+        return std::make_shared<Connection>(std::move(socket), page, open, seconds)->start();
       }
-      if (!error) return accept();
       if (error == asio::error::operation_aborted) return;
       // No descriptor left, most likely: some come back when connections run out of time.
       pause.expires_after(std::chrono::milliseconds(100));
@@ -156,6 +156,17 @@ struct MetricsServer::Impl {
         if (!stopped) accept();
       });
     });
+  }
+
+  /// Until it is stopped. What a handler cannot have, memory above all, costs its connection and never the training.
+  void serve() noexcept {
+    while (true) {
+      try {
+        context.run();
+        return;
+      } catch (...) {  // a context may be run again after an exception
+      }
+    }
   }
 
   MetricsServerOptions options;
@@ -174,7 +185,7 @@ MetricsServer::MetricsServer(const std::string& address, int port, const Metrics
     : impl_(std::make_unique<Impl>(options)) {
   impl_->listen(address, port);
   impl_->accept();
-  impl_->thread = start_thread("metrics", [impl = impl_.get()] { impl->context.run(); });
+  impl_->thread = start_thread("metrics", [impl = impl_.get()] { impl->serve(); });
 }
 
 MetricsServer::~MetricsServer() {

@@ -51,7 +51,8 @@ class Stream {
  public:
   Stream() = default;
   explicit Stream(std::unique_ptr<StreamImpl> impl) : impl_(std::move(impl)) {}
-  operator StreamView() const noexcept { return StreamView(impl_.get()); }  // NOLINT: a view of it is meant
+  operator StreamView() const& noexcept { return StreamView(impl_.get()); }  // NOLINT: a view of it is meant
+  operator StreamView() const&& = delete;                                    // the view would outlive it
 
  private:
   std::unique_ptr<StreamImpl> impl_;
@@ -72,7 +73,8 @@ class Event {
  public:
   Event() = default;
   explicit Event(std::unique_ptr<EventImpl> impl) : impl_(std::move(impl)) {}
-  operator EventView() const noexcept { return EventView(impl_.get()); }  // NOLINT: a view of it is meant
+  operator EventView() const& noexcept { return EventView(impl_.get()); }  // NOLINT: a view of it is meant
+  operator EventView() const&& = delete;                                   // the view would outlive it
   explicit operator bool() const noexcept { return impl_ != nullptr; }
 
  private:
@@ -92,12 +94,12 @@ struct DeviceInfo {
   std::string compute_key;  ///< all of the device that may change a bit: kind, model, libraries, threads
 };
 
-/// An accelerator and the host memory that belongs to it. Methods may be called from any thread;
-/// work on one stream runs in the order of the calls. Asynchronous methods return without waiting for the work, but for
-/// a copy whose host side is not pinned: it may block until the bytes have been read or written. They do not keep the
-/// memory alive: the caller does, until the stream has passed them. An error inside queued work fails the stream: later
-/// work on it is dropped and whoever waits for it gets the exception, also through events on other streams. All throw
-/// MisuseError for a stream or an event that is empty or of another device.
+/// An accelerator and the host memory that belongs to it. Outlives its streams and events. Methods may be called from
+/// any thread; work on one stream runs in the order of the calls. Asynchronous methods return without waiting for the
+/// work, but for a copy whose host side is not pinned: it may block until the bytes have been read or written. They do
+/// not keep the memory alive: the caller does, until the stream has passed them. An error inside queued work fails the
+/// stream: later work on it is dropped and whoever waits for it gets the exception, also through events on other
+/// streams. All throw MisuseError for a stream or an event that is empty or of another device.
 class Device {
  public:
   virtual ~Device() = default;
@@ -106,8 +108,9 @@ class Device {
 
   /// `name` is what traces and errors call it.
   virtual Stream make_stream(std::string_view name = "caller") = 0;
-  /// A stream around a native handle (`cudaStream_t`) that the caller keeps. Throws MisuseError on
-  /// devices without native streams, and for CUDA's default streams.
+  /// A stream around a native handle (`cudaStream_t`) that the caller keeps, and that must outlive it. Make it
+  /// non-blocking: another one is taken, and waits for the default stream. Starts a thread: wrap once, not each step.
+  /// Throws MisuseError on devices without native streams, and for CUDA's default streams.
   virtual Stream wrap_stream(void* native) = 0;
   /// Throws MisuseError where the stream is empty or belongs to another device.
   virtual void require_own(StreamView stream) const = 0;
@@ -125,7 +128,8 @@ class Device {
   virtual std::size_t peak_bytes() const noexcept = 0;
 
   /// Asynchronous, but may block where the host's memory is not pinned. Source and destination must stay valid and
-  /// untouched until `stream` has passed it.
+  /// untouched until `stream` has passed it. Device memory is of `allocate`, an engine's guards included: MisuseError
+  /// else, here and in `fill_zero`.
   virtual void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) = 0;
   /// Asynchronous.
   virtual void fill_zero(void* to, std::size_t bytes, StreamView stream) = 0;

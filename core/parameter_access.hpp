@@ -46,8 +46,9 @@ class [[nodiscard]] WeightsGuard {
   /// bf16, the parameter's shape. Throws MisuseError where the layer has no such parameter or the guard is empty.
   TensorView operator[](std::string_view name) const&;
   TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
-  /// The buffer is also read by work queued on `stream` so far and until the guard goes. Throws MisuseError where the
-  /// guard is empty, or the stream is empty or belongs to another device.
+  /// Makes `stream` wait for the weights too: call it before work that reads them is queued there. Their buffer is kept
+  /// until what is queued there by the time the guard goes is done. Throws MisuseError where the guard is empty, or the
+  /// stream is empty or belongs to another device.
   void also_used_on(StreamView stream);
 
  private:
@@ -79,8 +80,9 @@ class [[nodiscard]] GradientsGuard {
   /// the layer has no such parameter, or the guard is empty or committed.
   TensorView operator[](std::string_view name) const&;
   TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
-  /// The work that fills them has been queued on `stream`: complete for this micro-batch. Does not block. Throws
-  /// MisuseError where the guard is empty or committed, or the stream is empty or belongs to another device.
+  /// The work that fills them has been queued on `stream`: complete for this micro-batch. Other streams that write them
+  /// are the caller's to order: behind the stream of `gradients`, which zeroes, and before this one. Does not block.
+  /// Throws MisuseError where the guard is empty or committed, or the stream is empty or belongs to another device.
   void commit(StreamView stream);
 
  private:

@@ -32,6 +32,7 @@ struct Job {
 class PoolParallel final : public Parallel {
  public:
   PoolParallel(int threads, std::shared_ptr<const NumaNode> node) : threads_(threads), node_(std::move(node)) {
+    workers_.reserve(static_cast<std::size_t>(threads));  // a thread that finds no place would end the program
     try {
       for (int i = 1; i < threads; ++i) workers_.push_back(start_thread("pool", [this] { serve(); }));
     } catch (...) {

@@ -26,22 +26,38 @@ class WorkersBound final : public tbb::task_scheduler_observer {
     observe(true);
   }
   ~WorkersBound() override {
+    closing_ = true;
     wait_until_all_left();
     observe(false);
   }
 
   void on_scheduler_entry(bool is_worker) override {
     if (!is_worker) return;
-    ++inside_;
-    bound().emplace(node_.get());
+    ++inside_;  // before it asks: either it is waited for, or it sees that it comes too late
+    if (closing_) {
+      --inside_;
+      return;
+    }
+    of_thread().by = this;
+    of_thread().bound.emplace(node_.get());
   }
   void on_scheduler_exit(bool is_worker) override {
-    if (!is_worker) return;
-    bound().reset();
+    if (!is_worker || of_thread().by != this) return;
+    of_thread().by = nullptr;
+    of_thread().bound.reset();
     --inside_;
   }
 
  private:
+  struct OfThread {
+    const WorkersBound* by = nullptr;
+    std::optional<NumaNode::Bound> bound;
+  };
+  static OfThread& of_thread() {
+    thread_local OfThread of_thread;
+    return of_thread;
+  }
+
   /// Who is inside when observing ends is never seen to leave, and would stay bound in every arena after this. Without
   /// work workers leave within a fraction of a millisecond; the limit is for a machine that does not run them.
   void wait_until_all_left() const {
@@ -50,12 +66,9 @@ class WorkersBound final : public tbb::task_scheduler_observer {
     while (inside_ > 0 && steady_clock::now() < limit) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
 
-  static std::optional<NumaNode::Bound>& bound() {
-    thread_local std::optional<NumaNode::Bound> of_thread;
-    return of_thread;
-  }
   const std::shared_ptr<const NumaNode> node_;
   std::atomic<int> inside_ = 0;
+  std::atomic<bool> closing_ = false;
 };
 
 class TbbParallel final : public Parallel {

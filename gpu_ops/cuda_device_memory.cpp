@@ -40,7 +40,7 @@ void* CudaDeviceMemory::take(std::size_t bytes, std::string_view name) {
   throw PlanError(fmt::format("memory of cuda:{} is taken: '{}' needs {}", ordinal_, name, format_bytes(bytes)),
                   fmt::format("{} of {} are free, this run holds: {}{}{}", format_bytes(memory.free),
                               format_bytes(memory.total), ledger_.table(), others.empty() ? "" : "; ", others),
-                  "end the other programs, or lower --device-memory", ledger_.table());
+                  "end what else takes it, this program's own included, or lower --device-memory", ledger_.table());
 }
 
 void CudaDeviceMemory::free(void* data, std::size_t bytes) noexcept {

@@ -350,7 +350,7 @@ OffloadEngine::OffloadEngine(Device& device, const ParameterLayout& layout, cons
 OffloadEngine::~OffloadEngine() {
   try {
     impl_->wait();
-  } catch (const std::exception&) {  // whoever waited for the work has had it, or nobody wants it any more
+  } catch (...) {  // of any type; whoever waited for the work has had it, or nobody wants it any more
   }
 }
 
@@ -393,7 +393,7 @@ void OffloadEngine::also_used(std::uint64_t ticket, StreamView stream) { impl_->
 void OffloadEngine::release(std::uint64_t ticket, StreamView stream) noexcept {
   try {
     impl_->release(ticket, stream);
-  } catch (const std::exception&) {  // the next call reports it
+  } catch (...) {  // of any type, from a stream of the caller's: the next call reports it
     impl_->give_up(std::current_exception());
   }
 }
@@ -401,7 +401,7 @@ void OffloadEngine::commit(std::uint64_t ticket, StreamView stream) { impl_->com
 void OffloadEngine::abandon(std::uint64_t ticket) noexcept {
   try {
     impl_->abandon(ticket);
-  } catch (const std::exception&) {  // as above
+  } catch (...) {  // as above
     impl_->give_up(std::current_exception());
   }
 }

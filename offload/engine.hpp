@@ -185,8 +185,10 @@ class OffloadEngine final : public ParameterAccess {
   /// Goes on under another plan for the same layout and state format, within the memory already booked: state and
   /// weights move to where it has them, no bit of them changes. Blocks; waits for updates. Not inside a step. Throws
   /// MisuseError (the plan belongs elsewhere) and PlanError (it needs more memory than the engine's first plan
-  /// and what that had spare) with
-  /// nothing changed; DeviceError, after which the state is lost.
+  /// and what that had spare) with nothing changed; DeviceError, after which the state is lost. The plan is to be made
+  /// within what is booked: `device_memory` = device_bytes() + reserved_device_memory + device().info().reserved,
+  /// `host_memory` = host_bytes() + reserved_host_memory, nothing spare, and PlanningFacts whose `host_available` and
+  /// `pinned_per_page_table` are 0, as all of it is taken.
   void adopt(const Plan& plan);
   /// 32 hexadecimal digits, see docs/state-digest.md. Blocks; waits for updates. Not inside a step. Throws
   /// TrainingError where the state is of no step.

@@ -165,12 +165,15 @@ double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::s
   if (done()) return 0.0;
   const double start = trace_now();
   ProgressWatch progress(watchdog_seconds_, steps_made_);
+  const struct End {
+    Waiter& waiter;
+    ~End() { waiter.wanted = nullptr; }  // also where watching throws: nobody is to ask for what is gone
+  } end{waiter};
   while (!failure_ && !done()) {
     waiter.wanted = std::ref(done);  // anew: what was so when it was woken may be so no longer
     waiter.wakes.wait_for(lock, tick);
     if (!failure_ && !done()) watch(progress, what, layer);
   }
-  waiter.wanted = nullptr;
   if (failure_) std::rethrow_exception(failure_);
   return trace_now() - start;
 }
@@ -307,12 +310,16 @@ void Executor::finish(TaskId id, std::exception_ptr error) {
   if (task.lane != Lane::caller) --in_flight_[lane];
   ++steps_made_;
   if (error) return fail(std::move(error));
-  const double now = trace_now();
-  account(node, now);
-  if (task.lane == Lane::disk) account_save_waits(id, now);
-  on_done(task);
-  if (node.event) spare_events_.push_back(std::move(node.event));
-  graph_.mark_done(id, now);
+  try {  // this may be a thread of the device's, on which nobody would catch what a trace may throw
+    const double now = trace_now();
+    account(node, now);
+    if (task.lane == Lane::disk) account_save_waits(id, now);
+    on_done(task);
+    if (node.event) spare_events_.push_back(std::move(node.event));
+    graph_.mark_done(id, now);
+  } catch (...) {
+    fail(std::current_exception());
+  }
 }
 
 /// A task runs from when it was queued, its dependencies were done and the one before it in its lane had ended: the

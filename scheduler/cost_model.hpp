@@ -75,12 +75,14 @@ struct LayerWork {
   PassWork forward;
   PassWork backward;  ///< recomputation included
 };
+/// Seconds of a layer for one micro-batch, with nothing else on the device.
 struct LayerSeconds {
   double forward = 0.0;
   double backward = 0.0;
 };
 
-/// Layers as nothing but matrix products of `tokens` with every weight: what is known without the model.
+/// Layers as nothing but matrix products of `tokens`, those of a micro-batch, with every weight of two dimensions or
+/// more: what is known without the model. Of a table that is only looked up that is too much.
 std::vector<LayerWork> matrix_work(const ParameterLayout& layout, double tokens, bool recompute = false);
 std::vector<LayerSeconds> compute_seconds(const MachineProfile& profile, std::span<const LayerWork> work);
 /// That the device computes in a step of so many micro-batches: no step is shorter.

@@ -15,13 +15,15 @@ enum class OnNonfinite : std::uint8_t { skip, stop };
 enum class UpdatePath : std::uint8_t { cpu, streamed, resident };
 
 struct OffloadOptions {
-  std::size_t device_memory = 0;           ///< hard ceiling in bytes; 0: the device's capacity
+  std::size_t device_memory = 0;           ///< hard ceiling in bytes, of context and libraries (DeviceInfo::reserved)
+                                           ///< too; 0: all that the device was opened with
   std::size_t reserved_device_memory = 0;  ///< of it, the caller's own share (activations, workspaces)
   std::size_t host_memory = 0;             ///< ceiling in bytes of pinned and pageable memory; 0: no ceiling
-  std::size_t reserved_host_memory = 0;    ///< of it, the caller's own share (its program, buffers, activations)
-  std::size_t spare_device_memory = 0;     ///< bytes booked under the same ceiling beside what the plan uses, as room
-                                           ///< for other plans that the engine is to adopt
-  std::size_t spare_host_memory = 0;       ///< the same of host memory
+  std::size_t reserved_host_memory = 0;  ///< of it, the caller's own share (its program, buffers, activations): what of
+                                         ///< that is taken already, PlanningFacts::host_available is to include
+  std::size_t spare_device_memory = 0;   ///< bytes booked under the same ceiling beside what the plan uses, as room
+                                         ///< for other plans that the engine is to adopt
+  std::size_t spare_host_memory = 0;     ///< the same of host memory
   Policy policy;
   std::vector<UpdatePath> paths;   ///< one for each subgroup, instead of the policy's division; empty: the policy's
   std::int64_t subgroup_size = 0;  ///< parameters, rounded up to layout_quantum; 0: chosen

@@ -285,8 +285,10 @@ Resource Simulation::bound_by() const noexcept {
 
 Simulation simulate(const ParameterLayout& layout, const Plan& plan, const MachineProfile& profile,
                     std::span<const LayerSeconds> compute, const SimulationOptions& options) {
-  if (plan.layers.size() != layout.layers().size() || compute.size() != plan.layers.size()) {
-    throw MisuseError("simulation of a plan of another layout");
+  const std::size_t layers = layout.layers().size();
+  if (plan.layers.size() != layers || compute.size() != layers) {
+    throw MisuseError(fmt::format("simulation of {} layers", layers),
+                      fmt::format("the plan has {}, and seconds are given of {}", plan.layers.size(), compute.size()));
   }
   if (options.micro_batches < 1 || options.micro_batches > plan.max_micro_batches) {
     throw MisuseError(fmt::format("simulation of {} micro-batches", options.micro_batches),

@@ -182,8 +182,11 @@ void CheckpointSaver::write() noexcept {
   } catch (...) {
     failure_ = std::current_exception();  // reaches whoever asks for the outcome
   }
-  let_go();                 // of a save that failed, updates may still wait for what it has not read
-  sample_process_memory();  // the high-water mark of saving, before the buffer goes
+  let_go();  // of a save that failed, updates may still wait for what it has not read
+  try {
+    sample_process_memory();  // the high-water mark of saving, before the buffer goes
+  } catch (...) {             // a figure, and no reason for a save to fail
+  }
   buffer_ = {};
   {
     const std::lock_guard lock(mutex_);

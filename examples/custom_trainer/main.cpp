@@ -173,8 +173,8 @@ int run() {
   Activations activations(*device);
   tandem::OffloadEngine engine(*device, layout, options, plan);
   initialize(engine);
-  Trainer trainer(*device, engine, activations);
   const std::vector<Batch> batches = make_batches();
+  Trainer trainer(*device, engine, activations);  // its stream is done with the batches before they go
 
   double first = 0.0;
   double last = 0.0;

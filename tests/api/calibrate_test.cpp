@@ -48,6 +48,18 @@ TEST(Calibrate, MeasuresEveryRequiredFigureAndGivesItsMemoryBack) {
   EXPECT_LE(device.peak_bytes(), 64_MiB);
 }
 
+TEST(Calibrate, LeavesNoScratchBoundThatIsGone) {
+  HostDevice device = small_device();
+  const Stream stream = device.make_stream("caller");
+  const MemoryBlock memory = device.allocate(32_KiB, "operands");
+  const TensorView x{memory.data(), DType::f32, {16, 64}};
+  const TensorView w{static_cast<std::byte*>(memory.data()) + 8_KiB, DType::bf16, {64, 64}};
+  const TensorView y{static_cast<std::byte*>(memory.data()) + 16_KiB, DType::f32, {16, 64}};
+  calibrate(device, {.seconds_per_figure = no_time});
+  device.ops().linear(x, w, {}, y, stream);
+  EXPECT_THROW(device.synchronize(stream), MisuseError) << "a product needs scratch, and none is lent";
+}
+
 // Some are measured beside a thread that copies.
 TEST(Calibrate, CanBeEndedBeforeAnyFigure) {
   struct Enough {};

@@ -58,12 +58,12 @@ ${CMAKE_MATCH_1}
 }
 ")
 
-# The code on embedding: a plan that is chosen for a machine, which is run, and what needs a GPU, which is compiled.
+# The code on embedding (no backtick in it): a plan that is chosen for a machine, which is run, and what needs a GPU, which is compiled.
 file(READ ${SOURCE}/docs/embedding.md embedding)
-string(REGEX MATCH "```cpp\n(#include <tandem/planning.hpp>\n)([^`]*`[^`]*`[^`]*)```" ignored "${embedding}")
+string(REGEX MATCH "```cpp\n(#include <tandem/planning.hpp>\n)([^`]*)```" ignored "${embedding}")
 set(head "${CMAKE_MATCH_1}")
 set(chosen "${CMAKE_MATCH_2}")
-string(REGEX MATCH "```cpp\n(cudaStream_t [^`]*`[^`]*`[^`]*)```" ignored "${embedding}")
+string(REGEX MATCH "```cpp\n(cudaStream_t [^`]*)```" ignored "${embedding}")
 file(WRITE ${area}/readme/embedding.cpp "#include <iostream>\n${head}
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;

@@ -87,6 +87,24 @@ TEST(FailingUpdate, OnTheCpuReachesTheCallerAndLeavesNoState) {
   EXPECT_EQ(failures, 12);
 }
 
+// Work of a caller's may throw anything, and no destructor passes it on.
+TEST(FailingUpdate, OfAnyTypeReachesTheCallerAndEndsNoProgram) {
+  if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to fail";
+  for (const bool overlap : {true, false}) {
+    ToyOptions o = toy("host");
+    o.offload.overlap = overlap;
+    o.device.faults = std::make_shared<HostFaults>();
+    o.device.faults->before_update = [] { throw 42; };
+    ToyTrainer t(o);
+    ToyResult result;
+    const auto train = [&] {
+      for (int s = 0; s < 2; ++s) t.step(s, result);
+      t.engine().wait();
+    };
+    EXPECT_THROW(train(), int);
+  }
+}
+
 TEST(Watchdog, NamesWhoWaitsForWhat) {
   if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to stall";
   auto armed = std::make_shared<std::atomic<bool>>(false);
