@@ -21,7 +21,6 @@ while(pending)
   list(REMOVE_ITEM included ${names})
   list(APPEND names ${included})
   list(APPEND pending ${included})
-  list(REMOVE_DUPLICATES pending)
 
   file(READ ${header} text)
   string(REGEX REPLACE "#include \"(tandem/)?([a-z_]+/|[a-z_]+\\.hpp)" "#include \"tandem/\\2" text "${text}")

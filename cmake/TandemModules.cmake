@@ -15,11 +15,9 @@ endfunction()
 
 # tandem_test_objects(NAME SOURCE...): tests that several programs run, each on a device of its own; compiled once.
 function(tandem_test_objects name)
-  list(TRANSFORM ARGN PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/ REGEX "^[^/]")
   add_library(${name} OBJECT ${ARGN})
   tandem_is_test(${name})
   target_link_libraries(${name} PRIVATE tandem_core)
-  set_property(GLOBAL PROPERTY TANDEM_SOURCES_OF_${name} ${ARGN})
 endfunction()
 
 # tandem_test(NAME [USES module...] [LINKS library...]): tests/<folder>/*.cpp of this folder as one program, its cases found
@@ -28,7 +26,7 @@ function(tandem_test name)
   cmake_parse_arguments(T "" "" "USES;LINKS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   foreach(library ${T_LINKS})
-    get_property(elsewhere GLOBAL PROPERTY TANDEM_SOURCES_OF_${library})
+    get_target_property(elsewhere ${library} SOURCES)
     list(REMOVE_ITEM sources ${elsewhere})
   endforeach()
   add_executable(${name}_test ${sources})

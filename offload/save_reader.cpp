@@ -13,12 +13,8 @@ SaveReader::SaveReader(Executor& executor, const StateAccess& access, std::vecto
     : executor_(executor), access_(access), tasks_(std::move(tasks)) {}
 
 SaveReader::~SaveReader() {
-  try {
-    if (begun_) executor_.finish_save_task(tasks_[next_].id);
-    if (!tasks_.empty()) executor_.drop_save_tasks(tasks_.back().id + 1);
-  } catch (...) {  // updates would wait for ever
-    executor_.give_up(std::current_exception());
-  }
+  if (begun_) executor_.finish_save_task(tasks_[next_].id);
+  if (!tasks_.empty()) executor_.drop_save_tasks(tasks_.back().id + 1);
 }
 
 /// The task to which an element of the layer's flat arrays must belong.

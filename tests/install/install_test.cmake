@@ -58,7 +58,8 @@ ${CMAKE_MATCH_1}
 }
 ")
 
-# The code on embedding (no backtick in it): a plan that is chosen for a machine, which is run, and what needs a GPU, which is compiled.
+# The code on embedding (no backtick in it): a plan that is chosen for a machine, which is run, and what needs a GPU, which is
+# compiled.
 file(READ ${SOURCE}/docs/embedding.md embedding)
 string(REGEX MATCH "```cpp\n(#include <tandem/planning.hpp>\n)([^`]*)```" ignored "${embedding}")
 set(head "${CMAKE_MATCH_1}")
