@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import struct
 import subprocess
@@ -307,12 +308,17 @@ class Resuming(ProgramTest):
                 self.assertIn(self.summary(out)["state_digest"], digest)
                 self.assertEqual(self.summary(out)["resumed_from_step"], step)
 
+    def program_of_another_user(self):
+        """A user to run as, and a copy of the program that this user may run wherever the tree lies."""
+        self.root.chmod(0o755)
+        program = shutil.copy(PROGRAM, self.root / "tandem")
+        return (54321 if os.getuid() == 0 else os.getuid()), program
+
     def test_a_cache_that_may_not_be_read_is_no_calibration(self):
         cache = self.root / "cache"
         cache.mkdir(mode=0)
-        user = 54321 if os.getuid() == 0 else os.getuid()
-        self.root.chmod(0o755)
-        result = subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--steps", "1"],
+        user, program = self.program_of_another_user()
+        result = subprocess.run([program, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--steps", "1"],
                                 capture_output=True, text=True, timeout=120, user=user,
                                 env={**os.environ, "XDG_CACHE_HOME": str(cache)})
         cache.chmod(0o755)
@@ -321,7 +327,7 @@ class Resuming(ProgramTest):
 
     def test_too_few_threads_are_told_and_nothing_hangs(self):
         # Limits count a user's threads: one who has no other.
-        user = 54321 if os.getuid() == 0 else os.getuid()
+        user, program = self.program_of_another_user()
 
         def limited(most):
             resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
@@ -331,10 +337,9 @@ class Resuming(ProgramTest):
         others = 0
         if os.getuid() != 0:
             others = sum(1 for p in pathlib.Path("/proc").glob("[0-9]*/task/*") if p.stat().st_uid == user)
-        self.root.chmod(0o755)
         codes = []
         for most in range(1, 16):
-            result = subprocess.run([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
+            result = subprocess.run([program, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
                                      "--policy", "host", "--steps", "1"], capture_output=True, text=True, timeout=120,
                                     env={**os.environ, "XDG_CACHE_HOME": str(self.root)},
                                     preexec_fn=lambda most=most: limited(others + most))

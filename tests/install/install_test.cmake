@@ -1,4 +1,4 @@
-# cmake -D SOURCE=... -D BUILD=... -D COMPILER=... -P install_test.cmake
+# cmake -D SOURCE=... -D BUILD=... -D COMPILER=... -D GENERATOR=... -P install_test.cmake
 # Installs BUILD into a prefix of its own, builds a copy of examples/custom_trainer against it, and runs it.
 execute_process(COMMAND mktemp -d OUTPUT_VARIABLE area OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
 
@@ -37,7 +37,8 @@ file(COPY ${SOURCE}/examples/custom_trainer DESTINATION ${area})
 foreach(header core/error.hpp core/device.hpp offload/engine.hpp scheduler/plan.hpp api/open_device.hpp)
   file(WRITE ${area}/own/${header} "#error a header of the program's own\n")
 endforeach()
-run("configure" ${CMAKE_COMMAND} -S ${area}/custom_trainer -B ${area}/build -DCMAKE_PREFIX_PATH=${area}/prefix
+run("configure" ${CMAKE_COMMAND} -G ${GENERATOR} -S ${area}/custom_trainer -B ${area}/build
+    -DCMAKE_PREFIX_PATH=${area}/prefix
     -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS=-I${area}/own")
 run("build" ${CMAKE_COMMAND} --build ${area}/build)
 run("train" ${area}/build/custom_trainer)
@@ -94,7 +95,7 @@ foreach(program readme embedding)
   target_link_libraries(\${program} tandem::tandem)
 endforeach()
 ")
-run("configure the code of the pages" ${CMAKE_COMMAND} -S ${area}/readme -B ${area}/readme/build
+run("configure the code of the pages" ${CMAKE_COMMAND} -G ${GENERATOR} -S ${area}/readme -B ${area}/readme/build
     -DCMAKE_PREFIX_PATH=${area}/prefix -DCMAKE_CXX_COMPILER=${COMPILER})
 run("build the code of the pages" ${CMAKE_COMMAND} --build ${area}/readme/build)
 run("run the README's code" ${CMAKE_COMMAND} -E chdir ${area}/readme ${area}/readme/build/readme)
