@@ -97,7 +97,7 @@ Json timeline_of(const std::filesystem::path& trace) {
 std::string in_script(const Json& json) {
   std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
   for (std::size_t at = text.find("</"); at != std::string::npos; at = text.find("</", at + 3))
-    text.insert(at + 1, "\\");
+    text.insert(at + 1, 1, '\\');
   return text;
 }
 

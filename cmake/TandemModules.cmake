@@ -1,7 +1,33 @@
-# tandem_module(NAME [USES module...] [LINKS library...] [EXCLUDE file...])
+# tandem_headers(NAME LIBRARIES HEADER...)
+# Headers that most files of many targets include, compiled once for those that ask tandem_has_headers for them; their flags
+# are those of LIBRARIES. Half of what a compiler reads is these. ccache keeps nothing of what was compiled with them: where it
+# is used, they are included as written.
+function(tandem_headers name libraries)
+  if(NOT TANDEM_CCACHE)
+    file(CONFIGURE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp CONTENT "")
+    add_library(${name} OBJECT ${CMAKE_CURRENT_BINARY_DIR}/${name}.cpp)
+    target_link_libraries(${name} PRIVATE ${libraries})
+    target_precompile_headers(${name} PRIVATE ${ARGN})
+  endif()
+endfunction()
+
+function(tandem_has_headers target name)
+  if(TARGET ${name})
+    target_precompile_headers(${target} REUSE_FROM ${name})
+  endif()
+endfunction()
+
+set(tandem_common_headers <algorithm> <atomic> <chrono> <cmath> <condition_variable> <cstring> <filesystem> <functional> <limits>
+    <map> <memory> <mutex> <optional> <span> <string> <string_view> <thread> <utility> <vector>)
+tandem_headers(tandem_module_headers "tandem_flags" ${tandem_common_headers})
+# Those of the program itself also log, and read and write JSON.
+tandem_headers(tandem_program_headers "tandem_flags;spdlog::spdlog;nlohmann_json::nlohmann_json;fmt::fmt"
+               ${tandem_common_headers} <spdlog/spdlog.h> <nlohmann/json.hpp>)
+
+# tandem_module(NAME [USES module...] [LINKS library...] [EXCLUDE file...] [HEADERS name])
 # One folder, one static library target `tandem_NAME`; USES are the modules it may include.
 function(tandem_module name)
-  cmake_parse_arguments(M "" "" "USES;LINKS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(M "" "HEADERS" "USES;LINKS;EXCLUDE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   foreach(file ${M_EXCLUDE})
     list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
@@ -10,6 +36,10 @@ function(tandem_module name)
   target_include_directories(tandem_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
   list(TRANSFORM M_USES PREPEND tandem_)
   target_link_libraries(tandem_${name} PUBLIC ${M_USES} PRIVATE $<BUILD_INTERFACE:tandem_flags> ${M_LINKS})
+  if(NOT M_HEADERS)
+    set(M_HEADERS tandem_module_headers)
+  endif()
+  tandem_has_headers(tandem_${name} ${M_HEADERS})
   set_property(GLOBAL APPEND PROPERTY TANDEM_MODULES tandem_${name})
 endfunction()
 
