@@ -67,6 +67,12 @@ struct BenchFlags {
   }
 };
 
+/// How much longer forward and backward take than a profile's rates say, and what they were measured of.
+struct KeptCompute {
+  Json of;
+  LayerSeconds slower;
+};
+
 void say(const std::string& line) { std::fputs((line + "\n").c_str(), stderr); }
 
 TrainConfig with(TrainConfig config, const BenchSetting& setting) {
@@ -148,12 +154,13 @@ class Bench {
     }
     const Json head = identity();
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
+    const std::optional<KeptCompute> kept = kept_compute();
     // Before anything takes long, but what is refused leaves nothing that the next try would meet.
     Unfinished made(flags_.out.empty() || fs::exists(flags_.out) ? fs::path() : fs::path(flags_.out));
     if (!flags_.out.empty()) create_directories_or_throw(flags_.out);
     if (executes()) {
       calibrated(*device);
-      take_compute(bare);
+      take_compute(bare, kept);
     }
     if (!flags_.out.empty()) keep_machine(head);
     made.keep();
@@ -219,13 +226,18 @@ class Bench {
 
   /// Forward and backward as measured here or, with --compute-factors, by a bench before. Not measured where the whole
   /// model is to stay on the device: the rows are that measurement, and to load it twice takes longer than they do.
-  void take_compute(const TrainConfig& bare) {
-    if (std::ranges::all_of(flags_.policies, [](const auto& p) { return p == "device"; })) {
+  void take_compute(const TrainConfig& bare, const std::optional<KeptCompute>& kept) {
+    if (on_the_device_alone()) {
       say("policy device alone: compute is taken from the calibration");
       return;
     }
     const Json of = identity_of_compute();
-    if (find_compute(of)) return;
+    if (kept && kept->of == of) {
+      slower_ = kept->slower;
+      report_.compute_measured = true;
+      return;
+    }
+    if (kept) say(fmt::format("{} is of another model, machine, calibration or flags", flags_.compute_factors));
     measure_compute(bare);
     if (flags_.compute_factors.empty() || !report_.compute_measured) return;
     write_file_atomically(flags_.compute_factors,
@@ -242,24 +254,22 @@ class Bench {
     return of;
   }
 
-  /// False: they are to be measured.
-  bool find_compute(const Json& of) {
+  /// Of --compute-factors, where that file is there and asked for: a damaged one is told before anything is measured.
+  std::optional<KeptCompute> kept_compute() const {
     const fs::path file = flags_.compute_factors;
-    if (file.empty() || !fs::exists(file)) return false;
+    if (!executes() || on_the_device_alone() || file.empty() || !fs::exists(file)) return std::nullopt;
     try {
       std::ifstream in(file, std::ios::binary);
       const Json kept = Json::parse(in);
       const auto slower = kept.at("slower").get<std::vector<double>>();
-      if (kept.at("of") == of) {
-        slower_ = {slower.at(0), slower.at(1)};
-        report_.compute_measured = true;
-        return true;
-      }
+      return KeptCompute{kept.at("of"), {slower.at(0), slower.at(1)}};
     } catch (const std::exception& error) {
       throw InputError(file.string(), error.what(), "name a file that bench wrote, or one that is not there");
     }
-    say(fmt::format("{} is of another model, machine, calibration or flags", file.string()));
-    return false;
+  }
+
+  bool on_the_device_alone() const {
+    return std::ranges::all_of(flags_.policies, [](const auto& p) { return p == "device"; });
   }
 
   /// How much longer forward and backward take than the profile's rates say, with nothing else running. Left at
@@ -447,6 +457,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   check(flags, config);
   ModelSource source = find_model(config.model);
   config.seq_len = sequence_length(config, source.config);
+  recomputed_blocks(config, source.config);  // a contradiction is told before anything is measured
   const StopSignal signals;
   BenchReport report;
   try {
