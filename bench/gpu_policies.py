@@ -76,10 +76,11 @@ def measure():
     harness.build("tandem", "bench_gpu")
     figures = harness.Figures()
     settings, failed = {}, []
+    shapes = gpu.shapes()
     with gpu.the_gpu() as device:
         device.rates("copy/")
         device.calibrate()
-        for shape in gpu.shapes():
+        for shape in shapes:
             with gpu.going_on(settings, shape.name):
                 settings[shape.name] = compare(device, shape, CEILINGS[shape.name], figures)
             failed += gpu.failures_in(settings, shape.name)

@@ -70,13 +70,14 @@ def race_torch(device, python, shape, name, flags, seconds_of_a_sequence, figure
 
 def measure():
     harness.build("tandem", "bench_gpu")
+    shapes = gpu.shapes()
     figures = harness.Figures()
     settings, failed = {}, []
     with gpu.the_gpu() as device:
         product = statistics.median(device.rates(gpu_kernels.SQUARE)[gpu_kernels.SQUARE])
         figures.add("product_flop_per_second", [product])
         device.calibrate()
-        for shape in gpu.shapes():
+        for shape in shapes:
             with gpu.going_on(settings, shape.name):
                 settings[shape.name] = train(device, shape, product, figures)
             failed += gpu.failures_in(settings, shape.name)
