@@ -11,6 +11,7 @@ import unittest
 
 PROGRAM = sys.argv.pop(1) if len(sys.argv) > 1 else "tandem"
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(400))
+HELD_OUT = TEXT[:2000]  # each window of it is computed at every evaluation
 PROFILES = pathlib.Path(__file__).parents[2] / "profiles"  # of other machines, as shipped
 PREDICTED = {"step_seconds", "update_seconds", "exposed_update_seconds", "bound_by"}
 SMALL = ["--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "32", "--micro-batch", "2"]
@@ -36,6 +37,9 @@ class ProgramTest(unittest.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return path
+
+    def held_out(self):
+        return self.file("held-out.txt", HELD_OUT)
 
     def environment(self):
         """A calibration of this machine must not lead to other plans."""

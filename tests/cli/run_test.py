@@ -24,7 +24,7 @@ BOUNDS = {"compute", "host to device", "device to host", "CPU", "DRAM"}
 class Training(ProgramTest):
     def test_loss_falls_and_the_files_are_complete(self):
         out = self.root / "run"
-        result = self.succeed(self.train("--steps", "30", "--lr", "2e-3", "--eval-data", self.text, "--out", out,
+        result = self.succeed(self.train("--steps", "30", "--lr", "2e-3", "--eval-data", self.held_out(), "--out", out,
                                          "--trace", self.root / "trace.json"))
         summary = self.summary(out)
         self.assertEqual(set(summary), SUMMARY_KEYS)
@@ -45,7 +45,7 @@ class Training(ProgramTest):
         self.assertTrue(json.loads((self.root / "trace.json").read_text())["traceEvents"])
         digest = json.loads(self.succeed(self.run_program("digest", out, "--json")).stdout)
         self.assertEqual(digest["state_digest"], summary["state_digest"])
-        evaluation = self.succeed(self.run_program("eval", "--model", out, "--data", self.text, *SMALL[:4], *SMALL[6:],
+        evaluation = self.succeed(self.run_program("eval", "--model", out, "--data", self.held_out(), *SMALL[:4], *SMALL[6:],
                                                    "--json"))
         values = json.loads(evaluation.stdout)
         self.assertEqual(set(values), {"loss", "tokens", "windows"})
@@ -155,7 +155,7 @@ class Training(ProgramTest):
 class Resuming(ProgramTest):
     def test_resumed_run_equals_the_straight_one(self):
         straight, broken = self.root / "straight", self.root / "broken"
-        flags = ["--eval-data", self.text, "--eval-every", "2", "--lr", "1e-3"]
+        flags = ["--eval-data", self.held_out(), "--eval-every", "2", "--lr", "1e-3"]
         self.succeed(self.train("--steps", "7", *flags, "--out", straight))
         self.succeed(self.train("--steps", "4", "--decay-steps", "7", *flags, "--out", broken))
         (broken / "metrics.jsonl").write_text((broken / "metrics.jsonl").read_text() + '{"step": 5, "loss": 9}\n{"st')
@@ -187,7 +187,7 @@ class Resuming(ProgramTest):
         self.succeed(self.train("--steps", "2", "--lr", "7e-3", "--resume", "--out", out))
         self.assertEqual(self.summary(out), before)
         self.assertEqual((out / "config.toml").read_text(), config)
-        self.succeed(self.train("--steps", "2", "--eval-data", self.text, "--resume", "--out", out))
+        self.succeed(self.train("--steps", "2", "--eval-data", self.held_out(), "--resume", "--out", out))
         after = self.summary(out)
         self.assertIsNotNone(after["eval_loss"])
         self.assertEqual({**after, "eval_loss": None}, before)
@@ -369,12 +369,12 @@ class Models(ProgramTest):
             with self.subTest(model=model):
                 out = self.root / model
                 self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "2",
-                                              "--eval-data", self.text, "--out", out))
+                                              "--eval-data", self.held_out(), "--out", out))
                 expected = self.summary(out)["eval_loss"]
                 for dtype in ["bf16", "fp32"]:
                     to = self.root / f"{model}-{dtype}"
                     self.succeed(self.run_program("export", out, "--to", to, "--dtype", dtype))
-                    result = self.run_program("eval", "--model", to, "--data", self.text, "--seq-len", "32",
+                    result = self.run_program("eval", "--model", to, "--data", self.held_out(), "--seq-len", "32",
                                               "--micro-batch", "2", "--threads", "1", "--json")
                     self.assertEqual(json.loads(self.succeed(result).stdout)["loss"], expected)
 

@@ -130,18 +130,19 @@ class Saving(ProgramTest):
         self.assertEqual(self.succeed(self.run_program("digest", out)).stdout.strip(), digest)
 
     def test_a_signal_does_not_wait_for_a_validation(self):
-        held_out = self.file("held-out.txt", TEXT * 200)  # minutes of it
+        held_out = self.file("minutes.txt", TEXT * 200)
         for steps in ("3", "1"):  # after a step, and after the last one
             out = self.root / f"run{steps}"
             process = self.start(out, "--steps", steps, "--eval-data", held_out, "--eval-every", "1", "--keep-best")
             wait_for(lambda: (out / "metrics.jsonl").exists())
-            time.sleep(1.0)  # the step takes less
+            time.sleep(0.5)  # the step takes less
             process.terminate()
             self.assertEqual(process.wait(timeout=30), 143)
             self.assertEqual(self.checkpoints(out), ["step-00000001"])
             self.assertNotIn("eval_loss", self.metrics(out)[0])
             self.assertIsNone(self.summary(out)["eval_loss"])
-        self.succeed(self.run_program("train", "--resume", "--config", out / "config.toml", "--eval-data", self.text, "--out", out))
+        self.succeed(self.run_program("train", "--resume", "--config", out / "config.toml", "--eval-data", self.held_out(), "--out",
+                                      out))
         self.assertIsNotNone(self.summary(out)["eval_loss"])
 
     def test_a_second_fresh_run_is_refused_too(self):
@@ -155,7 +156,7 @@ class Saving(ProgramTest):
     def test_the_best_checkpoint_stays(self):
         out = self.root / "run"
         # A rate that destroys what was learnt: the first evaluation is the best.
-        self.succeed(self.train("--steps", "6", "--eval-data", self.text, "--eval-every", "1", "--keep-best", "--keep", "1",
+        self.succeed(self.train("--steps", "6", "--eval-data", self.held_out(), "--eval-every", "1", "--keep-best", "--keep", "1",
                                 "--checkpoint-every", "1", "--lr", "0.5", "--lr-schedule", "constant", "--out", out))
         losses = [m["eval_loss"] for m in self.metrics(out)]
         best = losses.index(min(losses)) + 1
