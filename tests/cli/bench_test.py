@@ -42,7 +42,7 @@ class Bench(ProgramTest):
             json.loads((out / f"simulated-{policy['policy']}.trace.json").read_text())
 
     def test_compute_factors_are_measured_once_and_a_damaged_file_is_told(self):
-        self.succeed(self.run_program("calibrate", *SMALL[:6]))  # else each bench calibrates anew, and differently
+        self.calibrate()  # else each bench calibrates anew, and differently
         factors = self.root / "factors.json"
         bench = ["bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1", "--policies", "host", "--compute-factors", factors]
         self.assertIn("measuring forward", self.succeed(self.run_program(*bench)).stderr)
@@ -53,6 +53,7 @@ class Bench(ProgramTest):
             self.refused(self.run_program(*bench), 4, str(factors))
 
     def test_state_and_frozen_weights_are_those_of_training(self):
+        self.calibrate()
         def digest(*flags):
             rows = json.loads(self.succeed(self.run_program("bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1",
                                                             "--policies", "host", "stream", "--json",
@@ -71,17 +72,18 @@ class Bench(ProgramTest):
 
     def sweep(self, out, *flags):
         return ["bench", "--model", "tiny-gpt2", *SMALL, "--steps", "1", "--policies", "host", "stream", "--device-memory",
-                "2MiB", "24MiB", "--link-bandwidth", "20MB/s", "2GB/s", "--out", out, *flags]
+                "2MiB", "24MiB", "--link-bandwidth", "60MB/s", "2GB/s", "--out", out, *flags]
 
     def lines(self, out):
         path = out / "rows.jsonl"
         return path.read_text().splitlines() if path.exists() else []
 
     def test_a_sweep_has_a_row_for_each_policy_and_setting(self):
+        self.calibrate()
         out = self.root / "sweep"
         result = self.succeed(self.run_program(*self.sweep(out, "--json")))
         rows = json.loads(result.stdout)["policies"]
-        settings = [{"device-memory": m, "link-bandwidth": b} for m in ("2MiB", "24MiB") for b in ("20MB/s", "2GB/s")]
+        settings = [{"device-memory": m, "link-bandwidth": b} for m in ("2MiB", "24MiB") for b in ("60MB/s", "2GB/s")]
         self.assertEqual([(r["setting"], r["policy"]) for r in rows],
                          [(s, p) for s in settings for p in ("host", "stream")])
         self.assertEqual([r["fits"] for r in rows], [False] * 4 + [True] * 4)
@@ -98,10 +100,12 @@ class Bench(ProgramTest):
         self.refused(self.run_program("bench", *SMALL, "--resume"), 2, "--out")
 
     def test_an_interrupted_sweep_goes_on_with_the_rows_that_are_missing(self):
+        self.calibrate()
         out = self.root / "sweep"
         # Steps that would take minutes, so that there is time to interrupt them.
         slow = [*self.sweep(out, "--json"), "--update-rate", "20k"]
-        process = subprocess.Popen([PROGRAM, *map(str, slow)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen([PROGRAM, *map(str, slow)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=self.environment())
         while len(self.lines(out)) < 5 and process.poll() is None:
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
@@ -260,6 +264,7 @@ class Bench(ProgramTest):
                 self.assertLessEqual(long, kinds)
 
     def test_seconds_of_updates_are_those_of_the_steps_measured(self):
+        self.calibrate()
         report = json.loads(self.succeed(self.run_program(
             "bench", *SMALL, "--policies", "host", "--update-rate", "4M", "--steps", "1", "--json")).stdout)
         (row,) = report["policies"]

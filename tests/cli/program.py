@@ -26,6 +26,8 @@ def wait_for(condition, seconds=120):
 
 
 class ProgramTest(unittest.TestCase):
+    _measured = []  # of this machine
+
     def setUp(self):
         self._folder = tempfile.TemporaryDirectory(prefix="tandem-cli-")
         self.addCleanup(self._folder.cleanup)
@@ -44,6 +46,16 @@ class ProgramTest(unittest.TestCase):
     def environment(self):
         """A calibration of this machine must not lead to other plans."""
         return {**os.environ, "XDG_CACHE_HOME": str(self.root / "cache")}
+
+    def calibrate(self):
+        """Puts a calibration into the cache, and returns its file. Measured once in a script: it takes seconds."""
+        folder = self.root / "cache" / "tandem"
+        if not self._measured:
+            self.succeed(self.run_program("calibrate", *SMALL[:6]))
+            (profile,) = folder.iterdir()  # and no other file is left there
+            self._measured.append((profile.name, profile.read_text()))
+        name, text = self._measured[0]
+        return self.file(folder / name, text)
 
     def run_program(self, *arguments, cwd=None):
         return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300,
