@@ -148,8 +148,8 @@ class OtherMachines(ProgramTest):
             os.sched_setaffinity(0, cores)
 
     def test_an_explanation_says_what_its_figures_are(self):
-        plan = ["plan", "--model", "gpt2", "--seq-len", "512", "--recompute", "block", "--device-memory", "1340MiB", "--profile",
-                PROFILES / "8gb-pcie4.toml"]
+        plan = ["plan", "--model", "gpt2-medium", "--seq-len", "512", "--recompute", "block", "--device-memory", "3GiB",
+                "--profile", PROFILES / "8gb-pcie4.toml"]
         whole = json.loads(self.succeed(self.run_program(*plan, "--explain", "--json")).stdout)
         without = json.loads(self.succeed(self.run_program(*plan, "--json")).stdout)
         self.assertEqual(set(whole) - set(without), {"upgrades"})
@@ -215,7 +215,9 @@ class OtherMachines(ProgramTest):
 
     def test_the_largest_model_is_the_same_whatever_model_was_named(self):
         machine = ["--profile", PROFILES / "8gb-pcie4.toml", "--fit", "model", "--device-memory", "2GiB"]
-        fitted = [self.fit_of(*machine), self.fit_of(*machine, "--model", "gpt2"), self.fit_of(*machine, "--seq-len", "1024")]
+        # What fits at all does so with all blocks computed again, and is planned sooner where that is said.
+        named = [["--model", "gpt2"], ["--seq-len", "1024"]]
+        fitted = [self.fit_of(*machine), *(self.fit_of(*machine, "--recompute", "block", *flags) for flags in named)]
         self.assertEqual(len(set(fitted)), 1, fitted)
 
     def fit_of(self, *flags):
