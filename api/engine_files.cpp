@@ -8,7 +8,8 @@
 
 namespace tandem {
 
-std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory) {
+std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory,
+                                          const std::vector<std::filesystem::path>& files) {
   Manifest manifest;
   manifest.tandem_version = version;
   manifest.model_config = std::string("{}");
@@ -21,6 +22,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   content.manifest = &manifest;
   content.read = state_reader(scope, layout());
   content.buffer = buffer;
+  content.beside = files;
   return write_checkpoint(directory, content);
 }
 

@@ -8,13 +8,6 @@
 #include "core/mapped_memory.hpp"
 
 namespace tandem {
-namespace {
-
-StateArray array_of(StatePart part) { return static_cast<StateArray>(static_cast<int>(part)); }
-static_assert(static_cast<int>(StateArray::master) == static_cast<int>(StatePart::master));
-static_assert(static_cast<int>(StateArray::v) == static_cast<int>(StatePart::v));
-
-}  // namespace
 
 std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout) {
   std::vector<CheckpointParameter> result;
@@ -38,9 +31,9 @@ std::size_t save_buffer_values(const ParameterLayout& layout) {
 }
 
 StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout) {
-  return [&scope, parameters = layout.owned_parameters()](std::size_t index, StatePart part, std::int64_t first,
+  return [&scope, parameters = layout.owned_parameters()](std::size_t index, StateArray array, std::int64_t first,
                                                           std::span<float> buffer) {
-    scope.read(*parameters.at(index), array_of(part), first, buffer);
+    scope.read(*parameters.at(index), array, first, buffer);
     return std::span<const float>(buffer);
   };
 }
@@ -48,7 +41,7 @@ StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout&
 std::size_t StateCopy::bytes(const ParameterLayout& layout) {
   std::size_t values = 0;
   for (const Parameter* p : layout.owned_parameters()) {
-    values += static_cast<std::size_t>(p->count) * (p->options.trainable ? state_parts : 1);
+    values += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable).size();
   }
   return align_up(values * sizeof(float));
 }
@@ -57,21 +50,21 @@ StateCopy::StateCopy(const ParameterLayout& layout, Parallel& threads) : paramet
   std::size_t offset = 0;
   for (const Parameter* p : parameters_) {
     offsets_.push_back(offset);
-    offset += static_cast<std::size_t>(p->count) * (p->options.trainable ? state_parts : 1);
+    offset += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable).size();
   }
   const std::size_t size = bytes(layout);
   // With its pages: the first save must not hold training up any longer than the next.
   memory_ = MemoryBlock(MappedMemory::provide(size, nullptr, threads), size, &MappedMemory::unmap);
 }
 
-std::span<float> StateCopy::writable(std::size_t index, StatePart part) const {
+std::span<float> StateCopy::writable(std::size_t index, StateArray array) const {
   const Parameter& p = *parameters_.at(index);
-  if (!p.options.trainable && part != StatePart::master) return {};
+  if (!p.options.trainable && array != StateArray::master) return {};
   const auto count = static_cast<std::size_t>(p.count);
-  return {static_cast<float*>(memory_.data()) + offsets_[index] + static_cast<std::size_t>(part) * count, count};
+  return {static_cast<float*>(memory_.data()) + offsets_[index] + static_cast<std::size_t>(array) * count, count};
 }
 
-std::span<const float> StateCopy::part(std::size_t index, StatePart part) const { return writable(index, part); }
+std::span<const float> StateCopy::part(std::size_t index, StateArray array) const { return writable(index, array); }
 
 std::span<float> StateCopy::memory() const {
   return {static_cast<float*>(memory_.data()), memory_.bytes() / sizeof(float)};
@@ -79,9 +72,9 @@ std::span<float> StateCopy::memory() const {
 
 void StateCopy::take(OffloadEngine::SaveScope& scope) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    for (const StatePart part : {StatePart::master, StatePart::m, StatePart::v}) {
-      const auto values = writable(i, part);
-      if (!values.empty()) scope.read(*parameters_[i], array_of(part), 0, values);
+    for (const StateArray array : state_arrays) {
+      const auto values = writable(i, array);
+      if (!values.empty()) scope.read(*parameters_[i], array, 0, values);
     }
   }
 }
@@ -108,8 +101,8 @@ void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) 
 
 void load_state(OffloadEngine& engine, const Checkpoint& checkpoint) {
   const auto parameters = engine.layout().owned_parameters();
-  checkpoint.stream([&](std::size_t index, StatePart part, std::int64_t first, std::span<const float> values) {
-    engine.write(*parameters.at(index), array_of(part), first, values);
+  checkpoint.stream([&](std::size_t index, StateArray array, std::int64_t first, std::span<const float> values) {
+    engine.write(*parameters.at(index), array, first, values);
   });
   engine.set_step(checkpoint.manifest().adam_step);
 }

@@ -25,12 +25,12 @@ class StateCopy {
   /// Copies the state that the scope has. Blocks; waits for the updates that came before it.
   void take(OffloadEngine::SaveScope& scope);
   /// One array of an owned parameter, as last taken; empty for moments of a frozen one.
-  std::span<const float> part(std::size_t index, StatePart part) const;
+  std::span<const float> part(std::size_t index, StateArray array) const;
   /// All of it, for other use until the next `take`.
   std::span<float> memory() const;
 
  private:
-  std::span<float> writable(std::size_t index, StatePart part) const;
+  std::span<float> writable(std::size_t index, StateArray array) const;
   std::vector<const Parameter*> parameters_;
   std::vector<std::size_t> offsets_;  // in values, of each parameter's master
   MemoryBlock memory_;

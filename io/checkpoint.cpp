@@ -3,10 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <fstream>
 #include <iterator>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -24,16 +26,23 @@ namespace fs = std::filesystem;
 
 constexpr const char* manifest_name = "manifest.json";
 constexpr const char* state_name = "state.safetensors";
-constexpr const char* prefixes[state_parts] = {"master.", "m.", "v."};
 constexpr std::uintmax_t max_manifest_bytes = std::uintmax_t{256} << 20;
 
-int parts_of(const CheckpointParameter& parameter) { return parameter.trainable ? state_parts : 1; }
+/// Of the tensor that holds an array of a parameter.
+std::string tensor_name(StateArray array, const std::string& parameter) {
+  constexpr std::array<const char*, state_arrays.size()> prefixes = {"master.", "m.", "v."};
+  return prefixes[static_cast<std::size_t>(array)] + parameter;
+}
+
+bool has(const CheckpointParameter& parameter, StateArray array) {
+  return parameter.trainable || array == StateArray::master;
+}
 
 std::vector<TensorSpec> specs_of(const std::vector<CheckpointParameter>& parameters) {
   std::vector<TensorSpec> specs;
   for (const auto& parameter : parameters) {
-    for (int part = 0; part < parts_of(parameter); ++part) {
-      specs.push_back({prefixes[part] + parameter.name, "F32", parameter.shape});
+    for (const StateArray array : arrays_of(parameter.trainable)) {
+      specs.push_back({tensor_name(array, parameter.name), "F32", parameter.shape});
     }
   }
   return specs;
@@ -133,13 +142,13 @@ std::vector<Found> checkpoints_below(const fs::path& root) {
 
 constexpr std::size_t piece = std::size_t{1} << 16;  // values: both hashes and the writer find them in the cache
 
-void write_part(std::size_t index, StatePart part, const CheckpointContent& content, SafetensorsWriter& writer,
-                StateDigest& digest) {
+void write_array(std::size_t index, StateArray array, const CheckpointContent& content, SafetensorsWriter& writer,
+                 StateDigest& digest) {
   const auto& parameter = content.manifest->parameters[index];
   const auto count = static_cast<std::size_t>(parameter.count());
   for (std::size_t first = 0; first < count;) {
     const auto buffer = content.buffer.first(std::min(count - first, content.buffer.size()));
-    const auto values = content.read(index, part, static_cast<std::int64_t>(first), buffer);
+    const auto values = content.read(index, array, static_cast<std::int64_t>(first), buffer);
     if (values.empty() || values.size() > count - first) {
       throw MisuseError("checkpoint state of another length", parameter.name);
     }
@@ -163,9 +172,9 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
     const auto& parameter = manifest.parameters[i];
     const auto count = static_cast<std::size_t>(parameter.count());
     digest.begin_parameter(parameter.name);
-    for (int part = 0; part < state_parts; ++part) {
-      const bool stored = part < parts_of(parameter);
-      if (stored) write_part(i, static_cast<StatePart>(part), content, writer, digest);
+    for (const StateArray array : state_arrays) {
+      const bool stored = has(parameter, array);
+      if (stored) write_array(i, array, content, writer, digest);
       for (std::size_t at = 0; !stored && at < count; at += piece) {
         digest.add(zeros.data(), static_cast<std::int64_t>(std::min(piece, count - at)));
       }
@@ -176,6 +185,19 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
   writer.finish();
   manifest.state_digest = digest.text();
   return {state_name, writer.bytes(), writer.hash()};
+}
+
+/// Under their own names they must not replace each other, nor what makes up a checkpoint.
+void check_names(const std::vector<fs::path>& beside) {
+  std::set<std::string> names = {manifest_name, state_name};
+  for (const fs::path& file : beside) {
+    const std::string name = file.filename().string();
+    if (name.empty()) throw MisuseError(fmt::format("{} beside a checkpoint", file.string()), "it names no file");
+    if (!names.insert(name).second) {
+      throw MisuseError(fmt::format("{} beside a checkpoint", file.string()),
+                        fmt::format("there is a {} in it already", name));
+    }
+  }
 }
 
 CheckpointFile copy_beside(const fs::path& from, const fs::path& directory, FileOps& ops) {
@@ -226,6 +248,7 @@ std::string checkpoint_name(std::int64_t step) { return fmt::format("step-{:08}"
 
 fs::path write_checkpoint(const fs::path& root, const CheckpointContent& content, FileOps& ops) {
   Manifest& manifest = *content.manifest;
+  check_names(content.beside);
   create_directories_or_throw(root, ops);
   const std::string name = checkpoint_name(manifest.step);
   const fs::path final = root / name;
@@ -234,8 +257,9 @@ fs::path write_checkpoint(const fs::path& root, const CheckpointContent& content
   ops.remove_all(hidden);
   create_directories_or_throw(hidden, ops);
   Unfinished guard(hidden, ops);
-  manifest.files = {write_state(hidden / state_name, content, ops)};
+  manifest.files.clear();
   for (const fs::path& file : content.beside) manifest.files.push_back(copy_beside(file, hidden, ops));
+  manifest.files.push_back(write_state(hidden / state_name, content, ops));
   write_file_atomically(hidden / manifest_name, manifest_text(manifest), ops);
   sync_directory(hidden, ops);
   publish(hidden, final, old, ops);
@@ -258,14 +282,13 @@ Checkpoint::Checkpoint(const fs::path& directory, CheckpointCheck check)
   }
 }
 
-void Checkpoint::read(std::size_t index, StatePart part, std::int64_t first, std::span<float> values) const {
+void Checkpoint::read(std::size_t index, StateArray array, std::int64_t first, std::span<float> values) const {
   const auto& parameter = manifest_.parameters.at(index);
-  const int p = static_cast<int>(part);
-  if (p >= parts_of(parameter)) {
+  if (!has(parameter, array)) {
     std::fill(values.begin(), values.end(), 0.0F);
     return;
   }
-  widen(*state_->find(prefixes[p] + parameter.name), first, values);
+  widen(*state_->find(tensor_name(array, parameter.name)), first, values);
 }
 
 /// Arrays as they follow each other in the file.
@@ -273,10 +296,10 @@ std::vector<Checkpoint::Stored> Checkpoint::stored() const {
   std::vector<Stored> arrays;
   for (std::size_t index = 0; index < manifest_.parameters.size(); ++index) {
     const auto& parameter = manifest_.parameters[index];
-    for (int part = 0; part < parts_of(parameter); ++part) {
-      const StoredTensor& tensor = *state_->find(prefixes[part] + parameter.name);
+    for (const StateArray array : arrays_of(parameter.trainable)) {
+      const StoredTensor& tensor = *state_->find(tensor_name(array, parameter.name));
       if (tensor.begin % sizeof(float) != 0) corrupt(directory_, fmt::format("{} is not aligned", parameter.name));
-      arrays.push_back({tensor.begin, tensor.begin + tensor.bytes.size(), index, static_cast<StatePart>(part)});
+      arrays.push_back({tensor.begin, tensor.begin + tensor.bytes.size(), index, array});
     }
   }
   std::sort(arrays.begin(), arrays.end(), [](const Stored& a, const Stored& b) { return a.begin < b.begin; });
@@ -296,7 +319,7 @@ void Checkpoint::stream(const StateWriter& write) const {
       const std::uint64_t from = std::max(at, next->begin);
       const std::uint64_t to = std::min(end, next->end);
       const auto* const values = reinterpret_cast<const float*>(piece.data() + (from - at));
-      write(next->index, next->part, static_cast<std::int64_t>((from - next->begin) / sizeof(float)),
+      write(next->index, next->array, static_cast<std::int64_t>((from - next->begin) / sizeof(float)),
             {values, static_cast<std::size_t>(to - from) / sizeof(float)});
       if (next->end > end) break;  // the rest comes with the next piece
       ++next;
@@ -326,8 +349,8 @@ std::string Checkpoint::state_digest() const {
   StateDigest digest;
   for (const auto& parameter : manifest_.parameters) {
     digest.begin_parameter(parameter.name);
-    for (int part = 0; part < state_parts; ++part) {
-      const StoredTensor* tensor = part < parts_of(parameter) ? state_->find(prefixes[part] + parameter.name) : nullptr;
+    for (const StateArray array : state_arrays) {
+      const StoredTensor* tensor = has(parameter, array) ? state_->find(tensor_name(array, parameter.name)) : nullptr;
       for (std::int64_t at = 0; at < parameter.count(); at += state_digest_block) {
         const auto count = std::min(state_digest_block, parameter.count() - at);
         const auto values = std::span(block).first(static_cast<std::size_t>(count));

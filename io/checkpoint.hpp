@@ -11,20 +11,17 @@
 #include <string>
 #include <vector>
 
+#include "core/state_array.hpp"
 #include "io/file_ops.hpp"
 #include "io/manifest.hpp"
 #include "io/safetensors.hpp"
 
 namespace tandem {
 
-/// The three arrays of a parameter, in the order of file and digest.
-enum class StatePart : std::uint8_t { master, m, v };
-constexpr int state_parts = 3;
-
 /// Values of one array of parameter `index` from the `first` on, at least one: in memory of its own, or read into
 /// `buffer` (which ends where the array does, or before). Asked for in the order of the file, each value once. Valid
 /// until the next call.
-using StateReader = std::function<std::span<const float>(std::size_t index, StatePart part, std::int64_t first,
+using StateReader = std::function<std::span<const float>(std::size_t index, StateArray array, std::int64_t first,
                                                          std::span<float> buffer)>;
 
 /// "step-00000100".
@@ -39,13 +36,14 @@ struct CheckpointContent {
 };
 
 /// Writes `root/step-XXXXXXXX` through a hidden folder beside it. An existing checkpoint of the step is
-/// replaced. Takes no memory but the buffer. Blocks. Throws WriteError; what was there before stays.
+/// replaced. Takes no memory but the buffer. Blocks. Throws WriteError, InputError where a file beside cannot be read,
+/// and MisuseError where two have one name, or that of the state or the manifest; what was there before stays.
 std::filesystem::path write_checkpoint(const std::filesystem::path& root, const CheckpointContent& content,
                                        FileOps& ops = system_files());
 
 /// Values of one array of parameter `index` from the `first` on.
 using StateWriter =
-    std::function<void(std::size_t index, StatePart part, std::int64_t first, std::span<const float> values)>;
+    std::function<void(std::size_t index, StateArray array, std::int64_t first, std::span<const float> values)>;
 
 /// How much of a checkpoint is checked when it is opened. `state` reads what may be many GB.
 enum class CheckpointCheck : std::uint8_t { all_but_state, state };
@@ -60,7 +58,7 @@ class Checkpoint {
   const Manifest& manifest() const noexcept { return manifest_; }
   const std::filesystem::path& directory() const noexcept { return directory_; }
   /// Elements [first, first + values.size()) of one array of parameter `index`; moments of a frozen one are zero.
-  void read(std::size_t index, StatePart part, std::int64_t first, std::span<float> values) const;
+  void read(std::size_t index, StateArray array, std::int64_t first, std::span<float> values) const;
   /// Reads all state once, in the order of the file and at the rate of the disk, and hands it out in pieces of at most
   /// ReadAhead::piece_bytes. Throws InputError where it turns out at the end that it is not what was saved: what has
   /// been handed out is then worthless. Takes ReadAhead::memory_bytes of memory.
@@ -77,7 +75,7 @@ class Checkpoint {
     std::uint64_t begin = 0;  ///< bytes in the file
     std::uint64_t end = 0;
     std::size_t index = 0;
-    StatePart part = StatePart::master;
+    StateArray array = StateArray::master;
   };
   std::vector<Stored> stored() const;
 

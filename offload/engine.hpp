@@ -9,10 +9,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/device.hpp"
 #include "core/parameter_access.hpp"
 #include "core/parameter_layout.hpp"
+#include "core/state_array.hpp"
 #include "core/trace.hpp"
 #include "scheduler/plan.hpp"
 
@@ -57,9 +59,6 @@ struct EngineCounters {
   double update_seconds = 0.0;     ///< from the decision to update until the last update of the step was done
   double save_wait_seconds = 0.0;  ///< some update waited for a save to read its state, and for nothing else
 };
-
-/// The three arrays of a parameter's optimizer state.
-enum class StateArray : std::uint8_t { master, m, v };
 
 class SaveReader;
 
@@ -173,14 +172,17 @@ class OffloadEngine final : public ParameterAccess {
   void set_step(std::int64_t step);
   /// Writes `directory/step-XXXXXXXX`, a checkpoint as docs/checkpoints.md describes, and returns its path. It
   /// appears under its name only when it is whole and on the disk. Takes host memory for a piece of state, 8 MiB at
-  /// most. Blocks; waits for updates. Throws WriteError. Not inside a step. It names no model: `load` reads it and
-  /// `tandem digest`, but not `tandem export`.
-  std::filesystem::path save(const std::filesystem::path& directory);
+  /// most. `files` are copied into it under their own names: state of the caller's, which is so whole where the
+  /// checkpoint is, and which `load` finds unaltered. Blocks; waits for updates. Not inside a step. Throws WriteError;
+  /// InputError where one of the files cannot be read; MisuseError where two of them have one name, or that of a file
+  /// of the checkpoint's own. It names no model: `load` reads it and `tandem digest`, but not `tandem export`.
+  std::filesystem::path save(const std::filesystem::path& directory,
+                             const std::vector<std::filesystem::path>& files = {});
   /// Restores state and step from a checkpoint, or from the newest one in `directory` that is whole; under any
-  /// plan. Returns the path of the one that was read: a newer one that is damaged has been passed over. Blocks. Throws
-  /// InputError: before anything is changed where there is none, it is damaged or belongs to other parameters; and
-  /// where reading fails later, after which the state is neither read nor trained until one is loaded whole. Not inside
-  /// a step.
+  /// plan. Returns the path of the one that was read, where the caller's files are, too: a newer one that is damaged,
+  /// in whichever of its files, has been passed over. Blocks. Throws InputError: before anything is changed where there
+  /// is none, it is damaged or belongs to other parameters; and where reading fails later, after which the state is
+  /// neither read nor trained until one is loaded whole. Not inside a step.
   std::filesystem::path load(const std::filesystem::path& directory);
   /// Goes on under another plan for the same layout and state format, within the memory already booked: state and
   /// weights move to where it has them, no bit of them changes. Blocks; waits for updates. Not inside a step. Throws

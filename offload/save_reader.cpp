@@ -21,7 +21,7 @@ SaveReader::~SaveReader() {
 const Task& SaveReader::expected(const Parameter& p, StateArray array, std::int64_t element) const {
   if (next_ < tasks_.size()) {
     const Task& task = tasks_[next_];
-    const bool same = task.layer == p.layer && task.buffer == static_cast<int>(array);
+    const bool same = task.layer == p.layer && task.array == array;
     if (same && element == (begun_ ? element_ : task.begin)) return task;
   }
   throw MisuseError(fmt::format("a save reads element {} of {}", element - p.offset, p.full_name),

@@ -199,9 +199,9 @@ std::string StateAccess::digest() const {
   StateDigest digest;
   for (const Parameter* p : layout_.owned_parameters()) {
     const std::int64_t blocks = (p->count + state_digest_block - 1) / state_digest_block;
-    std::vector<StateDigest::BlockHash> hashes(3 * static_cast<std::size_t>(blocks));  // of master, m and v
+    std::vector<StateDigest::BlockHash> hashes(state_arrays.size() * static_cast<std::size_t>(blocks));
     device_.host_kernels().parallel().run(std::ssize(hashes), [&](std::int64_t i) {
-      const auto array = static_cast<StateArray>(i / blocks);
+      const StateArray array = state_arrays[static_cast<std::size_t>(i / blocks)];
       hashes[static_cast<std::size_t>(i)] = hash_block(*p, array, i % blocks * state_digest_block);
     });
     digest.begin_parameter(p->full_name);

@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/state_array.hpp"
+
 namespace tandem {
 
 using TaskId = std::int64_t;
@@ -57,10 +59,11 @@ struct Task {
   int subgroup = -1;       ///< index in Plan::subgroups
   std::int64_t begin = 0;  ///< elements of the layer's flat arrays
   std::int64_t end = 0;
-  int buffer = -1;   ///< weight, gradient or state buffer (index within its kind); of save_state the array, 0 to 2
-  int staging = -1;  ///< staging piece
-  int sum = -1;      ///< buffer for a sum of gradients
-  bool first_micro = true;  ///< of the step's micro-batches
+  int buffer = -1;                        ///< weight, gradient or state buffer (index within its kind)
+  int staging = -1;                       ///< staging piece
+  int sum = -1;                           ///< buffer for a sum of gradients
+  StateArray array = StateArray::master;  ///< that a save_state reads
+  bool first_micro = true;                ///< of the step's micro-batches
   bool last_micro = true;
   bool in_bf16 = false;     ///< gradient piece: the caller writes bf16, nothing is left to round
   std::uint64_t bytes = 0;  ///< across the link, or to the disk

@@ -198,7 +198,7 @@ class Unfolder {
   void send_piece(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);
   void save_parameter(const Parameter& parameter, TaskList& out);
-  Task& emit_save(const Parameter& parameter, int array, std::int64_t begin, std::int64_t end, TaskList& out);
+  Task& emit_save(const Parameter& parameter, StateArray array, std::int64_t begin, std::int64_t end, TaskList& out);
   void update_layer(int layer, TaskList& out);
   Task update_of(int subgroup, std::int64_t begin, std::int64_t end) const;
   Task& emit_update(TaskList& out, TaskKind kind, Lane lane, const Task& piece);

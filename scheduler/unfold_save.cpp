@@ -6,7 +6,6 @@
 namespace tandem {
 namespace {
 
-constexpr int state_arrays = 3;  // master, m, v
 // Nobody waits for a checkpoint: the disk has a lane of its own.
 constexpr int priority_save = 3;
 
@@ -17,11 +16,11 @@ void Unfolder::save(TaskList& out) {
 }
 
 /// One task after another, as the file is written: a task is also behind all that those before it wait for.
-Task& Unfolder::emit_save(const Parameter& p, int array, std::int64_t begin, std::int64_t end, TaskList& out) {
+Task& Unfolder::emit_save(const Parameter& p, StateArray array, std::int64_t begin, std::int64_t end, TaskList& out) {
   Task& task = emit(out, TaskKind::save_state, Lane::disk, priority_save, p.layer);
   task.begin = begin;
   task.end = end;
-  task.buffer = array;
+  task.array = array;
   task.bytes = static_cast<std::uint64_t>(task.count()) * sizeof(float);
   out.depends_on(last_save_);
   last_save_ = task.id;
@@ -33,7 +32,7 @@ Task& Unfolder::emit_save(const Parameter& p, int array, std::int64_t begin, std
 void Unfolder::save_parameter(const Parameter& p, TaskList& out) {
   const std::int64_t end = p.offset + p.count;
   if (!p.options.trainable) {
-    emit_save(p, 0, p.offset, end, out);
+    emit_save(p, StateArray::master, p.offset, end, out);
     return;
   }
   const LayerState& layer = state_of(p.layer);
@@ -45,14 +44,14 @@ void Unfolder::save_parameter(const Parameter& p, TaskList& out) {
       if (from < to) call(subgroups_[static_cast<std::size_t>(s)], group, from, to);
     }
   };
-  emit_save(p, 0, p.offset, end, out);
+  emit_save(p, StateArray::master, p.offset, end, out);
   for_subgroups([&](SubgroupState& users, const Subgroup& group, std::int64_t, std::int64_t) {
     depend_on_users(users.state_users, group.begin, group.end, out);
   });
-  for (int array = 1; array + 1 < state_arrays; ++array) emit_save(p, array, p.offset, end, out);
+  emit_save(p, StateArray::m, p.offset, end, out);
   for_subgroups([&](SubgroupState& users, const Subgroup& group, std::int64_t from, std::int64_t to) {
     // Behind the users that there were, and so for the next update instead of them.
-    const TaskId read = emit_save(p, state_arrays - 1, from, to, out).id;
+    const TaskId read = emit_save(p, StateArray::v, from, to, out).id;
     users.state_users = {{group.begin, group.end, read}};
   });
 }

@@ -117,9 +117,9 @@ StateReader CheckpointSaver::timed(StateReader read) {
     double began = 0.0;
     double bytes = 0.0;
   };
-  return [this, read = std::move(read), so_far = Progress{}](std::size_t index, StatePart part, std::int64_t first,
+  return [this, read = std::move(read), so_far = Progress{}](std::size_t index, StateArray array, std::int64_t first,
                                                              std::span<float> buffer) mutable {
-    const auto values = read(index, part, first, buffer);
+    const auto values = read(index, array, first, buffer);
     const double now = trace_now();
     if (so_far.began == 0.0) {
       so_far.began = now;
@@ -136,8 +136,8 @@ fs::path CheckpointSaver::write_copy(CheckpointContent& content) {
   copy_->take(*scope_);
   let_go();
   give_way(politeness_where_nobody_waits);
-  content.read = [this](std::size_t index, StatePart part, std::int64_t, std::span<float>) {
-    return copy_->part(index, part);
+  content.read = [this](std::size_t index, StateArray array, std::int64_t, std::span<float>) {
+    return copy_->part(index, array);
   };
   PacedFiles files(pace_);
   fs::path written = write_checkpoint(options_.root, content, files);

@@ -231,7 +231,7 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
     check_checkpoint(*source.checkpoint, layout);
     return watched(
         [checkpoint = source.checkpoint.get()](const Parameter& p, std::int64_t first, std::span<float> values) {
-          checkpoint->read(checkpoint->index_of(p.full_name), StatePart::master, first, values);
+          checkpoint->read(checkpoint->index_of(p.full_name), StateArray::master, first, values);
         });
   }
   if (!source.weights.empty()) {

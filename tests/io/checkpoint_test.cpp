@@ -37,11 +37,13 @@ class CheckpointFiles : public testing::Test {
     m.parameters = {{"a", {3, 5}, true}, {"frozen", {7}, false}, {"c", {1100000}, true}};
     return m;
   }
-  static float value(std::size_t index, StatePart part, std::size_t i) {
-    return static_cast<float>(index * 1000 + static_cast<std::size_t>(part) * 100) + static_cast<float>(i) * 0.25F;
+  static float value(std::size_t index, StateArray array, std::size_t i) {
+    return static_cast<float>(index * 1000 + static_cast<std::size_t>(array) * 100) + static_cast<float>(i) * 0.25F;
   }
-  static std::span<const float> reader(std::size_t index, StatePart part, std::int64_t first, std::span<float> values) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(index, part, static_cast<std::size_t>(first) + i);
+  static std::span<const float> reader(std::size_t index, StateArray array, std::int64_t first,
+                                       std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      values[i] = value(index, array, static_cast<std::size_t>(first) + i);
     return values;
   }
   fs::path save(std::int64_t step) {
@@ -72,9 +74,9 @@ TEST_F(CheckpointFiles, ReadsBackWhatWasSaved) {
   EXPECT_EQ(m.first_loss, 5.5);
   EXPECT_FALSE(m.last_loss.has_value());
   std::vector<float> values(1100000);
-  checkpoint.read(2, StatePart::v, 0, values);
-  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], value(2, StatePart::v, i));
-  checkpoint.read(1, StatePart::m, 0, std::span(values).first(7));
+  checkpoint.read(2, StateArray::v, 0, values);
+  for (std::size_t i = 0; i < values.size(); ++i) ASSERT_EQ(values[i], value(2, StateArray::v, i));
+  checkpoint.read(1, StateArray::m, 0, std::span(values).first(7));
   EXPECT_EQ(values[3], 0.0F);  // a frozen parameter has no moments
   EXPECT_EQ(checkpoint.state_digest(), digest_);
   EXPECT_EQ(checkpoint.state_digest(), m.state_digest);
@@ -92,11 +94,11 @@ TEST_F(CheckpointFiles, NoticesOneFlippedBit) {
 /// What `stream` hands out, checked to be each value once, in pieces that follow each other.
 std::vector<std::vector<float>> streamed(const Checkpoint& checkpoint) {
   std::vector<std::vector<float>> arrays(3 * checkpoint.manifest().parameters.size());
-  checkpoint.stream([&](std::size_t index, StatePart part, std::int64_t first, std::span<const float> values) {
-    auto& array = arrays[3 * index + static_cast<std::size_t>(part)];
-    EXPECT_EQ(static_cast<std::size_t>(first), array.size());
+  checkpoint.stream([&](std::size_t index, StateArray array, std::int64_t first, std::span<const float> values) {
+    auto& so_far = arrays[3 * index + static_cast<std::size_t>(array)];
+    EXPECT_EQ(static_cast<std::size_t>(first), so_far.size());
     EXPECT_LE(values.size_bytes(), ReadAhead::piece_bytes);
-    array.insert(array.end(), values.begin(), values.end());
+    so_far.insert(so_far.end(), values.begin(), values.end());
   });
   return arrays;
 }
@@ -106,11 +108,11 @@ TEST_F(CheckpointFiles, StreamsEveryValueOnce) {
   const auto arrays = streamed(checkpoint);
   const auto& parameters = checkpoint.manifest().parameters;
   for (std::size_t i = 0; i < parameters.size(); ++i) {
-    for (int part = 0; part < state_parts; ++part) {
-      const auto& array = arrays[3 * i + static_cast<std::size_t>(part)];
-      const bool stored = parameters[i].trainable || part == 0;
-      ASSERT_EQ(array.size(), stored ? static_cast<std::size_t>(parameters[i].count()) : 0u);
-      for (std::size_t k = 0; k < array.size(); ++k) ASSERT_EQ(array[k], value(i, static_cast<StatePart>(part), k));
+    for (const StateArray array : state_arrays) {
+      const auto& values = arrays[state_arrays.size() * i + static_cast<std::size_t>(array)];
+      const bool stored = parameters[i].trainable || array == StateArray::master;
+      ASSERT_EQ(values.size(), stored ? static_cast<std::size_t>(parameters[i].count()) : 0u);
+      for (std::size_t k = 0; k < values.size(); ++k) ASSERT_EQ(values[k], value(i, array, k));
     }
   }
 }
@@ -202,9 +204,9 @@ TEST_F(CheckpointFiles, AFailedSaveLeavesNothingAndTheOldOneWhole) {
   const fs::path old = save(5);
   Manifest m = manifest(5);
   std::vector<float> buffer(1100000);
-  const StateReader failing = [](std::size_t index, StatePart part, std::int64_t first, std::span<float> values) {
+  const StateReader failing = [](std::size_t index, StateArray array, std::int64_t first, std::span<float> values) {
     if (index == 2) throw DeviceError("planted");
-    return reader(index, part, first, values);
+    return reader(index, array, first, values);
   };
   const CheckpointContent content{.manifest = &m, .read = failing, .buffer = buffer};
   EXPECT_THROW(write_checkpoint(root_, content), DeviceError);

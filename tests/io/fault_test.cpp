@@ -200,7 +200,7 @@ class Faults : public testing::TestWithParam<Fault> {
     m.step = step;
     m.parameters = {{"a", {3, 5}, true}, {"frozen", {7}, false}, {"b", {300}, true}};
     std::vector<float> buffer(300, mark);
-    const StateReader read = [&](std::size_t index, StatePart, std::int64_t, std::span<float> values) {
+    const StateReader read = [&](std::size_t index, StateArray, std::int64_t, std::span<float> values) {
       std::fill(values.begin(), values.end(), mark + static_cast<float>(index));
       return std::span<const float>(values);
     };

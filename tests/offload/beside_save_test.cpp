@@ -55,9 +55,9 @@ class SlowSave {
     std::vector<float> buffer(1500);
     int reads = 0;
     const StateReader reader = state_reader(*scope_, layout);
-    const StateReader slow = [&](std::size_t index, StatePart part, std::int64_t first, std::span<float> values) {
+    const StateReader slow = [&](std::size_t index, StateArray array, std::int64_t first, std::span<float> values) {
       if (reads++ % 7 == seed % 7) std::this_thread::sleep_for(std::chrono::microseconds(300));
-      return reader(index, part, first, values);
+      return reader(index, array, first, values);
     };
     try {
       written_ = write_checkpoint(root_, {.manifest = &manifest_, .read = slow, .buffer = buffer});
@@ -148,10 +148,10 @@ class SavingBeside : public ::testing::TestWithParam<Way> {
     m.step = m.adam_step = step;
     m.parameters = checkpoint_parameters(trainer.layout());
     std::vector<float> whole;
-    const StateReader read = [&](std::size_t index, StatePart part, std::int64_t, std::span<float>) {
+    const StateReader read = [&](std::size_t index, StateArray array, std::int64_t, std::span<float>) {
       const Parameter& p = *trainer.layout().owned_parameters().at(index);
       whole.resize(static_cast<std::size_t>(p.count));
-      trainer.engine().read(p, static_cast<StateArray>(part), whole);
+      trainer.engine().read(p, array, whole);
       return std::span<const float>(whole);
     };
     write_checkpoint(folder_ / "standing", {.manifest = &m, .read = read});

@@ -4,6 +4,10 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "core/state_digest.hpp"
 #include "tests/offload/toy_trainer.hpp"
@@ -26,6 +30,12 @@ class Saving : public ::testing::Test {
     ToyResult result;
     for (int s = 0; s < steps; ++s) trainer.step(s, result);
     return trainer.engine().state_digest();
+  }
+
+  static void write(const std::filesystem::path& file, std::string_view text) { std::ofstream(file) << text; }
+  static std::string text_of(const std::filesystem::path& file) {
+    std::ifstream stream(file);
+    return {std::istreambuf_iterator<char>(stream), {}};
   }
 
   std::filesystem::path folder_;
@@ -116,6 +126,44 @@ TEST_F(Saving, LoadingSaysWhichCheckpointItWas) {
   std::filesystem::resize_file(newer / "state.safetensors", 100);
   EXPECT_EQ(trainer.engine().load(folder_), older);
   EXPECT_EQ(trainer.engine().step(), 0);
+}
+
+TEST_F(Saving, FilesOfTheCallerAreWholeWhereTheCheckpointIs) {
+  ToyTrainer trainer(toy("host"));
+  std::filesystem::create_directories(folder_ / "mine");
+  const auto position = folder_ / "mine" / "position.json";
+  const auto empty = folder_ / "mine" / "empty";
+  write(position, "{\"window\": 7}");
+  write(empty, "");
+  const auto older = trainer.engine().save(folder_, {position, empty});
+  ToyResult result;
+  trainer.step(0, result);
+  write(position, "{\"window\": 8}");
+  const auto newer = trainer.engine().save(folder_, {position});
+  EXPECT_EQ(text_of(trainer.engine().load(folder_) / "position.json"), "{\"window\": 8}");
+  EXPECT_EQ(std::filesystem::file_size(older / "empty"), 0u);
+  write(newer / "position.json", "{\"window\": 9}");  // not what was saved: the checkpoint is not whole
+  EXPECT_EQ(trainer.engine().load(folder_), older);
+  EXPECT_EQ(text_of(older / "position.json"), "{\"window\": 7}");
+}
+
+TEST_F(Saving, FilesThatCannotBeKeptAreRefusedAndNothingIsWritten) {
+  ToyTrainer trainer(toy("host"));
+  const auto saved = trainer.engine().save(folder_);
+  std::filesystem::create_directories(folder_ / "mine" / "position");
+  const auto refused = [&](const std::vector<std::filesystem::path>& files) {
+    EXPECT_THROW(trainer.engine().save(folder_, files), MisuseError);
+  };
+  for (const char* name : {"a", "state.safetensors", "manifest.json"}) write(folder_ / "mine" / name, "x");
+  write(folder_ / "mine" / "position" / "a", "y");
+  refused({folder_ / "mine" / "a", folder_ / "mine" / "position" / "a"});
+  refused({folder_ / "mine" / "state.safetensors"});
+  refused({folder_ / "mine" / "manifest.json"});
+  refused({folder_ / "mine" / ""});
+  EXPECT_THROW(trainer.engine().save(folder_, {folder_ / "missing"}), InputError);
+  EXPECT_THROW(trainer.engine().save(folder_, {folder_ / "mine" / "position"}), InputError);
+  EXPECT_EQ(trainer.engine().load(folder_), saved);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_), {}), 2) << "the checkpoint, and `mine`";
 }
 
 TEST_F(Saving, LoadingInsideAStepIsRefusedAndTheStateStays) {

@@ -88,13 +88,13 @@ TEST(Unfold, ASaveReadsEveryValueOnceInTheOrderOfTheFile) {
   u.save(run.tasks);
   std::size_t i = 0;
   for (const Parameter* p : run.layout.owned_parameters()) {
-    for (int array = 0; array < (p->options.trainable ? 3 : 1); ++array) {
+    for (const StateArray array : arrays_of(p->options.trainable)) {
       std::int64_t at = p->offset;
       for (; i < run.tasks.size() && at < p->offset + p->count; at = run.tasks[i++].end) {
         const Task& t = run.tasks[i];
         EXPECT_EQ(t.lane, Lane::disk);
         EXPECT_EQ(t.layer, p->layer);
-        EXPECT_EQ(t.buffer, array);
+        EXPECT_EQ(t.array, array);
         EXPECT_EQ(t.begin, at);
         EXPECT_EQ(t.bytes, 4U * static_cast<std::uint64_t>(t.count()));
         EXPECT_TRUE(i == 0 || run.tasks.dependencies(i).front() == t.id - 1);
@@ -122,7 +122,7 @@ TEST(Unfold, AnUpdateWaitsForTheStateThatItOverwritesAndNoMore) {
     ++updates;
     ASSERT_EQ(run.tasks.dependencies(i).size(), 1U);
     const Task& save = saves.at(run.tasks.dependencies(i).front());
-    EXPECT_EQ(save.buffer, 2);
+    EXPECT_EQ(save.array, StateArray::v);
     EXPECT_LT(save.begin, t.end);
     EXPECT_GT(save.end, t.begin);
   }
