@@ -13,7 +13,7 @@ namespace tandem {
 BenchSteps::BenchSteps(RunSetup& run, const TrainConfig& config, const ModelSource& source)
     : config_(config),
       loaded_(run, nullptr),
-      clock_(*run.device),
+      clock_(*run.device, run.options.watchdog_seconds),
       vocabulary_(source.config.vocabulary),
       at_once_(static_cast<std::size_t>(run.model->shape().micro_batches)) {
   Parallel& threads = run.device->host_kernels().parallel();

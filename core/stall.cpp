@@ -1,5 +1,7 @@
 #include "core/stall.hpp"
 
+#include <fmt/format.h>
+
 #include <atomic>
 
 #include "core/trace.hpp"
@@ -22,6 +24,11 @@ std::optional<double> ProgressWatch::stalled(std::uint64_t made) {
   }
   if (now - since_ > limit_) return now - since_;
   return std::nullopt;
+}
+
+StalledError stalled(std::string_view what, double seconds, std::string_view who) {
+  return StalledError(fmt::format("waiting for {} made no progress for {:.0f} s", what, seconds),
+                      fmt::format("{} does no more", who));
 }
 
 void set_stall_handler(StallHandler handler) noexcept { the_handler = handler; }

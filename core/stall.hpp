@@ -1,8 +1,10 @@
 #pragma once
 // What becomes of a process in which something has stalled for good. StalledError tells whoever waited, but what has
 // stalled still holds its thread, and destroying it waits for that thread.
+#include <chrono>
 #include <cstdint>
 #include <optional>
+#include <string_view>
 
 #include "core/error.hpp"
 
@@ -21,6 +23,12 @@ class ProgressWatch {
   double since_;
   std::uint64_t seen_;
 };
+
+/// How often whoever waits looks whether something has moved.
+constexpr std::chrono::milliseconds watch_tick(200);
+
+/// "waiting for losses made no progress for 300 s: cuda:0 NVIDIA H200 does no more".
+StalledError stalled(std::string_view what, double seconds, std::string_view who);
 
 /// Called once, by the first thread that gives up waiting and before StalledError reaches anybody. It must return.
 using StallHandler = void (*)(const StalledError& error);

@@ -3,13 +3,14 @@
 #include <exception>
 #include <utility>
 
+#include "core/stall.hpp"
 #include "core/trace.hpp"
 
 namespace tandem {
 
 StreamMarks::~StreamMarks() {
   std::unique_lock lock(mutex_);
-  wait(lock);
+  wait(lock, [](const StalledError& error) { report_stall(error); });
 }
 
 std::uint32_t StreamMarks::set(StreamView stream) {
@@ -37,13 +38,20 @@ void StreamMarks::pass(std::uint32_t mark) {
   changed_.notify_all();  // while the lock is held: the marks may go as soon as it is not
 }
 
-void StreamMarks::wait(std::unique_lock<std::mutex>& lock) {
-  changed_.wait(lock, [this] { return passed_ == times_.size(); });
+template <class OnStall>
+void StreamMarks::wait(std::unique_lock<std::mutex>& lock, OnStall on_stall) {
+  ProgressWatch progress(watchdog_seconds_, passed_);
+  while (!changed_.wait_for(lock, watch_tick, [this] { return passed_ == times_.size(); })) {
+    if (const auto seconds = progress.stalled(passed_)) on_stall(stalled("a stream", *seconds, device_.info().name));
+  }
 }
 
 const std::vector<double>& StreamMarks::take() {
   std::unique_lock lock(mutex_);
-  wait(lock);
+  wait(lock, [](const StalledError& error) {
+    report_stall(error);
+    throw error;
+  });
   taken_.swap(times_);
   times_.clear();
   passed_ = 0;

@@ -15,8 +15,12 @@ namespace tandem {
 class StreamMarks {
  public:
   /// `device` must outlive the marks. `room`: as many marks between two calls of `take` allocate nothing.
-  explicit StreamMarks(Device& device, std::size_t room = 0) : device_(device) { times_.reserve(room); }
-  /// Waits until all have passed.
+  /// `watchdog_seconds`: how long a stream may stand still before a mark.
+  StreamMarks(Device& device, double watchdog_seconds, std::size_t room = 0)
+      : device_(device), watchdog_seconds_(watchdog_seconds) {
+    times_.reserve(room);
+  }
+  /// Waits until all have passed. A stall is told (`report_stall`), and waited for.
   ~StreamMarks();
   StreamMarks(const StreamMarks&) = delete;
   StreamMarks& operator=(const StreamMarks&) = delete;
@@ -26,13 +30,16 @@ class StreamMarks {
   std::uint32_t set(StreamView stream);
   /// Waits until all marks have passed. Returns when each did, by trace_now's clock, in the order in which they were
   /// set; valid until the next `take`. A failed stream passes its marks: its error reaches whoever uses the stream.
+  /// Throws StalledError where no mark is passed for long; all marks are then still there.
   const std::vector<double>& take();
 
  private:
   void pass(std::uint32_t mark);
-  void wait(std::unique_lock<std::mutex>& lock);
+  template <class OnStall>
+  void wait(std::unique_lock<std::mutex>& lock, OnStall on_stall);
 
   Device& device_;
+  double watchdog_seconds_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t passed_ = 0;

@@ -90,7 +90,7 @@ void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   }
   step_options_ = options;
   mode_ = Mode::step;
-  stalls_.take(0.0);  // of a step that was abandoned
+  stalled_until(0.0);  // of a step that was abandoned
   unfolder_->forget_before(executor_.oldest());
   // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
   update_in_backward_ = options.max_grad_norm <= 0.0 && options_.on_nonfinite == OnNonfinite::stop;
@@ -98,6 +98,16 @@ void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   if (update_in_backward_) set_update(options.gradient_scale);
   prefetch();
   submit();
+}
+
+/// Of the caller's streams, in fetches up to `end`.
+double OffloadEngine::Impl::stalled_until(double end) {
+  try {
+    return stalls_.take(end);
+  } catch (...) {  // one of them stands still for good
+    give_up(std::current_exception());
+    throw;
+  }
 }
 
 void OffloadEngine::Impl::abort_step() {
@@ -146,7 +156,7 @@ StepReport OffloadEngine::Impl::end_step() {
   }
   StepReport report;
   report.gradient_norm = std::abs(step_options_.gradient_scale) * gradient_norm();
-  report.exposed_update_seconds = stalls_.take(update_ended_);
+  report.exposed_update_seconds = stalled_until(update_ended_);
   const bool finite = std::isfinite(report.gradient_norm);
   unfolder_->end_pass();
   mode_ = Mode::idle;

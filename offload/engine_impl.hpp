@@ -32,11 +32,11 @@ class OffloadEngine::Impl {
         layout_(layout),
         options_(options),
         plan_(checked(plan, layout_, options_)),
-        storage_(device, layout_, plan_),
-        access_(device, layout_, plan_, storage_),
+        storage_(device, layout_, plan_, options.watchdog_seconds),
+        access_(device, layout_, plan_, storage_, options.watchdog_seconds),
         unfolder_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_),
-        stalls_(device, 2 * static_cast<std::size_t>(layout_.layer_count())),
+        stalls_(device, options.watchdog_seconds, 2 * static_cast<std::size_t>(layout_.layer_count())),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
     if (!device.pins()) plan_.memory.unpin();
     executor_.on_submit = [this](const Task& task) { note_submitted(task); };
@@ -104,6 +104,7 @@ class OffloadEngine::Impl {
   void submit();
   void prefetch();
   double gradient_norm();
+  double stalled_until(double end);
   double squares_of(int layer) const;
   double clip_factor(double norm) const;
   void set_update(double scale);

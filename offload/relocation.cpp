@@ -6,6 +6,7 @@
 
 #include "core/memory.hpp"
 #include "core/numerics/adam_state.hpp"
+#include "core/watched_wait.hpp"
 #include "offload/copy_order.hpp"
 #include "offload/storage.hpp"
 
@@ -22,8 +23,12 @@ struct Location {
 
 class Relocation {
  public:
-  Relocation(Device& device, const ParameterLayout& layout, const BlockAddresses& blocks)
-      : device_(device), layout_(layout), blocks_(blocks), stream_(device.make_stream("relocation")) {}
+  Relocation(Device& device, const ParameterLayout& layout, const BlockAddresses& blocks, double watchdog_seconds)
+      : device_(device),
+        layout_(layout),
+        blocks_(blocks),
+        watchdog_seconds_(watchdog_seconds),
+        stream_(device.make_stream("relocation")) {}
 
   void want_state(const CarvedPlan& from, const CarvedPlan& to);
   void want_weights(const CarvedPlan& from, const CarvedPlan& to);
@@ -34,6 +39,7 @@ class Relocation {
   void want(const Location& from, const Location& to, std::size_t bytes);
   std::size_t offset_of(const Location& location) const;
   std::byte* address_of(Space space, std::size_t offset);
+  void wait() { wait_to_the_end(device_, stream_, {"state on its way", watchdog_seconds_}); }
   std::size_t weight_bytes(int layer) const {
     return static_cast<std::size_t>(layout_.layer(layer).elements) * sizeof(bf16);
   }
@@ -41,6 +47,7 @@ class Relocation {
   Device& device_;
   const ParameterLayout& layout_;
   BlockAddresses blocks_;
+  double watchdog_seconds_;
   std::vector<PlacedCopy> wanted_;
   std::vector<std::byte> scratch_;
   Stream stream_;
@@ -109,7 +116,7 @@ void Relocation::perform() {
                                                   : CopyKind::device_to_device;
     device_.copy(target, source, c.bytes, kind, stream_);
     // The next copy may be the processor's own, and needs this one done.
-    device_.synchronize(stream_);
+    wait();
   }
 }
 
@@ -121,14 +128,14 @@ void Relocation::fill_second_copies(const CarvedPlan& plan) {
     device_.copy(plan.carving.host_weights[at], plan.carving.resident_weights[at], weight_bytes(l),
                  CopyKind::device_to_host, stream_);
   }
-  device_.synchronize(stream_);
+  wait();
 }
 
 }  // namespace
 
 void relocate(Device& device, const ParameterLayout& layout, const BlockAddresses& blocks, const CarvedPlan& from,
-              const CarvedPlan& to) {
-  Relocation relocation(device, layout, blocks);
+              const CarvedPlan& to, double watchdog_seconds) {
+  Relocation relocation(device, layout, blocks, watchdog_seconds);
   relocation.want_state(from, to);
   relocation.want_weights(from, to);
   relocation.perform();

@@ -23,8 +23,9 @@ struct BlockAddresses {
 };
 
 /// Bits stay as they are. Both plans are of `layout` and of one state format. While nobody uses the blocks. Takes 4 MiB
-/// of host memory. Blocks. Throws DeviceError, after which the contents are lost.
+/// of host memory. Blocks. Throws DeviceError, after which the contents are lost. A copy that takes longer than
+/// `watchdog_seconds` is told as a stall, and waited for.
 void relocate(Device& device, const ParameterLayout& layout, const BlockAddresses& blocks, const CarvedPlan& from,
-              const CarvedPlan& to);
+              const CarvedPlan& to, double watchdog_seconds);
 
 }  // namespace tandem

@@ -11,14 +11,18 @@ namespace tandem {
 class StallClock {
  public:
   /// `device` must outlive the clock. With so many places between two takings nothing is allocated.
-  StallClock(Device& device, std::size_t places) : marks_(device, 2 * places) { places_.reserve(places); }
+  StallClock(Device& device, double watchdog_seconds, std::size_t places)
+      : marks_(device, watchdog_seconds, 2 * places) {
+    places_.reserve(places);
+  }
 
   /// A place that `stream` reaches with all that was queued on it so far done. Does not block.
   std::uint32_t reach(StreamView stream) { return marks_.set(stream); }
   /// ... and that it leaves when it has done what has been queued since: what it waits for.
   void leave(std::uint32_t place, StreamView stream);
   /// Waits until streams are past all places. Seconds between reaching and leaving a place, of all places since the
-  /// last call; those after `end` (trace_now's) left out.
+  /// last call; those after `end` (trace_now's) left out. Throws StalledError where a stream stands still for
+  /// `watchdog_seconds`.
   double take(double end);
 
  private:

@@ -6,6 +6,7 @@
 #include "core/error.hpp"
 #include "core/hash128.hpp"
 #include "core/update_kernels.hpp"
+#include "core/watched_wait.hpp"
 
 namespace tandem {
 namespace {
@@ -15,12 +16,18 @@ constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
 
 }  // namespace
 
-StateAccess::StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage)
-    : device_(device), layout_(layout), plan_(plan), storage_(storage), stream_(device.make_stream("state access")) {}
+StateAccess::StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
+                         double watchdog_seconds)
+    : device_(device),
+      layout_(layout),
+      plan_(plan),
+      storage_(storage),
+      stream_(device.make_stream("state access")),
+      watchdog_seconds_(watchdog_seconds) {}
 
 void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const {
   device_.copy(to, from, bytes, kind, stream_);
-  device_.synchronize(stream_);
+  wait_to_the_end(device_, stream_, {"a copy of state", watchdog_seconds_});
 }
 
 /// Of [first, first + count) of a parameter, in order.

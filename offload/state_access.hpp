@@ -17,8 +17,9 @@ namespace tandem {
 
 class StateAccess {
  public:
-  /// All must outlive it.
-  StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage);
+  /// All must outlive it. A copy that takes longer than `watchdog_seconds` is told as a stall, and waited for.
+  StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
+              double watchdog_seconds);
 
   /// Elements that a thread takes at a time where all work: what it makes of them stays in its cache.
   static constexpr std::int64_t part_elements = std::int64_t{1} << 16;
@@ -60,6 +61,7 @@ class StateAccess {
   const Plan& plan_;
   const Storage& storage_;
   Stream stream_;
+  double watchdog_seconds_;
 };
 
 }  // namespace tandem

@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
+#include "core/watched_wait.hpp"
 #include "offload/relocation.hpp"
 
 namespace tandem {
@@ -101,13 +102,14 @@ void require_room(std::size_t needed, std::size_t booked, std::string_view where
 
 }  // namespace
 
-Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan) {
+Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan, double watchdog_seconds)
+    : watchdog_seconds_(watchdog_seconds) {
   if (plan.memory.device_bytes() > 0) device_block_ = device.allocate(plan.memory.device_bytes(), "offload engine");
   if (plan.memory.host_bytes() > 0) host_block_ = device.allocate_pinned(plan.memory.host_bytes(), "offload engine");
   carving_ = carve(layout, plan);
   const Stream stream = device.make_stream("setup");
   if (device_block_) device.fill_zero(device_block_.data(), device_block_.bytes(), stream);
-  device.synchronize(stream);
+  wait_to_the_end(device, stream, {"zeroed memory", watchdog_seconds});
 }
 
 Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
@@ -131,7 +133,7 @@ void Storage::carve_anew(Device& device, const ParameterLayout& layout, const Pl
   Carving carving = carve(layout, to);
   const BlockAddresses blocks{static_cast<std::byte*>(device_block_.data()),
                               static_cast<std::byte*>(host_block_.data())};
-  relocate(device, layout, blocks, {from, carving_}, {to, carving});
+  relocate(device, layout, blocks, {from, carving_}, {to, carving}, watchdog_seconds_);
   carving_ = std::move(carving);
 }
 

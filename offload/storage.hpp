@@ -41,8 +41,9 @@ struct Carving {
 class Storage {
  public:
   /// Allocates and zeroes everything. Blocks. Throws PlanError, DeviceError; MisuseError where the
-  /// carving and the plan's total differ.
-  Storage(Device& device, const ParameterLayout& layout, const Plan& plan);
+  /// carving and the plan's total differ. What takes longer than `watchdog_seconds`, here and in `carve_anew`, is told
+  /// as a stall, and waited for.
+  Storage(Device& device, const ParameterLayout& layout, const Plan& plan, double watchdog_seconds);
 
   /// Throws PlanError where the blocks are too small for another plan, what that has spare not counted.
   void require_room_for(const Plan& plan) const;
@@ -69,6 +70,7 @@ class Storage {
   MemoryBlock device_block_;
   MemoryBlock host_block_;
   Carving carving_;
+  double watchdog_seconds_;
 };
 
 }  // namespace tandem

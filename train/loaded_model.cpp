@@ -4,11 +4,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <numeric>
 
 #include "core/error.hpp"
-#include "core/stall.hpp"
+#include "core/watched_wait.hpp"
 #include "data/window_sampler.hpp"
 
 namespace tandem {
@@ -38,7 +37,6 @@ std::size_t LoadedModel::batch_bytes(const RunShape& shape, std::size_t slots) {
 LoadedModel::LoadedModel(RunSetup& setup, Trace* trace) : setup_(setup) {
   Device& device = *setup.device;
   stream_ = device.make_stream("compute");
-  reached_ = device.make_event();
   activations_ = device.allocate(setup.activation_bytes, "activations and workspace");
   batches_ = device.allocate_pinned(batch_bytes(setup.model->shape(), setup.batch_slots), "batches");
   Arena arena(activations_.data(), activations_.bytes(), "activations and workspace");
@@ -87,17 +85,8 @@ void LoadedModel::train(std::size_t first, std::size_t n, ParameterAccess& param
 void LoadedModel::wait_for_losses() { wait("losses"); }
 
 void LoadedModel::wait(std::string_view what) {
-  constexpr std::chrono::milliseconds tick(200);
-  setup_.device->record(reached_, stream_);
-  ProgressWatch progress(setup_.options.watchdog_seconds, progress_of(*engine_));
-  while (!setup_.device->wait_for(reached_, tick)) {
-    const auto seconds = progress.stalled(progress_of(*engine_));
-    if (!seconds) continue;
-    const StalledError error(fmt::format("waiting for {} made no progress for {:.0f} s", what, *seconds),
-                             fmt::format("{} does no more", setup_.device->info().name));
-    report_stall(error);
-    throw error;
-  }
+  const auto made = [this] { return progress_of(*engine_); };
+  wait_or_give_up(*setup_.device, stream_, {what, setup_.options.watchdog_seconds, made});
 }
 
 std::optional<EvalResult> LoadedModel::evaluate(const TokenSource& source, const std::function<bool()>& stop) {
@@ -136,7 +125,7 @@ void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t posi
   const TensorView result = setup_.model->logits(*engine_, position, stream_);
   wait("logits");  // before the device knows of memory that goes with an exception
   setup_.device->copy(values.data(), result.data, values.size_bytes(), CopyKind::device_to_host, stream_);
-  setup_.device->synchronize(stream_);
+  wait_to_the_end(*setup_.device, stream_, {"logits", setup_.options.watchdog_seconds});
 }
 
 }  // namespace tandem

@@ -67,7 +67,6 @@ class LoadedModel {
 
   RunSetup& setup_;
   Stream stream_;
-  Event reached_;  ///< by the stream, when somebody waits for it
   MemoryBlock activations_;
   MemoryBlock batches_;
   std::unique_ptr<OffloadEngine> engine_;

@@ -14,13 +14,14 @@ enum class Phase : std::uint8_t { idle, forward, backward };
 class PhaseClock {
  public:
   /// `device` must outlive the clock, whose end waits until all marks have passed.
-  explicit PhaseClock(Device& device) : marks_(device) {}
+  PhaseClock(Device& device, double watchdog_seconds) : marks_(device, watchdog_seconds) {}
 
   /// From this point of `stream` on, until the next mark, time belongs to `phase`. Does not block. One stream at a
   /// time.
   void mark(Phase phase, StreamView stream);
   /// Waits until all marks have passed and gives the seconds of each phase since the last call.
-  /// A failed stream ends the waiting; the error itself reaches whoever uses the stream.
+  /// A failed stream ends the waiting; the error itself reaches whoever uses the stream. Throws StalledError where it
+  /// stands still for `watchdog_seconds`.
   void finish_forward_and_backward(double& forward, double& backward);
 
  private:

@@ -228,7 +228,7 @@ void Trainer::start() {
     trace_ = std::make_unique<Trace>(fs::path(config_.trace).parent_path());
   }
   loaded_ = std::make_unique<LoadedModel>(setup_, trace_.get());
-  clock_ = std::make_unique<PhaseClock>(*setup_.device);
+  clock_ = std::make_unique<PhaseClock>(*setup_.device, setup_.options.watchdog_seconds);
   if (!config_.out.empty()) directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
   load_weights();  // it decides at which step the run begins
   if (directory_) open_files();

@@ -3,10 +3,17 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "core/error.hpp"
+#include "core/stall.hpp"
+#include "core/trace.hpp"
 #include "tests/offload/idle_device.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
@@ -128,6 +135,97 @@ TEST(Watchdog, NamesWhoWaitsForWhat) {
     EXPECT_NE(text.find("waiting for gradients"), std::string::npos) << text;
   }
   *armed = false;
+}
+
+/// Whether somebody was told of a stall since the listener was made.
+class StallListener {
+ public:
+  StallListener() {
+    told = false;
+    set_stall_handler([](const StalledError&) { told = true; });
+  }
+  ~StallListener() { set_stall_handler(nullptr); }
+  static inline std::atomic<bool> told{false};
+};
+
+// Waits for work on memory of the caller's cannot be given up: whoever set a handler is told, and ends the process.
+TEST(Watchdog, TellsOfTheEnginesOwnCopiesAndWaitsForThem) {
+  if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to stall";
+  auto stalls = std::make_shared<std::atomic<const char*>>("");
+  ToyOptions o = toy("device");
+  o.offload.watchdog_seconds = 0.3;
+  o.offload.spare_host_memory = std::size_t{8} << 20;
+  o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->before_task = [stalls](std::string_view stream, std::string_view) {
+    if (stream != stalls->load()) return;
+    const double end = trace_now() + 20.0;
+    while (!StallListener::told && trace_now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    *stalls = "";
+  };
+  const auto expect_told = [&](const char* stream, const std::function<void()>& call) {
+    const StallListener listener;
+    *stalls = stream;
+    call();
+    EXPECT_TRUE(StallListener::told) << stream;
+  };
+  std::optional<ToyTrainer> t;
+  expect_told("setup", [&] { t.emplace(o); });
+  const Parameter& p = *t->layout().owned_parameters().front();
+  const auto count = static_cast<std::size_t>(p.count);
+  // Pinned: a device may block in the call itself where memory is not, and nobody but it could tell.
+  const MemoryBlock pinned = t->device().allocate_pinned(count * sizeof(float), "values");
+  const std::span<float> values(static_cast<float*>(pinned.data()), count);
+  const std::string digest = t->engine().state_digest();
+  expect_told("state access", [&] { t->engine().read(p, StateArray::master, values); });
+  expect_told("state access", [&] { t->engine().write(p, StateArray::master, values); });
+  expect_told("relocation", [&] {
+    OffloadOptions other = o.offload;
+    other.policy = parse_policy("static:0.5");
+    t->engine().adopt(make_plan(t->layout(), other, {t->device().info().capacity, 0}));
+  });
+  EXPECT_EQ(t->engine().state_digest(), digest);
+}
+
+// A stream beside the one that gradients come from, where nothing but the clock of exposed updates waits for it.
+TEST(Watchdog, DoesNotWaitWithoutEndForAStreamOfTheCallers) {
+  if (!testing::takes_faults()) GTEST_SKIP() << "this device cannot be made to stall";
+  ToyOptions o = toy("host");
+  o.offload.resident_layers = o.layers + 1;
+  o.offload.watchdog_seconds = 0.5;
+  o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->before_update = [] { std::this_thread::sleep_for(std::chrono::milliseconds(5)); };
+  ToyTrainer t(o);
+  ToyResult result;
+  t.step(0, result);
+  const Stream side = t.device().make_stream("side");
+  std::atomic<bool> goes_on{false};
+  const auto step = [&] {
+    t.engine().begin_step({});
+    {
+      const WeightsGuard weights = t.engine().fetch(0, t.stream());
+      const TensorView any = weights[t.layout().layer(0).parameters.front().name];
+      t.toy_device().enqueue(side, "stands still", any, {}, [&goes_on](const bf16*, void*) {
+        const double end = trace_now() + 20.0;
+        while (!goes_on && trace_now() < end) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      });
+    }
+    { const WeightsGuard weights = t.engine().fetch(t.layout().layer_count() - 1, side); }
+    for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l);
+    for (int l = t.layout().layer_count() - 1; l >= 0; --l) t.backward(l, 1, 0);
+    t.engine().end_step();
+  };
+  const auto stall_of = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const StalledError& error) {
+      return error.what();
+    }
+    return "none";
+  };
+  const std::string first = stall_of(step);
+  EXPECT_THAT(first, ::testing::HasSubstr("waiting for a stream"));
+  EXPECT_EQ(stall_of([&] { t.engine().wait(); }), first) << "as every call from then on";
+  goes_on = true;
 }
 
 /// Does nothing, and refuses to mark the end of a stream's work when told to.

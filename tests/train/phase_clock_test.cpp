@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -27,7 +28,7 @@ class PhaseClockTest : public ::testing::Test {
 };
 
 TEST_F(PhaseClockTest, GivesEachPhaseWhatTheStreamSpendsInIt) {
-  PhaseClock clock(device_);
+  PhaseClock clock(device_, 0.5);
   const double begin = trace_now();
   double forward = 0.0, backward = 0.0;
   for (int step = 0; step < 2; ++step) {
@@ -46,7 +47,7 @@ TEST_F(PhaseClockTest, GivesEachPhaseWhatTheStreamSpendsInIt) {
 }
 
 TEST_F(PhaseClockTest, AddsUpWhatComesInPieces) {
-  PhaseClock clock(device_);
+  PhaseClock clock(device_, 0.5);
   for (int micro_batch = 0; micro_batch < 3; ++micro_batch) {
     clock.mark(Phase::forward, stream_);
     sleep_on_stream(10ms);
@@ -66,7 +67,7 @@ TEST_F(PhaseClockTest, AddsUpWhatComesInPieces) {
 TEST_F(PhaseClockTest, DoesNotWaitForAStreamThatFailed) {
   double forward = 0.0, backward = 0.0;
   {
-    PhaseClock clock(device_);
+    PhaseClock clock(device_, 0.5);
     clock.mark(Phase::forward, stream_);
     device_.enqueue(stream_, "fail", [] { throw std::runtime_error("broken"); });
     clock.mark(Phase::backward, stream_);
@@ -77,8 +78,24 @@ TEST_F(PhaseClockTest, DoesNotWaitForAStreamThatFailed) {
   EXPECT_THROW(device_.synchronize(stream_), std::runtime_error);
 }
 
+TEST_F(PhaseClockTest, DoesNotWaitWithoutEndForAStreamThatStandsStill) {
+  PhaseClock clock(device_, 0.3);
+  std::atomic<bool> goes_on{false};
+  clock.mark(Phase::forward, stream_);
+  device_.enqueue(stream_, "stands still", [&] {
+    const double end = trace_now() + 20.0;
+    while (!goes_on && trace_now() < end) std::this_thread::sleep_for(1ms);
+  });
+  clock.mark(Phase::idle, stream_);
+  double forward = 0.0, backward = 0.0;
+  EXPECT_THROW(clock.finish_forward_and_backward(forward, backward), StalledError);
+  goes_on = true;
+  clock.finish_forward_and_backward(forward, backward);
+  EXPECT_GE(forward, 0.3) << "the marks are still there";
+}
+
 TEST_F(PhaseClockTest, DoesNotWaitForAMarkThatWasRefused) {
-  PhaseClock clock(device_);
+  PhaseClock clock(device_, 0.5);
   EXPECT_THROW(clock.mark(Phase::forward, StreamView()), MisuseError);
   double forward = 0.0, backward = 0.0;
   clock.finish_forward_and_backward(forward, backward);
