@@ -125,7 +125,7 @@ class OtherMachines(ProgramTest):
         def device_bytes(*ceiling):
             return json.loads(self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--recompute", "block", "--profile",
                                                             PROFILES / "8gb-pcie4.toml", "--json", *ceiling)).stdout)["device_bytes"]
-        memory = 8_000_000_000
+        memory = (8188 - 512) << 20
         self.assertLessEqual(device_bytes(), memory - memory // 20)
         self.assertGreater(device_bytes("--device-memory", f"{memory >> 20}MiB"), memory - memory // 20)
 
@@ -211,7 +211,7 @@ class OtherMachines(ProgramTest):
         self.refused(self.run_program("plan", "--model", "llama3.1-8b", *machine, "--fit", "seq-len"), 3,
                      "not even a sequence of 64 tokens", "host memory")
         self.refused(self.run_program("plan", "--model", "gpt2", *machine, "--device-memory", "100GiB"), 3,
-                     "--device-memory 100", "7.45 GiB")
+                     "--device-memory 100", "7.50 GiB")
 
     def test_the_largest_model_is_the_same_whatever_model_was_named(self):
         machine = ["--profile", PROFILES / "8gb-pcie4.toml", "--fit", "model", "--device-memory", "2GiB"]
@@ -277,7 +277,9 @@ class OtherMachines(ProgramTest):
         # Inputs of 16 blocks and of the head but three, 8 x 4096 x 2048 bf16 each, both ways.
         self.assertGreater(sent["predicted"]["step_seconds"], 2 * 14 * 8 * 4096 * 2048 * 2 / 1e9)
         self.assertLess(plan("--recompute", "block")["predicted"]["step_seconds"], 0.9 * sent["predicted"]["step_seconds"])
-        self.assertEqual(plan()["activations"], "recomputed")
+        chosen = plan()
+        self.assertNotIn("offloaded", chosen["activations"])
+        self.assertLess(chosen["predicted"]["step_seconds"], 0.9 * sent["predicted"]["step_seconds"])
 
     def test_the_largest_model_that_fits_is_what_any_policy_fits(self):
         flags = ["--profile", PROFILES / "dram-starved.toml", "--recompute", "block", "--grad-accum", "2", "--seq-len", "512"]

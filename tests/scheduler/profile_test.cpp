@@ -6,7 +6,10 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "tests/scheduler/machines.hpp"
@@ -15,6 +18,8 @@ namespace tandem {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
 
 std::string refusal(const std::function<void()>& act) {
   try {
@@ -121,7 +126,83 @@ TEST(Profile, EveryShippedProfileIsSoundAndNamesItsSources) {
     }
     ++count;
   }
-  EXPECT_GE(count, 11);
+  EXPECT_GE(count, 16);
+}
+
+/// What the machines of shipped profiles can do at most, by data sheets: decimal units a second.
+struct Limits {
+  double tflops = 0.0;     ///< dense bf16 products with fp32 sums; not sparse, not with fp16 sums
+  double gigabytes = 0.0;  ///< of the device's own memory
+  double link = 0.0;       ///< gigabytes, one way
+  double dram = 0.0;       ///< gigabytes, all channels of the host
+  double mebibytes = 0.0;  ///< of the device, as nvidia-smi shows them
+};
+
+constexpr double lane_of_pcie4 = 16.0 / 8 * 128 / 130;  // 16 GT/s, 128 bits in 130
+constexpr double lane_of_pcie5 = 2 * lane_of_pcie4;
+
+/// DDR of so many channels, 8 bytes a transfer.
+constexpr double ddr(double channels, double megatransfers) { return channels * 8 * megatransfers / 1000; }
+
+// Peaks: NVIDIA's whitepapers of GA102, Ada and RTX Blackwell for RTX 3090, 4080, 4090, 5080 and 5090, data sheets for
+// A100, H100 and GH200. The others go by those of their generation, tensor cores and boost clock, as in llm.c
+// (llmc/mfu.h).
+const std::map<std::string, Limits> limits_of_shipped{
+    {"8gb-pcie4", {30.2, 272, 8 * lane_of_pcie4, ddr(2, 3200), 8188}},          // RTX 4060
+    {"8gb-pcie4-laptop", {29.1, 256, 8 * lane_of_pcie4, ddr(2, 4800), 8188}},   // RTX 4060 Laptop
+    {"8gb-pcie5", {38.4, 448, 8 * lane_of_pcie5, ddr(2, 5600), 8151}},          // RTX 5060
+    {"12gb-pcie4", {58.3, 504, 16 * lane_of_pcie4, ddr(2, 3200), 12282}},       // RTX 4070
+    {"12gb-pcie4-3060", {25.5, 360, 16 * lane_of_pcie4, ddr(2, 3200), 12288}},  // RTX 3060
+    {"16gb-pcie4", {97.5, 717, 16 * lane_of_pcie4, ddr(2, 3200), 16376}},       // RTX 4080
+    {"16gb-pcie5", {112.6, 960, 16 * lane_of_pcie5, ddr(2, 5600), 16303}},      // RTX 5080
+    {"24gb-pcie4", {165.2, 1008, 16 * lane_of_pcie4, ddr(2, 5600), 24564}},     // RTX 4090
+    {"24gb-pcie4-3090", {71.0, 936, 16 * lane_of_pcie4, ddr(2, 3200), 24576}},  // RTX 3090
+    {"24gb-pcie5", {90.7, 896, 16 * lane_of_pcie5, ddr(2, 5600), 24463}},       // RTX 5090 Laptop
+    {"32gb-pcie5", {209.5, 1792, 16 * lane_of_pcie5, ddr(2, 5600), 32607}},     // RTX 5090
+    {"dram-starved", {165.2, 1008, 16 * lane_of_pcie4, ddr(1, 3200), 24564}},   // RTX 4090
+    {"80gb-pcie4", {312, 2039, 16 * lane_of_pcie4, ddr(8, 3200), 81920}},       // A100
+    {"80gb-pcie5", {989, 3350, 16 * lane_of_pcie5, ddr(8, 4800), 81559}},       // H100 SXM
+    {"h100x4-node", {989, 3350, 16 * lane_of_pcie5, 2 * ddr(8, 4800), 81559}},  // H100 SXM, two sockets
+    {"gh200-coherent", {989, 4000, 450, 500, 97871}},                           // NVLink-C2C
+};
+
+/// What a profile promises beyond the machine's limits, one line each.
+std::vector<std::string> beyond(const Limits& limits, const MachineProfile& p) {
+  std::vector<std::string> found;
+  const auto hold = [&](const char* what, double value, double most) {
+    if (value > most) found.push_back(std::string(what) + ": " + std::to_string(value / most) + " of the most");
+  };
+  // Products of layers, hour after hour, reach no more of the peak than this; large ones alone may.
+  hold("matmul", p.matmul.value, 0.75e12 * limits.tflops);
+  hold("attention", p.attention.value, p.matmul.value);
+  hold("device.bandwidth", p.device_bandwidth.value, 0.95e9 * limits.gigabytes);
+  hold("device.update", p.device_update.value * 28, 1.0001 * p.device_bandwidth.value);
+  hold("device.memory", p.device_memory.value, limits.mebibytes * 1048576);
+  hold("to_device", p.to_device.value, 0.95e9 * limits.link);
+  hold("to_host", p.to_host.value, 0.95e9 * limits.link);
+  hold("both_ways", p.both_ways.value, p.to_device.value + p.to_host.value);
+  hold("dram", p.dram.value, 0.95e9 * limits.dram);
+  hold("cpu.stream", p.host_stream.value, p.dram.value);
+  hold("cpu.update", p.cpu_update.value * p.cpu_update_bytes.value, p.dram.value);
+  return found;
+}
+
+TEST(Profile, NoShippedProfilePromisesMoreThanItsMachineCanDo) {
+  for (const auto& entry : std::filesystem::directory_iterator(TANDEM_SOURCE_DIR "/profiles")) {
+    const auto limits = limits_of_shipped.find(entry.path().stem().string());
+    ASSERT_NE(limits, limits_of_shipped.end()) << entry.path() << ": what can it do at most?";
+    const MachineProfile good = read_profile(entry.path());
+    EXPECT_EQ(good.name, limits->first);
+    EXPECT_THAT(beyond(limits->second, good), IsEmpty()) << entry.path();
+    // A figure that is twice what it should be is found.
+    for (Figure MachineProfile::*const figure :
+         {&MachineProfile::matmul, &MachineProfile::device_bandwidth, &MachineProfile::device_memory,
+          &MachineProfile::to_device, &MachineProfile::to_host, &MachineProfile::dram, &MachineProfile::cpu_update}) {
+      MachineProfile doubled = good;
+      (doubled.*figure).value *= 2;
+      EXPECT_THAT(beyond(limits->second, doubled), Not(IsEmpty())) << entry.path() << ' ' << (good.*figure).source;
+    }
+  }
 }
 
 TEST(Profile, DoubtsNameWhatLooksWrong) {
