@@ -398,9 +398,11 @@ CommandFunction add_plan_command(CLI::App& program) {
         "as for train, whose line may stand here whole. Default: a plan does without");
   }
   command
-      ->add_option("--profile", flags->profile,
-                   "plans for the machine of this profile. Default: this machine, as calibrated. Example: --profile "
-                   "profiles/24gb-pcie4.toml")
+      ->add_option(
+          "--profile", flags->profile,
+          "plans for the machine of this profile, whose system keeps 3 GiB and a 64th of the host's memory unless "
+          "--host-memory is given. Default: this machine, as calibrated. Example: --profile "
+          "profiles/24gb-pcie4.toml")
       ->type_name("FILE");
   command->add_flag("--explain", flags->explain,
                     "says why: what is used how much, the runners-up, what would help most. Default: off");

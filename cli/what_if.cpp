@@ -19,6 +19,14 @@
 namespace tandem {
 namespace {
 
+/// Bytes of a host's memory that are no run's. Elsewhere nobody can ask the system how much of it is available, so they
+/// are assumed: the system's descriptions of pages (64 bytes for each of 4 KiB) and 3 GiB for firmware, services and a
+/// desktop; of a small host half.
+std::size_t kept_for_the_system(std::size_t host) {
+  using namespace literals;
+  return std::min(host / 2, 3_GiB + host / 64);
+}
+
 /// What is to be planned, with what is asked of it and the memory there is. Throws PlanError where more is asked for.
 WhatIf described(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what;
@@ -37,7 +45,10 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
     what.facts.pinned_per_page_table = pinned_per_cuda_page_table;
   }
   what.facts.device_capacity = memory - what.facts.device_reserved;
-  what.facts.host_available = static_cast<std::size_t>(profile.host_memory.value / profile.devices.value);
+  const auto host = static_cast<std::size_t>(profile.host_memory.value);
+  const auto devices = static_cast<std::size_t>(profile.devices.value);
+  what.facts.host_available = (host - kept_for_the_system(host)) / devices;
+  what.facts.host_limit = host / devices;  // a ceiling above what is left to it is believed up to here
   what.facts.device_is_host = profile.device_kind == "host";
   what.shape = run_shape(config, model, compute_type(config, profile.device_kind), /*training=*/true);
   return what;

@@ -21,9 +21,9 @@ struct WhatIf {
   std::string order;  ///< of a step's micro-batches and why, in words; empty where it has one
 };
 
-/// Plans for the machine of the profile: its memory, unless the configuration has ceilings. As training on a calibrated
-/// machine does, it keeps activations and orders micro-batches in the way that is predicted fastest of those that fit.
-/// Throws PlanError.
+/// Plans for the machine of the profile: its memory, less what its system is assumed to keep, unless the configuration
+/// has ceilings. As training on a calibrated machine does, it keeps activations and orders micro-batches in the way
+/// that is predicted fastest of those that fit. Throws PlanError.
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile);
 
 /// Throws PlanError where no policy fits there; simulates nothing.

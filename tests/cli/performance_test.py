@@ -213,6 +213,31 @@ class OtherMachines(ProgramTest):
         self.refused(self.run_program("plan", "--model", "gpt2", *machine, "--device-memory", "100GiB"), 3,
                      "--device-memory 100", "7.50 GiB")
 
+    def test_the_hosts_system_keeps_its_part_of_the_memory(self):
+        shipped = (PROFILES / "8gb-pcie4.toml").read_text()
+
+        def plan(host, *flags, devices=1):
+            text = re.sub(r"(?m)^host_memory = \{ value = \d+", f"host_memory = {{ value = {host}", shipped)
+            text = text.replace("devices = { value = 1", f"devices = {{ value = {devices}")
+            return self.run_program("plan", "--model", "gpt2-medium", "--seq-len", "512", "--policy", "host", "--recompute",
+                                    "block", "--profile", self.file("machine.toml", text), "--json", *flags)
+        needed = json.loads(self.succeed(plan(64 << 30)).stdout)["host_bytes"]
+        self.assertGreater(needed, 4 << 30)
+        # 3 GiB and a 64th are the system's.
+        enough = -((needed + (3 << 30)) * 64 // -63)
+        self.succeed(plan(enough))
+        self.refused(plan(enough - 4096), 3, "host memory", "is available")
+        # Each of two devices has half of the rest.
+        enough = -((2 * needed + (3 << 30)) * 64 // -63)
+        self.succeed(plan(enough, devices=2))
+        self.refused(plan(enough - 4096, devices=2), 3, "host memory")
+        # Who knows better says so, up to all that the host has.
+        self.succeed(plan(needed, "--host-memory", needed))
+        self.refused(plan(needed - 4096, "--host-memory", needed), 3, "host memory")
+        # A small host keeps half.
+        self.succeed(self.run_program("plan", "--model", "tiny-gpt2", "--profile", self.file("small.toml", re.sub(
+            r"(?m)^host_memory = \{ value = \d+", "host_memory = { value = 1000000000", shipped))))
+
     def test_the_largest_model_is_the_same_whatever_model_was_named(self):
         machine = ["--profile", PROFILES / "8gb-pcie4.toml", "--fit", "model", "--device-memory", "2GiB"]
         # What fits at all does so with all blocks computed again, and is planned sooner where that is said.
