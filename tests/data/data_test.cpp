@@ -57,10 +57,11 @@ class Data : public testing::Test {
 };
 
 template <class T>
-std::vector<T> with_header(std::int32_t magic, std::int32_t count, const std::vector<T>& tokens) {
+std::vector<T> with_header(std::int32_t magic, std::int32_t count, const std::vector<T>& tokens,
+                           std::int32_t version = 1) {
   std::vector<std::int32_t> head(256, 0);
   head[0] = magic;
-  head[1] = 1;
+  head[1] = version;
   head[2] = count;
   std::vector<T> all(1024 / sizeof(T));
   std::copy_n(reinterpret_cast<const char*>(head.data()), 1024, reinterpret_cast<char*>(all.data()));
@@ -103,8 +104,11 @@ TEST_F(Data, KnowsTheWidthsOfBinFiles) {
   EXPECT_EQ(all(TokenSource({file("told.bin", wide)}, {100000, {}})), (std::vector<std::int32_t>{7, 70000, 9}));
   EXPECT_EQ(all(TokenSource({file("h16.bin", with_header(20240520, 3, narrow))}, {1000, {}})),
             (std::vector<std::int32_t>{1, 500, 3}));
-  EXPECT_EQ(all(TokenSource({file("h32.bin", with_header(20240801, 3, wide))}, {100000, {}})),
-            (std::vector<std::int32_t>{7, 70000, 9}));
+  for (const std::int32_t version : {1, 7}) {  // llm.c's own files of Llama 3 have 7
+    EXPECT_EQ(all(TokenSource({file("h32.bin", with_header(20240801, 3, wide, version))}, {100000, {}})),
+              (std::vector<std::int32_t>{7, 70000, 9}));
+  }
+  EXPECT_THAT(refusal({file("h7.bin", with_header(20240520, 3, narrow, 7))}, {1000, {}}), HasSubstr("version 7"));
 }
 
 TEST_F(Data, RefusesWhatContradictsItselfAndSaysWhere) {
