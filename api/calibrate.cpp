@@ -78,7 +78,7 @@ class Calibration {
   Calibration(const Topology& machine, Device& device, const CalibrationOptions& options)
       : device_(device), options_(options), profile_(identify(machine, device)), host_(device.info().kind == "host") {
     const std::size_t room = device.info().capacity - std::min(device.info().capacity, device.allocated_bytes());
-    bytes_ = calibrated_bytes(machine, room, options.working_set);
+    bytes_ = calibrated_bytes(machine, device.info().cache_bytes, room, options.working_set);
     count_machine(machine);
     on_device_ = device.allocate(bytes_, "calibration");
     on_host_ = device.allocate_pinned(bytes_, "calibration");
@@ -442,10 +442,12 @@ void Calibration::measure_disk() {
 
 }  // namespace
 
-std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set) {
+std::size_t calibrated_bytes(const Topology& machine, std::size_t device_cache, std::size_t room,
+                             std::size_t working_set) {
   constexpr std::size_t usual = std::size_t{256} << 20;
   constexpr std::size_t beyond_caches = 4;
-  const std::size_t wanted = working_set > 0 ? working_set : beyond_caches * machine.cache_bytes;
+  const std::size_t wanted =
+      working_set > 0 ? working_set : beyond_caches * std::max(machine.cache_bytes, device_cache);
   if (room / part_of_device < least_bytes) {
     throw PlanError("calibration does not fit", fmt::format("{} are free on the device", format_bytes(room)),
                     fmt::format("it needs {} of --device-memory", format_bytes(part_of_device * least_bytes)));

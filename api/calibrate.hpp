@@ -13,7 +13,7 @@ namespace tandem {
 struct CalibrationOptions {
   double seconds_per_figure = 0.4;  ///< what is spent on each of about 25 figures
   /// Bytes that copies and updates are measured over, at least 256 MiB: what a run has that is to be predicted. 0: four
-  /// times the last level of caches, of which a run's state finds next to nothing there.
+  /// times the last level of caches, the host's or the device's, of which a run's state finds next to nothing there.
   std::size_t working_set = 0;
   std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty, and may throw
   std::filesystem::path disk_folder{};                    ///< whose disk is measured; empty: none is
@@ -29,10 +29,11 @@ constexpr std::size_t calibrated_bytes_of_parameter = 16;
 /// calibrated_bytes does.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
 
-/// The working set that `calibrate` takes where `room` bytes are free on the device: as CalibrationOptions says, at
-/// most a quarter of that and an eighth of the host's available memory, in whole blocks of an arena. Throws PlanError
-/// where the one has less than 32 MiB free or the other less than 64 MiB.
-std::size_t calibrated_bytes(const Topology& machine, std::size_t room, std::size_t working_set);
+/// The working set that `calibrate` takes on a device with so much cache, of which `room` bytes are free: as
+/// CalibrationOptions says, at most a quarter of that and an eighth of the host's available memory, in whole blocks of
+/// an arena. Throws PlanError where the one has less than 32 MiB free or the other less than 64 MiB.
+std::size_t calibrated_bytes(const Topology& machine, std::size_t device_cache, std::size_t room,
+                             std::size_t working_set);
 
 /// Name and version of this machine and device, without figures: what a cached profile is compared with.
 MachineProfile identify(const Device& device);

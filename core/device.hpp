@@ -90,8 +90,9 @@ struct DeviceInfo {
   std::size_t reserved = 0;  ///< bytes that context and libraries take: with `capacity`, the ceiling that the user gave
   /// The driver takes one byte of `capacity` to map so many bytes of pinned memory; 0: it takes none.
   std::size_t pinned_per_page_table = 0;
-  int threads = 0;          ///< of the host device's kernels; 0 elsewhere
-  std::string compute_key;  ///< all of the device that may change a bit: kind, model, libraries, threads
+  std::size_t cache_bytes = 0;  ///< of its own last level of caches; 0: it has the host's
+  int threads = 0;              ///< of the host device's kernels; 0 elsewhere
+  std::string compute_key;      ///< all of the device that may change a bit: kind, model, libraries, threads
 };
 
 /// An accelerator and the host memory that belongs to it. Outlives its streams and events. Methods may be called from

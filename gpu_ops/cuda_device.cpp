@@ -148,6 +148,7 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   info_.reserved = align_up(reserve);
   info_.capacity = (ceiling - reserve) / arena_alignment * arena_alignment;
   info_.pinned_per_page_table = pinned_per_cuda_page_table;
+  info_.cache_bytes = facts.cache_bytes;
   info_.compute_key = compute_key(facts, options.ops_key());
   memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
                                                [bus = facts.pci_bus] { return other_holders(bus); });

@@ -42,8 +42,23 @@ bool is_lost(cudaError_t code) {
   }
 }
 
+/// What CUDA's own words leave people to find out.
+std::string_view cause_of(cudaError_t code) {
+  switch (code) {
+    case cudaErrorUnsupportedPtxVersion:
+      return ": the driver is to compile the kernels for this GPU and is older than the toolkit they were made with; "
+             "update it";
+    case cudaErrorNoKernelImageForDevice:
+      return ": this build has no code for this GPU; build it with CMAKE_CUDA_ARCHITECTURES of its compute capability";
+    case cudaErrorLaunchTimeout:
+      return ": the system ends kernels that take seconds on a GPU that also draws a screen";
+    default:
+      return "";
+  }
+}
+
 std::string describe(cudaError_t code) {
-  return fmt::format("{} ({})", cudaGetErrorString(code), cudaGetErrorName(code));
+  return fmt::format("{} ({}){}", cudaGetErrorString(code), cudaGetErrorName(code), cause_of(code));
 }
 
 /// The device that this thread used last, for messages: a lost device may not even say which it is.
@@ -84,11 +99,15 @@ struct Driver {
   int (*pop)(CUctx_st** context);
 };
 
+/// Of CUDA's versions, one that has these functions as they are declared here. Not the build's own: a driver of an
+/// older minor version, which runs the program all the same, refuses to look for what it is told is newer than itself.
+constexpr unsigned int driver_functions_of = 12000;
+
 template <class Function>
 void take(const char* name, Function*& function) {
   void* found = nullptr;
   auto status = cudaDriverEntryPointSuccess;
-  check(cudaGetDriverEntryPointByVersion(name, &found, CUDART_VERSION, cudaEnableDefault, &status),
+  check(cudaGetDriverEntryPointByVersion(name, &found, driver_functions_of, cudaEnableDefault, &status),
         "asking for the driver's functions");
   if (status != cudaDriverEntryPointSuccess) {
     throw RuntimeError("the NVIDIA driver cannot be used", fmt::format("it has no {}", name), false);
@@ -184,6 +203,7 @@ DeviceFacts facts_of(int ordinal) {
   facts.major = attribute(cudaDevAttrComputeCapabilityMajor);
   facts.minor = attribute(cudaDevAttrComputeCapabilityMinor);
   facts.multiprocessors = attribute(cudaDevAttrMultiProcessorCount);
+  facts.cache_bytes = static_cast<std::size_t>(attribute(cudaDevAttrL2CacheSize));
   std::array<char, 32> bus{};
   check(cudaDeviceGetPCIBusId(bus.data(), static_cast<int>(bus.size()), ordinal), "reading the PCI bus");
   facts.pci_bus = bus.data();

@@ -50,7 +50,8 @@ struct DeviceFacts {
   int major = 0;  ///< compute capability
   int minor = 0;
   int multiprocessors = 0;
-  std::string pci_bus;  ///< "0000:65:00.0"
+  std::size_t cache_bytes = 0;  ///< of the last level
+  std::string pci_bus;          ///< "0000:65:00.0"
 };
 DeviceFacts facts_of(int ordinal);
 

@@ -183,24 +183,25 @@ TEST(Calibrate, RefusesADeviceWithoutRoom) {
 TEST(Calibrate, TakesMoreThanCachesHoldWhereThereIsRoom) {
   Topology machine;
   machine.available_memory_bytes = 64_GiB;
-  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 256_MiB) << "caches of unknown size";
+  EXPECT_EQ(calibrated_bytes(machine, 0, 16_GiB, 0), 256_MiB) << "caches of unknown size";
   machine.cache_bytes = 32_MiB;
-  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 256_MiB);
+  EXPECT_EQ(calibrated_bytes(machine, 0, 16_GiB, 0), 256_MiB);
+  EXPECT_EQ(calibrated_bytes(machine, 96_MiB, 16_GiB, 0), 4 * 96_MiB) << "a GPU of large caches";
   machine.cache_bytes = 480_MiB;
-  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 4 * 480_MiB);
-  EXPECT_EQ(calibrated_bytes(machine, 4_GiB, 0), 1_GiB) << "a quarter of the device";
-  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 700_MiB), 700_MiB) << "what the run has";
-  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 1_MiB), 256_MiB);
+  EXPECT_EQ(calibrated_bytes(machine, 0, 16_GiB, 0), 4 * 480_MiB);
+  EXPECT_EQ(calibrated_bytes(machine, 0, 4_GiB, 0), 1_GiB) << "a quarter of the device";
+  EXPECT_EQ(calibrated_bytes(machine, 0, 16_GiB, 700_MiB), 700_MiB) << "what the run has";
+  EXPECT_EQ(calibrated_bytes(machine, 0, 16_GiB, 1_MiB), 256_MiB);
   machine.available_memory_bytes = 8_GiB;
-  EXPECT_EQ(calibrated_bytes(machine, 16_GiB, 0), 1_GiB) << "an eighth of what the host has";
-  EXPECT_EQ(calibrated_bytes(machine, 64_MiB + 5, 0) % arena_alignment, 0U);
+  EXPECT_EQ(calibrated_bytes(machine, 0, 16_GiB, 0), 1_GiB) << "an eighth of what the host has";
+  EXPECT_EQ(calibrated_bytes(machine, 0, 64_MiB + 5, 0) % arena_alignment, 0U);
 }
 
 std::string refusal(std::size_t available, std::size_t room) {
   Topology machine;
   machine.available_memory_bytes = available;
   try {
-    calibrated_bytes(machine, room, 0);
+    calibrated_bytes(machine, 0, room, 0);
   } catch (const PlanError& error) {
     return error.what();
   }

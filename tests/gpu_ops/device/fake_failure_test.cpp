@@ -238,6 +238,23 @@ TEST(CudaFailure, ThatALaunchReportsIsNamedWithTheKernel) {
                     HasSubstr("start again from the last checkpoint")));
 }
 
+TEST(CudaFailure, OfAKernelThatTheDriverCannotCompileSaysWhatWould) {
+  const auto advice_of = [](cudaError_t code) {
+    fake_cuda::install({});
+    const auto device = open_fake_device();
+    fake_cuda::fail_call("cudaMalloc", 0, code);
+    try {
+      (void)device->allocate(64, "block");
+    } catch (const DeviceError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_THAT(advice_of(cudaErrorUnsupportedPtxVersion), AllOf(HasSubstr("update it"), Not(HasSubstr("lost"))));
+  EXPECT_THAT(advice_of(cudaErrorNoKernelImageForDevice), HasSubstr("CMAKE_CUDA_ARCHITECTURES"));
+  EXPECT_THAT(advice_of(cudaErrorLaunchTimeout), AllOf(HasSubstr("device lost"), HasSubstr("draws a screen")));
+}
+
 TEST(CudaFailure, AfterWhichCudaWantsANewProcessIsALostDevice) {
   // Those of which the runtime's header says so.
   for (const cudaError_t code : {cudaErrorContained, cudaErrorIllegalAddress, cudaErrorLaunchTimeout, cudaErrorAssert,

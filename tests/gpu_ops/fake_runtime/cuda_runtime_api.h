@@ -25,6 +25,8 @@ enum cudaError_t {
   cudaErrorInvalidResourceHandle = 400,
   cudaErrorNotReady = 600,
   cudaErrorIllegalAddress = 700,
+  cudaErrorNoKernelImageForDevice = 209,
+  cudaErrorUnsupportedPtxVersion = 222,
   cudaErrorLaunchTimeout = 702,
   cudaErrorContextIsDestroyed = 709,
   cudaErrorAssert = 710,
@@ -42,6 +44,7 @@ enum cudaError_t {
 
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
+  cudaDevAttrL2CacheSize,
   cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrComputeCapabilityMinor,
 };

@@ -19,6 +19,7 @@ struct Card {
   int major = 9;
   int minor = 0;
   std::size_t memory = std::size_t{1} << 30;
+  int cache = 50 << 20;
   std::size_t taken = 0;  ///< by others
   std::size_t code = 0;   ///< taken by the first launch of a kernel, which fails where that is not free
 };

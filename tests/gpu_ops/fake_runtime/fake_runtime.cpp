@@ -192,6 +192,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int ord
     const auto& card = state.machine().cards.at(static_cast<std::size_t>(ordinal));
     *value = attribute == cudaDevAttrComputeCapabilityMajor   ? card.major
              : attribute == cudaDevAttrComputeCapabilityMinor ? card.minor
+             : attribute == cudaDevAttrL2CacheSize            ? card.cache
                                                               : 8;
     return cudaSuccess;
   });
@@ -266,9 +267,11 @@ int pop_current(CUctx_st** context) {
 
 }  // namespace
 
-cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int, unsigned long long,
-                                             cudaDriverEntryPointQueryResult* status) {
+cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** function, unsigned int version,
+                                             unsigned long long, cudaDriverEntryPointQueryResult* status) {
   return call("cudaGetDriverEntryPointByVersion", [&](State&) {
+    // As a driver does that is of an older minor version than the toolkit of this build, and runs it all the same.
+    if (version >= CUDART_VERSION) return cudaErrorInvalidValue;
     const std::map<std::string_view, void*> functions = {
         {"cuDeviceGet", reinterpret_cast<void*>(device_get)},
         {"cuDevicePrimaryCtxRetain", reinterpret_cast<void*>(primary_retain)},

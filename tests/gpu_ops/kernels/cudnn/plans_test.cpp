@@ -20,20 +20,24 @@ struct Card {
 };
 
 /// Cards as cuDNN describes them, from NVIDIA's published tables.
-Card card(int sm, const char* name, int multiprocessors, int shared_per_block, std::int64_t l2) {
+Card card(int sm, const char* name, int multiprocessors, int shared_per_block, std::int64_t l2, int threads = 2048,
+          int blocks = 32) {
   return {sm, std::string(R"({"maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64],
 "regsPerBlock": 65536, "warpSize": 32, "maxSharedMemoryPerBlock": 49152, "reservedSharedMemoryPerBlock": 1024,
-"maxRegistersPerSM": 65536, "maxCtasPerSM": 32, "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "pciDeviceId": 0,
+"maxRegistersPerSM": 65536, "maxThreadsPerBlock": 1024, "pciDeviceId": 0,
 "isTccDriver": 0, "supportCoopLaunch": 1, "smClockRateKHz": 1410000, "memClockRateKHz": 1593000, "driverVer": 13000,
 "cudaDeviceId": 0, "totalGlobalMem": 85000000000, "deviceVer": )") +
                   std::to_string(sm * 10) + R"(, "deviceName": ")" + name + R"(", "multiProcessorCount": )" +
                   std::to_string(multiprocessors) + R"(, "maxSharedMemoryPerBlockOptin": )" +
-                  std::to_string(shared_per_block) + R"(, "l2CacheSize": )" + std::to_string(l2) + "}"};
+                  std::to_string(shared_per_block) + R"(, "maxThreadsPerSM": )" + std::to_string(threads) +
+                  R"(, "maxCtasPerSM": )" + std::to_string(blocks) + R"(, "l2CacheSize": )" + std::to_string(l2) + "}"};
 }
 const Card a100 = card(80, "NVIDIA A100-SXM4-80GB", 108, 166912, 41943040);
 const Card h100 = card(90, "NVIDIA H100 80GB HBM3", 132, 232448, 52428800);
 
-const Card rtx3090 = card(86, "NVIDIA GeForce RTX 3090", 82, 101376, 6291456);
+const Card rtx3090 = card(86, "NVIDIA GeForce RTX 3090", 82, 101376, 6291456, 1536, 16);
+const Card rtx4060 = card(89, "NVIDIA GeForce RTX 4060", 24, 101376, 25165824, 1536, 24);
+const Card rtx5090 = card(120, "NVIDIA GeForce RTX 5090", 170, 101376, 100663296, 1536, 32);
 const Card b200 = card(100, "NVIDIA B200", 148, 232448, 132644864);
 
 /// q, k and v of one buffer, as GPT-2's are.
@@ -87,7 +91,7 @@ TEST_F(CudnnPlans, EveryShapeHasAnEngineWithinTheWorkspaceGrantedToIt) {
 }
 
 TEST_F(CudnnPlans, SoHaveOlderAndNewerCards) {
-  for (const Card& at : {rtx3090, b200}) {
+  for (const Card& at : {rtx3090, rtx4060, rtx5090, b200}) {
     for (const std::size_t i : {0U, 2U, 5U}) expect_planned(at, shapes[i]);
   }
 }
@@ -103,12 +107,13 @@ TEST_F(CudnnPlans, BackwardKeepsTheGradientsOfScoresWhichIsWhatMakesItDeterminis
 }
 
 TEST_F(CudnnPlans, WhatTheLibraryDoesNotTakeHasAReason) {
-  // Compute capability 8.0 has no backward of heads wider than 128; 9.0 has.
+  // Compute capability 8.x and 12.0 have no backward of heads wider than 128; 9.0 has.
   const AttentionSlice wide = slice_of({1, 256, 2, 2, 256, 0.06F}, true);
   const AttentionPlan refused = plan_attention(wide, a100.sm, a100.properties);
   EXPECT_EQ(refused.engine, "");
   EXPECT_THAT(refused.why_not, HasSubstr("128"));
   EXPECT_EQ(refused.why_not.find('\n'), std::string::npos);
+  EXPECT_EQ(plan_attention(wide, rtx5090.sm, rtx5090.properties).engine, "");
   EXPECT_NE(plan_attention(wide, h100.sm, h100.properties).engine, "");
 }
 
