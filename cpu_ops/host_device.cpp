@@ -131,26 +131,24 @@ MemoryBlock HostDevice::allocate(std::size_t bytes, std::string_view name) { ret
 MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name) {
   if (bytes == 0) return {};
   const std::string what = fmt::format("cannot pin {} for '{}'", format_bytes(bytes), name);
-  void* data = nullptr;
+  MemoryBlock block;
   try {
-    data = MappedMemory::provide(bytes, node_.get(), host_kernels_->parallel());
+    void* const data = MappedMemory::provide(bytes, node_.get(), host_kernels_->parallel());
+    *pinned_ += bytes;
+    block = MemoryBlock(data, bytes, [count = pinned_](void* p, std::size_t n) {
+      MappedMemory::unmap(p, n);
+      *count -= n;
+    });
   } catch (const std::bad_alloc&) {
     throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
   }
-  if (pin_ && (refuse_pinning_ || ::mlock(data, bytes) != 0)) {
+  if (pin_ && (refuse_pinning_ || ::mlock(block.data(), bytes) != 0)) {
     const DeviceError refusal(what, "the system refuses to lock it", "raise the limit of locked memory (ulimit -l)");
-    if (!pageable_) {
-      MappedMemory::unmap(data, bytes);
-      throw refusal;
-    }
+    if (!pageable_) throw refusal;
     pins_ = false;
     pageable_(refusal.what());
   }
-  *pinned_ += bytes;
-  return {data, bytes, [count = pinned_](void* p, std::size_t n) {
-            MappedMemory::unmap(p, n);
-            *count -= n;
-          }};
+  return block;
 }
 
 std::size_t HostDevice::allocated_bytes() const noexcept { return memory_->ledger().allocated(); }

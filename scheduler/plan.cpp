@@ -68,12 +68,14 @@ struct Knobs {
 
 void check(const AdamW& adamw) {
   const auto is_decay = [](double beta) { return beta >= 0.0 && beta < 1.0; };
-  const auto is_positive = [](double value) { return std::isfinite(value) && value >= 0.0; };
-  if (is_decay(adamw.beta1) && is_decay(adamw.beta2) && is_positive(adamw.eps) && is_positive(adamw.weight_decay))
+  const auto is_finite = [](double value) { return std::isfinite(static_cast<float>(value)) && value >= 0.0; };
+  const bool divides = static_cast<float>(adamw.eps) > 0.0F;  // without eps, 0 / 0 where there was no gradient yet
+  if (is_decay(adamw.beta1) && is_decay(adamw.beta2) && is_finite(adamw.eps) && divides &&
+      is_finite(adamw.weight_decay))
     return;
   throw UsageError(fmt::format("AdamW with betas {} and {}, eps {}, weight decay {}", adamw.beta1, adamw.beta2,
                                adamw.eps, adamw.weight_decay),
-                   "betas are at least 0 and below 1, the others finite and not negative");
+                   "betas are at least 0 and below 1, eps is above 0 and weight decay at least 0, both finite in fp32");
 }
 
 Plan build(const ParameterLayout& layout, const OffloadOptions& options, const Knobs& knobs) {

@@ -92,6 +92,9 @@ ConfigField number(const Words& w, T TrainConfig::*member, double least, double 
           out_of_range(value, most == unlimited ? fmt::format("a number {} {}", open ? "above" : "of at least", least)
                                                 : fmt::format("a number from {} to below {}", least, most));
         }
+        // The updates take them so: an eps of 1e-46 would be none, and 0 / 0 follows where no gradient is.
+        const auto held = static_cast<float>(x);
+        if (!std::isfinite(held) || (open && held <= least)) out_of_range(value, "a number within the range of fp32");
         c.*member = x;
       },
       [=](const TrainConfig& c) {

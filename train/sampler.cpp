@@ -39,11 +39,18 @@ std::int32_t draw_token(std::span<const float> logits, const SampleOptions& opti
     const float y = logits[static_cast<std::size_t>(b)];
     return x != y ? x > y : a < b;
   };
+  // NaN would leave the sort without an order, and an infinite logit the weights without a sum.
+  const bool ordered = std::none_of(logits.begin(), logits.end(), [](float x) { return std::isnan(x); });
+  if (!ordered || !std::isfinite(*std::max_element(logits.begin(), logits.end()))) {
+    throw InputError("no token can be drawn", "the model's logits are not finite",
+                     "its weights are damaged, or training diverged: try an earlier checkpoint");
+  }
   std::sort(order.begin(), order.end(), likelier);
   if (options.temperature == 0.0) return order.front();
   if (options.top_k > 0) order.resize(std::min(order.size(), static_cast<std::size_t>(options.top_k)));
   const double most = logits[static_cast<std::size_t>(order.front())];
   std::vector<double> weights;
+  weights.reserve(order.size());
   for (const std::int32_t token : order) {
     weights.push_back(std::exp((logits[static_cast<std::size_t>(token)] - most) / options.temperature));
   }

@@ -118,7 +118,8 @@ std::string format_count(std::int64_t count) {
 }
 
 std::string format_duration(double seconds) {
-  const auto s = static_cast<std::int64_t>(std::max(0.0, std::round(seconds)));
+  constexpr double longest = 1e15;  // far within int64, whatever a rate of next to nothing foretells
+  const auto s = static_cast<std::int64_t>(std::min(longest, std::max(0.0, std::round(seconds))));
   return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
 }
 

@@ -10,7 +10,8 @@
 
 namespace tandem {
 
-/// Hyperparameters of AdamW. Dimensionless.
+/// Hyperparameters of AdamW. Dimensionless. The engine wants betas in [0, 1), and in fp32 eps above 0 and a finite
+/// weight decay of at least 0.
 struct AdamW {
   double beta1 = 0.9;
   double beta2 = 0.95;

@@ -59,7 +59,8 @@ class Flags(ProgramTest):
     def test_values_out_of_range(self):
         for flag, value in [("--steps", "0"), ("--steps", "-3"), ("--steps", "many"), ("--micro-batch", "0"),
                             ("--grad-accum", "0"), ("--beta1", "1.0"), ("--beta2", "-0.1"), ("--eps", "0"),
-                            ("--lr", "-1"), ("--lr", "nan"), ("--clip", "-1"), ("--weight-decay", "x"),
+                            ("--eps", "1e-46"), ("--lr", "-1"), ("--lr", "nan"), ("--lr", "1e300"),
+                            ("--clip", "-1"), ("--weight-decay", "x"),
                             ("--threads", "0"), ("--seq-len", "0"), ("--device-memory", "0"),
                             ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--lr-schedule", "zigzag"),
                             ("--recompute", "some"), ("--recompute", "block:"), ("--recompute", "block:-1"),

@@ -1,8 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 
+#include "core/error.hpp"
 #include "models/config.hpp"
 #include "train/model_source.hpp"
 #include "train/sampler.hpp"
@@ -45,6 +47,15 @@ TEST(DrawToken, TopKAndZeroTemperatureKeepTheLikeliest) {
   for (std::uint64_t i = 0; i < 200; ++i) {
     const std::int32_t token = draw_token(logits, {1, 5.0, 2, 1}, i);
     EXPECT_TRUE(token == 1 || token == 3);
+  }
+}
+
+TEST(DrawToken, RefusesLogitsThatHaveNoOrderOrNoSum) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (const double temperature : {0.0, 1.0}) {
+    EXPECT_THROW(draw_token(std::vector{0.0F, nan, 1.0F}, {1, temperature, 0, 1}, 5), InputError);
+    EXPECT_THROW(draw_token(std::vector{0.0F, INFINITY}, {1, temperature, 0, 1}, 5), InputError);
+    EXPECT_THROW(draw_token(std::vector{-INFINITY, -INFINITY}, {1, temperature, 0, 1}, 5), InputError);
   }
 }
 
