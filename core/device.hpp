@@ -121,10 +121,11 @@ class Device {
   /// names and sizes of what is held when the capacity would be passed.
   virtual MemoryBlock allocate(std::size_t bytes, std::string_view name) = 0;
   /// Host memory that copies reach at full speed, of the size asked for, full of zeros, its pages there. Blocks. Where
-  /// the system refuses to pin it (a limit of locked memory, WSL2), devices told to go on take pageable memory, which
-  /// copies reach slowly, and `pins` is false from then on. Throws DeviceError.
+  /// the system refuses to pin it (a limit of locked memory, WSL2), devices told to go on leave it pageable from some
+  /// byte on, from which copies are slow and may block the caller. Throws DeviceError.
   virtual MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) = 0;
-  virtual bool pins() const noexcept { return true; }
+  /// Of the blocks of `allocate_pinned` that are alive, the bytes that could not be pinned.
+  virtual std::size_t pageable_bytes() const noexcept { return 0; }
   virtual std::size_t allocated_bytes() const noexcept = 0;
   virtual std::size_t peak_bytes() const noexcept = 0;
 

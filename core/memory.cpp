@@ -96,9 +96,20 @@ void MemoryPlan::add(std::string name, std::string phase, Place place, std::size
   entries.push_back({std::move(name), std::move(phase), place, align_up(bytes)});
 }
 
-void MemoryPlan::unpin() {
-  for (MemoryEntry& entry : entries) {
-    if (entry.place == Place::pinned) entry.place = Place::pageable;
+void MemoryPlan::unpin(std::size_t bytes) {
+  bytes = align_up(bytes);
+  for (std::size_t i = entries.size(); i-- > 0 && bytes > 0;) {
+    if (entries[i].place != Place::pinned) continue;
+    MemoryEntry pageable = entries[i];
+    pageable.place = Place::pageable;
+    pageable.bytes = std::min(bytes, pageable.bytes);
+    bytes -= pageable.bytes;
+    entries[i].bytes -= pageable.bytes;
+    if (entries[i].bytes == 0) {
+      entries[i] = std::move(pageable);
+    } else {
+      entries.insert(entries.begin() + static_cast<std::ptrdiff_t>(i) + 1, std::move(pageable));
+    }
   }
 }
 

@@ -87,8 +87,9 @@ struct MemoryPlan {
   /// Appends an entry of `bytes` rounded up to the arena's alignment; entries of zero bytes are dropped.
   /// Throws MisuseError when the name is taken in that place.
   void add(std::string name, std::string phase, Place place, std::size_t bytes);
-  /// Pinned entries become pageable: the system refused to pin them.
-  void unpin();
+  /// The last `bytes` of the pinned entries become pageable, all at most: the system refused to pin them. An entry of
+  /// which this is a part becomes two.
+  void unpin(std::size_t bytes);
   /// Each of these is what is held at most at one time: all of "run" and the largest other phase.
   std::size_t device_bytes() const noexcept;
   std::size_t host_bytes() const noexcept;  ///< pinned and pageable

@@ -75,6 +75,7 @@ HostDevice::HostDevice(HostDeviceOptions options)
       refuse_pinning_(options.faults && options.faults->refuse_pinning),
       pageable_(std::move(options.pageable)),
       pinned_(std::make_shared<std::atomic<std::size_t>>(0)),
+      unpinned_(std::make_shared<std::atomic<std::size_t>>(0)),
       to_device_(std::make_unique<Pacer>("the emulated link", options.link_bytes_per_second)),
       to_host_(std::make_unique<Pacer>("the emulated link", options.link_bytes_per_second)) {
   if (options.threads < 0 || options.update_threads < 0) {
@@ -131,13 +132,15 @@ MemoryBlock HostDevice::allocate(std::size_t bytes, std::string_view name) { ret
 MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name) {
   if (bytes == 0) return {};
   const std::string what = fmt::format("cannot pin {} for '{}'", format_bytes(bytes), name);
+  const auto unpinned = std::make_shared<std::size_t>(0);  // bytes of this block
   MemoryBlock block;
   try {
     void* const data = MappedMemory::provide(bytes, node_.get(), host_kernels_->parallel());
     *pinned_ += bytes;
-    block = MemoryBlock(data, bytes, [count = pinned_](void* p, std::size_t n) {
+    block = MemoryBlock(data, bytes, [all = pinned_, all_unpinned = unpinned_, unpinned](void* p, std::size_t n) {
       MappedMemory::unmap(p, n);
-      *count -= n;
+      *all -= n;
+      *all_unpinned -= *unpinned;
     });
   } catch (const std::bad_alloc&) {
     throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
@@ -145,8 +148,9 @@ MemoryBlock HostDevice::allocate_pinned(std::size_t bytes, std::string_view name
   if (pin_ && (refuse_pinning_ || ::mlock(block.data(), bytes) != 0)) {
     const DeviceError refusal(what, "the system refuses to lock it", "raise the limit of locked memory (ulimit -l)");
     if (!pageable_) throw refusal;
-    pins_ = false;
     pageable_(refusal.what());
+    *unpinned = bytes;
+    *unpinned_ += bytes;
   }
   return block;
 }

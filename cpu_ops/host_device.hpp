@@ -62,7 +62,7 @@ class HostDevice final : public Device {
   /// `bytes` are counted as asked for, without rounding. Zero bytes give an empty block.
   MemoryBlock allocate(std::size_t bytes, std::string_view name) override;
   MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) override;
-  bool pins() const noexcept override { return pins_; }
+  std::size_t pageable_bytes() const noexcept override { return *unpinned_; }
   std::size_t allocated_bytes() const noexcept override;
   std::size_t peak_bytes() const noexcept override;
   /// Bytes of pinned blocks alive.
@@ -101,10 +101,10 @@ class HostDevice final : public Device {
   const bool pin_;
   const bool refuse_pinning_;
   const Notice pageable_;
-  std::atomic<bool> pins_{true};
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
   std::shared_ptr<HostDeviceMemory> memory_;
   std::shared_ptr<std::atomic<std::size_t>> pinned_;
+  std::shared_ptr<std::atomic<std::size_t>> unpinned_;  ///< of these, what the system refused to lock
   std::unique_ptr<Pacer> to_device_;
   std::unique_ptr<Pacer> to_host_;
   std::unique_ptr<UpdateKernels> device_kernels_;  ///< of ops_

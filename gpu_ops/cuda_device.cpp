@@ -86,7 +86,9 @@ std::string other_holders(const std::string& pci_bus) {
 std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemory& memory, std::size_t taken,
                        const std::string& pci_bus) {
   const std::size_t available = memory.free + taken;
-  if (options.memory == 0) return default_cuda_ceiling(available);
+  if (options.memory == 0) {
+    return options.under_windows ? default_cuda_ceiling_under_windows(available) : default_cuda_ceiling(available);
+  }
   if (options.memory > available) {
     const std::string others = other_holders(pci_bus);
     throw PlanError(
@@ -152,7 +154,10 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   info_.compute_key = compute_key(facts, options.ops_key());
   memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
                                                [bus = facts.pci_bus] { return other_holders(bus); });
-  pinned_ = std::make_shared<CudaPinnedMemory>(ordinal_, node, options.pinned_piece, std::move(options.pageable));
+  pinned_ = std::make_shared<CudaPinnedMemory>(
+      ordinal_, node, options.pinned_piece,
+      options.under_windows ? "WSL2 has a limit of its own for pinned memory" : "lower --host-memory",
+      std::move(options.pageable));
   ops_ = std::move(ops);
 }
 
@@ -190,7 +195,7 @@ MemoryBlock CudaDevice::allocate_pinned(std::size_t bytes, std::string_view name
 
 RangeSink* CudaDevice::ranges() noexcept { return ranges_.get(); }
 
-bool CudaDevice::pins() const noexcept { return pinned_->pins(); }
+std::size_t CudaDevice::pageable_bytes() const noexcept { return pinned_->pageable(); }
 
 std::size_t CudaDevice::allocated_bytes() const noexcept { return memory_->ledger().allocated(); }
 std::size_t CudaDevice::peak_bytes() const noexcept { return memory_->ledger().peak(); }

@@ -31,8 +31,9 @@ CudaProbe probe_cuda();
 struct CudaDeviceOptions {
   int ordinal = 0;
   std::size_t memory = 0;  ///< ceiling in bytes of all that the process takes there; 0: what is free, less a margin
-  std::size_t pinned_piece = std::size_t{1} << 30;  ///< bytes of host memory registered at once, a multiple of 2 MiB
-  Notice pageable{};  ///< told where host memory cannot be pinned and stays pageable; empty: that is an error
+  std::size_t pinned_piece = std::size_t{256} << 20;  ///< bytes of host memory registered at once, a multiple of 2 MiB
+  Notice pageable{};           ///< told where host memory cannot be pinned and stays pageable; empty: that is an error
+  bool under_windows = false;  ///< which has the card, and its own needs of it: the margin without a ceiling is larger
   /// Makes the mathematics, and says what of it enters the compute key. Called with the device current.
   std::function<std::unique_ptr<Ops>()> make_ops{};
   std::function<std::string()> ops_key{};
@@ -66,10 +67,10 @@ class CudaDevice final : public Device {
 
   MemoryBlock allocate(std::size_t bytes, std::string_view name) override;
   MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) override;
-  bool pins() const noexcept override;
+  std::size_t pageable_bytes() const noexcept override;
   std::size_t allocated_bytes() const noexcept override;
   std::size_t peak_bytes() const noexcept override;
-  /// Bytes of pinned blocks alive.
+  /// Of the blocks of `allocate_pinned` that are alive, the bytes that are pinned.
   std::size_t pinned_bytes() const noexcept;
 
   /// Throws MisuseError at the call where the device side does not lie in one live allocation, or the host

@@ -15,6 +15,12 @@ namespace tandem {
 
 namespace runtime = gpu::runtime;
 
+namespace {
+
+constexpr std::size_t page = 4096;  // what is registered begins at one
+
+}  // namespace
+
 // -- device ------------------------------------------------------------------------------------------
 
 MemoryBlock CudaDeviceMemory::allocate(std::size_t bytes, std::string_view name) {
@@ -54,75 +60,95 @@ void CudaDeviceMemory::free(void* data, std::size_t bytes) noexcept {
 // -- pinned ------------------------------------------------------------------------------------------
 
 CudaPinnedMemory::CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece,
-                                   Notice pageable)
-    : ordinal_(ordinal), node_(std::move(node)), piece_(piece), pageable_(std::move(pageable)) {}
+                                   std::string advice, Notice pageable)
+    : ordinal_(ordinal),
+      node_(std::move(node)),
+      piece_(piece),
+      advice_(std::move(advice)),
+      pageable_(std::move(pageable)) {}
 
 MemoryBlock CudaPinnedMemory::allocate(std::size_t bytes, std::string_view name, Parallel& threads) {
   if (bytes == 0) return {};
-  const std::string what = fmt::format("cannot pin {} for '{}'", format_bytes(bytes), name);
-  std::byte* data = nullptr;
+  MemoryBlock block;
   try {
     // Registering would make the pages one after the other.
-    data = static_cast<std::byte*>(MappedMemory::provide(bytes, node_.get(), threads));
+    void* const data = MappedMemory::provide(bytes, node_.get(), threads);
+    block = MemoryBlock(data, bytes, [self = shared_from_this()](void* p, std::size_t n) { self->free(p, n); });
   } catch (const std::bad_alloc&) {
-    throw DeviceError(what, "the system refuses the memory", "lower --host-memory");
+    throw DeviceError(fmt::format("cannot pin {} for '{}'", format_bytes(bytes), name), "the system refuses the memory",
+                      "lower --host-memory");
   }
-  try {
-    if (!pin(data, bytes, what)) return {data, bytes, [](void* p, std::size_t n) { MappedMemory::unmap(p, n); }};
-  } catch (...) {
-    MappedMemory::unmap(data, bytes);
-    throw;
-  }
-  return {data, bytes, [self = shared_from_this()](void* p, std::size_t n) { self->free(p, n); }};
+  pin(static_cast<std::byte*>(block.data()), bytes, name);
+  return block;
 }
 
-/// False where the system refuses and that is none of the caller's concern.
-bool CudaPinnedMemory::pin(std::byte* data, std::size_t bytes, const std::string& what) {
-  try {
-    register_pieces(data, bytes);
-  } catch (const runtime::RuntimeError& error) {
-    if (error.lost()) throw;
-    const DeviceError refusal(what, error.what(),
-                              "lower --host-memory, or raise the limit of locked memory (ulimit -l)");
-    if (!pageable_) throw refusal;
-    pins_ = false;
-    pageable_(refusal.what());
-    return false;
-  }
-  try {
+void CudaPinnedMemory::pin(std::byte* data, std::size_t bytes, std::string_view name) {
+  Registered* block = nullptr;
+  {
     const std::lock_guard lock(mutex_);
-    blocks_.emplace(reinterpret_cast<std::uintptr_t>(data), bytes);
-  } catch (...) {
-    unregister_pieces(data, bytes);
-    throw;
+    block = &blocks_[reinterpret_cast<std::uintptr_t>(data)];
+    block->bytes = bytes;
   }
-  allocated_ += bytes;
-  return true;
+  const std::string refused = register_pieces(data, *block);
+  if (refused.empty()) return;
+  const std::size_t pinned = pageable_ ? block->pinned() : 0;
+  const std::string of_all = pinned == 0 ? std::string() : fmt::format(" of {}", format_bytes(bytes));
+  const DeviceError refusal(fmt::format("cannot pin {}{} for '{}'", format_bytes(bytes - pinned), of_all, name),
+                            refused, advice_);
+  if (!pageable_) throw refusal;
+  pageable_(refusal.what());
 }
 
-void CudaPinnedMemory::register_pieces(std::byte* data, std::size_t bytes) {
+/// From the front, for as long as the system takes pieces, which halve where it refuses one and the rest may stay
+/// pageable. Returns the last refusal; empty where all is registered.
+std::string CudaPinnedMemory::register_pieces(std::byte* data, Registered& block) {
   const runtime::CurrentDevice current(ordinal_);
-  std::size_t done = 0;
-  try {
-    for (; done < bytes; done += piece_) runtime::register_host(data + done, std::min(piece_, bytes - done));
-  } catch (...) {
-    unregister_pieces(data, done);
-    throw;
+  std::string refused;
+  std::size_t piece = piece_;
+  while (block.pinned() < block.bytes) {
+    const std::size_t done = block.pinned();
+    const std::size_t bytes = std::min(piece, block.bytes - done);
+    block.ends.reserve(block.ends.size() + 1);
+    try {
+      runtime::register_host(data + done, bytes);
+      block.ends.push_back(done + bytes);
+      allocated_ += bytes;
+    } catch (const runtime::RuntimeError& error) {
+      if (error.lost()) throw;
+      refused = error.what();
+      piece = bytes / 2 / page * page;
+      if (pageable_ && piece >= piece_ / 8) continue;
+      // The driver pins memory of its own later, and fails where none can be had.
+      if (pageable_) unregister_last(data, block);
+      block.unpinned = block.bytes - block.pinned();
+      pageable_bytes_ += block.unpinned;
+      return refused;
+    }
   }
+  return {};
 }
 
-void CudaPinnedMemory::unregister_pieces(std::byte* data, std::size_t bytes) noexcept {
-  for (std::size_t done = 0; done < bytes; done += piece_) runtime::unregister_host(ordinal_, data + done);
+void CudaPinnedMemory::unregister_last(std::byte* data, Registered& block) noexcept {
+  if (block.ends.empty()) return;
+  const std::size_t end = block.ends.back();
+  block.ends.pop_back();
+  runtime::unregister_host(ordinal_, data + block.pinned());
+  allocated_ -= end - block.pinned();
 }
 
 void CudaPinnedMemory::free(void* data, std::size_t bytes) noexcept {
+  Registered block;
   {
     const std::lock_guard lock(mutex_);
-    blocks_.erase(reinterpret_cast<std::uintptr_t>(data));
+    const auto known = blocks_.find(reinterpret_cast<std::uintptr_t>(data));
+    if (known != blocks_.end()) {
+      block = std::move(known->second);
+      blocks_.erase(known);
+    }
   }
-  unregister_pieces(static_cast<std::byte*>(data), bytes);
+  pageable_bytes_ -= block.unpinned;
+  while (!block.ends.empty()) unregister_last(static_cast<std::byte*>(data), block);
   MappedMemory::unmap(data, bytes);
-  allocated_ -= bytes;
 }
 
 std::size_t CudaPinnedMemory::in_one_piece(const void* data, std::size_t bytes) const {
@@ -130,9 +156,11 @@ std::size_t CudaPinnedMemory::in_one_piece(const void* data, std::size_t bytes) 
   const std::lock_guard lock(mutex_);
   const auto next = blocks_.upper_bound(address);
   if (next == blocks_.begin()) return bytes;
-  const auto& [begin, size] = *std::prev(next);
-  if (address - begin >= size) return bytes;
-  return std::min(bytes, piece_ - (address - begin) % piece_);
+  const auto& [begin, block] = *std::prev(next);
+  const std::size_t at = address - begin;
+  if (at >= block.bytes) return bytes;
+  const auto end = std::upper_bound(block.ends.begin(), block.ends.end(), at);
+  return std::min(bytes, (end == block.ends.end() ? block.bytes : *end) - at);
 }
 
 }  // namespace tandem

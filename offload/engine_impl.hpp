@@ -37,8 +37,9 @@ class OffloadEngine::Impl {
         unfolder_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_),
         stalls_(device, options.watchdog_seconds, 2 * static_cast<std::size_t>(layout_.layer_count())),
-        executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap) {
-    if (!device.pins()) plan_.memory.unpin();
+        executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap,
+                  storage_.pageable_bytes() > 0 ? Copies::block : Copies::are_queued) {
+    plan_.memory.unpin(storage_.pageable_bytes());
     executor_.on_submit = [this](const Task& task) { note_submitted(task); };
     executor_.on_done = [this](const Task& task) { note_done(task); };
   }

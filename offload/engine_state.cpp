@@ -91,7 +91,7 @@ void OffloadEngine::Impl::adopt(const Plan& plan) {
   storage_.carve_anew(device_, layout_, plan_, plan);
   state_ = StateIs::whole;
   plan_ = plan;
-  if (!device_.pins()) plan_.memory.unpin();
+  plan_.memory.unpin(storage_.pageable_bytes());
   unfolder_.emplace(layout_, plan_, unfolder_->count());
 }
 

@@ -11,7 +11,7 @@
 namespace tandem {
 
 Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace,
-                   double watchdog_seconds, bool overlap)
+                   double watchdog_seconds, bool overlap, Copies copies)
     : device_(device),
       layout_(layout),
       runner_(runner),
@@ -21,9 +21,15 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       overlap_(overlap),
       to_device_(device.make_stream("host to device")),
       to_host_(device.make_stream("device to host")),
-      compute_(device.make_stream("device update")) {
+      compute_(device.make_stream("device update")),
+      issuers_(copies == Copies::block ? device_lanes.size() : 1) {
+  const std::size_t lanes = device_lanes.size() / issuers_.size();
   try {
-    issuer_.thread = start_thread("task issuer", [this] { issue_loop(); });
+    for (std::size_t i = 0; i < issuers_.size(); ++i) {
+      Issuer& issuer = issuers_[i];
+      issuer.lanes = std::span(device_lanes).subspan(i * lanes, lanes);
+      issuer.thread = start_thread("task issuer", [this, &issuer] { issue_loop(issuer); });
+    }
     cpu_worker_.thread = start_thread("CPU tasks", [this] { cpu_loop(); });
   } catch (...) {
     end_threads();
@@ -45,9 +51,10 @@ void Executor::end_threads() {
     stopping_ = true;
     wake_all();
   }
-  for (Worker* worker : {&issuer_, &cpu_worker_}) {
-    if (worker->thread.joinable()) worker->thread.join();
+  for (Issuer& issuer : issuers_) {
+    if (issuer.thread.joinable()) issuer.thread.join();
   }
+  if (cpu_worker_.thread.joinable()) cpu_worker_.thread.join();
 }
 
 StreamView Executor::stream_of(Lane lane) const {
@@ -213,7 +220,9 @@ void Executor::wake() {
     worker.asleep = false;
     worker.wakes.notify_one();
   };
-  if (issuer_.asleep && next_device_task() != no_task) rouse(issuer_);
+  for (Issuer& issuer : issuers_) {
+    if (issuer.asleep && next_device_task(issuer) != no_task) rouse(issuer);
+  }
   if (cpu_worker_.asleep && next_cpu_task() != no_task) rouse(cpu_worker_);
   for (Waiter* waiter : {&caller_, &saver_}) {
     if (!waiter->wanted || !waiter->wanted()) continue;
@@ -223,7 +232,7 @@ void Executor::wake() {
 }
 
 void Executor::wake_all() {
-  issuer_.wakes.notify_all();
+  for (Issuer& issuer : issuers_) issuer.wakes.notify_all();
   cpu_worker_.wakes.notify_all();
   caller_.wakes.notify_all();
   saver_.wakes.notify_all();
@@ -241,9 +250,9 @@ bool Executor::idle() const {
          std::all_of(device_lanes.begin(), device_lanes.end(), nothing_ready);
 }
 
-TaskId Executor::next_device_task() const {
+TaskId Executor::next_device_task(const Issuer& issuer) const {
   if (failure_ || !may_start()) return no_task;
-  for (const Lane lane : device_lanes) {
+  for (const Lane lane : issuer.lanes) {
     if (in_flight_[static_cast<std::size_t>(lane)] >= queued_ahead) continue;
     const TaskId id = graph_.ready(lane);
     if (id != no_task) return id;
@@ -251,13 +260,13 @@ TaskId Executor::next_device_task() const {
   return no_task;
 }
 
-void Executor::issue_loop() {
+void Executor::issue_loop(Issuer& issuer) {
   std::unique_lock lock(mutex_);
   while (true) {
-    sleep_until(lock, issuer_, [&] { return stopping_ || next_device_task() != no_task; });
+    sleep_until(lock, issuer, [&] { return stopping_ || next_device_task(issuer) != no_task; });
     if (stopping_) return;
     try {
-      issue(lock, next_device_task());
+      issue(lock, next_device_task(issuer));
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       fail(std::current_exception());

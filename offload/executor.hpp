@@ -23,7 +23,12 @@
 
 namespace tandem {
 
-/// Two threads of its own: one queues work on the device's streams, one runs CPU tasks. Methods are
+/// What the device does with copies to and from the engine's host memory: `block` where some of it is pageable, and the
+/// caller waits within the call.
+enum class Copies : std::uint8_t { are_queued, block };
+
+/// Threads of its own: one queues work on the device's streams, or one for each lane where that blocks, so that copies
+/// in one direction hold up no others; and one runs CPU tasks. Methods are
 /// called by one thread, the engine's; those about save tasks by one thread at a time, whichever. After a failure
 /// nothing more is started and every wait rethrows it.
 class Executor {
@@ -31,7 +36,7 @@ class Executor {
   /// All must outlive it; `trace` may be null.
   /// Without `overlap` at most one task runs at a time, the caller's included.
   Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds,
-           bool overlap);
+           bool overlap, Copies copies);
   /// Waits for what is queued, starts nothing more. Never throws.
   ~Executor();
   Executor(const Executor&) = delete;
@@ -79,6 +84,11 @@ class Executor {
     bool asleep = false;
   };
 
+  /// Queues the tasks of these lanes.
+  struct Issuer : Worker {
+    std::span<const Lane> lanes;
+  };
+
   /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
   struct Waiter {
     std::condition_variable wakes;  ///< what it waits for has come, or something failed
@@ -92,9 +102,9 @@ class Executor {
   void pass_dropped_saves();
   void account_save_waits(TaskId save, double now);
   void end_threads();
-  void issue_loop();
+  void issue_loop(Issuer& issuer);
   void cpu_loop();
-  TaskId next_device_task() const;
+  TaskId next_device_task(const Issuer& issuer) const;
   TaskId next_cpu_task() const;
   bool may_start() const;
   bool idle() const;
@@ -138,7 +148,7 @@ class Executor {
   Stream to_device_;
   Stream to_host_;
   Stream compute_;
-  Worker issuer_;
+  std::vector<Issuer> issuers_;
   Worker cpu_worker_;
 };
 

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
@@ -75,21 +77,44 @@ void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan,
   check_filled(arena, plan.spare_device_memory, plan.memory.device_bytes(), "device");
 }
 
-void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, Carving& carving) {
+/// Of the subgroups whose state is on the host. What travels to the device and back comes first where memory is pinned
+/// in part only: the CPU's own updates reach pageable memory as fast. Elsewhere in the plan's order, so that plans that
+/// differ in who updates have state in the same places.
+std::vector<std::size_t> order_of_states(const Plan& plan, bool streamed_first) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
+    if (plan.subgroups[i].tier == Tier::host) order.push_back(i);
+  }
+  if (streamed_first) {
+    std::stable_partition(order.begin(), order.end(),
+                          [&](std::size_t i) { return plan.subgroups[i].updater == Updater::device; });
+  }
+  return order;
+}
+
+/// The rows of the plan in its order: what is copied most comes first, for the system may pin the first part alone.
+void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, bool streamed_first, Carving& carving) {
   for (int l = 0; l < layout.layer_count(); ++l) {
     if (!plan.layers[static_cast<std::size_t>(l)].host_copy) continue;
     carving.host_weights[static_cast<std::size_t>(l)] = carve<bf16>(arena, layout.layer(l).elements, "weights");
   }
-  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
-    const Subgroup& s = plan.subgroups[i];
-    SubgroupMemory& memory = carving.subgroups[i];
+  const auto for_subgroups = [&](auto call) {
+    for (std::size_t i = 0; i < plan.subgroups.size(); ++i) call(plan.subgroups[i], carving.subgroups[i]);
+  };
+  for_subgroups([&](const Subgroup& s, SubgroupMemory& memory) {
+    if (!s.gradient_on_device) memory.gradient = carve<bf16>(arena, s.count(), "gradient");
+  });
+  for_subgroups([&](const Subgroup& s, SubgroupMemory& memory) {
     memory.host_norm = carve<double>(arena, s.count() / layout_quantum, "gradient norm");
-    if (s.tier == Tier::host) memory.state = carve_state(arena, s.count(), plan.state);
-    if (s.gradient_on_device) continue;
-    memory.gradient = carve<bf16>(arena, s.count(), "gradient");
-    if (plan.max_micro_batches > 1 && !plan.sends_sums)
-      memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
+  });
+  for (const std::size_t i : order_of_states(plan, streamed_first)) {
+    carving.subgroups[i].state = carve_state(arena, plan.subgroups[i].count(), plan.state);
   }
+  for_subgroups([&](const Subgroup& s, SubgroupMemory& memory) {
+    if (!s.gradient_on_device && plan.max_micro_batches > 1 && !plan.sends_sums) {
+      memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
+    }
+  });
   check_filled(arena, plan.spare_host_memory, plan.memory.host_bytes(), "host");
 }
 
@@ -105,7 +130,9 @@ void require_room(std::size_t needed, std::size_t booked, std::string_view where
 Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan, double watchdog_seconds)
     : watchdog_seconds_(watchdog_seconds) {
   if (plan.memory.device_bytes() > 0) device_block_ = device.allocate(plan.memory.device_bytes(), "offload engine");
+  const std::size_t pageable_before = device.pageable_bytes();
   if (plan.memory.host_bytes() > 0) host_block_ = device.allocate_pinned(plan.memory.host_bytes(), "offload engine");
+  pageable_bytes_ = device.pageable_bytes() - std::min(pageable_before, device.pageable_bytes());
   carving_ = carve(layout, plan);
   const Stream stream = device.make_stream("setup");
   if (device_block_) device.fill_zero(device_block_.data(), device_block_.bytes(), stream);
@@ -120,7 +147,7 @@ Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
   Arena on_device(device_block_.data(), device_block_.bytes(), "device");
   carve_device(on_device, layout, plan, carving);
   Arena on_host(host_block_.data(), host_block_.bytes(), "host");
-  carve_host(on_host, layout, plan, carving);
+  carve_host(on_host, layout, plan, pageable_bytes_ > 0, carving);
   return carving;
 }
 

@@ -63,12 +63,15 @@ class Storage {
 
   std::size_t device_bytes() const noexcept { return device_block_.bytes(); }
   std::size_t host_bytes() const noexcept { return host_block_.bytes(); }
+  /// Of the host's, from its end, what the system refused to pin.
+  std::size_t pageable_bytes() const noexcept { return pageable_bytes_; }
 
  private:
   Carving carve(const ParameterLayout& layout, const Plan& plan) const;
 
   MemoryBlock device_block_;
   MemoryBlock host_block_;
+  std::size_t pageable_bytes_ = 0;
   Carving carving_;
   double watchdog_seconds_;
 };

@@ -307,12 +307,12 @@ void PlanBuilder::book_host() {
     gradients += align_up(bytes_of(s.count(), 2));
     if (options_.max_micro_batches > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
   }
-  MemoryPlan& memory = plan_.memory;
+  MemoryPlan& memory = plan_.memory;  // what is copied most comes first: the system may pin no more than that
   memory.add("weights", "run", Place::pinned, weights);
   memory.add("gradients", "run", Place::pinned, gradients);
-  memory.add("gradients, accumulated", "run", Place::pinned, sums);
   memory.add("gradient norm", "run", Place::pinned, norms);
   memory.add("optimizer", "run", Place::pinned, state);
+  memory.add("gradients, accumulated", "run", Place::pinned, sums);
   memory.add("spare", "run", Place::pinned, plan_.spare_host_memory);
 }
 

@@ -42,7 +42,7 @@ LoadedModel::LoadedModel(RunSetup& setup, Trace* trace) : setup_(setup) {
   Arena arena(activations_.data(), activations_.bytes(), "activations and workspace");
   setup.model->bind(device, arena, stream_);
   engine_ = std::make_unique<OffloadEngine>(device, setup.layout, setup.options, setup.plan, trace);
-  if (!device.pins()) setup.memory.unpin();
+  setup.memory.unpin(device.pageable_bytes());
 }
 
 LoadedModel::~LoadedModel() {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/wsl.hpp"
 #include "cpu_ops/parallel.hpp"
 #include "cpu_ops/update_kernels.hpp"
 #include "gpu_ops/cuda_device.hpp"
@@ -19,6 +20,7 @@ std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options) {
   cuda.ordinal = ordinal >= 0 ? ordinal : std::max(0, probe_cuda().first_usable);
   cuda.memory = options.memory;
   cuda.pageable = pageable_notice(options);
+  cuda.under_windows = runs_under_windows();
   cuda.make_ops = [slower = options.warning] { return make_cuda_ops(slower); };
   cuda.ops_key = cuda_ops_key;
   cuda.numa_node = options.numa_node;

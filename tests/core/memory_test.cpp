@@ -136,6 +136,37 @@ TEST(MemoryPlan, CountsTheRunAndTheLargestPhase) {
   EXPECT_EQ(plan.host_bytes(), 256U + 512U) << "load and save are never at one time";
 }
 
+TEST(MemoryPlan, UnpinsItsLastPinnedBytes) {
+  MemoryPlan plan;
+  plan.add("weights", "run", Place::pinned, 1024);
+  plan.add("streamed", "run", Place::device, 512);
+  plan.add("state", "run", Place::pinned, 2048);
+  plan.add("file buffer", "load", Place::pageable, 256);
+  const auto bytes = [](const MemoryPlan& p) {
+    return std::array{p.bytes_in(Place::device), p.bytes_in(Place::pinned), p.bytes_in(Place::pageable)};
+  };
+  MemoryPlan none = plan;
+  none.unpin(0);
+  EXPECT_EQ(bytes(none), bytes(plan));
+  MemoryPlan part = plan;
+  part.unpin(257);  // of the arena's alignment
+  EXPECT_EQ(bytes(part), (std::array<std::size_t, 3>{512, 2560, 768}));
+  ASSERT_EQ(part.entries.size(), 5U);
+  EXPECT_EQ(part.entries[2].name, "state");
+  EXPECT_EQ(part.entries[3].name, "state");
+  EXPECT_EQ(part.entries[2].bytes, 1536U);
+  EXPECT_EQ(part.entries[3].place, Place::pageable);
+  MemoryPlan whole_row = plan;
+  whole_row.unpin(2048);
+  EXPECT_EQ(whole_row.entries.size(), 4U);
+  EXPECT_EQ(whole_row.entries[0].place, Place::pinned);
+  EXPECT_EQ(whole_row.entries[2].place, Place::pageable);
+  MemoryPlan all = plan;
+  all.unpin(std::numeric_limits<std::size_t>::max() / 2);
+  EXPECT_EQ(bytes(all), (std::array<std::size_t, 3>{512, 0, 3328}));
+  EXPECT_EQ(all.host_bytes(), plan.host_bytes());
+}
+
 TEST(MemoryPlan, RefusesNamelessAndRepeatedEntries) {
   MemoryPlan plan;
   plan.add("a", "run", Place::device, 1);

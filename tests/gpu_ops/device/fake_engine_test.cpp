@@ -2,6 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <thread>
+
 #include "core/error.hpp"
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/native_stream.hpp"
@@ -82,6 +87,76 @@ TEST_F(EngineOnCuda, FitsOnACardOfTheSizePlannedWithItsPageTables) {
       device.allocate(facts.device_capacity - plan.memory.device_bytes() - plan.page_tables, "rest");
   const Stream stream = device.make_stream("a");
   EXPECT_NO_THROW(emulation::enqueue("first", native_stream(stream), [] {}));
+}
+
+/// Bytes of a plan that copies between host and device touch.
+std::size_t copied_bytes(const Plan& plan) {
+  std::size_t bytes = 0;
+  for (const MemoryEntry& entry : plan.memory.entries) {
+    if (entry.place != Place::device && (entry.name == "weights" || entry.name == "gradients")) bytes += entry.bytes;
+  }
+  for (const Subgroup& s : plan.subgroups) {
+    if (s.tier == Tier::host && s.updater == Updater::device) bytes += booked_state_bytes(s.count(), plan.state);
+  }
+  return bytes;
+}
+
+ToyOptions large_toy(const char* policy) {
+  ToyOptions o = toy(policy);
+  o.width = 300'000;
+  o.offload.subgroup_size = 100'000;
+  o.offload.resident_layers = 0;
+  o.device.pageable = [](const std::string&) {};
+  return o;
+}
+
+TEST_F(EngineOnCuda, GivesTheSameBitsHoweverMuchOfItsMemoryCanBePinned) {
+  ToyOptions o = large_toy("interleave:2,resident=0.2");
+  o.micro_batches = 2;
+  const ToyResult expected = train_toy(o);
+  for (const std::size_t pinnable : {std::size_t{0}, 1_MiB, 3_MiB, 7_MiB, 13_MiB}) {
+    toy_machine().pinnable = pinnable;
+    ToyTrainer trainer(o);
+    EXPECT_EQ(trainer.run().digest, expected.digest) << pinnable;
+    EXPECT_LE(trainer.engine().plan().memory.bytes_in(Place::pinned), pinnable);
+    EXPECT_EQ(trainer.engine().plan().memory.host_bytes(), expected.plan.memory.host_bytes());
+    EXPECT_GT(fake_cuda::copies().pageable_bytes, 100'000U) << pinnable;
+    EXPECT_THAT(fake_cuda::complaints(), IsEmpty()) << pinnable;
+  }
+}
+
+TEST_F(EngineOnCuda, PinsWhatIsCopiedFirst) {
+  const ToyOptions o = large_toy("interleave:2");
+  const Plan plan = train_toy(o).plan;
+  toy_machine().pinnable = copied_bytes(plan) + 4_MiB;  // the last piece is left to the driver
+  ASSERT_GT(plan.memory.bytes_in(Place::pinned), toy_machine().pinnable + 1_MiB);
+  ToyTrainer trainer(o);
+  EXPECT_GT(trainer.engine().plan().memory.bytes_in(Place::pageable), 1_MiB);
+  const std::size_t before = fake_cuda::copies().pageable_bytes;
+  trainer.run();
+  EXPECT_GT(fake_cuda::copies().to_host, 0);
+  EXPECT_LT(fake_cuda::copies().pageable_bytes - before, 1000U) << "losses; the engine's own memory by the CPU alone";
+}
+
+/// CUDA holds the caller within a copy of pageable memory to the host until it is made. While one is held up here, the
+/// weights of further layers are on their way.
+TEST_F(EngineOnCuda, CopiesThatBlockHoldUpNoneInTheOtherDirection) {
+  ToyOptions o = large_toy("host");
+  o.layers = 16;
+  o.width = 30'000;
+  toy_machine().pinnable = 0;
+  std::atomic<int> passed = 0;
+  o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->before_task = [&](std::string_view, std::string_view work) {
+    if (work != "copy to host" || passed > 0) return;
+    const std::int64_t before = fake_cuda::copies().to_device;
+    for (int i = 0; i < 50 && fake_cuda::copies().to_device == before; ++i) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    }
+    if (fake_cuda::copies().to_device > before) ++passed;
+  };
+  train_toy(o);
+  EXPECT_GT(passed, 0);
 }
 
 class EngineEveryCall : public ::testing::TestWithParam<cudaError_t> {};

@@ -337,28 +337,62 @@ TEST(CudaFailure, OfPinningSaysWhatToDo) {
   EXPECT_EQ(fake_cuda::census().registrations, 0) << "the first piece too";
 }
 
-TEST(CudaFailure, OfPinningLeavesMemoryPageableWhereThatIsAsked) {
-  fake_cuda::install({});
+struct Refused {
+  std::size_t pinnable;
+  std::string said;
+  std::size_t pinned;
+  int registrations;
+  std::size_t pinned_later;  ///< of a block of 64 KiB
+};
+
+class CudaPinningRefused : public ::testing::TestWithParam<Refused> {};
+
+/// Of 11 MiB and 7 bytes, in pieces of 2 MiB that halve down to an eighth; the last one is left to the driver.
+TEST_P(CudaPinningRefused, LeavesTheRestOfABlockPageableWhereThatIsAsked) {
+  const Refused& expected = GetParam();
+  fake_cuda::install({.pinnable = expected.pinnable});
   std::string said;
   const auto device = open_fake_device({.pageable = [&](const std::string& what) { said = what; }});
-  EXPECT_TRUE(device->pins());
-  fake_cuda::fail_call("cudaHostRegister", 1, cudaErrorMemoryAllocation);
-  const MemoryBlock block = device->allocate_pinned(5_MiB, "state");
-  EXPECT_THAT(said, AllOf(HasSubstr("cannot pin 5.0 MiB for 'state'"), HasSubstr("out of memory")));
-  EXPECT_FALSE(device->pins());
+  {
+    MemoryBlock block = device->allocate_pinned(11_MiB + 7, "state");
+    EXPECT_THAT(said, AllOf(HasSubstr(expected.said), HasSubstr("out of memory"), HasSubstr("lower --host-memory")));
+    EXPECT_EQ(device->pinned_bytes(), expected.pinned);
+    EXPECT_EQ(device->pageable_bytes(), block.bytes() - expected.pinned);
+    EXPECT_EQ(fake_cuda::census().registrations, expected.registrations);
+    // Copies reach it, from any byte.
+    const MemoryBlock on_device = device->allocate(block.bytes(), "copy");
+    const Stream stream = device->make_stream("copies");
+    auto* const bytes = static_cast<unsigned char*>(block.data());
+    const auto value = [](std::size_t i) { return static_cast<unsigned char>(i % 251); };
+    for (std::size_t i = 0; i < block.bytes(); ++i) bytes[i] = value(i);
+    device->copy(on_device.data(), bytes, 3, CopyKind::host_to_device, stream);
+    device->copy(static_cast<std::byte*>(on_device.data()) + 3, bytes + 3, block.bytes() - 3, CopyKind::host_to_device,
+                 stream);
+    device->synchronize(stream);
+    std::memset(bytes, 0, block.bytes());
+    device->copy(bytes, on_device.data(), block.bytes(), CopyKind::device_to_host, stream);
+    device->synchronize(stream);
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < block.bytes(); ++i) wrong += bytes[i] != value(i);
+    EXPECT_EQ(wrong, 0U);
+    const MemoryBlock later = device->allocate_pinned(64_KiB, "batches");
+    EXPECT_EQ(device->pinned_bytes(), expected.pinned + expected.pinned_later);
+  }
   EXPECT_EQ(device->pinned_bytes(), 0U);
+  EXPECT_EQ(device->pageable_bytes(), 0U);
   EXPECT_EQ(fake_cuda::census().registrations, 0);
-  // Copies reach it.
-  const MemoryBlock on_device = device->allocate(5_MiB, "copy");
-  const Stream stream = device->make_stream("copies");
-  std::memset(block.data(), 7, block.bytes());
-  device->copy(on_device.data(), block.data(), block.bytes(), CopyKind::host_to_device, stream);
-  device->synchronize(stream);
-  std::memset(block.data(), 0, block.bytes());
-  device->copy(block.data(), on_device.data(), block.bytes(), CopyKind::device_to_host, stream);
-  device->synchronize(stream);
-  EXPECT_EQ(static_cast<const char*>(block.data())[block.bytes() - 1], 7);
+  EXPECT_THAT(fake_cuda::complaints(), IsEmpty());
 }
+
+INSTANTIATE_TEST_SUITE_P(
+    Limits, CudaPinningRefused,
+    ::testing::Values(Refused{0, "cannot pin 11.0 MiB for 'state'", 0, 0, 0},
+                      Refused{200_KiB, "cannot pin 11.0 MiB for 'state'", 0, 0, 64_KiB},
+                      Refused{5_MiB, "cannot pin 7.0 MiB of 11.0 MiB for 'state'", 4_MiB, 2, 64_KiB},
+                      Refused{6_MiB - 1, "cannot pin 5.5 MiB of 11.0 MiB for 'state'", 5_MiB + 512_KiB, 4,
+                              64_KiB},
+                      Refused{11_MiB, "cannot pin 512.0 KiB of 11.0 MiB for 'state'", 10_MiB + 512_KiB, 6, 64_KiB}),
+    [](const auto& each) { return std::to_string(each.param.pinnable); });
 
 TEST(CudaPinned, IsRegisteredInLargePieces) {
   fake_cuda::install({});

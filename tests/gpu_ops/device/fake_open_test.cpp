@@ -4,6 +4,7 @@
 
 #include "api/open_device.hpp"
 #include "core/error.hpp"
+#include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
 
 namespace tandem {
@@ -115,6 +116,18 @@ TEST(OpenDevice, TheCeilingIsWhatIsFreeNow) {
   const auto device = open_device("cuda", options);
   EXPECT_LE(device->info().capacity + device->info().reserved, 8_GiB - 6_GiB + device->info().reserved);
   EXPECT_GT(device->info().capacity, 1_GiB);
+}
+
+TEST(OpenDevice, BelowWindowsALargerMarginIsLeft) {
+  const auto gain = [](std::size_t memory) {
+    fake_cuda::install({.cards = {{.memory = memory}}});
+    CudaDeviceOptions options = testing::cuda_options({});
+    const std::size_t alone = CudaDevice(options).info().capacity;
+    options.under_windows = true;
+    return static_cast<double>(alone - CudaDevice(options).info().capacity) / static_cast<double>(1_MiB);
+  };
+  EXPECT_NEAR(gain(6_GiB), 768 - 0.05 * 6 * 1024, 0.01);
+  EXPECT_NEAR(gain(24_GiB), 0.05 * 24 * 1024, 0.01);
 }
 
 TEST(OpenDevice, ContextAndLibrariesAreWithinTheCeiling) {

@@ -1,5 +1,5 @@
 // The program on a machine that does not exist. TANDEM_FAKE_CUDA says what is to go wrong: "launch 500" loses the
-// device at the 500th kernel, "pin 0" refuses to pin memory once, "none" nothing; "driver 12020" is an older driver.
+// device at the 500th kernel, "pin 0" pins no byte, "none" nothing; "driver 12020" is an older driver.
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -17,9 +17,9 @@ int main(int argc, char** argv) {
   words >> word >> number;
   fake::Machine machine{.longest_delay_us = 20};
   if (word == "driver") machine.driver_version = number;
+  if (word == "pin") machine.pinnable = static_cast<std::size_t>(number);
   fake::install(machine);
   if (word == "launch") fake::fail_call("launch", number, cudaErrorLaunchFailure);
-  if (word == "pin") fake::fail_call("cudaHostRegister", number, cudaErrorMemoryAllocation);
   const int code = tandem::run_program(argc, argv);
   return fake::tell_complaints() ? fake::undefined_use : code;
 }

@@ -35,14 +35,13 @@ class ToyFakeDevice final : public ToyDevice {
 
  private:
   static std::unique_ptr<CudaDevice> open(const HostDeviceOptions& options) {
-    fake_cuda::install(toy_machine());
+    fake_cuda::Machine machine = toy_machine();
+    if (options.faults && options.faults->refuse_pinning) machine.pinnable = 0;
+    fake_cuda::install(std::move(machine));
     FakeDeviceOptions fake{
         .capacity = options.capacity, .update_threads = options.update_threads, .pageable = options.pageable};
     if (options.faults) fake.before_update = options.faults->before_update;
     auto device = open_fake_device(fake);
-    if (options.faults && options.faults->refuse_pinning) {
-      fake_cuda::fail_call("cudaHostRegister", 0, cudaErrorMemoryAllocation);
-    }
     return device;
   }
   std::unique_ptr<CudaDevice> device_;

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,7 @@ struct Machine {
   /// Device memory can be touched only while a stream copies or runs a kernel: whoever else does crashes, as with a
   /// GPU. Takes time. Also where TANDEM_FAKE_GUARD is set.
   bool guarded = false;
+  std::size_t pinnable = std::numeric_limits<std::size_t>::max();  ///< bytes registered at one time, as under WSL2
   int longest_delay_us = 0;  ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
 };
 
@@ -69,6 +71,13 @@ std::vector<std::string> complaints();
 /// For programs: says them on standard error, a line each, and whether there are any. Their exit code then.
 bool tell_complaints();
 constexpr int undefined_use = 99;
+/// Copies between host and device since install, and the bytes of those whose host side is pageable.
+struct CopyCount {
+  std::int64_t to_device = 0;
+  std::int64_t to_host = 0;
+  std::size_t pageable_bytes = 0;
+};
+CopyCount copies();
 /// Largest piece of host memory registered since install.
 std::size_t largest_registration();
 

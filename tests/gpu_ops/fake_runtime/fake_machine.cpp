@@ -103,6 +103,7 @@ void State::install(Machine machine) {
   hook_ = nullptr;
   stream_seeds_ = machine_.seed;
   largest_registration_ = 0;
+  copies_ = {};
   calls_ = 0;
   contexts_.clear();
   loaded_.clear();
@@ -247,7 +248,9 @@ cudaError_t State::register_host(int device, void* data, std::size_t bytes) {
   const std::size_t free = free_bytes(device);
   const std::lock_guard lock(mutex_);
   if (address_of(data) % 4096 != 0 || touches(registrations_, address_of(data), bytes)) return cudaErrorInvalidValue;
-  if (page_tables(bytes) > free) return cudaErrorMemoryAllocation;
+  std::size_t registered = bytes;
+  for (const auto& [begin, range] : registrations_) registered += range.bytes;
+  if (page_tables(bytes) > free || registered > machine_.pinnable) return cudaErrorMemoryAllocation;
   registrations_[address_of(data)] = {bytes, device};
   largest_registration_ = std::max(largest_registration_, bytes);
   return cudaSuccess;
@@ -262,6 +265,17 @@ State::HostKind State::kind_of(const void* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (inside(registrations_, address_of(data), bytes)) return HostKind::registered;
   return touches(registrations_, address_of(data), bytes) ? HostKind::mixed : HostKind::pageable;
+}
+
+void State::count_copy(bool to_device, std::size_t pageable_bytes) {
+  const std::lock_guard lock(mutex_);
+  ++(to_device ? copies_.to_device : copies_.to_host);
+  copies_.pageable_bytes += pageable_bytes;
+}
+
+CopyCount State::copies() const {
+  const std::lock_guard lock(mutex_);
+  return copies_;
 }
 
 void State::set_hook(std::function<void(std::string_view, std::string_view)> hook) {
@@ -306,6 +320,7 @@ bool tell_complaints() {
   for (const std::string& complaint : all) std::fprintf(stderr, "fake CUDA: %s\n", complaint.c_str());
   return !all.empty();
 }
+CopyCount copies() { return State::get().copies(); }
 std::size_t largest_registration() { return State::get().largest_registration(); }
 
 }  // namespace tandem::fake_cuda

@@ -93,6 +93,8 @@ class State {
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook();
   std::uint64_t next_stream_seed();
   Census census();
+  void count_copy(bool to_device, std::size_t pageable_bytes);
+  CopyCount copies() const;
   std::size_t largest_registration() const { return largest_registration_; }
 
   std::atomic<int> streams{0};
@@ -118,6 +120,7 @@ class State {
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
   std::uint64_t stream_seeds_ = 0;
   std::size_t largest_registration_ = 0;
+  CopyCount copies_;
   std::atomic<std::int64_t> calls_{0};
 };
 

@@ -411,6 +411,9 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
     const bool on_device = sides.from_device && sides.to_device;
     const State::HostKind memory = on_device ? State::HostKind::registered : state.kind_of(host, bytes);
     if (memory == State::HostKind::mixed) return cudaErrorInvalidValue;
+    if (sides.from_device != sides.to_device) {
+      state.count_copy(sides.to_device, memory == State::HostKind::pageable ? bytes : 0);
+    }
     // Pageable memory is read before the call returns, and written before it does.
     std::shared_ptr<std::vector<std::byte>> staged;
     if (memory == State::HostKind::pageable && !sides.from_device) {
