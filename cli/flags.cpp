@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "core/error.hpp"
+
 namespace tandem {
 
 void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>& names,
@@ -19,7 +21,9 @@ void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>&
     std::string help = fmt::format("{}. Default: {}", field.help, field.fallback);
     if (!field.example.empty()) help += fmt::format(". Example: --{} {}", name, field.example);
     if (field.kind == ConfigField::Kind::boolean) {
-      command.add_flag(flag, switches_[name], help);
+      Switch& typed = switches_[name];
+      command.add_flag(flag, typed.on, fmt::format("{}. --no-{} takes it back", help, name));
+      command.add_flag("--no-" + name, typed.off)->group("");  // what a run was begun with, or a file says
       continue;
     }
     const bool sweeps = is_in(swept, field.name);
@@ -65,7 +69,10 @@ TrainConfig ConfigFlags::config(const std::string& base) const {
       set_config_field(config, field, list ? typed->second : std::vector{typed->second.front()});
     }
     const auto flipped = switches_.find(field.name);
-    if (flipped != switches_.end() && flipped->second) field.set(config, "true");
+    if (flipped == switches_.end()) continue;
+    const auto [on, off] = flipped->second;
+    if (on && off) throw UsageError(fmt::format("--{}", field.name), fmt::format("--no-{} is given too", field.name));
+    if (on || off) field.set(config, on ? "true" : "false");
   }
   if (given("lr") && !given("min-lr")) config.min_lr.reset();  // a tenth of the new one
   return config;

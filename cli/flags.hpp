@@ -27,8 +27,14 @@ class ConfigFlags {
   std::string out() const;
 
  private:
+  /// --name and --no-name, as typed.
+  struct Switch {
+    bool on = false;
+    bool off = false;
+  };
+
   std::map<std::string, std::vector<std::string>, std::less<>> values_;
-  std::map<std::string, bool, std::less<>> switches_;
+  std::map<std::string, Switch, std::less<>> switches_;
   std::string config_file_;
 };
 

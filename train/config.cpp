@@ -141,8 +141,6 @@ void check_config(const TrainConfig& c) {
   if (c.lr && c.min_lr && *c.min_lr > *c.lr) {
     throw UsageError("--min-lr", fmt::format("{} is above --lr {}", *c.min_lr, *c.lr), "give a smaller one");
   }
-  if (c.keep_best && c.eval_data.empty()) throw UsageError("--keep-best", "there is no --eval-data", "give some");
-  if (c.eval_every > 0 && c.eval_data.empty()) throw UsageError("--eval-every", "there is no --eval-data", "give some");
 }
 
 }  // namespace tandem

@@ -79,6 +79,10 @@ void Trainer::check_inputs() {
   if (config_.data.empty()) throw UsageError("--data", "missing", "for example --data corpus/");
   if (config_.steps == 0 && config_.epochs == 0.0)
     throw UsageError("--steps", "missing", "for example --steps 1000, or --epochs 1");
+  for (const auto& [flag, given] :
+       {std::pair("--keep-best", config_.keep_best), {"--eval-every", config_.eval_every > 0}}) {
+    if (given && config_.eval_data.empty()) throw UsageError(flag, "there is no --eval-data", "give some");
+  }
   if (request_.resume && request_.resume_from.empty() && config_.out.empty()) {
     throw UsageError("--resume", "there is no --out to resume", "give --out, or name a checkpoint");
   }
@@ -160,6 +164,8 @@ void Trainer::take_progress() {
 
 /// A cosine over more steps than before, for one, is another from its first step on.
 void Trainer::check_schedule(const Manifest& manifest) const {
+  if (manifest.step > config_.steps) spdlog::warn("--steps {}: the run has {} already", config_.steps, manifest.step);
+  if (manifest.step >= config_.steps) return;  // it goes on by none
   const auto before = Schedule::of_text(manifest.schedule);
   if (!before || schedule_.agrees_with(*before, manifest.step)) return;
   spdlog::warn(

@@ -170,6 +170,29 @@ class Resuming(ProgramTest):
         for a, b in zip(self.metrics(straight), self.metrics(broken), strict=True):
             self.assertEqual((a["step"], a["loss"], a["grad_norm"], a["lr"]), (b["step"], b["loss"], b["grad_norm"], b["lr"]))
 
+    def test_a_switch_of_the_run_can_be_taken_back(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", "--eval-data", self.held_out(), "--keep-best", "--strict", "--out", out))
+        self.assertIn("keep-best = true", (out / "config.toml").read_text())
+        self.succeed(self.run_program("train", "--resume", "--out", out, "--steps", "3", "--no-keep-best", "--decay-steps", "2"))
+        config = (out / "config.toml").read_text()
+        self.assertNotIn("keep-best = true", config)
+        self.assertIn("strict = true", config)
+        typed = self.root / "typed.toml"
+        typed.write_text("strict = true\n")
+        again = self.root / "again"
+        self.succeed(self.train("--steps", "1", "--config", typed, "--no-strict", "--out", again))
+        self.assertNotIn("strict = true", (again / "config.toml").read_text())
+
+    def test_fewer_steps_than_were_taken_take_none_and_say_so(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "4", "--out", out))
+        before = self.summary(out)
+        again = self.succeed(self.run_program("train", "--resume", "--out", out, "--steps", "2"))
+        self.assertIn("--steps 2: the run has 4 already", again.stderr)
+        self.assertNotIn("schedule", again.stderr)
+        self.assertEqual(self.summary(out)["state_digest"], before["state_digest"])
+
     def test_resuming_a_finished_run_rewrites_the_summary(self):
         out = self.root / "run"
         self.succeed(self.train("--steps", "2", "--out", out))

@@ -62,7 +62,7 @@ class Flags(ProgramTest):
                             ("--eps", "1e-46"), ("--lr", "-1"), ("--lr", "nan"), ("--lr", "1e300"),
                             ("--clip", "-1"), ("--weight-decay", "x"),
                             ("--threads", "0"), ("--seq-len", "0"), ("--device-memory", "0"),
-                            ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--lr-schedule", "zigzag"),
+                            ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--link-bandwidth", "0.4B/s"), ("--lr-schedule", "zigzag"),
                             ("--recompute", "some"), ("--recompute", "block:"), ("--recompute", "block:-1"),
                             ("--recompute", "block:2x"), ("--recompute", "block:5"), ("--state", "half"), ("--compute", "fp8"),
                             ("--freeze", "("), ("--seed", "-1"), ("--subgroup-size", "0"),
@@ -71,6 +71,10 @@ class Flags(ProgramTest):
                             ("--metrics-port", "-1")]:
             with self.subTest(flag=flag, value=value):
                 self.refuse_train(2, [flag, value], flag, value)
+
+    def test_a_switch_is_not_taken_and_taken_back_at_once(self):
+        self.refuse_train(2, ["--keep-best", "--no-keep-best"], "--keep-best", "--no-keep-best")
+        self.refuse_train(2, ["--no-steps"], "not expected", "--no-steps")
 
     def test_a_second_value_is_refused_where_a_flag_takes_one(self):
         for command, flag, values in [
@@ -85,6 +89,9 @@ class Flags(ProgramTest):
                 source = ["model"] if command == "export" else []
                 result = self.run_program(command, *source, *flag.split(), *values.split())
                 self.refused(result, 2, "not expected", values.split()[1])
+
+    def test_a_plan_wants_no_data(self):
+        self.succeed(self.run_program("plan", "--model", "tiny-gpt2", *SMALL, "--eval-every", "2", "--keep-best"))
 
     def test_of_a_flag_given_twice_the_last_counts(self):
         # A plan tells the memory that is free, which is not the same for long.
