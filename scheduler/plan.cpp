@@ -218,17 +218,20 @@ void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFact
   frugal.prefetch_layers = 1;
   const Plan little = build(layout, frugal, smallest_knobs(layout, frugal));
   const std::size_t least = device_bytes(little);
-  if (least < need) {
-    const bool under = least <= ceiling;
-    std::string flags = "--policy host --resident-layers 0 --prefetch-layers 1";
+  const bool under = least <= ceiling;
+  const bool trains = layout.state_elements() > 0;  // else no policy divides anything
+  if (least < need && (under || megabytes_flag(least) != megabytes_flag(need))) {
+    std::string flags =
+        trains ? "--policy host --resident-layers 0 --prefetch-layers 1" : "--resident-layers 0 --prefetch-layers 1";
     if (!under) flags += fmt::format(" --device-memory {}", megabytes_flag(least));
     add(little, std::move(flags), under ? fmt::format(" (needs {})", format_bytes(least)) : std::string());
   }
   note_reserves(smallest, options, facts);
-  throw PlanError("the plan does not fit on the device",
-                  fmt::format("policy {} needs at least {}, the ceiling is {}", smallest.policy.text(),
-                              format_bytes(need), format_bytes(ceiling)),
-                  advice_of(fitting), smallest.table(), std::make_shared<const MemoryPlan>(smallest.needs()));
+  throw PlanError(
+      "the plan does not fit on the device",
+      fmt::format("{} needs at least {}, the ceiling is {}", trains ? "policy " + smallest.policy.text() : "it",
+                  format_bytes(need), format_bytes(ceiling)),
+      advice_of(fitting), smallest.table(), std::make_shared<const MemoryPlan>(smallest.needs()));
 }
 
 Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,

@@ -18,8 +18,10 @@ namespace {
 using namespace literals;  // NOLINT: sizes
 using testing::advised_host_memory;
 using testing::advised_memory;
+using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 /// Twelve blocks and a large embedding, tied to the head: the shape of a small GPT-2.
 ParameterLayout transformer_like() {
@@ -264,6 +266,46 @@ std::string refusal(const OffloadOptions& options, const PlanningFacts& facts) {
   }
   ADD_FAILURE() << "not refused";
   return {};
+}
+
+TEST(Plan, RefusalOfWhatIsNotTrainedAdvisesNoPolicy) {
+  ParameterLayout layout;
+  for (int l = 0; l < 6; ++l) {
+    layout.add_layer("h." + std::to_string(l)).add("w", {1 << 20}, {.trainable = false});
+  }
+  OffloadOptions options = with("host");
+  options.prefetch_layers = 3;
+  options.device_memory = 5_MiB;
+  try {
+    make_plan(layout, options, {64_GiB, 0});
+    FAIL();
+  } catch (const PlanError& error) {
+    const std::string text = error.what();
+    EXPECT_THAT(text, HasSubstr("it needs at least"));
+    EXPECT_THAT(text, HasSubstr("or --resident-layers 0 --prefetch-layers 1"));
+    EXPECT_THAT(text, Not(HasSubstr("policy")));
+  }
+  options.prefetch_layers = 1;
+  options.resident_layers = 0;
+  EXPECT_NO_THROW(make_plan(layout, options, {64_GiB, 0}));
+}
+
+TEST(Plan, RefusalDoesNotAdviseTheSameCeilingTwice) {
+  ParameterLayout layout;
+  for (int l = 0; l < 4; ++l) layout.add_layer("h." + std::to_string(l)).add("w", {1000});
+  OffloadOptions options = with("host");
+  options.prefetch_layers = 3;
+  options.device_memory = 1_KiB;
+  const PlanningFacts facts{64_GiB, 0};
+  OffloadOptions frugal = options;
+  frugal.prefetch_layers = 1;
+  ASSERT_LT(smallest_device_memory(layout, frugal), smallest_device_memory(layout, options));
+  try {
+    make_plan(layout, options, facts);
+    FAIL();
+  } catch (const PlanError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("try --device-memory 1MiB"), Not(HasSubstr(", or "))));
+  }
 }
 
 TEST(Plan, TheTableOfARefusalNamesEveryByteUnderTheCeiling) {
