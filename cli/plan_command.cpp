@@ -297,6 +297,15 @@ std::int64_t largest_that(std::int64_t most, const std::function<bool(std::int64
   return low;
 }
 
+/// The same of a sequence's tokens: a multiple of 64, as is usual, or all of `most`; fewer than 64
+/// where even those do not fit.
+std::int64_t longest_that(std::int64_t most, const std::function<bool(std::int64_t)>& fits) {
+  constexpr std::int64_t step = 64;
+  const auto tokens = [&](std::int64_t steps) { return std::min(steps * step, most); };
+  const std::int64_t steps = largest_that((most + step - 1) / step, [&](std::int64_t n) { return fits(tokens(n)); });
+  return steps > 0 ? tokens(steps) : largest_that(std::min(most, step) - 1, fits);
+}
+
 /// Changes the configuration to the largest that fits, and says which. Throws PlanError where none does.
 std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source) {
   std::string why;  // the last that does not fit does not
@@ -316,20 +325,22 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   const auto refuse = [&](std::string_view what) {
     throw PlanError(fmt::format("--fit {}", flags.fit), fmt::format("not even {} fits: {}", what, why), "");
   };
-  if (flags.fit == "micro-batch" || flags.fit == "seq-len") {
-    const bool batch = flags.fit == "micro-batch";
-    constexpr std::int64_t most_sequences = 4096;
-    constexpr std::int64_t step = 64;  // tokens
-    const std::int64_t most = batch ? most_sequences : std::max<std::int64_t>(1, source.config.positions / step);
-    const auto with = [&](std::int64_t n) {
-      TrainConfig c = config;
-      (batch ? c.micro_batch : c.seq_len) = batch ? n : std::min(n * step, source.config.positions);
-      return c;
-    };
-    const std::int64_t n = largest_that(most, [&](std::int64_t count) { return fits(with(count), source.config); });
-    if (n == 0) refuse(batch ? "one sequence" : "a sequence of 64 tokens");
-    config = with(n);
-    return fmt::format("--{} {}", flags.fit, batch ? config.micro_batch : config.seq_len);
+  const auto fits_with = [&](std::int64_t TrainConfig::*member, std::int64_t value) {
+    TrainConfig c = config;
+    c.*member = value;
+    return fits(c, source.config);
+  };
+  if (flags.fit == "micro-batch") {
+    constexpr std::int64_t most = 4096;
+    config.micro_batch = largest_that(most, [&](std::int64_t n) { return fits_with(&TrainConfig::micro_batch, n); });
+    if (config.micro_batch == 0) refuse("one sequence");
+    return fmt::format("--micro-batch {}", config.micro_batch);
+  }
+  if (flags.fit == "seq-len") {
+    config.seq_len = longest_that(source.config.positions,
+                                  [&](std::int64_t tokens) { return fits_with(&TrainConfig::seq_len, tokens); });
+    if (config.seq_len == 0) refuse("a sequence of one token");
+    return fmt::format("--seq-len {}", config.seq_len);
   }
   std::vector<std::pair<std::int64_t, std::string>> models;
   for (const std::string& name : builtin_models()) {

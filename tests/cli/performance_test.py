@@ -206,10 +206,26 @@ class OtherMachines(ProgramTest):
         self.succeed(self.run_program(*flags, count))
         self.refused(self.run_program(*flags, count + 1), 3)
 
+    def test_the_longest_sequence_may_be_all_positions_or_a_few_tokens(self):
+        shape = self.root / "shape.json"
+        shape.write_text(json.dumps({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 5001,
+                                     "n_embd": 256, "n_head": 4, "n_layer": 4, "n_positions": 1000}))
+        flags = ["plan", "--model", shape, "--device", "host", "--policy", "host", "--device-memory"]
+        longest = {}
+        for memory in ["1GiB", "32MiB", "20MiB"]:
+            fitted = json.loads(self.succeed(self.run_program(*flags, memory, "--fit", "seq-len", "--json")).stdout)["fit"]
+            longest[memory] = int(re.fullmatch(r"--seq-len (\d+)", fitted).group(1))
+            self.succeed(self.run_program(*flags, memory, "--seq-len", longest[memory]))
+        self.assertEqual(longest["1GiB"], 1000)
+        self.assertEqual(longest["32MiB"] % 64, 0)
+        self.assertIn(longest["20MiB"], range(1, 64))
+        self.refused(self.run_program(*flags, "20MiB", "--seq-len", longest["20MiB"] + 1), 3)
+        self.refused(self.run_program(*flags, "32MiB", "--seq-len", longest["32MiB"] + 64), 3)
+
     def test_what_does_not_fit_says_why(self):
         machine = ["--profile", PROFILES / "8gb-pcie4.toml"]
         self.refused(self.run_program("plan", "--model", "llama3.1-8b", *machine, "--fit", "seq-len"), 3,
-                     "not even a sequence of 64 tokens", "host memory")
+                     "not even a sequence of one token", "host memory")
         self.refused(self.run_program("plan", "--model", "gpt2", *machine, "--device-memory", "100GiB"), 3,
                      "--device-memory 100", "7.50 GiB")
 
