@@ -14,7 +14,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   manifest.tandem_version = version;
   manifest.model_config = std::string("{}");
   manifest.step = manifest.adam_step = step();
-  manifest.plan = plan().json();
+  manifest.plan = plan().outline_json();
   manifest.parameters = checkpoint_parameters(layout());
   std::vector<float> buffer(save_buffer_values(layout()));
   SaveScope scope = begin_save();

@@ -32,7 +32,7 @@ struct Manifest {
   std::string token_kind;    ///< "bytes" or "ids"
   std::string compute_key;
   std::string schedule;  ///< readable
-  std::string plan;      ///< JSON of the plan it ran under, for people
+  std::string plan;      ///< JSON of the outline of the plan it ran under, for people
   std::string state_digest;
   std::int64_t step = 0;       ///< steps taken, skipped ones included
   std::int64_t adam_step = 0;  ///< updates applied

@@ -112,6 +112,8 @@ struct Plan {
   MemoryPlan needs() const;
   /// JSON object with every field but `storage_hash`, which says nothing to whoever has no layout.
   std::string json() const;
+  /// The same, but of the subgroups, of which there may be a million, only how many there are and the shares.
+  std::string outline_json() const;
 };
 
 /// A row for each name, and the total.

@@ -9,6 +9,51 @@
 #include "scheduler/plan.hpp"
 
 namespace tandem {
+namespace {
+
+using nlohmann::json;
+
+/// Every field but the subgroups.
+json outline_of(const Plan& plan) {
+  json j;
+  j["policy"] = plan.policy.text();
+  j["chosen_by_auto"] = plan.chosen_by_auto;
+  j["state"] = name_of(plan.state);
+  j["subgroup_size"] = plan.subgroup_size;
+  j["piece_elements"] = plan.piece_elements;
+  j["staging_pieces"] = plan.staging_pieces;
+  j["state_buffers"] = plan.state_buffers;
+  j["max_micro_batches"] = plan.max_micro_batches;
+  j["micro_batches_at_once"] = plan.micro_batches_at_once;
+  j["offloaded_input_bytes"] = plan.offloaded_input_bytes;
+  j["update_threads"] = plan.update_threads;
+  j["sends_sums"] = plan.sends_sums;
+  j["device_memory"] = plan.device_memory;
+  j["reserved_device_memory"] = plan.reserved_device_memory;
+  j["device_reserved"] = plan.device_reserved;
+  j["page_tables"] = plan.page_tables;
+  j["reserved_host_memory"] = plan.reserved_host_memory;
+  j["spare_device_memory"] = plan.spare_device_memory;
+  j["spare_host_memory"] = plan.spare_host_memory;
+  for (const LayerPlacement& l : plan.layers) {
+    j["layers"].push_back({{"resident", l.resident}, {"host_copy", l.host_copy}, {"size_class", l.size_class}});
+  }
+  for (const SizeClass& c : plan.size_classes) {
+    j["size_classes"].push_back({{"weight_elements", c.weight_elements},
+                                 {"gradient_elements", c.gradient_elements},
+                                 {"gradient_bytes", c.gradient_bytes},
+                                 {"weight_buffers", c.weight_buffers},
+                                 {"gradient_buffers", c.gradient_buffers},
+                                 {"sum_buffers", c.sum_buffers}});
+  }
+  for (const MemoryEntry& e : plan.memory.entries) {
+    j["memory"].push_back(
+        {{"name", e.name}, {"phase", e.phase}, {"where", std::string(name_of(e.place))}, {"bytes", e.bytes}});
+  }
+  return j;
+}
+
+}  // namespace
 
 std::string table_of(const MemoryPlan& memory) {
   struct Row {
@@ -79,39 +124,8 @@ std::string Plan::order() const {
 }
 
 std::string Plan::json() const {
-  using nlohmann::json;
-  json j;
-  j["policy"] = policy.text();
-  j["chosen_by_auto"] = chosen_by_auto;
-  j["state"] = name_of(state);
-  j["subgroup_size"] = subgroup_size;
-  j["piece_elements"] = piece_elements;
-  j["staging_pieces"] = staging_pieces;
-  j["state_buffers"] = state_buffers;
-  j["max_micro_batches"] = max_micro_batches;
-  j["micro_batches_at_once"] = micro_batches_at_once;
-  j["offloaded_input_bytes"] = offloaded_input_bytes;
-  j["update_threads"] = update_threads;
-  j["sends_sums"] = sends_sums;
-  j["device_memory"] = device_memory;
-  j["reserved_device_memory"] = reserved_device_memory;
-  j["device_reserved"] = device_reserved;
-  j["page_tables"] = page_tables;
-  j["reserved_host_memory"] = reserved_host_memory;
-  j["spare_device_memory"] = spare_device_memory;
-  j["spare_host_memory"] = spare_host_memory;
-  for (const LayerPlacement& l : layers) {
-    j["layers"].push_back({{"resident", l.resident}, {"host_copy", l.host_copy}, {"size_class", l.size_class}});
-  }
-  for (const SizeClass& c : size_classes) {
-    j["size_classes"].push_back({{"weight_elements", c.weight_elements},
-                                 {"gradient_elements", c.gradient_elements},
-                                 {"gradient_bytes", c.gradient_bytes},
-                                 {"weight_buffers", c.weight_buffers},
-                                 {"gradient_buffers", c.gradient_buffers},
-                                 {"sum_buffers", c.sum_buffers}});
-  }
-  j["subgroups"] = json::array();
+  nlohmann::json j = outline_of(*this);
+  j["subgroups"] = nlohmann::json::array();
   for (const Subgroup& s : subgroups) {
     j["subgroups"].push_back({{"layer", s.layer},
                               {"begin", s.begin},
@@ -120,11 +134,15 @@ std::string Plan::json() const {
                               {"updater", name_of(s.updater)},
                               {"gradient_on_device", s.gradient_on_device}});
   }
-  for (const MemoryEntry& e : memory.entries) {
-    j["memory"].push_back(
-        {{"name", e.name}, {"phase", e.phase}, {"where", std::string(name_of(e.place))}, {"bytes", e.bytes}});
-  }
   return j.dump(2);
+}
+
+std::string Plan::outline_json() const {
+  nlohmann::json j = outline_of(*this);
+  const Shares s = shares();
+  j["subgroups"] = subgroups.size();
+  j["updated_parameters"] = {{"cpu", s.cpu}, {"streamed", s.streamed}, {"resident", s.resident}};
+  return j.dump();
 }
 
 }  // namespace tandem

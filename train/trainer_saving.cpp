@@ -19,7 +19,7 @@ Manifest Trainer::manifest() const {
   m.token_kind = data_->bytes() ? "bytes" : "ids";
   m.compute_key = setup_.compute_key();
   m.schedule = schedule_.text();
-  m.plan = setup_.plan.json();
+  m.plan = setup_.plan.outline_json();
   m.step = step_;
   m.skipped_steps = skipped_;
   m.tokens = tokens_;

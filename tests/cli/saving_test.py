@@ -245,6 +245,17 @@ class Saving(ProgramTest):
                 digests = {self.summary(run)["state_digest"] for run in (out, whole / name)}
                 self.assertEqual(len(digests), 2 if warned else 1)
 
+    def test_a_manifest_does_not_grow_with_the_subgroups(self):
+        manifests = {}
+        for size in ("1024", "1Gi"):
+            self.succeed(self.train("--steps", "1", "--policy", "host", "--subgroup-size", size, "--out", self.root / size))
+            (checkpoint,) = (self.root / size / "checkpoints").iterdir()
+            manifests[size] = (checkpoint / "manifest.json").read_text()
+        plans = {size: json.loads(text)["plan"] for size, text in manifests.items()}
+        self.assertGreater(plans["1024"]["subgroups"], 50 * plans["1Gi"]["subgroups"])
+        self.assertEqual(plans["1024"]["updated_parameters"], plans["1Gi"]["updated_parameters"])
+        self.assertLess(len(manifests["1024"]), len(manifests["1Gi"]) + 100)
+
     def test_a_checkpoint_that_names_no_model_says_so(self):
         out = self.root / "run"
         self.succeed(self.train("--steps", "1", "--out", out))

@@ -480,6 +480,24 @@ TEST(Plan, JsonHoldsEverySubgroup) {
   EXPECT_EQ(json["memory"].size(), plan.memory.entries.size());
 }
 
+TEST(Plan, ItsOutlineDoesNotGrowWithItsSubgroups) {
+  OffloadOptions options = with("interleave:2");
+  const auto outline = [&](std::int64_t subgroup_size) {
+    options.subgroup_size = subgroup_size;
+    const Plan plan = make_plan(transformer_like(), options, {64_GiB, 0});
+    const auto full = nlohmann::json::parse(plan.json());
+    auto json = nlohmann::json::parse(plan.outline_json());
+    EXPECT_EQ(json["subgroups"], plan.subgroups.size());
+    EXPECT_EQ(json["updated_parameters"]["cpu"], plan.shares().cpu);
+    for (const auto& [key, value] : full.items()) {
+      if (key == "subgroups") continue;
+      EXPECT_EQ(json[key], value) << key;
+    }
+    return plan.outline_json().size();
+  };
+  EXPECT_LT(outline(1024), outline(1 << 20) + 64);
+}
+
 TEST(Plan, SaysOnHowManyThreadsTheCpuUpdates) {
   OffloadOptions options = with("host");
   options.update_threads = 6;
