@@ -33,6 +33,9 @@ struct Process {
 };
 constexpr unsigned long long not_available = ~0ULL;
 
+bool is_own(const Process& process) { return process.pid == static_cast<unsigned int>(::getpid()); }
+bool is_counted(const Process& process) { return process.used != not_available; }
+
 }  // namespace
 
 struct Nvml::Functions {
@@ -98,10 +101,17 @@ std::optional<std::size_t> Nvml::used_bytes() const noexcept {
   return static_cast<std::size_t>(memory.used);
 }
 
+std::optional<std::size_t> Nvml::own_bytes() const {
+  const std::vector<Process> all = functions_->running();
+  const auto own = std::ranges::find_if(all, is_own);
+  if (own == all.end() || !is_counted(*own)) return std::nullopt;
+  return static_cast<std::size_t>(own->used);
+}
+
 std::string Nvml::other_holders() const {
   std::string text;
   for (const Process& process : functions_->running()) {
-    if (process.pid == static_cast<unsigned int>(::getpid()) || process.used == not_available) continue;
+    if (is_own(process) || !is_counted(process)) continue;
     const std::string name = functions_->name_of(process.pid);
     text += fmt::format("{}process {}{} holds {}", text.empty() ? "" : ", ", process.pid,
                         name.empty() ? "" : fmt::format(" ({})", name),

@@ -18,6 +18,8 @@ class Nvml {
 
   /// Bytes in use by anybody; empty where it does not say.
   std::optional<std::size_t> used_bytes() const noexcept;
+  /// Bytes that this process holds; empty where it holds none or NVML does not say, as in a container or below Windows.
+  std::optional<std::size_t> own_bytes() const;
   /// "process 4242 (python3) holds 10.00 GiB, ..." of others than this process; empty where it does not say,
   /// as in a container.
   std::string other_holders() const;

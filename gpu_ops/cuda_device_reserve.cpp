@@ -21,13 +21,32 @@ using namespace literals;
 constexpr std::size_t loaded_later = 128_MiB;
 // What is less is no new context: it was there already, of the program that tandem is a part of.
 constexpr std::size_t smallest_context = 64_MiB;
+constexpr std::size_t most_unattributed = 64_MiB;
 
-/// Both counts are NVML's: it counts what the driver keeps for itself, some hundreds of MiB that CUDA's own count
-/// leaves out.
-std::optional<std::size_t> growth(std::optional<std::size_t> before, std::optional<std::size_t> after) {
-  // Where it did not grow, others gave back meanwhile.
-  if (!before || !after || *after < *before + smallest_context) return std::nullopt;
-  return *after - *before;
+/// What NVML counts, some hundreds of MiB that the driver keeps for itself among it, which CUDA's own count leaves out.
+struct Usage {
+  std::optional<std::size_t> own;  ///< of this process; empty before it has a context, too
+  std::optional<std::size_t> all;  ///< of everybody
+};
+
+Usage usage_by(const Nvml* nvml) {
+  if (nvml == nullptr) return {};
+  return {.own = nvml->own_bytes(), .all = nvml->used_bytes()};
+}
+
+std::size_t growth(std::size_t before, std::size_t after) { return after > before ? after - before : 0; }
+
+/// Empty where it did not grow by a context. Where NVML counts by process, what others take or give back meanwhile, as
+/// a desktop does, does not count but for as much as the driver may keep for this process without saying so.
+std::optional<std::size_t> growth(const Usage& before, const Usage& after) {
+  if (!before.all || !after.all) return std::nullopt;
+  std::size_t grown = growth(*before.all, *after.all);
+  if (after.own) {
+    const std::size_t own = growth(before.own.value_or(0), *after.own);
+    grown = own < smallest_context ? 0 : std::clamp(grown, own, own + most_unattributed);
+  }
+  // Where all did not grow, others gave back meanwhile.
+  return grown < smallest_context ? std::nullopt : std::optional(grown);
 }
 
 /// No more is taken than is in use.
@@ -50,10 +69,9 @@ ContextMemory make_and_measure_context(int ordinal, const std::string& pci_bus, 
     return known->second;
   }
   const std::unique_ptr<Nvml> nvml = Nvml::open(pci_bus);
-  const auto used = [&] { return nvml ? nvml->used_bytes() : std::nullopt; };
-  const std::optional<std::size_t> before = used();
+  const Usage before = usage_by(nvml.get());
   make();
-  const std::optional<std::size_t> grown = growth(before, used());
+  const std::optional<std::size_t> grown = growth(before, usage_by(nvml.get()));
   if (!grown) return assume();
   return measured.emplace(ordinal, ContextMemory{.taken = *grown, .later = loaded_later}).first->second;
 }

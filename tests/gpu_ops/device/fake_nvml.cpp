@@ -12,6 +12,9 @@ struct {
   unsigned long long after = 0;
   bool asked = false;
   unsigned long long (*used)() = nullptr;
+  unsigned long long own_before = 0;
+  unsigned long long own_after = 0;
+  bool asked_of_processes = false;
 } machine;
 
 struct Memory {
@@ -33,10 +36,16 @@ extern "C" {
 /// Called by the test: whether the library works, and how much memory of the device it says is in use when it is first
 /// asked, and from then on: a context, once made, stays.
 void fake_nvml_set(bool present, unsigned long long before, unsigned long long after) {
-  machine = {present, before, after, false, nullptr};
+  machine = {.present = present, .before = before, .after = after};
 }
 /// Called by the test: the library works, and `used` says how much is in use whenever it is asked.
-void fake_nvml_count(unsigned long long (*used)()) { machine = {true, 0, 0, false, used}; }
+void fake_nvml_count(unsigned long long (*used)()) { machine = {.present = true, .used = used}; }
+/// Called by the test after either: how much this process is said to hold when processes are first listed, and from
+/// then on; with 0 it is not listed.
+void fake_nvml_set_own(unsigned long long before, unsigned long long after) {
+  machine.own_before = before;
+  machine.own_after = after;
+}
 
 int nvmlInit_v2() { return machine.present ? success : failure; }
 int nvmlShutdown() { return success; }
@@ -50,11 +59,14 @@ int nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
   return success;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(void*, unsigned int* count, Process* list) {
-  const bool room = *count >= 2;
-  *count = 2;
+  const unsigned long long own = machine.asked_of_processes ? machine.own_after : machine.own_before;
+  const unsigned int listed = own > 0 ? 2 : 1;
+  const bool room = *count >= listed;
+  *count = listed;
   if (!room) return insufficient_size;
-  list[0] = {static_cast<unsigned int>(::getpid()), 1ULL << 30, 0, 0};
-  list[1] = {4242, 10ULL << 30, 0, 0};
+  list[0] = {4242, 10ULL << 30, 0, 0};
+  if (own > 0) list[1] = {static_cast<unsigned int>(::getpid()), own, 0, 0};
+  machine.asked_of_processes = true;
   return success;
 }
 int nvmlSystemGetProcessName(unsigned int, char* name, unsigned int bytes) {

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 #include "gpu_ops/cuda_device_nvml.hpp"
@@ -31,6 +32,7 @@ class FakeNvml : public ::testing::Test {
     ASSERT_TRUE(library) << "found where TANDEM_CUDA_LIBS says";
     set_ = library->function<void(bool, unsigned long long, unsigned long long)>("fake_nvml_set");
     count_ = library->function<void(unsigned long long (*)())>("fake_nvml_count");
+    set_own_ = library->function<void(unsigned long long, unsigned long long)>("fake_nvml_set_own");
     if (set_ == nullptr) GTEST_SKIP() << "this machine has a management library of its own";
   }
   void TearDown() override {
@@ -39,10 +41,12 @@ class FakeNvml : public ::testing::Test {
   }
   void (*set_)(bool, unsigned long long, unsigned long long) = nullptr;
   void (*count_)(unsigned long long (*)()) = nullptr;
+  void (*set_own_)(unsigned long long, unsigned long long) = nullptr;
 };
 
 TEST_F(FakeNvml, NamesOthersWhoHoldMemory) {
   set_(true, 0, 0);
+  set_own_(1_GiB, 1_GiB);
   const auto nvml = Nvml::open(bus);
   ASSERT_TRUE(nvml);
   EXPECT_EQ(nvml->other_holders(), "process 4242 (python3) holds 10.00 GiB") << "this process is no other";
@@ -104,6 +108,31 @@ TEST_F(FakeNvml, CountsBeforeThereIsAContextOnAnyCard) {
   const fake_cuda::Card card{.memory = 2_GiB};
   fake_cuda::install({.cards = {card, card, card}});
   EXPECT_EQ(open_fake_device({.capacity = 64_MiB, .ordinal = of_this_test})->info().reserved, 300_MiB + 128_MiB);
+}
+
+TEST_F(FakeNvml, LeavesOutWhatOthersTakeOrGiveBackMeanwhile) {
+  // 250 MiB go to this process while its libraries are loaded; the driver may keep up to 64 MiB more for it.
+  struct Case {
+    std::size_t all_before, all_after, counted;
+  };
+  const fake_cuda::Card card{.memory = 2_GiB, .taken = 1_GiB};
+  const std::vector<fake_cuda::Card> cards(7, card);
+  int ordinal = 4;  // others open the first cards, and what is measured holds for a process
+  for (const Case& c :
+       {Case{500_MiB, 760_MiB, 260_MiB}, Case{500_MiB, 1150_MiB, 314_MiB}, Case{500_MiB, 400_MiB, 250_MiB}}) {
+    set_(true, c.all_before, c.all_after);
+    set_own_(0, 250_MiB);
+    fake_cuda::install({.cards = cards});
+    EXPECT_EQ(open_fake_device({.capacity = 64_MiB, .ordinal = ordinal++})->info().reserved, c.counted + 128_MiB);
+  }
+}
+
+TEST_F(FakeNvml, AssumesWhatTheyTakeWhereWhatGrewIsOfOthers) {
+  // The context was there before; what is loaded into it is less than what others take meanwhile.
+  set_(true, 700_MiB, 1_GiB);
+  set_own_(600_MiB, 620_MiB);
+  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 2_GiB, .taken = 700_MiB}}});
+  EXPECT_EQ(open_fake_device({.capacity = 64_MiB})->info().reserved, 640_MiB);
 }
 
 TEST_F(FakeNvml, AssumesWhatTheyTakeWhereTheContextWasThereBefore) {

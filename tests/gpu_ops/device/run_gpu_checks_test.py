@@ -27,7 +27,7 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
-if [ "$model" = gpt2 ]; then sleep 0.4; fi
+if [ "$model" = gpt2 ]; then echo $$ > "$RUN"; sleep 0.4; fi
 mkdir -p "$out"
 digest=aa
 if [ "$policy" = "$OTHER_DIGEST" ]; then digest=bb; fi
@@ -47,6 +47,9 @@ exit 0
 """
 SMI = """#!/bin/bash
 case $* in
+  *query-compute-apps*)
+    echo 4242, 10240
+    if [ -n "$OWN" ] && [ -e "$RUN" ]; then echo "$(cat "$RUN"), $OWN"; fi ;;
   *memory.used*) if [ -n "$UNCOUNTED" ]; then echo "[N/A]"; elif [ -e "$SEEN" ]; then echo "${MOST:-1500}"; else echo 500; echo > "$SEEN"; fi ;;
   *name*) echo 'Stand-in "GPU"' ;;
   *) echo 600.1 ;;
@@ -79,7 +82,7 @@ class RunGpuChecks(unittest.TestCase):
             path.write_text(text)
             path.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "LOG": str(self.work / "log"),
-                            "SEEN": str(self.work / "seen")}
+                            "SEEN": str(self.work / "seen"), "RUN": str(self.work / "run")}
 
     def command(self, *arguments):
         return [self.bundle / "run_gpu_checks", "--out", self.report, *arguments]
@@ -103,7 +106,7 @@ class RunGpuChecks(unittest.TestCase):
                          [("gpu_suite_device", 1, 0, 0), ("gpu_suite_ops", 1, 0, 0)])
         self.assertEqual(len(report["sanitizer"]), 6)
         self.assertEqual(set(report["digests"].values()), {"aa"})
-        self.assertEqual(len(report["digests"]), 7)
+        self.assertEqual(len(report["digests"]), 10)
         self.assertEqual(report["ceiling"], {"asked_mib": 2048, "taken_mib": 1000})
         self.assertEqual(report["benchmarks"], {"bench_gpu": {"benchmarks": []}})
         self.assertIn("--tool memcheck --report-api-errors no --error-exitcode 99", (self.work / "log").read_text())
@@ -121,6 +124,15 @@ class RunGpuChecks(unittest.TestCase):
         self.assertEqual((done.returncode, report["passed"]), (1, False))
         self.assertEqual(report["suites"][1]["tests"], 0)
         self.assertEqual(report["suites"][1]["failures"], None)
+
+    def test_what_others_take_meanwhile_does_not_count(self):
+        # Of a ceiling of 2,048 MiB; 500 are in use before.
+        for most, own, taken in ((9000, 1900, 1964), (9000, 1990, 2054), (2400, 1890, 1900), (600, 1890, 1890),
+                                 (600, 2049, 2049)):
+            (self.work / "seen").unlink(missing_ok=True)
+            done, report = self.run_checks("--only", "ceiling", MOST=str(most), OWN=str(own))
+            self.assertEqual(report["ceiling"], {"asked_mib": 2048, "taken_mib": taken})
+            self.assertEqual(done.returncode, int(taken > 2048), done.stderr)
 
     def test_a_suite_without_tests_fails_it(self):
         wrapper = SUITE_WRAPPER.format(suite=SUITE, case="NoSuchTest.*")
