@@ -457,7 +457,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   check(flags, config);
   ModelSource source = find_model(config.model);
   config.seq_len = sequence_length(config, source.config);
-  recomputed_blocks(config, source.config);  // a contradiction is told before anything is measured
+  recompute_of(config, source.config);  // a contradiction is told before anything is measured
   const StopSignal signals;
   BenchReport report;
   try {

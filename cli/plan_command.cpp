@@ -350,7 +350,7 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   for (const auto& [parameters, name] : models) {
     TrainConfig c = config;
     const ModelConfig model = builtin_model(name);
-    const bool has_blocks = !c.recompute || *c.recompute == all_blocks || *c.recompute <= model.layers;
+    const bool has_blocks = !c.recompute || c.recompute->blocks == all_blocks || c.recompute->blocks <= model.layers;
     if (c.seq_len > model.positions || !has_blocks) continue;
     c.seq_len = sequence_length(c, model);
     if (!fits(c, model)) continue;

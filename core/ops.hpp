@@ -91,6 +91,8 @@ class Ops {
     linear(x, w, bias, up, stream);
     gelu(up, act, stream);
   }
+  /// Whether gelu(up) has the bits of that act, whatever the shapes: it is the two operations.
+  virtual bool repeats_gelu() const noexcept { return true; }
   /// dup (N, I) = (dy w) gelu'(up), likewise.
   virtual void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
                                           StreamView stream) {

@@ -49,6 +49,7 @@ class CudaOps final : public Ops {
                   StreamView stream) override;
   void linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
                    StreamView stream) override;
+  bool repeats_gelu() const noexcept override { return !matmul_->fuses_any(); }
   void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
                                   StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;

@@ -51,6 +51,8 @@ class Matmul {
   virtual std::size_t workspace_bytes() const noexcept = 0;
   /// Whether run() takes the product's epilogue: a function of the card, types, sizes, strides and alignments.
   virtual bool fuses(const Product&) { return false; }
+  /// Whether there may be a product of which it does.
+  virtual bool fuses_any() const noexcept { return false; }
   /// Asynchronous on `stream`. `workspace` (device, `workspace_bytes()`) is used until the stream has passed
   /// the call. The same bits for the same shapes and operands. Throws DeviceError; MisuseError for types
   /// other than above.

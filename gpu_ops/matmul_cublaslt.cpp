@@ -229,6 +229,7 @@ class CublasLtMatmul final : public Matmul {
 
   std::size_t workspace_bytes() const noexcept override { return workspace_size; }
 
+  bool fuses_any() const noexcept override { return epilogues_; }
   bool fuses(const Product& p) override {
     if (!epilogues_ || p.m == 0 || p.n == 0 || !takes(p)) return false;
     const std::lock_guard lock(mutex_);

@@ -61,11 +61,17 @@ std::int64_t kept_blocks(const ModelConfig& config, const RunShape& shape) noexc
   return shape.training ? config.layers - shape.recomputed_blocks : 0;
 }
 
-Activations take_activations(const ModelConfig& config, const RunShape& shape, const ScratchBytes& scratch,
+bool keeps_selectively(const ModelConfig& config, const RunShape& shape) noexcept {
+  return shape.selective && kept_blocks(config, shape) > 0;
+}
+
+Activations take_activations(const ModelConfig& config, const RunShape& shape, const OpsNeeds& ops,
                              ActivationRows& rows) {
   const Taker taker{config, shape, shape.batch * shape.sequence};
   Activations a;
-  a.block = make_block(config, shape);
+  RunShape of_block = shape;
+  of_block.selective = keeps_selectively(config, shape);
+  a.block = make_block(config, of_block, ops.repeats_gelu);
   a.block->take_tables(rows.tables);
   taker.take_batches(rows.batch, a);
   taker.take_inputs(shape.training ? rows.kept : rows.workspace, a);
@@ -76,15 +82,16 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   taker.take_statistics(rows.workspace, a);
   if (shape.training) taker.take_normed(rows.workspace, a);
   const std::int64_t kept = kept_blocks(config, shape) * shape.micro_batches;
-  for (std::int64_t i = 0; i < kept; ++i) a.block->take_buffers(rows.kept);
   // While a block is at work, embedding and head are not.
   const auto block = [&] {
+    if (of_block.selective) a.block->take_shared(rows.workspace);
+    for (std::int64_t i = 0; i < kept; ++i) a.block->take_buffers(rows.kept);
     if (kept == 0) a.block->take_buffers(rows.workspace);
-    a.block_scratch = raw(rows.workspace, scratch.block);
+    a.block_scratch = raw(rows.workspace, ops.block_scratch);
   };
   const auto ends = [&] {
     taker.take_head_buffers(rows.workspace, a);
-    a.ends_scratch = raw(rows.workspace, scratch.ends);
+    a.ends_scratch = raw(rows.workspace, ops.ends_scratch);
   };
   rows.workspace.overlay(block, ends);
   return a;

@@ -20,10 +20,11 @@ struct ActivationRows {
   std::size_t offloaded_bytes = 0;  ///< on the host: inputs that do not stay
 };
 
-/// Scratch that the ops ask for, in bytes.
-struct ScratchBytes {
-  std::size_t block = 0;  ///< by a block's calls
-  std::size_t ends = 0;   ///< by those of embedding and head, where the vocabulary counts
+/// What buffers depend on of the ops that work on them.
+struct OpsNeeds {
+  std::size_t block_scratch = 0;  ///< bytes that a block's calls ask for
+  std::size_t ends_scratch = 0;   ///< those of embedding and head, where the vocabulary counts
+  bool repeats_gelu = true;       ///< as Ops says
 };
 
 /// What each micro-batch that is kept at once has for itself.
@@ -46,9 +47,11 @@ struct Activations {
 
 /// How many of the last blocks keep their buffers from forward to backward.
 std::int64_t kept_blocks(const ModelConfig& config, const RunShape& shape) noexcept;
+/// Whether those keep only some, and share the others.
+bool keeps_selectively(const ModelConfig& config, const RunShape& shape) noexcept;
 
 /// Takes everything that a run of this shape needs. Measures where the rows have no memory.
-Activations take_activations(const ModelConfig& config, const RunShape& shape, const ScratchBytes& scratch,
+Activations take_activations(const ModelConfig& config, const RunShape& shape, const OpsNeeds& ops,
                              ActivationRows& rows);
 
 }  // namespace tandem

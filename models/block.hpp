@@ -37,6 +37,8 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
+  /// Of a selective shape, before any set of buffers: takes what is not kept, once for all of them.
+  virtual void take_shared(Carver& carver) = 0;
   /// Takes one more set of buffers, `slot` 0, 1, ...: what lies between forward and backward of a layer.
   virtual void take_buffers(Carver& carver) = 0;
   /// Takes constant tables.
@@ -46,13 +48,16 @@ class Block {
 
   /// Asynchronous. Leaves in `slot` what backward needs (where the run trains).
   virtual void forward(const BlockForward& call, std::size_t slot) = 0;
+  /// Asynchronous. Of a selective shape, where another slot's forward or backward came between: makes what `slot`
+  /// lacks, by forward's operations on forward's values, and so to its bits. `call.y` is not written.
+  virtual void complete(const BlockForward& call, std::size_t slot) = 0;
   /// Asynchronous. Adds to the gradients; the contents of `slot` are lost.
   virtual void backward(const BlockBackward& call, std::size_t slot) = 0;
 };
 
-/// A block of the config's family. Both arguments are copied.
-std::unique_ptr<Block> make_block(const ModelConfig& config, const RunShape& shape);
-std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape);
+/// A block of the config's family. Arguments are copied. `repeats_gelu`: what the ops say.
+std::unique_ptr<Block> make_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu);
+std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu);
 std::unique_ptr<Block> make_llama_block(const ModelConfig& config, const RunShape& shape);
 
 /// A linear layer's parameter gradients, left out where all of them are frozen.

@@ -7,24 +7,26 @@
 namespace tandem {
 namespace {
 
-/// Buffers of one block. In backward, gradients take the place of what they have used up.
+/// Buffers of one block. In backward, gradients take the place of what they have used up. Those with a star are the
+/// same of all blocks in a selective shape, `act` only where ops can make it again.
 struct Gpt2Buffers {
   TensorView mean1, rstd1, mean2, rstd2;  ///< (N) f32
-  TensorView ln1;                         ///< (N, C); backward: dln1
+  TensorView ln1;                         ///< * (N, C); backward: dln1
   TensorView qkv;                         ///< (N, 3C)
   TensorView lse;                         ///< (B, H, T) f32
   TensorView att;                         ///< (N, C)
   TensorView x1;                          ///< (N, C)
-  TensorView ln2;                         ///< (N, C); backward: dln2, then datt
+  TensorView ln2;                         ///< * (N, C); backward: dln2, then datt
   TensorView up;                          ///< (N, F); c_fc's output
-  TensorView act;                         ///< (N, F); backward: its gradient and up's
-  TensorView dqkv;                        ///< (N, 3C), over up and act
+  TensorView act;                         ///< * (N, F); backward: its gradient and up's
+  TensorView dqkv;                        ///< (N, 3C), over up and, where it is not shared, act
 };
 
 class Gpt2Block final : public Block {
  public:
-  Gpt2Block(const ModelConfig& config, const RunShape& shape)
+  Gpt2Block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu)
       : shape_(shape),
+        shares_act_(shape.selective && repeats_gelu),
         tokens_(shape.batch * shape.sequence),
         width_(config.width),
         ffn_(config.ffn),
@@ -36,14 +38,18 @@ class Gpt2Block final : public Block {
                    .head_dim = config.head_dim,
                    .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))} {}
 
+  void take_shared(Carver& carver) override;
   void take_buffers(Carver& carver) override;
   void forward(const BlockForward& call, std::size_t slot) override;
+  void complete(const BlockForward& call, std::size_t slot) override;
   void backward(const BlockBackward& call, std::size_t slot) override;
 
  private:
   void take_statistics(Carver& carver, Gpt2Buffers& b) const;
   void take_attention(Carver& carver, Gpt2Buffers& b) const;
   void take_mlp(Carver& carver, Gpt2Buffers& b) const;
+  void normalize_input(const BlockForward& call, const Gpt2Buffers& b) const;
+  void normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const;
   void mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
   void attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
 
@@ -59,13 +65,21 @@ class Gpt2Block final : public Block {
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, width_}); }
 
   RunShape shape_;
+  bool shares_act_;
   std::int64_t tokens_;
   std::int64_t width_;
   std::int64_t ffn_;
   float eps_;
   AttentionShape attention_;
+  Gpt2Buffers shared_;  ///< of a selective shape: those with a star
   std::vector<Gpt2Buffers> slots_;
 };
+
+void Gpt2Block::take_shared(Carver& carver) {
+  shared_.ln1 = activation(carver, width_);
+  shared_.ln2 = activation(carver, width_);
+  if (shares_act_) shared_.act = activation(carver, ffn_);
+}
 
 void Gpt2Block::take_statistics(Carver& carver, Gpt2Buffers& b) const {
   for (TensorView* statistic : {&b.mean1, &b.rstd1, &b.mean2, &b.rstd2}) {
@@ -75,16 +89,16 @@ void Gpt2Block::take_statistics(Carver& carver, Gpt2Buffers& b) const {
 }
 
 void Gpt2Block::take_attention(Carver& carver, Gpt2Buffers& b) const {
-  b.ln1 = activation(carver, width_);
+  if (!shape_.selective) b.ln1 = activation(carver, width_);
   b.qkv = activation(carver, 3 * width_);
   b.att = activation(carver, width_);
 }
 
 void Gpt2Block::take_mlp(Carver& carver, Gpt2Buffers& b) const {
-  b.ln2 = activation(carver, width_);
+  if (!shape_.selective) b.ln2 = activation(carver, width_);
   const auto forward = [&] {
     b.up = activation(carver, ffn_);
-    b.act = activation(carver, ffn_);
+    if (!shares_act_) b.act = activation(carver, ffn_);
   };
   const auto backward = [&] {
     if (shape_.training) b.dqkv = activation(carver, 3 * width_);
@@ -93,7 +107,7 @@ void Gpt2Block::take_mlp(Carver& carver, Gpt2Buffers& b) const {
 }
 
 void Gpt2Block::take_buffers(Carver& carver) {
-  Gpt2Buffers b;
+  Gpt2Buffers b = shared_;
   take_statistics(carver, b);
   b.x1 = activation(carver, width_);
   const auto attention = [&] { take_attention(carver, b); };
@@ -107,19 +121,36 @@ void Gpt2Block::take_buffers(Carver& carver) {
   slots_.push_back(b);
 }
 
+void Gpt2Block::normalize_input(const BlockForward& call, const Gpt2Buffers& b) const {
+  const WeightsGuard& w = call.weights;
+  call.ops.layer_norm(call.x, w["ln_1.weight"], w["ln_1.bias"], b.ln1, b.mean1, b.rstd1, eps_, call.stream);
+}
+
+void Gpt2Block::normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const {
+  const WeightsGuard& w = call.weights;
+  call.ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, call.stream);
+}
+
 void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
   const Gpt2Buffers& b = slots_.at(slot);
   const WeightsGuard& w = call.weights;
   Ops& ops = call.ops;
   const StreamView s = call.stream;
-  ops.layer_norm(call.x, w["ln_1.weight"], w["ln_1.bias"], b.ln1, b.mean1, b.rstd1, eps_, s);
+  normalize_input(call, b);
   ops.linear(b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv, s);
   ops.attention(third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att), b.lse, attention_, s);
   ops.linear_add(b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1, s);
-  ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, s);
+  normalize_middle(call, b);
   ops.linear_gelu(b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act, s);
   if (!call.y) return;
   ops.linear_add(b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y, s);
+}
+
+void Gpt2Block::complete(const BlockForward& call, std::size_t slot) {
+  const Gpt2Buffers& b = slots_.at(slot);
+  normalize_input(call, b);
+  normalize_middle(call, b);
+  if (shares_act_) call.ops.gelu(b.up, b.act, call.stream);
 }
 
 void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
@@ -157,8 +188,8 @@ void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers&
 
 }  // namespace
 
-std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape) {
-  return std::make_unique<Gpt2Block>(config, shape);
+std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu) {
+  return std::make_unique<Gpt2Block>(config, shape, repeats_gelu);
 }
 
 }  // namespace tandem

@@ -11,19 +11,21 @@ namespace tandem {
 namespace {
 
 /// Buffers of one block; H D is the width of the queries, K D that of keys and values. In backward,
-/// gradients take the place of what they have used up.
+/// gradients take the place of what they have used up. Those with a star are the same of all blocks in a selective
+/// shape.
 struct LlamaBuffers {
   TensorView rstd1, rstd2;          ///< (N) f32
   TensorView rstd_q, rstd_k;        ///< (N H), (N K) f32, with QK norm
   TensorView lse;                   ///< (B, H, T) f32
-  TensorView norm1;                 ///< (N, C); backward: its gradient
+  TensorView norm1;                 ///< * (N, C); backward: its gradient
   TensorView q, k, v;               ///< (N, H D), (N, K D) twice; rotated in place without QK norm
-  TensorView q_rotated, k_rotated;  ///< what attention reads: q and k themselves without QK norm
+  TensorView q_rotated, k_rotated;  ///< * what attention reads: q and k themselves without QK norm
   TensorView att;                   ///< (N, H D)
   TensorView x1;                    ///< (N, C)
-  TensorView norm2;                 ///< (N, C); backward: its gradient
-  TensorView gate, up, act;         ///< (N, F); backward: their gradients
-  TensorView datt, dq, dk, dv;      ///< as att, q, k, v; over gate, up and act
+  TensorView norm2;                 ///< * (N, C); backward: its gradient
+  TensorView gate, up;              ///< (N, F); backward: their gradients
+  TensorView act;                   ///< * (N, F); backward: its gradient
+  TensorView datt, dq, dk, dv;      ///< as att, q, k, v; over gate, up and, where it is not shared, act
 };
 
 class LlamaBlock final : public Block {
@@ -42,17 +44,23 @@ class LlamaBlock final : public Block {
                    .head_dim = config.head_dim,
                    .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))} {}
 
+  void take_shared(Carver& carver) override;
   void take_buffers(Carver& carver) override;
   void take_tables(Carver& carver) override;
   void write_tables(Device& device, StreamView stream) override;
   void forward(const BlockForward& call, std::size_t slot) override;
+  void complete(const BlockForward& call, std::size_t slot) override;
   void backward(const BlockBackward& call, std::size_t slot) override;
 
  private:
   void take_statistics(Carver& carver, LlamaBuffers& b) const;
   void take_attention(Carver& carver, LlamaBuffers& b) const;
   void take_mlp(Carver& carver, LlamaBuffers& b) const;
+  void take_rotated(Carver& carver, LlamaBuffers& b) const;
+  void normalize_input(const BlockForward& call, const LlamaBuffers& b) const;
   void project(const BlockForward& call, const LlamaBuffers& b) const;
+  void normalize_heads(const BlockForward& call, const LlamaBuffers& b) const;
+  void normalize_middle(const BlockForward& call, const LlamaBuffers& b) const;
   void rotate(Ops& ops, TensorView q, TensorView k, bool inverse, StreamView stream) const;
   void mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const;
   void attention_backward(const BlockBackward& call, const LlamaBuffers& b) const;
@@ -81,9 +89,22 @@ class LlamaBlock final : public Block {
   std::int64_t key_;
   float eps_;
   AttentionShape attention_;
-  TensorView table_;  ///< (T, D/2, 2) f32
+  TensorView table_;     ///< (T, D/2, 2) f32
+  LlamaBuffers shared_;  ///< of a selective shape: those with a star
   std::vector<LlamaBuffers> slots_;
 };
+
+void LlamaBlock::take_rotated(Carver& carver, LlamaBuffers& b) const {
+  b.q_rotated = activation(carver, query_);
+  b.k_rotated = activation(carver, key_);
+}
+
+void LlamaBlock::take_shared(Carver& carver) {
+  shared_.norm1 = activation(carver, config_.width);
+  shared_.norm2 = activation(carver, config_.width);
+  if (config_.qk_norm) take_rotated(carver, shared_);
+  shared_.act = activation(carver, config_.ffn);
+}
 
 void LlamaBlock::take_statistics(Carver& carver, LlamaBuffers& b) const {
   b.rstd1 = carver.take(DType::f32, {tokens_});
@@ -96,19 +117,25 @@ void LlamaBlock::take_statistics(Carver& carver, LlamaBuffers& b) const {
 }
 
 void LlamaBlock::take_attention(Carver& carver, LlamaBuffers& b) const {
-  b.norm1 = activation(carver, config_.width);
+  if (!shape_.selective) b.norm1 = activation(carver, config_.width);
   b.q = activation(carver, query_);
   b.k = activation(carver, key_);
   b.v = activation(carver, key_);
-  b.q_rotated = config_.qk_norm ? activation(carver, query_) : b.q;
-  b.k_rotated = config_.qk_norm ? activation(carver, key_) : b.k;
+  if (!config_.qk_norm) {
+    b.q_rotated = b.q;
+    b.k_rotated = b.k;
+  } else if (!shape_.selective) {
+    take_rotated(carver, b);
+  }
   b.att = activation(carver, query_);
 }
 
 void LlamaBlock::take_mlp(Carver& carver, LlamaBuffers& b) const {
-  b.norm2 = activation(carver, config_.width);
+  if (!shape_.selective) b.norm2 = activation(carver, config_.width);
   const auto forward = [&] {
-    for (TensorView* view : {&b.gate, &b.up, &b.act}) *view = activation(carver, config_.ffn);
+    b.gate = activation(carver, config_.ffn);
+    b.up = activation(carver, config_.ffn);
+    if (!shape_.selective) b.act = activation(carver, config_.ffn);
   };
   const auto backward = [&] {
     if (!shape_.training) return;
@@ -121,7 +148,7 @@ void LlamaBlock::take_mlp(Carver& carver, LlamaBuffers& b) const {
 }
 
 void LlamaBlock::take_buffers(Carver& carver) {
-  LlamaBuffers b;
+  LlamaBuffers b = shared_;
   take_statistics(carver, b);
   b.x1 = activation(carver, config_.width);
   const auto attention = [&] { take_attention(carver, b); };
@@ -153,7 +180,10 @@ void LlamaBlock::rotate(Ops& ops, TensorView q, TensorView k, bool inverse, Stre
   ops.rope(view(k, config_.kv_heads), table_, inverse, stream);
 }
 
-/// Queries, keys and values as attention reads them.
+void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b) const {
+  call.ops.rms_norm(call.x, call.weights["input_layernorm.weight"], b.norm1, b.rstd1, eps_, call.stream);
+}
+
 void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   Ops& ops = call.ops;
@@ -162,10 +192,23 @@ void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const 
   ops.linear(b.norm1, w["self_attn.k_proj.weight"], bias(w, "self_attn.k_proj.bias"), b.k, s);
   ops.linear(b.norm1, w["self_attn.v_proj.weight"], bias(w, "self_attn.v_proj.bias"), b.v, s);
   if (config_.qk_norm) {
-    ops.rms_norm(by_head(b.q), w["self_attn.q_norm.weight"], by_head(b.q_rotated), b.rstd_q, eps_, s);
-    ops.rms_norm(by_head(b.k), w["self_attn.k_norm.weight"], by_head(b.k_rotated), b.rstd_k, eps_, s);
+    normalize_heads(call, b);
+  } else {
+    rotate(ops, b.q, b.k, false, s);
   }
-  rotate(ops, b.q_rotated, b.k_rotated, false, s);
+}
+
+/// Each head of q and k, rotated.
+void LlamaBlock::normalize_heads(const BlockForward& call, const LlamaBuffers& b) const {
+  const WeightsGuard& w = call.weights;
+  const StreamView s = call.stream;
+  call.ops.rms_norm(by_head(b.q), w["self_attn.q_norm.weight"], by_head(b.q_rotated), b.rstd_q, eps_, s);
+  call.ops.rms_norm(by_head(b.k), w["self_attn.k_norm.weight"], by_head(b.k_rotated), b.rstd_k, eps_, s);
+  rotate(call.ops, b.q_rotated, b.k_rotated, false, s);
+}
+
+void LlamaBlock::normalize_middle(const BlockForward& call, const LlamaBuffers& b) const {
+  call.ops.rms_norm(b.x1, call.weights["post_attention_layernorm.weight"], b.norm2, b.rstd2, eps_, call.stream);
 }
 
 void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
@@ -173,16 +216,24 @@ void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
   const WeightsGuard& w = call.weights;
   Ops& ops = call.ops;
   const StreamView s = call.stream;
-  ops.rms_norm(call.x, w["input_layernorm.weight"], b.norm1, b.rstd1, eps_, s);
+  normalize_input(call, b);
   project(call, b);
   ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse, attention_, s);
   ops.linear_add(b.att, w["self_attn.o_proj.weight"], {}, call.x, b.x1, s);
-  ops.rms_norm(b.x1, w["post_attention_layernorm.weight"], b.norm2, b.rstd2, eps_, s);
+  normalize_middle(call, b);
   ops.linear(b.norm2, w["mlp.gate_proj.weight"], {}, b.gate, s);
   ops.linear(b.norm2, w["mlp.up_proj.weight"], {}, b.up, s);
   ops.swiglu(b.gate, b.up, b.act, s);
   if (!call.y) return;
   ops.linear_add(b.act, w["mlp.down_proj.weight"], {}, b.x1, call.y, s);
+}
+
+void LlamaBlock::complete(const BlockForward& call, std::size_t slot) {
+  const LlamaBuffers& b = slots_.at(slot);
+  normalize_input(call, b);
+  if (config_.qk_norm) normalize_heads(call, b);
+  normalize_middle(call, b);
+  call.ops.swiglu(b.gate, b.up, b.act, call.stream);
 }
 
 void LlamaBlock::backward(const BlockBackward& call, std::size_t slot) {

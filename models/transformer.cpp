@@ -53,20 +53,21 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .gradients = shape.training};
 }
 
-ScratchBytes scratch_bytes(const ModelConfig& config, const RunShape& shape, const Ops& ops) {
+OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const Ops& ops) {
   WorkspaceNeeds needs = workspace_needs(config, shape);
   const std::size_t ends = ops.workspace_bytes(needs);
   needs.vocabulary = 1;
-  return {.block = ops.workspace_bytes(needs), .ends = ends};
+  return {.block_scratch = ops.workspace_bytes(needs), .ends_scratch = ends, .repeats_gelu = ops.repeats_gelu()};
 }
 
 }  // namespace
 
 std::string activations_of(const ModelConfig& config, const RunShape& shape) {
   if (shape.offload_inputs) return "recomputed, inputs offloaded";
-  if (shape.recomputed_blocks == 0) return "kept";
   if (shape.recomputed_blocks == config.layers) return "recomputed";
-  return fmt::format("{} of {} blocks recomputed", shape.recomputed_blocks, config.layers);
+  if (shape.recomputed_blocks == 0) return shape.selective ? "selectively recomputed" : "kept";
+  return fmt::format("{} of {} blocks recomputed{}", shape.recomputed_blocks, config.layers,
+                     shape.selective ? ", others selectively" : "");
 }
 
 struct Transformer::Impl {
@@ -205,7 +206,12 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
   for (std::size_t micro = 0; micro < n; ++micro) {
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
-    if (index < first_kept) buffers.block->forward({*ops, stream, weights, x, {}}, kept);
+    const BlockForward again{*ops, stream, weights, x, {}};
+    if (index < first_kept) {
+      buffers.block->forward(again, kept);
+    } else if (keeps_selectively(config, shape)) {
+      buffers.block->complete(again, kept);
+    }
     GradientsGuard gradients = parameters.gradients(layer, stream);
     buffers.block->backward({*ops, stream, weights, gradients, x, buffers.micro[micro].normed}, kept);
     inputs->end_read(index, micro, stream);
@@ -247,7 +253,7 @@ const RunShape& Transformer::shape() const noexcept { return impl_->shape; }
 
 std::vector<ActivationEntry> Transformer::memory(const Ops& ops) const {
   ActivationRows rows;
-  take_activations(impl_->config, impl_->shape, scratch_bytes(impl_->config, impl_->shape, ops), rows);
+  take_activations(impl_->config, impl_->shape, needs_of(impl_->config, impl_->shape, ops), rows);
   const std::vector<ActivationEntry> all = {{"batch", rows.batch.bytes()},
                                             {"activations, kept", rows.kept.bytes()},
                                             {"activations, offloaded", rows.offloaded_bytes, Place::pinned},
@@ -266,7 +272,7 @@ void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
     return Carver(found == entries.end() ? nullptr : arena.carve(found->bytes, row));
   };
   ActivationRows rows{place("batch"), place("activations, kept"), place("workspace"), place("tables")};
-  m.buffers = take_activations(m.config, m.shape, scratch_bytes(m.config, m.shape, device.ops()), rows);
+  m.buffers = take_activations(m.config, m.shape, needs_of(m.config, m.shape, device.ops()), rows);
   m.inputs.emplace(device, m.buffers.inputs, static_cast<std::size_t>(m.config.layers),
                    static_cast<std::size_t>(m.shape.micro_batches));
   m.ops = &device.ops();

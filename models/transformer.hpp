@@ -49,12 +49,14 @@ struct RunShape {
   std::int64_t micro_batches = 1;      ///< kept at once: those that one call of `train` takes through each layer
   DType compute = DType::f32;          ///< of activations
   std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
-  bool training = true;                ///< false: forward only, nothing is kept
-  bool offload_inputs = false;         ///< where all are computed again: their inputs wait on the host for backward
+  bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
+  bool training = true;         ///< false: forward only, nothing is kept
+  bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
 };
 
-/// What becomes of activations until backward: "kept", "8 of 24 blocks recomputed", "recomputed", "recomputed, inputs
-/// offloaded".
+/// What becomes of activations until backward: "kept", "selectively recomputed", "8 of 24 blocks recomputed", the same
+/// with
+/// ", others selectively", "recomputed", "recomputed, inputs offloaded".
 std::string activations_of(const ModelConfig& config, const RunShape& shape);
 
 /// One row of the model's own memory, for the plan.

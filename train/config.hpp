@@ -23,6 +23,13 @@ namespace tandem {
 /// Of `--recompute`: however many blocks the model has.
 constexpr std::int64_t all_blocks = std::numeric_limits<std::int64_t>::max();
 
+/// What of forward is computed again in backward.
+struct Recompute {
+  std::int64_t blocks = 0;  ///< the first so many, all of it
+  bool selective = false;   ///< of the others norms and activations
+  bool operator==(const Recompute&) const = default;
+};
+
 /// Whether micro-batches go through forward and backward one after another, or all through each layer in one visit.
 enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
 
@@ -46,9 +53,9 @@ struct TrainConfig {
   int resident_layers = -1;        ///< -1: auto
   int prefetch_layers = 0;         ///< 0: auto
   StateFormat state = StateFormat::fp32;
-  std::optional<DType> compute;           ///< empty: fp32 on the host device, bf16 on GPUs
-  std::optional<std::int64_t> recompute;  ///< the first so many blocks are computed again; empty: auto
-  bool offload_activations = false;       ///< where all are computed again: block inputs wait on the host
+  std::optional<DType> compute;        ///< empty: fp32 on the host device, bf16 on GPUs
+  std::optional<Recompute> recompute;  ///< empty: auto
+  bool offload_activations = false;    ///< where all blocks are computed again: their inputs wait on the host
   std::int64_t micro_batch = 1;
   std::int64_t grad_accum = 1;
   AccumulationOrder accumulation_order = AccumulationOrder::automatic;

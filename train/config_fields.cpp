@@ -189,24 +189,29 @@ double parse_rate(std::string_view value) {
   return static_cast<double>(count);
 }
 
-std::optional<std::int64_t> parse_recompute(std::string_view value) {
-  constexpr std::string_view counted = "block:";
+std::optional<Recompute> parse_recompute(std::string_view value) {
+  constexpr std::string_view counted = "block:", selectively = ",selective";
   if (value == "auto") return std::nullopt;
-  if (value == "none") return 0;
-  if (value == "block") return all_blocks;
-  const std::string_view count = value.starts_with(counted) ? value.substr(counted.size()) : std::string_view{};
+  if (value == "none") return Recompute{};
+  if (value == "selective") return Recompute{.selective = true};
+  if (value == "block") return Recompute{.blocks = all_blocks};
+  std::string_view count = value.starts_with(counted) ? value.substr(counted.size()) : std::string_view{};
+  const bool selective = count.ends_with(selectively);
+  if (selective) count.remove_suffix(selectively.size());
   if (count.empty() || count.find_first_not_of("0123456789") != std::string_view::npos) {
-    throw UsageError(fmt::format("'{}'", value), "not supported", "use none, block, block:N, auto");
+    throw UsageError(fmt::format("'{}'", value), "not supported",
+                     "use none, selective, block, block:N, block:N,selective, auto");
   }
   const std::int64_t blocks = parse_integer(count);
   if (blocks == all_blocks) out_of_range(value, "as many blocks as the model has");
-  return blocks;
+  return Recompute{blocks, selective};
 }
 
-std::string print_recompute(std::optional<std::int64_t> blocks) {
-  if (!blocks) return "auto";
-  if (*blocks == 0) return "none";
-  return *blocks == all_blocks ? "block" : fmt::format("block:{}", *blocks);
+std::string print_recompute(const std::optional<Recompute>& recompute) {
+  if (!recompute) return "auto";
+  if (recompute->blocks == all_blocks) return "block";
+  if (recompute->blocks == 0) return recompute->selective ? "selective" : "none";
+  return fmt::format("block:{}{}", recompute->blocks, recompute->selective ? ",selective" : "");
 }
 
 /// A number of layers, or "auto", which is `automatic`.
@@ -281,9 +286,11 @@ void add_machine_fields(std::vector<ConfigField>& all) {
   all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
                                "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
                               &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
-  all.push_back(other({"recompute", "HOW", "auto: of as few blocks as fit", "block:8",
-                       "blocks whose activations are computed again in backward: none, block (all), block:N, auto"},
-                      &C::recompute, parse_recompute, print_recompute, always));
+  all.push_back(
+      other({"recompute", "HOW", "auto: as little as fits", "block:8,selective",
+             "what is computed again in backward: none, selective (norms and activations), block (all blocks), "
+             "block:N (the first N), block:N,selective (and of the others norms and activations), auto"},
+            &C::recompute, parse_recompute, print_recompute, always));
   all.push_back(flag({"offload-activations", "", "off; auto where nothing else fits", "",
                       "where all blocks are computed again: their inputs wait on the host for backward"},
                      &C::offload_activations));

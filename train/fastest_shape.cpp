@@ -31,7 +31,7 @@ class Search {
 
  private:
   void try_ways(RunShape shape);
-  void try_some_blocks(const RunShape& shape);
+  void try_some_blocks(RunShape shape);
   void try_blocks(RunShape shape, std::int64_t blocks);
   void look_at(const RunShape& shape);
   FastestShape planned(const RunShape& shape, std::vector<LayerSeconds> layers, double faster_than) const;
@@ -108,7 +108,7 @@ void Search::look_at(const RunShape& shape) {
   if (!best_ || faster(way.choice, best_->choice)) best_ = std::move(way);
 }
 
-/// As many blocks as there are, or none.
+/// Without what lies between no blocks and all.
 void Search::try_ways(RunShape shape) {
   do {
     try {
@@ -131,7 +131,8 @@ void Search::try_blocks(RunShape shape, std::int64_t blocks) {
 
 /// Each block that keeps its activations saves a forward and takes memory that state or weights could have. The step
 /// over the number of blocks is a valley, with noise: from the best so far half the way, then a quarter.
-void Search::try_some_blocks(const RunShape& shape) {
+void Search::try_some_blocks(RunShape shape) {
+  shape.selective = true;  // which keeps a block in two thirds of the memory, and runs no product again
   const std::int64_t all = model_.layers, fewest = fewest_recomputed(model_, shape, machine_.fits);
   if (fewest > 0 && fewest < all) try_blocks(shape, fewest);
   for (const std::int64_t step : {(all - fewest) / 2, (all - fewest) / 4}) {
@@ -157,8 +158,11 @@ FastestShape fastest_shape(const TrainConfig& config, const ModelConfig& model, 
 
 bool keep_less(const TrainConfig& config, const ModelConfig& model, RunShape& shape) noexcept {
   if (!shape.training || config.recompute || shape.offload_inputs) return false;
-  shape.offload_inputs = shape.recomputed_blocks == model.layers;
-  shape.recomputed_blocks = model.layers;
+  const bool all_recomputed = shape.recomputed_blocks == model.layers;
+  const bool all_kept = shape.recomputed_blocks == 0 && !shape.selective;
+  shape.selective = all_kept;
+  shape.offload_inputs = all_recomputed;
+  if (!all_kept) shape.recomputed_blocks = model.layers;
   return true;
 }
 

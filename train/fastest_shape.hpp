@@ -13,8 +13,9 @@
 
 namespace tandem {
 
-/// Makes it the next way of keeping activations that takes less device memory: compute all blocks again, then send
-/// their inputs to the host too. False where there is none, or the configuration names the way.
+/// Makes it the next way of keeping activations that takes less device memory: compute norms and activations again,
+/// then all blocks, then send their inputs to the host too. False where there is none, or the configuration names the
+/// way.
 bool keep_less(const TrainConfig& config, const ModelConfig& model, RunShape& shape) noexcept;
 
 /// Whether there is a plan of that shape.
@@ -49,11 +50,11 @@ struct ShapeMachine {
   std::function<Choice(const RunShape& shape, std::span<const LayerSeconds> compute, double faster_than)> choose;
 };
 
-/// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least: with no
-/// blocks computed again, all of them, and with their inputs on the host, then with some numbers of blocks between.
-/// What computes for longer than another's step takes is not looked at. Of numbers of micro-batches at once it tries
-/// the largest that fits, then fewer until those are no faster. Throws PlanError, of the shape that needs least, where
-/// none fits.
+/// The predicted fastest, from `shape`, which keeps most and has one micro-batch at once, to what keeps least: with
+/// nothing computed again, norms and activations, all blocks, and with their inputs on the host, then with some numbers
+/// of blocks between, of whose others norms and activations are computed again. What computes for longer than another's
+/// step takes is not looked at. Of numbers of micro-batches at once it tries the largest that fits, then fewer until
+/// those are no faster. Throws PlanError, of the shape that needs least, where none fits.
 FastestShape fastest_shape(const TrainConfig& config, const ModelConfig& model, RunShape shape,
                            const ShapeMachine& machine);
 

@@ -19,7 +19,10 @@ namespace {
 
 static_assert(InputStore::ring(1) == 1 + InputCopies::buffers_ahead, "the simulator sends inputs as the model does");
 
-LayerWork block_work(const ModelConfig& c, const RunShape& shape, bool recomputed) {
+/// What of a block's forward is computed again in backward.
+enum class Again : std::uint8_t { nothing, selected, all };
+
+LayerWork block_work(const ModelConfig& c, const RunShape& shape, Again again) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width);
   const auto ffn = static_cast<double>(c.ffn);
@@ -39,7 +42,13 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, bool recompute
   work.backward.attention_flops = 2.5 * work.forward.attention_flops;
   work.backward.memory_bytes = 2.0 * work.forward.memory_bytes;
   work.backward.kernels = 24.0;
-  if (recomputed) {
+  if (again == Again::selected) {
+    // Two norms and the activation of the MLP; of Qwen3 the norms of heads and rotations, too.
+    work.backward.memory_bytes +=
+        tokens * element * (4.0 * width + matrices * ffn + (c.qk_norm ? 4.0 * (queries + keys) : 0.0));
+    work.backward.kernels += c.qk_norm ? 7.0 : 3.0;
+  }
+  if (again == Again::all) {
     // All but the last product and its residual sum, which only make the block's output.
     work.backward.matmul_flops += work.forward.matmul_flops - 2.0 * tokens * width * ffn;
     work.backward.attention_flops += work.forward.attention_flops;
@@ -78,7 +87,8 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   embedding.forward.kernels = 1.0;
   embedding.backward = embedding.forward;
   std::vector<LayerWork> work{embedding};
-  const LayerWork recomputed = block_work(c, shape, true), kept = block_work(c, shape, false);
+  const LayerWork recomputed = block_work(c, shape, Again::all);
+  const LayerWork kept = block_work(c, shape, shape.selective ? Again::selected : Again::nothing);
   for (std::int64_t i = 0; i < c.layers; ++i) work.push_back(i < shape.recomputed_blocks ? recomputed : kept);
   // The head computes loss and gradients in one go: its matrix products count as backward.
   LayerWork head;

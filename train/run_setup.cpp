@@ -205,7 +205,10 @@ Way plan_by_bytes(const RunSetup& run, RunShape shape, const HostRows& rows, con
   while (!fitting(shape) && keep_less(config, model, shape)) {
   }
   const bool open = !config.recompute && !shape.offload_inputs;
-  if (open && shape.recomputed_blocks > 0) shape.recomputed_blocks = fewest_recomputed(model, shape, fitting);
+  if (open && shape.recomputed_blocks > 0) {
+    shape.selective = true;
+    shape.recomputed_blocks = fewest_recomputed(model, shape, fitting);
+  }
   return order_by_bytes(run, shape, rows, config, speeds);
 }
 
@@ -272,8 +275,8 @@ PlanningFacts facts_of(const Device& device, const Topology& machine, std::size_
 std::string activations_note(const ModelConfig& model, const RunShape& shape) {
   if (!shape.training) return "forward only";
   if (shape.offload_inputs) return "block recompute, inputs on the host";
-  if (shape.recomputed_blocks == 0) return "all kept";
-  return shape.recomputed_blocks == model.layers ? "block recompute" : activations_of(model, shape);
+  if (shape.recomputed_blocks == model.layers) return "block recompute";
+  return shape.recomputed_blocks == 0 && !shape.selective ? "all kept" : activations_of(model, shape);
 }
 
 /// A ceiling may insist on memory that nobody has free at the moment.
@@ -328,11 +331,11 @@ DType compute_type(const TrainConfig& config, std::string_view device_kind) {
   return DType::bf16;
 }
 
-std::int64_t recomputed_blocks(const TrainConfig& config, const ModelConfig& model) {
-  const std::int64_t asked = config.recompute.value_or(config.offload_activations ? all_blocks : 0);
-  if (asked == all_blocks || asked == model.layers) return model.layers;
-  if (asked > model.layers) {
-    throw UsageError(fmt::format("--recompute block:{}", asked),
+Recompute recompute_of(const TrainConfig& config, const ModelConfig& model) {
+  const Recompute asked = config.recompute.value_or(Recompute{.blocks = config.offload_activations ? all_blocks : 0});
+  if (asked.blocks == all_blocks || asked.blocks == model.layers) return {.blocks = model.layers};
+  if (asked.blocks > model.layers) {
+    throw UsageError(fmt::format("--recompute block:{}{}", asked.blocks, asked.selective ? ",selective" : ""),
                      fmt::format("{} has {} blocks", model.name, model.layers),
                      fmt::format("use at most --recompute block:{}", model.layers));
   }
@@ -344,11 +347,13 @@ std::int64_t recomputed_blocks(const TrainConfig& config, const ModelConfig& mod
 }
 
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
+  const Recompute recompute = recompute_of(config, model);
   return {.batch = config.micro_batch,
           .sequence = config.seq_len,
           .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
           .compute = compute,
-          .recomputed_blocks = recomputed_blocks(config, model),
+          .recomputed_blocks = recompute.blocks,
+          .selective = recompute.selective,
           .training = training,
           .offload_inputs = config.offload_activations && training};
 }

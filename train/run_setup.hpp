@@ -74,10 +74,10 @@ DeviceOptions device_options(const TrainConfig& config);
 OffloadOptions offload_options(const TrainConfig& config);
 /// Of activations on a device of this kind. Throws UsageError where the configuration asks for another than there is.
 DType compute_type(const TrainConfig& config, std::string_view device_kind);
-/// How many of the model's blocks are computed again where the configuration says it; where it leaves that open, the
-/// fewest that it allows. Throws UsageError where the model has not so many, or their inputs would be offloaded without
-/// all of them.
-std::int64_t recomputed_blocks(const TrainConfig& config, const ModelConfig& model);
+/// What is computed again where the configuration says it; where it leaves that open, the least that it allows.
+/// `blocks` is the number of the model's. Throws UsageError where the model has not so many, or their inputs would be
+/// offloaded without all of them.
+Recompute recompute_of(const TrainConfig& config, const ModelConfig& model);
 /// The shapes of a run as the configuration begins with them. Throws UsageError.
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training);
 /// Opens the device, resolves recompute and makes the plan: the predicted fastest where speeds are known, else the

@@ -56,8 +56,8 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
     source_.weights.clear();
     source_.checkpoint.reset();
   }
-  static_cast<void>(sequence_length(config_, source_.config));    // refuses one beyond the positions
-  static_cast<void>(recomputed_blocks(config_, source_.config));  // refuses more than there are
+  static_cast<void>(sequence_length(config_, source_.config));  // refuses one beyond the positions
+  static_cast<void>(recompute_of(config_, source_.config));     // refuses more blocks than there are
   source_.config.validate();
   ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
   check_weights(source_, layout);

@@ -221,7 +221,8 @@ class Bench(ProgramTest):
         host, device, auto = report["policies"]
         self.assertTrue(host["fits"])
         for row in (host, auto):
-            self.assertRegex(row["activations"], "^(kept|recomputed|recomputed, inputs offloaded|[0-9]+ of 16 blocks recomputed)$")
+            self.assertRegex(row["activations"], "^(kept|(selectively )?recomputed|recomputed, inputs offloaded|"
+                                                 "[0-9]+ of 16 blocks recomputed, others selectively)$")
         self.assertLessEqual(auto["predicted"]["step_seconds"], host["predicted"]["step_seconds"])
         self.assertEqual(report["best"], "auto")
         self.refused(self.run_program("bench", "--model", "tiny-gpt2", "--policies", "fast"), 2, "fast")

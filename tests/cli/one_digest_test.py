@@ -16,7 +16,7 @@ AXES = {
     "--numa-node": ["0"],
     "--resident-layers": ["0", "1", "all"],
     "--prefetch-layers": ["1", "2", "4"],
-    "--recompute": ["none", "block:2", "offload"],
+    "--recompute": ["none", "block:2", "offload", "selective", "block:1,selective"],
     "--accumulation-order": ["auto", "micro-batch", "layer"],
     "--link-bandwidth": [None, "400MB/s"],
 }

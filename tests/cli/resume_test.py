@@ -10,6 +10,7 @@ WAYS = {
     "offloaded": ["--recompute", "block", "--offload-activations"],
     "computed in 16 bits": ["--compute", "bf16"],
     "recomputed": ["--recompute", "block:1"],
+    "selectively recomputed": ["--recompute", "selective"],
     "updated in backward": ["--clip", "0", "--on-nonfinite", "stop"],
 }
 

@@ -64,7 +64,8 @@ class Flags(ProgramTest):
                             ("--threads", "0"), ("--seq-len", "0"), ("--device-memory", "0"),
                             ("--device-memory", "lots"), ("--link-bandwidth", "5"), ("--link-bandwidth", "0.4B/s"), ("--lr-schedule", "zigzag"),
                             ("--recompute", "some"), ("--recompute", "block:"), ("--recompute", "block:-1"),
-                            ("--recompute", "block:2x"), ("--recompute", "block:5"), ("--state", "half"), ("--compute", "fp8"),
+                            ("--recompute", "block:2x"), ("--recompute", "block:5"), ("--recompute", "block:5,selective"),
+                            ("--recompute", "block:2,select"), ("--recompute", "selective:2"), ("--state", "half"), ("--compute", "fp8"),
                             ("--freeze", "("), ("--seed", "-1"), ("--subgroup-size", "0"),
                             ("--prefetch-layers", "0"), ("--resident-layers", "-2"), ("--token-dtype", "int7"),
                             ("--on-nonfinite", "pray"), ("--keep", "-1"), ("--on-save-failure", "pray"),
@@ -123,7 +124,7 @@ class Flags(ProgramTest):
         """Four are all that tiny-gpt2 has; for what is offloaded, all are needed."""
         self.refuse_train(2, ["--recompute block:5", "has 4 blocks", "at most --recompute block:4"],
                           "--recompute", "block:5", "--device", "cuda:7")
-        for some in ("none", "block:0", "block:3"):
+        for some in ("none", "block:0", "block:3", "selective", "block:3,selective"):
             self.refuse_train(2, ["--offload-activations"], "--offload-activations", "--recompute", some)
         # Models with fewer are passed over.
         self.succeed(self.run_program("plan", "--device", "host", "--recompute", "block:30", "--device-memory", "8GiB",

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "tests/models/rig.hpp"
+#include "tests/offload/idle_device.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -34,16 +35,19 @@ TEST(TransformerMemory, BindTakesExactlyWhatMemorySays) {
         for (const std::int64_t recomputed : {0, 1, 2}) {
           for (const std::int64_t micro_batches : {1, 4}) {
             if (micro_batches > 1 && !training) continue;
-            const RunShape shape{.batch = 3,
-                                 .sequence = 17,
-                                 .micro_batches = micro_batches,
-                                 .compute = compute,
-                                 .recomputed_blocks = recomputed,
-                                 .training = training};
-            Rig rig(tiny(name), shape);
-            EXPECT_EQ(rig.carved(), total_bytes(rig.model().memory(rig.device().ops()))) << name;
-            for (const ActivationEntry& e : rig.model().memory(rig.device().ops())) {
-              EXPECT_EQ(e.bytes % arena_alignment, 0U) << e.name;
+            for (const bool selective : {false, true}) {
+              const RunShape shape{.batch = 3,
+                                   .sequence = 17,
+                                   .micro_batches = micro_batches,
+                                   .compute = compute,
+                                   .recomputed_blocks = recomputed,
+                                   .selective = selective,
+                                   .training = training};
+              Rig rig(tiny(name), shape);
+              EXPECT_EQ(rig.carved(), total_bytes(rig.model().memory(rig.device().ops()))) << name;
+              for (const ActivationEntry& e : rig.model().memory(rig.device().ops())) {
+                EXPECT_EQ(e.bytes % arena_alignment, 0U) << e.name;
+              }
             }
           }
         }
@@ -113,6 +117,47 @@ TEST(TransformerMemory, KeepingOneMoreBlockTakesOneSetOfBuffersForEachMicroBatch
   }
 }
 
+/// Of a model's row in a shape, on the device of `ops`.
+std::size_t bytes_of(const ModelConfig& config, const RunShape& shape, const Ops& ops, std::string_view row) {
+  const auto rows = Transformer(config, shape).memory(ops);
+  return std::ranges::find(rows, row, &ActivationEntry::name)->bytes;
+}
+
+// What a block has left when norms and the activation of its MLP run again, in N C e; those have one place for all.
+TEST(TransformerMemory, SelectivelyABlockKeepsWhatProductsAndAttentionMade) {
+  HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
+  const auto activation = [](std::int64_t width) { return align_up(64 * static_cast<std::size_t>(width) * 2); };
+  for (const char* name : {"gpt2", "llama3.2-1b", "qwen3-0.6b"}) {
+    const ModelConfig c = builtin_model(name);
+    const RunShape all{.batch = 1, .sequence = 64, .compute = DType::bf16};
+    RunShape some = all;
+    some.selective = true;
+    const std::int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
+    std::size_t shared = 2 * activation(c.width) + activation(c.ffn);
+    if (c.qk_norm) shared += activation(queries) + activation(keys);
+    const auto layers = static_cast<std::size_t>(c.layers);
+    EXPECT_EQ(
+        bytes_of(c, all, device.ops(), "activations, kept") - bytes_of(c, some, device.ops(), "activations, kept"),
+        layers * shared)
+        << name;
+    EXPECT_LE(bytes_of(c, some, device.ops(), "workspace"), bytes_of(c, all, device.ops(), "workspace") + shared);
+  }
+}
+
+// Where the ops took GELU before its input was rounded, nobody could make it again.
+TEST(TransformerMemory, SelectivelyABlockKeepsGeluWhereOpsDoNotRepeatIt) {
+  class Fusing : public testing::IdleOps {
+    bool repeats_gelu() const noexcept override { return false; }
+  };
+  const auto kept = [](const char* name, const Ops& ops) {
+    return bytes_of(builtin_model(name), {.batch = 1, .sequence = 64, .selective = true}, ops, "activations, kept");
+  };
+  const ModelConfig gpt2 = builtin_model("gpt2");
+  EXPECT_EQ(kept("gpt2", Fusing()) - kept("gpt2", testing::IdleOps()),
+            static_cast<std::size_t>(gpt2.layers * 64 * gpt2.ffn) * sizeof(float));
+  EXPECT_EQ(kept("llama3.2-1b", Fusing()), kept("llama3.2-1b", testing::IdleOps()));
+}
+
 /// Two training steps with an evaluation between; the gradients of both.
 std::vector<Gradients> two_steps(Rig& rig) {
   std::vector<Gradients> all;
@@ -135,9 +180,12 @@ TEST(TransformerRecompute, HoweverManyBlocksAreComputedAgainNoBitChanges) {
       RunShape shape{.batch = 2, .sequence = 17, .compute = compute};
       Rig kept(config, shape);
       const std::vector<Gradients> expected = two_steps(kept);
-      for (shape.recomputed_blocks = 1; shape.recomputed_blocks <= config.layers; ++shape.recomputed_blocks) {
-        Rig rig(config, shape);
-        EXPECT_EQ(two_steps(rig), expected) << name << " " << shape.recomputed_blocks;
+      for (const bool selective : {false, true}) {
+        shape.selective = selective;
+        for (shape.recomputed_blocks = 0; shape.recomputed_blocks <= config.layers; ++shape.recomputed_blocks) {
+          Rig rig(config, shape);
+          EXPECT_EQ(two_steps(rig), expected) << name << " " << activations_of(config, shape);
+        }
       }
     }
   }
@@ -207,14 +255,19 @@ TEST(TransformerAtOnce, MicroBatchesThroughALayerAtOnceChangeNoBit) {
       config.tied_head = tied;
       const Trained expected = train_at_once(config, {.batch = 2, .sequence = 9}, 5, 1);
       EXPECT_NE(expected.gradients[0], expected.gradients[4]);
-      for (const std::int64_t recomputed : {0, 1, 2, 3}) {
-        for (const bool offload : {true, false}) {
-          if (offload && recomputed < config.layers) continue;
-          const RunShape shape{.batch = 2, .sequence = 9, .recomputed_blocks = recomputed, .offload_inputs = offload};
-          for (const std::int64_t at_once : {1, 2, 3, 5, 6}) {
-            EXPECT_EQ(train_at_once(config, shape, 5, at_once), expected)
-                << name << " " << recomputed << " " << at_once;
-          }
+      const std::vector<RunShape> shapes = {{.recomputed_blocks = 0},
+                                            {.recomputed_blocks = 1},
+                                            {.recomputed_blocks = 2},
+                                            {.recomputed_blocks = 3},
+                                            {.recomputed_blocks = 3, .offload_inputs = true},
+                                            {.recomputed_blocks = 0, .selective = true},
+                                            {.recomputed_blocks = 2, .selective = true}};
+      for (RunShape shape : shapes) {
+        shape.batch = 2;
+        shape.sequence = 9;
+        for (const std::int64_t at_once : {1, 2, 3, 5, 6}) {
+          EXPECT_EQ(train_at_once(config, shape, 5, at_once), expected)
+              << name << " " << activations_of(config, shape) << " " << at_once;
         }
       }
     }

@@ -100,14 +100,15 @@ TEST_F(ConfigFile, TheDefaultsComeBackFromToml) {
   for (const ConfigField& field : config_fields()) EXPECT_EQ(field.get(fresh), field.get(config)) << field.name;
 }
 
-TEST_F(ConfigFile, BlocksComputedAgainAreNamedAsTheyCame) {
-  for (const std::string text : {"none", "block", "block:1", "block:12", "auto"}) {
+TEST_F(ConfigFile, WhatIsComputedAgainIsNamedAsItCame) {
+  for (const std::string text : {"none", "selective", "block", "block:1", "block:12", "block:12,selective", "auto"}) {
     TrainConfig config;
     read_config_toml(write("recompute = \"" + text + "\""), config);
     EXPECT_THAT(config_toml(config), HasSubstr("recompute = \"" + text + "\"\n"));
   }
   for (const char* bad :
-       {"some", "block:", "block:-1", "block:x", "block:1.5", "none:1", "block:9223372036854775807"}) {
+       {"some", "block:", "block:-1", "block:x", "block:1.5", "none:1", "block:9223372036854775807", "block:,selective",
+        "block,selective", "selective:2", "block:2,", "block:2,selective,selective"}) {
     EXPECT_THAT(refusal("recompute = \"" + std::string(bad) + "\""), HasSubstr("--recompute")) << bad;
   }
 }

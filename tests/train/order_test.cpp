@@ -106,7 +106,7 @@ TEST(Order, AskedForIsTakenOrRefused) {
   EXPECT_EQ(run.plan.micro_batches_at_once, 6);
   EXPECT_THAT(run.order, HasSubstr("as --accumulation-order says"));
   // Room for one after another, not for all at once.
-  config.recompute = all_blocks;
+  config.recompute = Recompute{.blocks = all_blocks};
   config.offload_activations = true;
   config.prefetch_layers = 1;
   config.device_memory = 1_MiB;

@@ -36,5 +36,28 @@ TEST(WorkOf, ABlockComputedAgainRunsItsForwardInBackwardToo) {
   }
 }
 
+// Two norms read and write the width, SwiGLU reads two and writes one of the MLP's width, GELU one and one; the norms
+// of Qwen3's heads and their rotation read and write twice each.
+TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama", "qwen3-0.6b"}) {
+    const ModelConfig c = builtin_model(name);
+    RunShape shape{.batch = 2, .sequence = 17, .recomputed_blocks = 1};
+    const std::vector<LayerWork> kept = work_of(c, shape);
+    shape.selective = true;
+    const std::vector<LayerWork> work = work_of(c, shape);
+    const auto ffn = static_cast<double>((c.family == Family::gpt2 ? 2 : 3) * c.ffn);
+    const auto heads = static_cast<double>(c.qk_norm ? 4 * c.head_dim * (c.heads + c.kv_heads) : 0);
+    const double bytes = 34.0 * sizeof(float) * (4.0 * static_cast<double>(c.width) + ffn + heads);
+    for (std::size_t i = 0; i < work.size(); ++i) {
+      const bool selected = i >= 2 && std::cmp_less_equal(i, c.layers);
+      EXPECT_EQ(work[i].backward.memory_bytes, kept[i].backward.memory_bytes + (selected ? bytes : 0.0)) << name << i;
+      EXPECT_EQ(work[i].backward.kernels > kept[i].backward.kernels, selected);
+      EXPECT_EQ(work[i].backward.matmul_flops, kept[i].backward.matmul_flops);
+      EXPECT_EQ(work[i].backward.attention_flops, kept[i].backward.attention_flops);
+      EXPECT_EQ(work[i].forward.memory_bytes, kept[i].forward.memory_bytes);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem

@@ -87,7 +87,7 @@ TEST(RunSetup, AnEmulatedUpdateRateIsThatOfEveryFormat) {
 TEST(RunSetup, HostMemoryIsEnoughForAllRowsOrTheRunIsRefused) {
   TrainConfig config = config_of();
   config.micro_batch = 1024;
-  config.recompute = all_blocks;
+  config.recompute = Recompute{.blocks = all_blocks};
   config.offload_activations = true;
   const RunSetup roomy = set_up(config, machine(64_GiB));
   const std::size_t offloaded = bytes_of(roomy, "activations, offloaded");
@@ -135,7 +135,7 @@ TEST(RunSetup, ACopyOfTheStateIsBookedOnlyBesideBoth) {
 }
 
 /// Eight blocks, state and weights on the host: what is left of the ceiling is for activations.
-RunSetup set_up_eight(TrainConfig config, std::optional<std::int64_t> recompute, std::size_t ceiling,
+RunSetup set_up_eight(TrainConfig config, std::optional<Recompute> recompute, std::size_t ceiling,
                       const MachineProfile* profile = nullptr) {
   ModelConfig model = builtin_model("tiny-llama");
   model.layers = 8;
@@ -148,32 +148,37 @@ RunSetup set_up_eight(TrainConfig config, std::optional<std::int64_t> recompute,
 }
 
 TEST(RunSetup, AsFewBlocksAsFitAreComputedAgain) {
-  const auto bytes = [](std::int64_t recompute) {
+  const auto bytes = [](const Recompute& recompute) {
     return set_up_eight(config_of(), recompute, 4_GiB).planned_device_bytes();
   };
+  const std::vector<Recompute> ways = {{0}, {0, true}, {1, true}, {3, true}, {7, true}, {8}};  // each takes less
   const MachineProfile profile = testing::desktop();
   for (const MachineProfile* known : {static_cast<const MachineProfile*>(nullptr), &profile}) {
-    for (const std::int64_t blocks : {0, 1, 3, 7}) {
-      const RunSetup run = set_up_eight(config_of(), std::nullopt, bytes(blocks), known);
-      EXPECT_EQ(run.model->shape().recomputed_blocks, blocks);
-      EXPECT_FALSE(run.model->shape().offload_inputs);
-      if (blocks == 0) continue;
-      EXPECT_THROW(set_up_eight(config_of(), blocks - 1, bytes(blocks), known), PlanError) << blocks;
+    for (std::size_t i = 0; i + 1 < ways.size(); ++i) {
+      const std::size_t ceiling = bytes(ways[i]);
+      const RunShape shape = set_up_eight(config_of(), std::nullopt, ceiling, known).model->shape();
+      EXPECT_EQ((Recompute{shape.recomputed_blocks, shape.selective}), ways[i]) << i;
+      EXPECT_FALSE(shape.offload_inputs);
+      if (i == 0) continue;
+      EXPECT_THROW(set_up_eight(config_of(), ways[i - 1], ceiling, known), PlanError) << i;
     }
   }
-  EXPECT_THAT(set_up_eight(config_of(), 0, 4_GiB).table(), HasSubstr("all kept"));
-  EXPECT_THAT(set_up_eight(config_of(), 3, 4_GiB).table(), HasSubstr("3 of 8 blocks recomputed"));
-  EXPECT_THAT(set_up_eight(config_of(), 8, 4_GiB).table(), HasSubstr("block recompute\n"));
-  EXPECT_THAT(set_up_eight(config_of(), all_blocks, 4_GiB).table(), HasSubstr("block recompute\n"));
+  const auto table = [](const Recompute& recompute) { return set_up_eight(config_of(), recompute, 4_GiB).table(); };
+  EXPECT_THAT(table({0}), HasSubstr("all kept"));
+  EXPECT_THAT(table({0, true}), HasSubstr("selectively recomputed\n"));
+  EXPECT_THAT(table({3}), HasSubstr("3 of 8 blocks recomputed\n"));
+  EXPECT_THAT(table({3, true}), HasSubstr("3 of 8 blocks recomputed, others selectively\n"));
+  EXPECT_THAT(table({8}), HasSubstr("block recompute\n"));
+  EXPECT_THAT(table({all_blocks}), HasSubstr("block recompute\n"));
 }
 
 TEST(RunSetup, InputsAreOffloadedWhereNothingElseFits) {
   const MachineProfile profile = testing::desktop();
   for (const MachineProfile* known : {static_cast<const MachineProfile*>(nullptr), &profile}) {
-    std::size_t ceiling = set_up_eight(config_of(), 8, 4_GiB).planned_device_bytes();
+    std::size_t ceiling = set_up_eight(config_of(), Recompute{8}, 4_GiB).planned_device_bytes();
     const auto fits = [&] {
       try {
-        set_up_eight(config_of(), 8, ceiling, known);
+        set_up_eight(config_of(), Recompute{8}, ceiling, known);
         return true;
       } catch (const PlanError&) {
         return false;
@@ -185,12 +190,12 @@ TEST(RunSetup, InputsAreOffloadedWhereNothingElseFits) {
 }
 
 TEST(RunSetup, OfBlocksComputedAgainTheModelHasEnough) {
-  EXPECT_NO_THROW(set_up_eight(config_of(), 8, 4_GiB));
-  EXPECT_THROW(set_up_eight(config_of(), 9, 4_GiB), UsageError);
+  EXPECT_NO_THROW(set_up_eight(config_of(), Recompute{8}, 4_GiB));
+  EXPECT_THROW(set_up_eight(config_of(), Recompute{9}, 4_GiB), UsageError);
   TrainConfig config = config_of();
   config.offload_activations = true;
-  EXPECT_THROW(set_up_eight(config, 7, 4_GiB), UsageError);
-  EXPECT_NO_THROW(set_up_eight(config, 8, 4_GiB));
+  EXPECT_THROW(set_up_eight(config, Recompute{7}, 4_GiB), UsageError);
+  EXPECT_NO_THROW(set_up_eight(config, Recompute{8}, 4_GiB));
 }
 
 // A fixed policy, so that seconds are those of the same plans.
@@ -201,12 +206,12 @@ TEST(RunSetup, SomeBlocksAreNeverPredictedSlowerThanAllOrNone) {
     profile.matmul.value = profile.attention.value = flops;
     for (const char* policy : {"host", "stream", "static:0.7"}) {
       TrainConfig config = config_of(policy);
-      const std::size_t roomy = set_up_eight(config, 0, 4_GiB).planned_device_bytes();
+      const std::size_t roomy = set_up_eight(config, Recompute{0}, 4_GiB).planned_device_bytes();
       for (std::size_t ceiling = roomy; ceiling > roomy / 2; ceiling -= roomy / 8) {
         const double chosen = seconds(set_up_eight(config, std::nullopt, ceiling, &profile));
-        for (const std::int64_t blocks : {0, 8}) {
+        for (const Recompute& way : {Recompute{0}, Recompute{0, true}, Recompute{8}}) {
           try {
-            EXPECT_LE(chosen, seconds(set_up_eight(config, blocks, ceiling, &profile))) << policy << " " << ceiling;
+            EXPECT_LE(chosen, seconds(set_up_eight(config, way, ceiling, &profile))) << policy << " " << ceiling;
           } catch (const PlanError&) {
             EXPECT_LT(ceiling, roomy);
           }

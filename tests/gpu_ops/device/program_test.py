@@ -46,7 +46,7 @@ class OnAFakeGpu(unittest.TestCase):
 
     def test_every_policy_gives_one_digest_and_books_what_it_takes(self):
         digests = set()
-        recompute = ("none", "block:1", "block", "auto")
+        recompute = ("none", "block:1,selective", "selective", "auto")
         for policy, kept in zip(("device", "host", "interleave:2,resident=0.4", "stream"), recompute):
             done = self.train(policy.replace(",", "-"), "--device", "cuda", "--policy", policy, "--recompute", kept)
             self.assertEqual(done.returncode, 0, done.stderr)
@@ -63,7 +63,8 @@ class OnAFakeGpu(unittest.TestCase):
                  "tie_word_embeddings": True}
         # What decides about the bits, and how it is done.
         ways = {"grown": (["--grad-accum", 2],
-                          ["--state", "split", "--eval-data", self.work / "held-out.txt", "--eval-every", 2]),
+                          ["--state", "split", "--eval-data", self.work / "held-out.txt", "--eval-every", 2, "--recompute",
+                           "selective"]),
                 "lean": (["--state", "bf16-moments"],
                          ["--recompute", "block", "--offload-activations", "--resident-layers", 0]),
                 "frozen": (["--freeze", "embed|wte", "--clip", 0],
