@@ -286,11 +286,10 @@ void add_machine_fields(std::vector<ConfigField>& all) {
   all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
                                "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
                               &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
-  all.push_back(
-      other({"recompute", "HOW", "auto: as little as fits", "block:8,selective",
-             "what is computed again in backward: none, selective (norms and activations), block (all blocks), "
-             "block:N (the first N), block:N,selective (and of the others norms and activations), auto"},
-            &C::recompute, parse_recompute, print_recompute, always));
+  all.push_back(other({"recompute", "HOW", "auto: as little as fits", "block:8,selective",
+                       "computed again in backward: none, selective (norms and activations alone), block (all blocks), "
+                       "block:N (the first N), block:N,selective (both), auto"},
+                      &C::recompute, parse_recompute, print_recompute, always));
   all.push_back(flag({"offload-activations", "", "off; auto where nothing else fits", "",
                       "where all blocks are computed again: their inputs wait on the host for backward"},
                      &C::offload_activations));
