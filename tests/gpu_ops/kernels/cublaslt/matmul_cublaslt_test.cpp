@@ -154,10 +154,12 @@ TEST_F(CublasLt, FusesOnCardsThatGainByIt) {
     fake_cublaslt::reset({});
     for (const int capability : {80, 86, 89, 110, 120, 121}) {
       EXPECT_FALSE(gpu::make_matmul(capability)->fuses(x.operands.product)) << capability;
+      EXPECT_FALSE(gpu::make_matmul(capability)->fuses_any()) << capability;
     }
     EXPECT_EQ(fake_cublaslt::counters().choices, 0) << "whatever the library says";
     for (const int capability : {90, 100, 103}) {
       EXPECT_TRUE(gpu::make_matmul(capability)->fuses(x.operands.product)) << capability;
+      EXPECT_TRUE(gpu::make_matmul(capability)->fuses_any()) << capability;
     }
   }
 }
@@ -176,6 +178,7 @@ TEST_F(CublasLt, OperationsTakeEpiloguesWhereTheyAreOffered) {
     bench().ops().linear_gelu_backward_input(act, w, x, dup, bench().stream());
     return fake_cublaslt::counters().fused;
   };
+  EXPECT_FALSE(bench().ops().repeats_gelu()) << "what is fused is not rounded in between";
   EXPECT_EQ(run(0, 3), 2);
   EXPECT_EQ(run(CUBLAS_STATUS_NOT_SUPPORTED, 4), 0);
 }
