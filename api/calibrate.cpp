@@ -218,7 +218,7 @@ AdamPiece Calibration::piece_in(MemoryBlock& block) const {
       static_cast<std::int64_t>(bytes_ / calibrated_bytes_of_parameter) / layout_quantum * layout_quantum;
   float* base = static_cast<float*>(block.data());
   auto* half = reinterpret_cast<bf16*>(base + 3 * count);
-  return {base, base + count, base + 2 * count, half, half + count, count};
+  return {{base, base + count, base + 2 * count}, half, half + count, count};
 }
 
 AdamCoefficients some_coefficients() { return numerics::adam_coefficients(AdamW{}, 1, 1e-3, 1.0, true); }

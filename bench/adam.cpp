@@ -43,7 +43,7 @@ void adamw_fp32(benchmark::State& state) {
   }
   std::int64_t step = 0;
   for (auto _ : state) {
-    kernels->adamw({master.get(), m.get(), v.get(), gradient.get(), weight.get(), parameters},
+    kernels->adamw({{master.get(), m.get(), v.get()}, gradient.get(), weight.get(), parameters},
                    numerics::adam_coefficients({}, ++step, 1e-4, 1.0, true));
   }
   state.SetBytesProcessed(state.iterations() * parameters * bytes_per_parameter);

@@ -51,7 +51,7 @@ class Lent {
   std::size_t bytes_;
 };
 
-DType activations(const benchmark::State& state, int argument) {
+DType activations(const benchmark::State& state, std::size_t argument) {
   return state.range(argument) == 0 ? DType::f32 : DType::bf16;
 }
 

@@ -22,7 +22,8 @@ endif()
 # because bits must not depend on what a compiler chose to fuse.
 add_library(tandem_flags INTERFACE)
 set(warnings -Wall -Wextra -Wconversion -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>)  # g++ 12 warns about its own std::string operator+ (GCC bug 105651)
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>  # g++ 12 warns about its own std::string operator+ (GCC bug 105651)
+  $<$<CXX_COMPILER_ID:Clang>:-Wno-unknown-pragmas>)  # `GCC ivdep`: clang asks at run time whether arrays overlap
 target_compile_options(tandem_flags INTERFACE
   "$<$<COMPILE_LANGUAGE:CXX>:${warnings};-Wpedantic;-ffp-contract=off;-fno-math-errno;-fno-trapping-math>"
   # The host half of a .cu file is text that nvcc made: pedantry would be about its style.

@@ -4,7 +4,11 @@
 #include "cpu_ops/adam_kernels.hpp"
 
 // From here on only: inline functions of the headers above stay compiled for any processor.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
 #pragma GCC target("avx2,fma")
+#endif
 
 namespace tandem::kernels {
 namespace {
@@ -227,3 +231,7 @@ double norm_block_avx2(const bf16* gradient, std::int64_t count) {
 }
 
 }  // namespace tandem::kernels
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif

@@ -3,11 +3,15 @@
 #include "core/numerics/norm_block.hpp"
 #include "cpu_ops/adam_kernels.hpp"
 
+// From here on only: inline functions of the headers above stay compiled for any processor.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
 // GCC 12 warns about the deliberately undefined operands inside its own intrinsics.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
-// From here on only: inline functions of the headers above stay compiled for any processor.
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
+#endif
 
 namespace tandem::kernels {
 namespace {
@@ -314,3 +318,7 @@ double norm_block_avx512(const bf16* gradient, std::int64_t count) {
 }
 
 }  // namespace tandem::kernels
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif

@@ -25,12 +25,15 @@ inline bf16 from_float<bf16>(float x) {
 }
 
 namespace detail {
+// g++ would use half of a vector; clang uses it all, and does not know this word.
+#pragma GCC push_options
+#pragma GCC target("prefer-vector-width=512")
 template <class Loop>
-[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi,bmi2,prefer-vector-width=512"), gnu::flatten,
-  gnu::noinline]] void
-run_avx512(const Loop& loop) {
+[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi,bmi2"), gnu::flatten, gnu::noinline]] void run_avx512(
+    const Loop& loop) {
   loop();
 }
+#pragma GCC pop_options
 template <class Loop>
 [[gnu::target("avx2,fma,bmi,bmi2"), gnu::flatten, gnu::noinline]] void run_avx2(const Loop& loop) {
   loop();

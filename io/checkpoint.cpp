@@ -140,7 +140,7 @@ std::vector<Found> checkpoints_below(const fs::path& root) {
   return found;
 }
 
-constexpr std::size_t piece = std::size_t{1} << 16;  // values: both hashes and the writer find them in the cache
+constexpr std::size_t at_once = std::size_t{1} << 16;  // values: both hashes and the writer find them in the cache
 
 void write_array(std::size_t index, StateArray array, const CheckpointContent& content, SafetensorsWriter& writer,
                  StateDigest& digest) {
@@ -152,8 +152,8 @@ void write_array(std::size_t index, StateArray array, const CheckpointContent& c
     if (values.empty() || values.size() > count - first) {
       throw MisuseError("checkpoint state of another length", parameter.name);
     }
-    for (std::size_t at = 0; at < values.size(); at += piece) {
-      const auto chunk = values.subspan(at, std::min(piece, values.size() - at));
+    for (std::size_t at = 0; at < values.size(); at += at_once) {
+      const auto chunk = values.subspan(at, std::min(at_once, values.size() - at));
       writer.write(chunk.data(), chunk.size_bytes());
       digest.add(chunk.data(), static_cast<std::int64_t>(chunk.size()));
       if (content.progress) content.progress(writer.bytes());
@@ -167,7 +167,7 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
   Manifest& manifest = *content.manifest;
   SafetensorsWriter writer(file, specs_of(manifest.parameters), {{"format", "tandem"}}, ops);
   StateDigest digest;
-  const std::vector<float> zeros(piece);
+  const std::vector<float> zeros(at_once);
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
     const auto& parameter = manifest.parameters[i];
     const auto count = static_cast<std::size_t>(parameter.count());
@@ -175,8 +175,8 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
     for (const StateArray array : state_arrays) {
       const bool stored = has(parameter, array);
       if (stored) write_array(i, array, content, writer, digest);
-      for (std::size_t at = 0; !stored && at < count; at += piece) {
-        digest.add(zeros.data(), static_cast<std::int64_t>(std::min(piece, count - at)));
+      for (std::size_t at = 0; !stored && at < count; at += at_once) {
+        digest.add(zeros.data(), static_cast<std::int64_t>(std::min(at_once, count - at)));
       }
       digest.end_array();
     }

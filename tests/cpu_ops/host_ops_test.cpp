@@ -121,7 +121,7 @@ TEST_F(HostOpsTest, OptimizerArithmeticIsThatOfTheUpdateKernels) {
   std::vector<bf16> gradient(55, numerics::round_to_bf16(0.25F)), weight(55);
   std::vector<double> partial(1);
   const AdamCoefficients c = numerics::adam_coefficients({}, 1, 1e-3, 1.0, true);
-  ops_.adamw({master.data(), m.data(), v.data(), gradient.data(), weight.data(), 55}, c, {});
+  ops_.adamw({{master.data(), m.data(), v.data()}, gradient.data(), weight.data(), 55}, c, {});
   ops_.accumulate(sum.data(), gradient.data(), true, 55, {});
   ops_.accumulate(sum.data(), gradient.data(), false, 55, {});
   ops_.round(sum.data(), gradient.data(), 55, {});

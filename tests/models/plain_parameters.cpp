@@ -148,7 +148,7 @@ double PlainParameters::step(const AdamW& adamw, double lr, double clip) {
   for (const Parameter* p : layout_.owned_parameters()) {
     State& s = states_.at(p->full_name);
     const auto c = numerics::adam_coefficients(adamw, updates_, lr, scale, p->options.decay);
-    kernels.adamw({s.master.data(), s.m.data(), s.v.data(), s.gradient.data(), s.weight.data(), p->count}, c);
+    kernels.adamw({{s.master.data(), s.m.data(), s.v.data()}, s.gradient.data(), s.weight.data(), p->count}, c);
     upload(*p, s.weight);
   }
   return norm;

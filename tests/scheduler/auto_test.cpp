@@ -104,7 +104,7 @@ TEST(Auto, MoreOfAnythingIsNeverSlower) {
     for (Figure* f : {&c.machine.cores, &c.machine.cpu_update}) f->value *= 1.5;
     return c;
   };
-  for (const std::uint64_t seed : {2047, 2065, 2079, 2095}) {  // that lost by them while updates took all of them
+  for (const std::uint64_t seed : {2047U, 2065U, 2079U, 2095U}) {  // that lost by them while updates took all of them
     const Case c = random_case(seed, 40, 24);
     expect_no_slower(with_more_cores(c), choice_of(c).simulation.step_seconds, seed, "cores");
   }

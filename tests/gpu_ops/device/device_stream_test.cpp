@@ -135,7 +135,7 @@ TEST(CudaStream, DestroyingItRunsWhatIsQueued) {
 
 TEST(CudaStream, AWrappedStreamIsTheCallersOwn) {
   TANDEM_OPEN_OR_SKIP(device);
-  for (const std::uintptr_t handle : {0, 1, 2}) {
+  for (const std::uintptr_t handle : {0U, 1U, 2U}) {
     EXPECT_THAT([&] { (void)device.wrap_stream(reinterpret_cast<void*>(handle)); },
                 ThrowsMessage<MisuseError>(HasSubstr("default stream")));
   }

@@ -14,8 +14,8 @@ namespace {
 struct State {
   explicit State(std::size_t n) : master(n), m(n), v(n), gradient(n), weight(n) {}
   AdamPiece piece() {
-    return {master.data(),   m.data(),      v.data(),
-            gradient.data(), weight.data(), static_cast<std::int64_t>(master.size())};
+    return {
+        {master.data(), m.data(), v.data()}, gradient.data(), weight.data(), static_cast<std::int64_t>(master.size())};
   }
   std::vector<float> master, m, v;
   std::vector<bf16> gradient, weight;

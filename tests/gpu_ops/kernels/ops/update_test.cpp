@@ -45,8 +45,10 @@ struct State {
         gradient(any_bits(random, DType::bf16, count)),
         weight(DType::bf16, {count}) {}
   AdamPiece piece() const {
-    return {master.view().as<float>(),  m.view().as<float>(),     v.view().as<float>(),
-            gradient.view().as<bf16>(), weight.view().as<bf16>(), master.count()};
+    return {{master.view().as<float>(), m.view().as<float>(), v.view().as<float>()},
+            gradient.view().as<bf16>(),
+            weight.view().as<bf16>(),
+            master.count()};
   }
   Tensor master, m, v, gradient, weight;
 };
@@ -72,7 +74,7 @@ TEST_F(UpdateOps, AdamWGivesTheBitsOfTheFormulaAndOfEveryInstructionSet) {
         const Operand master = bench().put(start.master, offset), m = bench().put(start.m, offset);
         const Operand v = bench().put(start.v, offset), gradient = bench().put(start.gradient, offset / 2);
         const Operand weight = bench().put(start.weight, offset / 2);
-        ops().adamw({master.as<float>(), m.as<float>(), v.as<float>(), gradient.as<bf16>(), weight.as<bf16>(), count},
+        ops().adamw({{master.as<float>(), m.as<float>(), v.as<float>()}, gradient.as<bf16>(), weight.as<bf16>(), count},
                     c, bench().stream());
         return std::vector<Tensor>{bench().get(master), bench().get(m), bench().get(v), bench().get(weight)};
       });
