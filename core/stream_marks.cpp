@@ -22,7 +22,7 @@ std::uint32_t StreamMarks::set(StreamView stream) {
   }
   try {
     // No more is captured than a std::function holds without allocating.
-    device_.call_after(stream, [this, mark](std::exception_ptr) { pass(mark); });
+    device_.call_after(stream, [this, mark](const std::exception_ptr&) { pass(mark); });
   } catch (...) {
     const std::lock_guard lock(mutex_);
     times_.pop_back();  // else it would be waited for

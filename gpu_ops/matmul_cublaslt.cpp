@@ -133,6 +133,7 @@ struct Prepared {
 
 template <class T>
 void set(const Descriptor& descriptor, cublasLtMatmulDescAttributes_t attribute, const T& value) {
+  // NOLINTNEXTLINE(bugprone-sizeof-expression): a pointer is a value too
   require(library().desc_set(descriptor.get(), attribute, &value, sizeof value), "describe a product");
 }
 

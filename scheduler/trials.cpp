@@ -87,7 +87,7 @@ void Trials::consider(const Policy& policy, std::optional<Plan> made) {
     }
     fitting_.push_back(*std::move(made));
   }
-  candidates_.push_back(std::move(candidate));
+  candidates_.push_back(candidate);
 }
 
 double Trials::seconds_with(const Setting& setting, double limit) {

@@ -22,17 +22,17 @@ struct AdamW {
 /// What one step needs of them, rounded to fp32 once. A pure function of the step number: neither
 /// subgroup, processor, nor history enters (see `adam_coefficients`).
 struct AdamCoefficients {
-  float gradient_scale;  ///< multiplies the bf16 gradient: clip factor times unscaling
-  float beta1;
-  float one_minus_beta1;
-  float beta2;
-  float one_minus_beta2;
-  float inv_sqrt_correction2;  ///< 1 / sqrt(1 - beta2^t)
-  float eps;
-  float minus_step_size;   ///< -lr / (1 - beta1^t)
-  float minus_decay;       ///< -lr * weight_decay; 0 where the parameter does not decay
-  std::uint64_t seed = 0;  ///< of stochastic rounding, with `step`
-  std::uint64_t step = 0;  ///< t
+  float gradient_scale = 0.0F;  ///< multiplies the bf16 gradient: clip factor times unscaling
+  float beta1 = 0.0F;
+  float one_minus_beta1 = 0.0F;
+  float beta2 = 0.0F;
+  float one_minus_beta2 = 0.0F;
+  float inv_sqrt_correction2 = 0.0F;  ///< 1 / sqrt(1 - beta2^t)
+  float eps = 0.0F;
+  float minus_step_size = 0.0F;  ///< -lr / (1 - beta1^t)
+  float minus_decay = 0.0F;      ///< -lr * weight_decay; 0 where the parameter does not decay
+  std::uint64_t seed = 0;        ///< of stochastic rounding, with `step`
+  std::uint64_t step = 0;        ///< t
 };
 
 namespace numerics {

@@ -82,7 +82,7 @@ TANDEM_HD std::uint32_t moment_bits(std::uint64_t seed, std::uint64_t step, std:
 /// AdamW on element `i` of a piece.
 template <StateFormat format>
 TANDEM_HD void adamw_element(const AdamPiece& p, std::int64_t i, const AdamCoefficients& c) {
-  AdamElement s;
+  AdamElement s{};
   if constexpr (format == StateFormat::fp32) {
     s.master = static_cast<const float*>(p.state.master)[i];
   } else {

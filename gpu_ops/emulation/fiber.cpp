@@ -5,6 +5,7 @@
 #include <utility>
 
 // Found in the program where it was built with the sanitizer, null elsewhere.
+// NOLINTBEGIN(bugprone-reserved-identifier, readability-identifier-naming): names of the sanitizers'
 extern "C" {
 [[gnu::weak]] void __sanitizer_start_switch_fiber(void** fake_stack, const void* bottom, std::size_t bytes);
 [[gnu::weak]] void __sanitizer_finish_switch_fiber(void* fake_stack, const void** bottom, std::size_t* bytes);
@@ -13,6 +14,7 @@ extern "C" {
 [[gnu::weak]] void __tsan_destroy_fiber(void* fiber);
 [[gnu::weak]] void __tsan_switch_to_fiber(void* fiber, unsigned flags);
 }
+// NOLINTEND(bugprone-reserved-identifier, readability-identifier-naming)
 
 namespace tandem::emulation {
 namespace {

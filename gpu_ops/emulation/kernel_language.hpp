@@ -64,7 +64,7 @@ struct Words {
 };
 inline Words load_words(const void* from) {
   emulation::require_aligned(from);
-  Words w;
+  Words w{};
   std::memcpy(&w, from, sizeof w);
   return w;
 }
@@ -81,7 +81,7 @@ void show_argument(const char* name, T& argument) {
     __builtin_clear_padding(&argument);
     emulation::see_argument(name, &argument, sizeof argument);
   } else if constexpr (std::is_pointer_v<T>) {
-    emulation::see_argument(name, &argument, sizeof argument);
+    emulation::see_argument(name, &argument, sizeof argument);  // NOLINT(bugprone-sizeof-expression): the pointer
   }
 }
 

@@ -78,7 +78,7 @@ TEST(MemoryBlock, NeedsNoDeleter) {
 }
 
 struct alignas(arena_alignment) Storage {
-  std::array<std::byte, 2048> bytes;
+  std::array<std::byte, 2048> bytes{};
 };
 
 TEST(Arena, CarvesAlignedPartsOneAfterAnother) {

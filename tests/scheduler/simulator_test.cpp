@@ -240,7 +240,8 @@ TEST(Simulator, MicroBatchesAtOnceShareEachFetch) {
     const double one_way = 2.0 * static_cast<double>(layout.state_elements()) / p.to_device.value;
     const int gradients = plan.sends_sums ? 1 : at_once;
     EXPECT_EQ(plan.sends_sums, at_once == micro_batches);
-    EXPECT_NEAR(s.step_seconds, micro_batches / at_once * (1 + gradients) * one_way, 0.1 * s.step_seconds) << at_once;
+    const int passes = micro_batches / at_once;
+    EXPECT_NEAR(s.step_seconds, passes * (1 + gradients) * one_way, 0.1 * s.step_seconds) << at_once;
     // Arithmetic is the same.
     const double busy =
         simulate(layout, plan, ideal(), compute_of(layers, 0.1), {.micro_batches = micro_batches}).step_seconds;
@@ -324,7 +325,7 @@ void expect_same(const Simulation& a, const Simulation& b, const std::string& wh
 
 // Seeds 8 and 11 take several passes until the CPU's folding of gradients is what a pass waits for.
 TEST(Simulator, MicroBatchesThatRepeatOthersNeedNotBeSimulated) {
-  for (const std::uint64_t seed : {0, 5, 8, 11}) {
+  for (const std::uint64_t seed : {0U, 5U, 8U, 11U}) {
     for (const char* policy : {"host", "stream", "interleave:3", "static:0.5"}) {
       for (const auto& [micro_batches, at_once] : {std::pair{20, 1}, {29, 3}, {20, 20}, {32, 4}}) {
         const std::string what = fmt::format("seed {} {} {} {}", seed, policy, micro_batches, at_once);
@@ -346,7 +347,7 @@ TEST(Simulator, MicroBatchesThatRepeatOthersNeedNotBeSimulated) {
 // it sends in larger pieces.
 TEST(Simulator, SomeOfManyMicroBatchesAtOnceStandForTheOthers) {
   std::array<double, 2> worst{};
-  for (const std::uint64_t seed : {5, 11}) {
+  for (const std::uint64_t seed : {5U, 11U}) {
     for (const auto& [micro_batches, at_once] : {std::pair{500, 500}, {300, 150}, {260, 130}}) {
       const std::string what = fmt::format("seed {}, {} by {}", seed, micro_batches, at_once);
       const LargeStep step(seed, "host", micro_batches, at_once);

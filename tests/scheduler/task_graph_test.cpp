@@ -119,7 +119,7 @@ class RandomGraph {
     constexpr std::size_t reach = 40;
     const auto id = static_cast<TaskId>(model_.records.size());
     Model::Record record;
-    record.task = task_of(id, lanes_[random_() % lanes_.size()], static_cast<int>(random_() % 3));
+    record.task = task_of(id, lanes[random_() % lanes.size()], static_cast<int>(random_() % 3));
     for (std::size_t n = random_() % 6; n > 0 && id > 0; --n) {  // some of them twice
       record.dependencies.push_back(
           id - 1 - static_cast<TaskId>(random_() % std::min<std::size_t>(reach, model_.records.size())));
@@ -129,7 +129,7 @@ class RandomGraph {
   }
   /// Takes the readiest of some lane, and issues or ends something in flight.
   void advance() {
-    const Lane lane = lanes_[random_() % lanes_.size()];
+    const Lane lane = lanes[random_() % lanes.size()];
     if (const TaskId id = graph_.ready(lane); id != no_task && random_() % 2 == 0) {
       graph_.take(lane);
       model_.records[static_cast<std::size_t>(id)].taken = true;
@@ -148,7 +148,7 @@ class RandomGraph {
     }
   }
   void compare() const {
-    for (const Lane lane : lanes_) ASSERT_EQ(graph_.ready(lane), model_.ready(lane)) << name_of(lane);
+    for (const Lane lane : lanes) ASSERT_EQ(graph_.ready(lane), model_.ready(lane)) << name_of(lane);
     ASSERT_EQ(graph_.begin(), model_.oldest());
     for (TaskId id = graph_.begin(); id < graph_.end(); ++id) compare_dependencies(id);
   }
@@ -167,7 +167,7 @@ class RandomGraph {
     ASSERT_EQ(seen, expected);
   }
 
-  static constexpr std::array lanes_{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::cpu};
+  static constexpr std::array lanes{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::cpu};
   std::mt19937 random_;
   TaskGraph graph_;
   Model model_;

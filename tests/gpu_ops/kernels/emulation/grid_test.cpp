@@ -131,11 +131,15 @@ TEST_F(EmulationTest, SharedMemoryAndBarriersWorkUnderEverySeed) {
     use_seed(seed);
     std::vector<float> data = numbers(3 * 96), warps = numbers(64);
     launch("reverse", reverse_kernel<true>, Geometry{3, 96}, nullptr, data.data());
-    for (int i = 0; i < 3 * 96; ++i)
-      EXPECT_EQ(data[static_cast<std::size_t>(i)], static_cast<float>(i / 96 * 96 + 96 - i % 96));
+    for (int i = 0; i < 3 * 96; ++i) {
+      const int from = i / 96 * 96 + 96 - i % 96;
+      EXPECT_EQ(data[static_cast<std::size_t>(i)], static_cast<float>(from));
+    }
     launch("reverse_warps", reverse_warps_kernel<true>, Geometry{1, 64, 64 * sizeof(float)}, nullptr, warps.data());
-    for (int i = 0; i < 64; ++i)
-      EXPECT_EQ(warps[static_cast<std::size_t>(i)], static_cast<float>(i / 32 * 32 + 32 - i % 32));
+    for (int i = 0; i < 64; ++i) {
+      const int from = i / 32 * 32 + 32 - i % 32;
+      EXPECT_EQ(warps[static_cast<std::size_t>(i)], static_cast<float>(from));
+    }
   }
 }
 
