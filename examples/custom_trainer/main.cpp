@@ -78,11 +78,12 @@ std::vector<Batch> make_batches() {
   for (Batch& batch : batches) {
     for (std::size_t i = 0; i < Activations::narrow; ++i) batch.inputs.push_back(normal(random));
     batch.targets.resize(Activations::narrow);
+    const float* input = batch.inputs.data();
+    float* target = batch.targets.data();
     for (int f = 0; f < mlp::width; ++f) {
       for (int b = 0; b < mlp::batch; ++b) {
         const int from = (f * 5 + 3) % mlp::width;
-        batch.targets[static_cast<std::size_t>(f * mlp::batch + b)] =
-            std::tanh(2.0F * batch.inputs[static_cast<std::size_t>(from * mlp::batch + b)]);
+        target[f * mlp::batch + b] = std::tanh(2.0F * input[from * mlp::batch + b]);
       }
     }
   }

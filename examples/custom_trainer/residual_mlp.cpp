@@ -33,8 +33,9 @@ void multiply_transposed(const bf16* w, const float* dy, float* dx, int out, int
 /// dw (out, in) += dy x^T, with x turned first so that the inner loop runs along a row of dw.
 void add_outer_product(const float* dy, const float* x, float* dw, int out, int in) {
   std::vector<float> turned(static_cast<std::size_t>(batch * in));
-  for (int i = 0; i < in; ++i) {
-    for (int b = 0; b < batch; ++b) turned[static_cast<std::size_t>(b * in + i)] = x[i * batch + b];
+  for (int b = 0; b < batch; ++b) {
+    float* row = turned.data() + b * in;
+    for (int i = 0; i < in; ++i) row[i] = x[i * batch + b];
   }
   for (int o = 0; o < out; ++o) {
     float* row = dw + o * in;
