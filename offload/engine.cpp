@@ -123,7 +123,8 @@ void OffloadEngine::Impl::abort_step() {
 /// A layer's blocks in order, whatever subgroups they lie in.
 double OffloadEngine::Impl::squares_of(int layer) const {
   const auto& all = plan_.subgroups;
-  const auto [first, last] = std::ranges::equal_range(all, layer, {}, &Subgroup::layer);
+  const auto first = std::ranges::lower_bound(all, layer, {}, &Subgroup::layer);
+  const auto last = std::ranges::upper_bound(first, all.end(), layer, {}, &Subgroup::layer);
   double sum = 0.0;
   for (auto subgroup = first; subgroup != last; ++subgroup) {
     const double* norms = storage_.subgroup(static_cast<int>(subgroup - all.begin())).host_norm;

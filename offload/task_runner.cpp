@@ -105,8 +105,6 @@ void TaskRunner::to_host(void* to, const void* from, std::size_t bytes, StreamVi
 }
 
 void TaskRunner::issue(const Task& task, StreamView stream) {
-  const SubgroupMemory* memory = task.subgroup >= 0 ? &storage_.subgroup(task.subgroup) : nullptr;
-  const std::int64_t at = memory ? task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin : 0;
   switch (task.kind) {
     case TaskKind::fetch_weights:
       return fetch_weights(task, stream);
@@ -118,12 +116,9 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::keep_gradient:
       return keep_gradient(task, stream);
     case TaskKind::flush_gradient:
-      return to_host(memory->gradient + at, task.staging < 0 ? caller_gradient(task) : storage_.staging(task.staging),
-                     bf16_bytes(task.count()), stream);
-    case TaskKind::fetch_norm: {
-      const std::int64_t block = at / layout_quantum;
-      return to_host(memory->host_norm + block, memory->device_norm + block, task.bytes, stream);
-    }
+      return flush_gradient(task, stream);
+    case TaskKind::fetch_norm:
+      return fetch_norm(task, stream);
     case TaskKind::load_state:
       return load_state(task, stream);
     case TaskKind::update_streamed:
@@ -206,6 +201,20 @@ void TaskRunner::fold_gradient(const Task& task) {
   }
   if (task.last_micro) kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
   dram_bytes_ += fold_bytes(task);
+}
+
+void TaskRunner::flush_gradient(const Task& task, StreamView stream) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  to_host(memory.gradient + at, task.staging < 0 ? caller_gradient(task) : storage_.staging(task.staging),
+          bf16_bytes(task.count()), stream);
+}
+
+void TaskRunner::fetch_norm(const Task& task, StreamView stream) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  const std::int64_t block = at / layout_quantum;
+  to_host(memory.host_norm + block, memory.device_norm + block, task.bytes, stream);
 }
 
 void TaskRunner::load_state(const Task& task, StreamView stream) {

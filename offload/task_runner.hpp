@@ -63,6 +63,8 @@ class TaskRunner {
   void add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream);
   void sum_gradient(const Task& task, StreamView stream);
   void keep_gradient(const Task& task, StreamView stream);
+  void flush_gradient(const Task& task, StreamView stream);
+  void fetch_norm(const Task& task, StreamView stream);
   void load_state(const Task& task, StreamView stream);
   void store_state(const Task& task, StreamView stream);
   void update_on_device(const Task& task, StreamView stream);
