@@ -15,8 +15,6 @@ namespace {
 using namespace literals;
 using testing::AllOf;
 using testing::HasSubstr;
-using testing::Property;
-using testing::Throws;
 using testing::ThrowsMessage;
 
 MemoryBlock counted(void* data, int& freed) {
