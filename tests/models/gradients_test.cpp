@@ -201,7 +201,7 @@ void expect_found(const Fixture& fixture, const std::string& full_name, void (*p
 TEST_P(AgainstPyTorch, AWrongSignOrAnotherOrderInAWeightIsFound) {
   const bool gpt2 = fixture.config().family == Family::gpt2;
   const auto negate_first = [](std::vector<float>& w) { w.front() = -w.front(); };
-  const auto rotate = [](std::vector<float>& w) { std::ranges::rotate(w, w.begin() + 1); };
+  const auto rotate = [](std::vector<float>& w) { std::rotate(w.begin(), w.begin() + 1, w.end()); };
   expect_found(fixture, gpt2 ? "block.0.attn.c_attn.weight" : "block.0.self_attn.q_proj.weight", negate_first);
   expect_found(fixture, gpt2 ? "block.1.mlp.c_fc.bias" : "block.1.mlp.up_proj.weight", rotate);
 }

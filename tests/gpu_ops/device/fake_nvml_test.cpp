@@ -19,7 +19,6 @@ using namespace literals;
 using ::testing::AllOf;
 using testing::cuda_options;
 using ::testing::HasSubstr;
-using ::testing::Not;
 using testing::open_fake_device;
 
 constexpr const char* bus = "ffff:00:00.0";

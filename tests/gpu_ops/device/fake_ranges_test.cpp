@@ -28,7 +28,6 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using testing::toy;
 using testing::ToyOptions;
-using testing::ToyResult;
 using testing::ToyTrainer;
 
 using Span = std::tuple<std::string, std::string, std::uint64_t>;  ///< lane, name, bytes

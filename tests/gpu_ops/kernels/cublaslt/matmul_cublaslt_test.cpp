@@ -12,7 +12,6 @@
 namespace tandem::testing {
 namespace {
 
-using gpu::Factor;
 using gpu::Product;
 
 constexpr int hopper = 90;

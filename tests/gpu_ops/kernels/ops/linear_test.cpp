@@ -166,8 +166,8 @@ TEST_P(LinearOps, BackwardThroughGeluIsTheReference) {
 
 TEST_P(LinearOps, HeadLossIsTheReferenceWithAndWithoutGradients) {
   // An odd vocabulary, a small one, and one whose rows pass several packets of a block.
-  for (const auto& [rows, channels, vocabulary] :
-       {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{8, 64, 96}}) {
+  for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{8, 64, 96}}) {
+    const std::int64_t rows = s.rows, channels = s.in, vocabulary = s.out;
     SCOPED_TRACE(vocabulary);
     bench().lend({.tokens = rows, .vocabulary = vocabulary, .channels = channels, .activations = dtype()});
     Random random(4);
