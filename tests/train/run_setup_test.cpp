@@ -15,7 +15,6 @@ namespace {
 
 using namespace literals;  // NOLINT: sizes
 using testing::advised_host_memory;
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
