@@ -22,13 +22,14 @@ def train(device, shape, product, figures):
     state, largest = found
     fitting = [m for m in shape.micro_batches if m <= largest]
 
-    def largest_with(recompute):
+    def largest_with(recompute, most):
         def fits(micro_batch):
             return device.fits(*device.run_of(shape, micro_batch, state, *WITHOUT_OFFLOAD, "--recompute", recompute))
-        return next(filter(fits, fitting), None)
+        return next(filter(fits, [m for m in fitting if m <= most]), 0)
 
-    # Fewer tokens may be faster where nothing is computed twice, or no product.
-    fewer = {largest_with("none"), largest_with("selective")}
+    # Fewer tokens may be faster where no product is computed twice, or nothing at all.
+    no_product = largest_with("selective", largest)
+    fewer = {no_product, largest_with("none", no_product)}
     step_seconds, activations, failed = {}, {}, []
     for micro_batch in fitting:
         if step_seconds and micro_batch not in fewer:

@@ -114,7 +114,7 @@ class OnAFakeGpu(unittest.TestCase):
             self.assertAlmostEqual(
                 figures[f"{name}_over_product"] * figures["product_flop_per_second"] / (max(rates) * flops), 1.0, places=4)
         self.assertIn("/nowhere/python has no torch for the GPU and numpy: left out", said)
-        self.assertEqual(len(self.asked("plan")), 2 * 3, "few plans are asked for: with large models each takes seconds")
+        self.assertEqual(len(self.asked("plan")), 2 * 4, "few plans are asked for: with large models each takes seconds")
         self.assertNotIn("measuring forward and backward", said, "the model is loaded once")
 
     def test_policies_have_one_digest(self):
