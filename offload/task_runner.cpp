@@ -104,6 +104,10 @@ void TaskRunner::to_host(void* to, const void* from, std::size_t bytes, StreamVi
   dram_bytes_ += bytes;
 }
 
+std::int64_t TaskRunner::within_subgroup(const Task& task) const {
+  return task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+}
+
 void TaskRunner::issue(const Task& task, StreamView stream) {
   switch (task.kind) {
     case TaskKind::fetch_weights:
@@ -175,7 +179,7 @@ void TaskRunner::sum_gradient(const Task& task, StreamView stream) {
 
 void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  const std::int64_t at = within_subgroup(task);
   bf16* gradient = memory.gradient + at;
   Ops& ops = device_.ops();
   const bool single = task.first_micro && task.last_micro;
@@ -191,7 +195,7 @@ void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
 
 void TaskRunner::fold_gradient(const Task& task) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  const std::int64_t at = within_subgroup(task);
   bf16* gradient = memory.gradient + at;
   UpdateKernels& kernels = device_.host_kernels();
   const bool single = task.first_micro && task.last_micro;
@@ -205,14 +209,14 @@ void TaskRunner::fold_gradient(const Task& task) {
 
 void TaskRunner::flush_gradient(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  const std::int64_t at = within_subgroup(task);
   to_host(memory.gradient + at, task.staging < 0 ? caller_gradient(task) : storage_.staging(task.staging),
           bf16_bytes(task.count()), stream);
 }
 
 void TaskRunner::fetch_norm(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  const std::int64_t at = within_subgroup(task);
   const std::int64_t block = at / layout_quantum;
   to_host(memory.host_norm + block, memory.device_norm + block, task.bytes, stream);
 }
@@ -235,7 +239,7 @@ void TaskRunner::load_state(const Task& task, StreamView stream) {
 
 void TaskRunner::store_state(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  const std::int64_t at = within_subgroup(task);
   copy_state(memory.state.from(at, plan_.state), storage_.state_buffer(task.buffer).state, task.count(), plan_.state,
              [&](void* to, const void* from, std::size_t bytes) { to_host(to, from, bytes, stream); });
 }
@@ -248,7 +252,7 @@ bf16* TaskRunner::updated_weights(const Task& task) const {
 /// What a task updates, without weights: state where the plan keeps it, and its gradient.
 AdamPiece TaskRunner::piece_of(const Task& task) const {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  const std::int64_t at = within_subgroup(task);
   AdamPiece piece;
   piece.state = memory.state.from(at, plan_.state);
   if (memory.gradient != nullptr) piece.gradient = memory.gradient + at;

@@ -40,6 +40,8 @@ class TaskRunner {
   EngineCounters counters() const;
 
  private:
+  /// Elements from the beginning of its subgroup to that of the task.
+  std::int64_t within_subgroup(const Task& task) const;
   /// A run of state elements with the same hyperparameters.
   struct Segment {
     std::int64_t begin = 0;

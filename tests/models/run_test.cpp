@@ -28,6 +28,12 @@ std::vector<std::int32_t> ramp(std::int64_t count, std::int32_t first) {
   return values;
 }
 
+/// Of a model's row in a shape, on the device of `ops`.
+std::size_t bytes_of(const ModelConfig& config, const RunShape& shape, const Ops& ops, std::string_view row) {
+  const auto rows = Transformer(config, shape).memory(ops);
+  return std::ranges::find(rows, row, &ActivationEntry::name)->bytes;
+}
+
 TEST(TransformerMemory, BindTakesExactlyWhatMemorySays) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     for (const DType compute : {DType::f32, DType::bf16}) {
@@ -97,8 +103,7 @@ TEST(TransformerMemory, KeepingOneMoreBlockTakesOneSetOfBuffersForEachMicroBatch
     config.layers = 7;
     const auto row = [&](std::string_view of, std::int64_t recomputed, std::int64_t micro_batches) {
       const RunShape shape{.batch = 3, .sequence = 17, .micro_batches = micro_batches, .recomputed_blocks = recomputed};
-      const auto rows = Transformer(config, shape).memory(device.ops());
-      return std::ranges::find(rows, of, &ActivationEntry::name)->bytes;
+      return bytes_of(config, shape, device.ops(), of);
     };
     const auto kept = [&](std::int64_t recomputed, std::int64_t micro_batches) {
       return row("activations, kept", recomputed, micro_batches);
@@ -115,12 +120,6 @@ TEST(TransformerMemory, KeepingOneMoreBlockTakesOneSetOfBuffersForEachMicroBatch
     }
     EXPECT_GT(row("workspace", 7, 1), row("workspace", 6, 1));
   }
-}
-
-/// Of a model's row in a shape, on the device of `ops`.
-std::size_t bytes_of(const ModelConfig& config, const RunShape& shape, const Ops& ops, std::string_view row) {
-  const auto rows = Transformer(config, shape).memory(ops);
-  return std::ranges::find(rows, row, &ActivationEntry::name)->bytes;
 }
 
 // What a block has left when norms and the activation of its MLP run again, in N C e; those have one place for all.
@@ -299,8 +298,7 @@ TEST(TransformerAtOnce, OffloadedInputsTakeNoMoreOfTheDeviceForMoreLayers) {
     config.layers = layers;
     const RunShape shape{
         .batch = 1, .sequence = 64, .micro_batches = 4, .recomputed_blocks = layers, .offload_inputs = true};
-    const auto rows = Transformer(config, shape).memory(device.ops());
-    return std::ranges::find(rows, "activations, kept", &ActivationEntry::name)->bytes;
+    return bytes_of(config, shape, device.ops(), "activations, kept");
   };
   EXPECT_EQ(kept(4), kept(40));
 }
