@@ -65,10 +65,11 @@ ModelConfig qwen2(std::string name, const LlamaSizes& s, std::int64_t vocabulary
   return c;
 }
 
-ModelConfig qwen3(std::string name, const LlamaSizes& s) {
+ModelConfig qwen3(std::string name, const LlamaSizes& s, bool tied) {
   ModelConfig c = llama_family(std::move(name), "Qwen3ForCausalLM", s);
   c.vocabulary = 151936;
   c.positions = 40960;
+  c.tied_head = tied;
   c.qk_norm = true;
   c.norm_eps = 1e-6;
   c.rope_theta = 1e6;
@@ -109,12 +110,16 @@ const std::vector<ModelConfig>& shapes() {
       llama3("llama3.2-1b", {16, 32, 8, 2048, 64, 8192}, true, 32.0),
       llama3("llama3.2-3b", {28, 24, 8, 3072, 128, 8192}, true, 32.0),
       llama3("llama3.1-8b", {32, 32, 8, 4096, 128, 14336}, false, 8.0),
+      llama3("llama3.1-70b", {80, 64, 8, 8192, 128, 28672}, false, 8.0),
       qwen2("qwen2.5-0.5b", {24, 14, 2, 896, 64, 4864}, 151936, 32768, true),
       qwen2("qwen2.5-1.5b", {28, 12, 2, 1536, 128, 8960}, 151936, 131072, true),
       qwen2("qwen2.5-7b", {28, 28, 4, 3584, 128, 18944}, 152064, 131072, false),
-      qwen3("qwen3-0.6b", {28, 16, 8, 1024, 128, 3072}),
-      qwen3("qwen3-1.7b", {28, 16, 8, 2048, 128, 6144}),
-      qwen3("qwen3-4b", {36, 32, 8, 2560, 128, 9728}),
+      qwen3("qwen3-0.6b", {28, 16, 8, 1024, 128, 3072}, true),
+      qwen3("qwen3-1.7b", {28, 16, 8, 2048, 128, 6144}, true),
+      qwen3("qwen3-4b", {36, 32, 8, 2560, 128, 9728}, true),
+      qwen3("qwen3-8b", {36, 32, 8, 4096, 128, 12288}, false),
+      qwen3("qwen3-14b", {40, 40, 8, 5120, 128, 17408}, false),
+      qwen3("qwen3-32b", {64, 64, 8, 5120, 128, 25600}, false),
       mistral_7b(),
   };
   return all;

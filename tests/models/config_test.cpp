@@ -221,7 +221,7 @@ TEST(HfConfig, TheNameIsTheFolders) {
 }
 
 TEST(BuiltinModels, AllAreValidAndFoundByName) {
-  EXPECT_EQ(builtin_models().size(), 16U);
+  EXPECT_EQ(builtin_models().size(), 20U);
   for (const std::string& name : builtin_models()) {
     EXPECT_NO_THROW(builtin_model(name).validate()) << name;
     EXPECT_EQ(builtin_model(name).name, name);

@@ -20,7 +20,8 @@ TEST(Layout, ParameterCountsAreThePublishedOnes) {
       {"gpt2-xl", 1557611200},     {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824},
       {"llama3.1-8b", 8030261248}, {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304},
       {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},   {"qwen3-1.7b", 1720574976},
-      {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552}};
+      {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552},  {"qwen3-8b", 8190735360},
+      {"qwen3-14b", 14768307200},  {"qwen3-32b", 32762123264},  {"llama3.1-70b", 70553706496}};
   for (const auto& [name, count] : published)
     EXPECT_EQ(layout_of(builtin_model(name)).parameter_count(), count) << name;
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
