@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "api/open_device.hpp"
+#include "api/ops_rules.hpp"
 #include "core/cuda_memory.hpp"
 #include "core/error.hpp"
 #include "train/fastest_shape.hpp"
@@ -54,8 +54,8 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   return what;
 }
 
-/// `rules`: the ops whose scratch is counted.
-void take_shape(WhatIf& what, const RunShape& shape, const Ops& rules) {
+/// `rules`: of the ops whose scratch is counted.
+void take_shape(WhatIf& what, const RunShape& shape, const OpsRules& rules) {
   what.shape = shape;
   const Transformer transformer(what.model, what.shape);
   what.options.micro_batches_at_once = static_cast<int>(what.shape.micro_batches);
@@ -69,36 +69,29 @@ void take_shape(WhatIf& what, const RunShape& shape, const Ops& rules) {
   what.options.reserved_host_memory = host;
 }
 
-/// Scratch memory goes by the threads of the device that is planned for, not of the machine that plans.
-int threads_of_rules(const TrainConfig& config, const MachineProfile& profile) {
-  constexpr int of_gpu = 8;  // their scratch is about the workspace of a GPU's library of products, 32 MiB
-  if (profile.device_kind != "host") return of_gpu;
-  if (config.threads > 0) return config.threads;
-  return static_cast<int>((profile.device_threads.known() ? profile.device_threads : profile.cores).value);
-}
-
-std::unique_ptr<Device> device_of_rules(const TrainConfig& config, const MachineProfile& profile) {
-  using namespace literals;
-  return open_device("host", {.memory = 64_MiB, .threads = threads_of_rules(config, profile), .update_threads = 1});
+/// Scratch memory of a host goes by the threads of the device that is planned for, not of the machine that plans.
+std::unique_ptr<OpsRules> rules_for(const TrainConfig& config, const MachineProfile& profile) {
+  const double all = (profile.device_threads.known() ? profile.device_threads : profile.cores).value;
+  return rules_of(profile.device_kind, config.threads > 0 ? config.threads : static_cast<int>(all));
 }
 
 }  // namespace
 
 WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
-  const std::unique_ptr<Device> rules = device_of_rules(config, profile);
+  const std::unique_ptr<OpsRules> rules = rules_for(config, profile);
   ShapeMachine machine;
   machine.compute = [&](const RunShape& shape) { return compute_seconds(profile, work_of(model, shape)); };
   machine.fits = [&](const RunShape& shape) {
-    take_shape(what, shape, rules->ops());
+    take_shape(what, shape, *rules);
     return find_plan(what.layout, what.options, what.facts).has_value();
   };
   machine.choose = [&](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
-    take_shape(what, shape, rules->ops());
+    take_shape(what, shape, *rules);
     return choose_plan(what.layout, what.options, what.facts, profile, layers, {.faster_than = faster_than});
   };
   FastestShape best = fastest_shape(config, model, what.shape, machine);
-  take_shape(what, best.shape, rules->ops());
+  take_shape(what, best.shape, *rules);
   what.compute = std::move(best.compute);
   what.choice = std::move(best.choice);
   what.order = order_text(what.choice.plan, best.why);
@@ -107,18 +100,18 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
 
 void require_fit(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what = described(config, model, profile);
-  const std::unique_ptr<Device> rules = device_of_rules(config, profile);
+  const std::unique_ptr<OpsRules> rules = rules_for(config, profile);
   do {
     std::vector<std::int64_t> orders = more_at_once(config, what.shape);
     orders.push_back(what.shape.micro_batches);  // the last: what keeps less is of that order, and so is a refusal
     for (const std::int64_t at_once : orders) {
       RunShape shape = what.shape;
       shape.micro_batches = at_once;
-      take_shape(what, shape, rules->ops());
+      take_shape(what, shape, *rules);
       if (some_policy_fits(what.layout, what.options, what.facts)) return;
     }
   } while (keep_less(config, what.model, what.shape));  // what keeps less may fit
-  take_shape(what, what.shape, rules->ops());
+  take_shape(what, what.shape, *rules);
   static_cast<void>(make_plan(what.layout, what.options, what.facts));
 }
 

@@ -59,12 +59,18 @@ struct HeadLoss {
   TensorView dweight;           ///< (V, C) f32, added to; empty: weight is frozen
 };
 
-class Ops {
+/// What of a run's memory depends on who computes: known without the device, so that runs elsewhere can be planned.
+class OpsRules {
  public:
-  virtual ~Ops() = default;
-
+  virtual ~OpsRules() = default;
   /// Bytes of scratch that calls within `needs` use. Blocks on nothing.
   virtual std::size_t workspace_bytes(const WorkspaceNeeds& needs) const = 0;
+  /// Whether gelu(up) has the bits of linear_gelu's act, whatever the shapes: it is the two operations.
+  virtual bool repeats_gelu() const noexcept { return true; }
+};
+
+class Ops : public OpsRules {
+ public:
   /// Lends device memory as scratch to all later calls; the caller keeps it until no call is queued.
   /// Calls that use it must be queued on one stream.
   virtual void bind_workspace(void* data, std::size_t bytes) = 0;
@@ -91,8 +97,6 @@ class Ops {
     linear(x, w, bias, up, stream);
     gelu(up, act, stream);
   }
-  /// Whether gelu(up) has the bits of that act, whatever the shapes: it is the two operations.
-  virtual bool repeats_gelu() const noexcept { return true; }
   /// dup (N, I) = (dy w) gelu'(up), likewise.
   virtual void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
                                           StreamView stream) {

@@ -11,13 +11,16 @@ namespace tandem {
 HostOps::HostOps(std::shared_ptr<Parallel> parallel, UpdateKernels& kernels, Enqueue enqueue)
     : parallel_(std::move(parallel)), kernels_(kernels), enqueue_(std::move(enqueue)) {}
 
-std::size_t HostOps::workspace_bytes(const WorkspaceNeeds& needs) const {
-  const int threads = parallel_->threads();
+std::size_t HostRules::workspace_bytes(const WorkspaceNeeds& needs) const {
   return align_up(
-      std::max({fast::linear_scratch(needs.tokens, needs.channels, needs.channels, needs.activations, threads),
-                fast::head_loss_scratch(needs.tokens, needs.channels, needs.vocabulary, needs.activations, threads),
-                fast::attention_scratch(needs.sequence, needs.head_dim, threads),
-                fast::attention_backward_scratch(needs.sequence, needs.head_dim, threads)}));
+      std::max({fast::linear_scratch(needs.tokens, needs.channels, needs.channels, needs.activations, threads_),
+                fast::head_loss_scratch(needs.tokens, needs.channels, needs.vocabulary, needs.activations, threads_),
+                fast::attention_scratch(needs.sequence, needs.head_dim, threads_),
+                fast::attention_backward_scratch(needs.sequence, needs.head_dim, threads_)}));
+}
+
+std::size_t HostOps::workspace_bytes(const WorkspaceNeeds& needs) const {
+  return HostRules(parallel_->threads()).workspace_bytes(needs);
 }
 
 void HostOps::bind_workspace(void* data, std::size_t bytes) { workspace_ = {static_cast<std::byte*>(data), bytes}; }

@@ -10,6 +10,16 @@
 
 namespace tandem {
 
+/// Rules of HostOps that run on so many threads.
+class HostRules final : public OpsRules {
+ public:
+  explicit HostRules(int threads) : threads_(threads) {}
+  std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override;
+
+ private:
+  int threads_;
+};
+
 /// Every method checks the shapes and dtypes of its operands (MisuseError names the operation and the
 /// shapes), queues its kernel, and returns. Kernels run on the threads of `parallel` with the scratch
 /// memory that was bound, and allocate nothing themselves (oneDNN keeps packed tiles of its own). What a

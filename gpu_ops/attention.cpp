@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "gpu_ops/scratch.hpp"
+
 namespace tandem::gpu {
 namespace {
 

@@ -61,7 +61,5 @@ std::unique_ptr<Attention> make_plain_attention(Notice slower = {}, std::string 
 /// once for dq and once for dk and dv.
 void plain_attention(const AttentionForward& call, CUstream_st* stream);
 void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream);
-/// Device scratch of plain_attention_backward over `tokens` = B T.
-std::size_t plain_attention_scratch(std::int64_t tokens, std::int64_t heads);
 
 }  // namespace tandem::gpu

@@ -21,6 +21,7 @@
 #include "core/error.hpp"
 #include "gpu_ops/attention.hpp"
 #include "gpu_ops/runtime.hpp"
+#include "gpu_ops/scratch.hpp"
 #include "gpu_ops/shared_library.hpp"
 
 namespace cudnn_frontend {
@@ -377,11 +378,8 @@ class CudnnAttention final : public Attention {
   CudnnAttention(Handle handle, int sm, Notice slower)
       : handle_(std::move(handle)), sm_(sm), slower_(std::move(slower)) {}
 
-  /// Statistics that nobody asked for, then the library's workspace; or what the plain kernels take.
   std::size_t scratch_bytes(const AttentionShape& shape, DType activations) const override {
-    const std::size_t plain = plain_attention_scratch(shape.batch * shape.sequence, shape.heads);
-    if (activations != DType::bf16) return plain;
-    return std::max(plain + forward_workspace, backward_scratch(shape));
+    return cudnn_attention_scratch(shape, activations);
   }
 
   void forward(const AttentionForward& call, void* scratch, CUstream_st* stream) override {

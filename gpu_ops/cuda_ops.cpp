@@ -10,19 +10,10 @@
 #include "gpu_ops/matmul.hpp"
 #include "gpu_ops/native_stream.hpp"
 #include "gpu_ops/runtime.hpp"
+#include "gpu_ops/scratch.hpp"
 
 namespace tandem {
 namespace {
-
-/// The largest call of attention that a model within `needs` makes.
-AttentionShape attention_of(const WorkspaceNeeds& needs) {
-  const std::int64_t sequence = std::max<std::int64_t>(1, needs.sequence);
-  return {.batch = needs.tokens / sequence,
-          .sequence = sequence,
-          .heads = needs.heads,
-          .kv_heads = needs.kv_heads > 0 ? needs.kv_heads : needs.heads,
-          .head_dim = needs.head_dim};
-}
 
 class CudaOps final : public Ops {
  public:
@@ -30,12 +21,9 @@ class CudaOps final : public Ops {
       : matmul_(std::move(matmul)), attention_(std::move(attention)) {}
 
   std::size_t workspace_bytes(const WorkspaceNeeds& needs) const override {
-    // Who names no heads attends to nothing.
     const std::size_t attention =
-        needs.heads == 0 ? 0 : attention_->scratch_bytes(attention_of(needs), needs.activations);
-    const gpu::HeadRows rows = gpu::most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations);
-    const std::size_t head = gpu::head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients);
-    return matmul_bytes() + std::max({gpu::norm_backward_scratch(needs.channels), head, attention});
+        needs.heads == 0 ? 0 : attention_->scratch_bytes(gpu::largest_attention(needs), needs.activations);
+    return gpu::ops_scratch(needs, matmul_->workspace_bytes(), attention);
   }
   void bind_workspace(void* data, std::size_t bytes) override {
     workspace_ = static_cast<std::byte*>(data);

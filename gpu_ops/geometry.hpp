@@ -68,6 +68,11 @@ constexpr Cut cut(std::int64_t extent, std::int64_t most_parts, std::int64_t lea
   return {ceil_div(extent, size), size};
 }
 
+/// Parts into which sums over rows are cut at most, where columns are summed alone: enough blocks for a card, few
+/// enough for the scratch.
+constexpr std::int64_t most_column_parts = 64;
+/// Channels of the longest row that the backward of a norm holds in registers, a block for it.
+constexpr std::int64_t longest_held_norm = std::int64_t{4} * packet * most_threads;
 /// Channels of a row that a warp holds in registers in the backward of a norm.
 constexpr std::int64_t warp_norm_channels = packet * warp_lanes;
 /// Most parts into which that backward cuts rows, a block for each: they all run at once on a large card, and what they

@@ -2,43 +2,10 @@
 
 #include <algorithm>
 
-#include "gpu_ops/geometry.hpp"
 #include "gpu_ops/kernels.hpp"
 
 namespace tandem::gpu {
 namespace {
-
-/// Logits at once, 128 MiB of fp32. What reads them reads the weight as well, 2 bytes an element for 2 FLOPs a row: of
-/// a vocabulary of 128,000, 261 rows are 261 FLOPs a byte, more than a card has.
-constexpr std::int64_t most_logits = std::int64_t{32} << 20;
-/// Rows of which the gradient of the weight is made at once: each time it is read and written, 8 bytes an element,
-/// which 1,024 rows bring to 256 FLOPs a byte (an H100 has some 210, a card for games 110).
-constexpr std::int64_t enough_rows = 1024;
-/// And no more than 256 MiB of the logits' gradient in bf16 for it: 1,024 rows of a vocabulary of 131,072.
-constexpr std::int64_t most_gradients = std::int64_t{128} << 20;
-
-std::int64_t most_rows(std::int64_t vocabulary) {
-  return std::max<std::int64_t>(1, most_logits / std::max<std::int64_t>(1, vocabulary));
-}
-
-/// Gradients in fp32 take the place of their logits.
-std::int64_t most_gradient_rows(std::int64_t vocabulary, DType activations) {
-  const std::int64_t rows = most_rows(vocabulary);
-  if (activations == DType::f32) return rows;
-  return std::max(rows, std::min(enough_rows, most_gradients / std::max<std::int64_t>(1, vocabulary)));
-}
-
-/// As even parts of at most so many.
-std::int64_t even_part(std::int64_t rows, std::int64_t most) {
-  return std::max<std::int64_t>(1, cut(rows, ceil_div(std::max<std::int64_t>(1, rows), most), 1).size);
-}
-
-/// Rows of logits begin at multiples of 16 bytes, whatever the vocabulary.
-std::int64_t stride_of(std::int64_t vocabulary) { return ceil_div(vocabulary, packet) * packet; }
-
-std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype) {
-  return align_up(static_cast<std::size_t>(rows * stride_of(vocabulary)) * size_of(dtype));
-}
 
 /// One call: its logits, and what becomes of them.
 class Head {
@@ -52,7 +19,7 @@ class Head {
         dtype_(head.x.dtype),
         channels_(head.x.shape[1]),
         vocabulary_(head.weight.shape[0]),
-        stride_(stride_of(vocabulary_)),
+        stride_(logit_stride(vocabulary_)),
         logits_(static_cast<float*>(scratch)),
         gradients_(static_cast<std::byte*>(scratch)) {
     if (dtype_ != DType::f32) gradients_ += logit_bytes(logit_rows, vocabulary_, DType::f32);
@@ -121,23 +88,6 @@ class Head {
 };
 
 }  // namespace
-
-HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
-  const std::int64_t gradients = even_part(tokens, most_gradient_rows(vocabulary, activations));
-  return {.logits = even_part(gradients, most_rows(vocabulary)), .gradients = gradients};
-}
-
-HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
-  const std::int64_t most = std::max<std::int64_t>(1, tokens);
-  return {.logits = std::min(most, most_rows(vocabulary)),
-          .gradients = std::min(most, most_gradient_rows(vocabulary, activations))};
-}
-
-std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients) {
-  const bool apart = gradients && activations != DType::f32;
-  return logit_bytes(at_once.logits, vocabulary, DType::f32) +
-         (apart ? logit_bytes(at_once.gradients, vocabulary, activations) : 0);
-}
 
 void head_loss(const HeadLoss& head, HeadRows at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
                CUstream_st* stream) {

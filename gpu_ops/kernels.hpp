@@ -38,14 +38,11 @@ struct NormBackward {
   TensorView dy{}, x{}, weight{}, mean{}, rstd{}, dx{}, dweight{}, dbias{};
   bool accumulate = false;
 };
-/// Device scratch for rows of up to `channels` channels.
-std::size_t norm_backward_scratch(std::int64_t channels);
+/// `scratch`: norm_backward_scratch().
 void norm_backward(const NormBackward& norm, void* scratch, CUstream_st* stream);
 
 // -- columns.cu ----------------------------------------------------------------------------------------------------
-/// Device scratch that sums over rows of up to `channels` columns take.
-std::size_t column_sums_scratch(std::int64_t channels);
-/// dbias (C) f32 += sums of the columns of dy (N, C).
+/// `scratch`: column_sums_scratch(). dbias (C) f32 += sums of the columns of dy (N, C).
 void add_column_sums(TensorView dy, TensorView dbias, void* scratch, CUstream_st* stream);
 /// dweight += sums of dy times the normalised x, dbias += sums of dy.
 void add_norm_column_sums(const NormBackward& norm, void* scratch, CUstream_st* stream);

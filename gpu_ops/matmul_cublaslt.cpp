@@ -13,6 +13,7 @@
 #include "core/error.hpp"
 #include "gpu_ops/matmul.hpp"
 #include "gpu_ops/runtime.hpp"
+#include "gpu_ops/scratch.hpp"
 #include "gpu_ops/shared_library.hpp"
 
 namespace tandem::gpu {
@@ -20,7 +21,7 @@ namespace {
 
 /// What NVIDIA recommends for its largest cards. The same everywhere: which algorithm the heuristic takes depends
 /// on it.
-constexpr std::size_t workspace_size = std::size_t{32} << 20;
+constexpr std::size_t workspace_size = cublaslt_workspace;
 
 /// The functions of the library, by their own types.
 struct Library {

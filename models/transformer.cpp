@@ -53,7 +53,7 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .gradients = shape.training};
 }
 
-OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const Ops& ops) {
+OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const OpsRules& ops) {
   WorkspaceNeeds needs = workspace_needs(config, shape);
   const std::size_t ends = ops.workspace_bytes(needs);
   needs.vocabulary = 1;
@@ -251,7 +251,7 @@ Transformer::~Transformer() = default;
 const ModelConfig& Transformer::config() const noexcept { return impl_->config; }
 const RunShape& Transformer::shape() const noexcept { return impl_->shape; }
 
-std::vector<ActivationEntry> Transformer::memory(const Ops& ops) const {
+std::vector<ActivationEntry> Transformer::memory(const OpsRules& ops) const {
   ActivationRows rows;
   take_activations(impl_->config, impl_->shape, needs_of(impl_->config, impl_->shape, ops), rows);
   const std::vector<ActivationEntry> all = {{"batch", rows.batch.bytes()},

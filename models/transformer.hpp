@@ -78,7 +78,7 @@ class Transformer {
 
   /// What `bind` will carve, row by row, each aligned to `arena_alignment`; allocates nothing. `ops` is
   /// asked for its workspace.
-  std::vector<ActivationEntry> memory(const Ops& ops) const;
+  std::vector<ActivationEntry> memory(const OpsRules& ops) const;
   /// Carves its buffers from `arena` (memory of `device`, at least the device's sum of `memory()`), allocates
   /// the pinned rows, writes constant tables through `stream`, lends the workspace to the device's ops. Blocks
   /// until done. `device` must outlive the model.

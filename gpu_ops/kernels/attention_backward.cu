@@ -143,10 +143,6 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
 
 }  // namespace
 
-std::size_t plain_attention_scratch(std::int64_t tokens, std::int64_t heads) {
-  return align_up(static_cast<std::size_t>(tokens * heads) * sizeof(float));
-}
-
 void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream) {
   const AttentionShape& shape = call.shape;
   const std::int64_t dense = shape.heads * shape.head_dim, rows = shape.batch * shape.sequence;

@@ -6,12 +6,12 @@
 #include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/launch.hpp"
+#include "gpu_ops/scratch.hpp"
 
 namespace tandem::gpu {
 namespace {
 
-/// Parts that exist at most, and rows of a part at least: enough blocks for a card, few enough for the scratch.
-constexpr std::int64_t most_parts = 64;
+/// Rows of a part at least.
 constexpr std::int64_t least_rows = 32;
 /// What is summed, and where the sums of the parts go: (parts, channels) each, null where they are not asked for.
 template <class T>
@@ -87,10 +87,6 @@ void run(const Columns<T>& c, float* dweight, float* dbias, CUstream_st* stream)
 
 }  // namespace
 
-std::size_t column_sums_scratch(std::int64_t channels) {
-  return 2 * align_up(static_cast<std::size_t>(most_parts * channels) * sizeof(float));
-}
-
 void add_column_sums(TensorView dy, TensorView dbias, void* scratch, CUstream_st* stream) {
   add_norm_column_sums({.dy = dy, .dbias = dbias}, scratch, stream);
 }
@@ -109,7 +105,7 @@ void add_norm_column_sums(const NormBackward& n, void* scratch, CUstream_st* str
                              .bias_parts = n.dbias ? bias_parts : nullptr,
                              .rows = rows,
                              .channels = channels,
-                             .cut = cut(rows, most_parts, least_rows),
+                             .cut = cut(rows, most_column_parts, least_rows),
                              .aligned = whole_packets<T>(channels) && aligned(n.dy.data, n.x.data)};
     run(columns, optional<float>(n.dweight), optional<float>(n.dbias), stream);
   });

@@ -9,13 +9,14 @@
 #include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/launch.hpp"
+#include "gpu_ops/scratch.hpp"
 
 namespace tandem::gpu {
 namespace {
 
 /// Packets of a row, and of the sums of its columns, that a thread can hold in its registers.
 constexpr int held_packets(DType dtype, bool centred) { return dtype == DType::bf16 && !centred ? 4 : 2; }
-constexpr std::int64_t longest_held = std::int64_t{held_packets(DType::bf16, false)} * packet * most_threads;
+static_assert(std::int64_t{held_packets(DType::bf16, false)} * packet * most_threads == longest_held_norm);
 
 /// Of a NormBackward. Where gradients of weight and bias go: (parts, channels) each, null where they are not asked for.
 template <class T>
@@ -240,13 +241,6 @@ void start_long(const Operands<T>& n, CUstream_st* stream) {
 }
 
 }  // namespace
-
-std::size_t norm_backward_scratch(std::int64_t channels) {
-  // Of any rows up to so long: shorter ones have more parts.
-  const std::int64_t sums = std::max(most_norm_parts * std::min(channels, packet * std::int64_t{most_threads}),
-                                     norm_parts(longest_held) * std::min(channels, longest_held));
-  return std::max(2 * align_up(static_cast<std::size_t>(sums) * sizeof(float)), column_sums_scratch(channels));
-}
 
 void norm_backward(const NormBackward& g, void* scratch, CUstream_st* stream) {
   const std::int64_t rows = g.x.shape[0], channels = g.x.shape[1];

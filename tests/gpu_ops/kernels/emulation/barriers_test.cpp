@@ -4,6 +4,7 @@
 
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/kernels.hpp"
+#include "gpu_ops/scratch.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {

@@ -6,8 +6,7 @@
 #include <vector>
 
 #include "core/memory.hpp"
-#include "gpu_ops/head_loss.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/scratch.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -1,0 +1,15 @@
+#pragma once
+// What the ops of a device that is not there would take of its memory: for plans of runs on other machines.
+#include <memory>
+#include <string_view>
+
+#include "core/ops.hpp"
+
+namespace tandem {
+
+/// For kind "host" those of a host device of so many threads; for "cuda", whatever the threads, those of a GPU with
+/// cuBLASLt and cuDNN whose products leave GELU to kernels, also in builds without CUDA. Throws UsageError for another
+/// kind.
+std::unique_ptr<OpsRules> rules_of(std::string_view kind, int threads);
+
+}  // namespace tandem

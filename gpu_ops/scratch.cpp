@@ -1,0 +1,102 @@
+#include "gpu_ops/scratch.hpp"
+
+#include <algorithm>
+
+#include "core/memory.hpp"
+#include "gpu_ops/attention_slices.hpp"
+#include "gpu_ops/geometry.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// Logits at once, 128 MiB of fp32. What reads them reads the weight as well, 2 bytes an element for 2 FLOPs a row: of
+/// a vocabulary of 128,000, 261 rows are 261 FLOPs a byte, more than a card has.
+constexpr std::int64_t most_logits = std::int64_t{32} << 20;
+/// Rows of which the gradient of the weight is made at once: each time it is read and written, 8 bytes an element,
+/// which 1,024 rows bring to 256 FLOPs a byte (an H100 has some 210, a card for games 110).
+constexpr std::int64_t enough_rows = 1024;
+/// And no more than 256 MiB of the logits' gradient in bf16 for it: 1,024 rows of a vocabulary of 131,072.
+constexpr std::int64_t most_gradients = std::int64_t{128} << 20;
+
+std::int64_t most_rows(std::int64_t vocabulary) {
+  return std::max<std::int64_t>(1, most_logits / std::max<std::int64_t>(1, vocabulary));
+}
+
+/// Gradients in fp32 take the place of their logits.
+std::int64_t most_gradient_rows(std::int64_t vocabulary, DType activations) {
+  const std::int64_t rows = most_rows(vocabulary);
+  if (activations == DType::f32) return rows;
+  return std::max(rows, std::min(enough_rows, most_gradients / std::max<std::int64_t>(1, vocabulary)));
+}
+
+/// As even parts of at most so many.
+std::int64_t even_part(std::int64_t rows, std::int64_t most) {
+  return std::max<std::int64_t>(1, cut(rows, ceil_div(std::max<std::int64_t>(1, rows), most), 1).size);
+}
+
+std::size_t floats(std::int64_t count) { return align_up(static_cast<std::size_t>(count) * sizeof(float)); }
+
+}  // namespace
+
+HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
+  const std::int64_t gradients = even_part(tokens, most_gradient_rows(vocabulary, activations));
+  return {.logits = even_part(gradients, most_rows(vocabulary)), .gradients = gradients};
+}
+
+HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
+  const std::int64_t most = std::max<std::int64_t>(1, tokens);
+  return {.logits = std::min(most, most_rows(vocabulary)),
+          .gradients = std::min(most, most_gradient_rows(vocabulary, activations))};
+}
+
+std::int64_t logit_stride(std::int64_t vocabulary) { return ceil_div(vocabulary, packet) * packet; }
+
+std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype) {
+  return align_up(static_cast<std::size_t>(rows * logit_stride(vocabulary)) * size_of(dtype));
+}
+
+std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients) {
+  const bool apart = gradients && activations != DType::f32;
+  return logit_bytes(at_once.logits, vocabulary, DType::f32) +
+         (apart ? logit_bytes(at_once.gradients, vocabulary, activations) : 0);
+}
+
+std::size_t norm_backward_scratch(std::int64_t channels) {
+  // Of any rows up to so long: shorter ones have more parts.
+  const std::int64_t sums = std::max(most_norm_parts * std::min(channels, packet * std::int64_t{most_threads}),
+                                     norm_parts(longest_held_norm) * std::min(channels, longest_held_norm));
+  return std::max(2 * floats(sums), column_sums_scratch(channels));
+}
+
+std::size_t column_sums_scratch(std::int64_t channels) { return 2 * floats(most_column_parts * channels); }
+
+std::size_t plain_attention_scratch(std::int64_t tokens, std::int64_t heads) { return floats(tokens * heads); }
+
+std::size_t cudnn_attention_scratch(const AttentionShape& shape, DType activations) {
+  const std::size_t plain = plain_attention_scratch(shape.batch * shape.sequence, shape.heads);
+  if (activations != DType::bf16) return plain;
+  return std::max(plain + forward_workspace, backward_scratch(shape));
+}
+
+AttentionShape largest_attention(const WorkspaceNeeds& needs) {
+  const std::int64_t sequence = std::max<std::int64_t>(1, needs.sequence);
+  return {.batch = needs.tokens / sequence,
+          .sequence = sequence,
+          .heads = needs.heads,
+          .kv_heads = needs.kv_heads > 0 ? needs.kv_heads : needs.heads,
+          .head_dim = needs.head_dim};
+}
+
+std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::size_t attention) {
+  const HeadRows rows = most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations);
+  const std::size_t head = head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients);
+  return align_up(matmul) + std::max({norm_backward_scratch(needs.channels), head, attention});
+}
+
+std::size_t TypicalRules::workspace_bytes(const WorkspaceNeeds& needs) const {
+  const std::size_t attention =  // who names no heads attends to nothing
+      needs.heads == 0 ? 0 : cudnn_attention_scratch(largest_attention(needs), needs.activations);
+  return ops_scratch(needs, cublaslt_workspace, attention);
+}
+
+}  // namespace tandem::gpu

@@ -1,0 +1,46 @@
+// What the ops of a device ask for, beside the rules by which runs on a GPU are planned elsewhere.
+#include "gpu_ops/scratch.hpp"
+
+#include "tests/gpu_ops/kernels/bench.hpp"
+
+namespace tandem::testing {
+namespace {
+
+WorkspaceNeeds llama_1b(std::int64_t batch, bool gradients) {
+  return {.tokens = batch * 1024,
+          .sequence = 1024,
+          .vocabulary = 128256,
+          .channels = 8192,
+          .heads = 32,
+          .kv_heads = 8,
+          .head_dim = 64,
+          .activations = DType::bf16,
+          .gradients = gradients};
+}
+
+// 261 rows of fp32 logits and the gradients of 1,024 in bf16.
+TEST(Scratch, OfATypicalGpuIsThatOfProductsAndOfTheLargestCall) {
+  const std::size_t head = std::size_t{261} * 128256 * 4 + std::size_t{1024} * 128256 * 2;
+  EXPECT_EQ(gpu::TypicalRules().workspace_bytes(llama_1b(4, true)), align_up(head) + (std::size_t{32} << 20));
+  // Without a head, the gradients of the scores of 128 heads: beyond what is preferred for them.
+  WorkspaceNeeds block = llama_1b(4, true);
+  block.vocabulary = 1;
+  EXPECT_EQ(gpu::TypicalRules().workspace_bytes(block), (std::size_t{288} + 32) << 20);
+  block.heads = 0;
+  EXPECT_EQ(gpu::TypicalRules().workspace_bytes(block), gpu::norm_backward_scratch(8192) + (std::size_t{32} << 20));
+}
+
+TEST(Scratch, IsNoMoreThanPlansMadeElsewhereCount) {
+  if (const std::string why = bench().why_not(); !why.empty()) GTEST_SKIP() << why;
+  for (const std::int64_t batch : {1, 3, 8}) {
+    for (const bool gradients : {false, true}) {
+      const WorkspaceNeeds needs = llama_1b(batch, gradients);
+      const std::size_t asked = bench().ops().workspace_bytes(needs);
+      EXPECT_LE(asked, gpu::TypicalRules().workspace_bytes(needs)) << batch;
+      EXPECT_GE(asked, gpu::ops_scratch(needs, 0, 0)) << batch;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace tandem::testing
