@@ -6,6 +6,7 @@
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
+#include "scheduler/resident_layers.hpp"
 
 namespace tandem {
 namespace {
@@ -18,6 +19,8 @@ constexpr int pieces_in_flight = 4;
 constexpr int fewest_pieces_in_flight = 2;
 // Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
 constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;
+// Of layers that are so far from each other the second's weights can come while those between compute.
+constexpr int layers_apart = 8;
 // Layers within this ratio of the largest of a class share its buffers.
 constexpr double class_ratio = 0.5;
 
@@ -118,40 +121,84 @@ void PlanBuilder::assign_interleave() {
 
 void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_buffers) {
   plan_.layers.resize(static_cast<std::size_t>(layout_.layer_count()));
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    LayerPlacement& placement = plan_.layers[static_cast<std::size_t>(l)];
-    placement.resident = l < resident_layers;
-    placement.host_copy = !placement.resident;
-  }
-  for (const Subgroup& s : plan_.subgroups) {
-    if (s.updater == Updater::cpu) plan_.layers[static_cast<std::size_t>(s.layer)].host_copy = true;
-  }
   size_classes();
-  std::vector<int> streamed(plan_.size_classes.size());
-  std::vector<int> members(plan_.size_classes.size());
-  std::vector<int> lenders(plan_.size_classes.size());  // shared layers stay held while others pass
-  std::vector<int> open(plan_.size_classes.size());     // gradients of shared layers that wait for their own backward
+  for (const int l : by_worth_of_residence(layout_, plan_)) placement(l).resident = resident_layers-- > 0;
+  const std::vector<bool> lends = lenders();
+  size_weight_buffers(lends, prefetch);
+  if (options_.resident_layers < 0) keep_what_buffers_hold();
+  for (LayerPlacement& of_layer : plan_.layers) of_layer.host_copy = !of_layer.resident;
+  for (const Subgroup& s : plan_.subgroups) {
+    if (s.updater == Updater::cpu) placement(s.layer).host_copy = true;
+  }
+  size_gradient_buffers(lends, gradient_buffers);
+}
+
+/// Layers that others share parameters of: they stay held while others pass.
+std::vector<bool> PlanBuilder::lenders() const {
   std::vector<bool> lends(static_cast<std::size_t>(layout_.layer_count()));
   for (const Layer& layer : layout_.layers()) {
     for (const int owner : layer.borrows) lends[static_cast<std::size_t>(owner)] = true;
   }
+  return lends;
+}
+
+/// As many as are asked for where the layers that pass follow each other; one where so many lie between that there is
+/// time to fill it.
+void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefetch) {
+  struct Passing {
+    int streamed = 0, held = 0;
+    int last = -1;          ///< of those that are not lent
+    int row = 0, most = 0;  ///< of them close to each other, so far and at most
+  };
+  std::vector<Passing> classes(plan_.size_classes.size());
   for (int l = 0; l < layout_.layer_count(); ++l) {
-    const LayerPlacement& placement = plan_.layers[static_cast<std::size_t>(l)];
-    const auto c = static_cast<std::size_t>(placement.size_class);
-    ++members[c];
-    if (!placement.resident) ++streamed[c];
-    if (!lends[static_cast<std::size_t>(l)]) continue;
-    ++lenders[c];
-    if (layout_.layer(l).state_elements > 0) open[c] += plan_.micro_batches_at_once;
+    Passing& of_class = classes[static_cast<std::size_t>(placement(l).size_class)];
+    const bool streamed = !placement(l).resident, lent = lends[static_cast<std::size_t>(l)];
+    of_class.streamed += streamed ? 1 : 0;
+    of_class.held += lent ? 1 : 0;
+    if (!streamed || lent) continue;
+    of_class.row = of_class.last >= 0 && l - of_class.last < layers_apart ? of_class.row + 1 : 1;
+    of_class.most = std::max(of_class.most, of_class.row);
+    of_class.last = l;
   }
-  const std::vector<int> in_a_row = longest_rows(lends);
-  for (std::size_t c = 0; c < plan_.size_classes.size(); ++c) {
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    const Passing& p = classes[c];
+    plan_.size_classes[c].weight_buffers = std::min(p.streamed, std::min(p.most, prefetch) + p.held);
+  }
+}
+
+/// A class with a buffer for each layer that passes keeps them instead, in no more memory.
+void PlanBuilder::keep_what_buffers_hold() {
+  std::vector<int> streamed(plan_.size_classes.size());
+  for (const LayerPlacement& l : plan_.layers) {
+    if (!l.resident) ++streamed[static_cast<std::size_t>(l.size_class)];
+  }
+  for (std::size_t c = 0; c < streamed.size(); ++c) {
     SizeClass& size = plan_.size_classes[c];
-    size.weight_buffers = std::min(streamed[c], prefetch + lenders[c]);
+    if (size.weight_buffers < streamed[c]) continue;
+    size.weight_buffers = 0;
+    for (LayerPlacement& l : plan_.layers) l.resident |= l.size_class == static_cast<int>(c);
+  }
+}
+
+/// One buffer is filled while another empties where the next layer's gradient is of the same class, or, of
+/// micro-batches that follow each other, the same layer's. Those of shared layers wait for their own backward.
+void PlanBuilder::size_gradient_buffers(const std::vector<bool>& lends, int gradient_buffers) {
+  const std::vector<int> in_a_row = longest_rows(lends);
+  std::vector<int> open(plan_.size_classes.size());
+  std::vector<bool> closes(plan_.size_classes.size());  // has layers that share nothing
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    const auto c = static_cast<std::size_t>(placement(l).size_class);
+    if (!lends[static_cast<std::size_t>(l)]) {
+      closes[c] = true;
+    } else if (layout_.layer(l).state_elements > 0) {
+      open[c] += plan_.micro_batches_at_once;
+    }
+  }
+  for (std::size_t c = 0; c < open.size(); ++c) {
+    SizeClass& size = plan_.size_classes[c];
     if (size.gradient_elements == 0) continue;
-    // One buffer is filled while another empties where the next layer's gradient is of the same class, or, of
-    // micro-batches that follow each other, the same layer's.
-    const bool followed = plan_.micro_batches_at_once > 1 && members[c] > lenders[c];
+    const bool followed = plan_.micro_batches_at_once > 1 && closes[c];
     size.gradient_buffers = open[c] + (followed ? gradient_buffers : std::min(in_a_row[c], gradient_buffers));
   }
 }

@@ -14,8 +14,9 @@ class PlanBuilder {
 
   /// Cuts every layer's state into subgroups and gives each a tier and an updater, as the policy says.
   void divide_state();
-  /// The first `resident_layers` layers keep their weights on the device; the others share
-  /// `prefetch` buffers of their size class.
+  /// So many layers, those most worth it, keep their weights on the device; the others share buffers of their size
+  /// class: `prefetch` where its layers follow each other, one where many others lie between. Unless the options give
+  /// their number, a class that passes in as many buffers as it has layers stays too.
   void place_weights(int resident_layers, int prefetch, int gradient_buffers);
   /// Whether gradients of streamed subgroups stay on the device (those of resident ones always do), and whether others
   /// add up there before they leave, where all micro-batches of a step pass through a layer at once.
@@ -32,6 +33,11 @@ class PlanBuilder {
   void assign_interleave();
   void assign_paths();
   void size_classes();
+  LayerPlacement& placement(int layer) { return plan_.layers[static_cast<std::size_t>(layer)]; }
+  std::vector<bool> lenders() const;
+  void size_weight_buffers(const std::vector<bool>& lends, int prefetch);
+  void keep_what_buffers_hold();
+  void size_gradient_buffers(const std::vector<bool>& lends, int gradient_buffers);
   std::vector<int> longest_rows(const std::vector<bool>& lends) const;
   void place_sums();
   void size_buffers(bool small_pieces);
