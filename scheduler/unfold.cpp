@@ -93,7 +93,11 @@ void Unfolder::begin_step(int micro_batches, bool update_in_backward) {
     buffer.layer = -1;
   }
   for (SumBuffer& buffer : sum_buffers_) buffer.layer = -1;
-  for (LayerState& layer : layers_) layer.asked = layer.committed = 0;
+  for (LayerState& layer : layers_) {
+    if (layer.asked > 0) layer.needed_in_backward = layer.visited_in_backward;
+    layer.visited_in_backward = false;
+    layer.asked = layer.committed = 0;
+  }
   layer_at_work_ = -1;
   open_micro_batches(0);
 }
@@ -146,7 +150,10 @@ void Unfolder::depend_on_users(const std::vector<Use>& users, std::int64_t begin
 
 int Unfolder::steps_until(int layer) const noexcept {
   const int last = layout_.layer_count() - 1;
-  if (direction_ == Direction::backward) return layer < position_ ? position_ - layer : position_ + layer + 1;
+  if (direction_ == Direction::backward) {
+    const bool comes = layer < position_ && layers_[static_cast<std::size_t>(layer)].needed_in_backward;
+    return comes ? position_ - layer : position_ + layer + 1;
+  }
   if (layer > position_) return layer - position_;
   if (direction_ == Direction::forward) return (last - position_) + (last - layer) + 1;
   return last - position_ + layer + 1;
@@ -205,6 +212,7 @@ void Unfolder::load(int layer, int index, TaskList& out) {
 Visit Unfolder::visit(int layer, TaskList& out) {
   if (layer < 0 || layer >= layout_.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
   position_ = layer;
+  if (direction_ == Direction::backward) state_of(layer).visited_in_backward = true;
   const std::vector<int>& needed = state_of(layer).touched;
   // Buffers already valid are held first, so that loading one layer cannot push out another of this visit.
   const auto hold_valid = [&](int by) {
@@ -263,6 +271,7 @@ void Unfolder::prefetch(TaskList& out) {
   const int step = direction_ == Direction::backward ? -1 : 1;
   int missing_budget = weight_buffer_count();
   for (int l = position_ + step; l >= 0 && l <= last && missing_budget > 0; l += step) {
+    if (direction_ == Direction::backward && !state_of(l).needed_in_backward) continue;
     for (const int w : state_of(l).touched) {
       if (plan_.layers[static_cast<std::size_t>(w)].resident) continue;
       if (state_of(w).weight_buffer >= 0) continue;

@@ -166,6 +166,8 @@ class Unfolder {
     int asked = 0;                       ///< micro-batches in which the caller has asked for gradients here
     int committed = 0;                   ///< ... and committed them
     int contributors = 1;                ///< layers that must commit: itself and its borrowers
+    bool visited_in_backward = false;    ///< of the present step
+    bool needed_in_backward = true;      ///< false: its gradients came without its weights in the last step that had any
     std::vector<int> touched;            ///< layers that a visit needs: itself and those it borrows from
     std::vector<int> touchers;           ///< layers whose visit needs this layer's weights
     std::vector<TaskId> weight_writers;  ///< of the place that fetches or visits read

@@ -147,6 +147,77 @@ TEST(Unfold, TheLastLayersOfForwardAreNotFetchedTwice) {
 }
 
 // Forward and backward; the last ones of forward are the first of backward.
+/// What each of three steps of a model without shared weights fetches of its first layer, and whether it is there
+/// before backward comes to it.
+struct FirstLayer {
+  std::vector<std::ptrdiff_t> fetches;
+  bool waits_in_backward = false;
+};
+
+FirstLayer first_layer_of(bool trained, bool visited_in_backward) {
+  constexpr int blocks = 10;
+  ParameterLayout layout;
+  layout.add_layer("embedding").add("t", {200'000}, {.trainable = trained});
+  for (int i = 0; i < blocks; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {50'000});
+  layout.add_layer("head").add("t", {200'000});
+  OffloadOptions options;
+  options.policy = parse_policy("host");
+  options.resident_layers = 0;
+  const Plan plan = make_plan(layout, options, {std::size_t{1} << 34, 0});
+  Unfolder unfolder(layout, plan);
+  FirstLayer first;
+  TaskList tasks;
+  const auto fetches = [&] {
+    return std::ranges::count_if(tasks,
+                                 [](const Task& t) { return t.kind == TaskKind::fetch_weights && t.layer == 0; });
+  };
+  const auto visit = [&](int layer) {
+    const Visit of_layer = unfolder.visit(layer, tasks);
+    unfolder.prefetch(tasks);
+    unfolder.release(of_layer);
+    unfolder.prefetch(tasks);
+  };
+  const auto fill = [&](int layer) {
+    if (layout.layer(layer).state_elements > 0) unfolder.commit(unfolder.gradients(layer, tasks), tasks);
+  };
+  for (int step = 0; step < 3; ++step) {
+    tasks.clear();
+    unfolder.begin_step(1);  // one that is abandoned in forward
+    visit(0);
+    unfolder.end_pass();
+    unfolder.begin_step(1);
+    for (int l = 0; l <= blocks + 1; ++l) visit(l);
+    fill(blocks + 1);
+    for (int l = blocks; l > 0; --l) {
+      visit(l);
+      fill(l);
+    }
+    const std::ptrdiff_t before = fetches();
+    if (visited_in_backward) visit(0);
+    first.waits_in_backward = fetches() > before;
+    fill(0);
+    unfolder.update(tasks);
+    unfolder.end_pass();
+    first.fetches.push_back(fetches());
+  }
+  return first;
+}
+
+// As the embedding's: it would lie there until its update made it stale. That it is done without shows in the first
+// step.
+TEST(Unfold, WeightsThatBackwardDoesWithoutAreNotFetchedForIt) {
+  EXPECT_EQ(first_layer_of(/*trained=*/true, /*visited_in_backward=*/false).fetches,
+            (std::vector<std::ptrdiff_t>{2, 1, 1}));
+}
+
+TEST(Unfold, WeightsThatBackwardVisitsAreThereBefore) {
+  for (const bool trained : {false, true}) {
+    const FirstLayer first = first_layer_of(trained, /*visited_in_backward=*/true);
+    EXPECT_FALSE(first.waits_in_backward) << trained;
+    EXPECT_EQ(first.fetches.back(), trained ? 2 : 1) << trained;  // what is frozen is still there in the next forward
+  }
+}
+
 TEST(Unfold, OneVisitServesAllMicroBatchesThatPassThroughAtOnce) {
   for (const int micro_batches : {1, 2, 5}) {
     Unfolded run("host", 0, 2, StateFormat::fp32, {micro_batches, micro_batches});
