@@ -87,7 +87,7 @@ class Bench {
     report_.command = std::move(command);
     report_.model = source_.config.name;
     report_.tokens = static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len);
-    layout_ = frozen_layout(source_.config, config_.freeze);
+    layout_ = training_layout(config_, source_.config);
     report_.parameters = static_cast<double>(layout_.parameter_count());
     for (const BenchSetting& setting : flags.settings()) {
       for (const std::string& policy : flags.policies) {

@@ -31,7 +31,7 @@ std::size_t kept_for_the_system(std::size_t host) {
 WhatIf described(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what;
   what.model = model;
-  what.layout = frozen_layout(model, config.freeze);
+  what.layout = training_layout(config, model);
   what.options = offload_options(config);
   auto memory = static_cast<std::size_t>(profile.device_memory.value);
   if (config.device_memory > memory && memory > 0) {

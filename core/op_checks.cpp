@@ -65,6 +65,9 @@ class Operands {
   std::string operation_;
 };
 
+/// A gradient that may be added to in f32 or written whole in bf16.
+DType of_gradient(const TensorView& view) { return view.dtype == DType::bf16 ? DType::bf16 : DType::f32; }
+
 void attention_operands(const Operands& check, const AttentionShape& s, const HeadsView& q, const HeadsView& k,
                         const HeadsView& v, const TensorView& out) {
   check.that(s.batch >= 0 && s.sequence > 0 && s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0,
@@ -105,7 +108,7 @@ void linear_backward_weight(const TensorView& dy, const TensorView& x, const Ten
   check.activations(dy, "dy", 2);
   check.activations(x, "x", 2);
   check.require(x, "x", dy.dtype, {dy.shape[0], x.shape[1]});
-  check.optional(dw, "dw", dw.dtype == DType::bf16 ? DType::bf16 : DType::f32, {dy.shape[1], x.shape[1]});
+  check.optional(dw, "dw", of_gradient(dw), {dy.shape[1], x.shape[1]});
   check.optional(dbias, "dbias", DType::f32, {dy.shape[1]});
 }
 
@@ -119,7 +122,7 @@ void head_loss(const HeadLoss& head) {
   check.require(head.targets, "targets", DType::i32, {n});
   check.require(head.losses, "losses", DType::f32, {n});
   check.optional(head.dx, "dx", head.x.dtype, {n, channels});
-  check.optional(head.dweight, "dweight", DType::f32, {vocabulary, channels});
+  check.optional(head.dweight, "dweight", of_gradient(head.dweight), {vocabulary, channels});
   check.that(head.dx || !head.dweight, "dweight is asked for without dx");
 }
 
@@ -250,7 +253,7 @@ void embedding_backward(const TensorView& dout, const TensorView& tokens, std::i
   check.that(tokens.count() == n, "tokens " + tokens.shape.text() + " against dout " + dout.shape.text());
   check.require(tokens, "tokens", DType::i32, tokens.shape);
   check.that(sequence > 0, "the sequence is not positive");
-  check.optional(dtable, "dtable", DType::f32, {dtable.shape[0], channels});
+  check.optional(dtable, "dtable", of_gradient(dtable), {dtable.shape[0], channels});
   check.that(!dpositions || (dpositions.shape.rank() == 2 && dpositions.shape[0] >= std::min(sequence, n)),
              "fewer positions than the sequence: " + dpositions.shape.text());
   check.optional(dpositions, "dpositions", DType::f32, {dpositions.shape[0], channels});

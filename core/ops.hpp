@@ -4,10 +4,10 @@
 // are dense and row-major. Throws MisuseError on shapes or dtypes that do not fit.
 //
 // Types: *activations* are f32 or bf16 (the compute type, the same for all operands of a call),
-// *weights* bf16, *parameter gradients* f32, and added to, never overwritten; only the `dw` of linear_backward_weight
-// may be bf16 instead, and is then written whole. Sums are fp32.
-// N stands for B * T tokens. An empty view (null data) leaves that operand or result out.
-// Results are a function of the inputs, the shapes and the device alone: no unordered sums.
+// *weights* bf16, *parameter gradients* f32, and added to, never overwritten; only the `dw` of linear_backward_weight,
+// the `dweight` of head_loss and the `dtable` of embedding_backward may be bf16 instead, and are then written whole.
+// Sums are fp32. N stands for B * T tokens. An empty view (null data) leaves that operand or result out. Results are a
+// function of the inputs, the shapes and the device alone: no unordered sums.
 #include <cstddef>
 #include <cstdint>
 
@@ -27,7 +27,8 @@ struct WorkspaceNeeds {
   std::int64_t kv_heads = 0;    ///< key/value heads; 0: as many
   std::int64_t head_dim = 0;
   DType activations = DType::f32;
-  bool gradients = true;  ///< of calls with gradients too, not forward alone
+  bool gradients = true;    ///< of calls with gradients too, not forward alone
+  bool whole_head = false;  ///< of head_loss with a bf16 `dweight`: the gradients of all its logits exist at once
 };
 
 /// Causal self-attention of query head h with key/value head h / (heads / kv_heads).
@@ -56,7 +57,7 @@ struct HeadLoss {
   TensorView losses;            ///< (N) f32, written: -log p(target), 0 where not a target
   float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
   TensorView dx;                ///< (N, C) activations, written; empty: no gradient at all
-  TensorView dweight;           ///< (V, C) f32, added to; empty: weight is frozen
+  TensorView dweight;           ///< (V, C) f32, added to, or bf16, written whole; empty: weight is frozen
 };
 
 /// What of a run's memory depends on who computes: known without the device, so that runs elsewhere can be planned.
@@ -153,7 +154,8 @@ class Ops : public OpsRules {
   /// tokens (N) i32; the caller has checked that they are below V.
   virtual void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
                          TensorView out, StreamView stream) = 0;
-  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty.
+  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. Or dtable bf16: of each
+  /// token the sum of its rows in their order, rounded once, and zeros where it has none.
   virtual void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
                                   TensorView dpositions, StreamView stream) = 0;
 

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "cpu_ops/elements.hpp"
 #include "cpu_ops/kernels.hpp"
 
@@ -24,6 +26,36 @@ void scatter_add(Parallel& parallel, const T* dout, std::int64_t n, std::int64_t
         float* const target = sum + row_of(i) * channels + begin;
 #pragma GCC ivdep
         for (std::int64_t c = 0; c < length; ++c) target[c] = target[c] + to_float(source[c]);
+      }
+    });
+  });
+}
+
+/// rows (V, C) = of each token the sum of its rows of dout (n, C) in their order, zeros where it has none. The first
+/// row that names a token owns it. Threads share the columns.
+template <class T>
+void gather_sums(Parallel& parallel, const T* dout, const std::int32_t* ids, std::int64_t n, std::int64_t channels,
+                 const TensorView& rows) {
+  constexpr std::int64_t columns = 256, line = 4096;
+  bf16* const table = rows.as<bf16>();
+  for_ranges(parallel, rows.count(), line, [=](std::int64_t begin, std::int64_t length) {
+    std::fill(table + begin, table + begin + length, bf16{});
+  });
+  for_ranges(parallel, channels, columns, [=](std::int64_t begin, std::int64_t length) {
+    vectorised([=] {
+      float sum[columns];
+      for (std::int64_t i = 0; i < n; ++i) {
+        if (std::find(ids, ids + i, ids[i]) != ids + i) continue;
+        std::fill(sum, sum + columns, 0.0F);
+        for (std::int64_t j = i; j < n; ++j) {
+          if (ids[j] != ids[i]) continue;
+          const T* const source = dout + j * channels + begin;
+#pragma GCC ivdep
+          for (std::int64_t c = 0; c < length; ++c) sum[c] = sum[c] + to_float(source[c]);
+        }
+        bf16* const target = table + ids[i] * channels + begin;
+#pragma GCC ivdep
+        for (std::int64_t c = 0; c < length; ++c) target[c] = from_float<bf16>(sum[c]);
       }
     });
   });
@@ -65,7 +97,9 @@ void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, 
   if (dtable) check_tokens(ids, n, dtable.shape[0]);
   with_activation(dout.dtype, [&]<class T>(T) {
     const T* const gradient = dout.as<T>();
-    if (dtable) {
+    if (dtable && dtable.dtype == DType::bf16) {
+      gather_sums(parallel, gradient, ids, n, channels, dtable);
+    } else if (dtable) {
       scatter_add(parallel, gradient, n, channels, dtable.as<float>(),
                   [=](std::int64_t i) { return static_cast<std::int64_t>(ids[i]); });
     }

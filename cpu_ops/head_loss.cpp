@@ -68,10 +68,10 @@ std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary) {
 }
 
 std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::int64_t vocabulary, DType activations,
-                              int threads) {
+                              int threads, bool whole) {
   // The even split of fewer tokens may give larger chunks, so the bound for up to `tokens` is not their own chunk.
   const std::int64_t most = std::max<std::int64_t>(1, most_logits / std::max<std::int64_t>(1, vocabulary));
-  const std::int64_t rows = std::min(tokens, most);
+  const std::int64_t rows = whole ? tokens : std::min(tokens, most);
   return Scratch::bytes_of(rows * vocabulary) + linear_scratch(rows, channels, vocabulary, activations, threads);
 }
 
@@ -82,10 +82,14 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
   const bool gradient = static_cast<bool>(head.dx);
   check_targets(targets, n, vocabulary);
   const std::int64_t at_once = head_loss_rows(n, vocabulary);
-  const Workspace rest = workspace.after(Scratch::bytes_of(at_once * vocabulary));
+  // What is written whole is one product over all rows.
+  const bool whole = head.dweight && head.dweight.dtype == DType::bf16;
+  const std::int64_t kept = whole ? n : at_once;
+  const Workspace rest = workspace.after(Scratch::bytes_of(kept * vocabulary));
+  const TensorView all{workspace.data, DType::f32, {kept, vocabulary}};
   for (std::int64_t begin = 0; begin < n; begin += at_once) {
     const std::int64_t end = std::min(n, begin + at_once);
-    const TensorView logits{workspace.data, DType::f32, {end - begin, vocabulary}};
+    const TensorView logits = whole ? all.rows(begin, end) : all.rows(0, end - begin);
     linear(parallel, rest, head.x.rows(begin, end), head.weight, {}, logits);
     parallel.run(end - begin, [&](std::int64_t row) {
       losses[begin + row] = softmax_row({.logits = logits.as<float>() + row * vocabulary,
@@ -96,8 +100,10 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
     });
     if (!gradient) continue;
     linear_backward_input(parallel, rest, logits, head.weight, head.dx.rows(begin, end), false);
-    if (head.dweight) linear_backward_weight(parallel, rest, logits, head.x.rows(begin, end), head.dweight, {});
+    if (!head.dweight || whole) continue;
+    linear_backward_weight(parallel, rest, logits, head.x.rows(begin, end), head.dweight, {});
   }
+  if (whole) linear_backward_weight(parallel, rest, all, head.x, head.dweight, {});
 }
 
 }  // namespace tandem::fast

@@ -17,10 +17,11 @@ void linear_backward_input(Parallel& parallel, const Workspace& workspace, Tenso
 void linear_backward_weight(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView x, TensorView dw,
                             TensorView dbias);
 
-/// Rows of logits that exist at once: a function of N and V alone.
+/// Rows of logits that are made at once: a function of N and V alone.
 std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary);
+/// `whole`: of a bf16 `dweight`, for which the gradients of all rows' logits exist at once.
 std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::int64_t vocabulary, DType activations,
-                              int threads);
+                              int threads, bool whole = false);
 /// Throws MisuseError for a target that is not below V.
 void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head);
 

@@ -196,7 +196,8 @@ void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
 void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   checks::head_loss(head);
   const std::int64_t vocabulary = head.weight.shape[0];
-  const gpu::HeadRows at_once = gpu::head_loss_rows(head.x.shape[0], vocabulary, head.x.dtype);
+  const bool whole = head.dweight && head.dweight.dtype == DType::bf16;
+  const gpu::HeadRows at_once = gpu::head_loss_rows(head.x.shape[0], vocabulary, head.x.dtype, whole);
   const std::size_t bytes =
       gpu::head_loss_scratch(at_once, vocabulary, head.x.dtype, /*gradients=*/static_cast<bool>(head.dx));
   gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));

@@ -69,9 +69,9 @@ class Head {
                  .k = end - begin,
                  .a = {gradients_, dtype_, stride_, true},
                  .b = {x.data, dtype_, channels_, false},
-                 .addend = head_.dweight.data,
+                 .addend = head_.dweight.dtype == DType::f32 ? head_.dweight.data : nullptr,
                  .c = head_.dweight.data,
-                 .c_dtype = DType::f32,
+                 .c_dtype = head_.dweight.dtype,
                  .c_stride = channels_},
                 workspace_, stream_);
   }

@@ -7,8 +7,8 @@
 
 namespace tandem::gpu {
 
-/// Asynchronous. Operands are checked. Gradients of logits are rounded to the type of the activations. Throws as
-/// Matmul::run.
+/// A bf16 `dweight` wants all rows' gradients at once. Asynchronous. Operands are checked. Gradients of logits are
+/// rounded to the type of the activations. Throws as Matmul::run.
 void head_loss(const HeadLoss& head, HeadRows at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
                CUstream_st* stream);
 

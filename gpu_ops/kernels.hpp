@@ -58,8 +58,8 @@ void add_parts(const PartSums& a, const PartSums& b, std::int64_t count, std::in
 /// A token outside the vocabulary makes its row NaN.
 void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
                CUstream_st* stream);
-/// dtable (V, C) += rows of dout, in their order: the bits of one addition after the other. A token outside the
-/// vocabulary is left out.
+/// dtable (V, C) f32 += rows of dout, in their order: the bits of one addition after the other; or bf16 = their sums,
+/// rounded once. A token outside the vocabulary is left out.
 void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, CUstream_st* stream);
 /// dpositions (P, C) += rows of dout, in their order.
 void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream);

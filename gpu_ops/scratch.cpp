@@ -38,13 +38,17 @@ std::size_t floats(std::int64_t count) { return align_up(static_cast<std::size_t
 
 }  // namespace
 
-HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
-  const std::int64_t gradients = even_part(tokens, most_gradient_rows(vocabulary, activations));
-  return {.logits = even_part(gradients, most_rows(vocabulary)), .gradients = gradients};
+HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole) {
+  const std::int64_t all = std::max<std::int64_t>(1, tokens);
+  const std::int64_t gradients = whole ? all : even_part(tokens, most_gradient_rows(vocabulary, activations));
+  const bool in_place = activations == DType::f32;
+  return {.logits = in_place ? gradients : even_part(gradients, most_rows(vocabulary)), .gradients = gradients};
 }
 
-HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations) {
+HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole) {
   const std::int64_t most = std::max<std::int64_t>(1, tokens);
+  if (whole)
+    return {.logits = activations == DType::f32 ? most : std::min(most, most_rows(vocabulary)), .gradients = most};
   return {.logits = std::min(most, most_rows(vocabulary)),
           .gradients = std::min(most, most_gradient_rows(vocabulary, activations))};
 }
@@ -88,7 +92,8 @@ AttentionShape largest_attention(const WorkspaceNeeds& needs) {
 }
 
 std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::size_t attention) {
-  const HeadRows rows = most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations);
+  const bool whole = needs.whole_head && needs.gradients;
+  const HeadRows rows = most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations, whole);
   const std::size_t head = head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients);
   return align_up(matmul) + std::max({norm_backward_scratch(needs.channels), head, attention});
 }

@@ -14,10 +14,11 @@ struct HeadRows {
   std::int64_t logits = 1;
   std::int64_t gradients = 1;  ///< of logits; as many where the latter are fp32, whose place they take
 };
-/// A function of N, V and the type of activations alone.
-HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations);
+/// A function of N, V, the type of activations and of whether the weight's gradient is written `whole`, of all rows at
+/// once, alone.
+HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole);
 /// The most of any number of tokens up to so many, of which fewer may come to larger parts.
-HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations);
+HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole);
 /// Elements from one row of logits to the next: rows begin at multiples of 16 bytes, whatever the vocabulary.
 std::int64_t logit_stride(std::int64_t vocabulary);
 std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype);

@@ -50,7 +50,8 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .kv_heads = c.kv_heads,
           .head_dim = c.head_dim,
           .activations = shape.compute,
-          .gradients = shape.training};
+          .gradients = shape.training,
+          .whole_head = ends_gradient(c, shape.batch * shape.sequence) == DType::bf16};
 }
 
 OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const OpsRules& ops) {

@@ -134,10 +134,10 @@ ModelSource find_trained_model(const std::string& name, std::string_view typed) 
 
 namespace {
 
-/// The model's layout with `frozen(Hugging Face name)` deciding what is not trained.
+/// `plain`, the model's layout, with `frozen(Hugging Face name)` deciding what is not trained.
 template <class Frozen>
-ParameterLayout layout_with(const ModelConfig& config, const Frozen& frozen, std::size_t& trained) {
-  const ParameterLayout plain = layout_of(config);
+ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& plain, const Frozen& frozen,
+                            std::size_t& trained) {
   ParameterLayout layout;
   for (const Layer& layer : plain.layers()) {
     auto builder = layout.add_layer(layer.name);
@@ -185,12 +185,13 @@ ParameterValues watched(ParameterValues values) {
 
 }  // namespace
 
-ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern) {
-  if (pattern.empty()) return layout_of(config);
+ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern, DType ends) {
+  ParameterLayout plain = layout_of(config, DType::bf16, ends);
+  if (pattern.empty()) return plain;
   const std::regex expression = name_pattern(pattern);
   std::size_t trained = 0;
   ParameterLayout layout = layout_with(
-      config, [&](const std::string& name) { return std::regex_search(name, expression); }, trained);
+      config, plain, [&](const std::string& name) { return std::regex_search(name, expression); }, trained);
   if (trained == 0) {
     throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter", "leave something to train");
   }
@@ -205,7 +206,7 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
 ParameterLayout forward_layout(const ModelConfig& config) {
   std::size_t ignored = 0;
   return layout_with(
-      config, [](const std::string&) { return true; }, ignored);
+      config, layout_of(config), [](const std::string&) { return true; }, ignored);
 }
 
 void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout) {

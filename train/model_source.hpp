@@ -37,8 +37,8 @@ ModelSource find_model(const std::string& name, std::string_view typed = "--mode
 ModelSource find_trained_model(const std::string& name, std::string_view typed = "--model");
 
 /// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty
-/// pattern freezes none. Throws UsageError where nothing is left to train.
-ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern);
+/// pattern freezes none. `ends`: of layout_of. Throws UsageError where nothing is left to train.
+ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern, DType ends = DType::f32);
 /// The model's layout with every parameter frozen: for forwards alone.
 ParameterLayout forward_layout(const ModelConfig& config);
 

@@ -82,10 +82,12 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width);
   const auto element = static_cast<double>(size_of(shape.compute));
+  const bool whole = ends_gradient(c, shape.batch * shape.sequence) == DType::bf16;
   LayerWork embedding;
   embedding.forward.memory_bytes = 2.0 * tokens * width * element;
   embedding.forward.kernels = 1.0;
   embedding.backward = embedding.forward;
+  if (whole) embedding.backward.memory_bytes += 2.0 * static_cast<double>(c.vocabulary) * width;  // zeros, mostly
   std::vector<LayerWork> work{embedding};
   const LayerWork recomputed = block_work(c, shape, Again::all);
   const LayerWork kept = block_work(c, shape, shape.selective ? Again::selected : Again::nothing);
@@ -95,10 +97,11 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   head.forward.memory_bytes = 2.0 * tokens * width * element;
   head.forward.kernels = 1.0;
   head.backward.matmul_flops = 6.0 * tokens * width * static_cast<double>(c.vocabulary);
-  // Logits three times; and the gradient of the weight, which the products of some rows at a time are added to.
+  // Logits three times; and the gradient of the weight, written once, or added to by the products of some rows at a
+  // time.
   constexpr double rows_at_once = 1024.0;
-  const double times = std::ceil(tokens / rows_at_once);
-  head.backward.memory_bytes = static_cast<double>(c.vocabulary) * (3.0 * tokens + 2.0 * times * width) * sizeof(float);
+  const double of_weight = whole ? 2.0 : 2.0 * std::ceil(tokens / rows_at_once) * sizeof(float);
+  head.backward.memory_bytes = static_cast<double>(c.vocabulary) * (3.0 * tokens * sizeof(float) + of_weight * width);
   head.backward.kernels = 8.0;
   work.push_back(head);
   return work;

@@ -18,6 +18,7 @@
 #include "scheduler/traffic.hpp"
 #include "train/fastest_shape.hpp"
 #include "train/loaded_model.hpp"
+#include "train/model_source.hpp"
 #include "train/performance.hpp"
 
 namespace tandem {
@@ -356,6 +357,12 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
           .selective = recompute.selective,
           .training = training,
           .offload_inputs = config.offload_activations && training};
+}
+
+ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model) {
+  const std::int64_t tokens = config.micro_batch <= max_tokens / config.seq_len ? config.micro_batch * config.seq_len
+                                                                                : max_tokens;  // refused later
+  return frozen_layout(model, config.freeze, ends_gradient(model, tokens));
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {

@@ -80,6 +80,9 @@ DType compute_type(const TrainConfig& config, std::string_view device_kind);
 Recompute recompute_of(const TrainConfig& config, const ModelConfig& model);
 /// The shapes of a run as the configuration begins with them. Throws UsageError.
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training);
+/// What such a run trains, with gradients of the types that its micro-batches ask for. `config.seq_len` must be
+/// resolved. Throws as frozen_layout.
+ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model);
 /// Opens the device, resolves recompute and makes the plan: the predicted fastest where speeds are known, else the
 /// first that fits. `config.seq_len` must be resolved. Throws
 /// PlanError (with the table), UsageError, DeviceError.

@@ -59,14 +59,14 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
   static_cast<void>(sequence_length(config_, source_.config));  // refuses one beyond the positions
   static_cast<void>(recompute_of(config_, source_.config));     // refuses more blocks than there are
   source_.config.validate();
-  ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
+  const ParameterLayout layout = frozen_layout(source_.config, config_.freeze);
   check_weights(source_, layout);
   find_checkpoint();
   if (checkpoint_) check_resumable(*checkpoint_, source_.config, layout);
   open_data();
   resolve();
   take_progress();
-  setup_ = set_up_run(config_, source_.config, std::move(layout),
+  setup_ = set_up_run(config_, source_.config, training_layout(config_, source_.config),
                       {.training = true, .saves = !config_.out.empty(), .resumes = checkpoint_ != nullptr});
   check_compute_key();
 }

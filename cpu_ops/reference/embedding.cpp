@@ -1,3 +1,5 @@
+#include <vector>
+
 #include "cpu_ops/reference/element_access.hpp"
 #include "cpu_ops/reference/reference.hpp"
 
@@ -17,14 +19,18 @@ void embedding(TensorView tokens, TensorView table, TensorView positions, std::i
 void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
                         TensorView dpositions) {
   const std::int64_t channels = dout.shape[1];
+  const bool whole = dtable && dtable.dtype == DType::bf16;
+  std::vector<double> rows(whole ? static_cast<std::size_t>(dtable.count()) : 0);
   for (std::int64_t n = 0; n < tokens.count(); ++n) {
     const std::int64_t token = tokens.as<std::int32_t>()[n];
     for (std::int64_t c = 0; c < channels; ++c) {
       const double gradient = get(dout, n * channels + c);
-      if (dtable) add_to(dtable, token * channels + c, gradient);
+      if (whole) rows[static_cast<std::size_t>(token * channels + c)] += gradient;
+      if (dtable && !whole) add_to(dtable, token * channels + c, gradient);
       if (dpositions) add_to(dpositions, n % sequence * channels + c, gradient);
     }
   }
+  for (std::size_t i = 0; i < rows.size(); ++i) put(dtable, static_cast<std::int64_t>(i), rows[i]);
 }
 
 }  // namespace tandem::reference

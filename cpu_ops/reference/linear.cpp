@@ -35,11 +35,7 @@ void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorVi
     for (std::int64_t i = 0; dw && i < in; ++i) {
       double sum = 0.0;
       for (std::int64_t n = 0; n < rows; ++n) sum += get(dy, n * out + o) * get(x, n * in + i);
-      if (dw.dtype == DType::f32) {
-        add_to(dw, o * in + i, sum);
-      } else {
-        put(dw, o * in + i, sum);
-      }
+      add_or_write(dw, o * in + i, sum);
     }
     if (!dbias) continue;
     double sum = 0.0;
@@ -51,6 +47,7 @@ void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorVi
 void head_loss(const HeadLoss& head) {
   const std::int64_t rows = head.x.shape[0], channels = head.x.shape[1], vocabulary = head.weight.shape[0];
   std::vector<double> p(static_cast<std::size_t>(vocabulary));
+  std::vector<double> dweight(head.dweight ? static_cast<std::size_t>(vocabulary * channels) : 0);
   for (std::int64_t n = 0; n < rows; ++n) {
     const std::int32_t target = head.targets.as<std::int32_t>()[n];
     for (std::int64_t v = 0; v < vocabulary; ++v) {
@@ -78,10 +75,12 @@ void head_loss(const HeadLoss& head) {
     }
     for (std::int64_t v = 0; head.dweight && v < vocabulary; ++v) {
       for (std::int64_t c = 0; c < channels; ++c) {
-        add_to(head.dweight, v * channels + c, p[static_cast<std::size_t>(v)] * get(head.x, n * channels + c));
+        dweight[static_cast<std::size_t>(v * channels + c)] +=
+            p[static_cast<std::size_t>(v)] * get(head.x, n * channels + c);
       }
     }
   }
+  for (std::size_t i = 0; i < dweight.size(); ++i) add_or_write(head.dweight, static_cast<std::int64_t>(i), dweight[i]);
 }
 
 }  // namespace tandem::reference

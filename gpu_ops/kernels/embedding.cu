@@ -69,6 +69,20 @@ TANDEM_DEVICE bool seen_before(const std::int32_t* ids, std::int64_t row, std::u
   return false;
 }
 
+/// Calls `add(row)` for each row from `first` on that names `id`, in their order. By all threads of the block.
+template <class Add>
+TANDEM_DEVICE void for_rows_of(const std::int32_t* ids, std::int64_t first, std::int64_t end, std::int32_t id,
+                               std::uint32_t* words, const Add& add) {
+  for (std::int64_t begin = first; begin < end; begin += most_threads) {
+    find_rows(ids, begin, end, id, words);
+    for (int w = 0; w < most_warps; ++w) {
+      for (int i = 0; i < warp_lanes && words[w] >> i != 0; ++i) {
+        if ((words[w] >> i & 1u) != 0) add(begin + w * warp_lanes + i);
+      }
+    }
+  }
+}
+
 template <class T>
 TANDEM_KERNEL(most_threads)
 embedding_backward_kernel(const T* dout, const std::int32_t* ids, float* dtable, EmbeddingShape shape, bool aligned) {
@@ -77,14 +91,37 @@ embedding_backward_kernel(const T* dout, const std::int32_t* ids, float* dtable,
     const std::int32_t id = ids[row];
     if (id < 0 || id >= shape.vocabulary || seen_before(ids, row, words)) continue;
     float* const sum = dtable + id * shape.channels;
-    for (std::int64_t begin = row; begin < shape.tokens; begin += most_threads) {
-      find_rows(ids, begin, shape.tokens, id, words);
-      for (int w = 0; w < most_warps; ++w) {
-        for (int i = 0; i < warp_lanes && words[w] >> i != 0; ++i) {
-          if ((words[w] >> i & 1u) == 0) continue;
-          add_row(sum, dout + (begin + w * warp_lanes + i) * shape.channels, shape.channels, aligned);
-        }
-      }
+    for_rows_of(ids, row, shape.tokens, id, words, [&](std::int64_t r) {
+      add_row(sum, dout + r * shape.channels, shape.channels, aligned);
+    });
+  }
+}
+
+TANDEM_KERNEL(most_threads)
+clear_kernel(bf16* data, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) { store(data, span, Floats{}); });
+}
+
+/// Sums stay in registers, a packet for each thread; more channels than that are taken one part after another.
+template <class T>
+TANDEM_KERNEL(most_threads)
+whole_embedding_backward_kernel(const T* dout, const std::int32_t* ids, bf16* dtable, EmbeddingShape shape,
+                                bool aligned) {
+  TANDEM_SHARED(std::uint32_t, words, most_warps);
+  for (std::int64_t row = block_index(); row < shape.tokens; row += grid_size()) {
+    const std::int32_t id = ids[row];
+    if (id < 0 || id >= shape.vocabulary || seen_before(ids, row, words)) continue;
+    for (std::int64_t first = 0; first < shape.channels; first += packet * most_threads) {
+      const std::int64_t at = first + packet * thread_index();
+      const bool mine = at < shape.channels;
+      const Span span = mine ? span_at(at, shape.channels, aligned) : Span{0, 0, false};
+      Floats sum = {};
+      for_rows_of(ids, row, shape.tokens, id, words, [&](std::int64_t r) {
+        if (!mine) return;
+        const Floats next = load(dout + r * shape.channels, span);
+        for (int i = 0; i < packet; ++i) sum.x[i] = sum.x[i] + next.x[i];
+      });
+      if (mine) store(dtable + id * shape.channels, span, sum);
     }
   }
 }
@@ -101,6 +138,18 @@ position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape,
   }
 }
 
+void write_embedding_backward(const TensorView& dout, const TensorView& tokens, const TensorView& dtable,
+                              const EmbeddingShape& shape, CUstream_st* stream) {
+  auto* const rows = dtable.as<bf16>();
+  launch("clear_embedding", clear_kernel, pointwise_geometry(dtable.count()), stream, rows, dtable.count(),
+         aligned(rows));
+  with_activation(dout.dtype, [&]<class T>(T) {
+    launch("embedding_backward", whole_embedding_backward_kernel<T>,
+           Geometry{blocks_for(shape.tokens, 1), most_threads}, stream, dout.as<T>(), tokens.as<std::int32_t>(), rows,
+           shape, whole_packets<bf16>(shape.channels) && aligned(dout.data, rows));
+  });
+}
+
 }  // namespace
 
 void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
@@ -115,6 +164,7 @@ void embedding(TensorView tokens, TensorView table, TensorView positions, std::i
 
 void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, CUstream_st* stream) {
   const EmbeddingShape shape{tokens.count(), dtable.shape[0], dtable.shape[1], 1};
+  if (dtable.dtype == DType::bf16) return write_embedding_backward(dout, tokens, dtable, shape, stream);
   with_activation(dout.dtype, [&]<class T>(T) {
     launch("embedding_backward", embedding_backward_kernel<T>, Geometry{blocks_for(shape.tokens, 1), most_threads},
            stream, dout.as<T>(), tokens.as<std::int32_t>(), dtable.as<float>(), shape,

@@ -183,6 +183,52 @@ TEST_P(HeadLossTest, LossAndGradientsAreTheReference) {
   }
 }
 
+// One product over all rows: of few rows, which are one chunk, the sum that is added to otherwise.
+TEST_P(HeadLossTest, AGradientOfTheWeightInBf16IsWrittenWhole) {
+  for (const auto& [rows, c, vocabulary] : {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 52, 101},
+                                            {111, 52, 101},
+                                            {37, 52, 5},
+                                            {9, 3, 900001}}) {
+    Random random(5);
+    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
+    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    if (rows > 1) targets.view().as<std::int32_t>()[1] = -1;
+    const Tensor anything = random.tensor(DType::bf16, {vocabulary, c});
+    Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), summed(DType::f32, {vocabulary, c});
+    Tensor expected = anything, losses_again = losses, dx_again = dx;
+    HeadLoss head{.x = x,
+                  .weight = w,
+                  .targets = targets,
+                  .losses = losses,
+                  .gradient_scale = 0.37F,
+                  .dx = dx,
+                  .dweight = expected};
+    reference::head_loss(head);
+    for (const auto& arena : arenas()) {
+      LentWorkspace sums(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads()));
+      head.dweight = summed;
+      std::fill_n(summed.view().as<float>(), vocabulary * c, 0.0F);
+      fast::head_loss(*arena, sums.get(), head);
+      LentWorkspace workspace(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads(), true));
+      Tensor dw = anything;
+      HeadLoss whole = head;
+      whole.losses = losses_again;
+      whole.dx = dx_again;
+      whole.dweight = dw;
+      fast::head_loss(*arena, workspace.get(), whole);
+      EXPECT_CLOSE(dw, expected);
+      EXPECT_SAME_BITS(losses_again, losses);
+      EXPECT_SAME_BITS(dx_again, dx);
+      if (fast::head_loss_rows(rows, vocabulary) < rows) continue;
+      Tensor rounded(DType::bf16, {vocabulary, c});
+      for (std::int64_t i = 0; i < vocabulary * c; ++i) {
+        rounded.view().as<bf16>()[i] = numerics::round_to_bf16(summed.view().as<float>()[i]);
+      }
+      EXPECT_SAME_BITS(dw, rounded);
+    }
+  }
+}
+
 TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayBelowTheLimit) {
   for (const std::int64_t vocabulary : {1, 101, 50257, 128256, 10000000}) {
     for (const std::int64_t tokens : {1, 7, 512, 513, 100000}) {

@@ -110,6 +110,28 @@ TEST_P(Embedding, ForwardAndBackwardAreTheReference) {
   }
 }
 
+// More columns than a thread sums at once; tokens that come once, often and never.
+TEST_P(Embedding, ItsGradientInBf16IsTheSumRoundedOnce) {
+  const std::int64_t vocabulary = 101, sequence = 37, tokens = 3 * sequence;
+  for (const std::int64_t channels : {1, 52, 256, 301}) {
+    Random random(4);
+    const Tensor ids = random.tokens({tokens}, 60), dout = random.tensor(GetParam(), {tokens, channels});
+    Tensor sums(DType::f32, {vocabulary, channels}), expected(DType::bf16, {vocabulary, channels});
+    fast::embedding_backward(*arenas()[0], dout, ids, sequence, sums, {});
+    for (std::int64_t i = 0; i < vocabulary * channels; ++i) {
+      expected.view().as<bf16>()[i] = numerics::round_to_bf16(sums.view().as<float>()[i]);
+    }
+    Tensor by_reference = random.tensor(DType::bf16, {vocabulary, channels});
+    reference::embedding_backward(dout, ids, sequence, by_reference, {});
+    for (const auto& arena : arenas()) {
+      Tensor dt = random.tensor(DType::bf16, {vocabulary, channels});
+      fast::embedding_backward(*arena, dout, ids, sequence, dt, {});
+      EXPECT_SAME_BITS(dt, expected);
+      EXPECT_CLOSE(dt, by_reference);
+    }
+  }
+}
+
 TEST(EmbeddingChecks, ATokenOutsideTheVocabularyThrowsAndWritesNothing) {
   Random random(5);
   const Tensor table = random.tensor(DType::bf16, {11, 8});

@@ -18,9 +18,9 @@ using Gradients = std::map<std::string, std::vector<float>>;
 class Rig {
  public:
   /// Fresh device memory is full of NaN, so that what is read before it is written shows.
-  /// `products`: of layout_of; not rounded, so that gradients can be compared with exact ones.
+  /// `products`, `ends`: of layout_of; not rounded, so that gradients can be compared with exact ones.
   Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults = nullptr,
-      DType products = DType::f32);
+      DType products = DType::f32, DType ends = DType::f32);
   Rig(const Fixture& fixture, const RunShape& shape, DType products = DType::f32);
 
   void load(const Fixture& fixture);

@@ -406,6 +406,52 @@ TEST(Transformer, AnUntrainedModelIsAsGoodAsGuessing) {
   }
 }
 
+/// With an embedding and a head of their own.
+ModelConfig untied(std::int64_t width) {
+  ModelConfig c = tiny("tiny-llama");
+  c.tied_head = false;
+  c.width = width;
+  return c;
+}
+
+// Of so few tokens the gradients of all logits take less than the sum of the weight's.
+TEST(Transformer, GradientsOfTheEndsInBf16AreTheSumsRounded) {
+  for (const DType compute : {DType::f32, DType::bf16}) {
+    const ModelConfig config = untied(192);
+    const RunShape shape{.batch = 3, .sequence = 32, .micro_batches = 2, .compute = compute};
+    ASSERT_EQ(ends_gradient(config, 96), DType::bf16);
+    Rig sums(config, shape), whole(config, shape, nullptr, DType::f32, DType::bf16);
+    for (Rig* rig : {&sums, &whole}) {
+      rig->load_random(7);
+      for (const std::int32_t micro : {0, 1}) rig->set_batch(ramp(96, 3 + micro), ramp(96, 11 + micro), micro);
+    }
+    EXPECT_EQ(whole.train(1.0F, 2), sums.train(1.0F, 2));
+    for (const std::size_t micro : {0U, 1U}) {
+      Gradients expected = sums.gradients(micro);
+      for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
+        for (float& x : expected.at(name)) x = numerics::bf16_to_float(numerics::round_to_bf16(x));
+      }
+      EXPECT_EQ(whole.gradients(micro), expected);
+    }
+  }
+}
+
+TEST(Transformer, GradientsOfTheEndsAreWrittenWholeForFewTokensAlone) {
+  const ModelConfig config = untied(192);
+  EXPECT_EQ(ends_gradient(config, 96), DType::bf16);
+  EXPECT_EQ(ends_gradient(config, 97), DType::f32);
+  EXPECT_EQ(ends_gradient(tiny("tiny-llama"), 1), DType::f32) << "two contributions";
+  const auto type_of = [&](const ParameterLayout& layout, int layer) {
+    return layout.layer(layer).parameters.back().options.gradient;
+  };
+  const ParameterLayout whole = layout_of(config, DType::bf16, DType::bf16), sums = layout_of(config);
+  for (const int layer : {0, whole.layer_count() - 1}) {
+    EXPECT_EQ(type_of(whole, layer), DType::bf16) << layer;
+    EXPECT_EQ(type_of(sums, layer), DType::f32) << layer;
+  }
+  EXPECT_EQ(type_of(layout_of(tiny("tiny-llama"), DType::bf16, DType::bf16), 0), DType::f32);
+}
+
 TEST(Transformer, TrainingInBf16IsNearFp32) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     std::vector<float> losses[2];

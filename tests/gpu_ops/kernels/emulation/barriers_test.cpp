@@ -151,6 +151,17 @@ TEST_F(Barriers, OfTheEmbeddingGradient) {
   EXPECT_THAT(idle, ::testing::ElementsAre(0));
 }
 
+TEST_F(Barriers, OfTheEmbeddingGradientInBf16) {
+  const std::int64_t tokens = 600, readable = tokens + 600;  // as above
+  const Tensor ids = random_.tokens({tokens}, 3), dout = random_.tensor(DType::f32, {readable, 24});
+  const auto idle = idle_barriers([&] {
+    const Operand i = bench().put(ids), d = bench().put(dout), dtable = zeros(DType::bf16, {3, 24});
+    ops().embedding_backward(d.view().rows(0, tokens), i, tokens, dtable, {}, {});
+    return std::vector<Tensor>{bench().get(dtable)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(0));
+}
+
 TEST_F(Barriers, OfTheMatrixProduct) {
   const Tensor x = random_.tensor(DType::f32, {64, 40}), w = random_.tensor(DType::bf16, {64, 40});
   bench().lend({.tokens = 64, .channels = 64, .activations = DType::f32});

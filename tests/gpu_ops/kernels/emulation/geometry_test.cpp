@@ -92,7 +92,7 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
     std::size_t before = 0;
     for (const std::int64_t tokens : {0, 1, 7, 512, 513, 1025, 100000}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        const HeadRows rows = head_loss_rows(tokens, vocabulary, dtype);
+        const HeadRows rows = head_loss_rows(tokens, vocabulary, dtype, false);
         EXPECT_GE(rows.logits, 1);
         EXPECT_LE(rows.logits, rows.gradients);
         EXPECT_LE(rows.gradients, std::max<std::int64_t>(1, tokens));
@@ -103,14 +103,30 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
         const auto gradients = static_cast<std::size_t>(rows.gradients * vocabulary) * (dtype == DType::f32 ? 0 : 2);
         EXPECT_GE(head_loss_scratch(rows, vocabulary, dtype, false), logits);
         EXPECT_GE(head_loss_scratch(rows, vocabulary, dtype, true), logits + gradients);
-        const HeadRows most = most_head_loss_rows(tokens, vocabulary, dtype);
+        const HeadRows most = most_head_loss_rows(tokens, vocabulary, dtype, false);
         EXPECT_GE(most.logits, rows.logits);
         EXPECT_GE(most.gradients, rows.gradients);
       }
-      const HeadRows most = most_head_loss_rows(tokens, vocabulary, DType::bf16);
+      const HeadRows most = most_head_loss_rows(tokens, vocabulary, DType::bf16, false);
       const std::size_t bytes = head_loss_scratch(most, vocabulary, DType::bf16, true);
       EXPECT_GE(bytes, before);  // what is booked for more tokens is enough for fewer
       before = bytes;
+    }
+  }
+}
+
+// Of which the gradient of the weight is written in one product.
+TEST(HeadLossRows, AreAllWhereTheGradientOfTheWeightIsWrittenWhole) {
+  for (const std::int64_t tokens : {1, 512, 2048}) {
+    const HeadRows in_place = head_loss_rows(tokens, 128256, DType::f32, true);
+    EXPECT_EQ(in_place.logits, tokens);
+    EXPECT_EQ(in_place.gradients, tokens);
+    const HeadRows apart = head_loss_rows(tokens, 128256, DType::bf16, true);
+    EXPECT_EQ(apart.gradients, tokens);
+    EXPECT_LE(apart.logits * 128256 * 4, 128 << 20);
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const std::size_t most = head_loss_scratch(most_head_loss_rows(tokens, 128256, dtype, true), 128256, dtype, true);
+      EXPECT_LE(head_loss_scratch(head_loss_rows(tokens, 128256, dtype, true), 128256, dtype, true), most);
     }
   }
 }
@@ -122,7 +138,7 @@ TEST(HeadLossRows, AreEnoughForTheWeightsGradientToBeWorthItsTraffic) {
                                           {152064, 512},
                                           {256000, 512}}) {
     for (const std::int64_t tokens : {1024, 4096, 8192}) {
-      EXPECT_GE(head_loss_rows(tokens, vocabulary, DType::bf16).gradients, least) << vocabulary;
+      EXPECT_GE(head_loss_rows(tokens, vocabulary, DType::bf16, false).gradients, least) << vocabulary;
     }
   }
 }

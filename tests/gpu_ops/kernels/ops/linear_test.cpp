@@ -197,6 +197,37 @@ TEST_P(LinearOps, HeadLossIsTheReferenceWithAndWithoutGradients) {
   }
 }
 
+TEST_P(LinearOps, AGradientOfTheHeadInBf16IsWrittenWhole) {
+  for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{8, 64, 96}}) {
+    const std::int64_t rows = s.rows, channels = s.in, vocabulary = s.out;
+    SCOPED_TRACE(vocabulary);
+    bench().lend(
+        {.tokens = rows, .vocabulary = vocabulary, .channels = channels, .activations = dtype(), .whole_head = true});
+    Random random(4);
+    const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
+    const Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    const Tensor anything = random.tensor(DType::bf16, {vocabulary, channels});
+    Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw = anything;
+    reference::head_loss({x, w, targets, losses, 0.125F, dx, dw});
+    const auto results = under_all_schedules([&] {
+      const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets);
+      const Operand l = bench().put(Tensor(DType::f32, {rows})), dweight = bench().put(anything);
+      const Operand d = bench().put(Tensor(dtype(), {rows, channels})),
+                    frozen = bench().put(Tensor(dtype(), {rows, channels}));
+      const Operand alone = bench().put(Tensor(DType::f32, {rows}));
+      ops().head_loss({in, weight, t, l, 0.125F, d, dweight}, stream());
+      ops().head_loss({in, weight, t, alone, 0.125F, frozen, {}}, stream());
+      return std::vector<Tensor>{bench().get(l), bench().get(d), bench().get(dweight), bench().get(alone),
+                                 bench().get(frozen)};
+    });
+    EXPECT_WITHIN(results[0], losses, dtype(), false);
+    EXPECT_WITHIN(results[1], dx, dtype(), true);
+    EXPECT_WITHIN(results[2], dw, DType::bf16, true);
+    EXPECT_SAME_BITS(results[3], results[0]);
+    EXPECT_SAME_BITS(results[4], results[1]);
+  }
+}
+
 TEST_P(LinearOps, ATargetBeyondTheVocabularyShowsAsNaN) {
   bench().lend({.tokens = 2, .vocabulary = 11, .channels = 8, .activations = dtype()});
   Random random(6);

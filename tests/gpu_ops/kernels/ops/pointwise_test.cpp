@@ -155,6 +155,31 @@ TEST_P(PointwiseOps, EmbeddingAndItsGradientAreTheReferenceToTheBit) {
   }
 }
 
+// More channels than a block's threads hold, rows that are not aligned, tokens that come once, often and never.
+TEST_P(PointwiseOps, TheEmbeddingsGradientInBf16IsTheSumRoundedOnce) {
+  const std::int64_t vocabulary = 71, sequence = 37, tokens = 9 * sequence;
+  for (const std::int64_t channels : {1, 24, 130, 2311}) {
+    SCOPED_TRACE(channels);
+    Random random(4);
+    Tensor ids = random.tokens({tokens}, 50);
+    ids.view().as<std::int32_t>()[5] = -1;
+    ids.view().as<std::int32_t>()[6] = vocabulary;
+    const Tensor dout = random.tensor(dtype(), {tokens, channels}), zeros(DType::f32, {vocabulary, channels});
+    const Tensor anything = random.tensor(DType::bf16, {vocabulary, channels});
+    const auto results = under_all_schedules([&] {
+      const Operand i = bench().put(ids), d = bench().put(dout), dt = bench().put(anything), sums = bench().put(zeros);
+      ops().embedding_backward(d, i, sequence, dt, {}, stream());
+      ops().embedding_backward(d, i, sequence, sums, {}, stream());
+      return std::vector<Tensor>{bench().get(dt), bench().get(sums)};
+    });
+    Tensor expected(DType::bf16, {vocabulary, channels});
+    for (std::int64_t i = 0; i < vocabulary * channels; ++i) {
+      expected.view().as<bf16>()[i] = numerics::round_to_bf16(results[1].view().as<float>()[i]);
+    }
+    EXPECT_SAME_BITS(results[0], expected);
+  }
+}
+
 TEST_P(PointwiseOps, ATokenOutsideTheVocabularyShowsAsNaNAndTouchesNothingElse) {
   Random random(5);
   const Tensor table = random.tensor(DType::bf16, {11, 8}), before = random.tensor(DType::f32, {11, 8});

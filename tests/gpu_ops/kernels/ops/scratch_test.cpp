@@ -1,6 +1,7 @@
 // What the ops of a device ask for, beside the rules by which runs on a GPU are planned elsewhere.
 #include "gpu_ops/scratch.hpp"
 
+#include "cpu_ops/host_ops.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {
@@ -28,6 +29,17 @@ TEST(Scratch, OfATypicalGpuIsThatOfProductsAndOfTheLargestCall) {
   EXPECT_EQ(gpu::TypicalRules().workspace_bytes(block), (std::size_t{288} + 32) << 20);
   block.heads = 0;
   EXPECT_EQ(gpu::TypicalRules().workspace_bytes(block), gpu::norm_backward_scratch(8192) + (std::size_t{32} << 20));
+}
+
+TEST(Scratch, HasTheGradientsOfAllLogitsWhereThatOfTheHeadIsWrittenWhole) {
+  WorkspaceNeeds needs = llama_1b(2, true);
+  const std::size_t logits = std::size_t{261} * 128256 * 4, of_row = std::size_t{128256} * 2;
+  EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits) + 1024 * of_row);
+  needs.whole_head = true;
+  EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits) + 2048 * of_row);
+  EXPECT_GE(HostRules(2).workspace_bytes(needs), 2048 * 2 * of_row);
+  needs.gradients = false;
+  EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits));
 }
 
 TEST(Scratch, IsNoMoreThanPlansMadeElsewhereCount) {
