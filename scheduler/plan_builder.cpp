@@ -29,7 +29,24 @@ std::size_t bytes_of(std::int64_t elements, int bytes_each) {
   return static_cast<std::size_t>(elements) * static_cast<std::size_t>(bytes_each);
 }
 
+/// Parameters of the largest.
+std::int64_t subgroup_size(const ParameterLayout& layout, const OffloadOptions& options) {
+  std::int64_t largest = 0;
+  for (const Layer& layer : layout.layers()) largest = std::max(largest, layer.state_elements);
+  const std::int64_t wanted = options.subgroup_size > 0 ? options.subgroup_size : default_subgroup;
+  return std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
+}
+
+std::int64_t subgroups_of(const Layer& layer, std::int64_t size) { return (layer.state_elements + size - 1) / size; }
+
 }  // namespace
+
+std::int64_t subgroup_count(const ParameterLayout& layout, const OffloadOptions& options) {
+  const std::int64_t size = subgroup_size(layout, options);
+  std::int64_t count = 0;
+  for (const Layer& layer : layout.layers()) count += subgroups_of(layer, size);
+  return count;
+}
 
 PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& options)
     : layout_(layout), options_(options) {
@@ -79,14 +96,11 @@ void PlanBuilder::assign_paths() {
 }
 
 void PlanBuilder::cut_subgroups() {
-  std::int64_t largest = 0;
-  for (const Layer& layer : layout_.layers()) largest = std::max(largest, layer.state_elements);
-  const std::int64_t wanted = options_.subgroup_size > 0 ? options_.subgroup_size : default_subgroup;
-  plan_.subgroup_size = std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
+  plan_.subgroup_size = subgroup_size(layout_, options_);
   // In equal parts: whoever counts them, as interleaving does, divides the work and not the remainders of layers.
   for (int l = 0; l < layout_.layer_count(); ++l) {
     const std::int64_t end = layout_.layer(l).state_elements;
-    const std::int64_t parts = (end + plan_.subgroup_size - 1) / plan_.subgroup_size;
+    const std::int64_t parts = subgroups_of(layout_.layer(l), plan_.subgroup_size);
     for (std::int64_t part = 0; part < parts; ++part) {
       Subgroup& s = plan_.subgroups.emplace_back();
       s.layer = l;

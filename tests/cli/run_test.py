@@ -102,6 +102,24 @@ class Training(ProgramTest):
         curve = [m["loss"] for m in self.metrics(out)]
         self.assertLess(curve[-1], curve[0])
 
+    def test_lists_of_subgroups_are_in_the_plan(self):
+        """What many small subgroups take more than a few large ones is no more than the plan says that it is."""
+        model = self.file("model/config.json", json.dumps(
+            {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 16384, "hidden_size": 256,
+             "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "max_position_embeddings": 64}))
+        memory = []
+        for size in ("1Mi", "1024"):
+            out = self.root / size
+            self.succeed(self.run_program("train", "--model", model, "--data", self.text, *SMALL, "--steps", "3",
+                                          "--policy", "stream", "--subgroup-size", size, "--out", out))
+            summary = self.summary(out)
+            self.assertLessEqual(summary["peak_host_bytes"], summary["planned_host_bytes"])
+            memory.append((summary["planned_host_bytes"], summary["peak_host_bytes"]))
+        planned, peak = (many - few for few, many in zip(*memory))
+        self.assertGreater(peak, 5 << 20)
+        self.assertLessEqual(peak, planned)
+
     def test_a_layer_that_is_frozen_whole(self):
         """The first layer of an untied model is its embedding and nothing else."""
         model = self.file("model/config.json", json.dumps(
