@@ -27,11 +27,11 @@ struct OffloadOptions {
   Policy policy;
   std::vector<UpdatePath> paths;   ///< one for each subgroup, instead of the policy's division; empty: the policy's
   std::int64_t subgroup_size = 0;  ///< parameters, rounded up to layout_quantum; 0: chosen
-  int resident_layers = -1;        ///< layers whose weights stay on the device; -1: as many as fit
-  int prefetch_layers = 0;         ///< weight buffers of each size class, >= 1; 0: two where they fit
-  int max_micro_batches = 1;       ///< per step; more than one needs an accumulator
-  int micro_batches_at_once = 1;   ///< so many the caller takes through each visit of a layer. 1: forward and backward
-                                   ///< of one, then of the next. All of a step: each layer is visited twice a step
+  int resident_layers = -1;       ///< so many layers' weights stay on the device, the most worth it; -1: as many as fit
+  int prefetch_layers = 0;        ///< weight buffers for layers of a size that follow each other; 0: two where they fit
+  int max_micro_batches = 1;      ///< per step; more than one needs an accumulator
+  int micro_batches_at_once = 1;  ///< so many the caller takes through each visit of a layer. 1: forward and backward
+                                  ///< of one, then of the next. All of a step: each layer is visited twice a step
   /// Bytes of a layer's input for one micro-batch, where the caller sends it to the host in forward and fetches it
   /// again in backward, beside what the engine moves; 0: it stays on the device. For the performance model alone.
   std::size_t offloaded_input_bytes = 0;
