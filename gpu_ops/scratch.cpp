@@ -46,11 +46,10 @@ HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType acti
 }
 
 HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole) {
-  const std::int64_t most = std::max<std::int64_t>(1, tokens);
-  if (whole)
-    return {.logits = activations == DType::f32 ? most : std::min(most, most_rows(vocabulary)), .gradients = most};
-  return {.logits = std::min(most, most_rows(vocabulary)),
-          .gradients = std::min(most, most_gradient_rows(vocabulary, activations))};
+  const std::int64_t all = std::max<std::int64_t>(1, tokens);
+  const std::int64_t gradients = whole ? all : std::min(all, most_gradient_rows(vocabulary, activations));
+  const bool in_place = activations == DType::f32;
+  return {.logits = in_place ? gradients : std::min(all, most_rows(vocabulary)), .gradients = gradients};
 }
 
 std::int64_t logit_stride(std::int64_t vocabulary) { return ceil_div(vocabulary, packet) * packet; }

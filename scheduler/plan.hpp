@@ -130,9 +130,6 @@ struct PlanningFacts {
   std::size_t pinned_per_page_table = 0;  ///< bytes, as DeviceInfo has it; 0: pinned memory takes none of the device's
 };
 
-/// How many subgroups a plan by these options has.
-std::int64_t subgroup_count(const ParameterLayout& layout, const OffloadOptions& options);
-
 /// Bytes of the device that the driver takes to map `pinned` bytes of host memory there.
 std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noexcept;
 

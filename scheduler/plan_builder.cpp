@@ -139,7 +139,6 @@ void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_
   for (const int l : by_worth_of_residence(layout_, plan_)) placement(l).resident = resident_layers-- > 0;
   const std::vector<bool> lends = lenders();
   size_weight_buffers(lends, prefetch);
-  if (options_.resident_layers < 0) keep_what_buffers_hold();
   for (LayerPlacement& of_layer : plan_.layers) of_layer.host_copy = !of_layer.resident;
   for (const Subgroup& s : plan_.subgroups) {
     if (s.updater == Updater::cpu) placement(s.layer).host_copy = true;
@@ -157,7 +156,8 @@ std::vector<bool> PlanBuilder::lenders() const {
 }
 
 /// As many as are asked for where the layers that pass follow each other; one where so many lie between that there is
-/// time to fill it.
+/// time to fill it. Unless their number is asked for, a class with a buffer for each of these keeps them instead, in no
+/// more memory.
 void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefetch) {
   struct Passing {
     int streamed = 0, held = 0;
@@ -177,20 +177,10 @@ void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefet
   }
   for (std::size_t c = 0; c < classes.size(); ++c) {
     const Passing& p = classes[c];
-    plan_.size_classes[c].weight_buffers = std::min(p.streamed, std::min(p.most, prefetch) + p.held);
-  }
-}
-
-/// A class with a buffer for each layer that passes keeps them instead, in no more memory.
-void PlanBuilder::keep_what_buffers_hold() {
-  std::vector<int> streamed(plan_.size_classes.size());
-  for (const LayerPlacement& l : plan_.layers) {
-    if (!l.resident) ++streamed[static_cast<std::size_t>(l.size_class)];
-  }
-  for (std::size_t c = 0; c < streamed.size(); ++c) {
-    SizeClass& size = plan_.size_classes[c];
-    if (size.weight_buffers < streamed[c]) continue;
-    size.weight_buffers = 0;
+    int& buffers = plan_.size_classes[c].weight_buffers;
+    buffers = std::min(p.streamed, std::min(p.most, prefetch) + p.held);
+    if (options_.resident_layers >= 0 || buffers < p.streamed) continue;
+    buffers = 0;
     for (LayerPlacement& l : plan_.layers) l.resident |= l.size_class == static_cast<int>(c);
   }
 }

@@ -1,11 +1,15 @@
 #pragma once
 // Builds one plan from options and a few knobs; `make_plan` turns the knobs.
+#include <cstdint>
 #include <vector>
 
 #include "core/parameter_layout.hpp"
 #include "scheduler/plan.hpp"
 
 namespace tandem {
+
+/// How many subgroups divide_state() cuts.
+std::int64_t subgroup_count(const ParameterLayout& layout, const OffloadOptions& options);
 
 /// Call the steps in the order of declaration. Layout and options must outlive it.
 class PlanBuilder {
@@ -36,7 +40,6 @@ class PlanBuilder {
   LayerPlacement& placement(int layer) { return plan_.layers[static_cast<std::size_t>(layer)]; }
   std::vector<bool> lenders() const;
   void size_weight_buffers(const std::vector<bool>& lends, int prefetch);
-  void keep_what_buffers_hold();
   void size_gradient_buffers(const std::vector<bool>& lends, int gradient_buffers);
   std::vector<int> longest_rows(const std::vector<bool>& lends) const;
   void place_sums();

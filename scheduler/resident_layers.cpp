@@ -3,31 +3,27 @@
 #include <algorithm>
 #include <numeric>
 
+#include "scheduler/walk.hpp"
+
 namespace tandem {
 namespace {
 
-/// How often a pass through all layers fetches each one's weights: forward and backward, but the last layer computes
-/// both in one visit, and the first needs no weights in backward. What is shared is fetched with whoever shares it.
+/// How often a pass through all layers fetches each one's weights. What is shared is fetched with whoever shares it.
 std::vector<int> fetches_of_pass(const ParameterLayout& layout) {
-  const int last = layout.layer_count() - 1;
-  const auto visits = [&](int layer) { return layer == 0 || layer == last ? 1 : 2; };
   std::vector<int> fetches(static_cast<std::size_t>(layout.layer_count()));
-  for (int l = 0; l <= last; ++l) {
-    fetches[static_cast<std::size_t>(l)] += visits(l);
-    for (const int owner : layout.layer(l).borrows) fetches[static_cast<std::size_t>(owner)] += visits(l);
+  for (const Action& action : walk_of(layout.layer_count(), {}, {}).pass) {
+    if (action.kind != Action::Kind::fetch) continue;
+    ++fetches[static_cast<std::size_t>(action.layer)];
+    for (const int owner : layout.layer(action.layer).borrows) ++fetches[static_cast<std::size_t>(owner)];
   }
   return fetches;
-}
-
-int passes_of_step(const Plan& plan) {
-  const int at_once = std::max(1, plan.micro_batches_at_once);
-  return (std::max(1, plan.max_micro_batches) + at_once - 1) / at_once;
 }
 
 }  // namespace
 
 std::vector<int> by_worth_of_residence(const ParameterLayout& layout, const Plan& plan) {
   const std::vector<int> fetches = fetches_of_pass(layout);
+  const int passes = Accumulation{plan.max_micro_batches, plan.micro_batches_at_once}.passes();
   // Crossings of an element's weight in a step: each fetch is saved. What the CPU has updated is sent to a layer that
   // stays; what the device has updated returns from one that does not, and is loaded for that where the weight is a
   // part of the master.
@@ -38,8 +34,7 @@ std::vector<int> by_worth_of_residence(const ParameterLayout& layout, const Plan
     crossings[static_cast<std::size_t>(s.layer)] += of_each * static_cast<double>(s.count());
   }
   for (std::size_t l = 0; l < fetches.size(); ++l) {
-    crossings[l] = fetches[l] * passes_of_step(plan) +
-                   crossings[l] / static_cast<double>(layout.layer(static_cast<int>(l)).elements);
+    crossings[l] = fetches[l] * passes + crossings[l] / static_cast<double>(layout.layer(static_cast<int>(l)).elements);
   }
   std::vector<int> order(fetches.size());
   std::iota(order.begin(), order.end(), 0);

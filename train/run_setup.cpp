@@ -14,6 +14,7 @@
 #include "core/version.hpp"
 #include "io/atomic_file.hpp"
 #include "offload/state_access.hpp"
+#include "scheduler/plan_builder.hpp"
 #include "scheduler/replan.hpp"
 #include "scheduler/traffic.hpp"
 #include "train/fastest_shape.hpp"
@@ -29,8 +30,8 @@ namespace {
 /// 64 to 1,024 rows, 3 to 16 MB were seen, the most with two threads.
 std::size_t libraries_in_use(int threads) noexcept { return (8 + 6 * static_cast<std::size_t>(threads)) << 20; }
 
-/// What the engine knows of a subgroup: itself, who used it last, its tasks of a step and what they wait for. Lists grow by
-/// doubling; 0.9 to 1.9 KB were seen, most where it is streamed.
+/// What the engine knows of a subgroup: itself, who used it last, its tasks of a step and what they wait for. Lists
+/// grow by doubling; 0.9 to 1.9 KB were seen, most where it is streamed.
 constexpr std::size_t bytes_of_subgroup = 2048;
 
 struct HostRows {

@@ -146,7 +146,6 @@ TEST(Unfold, TheLastLayersOfForwardAreNotFetchedTwice) {
   EXPECT_GT(fetches[2], 2);
 }
 
-// Forward and backward; the last ones of forward are the first of backward.
 /// What each of three steps of a model without shared weights fetches of its first layer, and whether it is there
 /// before backward comes to it.
 struct FirstLayer {
@@ -218,6 +217,7 @@ TEST(Unfold, WeightsThatBackwardVisitsAreThereBefore) {
   }
 }
 
+// Forward and backward; the last ones of forward are the first of backward.
 TEST(Unfold, OneVisitServesAllMicroBatchesThatPassThroughAtOnce) {
   for (const int micro_batches : {1, 2, 5}) {
     Unfolded run("host", 0, 2, StateFormat::fp32, {micro_batches, micro_batches});

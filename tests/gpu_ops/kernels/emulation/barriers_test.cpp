@@ -143,23 +143,14 @@ TEST_F(Barriers, OfTheEmbeddingGradient) {
   // those it was given.
   const std::int64_t readable = tokens + 600;
   const Tensor ids = random_.tokens({tokens}, 3), dout = random_.tensor(DType::f32, {readable, 24});
-  const auto idle = idle_barriers([&] {
-    const Operand i = bench().put(ids), d = bench().put(dout), dtable = zeros(DType::f32, {3, 24});
-    ops().embedding_backward(d.view().rows(0, tokens), i, tokens, dtable, {}, {});
-    return std::vector<Tensor>{bench().get(dtable)};
-  });
-  EXPECT_THAT(idle, ::testing::ElementsAre(0));
-}
-
-TEST_F(Barriers, OfTheEmbeddingGradientInBf16) {
-  const std::int64_t tokens = 600, readable = tokens + 600;  // as above
-  const Tensor ids = random_.tokens({tokens}, 3), dout = random_.tensor(DType::f32, {readable, 24});
-  const auto idle = idle_barriers([&] {
-    const Operand i = bench().put(ids), d = bench().put(dout), dtable = zeros(DType::bf16, {3, 24});
-    ops().embedding_backward(d.view().rows(0, tokens), i, tokens, dtable, {}, {});
-    return std::vector<Tensor>{bench().get(dtable)};
-  });
-  EXPECT_THAT(idle, ::testing::ElementsAre(0));
+  for (const DType type : {DType::f32, DType::bf16}) {  // added to, and written whole
+    const auto idle = idle_barriers([&] {
+      const Operand i = bench().put(ids), d = bench().put(dout), dtable = zeros(type, {3, 24});
+      ops().embedding_backward(d.view().rows(0, tokens), i, tokens, dtable, {}, {});
+      return std::vector<Tensor>{bench().get(dtable)};
+    });
+    EXPECT_THAT(idle, ::testing::ElementsAre(0)) << name_of(type);
+  }
 }
 
 TEST_F(Barriers, OfTheMatrixProduct) {
