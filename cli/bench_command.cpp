@@ -87,7 +87,7 @@ class Bench {
     report_.command = std::move(command);
     report_.model = source_.config.name;
     report_.tokens = static_cast<double>(config_.micro_batch * config_.grad_accum * config_.seq_len);
-    layout_ = training_layout(config_, source_.config);
+    layout_ = frozen_layout(source_.config, config_.freeze);
     report_.parameters = static_cast<double>(layout_.parameter_count());
     for (const BenchSetting& setting : flags.settings()) {
       for (const std::string& policy : flags.policies) {
@@ -278,7 +278,7 @@ class Bench {
     say("measuring forward and backward");
     bare.policy = parse_policy("host");
     try {
-      RunSetup run = set_up_run(bare, source_.config, layout_, {.training = true, .saves = false, .predicts = false});
+      RunSetup run = set_up_run(bare, source_.config, {.training = true, .saves = false, .predicts = false});
       BenchSteps steps(run, bare, source_);
       match_compute(run, steps.measure(5, true, profile_.dram.value));
       report_.compute_measured = true;
@@ -329,8 +329,8 @@ class Bench {
   }
 
   void execute(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
-    RunSetup run = set_up_run(config, source_.config, layout_,
-                              {.training = true, .saves = false, .profile = &profile, .slower = slower_});
+    RunSetup run =
+        set_up_run(config, source_.config, {.training = true, .saves = false, .profile = &profile, .slower = slower_});
     row.activations = activations_of(run.model_config, run.model->shape());
     row.planned_device_bytes = run.planned_device_bytes();
     row.planned_host_bytes = run.planned_host_bytes();

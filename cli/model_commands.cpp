@@ -37,7 +37,7 @@ std::vector<std::string_view> with(std::vector<std::string_view> names) {
 
 /// A model without optimizer state: every parameter frozen at the weight that training would compute with.
 RunSetup forward_setup(const TrainConfig& config, const ModelSource& source) {
-  return set_up_run(config, source.config, forward_layout(source.config), {.training = false, .saves = false});
+  return set_up_run(config, source.config, {.training = false, .saves = false});
 }
 
 void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {

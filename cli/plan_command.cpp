@@ -253,8 +253,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
 }
 
 Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const ModelSource& source) {
-  const RunSetup run =
-      set_up_run(config, source.config, training_layout(config, source.config), {.training = true, .saves = true});
+  const RunSetup run = set_up_run(config, source.config, {.training = true, .saves = true});
   Planned planned;
   planned.plan = run.plan;
   planned.memory = run.memory;
@@ -312,7 +311,7 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   const auto fits = [&](const TrainConfig& c, const ModelConfig& model) {
     try {
       if (flags.profile.empty()) {
-        set_up_run(c, model, training_layout(c, model), {.training = true, .saves = true, .predicts = false});
+        set_up_run(c, model, {.training = true, .saves = true, .predicts = false});
       } else {
         require_fit(c, model, read_profile(flags.profile));
       }

@@ -31,7 +31,6 @@ std::size_t kept_for_the_system(std::size_t host) {
 WhatIf described(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
   WhatIf what;
   what.model = model;
-  what.layout = training_layout(config, model);
   what.options = offload_options(config);
   auto memory = static_cast<std::size_t>(profile.device_memory.value);
   if (config.device_memory > memory && memory > 0) {
@@ -51,6 +50,7 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   what.facts.host_limit = host / devices;  // a ceiling above what is left to it is believed up to here
   what.facts.device_is_host = profile.device_kind == "host";
   what.shape = run_shape(config, model, compute_type(config, profile.device_kind), /*training=*/true);
+  what.layout = training_layout(config, model, what.shape);
   return what;
 }
 

@@ -124,6 +124,10 @@ void head_loss(const HeadLoss& head) {
   check.optional(head.dx, "dx", head.x.dtype, {n, channels});
   check.optional(head.dweight, "dweight", of_gradient(head.dweight), {vocabulary, channels});
   check.that(head.dx || !head.dweight, "dweight is asked for without dx");
+  check.that(static_cast<bool>(head.tokens) == static_cast<bool>(head.token_rows), "tokens and token_rows go together");
+  check.that(!head.tokens || head.writes_weight(), "token_rows of a dweight that is not written whole");
+  check.optional(head.tokens, "tokens", DType::i32, {n});
+  check.optional(head.token_rows, "token_rows", DType::f32, {n, channels});
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------
@@ -246,7 +250,7 @@ void embedding(const TensorView& tokens, const TensorView& table, const TensorVi
 }
 
 void embedding_backward(const TensorView& dout, const TensorView& tokens, std::int64_t sequence,
-                        const TensorView& dtable, const TensorView& dpositions) {
+                        const TensorView& dtable, const TensorView& dpositions, const TensorView& token_rows) {
   const Operands check("embedding_backward");
   check.activations(dout, "dout", 2);
   const std::int64_t n = dout.shape[0], channels = dout.shape[1];
@@ -257,6 +261,8 @@ void embedding_backward(const TensorView& dout, const TensorView& tokens, std::i
   check.that(!dpositions || (dpositions.shape.rank() == 2 && dpositions.shape[0] >= std::min(sequence, n)),
              "fewer positions than the sequence: " + dpositions.shape.text());
   check.optional(dpositions, "dpositions", DType::f32, {dpositions.shape[0], channels});
+  check.that(!token_rows || (dtable && dtable.dtype == DType::bf16), "token_rows of a dtable that is added to");
+  check.optional(token_rows, "token_rows", DType::f32, {n, channels});
 }
 
 }  // namespace tandem::checks

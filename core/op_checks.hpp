@@ -39,6 +39,6 @@ void add(const TensorView& a, const TensorView& b, const TensorView& y);
 void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, std::int64_t sequence,
                const TensorView& out);
 void embedding_backward(const TensorView& dout, const TensorView& tokens, std::int64_t sequence,
-                        const TensorView& dtable, const TensorView& dpositions);
+                        const TensorView& dtable, const TensorView& dpositions, const TensorView& token_rows);
 
 }  // namespace tandem::checks

@@ -29,6 +29,7 @@ struct WorkspaceNeeds {
   DType activations = DType::f32;
   bool gradients = true;    ///< of calls with gradients too, not forward alone
   bool whole_head = false;  ///< of head_loss with a bf16 `dweight`: the gradients of all its logits exist at once
+  bool token_rows = false;  ///< and with `token_rows`
 };
 
 /// Causal self-attention of query head h with key/value head h / (heads / kv_heads).
@@ -58,6 +59,11 @@ struct HeadLoss {
   float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
   TensorView dx;                ///< (N, C) activations, written; empty: no gradient at all
   TensorView dweight;           ///< (V, C) f32, added to, or bf16, written whole; empty: weight is frozen
+  /// Of a bf16 `dweight` that the embedding's gradient is added to: the rows that this will change, before they are
+  /// rounded. Both or neither.
+  TensorView tokens{};      ///< (N) i32
+  TensorView token_rows{};  ///< (N, C) f32, written: row i of `dweight` row tokens[i]
+  bool writes_weight() const noexcept { return dweight && dweight.dtype == DType::bf16; }
 };
 
 /// What of a run's memory depends on who computes: known without the device, so that runs elsewhere can be planned.
@@ -155,9 +161,11 @@ class Ops : public OpsRules {
   virtual void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
                          TensorView out, StreamView stream) = 0;
   /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. Or dtable bf16: of each
-  /// token the sum of its rows in their order, rounded once, and zeros where it has none.
+  /// token the sum of its rows in their order, rounded once, and zeros where it has none. With `token_rows` (N, C) f32
+  /// of head_loss the sum of a token that row i is the first to have begins with row i of them, and what dtable holds
+  /// for tokens that have none stays.
   virtual void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
-                                  TensorView dpositions, StreamView stream) = 0;
+                                  TensorView dpositions, TensorView token_rows, StreamView stream) = 0;
 
   // -- optimizer: as UpdateKernels, on device memory; the same bits -----------------------------------------
   virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) = 0;

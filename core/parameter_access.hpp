@@ -64,7 +64,7 @@ class [[nodiscard]] WeightsGuard {
 
 /// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to; or, where a parameter's options
 /// say bf16, undefined at first, to be written whole. Must be committed once; destroying it uncommitted abandons the
-/// step. Of a tied parameter both layers add to one buffer, which holds what the other has committed before.
+/// step. Of a tied parameter both layers have one buffer, which holds what the other has committed before.
 class [[nodiscard]] GradientsGuard {
  public:
   GradientsGuard() = default;

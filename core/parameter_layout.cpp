@@ -91,8 +91,9 @@ void ParameterLayout::tie(std::string_view owner_name, std::string_view shared_n
   if (owner->tied() || shared->tied()) {
     throw MisuseError(what, fmt::format("'{}' is tied already", owner->tied() ? owner_name : shared_name));
   }
-  if (owner->options.gradient == DType::bf16 || shared->options.gradient == DType::bf16) {
-    throw MisuseError(what, "bf16 gradients do not add up", "leave ParameterOptions::gradient of both f32");
+  if (owner->options.gradient != shared->options.gradient) {
+    throw MisuseError(what, fmt::format("gradients of {} and {}", name_of(owner->options.gradient),
+                                        name_of(shared->options.gradient)));
   }
   const int shared_layer = shared->layer;
   const int shared_index = layer(shared_layer).find(shared->name);

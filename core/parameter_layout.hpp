@@ -16,8 +16,8 @@ struct ParameterOptions {
   double lr_scale = 1.0;  ///< multiplies the learning rate
   /// What the caller makes of its gradient in a micro-batch. f32: it adds to a buffer that is zero at first. bf16: it
   /// writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined at first. That
-  /// takes half the memory, and no pass over it to zero, to add to and to round. Not for tied parameters, whose
-  /// gradient has several contributions.
+  /// takes half the memory, and no pass over it to zero, to add to and to round. Of a tied parameter the first that
+  /// commits writes it; whoever follows finds that, and changes it so that it is the sum of both, rounded once.
   DType gradient = DType::f32;
 };
 
@@ -74,9 +74,9 @@ class ParameterLayout {
   /// Throws MisuseError when the name is taken, empty or no UTF-8.
   LayerBuilder add_layer(std::string_view name);
   /// `shared` ("head.weight") uses the storage of `owner` ("embedding.tokens"); both declared, of one
-  /// shape, in different layers, neither tied yet, `shared` no owner itself. A layer shares parameters of three others
-  /// at most. Gradients of both are summed in f32 and counted once; the owner's options hold for both. Throws
-  /// MisuseError otherwise.
+  /// shape and with gradients of one type, in different layers, neither tied yet, `shared` no owner itself. A layer
+  /// shares parameters of three others at most. Gradients of both go into one buffer and are counted once; the owner's
+  /// options hold for both. Throws MisuseError otherwise.
   void tie(std::string_view owner, std::string_view shared);
 
   const std::vector<Layer>& layers() const noexcept { return layers_; }

@@ -31,22 +31,27 @@ void scatter_add(Parallel& parallel, const T* dout, std::int64_t n, std::int64_t
   });
 }
 
-/// rows (V, C) = of each token the sum of its rows of dout (n, C) in their order, zeros where it has none. The first
-/// row that names a token owns it. Threads share the columns.
-template <class T>
-void gather_sums(Parallel& parallel, const T* dout, const std::int32_t* ids, std::int64_t n, std::int64_t channels,
-                 const TensorView& rows) {
-  constexpr std::int64_t columns = 256, line = 4096;
+void clear(Parallel& parallel, const TensorView& rows) {
+  constexpr std::int64_t line = 4096;
   bf16* const table = rows.as<bf16>();
   for_ranges(parallel, rows.count(), line, [=](std::int64_t begin, std::int64_t length) {
     std::fill(table + begin, table + begin + length, bf16{});
   });
+}
+
+/// table (V, C) = of each token with rows of dout (n, C) their sum in their order. The first row that names a token
+/// owns it, and its row of `begun` (n, C), where there is one, is what the sum begins with. Threads share the columns.
+template <class T>
+void gather_sums(Parallel& parallel, const T* dout, const std::int32_t* ids, std::int64_t n, std::int64_t channels,
+                 const float* begun, bf16* table) {
+  constexpr std::int64_t columns = 256;
   for_ranges(parallel, channels, columns, [=](std::int64_t begin, std::int64_t length) {
     vectorised([=] {
       float sum[columns];
       for (std::int64_t i = 0; i < n; ++i) {
         if (std::find(ids, ids + i, ids[i]) != ids + i) continue;
         std::fill(sum, sum + columns, 0.0F);
+        if (begun != nullptr) std::copy_n(begun + i * channels + begin, length, sum);
         for (std::int64_t j = i; j < n; ++j) {
           if (ids[j] != ids[i]) continue;
           const T* const source = dout + j * channels + begin;
@@ -91,14 +96,15 @@ void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorVi
 }
 
 void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, std::int64_t sequence,
-                        TensorView dtable, TensorView dpositions) {
+                        TensorView dtable, TensorView dpositions, TensorView token_rows) {
   const std::int64_t n = tokens.count(), channels = dout.shape[1];
   const std::int32_t* const ids = tokens.as<std::int32_t>();
   if (dtable) check_tokens(ids, n, dtable.shape[0]);
   with_activation(dout.dtype, [&]<class T>(T) {
     const T* const gradient = dout.as<T>();
     if (dtable && dtable.dtype == DType::bf16) {
-      gather_sums(parallel, gradient, ids, n, channels, dtable);
+      if (!token_rows) clear(parallel, dtable);
+      gather_sums(parallel, gradient, ids, n, channels, optional<float>(token_rows), dtable.as<bf16>());
     } else if (dtable) {
       scatter_add(parallel, gradient, n, channels, dtable.as<float>(),
                   [=](std::int64_t i) { return static_cast<std::int64_t>(ids[i]); });

@@ -60,6 +60,30 @@ void check_targets(const std::int32_t* targets, std::int64_t n, std::int64_t voc
   }
 }
 
+void check_tokens(const std::int32_t* tokens, std::int64_t n, std::int64_t vocabulary) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (tokens[i] < 0 || tokens[i] >= vocabulary) {
+      throw MisuseError("head_loss: token outside the vocabulary", std::to_string(tokens[i]));
+    }
+  }
+}
+
+/// The weight's gradient once more, of the rows that tokens name and in fp32: one product of those columns of all
+/// logits' gradients.
+void make_token_rows(Parallel& parallel, const Workspace& workspace, const HeadLoss& head,
+                     const TensorView& gradients) {
+  const std::int64_t n = gradients.shape[0], vocabulary = gradients.shape[1];
+  const TensorView columns{workspace.data, DType::f32, {n, n}};
+  const std::int32_t* const tokens = head.tokens.as<std::int32_t>();
+  parallel.run(n, [&](std::int64_t row) {
+    const float* const from = gradients.as<float>() + row * vocabulary;
+    float* const to = columns.as<float>() + row * n;
+    for (std::int64_t i = 0; i < n; ++i) to[i] = from[tokens[i]];
+  });
+  std::fill_n(head.token_rows.as<float>(), head.token_rows.count(), 0.0F);
+  linear_backward_weight(parallel, workspace.after(columns.bytes()), columns, head.x, head.token_rows, {});
+}
+
 }  // namespace
 
 std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary) {
@@ -68,11 +92,13 @@ std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary) {
 }
 
 std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::int64_t vocabulary, DType activations,
-                              int threads, bool whole) {
+                              int threads, bool whole, bool token_rows) {
   // The even split of fewer tokens may give larger chunks, so the bound for up to `tokens` is not their own chunk.
   const std::int64_t most = std::max<std::int64_t>(1, most_logits / std::max<std::int64_t>(1, vocabulary));
   const std::int64_t rows = whole ? tokens : std::min(tokens, most);
-  return Scratch::bytes_of(rows * vocabulary) + linear_scratch(rows, channels, vocabulary, activations, threads);
+  const std::size_t columns = whole && token_rows ? Scratch::bytes_of(tokens * tokens) : 0;
+  const std::int64_t outputs = columns > 0 ? std::max(vocabulary, tokens) : vocabulary;
+  return Scratch::bytes_of(rows * vocabulary) + columns + linear_scratch(rows, channels, outputs, activations, threads);
 }
 
 void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head) {
@@ -81,9 +107,10 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
   float* const losses = head.losses.as<float>();
   const bool gradient = static_cast<bool>(head.dx);
   check_targets(targets, n, vocabulary);
+  if (head.tokens) check_tokens(head.tokens.as<std::int32_t>(), n, vocabulary);
   const std::int64_t at_once = head_loss_rows(n, vocabulary);
   // What is written whole is one product over all rows.
-  const bool whole = head.dweight && head.dweight.dtype == DType::bf16;
+  const bool whole = head.writes_weight();
   const std::int64_t kept = whole ? n : at_once;
   const Workspace rest = workspace.after(Scratch::bytes_of(kept * vocabulary));
   const TensorView all{workspace.data, DType::f32, {kept, vocabulary}};
@@ -104,6 +131,7 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
     linear_backward_weight(parallel, rest, logits, head.x.rows(begin, end), head.dweight, {});
   }
   if (whole) linear_backward_weight(parallel, rest, all, head.x, head.dweight, {});
+  if (head.token_rows) make_token_rows(parallel, rest, head, all);
 }
 
 }  // namespace tandem::fast

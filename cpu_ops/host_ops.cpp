@@ -15,7 +15,7 @@ std::size_t HostRules::workspace_bytes(const WorkspaceNeeds& needs) const {
   return align_up(
       std::max({fast::linear_scratch(needs.tokens, needs.channels, needs.channels, needs.activations, threads_),
                 fast::head_loss_scratch(needs.tokens, needs.channels, needs.vocabulary, needs.activations, threads_,
-                                        needs.whole_head && needs.gradients),
+                                        needs.whole_head && needs.gradients, needs.token_rows),
                 fast::attention_scratch(needs.sequence, needs.head_dim, threads_),
                 fast::attention_backward_scratch(needs.sequence, needs.head_dim, threads_)}));
 }
@@ -153,10 +153,10 @@ void HostOps::embedding(TensorView tokens, TensorView table, TensorView position
 }
 
 void HostOps::embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
-                                 TensorView dpositions, StreamView stream) {
-  checks::embedding_backward(dout, tokens, sequence, dtable, dpositions);
-  enqueue_(stream, "embedding_backward", [this, dout, tokens, sequence, dtable, dpositions] {
-    fast::embedding_backward(*parallel_, dout, tokens, sequence, dtable, dpositions);
+                                 TensorView dpositions, TensorView token_rows, StreamView stream) {
+  checks::embedding_backward(dout, tokens, sequence, dtable, dpositions, token_rows);
+  enqueue_(stream, "embedding_backward", [this, dout, tokens, sequence, dtable, dpositions, token_rows] {
+    fast::embedding_backward(*parallel_, dout, tokens, sequence, dtable, dpositions, token_rows);
   });
 }
 

@@ -66,7 +66,7 @@ class HostOps : public Ops {
   void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
                  StreamView stream) override;
   void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
-                          TensorView dpositions, StreamView stream) override;
+                          TensorView dpositions, TensorView token_rows, StreamView stream) override;
 
   void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) override;
   void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) override;

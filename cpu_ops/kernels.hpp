@@ -19,10 +19,10 @@ void linear_backward_weight(Parallel& parallel, const Workspace& workspace, Tens
 
 /// Rows of logits that are made at once: a function of N and V alone.
 std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary);
-/// `whole`: of a bf16 `dweight`, for which the gradients of all rows' logits exist at once.
+/// `whole`: of a bf16 `dweight`, for which the gradients of all rows' logits exist at once. `token_rows`: with these.
 std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::int64_t vocabulary, DType activations,
-                              int threads, bool whole = false);
-/// Throws MisuseError for a target that is not below V.
+                              int threads, bool whole = false, bool token_rows = false);
+/// Throws MisuseError for a target, or one of the `tokens`, that is not below V.
 void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head);
 
 std::size_t attention_scratch(std::int64_t sequence, std::int64_t head_dim, int threads);
@@ -53,6 +53,6 @@ void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
 void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
                TensorView out);
 void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, std::int64_t sequence,
-                        TensorView dtable, TensorView dpositions);
+                        TensorView dtable, TensorView dpositions, TensorView token_rows = {});
 
 }  // namespace tandem::fast

@@ -68,7 +68,7 @@ class CudaOps final : public Ops {
   void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
                  StreamView stream) override;
   void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
-                          TensorView dpositions, StreamView stream) override;
+                          TensorView dpositions, TensorView token_rows, StreamView stream) override;
 
   void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) override;
   void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) override;
@@ -196,10 +196,10 @@ void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
 void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   checks::head_loss(head);
   const std::int64_t vocabulary = head.weight.shape[0];
-  const bool whole = head.dweight && head.dweight.dtype == DType::bf16;
-  const gpu::HeadRows at_once = gpu::head_loss_rows(head.x.shape[0], vocabulary, head.x.dtype, whole);
+  const gpu::HeadRows at_once = gpu::head_loss_rows(head.x.shape[0], vocabulary, head.x.dtype, head.writes_weight());
   const std::size_t bytes =
-      gpu::head_loss_scratch(at_once, vocabulary, head.x.dtype, /*gradients=*/static_cast<bool>(head.dx));
+      gpu::head_loss_scratch(at_once, vocabulary, head.x.dtype, /*gradients=*/static_cast<bool>(head.dx)) +
+      (head.tokens ? gpu::token_columns_bytes(head.x.shape[0], head.x.dtype) : 0);
   gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));
 }
 
@@ -293,10 +293,10 @@ void CudaOps::embedding(TensorView tokens, TensorView table, TensorView position
 }
 
 void CudaOps::embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
-                                 TensorView dpositions, StreamView stream) {
-  checks::embedding_backward(dout, tokens, sequence, dtable, dpositions);
+                                 TensorView dpositions, TensorView token_rows, StreamView stream) {
+  checks::embedding_backward(dout, tokens, sequence, dtable, dpositions, token_rows);
   CUstream_st* const native = native_stream(stream);
-  if (dtable) gpu::embedding_backward(dout, tokens, dtable, native);
+  if (dtable) gpu::embedding_backward(dout, tokens, dtable, token_rows, native);
   if (dpositions) gpu::position_backward(dout, sequence, dpositions, native);
 }
 

@@ -23,6 +23,7 @@ class Head {
         logits_(static_cast<float*>(scratch)),
         gradients_(static_cast<std::byte*>(scratch)) {
     if (dtype_ != DType::f32) gradients_ += logit_bytes(logit_rows, vocabulary_, DType::f32);
+    columns_ = gradients_ + logit_bytes(head.x.shape[0], vocabulary_, dtype_);
   }
 
   /// Losses of rows [begin, end), and the gradients of their logits where there are any, as row `at` and those after
@@ -76,6 +77,30 @@ class Head {
                 workspace_, stream_);
   }
 
+  /// The gradient of the weight once more, of the rows that tokens name and in fp32, when the gradients of all logits
+  /// are there: one product of those of their columns.
+  void token_rows() {
+    const std::int64_t n = head_.x.shape[0], stride = token_columns_stride(n);
+    gather_columns({.from = gradients_,
+                    .to = columns_,
+                    .dtype = dtype_,
+                    .ids = head_.tokens.as<std::int32_t>(),
+                    .rows = n,
+                    .size = vocabulary_,
+                    .from_stride = stride_,
+                    .to_stride = stride},
+                   stream_);
+    matmul_.run({.m = n,
+                 .n = channels_,
+                 .k = n,
+                 .a = {columns_, dtype_, stride, true},
+                 .b = {head_.x.data, dtype_, channels_, false},
+                 .c = head_.token_rows.data,
+                 .c_dtype = DType::f32,
+                 .c_stride = channels_},
+                workspace_, stream_);
+  }
+
  private:
   const HeadLoss& head_;
   Matmul& matmul_;
@@ -85,6 +110,7 @@ class Head {
   std::int64_t channels_, vocabulary_, stride_;
   float* logits_;
   std::byte* gradients_;
+  std::byte* columns_;  ///< behind those of all rows, where these are kept
 };
 
 }  // namespace
@@ -100,6 +126,7 @@ void head_loss(const HeadLoss& head, HeadRows at_once, Matmul& matmul, void* mat
     }
     if (head.dx) call.backward(begin, end);
   }
+  if (head.token_rows) call.token_rows();
 }
 
 }  // namespace tandem::gpu

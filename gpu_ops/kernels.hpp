@@ -59,8 +59,10 @@ void add_parts(const PartSums& a, const PartSums& b, std::int64_t count, std::in
 void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
                CUstream_st* stream);
 /// dtable (V, C) f32 += rows of dout, in their order: the bits of one addition after the other; or bf16 = their sums,
-/// rounded once. A token outside the vocabulary is left out.
-void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, CUstream_st* stream);
+/// rounded once, each beginning with the token's first row of `token_rows` where there are any. A token outside the
+/// vocabulary is left out.
+void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, TensorView token_rows,
+                        CUstream_st* stream);
 /// dpositions (P, C) += rows of dout, in their order.
 void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream);
 
@@ -77,5 +79,15 @@ struct LogitRows {
   std::int64_t rows = 0, size = 0, stride = 0;
 };
 void softmax_loss(const LogitRows& rows, CUstream_st* stream);
+
+/// Of each of n rows of `size` elements those that the n ids name; zero for one outside.
+struct ColumnGather {
+  const void* from = nullptr;  ///< (n, size), of f32 or bf16 as `to` (n, n)
+  void* to = nullptr;
+  DType dtype = DType::f32;
+  const std::int32_t* ids = nullptr;
+  std::int64_t rows = 0, size = 0, from_stride = 0, to_stride = 0;
+};
+void gather_columns(const ColumnGather& gather, CUstream_st* stream);
 
 }  // namespace tandem::gpu

@@ -64,6 +64,12 @@ std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType a
          (apart ? logit_bytes(at_once.gradients, vocabulary, activations) : 0);
 }
 
+std::int64_t token_columns_stride(std::int64_t tokens) { return logit_stride(tokens); }
+
+std::size_t token_columns_bytes(std::int64_t tokens, DType activations) {
+  return logit_bytes(tokens, tokens, activations);
+}
+
 std::size_t norm_backward_scratch(std::int64_t channels) {
   // Of any rows up to so long: shorter ones have more parts.
   const std::int64_t sums = std::max(most_norm_parts * std::min(channels, packet * std::int64_t{most_threads}),
@@ -93,7 +99,8 @@ AttentionShape largest_attention(const WorkspaceNeeds& needs) {
 std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::size_t attention) {
   const bool whole = needs.whole_head && needs.gradients;
   const HeadRows rows = most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations, whole);
-  const std::size_t head = head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients);
+  const std::size_t columns = whole && needs.token_rows ? token_columns_bytes(needs.tokens, needs.activations) : 0;
+  const std::size_t head = head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients) + columns;
   return align_up(matmul) + std::max({norm_backward_scratch(needs.channels), head, attention});
 }
 

@@ -24,6 +24,9 @@ std::int64_t logit_stride(std::int64_t vocabulary);
 std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype);
 /// Of one call, with gradients or without; grows with each argument.
 std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients);
+/// With `token_rows` also N columns of all N rows, this many elements from one row to the next.
+std::int64_t token_columns_stride(std::int64_t tokens);
+std::size_t token_columns_bytes(std::int64_t tokens, DType activations);
 
 // -- kernels.hpp ---------------------------------------------------------------------------------------------------
 /// Of norm_backward over rows of up to `channels` channels.

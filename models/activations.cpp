@@ -27,6 +27,12 @@ struct Taker {
     for (MicroBatch& micro : a.micro) micro.normed = stream(carver);
   }
 
+  /// As ends_gradient() says.
+  void take_token_rows(Carver& carver, Activations& a) const {
+    if (!config.tied_head || ends_gradient(config, tokens, shape.compute) != DType::bf16) return;
+    for (MicroBatch& micro : a.micro) micro.token_rows = carver.take(DType::f32, {tokens, config.width});
+  }
+
   void take_statistics(Carver& carver, Activations& a) const {
     a.mean = carver.take(DType::f32, {tokens});
     a.rstd = carver.take(DType::f32, {tokens});
@@ -80,7 +86,10 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
     rows.offloaded_bytes = InputStore::host_bytes(a.inputs.size(), all, a.inputs.front().bytes());
   }
   taker.take_statistics(rows.workspace, a);
-  if (shape.training) taker.take_normed(rows.workspace, a);
+  if (shape.training) {
+    taker.take_normed(rows.workspace, a);
+    taker.take_token_rows(rows.kept, a);
+  }
   const std::int64_t kept = kept_blocks(config, shape) * shape.micro_batches;
   // While a block is at work, embedding and head are not.
   const auto block = [&] {

@@ -32,6 +32,7 @@ struct MicroBatch {
   TensorView tokens, targets;  ///< (B, T) i32
   TensorView losses;           ///< (N) f32
   TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
+  TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, from head to embedding
 };
 
 struct Activations {

@@ -76,7 +76,7 @@ HfTensor llama_tensor(const ModelConfig& c, const Parameter& p) {
 
 ParameterLayout layout_of(const ModelConfig& config, DType products, DType ends) {
   config.validate();
-  const ParameterOptions table{.gradient = config.tied_head ? DType::f32 : ends};
+  const ParameterOptions table{.gradient = ends};
   const bool gpt2 = config.family == Family::gpt2;
   ParameterLayout layout;
   auto embedding = layout.add_layer("embedding");
@@ -93,9 +93,10 @@ ParameterLayout layout_of(const ModelConfig& config, DType products, DType ends)
   return layout;
 }
 
-DType ends_gradient(const ModelConfig& config, std::int64_t tokens) noexcept {
-  // Of a vocabulary of V a buffer in bf16 takes 2 V C bytes less, and the gradients of N rows of logits take 2 N V.
-  const bool whole = !config.tied_head && tokens > 0 && tokens <= config.width / 2;
+DType ends_gradient(const ModelConfig& config, std::int64_t tokens, DType compute) noexcept {
+  // Of a vocabulary of V a buffer in bf16 takes 2 V C bytes less, and the gradients of N rows of logits in bf16 2 N V.
+  const auto element = static_cast<std::int64_t>(size_of(compute));
+  const bool whole = tokens > 0 && tokens <= 2 * config.width / element;
   return whole ? DType::bf16 : DType::f32;
 }
 

@@ -51,7 +51,8 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .head_dim = c.head_dim,
           .activations = shape.compute,
           .gradients = shape.training,
-          .whole_head = ends_gradient(c, shape.batch * shape.sequence) == DType::bf16};
+          .whole_head = ends_gradient(c, shape.batch * shape.sequence, shape.compute) == DType::bf16,
+          .token_rows = c.tied_head};
 }
 
 OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const OpsRules& ops) {
@@ -175,14 +176,18 @@ void Transformer::Impl::normalize_backward(const WeightsGuard& head, const Gradi
 void Transformer::Impl::head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch,
                                   TensorView x, float gradient_scale, StreamView stream) {
   normalize(head, x, batch.normed, stream);
-  ops->head_loss({.x = batch.normed,
-                  .weight = head["lm_head"],
-                  .targets = flat(batch.targets),
-                  .losses = batch.losses,
-                  .gradient_scale = gradient_scale,
-                  .dx = buffers.dnormed,
-                  .dweight = gradients["lm_head"]},
-                 stream);
+  HeadLoss loss{.x = batch.normed,
+                .weight = head["lm_head"],
+                .targets = flat(batch.targets),
+                .losses = batch.losses,
+                .gradient_scale = gradient_scale,
+                .dx = buffers.dnormed,
+                .dweight = gradients["lm_head"]};
+  if (loss.writes_weight() && batch.token_rows) {
+    loss.tokens = flat(batch.tokens);
+    loss.token_rows = batch.token_rows;
+  }
+  ops->head_loss(loss, stream);
   // Its values have served: from here on it is the gradient that runs backward.
   normalize_backward(head, gradients, x, batch.normed, stream);
 }
@@ -229,7 +234,9 @@ void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::siz
     const TensorView positions = config.family == Family::gpt2 ? gradients["positions"] : TensorView{};
     if (tokens || positions) {
       const MicroBatch& batch = buffers.micro[micro];
-      ops->embedding_backward(batch.normed, flat(batch.tokens), shape.sequence, tokens, positions, stream);
+      const bool whole = tokens && tokens.dtype == DType::bf16;
+      ops->embedding_backward(batch.normed, flat(batch.tokens), shape.sequence, tokens, positions,
+                              whole ? batch.token_rows : TensorView{}, stream);
     }
     gradients.commit(stream);
   }

@@ -22,13 +22,14 @@ namespace tandem {
 /// Layers, in forward order: the embedding, each block, the head (final norm and output weight). With a
 /// tied head the output weight is tied to the token embedding. All weights (O, I), whatever the family. `products`: the
 /// type of those gradients that are one matrix product, the weights' of the linear layers in blocks; `ends`: of those
-/// of the token embedding and the output weight where these are two, as ends_gradient() has it.
+/// of the token embedding and the output weight, as ends_gradient() has it.
 ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf16, DType ends = DType::f32);
 
-/// The type of the gradients of a token embedding and of an output weight of its own, for micro-batches of so many
-/// tokens: bf16, written whole, where the gradients of all their logits take no more memory than half of what that
-/// saves; else f32.
-DType ends_gradient(const ModelConfig& config, std::int64_t tokens) noexcept;
+/// The type of the gradients of token embedding and output weight for micro-batches of so many tokens, with activations
+/// of type `compute`: bf16, written whole, where the gradients of all their logits take no more memory than that saves;
+/// else f32. Where both are one table, the head writes all of it, and the embedding the rows of its tokens once more,
+/// which are summed in f32.
+DType ends_gradient(const ModelConfig& config, std::int64_t tokens, DType compute) noexcept;
 
 /// How a Hugging Face tensor corresponds to a parameter.
 struct HfTensor {

@@ -82,12 +82,14 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width);
   const auto element = static_cast<double>(size_of(shape.compute));
-  const bool whole = ends_gradient(c, shape.batch * shape.sequence) == DType::bf16;
+  const bool whole = ends_gradient(c, shape.batch * shape.sequence, shape.compute) == DType::bf16;
   LayerWork embedding;
   embedding.forward.memory_bytes = 2.0 * tokens * width * element;
   embedding.forward.kernels = 1.0;
   embedding.backward = embedding.forward;
-  if (whole) embedding.backward.memory_bytes += 2.0 * static_cast<double>(c.vocabulary) * width;  // zeros, mostly
+  const bool of_tokens = whole && c.tied_head;  // the rows of its tokens, again; else all, mostly zeros
+  if (of_tokens) embedding.backward.memory_bytes += (2.0 + sizeof(float)) * tokens * width;
+  if (whole && !c.tied_head) embedding.backward.memory_bytes += 2.0 * static_cast<double>(c.vocabulary) * width;
   std::vector<LayerWork> work{embedding};
   const LayerWork recomputed = block_work(c, shape, Again::all);
   const LayerWork kept = block_work(c, shape, shape.selective ? Again::selected : Again::nothing);
@@ -103,6 +105,11 @@ std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   const double of_weight = whole ? 2.0 : 2.0 * std::ceil(tokens / rows_at_once) * sizeof(float);
   head.backward.memory_bytes = static_cast<double>(c.vocabulary) * (3.0 * tokens * sizeof(float) + of_weight * width);
   head.backward.kernels = 8.0;
+  if (of_tokens) {
+    head.backward.matmul_flops += 2.0 * tokens * tokens * width;
+    head.backward.memory_bytes += sizeof(float) * tokens * width;
+    head.backward.kernels += 2.0;
+  }
   work.push_back(head);
   return work;
 }

@@ -367,10 +367,10 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
           .offload_inputs = config.offload_activations && training};
 }
 
-ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model) {
-  const std::int64_t tokens = config.micro_batch <= max_tokens / config.seq_len ? config.micro_batch * config.seq_len
-                                                                                : max_tokens;  // refused later
-  return frozen_layout(model, config.freeze, ends_gradient(model, tokens));
+ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
+  const std::int64_t tokens =
+      shape.batch <= max_tokens / shape.sequence ? shape.batch * shape.sequence : max_tokens;  // refused later
+  return frozen_layout(model, config.freeze, ends_gradient(model, tokens, shape.compute));
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
@@ -384,14 +384,14 @@ std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model
   return config.seq_len;
 }
 
-RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, ParameterLayout layout, RunPurpose purpose) {
+RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, RunPurpose purpose) {
   RunSetup run;
   run.model_config = model;
-  run.layout = std::move(layout);
   run.options = offload_options(config);
   run.device = open_device(config.device, device_options(config));
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
   const RunShape shape = run_shape(config, model, compute_type(config, run.device->info().kind), purpose.training);
+  run.layout = purpose.training ? training_layout(config, model, shape) : forward_layout(model);
   const HostRows rows = host_rows(run, shape, purpose);
   run.facts = facts_of(*run.device, purpose.machine != nullptr ? *purpose.machine : read_topology(), rows.program);
   Speeds speeds{std::nullopt, purpose.slower, purpose.predicts};

@@ -80,13 +80,13 @@ DType compute_type(const TrainConfig& config, std::string_view device_kind);
 Recompute recompute_of(const TrainConfig& config, const ModelConfig& model);
 /// The shapes of a run as the configuration begins with them. Throws UsageError.
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training);
-/// What such a run trains, with gradients of the types that its micro-batches ask for. `config.seq_len` must be
-/// resolved. Throws as frozen_layout.
-ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model);
+/// What a run of this shape trains, with gradients of the types that its micro-batches ask for. Throws as
+/// frozen_layout.
+ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape);
 /// Opens the device, resolves recompute and makes the plan: the predicted fastest where speeds are known, else the
-/// first that fits. `config.seq_len` must be resolved. Throws
+/// first that fits. `config.seq_len` must be resolved. Without training all parameters are frozen. Throws
 /// PlanError (with the table), UsageError, DeviceError.
-RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, ParameterLayout layout, RunPurpose purpose);
+RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, RunPurpose purpose);
 
 /// The sequence length of a run: as given, else the model's positions but at most 1024. Throws UsageError
 /// where it is beyond the positions.

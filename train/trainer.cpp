@@ -66,7 +66,7 @@ Trainer::Trainer(TrainRequest request) : request_(std::move(request)), config_(r
   open_data();
   resolve();
   take_progress();
-  setup_ = set_up_run(config_, source_.config, training_layout(config_, source_.config),
+  setup_ = set_up_run(config_, source_.config,
                       {.training = true, .saves = !config_.out.empty(), .resumes = checkpoint_ != nullptr});
   check_compute_key();
 }

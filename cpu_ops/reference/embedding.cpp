@@ -17,10 +17,17 @@ void embedding(TensorView tokens, TensorView table, TensorView positions, std::i
 }
 
 void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
-                        TensorView dpositions) {
+                        TensorView dpositions, TensorView token_rows) {
   const std::int64_t channels = dout.shape[1];
   const bool whole = dtable && dtable.dtype == DType::bf16;
   std::vector<double> rows(whole ? static_cast<std::size_t>(dtable.count()) : 0);
+  for (std::size_t i = 0; token_rows && i < rows.size(); ++i) rows[i] = get(dtable, static_cast<std::int64_t>(i));
+  for (std::int64_t n = tokens.count(); token_rows && n-- > 0;) {  // the first that has a token is the last to say
+    const std::int64_t token = tokens.as<std::int32_t>()[n];
+    for (std::int64_t c = 0; c < channels; ++c) {
+      rows[static_cast<std::size_t>(token * channels + c)] = get(token_rows, n * channels + c);
+    }
+  }
   for (std::int64_t n = 0; n < tokens.count(); ++n) {
     const std::int64_t token = tokens.as<std::int32_t>()[n];
     for (std::int64_t c = 0; c < channels; ++c) {

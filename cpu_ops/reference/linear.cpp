@@ -81,6 +81,10 @@ void head_loss(const HeadLoss& head) {
     }
   }
   for (std::size_t i = 0; i < dweight.size(); ++i) add_or_write(head.dweight, static_cast<std::int64_t>(i), dweight[i]);
+  for (std::int64_t i = 0; head.token_rows && i < head.token_rows.count(); ++i) {
+    const std::int64_t token = head.tokens.as<std::int32_t>()[i / channels];
+    put(head.token_rows, i, dweight[static_cast<std::size_t>(token * channels + i % channels)]);
+  }
 }
 
 }  // namespace tandem::reference

@@ -32,7 +32,7 @@ void add(TensorView a, TensorView b, TensorView y);
 
 void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out);
 void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
-                        TensorView dpositions);
+                        TensorView dpositions, TensorView token_rows = {});
 
 void adamw(const AdamPiece& piece, const AdamCoefficients& c);
 void weights_of_master(const float* master, bf16* weight, std::int64_t count);

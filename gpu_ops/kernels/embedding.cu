@@ -91,9 +91,8 @@ embedding_backward_kernel(const T* dout, const std::int32_t* ids, float* dtable,
     const std::int32_t id = ids[row];
     if (id < 0 || id >= shape.vocabulary || seen_before(ids, row, words)) continue;
     float* const sum = dtable + id * shape.channels;
-    for_rows_of(ids, row, shape.tokens, id, words, [&](std::int64_t r) {
-      add_row(sum, dout + r * shape.channels, shape.channels, aligned);
-    });
+    for_rows_of(ids, row, shape.tokens, id, words,
+                [&](std::int64_t r) { add_row(sum, dout + r * shape.channels, shape.channels, aligned); });
   }
 }
 
@@ -103,10 +102,11 @@ clear_kernel(bf16* data, std::int64_t count, bool aligned) {
 }
 
 /// Sums stay in registers, a packet for each thread; more channels than that are taken one part after another.
+/// `begun` (tokens, channels), or null, is what they begin with.
 template <class T>
 TANDEM_KERNEL(most_threads)
-whole_embedding_backward_kernel(const T* dout, const std::int32_t* ids, bf16* dtable, EmbeddingShape shape,
-                                bool aligned) {
+whole_embedding_backward_kernel(const T* dout, const std::int32_t* ids, const float* begun, bf16* dtable,
+                                EmbeddingShape shape, bool aligned) {
   TANDEM_SHARED(std::uint32_t, words, most_warps);
   for (std::int64_t row = block_index(); row < shape.tokens; row += grid_size()) {
     const std::int32_t id = ids[row];
@@ -116,6 +116,7 @@ whole_embedding_backward_kernel(const T* dout, const std::int32_t* ids, bf16* dt
       const bool mine = at < shape.channels;
       const Span span = mine ? span_at(at, shape.channels, aligned) : Span{0, 0, false};
       Floats sum = {};
+      if (mine && begun != nullptr) sum = load(begun + row * shape.channels, span);
       for_rows_of(ids, row, shape.tokens, id, words, [&](std::int64_t r) {
         if (!mine) return;
         const Floats next = load(dout + r * shape.channels, span);
@@ -139,14 +140,17 @@ position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape,
 }
 
 void write_embedding_backward(const TensorView& dout, const TensorView& tokens, const TensorView& dtable,
-                              const EmbeddingShape& shape, CUstream_st* stream) {
+                              const TensorView& token_rows, const EmbeddingShape& shape, CUstream_st* stream) {
   auto* const rows = dtable.as<bf16>();
-  launch("clear_embedding", clear_kernel, pointwise_geometry(dtable.count()), stream, rows, dtable.count(),
-         aligned(rows));
+  const auto* const begun = optional<float>(token_rows);
+  if (begun == nullptr) {
+    launch("clear_embedding", clear_kernel, pointwise_geometry(dtable.count()), stream, rows, dtable.count(),
+           aligned(rows));
+  }
   with_activation(dout.dtype, [&]<class T>(T) {
     launch("embedding_backward", whole_embedding_backward_kernel<T>,
-           Geometry{blocks_for(shape.tokens, 1), most_threads}, stream, dout.as<T>(), tokens.as<std::int32_t>(), rows,
-           shape, whole_packets<bf16>(shape.channels) && aligned(dout.data, rows));
+           Geometry{blocks_for(shape.tokens, 1), most_threads}, stream, dout.as<T>(), tokens.as<std::int32_t>(), begun,
+           rows, shape, whole_packets<bf16>(shape.channels) && aligned(dout.data, begun, rows));
   });
 }
 
@@ -162,9 +166,10 @@ void embedding(TensorView tokens, TensorView table, TensorView positions, std::i
   });
 }
 
-void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, CUstream_st* stream) {
+void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, TensorView token_rows,
+                        CUstream_st* stream) {
   const EmbeddingShape shape{tokens.count(), dtable.shape[0], dtable.shape[1], 1};
-  if (dtable.dtype == DType::bf16) return write_embedding_backward(dout, tokens, dtable, shape, stream);
+  if (dtable.dtype == DType::bf16) return write_embedding_backward(dout, tokens, dtable, token_rows, shape, stream);
   with_activation(dout.dtype, [&]<class T>(T) {
     launch("embedding_backward", embedding_backward_kernel<T>, Geometry{blocks_for(shape.tokens, 1), most_threads},
            stream, dout.as<T>(), tokens.as<std::int32_t>(), dtable.as<float>(), shape,

@@ -61,12 +61,31 @@ softmax_loss_kernel(LogitRows r, bool aligned) {
   }
 }
 
+template <class T>
+TANDEM_KERNEL(most_threads)
+gather_columns_kernel(ColumnGather g) {
+  for (std::int64_t row = block_index(); row < g.rows; row += grid_size()) {
+    const T* const from = static_cast<const T*>(g.from) + row * g.from_stride;
+    T* const to = static_cast<T*>(g.to) + row * g.to_stride;
+    for (std::int64_t i = thread_index(); i < g.rows; i += most_threads) {
+      const std::int64_t id = g.ids[i];
+      to[i] = id >= 0 && id < g.size ? from[id] : T{};
+    }
+  }
+}
+
 }  // namespace
 
 void softmax_loss(const LogitRows& r, CUstream_st* stream) {
   with_activation(r.gradient_dtype, [&]<class T>(T) {
     launch("softmax_loss", softmax_loss_kernel<T>, row_geometry(r.rows, r.size), stream, r,
            whole_packets<bf16>(r.stride) && aligned(r.logits, r.gradient));
+  });
+}
+
+void gather_columns(const ColumnGather& g, CUstream_st* stream) {
+  with_activation(g.dtype, [&]<class T>(T) {
+    launch("gather_columns", gather_columns_kernel<T>, Geometry{blocks_for(g.rows, 1), most_threads}, stream, g);
   });
 }
 

@@ -212,14 +212,14 @@ class OtherMachines(ProgramTest):
                                      "n_embd": 256, "n_head": 4, "n_layer": 4, "n_positions": 1000}))
         flags = ["plan", "--model", shape, "--device", "host", "--policy", "host", "--device-memory"]
         longest = {}
-        for memory in ["1GiB", "32MiB", "20MiB"]:
+        for memory in ["1GiB", "32MiB", "15MiB"]:
             fitted = json.loads(self.succeed(self.run_program(*flags, memory, "--fit", "seq-len", "--json")).stdout)["fit"]
             longest[memory] = int(re.fullmatch(r"--seq-len (\d+)", fitted).group(1))
             self.succeed(self.run_program(*flags, memory, "--seq-len", longest[memory]))
         self.assertEqual(longest["1GiB"], 1000)
         self.assertEqual(longest["32MiB"] % 64, 0)
-        self.assertIn(longest["20MiB"], range(1, 64))
-        self.refused(self.run_program(*flags, "20MiB", "--seq-len", longest["20MiB"] + 1), 3)
+        self.assertIn(longest["15MiB"], range(1, 64))
+        self.refused(self.run_program(*flags, "15MiB", "--seq-len", longest["15MiB"] + 1), 3)
         self.refused(self.run_program(*flags, "32MiB", "--seq-len", longest["32MiB"] + 64), 3)
 
     def test_what_does_not_fit_says_why(self):

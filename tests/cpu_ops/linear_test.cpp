@@ -227,6 +227,47 @@ TEST_P(HeadLossTest, AGradientOfTheWeightInBf16IsWrittenWhole) {
   }
 }
 
+// Of a table that is the embedding's too. More tokens than the vocabulary has, and fewer.
+TEST_P(HeadLossTest, RowsOfTokensAreThoseOfTheWeightBeforeTheyAreRounded) {
+  for (const auto& [rows, c, vocabulary] : {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 52, 101},
+                                            {111, 52, 101},
+                                            {37, 52, 5},
+                                            {9, 3, 900001}}) {
+    SCOPED_TRACE(vocabulary);
+    Random random(5);
+    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
+    const Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    const Tensor tokens = random.tokens({rows}, static_cast<std::int32_t>(std::min<std::int64_t>(vocabulary, 40)));
+    Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), dw(DType::bf16, {vocabulary, c});
+    Tensor alone = dw, expected(DType::f32, {rows, c});
+    HeadLoss head{
+        .x = x, .weight = w, .targets = targets, .losses = losses, .gradient_scale = 0.37F, .dx = dx, .dweight = dw};
+    HeadLoss with_rows = head;
+    with_rows.tokens = tokens;
+    with_rows.token_rows = expected;
+    reference::head_loss(with_rows);
+    for (const auto& arena : arenas()) {
+      const auto scratch = [&, c = c, v = vocabulary, n = rows](bool token_rows) {
+        return fast::head_loss_scratch(n, c, v, GetParam(), arena->threads(), true, token_rows);
+      };
+      LentWorkspace less(scratch(false)), workspace(scratch(true));
+      head.dweight = alone;
+      fast::head_loss(*arena, less.get(), head);
+      Tensor of_tokens = random.tensor(DType::f32, {rows, c});
+      with_rows.token_rows = of_tokens;
+      fast::head_loss(*arena, workspace.get(), with_rows);
+      EXPECT_CLOSE(of_tokens, expected);
+      EXPECT_SAME_BITS(dw, alone);
+      // Here a row's product has the same order of sums, whichever rows are made beside it.
+      for (std::int64_t i = 0; i < rows * c; ++i) {
+        const std::int64_t token = tokens.view().as<std::int32_t>()[i / c];
+        const auto rounded = numerics::round_to_bf16(static_cast<float>(of_tokens.get(i)));
+        ASSERT_EQ(numerics::bf16_to_float(rounded), static_cast<float>(dw.get(token * c + i % c))) << i;
+      }
+    }
+  }
+}
+
 TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayBelowTheLimit) {
   for (const std::int64_t vocabulary : {1, 101, 50257, 128256, 10000000}) {
     for (const std::int64_t tokens : {1, 7, 512, 513, 100000}) {
@@ -235,6 +276,20 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayBelowTheLimit) {
       EXPECT_LE(rows, tokens);
       EXPECT_TRUE(rows == 1 || rows * vocabulary * 4 <= 32 << 20) << rows << " rows of " << vocabulary;
     }
+  }
+}
+
+TEST(HeadLossChecks, ATokenOutsideTheVocabularyThrows) {
+  Random random(6);
+  const Tensor x = random.tensor(DType::f32, {2, 8}), w = random.tensor(DType::bf16, {11, 8});
+  Tensor targets(DType::i32, {2}), tokens(DType::i32, {2}), losses(DType::f32, {2}), dx(DType::f32, {2, 8});
+  Tensor dw(DType::bf16, {11, 8}), of_tokens(DType::f32, {2, 8});
+  LentWorkspace workspace(1 << 20);
+  for (const std::int32_t wrong : {11, -1}) {
+    tokens.view().as<std::int32_t>()[1] = wrong;
+    EXPECT_THROW(
+        fast::head_loss(*arenas()[0], workspace.get(), {x, w, targets, losses, 1.0F, dx, dw, tokens, of_tokens}),
+        MisuseError);
   }
 }
 

@@ -130,6 +130,37 @@ TEST_P(Embedding, ItsGradientInBf16IsTheSumRoundedOnce) {
   }
 }
 
+// Of a table that the head has written: what rows of tokens were before they were rounded, plus the embedding's.
+TEST_P(Embedding, ItsGradientGoesOnFromRowsOfTokens) {
+  const std::int64_t vocabulary = 101, sequence = 37, tokens = 3 * sequence;
+  for (const std::int64_t channels : {1, 52, 256, 301}) {
+    Random random(4);
+    const Tensor ids = random.tokens({tokens}, 60), dout = random.tensor(GetParam(), {tokens, channels});
+    Tensor sums = random.tensor(DType::f32, {vocabulary, channels}), expected(DType::bf16, {vocabulary, channels});
+    Tensor rows(DType::f32, {tokens, channels}), head(DType::bf16, {vocabulary, channels});
+    for (std::int64_t i = 0; i < vocabulary * channels; ++i) head.set(i, static_cast<float>(sums.get(i)));
+    std::vector<bool> seen(vocabulary);
+    for (std::int64_t i = 0; i < tokens; ++i) {  // those of a token's later places are not looked at
+      const auto token = static_cast<std::size_t>(ids.view().as<std::int32_t>()[i]);
+      for (std::int64_t c = 0; c < channels; ++c) {
+        const double first = sums.get(static_cast<std::int64_t>(token) * channels + c);
+        rows.set(i * channels + c, seen[token] ? NAN : static_cast<float>(first));
+      }
+      seen[token] = true;
+    }
+    fast::embedding_backward(*arenas()[0], dout, ids, sequence, sums, {});
+    for (std::int64_t i = 0; i < vocabulary * channels; ++i) expected.set(i, static_cast<float>(sums.get(i)));
+    Tensor by_reference = head;
+    reference::embedding_backward(dout, ids, sequence, by_reference, {}, rows);
+    for (const auto& arena : arenas()) {
+      Tensor dt = head;
+      fast::embedding_backward(*arena, dout, ids, sequence, dt, {}, rows);
+      EXPECT_SAME_BITS(dt, expected);
+      EXPECT_CLOSE(dt, by_reference);
+    }
+  }
+}
+
 TEST(EmbeddingChecks, ATokenOutsideTheVocabularyThrowsAndWritesNothing) {
   Random random(5);
   const Tensor table = random.tensor(DType::bf16, {11, 8});

@@ -44,7 +44,8 @@ class IdleOps : public Ops {
   void swiglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void add(TensorView, TensorView, TensorView, StreamView) override {}
   void embedding(TensorView, TensorView, TensorView, std::int64_t, TensorView, StreamView) override {}
-  void embedding_backward(TensorView, TensorView, std::int64_t, TensorView, TensorView, StreamView) override {}
+  void embedding_backward(TensorView, TensorView, std::int64_t, TensorView, TensorView, TensorView,
+                          StreamView) override {}
   void adamw(const AdamPiece&, const AdamCoefficients&, StreamView) override {}
   void weights_of_master(const float*, bf16*, std::int64_t, StreamView) override {}
   void accumulate(float*, const bf16*, bool, std::int64_t, StreamView) override {}

@@ -15,7 +15,6 @@
 
 #include "core/error.hpp"
 #include "cpu_ops/host_device.hpp"
-#include "train/model_source.hpp"
 
 namespace tandem {
 namespace {
@@ -37,7 +36,7 @@ class LoadedModelTest : public testing::Test {
     config.policy = parse_policy("device");
     config.device_memory = 1_GiB;
     const ModelConfig model = builtin_model(config.model);
-    setup_ = set_up_run(config, model, frozen_layout(model, ""), {.training = false, .predicts = false});
+    setup_ = set_up_run(config, model, {.training = false, .predicts = false});
     setup_.options.watchdog_seconds = 0.5;
     auto faults = std::make_shared<HostFaults>();
     faults->before_task = [this](std::string_view stream, std::string_view) {

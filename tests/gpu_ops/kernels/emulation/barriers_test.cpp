@@ -146,7 +146,7 @@ TEST_F(Barriers, OfTheEmbeddingGradient) {
   for (const DType type : {DType::f32, DType::bf16}) {  // added to, and written whole
     const auto idle = idle_barriers([&] {
       const Operand i = bench().put(ids), d = bench().put(dout), dtable = zeros(type, {3, 24});
-      ops().embedding_backward(d.view().rows(0, tokens), i, tokens, dtable, {}, {});
+      ops().embedding_backward(d.view().rows(0, tokens), i, tokens, dtable, {}, {}, {});
       return std::vector<Tensor>{bench().get(dtable)};
     });
     EXPECT_THAT(idle, ::testing::ElementsAre(0)) << name_of(type);

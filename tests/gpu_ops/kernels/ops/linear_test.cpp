@@ -228,6 +228,42 @@ TEST_P(LinearOps, AGradientOfTheHeadInBf16IsWrittenWhole) {
   }
 }
 
+// Of a table that is the embedding's too. More tokens than the vocabulary has, and more than a block has threads.
+TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
+  for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{301, 40, 96}}) {
+    const std::int64_t rows = s.rows, channels = s.in, vocabulary = s.out;
+    SCOPED_TRACE(vocabulary);
+    bench().lend({.tokens = rows,
+                  .vocabulary = vocabulary,
+                  .channels = channels,
+                  .activations = dtype(),
+                  .whole_head = true,
+                  .token_rows = true});
+    Random random(4);
+    const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
+    const Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    Tensor tokens = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw(DType::bf16, {vocabulary, channels});
+    Tensor of_tokens(DType::f32, {rows, channels});
+    reference::head_loss({x, w, targets, losses, 0.125F, dx, dw, tokens, of_tokens});
+    tokens.view().as<std::int32_t>()[1] = -1;  // of none: zeros
+    tokens.view().as<std::int32_t>()[2] = static_cast<std::int32_t>(vocabulary);
+    for (std::int64_t i = channels; i < 3 * channels; ++i) of_tokens.set(i, 0.0F);
+    const auto results = under_all_schedules([&] {
+      const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets), i = bench().put(tokens);
+      const Operand l = bench().put(Tensor(DType::f32, {rows})), d = bench().put(Tensor(dtype(), {rows, channels}));
+      const Operand dweight = bench().put(dw), alone = bench().put(dw);
+      const Operand r = bench().put(random.tensor(DType::f32, {rows, channels}));
+      ops().head_loss({in, weight, t, l, 0.125F, d, alone}, stream());
+      ops().head_loss({in, weight, t, l, 0.125F, d, dweight, i, r}, stream());
+      return std::vector<Tensor>{bench().get(r), bench().get(dweight), bench().get(alone)};
+    });
+    EXPECT_WITHIN(results[0], of_tokens, dtype(), true);
+    EXPECT_WITHIN(results[1], dw, DType::bf16, true);
+    EXPECT_SAME_BITS(results[2], results[1]);
+  }
+}
+
 TEST_P(LinearOps, ATargetBeyondTheVocabularyShowsAsNaN) {
   bench().lend({.tokens = 2, .vocabulary = 11, .channels = 8, .activations = dtype()});
   Random random(6);

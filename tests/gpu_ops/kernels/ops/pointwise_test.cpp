@@ -145,7 +145,7 @@ TEST_P(PointwiseOps, EmbeddingAndItsGradientAreTheReferenceToTheBit) {
         const Operand out = bench().put(Tensor(dtype(), {tokens, channels})), dt = bench().put(dtable_before);
         const Operand dp = bench().put(dplaces_before);
         ops().embedding(i, t, with_positions ? p.view() : TensorView{}, sequence, out, stream());
-        ops().embedding_backward(d, i, sequence, dt, with_positions ? dp.view() : TensorView{}, stream());
+        ops().embedding_backward(d, i, sequence, dt, with_positions ? dp.view() : TensorView{}, {}, stream());
         return std::vector<Tensor>{bench().get(out), bench().get(dt), bench().get(dp)};
       });
       EXPECT_SAME_BITS(results[0], out_expected);
@@ -168,8 +168,43 @@ TEST_P(PointwiseOps, TheEmbeddingsGradientInBf16IsTheSumRoundedOnce) {
     const Tensor anything = random.tensor(DType::bf16, {vocabulary, channels});
     const auto results = under_all_schedules([&] {
       const Operand i = bench().put(ids), d = bench().put(dout), dt = bench().put(anything), sums = bench().put(zeros);
-      ops().embedding_backward(d, i, sequence, dt, {}, stream());
-      ops().embedding_backward(d, i, sequence, sums, {}, stream());
+      ops().embedding_backward(d, i, sequence, dt, {}, {}, stream());
+      ops().embedding_backward(d, i, sequence, sums, {}, {}, stream());
+      return std::vector<Tensor>{bench().get(dt), bench().get(sums)};
+    });
+    Tensor expected(DType::bf16, {vocabulary, channels});
+    for (std::int64_t i = 0; i < vocabulary * channels; ++i) expected.set(i, static_cast<float>(results[1].get(i)));
+    EXPECT_SAME_BITS(results[0], expected);
+  }
+}
+
+// Of a table that the head has written: what rows of tokens were before they were rounded, plus the embedding's.
+TEST_P(PointwiseOps, TheEmbeddingsGradientGoesOnFromRowsOfTokens) {
+  const std::int64_t vocabulary = 71, sequence = 37, tokens = 9 * sequence;
+  for (const std::int64_t channels : {1, 24, 130, 2311}) {
+    SCOPED_TRACE(channels);
+    Random random(4);
+    Tensor ids = random.tokens({tokens}, 50);
+    ids.view().as<std::int32_t>()[5] = -1;
+    ids.view().as<std::int32_t>()[6] = vocabulary;
+    const Tensor dout = random.tensor(dtype(), {tokens, channels});
+    const Tensor begun = random.tensor(DType::f32, {vocabulary, channels});
+    Tensor rows(DType::f32, {tokens, channels}), head(DType::bf16, {vocabulary, channels});
+    for (std::int64_t i = 0; i < vocabulary * channels; ++i) head.set(i, static_cast<float>(begun.get(i)));
+    std::vector<bool> seen(static_cast<std::size_t>(vocabulary));
+    for (std::int64_t i = 0; i < tokens; ++i) {  // those of a token's later places, or of none, are not looked at
+      const std::int32_t token = ids.view().as<std::int32_t>()[i];
+      const bool first = token >= 0 && token < vocabulary && !seen[static_cast<std::size_t>(token)];
+      for (std::int64_t c = 0; c < channels; ++c) {
+        rows.set(i * channels + c, first ? static_cast<float>(begun.get(token * channels + c)) : NAN);
+      }
+      if (first) seen[static_cast<std::size_t>(token)] = true;
+    }
+    const auto results = under_all_schedules([&] {
+      const Operand i = bench().put(ids), d = bench().put(dout), dt = bench().put(head), sums = bench().put(begun);
+      const Operand r = bench().put(rows);
+      ops().embedding_backward(d, i, sequence, dt, {}, r, stream());
+      ops().embedding_backward(d, i, sequence, sums, {}, {}, stream());
       return std::vector<Tensor>{bench().get(dt), bench().get(sums)};
     });
     Tensor expected(DType::bf16, {vocabulary, channels});
@@ -189,7 +224,7 @@ TEST_P(PointwiseOps, ATokenOutsideTheVocabularyShowsAsNaNAndTouchesNothingElse) 
     ops().embedding(i, t, {}, 3, out, stream());
     const Tensor rows = bench().get(out);
     for (std::int64_t e = 0; e < 24; ++e) EXPECT_EQ(std::isnan(rows.get(e)), e / 8 == 1) << e;
-    ops().embedding_backward(out, i, 3, dt, {}, stream());
+    ops().embedding_backward(out, i, 3, dt, {}, {}, stream());
     const Tensor after = bench().get(dt);
     EXPECT_TRUE(after.intact());
     for (std::int64_t e = 8; e < 88; ++e) EXPECT_EQ(after.get(e), before.get(e)) << e;

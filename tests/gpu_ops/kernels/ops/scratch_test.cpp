@@ -38,6 +38,10 @@ TEST(Scratch, HasTheGradientsOfAllLogitsWhereThatOfTheHeadIsWrittenWhole) {
   needs.whole_head = true;
   EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits) + 2048 * of_row);
   EXPECT_GE(HostRules(2).workspace_bytes(needs), 2048 * 2 * of_row);
+  const std::size_t on_host = HostRules(2).workspace_bytes(needs);
+  needs.token_rows = true;
+  EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits) + 2048 * of_row + std::size_t{2048} * 2048 * 2);
+  EXPECT_EQ(HostRules(2).workspace_bytes(needs), on_host + std::size_t{2048} * 2048 * 4);
   needs.gradients = false;
   EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits));
 }
