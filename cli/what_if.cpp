@@ -59,6 +59,7 @@ void take_shape(WhatIf& what, const RunShape& shape, const OpsRules& rules) {
   what.shape = shape;
   const Transformer transformer(what.model, what.shape);
   what.options.micro_batches_at_once = static_cast<int>(what.shape.micro_batches);
+  what.options.owners_make_gradients = makes_table_last(what.model, what.shape);
   what.options.offloaded_input_bytes = offloaded_input_bytes(what.model, shape);
   std::size_t device = 0;
   std::size_t host = 0;

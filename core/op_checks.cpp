@@ -123,7 +123,6 @@ void head_loss(const HeadLoss& head) {
   check.require(head.losses, "losses", DType::f32, {n});
   check.optional(head.dx, "dx", head.x.dtype, {n, channels});
   check.optional(head.dweight, "dweight", of_gradient(head.dweight), {vocabulary, channels});
-  check.that(head.dx || !head.dweight, "dweight is asked for without dx");
   check.that(static_cast<bool>(head.tokens) == static_cast<bool>(head.token_rows), "tokens and token_rows go together");
   check.that(!head.tokens || head.writes_weight(), "token_rows of a dweight that is not written whole");
   check.optional(head.tokens, "tokens", DType::i32, {n});

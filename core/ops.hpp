@@ -57,12 +57,13 @@ struct HeadLoss {
   TensorView targets;           ///< (N) i32; negative: not a target
   TensorView losses;            ///< (N) f32, written: -log p(target), 0 where not a target
   float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
-  TensorView dx;                ///< (N, C) activations, written; empty: no gradient at all
+  TensorView dx;                ///< (N, C) activations, written; may be empty
   TensorView dweight;           ///< (V, C) f32, added to, or bf16, written whole; empty: weight is frozen
   /// Of a bf16 `dweight` that the embedding's gradient is added to: the rows that this will change, before they are
   /// rounded. Both or neither.
   TensorView tokens{};      ///< (N) i32
   TensorView token_rows{};  ///< (N, C) f32, written: row i of `dweight` row tokens[i]
+  bool gradients() const noexcept { return dx || dweight; }
   bool writes_weight() const noexcept { return dweight && dweight.dtype == DType::bf16; }
 };
 

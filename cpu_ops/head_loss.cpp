@@ -105,7 +105,7 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
   const std::int64_t n = head.x.shape[0], vocabulary = head.weight.shape[0];
   const std::int32_t* const targets = head.targets.as<std::int32_t>();
   float* const losses = head.losses.as<float>();
-  const bool gradient = static_cast<bool>(head.dx);
+  const bool gradient = head.gradients();
   check_targets(targets, n, vocabulary);
   if (head.tokens) check_tokens(head.tokens.as<std::int32_t>(), n, vocabulary);
   const std::int64_t at_once = head_loss_rows(n, vocabulary);
@@ -126,7 +126,7 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
                                          .gradient = gradient});
     });
     if (!gradient) continue;
-    linear_backward_input(parallel, rest, logits, head.weight, head.dx.rows(begin, end), false);
+    if (head.dx) linear_backward_input(parallel, rest, logits, head.weight, head.dx.rows(begin, end), false);
     if (!head.dweight || whole) continue;
     linear_backward_weight(parallel, rest, logits, head.x.rows(begin, end), head.dweight, {});
   }

@@ -43,7 +43,7 @@ class Head {
     softmax_loss({.logits = logits_,
                   .targets = head_.targets.as<std::int32_t>() + begin,
                   .losses = head_.losses.as<float>() + begin,
-                  .gradient = head_.dx ? gradient : nullptr,
+                  .gradient = head_.gradients() ? gradient : nullptr,
                   .gradient_dtype = dtype_,
                   .gradient_scale = head_.gradient_scale,
                   .rows = end - begin,
@@ -52,9 +52,8 @@ class Head {
                  stream_);
   }
 
-  /// From the gradients of the logits of rows [begin, end) to those of input and weight.
-  void backward(std::int64_t begin, std::int64_t end) {
-    const TensorView x = head_.x.rows(begin, end);
+  /// From the gradients of the logits of rows [begin, end) to that of the input.
+  void backward_input(std::int64_t begin, std::int64_t end) {
     matmul_.run({.m = end - begin,
                  .n = channels_,
                  .k = vocabulary_,
@@ -64,7 +63,11 @@ class Head {
                  .c_dtype = dtype_,
                  .c_stride = channels_},
                 workspace_, stream_);
-    if (!head_.dweight) return;
+  }
+
+  /// ... and to that of the weight.
+  void backward_weight(std::int64_t begin, std::int64_t end) {
+    const TensorView x = head_.x.rows(begin, end);
     matmul_.run({.m = vocabulary_,
                  .n = channels_,
                  .k = end - begin,
@@ -124,7 +127,8 @@ void head_loss(const HeadLoss& head, HeadRows at_once, Matmul& matmul, void* mat
     for (std::int64_t first = begin; first < end; first += at_once.logits) {
       call.losses(first, std::min(end, first + at_once.logits), first - begin);
     }
-    if (head.dx) call.backward(begin, end);
+    if (head.dx) call.backward_input(begin, end);
+    if (head.dweight) call.backward_weight(begin, end);
   }
   if (head.token_rows) call.token_rows();
 }

@@ -27,10 +27,24 @@ struct Taker {
     for (MicroBatch& micro : a.micro) micro.normed = stream(carver);
   }
 
-  /// As ends_gradient() says.
+  /// What a tied table's gradient is made of where it is made last, and what waits for the embedding where it is not.
+  void take_for_the_table(Carver& carver, Activations& a) const {
+    const bool last = makes_table_last(config, shape);
+    for (MicroBatch& micro : a.micro) {
+      if (last) micro.head_input = stream(carver);
+      if (!last && has_token_rows()) micro.token_rows = carver.take(DType::f32, {tokens, config.width});
+    }
+  }
+
+  /// Made last, one serves all micro-batches.
   void take_token_rows(Carver& carver, Activations& a) const {
-    if (!config.tied_head || ends_gradient(config, tokens, shape.compute) != DType::bf16) return;
-    for (MicroBatch& micro : a.micro) micro.token_rows = carver.take(DType::f32, {tokens, config.width});
+    if (!makes_table_last(config, shape) || !has_token_rows()) return;
+    const TensorView rows = carver.take(DType::f32, {tokens, config.width});
+    for (MicroBatch& micro : a.micro) micro.token_rows = rows;
+  }
+
+  bool has_token_rows() const {
+    return config.tied_head && ends_gradient(config, tokens, shape.compute) == DType::bf16;
   }
 
   void take_statistics(Carver& carver, Activations& a) const {
@@ -88,7 +102,7 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   taker.take_statistics(rows.workspace, a);
   if (shape.training) {
     taker.take_normed(rows.workspace, a);
-    taker.take_token_rows(rows.kept, a);
+    taker.take_for_the_table(rows.kept, a);
   }
   const std::int64_t kept = kept_blocks(config, shape) * shape.micro_batches;
   // While a block is at work, embedding and head are not.
@@ -100,6 +114,7 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   };
   const auto ends = [&] {
     taker.take_head_buffers(rows.workspace, a);
+    if (shape.training) taker.take_token_rows(rows.workspace, a);
     a.ends_scratch = raw(rows.workspace, ops.ends_scratch);
   };
   rows.workspace.overlay(block, ends);

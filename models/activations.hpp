@@ -32,7 +32,8 @@ struct MicroBatch {
   TensorView tokens, targets;  ///< (B, T) i32
   TensorView losses;           ///< (N) f32
   TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
-  TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, from head to embedding
+  TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, before the embedding's part
+  TensorView head_input;       ///< (N, C) or empty: the head's normalised input, where makes_table_last()
 };
 
 struct Activations {

@@ -100,6 +100,10 @@ DType ends_gradient(const ModelConfig& config, std::int64_t tokens, DType comput
   return whole ? DType::bf16 : DType::f32;
 }
 
+bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept {
+  return config.tied_head && shape.training && shape.micro_batches > 1;
+}
+
 HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter) {
   if (parameter.layer < 0 || parameter.layer > config.layers + 1) {
     throw MisuseError("parameter of another model", parameter.full_name);

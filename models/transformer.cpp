@@ -102,11 +102,15 @@ struct Transformer::Impl {
   void head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
   void head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch, TensorView x,
                  float gradient_scale, StreamView stream);
+  bool table_last() const { return makes_table_last(config, shape); }
+  /// The loss of a micro-batch from the normalised input of the head, and the gradients that are asked for.
+  void loss(const MicroBatch& batch, TensorView x, TensorView weight, float gradient_scale, TensorView dx,
+            TensorView dweight, StreamView stream);
   void normalize_backward(const WeightsGuard& head, const GradientsGuard& gradients, TensorView x, TensorView dx,
                           StreamView stream);
-  void backward(ParameterAccess& parameters, std::size_t n, StreamView stream);
+  void backward(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
   void backward_block(ParameterAccess& parameters, std::size_t index, std::size_t n, StreamView stream);
-  void backward_embedding(ParameterAccess& parameters, std::size_t n, StreamView stream);
+  void backward_embedding(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
   /// A block's buffers for one of `n` micro-batches. Those that keep nothing work in the first, also where it is a kept
   /// block's: they run before it in forward, and after it in backward.
   std::size_t slot(std::size_t index, std::size_t micro, std::size_t n) const {
@@ -175,21 +179,28 @@ void Transformer::Impl::normalize_backward(const WeightsGuard& head, const Gradi
 
 void Transformer::Impl::head_loss(const WeightsGuard& head, const GradientsGuard& gradients, const MicroBatch& batch,
                                   TensorView x, float gradient_scale, StreamView stream) {
-  normalize(head, x, batch.normed, stream);
-  HeadLoss loss{.x = batch.normed,
-                .weight = head["lm_head"],
+  const TensorView normed = table_last() ? batch.head_input : batch.normed;
+  normalize(head, x, normed, stream);
+  loss(batch, normed, head["lm_head"], gradient_scale, buffers.dnormed,
+       table_last() ? TensorView{} : gradients["lm_head"], stream);
+  // Whatever its values were, they have served: from here on it is the gradient that runs backward.
+  normalize_backward(head, gradients, x, batch.normed, stream);
+}
+
+void Transformer::Impl::loss(const MicroBatch& batch, TensorView x, TensorView weight, float gradient_scale,
+                             TensorView dx, TensorView dweight, StreamView stream) {
+  HeadLoss head{.x = x,
+                .weight = weight,
                 .targets = flat(batch.targets),
                 .losses = batch.losses,
                 .gradient_scale = gradient_scale,
-                .dx = buffers.dnormed,
-                .dweight = gradients["lm_head"]};
-  if (loss.writes_weight() && batch.token_rows) {
-    loss.tokens = flat(batch.tokens);
-    loss.token_rows = batch.token_rows;
+                .dx = dx,
+                .dweight = dweight};
+  if (head.writes_weight() && batch.token_rows) {
+    head.tokens = flat(batch.tokens);
+    head.token_rows = batch.token_rows;
   }
-  ops->head_loss(loss, stream);
-  // Its values have served: from here on it is the gradient that runs backward.
-  normalize_backward(head, gradients, x, batch.normed, stream);
+  ops->head_loss(head, stream);
 }
 
 void Transformer::Impl::head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream) {
@@ -226,14 +237,21 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
   }
 }
 
-/// Needs no weights: the embedding is fetched in forward alone.
-void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::size_t n, StreamView stream) {
+/// Needs no weights, which are fetched in forward alone, unless the head's part of the gradient is made here.
+void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::size_t n, float gradient_scale,
+                                           StreamView stream) {
+  WeightsGuard weights;
   for (std::size_t micro = 0; micro < n; ++micro) {
+    const MicroBatch& batch = buffers.micro[micro];
     GradientsGuard gradients = parameters.gradients(0, stream);
     const TensorView tokens = gradients["tokens"];
     const TensorView positions = config.family == Family::gpt2 ? gradients["positions"] : TensorView{};
+    if (tokens && table_last()) {
+      if (micro == 0) weights = parameters.fetch(0, stream);
+      loss(batch, batch.head_input, weights["tokens"], gradient_scale, {}, tokens, stream);
+      if (micro + 1 == n) weights = {};  // as in head_step
+    }
     if (tokens || positions) {
-      const MicroBatch& batch = buffers.micro[micro];
       const bool whole = tokens && tokens.dtype == DType::bf16;
       ops->embedding_backward(batch.normed, flat(batch.tokens), shape.sequence, tokens, positions,
                               whole ? batch.token_rows : TensorView{}, stream);
@@ -242,11 +260,11 @@ void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::siz
   }
 }
 
-void Transformer::Impl::backward(ParameterAccess& parameters, std::size_t n, StreamView stream) {
+void Transformer::Impl::backward(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream) {
   lend(buffers.block_scratch);
   for (auto i = static_cast<std::size_t>(config.layers); i-- > 0;) backward_block(parameters, i, n, stream);
   lend(buffers.ends_scratch);
-  backward_embedding(parameters, n, stream);
+  backward_embedding(parameters, n, gradient_scale, stream);
 }
 
 Transformer::Transformer(ModelConfig config, RunShape shape) {
@@ -309,7 +327,7 @@ void Transformer::train(ParameterAccess& parameters, float gradient_scale, Strea
   const auto count = static_cast<std::size_t>(n);
   impl_->forward(parameters, count, /*keep=*/true, stream);
   impl_->head_step(parameters, count, gradient_scale, stream);
-  impl_->backward(parameters, count, stream);
+  impl_->backward(parameters, count, gradient_scale, stream);
 }
 
 void Transformer::evaluate(ParameterAccess& parameters, StreamView stream) {

@@ -61,6 +61,11 @@ struct RunShape {
   bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
 };
 
+/// Whether all of a tied table's gradient is made in the embedding's visit of backward, for which the head's logits are
+/// computed once more, to the same bits: so with several micro-batches at once, whose gradients would else all wait for
+/// it. The engine's OffloadOptions::owners_make_gradients is to say the same.
+bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept;
+
 /// What becomes of activations until backward: "kept", "selectively recomputed", "8 of 24 blocks recomputed", the same
 /// with
 /// ", others selectively", "recomputed", "recomputed, inputs offloaded".
@@ -105,8 +110,8 @@ class Transformer {
 
   /// Forward and backward of micro-batches 0 ... n - 1, at most shape().micro_batches; gradients are of
   /// gradient_scale * sum(losses). Asynchronous on `stream`. Needs shape().training. Fetches layers 0 ... L + 1, then
-  /// L ... 1, once each: a guard serves all micro-batches. Asks for gradients of L + 1 ... 0, n times in a row each,
-  /// also where all of a layer is frozen.
+  /// L ... 1, and 0 where makes_table_last() and it has a gradient, once each: a guard serves all micro-batches. Asks
+  /// for gradients of L + 1 ... 0, n times in a row each, also where all of a layer is frozen.
   void train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n = 1);
   /// Forward of micro-batch 0 with losses; nothing else is kept. Asynchronous.
   void evaluate(ParameterAccess& parameters, StreamView stream);

@@ -32,6 +32,9 @@ struct OffloadOptions {
   int max_micro_batches = 1;      ///< per step; more than one needs an accumulator
   int micro_batches_at_once = 1;  ///< so many the caller takes through each visit of a layer. 1: forward and backward
                                   ///< of one, then of the next. All of a step: each layer is visited twice a step
+  /// All of a tied parameter's gradient comes with its owner's: a layer that borrows it is asked for none of it. Else
+  /// its buffer is held from the one's backward to the other's, of each micro-batch at once.
+  bool owners_make_gradients = false;
   /// Bytes of a layer's input for one micro-batch, where the caller sends it to the host in forward and fetches it
   /// again in backward, beside what the engine moves; 0: it stays on the device. For the performance model alone.
   std::size_t offloaded_input_bytes = 0;

@@ -70,6 +70,7 @@ struct Plan {
   int state_buffers = 0;            ///< device buffers for pieces of streamed state
   int max_micro_batches = 1;
   int micro_batches_at_once = 1;           ///< that pass through the layers together, as the options say
+  bool owners_make_gradients = false;      ///< of tied parameters, as the options say
   std::size_t offloaded_input_bytes = 0;   ///< that the caller moves, as the options say
   int update_threads = 0;                  ///< that an update on the CPU takes at most; 0: all
   bool sends_sums = false;                 ///< what leaves the device is not each micro-batch's gradient, but their sum

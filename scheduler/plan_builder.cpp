@@ -54,6 +54,7 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
   plan_.max_micro_batches = options.max_micro_batches;
   plan_.update_threads = options.update_threads;
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
+  plan_.owners_make_gradients = options.owners_make_gradients;
   plan_.offloaded_input_bytes = options.offloaded_input_bytes;
   plan_.state = options.state;
   plan_.spare_device_memory = align_up(options.spare_device_memory);
@@ -143,7 +144,8 @@ void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_
   for (const Subgroup& s : plan_.subgroups) {
     if (s.updater == Updater::cpu) placement(s.layer).host_copy = true;
   }
-  size_gradient_buffers(lends, gradient_buffers);
+  const std::vector<bool> none(lends.size());
+  size_gradient_buffers(plan_.owners_make_gradients ? none : lends, gradient_buffers);
 }
 
 /// Layers that others share parameters of: they stay held while others pass.
@@ -186,14 +188,14 @@ void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefet
 }
 
 /// One buffer is filled while another empties where the next layer's gradient is of the same class, or, of
-/// micro-batches that follow each other, the same layer's. Those of shared layers wait for their own backward.
-void PlanBuilder::size_gradient_buffers(const std::vector<bool>& lends, int gradient_buffers) {
-  const std::vector<int> in_a_row = longest_rows(lends);
+/// micro-batches that follow each other, the same layer's. Those `held`, of shared layers, wait for their own backward.
+void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers) {
+  const std::vector<int> in_a_row = longest_rows(held);
   std::vector<int> open(plan_.size_classes.size());
   std::vector<bool> closes(plan_.size_classes.size());  // has layers that share nothing
   for (int l = 0; l < layout_.layer_count(); ++l) {
     const auto c = static_cast<std::size_t>(placement(l).size_class);
-    if (!lends[static_cast<std::size_t>(l)]) {
+    if (!held[static_cast<std::size_t>(l)]) {
       closes[c] = true;
     } else if (layout_.layer(l).state_elements > 0) {
       open[c] += plan_.micro_batches_at_once;
@@ -207,17 +209,17 @@ void PlanBuilder::size_gradient_buffers(const std::vector<bool>& lends, int grad
   }
 }
 
-/// Of each size class, how many layers with gradients follow each other, those that lend parameters left out.
-std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& lends) const {
+/// Of each size class, how many layers with gradients follow each other, those whose buffers are held left out.
+std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const {
   std::vector<int> longest(plan_.size_classes.size());
   int row = 0;
   int row_class = -1;
   for (int l = 0; l < layout_.layer_count(); ++l) {
     if (layout_.layer(l).state_elements == 0) continue;
     const int c = plan_.layers[static_cast<std::size_t>(l)].size_class;
-    const bool lent = lends[static_cast<std::size_t>(l)];
-    row = lent ? 0 : c == row_class ? row + 1 : 1;
-    row_class = lent ? -1 : c;
+    const bool waits = held[static_cast<std::size_t>(l)];
+    row = waits ? 0 : c == row_class ? row + 1 : 1;
+    row_class = waits ? -1 : c;
     longest[static_cast<std::size_t>(c)] = std::max(longest[static_cast<std::size_t>(c)], row);
   }
   return longest;
@@ -263,7 +265,9 @@ void PlanBuilder::place_sums() {
       if (sends[i]) ++needed[static_cast<std::size_t>(plan_.layers[i].size_class)];
     };
     need(l);
-    for (const int owner : layout_.layer(l).borrows) need(owner);
+    if (!plan_.owners_make_gradients) {
+      for (const int owner : layout_.layer(l).borrows) need(owner);
+    }
     for (std::size_t c = 0; c < needed.size(); ++c) {
       plan_.size_classes[c].sum_buffers = std::max(plan_.size_classes[c].sum_buffers, needed[c]);
     }

@@ -40,8 +40,8 @@ class PlanBuilder {
   LayerPlacement& placement(int layer) { return plan_.layers[static_cast<std::size_t>(layer)]; }
   std::vector<bool> lenders() const;
   void size_weight_buffers(const std::vector<bool>& lends, int prefetch);
-  void size_gradient_buffers(const std::vector<bool>& lends, int gradient_buffers);
-  std::vector<int> longest_rows(const std::vector<bool>& lends) const;
+  void size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers);
+  std::vector<int> longest_rows(const std::vector<bool>& held) const;
   void place_sums();
   void size_buffers(bool small_pieces);
   void book_device();

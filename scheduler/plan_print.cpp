@@ -25,6 +25,7 @@ json outline_of(const Plan& plan) {
   j["state_buffers"] = plan.state_buffers;
   j["max_micro_batches"] = plan.max_micro_batches;
   j["micro_batches_at_once"] = plan.micro_batches_at_once;
+  j["owners_make_gradients"] = plan.owners_make_gradients;
   j["offloaded_input_bytes"] = plan.offloaded_input_bytes;
   j["update_threads"] = plan.update_threads;
   j["sends_sums"] = plan.sends_sums;

@@ -9,9 +9,9 @@ namespace tandem {
 namespace {
 
 /// How often a pass through all layers fetches each one's weights. What is shared is fetched with whoever shares it.
-std::vector<int> fetches_of_pass(const ParameterLayout& layout) {
+std::vector<int> fetches_of_pass(const ParameterLayout& layout, bool first_again) {
   std::vector<int> fetches(static_cast<std::size_t>(layout.layer_count()));
-  for (const Action& action : walk_of(layout.layer_count(), {}, {}).pass) {
+  for (const Action& action : walk_of(layout.layer_count(), {}, {}, first_again).pass) {
     if (action.kind != Action::Kind::fetch) continue;
     ++fetches[static_cast<std::size_t>(action.layer)];
     for (const int owner : layout.layer(action.layer).borrows) ++fetches[static_cast<std::size_t>(owner)];
@@ -22,7 +22,7 @@ std::vector<int> fetches_of_pass(const ParameterLayout& layout) {
 }  // namespace
 
 std::vector<int> by_worth_of_residence(const ParameterLayout& layout, const Plan& plan) {
-  const std::vector<int> fetches = fetches_of_pass(layout);
+  const std::vector<int> fetches = fetches_of_pass(layout, plan.owners_make_gradients);
   const int passes = Accumulation{plan.max_micro_batches, plan.micro_batches_at_once}.passes();
   // Crossings of an element's weight in a step: each fetch is saved. What the CPU has updated is sent to a layer that
   // stays; what the device has updated returns from one that does not, and is loaded for that where the weight is a

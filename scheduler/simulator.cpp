@@ -18,7 +18,7 @@ TaskId Simulator::warm_up() {
   TaskList tasks;
   unfolder_.begin_step(1);
   unfolder_.prefetch(tasks);
-  const Walk step = walk_of(layout_.layer_count(), {}, {});
+  const Walk step = walk_of(layout_.layer_count(), {}, {}, plan_.owners_make_gradients);
   for (const Action& action : step.last) {
     switch (action.kind) {
       case Action::Kind::fetch:
@@ -105,7 +105,11 @@ void Simulator::update() {
 void Simulator::bound_by_updates() {
   ResourceShares busy{};
   double cpu = 0.0;
-  double ahead = 0.0;  // forward of the layers before
+  double ahead = 0.0;  // forward of the layers before, of all micro-batches that pass through them first
+  double at_once = 0.0;
+  for (const Action& action : walk_.passes > 1 ? walk_.pass : walk_.last) {
+    if (action.kind == Action::Kind::compute_forward && action.layer == 0) at_once += action.micro_batches;
+  }
   int layer = 0;
   const auto bound = [&] {
     const double updated = std::max(cpu, *std::max_element(busy.begin(), busy.end()));
@@ -115,7 +119,7 @@ void Simulator::bound_by_updates() {
     if (!is_update(task.kind)) continue;  // nobody waits for it
     for (; layer < task.layer; ++layer) {
       bound();
-      ahead += compute_[static_cast<std::size_t>(layer)].forward;
+      ahead += at_once * compute_[static_cast<std::size_t>(layer)].forward;
     }
     const TaskCost cost = cost_of(task);
     for (std::size_t r = 0; r < busy.size(); ++r) busy[r] += cost.seconds * cost.share[r];

@@ -34,7 +34,7 @@ class Simulator {
         sums_(whole.micro_batches > 1),
         stand_for_several_(walked.micro_batches < whole.micro_batches),
         piece_(piece),
-        walk_(walk_of(layout.layer_count(), walked, whole)),
+        walk_(walk_of(layout.layer_count(), walked, whole, plan.owners_make_gradients)),
         // The last layer computes the loss: it takes in what the one before it leaves, and leaves nothing.
         inputs_(layout.layers().size() - 1, static_cast<std::size_t>(walked.at_once)) {
     compute_left_ = static_cast<double>(walk_.passes - 1) * seconds_of(walk_.pass) + seconds_of(walk_.last);

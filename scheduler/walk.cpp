@@ -12,7 +12,7 @@ class Pass {
  public:
   Pass(int micro_batches, int whole) : micro_batches_(micro_batches), whole_(whole) {}
 
-  std::vector<Action> through(int layers) && {
+  std::vector<Action> through(int layers, bool first_again) && {
     using K = Action::Kind;
     for (int l = 0; l + 1 < layers; ++l) {
       add(l, {K::fetch});
@@ -25,7 +25,8 @@ class Pass {
       add(l, {K::fetch});
       add_each(l, {K::gradients, K::compute_backward});
     }
-    if (layers > 1) add_each(0, {K::gradients, K::compute_backward}, /*releases=*/false);
+    if (layers > 1 && first_again) add(0, {K::fetch});
+    if (layers > 1) add_each(0, {K::gradients, K::compute_backward}, /*releases=*/first_again);
     actions_[1].opens_pass = true;  // the first fetches
     return std::move(actions_);
   }
@@ -51,8 +52,8 @@ class Pass {
 
 }  // namespace
 
-Walk walk_of(int layers, const Accumulation& walked, const Accumulation& whole) {
-  const auto pass = [&](int micro_batches, int of) { return Pass(micro_batches, of).through(layers); };
+Walk walk_of(int layers, const Accumulation& walked, const Accumulation& whole, bool first_again) {
+  const auto pass = [&](int micro_batches, int of) { return Pass(micro_batches, of).through(layers, first_again); };
   return {pass(std::min(walked.at_once, walked.micro_batches), std::min(whole.at_once, whole.micro_batches)),
           pass(walked.in_last_pass(), whole.in_last_pass()), walked.passes()};
 }

@@ -38,7 +38,8 @@ struct Walk {
 };
 
 /// A step of `layers` layers as `walked`: either all of `whole`, or that in lumps, with as many passes, where a
-/// micro-batch may stand for several. A layer alone in its layout is both first and last.
-Walk walk_of(int layers, const Accumulation& walked, const Accumulation& whole);
+/// micro-batch may stand for several. A layer alone in its layout is both first and last. `first_again`: the first
+/// layer's backward takes its weights, as it does where it makes all of a tied table's gradient.
+Walk walk_of(int layers, const Accumulation& walked, const Accumulation& whole, bool first_again);
 
 }  // namespace tandem

@@ -76,41 +76,57 @@ void warn_of_doubts(const MachineProfile& profile, const std::filesystem::path& 
       file.string(), lines.size(), lines.size() == 1 ? "place" : "places", worst(lines, profile));
 }
 
+struct EndsWork {
+  LayerWork embedding, head;
+};
+
+/// The head computes loss and gradients in one go: its matrix products count as backward.
+EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
+  const auto tokens = static_cast<double>(shape.batch * shape.sequence);
+  const auto width = static_cast<double>(c.width), vocabulary = static_cast<double>(c.vocabulary);
+  const double stream = 2.0 * tokens * width * static_cast<double>(size_of(shape.compute));
+  const double product = 2.0 * tokens * width * vocabulary;         // logits, their input's gradient, or the weight's
+  const double logits = 3.0 * tokens * vocabulary * sizeof(float);  // made, read and replaced
+  const double rows = tokens * width * sizeof(float);
+  const bool whole = ends_gradient(c, shape.batch * shape.sequence, shape.compute) == DType::bf16;
+  const bool of_tokens = whole && c.tied_head;  // then the embedding adds to the rows of its tokens alone
+  EndsWork work;
+  work.embedding.forward = work.head.forward = {.memory_bytes = stream, .kernels = 1.0};
+  work.embedding.backward = work.embedding.forward;
+  if (of_tokens) work.embedding.backward.memory_bytes += rows + 2.0 * tokens * width;
+  if (whole && !c.tied_head) work.embedding.backward.memory_bytes += 2.0 * vocabulary * width;  // zeros, mostly
+  work.head.backward = {.matmul_flops = 2.0 * product, .memory_bytes = logits, .kernels = 5.0};
+  // The gradient of the weight is written once, or added to by the products of some rows at a time.
+  constexpr double rows_at_once = 1024.0;
+  const double each = whole ? 2.0 : 2.0 * std::ceil(tokens / rows_at_once) * sizeof(float);
+  PassWork weight{.matmul_flops = product, .memory_bytes = each * vocabulary * width, .kernels = 3.0};
+  if (of_tokens) {
+    weight.matmul_flops += 2.0 * tokens * tokens * width;
+    weight.memory_bytes += rows;
+    weight.kernels += 2.0;
+  }
+  const bool last = makes_table_last(c, shape);
+  if (last) {  // of logits that are made once more
+    weight.matmul_flops += product;
+    weight.memory_bytes += logits;
+    weight.kernels += 3.0;
+  }
+  PassWork& with = last ? work.embedding.backward : work.head.backward;
+  with.matmul_flops += weight.matmul_flops;
+  with.memory_bytes += weight.memory_bytes;
+  with.kernels += weight.kernels;
+  return work;
+}
+
 }  // namespace
 
 std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
-  const auto tokens = static_cast<double>(shape.batch * shape.sequence);
-  const auto width = static_cast<double>(c.width);
-  const auto element = static_cast<double>(size_of(shape.compute));
-  const bool whole = ends_gradient(c, shape.batch * shape.sequence, shape.compute) == DType::bf16;
-  LayerWork embedding;
-  embedding.forward.memory_bytes = 2.0 * tokens * width * element;
-  embedding.forward.kernels = 1.0;
-  embedding.backward = embedding.forward;
-  const bool of_tokens = whole && c.tied_head;  // the rows of its tokens, again; else all, mostly zeros
-  if (of_tokens) embedding.backward.memory_bytes += (2.0 + sizeof(float)) * tokens * width;
-  if (whole && !c.tied_head) embedding.backward.memory_bytes += 2.0 * static_cast<double>(c.vocabulary) * width;
-  std::vector<LayerWork> work{embedding};
+  const EndsWork ends = ends_work(c, shape);
   const LayerWork recomputed = block_work(c, shape, Again::all);
   const LayerWork kept = block_work(c, shape, shape.selective ? Again::selected : Again::nothing);
+  std::vector<LayerWork> work{ends.embedding};
   for (std::int64_t i = 0; i < c.layers; ++i) work.push_back(i < shape.recomputed_blocks ? recomputed : kept);
-  // The head computes loss and gradients in one go: its matrix products count as backward.
-  LayerWork head;
-  head.forward.memory_bytes = 2.0 * tokens * width * element;
-  head.forward.kernels = 1.0;
-  head.backward.matmul_flops = 6.0 * tokens * width * static_cast<double>(c.vocabulary);
-  // Logits three times; and the gradient of the weight, written once, or added to by the products of some rows at a
-  // time.
-  constexpr double rows_at_once = 1024.0;
-  const double of_weight = whole ? 2.0 : 2.0 * std::ceil(tokens / rows_at_once) * sizeof(float);
-  head.backward.memory_bytes = static_cast<double>(c.vocabulary) * (3.0 * tokens * sizeof(float) + of_weight * width);
-  head.backward.kernels = 8.0;
-  if (of_tokens) {
-    head.backward.matmul_flops += 2.0 * tokens * tokens * width;
-    head.backward.memory_bytes += sizeof(float) * tokens * width;
-    head.backward.kernels += 2.0;
-  }
-  work.push_back(head);
+  work.push_back(ends.head);
   return work;
 }
 

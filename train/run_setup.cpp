@@ -114,6 +114,7 @@ Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
   way.options.reserved_device_memory =
       way.activation_bytes + page_table_bytes(pinned_bytes(*way.model, run.device->ops(), rows), run.facts);
   way.options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
+  way.options.owners_make_gradients = makes_table_last(run.model_config, shape);
   way.options.offloaded_input_bytes = offloaded_input_bytes(run.model_config, shape);
   way.options.reserved_host_memory = rows.total();
   return way;

@@ -61,13 +61,13 @@ void head_loss(const HeadLoss& head) {
     for (const double logit : p) sum += std::exp(logit - largest);
     const double log_sum = largest + std::log(sum);
     put(head.losses, n, target < 0 ? 0.0 : log_sum - p[static_cast<std::size_t>(target)]);
-    if (!head.dx) continue;
+    if (!head.gradients()) continue;
     for (std::int64_t v = 0; v < vocabulary; ++v) {
       double& d = p[static_cast<std::size_t>(v)];
       d = target < 0 ? 0.0
                      : (std::exp(d - log_sum) - (v == target ? 1.0 : 0.0)) * static_cast<double>(head.gradient_scale);
     }
-    for (std::int64_t c = 0; c < channels; ++c) {
+    for (std::int64_t c = 0; head.dx && c < channels; ++c) {
       double gradient = 0.0;
       for (std::int64_t v = 0; v < vocabulary; ++v)
         gradient += p[static_cast<std::size_t>(v)] * get(head.weight, v * channels + c);

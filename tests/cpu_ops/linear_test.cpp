@@ -258,6 +258,14 @@ TEST_P(HeadLossTest, RowsOfTokensAreThoseOfTheWeightBeforeTheyAreRounded) {
       fast::head_loss(*arena, workspace.get(), with_rows);
       EXPECT_CLOSE(of_tokens, expected);
       EXPECT_SAME_BITS(dw, alone);
+      Tensor again = random.tensor(DType::f32, {rows, c}), dw_again = random.tensor(DType::bf16, {vocabulary, c});
+      HeadLoss of_weight = with_rows;
+      of_weight.dx = {};
+      of_weight.dweight = dw_again;
+      of_weight.token_rows = again;
+      fast::head_loss(*arena, workspace.get(), of_weight);
+      EXPECT_SAME_BITS(dw_again, dw);
+      EXPECT_SAME_BITS(again, of_tokens);
       // Here a row's product has the same order of sums, whichever rows are made beside it.
       for (std::int64_t i = 0; i < rows * c; ++i) {
         const std::int64_t token = tokens.view().as<std::int32_t>()[i / c];

@@ -224,9 +224,9 @@ struct Trained {
 };
 
 Trained train_at_once(const ModelConfig& config, RunShape shape, std::int64_t batches, std::int64_t at_once,
-                      std::shared_ptr<HostFaults> faults = nullptr) {
+                      std::shared_ptr<HostFaults> faults = nullptr, DType ends = DType::f32) {
   shape.micro_batches = at_once;
-  Rig rig(config, shape, std::move(faults));
+  Rig rig(config, shape, std::move(faults), DType::f32, ends);
   rig.load_random(3);
   const std::int64_t tokens = shape.batch * shape.sequence;
   Trained all;
@@ -293,6 +293,22 @@ TEST(TransformerAtOnce, OffloadedInputsChangeNoBitWhicheverStreamLags) {
   }
 }
 
+// Where it is made last, from the head's inputs that were kept, and where it waits for the embedding.
+TEST(TransformerAtOnce, ATablesGradientWrittenWholeHasTheSameBitsWhenItIsMadeLast) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+    for (const DType compute : {DType::f32, DType::bf16}) {
+      const ModelConfig config = tiny(name);
+      const RunShape shape{.batch = 2, .sequence = 9, .compute = compute, .recomputed_blocks = 1};
+      ASSERT_FALSE(makes_table_last(config, shape));
+      ASSERT_EQ(ends_gradient(config, 18, compute), DType::bf16);
+      const Trained expected = train_at_once(config, shape, 5, 1, nullptr, DType::bf16);
+      for (const std::int64_t at_once : {2, 5}) {
+        EXPECT_EQ(train_at_once(config, shape, 5, at_once, nullptr, DType::bf16), expected) << name << at_once;
+      }
+    }
+  }
+}
+
 TEST(TransformerAtOnce, OffloadedInputsTakeNoMoreOfTheDeviceForMoreLayers) {
   HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
   const auto kept = [&](std::int64_t layers) {
@@ -316,7 +332,8 @@ TEST(TransformerAccess, AFetchedLayerServesEveryMicroBatch) {
                           "fetch 3", "gradients 3", "commit 3", "gradients 3", "release 3", "commit 3",  //
                           "fetch 2", "gradients 2", "commit 2", "gradients 2", "release 2", "commit 2",  //
                           "fetch 1", "gradients 1", "commit 1", "gradients 1", "release 1", "commit 1",  //
-                          "gradients 0", "commit 0", "gradients 0", "commit 0"));
+                          "gradients 0", "fetch 0", "commit 0", "gradients 0", "release 0", "commit 0"))
+      << "the embedding is fetched for the head's part of its gradient";
 }
 
 TEST(TransformerAccess, EachLayerIsFetchedAndReleasedInOrder) {
@@ -462,7 +479,7 @@ TEST(Transformer, TheGradientOfATiedTableInBf16IsTheSumRoundedOnce) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(name);
       const ModelConfig config = tiny(name);
-      const RunShape shape{.batch = 2, .sequence = 30, .micro_batches = 2, .compute = compute};
+      const RunShape shape{.batch = 2, .sequence = 30, .micro_batches = 2, .compute = compute};  // made last
       ASSERT_EQ(ends_gradient(config, 60, compute), DType::bf16);
       Rig sums(config, shape), whole(config, shape, nullptr, DType::f32, DType::bf16);
       for (Rig* rig : {&sums, &whole}) {

@@ -208,6 +208,20 @@ TEST_P(EveryPolicy, GivesTheSameBitsWhereMicroBatchesPassThroughALayerAtOnce) {
   }
 }
 
+TEST_P(EveryPolicy, GivesTheSameBitsWhereOwnersMakeAllOfATiedGradient) {
+  const bool fixed = std::string(GetParam()) == "device";
+  for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {5, 5}, {5, 2}}) {
+    for (const int resident : {0, 1}) {
+      ToyOptions o = toy(GetParam());
+      o.micro_batches = micro_batches;
+      o.at_once = at_once;
+      o.owners_make = true;
+      o.offload.resident_layers = fixed ? -1 : resident;
+      expect_same(train_toy(o), reference_of(micro_batches, false));
+    }
+  }
+}
+
 TEST_P(EveryPolicy, GivesTheSameBitsInBothOrdersWhereNothingIsShared) {
   ToyOptions o = toy("device");
   o.tied = false;

@@ -27,7 +27,8 @@ struct ToyOptions {
   bool tied = true;             ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
-  int at_once = 1;  ///< micro-batches that pass through a layer in one visit
+  int at_once = 1;           ///< micro-batches that pass through a layer in one visit
+  bool owners_make = false;  ///< both parts of the shared parameter's gradient come in its owner's visit
   double lr = 1e-2;
   double max_grad_norm = 1.0;
   std::uint64_t seed = 7;
@@ -92,6 +93,7 @@ class ToyTrainer {
       : o_(o), layout_(toy_layout(o)), toy_device_(o.make_device(o.device)), device_(&toy_device_->device()) {
     o_.offload.max_micro_batches = std::max(o_.offload.max_micro_batches, o_.micro_batches);
     o_.offload.micro_batches_at_once = o_.at_once;
+    o_.offload.owners_make_gradients = o_.owners_make;
     const PlanningFacts facts{device_->info().capacity, 0};
     plan_ = make_plan(layout_, o_.offload, facts);
     engine_ = std::make_unique<OffloadEngine>(*device_, layout_, o_.offload, plan_, o_.trace);
@@ -182,20 +184,26 @@ class ToyTrainer {
   void backward_one(int l, int s, int micro, const WeightsGuard& weights) {
     GradientsGuard gradients = engine_->gradients(l, stream_);
     for (const Parameter& p : layout_.layer(l).parameters) {
-      const TensorView g = gradients[p.name];
-      if (!g) continue;
-      const TensorView w = weights[p.name];
-      const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
-      const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
-      toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison](const bf16* values, void* out) {
-        for (std::int64_t i = 0; i < g.count(); ++i) {
-          const bool spoilt = poison && i == g.count() / 2;
-          const float d = numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
-          add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : d);
-        }
-      });
+      if (o_.owners_make && p.tied()) continue;
+      if (o_.owners_make && p.name == "table")
+        add_part(layout_.layer_count() - 1, s, micro, weights[p.name], gradients[p.name]);
+      add_part(l, s, micro, weights[p.name], gradients[p.name]);
     }
     gradients.commit(stream_);
+  }
+
+  /// That of layer `l` to a gradient; none where it is empty.
+  void add_part(int l, int s, int micro, TensorView w, TensorView g) {
+    if (!g) return;
+    const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
+    const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
+    toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison](const bf16* values, void* out) {
+      for (std::int64_t i = 0; i < g.count(); ++i) {
+        const bool spoilt = poison && i == g.count() / 2;
+        const float d = numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
+        add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : d);
+      }
+    });
   }
 
   ToyOptions o_;

@@ -240,7 +240,7 @@ TEST_P(Hazards, AreAllDependencies) {
 
 TEST_P(Hazards, AreAllDependenciesWhereMicroBatchesPassThroughALayerAtOnce) {
   for (const int resident : {0, 2}) {
-    for (const Order order : {Order{1, 1}, Order{2, 2}, Order{5, 5}, Order{5, 2}}) {
+    for (const Order order : {Order{1, 1}, Order{2, 2}, Order{5, 5}, Order{5, 2}, Order{5, 2, true}}) {
       Unfolded run(GetParam(), resident, 2, StateFormat::fp32, order);
       run.steps(2);
       check_hazards(run);

@@ -152,6 +152,24 @@ TEST(Plan, SumsOnTheDeviceSaveThoseOnTheHost) {
   EXPECT_EQ(sums(tight, Place::pinned), all);
 }
 
+// Its buffer is no longer held from the head on: two, as other layers' micro-batches have, whatever their number.
+TEST(Plan, OwnersThatMakeAllOfATiedGradientHaveNoBufferForEachMicroBatch) {
+  const auto buffers = [](int at_once, bool owners_make, bool roomy = true) {
+    OffloadOptions options = with("host");
+    options.max_micro_batches = options.micro_batches_at_once = at_once;
+    options.owners_make_gradients = owners_make;
+    const std::size_t least = smallest_device_memory(transformer_like(), options);
+    const Plan plan = make_plan(transformer_like(), options, {roomy ? 64_GiB : least, 0});
+    EXPECT_EQ(plan.owners_make_gradients, owners_make);
+    EXPECT_EQ(nlohmann::json::parse(plan.json())["owners_make_gradients"], owners_make);
+    return plan.size_classes[static_cast<std::size_t>(plan.layers[0].size_class)].gradient_buffers;
+  };
+  EXPECT_EQ(buffers(8, false), 8);
+  EXPECT_EQ(buffers(8, true), 2);
+  EXPECT_EQ(buffers(3, true), 2);
+  EXPECT_EQ(buffers(8, true, false), 1);
+}
+
 TEST(Plan, SubgroupsCoverTheStateOnceInOrder) {
   const ParameterLayout layout = transformer_like();
   for (const std::int64_t size :

@@ -402,9 +402,11 @@ TEST(Simulator, ATraceHasEveryMicroBatch) {
 }
 
 TEST(Simulator, GivesUpOnlyOnWhatTakesLonger) {
+  constexpr std::pair<int, int> orders[] = {{1, 1}, {20, 1}, {4, 4}, {8, 2}, {20, 20}};
   for (std::uint64_t seed = 10; seed < 20; ++seed) {
     for (const char* policy : {"host", "stream", "interleave:2"}) {
-      const LargeStep step(seed, policy, seed % 2 == 0 ? 1 : 20, 1);
+      const auto& [micro_batches, at_once] = orders[seed % std::size(orders)];
+      const LargeStep step(seed, policy, micro_batches, at_once);
       const Simulation whole = step.simulated({});
       const Simulation enough = step.simulated({.give_up_after = 1.000001 * whole.step_seconds});
       EXPECT_FALSE(enough.given_up) << seed << ' ' << policy;

@@ -319,6 +319,22 @@ TEST(Unfold, ATiedLayerHasAGradientBufferForEachMicroBatchAtOnce) {
   }
 }
 
+TEST(Unfold, AnOwnerThatMakesAllOfATiedGradientOpensItInItsOwnVisit) {
+  Unfolded run("host", 0, 2, StateFormat::fp32, {5, 5, true});
+  run.steps(2);
+  const int head = run.layout.layer_count() - 1;
+  std::map<int, int> commits;
+  for (const auto& [task, visit] : run.commits) {
+    ++commits[visit.layer];
+    for (const GradientPlace& place : visit.gradients) {
+      EXPECT_EQ(place.layer, visit.layer);
+      EXPECT_TRUE(place.fresh);
+    }
+  }
+  EXPECT_EQ(commits[0], 10);
+  EXPECT_EQ(commits[head], 10);
+}
+
 TEST(Unfold, GradientsAskedForOutOfTurnAreRefused) {
   for (const int at_once : {1, 2}) {
     Unfolded run("host", 0, 2, StateFormat::fp32, {4, at_once});

@@ -29,6 +29,7 @@ inline ParameterLayout small_layout(DType gradient = DType::f32) {
 struct Order {
   int micro_batches = 2;
   int at_once = 1;
+  bool owners_make = false;  ///< OffloadOptions::owners_make_gradients
 };
 
 struct Unfolded {
@@ -48,6 +49,7 @@ struct Unfolded {
     options.prefetch_layers = prefetch;
     options.max_micro_batches = order.micro_batches;
     options.micro_batches_at_once = order.at_once;
+    options.owners_make_gradients = order.owners_make;
     options.subgroup_size = 100'000;
     plan = make_plan(layout, options, {std::size_t{1} << 34, 0});
   }

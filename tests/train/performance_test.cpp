@@ -59,5 +59,29 @@ TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
   }
 }
 
+// One product more, that of the logits: the weight's moves from the head to the embedding.
+TEST(WorkOf, ATablesGradientThatIsMadeLastTakesTheLogitsOnceMore) {
+  for (const std::int64_t sequence : {17, 600}) {  // written whole, and added to
+    const ModelConfig c = builtin_model("qwen3-0.6b");
+    RunShape shape{.batch = 2, .sequence = sequence, .compute = DType::bf16};
+    const std::vector<LayerWork> first = work_of(c, shape);
+    shape.micro_batches = 2;
+    ASSERT_TRUE(makes_table_last(c, shape));
+    const std::vector<LayerWork> last = work_of(c, shape);
+    const auto n = static_cast<double>(2 * sequence), width = static_cast<double>(c.width);
+    const double product = 2.0 * n * width * static_cast<double>(c.vocabulary);
+    const double of_rows = sequence == 17 ? 2.0 * n * n * width : 0.0;
+    EXPECT_EQ(first.back().backward.matmul_flops, 3.0 * product + of_rows);
+    EXPECT_EQ(last.back().backward.matmul_flops, 2.0 * product);
+    EXPECT_EQ(last.front().backward.matmul_flops, 2.0 * product + of_rows);
+    const double logits = 3.0 * n * sizeof(float) * static_cast<double>(c.vocabulary);
+    EXPECT_DOUBLE_EQ(last.front().backward.memory_bytes + last.back().backward.memory_bytes,
+                     first.front().backward.memory_bytes + first.back().backward.memory_bytes + logits);
+    for (std::size_t i = 1; i + 1 < last.size(); ++i) {
+      EXPECT_EQ(last[i].backward.matmul_flops, first[i].backward.matmul_flops);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace tandem

@@ -256,8 +256,14 @@ TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
       const Operand r = bench().put(random.tensor(DType::f32, {rows, channels}));
       ops().head_loss({in, weight, t, l, 0.125F, d, alone}, stream());
       ops().head_loss({in, weight, t, l, 0.125F, d, dweight, i, r}, stream());
-      return std::vector<Tensor>{bench().get(r), bench().get(dweight), bench().get(alone)};
+      const Operand again = bench().put(Tensor(DType::bf16, {vocabulary, channels}));
+      const Operand rows_again = bench().put(Tensor(DType::f32, {rows, channels}));
+      ops().head_loss({in, weight, t, l, 0.125F, {}, again, i, rows_again}, stream());
+      return std::vector<Tensor>{bench().get(r), bench().get(dweight), bench().get(alone), bench().get(again),
+                                 bench().get(rows_again)};
     });
+    EXPECT_SAME_BITS(results[3], results[1]);  // without the input's gradient
+    EXPECT_SAME_BITS(results[4], results[0]);
     EXPECT_WITHIN(results[0], of_tokens, dtype(), true);
     EXPECT_WITHIN(results[1], dw, DType::bf16, true);
     EXPECT_SAME_BITS(results[2], results[1]);
