@@ -24,6 +24,20 @@ void expect_equal(const Tensor& actual, const Tensor& expected) {
   EXPECT_TRUE(actual.intact());
 }
 
+/// With two that no vocabulary of this size has.
+Tensor with_strangers(Tensor ids, std::int64_t vocabulary) {
+  ids.view().as<std::int32_t>()[5] = -1;
+  ids.view().as<std::int32_t>()[6] = static_cast<std::int32_t>(vocabulary);
+  return ids;
+}
+
+/// To bf16.
+Tensor rounded(const Tensor& sums) {
+  Tensor t(DType::bf16, sums.view().shape);
+  for (std::int64_t i = 0; i < sums.count(); ++i) t.set(i, static_cast<float>(sums.get(i)));
+  return t;
+}
+
 class PointwiseOps : public OpsTest {
  protected:
   /// Calls body(shape, offset) for every shape and alignment.
@@ -161,9 +175,7 @@ TEST_P(PointwiseOps, TheEmbeddingsGradientInBf16IsTheSumRoundedOnce) {
   for (const std::int64_t channels : {1, 24, 130, 2311}) {
     SCOPED_TRACE(channels);
     Random random(4);
-    Tensor ids = random.tokens({tokens}, 50);
-    ids.view().as<std::int32_t>()[5] = -1;
-    ids.view().as<std::int32_t>()[6] = vocabulary;
+    const Tensor ids = with_strangers(random.tokens({tokens}, 50), vocabulary);
     const Tensor dout = random.tensor(dtype(), {tokens, channels}), zeros(DType::f32, {vocabulary, channels});
     const Tensor anything = random.tensor(DType::bf16, {vocabulary, channels});
     const auto results = under_all_schedules([&] {
@@ -172,9 +184,7 @@ TEST_P(PointwiseOps, TheEmbeddingsGradientInBf16IsTheSumRoundedOnce) {
       ops().embedding_backward(d, i, sequence, sums, {}, {}, stream());
       return std::vector<Tensor>{bench().get(dt), bench().get(sums)};
     });
-    Tensor expected(DType::bf16, {vocabulary, channels});
-    for (std::int64_t i = 0; i < vocabulary * channels; ++i) expected.set(i, static_cast<float>(results[1].get(i)));
-    EXPECT_SAME_BITS(results[0], expected);
+    EXPECT_SAME_BITS(results[0], rounded(results[1]));
   }
 }
 
@@ -184,13 +194,11 @@ TEST_P(PointwiseOps, TheEmbeddingsGradientGoesOnFromRowsOfTokens) {
   for (const std::int64_t channels : {1, 24, 130, 2311}) {
     SCOPED_TRACE(channels);
     Random random(4);
-    Tensor ids = random.tokens({tokens}, 50);
-    ids.view().as<std::int32_t>()[5] = -1;
-    ids.view().as<std::int32_t>()[6] = vocabulary;
+    const Tensor ids = with_strangers(random.tokens({tokens}, 50), vocabulary);
     const Tensor dout = random.tensor(dtype(), {tokens, channels});
     const Tensor begun = random.tensor(DType::f32, {vocabulary, channels});
-    Tensor rows(DType::f32, {tokens, channels}), head(DType::bf16, {vocabulary, channels});
-    for (std::int64_t i = 0; i < vocabulary * channels; ++i) head.set(i, static_cast<float>(begun.get(i)));
+    const Tensor head = rounded(begun);
+    Tensor rows(DType::f32, {tokens, channels});
     std::vector<bool> seen(static_cast<std::size_t>(vocabulary));
     for (std::int64_t i = 0; i < tokens; ++i) {  // those of a token's later places, or of none, are not looked at
       const std::int32_t token = ids.view().as<std::int32_t>()[i];
@@ -207,9 +215,7 @@ TEST_P(PointwiseOps, TheEmbeddingsGradientGoesOnFromRowsOfTokens) {
       ops().embedding_backward(d, i, sequence, sums, {}, {}, stream());
       return std::vector<Tensor>{bench().get(dt), bench().get(sums)};
     });
-    Tensor expected(DType::bf16, {vocabulary, channels});
-    for (std::int64_t i = 0; i < vocabulary * channels; ++i) expected.set(i, static_cast<float>(results[1].get(i)));
-    EXPECT_SAME_BITS(results[0], expected);
+    EXPECT_SAME_BITS(results[0], rounded(results[1]));
   }
 }
 
