@@ -58,9 +58,7 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
 void take_shape(WhatIf& what, const RunShape& shape, const OpsRules& rules) {
   what.shape = shape;
   const Transformer transformer(what.model, what.shape);
-  what.options.micro_batches_at_once = static_cast<int>(what.shape.micro_batches);
-  what.options.owners_make_gradients = makes_table_last(what.model, what.shape);
-  what.options.offloaded_input_bytes = offloaded_input_bytes(what.model, shape);
+  set_shape(what.options, what.model, shape);
   std::size_t device = 0;
   std::size_t host = 0;
   for (const ActivationEntry& entry : transformer.memory(rules)) {

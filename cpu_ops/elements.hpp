@@ -1,5 +1,8 @@
 #pragma once
 // From views to typed kernels, and blocks of either activation type as fp32.
+#include <string>
+#include <string_view>
+
 #include "core/tensor.hpp"
 #include "cpu_ops/vectorised.hpp"
 
@@ -22,6 +25,14 @@ void with_activation(DType dtype, const F& f) {
 template <class T>
 T* optional(const TensorView& view) {
   return view ? view.as<T>() : nullptr;
+}
+
+inline void check_tokens(std::string_view op, const TensorView& tokens, std::int64_t vocabulary) {
+  for (std::int64_t i = 0; i < tokens.count(); ++i) {
+    const std::int32_t token = tokens.as<std::int32_t>()[i];
+    if (token >= 0 && token < vocabulary) continue;
+    throw MisuseError(std::string(op) + ": token outside the vocabulary", std::to_string(token));
+  }
 }
 
 /// A block of fp32 values whose rows are `stride` apart.

@@ -6,14 +6,6 @@
 namespace tandem::fast {
 namespace {
 
-void check_tokens(const std::int32_t* tokens, std::int64_t n, std::int64_t vocabulary) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (tokens[i] < 0 || tokens[i] >= vocabulary) {
-      throw MisuseError("embedding: token outside the vocabulary", std::to_string(tokens[i]));
-    }
-  }
-}
-
 /// sum (row_of(i), C) += dout (i, C), rows in order. Threads share the columns: whole cache lines each.
 template <class T, class RowOf>
 void scatter_add(Parallel& parallel, const T* dout, std::int64_t n, std::int64_t channels, float* sum,
@@ -73,7 +65,7 @@ void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorVi
   const std::int64_t n = tokens.count(), channels = table.shape[1];
   const std::int32_t* const ids = tokens.as<std::int32_t>();
   const bf16 *const rows = table.as<bf16>(), *const places = optional<bf16>(positions);
-  check_tokens(ids, n, table.shape[0]);
+  check_tokens("embedding", tokens, table.shape[0]);
   with_activation(out.dtype, [&]<class T>(T) {
     T* const target = out.as<T>();
     for_ranges(parallel, n, 16, [=](std::int64_t begin, std::int64_t length) {
@@ -99,7 +91,7 @@ void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, 
                         TensorView dtable, TensorView dpositions, TensorView token_rows) {
   const std::int64_t n = tokens.count(), channels = dout.shape[1];
   const std::int32_t* const ids = tokens.as<std::int32_t>();
-  if (dtable) check_tokens(ids, n, dtable.shape[0]);
+  if (dtable) check_tokens("embedding", tokens, dtable.shape[0]);
   with_activation(dout.dtype, [&]<class T>(T) {
     const T* const gradient = dout.as<T>();
     if (dtable && dtable.dtype == DType::bf16) {

@@ -60,14 +60,6 @@ void check_targets(const std::int32_t* targets, std::int64_t n, std::int64_t voc
   }
 }
 
-void check_tokens(const std::int32_t* tokens, std::int64_t n, std::int64_t vocabulary) {
-  for (std::int64_t i = 0; i < n; ++i) {
-    if (tokens[i] < 0 || tokens[i] >= vocabulary) {
-      throw MisuseError("head_loss: token outside the vocabulary", std::to_string(tokens[i]));
-    }
-  }
-}
-
 /// The weight's gradient once more, of the rows that tokens name and in fp32: one product of those columns of all
 /// logits' gradients.
 void make_token_rows(Parallel& parallel, const Workspace& workspace, const HeadLoss& head,
@@ -107,7 +99,7 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
   float* const losses = head.losses.as<float>();
   const bool gradient = head.gradients();
   check_targets(targets, n, vocabulary);
-  if (head.tokens) check_tokens(head.tokens.as<std::int32_t>(), n, vocabulary);
+  if (head.tokens) check_tokens("head_loss", head.tokens, vocabulary);
   const std::int64_t at_once = head_loss_rows(n, vocabulary);
   // What is written whole is one product over all rows.
   const bool whole = head.writes_weight();

@@ -197,8 +197,8 @@ void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   checks::head_loss(head);
   const std::int64_t vocabulary = head.weight.shape[0];
   const gpu::HeadRows at_once = gpu::head_loss_rows(head.x.shape[0], vocabulary, head.x.dtype, head.writes_weight());
-  const std::size_t bytes = gpu::head_loss_scratch(at_once, vocabulary, head.x.dtype, head.gradients()) +
-                            (head.tokens ? gpu::token_columns_bytes(head.x.shape[0], head.x.dtype) : 0);
+  const std::size_t bytes =
+      gpu::head_loss_scratch(at_once, vocabulary, head.x.dtype, head.gradients(), static_cast<bool>(head.token_rows));
   gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));
 }
 

@@ -58,10 +58,12 @@ std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype)
   return align_up(static_cast<std::size_t>(rows * logit_stride(vocabulary)) * size_of(dtype));
 }
 
-std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients) {
+std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients,
+                              bool token_rows) {
   const bool apart = gradients && activations != DType::f32;
   return logit_bytes(at_once.logits, vocabulary, DType::f32) +
-         (apart ? logit_bytes(at_once.gradients, vocabulary, activations) : 0);
+         (apart ? logit_bytes(at_once.gradients, vocabulary, activations) : 0) +
+         (token_rows ? token_columns_bytes(at_once.gradients, activations) : 0);
 }
 
 std::int64_t token_columns_stride(std::int64_t tokens) { return logit_stride(tokens); }
@@ -99,8 +101,8 @@ AttentionShape largest_attention(const WorkspaceNeeds& needs) {
 std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::size_t attention) {
   const bool whole = needs.whole_head && needs.gradients;
   const HeadRows rows = most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations, whole);
-  const std::size_t columns = whole && needs.token_rows ? token_columns_bytes(needs.tokens, needs.activations) : 0;
-  const std::size_t head = head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients) + columns;
+  const std::size_t head =
+      head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients, whole && needs.token_rows);
   return align_up(matmul) + std::max({norm_backward_scratch(needs.channels), head, attention});
 }
 

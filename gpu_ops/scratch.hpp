@@ -22,9 +22,11 @@ HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType
 /// Elements from one row of logits to the next: rows begin at multiples of 16 bytes, whatever the vocabulary.
 std::int64_t logit_stride(std::int64_t vocabulary);
 std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype);
-/// Of one call, with gradients or without; grows with each argument.
-std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients);
-/// With `token_rows` also N columns of all N rows, this many elements from one row to the next.
+/// Of one call, with gradients or without; with `token_rows`, of gradients of all rows, also so many columns of them.
+/// Grows with each argument.
+std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients,
+                              bool token_rows = false);
+/// Elements from one row of those columns to the next.
 std::int64_t token_columns_stride(std::int64_t tokens);
 std::size_t token_columns_bytes(std::int64_t tokens, DType activations);
 

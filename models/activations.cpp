@@ -43,9 +43,7 @@ struct Taker {
     for (MicroBatch& micro : a.micro) micro.token_rows = rows;
   }
 
-  bool has_token_rows() const {
-    return config.tied_head && ends_gradient(config, tokens, shape.compute) == DType::bf16;
-  }
+  bool has_token_rows() const { return config.tied_head && ends_gradient(config, shape) == DType::bf16; }
 
   void take_statistics(Carver& carver, Activations& a) const {
     a.mean = carver.take(DType::f32, {tokens});

@@ -93,11 +93,11 @@ ParameterLayout layout_of(const ModelConfig& config, DType products, DType ends)
   return layout;
 }
 
-DType ends_gradient(const ModelConfig& config, std::int64_t tokens, DType compute) noexcept {
+DType ends_gradient(const ModelConfig& config, const RunShape& shape) noexcept {
   // Of a vocabulary of V a buffer in bf16 takes 2 V C bytes less, and the gradients of N rows of logits in bf16 2 N V.
-  const auto element = static_cast<std::int64_t>(size_of(compute));
-  const bool whole = tokens > 0 && tokens <= 2 * config.width / element;
-  return whole ? DType::bf16 : DType::f32;
+  const std::int64_t most = 2 * config.width / static_cast<std::int64_t>(size_of(shape.compute));
+  const bool few = shape.batch <= most / shape.sequence;  // B T could overflow: not every shape has been checked yet
+  return few ? DType::bf16 : DType::f32;
 }
 
 bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept {

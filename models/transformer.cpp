@@ -51,7 +51,7 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .head_dim = c.head_dim,
           .activations = shape.compute,
           .gradients = shape.training,
-          .whole_head = ends_gradient(c, shape.batch * shape.sequence, shape.compute) == DType::bf16,
+          .whole_head = ends_gradient(c, shape) == DType::bf16,
           .token_rows = c.tied_head};
 }
 

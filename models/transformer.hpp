@@ -25,12 +25,6 @@ namespace tandem {
 /// of the token embedding and the output weight, as ends_gradient() has it.
 ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf16, DType ends = DType::f32);
 
-/// The type of the gradients of token embedding and output weight for micro-batches of so many tokens, with activations
-/// of type `compute`: bf16, written whole, where the gradients of all their logits take no more memory than that saves;
-/// else f32. Where both are one table, the head writes all of it, and the embedding the rows of its tokens once more,
-/// which are summed in f32.
-DType ends_gradient(const ModelConfig& config, std::int64_t tokens, DType compute) noexcept;
-
 /// How a Hugging Face tensor corresponds to a parameter.
 struct HfTensor {
   std::string name;         ///< "transformer.h.0.attn.c_attn.weight", "model.layers.0.mlp.up_proj.weight"
@@ -60,6 +54,11 @@ struct RunShape {
   bool training = true;         ///< false: forward only, nothing is kept
   bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
 };
+
+/// The type of the gradients of token embedding and output weight for a shape's micro-batches: bf16, written whole,
+/// where the gradients of all their logits take no more memory than that saves; else f32. Where both are one table, the
+/// head writes all of it, and the embedding the rows of its tokens once more, which are summed in f32.
+DType ends_gradient(const ModelConfig& config, const RunShape& shape) noexcept;
 
 /// Whether all of a tied table's gradient is made in the embedding's visit of backward, for which the head's logits are
 /// computed once more, to the same bits: so with several micro-batches at once, whose gradients would else all wait for

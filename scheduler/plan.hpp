@@ -90,6 +90,9 @@ struct Plan {
   }
   bool loads_weights(const Subgroup& s) const { return state != StateFormat::fp32 && stages_weights(s); }
 
+  /// Whether a visit of a layer adds to the gradients of `owner`, which it has or borrows parameters of.
+  bool adds_to(int owner, int layer) const noexcept { return owner == layer || !owners_make_gradients; }
+
   /// Parameters (padded) updated per step by each way.
   struct Shares {
     std::int64_t cpu = 0;

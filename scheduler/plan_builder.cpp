@@ -265,8 +265,8 @@ void PlanBuilder::place_sums() {
       if (sends[i]) ++needed[static_cast<std::size_t>(plan_.layers[i].size_class)];
     };
     need(l);
-    if (!plan_.owners_make_gradients) {
-      for (const int owner : layout_.layer(l).borrows) need(owner);
+    for (const int owner : layout_.layer(l).borrows) {
+      if (plan_.adds_to(owner, l)) need(owner);
     }
     for (std::size_t c = 0; c < needed.size(); ++c) {
       plan_.size_classes[c].sum_buffers = std::max(plan_.size_classes[c].sum_buffers, needed[c]);

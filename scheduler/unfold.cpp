@@ -18,7 +18,7 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
     if (layout.layer(l).state_elements > 0) ++layers_to_commit_;
     for (const int owner : layout.layer(l).borrows) {
       state.touched.push_back(owner);
-      if (!plan.owners_make_gradients) ++state_of(owner).contributors;
+      if (plan.adds_to(owner, l)) ++state_of(owner).contributors;
       state_of(owner).touchers.push_back(l);
     }
   }

@@ -67,7 +67,7 @@ void Unfolder::require_next_micro_batch(int layer) const {
 /// Opens a buffer for each layer whose parameters this one's gradients belong to, or takes the one that is open.
 void Unfolder::open_gradients(GradientVisit& visit) {
   for (const int l : state_of(visit.layer).touched) {
-    if (layout_.layer(l).state_elements == 0 || (plan_.owners_make_gradients && l != visit.layer)) continue;
+    if (layout_.layer(l).state_elements == 0 || !plan_.adds_to(l, visit.layer)) continue;
     if (visit.gradients.empty()) require_next_micro_batch(visit.layer);
     const int open = open_gradient(l, visit.micro);
     const int b = open < 0 ? acquire_gradient_buffer(l, visit.micro) : open;

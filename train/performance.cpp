@@ -88,7 +88,7 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
   const double product = 2.0 * tokens * width * vocabulary;         // logits, their input's gradient, or the weight's
   const double logits = 3.0 * tokens * vocabulary * sizeof(float);  // made, read and replaced
   const double rows = tokens * width * sizeof(float);
-  const bool whole = ends_gradient(c, shape.batch * shape.sequence, shape.compute) == DType::bf16;
+  const bool whole = ends_gradient(c, shape) == DType::bf16;
   const bool of_tokens = whole && c.tied_head;  // then the embedding adds to the rows of its tokens alone
   EndsWork work;
   work.embedding.forward = work.head.forward = {.memory_bytes = stream, .kernels = 1.0};

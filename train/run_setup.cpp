@@ -113,9 +113,7 @@ Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
   }
   way.options.reserved_device_memory =
       way.activation_bytes + page_table_bytes(pinned_bytes(*way.model, run.device->ops(), rows), run.facts);
-  way.options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
-  way.options.owners_make_gradients = makes_table_last(run.model_config, shape);
-  way.options.offloaded_input_bytes = offloaded_input_bytes(run.model_config, shape);
+  set_shape(way.options, run.model_config, shape);
   way.options.reserved_host_memory = rows.total();
   return way;
 }
@@ -356,6 +354,12 @@ Recompute recompute_of(const TrainConfig& config, const ModelConfig& model) {
   return asked;
 }
 
+void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape& shape) {
+  options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
+  options.owners_make_gradients = makes_table_last(model, shape);
+  options.offloaded_input_bytes = offloaded_input_bytes(model, shape);
+}
+
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
   const Recompute recompute = recompute_of(config, model);
   return {.batch = config.micro_batch,
@@ -369,9 +373,7 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
-  const std::int64_t tokens =
-      shape.batch <= max_tokens / shape.sequence ? shape.batch * shape.sequence : max_tokens;  // refused later
-  return frozen_layout(model, config.freeze, ends_gradient(model, tokens, shape.compute));
+  return frozen_layout(model, config.freeze, ends_gradient(model, shape));
 }
 
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {

@@ -80,6 +80,8 @@ DType compute_type(const TrainConfig& config, std::string_view device_kind);
 Recompute recompute_of(const TrainConfig& config, const ModelConfig& model);
 /// The shapes of a run as the configuration begins with them. Throws UsageError.
 RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training);
+/// What an engine must know of it.
+void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape& shape);
 /// What a run of this shape trains, with gradients of the types that its micro-batches ask for. Throws as
 /// frozen_layout.
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape);

@@ -53,6 +53,13 @@ class Tensor {
   std::vector<std::uint8_t> bytes_;
 };
 
+/// To bf16.
+inline Tensor rounded(const Tensor& sums) {
+  Tensor t(DType::bf16, sums.view().shape);
+  for (std::int64_t i = 0; i < sums.count(); ++i) t.set(i, static_cast<float>(sums.get(i)));
+  return t;
+}
+
 class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}

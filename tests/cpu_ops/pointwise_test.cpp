@@ -116,9 +116,9 @@ TEST_P(Embedding, ItsGradientInBf16IsTheSumRoundedOnce) {
   for (const std::int64_t channels : {1, 52, 256, 301}) {
     Random random(4);
     const Tensor ids = random.tokens({tokens}, 60), dout = random.tensor(GetParam(), {tokens, channels});
-    Tensor sums(DType::f32, {vocabulary, channels}), expected(DType::bf16, {vocabulary, channels});
+    Tensor sums(DType::f32, {vocabulary, channels});
     fast::embedding_backward(*arenas()[0], dout, ids, sequence, sums, {});
-    for (std::int64_t i = 0; i < vocabulary * channels; ++i) expected.set(i, static_cast<float>(sums.get(i)));
+    const Tensor expected = rounded(sums);
     Tensor by_reference = random.tensor(DType::bf16, {vocabulary, channels});
     reference::embedding_backward(dout, ids, sequence, by_reference, {});
     for (const auto& arena : arenas()) {
@@ -136,9 +136,8 @@ TEST_P(Embedding, ItsGradientGoesOnFromRowsOfTokens) {
   for (const std::int64_t channels : {1, 52, 256, 301}) {
     Random random(4);
     const Tensor ids = random.tokens({tokens}, 60), dout = random.tensor(GetParam(), {tokens, channels});
-    Tensor sums = random.tensor(DType::f32, {vocabulary, channels}), expected(DType::bf16, {vocabulary, channels});
-    Tensor rows(DType::f32, {tokens, channels}), head(DType::bf16, {vocabulary, channels});
-    for (std::int64_t i = 0; i < vocabulary * channels; ++i) head.set(i, static_cast<float>(sums.get(i)));
+    Tensor sums = random.tensor(DType::f32, {vocabulary, channels}), rows(DType::f32, {tokens, channels});
+    const Tensor head = rounded(sums);
     std::vector<bool> seen(vocabulary);
     for (std::int64_t i = 0; i < tokens; ++i) {  // those of a token's later places are not looked at
       const auto token = static_cast<std::size_t>(ids.view().as<std::int32_t>()[i]);
@@ -149,7 +148,7 @@ TEST_P(Embedding, ItsGradientGoesOnFromRowsOfTokens) {
       seen[token] = true;
     }
     fast::embedding_backward(*arenas()[0], dout, ids, sequence, sums, {});
-    for (std::int64_t i = 0; i < vocabulary * channels; ++i) expected.set(i, static_cast<float>(sums.get(i)));
+    const Tensor expected = rounded(sums);
     Tensor by_reference = head;
     reference::embedding_backward(dout, ids, sequence, by_reference, {}, rows);
     for (const auto& arena : arenas()) {

@@ -31,13 +31,6 @@ Tensor with_strangers(Tensor ids, std::int64_t vocabulary) {
   return ids;
 }
 
-/// To bf16.
-Tensor rounded(const Tensor& sums) {
-  Tensor t(DType::bf16, sums.view().shape);
-  for (std::int64_t i = 0; i < sums.count(); ++i) t.set(i, static_cast<float>(sums.get(i)));
-  return t;
-}
-
 class PointwiseOps : public OpsTest {
  protected:
   /// Calls body(shape, offset) for every shape and alignment.
