@@ -57,7 +57,8 @@ AttentionShape heads_of(std::int64_t batch, std::int64_t sequence, std::int64_t 
           .scale = 0.125F};
 }
 
-/// Shapes of GPT-2 XL, and of Llama models of 7 and 8 billion parameters, with 8,192 tokens.
+/// Shapes of GPT-2 XL, and of Llama models of 7 and 8 billion parameters, with 8,192 tokens; and of attention with
+/// twice as many in one sequence, whose backward is not cuDNN's.
 Sizes full_sizes() {
   constexpr std::int64_t tokens = 8192;
   return {.elements = 100 << 20,
@@ -70,7 +71,8 @@ Sizes full_sizes() {
                        {"llama_7b_up", tokens, 4096, 11008}},
           .heads = {{"gpt2_xl", heads_of(8, 1024, 25, 25, 64)},
                     {"llama_7b", heads_of(4, 2048, 32, 32, 128)},
-                    {"llama_8b", heads_of(4, 2048, 32, 8, 128)}},
+                    {"llama_8b", heads_of(4, 2048, 32, 8, 128)},
+                    {"llama_8b_long", heads_of(1, 16384, 32, 8, 128)}},
           .head = {"gpt2_xl", tokens, 1600, 50257}};
 }
 

@@ -1,5 +1,6 @@
 #include "gpu_ops/attention.hpp"
 
+#include <algorithm>
 #include <utility>
 
 #include "gpu_ops/scratch.hpp"
@@ -35,6 +36,10 @@ class PlainAttention final : public Attention {
 };
 
 }  // namespace
+
+std::int64_t tiles_at_once(double of_largest, const AttentionLimits& limits) {
+  return std::max(limits.least_tiles, static_cast<std::int64_t>(limits.multiply_adds / std::max(1.0, of_largest)));
+}
 
 std::unique_ptr<Attention> make_plain_attention(Notice slower, std::string why) {
   return std::make_unique<PlainAttention>(std::move(slower), std::move(why));

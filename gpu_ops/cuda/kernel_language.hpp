@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 
+#include "core/numerics/bf16.hpp"
 #include "gpu_ops/geometry.hpp"
 #include "gpu_ops/runtime.hpp"
 
@@ -62,6 +63,45 @@ TANDEM_DEVICE void store_words(void* to, const Words& w) {
   *static_cast<uint4*>(to) = make_uint4(w.word[0], w.word[1], w.word[2], w.word[3]);
 }
 
+/// Four 8 x 8 matrices of bf16 in shared memory, of which lane l names row l % 8 of matrix l / 8, at a multiple of 16
+/// bytes. Word i is elements 2 (l % 4) and the next one of row l / 4 of matrix i: what a product takes (below). All
+/// lanes of the warp take part.
+TANDEM_DEVICE Words load_matrices(const bf16* row) {
+  Words w;
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
+               : "r"(address)
+               : "memory");
+  return w;
+}
+/// The same of their transposes: elements 2 (l % 4) and the next one of column l / 4.
+TANDEM_DEVICE Words load_transposed(const bf16* row) {
+  Words w;
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
+               : "r"(address)
+               : "memory");
+  return w;
+}
+
+/// Part of a lane in a 16 x 8 product: rows l / 4 (elements 0 and 1) and l / 4 + 8 (2 and 3), columns 2 (l % 4) and the
+/// next one.
+struct ProductPart {
+  float x[4];
+};
+/// c += a b on tensor cores, a (16, 16) and b (16, 8) of bf16, sums in fp32 (PTX ISA, mma.m16n8k16). Words 0 and 1 of
+/// a: columns 0 to 7 of rows l / 4 and l / 4 + 8; words 2 and 3: columns 8 to 15. b0, b1: rows 0 to 7 and 8 to 15 of
+/// column l / 4. All lanes of the warp take part.
+TANDEM_DEVICE void multiply_add(ProductPart& c, const Words& a, std::uint32_t b0, std::uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(c.x[0]), "+f"(c.x[1]), "+f"(c.x[2]), "+f"(c.x[3])
+      : "r"(a.word[0]), "r"(a.word[1]), "r"(a.word[2]), "r"(a.word[3]), "r"(b0), "r"(b1));
+}
+
 template <class... P>
 void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geometry, CUstream_st* stream,
                   P... arguments) {
@@ -77,8 +117,7 @@ void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geomet
   std::array<void*, sizeof...(P)> addresses{&arguments...};
   runtime::require_launched(
       cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(static_cast<unsigned>(geometry.grid)),
-                       dim3(static_cast<unsigned>(geometry.block)), addresses.data(), geometry.shared_bytes,
-                       stream),
+                       dim3(static_cast<unsigned>(geometry.block)), addresses.data(), geometry.shared_bytes, stream),
       name);
 }
 

@@ -4,7 +4,9 @@
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
+#include "core/numerics/bf16.hpp"
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/geometry.hpp"
 
@@ -71,6 +73,63 @@ inline Words load_words(const void* from) {
 inline void store_words(void* to, const Words& w) {
   emulation::require_aligned(to);
   std::memcpy(to, &w, sizeof w);
+}
+
+namespace detail {
+
+/// The lane's two elements of each of the four matrices whose rows the lanes name.
+template <class At>
+Words matrix_words(const bf16* row, const At& at) {
+  emulation::require_aligned(row);
+  const std::uint64_t* const rows = emulation::exchange(reinterpret_cast<std::uintptr_t>(row));
+  Words w{};
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int i = 0; i < 2; ++i) {
+      const auto [r, c] = at(own_lane() / 4, own_lane() % 4 * 2 + i);
+      const auto* const from = reinterpret_cast<const bf16*>(static_cast<std::uintptr_t>(rows[matrix * 8 + r]));
+      w.word[matrix] |= static_cast<std::uint32_t>(from[c].bits) << (16 * i);
+    }
+  }
+  return w;
+}
+
+/// Element i of the two in a word.
+inline float half_of(std::uint64_t word, int i) {
+  return numerics::bits_float(static_cast<std::uint32_t>(word >> (16 * i)) << 16);
+}
+
+}  // namespace detail
+
+inline Words load_matrices(const bf16* row) {
+  return detail::matrix_words(row, [](int r, int c) { return std::pair(r, c); });
+}
+inline Words load_transposed(const bf16* row) {
+  return detail::matrix_words(row, [](int r, int c) { return std::pair(c, r); });
+}
+
+struct ProductPart {
+  float x[4];
+};
+inline void multiply_add(ProductPart& c, const Words& a, std::uint32_t b0, std::uint32_t b1) {
+  const auto both = [](std::uint32_t low, std::uint32_t high) { return low | static_cast<std::uint64_t>(high) << 32; };
+  float left[2][16], right[2][16];  // this lane's rows of a and columns of b
+  const int row = detail::own_lane() / 4, column = detail::own_lane() % 4 * 2;
+  for (int columns = 0; columns < 2; ++columns) {
+    const std::uint64_t* const lanes = emulation::exchange(both(a.word[2 * columns], a.word[2 * columns + 1]));
+    for (int k = 0; k < 8; ++k) {
+      const std::uint64_t words = lanes[row * 4 + k / 2];
+      for (int half = 0; half < 2; ++half) left[half][8 * columns + k] = detail::half_of(words >> (32 * half), k % 2);
+    }
+  }
+  const std::uint64_t* const lanes = emulation::exchange(both(b0, b1));
+  for (int k = 0; k < 16; ++k) {
+    for (int i = 0; i < 2; ++i) {
+      right[i][k] = detail::half_of(lanes[(column + i) * 4 + k % 8 / 2] >> (32 * (k / 8)), k % 2);
+    }
+  }
+  for (int e = 0; e < 4; ++e) {
+    for (int k = 0; k < 16; ++k) c.x[e] = numerics::fma(left[e / 2][k], right[e % 2][k], c.x[e]);
+  }
 }
 
 /// What lies between the members of a structure is not its value: where the compiler cannot clear it, only plain

@@ -1,26 +1,9 @@
-// Attention forward: a block for each tile of queries of one head, keys and values tile by tile.
-#include <cmath>
-
+// Attention forward in fp32: a block for each tile of queries of one head, keys and values tile by tile.
 #include "gpu_ops/kernels/attention_tiles.hpp"
 #include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
-
-constexpr std::uint32_t minus_infinity = 0xff800000u;
-
-TANDEM_DEVICE float quad_max(float value) {
-  for (int distance = 1; distance < quad; distance *= 2) {
-    const float other = shuffle_xor(value, distance);
-    value = other > value ? other : value;
-  }
-  return value;
-}
-
-TANDEM_DEVICE float quad_sum(float value) {
-  for (int distance = 1; distance < quad; distance *= 2) value = value + shuffle_xor(value, distance);
-  return value;
-}
 
 /// The running softmax of one row of queries, alike in all threads of its quad but for their share of `out`.
 template <int dim>
@@ -59,25 +42,18 @@ TANDEM_DEVICE void weigh(Running<dim>& row, const float* query, const float* key
   }
 }
 
-struct ForwardOperands {
-  HeadsView q, k, v, out;
-  float* lse;  ///< (B, H, T), or null
-};
-
 template <class T, int dim>
 TANDEM_KERNEL(Tiling<dim>::threads)
-attention_kernel(ForwardOperands operands, AttentionShape shape, bool aligned) {
+attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
   using Size = Tiling<dim>;
   TANDEM_DYNAMIC_SHARED(float, memory);
   float* const queries = memory;
   float* const others = queries + Size::tile_floats;  // keys, then values
   const int row = thread_index() / quad;
   float* const weights = others + Size::tile_floats + row * Size::score_pitch;
-  const std::int64_t tiles = ceil_div(shape.sequence, Size::rows), heads = shape.batch * shape.heads;
-  for (std::int64_t i = block_index(); i < tiles * heads; i += grid_size()) {
-    // The longest rows first, so that the last blocks to run are short ones.
-    const std::int64_t first_query = (tiles - 1 - i / heads) * Size::rows, t = first_query + row;
-    const std::int64_t b = i % heads / shape.heads, h = i % shape.heads, group = shape.heads / shape.kv_heads;
+  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
+    const auto [first_query, b, h] = queries_of(i, Size::rows, shape);
+    const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
     const Head<T> k = head_at<T>(operands.k, shape, b, h / group), v = head_at<T>(operands.v, shape, b, h / group);
     stage_rows<dim>(head_at<T>(operands.q, shape, b, h), first_query, shape, aligned, queries);
     Running<dim> running = {numerics::bits_float(minus_infinity), 0.0F, {}};
@@ -94,25 +70,26 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, bool aligned) {
     }
     write_row(head_at<T>(operands.out, shape, b, h), t, shape, running.out, numerics::div(1.0F, running.sum));
     if (operands.lse != nullptr && t < shape.sequence && thread_index() % quad == 0) {
-      operands.lse[(b * shape.heads + h) * shape.sequence + t] =
-          static_cast<float>(static_cast<double>(running.largest) + std::log(static_cast<double>(running.sum)));
+      operands.lse[(b * shape.heads + h) * shape.sequence + t] = log_of_sum(running.largest, running.sum);
     }
   }
 }
 
 }  // namespace
 
-void plain_attention(const AttentionForward& call, CUstream_st* stream) {
+void plain_attention(const AttentionForward& call, CUstream_st* stream, const AttentionLimits& limits) {
   const AttentionShape& shape = call.shape;
   const ForwardOperands operands{
       call.q, call.k, call.v, {call.out.data, call.out.dtype, shape.heads * shape.head_dim}, optional<float>(call.lse)};
+  if (takes_tensor_cores(call.q.dtype, shape.head_dim)) return tensor_attention(operands, shape, limits, stream);
   with_activation(call.q.dtype, [&]<class T>(T) {
-    with_tiling(shape.head_dim, [&](auto dim) {
+    with_tiling<T>(shape.head_dim, [&](auto dim) {
       using Size = Tiling<dim.value>;
-      const Geometry geometry{blocks_for(ceil_div(shape.sequence, Size::rows) * shape.batch * shape.heads, 1),
-                              Size::threads, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
-      launch("attention", attention_kernel<T, dim.value>, geometry, stream, operands, shape,
-             aligned_heads<T>(shape.head_dim, call.q, call.k, call.v));
+      const bool aligned = aligned_heads<T>(shape.head_dim, call.q, call.k, call.v);
+      const TileWork work{shape.batch * shape.heads, 2.0, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
+      in_launches<Size>(work, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+        launch("attention", attention_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
+      });
     });
   });
 }

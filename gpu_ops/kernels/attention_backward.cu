@@ -8,12 +8,6 @@
 namespace tandem::gpu {
 namespace {
 
-struct BackwardOperands {
-  HeadsView dout, q, k, v, out, dq, dk, dv;
-  const float* lse;  ///< (B, H, T)
-  float* delta;      ///< (B, H, T)
-};
-
 /// A warp for each row of each head.
 template <class T>
 TANDEM_KERNEL(most_threads)
@@ -34,21 +28,9 @@ delta_kernel(BackwardOperands operands, AttentionShape shape) {
   }
 }
 
-/// Weight and score gradient of one query with one key.
-struct Pair {
-  float weight;
-  float dscore;
-};
-
-TANDEM_DEVICE Pair pair_of(float product, float dweight, float lse, float delta, float scale, bool seen) {
-  if (!seen) return {0.0F, 0.0F};
-  const float weight = numerics::exp(numerics::fma(scale, product, -lse));
-  return {weight, weight * (dweight - delta) * scale};
-}
-
 template <class T, int dim>
 TANDEM_KERNEL(Tiling<dim>::threads)
-dq_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
+dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
   using Size = Tiling<dim>;
   TANDEM_DYNAMIC_SHARED(float, memory);
   float* const queries = memory;
@@ -57,10 +39,9 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
   float* const values = keys + Size::tile_floats;
   const int row = thread_index() / quad;
   float* const dscores = values + Size::tile_floats + row * Size::score_pitch;
-  const std::int64_t tiles = ceil_div(shape.sequence, Size::rows), heads = shape.batch * shape.heads;
-  for (std::int64_t i = block_index(); i < tiles * heads; i += grid_size()) {
-    const std::int64_t first_query = (tiles - 1 - i / heads) * Size::rows, t = first_query + row;
-    const std::int64_t b = i % heads / shape.heads, h = i % shape.heads, group = shape.heads / shape.kv_heads;
+  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
+    const auto [first_query, b, h] = queries_of(i, Size::rows, shape);
+    const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
     const Head<T> k = head_at<T>(operands.k, shape, b, h / group), v = head_at<T>(operands.v, shape, b, h / group);
     stage_rows<dim>(head_at<T>(operands.q, shape, b, h), first_query, shape, aligned, queries);
     stage_rows<dim>(head_at<T>(operands.dout, shape, b, h), first_query, shape, aligned, douts);
@@ -77,7 +58,8 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
       TANDEM_UNROLL
       for (int j = 0; j < Size::own_scores; ++j) {
         const bool seen = key + column_of(j) <= t && t < shape.sequence;
-        dscores[column_of(j)] = pair_of(products.x[j], dweights.x[j], lse, delta, shape.scale, seen).dscore;
+        const float weight = seen ? weight_of(products.x[j], lse, shape.scale) : 0.0F;
+        dscores[column_of(j)] = dscore_of(weight, dweights.x[j], delta, shape.scale);
       }
       warp_barrier();
       TANDEM_UNROLL_BY(4)
@@ -90,7 +72,7 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
 
 template <class T, int dim>
 TANDEM_KERNEL(Tiling<dim>::threads)
-dkv_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
+dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
   using Size = Tiling<dim>;
   TANDEM_DYNAMIC_SHARED(float, memory);
   float* const keys = memory;
@@ -100,12 +82,10 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
   const int row = thread_index() / quad;
   float* const weights = douts + Size::tile_floats + row * Size::score_pitch;
   float* const dscores = weights + Size::score_floats;
-  const std::int64_t tiles = ceil_div(shape.sequence, Size::rows), heads = shape.batch * shape.kv_heads;
   const std::int64_t group = shape.heads / shape.kv_heads;
-  for (std::int64_t i = block_index(); i < tiles * heads; i += grid_size()) {
-    // The first keys are seen by most queries: they go first.
-    const std::int64_t first_key = i / heads * Size::rows, t = first_key + row;
-    const std::int64_t b = i % heads / shape.kv_heads, kv = i % shape.kv_heads;
+  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
+    const auto [first_key, b, kv] = keys_of(i, Size::rows, shape);
+    const std::int64_t t = first_key + row;
     stage_rows<dim>(head_at<T>(operands.k, shape, b, kv), first_key, shape, aligned, keys);
     stage_rows<dim>(head_at<T>(operands.v, shape, b, kv), first_key, shape, aligned, values);
     Quarter<dim> dk = {}, dv = {};
@@ -121,11 +101,10 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
         TANDEM_UNROLL
         for (int j = 0; j < Size::own_scores; ++j) {
           const std::int64_t u = query + column_of(j);
-          const bool inside = u < shape.sequence;
-          const Pair pair = pair_of(products.x[j], dweights.x[j], inside ? lse[u] : 0.0F, inside ? delta[u] : 0.0F,
-                                    shape.scale, inside && t <= u);
-          weights[column_of(j)] = pair.weight;
-          dscores[column_of(j)] = pair.dscore;
+          const bool seen = t <= u && u < shape.sequence;
+          const float weight = seen ? weight_of(products.x[j], lse[u], shape.scale) : 0.0F;
+          weights[column_of(j)] = weight;
+          dscores[column_of(j)] = seen ? dscore_of(weight, dweights.x[j], delta[u], shape.scale) : 0.0F;
         }
         warp_barrier();
         TANDEM_UNROLL_BY(4)
@@ -143,7 +122,8 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, bool aligned) {
 
 }  // namespace
 
-void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream) {
+void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream,
+                              const AttentionLimits& limits) {
   const AttentionShape& shape = call.shape;
   const std::int64_t dense = shape.heads * shape.head_dim, rows = shape.batch * shape.sequence;
   const BackwardOperands operands{.dout = {call.dout.data, call.dout.dtype, dense},
@@ -159,16 +139,22 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
   with_activation(call.q.dtype, [&]<class T>(T) {
     launch("attention_delta", delta_kernel<T>, Geometry{blocks_for(rows * shape.heads, most_warps), most_threads},
            stream, operands, shape);
-    with_tiling(shape.head_dim, [&](auto dim) {
+    if (takes_tensor_cores(call.q.dtype, shape.head_dim)) {
+      return tensor_attention_backward(operands, shape, limits, stream);
+    }
+    with_tiling<T>(shape.head_dim, [&](auto dim) {
       using Size = Tiling<dim.value>;
-      const std::int64_t tiles = ceil_div(shape.sequence, Size::rows) * shape.batch;
       const bool aligned = aligned_heads<T>(shape.head_dim, operands.dout, call.q, call.k, call.v);
       const std::size_t bytes = (4 * Size::tile_floats + Size::score_floats) * sizeof(float);
-      launch("attention_dq", dq_kernel<T, dim.value>,
-             Geometry{blocks_for(tiles * shape.heads, 1), Size::threads, bytes}, stream, operands, shape, aligned);
-      launch("attention_dkv", dkv_kernel<T, dim.value>,
-             Geometry{blocks_for(tiles * shape.kv_heads, 1), Size::threads, bytes + Size::score_floats * sizeof(float)},
-             stream, operands, shape, aligned);
+      const TileWork queries{shape.batch * shape.heads, 3.0, bytes};
+      in_launches<Size>(queries, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+        launch("attention_dq", dq_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
+      });
+      const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
+                          bytes + Size::score_floats * sizeof(float)};
+      in_launches<Size>(keys, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+        launch("attention_dkv", dkv_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
+      });
     });
   });
 }

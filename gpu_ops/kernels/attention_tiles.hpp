@@ -1,22 +1,16 @@
 #pragma once
-// What the attention kernels share: tiles of rows of one head in shared memory, and who owns what. Four neighbouring
-// threads, a quad, own a row of the block's tile: each has every fourth score of the row, and a quarter of its
-// dimensions in pieces of four.
+// What the attention kernels in fp32 share: tiles of rows of one head in shared memory. A quad owns a row of the
+// block's tile: each thread has every fourth score of the row, and a quarter of its dimensions in pieces of four.
 #include <kernel_language.hpp>
 
-#include "core/numerics/functions.hpp"
-#include "core/ops.hpp"
-#include "gpu_ops/attention.hpp"
-#include "gpu_ops/geometry.hpp"
-#include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/kernels/attention_operands.hpp"
 
 namespace tandem::gpu {
-
-constexpr int quad = 4;
 
 /// Sizes for heads of up to `dim` dimensions.
 template <int dim>
 struct Tiling {
+  static constexpr int dimensions = dim;
   static constexpr int rows = dim <= 128 ? 32 : 16;  ///< of a tile, queries or keys
   static constexpr int threads = rows * quad;
   static constexpr int pitch = dim + 4;         ///< floats from one row of a tile to the next, off the banks
@@ -26,18 +20,6 @@ struct Tiling {
   static constexpr int own_scores = rows / quad;       ///< of a row, for each thread of its quad
   static constexpr int own_pieces = dim / (quad * 4);  ///< of four dimensions
 };
-
-/// One head of one batch entry, (T, D).
-template <class T>
-struct Head {
-  T* data;
-  std::int64_t stride;
-};
-
-template <class T>
-TANDEM_DEVICE Head<T> head_at(const HeadsView& view, const AttentionShape& s, std::int64_t b, std::int64_t h) {
-  return {static_cast<T*>(view.data) + b * s.sequence * view.row_stride + h * s.head_dim, view.row_stride};
-}
 
 /// Four floats of shared memory at once.
 struct Four {
@@ -121,17 +103,14 @@ TANDEM_DEVICE void write_row(const Head<T>& head, std::int64_t t, const Attentio
   }
 }
 
-/// 16-byte accesses to every row of every head.
-template <class T, class... View>
-bool aligned_heads(std::int64_t head_dim, const View&... views) {
-  return whole_packets<T>(head_dim) && ((whole_packets<T>(views.row_stride) && aligned(views.data)) && ...);
-}
-
-/// Calls f with the smallest tiling that holds `head_dim`, as std::integral_constant.
-template <class F>
+/// Calls f with the smallest tiling that holds `head_dim`, as std::integral_constant. Of bf16 only what tensor cores do
+/// not take comes here.
+template <class T, class F>
 void with_tiling(std::int64_t head_dim, const F& f) {
-  if (head_dim <= 64) return f(std::integral_constant<int, 64>{});
-  if (head_dim <= 128) return f(std::integral_constant<int, 128>{});
+  if constexpr (std::is_same_v<T, float>) {
+    if (head_dim <= 64) return f(std::integral_constant<int, 64>{});
+    if (head_dim <= 128) return f(std::integral_constant<int, 128>{});
+  }
   if (head_dim <= most_head_dim) return f(std::integral_constant<int, most_head_dim>{});
   throw MisuseError("attention: a head dimension above 256", std::to_string(head_dim));
 }

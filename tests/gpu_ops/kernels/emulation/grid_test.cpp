@@ -57,6 +57,26 @@ double_kernel(const float* x, float* y, std::int64_t count) {
   }
 }
 
+/// c (16, 8) += a (16, 16) b, where b is (16, 8), or its transpose (8, 16): each with its rows in shared memory.
+template <bool transposed>
+TANDEM_KERNEL(warp_lanes)
+product_kernel(const bf16* a, const bf16* b, float* c) {
+  TANDEM_SHARED(bf16, left, 16 * 16);
+  TANDEM_SHARED(bf16, right, 16 * 8);
+  const int lane = thread_index();
+  for (int i = lane; i < 16 * 16; i += warp_lanes) left[i] = a[i];
+  for (int i = lane; i < 16 * 8; i += warp_lanes) right[i] = b[i];
+  warp_barrier();
+  const Words of_a = load_matrices(left + lane % 16 * 16 + lane / 16 * 8);
+  // The second half of the lanes names the same two matrices once more.
+  const Words of_b =
+      transposed ? load_matrices(right + lane % 8 * 16 + lane / 8 % 2 * 8) : load_transposed(right + lane % 16 * 8);
+  ProductPart part;
+  for (int e = 0; e < 4; ++e) part.x[e] = c[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2];
+  multiply_add(part, of_a, of_b.word[0], of_b.word[1]);
+  for (int e = 0; e < 4; ++e) c[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2] = part.x[e];
+}
+
 TANDEM_KERNEL(most_threads) unwritten_kernel(float* result) {
   TANDEM_SHARED(float, room, warp_lanes);
   if (thread_index() != 3) room[thread_index()] = 1.0F;
@@ -156,6 +176,36 @@ TEST_F(EmulationTest, ExchangesGiveEachLaneWhatItAskedFor) {
 }
 
 // -- faults that must show -----------------------------------------------------------------------------------------
+
+// Of integers, whose sums have no order. What lies where is said in the PTX ISA, of ldmatrix and mma.m16n8k16.
+TEST_F(EmulationTest, AProductOfAWarpIsThatOfItsMatrices) {
+  std::vector<bf16> a(16 * 16), b(16 * 8), b_transposed(8 * 16);
+  for (int i = 0; i < 16 * 16; ++i)
+    a[static_cast<std::size_t>(i)] = numerics::round_to_bf16(static_cast<float>(i % 23 - 11));
+  for (int k = 0; k < 16; ++k) {
+    for (int n = 0; n < 8; ++n) {
+      const bf16 value = numerics::round_to_bf16(static_cast<float>((k * 8 + n) % 19 - 9));
+      b[static_cast<std::size_t>(k * 8 + n)] = b_transposed[static_cast<std::size_t>(n * 16 + k)] = value;
+    }
+  }
+  std::vector<float> expected(16 * 8);
+  std::iota(expected.begin(), expected.end(), -40.0F);
+  const std::vector<float> before = expected;
+  for (int i = 0; i < 16 * 8 * 16; ++i) {
+    const int m = i / 128, n = i / 16 % 8, k = i % 16;
+    expected[static_cast<std::size_t>(m * 8 + n)] += numerics::bf16_to_float(a[static_cast<std::size_t>(m * 16 + k)]) *
+                                                     numerics::bf16_to_float(b[static_cast<std::size_t>(k * 8 + n)]);
+  }
+  for (int seed = 1; seed <= seeds; ++seed) {
+    use_seed(seed);
+    std::vector<float> c = before, c_transposed = before;
+    launch("product", product_kernel<false>, Geometry{1, warp_lanes}, nullptr, a.data(), b.data(), c.data());
+    launch("product", product_kernel<true>, Geometry{1, warp_lanes}, nullptr, a.data(), b_transposed.data(),
+           c_transposed.data());
+    EXPECT_EQ(c, expected);
+    EXPECT_EQ(c_transposed, expected);
+  }
+}
 
 TEST_F(EmulationTest, AMissingBarrierShows) {
   for (int seed = 1; seed <= seeds; ++seed) {

@@ -34,6 +34,7 @@ T __shfl_down_sync(unsigned, T value, unsigned) {
   return value;
 }
 inline unsigned __ballot_sync(unsigned, bool value) { return value ? 1 : 0; }
+inline std::size_t __cvta_generic_to_shared(const void* address) { return reinterpret_cast<std::size_t>(address); }
 
 cudaError_t cudaGetLastError();
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);

@@ -1,0 +1,124 @@
+#pragma once
+// What all attention kernels share: operands, statistics of rows, and how the tiles of a call are handed out. A block
+// owns a tile of rows of one head; four neighbouring threads, a quad, own the same rows of it.
+#include <cmath>
+#include <kernel_language.hpp>
+
+#include "core/numerics/functions.hpp"
+#include "core/ops.hpp"
+#include "gpu_ops/attention.hpp"
+#include "gpu_ops/geometry.hpp"
+#include "gpu_ops/kernels/elements.hpp"
+
+namespace tandem::gpu {
+
+constexpr int quad = 4;
+constexpr std::uint32_t minus_infinity = 0xff800000u;
+
+struct ForwardOperands {
+  HeadsView q, k, v, out;
+  float* lse;  ///< (B, H, T), or null
+};
+
+struct BackwardOperands {
+  HeadsView dout, q, k, v, out, dq, dk, dv;
+  const float* lse;  ///< (B, H, T)
+  float* delta;      ///< (B, H, T): dout . out of each row
+};
+
+/// One head of one batch entry, (T, D).
+template <class T>
+struct Head {
+  T* data;
+  std::int64_t stride;
+};
+
+template <class T>
+TANDEM_DEVICE Head<T> head_at(const HeadsView& view, const AttentionShape& s, std::int64_t b, std::int64_t h) {
+  return {static_cast<T*>(view.data) + b * s.sequence * view.row_stride + h * s.head_dim, view.row_stride};
+}
+
+TANDEM_DEVICE float quad_max(float value) {
+  for (int distance = 1; distance < quad; distance *= 2) {
+    const float other = shuffle_xor(value, distance);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+TANDEM_DEVICE float quad_sum(float value) {
+  for (int distance = 1; distance < quad; distance *= 2) value = value + shuffle_xor(value, distance);
+  return value;
+}
+
+/// The statistic that backward starts from, of a row whose weights are relative to exp(largest).
+TANDEM_DEVICE float log_of_sum(float largest, float sum) {
+  return static_cast<float>(static_cast<double>(largest) + std::log(static_cast<double>(sum)));
+}
+
+/// Weight of a key that a query sees, in backward, and the gradient of their score.
+TANDEM_DEVICE float weight_of(float product, float lse, float scale) {
+  return numerics::exp(numerics::fma(scale, product, -lse));
+}
+TANDEM_DEVICE float dscore_of(float weight, float dweight, float delta, float scale) {
+  return weight * (dweight - delta) * scale;
+}
+
+/// A block's tile among those of all heads.
+struct TileOf {
+  std::int64_t first;  ///< row
+  std::int64_t b, h;
+};
+/// Of queries the longest rows first, so that the last blocks to run are short ones.
+TANDEM_DEVICE TileOf queries_of(std::int64_t i, int rows, const AttentionShape& shape) {
+  const std::int64_t tiles = ceil_div(shape.sequence, rows), heads = shape.batch * shape.heads;
+  return {(tiles - 1 - i / heads) * rows, i % heads / shape.heads, i % shape.heads};
+}
+/// Of keys, whose first are seen by most queries.
+TANDEM_DEVICE TileOf keys_of(std::int64_t i, int rows, const AttentionShape& shape) {
+  const std::int64_t heads = shape.batch * shape.kv_heads;
+  return {i / heads * rows, i % heads / shape.kv_heads, i % shape.kv_heads};
+}
+
+// -- on the host ---------------------------------------------------------------------------------------------------
+
+/// Tiles of all heads that one launch takes.
+struct TileRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// What a kernel has to do.
+struct TileWork {
+  std::int64_t heads;  ///< of all sequences
+  double products;     ///< multiply-adds of a row with another, for each dimension
+  std::size_t shared_bytes;
+};
+
+/// Calls f with the range and the geometry of each launch: blocks of Size::threads for tiles of Size::rows rows.
+template <class Size, class F>
+void in_launches(const TileWork& work, std::int64_t sequence, const AttentionLimits& limits, const F& f) {
+  const std::int64_t tiles = ceil_div(sequence, Size::rows) * work.heads;
+  const double of_largest = work.products * Size::dimensions * Size::rows * static_cast<double>(sequence);
+  const std::int64_t at_once = tiles_at_once(of_largest, limits);
+  for (std::int64_t begin = 0; begin < tiles; begin += at_once) {
+    const std::int64_t left = tiles - begin, count = at_once < left ? at_once : left;
+    f(TileRange{begin, begin + count}, Geometry{blocks_for(count, 1), Size::threads, work.shared_bytes});
+  }
+}
+
+/// 16-byte accesses to every row of every head.
+template <class T, class... View>
+bool aligned_heads(std::int64_t head_dim, const View&... views) {
+  return whole_packets<T>(head_dim) && ((whole_packets<T>(views.row_stride) && aligned(views.data)) && ...);
+}
+
+/// On tensor cores (attention_tensor*.cu), where they take the call: bf16, heads of up to 128 dimensions.
+bool takes_tensor_cores(DType dtype, std::int64_t head_dim);
+void tensor_attention(const ForwardOperands& operands, const AttentionShape& shape, const AttentionLimits& limits,
+                      CUstream_st* stream);
+/// Where delta is there already.
+void tensor_attention_backward(const BackwardOperands& operands, const AttentionShape& shape,
+                               const AttentionLimits& limits, CUstream_st* stream);
+
+}  // namespace tandem::gpu

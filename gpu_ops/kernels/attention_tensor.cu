@@ -1,0 +1,112 @@
+// Attention forward on tensor cores.
+#include "gpu_ops/kernels/attention_tensor.hpp"
+#include "gpu_ops/launch.hpp"
+
+namespace tandem::gpu {
+namespace {
+
+/// Of the keys in shared memory: more would not fit the registers.
+template <int dim>
+constexpr int keys_at_once = dim <= 64 ? 64 : 32;
+
+/// The running softmax of this thread's two rows.
+struct RunningRows {
+  float largest[2] = {numerics::bits_float(minus_infinity), numerics::bits_float(minus_infinity)};
+  float sum[2] = {0.0F, 0.0F};
+};
+
+/// Takes in the scores of the block's queries with some keys, of which a query sees those up to its own row of the tile
+/// and `ahead` more: they become weights, and what came of earlier keys is brought to the same scale.
+template <int dim, int columns>
+TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& scores, Products<dim>& out, int ahead, float scale) {
+  TANDEM_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int last = own_row(half) + ahead;
+    float top = rows.largest[half];
+    TANDEM_UNROLL
+    for (int j = 0; j < columns / 8; ++j) {
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        const bool seen = own_column(j, e) <= last;
+        const float score = seen ? scale * scores.at[j].x[e] : numerics::bits_float(minus_infinity);
+        scores.at[j].x[e] = score;
+        top = score > top ? score : top;
+      }
+    }
+    top = quad_max(top);
+    float sum = 0.0F;
+    TANDEM_UNROLL
+    for (int j = 0; j < columns / 8; ++j) {
+      for (int e = 2 * half; e < 2 * half + 2; ++e) {
+        const float weight = numerics::exp(scores.at[j].x[e] - top);
+        scores.at[j].x[e] = weight;
+        sum = sum + weight;
+      }
+    }
+    const float shrink = numerics::exp(rows.largest[half] - top);
+    rows.sum[half] = numerics::fma(rows.sum[half], shrink, quad_sum(sum));
+    rows.largest[half] = top;
+    TANDEM_UNROLL
+    for (int j = 0; j < dim / 8; ++j) {
+      for (int e = 2 * half; e < 2 * half + 2; ++e) out.at[j].x[e] = out.at[j].x[e] * shrink;
+    }
+  }
+}
+
+template <int dim>
+TANDEM_KERNEL(TensorTiling<dim>::threads)
+tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
+  using Size = TensorTiling<dim>;
+  TANDEM_DYNAMIC_SHARED(bf16, memory);
+  bf16* const keys = memory;
+  bf16* const values = keys + Size::rows * dim;
+  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
+    const TileOf tile = queries_of(i, Size::rows, shape);
+    const std::int64_t kv = tile.h / (shape.heads / shape.kv_heads);
+    const Head<bf16> k = head_at<bf16>(operands.k, shape, tile.b, kv), v = head_at<bf16>(operands.v, shape, tile.b, kv);
+    stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, keys);
+    barrier();
+    const Rows<dim> queries = own_rows<dim>(keys);
+    barrier();
+    RunningRows rows;
+    Products<dim> out = {};
+    for (std::int64_t key = 0; key <= tile.first; key += Size::rows) {
+      stage<dim>(k, key, Size::rows, shape, aligned, keys);
+      stage<dim>(v, key, Size::rows, shape, aligned, values);
+      barrier();
+      for (int first = 0; first < Size::rows; first += keys_at_once<dim>) {
+        auto scores = with_rows<keys_at_once<dim>>(queries, keys, first);
+        weigh(rows, scores, out, rows_ahead<dim>(key, tile.first) - first, shape.scale);
+        add_weighted(out, scores, values, first);
+      }
+      barrier();
+    }
+    const float factor[2] = {numerics::div(1.0F, rows.sum[0]), numerics::div(1.0F, rows.sum[1])};
+    write_own_rows(head_at<bf16>(operands.out, shape, tile.b, tile.h), tile.first, shape, aligned, out, factor, keys);
+    TANDEM_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t t = tile.first + own_row(half);
+      if (operands.lse == nullptr || t >= shape.sequence || own_lane() % quad != 0) continue;
+      operands.lse[(tile.b * shape.heads + tile.h) * shape.sequence + t] =
+          log_of_sum(rows.largest[half], rows.sum[half]);
+    }
+    barrier();
+  }
+}
+
+}  // namespace
+
+bool takes_tensor_cores(DType dtype, std::int64_t head_dim) { return dtype == DType::bf16 && head_dim <= 128; }
+
+void tensor_attention(const ForwardOperands& operands, const AttentionShape& shape, const AttentionLimits& limits,
+                      CUstream_st* stream) {
+  const bool aligned = aligned_heads<bf16>(shape.head_dim, operands.q, operands.k, operands.v, operands.out);
+  with_tensor_tiling(shape.head_dim, [&]<int dim>(TensorTiling<dim>) {
+    using Size = TensorTiling<dim>;
+    const TileWork work{shape.batch * shape.heads, 2.0, std::size_t{2} * Size::rows * dim * sizeof(bf16)};
+    in_launches<Size>(work, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+      launch("attention", tensor_attention_kernel<dim>, geometry, stream, operands, shape, range, aligned);
+    });
+  });
+}
+
+}  // namespace tandem::gpu

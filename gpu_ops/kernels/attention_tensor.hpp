@@ -1,0 +1,192 @@
+#pragma once
+// What the attention kernels on tensor cores share. Four warps own a tile of 64 rows of a head, 16 rows each: as the
+// left factor of products, whose right factors are tiles of bf16 that pass through shared memory. A product of 16 rows
+// with 8 columns lies in the registers of a warp (ProductPart), a quad having two rows of it.
+#include <kernel_language.hpp>
+
+#include "gpu_ops/kernels/attention_operands.hpp"
+
+namespace tandem::gpu {
+
+/// Sizes for heads of up to `dim` dimensions.
+template <int dim>
+struct TensorTiling {
+  static constexpr int dimensions = dim;
+  static constexpr int warp_rows = 16;
+  static constexpr int warps = 4;
+  static constexpr int threads = warps * warp_lanes;
+  static constexpr int rows = warps * warp_rows;
+  static constexpr int packets = dim / packet;  ///< of a row; also the products along it, eight columns each
+  static constexpr int steps = dim / 16;        ///< of a product over the dimensions
+};
+
+/// The 16 rows of a warp times `columns` columns.
+template <int columns>
+struct Products {
+  ProductPart at[columns / 8];
+};
+
+// -- where a lane's elements lie -----------------------------------------------------------------------------------
+
+TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
+/// First row of the tile that is this warp's.
+TANDEM_DEVICE int warp_row() { return thread_index() / warp_lanes * 16; }
+/// Row of the tile of elements 0 and 1 (`half` 0) and 2 and 3 (1) of this thread's products.
+TANDEM_DEVICE int own_row(int half) { return warp_row() + own_lane() / quad + half * 8; }
+/// Column of element `e` of product j.
+TANDEM_DEVICE int own_column(int j, int e) { return j * 8 + own_lane() % quad * 2 + e % 2; }
+
+/// How far row `of` is behind row `from`, which is not after it, or that it is a tile or more.
+template <int dim>
+TANDEM_DEVICE int rows_ahead(std::int64_t from, std::int64_t of) {
+  constexpr int most = TensorTiling<dim>::rows;
+  return of - from < most ? static_cast<int>(of - from) : most;
+}
+
+// -- tiles in shared memory ----------------------------------------------------------------------------------------
+
+/// Element `at`, a multiple of 8, of a row. Where in the row a packet lies depends on the row, so that those of eight
+/// rows, which are read at once, lie in different banks.
+template <int dim>
+TANDEM_DEVICE bf16* tile_at(bf16* tile, int row, int at) {
+  return tile + row * dim + (at ^ (row % 8 * 8));
+}
+
+/// Rows [first, first + rows) of a head; zeros behind the last token and the last dimension.
+template <int dim>
+TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, const AttentionShape& shape,
+                         bool aligned, bf16* tile) {
+  using Size = TensorTiling<dim>;
+  for (int i = thread_index(); i < rows * Size::packets; i += Size::threads) {
+    const int row = i / Size::packets, at = i % Size::packets * packet;
+    Raw<bf16> raw = {};
+    if (first + row < shape.sequence && at < shape.head_dim) {
+      raw = load_raw(head.data + (first + row) * head.stride, span_at(at, shape.head_dim, aligned));
+    }
+    store_words(tile_at<dim>(tile, row, at), raw.part[0]);
+  }
+}
+
+/// This warp's rows of a tile, dimensions [at, at + 16), as a left factor.
+template <int dim>
+TANDEM_DEVICE Words left_factor(bf16* tile, int at) {
+  return load_matrices(tile_at<dim>(tile, warp_row() + own_lane() % 16, at + own_lane() / 16 * 8));
+}
+
+/// The left factors of a product over all dimensions, in registers.
+template <int dim>
+struct Rows {
+  Words step[TensorTiling<dim>::steps];
+};
+template <int dim>
+TANDEM_DEVICE Rows<dim> own_rows(bf16* tile) {
+  Rows<dim> rows;
+  TANDEM_UNROLL
+  for (int i = 0; i < TensorTiling<dim>::steps; ++i) rows.step[i] = left_factor<dim>(tile, i * 16);
+  return rows;
+}
+
+/// Right factors of two products with 16 rows of a tile from `first` on, one with each eight, dimensions [at, at + 16).
+template <int dim>
+TANDEM_DEVICE Words factors_of_rows(bf16* tile, int first, int at) {
+  const int lane = own_lane();
+  return load_matrices(tile_at<dim>(tile, first + lane / 16 * 8 + lane % 8, at + lane / 8 % 2 * 8));
+}
+
+/// The same of two sums over 16 rows from `first` on, of dimensions [at, at + 8) and the eight after them.
+template <int dim>
+TANDEM_DEVICE Words factors_of_columns(bf16* tile, int first, int at) {
+  const int lane = own_lane();
+  return load_transposed(tile_at<dim>(tile, first + lane % 16, at + lane / 16 * 8));
+}
+
+// -- products ------------------------------------------------------------------------------------------------------
+
+TANDEM_DEVICE void multiply_add_two(ProductPart& first, ProductPart& second, const Words& left, const Words& right) {
+  multiply_add(first, left, right.word[0], right.word[1]);
+  multiply_add(second, left, right.word[2], right.word[3]);
+}
+
+/// Their part of dimensions [at, at + 16): products += `left`, rows of this warp, times rows of a tile from `first` on.
+template <int dim, int columns>
+TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, bf16* tile, int first, int at) {
+  TANDEM_UNROLL
+  for (int j = 0; j < columns / 8; j += 2) {
+    multiply_add_two(products.at[j], products.at[j + 1], left, factors_of_rows<dim>(tile, first + j * 8, at));
+  }
+}
+
+/// Products of this warp's rows with `columns` rows of a tile from `first` on.
+template <int columns, int dim>
+TANDEM_DEVICE Products<columns> with_rows(const Rows<dim>& own, bf16* tile, int first) {
+  Products<columns> products = {};
+  TANDEM_UNROLL
+  for (int step = 0; step < TensorTiling<dim>::steps; ++step) {
+    add_products<dim>(products, own.step[step], tile, first, step * 16);
+  }
+  return products;
+}
+/// The same of rows that stay in a tile of their own.
+template <int columns, int dim>
+TANDEM_DEVICE Products<columns> with_rows(bf16* own, bf16* tile, int first) {
+  Products<columns> products = {};
+  TANDEM_UNROLL_BY(2)  // more addresses would not fit the registers
+  for (int step = 0; step < TensorTiling<dim>::steps; ++step) {
+    add_products<dim>(products, left_factor<dim>(own, step * 16), tile, first, step * 16);
+  }
+  return products;
+}
+
+TANDEM_DEVICE std::uint32_t rounded_pair(float low, float high) {
+  return static_cast<std::uint32_t>(numerics::round_to_bf16(low).bits) |
+         static_cast<std::uint32_t>(numerics::round_to_bf16(high).bits) << 16;
+}
+
+/// sums += weights, rounded to bf16, times `columns` rows of a tile from `first` on.
+template <int dim, int columns>
+TANDEM_DEVICE void add_weighted(Products<dim>& sums, const Products<columns>& weights, bf16* tile, int first) {
+  TANDEM_UNROLL
+  for (int step = 0; step < columns / 16; ++step) {
+    const ProductPart &a = weights.at[2 * step], &b = weights.at[2 * step + 1];
+    const Words left = {{rounded_pair(a.x[0], a.x[1]), rounded_pair(a.x[2], a.x[3]), rounded_pair(b.x[0], b.x[1]),
+                         rounded_pair(b.x[2], b.x[3])}};
+    TANDEM_UNROLL
+    for (int j = 0; j < dim / 8; j += 2) {
+      multiply_add_two(sums.at[j], sums.at[j + 1], left, factors_of_columns<dim>(tile, first + step * 16, j * 8));
+    }
+  }
+}
+
+/// Writes this warp's rows of the tile from row `first` of a head on, times a factor of each row: through the same rows
+/// of a tile that no other warp needs.
+template <int dim>
+TANDEM_DEVICE void write_own_rows(const Head<bf16>& head, std::int64_t first, const AttentionShape& shape, bool aligned,
+                                  const Products<dim>& sums, const float (&factor)[2], bf16* tile) {
+  using Size = TensorTiling<dim>;
+  TANDEM_UNROLL
+  for (int j = 0; j < Size::packets; ++j) {
+    TANDEM_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      bf16* const to = tile_at<dim>(tile, own_row(half), j * 8) + own_column(0, 0);
+      for (int i = 0; i < 2; ++i) to[i] = numerics::round_to_bf16(sums.at[j].x[2 * half + i] * factor[half]);
+    }
+  }
+  warp_barrier();
+  for (int i = own_lane(); i < Size::warp_rows * Size::packets; i += warp_lanes) {
+    const int row = warp_row() + i / Size::packets, at = i % Size::packets * packet;
+    if (first + row >= shape.sequence || at >= shape.head_dim) continue;
+    Packet<bf16> values;
+    const bf16* const from = tile_at<dim>(tile, row, at);
+    for (int k = 0; k < packet; ++k) values.x[k] = from[k];
+    store_exactly(head.data + (first + row) * head.stride, span_at(at, shape.head_dim, aligned), values);
+  }
+}
+
+/// Calls f with the smallest sizes that hold `head_dim`.
+template <class F>
+void with_tensor_tiling(std::int64_t head_dim, const F& f) {
+  if (head_dim <= 64) return f(TensorTiling<64>{});
+  return f(TensorTiling<128>{});
+}
+
+}  // namespace tandem::gpu

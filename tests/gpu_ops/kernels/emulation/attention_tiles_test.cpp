@@ -1,0 +1,45 @@
+// How attention is cut: long sequences into several launches, and tiles into what shared memory gives at once.
+#include <gtest/gtest.h>
+
+#include <set>
+#include <vector>
+
+#include "gpu_ops/attention.hpp"
+#include "gpu_ops/kernels/attention_tensor.hpp"
+
+namespace tandem::testing {
+namespace {
+
+TEST(AttentionLimits, ALaunchTakesNoMoreThanItsLimitUnlessACardWouldIdle) {
+  const gpu::AttentionLimits limits{.multiply_adds = 1e9, .least_tiles = 16};
+  EXPECT_EQ(gpu::tiles_at_once(1e6, limits), 1000);
+  EXPECT_EQ(gpu::tiles_at_once(1e7, limits), 100);
+  EXPECT_EQ(gpu::tiles_at_once(1e9, limits), 16);
+  EXPECT_GT(gpu::tiles_at_once(0.0, limits), 16) << "no tokens";
+  // A tile of 32 queries of dimension 128 at the end of 1,024 and of 131,072 tokens.
+  EXPECT_GE(gpu::tiles_at_once(2.0 * 128 * 32 * 1024, {}), 8 * 1024 / 32 * 32) << "8 sequences of 32 heads: one launch";
+  EXPECT_EQ(gpu::tiles_at_once(2.0 * 128 * 32 * 131072, {}), gpu::AttentionLimits{}.least_tiles);
+}
+
+/// Packets of eight rows of a tile that lie in banks of their own, of those that a tensor core is given at once.
+template <int dim>
+void expect_no_bank_conflicts() {
+  std::vector<bf16> tile(64 * dim);
+  for (int first = 0; first < 64; first += 8) {
+    for (int at = 0; at < dim; at += 8) {
+      std::set<std::ptrdiff_t> banks;
+      for (int row = first; row < first + 8; ++row)
+        banks.insert((gpu::tile_at<dim>(tile.data(), row, at) - tile.data()) / 8 % 8);
+      ASSERT_EQ(banks.size(), 8U) << dim << ' ' << first << ' ' << at;
+    }
+  }
+}
+
+// Shared memory has 32 banks of four bytes: eight packets of 16 bytes at once, if no two begin in the same bank.
+TEST(AttentionTiles, EightRowsAreReadWithoutBankConflicts) {
+  expect_no_bank_conflicts<64>();
+  expect_no_bank_conflicts<128>();
+}
+
+}  // namespace
+}  // namespace tandem::testing

@@ -1,0 +1,92 @@
+// The attention kernels of tandem's own, also where the device has a library for it.
+#include <vector>
+
+#include "cpu_ops/reference/reference.hpp"
+#include "gpu_ops/attention.hpp"
+#include "gpu_ops/native_stream.hpp"
+#include "gpu_ops/scratch.hpp"
+#include "tests/gpu_ops/kernels/bench.hpp"
+
+namespace tandem::testing {
+namespace {
+
+/// Operands and results of one call, on the host.
+struct Problem {
+  AttentionShape shape;
+  Tensor q, k, v, dout, out, lse, dq, dk, dv;
+
+  Problem(DType dtype, const AttentionShape& s) : Problem(dtype, s, Random(11)) {}
+
+ private:
+  static Shape rows(const AttentionShape& s, std::int64_t heads) { return {s.batch, s.sequence, heads * s.head_dim}; }
+  Problem(DType dtype, const AttentionShape& s, Random random)
+      : shape(s),
+        q(random.tensor(dtype, rows(s, s.heads))),
+        k(random.tensor(dtype, rows(s, s.kv_heads))),
+        v(random.tensor(dtype, rows(s, s.kv_heads))),
+        dout(random.tensor(dtype, rows(s, s.heads))),
+        out(dtype, rows(s, s.heads)),
+        lse(DType::f32, {s.batch, s.heads, s.sequence}),
+        dq(dtype, rows(s, s.heads)),
+        dk(dtype, rows(s, s.kv_heads)),
+        dv(dtype, rows(s, s.kv_heads)) {}
+};
+
+HeadsView heads(const TensorView& of) { return {of.data, of.dtype, of.shape[2]}; }
+
+class PlainAttention : public OpsTest {
+ protected:
+  /// out, lse, dq, dk and dv.
+  std::vector<Tensor> run(const Problem& p, const gpu::AttentionLimits& limits) {
+    const AttentionShape& s = p.shape;
+    const auto floats = static_cast<std::int64_t>(gpu::plain_attention_scratch(s.batch * s.sequence, s.heads) / 4);
+    const Operand scratch = bench().put(Tensor(DType::f32, {floats}));
+    const Operand q = bench().put(p.q), k = bench().put(p.k), v = bench().put(p.v), dout = bench().put(p.dout);
+    const Operand out = bench().put(p.out), lse = bench().put(p.lse);
+    const Operand dq = bench().put(p.dq), dk = bench().put(p.dk), dv = bench().put(p.dv);
+    CUstream_st* const native = native_stream(stream());
+    gpu::plain_attention({heads(q), heads(k), heads(v), out, lse, s}, native, limits);
+    gpu::plain_attention_backward({dout, heads(q), heads(k), heads(v), out, lse, heads(dq), heads(dk), heads(dv), s},
+                                  scratch.view().data, native, limits);
+    std::vector<Tensor> results;
+    for (const Operand* of : {&out, &lse, &dq, &dk, &dv}) results.push_back(bench().get(*of));
+    return results;
+  }
+};
+
+TEST_P(PlainAttention, IsTheReference) {
+  for (const AttentionShape& s : {AttentionShape{1, 131, 4, 2, 64, 0.125F},
+                                  {1, 150, 2, 1, 128, 0.1F},
+                                  {2, 97, 1, 1, 24, 0.2F},
+                                  {1, 35, 2, 1, 200, 0.07F}}) {
+    SCOPED_TRACE(std::to_string(s.sequence) + " tokens, dim " + std::to_string(s.head_dim));
+    const Problem p(dtype(), s), expected(dtype(), s);
+    reference::attention(heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse, s);
+    reference::attention_backward(p.dout, heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse,
+                                  heads(expected.dq), heads(expected.dk), heads(expected.dv), s);
+    const auto results = under_all_schedules([&] { return run(p, {}); });
+    const bool rounded = s.head_dim <= 128;  // on tensor cores
+    EXPECT_WITHIN(results[0], expected.out, dtype(), rounded);
+    EXPECT_WITHIN(results[1], expected.lse, dtype(), false);
+    EXPECT_WITHIN(results[2], expected.dq, dtype(), true);
+    EXPECT_WITHIN(results[3], expected.dk, dtype(), true);
+    EXPECT_WITHIN(results[4], expected.dv, dtype(), true);
+  }
+}
+
+// Long sequences go in several launches: here of as few tiles as it takes to have several of short ones.
+TEST_P(PlainAttention, HasTheSameBitsInAnyNumberOfLaunches) {
+  // 3 tiles of f32, 2 of bf16, of each of 8 heads, and of each of 4 with keys.
+  const Problem p(dtype(), {2, 71, 4, 2, 16, 0.25F});
+  const std::vector<Tensor> expected = run(p, {});
+  for (const std::int64_t tiles : {1, 5, 12, 23}) {
+    SCOPED_TRACE(tiles);
+    const std::vector<Tensor> results = run(p, {.multiply_adds = 1.0, .least_tiles = tiles});
+    for (std::size_t i = 0; i < results.size(); ++i) EXPECT_SAME_BITS(results[i], expected[i]);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Activations, PlainAttention, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+
+}  // namespace
+}  // namespace tandem::testing
