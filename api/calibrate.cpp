@@ -126,6 +126,8 @@ class Calibration {
   void measure_threads(int threads);
   void measure_device();
   void measure_products();
+  void measure_attention(std::int64_t n, std::int64_t c, DType type);
+  MemoryBlock scratch_of(const WorkspaceNeeds& needs);
   void fill_operands(std::size_t bytes, const Stream& stream);
   void measure_disk();
   Figure update_rate(std::string_view what, UpdateKernels& kernels);
@@ -384,11 +386,7 @@ void Calibration::measure_products() {
   const TensorView y = take({n, o}, type);
   const TensorView dw = take({o, c}, DType::bf16);  // as blocks write it
   const TensorView w = take({o, c}, DType::bf16);
-  constexpr std::int64_t head_dim = 64;
-  const std::int64_t heads = std::max<std::int64_t>(1, c / head_dim);
-  const TensorView lse = take({1, heads, n}, DType::f32);
-  const WorkspaceNeeds needs{n, n, 1, o, heads, heads, head_dim, type};
-  const MemoryBlock workspace = device_.allocate(std::max<std::size_t>(1, ops.workspace_bytes(needs)), "calibration");
+  const MemoryBlock workspace = scratch_of({n, n, 1, o, 0, 0, 0, type});
   const LentWorkspace lent(ops, workspace);
   fill_operands(at, up_);
   const double product = 2.0 * static_cast<double>(n) * static_cast<double>(c) * static_cast<double>(o);
@@ -398,15 +396,41 @@ void Calibration::measure_products() {
     ops.linear_backward_weight(y, x, dw, {}, up_);
     device_.synchronize(up_);
   });
+  measure_attention(n, c, type);
+}
+
+/// Forward and backward together, as a model's attention is: n tokens, heads of c channels.
+void Calibration::measure_attention(std::int64_t n, std::int64_t c, DType type) {
+  Ops& ops = device_.ops();
+  const std::int64_t head_dim = host_ ? 64 : 128;
+  const std::int64_t heads = std::max<std::int64_t>(1, c / head_dim), width = heads * head_dim;
+  std::size_t at = 0;
+  const auto take = [&](Shape shape, DType dtype) {
+    const TensorView view{device_at<std::byte>(at), dtype, shape};
+    at += align_up(view.bytes());
+    return view;
+  };
+  enum { q, k, v, out, dout, dq, dk, dv, operands };
+  std::array<TensorView, operands> of{};
+  for (TensorView& operand : of) operand = take({1, n, width}, type);
+  const TensorView lse = take({1, heads, n}, DType::f32);
+  const MemoryBlock workspace = scratch_of({n, n, 1, width, heads, heads, head_dim, type});
+  const LentWorkspace lent(ops, workspace);
+  fill_operands(at, up_);
   const AttentionShape shape{1, n, heads, heads, head_dim, 0.125F};
-  const std::int64_t width = heads * head_dim;
-  const auto heads_of = [&](const TensorView& view) { return HeadsView{view.data, type, width}; };
-  // Two products of (n, n) with each head, of which a causal mask leaves half.
-  const double flops = 2.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(width);
+  const auto view = [&](int operand) { return HeadsView{of[static_cast<std::size_t>(operand)].data, type, width}; };
+  // Two products of (n, n) with each head, and five backward, of which a causal mask leaves half.
+  const double flops = 7.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(width);
   profile_.attention = rate("attention", flops, [&] {
-    ops.attention(heads_of(x), heads_of(x), heads_of(x), TensorView{y.data, type, {1, n, width}}, lse, shape, up_);
+    ops.attention(view(q), view(k), view(v), of[out], lse, shape, up_);
+    ops.attention_backward(of[dout], view(q), view(k), view(v), of[out], lse, view(dq), view(dk), view(dv), shape, up_);
     device_.synchronize(up_);
   });
+}
+
+/// At least a byte.
+MemoryBlock Calibration::scratch_of(const WorkspaceNeeds& needs) {
+  return device_.allocate(std::max<std::size_t>(1, device_.ops().workspace_bytes(needs)), "calibration");
 }
 
 double thread_cpu_seconds() {

@@ -48,6 +48,20 @@ TEST(Calibrate, MeasuresEveryRequiredFigureAndGivesItsMemoryBack) {
   EXPECT_LE(device.peak_bytes(), 64_MiB);
 }
 
+// A model's backward is most of its attention, and on a GPU slower than forward.
+TEST(Calibrate, AttentionIsForwardAndBackward) {
+  const auto faults = std::make_shared<HostFaults>();
+  std::atomic<int> forward = 0, backward = 0;
+  faults->before_task = [&](std::string_view, std::string_view task) {
+    forward += task == "attention" ? 1 : 0;
+    backward += task == "attention_backward" ? 1 : 0;
+  };
+  HostDevice device({.capacity = 64_MiB, .threads = 2, .update_threads = 2, .faults = faults});
+  calibrate(device, {.seconds_per_figure = no_time});
+  EXPECT_GT(forward, 1);
+  EXPECT_EQ(forward, backward);
+}
+
 TEST(Calibrate, LeavesNoScratchBoundThatIsGone) {
   HostDevice device = small_device();
   const Stream stream = device.make_stream("caller");
