@@ -56,7 +56,7 @@ std::string attention_key();
 std::unique_ptr<Attention> make_plain_attention(Notice slower = {}, std::string why = {});
 
 /// What one launch of the plain kernels takes. Where a GPU also has a screen, a launch that runs for long holds that
-/// up, and below Windows one of two seconds is ended by the system: long sequences go in parts.
+/// up, and below Windows one of two seconds may be ended by the system: long sequences go in parts.
 struct AttentionLimits {
   double multiply_adds = 0x1p36;   ///< at most so many, a seventh of a second at 1 TFLOP/s
   std::int64_t least_tiles = 256;  ///< but never fewer tiles than these, which a large card takes at once
@@ -65,7 +65,8 @@ struct AttentionLimits {
 std::int64_t tiles_at_once(double of_largest, const AttentionLimits& limits);
 
 /// Blocks of queries against blocks of keys with a running maximum and sum (Dao et al., arXiv 2205.14135), so that (T,
-/// T) never exists. fp32 arithmetic on f32 or bf16. Every sum has one owner and a fixed order: no atomics.
+/// T) never exists. fp32 arithmetic; of bf16 heads of up to 128 dimensions products are those of tensor cores, to which
+/// weights and gradients of scores are rounded. Every sum has one owner and a fixed order: no atomics.
 /// Asynchronous, and throw, as Attention::forward and Attention::backward do; the latter computes the scores twice,
 /// once for dq and once for dk and dv. Bits do not depend on `limits`.
 void plain_attention(const AttentionForward& call, CUstream_st* stream, const AttentionLimits& limits = {});

@@ -22,6 +22,18 @@ AttentionSlices in_packets(const AttentionShape& shape, AttentionSlices slices) 
   return several && shape.sequence % 4 != 0 ? AttentionSlices{} : slices;
 }
 
+/// Of up to so many sequences, and of up to `units` key/value heads in all, at least one.
+AttentionSlices slices_of(const AttentionShape& shape, std::int64_t most_batch, std::int64_t units) {
+  if (units < shape.kv_heads) return {1, largest_divisor(shape.kv_heads, units)};
+  return {largest_divisor(shape.batch, std::min(most_batch, units / shape.kv_heads)), shape.kv_heads};
+}
+
+/// Multiply-adds: two products with half of the keys.
+double forward_work(const AttentionShape& shape) {
+  const auto sequence = static_cast<double>(shape.sequence);
+  return static_cast<double>(shape.batch * shape.heads * shape.head_dim) * sequence * sequence;
+}
+
 /// Sequences whose rows lie within what the library counts; 0 where a single one does not.
 std::int64_t countable(const AttentionShape& shape, std::int64_t widest_row) {
   return most_elements / std::max<std::int64_t>(1, shape.sequence * widest_row);
@@ -40,9 +52,14 @@ std::size_t backward_workspace(const AttentionShape& shape, std::int64_t batch, 
 }
 
 AttentionSlices forward_slices(const AttentionShape& shape, std::int64_t widest_row) {
-  const std::int64_t most = countable(shape, widest_row);
-  if (shape.batch == 0 || most == 0) return {};
-  return in_packets(shape, {largest_divisor(shape.batch, most), shape.kv_heads});
+  const std::int64_t countable_batch = countable(shape, widest_row);
+  if (shape.batch == 0 || countable_batch == 0) return {};
+  const AttentionSlices fewest{largest_divisor(shape.batch, countable_batch), shape.kv_heads};
+  const double one = forward_work(shape) / static_cast<double>(shape.batch * shape.kv_heads);
+  const auto units = static_cast<std::int64_t>(std::max(1.0, preferred_forward_work / std::max(1.0, one)));
+  const AttentionSlices shorter = slices_of(shape, countable_batch, units);
+  const AttentionSlices aligned = in_packets(shape, shorter);
+  return aligned == AttentionSlices{} ? in_packets(shape, fewest) : aligned;
 }
 
 AttentionSlices backward_slices(const AttentionShape& shape, std::int64_t widest_row) {
@@ -50,9 +67,7 @@ AttentionSlices backward_slices(const AttentionShape& shape, std::int64_t widest
   const std::size_t one = backward_workspace(shape, 1, 1);
   if (shape.batch == 0 || countable_batch == 0 || one > most_workspace) return {};
   const auto units = static_cast<std::int64_t>(std::max<std::size_t>(1, preferred_workspace / one));
-  if (units < shape.kv_heads) return in_packets(shape, {1, largest_divisor(shape.kv_heads, units)});
-  const std::int64_t batch = std::min(countable_batch, units / shape.kv_heads);
-  return in_packets(shape, {largest_divisor(shape.batch, batch), shape.kv_heads});
+  return in_packets(shape, slices_of(shape, countable_batch, units));
 }
 
 std::size_t backward_scratch(const AttentionShape& shape) {

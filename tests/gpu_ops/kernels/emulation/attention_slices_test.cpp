@@ -48,7 +48,19 @@ TEST(AttentionSlices, PowersOfTwoFillASliceWithWhatLiesBesideTheScores) {
 TEST(AttentionSlices, ASequenceTooLongForTheWorkspaceIsNotAskedFor) {
   const AttentionShape s = shape_of(1, 32768, 32, 8, 128);
   EXPECT_EQ(backward_of(s), AttentionSlices{});
-  EXPECT_EQ(forward_slices(s, row_of(s)), (AttentionSlices{1, 8}));
+  EXPECT_NE(forward_slices(s, row_of(s)), AttentionSlices{});
+}
+
+TEST(AttentionSlices, ForwardOfLongSequencesIsCutByItsWork) {
+  const AttentionShape longest_whole = shape_of(1, 16384, 32, 8, 128), twice = shape_of(1, 32768, 32, 8, 128);
+  EXPECT_EQ(forward_slices(longest_whole, row_of(longest_whole)), (AttentionSlices{1, 8}));
+  EXPECT_EQ(forward_slices(twice, row_of(twice)), (AttentionSlices{1, 2}));
+  const AttentionShape several = shape_of(4, 16384, 32, 8, 128), longest = shape_of(2, 131072, 32, 8, 128);
+  EXPECT_EQ(forward_slices(several, row_of(several)), (AttentionSlices{1, 8}));
+  EXPECT_EQ(forward_slices(longest, row_of(longest)), (AttentionSlices{1, 1})) << "no less than a group";
+  const AttentionShape odd = shape_of(1, 32767, 32, 8, 128);
+  EXPECT_EQ(forward_slices(odd, row_of(odd)), (AttentionSlices{1, 8}))
+      << "of which only the first would begin at a packet";
 }
 
 TEST(AttentionSlices, OneSliceSpansLessThanTheLibraryCounts) {
