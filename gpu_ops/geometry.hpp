@@ -54,6 +54,11 @@ constexpr Geometry warp_row_geometry(std::int64_t rows) {
   return {blocks_for(rows, warp_row_warps), warp_row_warps * warp_lanes};
 }
 
+/// Where element `at`, a multiple of a packet, of a row lies in a tile of shared memory whose rows are `dim` elements
+/// of 2 bytes, 64 or more. Where in the row a packet lies depends on the row, so that those of eight rows, which are
+/// read at once, lie in different banks.
+constexpr int tile_offset(int dim, int row, int at) { return row * dim + (at ^ (row % packet * packet)); }
+
 /// An extent cut into `parts` pieces of `size` (the last one shorter): a function of both arguments alone.
 struct Cut {
   std::int64_t parts = 0;

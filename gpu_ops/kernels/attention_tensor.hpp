@@ -45,11 +45,10 @@ TANDEM_DEVICE int rows_ahead(std::int64_t from, std::int64_t of) {
 
 // -- tiles in shared memory ----------------------------------------------------------------------------------------
 
-/// Element `at`, a multiple of 8, of a row. Where in the row a packet lies depends on the row, so that those of eight
-/// rows, which are read at once, lie in different banks.
+/// Element `at` of a row of a tile.
 template <int dim>
 TANDEM_DEVICE bf16* tile_at(bf16* tile, int row, int at) {
-  return tile + row * dim + (at ^ (row % 8 * 8));
+  return tile + tile_offset(dim, row, at);
 }
 
 /// Rows [first, first + rows) of a head; zeros behind the last token and the last dimension.

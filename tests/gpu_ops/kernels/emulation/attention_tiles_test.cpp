@@ -2,10 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <set>
-#include <vector>
 
 #include "gpu_ops/attention.hpp"
-#include "gpu_ops/kernels/attention_tensor.hpp"
+#include "gpu_ops/geometry.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -21,24 +20,24 @@ TEST(AttentionLimits, ALaunchTakesNoMoreThanItsLimitUnlessACardWouldIdle) {
   EXPECT_EQ(gpu::tiles_at_once(2.0 * 128 * 32 * 131072, {}), gpu::AttentionLimits{}.least_tiles);
 }
 
-/// Packets of eight rows of a tile that lie in banks of their own, of those that a tensor core is given at once.
-template <int dim>
-void expect_no_bank_conflicts() {
-  std::vector<bf16> tile(64 * dim);
-  for (int first = 0; first < 64; first += 8) {
-    for (int at = 0; at < dim; at += 8) {
-      std::set<std::ptrdiff_t> banks;
-      for (int row = first; row < first + 8; ++row)
-        banks.insert((gpu::tile_at<dim>(tile.data(), row, at) - tile.data()) / 8 % 8);
-      ASSERT_EQ(banks.size(), 8U) << dim << ' ' << first << ' ' << at;
-    }
-  }
-}
-
 // Shared memory has 32 banks of four bytes: eight packets of 16 bytes at once, if no two begin in the same bank.
 TEST(AttentionTiles, EightRowsAreReadWithoutBankConflicts) {
-  expect_no_bank_conflicts<64>();
-  expect_no_bank_conflicts<128>();
+  for (const int dim : {64, 128}) {
+    std::set<int> all;
+    for (int first = 0; first < 64; first += 8) {
+      for (int at = 0; at < dim; at += gpu::packet) {
+        std::set<int> banks;
+        for (int row = first; row < first + 8; ++row) {
+          const int offset = gpu::tile_offset(dim, row, at);
+          banks.insert(offset / gpu::packet % 8);
+          all.insert(offset);
+        }
+        ASSERT_EQ(banks.size(), 8U) << dim << ' ' << first << ' ' << at;
+      }
+    }
+    EXPECT_EQ(std::ssize(all), 64 * dim / gpu::packet);
+    EXPECT_EQ(*all.rbegin(), 64 * dim - gpu::packet);
+  }
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ product_kernel(const bf16* a, const bf16* b, float* c) {
   // The second half of the lanes names the same two matrices once more.
   const Words of_b =
       transposed ? load_matrices(right + lane % 8 * 16 + lane / 8 % 2 * 8) : load_transposed(right + lane % 16 * 8);
-  ProductPart part;
+  ProductPart part{};
   for (int e = 0; e < 4; ++e) part.x[e] = c[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2];
   multiply_add(part, of_a, of_b.word[0], of_b.word[1]);
   for (int e = 0; e < 4; ++e) c[(lane / 4 + e / 2 * 8) * 8 + lane % 4 * 2 + e % 2] = part.x[e];
@@ -179,22 +179,21 @@ TEST_F(EmulationTest, ExchangesGiveEachLaneWhatItAskedFor) {
 
 // Of integers, whose sums have no order. What lies where is said in the PTX ISA, of ldmatrix and mma.m16n8k16.
 TEST_F(EmulationTest, AProductOfAWarpIsThatOfItsMatrices) {
-  std::vector<bf16> a(16 * 16), b(16 * 8), b_transposed(8 * 16);
-  for (int i = 0; i < 16 * 16; ++i)
-    a[static_cast<std::size_t>(i)] = numerics::round_to_bf16(static_cast<float>(i % 23 - 11));
-  for (int k = 0; k < 16; ++k) {
-    for (int n = 0; n < 8; ++n) {
-      const bf16 value = numerics::round_to_bf16(static_cast<float>((k * 8 + n) % 19 - 9));
-      b[static_cast<std::size_t>(k * 8 + n)] = b_transposed[static_cast<std::size_t>(n * 16 + k)] = value;
+  constexpr std::size_t rows = 16, columns = 8, depth = 16;
+  const auto small = [](std::size_t i) { return numerics::round_to_bf16(static_cast<float>(i % 23) - 11.0F); };
+  std::vector<bf16> a(rows * depth), b(depth * columns), b_transposed(columns * depth);
+  for (std::size_t i = 0; i < a.size(); ++i) a[i] = small(i);
+  std::vector<float> before(rows * columns);
+  std::iota(before.begin(), before.end(), -40.0F);
+  std::vector<float> expected = before;
+  for (std::size_t k = 0; k < depth; ++k) {
+    for (std::size_t n = 0; n < columns; ++n) {
+      b[k * columns + n] = b_transposed[n * depth + k] = small(k * columns + n + 5);
+      for (std::size_t m = 0; m < rows; ++m) {
+        expected[m * columns + n] +=
+            numerics::bf16_to_float(a[m * depth + k]) * numerics::bf16_to_float(b[k * columns + n]);
+      }
     }
-  }
-  std::vector<float> expected(16 * 8);
-  std::iota(expected.begin(), expected.end(), -40.0F);
-  const std::vector<float> before = expected;
-  for (int i = 0; i < 16 * 8 * 16; ++i) {
-    const int m = i / 128, n = i / 16 % 8, k = i % 16;
-    expected[static_cast<std::size_t>(m * 8 + n)] += numerics::bf16_to_float(a[static_cast<std::size_t>(m * 16 + k)]) *
-                                                     numerics::bf16_to_float(b[static_cast<std::size_t>(k * 8 + n)]);
   }
   for (int seed = 1; seed <= seeds; ++seed) {
     use_seed(seed);
