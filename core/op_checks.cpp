@@ -125,6 +125,9 @@ void head_loss(const HeadLoss& head) {
   check.optional(head.dweight, "dweight", of_gradient(head.dweight), {vocabulary, channels});
   check.that(static_cast<bool>(head.tokens) == static_cast<bool>(head.token_rows), "tokens and token_rows go together");
   check.that(!head.tokens || head.writes_weight(), "token_rows of a dweight that is not written whole");
+  check.that(head.rows_at_once >= 0, "rows_at_once is negative");
+  check.that(head.rows_at_once == 0 || head.writes_weight(), "rows_at_once of a dweight that is not written whole");
+  check.that(!head.tokens || !head.in_slices(), "token_rows of a dweight that is written in slices");
   check.optional(head.tokens, "tokens", DType::i32, {n});
   check.optional(head.token_rows, "token_rows", DType::f32, {n, channels});
 }

@@ -27,9 +27,9 @@ struct WorkspaceNeeds {
   std::int64_t kv_heads = 0;    ///< key/value heads; 0: as many
   std::int64_t head_dim = 0;
   DType activations = DType::f32;
-  bool gradients = true;    ///< of calls with gradients too, not forward alone
-  bool whole_head = false;  ///< of head_loss with a bf16 `dweight`: the gradients of all its logits exist at once
-  bool token_rows = false;  ///< and with `token_rows`
+  bool gradients = true;       ///< of calls with gradients too, not forward alone
+  std::int64_t head_rows = 0;  ///< of head_loss with a bf16 `dweight`: its rows that are written at once, V: all
+  bool token_rows = false;     ///< and with `token_rows`
 };
 
 /// Causal self-attention of query head h with key/value head h / (heads / kv_heads).
@@ -63,8 +63,12 @@ struct HeadLoss {
   /// rounded. Both or neither.
   TensorView tokens{};      ///< (N) i32
   TensorView token_rows{};  ///< (N, C) f32, written: row i of `dweight` row tokens[i]
+  /// Of a bf16 `dweight` rows that are written at once, of which the gradients of all N logits exist: 0: all of
+  /// them. Less than V: without `token_rows`, and the logits are made a second time. On the host the same bits.
+  std::int64_t rows_at_once = 0;
   bool gradients() const noexcept { return dx || dweight; }
   bool writes_weight() const noexcept { return dweight && dweight.dtype == DType::bf16; }
+  bool in_slices() const noexcept { return writes_weight() && rows_at_once > 0 && rows_at_once < weight.shape[0]; }
 };
 
 /// What of a run's memory depends on who computes: known without the device, so that runs elsewhere can be planned.

@@ -15,7 +15,7 @@ std::size_t HostRules::workspace_bytes(const WorkspaceNeeds& needs) const {
   return align_up(
       std::max({fast::linear_scratch(needs.tokens, needs.channels, needs.channels, needs.activations, threads_),
                 fast::head_loss_scratch(needs.tokens, needs.channels, needs.vocabulary, needs.activations, threads_,
-                                        needs.whole_head && needs.gradients, needs.token_rows),
+                                        needs.gradients ? needs.head_rows : 0, needs.token_rows),
                 fast::attention_scratch(needs.sequence, needs.head_dim, threads_),
                 fast::attention_backward_scratch(needs.sequence, needs.head_dim, threads_)}));
 }

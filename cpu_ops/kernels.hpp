@@ -19,9 +19,10 @@ void linear_backward_weight(Parallel& parallel, const Workspace& workspace, Tens
 
 /// Rows of logits that are made at once: a function of N and V alone.
 std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary);
-/// `whole`: of a bf16 `dweight`, for which the gradients of all rows' logits exist at once. `token_rows`: with these.
+/// `written`: rows of a bf16 `dweight` that are written at once, for which the gradients of so many of all logits
+/// exist; 0: dweight is f32. `token_rows`: with these.
 std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::int64_t vocabulary, DType activations,
-                              int threads, bool whole = false, bool token_rows = false);
+                              int threads, std::int64_t written = 0, bool token_rows = false);
 /// Throws MisuseError for a target, or one of the `tokens`, that is not below V.
 void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head);
 

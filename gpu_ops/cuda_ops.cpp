@@ -195,10 +195,9 @@ void CudaOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
 
 void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   checks::head_loss(head);
-  const std::int64_t vocabulary = head.weight.shape[0];
-  const gpu::HeadRows at_once = gpu::head_loss_rows(head.x.shape[0], vocabulary, head.x.dtype, head.writes_weight());
-  const std::size_t bytes =
-      gpu::head_loss_scratch(at_once, vocabulary, head.x.dtype, head.gradients(), static_cast<bool>(head.token_rows));
+  const gpu::HeadShape shape = gpu::shape_of(head);
+  const gpu::HeadRows at_once = gpu::head_loss_rows(shape);
+  const std::size_t bytes = gpu::head_loss_scratch(at_once, shape);
   gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));
 }
 

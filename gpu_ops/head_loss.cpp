@@ -10,9 +10,11 @@ namespace {
 /// One call: its logits, and what becomes of them.
 class Head {
  public:
-  Head(const HeadLoss& head, std::int64_t logit_rows, Matmul& matmul, void* matmul_workspace, void* scratch,
+  Head(const HeadLoss& head, const HeadRows& at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
        CUstream_st* stream)
       : head_(head),
+        at_once_(at_once),
+        shape_(shape_of(head)),
         matmul_(matmul),
         workspace_(matmul_workspace),
         stream_(stream),
@@ -20,10 +22,33 @@ class Head {
         channels_(head.x.shape[1]),
         vocabulary_(head.weight.shape[0]),
         stride_(logit_stride(vocabulary_)),
-        logits_(static_cast<float*>(scratch)),
-        gradients_(static_cast<std::byte*>(scratch)) {
-    if (dtype_ != DType::f32) gradients_ += logit_bytes(logit_rows, vocabulary_, DType::f32);
-    columns_ = gradients_ + logit_bytes(head.x.shape[0], vocabulary_, dtype_);
+        scales_(shape_.in_slices() ? static_cast<RowScale*>(scratch) : nullptr),
+        logits_(reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + row_scales_bytes(shape_))),
+        gradients_(behind_logits(at_once.logits, vocabulary_)),
+        columns_(gradients_ + logit_bytes(shape_.tokens, vocabulary_, dtype_)) {}
+
+  void run() {
+    const std::int64_t n = shape_.tokens;
+    for (std::int64_t begin = 0; begin < n; begin += at_once_.gradients) {
+      const std::int64_t end = std::min(n, begin + at_once_.gradients);
+      for (std::int64_t first = begin; first < end; first += at_once_.logits) {
+        losses(first, std::min(end, first + at_once_.logits), first - begin);
+      }
+      if (head_.dx) backward_input(begin, end);
+      if (head_.dweight && !shape_.in_slices()) backward_weight(begin, end);
+    }
+    if (head_.token_rows) token_rows();
+    if (!shape_.in_slices()) return;
+    for (std::int64_t first = 0; first < vocabulary_; first += shape_.written) {
+      write_slice(first, std::min(vocabulary_, first + shape_.written));
+    }
+  }
+
+ private:
+  /// Gradients in fp32 take the place of their logits.
+  std::byte* behind_logits(std::int64_t rows, std::int64_t columns) const {
+    auto* const at = reinterpret_cast<std::byte*>(logits_);
+    return dtype_ == DType::f32 ? at : at + logit_bytes(rows, columns, DType::f32);
   }
 
   /// Losses of rows [begin, end), and the gradients of their logits where there are any, as row `at` and those after
@@ -43,12 +68,13 @@ class Head {
     softmax_loss({.logits = logits_,
                   .targets = head_.targets.as<std::int32_t>() + begin,
                   .losses = head_.losses.as<float>() + begin,
-                  .gradient = head_.gradients() ? gradient : nullptr,
+                  .gradient = head_.dx || (head_.dweight && !shape_.in_slices()) ? gradient : nullptr,
                   .gradient_dtype = dtype_,
                   .gradient_scale = head_.gradient_scale,
                   .rows = end - begin,
                   .size = vocabulary_,
-                  .stride = stride_},
+                  .stride = stride_,
+                  .scales = scales_ == nullptr ? nullptr : scales_ + begin},
                  stream_);
   }
 
@@ -104,13 +130,53 @@ class Head {
                 workspace_, stream_);
   }
 
- private:
+  /// Rows [first, end) of the weight's gradient, of the gradients of those logits of all rows, which are made again.
+  void write_slice(std::int64_t first, std::int64_t end) {
+    const std::int64_t n = shape_.tokens, size = end - first, stride = logit_stride(size);
+    std::byte* const gradients = behind_logits(at_once_.slice_logits, shape_.written);
+    for (std::int64_t begin = 0; begin < n; begin += at_once_.slice_logits) {
+      const std::int64_t rows = std::min(at_once_.slice_logits, n - begin);
+      matmul_.run({.m = rows,
+                   .n = size,
+                   .k = channels_,
+                   .a = {head_.x.rows(begin, begin + rows).data, dtype_, channels_, false},
+                   .b = {head_.weight.rows(first, end).data, DType::bf16, channels_, true},
+                   .c = logits_,
+                   .c_dtype = DType::f32,
+                   .c_stride = stride},
+                  workspace_, stream_);
+      softmax_gradients({.logits = logits_,
+                         .targets = head_.targets.as<std::int32_t>() + begin,
+                         .gradient = gradients + static_cast<std::size_t>(begin * stride) * size_of(dtype_),
+                         .gradient_dtype = dtype_,
+                         .gradient_scale = head_.gradient_scale,
+                         .rows = rows,
+                         .size = size,
+                         .stride = stride,
+                         .scales = scales_ + begin,
+                         .first = first},
+                        stream_);
+    }
+    matmul_.run({.m = size,
+                 .n = channels_,
+                 .k = n,
+                 .a = {gradients, dtype_, stride, true},
+                 .b = {head_.x.data, dtype_, channels_, false},
+                 .c = head_.dweight.rows(first, end).data,
+                 .c_dtype = DType::bf16,
+                 .c_stride = channels_},
+                workspace_, stream_);
+  }
+
   const HeadLoss& head_;
+  HeadRows at_once_;
+  HeadShape shape_;
   Matmul& matmul_;
   void* workspace_;
   CUstream_st* stream_;
   DType dtype_;
   std::int64_t channels_, vocabulary_, stride_;
+  RowScale* scales_;  ///< of all rows, where the weight's gradient is written in slices
   float* logits_;
   std::byte* gradients_;
   std::byte* columns_;  ///< behind those of all rows, where these are kept
@@ -118,19 +184,20 @@ class Head {
 
 }  // namespace
 
-void head_loss(const HeadLoss& head, HeadRows at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
+HeadShape shape_of(const HeadLoss& head) {
+  const std::int64_t vocabulary = head.weight.shape[0];
+  const std::int64_t written = head.in_slices() ? head.rows_at_once : vocabulary;
+  return {.tokens = head.x.shape[0],
+          .vocabulary = vocabulary,
+          .activations = head.x.dtype,
+          .written = head.writes_weight() ? written : 0,
+          .gradients = head.gradients(),
+          .token_rows = static_cast<bool>(head.token_rows)};
+}
+
+void head_loss(const HeadLoss& head, const HeadRows& at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
                CUstream_st* stream) {
-  const std::int64_t n = head.x.shape[0];
-  Head call(head, at_once.logits, matmul, matmul_workspace, scratch, stream);
-  for (std::int64_t begin = 0; begin < n; begin += at_once.gradients) {
-    const std::int64_t end = std::min(n, begin + at_once.gradients);
-    for (std::int64_t first = begin; first < end; first += at_once.logits) {
-      call.losses(first, std::min(end, first + at_once.logits), first - begin);
-    }
-    if (head.dx) call.backward_input(begin, end);
-    if (head.dweight) call.backward_weight(begin, end);
-  }
-  if (head.token_rows) call.token_rows();
+  Head(head, at_once, matmul, matmul_workspace, scratch, stream).run();
 }
 
 }  // namespace tandem::gpu

@@ -7,9 +7,11 @@
 
 namespace tandem::gpu {
 
-/// A bf16 `dweight` wants all rows' gradients at once. Asynchronous. Operands are checked. Gradients of logits are
-/// rounded to the type of the activations. Throws as Matmul::run.
-void head_loss(const HeadLoss& head, HeadRows at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
+HeadShape shape_of(const HeadLoss& head);
+
+/// A bf16 `dweight` that is written at once wants all rows' gradients at once. Asynchronous. Operands are checked.
+/// Gradients of logits are rounded to the type of the activations. Throws as Matmul::run.
+void head_loss(const HeadLoss& head, const HeadRows& at_once, Matmul& matmul, void* matmul_workspace, void* scratch,
                CUstream_st* stream);
 
 }  // namespace tandem::gpu

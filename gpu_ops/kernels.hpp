@@ -67,6 +67,11 @@ void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, T
 void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream);
 
 // -- softmax.cu ----------------------------------------------------------------------------------------------------
+/// What makes gradients of a row's logits.
+struct RowScale {
+  float largest;
+  float factor;  ///< of exp(logit - largest)
+};
 /// Rows of logits (n, V), `stride` elements apart, and what becomes of them.
 struct LogitRows {
   const float* logits = nullptr;
@@ -77,8 +82,12 @@ struct LogitRows {
   DType gradient_dtype = DType::f32;
   float gradient_scale = 1.0F;
   std::int64_t rows = 0, size = 0, stride = 0;
+  RowScale* scales = nullptr;  ///< (n) written by softmax_loss(), or null; read by softmax_gradients()
+  std::int64_t first = 0;      ///< of softmax_gradients(): what the first of the logits is in the vocabulary
 };
 void softmax_loss(const LogitRows& rows, CUstream_st* stream);
+/// Gradients of some columns of the logits, to the bits of softmax_loss().
+void softmax_gradients(const LogitRows& rows, CUstream_st* stream);
 
 /// Of each of n rows of `size` elements those that the n ids name; zero for one outside.
 struct ColumnGather {

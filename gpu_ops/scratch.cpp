@@ -38,18 +38,24 @@ std::size_t floats(std::int64_t count) { return align_up(static_cast<std::size_t
 
 }  // namespace
 
-HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole) {
-  const std::int64_t all = std::max<std::int64_t>(1, tokens);
-  const std::int64_t gradients = whole ? all : even_part(tokens, most_gradient_rows(vocabulary, activations));
-  const bool in_place = activations == DType::f32;
-  return {.logits = in_place ? gradients : even_part(gradients, most_rows(vocabulary)), .gradients = gradients};
+HeadRows head_loss_rows(const HeadShape& shape) {
+  const std::int64_t all = std::max<std::int64_t>(1, shape.tokens);
+  const std::int64_t gradients =
+      shape.whole() ? all : even_part(shape.tokens, most_gradient_rows(shape.vocabulary, shape.activations));
+  const bool in_place = shape.activations == DType::f32;
+  return {.logits = in_place ? gradients : even_part(gradients, most_rows(shape.vocabulary)),
+          .gradients = gradients,
+          .slice_logits = in_place ? all : even_part(shape.tokens, most_rows(shape.written))};
 }
 
-HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole) {
-  const std::int64_t all = std::max<std::int64_t>(1, tokens);
-  const std::int64_t gradients = whole ? all : std::min(all, most_gradient_rows(vocabulary, activations));
-  const bool in_place = activations == DType::f32;
-  return {.logits = in_place ? gradients : std::min(all, most_rows(vocabulary)), .gradients = gradients};
+HeadRows most_head_loss_rows(const HeadShape& shape) {
+  const std::int64_t all = std::max<std::int64_t>(1, shape.tokens);
+  const std::int64_t gradients =
+      shape.whole() ? all : std::min(all, most_gradient_rows(shape.vocabulary, shape.activations));
+  const bool in_place = shape.activations == DType::f32;
+  return {.logits = in_place ? gradients : std::min(all, most_rows(shape.vocabulary)),
+          .gradients = gradients,
+          .slice_logits = in_place ? all : std::min(all, most_rows(shape.written))};
 }
 
 std::int64_t logit_stride(std::int64_t vocabulary) { return ceil_div(vocabulary, packet) * packet; }
@@ -58,12 +64,18 @@ std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype)
   return align_up(static_cast<std::size_t>(rows * logit_stride(vocabulary)) * size_of(dtype));
 }
 
-std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients,
-                              bool token_rows) {
-  const bool apart = gradients && activations != DType::f32;
-  return logit_bytes(at_once.logits, vocabulary, DType::f32) +
-         (apart ? logit_bytes(at_once.gradients, vocabulary, activations) : 0) +
-         (token_rows ? token_columns_bytes(at_once.gradients, activations) : 0);
+std::size_t row_scales_bytes(const HeadShape& shape) { return shape.in_slices() ? floats(2 * shape.tokens) : 0; }
+
+std::size_t head_loss_scratch(const HeadRows& at_once, const HeadShape& shape) {
+  const auto [tokens, vocabulary, activations, written, gradients, token_rows] = shape;
+  const bool apart = activations != DType::f32;
+  const auto area = [&](std::int64_t logits, std::int64_t of_gradients, std::int64_t columns) {
+    return logit_bytes(logits, columns, DType::f32) + (apart ? logit_bytes(of_gradients, columns, activations) : 0);
+  };
+  const std::size_t rows = area(at_once.logits, gradients ? at_once.gradients : 0, vocabulary) +
+                           (token_rows ? token_columns_bytes(at_once.gradients, activations) : 0);
+  if (!shape.in_slices()) return rows;
+  return row_scales_bytes(shape) + std::max(rows, area(at_once.slice_logits, tokens, written));
 }
 
 std::int64_t token_columns_stride(std::int64_t tokens) { return logit_stride(tokens); }
@@ -99,10 +111,13 @@ AttentionShape largest_attention(const WorkspaceNeeds& needs) {
 }
 
 std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::size_t attention) {
-  const bool whole = needs.whole_head && needs.gradients;
-  const HeadRows rows = most_head_loss_rows(needs.tokens, needs.vocabulary, needs.activations, whole);
-  const std::size_t head =
-      head_loss_scratch(rows, needs.vocabulary, needs.activations, needs.gradients, whole && needs.token_rows);
+  const HeadShape shape{.tokens = needs.tokens,
+                        .vocabulary = needs.vocabulary,
+                        .activations = needs.activations,
+                        .written = needs.gradients ? needs.head_rows : 0,
+                        .gradients = needs.gradients,
+                        .token_rows = needs.gradients && needs.head_rows > 0 && needs.token_rows};
+  const std::size_t head = head_loss_scratch(most_head_loss_rows(shape), shape);
   return align_up(matmul) + std::max({norm_backward_scratch(needs.channels), head, attention});
 }
 

@@ -9,23 +9,34 @@
 namespace tandem::gpu {
 
 // -- head_loss.hpp -------------------------------------------------------------------------------------------------
+/// A call's sizes, or what calls within some needs may have.
+struct HeadShape {
+  std::int64_t tokens = 0;  ///< N
+  std::int64_t vocabulary = 0;
+  DType activations = DType::f32;
+  std::int64_t written = 0;  ///< rows of a bf16 `dweight` that are written at once; 0: there is none
+  bool gradients = true;
+  bool token_rows = false;  ///< where all are written at once
+  bool whole() const noexcept { return written >= vocabulary; }
+  bool in_slices() const noexcept { return written > 0 && !whole(); }
+};
 /// Rows that exist at once, at least 1.
 struct HeadRows {
   std::int64_t logits = 1;
-  std::int64_t gradients = 1;  ///< of logits; as many where the latter are fp32, whose place they take
+  std::int64_t gradients = 1;     ///< of logits; as many where the latter are fp32, whose place they take
+  std::int64_t slice_logits = 1;  ///< of those logits that the rows of `dweight` written at once are made of
 };
-/// A function of N, V, the type of activations and of whether the weight's gradient is written `whole`, of all rows at
-/// once, alone.
-HeadRows head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole);
+/// A function of the shape alone. Of a `dweight` written whole the gradients of all rows exist at once.
+HeadRows head_loss_rows(const HeadShape& shape);
 /// The most of any number of tokens up to so many, of which fewer may come to larger parts.
-HeadRows most_head_loss_rows(std::int64_t tokens, std::int64_t vocabulary, DType activations, bool whole);
+HeadRows most_head_loss_rows(const HeadShape& shape);
 /// Elements from one row of logits to the next: rows begin at multiples of 16 bytes, whatever the vocabulary.
 std::int64_t logit_stride(std::int64_t vocabulary);
 std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype);
-/// Of one call, with gradients or without; with `token_rows`, of gradients of all rows, also so many columns of them.
-/// Grows with each argument.
-std::size_t head_loss_scratch(HeadRows at_once, std::int64_t vocabulary, DType activations, bool gradients,
-                              bool token_rows = false);
+/// Of one call; with `token_rows` also N columns of the gradients of all rows. Grows with each of its sizes.
+std::size_t head_loss_scratch(const HeadRows& at_once, const HeadShape& shape);
+/// What of it, at its beginning, a `dweight` in slices keeps of all rows: two floats each.
+std::size_t row_scales_bytes(const HeadShape& shape);
 /// Elements from one row of those columns to the next.
 std::int64_t token_columns_stride(std::int64_t tokens);
 std::size_t token_columns_bytes(std::int64_t tokens, DType activations);

@@ -2,6 +2,8 @@
 // within a block, so that the mapping is a prefix.
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "models/transformer.hpp"
 
 namespace tandem {
@@ -51,6 +53,12 @@ void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, 
       .add("mlp.down_proj.weight", {c.width, c.ffn}, product);
 }
 
+/// Tokens of which the gradients of all logits take no more than a gradient of their weight in bf16 saves: of a
+/// vocabulary of V a buffer in bf16 takes 2 V C bytes less, and the gradients of N rows of logits in bf16 2 N V.
+std::int64_t few_tokens(const ModelConfig& config, const RunShape& shape) {
+  return 2 * config.width / static_cast<std::int64_t>(size_of(shape.compute));
+}
+
 std::string block_name(std::int64_t index) { return fmt::format("block.{}", index); }
 
 /// GPT-2 keeps its weights as (I, O), after the 1x1 convolution that they once were.
@@ -94,10 +102,19 @@ ParameterLayout layout_of(const ModelConfig& config, DType products, DType ends)
 }
 
 DType ends_gradient(const ModelConfig& config, const RunShape& shape) noexcept {
-  // Of a vocabulary of V a buffer in bf16 takes 2 V C bytes less, and the gradients of N rows of logits in bf16 2 N V.
-  const std::int64_t most = 2 * config.width / static_cast<std::int64_t>(size_of(shape.compute));
-  const bool few = shape.batch <= most / shape.sequence;  // B T could overflow: not every shape has been checked yet
-  return few ? DType::bf16 : DType::f32;
+  // Smaller micro-batches take less memory where a sequence is not too long for that.
+  const bool too_long = shape.sequence > few_tokens(config, shape);
+  const bool whole = too_long ? !config.tied_head : shape.batch <= few_tokens(config, shape) / shape.sequence;
+  return whole ? DType::bf16 : DType::f32;  // B T could overflow: not every shape has been checked yet
+}
+
+std::int64_t head_rows_at_once(const ModelConfig& config, const RunShape& shape) noexcept {
+  constexpr std::int64_t least = std::int64_t{16} << 20, most = std::int64_t{256} << 20, multiple = 64;
+  const std::int64_t tokens = shape.batch * shape.sequence;
+  if (tokens <= few_tokens(config, shape)) return config.vocabulary;
+  const std::int64_t of_row = tokens * static_cast<std::int64_t>(size_of(shape.compute));
+  const std::int64_t bytes = std::clamp(config.vocabulary * config.width, least, most);
+  return std::min(config.vocabulary, std::max<std::int64_t>(1, bytes / of_row / multiple) * multiple);
 }
 
 bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept {

@@ -51,7 +51,7 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
           .head_dim = c.head_dim,
           .activations = shape.compute,
           .gradients = shape.training,
-          .whole_head = ends_gradient(c, shape) == DType::bf16,
+          .head_rows = ends_gradient(c, shape) == DType::bf16 ? head_rows_at_once(c, shape) : 0,
           .token_rows = c.tied_head};
 }
 
@@ -196,6 +196,7 @@ void Transformer::Impl::loss(const MicroBatch& batch, TensorView x, TensorView w
                 .gradient_scale = gradient_scale,
                 .dx = dx,
                 .dweight = dweight};
+  if (head.writes_weight()) head.rows_at_once = head_rows_at_once(config, shape);
   if (head.writes_weight() && batch.token_rows) {
     head.tokens = flat(batch.tokens);
     head.token_rows = batch.token_rows;

@@ -56,9 +56,14 @@ struct RunShape {
 };
 
 /// The type of the gradients of token embedding and output weight for a shape's micro-batches: bf16, written whole,
-/// where the gradients of all their logits take no more memory than that saves; else f32. Where both are one table, the
-/// head writes all of it, and the embedding the rows of its tokens once more, which are summed in f32.
+/// where the gradients of all their logits take no more memory than that saves, and where a single sequence is so long
+/// that they take more, and the weights are two; else f32. Where both are one table, the head writes all of it, and the
+/// embedding the rows of its tokens once more, which are summed in f32.
 DType ends_gradient(const ModelConfig& config, const RunShape& shape) noexcept;
+/// Of an output weight's gradient in bf16 the rows that are written at once: all, or, of more tokens, so many that the
+/// gradients of their logits take half of what that saves, no more than 256 MiB; then all logits are made once more.
+/// HeadLoss::rows_at_once.
+std::int64_t head_rows_at_once(const ModelConfig& config, const RunShape& shape) noexcept;
 
 /// Whether all of a tied table's gradient is made in the embedding's visit of backward, for which the head's logits are
 /// computed once more, to the same bits: so with several micro-batches at once, whose gradients would else all wait for

@@ -100,6 +100,10 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
   constexpr double rows_at_once = 1024.0;
   const double each = whole ? 2.0 : 2.0 * std::ceil(tokens / rows_at_once) * sizeof(float);
   PassWork weight{.matmul_flops = product, .memory_bytes = each * vocabulary * width, .kernels = 3.0};
+  if (whole && head_rows_at_once(c, shape) < c.vocabulary) {  // of logits that are made once more
+    weight.matmul_flops += product;
+    weight.memory_bytes += logits;
+  }
   if (of_tokens) {
     weight.matmul_flops += 2.0 * tokens * tokens * width;
     weight.memory_bytes += rows;

@@ -31,6 +31,21 @@ TANDEM_DEVICE SoftmaxSum row_softmax_sum(const float* logits, std::int64_t size,
   return block_softmax_sum(own, room);
 }
 
+/// Of a row whose target, where it has one, is `target` of these columns, or another.
+template <class T>
+TANDEM_DEVICE void write_gradients(const LogitRows& r, std::int64_t row, std::int64_t target, const RowScale& scale,
+                                   bool aligned) {
+  const bool none = r.targets[row] < 0;
+  for_row_spans(r.size, aligned, [&](const Span& span) {
+    Floats v = load(r.logits + row * r.stride, span);
+    for (int i = 0; i < packet; ++i) {
+      const float own = span.at + i == target ? r.gradient_scale : 0.0F;
+      v.x[i] = none ? 0.0F : numerics::fma(numerics::exp(v.x[i] - scale.largest), scale.factor, -own);
+    }
+    store(static_cast<T*>(r.gradient) + row * r.stride, span, v);
+  });
+}
+
 /// T: of the gradient.
 template <class T>
 TANDEM_KERNEL(most_threads)
@@ -48,16 +63,18 @@ softmax_loss_kernel(LogitRows r, bool aligned) {
           std::log(static_cast<double>(all.sum)) + static_cast<double>(all.largest) - static_cast<double>(at_target);
       r.losses[row] = target < 0 ? 0.0F : static_cast<float>(loss);
     }
-    if (r.gradient == nullptr) continue;
-    const float factor = target < size ? numerics::div(r.gradient_scale, all.sum) : nan;
-    for_row_spans(size, aligned, [&](const Span& span) {
-      Floats v = load(x, span);
-      for (int i = 0; i < packet; ++i) {
-        const float own = span.at + i == target ? r.gradient_scale : 0.0F;
-        v.x[i] = target < 0 ? 0.0F : numerics::fma(numerics::exp(v.x[i] - all.largest), factor, -own);
-      }
-      store(static_cast<T*>(r.gradient) + row * r.stride, span, v);
-    });
+    const RowScale scale{all.largest, target < size ? numerics::div(r.gradient_scale, all.sum) : nan};
+    if (r.scales != nullptr && thread_index() == 0) r.scales[row] = scale;
+    if (r.gradient != nullptr) write_gradients<T>(r, row, target, scale, aligned);
+  }
+}
+
+/// T: of the gradient.
+template <class T>
+TANDEM_KERNEL(most_threads)
+softmax_gradients_kernel(LogitRows r, bool aligned) {
+  for (std::int64_t row = block_index(); row < r.rows; row += grid_size()) {
+    write_gradients<T>(r, row, r.targets[row] - r.first, r.scales[row], aligned);
   }
 }
 
@@ -79,6 +96,13 @@ gather_columns_kernel(ColumnGather g) {
 void softmax_loss(const LogitRows& r, CUstream_st* stream) {
   with_activation(r.gradient_dtype, [&]<class T>(T) {
     launch("softmax_loss", softmax_loss_kernel<T>, row_geometry(r.rows, r.size), stream, r,
+           whole_packets<bf16>(r.stride) && aligned(r.logits, r.gradient));
+  });
+}
+
+void softmax_gradients(const LogitRows& r, CUstream_st* stream) {
+  with_activation(r.gradient_dtype, [&]<class T>(T) {
+    launch("softmax_gradients", softmax_gradients_kernel<T>, row_geometry(r.rows, r.size), stream, r,
            whole_packets<bf16>(r.stride) && aligned(r.logits, r.gradient));
   });
 }

@@ -116,6 +116,26 @@ TEST_F(HostOpsTest, TheBookedWorkspaceIsEnoughForEveryCallWithinIt) {
   }
 }
 
+TEST_F(HostOpsTest, SlicesOfAHeadsGradientAreOfOneThatIsWrittenAndOfNoTiedTable) {
+  const Tensor x(DType::f32, {3, 8}), w(DType::bf16, {20, 8}), targets(DType::i32, {3});
+  Tensor losses(DType::f32, {3}), sums(DType::f32, {20, 8}), written(DType::bf16, {20, 8}), rows(DType::f32, {3, 8});
+  const HeadLoss head{.x = x, .weight = w, .targets = targets, .losses = losses, .dx = {}, .dweight = {}};
+  const auto refused = [&](const TensorView& dweight, std::int64_t at_once, bool tied) {
+    HeadLoss call = head;
+    call.dweight = dweight;
+    call.rows_at_once = at_once;
+    if (tied) {
+      call.tokens = targets;
+      call.token_rows = rows;
+    }
+    EXPECT_THROW(ops_.head_loss(call, {}), MisuseError);
+  };
+  refused(sums, 7, false);
+  refused(written, -1, false);
+  refused(written, 7, true);
+  EXPECT_NO_THROW(drain());
+}
+
 TEST_F(HostOpsTest, OptimizerArithmeticIsThatOfTheUpdateKernels) {
   std::vector<float> master(55, 0.5F), m(55), v(55), sum(55);
   std::vector<bf16> gradient(55, numerics::round_to_bf16(0.25F)), weight(55);

@@ -205,7 +205,7 @@ TEST_P(HeadLossTest, AGradientOfTheWeightInBf16IsWrittenWhole) {
       head.dweight = summed;
       std::fill_n(summed.view().as<float>(), vocabulary * c, 0.0F);
       fast::head_loss(*arena, sums.get(), head);
-      LentWorkspace workspace(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads(), true));
+      LentWorkspace workspace(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads(), vocabulary));
       Tensor dw = anything;
       HeadLoss whole = head;
       whole.losses = losses_again;
@@ -217,6 +217,45 @@ TEST_P(HeadLossTest, AGradientOfTheWeightInBf16IsWrittenWhole) {
       EXPECT_SAME_BITS(dx_again, dx);
       if (fast::head_loss_rows(rows, vocabulary) < rows) continue;
       EXPECT_SAME_BITS(dw, rounded(summed));
+    }
+  }
+}
+
+// Logits are made once more for some rows of the weight at a time, to the same bits.
+TEST_P(HeadLossTest, AGradientOfTheWeightInSlicesHasTheSameBits) {
+  for (const auto& [rows, c, vocabulary] :
+       {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 52, 101}, {111, 52, 101}, {9, 3, 900001}}) {
+    Random random(5);
+    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
+    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    if (rows > 1) targets.view().as<std::int32_t>()[1] = -1;
+    Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), dw(DType::bf16, {vocabulary, c});
+    HeadLoss head{
+        .x = x, .weight = w, .targets = targets, .losses = losses, .gradient_scale = 0.37F, .dx = dx, .dweight = dw};
+    const auto scratch = [&, n = rows, c = c, v = vocabulary](Parallel& arena, std::int64_t written) {
+      return LentWorkspace(fast::head_loss_scratch(n, c, v, GetParam(), arena.threads(), written));
+    };
+    fast::head_loss(*arenas()[0], scratch(*arenas()[0], vocabulary).get(), head);
+    for (const std::int64_t at_once : {vocabulary / 3, vocabulary - 1, vocabulary}) {
+      SCOPED_TRACE(at_once);
+      for (const auto& arena : arenas()) {
+        Tensor losses_again(DType::f32, {rows}), dx_again(GetParam(), {rows, c});
+        Tensor dw_again = random.tensor(DType::bf16, {vocabulary, c}), alone = dw_again;
+        LentWorkspace workspace = scratch(*arena, at_once);
+        HeadLoss slices = head;
+        slices.losses = losses_again;
+        slices.dx = dx_again;
+        slices.dweight = dw_again;
+        slices.rows_at_once = at_once;
+        fast::head_loss(*arena, workspace.get(), slices);
+        EXPECT_SAME_BITS(losses_again, losses);
+        EXPECT_SAME_BITS(dx_again, dx);
+        EXPECT_SAME_BITS(dw_again, dw);
+        slices.dx = {};
+        slices.dweight = alone;
+        fast::head_loss(*arena, workspace.get(), slices);
+        EXPECT_SAME_BITS(alone, dw);
+      }
     }
   }
 }
@@ -242,7 +281,7 @@ TEST_P(HeadLossTest, RowsOfTokensAreThoseOfTheWeightBeforeTheyAreRounded) {
     reference::head_loss(with_rows);
     for (const auto& arena : arenas()) {
       const auto scratch = [&, c = c, v = vocabulary, n = rows](bool token_rows) {
-        return fast::head_loss_scratch(n, c, v, GetParam(), arena->threads(), true, token_rows);
+        return fast::head_loss_scratch(n, c, v, GetParam(), arena->threads(), v, token_rows);
       };
       LentWorkspace less(scratch(false)), workspace(scratch(true));
       head.dweight = alone;

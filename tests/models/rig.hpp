@@ -57,4 +57,18 @@ std::size_t total_bytes(const std::vector<ActivationEntry>& entries);
 /// The run shape of a fixture's batch, with all blocks computed again or none.
 RunShape shape_of(const Fixture& fixture, bool recompute);
 
+/// A built-in shape of two blocks.
+inline ModelConfig tiny(std::string_view name) {
+  ModelConfig c = builtin_model(name);
+  c.layers = 2;
+  return c;
+}
+
+/// Tokens below 251.
+inline std::vector<std::int32_t> ramp(std::int64_t count, std::int32_t first) {
+  std::vector<std::int32_t> values;
+  for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>((first + 7 * i) % 251));
+  return values;
+}
+
 }  // namespace tandem::testing

@@ -16,18 +16,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-ModelConfig tiny(std::string_view name) {
-  ModelConfig c = builtin_model(name);
-  c.layers = 2;
-  return c;
-}
-
-std::vector<std::int32_t> ramp(std::int64_t count, std::int32_t first) {
-  std::vector<std::int32_t> values;
-  for (std::int64_t i = 0; i < count; ++i) values.push_back(static_cast<std::int32_t>((first + 7 * i) % 251));
-  return values;
-}
-
 /// Of a model's row in a shape, on the device of `ops`.
 std::size_t bytes_of(const ModelConfig& config, const RunShape& shape, const Ops& ops, std::string_view row) {
   const auto rows = Transformer(config, shape).memory(ops);
@@ -73,7 +61,7 @@ TEST(TransformerMemory, Gpt2RecomputedAtSequence256TakesLittleBesideScratch) {
                                                             .heads = 12,
                                                             .head_dim = 64,
                                                             .activations = DType::f32,
-                                                            .whole_head = true,
+                                                            .head_rows = 50257,
                                                             .token_rows = true});
   const ModelConfig config = builtin_model("gpt2");
   const Transformer model(config, {.batch = 1, .sequence = 256, .recomputed_blocks = config.layers});
@@ -428,87 +416,6 @@ TEST(Transformer, AnUntrainedModelIsAsGoodAsGuessing) {
 }
 
 /// With an embedding and a head of their own.
-ModelConfig untied(std::int64_t width) {
-  ModelConfig c = tiny("tiny-llama");
-  c.tied_head = false;
-  c.width = width;
-  return c;
-}
-
-// Of so few tokens the gradients of all logits take less than the sum of the weight's.
-TEST(Transformer, GradientsOfTheEndsInBf16AreTheSumsRounded) {
-  for (const DType compute : {DType::f32, DType::bf16}) {
-    const ModelConfig config = untied(192);
-    const RunShape shape{.batch = 3, .sequence = 32, .micro_batches = 2, .compute = compute};
-    ASSERT_EQ(ends_gradient(config, shape), DType::bf16);
-    Rig sums(config, shape), whole(config, shape, nullptr, DType::f32, DType::bf16);
-    for (Rig* rig : {&sums, &whole}) {
-      rig->load_random(7);
-      for (const std::int32_t micro : {0, 1}) rig->set_batch(ramp(96, 3 + micro), ramp(96, 11 + micro), micro);
-    }
-    EXPECT_EQ(whole.train(1.0F, 2), sums.train(1.0F, 2));
-    for (const std::size_t micro : {0U, 1U}) {
-      Gradients expected = sums.gradients(micro);
-      for (const char* name : {"model.embed_tokens.weight", "lm_head.weight"}) {
-        for (float& x : expected.at(name)) x = numerics::bf16_to_float(numerics::round_to_bf16(x));
-      }
-      EXPECT_EQ(whole.gradients(micro), expected);
-    }
-  }
-}
-
-TEST(Transformer, GradientsOfTheEndsAreWrittenWholeForFewTokensAlone) {
-  const ModelConfig config = untied(192);
-  const auto of = [&](std::int64_t batch, std::int64_t sequence, DType compute) {
-    return ends_gradient(config, {.batch = batch, .sequence = sequence, .compute = compute});
-  };
-  EXPECT_EQ(of(3, 64, DType::bf16), DType::bf16);
-  EXPECT_EQ(of(1, 193, DType::bf16), DType::f32);
-  EXPECT_EQ(of(4, 64, DType::bf16), DType::f32);
-  EXPECT_EQ(of(2, 48, DType::f32), DType::bf16);
-  EXPECT_EQ(of(1, 97, DType::f32), DType::f32) << "whose gradients of logits take twice as much";
-  EXPECT_EQ(of(std::int64_t{1} << 62, 1024, DType::bf16), DType::f32) << "before such a shape is refused";
-  EXPECT_EQ(ends_gradient(tiny("tiny-llama"), {.compute = DType::bf16}), DType::bf16) << "also where both are one";
-  const auto type_of = [&](const ParameterLayout& layout, int layer) {
-    return layout.layer(layer).parameters.back().options.gradient;
-  };
-  const ParameterLayout whole = layout_of(config, DType::bf16, DType::bf16), sums = layout_of(config);
-  for (const int layer : {0, whole.layer_count() - 1}) {
-    EXPECT_EQ(type_of(whole, layer), DType::bf16) << layer;
-    EXPECT_EQ(type_of(sums, layer), DType::f32) << layer;
-  }
-  EXPECT_EQ(type_of(layout_of(tiny("tiny-llama"), DType::bf16, DType::bf16), 0), DType::bf16);
-}
-
-// The head writes all rows of a table that is the embedding's too, and keeps in fp32 those that the embedding adds to.
-TEST(Transformer, TheGradientOfATiedTableInBf16IsTheSumRoundedOnce) {
-  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
-    for (const DType compute : {DType::f32, DType::bf16}) {
-      SCOPED_TRACE(name);
-      const ModelConfig config = tiny(name);
-      const RunShape shape{.batch = 2, .sequence = 30, .micro_batches = 2, .compute = compute};  // made last
-      ASSERT_EQ(ends_gradient(config, shape), DType::bf16);
-      Rig sums(config, shape), whole(config, shape, nullptr, DType::f32, DType::bf16);
-      for (Rig* rig : {&sums, &whole}) {
-        rig->load_random(7);
-        for (const std::int32_t micro : {0, 1}) {
-          std::vector<std::int32_t> tokens = ramp(60, 3 + micro);
-          std::copy_n(tokens.begin(), 25, tokens.begin() + 31);  // tokens that come twice
-          rig->set_batch(tokens, ramp(60, 11 + micro), micro);
-        }
-      }
-      EXPECT_EQ(whole.train(1.0F, 2), sums.train(1.0F, 2));
-      for (const std::size_t micro : {0U, 1U}) {
-        Gradients expected = sums.gradients(micro);
-        const char* const table =
-            config.family == Family::gpt2 ? "transformer.wte.weight" : "model.embed_tokens.weight";
-        for (float& x : expected.at(table)) x = numerics::bf16_to_float(numerics::round_to_bf16(x));
-        EXPECT_EQ(whole.gradients(micro), expected);
-      }
-    }
-  }
-}
-
 TEST(Transformer, TrainingInBf16IsNearFp32) {
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     std::vector<float> losses[2];

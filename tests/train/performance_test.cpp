@@ -59,6 +59,17 @@ TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
   }
 }
 
+TEST(WorkOf, AHeadInSlicesTakesTheLogitsOnceMore) {
+  const ModelConfig c = builtin_model("llama3.1-8b");
+  const auto products = [&](std::int64_t sequence) {
+    const LayerWork head = work_of(c, {.sequence = sequence, .compute = DType::bf16}).back();
+    const double one = 2.0 * static_cast<double>(sequence * c.width) * static_cast<double>(c.vocabulary);
+    return head.backward.matmul_flops / one;
+  };
+  EXPECT_EQ(products(4096), 3.0);
+  EXPECT_EQ(products(4160), 4.0);
+}
+
 // One product more, that of the logits: the weight's moves from the head to the embedding.
 TEST(WorkOf, ATablesGradientThatIsMadeLastTakesTheLogitsOnceMore) {
   for (const std::int64_t sequence : {17, 600}) {  // written whole, and added to

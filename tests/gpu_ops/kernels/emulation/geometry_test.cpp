@@ -92,7 +92,10 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
     std::size_t before = 0;
     for (const std::int64_t tokens : {0, 1, 7, 512, 513, 1025, 100000}) {
       for (const DType dtype : {DType::f32, DType::bf16}) {
-        const HeadRows rows = head_loss_rows(tokens, vocabulary, dtype, false);
+        const HeadShape shape{.tokens = tokens, .vocabulary = vocabulary, .activations = dtype};
+        HeadShape forward = shape;
+        forward.gradients = false;
+        const HeadRows rows = head_loss_rows(shape);
         EXPECT_GE(rows.logits, 1);
         EXPECT_LE(rows.logits, rows.gradients);
         EXPECT_LE(rows.gradients, std::max<std::int64_t>(1, tokens));
@@ -101,14 +104,14 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
         EXPECT_TRUE(rows.gradients == rows.logits || rows.gradients * vocabulary * 2 <= 256 << 20) << vocabulary;
         const auto logits = static_cast<std::size_t>(rows.logits * vocabulary) * 4;
         const auto gradients = static_cast<std::size_t>(rows.gradients * vocabulary) * (dtype == DType::f32 ? 0 : 2);
-        EXPECT_GE(head_loss_scratch(rows, vocabulary, dtype, false), logits);
-        EXPECT_GE(head_loss_scratch(rows, vocabulary, dtype, true), logits + gradients);
-        const HeadRows most = most_head_loss_rows(tokens, vocabulary, dtype, false);
+        EXPECT_GE(head_loss_scratch(rows, forward), logits);
+        EXPECT_GE(head_loss_scratch(rows, shape), logits + gradients);
+        const HeadRows most = most_head_loss_rows(shape);
         EXPECT_GE(most.logits, rows.logits);
         EXPECT_GE(most.gradients, rows.gradients);
       }
-      const HeadRows most = most_head_loss_rows(tokens, vocabulary, DType::bf16, false);
-      const std::size_t bytes = head_loss_scratch(most, vocabulary, DType::bf16, true);
+      const HeadShape shape{.tokens = tokens, .vocabulary = vocabulary, .activations = DType::bf16};
+      const std::size_t bytes = head_loss_scratch(most_head_loss_rows(shape), shape);
       EXPECT_GE(bytes, before);  // what is booked for more tokens is enough for fewer
       before = bytes;
     }
@@ -118,15 +121,18 @@ TEST(HeadLossRows, DependOnTokensAndVocabularyAndStayWithinTheScratch) {
 // Of which the gradient of the weight is written in one product.
 TEST(HeadLossRows, AreAllWhereTheGradientOfTheWeightIsWrittenWhole) {
   for (const std::int64_t tokens : {1, 512, 2048}) {
-    const HeadRows in_place = head_loss_rows(tokens, 128256, DType::f32, true);
+    const auto of = [&](DType dtype) {
+      return HeadShape{.tokens = tokens, .vocabulary = 128256, .activations = dtype, .written = 128256};
+    };
+    const HeadRows in_place = head_loss_rows(of(DType::f32));
     EXPECT_EQ(in_place.logits, tokens);
     EXPECT_EQ(in_place.gradients, tokens);
-    const HeadRows apart = head_loss_rows(tokens, 128256, DType::bf16, true);
+    const HeadRows apart = head_loss_rows(of(DType::bf16));
     EXPECT_EQ(apart.gradients, tokens);
     EXPECT_LE(apart.logits * 128256 * 4, 128 << 20);
     for (const DType dtype : {DType::f32, DType::bf16}) {
-      const std::size_t most = head_loss_scratch(most_head_loss_rows(tokens, 128256, dtype, true), 128256, dtype, true);
-      EXPECT_LE(head_loss_scratch(head_loss_rows(tokens, 128256, dtype, true), 128256, dtype, true), most);
+      const std::size_t most = head_loss_scratch(most_head_loss_rows(of(dtype)), of(dtype));
+      EXPECT_LE(head_loss_scratch(head_loss_rows(of(dtype)), of(dtype)), most);
     }
   }
 }
@@ -138,7 +144,7 @@ TEST(HeadLossRows, AreEnoughForTheWeightsGradientToBeWorthItsTraffic) {
                                           {152064, 512},
                                           {256000, 512}}) {
     for (const std::int64_t tokens : {1024, 4096, 8192}) {
-      EXPECT_GE(head_loss_rows(tokens, vocabulary, DType::bf16, false).gradients, least) << vocabulary;
+      EXPECT_GE(head_loss_rows({tokens, vocabulary, DType::bf16}).gradients, least) << vocabulary;
     }
   }
 }

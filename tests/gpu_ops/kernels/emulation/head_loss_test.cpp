@@ -26,7 +26,7 @@ TEST_P(HeadLossInChunks, IsTheReferenceWithinItsScratch) {
   for (const gpu::HeadRows at_once : {gpu::HeadRows{37, 37}, {1, 1}, {4, 4}, {4, 9}, {3, 37}, {36, 37}}) {
     if (!apart && at_once.logits != at_once.gradients) continue;
     SCOPED_TRACE(at_once.logits);
-    const auto bytes = static_cast<std::int64_t>(gpu::head_loss_scratch(at_once, vocabulary, dtype(), true));
+    const auto bytes = static_cast<std::int64_t>(gpu::head_loss_scratch(at_once, {rows, vocabulary, dtype()}));
     const Operand scratch = bench().put(random.tensor(DType::f32, {bytes / 4}));
     const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets);
     const Operand l = bench().put(Tensor(DType::f32, {rows})), d = bench().put(Tensor(dtype(), {rows, channels}));
@@ -38,6 +38,40 @@ TEST_P(HeadLossInChunks, IsTheReferenceWithinItsScratch) {
     EXPECT_TRUE(bench().get(scratch).intact());
     if (at_once.logits == rows) whole = bench().get(l);
     EXPECT_SAME_BITS(bench().get(l), whole);
+  }
+}
+
+/// As above, with the weight's gradient in slices.
+TEST_P(HeadLossInChunks, WritesTheWeightInSlicesOfTheSameBitsWithinItsScratch) {
+  const std::int64_t rows = 37, channels = 24, vocabulary = 101;
+  Random random(8);
+  const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
+  Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+  targets.view().as<std::int32_t>()[3] = -1;
+  const auto matmul = gpu::make_matmul(90);
+  const auto run = [&](std::int64_t written, std::int64_t logits, std::int64_t rows_at_once) {
+    const gpu::HeadShape shape{.tokens = rows, .vocabulary = vocabulary, .activations = dtype(), .written = written};
+    gpu::HeadRows at_once = gpu::head_loss_rows(shape);
+    if (dtype() == DType::bf16) at_once.slice_logits = logits;
+    at_once.logits = at_once.gradients = rows_at_once;
+    const auto bytes = static_cast<std::int64_t>(gpu::head_loss_scratch(at_once, shape));
+    const Operand scratch = bench().put(random.tensor(DType::f32, {bytes / 4}));
+    const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets);
+    const Operand l = bench().put(Tensor(DType::f32, {rows})), d = bench().put(Tensor(dtype(), {rows, channels}));
+    const Operand dweight = bench().put(random.tensor(DType::bf16, {vocabulary, channels}));
+    HeadLoss head{in, weight, t, l, 0.125F, d, dweight};
+    head.rows_at_once = written;
+    gpu::head_loss(head, at_once, *matmul, nullptr, scratch.view().data, nullptr);
+    EXPECT_TRUE(bench().get(scratch).intact());
+    return std::vector<Tensor>{bench().get(l), bench().get(d), bench().get(dweight)};
+  };
+  const std::vector<Tensor> whole = run(vocabulary, 1, rows);
+  for (const std::int64_t written : {1, 8, 50, 100}) {
+    for (const std::int64_t logits : {1, 9, 37}) {
+      SCOPED_TRACE(written);
+      const std::vector<Tensor> slices = run(written, logits, logits);
+      for (std::size_t i = 0; i < whole.size(); ++i) EXPECT_SAME_BITS(slices[i], whole[i]);
+    }
   }
 }
 

@@ -201,8 +201,11 @@ TEST_P(LinearOps, AGradientOfTheHeadInBf16IsWrittenWhole) {
   for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{8, 64, 96}}) {
     const std::int64_t rows = s.rows, channels = s.in, vocabulary = s.out;
     SCOPED_TRACE(vocabulary);
-    bench().lend(
-        {.tokens = rows, .vocabulary = vocabulary, .channels = channels, .activations = dtype(), .whole_head = true});
+    bench().lend({.tokens = rows,
+                  .vocabulary = vocabulary,
+                  .channels = channels,
+                  .activations = dtype(),
+                  .head_rows = vocabulary});
     Random random(4);
     const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
     const Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
@@ -228,6 +231,42 @@ TEST_P(LinearOps, AGradientOfTheHeadInBf16IsWrittenWhole) {
   }
 }
 
+// Logits are made once more for some rows of the weight at a time; the last ones are fewer.
+TEST_P(LinearOps, AGradientOfTheHeadInSlicesIsTheReference) {
+  for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{8, 64, 96}}) {
+    const std::int64_t rows = s.rows, channels = s.in, vocabulary = s.out, at_once = vocabulary / 2 + 3;
+    SCOPED_TRACE(vocabulary);
+    Random random(4);
+    const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});
+    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
+    targets.view().as<std::int32_t>()[3] = -1;
+    const Tensor anything = random.tensor(DType::bf16, {vocabulary, channels});
+    Tensor losses(DType::f32, {rows}), dx(dtype(), {rows, channels}), dw = anything;
+    reference::head_loss({x, w, targets, losses, 0.125F, dx, dw});
+    const auto results = under_all_schedules([&] {
+      bench().lend({.tokens = rows,
+                    .vocabulary = vocabulary,
+                    .channels = channels,
+                    .activations = dtype(),
+                    .head_rows = at_once});
+      const Operand in = bench().put(x), weight = bench().put(w), t = bench().put(targets);
+      const Operand l = bench().put(Tensor(DType::f32, {rows})), dweight = bench().put(anything);
+      const Operand d = bench().put(Tensor(dtype(), {rows, channels})), alone = bench().put(anything);
+      HeadLoss head{in, weight, t, l, 0.125F, d, dweight};
+      head.rows_at_once = at_once;
+      ops().head_loss(head, stream());
+      head.dx = {};
+      head.dweight = alone;
+      ops().head_loss(head, stream());
+      return std::vector<Tensor>{bench().get(l), bench().get(d), bench().get(dweight), bench().get(alone)};
+    });
+    EXPECT_WITHIN(results[0], losses, dtype(), false);
+    EXPECT_WITHIN(results[1], dx, dtype(), true);
+    EXPECT_WITHIN(results[2], dw, DType::bf16, true);
+    EXPECT_SAME_BITS(results[3], results[2]);
+  }
+}
+
 // Of a table that is the embedding's too. More tokens than the vocabulary has, and more than a block has threads.
 TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
   for (const Sizes& s : {Sizes{37, 24, 101}, Sizes{5, 52, 3}, Sizes{9, 16, 2111}, Sizes{301, 40, 96}}) {
@@ -237,7 +276,7 @@ TEST_P(LinearOps, RowsOfTokensAreThoseOfTheHeadsGradientBeforeTheyAreRounded) {
                   .vocabulary = vocabulary,
                   .channels = channels,
                   .activations = dtype(),
-                  .whole_head = true,
+                  .head_rows = vocabulary,
                   .token_rows = true});
     Random random(4);
     const Tensor x = random.tensor(dtype(), {rows, channels}), w = random.tensor(DType::bf16, {vocabulary, channels});

@@ -35,7 +35,7 @@ TEST(Scratch, HasTheGradientsOfAllLogitsWhereThatOfTheHeadIsWrittenWhole) {
   WorkspaceNeeds needs = llama_1b(2, true);
   const std::size_t logits = std::size_t{261} * 128256 * 4, of_row = std::size_t{128256} * 2;
   EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits) + 1024 * of_row);
-  needs.whole_head = true;
+  needs.head_rows = 128256;
   EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits) + 2048 * of_row);
   EXPECT_GE(HostRules(2).workspace_bytes(needs), 2048 * 2 * of_row);
   const std::size_t on_host = HostRules(2).workspace_bytes(needs);
@@ -44,6 +44,20 @@ TEST(Scratch, HasTheGradientsOfAllLogitsWhereThatOfTheHeadIsWrittenWhole) {
   EXPECT_EQ(HostRules(2).workspace_bytes(needs), on_host + std::size_t{2048} * 2048 * 4);
   needs.gradients = false;
   EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(logits));
+}
+
+// Two floats of each token, and either what is needed without, or the gradients of some columns of all rows and logits.
+TEST(Scratch, HasTheGradientsOfASliceWhereThatOfTheHeadIsWrittenInSlices) {
+  WorkspaceNeeds needs = llama_1b(16, true);
+  const std::size_t before = gpu::ops_scratch(needs, 0, 0), scales = std::size_t{16384} * 8;
+  needs.head_rows = 1024;
+  EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), before + scales);
+  needs.head_rows = 16384;
+  const std::size_t gradients = std::size_t{16384} * 16384 * 2, logits = std::size_t{128} << 20;
+  EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), scales + gradients + logits);
+  EXPECT_GE(HostRules(2).workspace_bytes(needs), scales + 2 * gradients);
+  needs.gradients = false;
+  EXPECT_EQ(gpu::ops_scratch(needs, 0, 0), align_up(std::size_t{261} * 128256 * 4));
 }
 
 TEST(Scratch, IsNoMoreThanPlansMadeElsewhereCount) {
