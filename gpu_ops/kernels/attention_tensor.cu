@@ -61,8 +61,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRang
   bf16* const values = keys + Size::rows * dim;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const TileOf tile = queries_of(i, Size::rows, shape);
-    const std::int64_t kv = tile.h / (shape.heads / shape.kv_heads);
-    const Head<bf16> k = head_at<bf16>(operands.k, shape, tile.b, kv), v = head_at<bf16>(operands.v, shape, tile.b, kv);
+    const HeadPair others = keys_and_values(operands.k, operands.v, shape, tile);
     stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, keys);
     barrier();
     const Rows<dim> queries = own_rows<dim>(keys);
@@ -70,8 +69,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRang
     RunningRows rows;
     Products<dim> out = {};
     for (std::int64_t key = 0; key <= tile.first; key += Size::rows) {
-      stage<dim>(k, key, Size::rows, shape, aligned, keys);
-      stage<dim>(v, key, Size::rows, shape, aligned, values);
+      stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
       barrier();
       for (int first = 0; first < Size::rows; first += keys_at_once<dim>) {
         auto scores = with_rows<keys_at_once<dim>>(queries, keys, first);

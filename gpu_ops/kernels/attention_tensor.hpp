@@ -66,6 +66,23 @@ TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, c
   }
 }
 
+/// Two heads, or two operands of one, that are needed side by side.
+struct HeadPair {
+  Head<bf16> a, b;
+};
+/// Of the keys and values that a query head sees.
+TANDEM_DEVICE HeadPair keys_and_values(const HeadsView& k, const HeadsView& v, const AttentionShape& shape,
+                                       const TileOf& queries) {
+  const std::int64_t kv = queries.h / (shape.heads / shape.kv_heads);
+  return {head_at<bf16>(k, shape, queries.b, kv), head_at<bf16>(v, shape, queries.b, kv)};
+}
+template <int dim>
+TANDEM_DEVICE void stage(const HeadPair& heads, std::int64_t first, int rows, const AttentionShape& shape, bool aligned,
+                         bf16* of_a, bf16* of_b) {
+  stage<dim>(heads.a, first, rows, shape, aligned, of_a);
+  stage<dim>(heads.b, first, rows, shape, aligned, of_b);
+}
+
 /// This warp's rows of a tile, dimensions [at, at + 16), as a left factor.
 template <int dim>
 TANDEM_DEVICE Words left_factor(bf16* tile, int at) {

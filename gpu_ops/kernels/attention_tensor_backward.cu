@@ -20,10 +20,10 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange rang
   bf16* const values = keys + Size::rows * dim;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const TileOf tile = queries_of(i, Size::rows, shape);
-    const std::int64_t kv = tile.h / (shape.heads / shape.kv_heads);
-    const Head<bf16> k = head_at<bf16>(operands.k, shape, tile.b, kv), v = head_at<bf16>(operands.v, shape, tile.b, kv);
-    stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, keys);
-    stage<dim>(head_at<bf16>(operands.dout, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, values);
+    const HeadPair others = keys_and_values(operands.k, operands.v, shape, tile);
+    const HeadPair own{head_at<bf16>(operands.q, shape, tile.b, tile.h),
+                       head_at<bf16>(operands.dout, shape, tile.b, tile.h)};
+    stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
     barrier();
     const Rows<dim> queries = own_rows<dim>(keys), douts = own_rows<dim>(values);
     barrier();
@@ -37,8 +37,7 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange rang
     }
     Products<dim> sums = {};
     for (std::int64_t key = 0; key <= tile.first; key += Size::rows) {
-      stage<dim>(k, key, Size::rows, shape, aligned, keys);
-      stage<dim>(v, key, Size::rows, shape, aligned, values);
+      stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
       barrier();
       const int ahead = rows_ahead<dim>(key, tile.first);
       for (int first = 0; first < Size::rows; first += at_once<dim>) {
@@ -77,16 +76,16 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange ran
   const std::int64_t group = shape.heads / shape.kv_heads;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const TileOf tile = keys_of(i, Size::rows, shape);
-    stage<dim>(head_at<bf16>(operands.k, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, keys);
-    stage<dim>(head_at<bf16>(operands.v, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, values);
+    const HeadPair own{head_at<bf16>(operands.k, shape, tile.b, tile.h),
+                       head_at<bf16>(operands.v, shape, tile.b, tile.h)};
+    stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
     Products<dim> dk = {}, dv = {};
     for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
-      const Head<bf16> q = head_at<bf16>(operands.q, shape, tile.b, h);
-      const Head<bf16> dout = head_at<bf16>(operands.dout, shape, tile.b, h);
+      const HeadPair others{head_at<bf16>(operands.q, shape, tile.b, h),
+                            head_at<bf16>(operands.dout, shape, tile.b, h)};
       const std::int64_t statistics = (tile.b * shape.heads + h) * shape.sequence;
       for (std::int64_t query = tile.first; query < shape.sequence; query += query_rows) {
-        stage<dim>(q, query, query_rows, shape, aligned, queries);
-        stage<dim>(dout, query, query_rows, shape, aligned, douts);
+        stage<dim>(others, query, query_rows, shape, aligned, queries, douts);
         if (thread_index() < query_rows) {  // zeros behind the last token, as its rows: they add nothing
           const std::int64_t u = query + thread_index();
           lse[thread_index()] = u < shape.sequence ? operands.lse[statistics + u] : 0.0F;
