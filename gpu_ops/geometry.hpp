@@ -15,6 +15,12 @@ constexpr int most_warps = most_threads / warp_lanes;
 /// Most blocks of one launch: what lies beyond is reached by strides of the grid. Several times what the
 /// largest card holds at once, so that the last blocks to finish are a small part.
 constexpr std::int64_t most_blocks = 8192;
+/// Shared memory of a block, bytes: what a launch has without asking for more, its static arrays counted; what these
+/// may take beside dynamic memory; and the most that every card has which these kernels run on (compute
+/// capability 8.6).
+constexpr std::size_t shared_without_asking = std::size_t{48} << 10;
+constexpr std::size_t static_beside_dynamic = std::size_t{1} << 10;
+constexpr std::size_t most_shared = std::size_t{99} << 10;
 /// Elements that one thread takes at once: 16 bytes of bf16, twice 16 bytes of fp32.
 constexpr int packet = 8;
 

@@ -1,6 +1,6 @@
 #pragma once
 // The vocabulary of kernels, compiled by nvcc. Its twin is emulation/kernel_language.hpp; both provide the
-// same names. Static shared arrays must stay within 48 KiB of a block.
+// same names.
 #include <cuda_runtime.h>
 
 #include <array>
@@ -105,8 +105,7 @@ TANDEM_DEVICE void multiply_add(ProductPart& c, const Words& a, std::uint32_t b0
 template <class... P>
 void start_kernel(const char* name, void (*kernel)(P...), const Geometry& geometry, CUstream_st* stream,
                   P... arguments) {
-  constexpr std::size_t without_asking = 48 * 1024;
-  if (geometry.shared_bytes > without_asking) {
+  if (geometry.shared_bytes > shared_without_asking - static_beside_dynamic) {
     runtime::require_launched(
         cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(geometry.shared_bytes)),

@@ -109,6 +109,9 @@ void Runner::prepare(const gpu::Geometry& geometry) {
   while (fibers_.size() < threads_.size()) fibers_.push_back(std::make_unique<Fiber>(stack_bytes));
   shared_.clear();
   dynamic_ = {};
+  if (geometry.shared_bytes + gpu::static_beside_dynamic > gpu::most_shared) {
+    misused("dynamic shared memory of " + std::to_string(geometry.shared_bytes) + " bytes");
+  }
   if (geometry.shared_bytes > 0) {
     dynamic_ = {std::make_unique_for_overwrite<std::byte[]>(geometry.shared_bytes), geometry.shared_bytes};
   }
@@ -267,6 +270,11 @@ void* Runner::shared_array(std::size_t bytes) {
     std::memset(shared_.back().memory.get(), poison, bytes);
   }
   if (shared_[index].bytes != bytes) misused("threads of a block declare different shared arrays");
+  std::size_t arrays = 0;
+  for (const SharedArray& array : shared_) arrays += array.bytes;
+  if (arrays > (dynamic_.bytes > 0 ? gpu::static_beside_dynamic : gpu::shared_without_asking)) {
+    misused("static shared arrays of " + std::to_string(arrays) + " bytes");
+  }
   return shared_[index].memory.get();
 }
 

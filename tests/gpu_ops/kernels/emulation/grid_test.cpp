@@ -92,6 +92,13 @@ TANDEM_KERNEL(most_threads) half_of_a_warp_exchanges_kernel(int* result) {
   if (thread_index() % 2 == 0) result[thread_index()] = shuffle_xor(thread_index(), 2);
 }
 
+/// 2 KiB of static arrays.
+TANDEM_KERNEL(most_threads) sharing_kernel(float* result) {
+  TANDEM_SHARED(float, room, 512);
+  room[thread_index()] = 1.0F;
+  result[thread_index()] = room[thread_index()];
+}
+
 TANDEM_KERNEL(most_threads) throwing_kernel() {
   barrier();
   if (thread_index() == 5) throw InputError("thread 5");
@@ -259,6 +266,17 @@ TEST_F(EmulationTest, WhatAKernelThrowsReachesTheCallerAndTheNextGridRuns) {
   std::vector<float> data = numbers(96);
   launch("reverse", reverse_kernel<true>, Geometry{1, 96}, nullptr, data.data());
   EXPECT_EQ(data[0], 96.0F);
+}
+
+// Which a GPU would refuse, or one of the cards alone.
+TEST_F(EmulationTest, MoreSharedMemoryThanACardHasIsRefused) {
+  std::vector<float> result(warp_lanes);
+  EXPECT_NO_THROW(launch("sharing", sharing_kernel, Geometry{1, warp_lanes}, nullptr, result.data()));
+  EXPECT_THAT(refusal(sharing_kernel, Geometry{1, warp_lanes, 64}, result.data()), ::testing::HasSubstr("2048 bytes"));
+  EXPECT_NO_THROW(
+      launch("reverse", reverse_warps_kernel<true>, Geometry{1, warp_lanes, 98 << 10}, nullptr, result.data()));
+  EXPECT_THAT(refusal(reverse_warps_kernel<true>, Geometry{1, warp_lanes, 99 << 10}, result.data()),
+              ::testing::HasSubstr("dynamic shared memory"));
 }
 
 TEST_F(EmulationTest, MisalignedWideAccessesAndWrongBlocksAreRefused) {

@@ -15,6 +15,8 @@ namespace {
 cudaError_t pending = cudaSuccess;  ///< what the runtime keeps for the thread
 cudaError_t refusal = cudaSuccess;
 
+int asked = 0;  ///< for so much dynamic shared memory
+
 struct {
   const void* kernel = nullptr;
   unsigned grid = 0, block = 0;
@@ -27,7 +29,10 @@ struct {
 }  // namespace
 
 cudaError_t cudaGetLastError() { return std::exchange(pending, cudaSuccess); }
-cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int bytes) {
+  asked = bytes;
+  return cudaSuccess;
+}
 cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, std::size_t shared,
                              CUstream_st* stream) {
   if (refusal != cudaSuccess) return pending = refusal;
@@ -63,6 +68,17 @@ TEST(Launch, HandsOnWhatItIsGiven) {
   EXPECT_EQ(started.stream, reinterpret_cast<CUstream_st*>(64));
   EXPECT_EQ(started.data, &data);
   EXPECT_THAT(started.sizes, ::testing::ElementsAre(5, 6, 7));
+}
+
+// Static arrays count against what there is without asking.
+TEST(Launch, AsksForSharedMemoryThatStaticArraysMayMakeTooMuch) {
+  for (const std::size_t bytes : {std::size_t{47} << 10, std::size_t{48} << 10, std::size_t{98} << 10}) {
+    asked = 0;
+    launch("planted", planted, Geometry{.grid = 1, .block = 32, .shared_bytes = bytes}, nullptr, &data,
+           std::array<std::int64_t, 3>{});
+    EXPECT_EQ(asked, bytes > 47 << 10 ? static_cast<int>(bytes) : 0);
+    EXPECT_EQ(started.shared, bytes);
+  }
 }
 
 TEST(Launch, IsNotBlamedForAnOlderErrorOfTheProgram) {
