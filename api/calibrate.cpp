@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -13,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/carver.hpp"
 #include "core/error.hpp"
 #include "core/numerics/random.hpp"
 #include "core/ops.hpp"
@@ -375,20 +377,15 @@ void Calibration::measure_products() {
   }
   const std::int64_t o = 4 * c;
   const DType type = host_ ? DType::f32 : DType::bf16;
-  std::size_t at = 0;
-  const auto take = [&](Shape shape, DType dtype) {
-    const TensorView view{device_at<std::byte>(at), dtype, shape};
-    at += align_up(view.bytes());
-    return view;
-  };
-  const TensorView x = take({n, c}, type);
-  const TensorView dx = take({n, c}, type);
-  const TensorView y = take({n, o}, type);
-  const TensorView dw = take({o, c}, DType::bf16);  // as blocks write it
-  const TensorView w = take({o, c}, DType::bf16);
+  Carver carver(on_device_.data());
+  const TensorView x = carver.take(type, {n, c});
+  const TensorView dx = carver.take(type, {n, c});
+  const TensorView y = carver.take(type, {n, o});
+  const TensorView dw = carver.take(DType::bf16, {o, c});  // as blocks write it
+  const TensorView w = carver.take(DType::bf16, {o, c});
   const MemoryBlock workspace = scratch_of({n, n, 1, o, 0, 0, 0, type});
   const LentWorkspace lent(ops, workspace);
-  fill_operands(at, up_);
+  fill_operands(carver.bytes(), up_);
   const double product = 2.0 * static_cast<double>(n) * static_cast<double>(c) * static_cast<double>(o);
   profile_.matmul = rate("matrix products", 3.0 * product, [&] {
     ops.linear(x, w, {}, y, up_);
@@ -404,19 +401,14 @@ void Calibration::measure_attention(std::int64_t n, std::int64_t c, DType type) 
   Ops& ops = device_.ops();
   const std::int64_t head_dim = host_ ? 64 : 128;
   const std::int64_t heads = std::max<std::int64_t>(1, c / head_dim), width = heads * head_dim;
-  std::size_t at = 0;
-  const auto take = [&](Shape shape, DType dtype) {
-    const TensorView view{device_at<std::byte>(at), dtype, shape};
-    at += align_up(view.bytes());
-    return view;
-  };
+  Carver carver(on_device_.data());
   enum { q, k, v, out, dout, dq, dk, dv, operands };
   std::array<TensorView, operands> of{};
-  for (TensorView& operand : of) operand = take({1, n, width}, type);
-  const TensorView lse = take({1, heads, n}, DType::f32);
+  for (TensorView& operand : of) operand = carver.take(type, {1, n, width});
+  const TensorView lse = carver.take(DType::f32, {1, heads, n});
   const MemoryBlock workspace = scratch_of({n, n, 1, width, heads, heads, head_dim, type});
   const LentWorkspace lent(ops, workspace);
-  fill_operands(at, up_);
+  fill_operands(carver.bytes(), up_);
   const AttentionShape shape{1, n, heads, heads, head_dim, 0.125F};
   const auto view = [&](int operand) { return HeadsView{of[static_cast<std::size_t>(operand)].data, type, width}; };
   // Two products of (n, n) with each head, and five backward, of which a causal mask leaves half.

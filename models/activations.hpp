@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
+#include "core/carver.hpp"
 #include "models/block.hpp"
-#include "models/carver.hpp"
 #include "models/transformer.hpp"
 
 namespace tandem {

@@ -4,10 +4,10 @@
 #include <cstddef>
 #include <memory>
 
+#include "core/carver.hpp"
 #include "core/device.hpp"
 #include "core/ops.hpp"
 #include "core/parameter_access.hpp"
-#include "models/carver.hpp"
 #include "models/transformer.hpp"
 
 namespace tandem {
