@@ -68,6 +68,8 @@ struct HeadLoss {
   std::int64_t rows_at_once = 0;
   bool gradients() const noexcept { return dx || dweight; }
   bool writes_weight() const noexcept { return dweight && dweight.dtype == DType::bf16; }
+  /// Whether gradients of the logits are wanted when these are first made.
+  bool gradients_at_first() const noexcept { return dx || (dweight && !in_slices()); }
   bool in_slices() const noexcept { return writes_weight() && rows_at_once > 0 && rows_at_once < weight.shape[0]; }
 };
 

@@ -149,7 +149,7 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
   const std::int64_t n = head.x.shape[0], vocabulary = head.weight.shape[0];
   const std::int32_t* const targets = head.targets.as<std::int32_t>();
   float* const losses = head.losses.as<float>();
-  const bool slices = head.in_slices(), gradient = head.dx || (head.dweight && !slices);
+  const bool slices = head.in_slices(), gradient = head.gradients_at_first();
   check_targets(targets, n, vocabulary);
   if (head.tokens) check_tokens("head_loss", head.tokens, vocabulary);
   const std::int64_t at_once = head_loss_rows(n, vocabulary);

@@ -13,7 +13,8 @@ struct CUstream_st;
 
 namespace tandem::gpu {
 
-constexpr std::int64_t most_head_dim = 256;  ///< of the plain kernels
+constexpr std::int64_t most_head_dim = 256;         ///< of the plain kernels
+constexpr std::int64_t most_tensor_head_dim = 128;  ///< of those on tensor cores, which take bf16
 constexpr const char* plain_is_slower = "attention runs in plain kernels, which are slower: ";
 
 /// Operands as in core/ops.hpp. `lse` is the natural logarithm of each row's sum of exp(scale q k).

@@ -35,7 +35,7 @@ class Head {
         losses(first, std::min(end, first + at_once_.logits), first - begin);
       }
       if (head_.dx) backward_input(begin, end);
-      if (head_.dweight && !shape_.in_slices()) backward_weight(begin, end);
+      if (head_.dweight && !shape_.in_slices()) backward_weight(gradients_, begin, end, 0, vocabulary_);
     }
     if (head_.token_rows) token_rows();
     if (!shape_.in_slices()) return;
@@ -51,24 +51,28 @@ class Head {
     return dtype_ == DType::f32 ? at : at + logit_bytes(rows, columns, DType::f32);
   }
 
+  /// Of rows [begin, end) those of the vocabulary's [first, last).
+  void make_logits(std::int64_t begin, std::int64_t end, std::int64_t first, std::int64_t last) {
+    matmul_.run({.m = end - begin,
+                 .n = last - first,
+                 .k = channels_,
+                 .a = {head_.x.rows(begin, end).data, dtype_, channels_, false},
+                 .b = {head_.weight.rows(first, last).data, DType::bf16, channels_, true},
+                 .c = logits_,
+                 .c_dtype = DType::f32,
+                 .c_stride = logit_stride(last - first)},
+                workspace_, stream_);
+  }
+
   /// Losses of rows [begin, end), and the gradients of their logits where there are any, as row `at` and those after
   /// it.
   void losses(std::int64_t begin, std::int64_t end, std::int64_t at) {
-    const TensorView x = head_.x.rows(begin, end);
-    matmul_.run({.m = end - begin,
-                 .n = vocabulary_,
-                 .k = channels_,
-                 .a = {x.data, dtype_, channels_, false},
-                 .b = {head_.weight.data, DType::bf16, channels_, true},
-                 .c = logits_,
-                 .c_dtype = DType::f32,
-                 .c_stride = stride_},
-                workspace_, stream_);
+    make_logits(begin, end, 0, vocabulary_);
     std::byte* const gradient = gradients_ + static_cast<std::size_t>(at * stride_) * size_of(dtype_);
     softmax_loss({.logits = logits_,
                   .targets = head_.targets.as<std::int32_t>() + begin,
                   .losses = head_.losses.as<float>() + begin,
-                  .gradient = head_.dx || (head_.dweight && !shape_.in_slices()) ? gradient : nullptr,
+                  .gradient = head_.gradients_at_first() ? gradient : nullptr,
                   .gradient_dtype = dtype_,
                   .gradient_scale = head_.gradient_scale,
                   .rows = end - begin,
@@ -91,17 +95,18 @@ class Head {
                 workspace_, stream_);
   }
 
-  /// ... and to that of the weight.
-  void backward_weight(std::int64_t begin, std::int64_t end) {
-    const TensorView x = head_.x.rows(begin, end);
-    matmul_.run({.m = vocabulary_,
+  /// From the gradients of rows' [begin, end) logits of the vocabulary's [first, last) to those rows of the weight's.
+  void backward_weight(const std::byte* gradients, std::int64_t begin, std::int64_t end, std::int64_t first,
+                       std::int64_t last) {
+    const TensorView dweight = head_.dweight.rows(first, last);
+    matmul_.run({.m = last - first,
                  .n = channels_,
                  .k = end - begin,
-                 .a = {gradients_, dtype_, stride_, true},
-                 .b = {x.data, dtype_, channels_, false},
-                 .addend = head_.dweight.dtype == DType::f32 ? head_.dweight.data : nullptr,
-                 .c = head_.dweight.data,
-                 .c_dtype = head_.dweight.dtype,
+                 .a = {gradients, dtype_, logit_stride(last - first), true},
+                 .b = {head_.x.rows(begin, end).data, dtype_, channels_, false},
+                 .addend = dweight.dtype == DType::f32 ? dweight.data : nullptr,
+                 .c = dweight.data,
+                 .c_dtype = dweight.dtype,
                  .c_stride = channels_},
                 workspace_, stream_);
   }
@@ -136,15 +141,7 @@ class Head {
     std::byte* const gradients = behind_logits(at_once_.slice_logits, shape_.written);
     for (std::int64_t begin = 0; begin < n; begin += at_once_.slice_logits) {
       const std::int64_t rows = std::min(at_once_.slice_logits, n - begin);
-      matmul_.run({.m = rows,
-                   .n = size,
-                   .k = channels_,
-                   .a = {head_.x.rows(begin, begin + rows).data, dtype_, channels_, false},
-                   .b = {head_.weight.rows(first, end).data, DType::bf16, channels_, true},
-                   .c = logits_,
-                   .c_dtype = DType::f32,
-                   .c_stride = stride},
-                  workspace_, stream_);
+      make_logits(begin, begin + rows, first, end);
       softmax_gradients({.logits = logits_,
                          .targets = head_.targets.as<std::int32_t>() + begin,
                          .gradient = gradients + static_cast<std::size_t>(begin * stride) * size_of(dtype_),
@@ -157,15 +154,7 @@ class Head {
                          .first = first},
                         stream_);
     }
-    matmul_.run({.m = size,
-                 .n = channels_,
-                 .k = n,
-                 .a = {gradients, dtype_, stride, true},
-                 .b = {head_.x.data, dtype_, channels_, false},
-                 .c = head_.dweight.rows(first, end).data,
-                 .c_dtype = DType::bf16,
-                 .c_stride = channels_},
-                workspace_, stream_);
+    backward_weight(gradients, 0, n, first, end);
   }
 
   const HeadLoss& head_;

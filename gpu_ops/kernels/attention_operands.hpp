@@ -113,7 +113,7 @@ bool aligned_heads(std::int64_t head_dim, const View&... views) {
   return whole_packets<T>(head_dim) && ((whole_packets<T>(views.row_stride) && aligned(views.data)) && ...);
 }
 
-/// On tensor cores (attention_tensor*.cu), where they take the call: bf16, heads of up to 128 dimensions.
+/// On tensor cores (attention_tensor*.cu), where they take the call.
 bool takes_tensor_cores(DType dtype, std::int64_t head_dim);
 void tensor_attention(const ForwardOperands& operands, const AttentionShape& shape, const AttentionLimits& limits,
                       CUstream_st* stream);

@@ -61,7 +61,8 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRang
   bf16* const values = keys + Size::rows * dim;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const TileOf tile = queries_of(i, Size::rows, shape);
-    const HeadPair others = keys_and_values(operands.k, operands.v, shape, tile);
+    const std::int64_t group = shape.heads / shape.kv_heads;
+    const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
     stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, keys);
     barrier();
     const Rows<dim> queries = own_rows<dim>(keys);
@@ -93,7 +94,9 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRang
 
 }  // namespace
 
-bool takes_tensor_cores(DType dtype, std::int64_t head_dim) { return dtype == DType::bf16 && head_dim <= 128; }
+bool takes_tensor_cores(DType dtype, std::int64_t head_dim) {
+  return dtype == DType::bf16 && head_dim <= most_tensor_head_dim;
+}
 
 void tensor_attention(const ForwardOperands& operands, const AttentionShape& shape, const AttentionLimits& limits,
                       CUstream_st* stream) {

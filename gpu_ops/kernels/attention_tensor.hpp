@@ -70,11 +70,9 @@ TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, c
 struct HeadPair {
   Head<bf16> a, b;
 };
-/// Of the keys and values that a query head sees.
-TANDEM_DEVICE HeadPair keys_and_values(const HeadsView& k, const HeadsView& v, const AttentionShape& shape,
-                                       const TileOf& queries) {
-  const std::int64_t kv = queries.h / (shape.heads / shape.kv_heads);
-  return {head_at<bf16>(k, shape, queries.b, kv), head_at<bf16>(v, shape, queries.b, kv)};
+TANDEM_DEVICE HeadPair pair_at(const HeadsView& a, const HeadsView& b, const AttentionShape& shape, std::int64_t batch,
+                               std::int64_t head) {
+  return {head_at<bf16>(a, shape, batch, head), head_at<bf16>(b, shape, batch, head)};
 }
 template <int dim>
 TANDEM_DEVICE void stage(const HeadPair& heads, std::int64_t first, int rows, const AttentionShape& shape, bool aligned,

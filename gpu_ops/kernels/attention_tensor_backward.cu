@@ -20,9 +20,9 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange rang
   bf16* const values = keys + Size::rows * dim;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const TileOf tile = queries_of(i, Size::rows, shape);
-    const HeadPair others = keys_and_values(operands.k, operands.v, shape, tile);
-    const HeadPair own{head_at<bf16>(operands.q, shape, tile.b, tile.h),
-                       head_at<bf16>(operands.dout, shape, tile.b, tile.h)};
+    const std::int64_t group = shape.heads / shape.kv_heads;
+    const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
+    const HeadPair own = pair_at(operands.q, operands.dout, shape, tile.b, tile.h);
     stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
     barrier();
     const Rows<dim> queries = own_rows<dim>(keys), douts = own_rows<dim>(values);
@@ -76,13 +76,11 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange ran
   const std::int64_t group = shape.heads / shape.kv_heads;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const TileOf tile = keys_of(i, Size::rows, shape);
-    const HeadPair own{head_at<bf16>(operands.k, shape, tile.b, tile.h),
-                       head_at<bf16>(operands.v, shape, tile.b, tile.h)};
+    const HeadPair own = pair_at(operands.k, operands.v, shape, tile.b, tile.h);
     stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
     Products<dim> dk = {}, dv = {};
     for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
-      const HeadPair others{head_at<bf16>(operands.q, shape, tile.b, h),
-                            head_at<bf16>(operands.dout, shape, tile.b, h)};
+      const HeadPair others = pair_at(operands.q, operands.dout, shape, tile.b, h);
       const std::int64_t statistics = (tile.b * shape.heads + h) * shape.sequence;
       for (std::int64_t query = tile.first; query < shape.sequence; query += query_rows) {
         stage<dim>(others, query, query_rows, shape, aligned, queries, douts);

@@ -65,7 +65,7 @@ TEST_P(PlainAttention, IsTheReference) {
     reference::attention_backward(p.dout, heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse,
                                   heads(expected.dq), heads(expected.dk), heads(expected.dv), s);
     const auto results = under_all_schedules([&] { return run(p, {}); });
-    const bool rounded = s.head_dim <= 128;  // on tensor cores
+    const bool rounded = s.head_dim <= gpu::most_tensor_head_dim;
     EXPECT_WITHIN(results[0], expected.out, dtype(), rounded);
     EXPECT_WITHIN(results[1], expected.lse, dtype(), false);
     EXPECT_WITHIN(results[2], expected.dq, dtype(), true);
