@@ -67,15 +67,14 @@ std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype)
 std::size_t row_scales_bytes(const HeadShape& shape) { return shape.in_slices() ? floats(2 * shape.tokens) : 0; }
 
 std::size_t head_loss_scratch(const HeadRows& at_once, const HeadShape& shape) {
-  const auto [tokens, vocabulary, activations, written, gradients, token_rows] = shape;
-  const bool apart = activations != DType::f32;
-  const auto area = [&](std::int64_t logits, std::int64_t of_gradients, std::int64_t columns) {
-    return logit_bytes(logits, columns, DType::f32) + (apart ? logit_bytes(of_gradients, columns, activations) : 0);
+  const bool apart = shape.activations != DType::f32;
+  const auto area = [&](std::int64_t logits, std::int64_t gradients, std::int64_t columns) {
+    return logit_bytes(logits, columns, DType::f32) + (apart ? logit_bytes(gradients, columns, shape.activations) : 0);
   };
-  const std::size_t rows = area(at_once.logits, gradients ? at_once.gradients : 0, vocabulary) +
-                           (token_rows ? token_columns_bytes(at_once.gradients, activations) : 0);
+  const std::size_t rows = area(at_once.logits, shape.gradients ? at_once.gradients : 0, shape.vocabulary) +
+                           (shape.token_rows ? token_columns_bytes(at_once.gradients, shape.activations) : 0);
   if (!shape.in_slices()) return rows;
-  return row_scales_bytes(shape) + std::max(rows, area(at_once.slice_logits, tokens, written));
+  return row_scales_bytes(shape) + std::max(rows, area(at_once.slice_logits, shape.tokens, shape.written));
 }
 
 std::int64_t token_columns_stride(std::int64_t tokens) { return logit_stride(tokens); }

@@ -67,7 +67,7 @@ TANDEM_DEVICE void store_words(void* to, const Words& w) {
 /// bytes. Word i is elements 2 (l % 4) and the next one of row l / 4 of matrix i: what a product takes (below). All
 /// lanes of the warp take part.
 TANDEM_DEVICE Words load_matrices(const bf16* row) {
-  Words w;
+  Words w{};
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
@@ -77,7 +77,7 @@ TANDEM_DEVICE Words load_matrices(const bf16* row) {
 }
 /// The same of their transposes: elements 2 (l % 4) and the next one of column l / 4.
 TANDEM_DEVICE Words load_transposed(const bf16* row) {
-  Words w;
+  Words w{};
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(w.word[0]), "=r"(w.word[1]), "=r"(w.word[2]), "=r"(w.word[3])
