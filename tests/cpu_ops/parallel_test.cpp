@@ -89,10 +89,10 @@ void narrow_this_thread() {
 }
 
 /// Slow enough that the workers come too. Returns how many calls were made by another thread than this one.
-int run_slowly(Parallel& parallel, const std::function<void(bool is_worker)>& body) {
+int run_slowly(Parallel& parallel, const std::function<void(bool is_worker)>& body, int calls = 20) {
   const std::thread::id caller = std::this_thread::get_id();
   std::atomic<int> by_workers = 0;
-  parallel.run(20, [&](std::int64_t) {
+  parallel.run(calls, [&](std::int64_t) {
     const bool is_worker = std::this_thread::get_id() != caller;
     by_workers += is_worker ? 1 : 0;
     body(is_worker);
@@ -131,13 +131,15 @@ TEST(MakeParallel, OfANodeLetsItsWorkersGoAtItsEnd) {
   int by_workers = 0;
   std::atomic<int> still_bound = 0;
   thread_local bool narrowed = false;  // there may be other workers
-  // A busy machine may have none to spare for long.
-  for (int round = 0; round < 20 || (by_workers == 0 && round < 400); ++round) {
+  // On a busy machine a worker takes its time to leave where it has been: then there is longer to come for.
+  for (int round = 0; round < 20 || (by_workers == 0 && round < 60); ++round) {
     run_slowly(*anywhere, [](bool is_worker) {
       if (is_worker) narrow_this_thread();
       narrowed = is_worker;
     });
-    by_workers += run_slowly(*make_parallel(2, node), [](bool) {});  // which ends with workers inside
+    const int calls = round < 20 ? 20 : 400;
+    by_workers += run_slowly(
+        *make_parallel(2, node), [](bool) {}, calls);  // which ends with workers inside
     run_slowly(*anywhere, [&](bool is_worker) {
       if (is_worker && narrowed && processors_of_this_thread() != 1) ++still_bound;
     });
