@@ -13,14 +13,15 @@ COUNT = 64_000_000
 COUNT_BESIDE_COPY = 4 * COUNT
 WARM_UP = 2
 PAIRS = 15
-BYTES = {"fp32": 28, "split": 26, "bf16-moments": 18, "copy": 8}  # moved per parameter
+ROUNDED = ("bf16-moments", "8bit-moments")
+BYTES = {"fp32": 28, "split": 26, "bf16-moments": 18, "8bit-moments": 14, "copy": 8}  # moved per parameter
 
 
 def check_same_work(contestants):
     changes = {c.name: c.ask("change") for c in contestants}
     for name, change in changes.items():
         # Rounded moments make a slightly different run of it.
-        if abs(change / changes["fp32"] - 1) > (1e-2 if name == "bf16-moments" else 1e-4):
+        if abs(change / changes["fp32"] - 1) > (1e-2 if name in ROUNDED else 1e-4):
             raise harness.BenchError(f"{name} changed its weights by {change}, fp32 by {changes['fp32']}: "
                                      "they did not do the same work")
 
@@ -36,20 +37,20 @@ def measure():
     environment = harness.path_with(python)
     peer = [python, harness.ROOT / "bench" / "torch_adam.py"]
     size = [str(COUNT), str(harness.cores())]
-    commands = ours(COUNT, "fp32", "split", "bf16-moments") | {p: [*peer, p, *size] for p in ("deepspeed", "torch")}
+    commands = ours(COUNT, "fp32", "split", *ROUNDED) | {p: [*peer, p, *size] for p in ("deepspeed", "torch")}
     with Race(commands, environment) as race:
         race.run(PAIRS, WARM_UP, check_same_work)
     with Race(ours(COUNT_BESIDE_COPY, "fp32", "copy"), environment) as beside:
         beside.run(PAIRS, WARM_UP)
 
     figures = harness.Figures()
-    for work in ("fp32", "bf16-moments"):
+    for work in ("fp32", *ROUNDED):
         for other in ("deepspeed", "torch"):
             figures.add(f"{work.replace('-', '_')}_over_{other}", harness.ratios(race.seconds(other), race.seconds(work)))
     figures.add("split_over_fp32", harness.ratios(race.seconds("fp32"), race.seconds("split")))
     per_byte = BYTES["fp32"] / BYTES["copy"]
     figures.add("fp32_over_copy", [per_byte * r for r in harness.ratios(beside.seconds("copy"), beside.seconds("fp32"))])
-    for name in ("fp32", "split", "bf16-moments", "deepspeed", "torch"):
+    for name in ("fp32", "split", *ROUNDED, "deepspeed", "torch"):
         figures.add(f"{name.replace('-', '_')}_seconds", race.seconds(name))
     figures.add("copy_gbytes_per_second",
                 [1e-9 * BYTES["copy"] * COUNT_BESIDE_COPY / statistics.median(beside.seconds("copy"))])

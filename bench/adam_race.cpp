@@ -3,7 +3,7 @@
 // of |master - initial|, so that the driver can see that every contestant did the same work. WORK `copy` instead
 // copies COUNT fp32 values in the fastest of three ways: what this machine's memory can do.
 //
-//   bench_adam_race COUNT THREADS fp32|split|bf16-moments|copy
+//   bench_adam_race COUNT THREADS fp32|split|bf16-moments|8bit-moments|copy
 #include <emmintrin.h>
 
 #include <array>
@@ -54,11 +54,11 @@ class Update final : public Contestant {
  public:
   Update(tandem::Device& device, std::int64_t count, StateFormat format)
       : kernels_(device.host_kernels()),
-        master_(block(device, count, tandem::master_bytes(format))),
-        m_(block(device, count, tandem::moment_bytes(format))),
-        v_(block(device, count, tandem::moment_bytes(format))),
-        gradient_(block(device, count, sizeof(bf16))),
-        weight_(block(device, count, sizeof(bf16))) {
+        master_(block(device, tandem::master_bytes(format, count))),
+        m_(block(device, tandem::moment_bytes(format, count))),
+        v_(block(device, tandem::moment_bytes(format, count))),
+        gradient_(block(device, static_cast<std::size_t>(count) * sizeof(bf16))),
+        weight_(block(device, static_cast<std::size_t>(count) * sizeof(bf16))) {
     piece_ = {.state = {master_.data(), m_.data(), v_.data()},
               .gradient = static_cast<bf16*>(gradient_.data()),
               .weight = static_cast<bf16*>(weight_.data()),
@@ -94,13 +94,12 @@ class Update final : public Contestant {
   }
 
  private:
-  static tandem::MemoryBlock block(tandem::Device& device, std::int64_t count, std::size_t element) {
-    return device.allocate_pinned(static_cast<std::size_t>(count) * element, "an array of the race");
+  static tandem::MemoryBlock block(tandem::Device& device, std::size_t bytes) {
+    return device.allocate_pinned(bytes, "an array of the race");
   }
   float master(std::int64_t i) const {
     if (piece_.format == StateFormat::fp32) return static_cast<const float*>(piece_.state.master)[i];
-    return tandem::numerics::join_master(piece_.weight[i],
-                                         static_cast<const std::uint16_t*>(piece_.state.master)[i]);
+    return tandem::numerics::join_master(piece_.weight[i], static_cast<const std::uint16_t*>(piece_.state.master)[i]);
   }
 
   tandem::UpdateKernels& kernels_;
@@ -163,7 +162,7 @@ class Copy final : public Contestant {
 
 std::unique_ptr<Contestant> make(tandem::Device& device, std::int64_t count, int threads, const std::string& work) {
   if (work == "copy") return std::make_unique<Copy>(device, count, threads);
-  for (const StateFormat format : {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments}) {
+  for (const StateFormat format : tandem::state_formats) {
     if (work == tandem::name_of(format)) return std::make_unique<Update>(device, count, format);
   }
   throw tandem::UsageError(work, "no such work");
@@ -192,7 +191,7 @@ int serve(std::int64_t count, int threads, const std::string& work) {
 int main(int argc, char** argv) {
   try {
     if (argc != 4) {
-      std::cerr << "usage: bench_adam_race COUNT THREADS fp32|split|bf16-moments|copy\n";
+      std::cerr << "usage: bench_adam_race COUNT THREADS fp32|split|bf16-moments|8bit-moments|copy\n";
       return 2;
     }
     return serve(std::stoll(argv[1]), std::stoi(argv[2]), argv[3]);

@@ -235,7 +235,7 @@ void add_copies(Gpu& gpu) {
 // -- the optimizer -------------------------------------------------------------------------------------------------
 
 void add_adamw(Gpu& gpu, const std::string& name, StateFormat format) {
-  add_kernel(gpu, "kernel/adamw_" + name, static_cast<double>(update_bytes(format)), [format](Gpu& g) {
+  add_kernel(gpu, "kernel/adamw_" + name, update_bytes_each(format), [format](Gpu& g) {
     const AdamPiece piece{{g.slot<void*>(0), g.slot<void*>(2), g.slot<void*>(4)},
                           g.slot<bf16>(6),
                           g.slot<bf16>(7),
@@ -250,6 +250,7 @@ void add_optimizer(Gpu& gpu) {
   add_adamw(gpu, "fp32", StateFormat::fp32);
   add_adamw(gpu, "split", StateFormat::split);
   add_adamw(gpu, "bf16_moments", StateFormat::bf16_moments);
+  add_adamw(gpu, "8bit_moments", StateFormat::byte_moments);
   add_kernel(gpu, "kernel/accumulate", 10, [](Gpu& g) {
     g.ops().accumulate(g.slot<float>(0), g.slot<bf16>(6), false, g.sizes().elements, g.stream());
   });

@@ -149,7 +149,7 @@ class Gpu:
     def settings(self, shape, *flags):
         """State format, as exact as it gets, and the largest micro-batch that fits with it; None where none does. As few
         as may be are asked for: with a large model each takes seconds."""
-        for state in ("fp32", "split", "bf16-moments"):
+        for state in ("fp32", "split", "bf16-moments", "8bit-moments"):
             def fits(micro_batch):
                 return self.fits(*self.run_of(shape, micro_batch, state, *flags))
             *larger, smallest = shape.micro_batches

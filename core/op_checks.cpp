@@ -267,4 +267,10 @@ void embedding_backward(const TensorView& dout, const TensorView& tokens, std::i
   check.optional(token_rows, "token_rows", DType::f32, {n, channels});
 }
 
+void adamw(const AdamPiece& piece) {
+  const Operands check("adamw");
+  check.that(piece.format != StateFormat::byte_moments || piece.index % coded_record == 0,
+             "moments in a byte each from within a record, at element " + std::to_string(piece.index));
+}
+
 }  // namespace tandem::checks

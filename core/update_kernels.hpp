@@ -11,6 +11,7 @@ namespace tandem {
 
 /// Elements in one block of the layout, of the norm, and the alignment of subgroups.
 constexpr std::int64_t layout_quantum = 1024;
+static_assert(layout_quantum % coded_record == 0, "a record of coded moments belongs to one processor");
 
 /// Synchronous kernels over host memory, parallel inside. Thread-safe for disjoint data. What a
 /// worker throws is rethrown to the caller.

@@ -101,22 +101,32 @@ void store_moment(void* array, std::int64_t i, __m256 moment, __m256i random) {
   }
 }
 
-/// `random`: numerics::moment_bits of the elements, where the format wants them.
+struct Moments {
+  __m256 m, v;
+};
+
+/// numerics::adamw, eight at once, but for storing the new moments, which it returns.
 template <StateFormat format>
-void adamw_eight(const AdamPiece& p, std::int64_t i, const Coefficients& c, __m256i random) {
+Moments adamw_eight(const AdamPiece& p, std::int64_t i, const Coefficients& c, Moments moments) {
   const __m256 g = _mm256_mul_ps(widen(p.gradient + i), c.gradient_scale);
-  const __m256 old_m = load_moment<format>(p.state.m, i);
-  const __m256 old_v = load_moment<format>(p.state.v, i);
   const __m256 old = load_master<format>(p, i);
-  const __m256 m = _mm256_fmadd_ps(c.beta1, old_m, _mm256_mul_ps(c.one_minus_beta1, g));
-  const __m256 v = _mm256_fmadd_ps(_mm256_mul_ps(c.one_minus_beta2, g), g, _mm256_mul_ps(c.beta2, old_v));
+  const __m256 m = _mm256_fmadd_ps(c.beta1, moments.m, _mm256_mul_ps(c.one_minus_beta1, g));
+  const __m256 v = _mm256_fmadd_ps(_mm256_mul_ps(c.one_minus_beta2, g), g, _mm256_mul_ps(c.beta2, moments.v));
   const __m256 denominator = _mm256_fmadd_ps(_mm256_sqrt_ps(v), c.inv_sqrt_correction2, c.eps);
   const __m256 decayed = _mm256_fmadd_ps(c.minus_decay, old, old);
   const __m256 master = _mm256_fmadd_ps(c.minus_step_size, _mm256_div_ps(m, denominator), decayed);
-  store_moment<format>(p.state.m, i, m, _mm256_and_si256(random, _mm256_set1_epi32(0xffff)));
-  store_moment<format>(p.state.v, i, v, _mm256_srli_epi32(random, 16));
   store_master<format>(p, i, master);
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p.weight + i), weight_of_master(master));
+  return {m, v};
+}
+
+/// `random`: numerics::moment_bits of the elements, where the format wants them.
+template <StateFormat format>
+void adamw_eight(const AdamPiece& p, std::int64_t i, const Coefficients& c, __m256i random) {
+  const Moments old{load_moment<format>(p.state.m, i), load_moment<format>(p.state.v, i)};
+  const Moments updated = adamw_eight<format>(p, i, c, old);
+  store_moment<format>(p.state.m, i, updated.m, _mm256_and_si256(random, _mm256_set1_epi32(0xffff)));
+  store_moment<format>(p.state.v, i, updated.v, _mm256_srli_epi32(random, 16));
 }
 
 /// Whole groups of eight elements. Returns how many elements that were.
@@ -191,6 +201,116 @@ std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficien
   return i;
 }
 
+// -- moments in a byte, eight at once ----------------------------------------------------------------------
+
+__m256i all(std::uint32_t x) { return _mm256_set1_epi32(static_cast<int>(x)); }
+__m256i magnitude_of(__m256 x) { return _mm256_and_si256(_mm256_castps_si256(x), all(0x7fffffffu)); }
+__m256 power(std::uint32_t exponent) { return _mm256_castsi256_ps(all(exponent << numerics::below_exponent)); }
+__m256i load_codes(const std::uint8_t* codes) {
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(codes)));
+}
+
+__m256 decode_m(const std::uint8_t* codes, __m256 scale) {
+  const __m256i code = load_codes(codes);
+  const __m256i place = _mm256_slli_epi32(_mm256_and_si256(code, all(numerics::most_m_code)), numerics::below_code);
+  const __m256 above = _mm256_castsi256_ps(_mm256_add_epi32(place, all(numerics::m_linear_bits)));
+  const __m256 linear = _mm256_sub_ps(above, _mm256_set1_ps(numerics::m_linear_below));
+  const __m256i normal = _mm256_add_epi32(place, all(numerics::m_linear_bits - numerics::m_binade));
+  const __m256 m = _mm256_mul_ps(_mm256_min_ps(linear, _mm256_castsi256_ps(normal)), scale);
+  return _mm256_or_ps(m, _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_srli_epi32(code, 7), 31)));
+}
+__m256 decode_v(const std::uint8_t* codes, __m256i base) {
+  const __m256i code = load_codes(codes);
+  const __m256i zero = _mm256_cmpeq_epi32(code, _mm256_setzero_si256());
+  const __m256i bits = _mm256_add_epi32(_mm256_slli_epi32(code, numerics::below_code), base);
+  return _mm256_castsi256_ps(_mm256_andnot_si256(zero, bits));
+}
+
+/// numerics::random_increment of eight 16-bit numbers.
+__m256i increment(__m128i bits) { return _mm256_or_si256(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 4), all(8)); }
+
+/// A code in each lane.
+__m256i encode_m(__m256 m, __m256 scale, __m256i increment) {
+  const __m256 relative = _mm256_mul_ps(_mm256_castsi256_ps(magnitude_of(m)), scale);
+  const __m256 above = _mm256_add_ps(relative, _mm256_set1_ps(numerics::m_linear_below));
+  const __m256i normal = _mm256_add_epi32(_mm256_castps_si256(relative), all(numerics::m_binade));
+  const __m256i larger = _mm256_max_epu32(_mm256_castps_si256(above), normal);
+  const __m256i place = _mm256_sub_epi32(larger, all(numerics::m_linear_bits));
+  const __m256i code = _mm256_srli_epi32(_mm256_add_epi32(place, increment), numerics::below_code);
+  const __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(_mm256_castps_si256(m), 31), 7);
+  return _mm256_or_si256(_mm256_min_epu32(code, all(numerics::most_m_code)), sign);
+}
+__m256i encode_v(__m256 v, __m256i base, __m256i increment) {
+  const __m256i magnitude = magnitude_of(v);
+  const __m256i zero = _mm256_cmpeq_epi32(magnitude, _mm256_setzero_si256());
+  const __m256i lowest = _mm256_add_epi32(base, all(1u << numerics::below_code));
+  const __m256i rounded = _mm256_max_epu32(_mm256_add_epi32(magnitude, increment), lowest);
+  const __m256i code = _mm256_srli_epi32(_mm256_sub_epi32(rounded, base), numerics::below_code);
+  return _mm256_andnot_si256(zero, _mm256_min_epu32(code, all(numerics::most_v_code)));
+}
+/// The codes of 32 elements in lanes of four vectors, in order.
+__m256i narrow(const __m256i (&code)[4]) {
+  const __m256i dealt =
+      _mm256_packus_epi16(_mm256_packus_epi32(code[0], code[1]), _mm256_packus_epi32(code[2], code[3]));
+  return _mm256_permutevar8x32_epi32(dealt, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+}
+std::uint32_t largest_of(__m256i x) {
+  __m128i most = _mm_max_epu32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+  most = _mm_max_epu32(most, _mm_shuffle_epi32(most, _MM_SHUFFLE(1, 0, 3, 2)));
+  most = _mm_max_epu32(most, _mm_shuffle_epi32(most, _MM_SHUFFLE(2, 3, 0, 1)));
+  return static_cast<std::uint32_t>(_mm_cvtsi128_si32(most));
+}
+
+__m128i half_of(__m256i x, int upper) {
+  return upper != 0 ? _mm256_extracti128_si256(x, 1) : _mm256_castsi256_si128(x);
+}
+
+/// 64 elements from `i` on: numerics::adamw_block.
+void adamw_coded(const AdamPiece& p, std::int64_t i, const Coefficients& c, const MomentBits& bits) {
+  constexpr int vectors = coded_block / 8;
+  const CodedBlock of_m = coded_block_at(p.state.m, i), of_v = coded_block_at(p.state.v, i);
+  const __m256 m_scale = power(*of_m.exponent);
+  const __m256i v_base = all(numerics::v_base(*of_v.exponent));
+  Moments moments[vectors];
+  __m256i largest_m = _mm256_setzero_si256(), largest_v = _mm256_setzero_si256();
+  for (int j = 0; j < vectors; ++j) {
+    const Moments old{decode_m(of_m.codes + 8 * j, m_scale), decode_v(of_v.codes + 8 * j, v_base)};
+    moments[j] = adamw_eight<StateFormat::byte_moments>(p, i + 8 * j, c, old);
+    largest_m = _mm256_max_epu32(largest_m, magnitude_of(moments[j].m));
+    largest_v = _mm256_max_epu32(largest_v, magnitude_of(moments[j].v));
+  }
+  const std::uint32_t m_exponent = numerics::m_exponent(largest_of(largest_m));
+  const std::uint32_t v_exponent = numerics::v_exponent(largest_of(largest_v));
+  const __m256 new_scale = power(254 - m_exponent);
+  const __m256i new_base = all(numerics::v_base(v_exponent));
+  // A word serves two elements: those of a vector, sixteen.
+  const RandomBits random = bits.draw((p.index + static_cast<std::uint64_t>(i)) / numerics::coded_elements_per_block);
+  constexpr std::int64_t lower = 0x0607040502030001, upper = 0x0e0f0c0d0a0b0809;
+  const __m256i exchange = _mm256_setr_epi64x(lower, upper, lower, upper);
+  for (int half = 0; half < vectors / 4; ++half) {
+    __m256i m[4], v[4];
+    for (int j = 0; j < 4; ++j) {
+      const __m256i words = random.of[2 * half + j / 2];
+      const __m256i swapped = _mm256_shuffle_epi8(words, exchange);
+      const Moments& moment = moments[4 * half + j];
+      m[j] = encode_m(moment.m, new_scale, increment(half_of(words, j % 2)));
+      v[j] = encode_v(moment.v, new_base, increment(half_of(swapped, j % 2)));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_m.codes + half * 32), narrow(m));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(of_v.codes + half * 32), narrow(v));
+  }
+  store_exponent(of_m, m_exponent, numerics::m_code_of_nan);
+  store_exponent(of_v, v_exponent, numerics::v_code_of_nan);
+}
+
+/// Whole blocks. Returns how many elements that were.
+std::int64_t adamw_blocks(const AdamPiece& piece, const Coefficients& c, const AdamCoefficients& scalars) {
+  const MomentBits bits(scalars);
+  std::int64_t i = 0;
+  for (; i + coded_block <= piece.count; i += coded_block) adamw_coded(piece, i, c, bits);
+  return i;
+}
+
 }  // namespace
 
 void adamw_avx2(const AdamPiece& piece, const AdamCoefficients& coefficients) {
@@ -207,6 +327,9 @@ void adamw_avx2(const AdamPiece& piece, const AdamCoefficients& coefficients) {
       break;
     case StateFormat::bf16_moments:
       done = adamw_runs(piece, head, c, coefficients);
+      break;
+    case StateFormat::byte_moments:
+      done = adamw_blocks(piece, c, coefficients);
       break;
   }
   adamw_between(done, piece.count, piece, coefficients);

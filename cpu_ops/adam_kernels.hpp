@@ -9,13 +9,21 @@ void adamw_scalar(const AdamPiece& piece, const AdamCoefficients& c);
 void adamw_avx2(const AdamPiece& piece, const AdamCoefficients& c);
 void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& c);
 
-/// Elements [begin, end) by the formula of core/numerics.
+/// Elements [begin, end) by the formula of core/numerics; of byte_moments `begin` begins a block.
 void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& piece, const AdamCoefficients& c);
 
 /// Elements that a vector kernel draws random bits for at once.
 constexpr std::int64_t random_run = 32;
 /// Elements before the first that begins such a run, where the format draws any.
 std::int64_t unaligned_head(const AdamPiece& piece);
+
+/// Ends a block of moments whose codes are stored: one with a NaN has a code of its own.
+inline void store_exponent(const CodedBlock& block, std::uint32_t exponent, std::uint8_t code_of_nan) {
+  *block.exponent = static_cast<std::uint8_t>(exponent);
+  if (exponent == numerics::exponent_of_nan) [[unlikely]] {
+    for (std::int64_t i = 0; i < coded_block; ++i) block.codes[i] = code_of_nan;
+  }
+}
 
 /// The generator's keys of each round, zero-extended to the 64-bit lanes that vector kernels keep two words in.
 struct RoundKey {
@@ -26,18 +34,6 @@ struct RoundKeys {
   explicit RoundKeys(std::uint64_t seed);
   RoundKey of[numerics::philox_fewest_rounds];
 };
-
-/// A format as a type, and the way from the value to it.
-template <StateFormat format>
-struct Format {};
-template <class Body>
-void with_format(StateFormat format, const Body& body) {
-  switch (format) {
-    case StateFormat::fp32: return body(Format<StateFormat::fp32>());
-    case StateFormat::split: return body(Format<StateFormat::split>());
-    case StateFormat::bf16_moments: return body(Format<StateFormat::bf16_moments>());
-  }
-}
 
 double norm_block_avx2(const bf16* gradient, std::int64_t count);
 double norm_block_avx512(const bf16* gradient, std::int64_t count);

@@ -6,10 +6,7 @@
 namespace tandem::kernels {
 
 void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& p, const AdamCoefficients& c) {
-  const auto each = [&]<StateFormat format>(Format<format>) {
-    for (std::int64_t i = begin; i < end; ++i) numerics::adamw_element<format>(p, i, c);
-  };
-  with_format(p.format, each);
+  with_format(p.format, [&]<StateFormat format>(Format<format>) { numerics::adamw_range<format>(p, begin, end, c); });
 }
 
 void adamw_scalar(const AdamPiece& piece, const AdamCoefficients& c) { adamw_between(0, piece.count, piece, c); }

@@ -163,6 +163,7 @@ void HostOps::embedding_backward(TensorView dout, TensorView tokens, std::int64_
 // -- optimizer ---------------------------------------------------------------------------------------------------
 
 void HostOps::adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) {
+  checks::adamw(piece);
   enqueue_(stream, "adamw", [this, piece, c] { kernels_.adamw(piece, c); });
 }
 void HostOps::weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) {

@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "core/numerics/norm_block.hpp"
+#include "core/op_checks.hpp"
 #include "cpu_ops/adam_kernels.hpp"
 #include "cpu_ops/vectorised.hpp"
 
@@ -93,6 +94,7 @@ class HostUpdateKernels final : public UpdateKernels {
   explicit HostUpdateKernels(std::shared_ptr<Parallel> parallel) : parallel_(std::move(parallel)) {}
 
   void adamw(const AdamPiece& p, const AdamCoefficients& c, int most_threads) override {
+    checks::adamw(p);
     const auto update = [&](std::int64_t at, std::int64_t count) {
       AdamPiece part = p.from(at);
       part.count = count;
@@ -146,6 +148,7 @@ std::unique_ptr<UpdateKernels> make_host_update_kernels(std::shared_ptr<Parallel
 
 void adamw_with(Isa isa, const AdamPiece& piece, const AdamCoefficients& c) {
   require_supported(isa);
+  checks::adamw(piece);
   adamw_dispatched(isa, piece, c);
 }
 void norm_blocks_with(Isa isa, const bf16* gradient, std::int64_t count, double* partial) {

@@ -301,6 +301,7 @@ void CudaOps::embedding_backward(TensorView dout, TensorView tokens, std::int64_
 // -- optimizer ---------------------------------------------------------------------------------------------------
 
 void CudaOps::adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) {
+  checks::adamw(piece);
   gpu::adamw(piece, c, native_stream(stream));
 }
 void CudaOps::weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) {

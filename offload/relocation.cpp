@@ -81,12 +81,12 @@ void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
     const Subgroup& fresh = to.plan.subgroups[j];
     const std::int64_t begin = std::max(old.begin, fresh.begin);
     const std::int64_t end = std::min(old.end, fresh.end);
-    const auto count = static_cast<std::size_t>(end - begin);
+    const std::int64_t count = end - begin;
     const StateArrays a = from.carving.subgroups[i].state.from(begin - old.begin, format);
     const StateArrays b = to.carving.subgroups[j].state.from(begin - fresh.begin, format);
-    want({space(old), a.master}, {space(fresh), b.master}, count * master_bytes(format));
-    want({space(old), a.m}, {space(fresh), b.m}, count * moment_bytes(format));
-    want({space(old), a.v}, {space(fresh), b.v}, count * moment_bytes(format));
+    want({space(old), a.master}, {space(fresh), b.master}, master_bytes(format, count));
+    want({space(old), a.m}, {space(fresh), b.m}, moment_bytes(format, count));
+    want({space(old), a.v}, {space(fresh), b.v}, moment_bytes(format, count));
     if (old.end == end) ++i;
     if (fresh.end == end) ++j;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/coded_moments.hpp"
 #include "core/error.hpp"
 #include "core/hash128.hpp"
 #include "core/update_kernels.hpp"
@@ -30,7 +31,8 @@ void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind k
   wait_to_the_end(device_, stream_, {"a copy of state", watchdog_seconds_});
 }
 
-/// Of [first, first + count) of a parameter, in order.
+/// Of [first, first + count) of a parameter, in order. Where one is cut, a record of coded moments ends: several
+/// threads write at once.
 std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& parameter, std::int64_t first,
                                                        std::int64_t count, std::int64_t largest) const {
   const std::int64_t begin = parameter.offset + first;
@@ -42,8 +44,10 @@ std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& paramete
   std::vector<Piece> pieces;
   for (auto s = first_of_it; s != plan_.subgroups.end() && s->layer == parameter.layer && s->begin < end; ++s) {
     const std::int64_t to = std::min(end, s->end);
-    for (std::int64_t at = std::max(begin, s->begin); at < to; at += largest) {
-      pieces.push_back({static_cast<int>(s - all), at - s->begin, at - begin, std::min(largest, to - at)});
+    for (std::int64_t at = std::max(begin, s->begin); at < to;) {
+      const std::int64_t next = std::min(to, at + largest - at % layout_quantum);
+      pieces.push_back({static_cast<int>(s - all), at - s->begin, at - begin, next - at});
+      at = next;
     }
   }
   return pieces;
@@ -81,13 +85,23 @@ bool StateAccess::on_device(int subgroup) const noexcept {
 
 bool StateAccess::stored_as_fp32(StateArray array) const noexcept {
   const bool master = array == StateArray::master;
-  return (master ? master_bytes(plan_.state) : moment_bytes(plan_.state)) == sizeof(float);
+  return (master ? master_bytes(plan_.state, 1) : moment_bytes(plan_.state, 1)) == sizeof(float);
+}
+
+bool StateAccess::stored_in_records(StateArray array) const noexcept {
+  return array != StateArray::master && plan_.state == StateFormat::byte_moments;
 }
 
 void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
   const bool master = array == StateArray::master;
   if (stored_as_fp32(array)) {
     return move(subgroup, array, at, std::as_writable_bytes(values), /*write=*/false);
+  }
+  if (stored_in_records(array)) {
+    const std::int64_t past = at % coded_record;
+    std::vector<std::uint8_t> records(coded_bytes(past + std::ssize(values)));
+    move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/false);
+    return decode_moments(array, records.data(), past, values);
   }
   std::vector<bf16> halves(values.size());
   move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/false);
@@ -151,19 +165,40 @@ void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, s
     std::byte* const bytes = reinterpret_cast<std::byte*>(const_cast<float*>(values.data()));
     return move(subgroup, array, at, {bytes, values.size_bytes()}, /*write=*/true);
   }
+  if (stored_in_records(array)) return write_records(subgroup, array, at, values);
   std::vector<bf16> halves(values.size());
-  if (on_device(subgroup)) {  // not on one of the threads then, but by all
-    constexpr auto part = static_cast<std::size_t>(part_elements);
-    const auto parts = static_cast<std::int64_t>((values.size() + part - 1) / part);
-    device_.host_kernels().parallel().run(parts, [&](std::int64_t i) {
-      const std::size_t begin = static_cast<std::size_t>(i) * part;
-      const std::size_t count = std::min(part, values.size() - begin);
-      to_stored(array, values.subspan(begin, count), std::span(halves).subspan(begin, count));
-    });
-  } else {
-    to_stored(array, values, halves);
-  }
+  for_parts(subgroup, 0, std::ssize(values), [&](std::int64_t begin, std::int64_t count) {
+    const auto first = static_cast<std::size_t>(begin), n = static_cast<std::size_t>(count);
+    to_stored(array, values.subspan(first, n), std::span(halves).subspan(first, n));
+  });
   move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/true);
+}
+
+void StateAccess::write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
+  const std::int64_t past = at % coded_record;
+  const std::int64_t end = past + std::ssize(values);
+  std::vector<std::uint8_t> records(coded_bytes(end));
+  // Elements of the first and the last record that are not written stay what they are.
+  if (past != 0 || end % coded_record != 0) {
+    move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/false);
+  }
+  for_parts(subgroup, past, end, [&](std::int64_t begin, std::int64_t count) {
+    const auto first = static_cast<std::size_t>(begin - past), n = static_cast<std::size_t>(count);
+    encode_moments(array, values.subspan(first, n), records.data(), begin);
+  });
+  move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/true);
+}
+
+/// Calls part(begin, count) for all of [begin, end), cut where a record ends: of a subgroup on the device, which is not
+/// written by one of the threads, by all of them.
+template <class Part>
+void StateAccess::for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const {
+  if (!on_device(subgroup)) return part(begin, end - begin);
+  const std::int64_t first = begin / part_elements;
+  device_.host_kernels().parallel().run((end + part_elements - 1) / part_elements - first, [&](std::int64_t i) {
+    const std::int64_t from = std::max(begin, (first + i) * part_elements);
+    part(from, std::min(end, (first + i + 1) * part_elements) - from);
+  });
 }
 
 void StateAccess::to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const {

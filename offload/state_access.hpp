@@ -27,7 +27,8 @@ class StateAccess {
   /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage, on the calling
   /// thread; any number of threads may. Blocks.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
-  /// The other way; a master also sets the weight. Moments are rounded to nearest where the format keeps bf16.
+  /// The other way; a master also sets the weight. Moments are rounded to nearest where the format keeps
+  /// fewer bits, which leaves alone what was read from the same format.
   /// On the threads of the device's host kernels, with part_elements of scratch each; to the device by few large
   /// copies, with the scratch of `read`. Blocks.
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
@@ -38,10 +39,14 @@ class StateAccess {
   StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first) const;
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  void write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  template <class Part>
+  void for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const;
   void to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const;
   bool on_device(int subgroup) const noexcept;
   void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
   bool stored_as_fp32(StateArray array) const noexcept;
+  bool stored_in_records(StateArray array) const noexcept;
   std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;
   void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;

@@ -20,9 +20,8 @@ T* carve(Arena& arena, std::int64_t elements, std::string_view what) {
 }
 
 StateArrays carve_state(Arena& arena, std::int64_t elements, StateFormat format) {
-  const auto n = static_cast<std::size_t>(elements);
-  return {arena.carve(n * master_bytes(format), "master"), arena.carve(n * moment_bytes(format), "m"),
-          arena.carve(n * moment_bytes(format), "v")};
+  return {arena.carve(master_bytes(format, elements), "master"), arena.carve(moment_bytes(format, elements), "m"),
+          arena.carve(moment_bytes(format, elements), "v")};
 }
 
 void check_filled(const Arena& arena, std::size_t spare, std::size_t planned, std::string_view where) {

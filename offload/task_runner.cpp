@@ -14,10 +14,9 @@ std::size_t bf16_bytes(std::int64_t n) { return static_cast<std::size_t>(n) * si
 /// Copies three arrays of state: copy(to, from, bytes) for each.
 template <class Copy>
 void copy_state(const StateArrays& to, const StateArrays& from, std::int64_t count, StateFormat format, Copy copy) {
-  const auto n = static_cast<std::size_t>(count);
-  copy(to.master, from.master, n * master_bytes(format));
-  copy(to.m, from.m, n * moment_bytes(format));
-  copy(to.v, from.v, n * moment_bytes(format));
+  copy(to.master, from.master, master_bytes(format, count));
+  copy(to.m, from.m, moment_bytes(format, count));
+  copy(to.v, from.v, moment_bytes(format, count));
 }
 
 }  // namespace
@@ -283,7 +282,7 @@ void TaskRunner::update_on_cpu(const Task& task) {
   UpdateKernels& kernels = device_.host_kernels();
   for_segments(task, piece,
                [&](const AdamPiece& part, const AdamCoefficients& c) { kernels.adamw(part, c, plan_.update_threads); });
-  dram_bytes_ += static_cast<std::uint64_t>(task.count()) * update_bytes(plan_.state);
+  dram_bytes_ += update_bytes(plan_.state, task.count());
   updated_cpu_ += static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
 }
 

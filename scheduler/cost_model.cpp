@@ -89,7 +89,7 @@ PathBytes path_bytes(UpdatePath path, const PathSetting& setting) noexcept {
       bytes.dram = setting.cpu_kernel_bytes + bytes.to_host + bytes.to_device;
       return bytes;
     case UpdatePath::streamed:
-      bytes.to_device = bytes.to_host = static_cast<double>(state_bytes(setting.state));
+      bytes.to_device = bytes.to_host = state_bytes_each(setting.state);
       if (!setting.gradient_on_device) {
         bytes.to_host += half_bytes;
         bytes.to_device += half_bytes;
@@ -166,8 +166,7 @@ double seconds_of_step(std::span<const LayerSeconds> compute, std::int64_t micro
 }
 
 MachineProfile in_format(MachineProfile profile, StateFormat state) {
-  const double smaller =
-      static_cast<double>(update_bytes(state)) / static_cast<double>(update_bytes(StateFormat::fp32));
+  const double smaller = update_bytes_each(state) / update_bytes_each(StateFormat::fp32);
   profile.cpu_update.value /= smaller;
   profile.device_update.value /= smaller;
   profile.cpu_update_bytes.value *= smaller;
@@ -176,7 +175,7 @@ MachineProfile in_format(MachineProfile profile, StateFormat state) {
 
 CostModel::CostModel(const MachineProfile& p, StateFormat state, int update_threads)
     : CostModel(in_format(with_update_threads(p, update_threads), state)) {
-  device_update_bytes_ = static_cast<double>(update_bytes(state));
+  device_update_bytes_ = update_bytes_each(state);
 }
 
 CostModel::CostModel(const MachineProfile& p)

@@ -24,13 +24,14 @@ std::string_view name_of(StateFormat format) noexcept {
       return "split";
     case StateFormat::bf16_moments:
       return "bf16-moments";
+    case StateFormat::byte_moments:
+      return "8bit-moments";
   }
   return "";
 }
 
 std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexcept {
-  const auto n = static_cast<std::size_t>(elements);
-  return align_up(n * master_bytes(format)) + 2 * align_up(n * moment_bytes(format));
+  return align_up(master_bytes(format, elements)) + 2 * align_up(moment_bytes(format, elements));
 }
 
 Plan::Shares Plan::shares() const noexcept {
@@ -307,7 +308,8 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
   };
   if (!options.paths.empty()) return {};  // they stand in place of any policy
   OffloadOptions other = options;
-  for (const StateFormat state : {options.state, StateFormat::split, StateFormat::bf16_moments}) {
+  for (const StateFormat state :
+       {options.state, StateFormat::split, StateFormat::bf16_moments, StateFormat::byte_moments}) {
     const std::string flag = state == options.state ? "" : fmt::format("--state {}", name_of(state));
     other.state = state;
     other.policy = options.policy;

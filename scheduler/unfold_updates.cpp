@@ -111,7 +111,7 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
   TaskId loaded = no_task;
   if (streamed || loads_weights) {
     Task& load = emit_update(out, TaskKind::load_state, Lane::host_to_device, piece);
-    if (streamed) load.bytes = count * (state_bytes(plan_.state) + (group.gradient_on_device ? 0 : 2));
+    if (streamed) load.bytes = state_bytes(plan_.state, piece.count()) + (group.gradient_on_device ? 0 : 2 * count);
     if (loads_weights) load.bytes += count * 2;
     loaded = load.id;
     wait_for_users();
@@ -128,7 +128,7 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
   if (streamed) {
     Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
     store.priority = priority_gradient;  // in their turn: the next piece's load waits for the buffer
-    store.bytes = count * state_bytes(plan_.state);
+    store.bytes = state_bytes(plan_.state, piece.count());
     out.depends_on(update);
     state_buffer_users_[buffer] = store.id;
     users.state_users.push_back({begin, end, store.id});

@@ -280,9 +280,12 @@ void add_machine_fields(std::vector<ConfigField>& all) {
       layers({"prefetch-layers", "LAYERS", "auto", "2", "layers of weights in flight"}, &C::prefetch_layers, 1, 0));
   all.push_back(choice<StateFormat>(
       {"state", "FORMAT", "fp32", "fp32",
-       "optimizer state in 12, 10 or 6 bytes: fp32, split (the same bits), bf16-moments"},
+       "optimizer state in 12, 10, 6 or 4 bytes: fp32, split (the same bits), bf16-moments, 8bit-moments"},
       &C::state,
-      {{"fp32", StateFormat::fp32}, {"split", StateFormat::split}, {"bf16-moments", StateFormat::bf16_moments}}));
+      {{"fp32", StateFormat::fp32},
+       {"split", StateFormat::split},
+       {"bf16-moments", StateFormat::bf16_moments},
+       {"8bit-moments", StateFormat::byte_moments}}));
   all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
                                "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
                               &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));

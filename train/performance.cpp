@@ -143,8 +143,7 @@ MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config) {
   if (config.link_bandwidth > 0.0) profile = with_link(std::move(profile), config.link_bandwidth);
   if (config.update_rate > 0.0) {
     // What is emulated is the rate of the run's own format, and profiles hold that of fp32 state.
-    const auto of_fp32 =
-        static_cast<double>(update_bytes(config.state)) / static_cast<double>(update_bytes(StateFormat::fp32));
+    const auto of_fp32 = update_bytes_each(config.state) / update_bytes_each(StateFormat::fp32);
     profile = with_update_rate(std::move(profile), config.update_rate * of_fp32);
   }
   return profile;

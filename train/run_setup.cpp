@@ -420,9 +420,9 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, RunPurp
 
 std::string RunSetup::compute_key() const {
   // `split` holds what `fp32` does; only rounded moments make another run of it.
-  const bool rounds = plan.state == StateFormat::bf16_moments;
+  const std::string state = rounds_moments(plan.state) ? fmt::format("; state {}", name_of(plan.state)) : "";
   return fmt::format("tandem {}; {}; compute {}{}", version, device->info().compute_key,
-                     name_of(model->shape().compute), rounds ? "; state bf16-moments" : "");
+                     name_of(model->shape().compute), state);
 }
 
 std::string RunSetup::table() const {

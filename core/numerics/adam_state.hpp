@@ -1,46 +1,91 @@
 #pragma once
 // How master and moments are stored, and AdamW on an element of stored state. Scalar kernel, SIMD tails and
 // CUDA kernel call the same text.
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "core/numerics/adam.hpp"
 #include "core/numerics/bf16.hpp"
+#include "core/numerics/moment_codes.hpp"
 #include "core/numerics/random.hpp"
 
 namespace tandem {
 
 /// `fp32`: three fp32 arrays. `split`: the master is the bf16 weight and a 16-bit residual (`join_master`),
-/// lossless. `bf16_moments`: `split`, and moments in bf16, rounded stochastically.
-enum class StateFormat : std::uint8_t { fp32, split, bf16_moments };
+/// lossless. `bf16_moments`: `split`, and moments in bf16, rounded stochastically. `byte_moments`: `split`, and moments
+/// in a byte each (core/numerics/moment_codes.hpp), rounded likewise.
+enum class StateFormat : std::uint8_t { fp32, split, bf16_moments, byte_moments };
 
-/// Bytes of an element of each array.
-constexpr std::size_t master_bytes(StateFormat f) noexcept { return f == StateFormat::fp32 ? 4 : 2; }
-constexpr std::size_t moment_bytes(StateFormat f) noexcept { return f == StateFormat::bf16_moments ? 2 : 4; }
-constexpr std::size_t state_bytes(StateFormat f) noexcept { return master_bytes(f) + 2 * moment_bytes(f); }
+inline constexpr std::array state_formats = {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments,
+                                             StateFormat::byte_moments};
 
-/// Bytes of memory that an update moves for an element: state read and written, the gradient read, the weight written,
-/// and read too where it is half of the master. 28, 26, 18.
-constexpr std::size_t update_bytes(StateFormat f) noexcept {
-  return 2 * state_bytes(f) + 2 + (f == StateFormat::fp32 ? 2 : 4);
+/// Whether a moment is rounded to what the format holds, and its bits therefore are the format's own.
+constexpr bool rounds_moments(StateFormat f) noexcept {
+  return f == StateFormat::bf16_moments || f == StateFormat::byte_moments;
+}
+
+/// A format as a type, and the way from the value to it.
+template <StateFormat format>
+struct Format {};
+template <class Body>
+void with_format(StateFormat format, const Body& body) {
+  switch (format) {
+    case StateFormat::fp32:
+      return body(Format<StateFormat::fp32>());
+    case StateFormat::split:
+      return body(Format<StateFormat::split>());
+    case StateFormat::bf16_moments:
+      return body(Format<StateFormat::bf16_moments>());
+    case StateFormat::byte_moments:
+      return body(Format<StateFormat::byte_moments>());
+  }
+}
+
+/// Bytes of `count` elements of each array; of `byte_moments` those of whole records, which also makes them the
+/// distance to element `count`, a multiple of `coded_record`.
+constexpr std::size_t master_bytes(StateFormat f, std::int64_t count) noexcept {
+  return static_cast<std::size_t>(count) * (f == StateFormat::fp32 ? 4 : 2);
+}
+constexpr std::size_t moment_bytes(StateFormat f, std::int64_t count) noexcept {
+  if (f == StateFormat::byte_moments) return coded_bytes(count);
+  return static_cast<std::size_t>(count) * (f == StateFormat::bf16_moments ? 2 : 4);
+}
+constexpr std::size_t state_bytes(StateFormat f, std::int64_t count) noexcept {
+  return master_bytes(f, count) + 2 * moment_bytes(f, count);
+}
+
+/// Bytes of memory that an update of `count` elements moves: state read and written, the gradient read, the weight
+/// written, and read too where it is half of the master.
+constexpr std::size_t update_bytes(StateFormat f, std::int64_t count) noexcept {
+  return 2 * state_bytes(f, count) + static_cast<std::size_t>(count) * (f == StateFormat::fp32 ? 4 : 6);
+}
+
+/// The same of one element among many: 12, 10, 6, 4 and a 32nd; 28, 26, 18, 14 and a 16th.
+constexpr double state_bytes_each(StateFormat f) noexcept {
+  return static_cast<double>(state_bytes(f, coded_record)) / coded_record;
+}
+constexpr double update_bytes_each(StateFormat f) noexcept {
+  return static_cast<double>(update_bytes(f, coded_record)) / coded_record;
 }
 
 /// Three arrays of a contiguous range of state, of the types that the format says. Not owned.
 struct StateArrays {
   void* master = nullptr;  ///< fp32: float; else std::uint16_t, the residual beside the weight
-  void* m = nullptr;       ///< float; bf16_moments: bf16
+  void* m = nullptr;       ///< float; bf16_moments: bf16; byte_moments: records
   void* v = nullptr;
 
-  /// The arrays from element `n` on.
+  /// The arrays from element `n` on; of byte_moments a multiple of `coded_record`.
   StateArrays from(std::int64_t n, StateFormat f) const noexcept {
-    const auto at = [n](void* array, std::size_t bytes) {
-      return static_cast<void*>(static_cast<std::byte*>(array) + static_cast<std::size_t>(n) * bytes);
+    const auto at = [](void* array, std::size_t bytes) {
+      return static_cast<void*>(static_cast<std::byte*>(array) + bytes);
     };
-    return {at(master, master_bytes(f)), at(m, moment_bytes(f)), at(v, moment_bytes(f))};
+    return {at(master, master_bytes(f, n)), at(m, moment_bytes(f, n)), at(v, moment_bytes(f, n))};
   }
 };
 
-/// One contiguous piece of one parameter's state, (count) each. Arrays do not overlap.
+/// One contiguous piece of one parameter's state, (count) each. Arrays do not overlap. Of byte_moments it begins with a
+/// record.
 struct AdamPiece {
   StateArrays state;               ///< read and written
   const bf16* gradient = nullptr;  ///< read
@@ -79,15 +124,38 @@ TANDEM_HD std::uint32_t moment_bits(std::uint64_t seed, std::uint64_t step, std:
   return moment_block(seed, step, index / elements_per_block).word[index % elements_per_block];
 }
 
+/// Elements of byte_moments that a block of random bits serves.
+constexpr std::uint64_t coded_elements_per_block = 8;
+
+/// Of a word of random bits, what rounds m and what rounds v of the element in its lower half, and of the one in its
+/// upper half. v has the bits of m, their bytes exchanged: the upper byte nearly decides, so that both are nearly
+/// independent, and half as many bits are drawn.
+TANDEM_HD std::uint32_t half_of_word(std::uint32_t word, int half) { return half == 0 ? word & 0xffffu : word >> 16; }
+TANDEM_HD std::uint32_t increment_of_m(std::uint32_t half) { return random_increment(half); }
+TANDEM_HD std::uint32_t increment_of_v(std::uint32_t half) {
+  return random_increment((half >> 8 | half << 8) & 0xffffu);
+}
+
+template <StateFormat format>
+TANDEM_HD float load_master(const AdamPiece& p, std::int64_t i) {
+  if constexpr (format == StateFormat::fp32) return static_cast<const float*>(p.state.master)[i];
+  return join_master(p.weight[i], static_cast<const std::uint16_t*>(p.state.master)[i]);
+}
+/// And the weight.
+template <StateFormat format>
+TANDEM_HD void store_master(const AdamPiece& p, std::int64_t i, float master) {
+  p.weight[i] = weight_of_master(master);
+  if constexpr (format == StateFormat::fp32) {
+    static_cast<float*>(p.state.master)[i] = master;
+  } else {
+    static_cast<std::uint16_t*>(p.state.master)[i] = master_residual(master);
+  }
+}
+
 /// AdamW on element `i` of a piece.
 template <StateFormat format>
 TANDEM_HD void adamw_element(const AdamPiece& p, std::int64_t i, const AdamCoefficients& c) {
-  AdamElement s{};
-  if constexpr (format == StateFormat::fp32) {
-    s.master = static_cast<const float*>(p.state.master)[i];
-  } else {
-    s.master = join_master(p.weight[i], static_cast<const std::uint16_t*>(p.state.master)[i]);
-  }
+  AdamElement s{load_master<format>(p, i), 0.0F, 0.0F};
   if constexpr (format == StateFormat::bf16_moments) {
     s.m = bf16_to_float(static_cast<const bf16*>(p.state.m)[i]);
     s.v = bf16_to_float(static_cast<const bf16*>(p.state.v)[i]);
@@ -96,12 +164,7 @@ TANDEM_HD void adamw_element(const AdamPiece& p, std::int64_t i, const AdamCoeff
     s.v = static_cast<const float*>(p.state.v)[i];
   }
   s = adamw(s, bf16_to_float(p.gradient[i]), c);
-  p.weight[i] = weight_of_master(s.master);
-  if constexpr (format == StateFormat::fp32) {
-    static_cast<float*>(p.state.master)[i] = s.master;
-  } else {
-    static_cast<std::uint16_t*>(p.state.master)[i] = master_residual(s.master);
-  }
+  store_master<format>(p, i, s.master);
   if constexpr (format == StateFormat::bf16_moments) {
     const std::uint32_t random = moment_bits(c.seed, c.step, p.index + static_cast<std::uint64_t>(i));
     static_cast<bf16*>(p.state.m)[i] = round_stochastically(s.m, random & 0xffffu);
@@ -109,6 +172,50 @@ TANDEM_HD void adamw_element(const AdamPiece& p, std::int64_t i, const AdamCoeff
   } else {
     static_cast<float*>(p.state.m)[i] = s.m;
     static_cast<float*>(p.state.v)[i] = s.v;
+  }
+}
+
+/// AdamW on `count` elements of byte_moments from `first` on, which begins a block that they do not leave.
+TANDEM_HD void adamw_block(const AdamPiece& p, std::int64_t first, std::int64_t count, const AdamCoefficients& c) {
+  const CodedBlock of_m = coded_block_at(p.state.m, first), of_v = coded_block_at(p.state.v, first);
+  float m[coded_block], v[coded_block];
+  std::uint32_t largest_m = 0, largest_v = 0;
+  const auto larger = [](std::uint32_t a, float x) {
+    const std::uint32_t magnitude = float_bits(x) & 0x7fffffffu;
+    return a < magnitude ? magnitude : a;
+  };
+  for (std::int64_t i = 0; i < count; ++i) {
+    const AdamElement s = adamw({load_master<StateFormat::byte_moments>(p, first + i),
+                                 decode_m(of_m.codes[i], *of_m.exponent), decode_v(of_v.codes[i], *of_v.exponent)},
+                                bf16_to_float(p.gradient[first + i]), c);
+    store_master<StateFormat::byte_moments>(p, first + i, s.master);
+    m[i] = s.m;
+    v[i] = s.v;
+    largest_m = larger(largest_m, s.m);
+    largest_v = larger(largest_v, s.v);
+  }
+  const std::uint32_t m_scale = m_exponent(largest_m), v_scale = v_exponent(largest_v);
+  constexpr auto each = static_cast<std::int64_t>(coded_elements_per_block);
+  const std::uint64_t random_block = (p.index + static_cast<std::uint64_t>(first)) / coded_elements_per_block;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const Philox128 random = moment_block(c.seed, c.step, random_block + static_cast<std::uint64_t>(i / each));
+    const std::uint32_t half = half_of_word(random.word[i % each / 2], static_cast<int>(i % 2));
+    of_m.codes[i] = encode_m(m[i], m_scale, increment_of_m(half));
+    of_v.codes[i] = encode_v(v[i], v_scale, increment_of_v(half));
+  }
+  *of_m.exponent = static_cast<std::uint8_t>(m_scale);
+  *of_v.exponent = static_cast<std::uint8_t>(v_scale);
+}
+
+/// AdamW on elements [begin, end) of a piece; of byte_moments `begin` begins a block.
+template <StateFormat format>
+TANDEM_HD void adamw_range(const AdamPiece& p, std::int64_t begin, std::int64_t end, const AdamCoefficients& c) {
+  if constexpr (format == StateFormat::byte_moments) {
+    for (std::int64_t i = begin; i < end; i += coded_block) {
+      adamw_block(p, i, end - i < coded_block ? end - i : coded_block, c);
+    }
+  } else {
+    for (std::int64_t i = begin; i < end; ++i) adamw_element<format>(p, i, c);
   }
 }
 

@@ -6,13 +6,7 @@
 namespace tandem::reference {
 
 void adamw(const AdamPiece& p, const AdamCoefficients& c) {
-  for (std::int64_t i = 0; i < p.count; ++i) {
-    switch (p.format) {
-      case StateFormat::fp32: numerics::adamw_element<StateFormat::fp32>(p, i, c); break;
-      case StateFormat::split: numerics::adamw_element<StateFormat::split>(p, i, c); break;
-      case StateFormat::bf16_moments: numerics::adamw_element<StateFormat::bf16_moments>(p, i, c); break;
-    }
-  }
+  with_format(p.format, [&]<StateFormat format>(Format<format>) { numerics::adamw_range<format>(p, 0, p.count, c); });
 }
 
 void weights_of_master(const float* master, bf16* weight, std::int64_t count) {

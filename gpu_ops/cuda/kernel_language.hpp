@@ -63,6 +63,18 @@ TANDEM_DEVICE void store_words(void* to, const Words& w) {
   *static_cast<uint4*>(to) = make_uint4(w.word[0], w.word[1], w.word[2], w.word[3]);
 }
 
+/// Eight bytes; the address is a multiple of 8.
+struct TwoWords {
+  std::uint32_t word[2];
+};
+TANDEM_DEVICE TwoWords load_two_words(const void* from) {
+  const uint2 w = *static_cast<const uint2*>(from);
+  return {{w.x, w.y}};
+}
+TANDEM_DEVICE void store_two_words(void* to, const TwoWords& w) {
+  *static_cast<uint2*>(to) = make_uint2(w.word[0], w.word[1]);
+}
+
 /// Four 8 x 8 matrices of bf16 in shared memory, of which lane l names row l % 8 of matrix l / 8, at a multiple of 16
 /// bytes. Word i is elements 2 (l % 4) and the next one of row l / 4 of matrix i: what a product takes (below). All
 /// lanes of the warp take part.

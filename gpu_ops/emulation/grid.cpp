@@ -299,8 +299,9 @@ void warp_barrier() { runner.warp_barrier(); }
 const std::uint64_t* exchange(std::uint64_t bits) { return runner.exchange(bits); }
 void* shared_array(std::size_t bytes) { return runner.shared_array(bytes); }
 void* dynamic_shared() { return runner.dynamic_shared(); }
-void require_aligned(const void* address) {
-  if (reinterpret_cast<std::uintptr_t>(address) % 16 != 0) throw MisuseError("kernel: a 16-byte access is not aligned");
+void require_aligned(const void* address, int bytes) {
+  if (reinterpret_cast<std::uintptr_t>(address) % static_cast<std::uintptr_t>(bytes) == 0) return;
+  throw MisuseError("kernel: a " + std::to_string(bytes) + "-byte access is not aligned");
 }
 
 }  // namespace tandem::emulation

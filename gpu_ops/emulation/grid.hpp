@@ -58,7 +58,7 @@ const std::uint64_t* exchange(std::uint64_t bits);
 /// The next shared array of this thread: the n-th call of every thread of a block gets the same memory.
 void* shared_array(std::size_t bytes);
 void* dynamic_shared();
-/// Throws MisuseError unless `address` is a multiple of 16.
-void require_aligned(const void* address);
+/// Throws MisuseError unless `address` is a multiple of `bytes`.
+void require_aligned(const void* address, int bytes = 16);
 
 }  // namespace tandem::emulation

@@ -75,6 +75,20 @@ inline void store_words(void* to, const Words& w) {
   std::memcpy(to, &w, sizeof w);
 }
 
+struct TwoWords {
+  std::uint32_t word[2];
+};
+inline TwoWords load_two_words(const void* from) {
+  emulation::require_aligned(from, sizeof(TwoWords));
+  TwoWords w{};
+  std::memcpy(&w, from, sizeof w);
+  return w;
+}
+inline void store_two_words(void* to, const TwoWords& w) {
+  emulation::require_aligned(to, sizeof w);
+  std::memcpy(to, &w, sizeof w);
+}
+
 namespace detail {
 
 /// The lane's two elements of each of the four matrices whose rows the lanes name.

@@ -173,6 +173,16 @@ TANDEM_DEVICE void for_spans(std::int64_t count, bool aligned, const Body& body)
   }
 }
 
+/// The same, all lanes of a warp together: spans of some may have no elements.
+template <class Body>
+TANDEM_DEVICE void for_warp_spans(std::int64_t count, bool aligned, const Body& body) {
+  const std::int64_t stride = grid_size() * block_size() * packet;
+  const std::int64_t lane_at = thread_index() % warp_lanes * packet;
+  for (std::int64_t at = (block_index() * block_size() + thread_index()) * packet; at - lane_at < count; at += stride) {
+    body(span_at(at, count, aligned));
+  }
+}
+
 /// Calls body(span) for a row of `count` elements, shared by the threads of the block.
 template <class Body>
 TANDEM_DEVICE void for_row_spans(std::int64_t count, bool aligned, const Body& body) {

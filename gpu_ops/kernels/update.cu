@@ -106,6 +106,87 @@ TANDEM_KERNEL(most_threads) adamw_kernel(AdamPiece p, AdamCoefficients c, bool a
   });
 }
 
+// -- moments in a byte -------------------------------------------------------------------------------------------------
+// core/numerics/moment_codes.hpp: the lanes of a block of codes find its largest together.
+
+/// The codes of a span, of which `codes` is the first; zeros behind its end.
+TANDEM_DEVICE TwoWords load_codes(const std::uint8_t* codes, const Span& span) {
+  if (span.wide) return load_two_words(codes);
+  TwoWords words{};
+  for (int i = 0; i < packet; ++i) {
+    if (i < span.count) words.word[i / 4] |= static_cast<std::uint32_t>(codes[i]) << i % 4 * 8;
+  }
+  return words;
+}
+TANDEM_DEVICE std::uint32_t code_of(const TwoWords& words, int i) { return words.word[i / 4] >> i % 4 * 8 & 0xffu; }
+
+TANDEM_DEVICE void store_codes(std::uint8_t* codes, const Span& span, const TwoWords& words) {
+  if (span.wide) return store_two_words(codes, words);
+  for (int i = 0; i < packet; ++i) {
+    if (i < span.count) codes[i] = static_cast<std::uint8_t>(code_of(words, i));
+  }
+}
+
+/// The bits of the largest magnitude in the block of codes that the span belongs to.
+TANDEM_DEVICE std::uint32_t largest_of_block(const Floats& x) {
+  std::uint32_t largest = 0;
+  for (int i = 0; i < packet; ++i) {
+    const std::uint32_t magnitude = numerics::float_bits(x.x[i]) & 0x7fffffffu;
+    largest = largest < magnitude ? magnitude : largest;
+  }
+  for (int distance = 1; distance < coded_block / packet; distance *= 2) {
+    const std::uint32_t other = shuffle_xor(largest, distance);
+    largest = largest < other ? other : largest;
+  }
+  return largest;
+}
+
+TANDEM_DEVICE void store_coded(const AdamPiece& p, const Span& span, const Floats& m, const Floats& v,
+                               const AdamCoefficients& c) {
+  const CodedBlock of_m = coded_block_at(p.state.m, span.at), of_v = coded_block_at(p.state.v, span.at);
+  const std::uint32_t m_exponent = numerics::m_exponent(largest_of_block(m));
+  const std::uint32_t v_exponent = numerics::v_exponent(largest_of_block(v));
+  static_assert(packet == numerics::coded_elements_per_block);
+  const numerics::Philox128 random =
+      numerics::moment_block(c.seed, c.step, (p.index + static_cast<std::uint64_t>(span.at)) / packet);
+  TwoWords m_codes{}, v_codes{};
+  for (int i = 0; i < packet; ++i) {
+    const std::uint32_t half = numerics::half_of_word(random.word[i / 2], i % 2);
+    const std::uint32_t m_code = numerics::encode_m(m.x[i], m_exponent, numerics::increment_of_m(half));
+    const std::uint32_t v_code = numerics::encode_v(v.x[i], v_exponent, numerics::increment_of_v(half));
+    m_codes.word[i / 4] |= m_code << i % 4 * 8;
+    v_codes.word[i / 4] |= v_code << i % 4 * 8;
+  }
+  store_codes(of_m.codes, span, m_codes);
+  store_codes(of_v.codes, span, v_codes);
+  if (span.at % coded_block == 0 && span.count > 0) {
+    *of_m.exponent = static_cast<std::uint8_t>(m_exponent);
+    *of_v.exponent = static_cast<std::uint8_t>(v_exponent);
+  }
+}
+
+TANDEM_KERNEL(most_threads) adamw_coded_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
+  for_warp_spans(p.count, aligned, [&](const Span& span) {
+    const CodedBlock of_m = coded_block_at(p.state.m, span.at), of_v = coded_block_at(p.state.v, span.at);
+    const std::uint32_t m_exponent = *of_m.exponent, v_exponent = *of_v.exponent;
+    const TwoWords m_codes = load_codes(of_m.codes, span), v_codes = load_codes(of_v.codes, span);
+    Floats master = load_master<StateFormat::byte_moments>(p, span);
+    const Floats gradient = load(p.gradient, span);
+    Floats m, v;
+    for (int i = 0; i < packet; ++i) {
+      const numerics::AdamElement old{master.x[i], numerics::decode_m(code_of(m_codes, i), m_exponent),
+                                      numerics::decode_v(code_of(v_codes, i), v_exponent)};
+      const numerics::AdamElement next = numerics::adamw(old, gradient.x[i], c);
+      master.x[i] = next.master;
+      m.x[i] = next.m;
+      v.x[i] = next.v;
+    }
+    store_master<StateFormat::byte_moments>(p, span, master);
+    store_exactly(p.weight, span, weights_of(master));
+    store_coded(p, span, m, v, c);
+  });
+}
+
 TANDEM_KERNEL(most_threads)
 weights_of_master_kernel(const float* master, bf16* weight, std::int64_t count, bool aligned) {
   for_spans(count, aligned, [&](const Span& span) { store_exactly(weight, span, weights_of(load(master, span))); });
@@ -182,6 +263,7 @@ void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* strea
     case StateFormat::fp32: return start(adamw_kernel<StateFormat::fp32>);
     case StateFormat::split: return start(adamw_kernel<StateFormat::split>);
     case StateFormat::bf16_moments: return start(adamw_kernel<StateFormat::bf16_moments>);
+    case StateFormat::byte_moments: return start(adamw_coded_kernel);
   }
 }
 

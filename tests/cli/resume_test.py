@@ -5,6 +5,7 @@ from program import ProgramTest, main
 
 WAYS = {
     "moments in 16 bits": ["--state", "bf16-moments"],
+    "moments in 8 bits": ["--state", "8bit-moments"],
     "accumulated": ["--grad-accum", "3"],
     "frozen": ["--freeze", r"wpe|h\.1\."],
     "offloaded": ["--recompute", "block", "--offload-activations"],

@@ -50,6 +50,7 @@ class Saving(ProgramTest):
     def test_saving_beside_training_changes_no_bit_and_has_a_lane_in_the_trace(self):
         for i, flags in enumerate([["--policy", "host"], ["--policy", "stream", "--resident-layers", "0"],
                                    ["--policy", "interleave:2,resident=0.3", "--state", "split"],
+                                   ["--policy", "interleave:2", "--state", "8bit-moments"],
                                    ["--policy", "host", "--state", "bf16-moments", "--clip", "0", "--on-nonfinite", "stop"]]):
             with self.subTest(flags=flags):
                 digests, reads = set(), []
@@ -75,6 +76,7 @@ class Saving(ProgramTest):
         plan = json.loads(self.succeed(self.run_program("plan", *arguments, "--checkpoint-every", "1", "--json")).stdout)
         beside = ["--checkpoint-every", "1", "--host-memory", str(plan["host_bytes"] - (10 << 20))]
         for i, flags in enumerate([["--state", "split", "--checkpoint-every", "1"], ["--state", "bf16-moments"],
+                                   ["--state", "8bit-moments", "--checkpoint-every", "1"],
                                    ["--state", "fp32", *beside], ["--state", "fp32", "--freeze", "embed_tokens"]]):
             for steps, resume in [(1, []), (2, ["--resume"])]:
                 with self.subTest(flags=flags, steps=steps):

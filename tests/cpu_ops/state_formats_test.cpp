@@ -1,5 +1,6 @@
-// State in fewer bytes: `split` is `fp32` to the bit, `bf16_moments` rounds without bias, and every instruction
-// set, cut and thread count gives the same.
+// State in fewer bytes: `split` is `fp32` to the bit, `bf16_moments` and `byte_moments` round without bias, and every
+// instruction set, cut and thread count gives the same.
+#include "core/coded_moments.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "cpu_ops/update_kernels.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
@@ -20,10 +21,21 @@ struct Stored {
   std::vector<float> master, m, v;
   std::vector<std::uint16_t> residual;
   std::vector<bf16> m16, v16, gradient, weight;
+  std::vector<std::uint8_t> m8, v8;
   std::uint64_t index = 0;
 
   Stored(StateFormat f, std::size_t n, unsigned key)
-      : format(f), master(n), m(n), v(n), residual(n), m16(n), v16(n), gradient(n), weight(n) {
+      : format(f),
+        master(n),
+        m(n),
+        v(n),
+        residual(n),
+        m16(n),
+        v16(n),
+        gradient(n),
+        weight(n),
+        m8(coded_bytes(static_cast<std::int64_t>(n))),
+        v8(m8.size()) {
     Random random(key);
     for (std::size_t i = 0; i < n; ++i) {
       master[i] = random.normal(0.05F);
@@ -35,13 +47,19 @@ struct Stored {
       weight[i] = numerics::weight_of_master(master[i]);
       residual[i] = numerics::master_residual(master[i]);
     }
+    encode_moments(StateArray::m, m, m8.data(), 0);
+    encode_moments(StateArray::v, v, v8.data(), 0);
   }
 
   AdamPiece piece() {
     AdamPiece p;
+    const auto stored = [this](std::vector<float>& f32, std::vector<bf16>& half, std::vector<std::uint8_t>& coded) {
+      if (format == StateFormat::byte_moments) return static_cast<void*>(coded.data());
+      return format == StateFormat::bf16_moments ? static_cast<void*>(half.data()) : f32.data();
+    };
     p.state.master = format == StateFormat::fp32 ? static_cast<void*>(master.data()) : residual.data();
-    p.state.m = format == StateFormat::bf16_moments ? static_cast<void*>(m16.data()) : m.data();
-    p.state.v = format == StateFormat::bf16_moments ? static_cast<void*>(v16.data()) : v.data();
+    p.state.m = stored(m, m16, m8);
+    p.state.v = stored(v, v16, v8);
     p.gradient = gradient.data();
     p.weight = weight.data();
     p.count = static_cast<std::int64_t>(master.size());
@@ -55,6 +73,11 @@ struct Stored {
   }
   bool operator==(const Stored&) const = default;
 };
+
+/// What a place of random bits is a multiple of.
+std::uint64_t index_unit(StateFormat format) {
+  return format == StateFormat::byte_moments ? static_cast<std::uint64_t>(coded_record) : 1;
+}
 
 TEST(SplitState, IsFp32StateToTheBit) {
   for (const std::size_t n : {1UL, 22UL, 55UL, 100003UL}) {
@@ -86,7 +109,7 @@ TEST_P(StateFormats, EveryInstructionSetGivesTheFormulasBits) {
   for (const std::size_t n : {1UL, 22UL, 55UL, 64UL, 1024UL, 100003UL}) {
     for (const std::uint64_t index : {0UL, 1UL, 63UL, 64UL, 1UL << 33, (1UL << 38) - 32}) {
       Stored start(GetParam(), n, 4);
-      start.index = index;
+      start.index = index * index_unit(GetParam());
       Stored expected = start;
       reference::adamw(expected.piece(), coefficients(7));
       for (const Isa isa : supported_isas()) {
@@ -118,12 +141,18 @@ TEST_P(StateFormats, EveryInstructionSetGivesTheFormulasBitsForAnyBits) {
     start.weight[i] = numerics::weight_of_master(start.master[i]);
     start.residual[i] = numerics::master_residual(start.master[i]);
   }
+  for (std::size_t i = 0; i < start.m8.size(); ++i) {
+    if (random.below(4) == 0) start.m8[i] = static_cast<std::uint8_t>(random.bits());
+    if (random.below(4) == 0) start.v8[i] = static_cast<std::uint8_t>(random.bits());
+  }
   Stored expected = start;
   reference::adamw(expected.piece(), coefficients(7));
   const auto wide = [](bf16 x) { return std::uint32_t{x.bits} << 16; };
   for (const Isa isa : supported_isas()) {
     Stored actual = start;
     adamw_with(isa, actual.piece(), coefficients(7));
+    EXPECT_EQ(actual.m8, expected.m8) << name_of(isa);  // which hold no payload
+    EXPECT_EQ(actual.v8, expected.v8) << name_of(isa);
     for (std::size_t i = 0; i < start.master.size(); ++i) {
       ASSERT_TRUE(same(wide(actual.weight[i]), wide(expected.weight[i]))) << name_of(isa) << i;
       ASSERT_TRUE(same(actual.master_bits(i), expected.master_bits(i))) << name_of(isa) << i;
@@ -142,6 +171,7 @@ TEST_P(StateFormats, ThreadsAndCutsChangeNothing) {
   for (const auto& arena : arenas()) {
     const auto kernels = make_host_update_kernels(arena);
     for (const std::int64_t cut : {std::int64_t{0}, 4 * layout_quantum, std::int64_t{12345}}) {
+      if (cut % coded_record != 0 && GetParam() == StateFormat::byte_moments) continue;
       Stored actual = start;
       AdamPiece first = actual.piece();
       first.count = cut;
@@ -152,8 +182,7 @@ TEST_P(StateFormats, ThreadsAndCutsChangeNothing) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, StateFormats,
-                         ::testing::Values(StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments));
+INSTANTIATE_TEST_SUITE_P(All, StateFormats, ::testing::ValuesIn(state_formats));
 
 // Every moment is one of the two neighbours of what fp32 would hold; over many elements the errors cancel: their
 // mean, in units of the last place, is within four standard errors of zero, where rounding down would be at -0.5.
@@ -175,6 +204,98 @@ TEST(Bf16Moments, AreRoundedToANeighbourWithoutBias) {
   EXPECT_LT(std::abs(bias(whole.m, rounded.m16)), four_standard_errors);
   EXPECT_LT(std::abs(bias(whole.v, rounded.v16)), four_standard_errors);
   EXPECT_EQ(rounded.weight, whole.weight) << "the first update sees exact moments";
+}
+
+/// Both moments of byte_moments as fp32.
+struct Decoded {
+  explicit Decoded(const Stored& s) : m(s.m.size()), v(s.v.size()) {
+    decode_moments(StateArray::m, s.m8.data(), 0, m);
+    decode_moments(StateArray::v, s.v8.data(), 0, v);
+  }
+  std::vector<float> m, v;
+};
+
+/// Where each moment was rounded to: -1 for down, 1 for up, 0 for neither, each times the probability of the other.
+std::vector<double> rounded(const std::vector<float>& exact, const std::vector<float>& stored) {
+  std::vector<double> apart(exact.size());
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    const double x = std::abs(static_cast<double>(exact[i]));
+    // Codes here are an eighth of a power of two apart: what is nearer to zero is another matter.
+    const double step = std::ldexp(0.125, std::ilogb(x));
+    apart[i] = (std::abs(static_cast<double>(stored[i])) - x) / step;
+  }
+  return apart;
+}
+
+// As for bf16; and that m of an element is rounded up says little about v.
+TEST(ByteMoments, AreRoundedToANeighbourWithoutBiasAndApart) {
+  constexpr std::size_t n = 200'000;
+  Stored whole(StateFormat::fp32, n, 8), coded(StateFormat::byte_moments, n, 8);
+  const Decoded before(coded);
+  whole.m = before.m;
+  whole.v = before.v;
+  adamw_with(best_isa(), whole.piece(), coefficients(3));
+  adamw_with(best_isa(), coded.piece(), coefficients(3));
+  EXPECT_EQ(coded.weight, whole.weight) << "the first update sees exact moments";
+  const Decoded after(coded);
+  const std::vector<double> m = rounded(whole.m, after.m), v = rounded(whole.v, after.v);
+  double sum_m = 0.0, sum_v = 0.0, together = 0.0;
+  for (std::size_t i = 0; i < n; ++i) {
+    ASSERT_LT(std::abs(v[i]), 1.0) << i;
+    if (std::abs(whole.m[i]) < 1e-5F) continue;
+    ASSERT_LT(std::abs(m[i]), 1.0) << i;
+    sum_m += m[i];
+    sum_v += v[i];
+    together += m[i] * v[i];
+  }
+  // Of errors with a variance of at most a quarter; of products, of a sixteenth.
+  const double four_standard_errors = 4.0 * 0.5 * std::sqrt(static_cast<double>(n));
+  EXPECT_LT(std::abs(sum_m), four_standard_errors);
+  EXPECT_LT(std::abs(sum_v), four_standard_errors);
+  EXPECT_LT(std::abs(together), 4.0 * 0.25 * std::sqrt(static_cast<double>(n)));
+}
+
+/// One gradient of 64 in every other block is larger than the others; all are the same in every step.
+void fill_gradients(Stored& s) {
+  for (std::size_t i = 0; i < s.gradient.size(); ++i) {
+    const bool large = i / 64 % 2 == 0 && i % 64 == 7;
+    s.gradient[i] = numerics::round_to_bf16(large ? 3.0F : 0.02F + 1e-4F * static_cast<float>(i % 50));
+  }
+}
+
+// v moves by a thousandth of the way each step, far less than the distance of two codes, also across powers of two and
+// where it is the largest of its block; down again where gradients end.
+TEST(ByteMoments, FollowAStepFarSmallerThanTheDistanceOfTwoCodes) {
+  constexpr std::size_t n = 64 * 256;
+  Stored coded(StateFormat::byte_moments, n, 9);
+  std::fill(coded.m8.begin(), coded.m8.end(), std::uint8_t{0});
+  std::fill(coded.v8.begin(), coded.v8.end(), std::uint8_t{0});
+  Stored whole = coded;
+  whole.format = StateFormat::fp32;
+  std::fill(whole.m.begin(), whole.m.end(), 0.0F);
+  std::fill(whole.v.begin(), whole.v.end(), 0.0F);
+  for (Stored* s : {&coded, &whole}) fill_gradients(*s);
+  const auto expect_near = [&](const char* when) {
+    const Decoded now(coded);
+    double v_small = 0.0, v_large = 0.0, expected_small = 0.0, expected_large = 0.0;
+    for (std::size_t i = 0; i < n; ++i) {
+      const bool large = i / 64 % 2 == 0 && i % 64 == 7;
+      (large ? v_large : v_small) += static_cast<double>(now.v[i]);
+      (large ? expected_large : expected_small) += static_cast<double>(whole.v[i]);
+    }
+    // The mean of many is near, each of them is within a third or so.
+    EXPECT_NEAR(v_small / expected_small, 1.0, 0.02) << when;
+    EXPECT_NEAR(v_large / expected_large, 1.0, 0.06) << when;
+  };
+  for (int step = 1; step <= 2000; ++step) {
+    if (step == 1001) {
+      for (Stored* s : {&coded, &whole}) std::fill(s->gradient.begin(), s->gradient.end(), bf16{0});
+    }
+    for (Stored* s : {&coded, &whole}) adamw_with(best_isa(), s->piece(), coefficients(step));
+    if (step == 100) expect_near("at the beginning");
+    if (step == 1000) expect_near("where gradients go on");
+  }
+  expect_near("where they have ended");
 }
 
 TEST(Bf16Moments, SeedStepAndPlaceEachDrawOtherBits) {

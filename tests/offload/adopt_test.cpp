@@ -64,7 +64,7 @@ void expect_no_trace(ToyOptions o, const Change& change) {
 }
 
 TEST_P(Adopting, LeavesNoTraceInAnyFormat) {
-  for (const StateFormat state : {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments}) {
+  for (const StateFormat state : state_formats) {
     ToyOptions o = roomy(GetParam().from);
     o.offload.state = state;
     expect_no_trace(o, GetParam());

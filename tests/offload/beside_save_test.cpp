@@ -161,7 +161,7 @@ class SavingBeside : public ::testing::TestWithParam<Way> {
 };
 
 TEST_P(SavingBeside, WritesTheBytesOfAStandingSaveAndLeavesNoTrace) {
-  for (const StateFormat state : {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments}) {
+  for (const StateFormat state : state_formats) {
     expect_no_trace(options(state));
   }
 }

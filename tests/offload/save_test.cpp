@@ -70,7 +70,7 @@ TEST_F(Saving, GoesOnUnderAnyPlanAsIfNothingHadHappened) {
 /// The digest's blocks are hashed side by side, out of pieces of other bounds.
 TEST(Digest, OfArraysOfSeveralBlocksIsThatOfTheirValues) {
   for (const char* policy : {"device", "host"}) {
-    for (const StateFormat state : {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments}) {
+    for (const StateFormat state : state_formats) {
       ToyOptions o = toy(policy);
       o.layers = 1;
       o.width = state_digest_block + 70'001;  // which is no multiple of a piece either

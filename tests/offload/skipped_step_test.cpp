@@ -109,8 +109,7 @@ TEST_P(SkippedStep, LeavesNothingInBuffersThatLayersShare) {
 INSTANTIATE_TEST_SUITE_P(Policies, SkippedStep,
                          ::testing::Combine(::testing::Values("device", "host", "static:0.3", "interleave:2",
                                                               "interleave:2,resident=0.4", "stream"),
-                                            ::testing::Values(StateFormat::fp32, StateFormat::split,
-                                                              StateFormat::bf16_moments)));
+                                            ::testing::ValuesIn(state_formats)));
 
 }  // namespace
 }  // namespace tandem

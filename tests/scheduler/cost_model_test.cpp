@@ -73,9 +73,11 @@ TEST(CostModel, SmallerFormatsMoveFewerBytes) {
   const PathBytes far = path_bytes(UpdatePath::streamed, {false, true, 18.0, StateFormat::bf16_moments});
   EXPECT_EQ(far.to_device, 8.0) << "the weight is half of the master";
   EXPECT_EQ(far.to_host, 8.0);
-  EXPECT_EQ(update_bytes(StateFormat::fp32), 28U);
-  EXPECT_EQ(update_bytes(StateFormat::split), 26U);
-  EXPECT_EQ(update_bytes(StateFormat::bf16_moments), 18U);
+  EXPECT_EQ(update_bytes_each(StateFormat::fp32), 28.0);
+  EXPECT_EQ(update_bytes_each(StateFormat::split), 26.0);
+  EXPECT_EQ(update_bytes_each(StateFormat::bf16_moments), 18.0);
+  EXPECT_EQ(update_bytes_each(StateFormat::byte_moments), 14.0625) << "a byte of exponent for 64 of either moment";
+  EXPECT_EQ(path_bytes(UpdatePath::streamed, {true, true, 14.0, StateFormat::byte_moments}).to_device, 4.03125);
   MachineProfile machine;
   machine.cpu_update.value = 9e8;
   machine.cpu_update_bytes.value = 28.0;

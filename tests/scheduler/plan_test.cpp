@@ -432,6 +432,8 @@ TEST(Plan, RefusalOfHostMemoryNamesFlagsThatThenFit) {
   options.state = StateFormat::fp32;
   const PlanningFacts moments{300_MiB, needed(StateFormat::bf16_moments)};
   EXPECT_NE(refusal(options, moments).find("try --state bf16-moments"), std::string::npos);
+  const PlanningFacts bytes{300_MiB, needed(StateFormat::byte_moments)};
+  EXPECT_NE(refusal(options, bytes).find("try --state 8bit-moments"), std::string::npos);
   EXPECT_NE(refusal(options, {64_GiB, 1_GiB}).find("try --policy auto"), std::string::npos);
   EXPECT_NO_THROW(make_plan(transformer_like(), with("auto"), {64_GiB, 1_GiB}));
   EXPECT_NE(refusal(options, {300_MiB, 1_MiB}).find("smaller model"), std::string::npos);

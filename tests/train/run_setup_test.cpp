@@ -76,7 +76,7 @@ TEST(RunSetup, AnEmulatedUpdateRateIsThatOfEveryFormat) {
   profile.cpu_update.value = 1e9;
   TrainConfig config = config_of();
   config.update_rate = 4e6;
-  for (const StateFormat state : {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments}) {
+  for (const StateFormat state : state_formats) {
     config.state = state;
     EXPECT_NEAR(in_format(as_emulated(profile, config), state).cpu_update.value, 4e6, 1.0) << name_of(state);
   }

@@ -89,8 +89,8 @@ class OnAFakeGpu(unittest.TestCase):
         result, _ = self.figures("gpu-kernels")
         figures = result["figures"]
         over_copy = {name: value for name, value in figures.items() if name.startswith("kernel_")}
-        for kernel in ("adamw_fp32", "adamw_split", "adamw_bf16_moments", "accumulate", "round", "norm_blocks", "rms_norm",
-                       "rms_norm_backward", "layer_norm", "layer_norm_backward", "swiglu", "swiglu_backward", "gelu",
+        for kernel in ("adamw_fp32", "adamw_split", "adamw_bf16_moments", "adamw_8bit_moments", "accumulate", "round",
+                       "norm_blocks", "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "swiglu", "swiglu_backward", "gelu",
                        "gelu_backward", "rope", "add", "weights_of_master"):
             self.assertIn(f"kernel_{kernel}_over_copy", over_copy)
         self.assertEqual(figures["worst_kernel_over_copy"], min(over_copy.values()))

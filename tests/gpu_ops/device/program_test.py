@@ -67,6 +67,7 @@ class OnAFakeGpu(unittest.TestCase):
                            "selective"]),
                 "lean": (["--state", "bf16-moments"],
                          ["--recompute", "block", "--offload-activations", "--resident-layers", 0]),
+                "leanest": (["--state", "8bit-moments"], ["--policy", "interleave:2,resident=0.3"]),
                 "frozen": (["--freeze", "embed|wte", "--clip", 0],
                            ["--on-nonfinite", "stop", "--trace", self.work / "t.json"])}
         for name, model in {"llama": MODEL, "gpt2": GPT2, "qwen3": qwen3}.items():

@@ -16,6 +16,10 @@ struct dim3 {
 struct uint4 {
   std::uint32_t x, y, z, w;
 };
+struct uint2 {
+  std::uint32_t x, y;
+};
+inline uint2 make_uint2(std::uint32_t x, std::uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(std::uint32_t x, std::uint32_t y, std::uint32_t z, std::uint32_t w) { return {x, y, z, w}; }
 
 #define __global__

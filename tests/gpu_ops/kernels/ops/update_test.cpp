@@ -136,6 +136,64 @@ TEST_F(UpdateOps, StateInFewerBytesGivesTheBitsOfTheFormula) {
   }
 }
 
+/// Records of moments in a byte each, of any codes and any exponents; as words, which tensors are made of.
+Tensor any_records(Random& random, std::int64_t count) {
+  Tensor t(DType::f32, {static_cast<std::int64_t>(coded_bytes(count) / sizeof(float))});
+  auto* const records = static_cast<std::uint8_t*>(t.view().data);
+  for (std::size_t i = 0; i < coded_bytes(count); ++i) records[i] = static_cast<std::uint8_t>(random.bits());
+  // Most blocks have an exponent as moments have, and few have any.
+  for (std::int64_t i = 0; i < count; i += coded_block) {
+    if (random.below(8) != 0) *coded_block_at(records, i).exponent = static_cast<std::uint8_t>(90 + random.below(40));
+  }
+  return t;
+}
+
+TEST_F(UpdateOps, MomentsInAByteAreTheBytesOfTheFormula) {
+  const AdamCoefficients c = numerics::adam_coefficients({}, 5, 3e-4, 0.7, true, 0x123456789abcdefULL);
+  for (const std::int64_t count : {1, 22, 55, 64, 65, 1024, 1030, 100003}) {
+    for (const std::size_t offset : {0UL, 4UL, 8UL}) {
+      SCOPED_TRACE(count);
+      Random random(static_cast<unsigned>(count) + 4);
+      const Tensor residual = any_bits(random, DType::bf16, count), weight = random.tensor(DType::bf16, {count}, 0.1F);
+      const Tensor gradient = random.tensor(DType::bf16, {count}, 0.1F);
+      const Tensor m = any_records(random, count), v = any_records(random, count);
+      const std::uint64_t index = std::uint64_t{1} << 33;
+      Tensor r = residual, mm = m, vv = v, w = weight;
+      reference::adamw({{r.view().data, mm.view().data, vv.view().data},
+                        gradient.view().as<bf16>(),
+                        w.view().as<bf16>(),
+                        count,
+                        StateFormat::byte_moments,
+                        index},
+                       c);
+      const auto results = under_all_schedules([&] {
+        const Operand dr = bench().put(residual, offset / 2), dm = bench().put(m, offset), dv = bench().put(v, offset);
+        const Operand dg = bench().put(gradient, offset / 2), dw = bench().put(weight, offset / 2);
+        ops().adamw({{dr.view().data, dm.view().data, dv.view().data},
+                     dg.as<bf16>(),
+                     dw.as<bf16>(),
+                     count,
+                     StateFormat::byte_moments,
+                     index},
+                    c, bench().stream());
+        return std::vector<Tensor>{bench().get(dr), bench().get(dm), bench().get(dv), bench().get(dw)};
+      });
+      EXPECT_SAME_BITS(results[1], mm);
+      EXPECT_SAME_BITS(results[2], vv);
+      expect_same_numbers(results[3], w, "weight");
+      for (std::int64_t i = 0; i < count; ++i) {
+        if (std::isnan(w.get(i))) continue;  // then the residual is part of a payload
+        ASSERT_EQ(results[0].view().as<bf16>()[i].bits, r.view().as<bf16>()[i].bits) << i;
+      }
+    }
+  }
+}
+
+TEST_F(UpdateOps, MomentsInAByteBeginWithARecord) {
+  const AdamPiece within{{}, nullptr, nullptr, 64, StateFormat::byte_moments, 64};
+  EXPECT_THROW(ops().adamw(within, {}, bench().stream()), MisuseError);
+}
+
 TEST_F(UpdateOps, ConversionsAndSumsGiveTheBitsOfTheFormulas) {
   for (const std::int64_t count : all_counts) {
     for (const std::size_t offset : {0UL, 4UL, 8UL}) {
