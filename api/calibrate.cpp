@@ -136,6 +136,8 @@ class Calibration {
   Figure update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
   std::exception_ptr copy_both_ways(MemoryBlock& memory, const std::stop_token& stop) noexcept;
   AdamPiece piece_in(MemoryBlock& block) const;
+  Figure core_rate(std::string_view what, StateFormat format);
+  Figure device_rate(std::string_view what, StateFormat format);
 
   template <class T>
   T* device_at(std::size_t elements) {
@@ -312,6 +314,8 @@ void Calibration::measure_host() {
   const double by_update = profile_.cpu_update.value * kernel_bytes;
   if (by_update > profile_.dram.value)
     profile_.dram = {by_update, profile_.cpu_update.spread, "measured, by the update"};
+  profile_.core_bf16_moments = core_rate("CPU update, bf16 moments", StateFormat::bf16_moments);
+  profile_.core_byte_moments = core_rate("CPU update, 8-bit moments", StateFormat::byte_moments);
   constexpr int calls = 50;
   AdamPiece small = piece_in(on_host_);
   small.count = layout_quantum;
@@ -321,14 +325,62 @@ void Calibration::measure_host() {
   });
 }
 
-void Calibration::measure_device() {
-  float* base = device_at<float>(0);
-  const AdamPiece piece = piece_in(on_device_);
+/// State of values as a run has them, small enough for a core's cache.
+class CachedState {
+ public:
+  explicit CachedState(StateFormat format) : format_(format), gradient_(elements), weight_(elements) {
+    master_.resize(master_bytes(format, elements));
+    for (std::vector<std::byte>* moment : {&m_, &v_}) moment->resize(moment_bytes(format, elements));
+    for (std::size_t i = 0; i < gradient_.size(); ++i) {
+      const auto x = static_cast<float>(numerics::philox_block(1, 0, i).word[0]) * 0x1p-32F;
+      gradient_[i] = numerics::round_to_bf16(x - 0.5F);
+    }
+  }
+  AdamPiece piece() {
+    return {{master_.data(), m_.data(), v_.data()}, gradient_.data(), weight_.data(), elements, format_};
+  }
+
+  static constexpr std::int64_t elements = 8 * layout_quantum;
+
+ private:
+  StateFormat format_;
+  std::vector<std::byte> master_, m_, v_;
+  std::vector<bf16> gradient_, weight_;
+};
+
+/// What the arithmetic of a format allows, memory apart: it draws random bits, and a few cores are short of
+/// instructions before memory is. Of one core while all are at work.
+Figure Calibration::core_rate(std::string_view what, StateFormat format) {
+  Parallel& parallel = device_.host_kernels().parallel();
+  const int threads = std::max(1, parallel.threads());
+  std::vector<CachedState> states(static_cast<std::size_t>(threads), CachedState(format));
   const AdamCoefficients c = some_coefficients();
-  profile_.device_update = rate("device update", static_cast<double>(piece.count), [&] {
+  constexpr int updates = 400;  // milliseconds: it takes a worker a while to come
+  return rate(what, static_cast<double>(updates * CachedState::elements), [&] {
+    parallel.run(threads, [&](std::int64_t i) {
+      const AdamPiece piece = states[static_cast<std::size_t>(i)].piece();
+      for (int u = 0; u < updates; ++u) adamw_with(best_isa(), piece, c);
+    });
+  });
+}
+
+Figure Calibration::device_rate(std::string_view what, StateFormat format) {
+  AdamPiece piece = piece_in(on_device_);  // of fp32 state, which takes the most
+  piece.format = format;
+  const AdamCoefficients c = some_coefficients();
+  return rate(what, static_cast<double>(piece.count), [&] {
     device_.ops().adamw(piece, c, up_);
     device_.synchronize(up_);
   });
+}
+
+void Calibration::measure_device() {
+  float* base = device_at<float>(0);
+  profile_.device_bf16_moments = device_rate("device update, bf16 moments", StateFormat::bf16_moments);
+  device_.fill_zero(on_device_.data(), bytes_, up_);
+  profile_.device_byte_moments = device_rate("device update, 8-bit moments", StateFormat::byte_moments);
+  device_.fill_zero(on_device_.data(), bytes_, up_);
+  profile_.device_update = device_rate("device update", StateFormat::fp32);
   // An addition of tensors reads two and writes one.
   const auto third = static_cast<std::int64_t>(bytes_ / 12);
   const auto row = [&](int i) { return TensorView{base + i * third, DType::f32, {third}}; };

@@ -170,6 +170,15 @@ MachineProfile in_format(MachineProfile profile, StateFormat state) {
   profile.cpu_update.value /= smaller;
   profile.device_update.value /= smaller;
   profile.cpu_update_bytes.value *= smaller;
+  if (!rounds_moments(state)) return profile;
+  const bool bytes = state == StateFormat::byte_moments;
+  const Figure& of_core = bytes ? profile.core_byte_moments : profile.core_bf16_moments;
+  const Figure& of_device = bytes ? profile.device_byte_moments : profile.device_bf16_moments;
+  if (of_core.known()) {
+    profile.cpu_update.value =
+        std::min(profile.cpu_update.value, of_core.value * std::max(1.0, profile.cpu_update_cores.value));
+  }
+  if (of_device.known()) profile.device_update.value = of_device.value;
   return profile;
 }
 

@@ -41,13 +41,15 @@ struct MachineProfile {
   Figure numa_nodes;
   Figure host_memory;  ///< bytes
 
-  Figure device_memory;     ///< bytes
-  Figure device_threads;    ///< cores that the device's kernels take; only a device made of the host's cores has any
-  Figure matmul;            ///< FLOP/s of matrix products at the shapes of layers
-  Figure attention;         ///< FLOP/s of attention
-  Figure device_bandwidth;  ///< bytes/s of the device's own memory, in memory-bound kernels
-  Figure device_update;     ///< parameters/s of AdamW on the device
-  Figure launch;            ///< seconds that a kernel takes at least
+  Figure device_memory;        ///< bytes
+  Figure device_threads;       ///< cores that the device's kernels take; only a device made of the host's cores has any
+  Figure matmul;               ///< FLOP/s of matrix products at the shapes of layers
+  Figure attention;            ///< FLOP/s of attention
+  Figure device_bandwidth;     ///< bytes/s of the device's own memory, in memory-bound kernels
+  Figure device_update;        ///< parameters/s of AdamW on the device, fp32 state
+  Figure device_bf16_moments;  ///< ... of state with bf16 moments; may be unknown
+  Figure device_byte_moments;  ///< ... of state with moments in a byte; may be unknown
+  Figure launch;               ///< seconds that a kernel takes at least
 
   Figure to_device;           ///< bytes/s, pinned, this way alone
   Figure to_host;             ///< bytes/s, pinned, this way alone
@@ -64,6 +66,8 @@ struct MachineProfile {
   Figure cpu_update_with_copies;  ///< ... with copies both ways running; may be unknown
   Figure cpu_update_cores;        ///< cores that it occupies
   Figure cpu_update_bytes;        ///< DRAM bytes for each parameter
+  Figure core_bf16_moments;       ///< parameters/s of AdamW by one core out of its cache; may be unknown
+  Figure core_byte_moments;
 
   Figure disk;        ///< bytes/s of a file that is written, hashed and flushed; may be unknown
   Figure disk_cores;  ///< cores that writing it occupies; may be unknown

@@ -86,6 +86,26 @@ TEST(CostModel, SmallerFormatsMoveFewerBytes) {
   EXPECT_DOUBLE_EQ(smaller.cpu_update_bytes.value, 18.0);
 }
 
+TEST(CostModel, AFewCoresAreShortOfInstructionsBeforeMemoryIs) {
+  MachineProfile machine;
+  machine.cpu_update.value = 9e8;
+  machine.device_update.value = 5e9;
+  machine.cpu_update_cores.value = 4.0;
+  const auto rates = [&](StateFormat state) {
+    const MachineProfile p = in_format(machine, state);
+    return std::pair(p.cpu_update.value, p.device_update.value);
+  };
+  machine.core_bf16_moments.value = 3e8;
+  machine.core_byte_moments.value = 4e8;
+  machine.device_byte_moments.value = 7e9;
+  EXPECT_EQ(rates(StateFormat::bf16_moments), std::pair(12e8, 5e9 * 28.0 / 18.0)) << "four times what a core does";
+  EXPECT_EQ(rates(StateFormat::byte_moments).first, 16e8);
+  EXPECT_EQ(rates(StateFormat::byte_moments).second, 7e9) << "as measured";
+  machine.cpu_update_cores.value = 16.0;
+  EXPECT_DOUBLE_EQ(rates(StateFormat::byte_moments).first, 9e8 * 28.0 / 14.0625) << "as many bytes as in fp32";
+  EXPECT_EQ(rates(StateFormat::split).first, 9e8 / (26.0 / 28.0));
+}
+
 TEST(CostModel, UpdateSecondsAreTheMaximumOfBothLines) {
   const double b = 60e9;
   const double p = 20e9;
