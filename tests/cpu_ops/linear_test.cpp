@@ -133,178 +133,180 @@ TEST_P(Linear, RefusesAWorkspaceThatIsTooSmall) {
   EXPECT_THROW(fast::linear(*arenas()[0], workspace.get(), x, w, {}, y), MisuseError);
 }
 
-class HeadLossTest : public ::testing::TestWithParam<DType> {};
+/// Rows, channels and vocabulary. The last has so large a vocabulary that its rows need several chunks.
+using HeadSize = std::tuple<std::int64_t, std::int64_t, std::int64_t>;
+constexpr HeadSize head_sizes[] = {{1, 52, 101}, {111, 52, 101}, {37, 52, 5}, {9, 3, 900001}};
+
+class HeadLossTest : public ::testing::TestWithParam<std::tuple<DType, HeadSize>> {
+ protected:
+  const DType dtype_ = std::get<0>(GetParam());
+  const std::int64_t rows_ = std::get<0>(std::get<1>(GetParam()));
+  const std::int64_t channels_ = std::get<1>(std::get<1>(GetParam()));
+  const std::int64_t vocabulary_ = std::get<2>(std::get<1>(GetParam()));
+};
+
+std::string head_name(const ::testing::TestParamInfo<HeadLossTest::ParamType>& info) {
+  const auto& [dtype, size] = info.param;
+  return std::string(name_of(dtype)) + "_" + std::to_string(std::get<0>(size)) + "_of_" +
+         std::to_string(std::get<2>(size));
+}
 
 TEST_P(HeadLossTest, LossAndGradientsAreTheReference) {
-  const std::int64_t channels = 52;
-  // The last has a vocabulary so large that its rows need several chunks.
-  for (const auto& [rows, vocabulary] :
-       {std::pair<std::int64_t, std::int64_t>{1, 101}, {111, 101}, {37, 5}, {9, 900001}}) {
-    const std::int64_t c = vocabulary > 1000 ? 3 : channels;
-    Random random(5);
-    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
-    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
-    if (rows > 1) targets.view().as<std::int32_t>()[1] = -1;
-    const Tensor dw_before = random.tensor(DType::f32, {vocabulary, c}, 1e-3F);
-    HeadLoss head{
-        .x = x, .weight = w, .targets = targets, .losses = {}, .gradient_scale = 0.37F, .dx = {}, .dweight = {}};
-    Tensor losses_expected(DType::f32, {rows}), dx_expected(GetParam(), {rows, c}), dw_expected = dw_before;
-    head.losses = losses_expected;
-    head.dx = dx_expected;
-    head.dweight = dw_expected;
-    reference::head_loss(head);
-    std::vector<Tensor> first;
-    for (const auto& arena : arenas()) {
-      LentWorkspace workspace(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads()));
-      Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), dw = dw_before;
-      head.losses = losses;
-      head.dx = dx;
-      head.dweight = dw;
-      fast::head_loss(*arena, workspace.get(), head);
-      EXPECT_CLOSE(losses, losses_expected);
-      EXPECT_CLOSE(dx, dx_expected);
-      EXPECT_CLOSE(dw, dw_expected);
-      if (first.empty()) first = {losses, dx, dw};
-      EXPECT_SAME_BITS(losses, first[0]);
-      EXPECT_SAME_BITS(dx, first[1]);
-      EXPECT_SAME_BITS(dw, first[2]);
-      // Evaluation: the same losses without gradients.
-      Tensor alone(DType::f32, {rows});
-      head.losses = alone;
-      head.dx = {};
-      head.dweight = {};
-      fast::head_loss(*arena, workspace.get(), head);
-      EXPECT_SAME_BITS(alone, losses);
-    }
+  Random random(5);
+  const Tensor x = random.tensor(dtype_, {rows_, channels_}),
+               w = random.tensor(DType::bf16, {vocabulary_, channels_}, 0.3F);
+  Tensor targets = random.tokens({rows_}, static_cast<std::int32_t>(vocabulary_));
+  if (rows_ > 1) targets.view().as<std::int32_t>()[1] = -1;
+  const Tensor dw_before = random.tensor(DType::f32, {vocabulary_, channels_}, 1e-3F);
+  HeadLoss head{
+      .x = x, .weight = w, .targets = targets, .losses = {}, .gradient_scale = 0.37F, .dx = {}, .dweight = {}};
+  Tensor losses_expected(DType::f32, {rows_}), dx_expected(dtype_, {rows_, channels_}), dw_expected = dw_before;
+  head.losses = losses_expected;
+  head.dx = dx_expected;
+  head.dweight = dw_expected;
+  reference::head_loss(head);
+  std::vector<Tensor> first;
+  for (const auto& arena : arenas()) {
+    LentWorkspace workspace(fast::head_loss_scratch(rows_, channels_, vocabulary_, dtype_, arena->threads()));
+    Tensor losses(DType::f32, {rows_}), dx(dtype_, {rows_, channels_}), dw = dw_before;
+    head.losses = losses;
+    head.dx = dx;
+    head.dweight = dw;
+    fast::head_loss(*arena, workspace.get(), head);
+    EXPECT_CLOSE(losses, losses_expected);
+    EXPECT_CLOSE(dx, dx_expected);
+    EXPECT_CLOSE(dw, dw_expected);
+    if (first.empty()) first = {losses, dx, dw};
+    EXPECT_SAME_BITS(losses, first[0]);
+    EXPECT_SAME_BITS(dx, first[1]);
+    EXPECT_SAME_BITS(dw, first[2]);
+    // Evaluation: the same losses without gradients.
+    Tensor alone(DType::f32, {rows_});
+    head.losses = alone;
+    head.dx = {};
+    head.dweight = {};
+    fast::head_loss(*arena, workspace.get(), head);
+    EXPECT_SAME_BITS(alone, losses);
   }
 }
 
 // One product over all rows: of few rows, which are one chunk, the sum that is added to otherwise.
 TEST_P(HeadLossTest, AGradientOfTheWeightInBf16IsWrittenWhole) {
-  for (const auto& [rows, c, vocabulary] : {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 52, 101},
-                                            {111, 52, 101},
-                                            {37, 52, 5},
-                                            {9, 3, 900001}}) {
-    Random random(5);
-    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
-    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
-    if (rows > 1) targets.view().as<std::int32_t>()[1] = -1;
-    const Tensor anything = random.tensor(DType::bf16, {vocabulary, c});
-    Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), summed(DType::f32, {vocabulary, c});
-    Tensor expected = anything, losses_again = losses, dx_again = dx;
-    HeadLoss head{.x = x,
-                  .weight = w,
-                  .targets = targets,
-                  .losses = losses,
-                  .gradient_scale = 0.37F,
-                  .dx = dx,
-                  .dweight = expected};
-    reference::head_loss(head);
-    for (const auto& arena : arenas()) {
-      LentWorkspace sums(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads()));
-      head.dweight = summed;
-      std::fill_n(summed.view().as<float>(), vocabulary * c, 0.0F);
-      fast::head_loss(*arena, sums.get(), head);
-      LentWorkspace workspace(fast::head_loss_scratch(rows, c, vocabulary, GetParam(), arena->threads(), vocabulary));
-      Tensor dw = anything;
-      HeadLoss whole = head;
-      whole.losses = losses_again;
-      whole.dx = dx_again;
-      whole.dweight = dw;
-      fast::head_loss(*arena, workspace.get(), whole);
-      EXPECT_CLOSE(dw, expected);
-      EXPECT_SAME_BITS(losses_again, losses);
-      EXPECT_SAME_BITS(dx_again, dx);
-      if (fast::head_loss_rows(rows, vocabulary) < rows) continue;
-      EXPECT_SAME_BITS(dw, rounded(summed));
-    }
+  Random random(5);
+  const Tensor x = random.tensor(dtype_, {rows_, channels_}),
+               w = random.tensor(DType::bf16, {vocabulary_, channels_}, 0.3F);
+  Tensor targets = random.tokens({rows_}, static_cast<std::int32_t>(vocabulary_));
+  if (rows_ > 1) targets.view().as<std::int32_t>()[1] = -1;
+  const Tensor anything = random.tensor(DType::bf16, {vocabulary_, channels_});
+  Tensor losses(DType::f32, {rows_}), dx(dtype_, {rows_, channels_}), summed(DType::f32, {vocabulary_, channels_});
+  Tensor expected = anything, losses_again = losses, dx_again = dx;
+  HeadLoss head{.x = x,
+                .weight = w,
+                .targets = targets,
+                .losses = losses,
+                .gradient_scale = 0.37F,
+                .dx = dx,
+                .dweight = expected};
+  reference::head_loss(head);
+  for (const auto& arena : arenas()) {
+    LentWorkspace sums(fast::head_loss_scratch(rows_, channels_, vocabulary_, dtype_, arena->threads()));
+    head.dweight = summed;
+    std::fill_n(summed.view().as<float>(), vocabulary_ * channels_, 0.0F);
+    fast::head_loss(*arena, sums.get(), head);
+    LentWorkspace workspace(
+        fast::head_loss_scratch(rows_, channels_, vocabulary_, dtype_, arena->threads(), vocabulary_));
+    Tensor dw = anything;
+    HeadLoss whole = head;
+    whole.losses = losses_again;
+    whole.dx = dx_again;
+    whole.dweight = dw;
+    fast::head_loss(*arena, workspace.get(), whole);
+    EXPECT_CLOSE(dw, expected);
+    EXPECT_SAME_BITS(losses_again, losses);
+    EXPECT_SAME_BITS(dx_again, dx);
+    if (fast::head_loss_rows(rows_, vocabulary_) < rows_) continue;
+    EXPECT_SAME_BITS(dw, rounded(summed));
   }
 }
 
 // Logits are made once more for some rows of the weight at a time, to the same bits.
 TEST_P(HeadLossTest, AGradientOfTheWeightInSlicesHasTheSameBits) {
-  for (const auto& [rows, c, vocabulary] :
-       {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 52, 101}, {111, 52, 101}, {9, 3, 900001}}) {
-    Random random(5);
-    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
-    Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
-    if (rows > 1) targets.view().as<std::int32_t>()[1] = -1;
-    Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), dw(DType::bf16, {vocabulary, c});
-    HeadLoss head{
-        .x = x, .weight = w, .targets = targets, .losses = losses, .gradient_scale = 0.37F, .dx = dx, .dweight = dw};
-    const auto scratch = [&, n = rows, c = c, v = vocabulary](Parallel& arena, std::int64_t written) {
-      return LentWorkspace(fast::head_loss_scratch(n, c, v, GetParam(), arena.threads(), written));
-    };
-    fast::head_loss(*arenas()[0], scratch(*arenas()[0], vocabulary).get(), head);
-    for (const std::int64_t at_once : {vocabulary / 3, vocabulary - 1, vocabulary}) {
-      SCOPED_TRACE(at_once);
-      for (const auto& arena : arenas()) {
-        Tensor losses_again(DType::f32, {rows}), dx_again(GetParam(), {rows, c});
-        Tensor dw_again = random.tensor(DType::bf16, {vocabulary, c}), alone = dw_again;
-        LentWorkspace workspace = scratch(*arena, at_once);
-        HeadLoss slices = head;
-        slices.losses = losses_again;
-        slices.dx = dx_again;
-        slices.dweight = dw_again;
-        slices.rows_at_once = at_once;
-        fast::head_loss(*arena, workspace.get(), slices);
-        EXPECT_SAME_BITS(losses_again, losses);
-        EXPECT_SAME_BITS(dx_again, dx);
-        EXPECT_SAME_BITS(dw_again, dw);
-        slices.dx = {};
-        slices.dweight = alone;
-        fast::head_loss(*arena, workspace.get(), slices);
-        EXPECT_SAME_BITS(alone, dw);
-      }
+  Random random(5);
+  const Tensor x = random.tensor(dtype_, {rows_, channels_}),
+               w = random.tensor(DType::bf16, {vocabulary_, channels_}, 0.3F);
+  Tensor targets = random.tokens({rows_}, static_cast<std::int32_t>(vocabulary_));
+  if (rows_ > 1) targets.view().as<std::int32_t>()[1] = -1;
+  Tensor losses(DType::f32, {rows_}), dx(dtype_, {rows_, channels_}), dw(DType::bf16, {vocabulary_, channels_});
+  HeadLoss head{
+      .x = x, .weight = w, .targets = targets, .losses = losses, .gradient_scale = 0.37F, .dx = dx, .dweight = dw};
+  const auto scratch = [&](Parallel& arena, std::int64_t written) {
+    return LentWorkspace(fast::head_loss_scratch(rows_, channels_, vocabulary_, dtype_, arena.threads(), written));
+  };
+  fast::head_loss(*arenas()[0], scratch(*arenas()[0], vocabulary_).get(), head);
+  for (const std::int64_t at_once : {vocabulary_ / 3, vocabulary_ - 1, vocabulary_}) {
+    SCOPED_TRACE(at_once);
+    for (const auto& arena : arenas()) {
+      Tensor losses_again(DType::f32, {rows_}), dx_again(dtype_, {rows_, channels_});
+      Tensor dw_again = random.tensor(DType::bf16, {vocabulary_, channels_}), alone = dw_again;
+      LentWorkspace workspace = scratch(*arena, at_once);
+      HeadLoss slices = head;
+      slices.losses = losses_again;
+      slices.dx = dx_again;
+      slices.dweight = dw_again;
+      slices.rows_at_once = at_once;
+      fast::head_loss(*arena, workspace.get(), slices);
+      EXPECT_SAME_BITS(losses_again, losses);
+      EXPECT_SAME_BITS(dx_again, dx);
+      EXPECT_SAME_BITS(dw_again, dw);
+      slices.dx = {};
+      slices.dweight = alone;
+      fast::head_loss(*arena, workspace.get(), slices);
+      EXPECT_SAME_BITS(alone, dw);
     }
   }
 }
 
 // Of a table that is the embedding's too. More tokens than the vocabulary has, and fewer.
 TEST_P(HeadLossTest, RowsOfTokensAreThoseOfTheWeightBeforeTheyAreRounded) {
-  for (const auto& [rows, c, vocabulary] : {std::tuple<std::int64_t, std::int64_t, std::int64_t>{1, 52, 101},
-                                            {111, 52, 101},
-                                            {37, 52, 5},
-                                            {9, 3, 900001}}) {
-    SCOPED_TRACE(vocabulary);
-    Random random(5);
-    const Tensor x = random.tensor(GetParam(), {rows, c}), w = random.tensor(DType::bf16, {vocabulary, c}, 0.3F);
-    const Tensor targets = random.tokens({rows}, static_cast<std::int32_t>(vocabulary));
-    const Tensor tokens = random.tokens({rows}, static_cast<std::int32_t>(std::min<std::int64_t>(vocabulary, 40)));
-    Tensor losses(DType::f32, {rows}), dx(GetParam(), {rows, c}), dw(DType::bf16, {vocabulary, c});
-    Tensor alone = dw, expected(DType::f32, {rows, c});
-    HeadLoss head{
-        .x = x, .weight = w, .targets = targets, .losses = losses, .gradient_scale = 0.37F, .dx = dx, .dweight = dw};
-    HeadLoss with_rows = head;
-    with_rows.tokens = tokens;
-    with_rows.token_rows = expected;
-    reference::head_loss(with_rows);
-    for (const auto& arena : arenas()) {
-      const auto scratch = [&, c = c, v = vocabulary, n = rows](bool token_rows) {
-        return fast::head_loss_scratch(n, c, v, GetParam(), arena->threads(), v, token_rows);
-      };
-      LentWorkspace less(scratch(false)), workspace(scratch(true));
-      head.dweight = alone;
-      fast::head_loss(*arena, less.get(), head);
-      Tensor of_tokens = random.tensor(DType::f32, {rows, c});
-      with_rows.token_rows = of_tokens;
-      fast::head_loss(*arena, workspace.get(), with_rows);
-      EXPECT_CLOSE(of_tokens, expected);
-      EXPECT_SAME_BITS(dw, alone);
-      Tensor again = random.tensor(DType::f32, {rows, c}), dw_again = random.tensor(DType::bf16, {vocabulary, c});
-      HeadLoss of_weight = with_rows;
-      of_weight.dx = {};
-      of_weight.dweight = dw_again;
-      of_weight.token_rows = again;
-      fast::head_loss(*arena, workspace.get(), of_weight);
-      EXPECT_SAME_BITS(dw_again, dw);
-      EXPECT_SAME_BITS(again, of_tokens);
-      // Here a row's product has the same order of sums, whichever rows are made beside it.
-      const Tensor rows_rounded = rounded(of_tokens);
-      for (std::int64_t i = 0; i < rows * c; ++i) {
-        const std::int64_t token = tokens.view().as<std::int32_t>()[i / c];
-        ASSERT_EQ(rows_rounded.get(i), dw.get(token * c + i % c)) << i;
-      }
+  Random random(5);
+  const Tensor x = random.tensor(dtype_, {rows_, channels_}),
+               w = random.tensor(DType::bf16, {vocabulary_, channels_}, 0.3F);
+  const Tensor targets = random.tokens({rows_}, static_cast<std::int32_t>(vocabulary_));
+  const Tensor tokens = random.tokens({rows_}, static_cast<std::int32_t>(std::min<std::int64_t>(vocabulary_, 40)));
+  Tensor losses(DType::f32, {rows_}), dx(dtype_, {rows_, channels_}), dw(DType::bf16, {vocabulary_, channels_});
+  Tensor alone = dw, expected(DType::f32, {rows_, channels_});
+  HeadLoss head{
+      .x = x, .weight = w, .targets = targets, .losses = losses, .gradient_scale = 0.37F, .dx = dx, .dweight = dw};
+  HeadLoss with_rows = head;
+  with_rows.tokens = tokens;
+  with_rows.token_rows = expected;
+  reference::head_loss(with_rows);
+  for (const auto& arena : arenas()) {
+    const auto scratch = [&](bool token_rows) {
+      return fast::head_loss_scratch(rows_, channels_, vocabulary_, dtype_, arena->threads(), vocabulary_, token_rows);
+    };
+    LentWorkspace less(scratch(false)), workspace(scratch(true));
+    head.dweight = alone;
+    fast::head_loss(*arena, less.get(), head);
+    Tensor of_tokens = random.tensor(DType::f32, {rows_, channels_});
+    with_rows.token_rows = of_tokens;
+    fast::head_loss(*arena, workspace.get(), with_rows);
+    EXPECT_CLOSE(of_tokens, expected);
+    EXPECT_SAME_BITS(dw, alone);
+    Tensor again = random.tensor(DType::f32, {rows_, channels_}),
+           dw_again = random.tensor(DType::bf16, {vocabulary_, channels_});
+    HeadLoss of_weight = with_rows;
+    of_weight.dx = {};
+    of_weight.dweight = dw_again;
+    of_weight.token_rows = again;
+    fast::head_loss(*arena, workspace.get(), of_weight);
+    EXPECT_SAME_BITS(dw_again, dw);
+    EXPECT_SAME_BITS(again, of_tokens);
+    // Here a row's product has the same order of sums, whichever rows are made beside it.
+    const Tensor rows_rounded = rounded(of_tokens);
+    for (std::int64_t i = 0; i < rows_ * channels_; ++i) {
+      const std::int64_t token = tokens.view().as<std::int32_t>()[i / channels_];
+      ASSERT_EQ(rows_rounded.get(i), dw.get(token * channels_ + i % channels_)) << i;
     }
   }
 }
@@ -346,7 +348,10 @@ TEST(HeadLossChecks, ATargetBeyondTheVocabularyThrows) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Activations, Linear, ::testing::Values(DType::f32, DType::bf16), dtype_name);
-INSTANTIATE_TEST_SUITE_P(Activations, HeadLossTest, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+INSTANTIATE_TEST_SUITE_P(Activations, HeadLossTest,
+                         ::testing::Combine(::testing::Values(DType::f32, DType::bf16),
+                                            ::testing::ValuesIn(head_sizes)),
+                         head_name);
 
 }  // namespace
 }  // namespace tandem::testing
