@@ -367,6 +367,7 @@ Figure Calibration::core_rate(std::string_view what, StateFormat format) {
 Figure Calibration::device_rate(std::string_view what, StateFormat format) {
   AdamPiece piece = piece_in(on_device_);  // of fp32 state, which takes the most
   piece.format = format;
+  device_.fill_zero(on_device_.data(), bytes_, up_);  // what one format has left is no state of another
   const AdamCoefficients c = some_coefficients();
   return rate(what, static_cast<double>(piece.count), [&] {
     device_.ops().adamw(piece, c, up_);
@@ -377,9 +378,7 @@ Figure Calibration::device_rate(std::string_view what, StateFormat format) {
 void Calibration::measure_device() {
   float* base = device_at<float>(0);
   profile_.device_bf16_moments = device_rate("device update, bf16 moments", StateFormat::bf16_moments);
-  device_.fill_zero(on_device_.data(), bytes_, up_);
   profile_.device_byte_moments = device_rate("device update, 8-bit moments", StateFormat::byte_moments);
-  device_.fill_zero(on_device_.data(), bytes_, up_);
   profile_.device_update = device_rate("device update", StateFormat::fp32);
   // An addition of tensors reads two and writes one.
   const auto third = static_cast<std::int64_t>(bytes_ / 12);
