@@ -9,8 +9,8 @@
 #include <span>
 #include <thread>
 
+#include "core/direct_buffer.hpp"
 #include "core/read_only_file.hpp"
-#include "io/direct_buffer.hpp"
 
 namespace tandem {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Memory that goes past the page cache. Internal to io.
+// Memory that goes past the page cache.
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
