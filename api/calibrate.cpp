@@ -10,6 +10,7 @@
 #include <cstring>
 #include <ctime>
 #include <exception>
+#include <future>
 #include <stop_token>
 #include <thread>
 #include <vector>
@@ -25,6 +26,7 @@
 #include "cpu_ops/parallel.hpp"
 #include "cpu_ops/update_kernels.hpp"
 #include "io/atomic_file.hpp"
+#include "offload/state_file.hpp"
 
 namespace tandem {
 namespace {
@@ -96,6 +98,7 @@ class Calibration {
     measure_host();
     measure_device();
     measure_disk();
+    measure_file();
     return profile_;
   }
 
@@ -132,6 +135,7 @@ class Calibration {
   MemoryBlock scratch_of(const WorkspaceNeeds& needs);
   void fill_operands(std::size_t bytes, const Stream& stream);
   void measure_disk();
+  void measure_file();
   Figure update_rate(std::string_view what, UpdateKernels& kernels);
   Figure update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
   std::exception_ptr copy_both_ways(MemoryBlock& memory, const std::stop_token& stop) noexcept;
@@ -505,6 +509,34 @@ void Calibration::measure_disk() {
   }
   profile_.disk = median_of(std::move(rates));
   profile_.disk_cores = median_of(std::move(cores));
+}
+
+/// As state is read from a file and written to it, one way and both at once: past the page cache, a piece at a time.
+void Calibration::measure_file() {
+  if (options_.state_folder.empty()) return;
+  constexpr std::size_t piece = std::size_t{4} << 20;
+  constexpr std::size_t pieces = 16;
+  StateFile file(options_.state_folder, 2 * pieces * piece);
+  const auto memory = [&](std::size_t i) { return static_cast<std::byte*>(on_host_.data()) + i * piece; };
+  const auto for_pieces = [&](std::size_t first, auto move) {
+    for (std::size_t i = first; i < first + pieces; ++i) move(i * piece);
+  };
+  const auto write = [&](std::size_t first) {
+    for_pieces(first, [&](std::uint64_t at) { file.write_blocks(at, {memory(0), piece}); });
+  };
+  const auto read = [&](std::size_t first) {
+    for_pieces(first, [&](std::uint64_t at) { file.read_blocks(at, {memory(1), piece}); });
+  };
+  constexpr auto amount = static_cast<double>(pieces * piece);
+  write(pieces);  // what is read while another part is written
+  profile_.file_write = rate("a file for state, written", amount, [&] { write(0); });
+  profile_.file_read = rate("a file for state, read", amount, [&] { read(0); });
+  const Figure both = rate("a file for state, both ways", 2 * amount, [&] {
+    auto reading = std::async(std::launch::async, read, pieces);
+    write(0);
+    reading.get();
+  });
+  profile_.file_both_ways = both;
 }
 
 }  // namespace

@@ -17,6 +17,7 @@ struct CalibrationOptions {
   std::size_t working_set = 0;
   std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty, and may throw
   std::filesystem::path disk_folder{};                    ///< whose disk is measured; empty: none is
+  std::filesystem::path state_folder{};                   ///< the same as one for optimizer state
 };
 
 /// Bytes of the working set for each parameter that is updated: master, moments, gradient and weight.
@@ -25,8 +26,8 @@ constexpr std::size_t calibrated_bytes_of_parameter = 16;
 /// Blocks for some 10 to 30 seconds at the default. Takes the working set on the device, and twice as much on the
 /// host; gives all of it back, also where what is told of progress ends it by throwing; a workspace that was bound to
 /// the device's ops before is to be bound again. Writes 192 MiB into the disk's folder, which it makes, in a file that
-/// it removes. Nothing else should run meanwhile: spreads tell. Throws DeviceError, WriteError, and what
-/// calibrated_bytes does.
+/// it removes, and for about a second into one of 128 MiB without a name in the state's folder. Nothing else should run
+/// meanwhile: spreads tell. Throws DeviceError, WriteError, and what calibrated_bytes does.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
 
 /// The working set that `calibrate` takes on a device with so much cache, of which `room` bytes are free: as

@@ -35,14 +35,14 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 15> fixed{"model",      "device",
+constexpr std::array<std::string_view, 16> fixed{"model",      "device",
                                                  "state",      "compute",
                                                  "recompute",  "offload-activations",
                                                  "freeze",     "micro-batch",
                                                  "grad-accum", "accumulation-order",
                                                  "seq-len",    "seed",
                                                  "threads",    "update-threads",
-                                                 "numa-node"};
+                                                 "numa-node",  "state-dir"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 constexpr std::string_view compute_key = "compute_measured";
@@ -210,12 +210,14 @@ class Bench {
 
   void calibrated(Device& device) {
     auto profile = find_calibration(device);
-    if (!profile) {
+    const bool lacks_file = !config_.state_dir.empty() && profile && !profile->knows_file();
+    if (!profile || lacks_file) {
       say("calibrating");
       CalibrationOptions quick;
       quick.seconds_per_figure = 0.15;
       // Of a small model the caches hold much.
       quick.working_set = calibrated_bytes_of_parameter * static_cast<std::size_t>(layout_.state_elements());
+      quick.state_folder = state_folder(config_);
       quick.progress = [](std::string_view) {
         if (StopSignal::received() != 0) throw BenchInterrupted{};
       };

@@ -98,6 +98,7 @@ int run_calibrate(const CalibrateFlags& flags) {
     if (!flags.out.empty()) file = flags.out;
     if (file.empty()) throw UsageError("calibrate", "there is no home to keep the profile in", "give --out FILE");
     options.disk_folder = file.has_parent_path() ? file.parent_path() : ".";
+    options.state_folder = config.state_dir.empty() ? options.disk_folder : state_folder(config);
     create_directories_or_throw(options.disk_folder);
     require_writable(file);
     cache_profile(calibrate(*device, options), file);
@@ -113,7 +114,7 @@ int run_calibrate(const CalibrateFlags& flags) {
 CommandFunction add_calibrate_command(CLI::App& program) {
   auto* command = program.add_subcommand("calibrate", "measures this machine into a profile (TOML)");
   auto flags = std::make_shared<CalibrateFlags>();
-  flags->config.add_to(*command, {"device", "device-memory", "threads", "update-threads", "numa-node"});
+  flags->config.add_to(*command, {"device", "device-memory", "threads", "update-threads", "numa-node", "state-dir"});
   command
       ->add_option("--out", flags->out,
                    "file for the profile. Default: the cache, where plan and bench find it. Example: --out here.toml")

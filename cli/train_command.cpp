@@ -45,6 +45,7 @@ void refuse_lost_paths(const ConfigFlags& flags, const TrainConfig& config, cons
   if (std::ranges::find(shapes, config.model) == shapes.end()) check("model", config.model);
   for (const std::string& name : config.data) check("data", name);
   for (const std::string& name : config.eval_data) check("eval-data", name);
+  if (!config.state_dir.empty()) check("state-dir", config.state_dir);
 }
 
 int train(const TrainFlags& flags, const ProgramContext& context) {

@@ -29,6 +29,7 @@ std::size_t kept_for_the_system(std::size_t host) {
 
 /// What is to be planned, with what is asked of it and the memory there is. Throws PlanError where more is asked for.
 WhatIf described(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+  require_file_rates(config, profile);
   WhatIf what;
   what.model = model;
   what.options = offload_options(config);

@@ -83,6 +83,8 @@ std::string_view name_of(Place place) noexcept {
       return "pinned";
     case Place::pageable:
       return "pageable";
+    case Place::file:
+      return "file";
   }
   return "unknown";
 }
@@ -116,7 +118,7 @@ void MemoryPlan::unpin(std::size_t bytes) {
 std::size_t MemoryPlan::device_bytes() const noexcept { return bytes_in(Place::device); }
 
 std::size_t MemoryPlan::host_bytes() const noexcept {
-  return most_at_once(entries, [](Place place) { return place != Place::device; });
+  return most_at_once(entries, [](Place place) { return place == Place::pinned || place == Place::pageable; });
 }
 
 std::size_t MemoryPlan::bytes_in(Place place) const noexcept {

@@ -68,8 +68,8 @@ class Arena {
   std::string name_;
 };
 
-/// Where a planned block lies.
-enum class Place : std::uint8_t { device, pinned, pageable };
+/// Where a planned block lies. `file`: on a disk, and in no memory.
+enum class Place : std::uint8_t { device, pinned, pageable, file };
 std::string_view name_of(Place place) noexcept;
 
 /// One row of a memory plan. `bytes` counts alignment padding.

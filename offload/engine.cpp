@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <exception>
 #include <limits>
@@ -21,6 +22,11 @@ namespace {
 constexpr std::int64_t initial_piece = std::int64_t{1} << 20;  // values asked for at a time: 4 MiB
 
 }  // namespace
+
+std::span<const Lane> worker_lanes(const Plan& plan) noexcept {
+  static constexpr std::array lanes{Lane::cpu, Lane::file_read, Lane::file_write};
+  return std::span(lanes).first(plan.file_buffers > 0 ? lanes.size() : 1);
+}
 
 void require_plan_of(const ParameterLayout& layout, const Plan& plan) {
   if (plan.storage_hash != layout.storage_hash()) {

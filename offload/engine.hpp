@@ -43,7 +43,9 @@ struct LaneSeconds {
   double device_to_host = 0.0;
   double device_update = 0.0;  ///< the engine's own kernels
   double cpu = 0.0;            ///< the engine's tasks on the CPU
-  double cpu_update = 0.0;     ///< of these, updates
+  double file_read = 0.0;      ///< state that lives in a file
+  double file_write = 0.0;
+  double cpu_update = 0.0;  ///< of these, updates
 };
 
 /// Totals since the engine was made, counted where the work is executed.
@@ -54,7 +56,9 @@ struct EngineCounters {
   std::uint64_t parameters_updated_streamed = 0;
   std::uint64_t parameters_updated_resident = 0;
   std::uint64_t skipped_steps = 0;
-  std::uint64_t dram_bytes = 0;  ///< of host memory, read or written by copies and the engine's CPU tasks
+  std::uint64_t dram_bytes = 0;       ///< of host memory, read or written by copies and the engine's CPU tasks
+  std::uint64_t bytes_from_file = 0;  ///< of state that lives there, padding of its pieces included
+  std::uint64_t bytes_to_file = 0;
   LaneSeconds busy;
   double update_seconds = 0.0;     ///< from the decision to update until the last update of the step was done
   double save_wait_seconds = 0.0;  ///< some update waited for a save to read its state, and for nothing else
@@ -71,11 +75,11 @@ class SaveReader;
 /// `abort_step` does. What queued work throws fails the engine: every later call throws it again.
 class OffloadEngine final : public ParameterAccess {
  public:
-  /// Books all memory of the plan: the device arena once, host memory once. Blocks. Throws PlanError,
-  /// DeviceError, what `check_options` throws, and MisuseError where the plan was made for another layout, state format
-  /// or number of micro-batches. Layout, options and plan are copied; `device` must outlive the engine; `trace` may be
-  /// null, else must outlive it too. There is no state before `initialize` or `load`: what needs one throws
-  /// MisuseError.
+  /// Books all memory of the plan: the device arena once, host memory once, and in the options' folder what of the
+  /// state is in a file. Blocks. Throws PlanError, DeviceError, WriteError, what `check_options` throws, and
+  /// MisuseError where the plan was made for another layout, state format or number of micro-batches. Layout, options
+  /// and plan are copied; `device` must outlive the engine; `trace` may be null, else must outlive it too. There is no
+  /// state before `initialize` or `load`: what needs one throws MisuseError.
   OffloadEngine(Device& device, const ParameterLayout& layout, const OffloadOptions& options, const Plan& plan,
                 Trace* trace = nullptr);
   ~OffloadEngine() override;
@@ -187,10 +191,10 @@ class OffloadEngine final : public ParameterAccess {
   /// Goes on under another plan for the same layout and state format, within the memory already booked: state and
   /// weights move to where it has them, no bit of them changes. Blocks; waits for updates. Not inside a step. Throws
   /// MisuseError (the plan belongs elsewhere) and PlanError (it needs more memory than the engine's first plan
-  /// and what that had spare) with nothing changed; DeviceError, after which the state is lost. The plan is to be made
-  /// within what is booked: `device_memory` = device_bytes() + reserved_device_memory + device().info().reserved,
-  /// `host_memory` = host_bytes() + reserved_host_memory, nothing spare, and PlanningFacts whose `host_available` and
-  /// `pinned_per_page_table` are 0, as all of it is taken.
+  /// and what that had spare, or one of the two has state in a file) with nothing changed; DeviceError, after which the
+  /// state is lost. The plan is to be made within what is booked: `device_memory` = device_bytes() +
+  /// reserved_device_memory + device().info().reserved, `host_memory` = host_bytes() + reserved_host_memory, nothing
+  /// spare, and PlanningFacts whose `host_available` and `pinned_per_page_table` are 0, as all of it is taken.
   void adopt(const Plan& plan);
   /// 32 hexadecimal digits, see docs/state-digest.md. Blocks; waits for updates. Not inside a step. Throws
   /// TrainingError where the state is of no step.

@@ -20,6 +20,8 @@
 
 namespace tandem {
 
+/// Those of no stream that a plan has tasks for.
+std::span<const Lane> worker_lanes(const Plan& plan) noexcept;
 /// Throws MisuseError where the plan was made for another layout.
 void require_plan_of(const ParameterLayout& layout, const Plan& plan);
 
@@ -32,13 +34,13 @@ class OffloadEngine::Impl {
         layout_(layout),
         options_(options),
         plan_(checked(plan, layout_, options_)),
-        storage_(device, layout_, plan_, options.watchdog_seconds),
+        storage_(device, layout_, plan_, options.state_folder, options.watchdog_seconds),
         access_(device, layout_, plan_, storage_, options.watchdog_seconds),
         unfolder_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_),
         stalls_(device, options.watchdog_seconds, 2 * static_cast<std::size_t>(layout_.layer_count())),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap,
-                  storage_.pageable_bytes() > 0 ? Copies::block : Copies::are_queued) {
+                  storage_.pageable_bytes() > 0 ? Copies::block : Copies::are_queued, worker_lanes(plan_)) {
     plan_.memory.unpin(storage_.pageable_bytes());
     executor_.on_submit = [this](const Task& task) { note_submitted(task); };
     executor_.on_done = [this](const Task& task) { note_done(task); };

@@ -86,6 +86,10 @@ void OffloadEngine::Impl::adopt(const Plan& plan) {
     throw MisuseError(fmt::format("a plan for {} state", name_of(plan.state)),
                       fmt::format("the engine's is {}", name_of(plan_.state)), "save, and load under the other format");
   }
+  if (plan_.file_buffers > 0 || plan.file_buffers > 0) {
+    throw PlanError("another plan with state in a file", "what is in a file stays where it is",
+                    "save, and load under the other plan");
+  }
   storage_.require_room_for(plan);
   state_ = StateIs::unfinished;  // until all is where it belongs
   storage_.carve_anew(device_, layout_, plan_, plan);

@@ -11,7 +11,7 @@
 namespace tandem {
 
 Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace,
-                   double watchdog_seconds, bool overlap, Copies copies)
+                   double watchdog_seconds, bool overlap, Copies copies, std::span<const Lane> worker_lanes)
     : device_(device),
       layout_(layout),
       runner_(runner),
@@ -22,7 +22,8 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       to_device_(device.make_stream("host to device")),
       to_host_(device.make_stream("device to host")),
       compute_(device.make_stream("device update")),
-      issuers_(copies == Copies::block ? device_lanes.size() : 1) {
+      issuers_(copies == Copies::block ? device_lanes.size() : 1),
+      workers_(worker_lanes.size()) {
   const std::size_t lanes = device_lanes.size() / issuers_.size();
   try {
     for (std::size_t i = 0; i < issuers_.size(); ++i) {
@@ -30,7 +31,12 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       issuer.lanes = std::span(device_lanes).subspan(i * lanes, lanes);
       issuer.thread = start_thread("task issuer", [this, &issuer] { issue_loop(issuer); });
     }
-    cpu_worker_.thread = start_thread("CPU tasks", [this] { cpu_loop(); });
+    for (std::size_t i = 0; i < workers_.size(); ++i) {
+      LaneWorker& worker = workers_[i];
+      worker.lane = worker_lanes[i];
+      worker.thread =
+          start_thread(fmt::format("{} tasks", name_of(worker.lane)), [this, &worker] { work_loop(worker); });
+    }
   } catch (...) {
     end_threads();
     throw;
@@ -54,7 +60,9 @@ void Executor::end_threads() {
   for (Issuer& issuer : issuers_) {
     if (issuer.thread.joinable()) issuer.thread.join();
   }
-  if (cpu_worker_.thread.joinable()) cpu_worker_.thread.join();
+  for (LaneWorker& worker : workers_) {
+    if (worker.thread.joinable()) worker.thread.join();
+  }
 }
 
 StreamView Executor::stream_of(Lane lane) const {
@@ -160,6 +168,8 @@ LaneSeconds Executor::busy() {
           .device_to_host = of(Lane::device_to_host),
           .device_update = of(Lane::device),
           .cpu = of(Lane::cpu),
+          .file_read = of(Lane::file_read),
+          .file_write = of(Lane::file_write),
           .cpu_update = cpu_update_busy_};
 }
 
@@ -223,7 +233,9 @@ void Executor::wake() {
   for (Issuer& issuer : issuers_) {
     if (issuer.asleep && next_device_task(issuer) != no_task) rouse(issuer);
   }
-  if (cpu_worker_.asleep && next_cpu_task() != no_task) rouse(cpu_worker_);
+  for (LaneWorker& worker : workers_) {
+    if (worker.asleep && next_task(worker) != no_task) rouse(worker);
+  }
   for (Waiter* waiter : {&caller_, &saver_}) {
     if (!waiter->wanted || !waiter->wanted()) continue;
     waiter->wanted = nullptr;
@@ -233,7 +245,7 @@ void Executor::wake() {
 
 void Executor::wake_all() {
   for (Issuer& issuer : issuers_) issuer.wakes.notify_all();
-  cpu_worker_.wakes.notify_all();
+  for (LaneWorker& worker : workers_) worker.wakes.notify_all();
   caller_.wakes.notify_all();
   saver_.wakes.notify_all();
 }
@@ -246,7 +258,8 @@ bool Executor::may_start() const {
 
 bool Executor::idle() const {
   const auto nothing_ready = [&](Lane lane) { return graph_.ready(lane) == no_task; };
-  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; }) && nothing_ready(Lane::cpu) &&
+  return std::all_of(in_flight_.begin(), in_flight_.end(), [](int n) { return n == 0; }) &&
+         std::ranges::all_of(workers_, nothing_ready, &LaneWorker::lane) &&
          std::all_of(device_lanes.begin(), device_lanes.end(), nothing_ready);
 }
 
@@ -353,21 +366,23 @@ NamedRange Executor::range_of(const Task& task) const {
   return {*ranges_, name_of(task.lane), task.text(layout_.layer(task.layer).name), task.bytes};
 }
 
-// -- CPU lane ------------------------------------------------------------------------------------------
+// -- lanes of workers ------------------------------------------------------------------------------------------
 
-TaskId Executor::next_cpu_task() const { return failure_ || !may_start() ? no_task : graph_.ready(Lane::cpu); }
+TaskId Executor::next_task(const LaneWorker& worker) const {
+  return failure_ || !may_start() ? no_task : graph_.ready(worker.lane);
+}
 
-void Executor::cpu_loop() {
+void Executor::work_loop(LaneWorker& worker) {
   std::unique_lock lock(mutex_);
   while (true) {
-    sleep_until(lock, cpu_worker_, [&] { return stopping_ || next_cpu_task() != no_task; });
+    sleep_until(lock, worker, [&] { return stopping_ || next_task(worker) != no_task; });
     if (stopping_) return;
-    const TaskId id = next_cpu_task();
-    graph_.take(Lane::cpu);
+    const TaskId id = next_task(worker);
+    graph_.take(worker.lane);
     TaskNode& node = graph_.node(id);
     const Task task = node.task;
     node.issued_at = trace_now();
-    ++in_flight_[static_cast<std::size_t>(Lane::cpu)];
+    ++in_flight_[static_cast<std::size_t>(worker.lane)];
     lock.unlock();
     std::exception_ptr error;
     try {

@@ -1,5 +1,5 @@
 #pragma once
-// Runs tasks: binds device lanes to streams and the CPU lane to a worker, starts each as soon as what it
+// Runs tasks: binds device lanes to streams, the CPU's and the file's to workers, starts each as soon as what it
 // depends on allows, and carries every failure to whoever waits.
 #include <array>
 #include <condition_variable>
@@ -28,15 +28,15 @@ namespace tandem {
 enum class Copies : std::uint8_t { are_queued, block };
 
 /// Threads of its own: one queues work on the device's streams, or one for each lane where that blocks, so that copies
-/// in one direction hold up no others; and one runs CPU tasks. Methods are
+/// in one direction hold up no others; and one for each lane of workers runs its tasks. Methods are
 /// called by one thread, the engine's; those about save tasks by one thread at a time, whichever. After a failure
 /// nothing more is started and every wait rethrows it.
 class Executor {
  public:
-  /// All must outlive it; `trace` may be null.
+  /// All must outlive it; `trace` may be null. `worker_lanes`: those of no stream whose tasks there will be.
   /// Without `overlap` at most one task runs at a time, the caller's included.
   Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds,
-           bool overlap, Copies copies);
+           bool overlap, Copies copies, std::span<const Lane> worker_lanes);
   /// Waits for what is queued, starts nothing more. Never throws.
   ~Executor();
   Executor(const Executor&) = delete;
@@ -89,6 +89,11 @@ class Executor {
     std::span<const Lane> lanes;
   };
 
+  /// Runs the tasks of a lane of no stream.
+  struct LaneWorker : Worker {
+    Lane lane = Lane::cpu;
+  };
+
   /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
   struct Waiter {
     std::condition_variable wakes;  ///< what it waits for has come, or something failed
@@ -103,9 +108,9 @@ class Executor {
   void account_save_waits(TaskId save, double now);
   void end_threads();
   void issue_loop(Issuer& issuer);
-  void cpu_loop();
+  void work_loop(LaneWorker& worker);
   TaskId next_device_task(const Issuer& issuer) const;
-  TaskId next_cpu_task() const;
+  TaskId next_task(const LaneWorker& worker) const;
   bool may_start() const;
   bool idle() const;
   void issue(std::unique_lock<std::mutex>& lock, TaskId id);
@@ -149,7 +154,7 @@ class Executor {
   Stream to_host_;
   Stream compute_;
   std::vector<Issuer> issuers_;
-  Worker cpu_worker_;
+  std::vector<LaneWorker> workers_;
 };
 
 }  // namespace tandem

@@ -68,6 +68,9 @@ void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_
 
 /// Stored bytes of one array of a subgroup, from element `at` on, into `to`; or from `to` where `write`.
 void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const {
+  if (in_file(subgroup)) {
+    return write ? storage_.write_file(subgroup, array, at, bytes) : storage_.read_file(subgroup, array, at, bytes);
+  }
   const StateArrays from = storage_.subgroup(subgroup).state.from(at, plan_.state);
   void* const stored = array == StateArray::master ? from.master : array == StateArray::m ? from.m : from.v;
   if (!on_device(subgroup)) {
@@ -81,6 +84,10 @@ void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::spa
 
 bool StateAccess::on_device(int subgroup) const noexcept {
   return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::device;
+}
+
+bool StateAccess::in_file(int subgroup) const noexcept {
+  return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::file;
 }
 
 bool StateAccess::stored_as_fp32(StateArray array) const noexcept {
@@ -148,12 +155,14 @@ void StateAccess::write(const Parameter& parameter, StateArray array, std::int64
                   values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
     };
     std::vector<Piece> pieces = pieces_of(parameter, first, std::ssize(values), part_elements);
-    std::erase_if(pieces, [&](const Piece& p) { return on_device(p.subgroup); });
+    const auto at_once = [&](const Piece& p) { return on_device(p.subgroup) || in_file(p.subgroup); };
+    std::erase_if(pieces, at_once);
     device_.host_kernels().parallel().run(std::ssize(pieces),
                                           [&](std::int64_t i) { write_one(pieces[static_cast<std::size_t>(i)]); });
-    // A copy and the wait for it take as long as the bytes of a small part: the device's are large, one after another.
+    // A copy and the wait for it take as long as the bytes of a small part: the device's are large, one after another,
+    // and so are the file's.
     for (const Piece& p : pieces_of(parameter, first, std::ssize(values), chunk_elements)) {
-      if (on_device(p.subgroup)) write_one(p);
+      if (at_once(p)) write_one(p);
     }
   }
   if (array == StateArray::master) write_weights(parameter, first, values);
@@ -189,11 +198,11 @@ void StateAccess::write_records(int subgroup, StateArray array, std::int64_t at,
   move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/true);
 }
 
-/// Calls part(begin, count) for all of [begin, end), cut where a record ends: of a subgroup on the device, which is not
+/// Calls part(begin, count) for all of [begin, end), cut where a record ends: of a subgroup not in memory, which is not
 /// written by one of the threads, by all of them.
 template <class Part>
 void StateAccess::for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const {
-  if (!on_device(subgroup)) return part(begin, end - begin);
+  if (!on_device(subgroup) && !in_file(subgroup)) return part(begin, end - begin);
   const std::int64_t first = begin / part_elements;
   device_.host_kernels().parallel().run((end + part_elements - 1) / part_elements - first, [&](std::int64_t i) {
     const std::int64_t from = std::max(begin, (first + i) * part_elements);

@@ -24,6 +24,17 @@ StateArrays carve_state(Arena& arena, std::int64_t elements, StateFormat format)
           arena.carve(moment_bytes(format, elements), "v")};
 }
 
+std::size_t array_bytes(StateFormat format, StateArray array, std::int64_t elements) {
+  return array == StateArray::master ? master_bytes(format, elements) : moment_bytes(format, elements);
+}
+
+/// Where an array of a piece of `count` elements begins in the file, or in a buffer for it.
+std::size_t array_offset(StateFormat format, StateArray array, std::int64_t count) {
+  if (array == StateArray::master) return 0;
+  const std::size_t m = align_up(master_bytes(format, count));
+  return array == StateArray::m ? m : m + align_up(moment_bytes(format, count));
+}
+
 void check_filled(const Arena& arena, std::size_t spare, std::size_t planned, std::string_view where) {
   if (align_up(arena.used()) + spare != planned) {
     throw MisuseError(fmt::format("carving {} memory used {} bytes, {} are spare", where, arena.used(), spare),
@@ -93,6 +104,11 @@ std::vector<std::size_t> order_of_states(const Plan& plan, bool streamed_first) 
 
 /// The rows of the plan in its order: what is copied most comes first, for the system may pin the first part alone.
 void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, bool streamed_first, Carving& carving) {
+  // At the beginning of the block, which is one of a page: only whole blocks of memory go past the page cache.
+  for (int i = 0; i < plan.file_buffers; ++i) {
+    const std::size_t bytes = file_state_bytes(plan.piece_elements, plan.state);
+    carving.file_buffers.push_back(static_cast<std::byte*>(arena.carve(bytes, "state from a file")));
+  }
   for (int l = 0; l < layout.layer_count(); ++l) {
     if (!plan.layers[static_cast<std::size_t>(l)].host_copy) continue;
     carving.host_weights[static_cast<std::size_t>(l)] = carve<bf16>(arena, layout.layer(l).elements, "weights");
@@ -126,8 +142,13 @@ void require_room(std::size_t needed, std::size_t booked, std::string_view where
 
 }  // namespace
 
-Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan, double watchdog_seconds)
-    : watchdog_seconds_(watchdog_seconds) {
+Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan, const std::filesystem::path& folder,
+                 double watchdog_seconds)
+    : watchdog_seconds_(watchdog_seconds), format_(plan.state), piece_elements_(plan.piece_elements) {
+  if (plan.file_buffers > 0) {
+    if (folder.empty()) throw MisuseError("the plan has state in a file", "the options name no folder for it");
+    file_ = std::make_unique<StateFile>(folder, plan.file_bytes_of_step());
+  }
   if (plan.memory.device_bytes() > 0) device_block_ = device.allocate(plan.memory.device_bytes(), "offload engine");
   const std::size_t pageable_before = device.pageable_bytes();
   if (plan.memory.host_bytes() > 0) host_block_ = device.allocate_pinned(plan.memory.host_bytes(), "offload engine");
@@ -143,11 +164,64 @@ Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
   carving.resident_weights.resize(static_cast<std::size_t>(layout.layer_count()));
   carving.host_weights.resize(static_cast<std::size_t>(layout.layer_count()));
   carving.subgroups.resize(plan.subgroups.size());
+  std::uint64_t place = 0;
+  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
+    if (plan.subgroups[i].tier != Tier::file) continue;
+    carving.subgroups[i].file_place = place;
+    carving.subgroups[i].file_count = plan.subgroups[i].count();
+    place += plan.file_bytes(plan.subgroups[i]);
+  }
   Arena on_device(device_block_.data(), device_block_.bytes(), "device");
   carve_device(on_device, layout, plan, carving);
   Arena on_host(host_block_.data(), host_block_.bytes(), "host");
   carve_host(on_host, layout, plan, pageable_bytes_ > 0, carving);
   return carving;
+}
+
+StateArrays Storage::file_buffer(int i, std::int64_t count) const {
+  std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(i)];
+  const auto at = [&](StateArray array) { return begin + array_offset(format_, array, count); };
+  return {at(StateArray::master), at(StateArray::m), at(StateArray::v)};
+}
+
+/// Of the piece that begins with element `at` of a subgroup.
+std::uint64_t Storage::place_in_file(int subgroup, std::int64_t at) const {
+  const auto pieces = static_cast<std::uint64_t>(at / piece_elements_);
+  return this->subgroup(subgroup).file_place + pieces * file_state_bytes(piece_elements_, format_);
+}
+
+void Storage::read_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const {
+  std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(buffer)];
+  file_->read_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, format_)});
+}
+
+void Storage::write_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const {
+  const std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(buffer)];
+  file_->write_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, format_)});
+}
+
+/// Calls move(place, part) for the parts of an array that lie in the file one after another: a piece's.
+template <class Byte, class Move>
+void Storage::for_file_ranges(int subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes,
+                              const Move& move) const {
+  const std::int64_t elements = this->subgroup(subgroup).file_count;
+  for (std::int64_t piece = at / piece_elements_ * piece_elements_; !bytes.empty(); piece += piece_elements_) {
+    const std::int64_t count = std::min(piece_elements_, elements - piece);
+    const std::size_t before = array_bytes(format_, array, std::max<std::int64_t>(0, at - piece));
+    const std::size_t part = std::min(bytes.size(), array_bytes(format_, array, count) - before);
+    move(place_in_file(subgroup, piece) + array_offset(format_, array, count) + before, bytes.first(part));
+    bytes = bytes.subspan(part);
+  }
+}
+
+void Storage::read_file(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes) const {
+  for_file_ranges(subgroup, array, at, bytes,
+                  [this](std::uint64_t place, std::span<std::byte> part) { file_->read(place, part); });
+}
+
+void Storage::write_file(int subgroup, StateArray array, std::int64_t at, std::span<const std::byte> bytes) const {
+  for_file_ranges(subgroup, array, at, bytes,
+                  [this](std::uint64_t place, std::span<const std::byte> part) { file_->write(place, part); });
 }
 
 void Storage::require_room_for(const Plan& plan) const {

@@ -2,23 +2,30 @@
 // All memory of an engine: booked once, carved as the plan says, never grown.
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "core/device.hpp"
 #include "core/memory.hpp"
 #include "core/numerics/adam_state.hpp"
 #include "core/parameter_layout.hpp"
+#include "core/state_array.hpp"
+#include "offload/state_file.hpp"
 #include "scheduler/plan.hpp"
 
 namespace tandem {
 
 /// Where one subgroup's arrays lie; null where the plan has none. `norm`: one fp64 per layout_quantum.
 struct SubgroupMemory {
-  StateArrays state;         ///< on the subgroup's tier
+  StateArrays state;         ///< on the subgroup's tier; null where that is a file
   bf16* gradient = nullptr;  ///< final gradient: on the device where gradient_on_device, else on the host
   float* sum = nullptr;      ///< accumulator beside it
   double* device_norm = nullptr;
   double* host_norm = nullptr;
+  std::uint64_t file_place = 0;  ///< where its state begins in the file
+  std::int64_t file_count = 0;   ///< elements of it there
 };
 
 struct StateBuffer {
@@ -35,21 +42,24 @@ struct Carving {
   std::vector<float*> sum_buffers;
   std::vector<bf16*> staging;
   std::vector<StateBuffer> state_buffers;
+  std::vector<std::byte*> file_buffers;  ///< of whole blocks
   std::vector<SubgroupMemory> subgroups;
 };
 
 class Storage {
  public:
-  /// Allocates and zeroes everything. Blocks. Throws PlanError, DeviceError; MisuseError where the
-  /// carving and the plan's total differ. What takes longer than `watchdog_seconds`, here and in `carve_anew`, is told
-  /// as a stall, and waited for.
-  Storage(Device& device, const ParameterLayout& layout, const Plan& plan, double watchdog_seconds);
+  /// Allocates and zeroes everything; what the plan has in a file, in `folder`. Blocks. Throws PlanError, DeviceError,
+  /// WriteError; MisuseError where the carving and the plan's total differ. What takes longer than `watchdog_seconds`,
+  /// here and in `carve_anew`, is told as a stall, and waited for.
+  Storage(Device& device, const ParameterLayout& layout, const Plan& plan, const std::filesystem::path& folder,
+          double watchdog_seconds);
 
   /// Throws PlanError where the blocks are too small for another plan, what that has spare not counted.
   void require_room_for(const Plan& plan) const;
   /// Carves the same blocks as another plan of the same layout and state format says, which must fit, and moves state
-  /// and weights to where it has them, bit for bit; all else is undefined. While no task is in flight. Takes 4 MiB of
-  /// host memory beside the blocks. Blocks. Throws DeviceError, after which the contents are lost.
+  /// and weights to where it has them, bit for bit; all else is undefined. Neither has state in a file. While no task
+  /// is in flight. Takes 4 MiB of host memory beside the blocks. Blocks. Throws DeviceError, after which the contents
+  /// are lost.
   void carve_anew(Device& device, const ParameterLayout& layout, const Plan& from, const Plan& to);
 
   bf16* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
@@ -59,6 +69,15 @@ class Storage {
   float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
   bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
   const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }
+  /// The arrays of a piece of `count` elements in a buffer for state that lives in the file.
+  StateArrays file_buffer(int i, std::int64_t count) const;
+  /// A piece of a subgroup from its element `at` on, with which a piece of the plan begins: between file and buffer.
+  void read_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
+  void write_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
+  /// Stored bytes of one array of a subgroup in the file, from element `at` on.
+  void read_file(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes) const;
+  void write_file(int subgroup, StateArray array, std::int64_t at, std::span<const std::byte> bytes) const;
+
   const SubgroupMemory& subgroup(int i) const { return carving_.subgroups[static_cast<std::size_t>(i)]; }
 
   std::size_t device_bytes() const noexcept { return device_block_.bytes(); }
@@ -68,12 +87,18 @@ class Storage {
 
  private:
   Carving carve(const ParameterLayout& layout, const Plan& plan) const;
+  std::uint64_t place_in_file(int subgroup, std::int64_t at) const;
+  template <class Byte, class Move>
+  void for_file_ranges(int subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes, const Move& move) const;
 
   MemoryBlock device_block_;
   MemoryBlock host_block_;
   std::size_t pageable_bytes_ = 0;
   Carving carving_;
   double watchdog_seconds_;
+  StateFormat format_;
+  std::int64_t piece_elements_;
+  std::unique_ptr<StateFile> file_;  ///< null where all state is in memory; with it, there is no other plan
 };
 
 }  // namespace tandem

@@ -139,6 +139,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::commit:
     case TaskKind::fold_gradient:
     case TaskKind::update_cpu:
+    case TaskKind::read_state:
+    case TaskKind::write_state:
     case TaskKind::save_state:
       break;
   }
@@ -148,7 +150,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
 void TaskRunner::run(const Task& task) {
   if (task.kind == TaskKind::fold_gradient) return fold_gradient(task);
   if (task.kind == TaskKind::update_cpu) return update_on_cpu(task);
-  throw MisuseError("task is not one of the CPU lane", std::string(name_of(task.kind)));
+  if (task.kind == TaskKind::read_state || task.kind == TaskKind::write_state) return move_state(task);
+  throw MisuseError("task is not one of a worker's lane", std::string(name_of(task.kind)));
 }
 
 void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
@@ -226,7 +229,7 @@ void TaskRunner::load_state(const Task& task, StreamView stream) {
   const std::int64_t at = task.begin - group.begin;
   if (task.buffer >= 0) {
     const StateBuffer& buffer = storage_.state_buffer(task.buffer);
-    copy_state(buffer.state, memory.state.from(at, plan_.state), task.count(), plan_.state,
+    copy_state(buffer.state, state_of(task), task.count(), plan_.state,
                [&](void* to, const void* from, std::size_t bytes) { to_device(to, from, bytes, stream); });
     if (!group.gradient_on_device) to_device(buffer.gradient, memory.gradient + at, bf16_bytes(task.count()), stream);
   }
@@ -237,9 +240,7 @@ void TaskRunner::load_state(const Task& task, StreamView stream) {
 }
 
 void TaskRunner::store_state(const Task& task, StreamView stream) {
-  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = within_subgroup(task);
-  copy_state(memory.state.from(at, plan_.state), storage_.state_buffer(task.buffer).state, task.count(), plan_.state,
+  copy_state(state_of(task), storage_.state_buffer(task.buffer).state, task.count(), plan_.state,
              [&](void* to, const void* from, std::size_t bytes) { to_host(to, from, bytes, stream); });
 }
 
@@ -248,12 +249,31 @@ bf16* TaskRunner::updated_weights(const Task& task) const {
   return task.staging >= 0 ? storage_.staging(task.staging) : storage_.resident_weights(task.layer) + task.begin;
 }
 
-/// What a task updates, without weights: state where the plan keeps it, and its gradient.
+/// The state of a task's elements outside the device's buffers: where the plan keeps it, or on its way from the file.
+StateArrays TaskRunner::state_of(const Task& task) const {
+  if (task.file_buffer >= 0) return storage_.file_buffer(task.file_buffer, task.count());
+  return storage_.subgroup(task.subgroup).state.from(within_subgroup(task), plan_.state);
+}
+
+/// Between the file and a buffer on the host.
+void TaskRunner::move_state(const Task& task) {
+  const std::int64_t at = within_subgroup(task);
+  if (task.kind == TaskKind::read_state) {
+    storage_.read_file(task.subgroup, at, task.count(), task.file_buffer);
+    bytes_from_file_ += task.bytes;
+  } else {
+    storage_.write_file(task.subgroup, at, task.count(), task.file_buffer);
+    bytes_to_file_ += task.bytes;
+  }
+  dram_bytes_ += task.bytes;
+}
+
+/// What a task updates, without weights: its state and its gradient.
 AdamPiece TaskRunner::piece_of(const Task& task) const {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
   AdamPiece piece;
-  piece.state = memory.state.from(at, plan_.state);
+  piece.state = state_of(task);
   if (memory.gradient != nullptr) piece.gradient = memory.gradient + at;
   piece.count = task.count();
   piece.format = plan_.state;
@@ -291,6 +311,8 @@ EngineCounters TaskRunner::counters() const {
   counters.bytes_host_to_device = bytes_to_device_;
   counters.bytes_device_to_host = bytes_to_host_;
   counters.dram_bytes = dram_bytes_;
+  counters.bytes_from_file = bytes_from_file_;
+  counters.bytes_to_file = bytes_to_file_;
   counters.parameters_updated_cpu = updated_cpu_;
   counters.parameters_updated_streamed = updated_streamed_;
   counters.parameters_updated_resident = updated_resident_;

@@ -55,6 +55,8 @@ class TaskRunner {
 
   void build_segments();
   AdamPiece piece_of(const Task& task) const;
+  StateArrays state_of(const Task& task) const;
+  void move_state(const Task& task);
   int coefficient_class(const ParameterOptions& options);
   std::int64_t real_parameters(int layer, std::int64_t begin, std::int64_t end) const;
   template <class Call>
@@ -87,6 +89,8 @@ class TaskRunner {
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> dram_bytes_{0};
+  std::atomic<std::uint64_t> bytes_from_file_{0};
+  std::atomic<std::uint64_t> bytes_to_file_{0};
   std::atomic<std::uint64_t> updated_cpu_{0};
   std::atomic<std::uint64_t> updated_streamed_{0};
   std::atomic<std::uint64_t> updated_resident_{0};

@@ -75,6 +75,8 @@ std::string_view name_of(Resource resource) noexcept {
       return "DRAM";
     case Resource::cores:
       return "CPU";
+    case Resource::file:
+      return "file";
   }
   return "unknown";
 }
@@ -205,6 +207,9 @@ CostModel::CostModel(const MachineProfile& p)
       cpu_update_bytes_(p.cpu_update_bytes.value),
       disk_(p.disk.value / std::max(1.0, p.devices.value)),
       disk_core_share_(std::min(1.0, p.disk_cores.value / p.cores.value)),
+      file_read_(p.file_read.value / std::max(1.0, p.devices.value)),
+      file_write_(p.file_write.value / std::max(1.0, p.devices.value)),
+      file_both_ways_(p.file_both_ways.value / std::max(1.0, p.devices.value)),
       task_overhead_(p.task_overhead.value),
       step_overhead_(p.step_overhead.value) {}
 
@@ -250,6 +255,18 @@ TaskCost CostModel::to_disk(double bytes) const {
   if (cost.seconds <= 0.0) return cost;
   at(cost.share, Resource::cores, disk_core_share_);
   at(cost.share, Resource::dram, bytes * save_bytes / cost.seconds / dram_);
+  return cost;
+}
+
+/// One way: of both at once the disk carries less than of each alone. Past the cache it is DMA: memory is touched once,
+/// and cores wait.
+TaskCost CostModel::through_file(double bytes, double rate) const {
+  if (!(rate > 0.0)) throw MisuseError("state in a file is simulated on a machine whose file is unknown");
+  TaskCost cost;
+  cost.seconds = task_overhead_ + std::max({bytes / rate, bytes / file_both_ways_, bytes / dram_});
+  if (cost.seconds <= 0.0) return cost;
+  at(cost.share, Resource::file, bytes / cost.seconds / file_both_ways_);
+  at(cost.share, Resource::dram, bytes / cost.seconds / dram_);
   return cost;
 }
 
@@ -301,6 +318,10 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
     }
     case TaskKind::update_cpu:
       return on_cpu(count / cpu_update_, count * cpu_update_bytes_, cpu_core_share_);
+    case TaskKind::read_state:
+      return through_file(bytes, file_read_);
+    case TaskKind::write_state:
+      return through_file(bytes, file_write_);
     case TaskKind::save_state:
       return to_disk(bytes);
     case TaskKind::visit:

@@ -14,9 +14,9 @@
 
 namespace tandem {
 
-/// What tasks in flight share. `link` is what both ways together may carry.
-enum class Resource : std::uint8_t { device, to_device, to_host, link, dram, cores };
-constexpr int resource_count = 6;
+/// What tasks in flight share. `link` is what both ways together may carry, `file` the same of the state's file.
+enum class Resource : std::uint8_t { device, to_device, to_host, link, dram, cores, file };
+constexpr int resource_count = 7;
 /// As reports name what bounds a step: "compute", "host to device", ..., "CPU".
 std::string_view name_of(Resource resource) noexcept;
 
@@ -117,6 +117,7 @@ class CostModel {
   TaskCost on_device(double seconds, double bytes) const;
   TaskCost on_cpu(double seconds, double dram_bytes, double core_share) const;
   TaskCost to_disk(double bytes) const;
+  TaskCost through_file(double bytes, double rate) const;
   TaskCost of_piece(const Task& task, double count, double bytes, bool sums) const;
 
   double device_bandwidth_;
@@ -137,6 +138,9 @@ class CostModel {
   double cpu_update_bytes_;
   double disk_;
   double disk_core_share_;
+  double file_read_;
+  double file_write_;
+  double file_both_ways_;
   double task_overhead_;
   double step_overhead_;
 };

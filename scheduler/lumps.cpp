@@ -20,9 +20,10 @@ std::vector<Subgroup> merged(const Plan& plan, std::int64_t most) {
   for (const Subgroup& s : plan.subgroups) {
     const bool opens = all.empty() || all[window].layer != s.layer || s.end - all[window].begin > most;
     if (opens) window = all.size();
-    const auto alike = std::find_if(
-        all.begin() + static_cast<std::ptrdiff_t>(window), all.end(),
-        [&](const Subgroup& a) { return a.path() == s.path() && a.gradient_on_device == s.gradient_on_device; });
+    const auto alike =
+        std::find_if(all.begin() + static_cast<std::ptrdiff_t>(window), all.end(), [&](const Subgroup& a) {
+          return a.path() == s.path() && a.tier == s.tier && a.gradient_on_device == s.gradient_on_device;
+        });
     if (alike == all.end()) {
       all.push_back(s);
       continue;
@@ -48,6 +49,9 @@ Plan in_lumps(const ParameterLayout& layout, Plan plan, std::int64_t lumps) {
   for (int* buffers : {&plan.staging_pieces, &plan.state_buffers}) {
     *buffers = std::max(std::min(*buffers, fewest_buffers), *buffers / larger);
   }
+  // From a file through the device each is in five places, one after another.
+  constexpr int fewest_file_buffers = 5;
+  plan.file_buffers = std::max(std::min(plan.file_buffers, fewest_file_buffers), plan.file_buffers / larger);
   plan.piece_elements = most;
   return plan;
 }

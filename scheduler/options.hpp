@@ -2,6 +2,7 @@
 // What the caller of the offload engine wants.
 #include <cstddef>
 #include <cstdint>
+#include <filesystem>
 #include <vector>
 
 #include "core/numerics/adam_state.hpp"
@@ -24,6 +25,9 @@ struct OffloadOptions {
   std::size_t spare_device_memory = 0;   ///< bytes booked under the same ceiling beside what the plan uses, as room
                                          ///< for other plans that the engine is to adopt
   std::size_t spare_host_memory = 0;     ///< the same of host memory
+  /// A folder on a disk that is fast, for the optimizer state that there is no room for in host memory: as little as
+  /// will do. It lies in one file without a name, which goes with the engine. Empty: all of it is in memory.
+  std::filesystem::path state_folder{};
   Policy policy;
   std::vector<UpdatePath> paths;   ///< one for each subgroup, instead of the policy's division; empty: the policy's
   std::int64_t subgroup_size = 0;  ///< parameters, rounded up to layout_quantum; 0: chosen

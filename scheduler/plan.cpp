@@ -7,13 +7,24 @@
 #include <cmath>
 #include <optional>
 
+#include "core/direct_buffer.hpp"
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
 #include "scheduler/plan_builder.hpp"
 
 namespace tandem {
 
-std::string_view name_of(Tier tier) noexcept { return tier == Tier::device ? "device" : "host"; }
+std::string_view name_of(Tier tier) noexcept {
+  switch (tier) {
+    case Tier::device:
+      return "device";
+    case Tier::host:
+      return "host";
+    case Tier::file:
+      return "file";
+  }
+  return "";
+}
 std::string_view name_of(Updater updater) noexcept { return updater == Updater::cpu ? "cpu" : "device"; }
 
 std::string_view name_of(StateFormat format) noexcept {
@@ -32,6 +43,28 @@ std::string_view name_of(StateFormat format) noexcept {
 
 std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexcept {
   return align_up(master_bytes(format, elements)) + 2 * align_up(moment_bytes(format, elements));
+}
+
+std::size_t file_state_bytes(std::int64_t elements, StateFormat format) noexcept {
+  return align_up(booked_state_bytes(elements, format), direct_block_bytes);
+}
+
+std::int64_t Plan::parameters_in_file() const noexcept {
+  std::int64_t count = 0;
+  for (const Subgroup& s : subgroups) count += s.tier == Tier::file ? s.count() : 0;
+  return count;
+}
+
+std::size_t Plan::file_bytes(const Subgroup& subgroup) const noexcept {
+  const std::int64_t whole = subgroup.count() / piece_elements;
+  return static_cast<std::size_t>(whole) * file_state_bytes(piece_elements, state) +
+         file_state_bytes(subgroup.count() - whole * piece_elements, state);
+}
+
+std::size_t Plan::file_bytes_of_step() const noexcept {
+  std::size_t bytes = 0;
+  for (const Subgroup& s : subgroups) bytes += s.tier == Tier::file ? file_bytes(s) : 0;
+  return bytes;
 }
 
 Plan::Shares Plan::shares() const noexcept {
@@ -65,6 +98,7 @@ struct Knobs {
   bool send_sums = false;
   bool small_pieces = true;
   int resident_layers = 0;
+  std::size_t file_bytes = 0;  ///< of state that leaves host memory for a file, at least
 };
 
 void check(const AdamW& adamw) {
@@ -82,6 +116,7 @@ void check(const AdamW& adamw) {
 Plan build(const ParameterLayout& layout, const OffloadOptions& options, const Knobs& knobs) {
   PlanBuilder builder(layout, options);
   builder.divide_state();
+  builder.place_in_file(knobs.file_bytes);
   builder.place_weights(knobs.resident_layers, knobs.prefetch, knobs.gradient_buffers);
   builder.place_gradients(knobs.keep_gradients, knobs.send_sums);
   builder.book_memory(knobs.small_pieces);
@@ -110,7 +145,7 @@ std::size_t device_bytes_of(const Plan& plan, const PlanningFacts& facts) noexce
 
 /// Spends spare device memory where it saves most: first what lets copies overlap, then gradients that
 /// need not travel, then layers that need not be fetched. Never at the cost of host memory that there is not.
-Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Knobs knobs,
+Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Knobs& knobs,
              Plan plan, std::size_t budget) {
   std::size_t over = over_host_memory(options, facts, plan);
   const auto attempt = [&](const Knobs& candidate) {
@@ -149,6 +184,26 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
         high = wish.resident_layers - 1;
       }
     }
+  }
+  return plan;
+}
+
+/// The same plan with as little of the state in a file as brings it under what host memory there is, or all of it. What
+/// is pinned of the host, and so the driver's share of the device, is less then.
+Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                        Knobs knobs, Plan plan) {
+  const auto moved = [&] {
+    std::size_t bytes = 0;
+    for (const Subgroup& s : plan.subgroups) {
+      if (s.tier == Tier::file) bytes += booked_state_bytes(s.count(), plan.state);
+    }
+    return bytes;
+  };
+  while (const std::size_t over = over_host_memory(options, facts, plan)) {
+    const std::size_t before = moved();
+    knobs.file_bytes = before + over;
+    plan = build(layout, options, knobs);
+    if (moved() == before) break;  // there is no more
   }
   return plan;
 }
@@ -237,11 +292,12 @@ void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFact
 
 Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                 std::size_t ceiling) {
-  const Knobs knobs = smallest_knobs(layout, options);
+  Knobs knobs = smallest_knobs(layout, options);
   Plan plan = build(layout, options, knobs);
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
   if (device_bytes_of(plan, facts) > budget) refuse_device(layout, options, facts, plan, ceiling);
   plan = improve(layout, options, facts, knobs, std::move(plan), budget);
+  if (!options.state_folder.empty()) plan = with_state_in_file(layout, options, facts, knobs, std::move(plan));
   plan.device_memory = ceiling;
   return plan;
 }
@@ -274,6 +330,11 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
   return *std::move(least);
 }
 
+std::size_t over_file_room(const PlanningFacts& facts, const Plan& plan) noexcept {
+  const std::size_t bytes = plan.file_bytes_of_step();
+  return facts.file_room > 0 && bytes > facts.file_room ? bytes - facts.file_room : 0;
+}
+
 OffloadOptions with_reserve(OffloadOptions options, const PlanningFacts& facts) {
   options.reserved_device_memory += facts.device_reserved;
   return options;
@@ -294,7 +355,7 @@ std::optional<Plan> plan_that_fits(const ParameterLayout& layout, const OffloadO
                                    const PlanningFacts& facts, std::size_t ceiling) {
   try {
     Plan plan = plan_of_device(layout, options, facts, ceiling);
-    if (over_host_memory(options, facts, plan) == 0) return plan;
+    if (over_host_memory(options, facts, plan) == 0 && over_file_room(facts, plan) == 0) return plan;
   } catch (const PlanError&) {  // the device is too small
   }
   return std::nullopt;
@@ -321,6 +382,16 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
   return {};
 }
 
+/// A file for what is too much, as a flag; empty where one would not do.
+std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options, const PlanningFacts& facts,
+                           std::size_t ceiling) {
+  if (!options.state_folder.empty()) return {};
+  options.state_folder = "DIR";
+  const std::optional<Plan> plan = plan_that_fits(layout, options, facts, ceiling);
+  if (!plan) return {};
+  return fmt::format("--state-dir DIR on a fast disk, for {} of the state", format_bytes(plan->file_bytes_of_step()));
+}
+
 [[noreturn]] void refuse_host(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                               const Plan& plan, std::size_t ceiling) {
   const std::size_t host = plan.memory.host_bytes() + options.reserved_host_memory;
@@ -335,10 +406,21 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
     why = fmt::format("it needs {}, {} is available", format_bytes(host), format_bytes(host_room(options, facts)));
   }
   std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling),
-                                   ceiling_that_fits(options, facts, host, device)};
+                                   ceiling_that_fits(options, facts, host, device),
+                                   file_that_fits(layout, options, facts, ceiling)};
   std::erase(fitting, "");
   throw PlanError("the plan does not fit in host memory", why, advice_of(fitting), plan.table(),
                   std::make_shared<const MemoryPlan>(plan.needs()));
+}
+
+[[noreturn]] void refuse_file(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                              const Plan& plan, std::size_t ceiling) {
+  std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling)};
+  if (fitting.front().empty()) fitting = {"a --state-dir with more room", "more host memory"};
+  throw PlanError(fmt::format("the optimizer state does not fit in {}", options.state_folder.string()),
+                  fmt::format("{} of it have no room in memory, {} are free there",
+                              format_bytes(plan.file_bytes_of_step()), format_bytes(facts.file_room)),
+                  advice_of(fitting), plan.table(), std::make_shared<const MemoryPlan>(plan.needs()));
 }
 
 }  // namespace
@@ -391,6 +473,7 @@ Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const
   const std::size_t ceiling = ceiling_of(given, facts);
   Plan plan = plan_of_device(layout, options, facts, ceiling);
   if (over_host_memory(options, facts, plan) > 0) refuse_host(layout, options, facts, plan, ceiling);
+  if (over_file_room(facts, plan) > 0) refuse_file(layout, options, facts, plan, ceiling);
   return plan;
 }
 

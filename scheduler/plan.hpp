@@ -13,9 +13,9 @@
 
 namespace tandem {
 
-/// Where a subgroup's state lives between steps.
-enum class Tier : std::uint8_t { device, host };
-/// Who updates it. `device` with tier `host` means streamed: state goes up, is updated, comes back.
+/// Where a subgroup's state lives between steps. In a file it passes through buffers on the host.
+enum class Tier : std::uint8_t { device, host, file };
+/// Who updates it. `device` with another tier means streamed: state goes up, is updated, comes back.
 enum class Updater : std::uint8_t { cpu, device };
 
 std::string_view name_of(Tier tier) noexcept;
@@ -24,6 +24,8 @@ std::string_view name_of(Updater updater) noexcept;
 std::string_view name_of(StateFormat format) noexcept;
 /// Bytes that `elements` of state take in an arena: three arrays, each aligned.
 std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexcept;
+/// ... and in a file, or a buffer for a piece of it: whole blocks of the disk.
+std::size_t file_state_bytes(std::int64_t elements, StateFormat format) noexcept;
 
 /// A contiguous slice [begin, end) of one layer's state, multiples of layout_quantum.
 struct Subgroup {
@@ -36,7 +38,7 @@ struct Subgroup {
   std::int64_t count() const noexcept { return end - begin; }
   UpdatePath path() const noexcept {
     if (updater == Updater::cpu) return UpdatePath::cpu;
-    return tier == Tier::host ? UpdatePath::streamed : UpdatePath::resident;
+    return tier == Tier::device ? UpdatePath::resident : UpdatePath::streamed;
   }
 };
 
@@ -68,6 +70,7 @@ struct Plan {
   std::int64_t piece_elements = 0;  ///< of a piece: what crosses the link does so in pieces, what stays goes whole
   int staging_pieces = 0;           ///< device buffers for pieces of bf16 gradient on their way out
   int state_buffers = 0;            ///< device buffers for pieces of streamed state
+  int file_buffers = 0;             ///< host buffers for pieces of state that live in a file
   int max_micro_batches = 1;
   int micro_batches_at_once = 1;           ///< that pass through the layers together, as the options say
   bool owners_make_gradients = false;      ///< of tied parameters, as the options say
@@ -100,6 +103,11 @@ struct Plan {
     std::int64_t resident = 0;
   };
   Shares shares() const noexcept;
+  /// Of these, whose state lives in a file; and the bytes of them that a step reads there, and writes back.
+  std::int64_t parameters_in_file() const noexcept;
+  std::size_t file_bytes_of_step() const noexcept;
+  /// Bytes that a subgroup's state takes in the file, piece by piece.
+  std::size_t file_bytes(const Subgroup& subgroup) const noexcept;
   /// Whether some layer's weights live on the host, and whether some gradients go there.
   bool streams_weights() const noexcept;
   bool sends_gradients() const noexcept;
@@ -130,6 +138,7 @@ struct PlanningFacts {
   std::size_t device_reserved = 0;  ///< bytes that context and libraries take, under the same ceiling
   std::size_t host_limit = 0;       ///< bytes up to which a ceiling of host memory is believed, where it is above what
                                     ///< is available; 0: it is not
+  std::size_t file_room = 0;        ///< bytes that the state's file may take; 0: unknown, not checked
   bool device_is_host = false;      ///< the device's memory is the host's: both come out of what is available there
   std::size_t pinned_per_page_table = 0;  ///< bytes, as DeviceInfo has it; 0: pinned memory takes none of the device's
 };

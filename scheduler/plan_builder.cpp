@@ -17,6 +17,8 @@ constexpr std::int64_t largest_piece = std::int64_t{1} << 20;
 constexpr std::int64_t smallest_piece = std::int64_t{1} << 16;
 constexpr int pieces_in_flight = 4;
 constexpr int fewest_pieces_in_flight = 2;
+// On their way through the host: read, two each way of the link or on the CPU, and written.
+constexpr int file_pieces_in_flight = 6;
 // Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
 constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;
 // Of layers that are so far from each other the second's weights can come while those between compute.
@@ -93,6 +95,24 @@ void PlanBuilder::assign_paths() {
     Subgroup& s = plan_.subgroups[i];
     s.tier = options_.paths[i] == UpdatePath::resident ? Tier::device : Tier::host;
     s.updater = options_.paths[i] == UpdatePath::cpu ? Updater::cpu : Updater::device;
+  }
+}
+
+/// Of the state on the host, evenly, so that neither reading nor the memory's own updates stand still for long.
+void PlanBuilder::place_in_file(std::size_t bytes) {
+  const auto booked = [&](const Subgroup& s) { return booked_state_bytes(s.count(), plan_.state); };
+  double all = 0.0;
+  for (const Subgroup& s : plan_.subgroups) all += s.tier == Tier::host ? static_cast<double>(booked(s)) : 0.0;
+  const double share = std::min(1.0, static_cast<double>(bytes) / std::max(1.0, all));
+  double passed = 0.0;
+  double moved = 0.0;
+  for (Subgroup& s : plan_.subgroups) {
+    if (s.tier != Tier::host) continue;
+    const auto size = static_cast<double>(booked(s));
+    passed += size;
+    if (moved >= share * passed) continue;
+    s.tier = Tier::file;
+    moved += size;
   }
 }
 
@@ -285,11 +305,13 @@ void PlanBuilder::size_buffers(bool small_pieces) {
   bool sends_gradients = false;
   bool stages_weights = false;
   bool streams_state = false;
+  bool reads_file = false;
   for (const Subgroup& s : plan_.subgroups) {
     largest = std::max(largest, s.count());
     sends_gradients |= !s.gradient_on_device;
     stages_weights |= plan_.stages_weights(s);
     streams_state |= s.path() == UpdatePath::streamed;
+    reads_file |= s.tier == Tier::file;
   }
   const std::int64_t quarter = round_up((largest + 3) / 4, layout_quantum);
   const std::int64_t most = small_pieces ? smallest_piece : largest_piece;
@@ -297,6 +319,7 @@ void PlanBuilder::size_buffers(bool small_pieces) {
   plan_.piece_elements = std::min(largest, std::clamp(quarter, smallest_piece, most));
   plan_.staging_pieces = sends_gradients || stages_weights ? in_flight : 0;
   plan_.state_buffers = streams_state ? in_flight : 0;
+  plan_.file_buffers = reads_file ? file_pieces_in_flight : 0;
 }
 
 void PlanBuilder::book_device() {
@@ -363,10 +386,13 @@ void PlanBuilder::book_host() {
     if (options_.max_micro_batches > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
   }
   MemoryPlan& memory = plan_.memory;  // what is copied most comes first: the system may pin no more than that
+  memory.add("optimizer, from a file", "run", Place::pinned,
+             static_cast<std::size_t>(plan_.file_buffers) * file_state_bytes(plan_.piece_elements, plan_.state));
   memory.add("weights", "run", Place::pinned, weights);
   memory.add("gradients", "run", Place::pinned, gradients);
   memory.add("gradient norm", "run", Place::pinned, norms);
   memory.add("optimizer", "run", Place::pinned, state);
+  memory.add("optimizer, in a file", "run", Place::file, plan_.file_bytes_of_step());
   memory.add("gradients, accumulated", "run", Place::pinned, sums);
   memory.add("spare", "run", Place::pinned, plan_.spare_host_memory);
 }

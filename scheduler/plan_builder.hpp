@@ -1,5 +1,6 @@
 #pragma once
 // Builds one plan from options and a few knobs; `make_plan` turns the knobs.
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -18,6 +19,8 @@ class PlanBuilder {
 
   /// Cuts every layer's state into subgroups and gives each a tier and an updater, as the policy says.
   void divide_state();
+  /// So many bytes of it at least, as far as there are any on the host, live in a file instead.
+  void place_in_file(std::size_t bytes);
   /// So many layers, those most worth it, keep their weights on the device; the others share buffers of their size
   /// class: `prefetch` where its layers follow each other, one where many others lie between. Unless the options give
   /// their number, a class that passes in as many buffers as it has layers stays too.

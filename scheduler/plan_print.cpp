@@ -23,6 +23,7 @@ json outline_of(const Plan& plan) {
   j["piece_elements"] = plan.piece_elements;
   j["staging_pieces"] = plan.staging_pieces;
   j["state_buffers"] = plan.state_buffers;
+  j["file_buffers"] = plan.file_buffers;
   j["max_micro_batches"] = plan.max_micro_batches;
   j["micro_batches_at_once"] = plan.micro_batches_at_once;
   j["owners_make_gradients"] = plan.owners_make_gradients;
@@ -64,6 +65,7 @@ std::string table_of(const MemoryPlan& memory) {
   };
   std::vector<Row> rows;
   for (const MemoryEntry& e : memory.entries) {
+    if (e.place == Place::file) continue;
     auto row = std::ranges::find(rows, e.name, &Row::name);
     if (row == rows.end()) row = rows.insert(row, Row{e.name});
     (e.place == Place::device ? row->device : row->host) += e.bytes;
@@ -72,6 +74,9 @@ std::string table_of(const MemoryPlan& memory) {
   std::string text = fmt::format("{:<28}{:>12}{:>12}\n", "plan", "device", "host");
   const auto shown = [](std::size_t bytes) { return bytes > 0 ? format_bytes(bytes) : std::string("-"); };
   for (const Row& row : rows) text += fmt::format("{:<28}{:>12}{:>12}\n", row.name, shown(row.device), shown(row.host));
+  if (const std::size_t file = memory.bytes_in(Place::file); file > 0) {
+    text += fmt::format("in a file: {} of optimizer state, read and written in every step\n", format_bytes(file));
+  }
   return text;
 }
 

@@ -61,6 +61,10 @@ const std::vector<ProfileField>& profile_fields() {
       {"disk", "bandwidth", "B/s", "files written, hashed and flushed, where the profile was kept", &P::disk, 1e5,
        10 * tera, false},
       {"disk", "cores", "1", "cores that writing them takes", &P::disk_cores, 0, 64, false},
+      {"file", "read", "B/s", "a file for optimizer state, past the page cache, read alone", &P::file_read, 1e5,
+       10 * tera, false},
+      {"file", "write", "B/s", "the same, written alone", &P::file_write, 1e5, 10 * tera, false},
+      {"file", "both_ways", "B/s", "the sum of both at once", &P::file_both_ways, 1e5, 20 * tera, false},
       {"step", "overhead", "s", "of a step, in no task", &P::step_overhead, 0, 100, false},
       {"step", "task", "s", "from ready to running", &P::task_overhead, 0, 1, false},
   };

@@ -72,10 +72,17 @@ struct MachineProfile {
   Figure disk;        ///< bytes/s of a file that is written, hashed and flushed; may be unknown
   Figure disk_cores;  ///< cores that writing it occupies; may be unknown
 
+  Figure file_read;       ///< bytes/s of a file past the page cache, read alone; may be unknown
+  Figure file_write;      ///< ... written alone
+  Figure file_both_ways;  ///< ... sum of both at once
+
   Figure step_overhead;  ///< seconds of a step that no task accounts for
   Figure task_overhead;  ///< seconds between a task being ready and running
 
   std::vector<ThreadFigures> by_threads;
+
+  /// Whether it is known how fast state passes through a file.
+  bool knows_file() const noexcept { return file_read.known() && file_write.known() && file_both_ways.known(); }
 
   /// Throws UsageError that names the first figure that is missing, negative, or beyond what any machine has.
   void check() const;

@@ -83,6 +83,7 @@ Replanner::Replanner(const ParameterLayout& layout, const OffloadOptions& option
       settings_(settings),
       warming_up_(settings.window) {
   // Within what is booked.
+  options_.state_folder.clear();
   options_.device_memory = plan_.memory.device_bytes() + options_.reserved_device_memory + facts_.device_reserved;
   options_.host_memory = plan_.memory.host_bytes() + options_.reserved_host_memory;
   facts_.host_available = 0;

@@ -47,7 +47,7 @@ TaskCost Simulator::cost_of(const Task& task) const {
   return cost;
 }
 
-/// Starts the head of each stream whose dependencies are done, and the readiest task of CPU and disk.
+/// Starts the head of each stream whose dependencies are done, and the readiest task of CPU, disk and file.
 bool Simulator::start_heads() {
   bool moved = false;
   for (const Lane lane : device_lanes) {
@@ -59,7 +59,7 @@ bool Simulator::start_heads() {
     start(flight, task.id, cost_of(task));
     moved = true;
   }
-  for (const Lane lane : {Lane::cpu, Lane::disk}) {
+  for (const Lane lane : {Lane::cpu, Lane::disk, Lane::file_read, Lane::file_write}) {
     Flight& flight = flights_[static_cast<std::size_t>(lane)];
     const TaskId id = graph_.ready(lane);
     if (flight.running || id == no_task) continue;

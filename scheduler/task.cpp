@@ -18,6 +18,10 @@ std::string_view name_of(Lane lane) noexcept {
       return "cpu";
     case Lane::disk:
       return "disk";
+    case Lane::file_read:
+      return "file read";
+    case Lane::file_write:
+      return "file write";
   }
   return "unknown";
 }
@@ -56,6 +60,10 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "update_cpu";
     case TaskKind::push_weights:
       return "push_weights";
+    case TaskKind::read_state:
+      return "read_state";
+    case TaskKind::write_state:
+      return "write_state";
     case TaskKind::save_state:
       return "save_state";
   }
@@ -101,9 +109,10 @@ bool takes_subgroup_whole(const Task& task) noexcept {
   switch (task.kind) {
     case TaskKind::keep_gradient:
     case TaskKind::fetch_norm:
+      return true;
     case TaskKind::update_cpu:
     case TaskKind::push_weights:
-      return true;
+      return task.file_buffer < 0;
     case TaskKind::update_resident:
       return task.staging < 0;
     default:
@@ -113,6 +122,7 @@ bool takes_subgroup_whole(const Task& task) noexcept {
 
 bool is_update(TaskKind kind) noexcept {
   switch (kind) {
+    case TaskKind::read_state:
     case TaskKind::load_state:
     case TaskKind::update_streamed:
     case TaskKind::update_resident:

@@ -16,9 +16,10 @@ using TaskId = std::int64_t;
 constexpr TaskId no_task = -1;
 
 /// The resource a task occupies. `caller` tasks are external: the caller's own work on a layer, begun by
-/// fetch or gradients and ended by release or commit. So are `disk` tasks: whoever saves begins and ends them.
-enum class Lane : std::uint8_t { caller, host_to_device, device_to_host, device, cpu, disk };
-constexpr int lane_count = 6;
+/// fetch or gradients and ended by release or commit. So are `disk` tasks: whoever saves begins and ends them. The
+/// lanes of the file are for state that lives there.
+enum class Lane : std::uint8_t { caller, host_to_device, device_to_host, device, cpu, disk, file_read, file_write };
+constexpr int lane_count = 8;
 std::string_view name_of(Lane lane) noexcept;
 /// Whether its tasks run on a stream of the device.
 constexpr bool is_of_device(Lane lane) noexcept {
@@ -42,6 +43,8 @@ enum class TaskKind : std::uint8_t {
   store_weights,    ///< d2h: updated weights of a piece, from staging
   update_cpu,       ///< cpu: AdamW on a subgroup
   push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
+  read_state,       ///< file_read: a piece of state into a buffer on the host
+  write_state,      ///< file_write: the updated piece, back to its place
   save_state,       ///< disk: reads a range of one array of a parameter's state, for a checkpoint
 };
 std::string_view name_of(TaskKind kind) noexcept;
@@ -62,18 +65,20 @@ struct Task {
   int buffer = -1;                        ///< weight, gradient or state buffer (index within its kind)
   int staging = -1;                       ///< staging piece
   int sum = -1;                           ///< buffer for a sum of gradients
+  int file_buffer = -1;                   ///< on the host, of state that lives in a file
   StateArray array = StateArray::master;  ///< that a save_state reads
   bool first_micro = true;                ///< of the step's micro-batches
   bool last_micro = true;
   bool in_bf16 = false;     ///< gradient piece: the caller writes bf16, nothing is left to round
-  std::uint64_t bytes = 0;  ///< across the link, or to the disk
+  std::uint64_t bytes = 0;  ///< across the link, or to or from a file
 
   std::int64_t count() const noexcept { return end - begin; }
   /// "flush_gradient h.3 [0, 65536)".
   std::string text(std::string_view layer_name) const;
 };
 
-/// Whether it is of a whole subgroup, not of a piece: on the CPU, and where nothing of it leaves the device.
+/// Whether it is of a whole subgroup, not of a piece: on the CPU, and where nothing of it leaves the device; unless its
+/// state comes from a file.
 bool takes_subgroup_whole(const Task& task) noexcept;
 
 /// Bytes of memory that adding to a sum of gradients moves, a parameter: bf16 read, fp32 read and written.

@@ -41,6 +41,7 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
   }
   staging_users_.resize(static_cast<std::size_t>(plan.staging_pieces), no_task);
   state_buffer_users_.resize(static_cast<std::size_t>(plan.state_buffers), no_task);
+  file_buffer_users_.resize(static_cast<std::size_t>(plan.file_buffers), no_task);
 }
 
 std::int64_t Unfolder::weight_buffer_elements(int buffer) const {
@@ -78,6 +79,12 @@ int Unfolder::take_staging() noexcept {
 int Unfolder::take_state_buffer() noexcept {
   const int taken = next_state_buffer_;
   next_state_buffer_ = (next_state_buffer_ + 1) % plan_.state_buffers;
+  return taken;
+}
+
+int Unfolder::take_file_buffer() noexcept {
+  const int taken = next_file_buffer_;
+  next_file_buffer_ = (next_file_buffer_ + 1) % plan_.file_buffers;
   return taken;
 }
 

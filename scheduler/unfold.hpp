@@ -162,14 +162,14 @@ class Unfolder {
     std::vector<Use> users;  ///< the last of each range, by range
   };
   struct LayerState {
-    int weight_buffer = -1;              ///< that holds valid weights, -1 none
-    int asked = 0;                       ///< micro-batches in which the caller has asked for gradients here
-    int committed = 0;                   ///< ... and committed them
-    int contributors = 1;                ///< layers that must commit: itself and its borrowers
-    bool visited_in_backward = false;    ///< of the present step
-    bool needed_in_backward = true;      ///< false: its gradients came without its weights in the last step that had any
-    std::vector<int> touched;            ///< layers that a visit needs: itself and those it borrows from
-    std::vector<int> touchers;           ///< layers whose visit needs this layer's weights
+    int weight_buffer = -1;            ///< that holds valid weights, -1 none
+    int asked = 0;                     ///< micro-batches in which the caller has asked for gradients here
+    int committed = 0;                 ///< ... and committed them
+    int contributors = 1;              ///< layers that must commit: itself and its borrowers
+    bool visited_in_backward = false;  ///< of the present step
+    bool needed_in_backward = true;    ///< false: its gradients came without its weights in the last step that had any
+    std::vector<int> touched;          ///< layers that a visit needs: itself and those it borrows from
+    std::vector<int> touchers;         ///< layers whose visit needs this layer's weights
     std::vector<TaskId> weight_writers;  ///< of the place that fetches or visits read
     std::vector<TaskId> visits;          ///< readers since the last update: visits where resident, else fetches
     int first_subgroup = 0;
@@ -205,8 +205,12 @@ class Unfolder {
   Task update_of(int subgroup, std::int64_t begin, std::int64_t end) const;
   Task& emit_update(TaskList& out, TaskKind kind, Lane lane, const Task& piece);
   void update_on_cpu(int subgroup, TaskList& out);
-  void update_on_device(int subgroup, TaskList& out);
-  void update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out);
+  void update_in_pieces(int subgroup, TaskList& out);
+  void update_piece_on_cpu(Task piece, TaskList& out);
+  void update_piece_on_device(Task piece, TaskList& out);
+  TaskId read_piece(Task& piece, TaskList& out);
+  TaskId write_piece(const Task& piece, TaskId updated, TaskList& out);
+  void push_weights(const Task& piece, TaskId updated, TaskList& out);
   /// The last task depends on those of `users` that use some of [begin, end).
   static void depend_on_users(const std::vector<Use>& users, std::int64_t begin, std::int64_t end, TaskList& out);
   void open_micro_batches(int first);
@@ -214,6 +218,7 @@ class Unfolder {
   int steps_until(int layer) const noexcept;
   int take_staging() noexcept;
   int take_state_buffer() noexcept;
+  int take_file_buffer() noexcept;
   /// Calls body(begin, end) for each piece of a subgroup. What crosses the link, or waits in a buffer of a piece, goes
   /// piece by piece, so that neighbours overlap; what stays on the device is `whole`, since on a GPU a task of one
   /// piece takes less time than to learn that it has ended.
@@ -257,8 +262,10 @@ class Unfolder {
   std::vector<SubgroupState> subgroups_;
   std::vector<TaskId> staging_users_;       ///< the last one of each piece, no_task at first
   std::vector<TaskId> state_buffer_users_;  ///< ... of each buffer
+  std::vector<TaskId> file_buffer_users_;
   int next_staging_ = 0;
   int next_state_buffer_ = 0;
+  int next_file_buffer_ = 0;
   Direction direction_ = Direction::none;
   int position_ = -1;  ///< layer visited last
   std::int64_t step_;

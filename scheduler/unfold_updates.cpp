@@ -26,10 +26,11 @@ void Unfolder::update_layer(int layer, TaskList& out) {
   if (state.subgroup_count == 0) return;
   state.weight_writers.clear();
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
-    if (plan_.subgroups[static_cast<std::size_t>(s)].updater == Updater::cpu) {
+    const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(s)];
+    if (group.updater == Updater::cpu && group.tier != Tier::file) {
       update_on_cpu(s, out);
     } else {
-      update_on_device(s, out);
+      update_in_pieces(s, out);
     }
   }
   state.visits.clear();  // who reads from now on reads new weights
@@ -62,44 +63,88 @@ Task Unfolder::update_of(int subgroup, std::int64_t begin, std::int64_t end) con
 void Unfolder::update_on_cpu(int subgroup, TaskList& out) {
   const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
   SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
-  LayerState& layer = state_of(group.layer);
   const Task whole = update_of(subgroup, group.begin, group.end);
   const TaskId update = emit_update(out, TaskKind::update_cpu, Lane::cpu, whole).id;
   depend_on_users(users.gradient_users, group.begin, group.end, out);
   depend_on_users(users.state_users, group.begin, group.end, out);
   users.gradient_users = {{group.begin, group.end, update}};
-  if (!plan_.layers[static_cast<std::size_t>(group.layer)].resident) {
+  users.state_users.clear();
+  if (plan_.layers[static_cast<std::size_t>(group.layer)].resident) {
+    push_weights(whole, update, out);
+  } else {
     users.state_users = users.gradient_users;
-    layer.weight_writers.push_back(update);
-    return;
+    state_of(group.layer).weight_writers.push_back(update);
   }
-  Task& push = emit_update(out, TaskKind::push_weights, Lane::host_to_device, whole);
-  push.bytes = static_cast<std::uint64_t>(push.count()) * 2;
-  out.depends_on(update);
-  users.state_users = {
-      {group.begin, group.end, push.id}};  // it reads the host's weights, which the next update rewrites
-  layer.weight_writers.push_back(push.id);
 }
 
-void Unfolder::update_on_device(int subgroup, TaskList& out) {
+/// Into the resident layer, out of the host's weights, which the next update rewrites.
+void Unfolder::push_weights(const Task& piece, TaskId updated, TaskList& out) {
+  Task& push = emit_update(out, TaskKind::push_weights, Lane::host_to_device, piece);
+  push.bytes = static_cast<std::uint64_t>(push.count()) * 2;
+  out.depends_on(updated);
+  subgroups_[static_cast<std::size_t>(piece.subgroup)].state_users.push_back({piece.begin, piece.end, push.id});
+  state_of(piece.layer).weight_writers.push_back(push.id);
+}
+
+void Unfolder::update_in_pieces(int subgroup, TaskList& out) {
   SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
   gradient_before_.swap(users.gradient_users);
   state_before_.swap(users.state_users);
   users.gradient_users.clear();
   users.state_users.clear();
-  for_update_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) { update_piece(subgroup, begin, end, out); });
+  const bool on_cpu = plan_.subgroups[static_cast<std::size_t>(subgroup)].updater == Updater::cpu;
+  for_update_pieces(subgroup, [&](std::int64_t begin, std::int64_t end) {
+    const Task piece = update_of(subgroup, begin, end);
+    on_cpu ? update_piece_on_cpu(piece, out) : update_piece_on_device(piece, out);
+  });
+}
+
+/// Takes a buffer on the host for a piece of state that lives in the file, and fills it.
+TaskId Unfolder::read_piece(Task& piece, TaskList& out) {
+  piece.file_buffer = take_file_buffer();
+  Task& read = emit_like(out, piece, TaskKind::read_state, Lane::file_read);
+  read.bytes = file_state_bytes(piece.count(), plan_.state);
+  depend_on_users(state_before_, piece.begin, piece.end, out);
+  out.depends_on(file_buffer_users_[static_cast<std::size_t>(piece.file_buffer)]);
+  return read.id;
+}
+
+/// Back to its place once `updated` has it in its buffer.
+TaskId Unfolder::write_piece(const Task& piece, TaskId updated, TaskList& out) {
+  Task& write = emit_like(out, piece, TaskKind::write_state, Lane::file_write);
+  write.bytes = file_state_bytes(piece.count(), plan_.state);
+  out.depends_on(updated);
+  file_buffer_users_[static_cast<std::size_t>(piece.file_buffer)] = write.id;
+  return write.id;
+}
+
+void Unfolder::update_piece_on_cpu(Task piece, TaskList& out) {
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(piece.subgroup)];
+  const TaskId read = read_piece(piece, out);
+  const TaskId update = emit_update(out, TaskKind::update_cpu, Lane::cpu, piece).id;
+  out.depends_on(read);
+  depend_on_users(gradient_before_, piece.begin, piece.end, out);
+  users.gradient_users.push_back({piece.begin, piece.end, update});
+  users.state_users.push_back({piece.begin, piece.end, write_piece(piece, update, out)});
+  if (plan_.layers[static_cast<std::size_t>(piece.layer)].resident) {
+    push_weights(piece, update, out);
+  } else {
+    state_of(piece.layer).weight_writers.push_back(update);
+  }
 }
 
 /// Its first task, the load where streamed and the update where resident, waits for who used its elements.
-void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, TaskList& out) {
-  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(subgroup)];
-  SubgroupState& users = subgroups_[static_cast<std::size_t>(subgroup)];
+void Unfolder::update_piece_on_device(Task piece, TaskList& out) {
+  const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(piece.subgroup)];
+  SubgroupState& users = subgroups_[static_cast<std::size_t>(piece.subgroup)];
   LayerState& layer = state_of(group.layer);
-  const bool streamed = group.tier == Tier::host;
+  const std::int64_t begin = piece.begin, end = piece.end;
+  const bool streamed = group.tier != Tier::device;
+  const bool in_file = group.tier == Tier::file;
   const bool weights_resident = plan_.layers[static_cast<std::size_t>(group.layer)].resident;
   const bool loads_weights = plan_.loads_weights(group);
-  Task piece = update_of(subgroup, begin, end);
   const auto count = static_cast<std::uint64_t>(piece.count());
+  const TaskId read = in_file ? read_piece(piece, out) : no_task;
   if (streamed) piece.buffer = take_state_buffer();
   if (!weights_resident) piece.staging = take_staging();
   const auto buffer = static_cast<std::size_t>(piece.buffer);
@@ -114,6 +159,7 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
     if (streamed) load.bytes = state_bytes(plan_.state, piece.count()) + (group.gradient_on_device ? 0 : 2 * count);
     if (loads_weights) load.bytes += count * 2;
     loaded = load.id;
+    out.depends_on(read);
     wait_for_users();
     if (streamed) out.depends_on(state_buffer_users_[buffer]);
     if (loads_weights) out.depends_on(staging_users_[staging]);
@@ -131,7 +177,8 @@ void Unfolder::update_piece(int subgroup, std::int64_t begin, std::int64_t end, 
     store.bytes = state_bytes(plan_.state, piece.count());
     out.depends_on(update);
     state_buffer_users_[buffer] = store.id;
-    users.state_users.push_back({begin, end, store.id});
+    const TaskId last = in_file ? write_piece(piece, store.id, out) : store.id;
+    users.state_users.push_back({begin, end, last});
   }
   if (!weights_resident) {
     Task& store = emit_update(out, TaskKind::store_weights, Lane::device_to_host, piece);

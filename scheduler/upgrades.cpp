@@ -38,6 +38,11 @@ std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOption
   cores.cpu_update_cores.value *= 2.0;
   cores.by_threads.clear();  // of the threads that there are
   machines.push_back({"twice the cores", options, facts, cores, as_it_is});
+  if (chosen.file_buffers > 0) {
+    MachineProfile disk = profile;
+    for (Figure* f : {&disk.file_read, &disk.file_write, &disk.file_both_ways}) f->value *= 2.0;
+    machines.push_back({"a file of twice the rate", options, facts, disk, as_it_is});
+  }
   std::vector<LayerSeconds> fast = as_it_is;
   for (LayerSeconds& s : fast) s = {s.forward / 2.0, s.backward / 2.0};
   machines.push_back({"a device of twice the arithmetic", options, facts, profile, fast});

@@ -87,6 +87,7 @@ struct TrainConfig {
   int threads = 0;
   int update_threads = 0;
   int numa_node = -1;  ///< -1: the GPU's, else wherever
+  std::string state_dir;
   bool strict = false;
 };
 

@@ -286,6 +286,10 @@ void add_machine_fields(std::vector<ConfigField>& all) {
        {"split", StateFormat::split},
        {"bf16-moments", StateFormat::bf16_moments},
        {"8bit-moments", StateFormat::byte_moments}}));
+  all.push_back(text({"state-dir", "DIR", "none: all of it is in memory", "/mnt/nvme",
+                      "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
+                      "written in every step"},
+                     &C::state_dir));
   all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
                                "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
                               &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));

@@ -25,7 +25,7 @@ constexpr std::size_t parts = 3;  // tokens, targets, losses
 std::uint64_t progress_of(const OffloadEngine& engine) {
   const LaneSeconds busy = engine.counters().busy;
   return std::bit_cast<std::uint64_t>(busy.compute + busy.host_to_device + busy.device_to_host + busy.device_update +
-                                      busy.cpu);
+                                      busy.cpu + busy.file_read + busy.file_write);
 }
 
 }  // namespace

@@ -23,14 +23,17 @@ ResourceUse use_between(const EngineCounters& before, const EngineCounters& afte
   ResourceUse use;
   use.h2d_bytes = after.bytes_host_to_device - before.bytes_host_to_device;
   use.d2h_bytes = after.bytes_device_to_host - before.bytes_device_to_host;
+  use.file_read_bytes = after.bytes_from_file - before.bytes_from_file;
+  use.file_write_bytes = after.bytes_to_file - before.bytes_to_file;
   use.h2d_bytes_per_second = rate(use.h2d_bytes, busy(&LaneSeconds::host_to_device));
   use.d2h_bytes_per_second = rate(use.d2h_bytes, busy(&LaneSeconds::device_to_host));
   use.dram_bytes_per_second = static_cast<double>(after.dram_bytes - before.dram_bytes) / seconds;
-  const std::array<std::pair<double, Resource>, 4> lanes{
+  const std::array<std::pair<double, Resource>, 5> lanes{
       {{busy(&LaneSeconds::compute) + busy(&LaneSeconds::device_update), Resource::device},
        {busy(&LaneSeconds::host_to_device), Resource::to_device},
        {busy(&LaneSeconds::device_to_host), Resource::to_host},
-       {busy(&LaneSeconds::cpu), Resource::cores}}};
+       {busy(&LaneSeconds::cpu), Resource::cores},
+       {std::max(busy(&LaneSeconds::file_read), busy(&LaneSeconds::file_write)), Resource::file}}};
   Resource most = std::max_element(lanes.begin(), lanes.end(), [](const auto& a, const auto& b) {
                     return a.first < b.first;
                   })->second;

@@ -68,6 +68,8 @@ std::string StepMetrics::json() const {
                            {"exposed_update_seconds", exposed_update_seconds},
                            {"h2d_bytes", use.h2d_bytes},
                            {"d2h_bytes", use.d2h_bytes},
+                           {"file_read_bytes", use.file_read_bytes},
+                           {"file_write_bytes", use.file_write_bytes},
                            {"h2d_bytes_per_second", finite(use.h2d_bytes_per_second)},
                            {"d2h_bytes_per_second", finite(use.d2h_bytes_per_second)},
                            {"dram_bytes_per_second", finite(use.dram_bytes_per_second)},

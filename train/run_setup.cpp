@@ -1,19 +1,25 @@
 #include "train/run_setup.hpp"
 
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <spdlog/spdlog.h>
+#include <sys/statfs.h>
 
 #include <algorithm>
 #include <array>
+#include <filesystem>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "api/state_io.hpp"
+#include "core/direct_buffer.hpp"
 #include "core/error.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
 #include "io/atomic_file.hpp"
 #include "offload/state_access.hpp"
+#include "offload/state_file.hpp"
 #include "scheduler/plan_builder.hpp"
 #include "scheduler/replan.hpp"
 #include "scheduler/traffic.hpp"
@@ -44,8 +50,9 @@ struct HostRows {
   std::size_t activations = 0;
   std::size_t libraries = 0;
   std::size_t subgroups = 0;  ///< the engine's lists of them and of their tasks
+  std::size_t file = 0;       ///< blocks of state in a file, while it is read or written
   std::size_t total() const noexcept {
-    return program + libraries + subgroups + batches + digest + conversion + checkpoint + writer + activations;
+    return program + libraries + subgroups + batches + digest + conversion + file + checkpoint + writer + activations;
   }
 };
 
@@ -68,6 +75,11 @@ HostRows host_rows(const RunSetup& run, const RunShape& shape, const RunPurpose&
     const std::size_t width = run.options.state != StateFormat::fp32 ? 4 : p->options.trainable ? 0 : 2;
     const auto count = static_cast<std::size_t>(p->count);
     rows.conversion = std::max(rows.conversion, std::max(std::min(count, piece), in_parts(count)) * width);
+  }
+  // For each thread that reads parts for a digest; one for a save's larger ones.
+  if (!run.options.state_folder.empty()) {
+    rows.file = rows.digest + static_cast<std::size_t>(run.device->host_kernels().threads()) * 2 * direct_block_bytes +
+                StateFile::buffer_bytes;
   }
   // What is loaded passes in pieces too, at another time.
   if (purpose.saves || purpose.resumes) rows.checkpoint = save_buffer_values(run.layout) * sizeof(float);
@@ -245,6 +257,7 @@ void book(RunSetup& run, const HostRows& rows) {
   run.memory.add("batches", "run", Place::pinned, rows.batches);
   run.memory.add("digest buffer", "save", Place::pageable, rows.digest);
   run.memory.add("state conversion", "save", Place::pageable, rows.conversion);
+  run.memory.add("state file buffers", "save", Place::pageable, rows.file);
   run.memory.add("checkpoint buffer", "save", Place::pageable, rows.checkpoint);
   run.memory.add("checkpoint writer", "save", Place::pageable, rows.writer);
 }
@@ -287,6 +300,29 @@ std::string activations_note(const ModelConfig& model, const RunShape& shape) {
   return shape.recomputed_blocks == 0 && !shape.selective ? "all kept" : activations_of(model, shape);
 }
 
+/// "12.0 GiB in /fast, read and written in every step".
+std::string file_note(const Plan& plan, const std::filesystem::path& folder) {
+  return fmt::format("{} in {}, read and written in every step", format_bytes(plan.file_bytes_of_step()),
+                     folder.string());
+}
+
+/// Where state would take the memory that it is to leave.
+void warn_of_memory_as_disk(const std::filesystem::path& folder) {
+  struct statfs system {};
+  if (::statfs(folder.c_str(), &system) != 0) return;
+  if (system.f_type != TMPFS_MAGIC && system.f_type != RAMFS_MAGIC) return;
+  spdlog::warn("--state-dir {} is on no disk: it is memory, and the plan counts on that for other things",
+               folder.string());
+}
+
+/// Bytes that are free there, and at least 1, as 0 stands for what is unknown. Throws WriteError.
+std::size_t room_in(const std::filesystem::path& folder) {
+  std::error_code error;
+  const std::filesystem::space_info space = std::filesystem::space(folder, error);
+  if (!error) return std::max<std::size_t>(1, space.available);
+  throw WriteError(fmt::format("cannot tell the free space of {}", folder.string()), error.message());
+}
+
 /// A ceiling may insist on memory that nobody has free at the moment.
 void warn_of_insistence(const RunSetup& run) {
   const std::size_t host = run.memory.host_bytes();
@@ -310,8 +346,21 @@ DeviceOptions device_options(const TrainConfig& c) {
           .warning = [](const std::string& what) { spdlog::warn("{}", what); }};
 }
 
+std::filesystem::path state_folder(const TrainConfig& config) {
+  if (config.state_dir.empty() || std::filesystem::is_directory(config.state_dir)) return config.state_dir;
+  throw UsageError(fmt::format("--state-dir {}", config.state_dir), "there is no such folder",
+                   "make it, on a disk that is fast");
+}
+
+void require_file_rates(const TrainConfig& config, const MachineProfile& profile) {
+  if (config.state_dir.empty() || profile.knows_file()) return;
+  throw UsageError("--state-dir", fmt::format("profile {} does not say how fast a file is", profile.name),
+                   "give it read, write and both_ways of file, in B/s");
+}
+
 OffloadOptions offload_options(const TrainConfig& c) {
   OffloadOptions o;
+  o.state_folder = c.state_dir;
   o.device_memory = c.device_memory;
   o.host_memory = c.host_memory;
   o.policy = c.policy;
@@ -397,19 +446,29 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, RunPurp
   run.layout = purpose.training ? training_layout(config, model, shape) : forward_layout(model);
   const HostRows rows = host_rows(run, shape, purpose);
   run.facts = facts_of(*run.device, purpose.machine != nullptr ? *purpose.machine : read_topology(), rows.program);
+  if (const std::filesystem::path folder = state_folder(config); !folder.empty()) {
+    run.facts.file_room = room_in(folder);
+    if (purpose.predicts) warn_of_memory_as_disk(folder);
+  }
   Speeds speeds{std::nullopt, purpose.slower, purpose.predicts};
   if (purpose.profile != nullptr) {
+    require_file_rates(config, *purpose.profile);
     speeds.profile = *purpose.profile;
   } else if (purpose.training && purpose.predicts) {
     if (const auto measured = find_calibration(*run.device)) {
       run.doubts = doubts(*measured);
-      speeds.profile = as_emulated(*measured, config);
+      if (config.state_dir.empty() || measured->knows_file()) {
+        speeds.profile = as_emulated(*measured, config);
+      } else {
+        spdlog::warn(
+            "nothing is predicted: the calibration does not say how fast a file is; run tandem calibrate again");
+      }
     }
   }
   Way way = speeds.profile ? plan_by_speed(run, shape, rows, config, speeds)
                            : plan_by_bytes(run, shape, rows, config, speeds);
   take(run, std::move(way), speeds);
-  if (run.prediction && config.policy.kind == Policy::Kind::automatic) {
+  if (run.may_replan()) {
     book_room_for_change(run.plan, run.layout, run.options, run.facts);
   }
   book(run, rows);
@@ -437,6 +496,7 @@ std::string RunSetup::table() const {
       return entry.name.starts_with(r.name) || (r.name == "gradients" && entry.name.starts_with("gradient"));
     });
     if (row == rows.end()) row = rows.end() - 1;
+    if (entry.place == Place::file) continue;
     (entry.place == Place::device ? row->device : row->host) += entry.bytes;
   }
   const auto shares = plan.shares();
@@ -461,6 +521,7 @@ std::string RunSetup::table() const {
   };
   for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
   if (!order.empty()) line("order", 0, 0, order);
+  if (plan.file_buffers > 0) line("state file", 0, 0, file_note(plan, options.state_folder));
   std::string bounds = fmt::format("ceiling {}", format_bytes(plan.device_memory));
   if (prediction) {
     const Simulation& predicted = prediction->choice.simulation;

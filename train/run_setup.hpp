@@ -1,6 +1,7 @@
 #pragma once
 // Everything a run needs, decided and booked, before any memory of it is taken.
 #include <cstddef>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,6 +49,10 @@ struct RunSetup {
   /// At most so far. What context and libraries take was measured when the device was opened; page tables are counted
   /// as planned.
   std::size_t peak_device_bytes() const { return device->peak_bytes() + device->info().reserved + page_tables; }
+  /// Whether training may go on with another plan where it does not go as predicted. State in a file stays there.
+  bool may_replan() const noexcept {
+    return prediction && options.policy.kind == Policy::Kind::automatic && plan.file_buffers == 0;
+  }
   /// All that may change a bit and is not the user's input.
   std::string compute_key() const;
   /// The memory table with which a run begins and which `plan` prints, for people: bytes of device and host, what
@@ -74,6 +79,12 @@ DeviceOptions device_options(const TrainConfig& config);
 OffloadOptions offload_options(const TrainConfig& config);
 /// Of activations on a device of this kind. Throws UsageError where the configuration asks for another than there is.
 DType compute_type(const TrainConfig& config, std::string_view device_kind);
+/// Of --state-dir; empty where it was not given. Throws UsageError where it is no folder.
+std::filesystem::path state_folder(const TrainConfig& config);
+/// Throws UsageError where state may go to a file, and the profile by which that is to be predicted does not say how
+/// fast one is.
+void require_file_rates(const TrainConfig& config, const MachineProfile& profile);
+
 /// What is computed again where the configuration says it; where it leaves that open, the least that it allows.
 /// `blocks` is the number of the model's. Throws UsageError where the model has not so many, or their inputs would be
 /// offloaded without all of them.

@@ -238,7 +238,7 @@ void Trainer::start() {
   if (!config_.out.empty()) directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
   load_weights();  // it decides at which step the run begins
   if (directory_) open_files();
-  if (setup_.prediction && config_.policy.kind == Policy::Kind::automatic) {
+  if (setup_.may_replan()) {
     const RunPrediction& p = *setup_.prediction;
     replanner_ = std::make_unique<Replanner>(setup_.layout, setup_.options, setup_.facts, p.profile, p.compute,
                                              setup_.plan, p.choice.simulation);

@@ -205,10 +205,11 @@ class Bench(ProgramTest):
     def test_advice_of_a_row_is_flags_of_bench(self):
         result = self.succeed(self.run_program("bench", "--model", "qwen3-4b", "--profile", PROFILES / "16gb-pcie4.toml",
                                                "--host-memory", "50GiB", "--policies", "host", "auto"))
-        advice = re.search(r"host +the plan does not fit in host memory: .*; try (--policy auto), or (--host-memory \d+MiB)\n",
-                           result.stdout).groups()
+        advice = re.search(r"host +the plan does not fit in host memory: .*; try (--policy auto), or (--host-memory \d+MiB), "
+                           r"or (--state-dir DIR) on a fast disk, for [\d.]+ GiB of the state\n", result.stdout).groups()
         for flags, policy in ((["--host-memory", "50GiB", *advice[0].split()], "auto"),
-                              (["--policies", "host", *advice[1].split()], "host")):
+                              (["--policies", "host", *advice[1].split()], "host"),
+                              (["--host-memory", "50GiB", "--policies", "host", *advice[2].split()], "host")):
             followed = self.succeed(self.run_program("bench", "--model", "qwen3-4b", "--profile", PROFILES / "16gb-pcie4.toml",
                                                      *flags, "--json"))
             (row,) = json.loads(followed.stdout)["policies"]

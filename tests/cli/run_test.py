@@ -13,11 +13,11 @@ from program import PROGRAM, SMALL, ProgramTest, main
 
 SUMMARY_KEYS = {"model", "parameters", "device", "policy", "steps", "tokens", "first_loss", "final_loss", "eval_loss",
                 "tokens_per_second", "step_seconds", "phase_seconds", "planned_device_bytes", "peak_device_bytes", "micro_batches",
-                "planned_host_bytes", "peak_host_bytes", "updated_parameters", "bytes", "skipped_steps",
+                "planned_host_bytes", "peak_host_bytes", "planned_file_bytes", "updated_parameters", "bytes", "skipped_steps",
                 "resumed_from_step", "state_digest", "compute_key", "version", "command"}
 METRIC_KEYS = {"step", "loss", "grad_norm", "lr", "step_seconds", "tokens_per_second", "bound_by", "device_bytes",
                "skipped", "exposed_update_seconds", "h2d_bytes", "d2h_bytes", "h2d_bytes_per_second",
-               "d2h_bytes_per_second", "dram_bytes_per_second"}
+               "d2h_bytes_per_second", "file_read_bytes", "file_write_bytes", "dram_bytes_per_second"}
 BOUNDS = {"compute", "host to device", "device to host", "CPU", "DRAM"}
 
 

@@ -1,6 +1,8 @@
 #pragma once
 // A trainer with a forward and backward of its own, small enough to be checked by hand, whose bits depend
 // on every weight of every layer. Used to show that plans change time and never results.
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -215,6 +217,25 @@ class ToyTrainer {
   std::vector<float> losses_{0.0F};  ///< queued work writes them: outlive the stream
   Stream stream_;
 };
+
+/// The same with so large a share of the state that is on the host in a file instead: there is no more room for it.
+inline ToyOptions with_state_in_file(ToyOptions o, double share) {
+  o.offload.subgroup_size = o.offload.subgroup_size > 0 ? o.offload.subgroup_size : 1024;
+  o.offload.max_micro_batches = std::max(o.offload.max_micro_batches, o.micro_batches);
+  o.offload.micro_batches_at_once = o.at_once;
+  o.offload.owners_make_gradients = o.owners_make;
+  o.offload.state_folder = ::testing::TempDir();
+  o.offload.host_memory = 0;
+  const Plan roomy = make_plan(toy_layout(o), o.offload, {o.device.capacity, 0});
+  std::size_t state = 0;
+  for (const Subgroup& s : roomy.subgroups) {
+    if (s.tier == Tier::host) state += booked_state_bytes(s.count(), roomy.state);
+  }
+  constexpr std::size_t buffers = 6;
+  o.offload.host_memory = roomy.memory.host_bytes() - static_cast<std::size_t>(share * static_cast<double>(state)) +
+                          buffers * file_state_bytes(roomy.piece_elements, roomy.state);
+  return o;
+}
 
 inline ToyResult train_toy(const ToyOptions& options) { return ToyTrainer(options).run(); }
 

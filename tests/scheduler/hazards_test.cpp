@@ -104,6 +104,7 @@ int check_hazards(const Unfolded& run) {
       }
     };
     const auto state = [&](bool write) {
+      if (t.file_buffer >= 0) return check.touch(i, key("file buffer", t.file_buffer), write);
       for (std::int64_t b = t.begin; b < t.end; b += run.plan.piece_elements)
         check.touch(i, key("state", t.layer, b), write);
     };
@@ -166,6 +167,14 @@ int check_hazards(const Unfolded& run) {
         break;
       case TaskKind::fetch_norm:
         break;
+      case TaskKind::read_state:
+        check.touch(i, key("file buffer", t.file_buffer), true);
+        check.touch(i, key("state in the file", t.layer, t.begin), false);
+        break;
+      case TaskKind::write_state:
+        check.touch(i, key("file buffer", t.file_buffer), false);
+        check.touch(i, key("state in the file", t.layer, t.begin), true);
+        break;
       case TaskKind::load_state:
         if (t.buffer >= 0) {
           check.touch(i, key("state buffer", t.buffer), true);
@@ -210,7 +219,7 @@ int check_hazards(const Unfolded& run) {
           const bool with_weights = t.buffer == 0 && run.plan.state != StateFormat::fp32;
           for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
             if (b >= t.end || std::min(b + run.plan.piece_elements, g.end) <= t.begin) continue;
-            check.touch(i, key("state", t.layer, b), false);
+            check.touch(i, key(g.tier == Tier::file ? "state in the file" : "state", t.layer, b), false);
             if (!with_weights || (resident && g.updater == Updater::cpu)) continue;
             check.touch(i, key(resident ? "resident weights" : "host weights", t.layer, b), false);
           }
@@ -259,6 +268,22 @@ TEST_P(Hazards, AreAllDependenciesOfSubgroupsInPieces) {
   }
 }
 
+TEST_P(Hazards, AreAllDependenciesOfStateInAFile) {
+  for (const int every : {1, 2}) {
+    for (const int resident : {0, 2, 7}) {
+      for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
+        for (const int buffers : {1, 2, 6}) {
+          Unfolded run(GetParam(), resident, 2, state, {2, 1 + resident % 2});
+          run.plan.piece_elements = 32 * layout_quantum;
+          run.put_in_file(every, buffers);
+          run.steps(3, true);
+          check_hazards(run);
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Hazards, AreAllDependenciesOfGradientsThatTheCallerWritesInBf16) {
   for (const int resident : {0, 2}) {
     for (const Order order : {Order{1, 1}, Order{3, 1}, Order{3, 3}}) {
@@ -299,6 +324,19 @@ TEST(HazardCheck, FindsADroppedDependency) {
         TaskKind::load_state, TaskKind::store_state, TaskKind::update_streamed, TaskKind::update_cpu,
         TaskKind::store_weights, TaskKind::save_state}) {
     EXPECT_GT(failures_without(run, victim), 0) << name_of(victim);
+  }
+}
+
+TEST(HazardCheck, FindsADroppedDependencyOfStateInAFile) {
+  for (const char* policy : {"host", "stream"}) {
+    Unfolded run(policy);
+    run.put_in_file(2, 2);
+    run.steps(3, true);
+    EXPECT_EQ(check_hazards(run), 0);
+    const TaskKind update = policy == std::string("host") ? TaskKind::update_cpu : TaskKind::load_state;
+    for (const TaskKind victim : {TaskKind::read_state, TaskKind::write_state, update, TaskKind::save_state}) {
+      EXPECT_GT(failures_without(run, victim), 0) << policy << ' ' << name_of(victim);
+    }
   }
 }
 

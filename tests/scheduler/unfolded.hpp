@@ -54,6 +54,15 @@ struct Unfolded {
     plan = make_plan(layout, options, {std::size_t{1} << 34, 0});
   }
 
+  /// The state of every so manieth subgroup that has it on the host.
+  void put_in_file(int every, int buffers) {
+    int index = 0;
+    for (Subgroup& s : plan.subgroups) {
+      if (s.tier == Tier::host && ++index % every == 0) s.tier = Tier::file;
+    }
+    plan.file_buffers = buffers;
+  }
+
   void pass(Unfolder& u, int l, int gradients) {
     const Visit visit = u.visit(l, tasks);
     u.prefetch(tasks);
