@@ -23,12 +23,13 @@ import overlap
 import predict
 import published
 import simulate
+import state_file
 import streaming
 
 BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "predict": predict,
-              "published": published, "simulate": simulate, "streaming": streaming}
+              "published": published, "simulate": simulate, "state-file": state_file, "streaming": streaming}
 
 
 def main():
