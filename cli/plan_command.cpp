@@ -189,9 +189,11 @@ std::string explanation(const Planned& planned) {
   const Simulation& s = *planned.predicted;
   std::string text = "why: mean use over the step:";
   for (int r = 0; r < resource_count; ++r) {
-    text += fmt::format(" {} {:.0f}%{}", name_of(static_cast<Resource>(r)), 100.0 * s.use[static_cast<std::size_t>(r)],
-                        r + 1 < resource_count ? "," : "\n");
+    const double use = s.use[static_cast<std::size_t>(r)];
+    if (static_cast<Resource>(r) == Resource::file && use == 0.0) continue;  // few plans have any
+    text += fmt::format("{} {} {:.0f}%", r > 0 ? "," : "", name_of(static_cast<Resource>(r)), 100.0 * use);
   }
+  text += "\n";
   if (!planned.order.empty()) text += fmt::format("order {}\n", planned.order);
   if (planned.closed_forms) text += text_of(*planned.closed_forms);
   text += heading_of_candidates(planned);
