@@ -298,43 +298,50 @@ TEST_P(EveryPolicy, MovesTheBytesThatThePlanSays) {
   }
 }
 
+constexpr double slow_link = 10e6;  // a copy lasts longer than word of what it waited for travels
+
+/// Whether copies were seen to take about as long as the link does. A few whose beginning was not seen are missing.
+/// Where nothing but sums of the norm come down, a few hundred bytes, word travels for longer.
+bool sees_the_link(double busy, std::uint64_t bytes) {
+  constexpr double most = 0.8;
+  constexpr double word = 1e-3;
+  const double at_least = most * static_cast<double>(bytes) / slow_link;
+  return at_least <= word || busy >= at_least;
+}
+
+/// Trains once, and says whether the time of all copies was seen.
+bool counts_memory_and_time(const ToyOptions& o) {
+  const double begin = trace_now();
+  const ToyResult result = train_toy(o);
+  const double seconds = trace_now() - begin;
+  const EngineCounters& c = result.counters;
+  std::uint64_t folded = 0, updated = 0;
+  for (const Subgroup& s : result.plan.subgroups) {
+    if (!s.gradient_on_device) folded += static_cast<std::uint64_t>(s.count());
+    if (s.updater == Updater::cpu) updated += static_cast<std::uint64_t>(s.count());
+  }
+  const std::uint64_t cpu = 2 * folded + (o.offload.state == StateFormat::fp32 ? 28 : 26) * updated;
+  EXPECT_EQ(c.dram_bytes, c.bytes_host_to_device + c.bytes_device_to_host + 3 * cpu);
+  EXPECT_GT(c.busy.compute, 0.0);
+  EXPECT_EQ(c.busy.cpu_update > 0.0, updated > 0);
+  // Never longer than there was time.
+  for (const double busy : {c.busy.compute, c.busy.host_to_device, c.busy.device_to_host, c.busy.device_update,
+                            c.busy.cpu, c.busy.cpu_update}) {
+    EXPECT_LE(busy, seconds);
+  }
+  return !testing::emulates_link() || (sees_the_link(c.busy.host_to_device, c.bytes_host_to_device) &&
+                                       sees_the_link(c.busy.device_to_host, c.bytes_device_to_host));
+}
+
 TEST_P(EveryPolicy, CountsTheMemoryItMovesAndTheTimeItTakes) {
-  constexpr double link = 10e6;  // slow, so that a copy lasts longer than word of what it waited for travels
   for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
     ToyOptions o = toy(GetParam());
     o.offload.state = state;
-    o.device.link_bytes_per_second = link;
-    const double begin = trace_now();
-    const ToyResult result = train_toy(o);
-    const double seconds = trace_now() - begin;
-    const EngineCounters& c = result.counters;
-    std::uint64_t folded = 0, updated = 0;
-    for (const Subgroup& s : result.plan.subgroups) {
-      if (!s.gradient_on_device) folded += static_cast<std::uint64_t>(s.count());
-      if (s.updater == Updater::cpu) updated += static_cast<std::uint64_t>(s.count());
-    }
-    const std::uint64_t cpu = 2 * folded + (state == StateFormat::fp32 ? 28 : 26) * updated;
-    EXPECT_EQ(c.dram_bytes, c.bytes_host_to_device + c.bytes_device_to_host + 3 * cpu);
-    // Not shorter than the link takes, but for a few whose beginning was not seen, and never longer than there was
-    // time. Where nothing but sums of the norm come down, a few hundred bytes, word travels for longer.
-    constexpr double most = 0.8;
-    constexpr double word = 1e-3;
-    const auto expect_seen = [&](double busy, std::uint64_t bytes) {
-      const double at_least = most * static_cast<double>(bytes) / link;
-      if (at_least > word) {
-        EXPECT_GE(busy, at_least);
-      }
-    };
-    if (testing::emulates_link()) {
-      expect_seen(c.busy.host_to_device, c.bytes_host_to_device);
-      expect_seen(c.busy.device_to_host, c.bytes_device_to_host);
-    }
-    EXPECT_GT(c.busy.compute, 0.0);
-    EXPECT_EQ(c.busy.cpu_update > 0.0, updated > 0);
-    for (const double busy : {c.busy.compute, c.busy.host_to_device, c.busy.device_to_host, c.busy.device_update,
-                              c.busy.cpu, c.busy.cpu_update}) {
-      EXPECT_LE(busy, seconds);
-    }
+    o.device.link_bytes_per_second = slow_link;
+    // Other programs may hold up word of what copies wait for, and their time is not seen: seldom three times.
+    bool seen = false;
+    for (int attempt = 0; attempt < 3 && !seen; ++attempt) seen = counts_memory_and_time(o);
+    EXPECT_TRUE(seen) << "copies take longer than the engine counts";
   }
 }
 
