@@ -531,12 +531,11 @@ void Calibration::measure_file() {
   write(pieces);  // what is read while another part is written
   profile_.file_write = rate("a file for state, written", amount, [&] { write(0); });
   profile_.file_read = rate("a file for state, read", amount, [&] { read(0); });
-  const Figure both = rate("a file for state, both ways", 2 * amount, [&] {
+  profile_.file_both_ways = rate("a file for state, both ways", 2 * amount, [&] {
     auto reading = std::async(std::launch::async, read, pieces);
     write(0);
     reading.get();
   });
-  profile_.file_both_ways = both;
 }
 
 }  // namespace

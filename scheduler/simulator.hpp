@@ -68,8 +68,8 @@ struct Simulation {
 /// `compute` has one entry for each layer. The caller walks as tandem's models do: forward through all layers,
 /// the last one forward and backward in one visit, backward through the others, the first without a visit; each visit
 /// serves as many micro-batches as the plan has pass through at once.
-/// Throws MisuseError where the plan is not one of the layout, and where it has state in a file of which the profile says
-/// nothing (MachineProfile::knows_file).
+/// Throws MisuseError where the plan is not one of the layout, and where it has state in a file of which the profile
+/// says nothing (MachineProfile::knows_file).
 Simulation simulate(const ParameterLayout& layout, const Plan& plan, const MachineProfile& profile,
                     std::span<const LayerSeconds> compute, const SimulationOptions& options = {});
 
