@@ -135,7 +135,7 @@ INSTANTIATE_TEST_SUITE_P(Policies, InAFile,
                          ::testing::Values("host", "stream", "static:0.5", "interleave:2,resident=0.3"));
 
 TEST(StateInAFile, IsWrittenAndReadInPartsOfAnyLength) {
-  constexpr std::int64_t elements = 2'000'007;
+  constexpr std::int64_t elements = 1'000'007;
   for (const StateFormat state : state_formats) {
     ToyOptions o = toy("host");
     o.offload.state = state;
