@@ -1,5 +1,7 @@
 #pragma once
-// Memory that goes past the page cache.
+// Files past the page cache, and the memory for them.
+#include <fcntl.h>
+
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
@@ -20,6 +22,13 @@ inline DirectBuffer make_direct_buffer(std::size_t bytes) {
   DirectBuffer buffer(static_cast<std::byte*>(std::aligned_alloc(direct_block_bytes, bytes)));
   if (!buffer) throw std::bad_alloc();
   return buffer;
+}
+
+/// Whether an open file is read and written past the page cache from now on, or, without `direct`, through it. False
+/// where its file system cannot do that, which some say only as they are asked to move bytes.
+inline bool set_direct(int fd, bool direct) noexcept {
+  const int flags = ::fcntl(fd, F_GETFL);
+  return flags >= 0 && ::fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
 }
 
 }  // namespace tandem

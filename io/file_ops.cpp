@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include "core/direct_buffer.hpp"
+
 namespace tandem {
 
 namespace fs = std::filesystem;
@@ -31,11 +33,7 @@ void FileOps::start_flush(int fd) noexcept {
   static_cast<void>(ignored);
 }
 
-bool FileOps::set_direct(int fd, bool direct) noexcept {
-  const int flags = ::fcntl(fd, F_GETFL);
-  if (flags < 0) return false;
-  return ::fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
-}
+bool FileOps::set_direct(int fd, bool direct) noexcept { return tandem::set_direct(fd, direct); }
 
 int FileOps::flush(int fd) { return ::fsync(fd) != 0 ? errno : 0; }
 int FileOps::close(int fd) { return ::close(fd) != 0 ? errno : 0; }

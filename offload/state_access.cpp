@@ -68,26 +68,19 @@ void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_
 
 /// Stored bytes of one array of a subgroup, from element `at` on, into `to`; or from `to` where `write`.
 void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const {
-  if (in_file(subgroup)) {
+  const Tier tier = tier_of(subgroup);
+  if (tier == Tier::file) {
     return write ? storage_.write_file(subgroup, array, at, bytes) : storage_.read_file(subgroup, array, at, bytes);
   }
   const StateArrays from = storage_.subgroup(subgroup).state.from(at, plan_.state);
   void* const stored = array == StateArray::master ? from.master : array == StateArray::m ? from.m : from.v;
-  if (!on_device(subgroup)) {
+  if (tier == Tier::host) {
     write ? std::memcpy(stored, bytes.data(), bytes.size()) : std::memcpy(bytes.data(), stored, bytes.size());
   } else if (write) {
     copy(stored, bytes.data(), bytes.size(), CopyKind::host_to_device);
   } else {
     copy(bytes.data(), stored, bytes.size(), CopyKind::device_to_host);
   }
-}
-
-bool StateAccess::on_device(int subgroup) const noexcept {
-  return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::device;
-}
-
-bool StateAccess::in_file(int subgroup) const noexcept {
-  return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier == Tier::file;
 }
 
 bool StateAccess::stored_as_fp32(StateArray array) const noexcept {
@@ -155,7 +148,7 @@ void StateAccess::write(const Parameter& parameter, StateArray array, std::int64
                   values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
     };
     std::vector<Piece> pieces = pieces_of(parameter, first, std::ssize(values), part_elements);
-    const auto at_once = [&](const Piece& p) { return on_device(p.subgroup) || in_file(p.subgroup); };
+    const auto at_once = [&](const Piece& p) { return tier_of(p.subgroup) != Tier::host; };
     std::erase_if(pieces, at_once);
     device_.host_kernels().parallel().run(std::ssize(pieces),
                                           [&](std::int64_t i) { write_one(pieces[static_cast<std::size_t>(i)]); });
@@ -202,7 +195,7 @@ void StateAccess::write_records(int subgroup, StateArray array, std::int64_t at,
 /// written by one of the threads, by all of them.
 template <class Part>
 void StateAccess::for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const {
-  if (!on_device(subgroup) && !in_file(subgroup)) return part(begin, end - begin);
+  if (tier_of(subgroup) == Tier::host) return part(begin, end - begin);
   const std::int64_t first = begin / part_elements;
   device_.host_kernels().parallel().run((end + part_elements - 1) / part_elements - first, [&](std::int64_t i) {
     const std::int64_t from = std::max(begin, (first + i) * part_elements);

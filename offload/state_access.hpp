@@ -43,8 +43,7 @@ class StateAccess {
   template <class Part>
   void for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const;
   void to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const;
-  bool on_device(int subgroup) const noexcept;
-  bool in_file(int subgroup) const noexcept;
+  Tier tier_of(int subgroup) const noexcept { return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier; }
   void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
   bool stored_as_fp32(StateArray array) const noexcept;
   bool stored_in_records(StateArray array) const noexcept;

@@ -40,11 +40,6 @@ int reserve(int fd, std::uint64_t bytes) {
   return ::ftruncate(fd, length) == 0 ? 0 : errno;
 }
 
-bool set_direct(int fd, bool direct) {
-  const int flags = ::fcntl(fd, F_GETFL);
-  return flags >= 0 && ::fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT) == 0;
-}
-
 /// Calls part(at, data, bytes), which moves some of them, until all have moved. 0, or the error.
 template <class Data, class Part>
 int move_all(std::uint64_t at, std::span<Data> bytes, const Part& part) {

@@ -331,8 +331,9 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
 }
 
 std::size_t over_file_room(const PlanningFacts& facts, const Plan& plan) noexcept {
+  if (facts.file_room == 0) return 0;
   const std::size_t bytes = plan.file_bytes_of_step();
-  return facts.file_room > 0 && bytes > facts.file_room ? bytes - facts.file_room : 0;
+  return bytes > facts.file_room ? bytes - facts.file_room : 0;
 }
 
 OffloadOptions with_reserve(OffloadOptions options, const PlanningFacts& facts) {

@@ -100,6 +100,7 @@ void PlanBuilder::assign_paths() {
 
 /// Of the state on the host, evenly, so that neither reading nor the memory's own updates stand still for long.
 void PlanBuilder::place_in_file(std::size_t bytes) {
+  if (bytes == 0) return;
   const auto booked = [&](const Subgroup& s) { return booked_state_bytes(s.count(), plan_.state); };
   double all = 0.0;
   for (const Subgroup& s : plan_.subgroups) all += s.tier == Tier::host ? static_cast<double>(booked(s)) : 0.0;
@@ -377,10 +378,12 @@ void PlanBuilder::book_host() {
   std::size_t gradients = 0;
   std::size_t sums = 0;
   std::size_t state = 0;
+  std::size_t in_file = 0;
   std::size_t norms = 0;
   for (const Subgroup& s : plan_.subgroups) {
     norms += align_up(bytes_of(s.count() / layout_quantum, 8));
     if (s.tier == Tier::host) state += booked_state_bytes(s.count(), plan_.state);
+    if (s.tier == Tier::file) in_file += plan_.file_bytes(s);
     if (s.gradient_on_device) continue;
     gradients += align_up(bytes_of(s.count(), 2));
     if (options_.max_micro_batches > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
@@ -392,7 +395,7 @@ void PlanBuilder::book_host() {
   memory.add("gradients", "run", Place::pinned, gradients);
   memory.add("gradient norm", "run", Place::pinned, norms);
   memory.add("optimizer", "run", Place::pinned, state);
-  memory.add("optimizer, in a file", "run", Place::file, plan_.file_bytes_of_step());
+  memory.add("optimizer, in a file", "run", Place::file, in_file);
   memory.add("gradients, accumulated", "run", Place::pinned, sums);
   memory.add("spare", "run", Place::pinned, plan_.spare_host_memory);
 }
