@@ -72,6 +72,7 @@ void attention_operands(const Operands& check, const AttentionShape& s, const He
                         const HeadsView& v, const TensorView& out) {
   check.that(s.batch >= 0 && s.sequence > 0 && s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0,
              "a dimension is not positive");
+  check.that(s.window >= 0, "the window is negative");
   check.that(s.heads % s.kv_heads == 0, "key/value heads do not divide the query heads");
   check.heads(q, "q", q.dtype, s.heads, s.head_dim);
   check.that(q.dtype != DType::i32, "q is i32");

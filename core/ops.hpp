@@ -32,7 +32,8 @@ struct WorkspaceNeeds {
   bool token_rows = false;     ///< and with `token_rows`
 };
 
-/// Causal self-attention of query head h with key/value head h / (heads / kv_heads).
+/// Causal self-attention of query head h with key/value head h / (heads / kv_heads): token t sees the tokens after
+/// t - reach(), up to itself.
 struct AttentionShape {
   std::int64_t batch = 0;     ///< B
   std::int64_t sequence = 0;  ///< T
@@ -40,6 +41,12 @@ struct AttentionShape {
   std::int64_t kv_heads = 0;  ///< K, divides H
   std::int64_t head_dim = 0;  ///< D
   float scale = 1.0F;         ///< of q k^T
+  std::int64_t window = 0;    ///< positions that a token sees, itself among them; 0: all before it
+
+  /// Whether any token is hidden from a later one.
+  constexpr bool windowed() const noexcept { return window > 0 && window < sequence; }
+  /// `window`, with one value for all that hide nothing: bits, plans and choices depend on this alone.
+  constexpr std::int64_t reach() const noexcept { return windowed() ? window : sequence; }
 };
 
 /// Operands of attention: token (b, t) of head h starts at data + (b T + t) row_stride + h D elements,
@@ -122,7 +129,7 @@ class Ops : public OpsRules {
 
   // -- attention ---------------------------------------------------------------------------------------
   /// out (B, T, H D) dense; lse (B, H, T) f32: log of the softmax denominators, for backward.
-  /// Never forms (T, T). `lse` may be empty.
+  /// Never forms (T, T), and with a window does work of T times the window. `lse` may be empty.
   virtual void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                          const AttentionShape& shape, StreamView stream) = 0;
   /// dq, dk, dv are written. `dout`, `out`: (B, T, H D).

@@ -35,29 +35,53 @@ Head<T> head_of(const TensorView& dense, const AttentionShape& shape, std::int64
   return head_of<T>(HeadsView{dense.data, dense.dtype, shape.heads * shape.head_dim}, shape, b, h);
 }
 
+/// First key, of a whole block of `n`, that any of the queries from `begin` on sees.
+std::int64_t first_key(std::int64_t begin, std::int64_t n, const AttentionShape& shape) {
+  return std::max<std::int64_t>(0, begin + 1 - shape.reach()) / n * n;
+}
+
+/// The keys of a block that each query of another sees.
+struct Band {
+  std::int64_t ahead;  ///< of the first query before the first key
+  std::int64_t reach;  ///< keys that a query sees, itself among them
+  std::int64_t keys;   ///< of the block
+
+  std::int64_t first(std::int64_t query) const { return std::clamp<std::int64_t>(ahead + query + 1 - reach, 0, keys); }
+  std::int64_t end(std::int64_t query) const { return std::min(keys, ahead + query + 1); }
+};
+
+/// Keys out of sight weigh exp(-inf) = 0: whole vectors are cheaper than rows of every length.
+inline void hide_unseen(float* scores, std::int64_t query, const Band& band) {
+  constexpr float nothing = -std::numeric_limits<float>::infinity();
+  const std::int64_t first = band.first(query), end = band.end(query);
+  for (std::int64_t j = 0; j < first; ++j) scores[j] = nothing;
+  for (std::int64_t j = end; j < band.keys; ++j) scores[j] = nothing;
+}
+
 /// Running softmax of a block of queries.
 struct Softmax {
   float* scores;   ///< (rows, keys), becomes probabilities relative to the running maximum
   float* largest;  ///< (rows)
   float* sum;      ///< (rows)
   float* out;      ///< (rows, dim), sum of probabilities times values so far
-  std::int64_t rows, keys, dim;
-  bool diagonal;  ///< the block in which query i sees keys 0 ... i only
-  bool first;     ///< nothing has been summed yet
+  std::int64_t rows, dim;
+  Band band;
+  bool first;  ///< nothing has been summed yet
 };
 
 void softmax_block(Softmax s) {
   vectorised([=] {
+    const std::int64_t keys = s.band.keys;
+    // A number, so that -inf less this is -inf too: a query may see no key of its first block.
+    constexpr float lowest = std::numeric_limits<float>::lowest();
     for (std::int64_t i = 0; i < s.rows; ++i) {
-      float* const x = s.scores + i * s.keys;
-      constexpr float nothing = -std::numeric_limits<float>::infinity();
-      // Keys out of sight weigh exp(-inf) = 0: whole vectors are cheaper than rows of every length.
-      for (std::int64_t j = i + 1; s.diagonal && j < s.keys; ++j) x[j] = nothing;
-      const float before = s.first ? nothing : s.largest[i];
-      const float top = lane_max(s.keys, before, [=](std::int64_t j) { return x[j]; });
+      float* const x = s.scores + i * keys;
+      hide_unseen(x, i, s.band);
+      const float before = s.first ? lowest : s.largest[i];
+      const float top = lane_max(keys, before, [=](std::int64_t j) { return x[j]; });
 #pragma GCC ivdep
-      for (std::int64_t j = 0; j < s.keys; ++j) x[j] = numerics::exp(x[j] - top);
-      const float sum = lane_sum(s.keys, [=](std::int64_t j) { return x[j]; });
+      for (std::int64_t j = 0; j < keys; ++j) x[j] = numerics::exp(x[j] - top);
+      const float sum = lane_sum(keys, [=](std::int64_t j) { return x[j]; });
       s.largest[i] = top;
       if (s.first) {
         s.sum[i] = sum;
@@ -111,14 +135,16 @@ void forward_block(const ForwardHead<T>& head, std::int64_t begin, std::int64_t 
                    const ForwardBuffers& buffer) {
   const std::int64_t dim = shape.head_dim, n = block_of(shape.sequence);
   const FloatBlock q = as_floats(head.q.row(begin), head.q.stride, rows, dim, buffer.queries);
-  for (std::int64_t key = 0; key <= begin; key += n) {
-    const bool first = key == 0, diagonal = key == begin;
-    const std::int64_t keys = diagonal ? rows : n;
+  const std::int64_t first_block = first_key(begin, n, shape);
+  for (std::int64_t key = first_block; key <= begin; key += n) {
+    const bool first = key == first_block;
+    const std::int64_t keys = key == begin ? rows : n;
     const FloatBlock k = as_floats(head.k.row(key), head.k.stride, keys, dim, buffer.keys);
     const FloatBlock v = as_floats(head.v.row(key), head.v.stride, keys, dim, buffer.values);
     gemm(Op::plain, Op::transposed, rows, keys, dim, shape.scale, q.data, q.stride, k.data, k.stride, 0.0F,
          buffer.scores, keys);
-    softmax_block({buffer.scores, buffer.largest, buffer.sum, buffer.out, rows, keys, dim, diagonal, first});
+    const Band band{begin - key, shape.reach(), keys};
+    softmax_block({buffer.scores, buffer.largest, buffer.sum, buffer.out, rows, dim, band, first});
     gemm(Op::plain, Op::plain, rows, dim, keys, 1.0F, buffer.scores, keys, v.data, v.stride, first ? 0.0F : 1.0F,
          buffer.out, dim);
   }
@@ -162,15 +188,15 @@ void row_products(const FloatBlock& dout, Head<T> out, std::int64_t rows, std::i
 
 /// scores -> probabilities, dP -> scale dS, in place.
 void softmax_gradient_block(float* scores, float* dscores, const float* lse, const float* delta, float scale,
-                            std::int64_t rows, std::int64_t keys, bool diagonal) {
+                            std::int64_t rows, Band band) {
   vectorised([=] {
     for (std::int64_t i = 0; i < rows; ++i) {
-      float* const p = scores + i * keys;
-      float* const d = dscores + i * keys;
-      for (std::int64_t j = i + 1; diagonal && j < keys; ++j) p[j] = -std::numeric_limits<float>::infinity();
+      float* const p = scores + i * band.keys;
+      float* const d = dscores + i * band.keys;
+      hide_unseen(p, i, band);
       const float log_sum = lse[i], own = delta[i];
 #pragma GCC ivdep
-      for (std::int64_t j = 0; j < keys; ++j) {
+      for (std::int64_t j = 0; j < band.keys; ++j) {
         p[j] = numerics::exp(p[j] - log_sum);
         d[j] = p[j] * (d[j] - own) * scale;
       }
@@ -192,9 +218,9 @@ void backward_block(const BackwardHead<T>& head, const FloatBlock& keys, const F
   const FloatBlock q = as_floats(head.q.row(begin), head.q.stride, rows, dim, buffer.queries);
   const FloatBlock dout = as_floats(head.dout.row(begin), head.dout.stride, rows, dim, buffer.dout);
   row_products(dout, Head<T>{head.out.row(begin), head.out.stride}, rows, dim, buffer.delta);
-  for (std::int64_t key = 0; key <= begin; key += n) {
-    const bool diagonal = key == begin;
-    const std::int64_t width = diagonal ? rows : n;
+  const std::int64_t first_block = first_key(begin, n, shape);
+  for (std::int64_t key = first_block; key <= begin; key += n) {
+    const std::int64_t width = key == begin ? rows : n;
     const float* const k = keys.data + key * keys.stride;
     const float* const v = values.data + key * values.stride;
     gemm(Op::plain, Op::transposed, rows, width, dim, shape.scale, q.data, q.stride, k, keys.stride, 0.0F,
@@ -202,13 +228,13 @@ void backward_block(const BackwardHead<T>& head, const FloatBlock& keys, const F
     gemm(Op::plain, Op::transposed, rows, width, dim, 1.0F, dout.data, dout.stride, v, values.stride, 0.0F,
          buffer.dscores, width);
     softmax_gradient_block(buffer.probabilities, buffer.dscores, head.lse + begin, buffer.delta, shape.scale, rows,
-                           width, diagonal);
+                           {begin - key, shape.reach(), width});
     gemm(Op::transposed, Op::plain, width, dim, rows, 1.0F, buffer.probabilities, width, dout.data, dout.stride, 1.0F,
          buffer.dvalues + key * dim, dim);
     gemm(Op::transposed, Op::plain, width, dim, rows, 1.0F, buffer.dscores, width, q.data, q.stride, 1.0F,
          buffer.dkeys + key * dim, dim);
-    gemm(Op::plain, Op::plain, rows, dim, width, 1.0F, buffer.dscores, width, k, keys.stride, key == 0 ? 0.0F : 1.0F,
-         buffer.dqueries, dim);
+    gemm(Op::plain, Op::plain, rows, dim, width, 1.0F, buffer.dscores, width, k, keys.stride,
+         key == first_block ? 0.0F : 1.0F, buffer.dqueries, dim);
   }
   store_block(buffer.dqueries, rows, dim, head.dq.row(begin), head.dq.stride);
 }

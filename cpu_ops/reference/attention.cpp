@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -49,6 +50,11 @@ class Sum {
   std::vector<double> values_;
 };
 
+/// First key that query t sees.
+std::int64_t first_seen(const AttentionShape& s, std::int64_t t) {
+  return std::max<std::int64_t>(0, t + 1 - s.reach());
+}
+
 template <class Body>
 void for_queries(const AttentionShape& s, const Body& body) {
   for (std::int64_t b = 0; b < s.batch; ++b) {
@@ -63,18 +69,19 @@ void for_queries(const AttentionShape& s, const Body& body) {
 void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& s) {
   const HeadsView o = dense(out, s);
   for_queries(s, [&](std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t g) {
-    std::vector<double> p(static_cast<std::size_t>(t + 1));
+    const std::int64_t first = first_seen(s, t);
+    std::vector<double> p(static_cast<std::size_t>(t + 1 - first));
     double largest = -INFINITY, sum = 0.0;
-    for (std::int64_t j = 0; j <= t; ++j) {
-      p[static_cast<std::size_t>(j)] =
-          static_cast<double>(s.scale) * dot(q, at(q, s, b, t, h), k, at(k, s, b, j, g), s.head_dim);
-      largest = std::fmax(largest, p[static_cast<std::size_t>(j)]);
+    for (std::int64_t j = first; j <= t; ++j) {
+      double& score = p[static_cast<std::size_t>(j - first)];
+      score = static_cast<double>(s.scale) * dot(q, at(q, s, b, t, h), k, at(k, s, b, j, g), s.head_dim);
+      largest = std::fmax(largest, score);
     }
     for (double& x : p) sum += x = std::exp(x - largest);
     for (std::int64_t d = 0; d < s.head_dim; ++d) {
       double value = 0.0;
-      for (std::int64_t j = 0; j <= t; ++j)
-        value += p[static_cast<std::size_t>(j)] / sum * get(v.data, v.dtype, at(v, s, b, j, g) + d);
+      for (std::int64_t j = first; j <= t; ++j)
+        value += p[static_cast<std::size_t>(j - first)] / sum * get(v.data, v.dtype, at(v, s, b, j, g) + d);
       put(o.data, o.dtype, at(o, s, b, t, h) + d, value);
     }
     if (lse) put(lse, (b * s.heads + h) * s.sequence + t, largest + std::log(sum));
@@ -90,7 +97,7 @@ void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, 
     const std::int64_t q_at = at(q, s, b, t, h), o_at = at(o, s, b, t, h);
     const double delta = dot(d_o, o_at, o, o_at, s.head_dim);
     const double log_sum = get(lse, (b * s.heads + h) * s.sequence + t);
-    for (std::int64_t j = 0; j <= t; ++j) {
+    for (std::int64_t j = first_seen(s, t); j <= t; ++j) {
       const std::int64_t k_at = at(k, s, b, j, g), v_at = at(v, s, b, j, g);
       const double p = std::exp(scale * dot(q, q_at, k, k_at, s.head_dim) - log_sum);
       const double ds = scale * p * (dot(d_o, o_at, v, v_at, s.head_dim) - delta);

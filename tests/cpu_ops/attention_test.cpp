@@ -7,12 +7,19 @@ namespace {
 
 class Attention : public ::testing::TestWithParam<DType> {};
 
-// (B, T, heads, kv heads, head dim): odd, grouped, several blocks with a short last one, a single token.
-const AttentionShape all_shapes[] = {{3, 37, 3, 1, 5, 0.4F},
-                                     {1, 1, 1, 1, 16, 0.25F},
-                                     {2, 64, 4, 2, 16, 0.25F},
-                                     {1, 131, 6, 3, 64, 0.125F},
-                                     {2, 200, 2, 2, 5, 0.5F}};
+// (B, T, heads, kv heads, head dim), scale and window: odd, grouped, several blocks with a short last one, a single
+// token; windows of one token and two, shorter and longer than a block and as long, of all tokens but one and of more.
+const AttentionShape all_shapes[] = {
+    {3, 37, 3, 1, 5, 0.4F},        {1, 1, 1, 1, 16, 0.25F},       {2, 64, 4, 2, 16, 0.25F},
+    {1, 131, 6, 3, 64, 0.125F},    {2, 200, 2, 2, 5, 0.5F},       {3, 37, 3, 1, 5, 0.4F, 1},
+    {2, 131, 4, 2, 16, 0.25F, 2},  {2, 200, 2, 2, 5, 0.5F, 37},   {1, 131, 2, 1, 64, 0.125F, 63},
+    {2, 131, 2, 1, 16, 0.25F, 64}, {1, 200, 4, 2, 16, 0.25F, 65}, {1, 259, 2, 1, 16, 0.25F, 150},
+    {3, 37, 3, 1, 5, 0.4F, 36},    {1, 131, 2, 1, 16, 0.25F, 136}};
+
+AttentionShape with_window(AttentionShape s, std::int64_t window) {
+  s.window = window;
+  return s;
+}
 
 /// q, k, v side by side in one buffer of rows (H + 2 K) D, and their gradients likewise.
 struct Packed {
@@ -38,7 +45,7 @@ Shape lse_shape(const AttentionShape& s) { return {s.batch, s.heads, s.sequence}
 
 TEST_P(Attention, ForwardAndBackwardAreTheReference) {
   for (const AttentionShape& s : all_shapes) {
-    SCOPED_TRACE(s.sequence);
+    SCOPED_TRACE(std::to_string(s.sequence) + " tokens, window " + std::to_string(s.window));
     Random random(7);
     const Packed in(random, GetParam(), s);
     const Tensor dout = random.tensor(GetParam(), out_shape(s));
@@ -110,9 +117,42 @@ TEST(AttentionScores, HugeOnesNeitherOverflowNorLoseTheWinner) {
   }
 }
 
+/// One head's scores as a whole (T, T) matrix, of which a query is left the keys that are less than a window before it.
+TEST(AttentionReference, AWindowHidesWhatIsThatFarBeforeAToken) {
+  const std::int64_t tokens = 23, dim = 5;
+  Random random(12);
+  for (const std::int64_t window : {1, 2, 7, 22, 23, 28}) {
+    const AttentionShape s{1, tokens, 1, 1, dim, 0.4F, window};
+    const Packed in(random, DType::f32, s);
+    Tensor out(DType::f32, out_shape(s)), lse(DType::f32, lse_shape(s));
+    reference::attention(in.q(), in.k(), in.v(), out, lse, s);
+    const auto element = [&](std::int64_t part, std::int64_t t, std::int64_t d) {
+      return in.buffer.get((t * 3 + part) * dim + d);
+    };
+    for (std::int64_t t = 0; t < tokens; ++t) {
+      double sum = 0.0;
+      std::vector<double> expected(static_cast<std::size_t>(dim));
+      for (std::int64_t j = 0; j < tokens; ++j) {
+        const bool hidden = j > t || t - j >= window;
+        double score = 0.0;
+        for (std::int64_t d = 0; d < dim; ++d) score += element(0, t, d) * element(1, j, d);
+        const double weight = hidden ? 0.0 : std::exp(static_cast<double>(s.scale) * score);
+        sum += weight;
+        for (std::int64_t d = 0; d < dim; ++d) expected[static_cast<std::size_t>(d)] += weight * element(2, j, d);
+      }
+      EXPECT_NEAR(lse.get(t), std::log(sum), 1e-5) << t;
+      for (std::int64_t d = 0; d < dim; ++d) {
+        EXPECT_NEAR(out.get(t * dim + d), expected[static_cast<std::size_t>(d)] / sum, 1e-5) << t;
+      }
+    }
+  }
+}
+
+class AttentionDerivative : public ::testing::TestWithParam<std::int64_t> {};
+
 /// The loss sum(dout * out) in double by central differences.
-TEST(AttentionReference, BackwardIsTheDerivativeOfForward) {
-  const AttentionShape s{1, 7, 2, 1, 3, 0.6F};
+TEST_P(AttentionDerivative, IsTheReferencesBackward) {
+  const AttentionShape s{1, 7, 2, 1, 3, 0.6F, GetParam()};
   Random random(10);
   Packed in(random, DType::f32, s), d(DType::f32, s);
   const Tensor dout = random.tensor(DType::f32, out_shape(s));
@@ -134,6 +174,96 @@ TEST(AttentionReference, BackwardIsTheDerivativeOfForward) {
     in.buffer.set(i, value);
     EXPECT_NEAR((above - below) / 2 / static_cast<double>(step), d.buffer.get(i), 2e-3) << i;
   }
+}
+
+/// Forward and backward by the fast kernels.
+struct Results {
+  Results(const Packed& in, const Tensor& dout, const AttentionShape& s)
+      : out(dout.dtype(), out_shape(s)), lse(DType::f32, lse_shape(s)), d(dout.dtype(), s) {
+    LentWorkspace lent(std::max(fast::attention_scratch(s.sequence, s.head_dim, 2),
+                                fast::attention_backward_scratch(s.sequence, s.head_dim, 2)));
+    fast::attention(*arenas()[1], lent.get(), in.q(), in.k(), in.v(), out, lse, s);
+    fast::attention_backward(*arenas()[1], lent.get(), dout, in.q(), in.k(), in.v(), out, lse, d.q(), d.k(), d.v(), s);
+  }
+  Tensor out, lse;
+  Packed d;
+};
+
+class AttentionWindow : public ::testing::TestWithParam<DType> {
+ protected:
+  // Two query heads over one, 131 tokens of which each sees 37: rows are q, q, k and v, 16 elements each.
+  static constexpr std::int64_t tokens = 131, window = 37, dim = 16, width = 4 * dim;
+  const AttentionShape shape_{1, tokens, 2, 1, dim, 0.25F, window};
+  Random random_{13};
+  Packed in_{random_, GetParam(), shape_};
+  Tensor dout_ = random_.tensor(GetParam(), out_shape(shape_));
+
+  /// Whether elements [begin, end) of each row of tokens [first, last) are the same in both.
+  static bool same(const Tensor& a, const Tensor& b, std::int64_t row, std::int64_t first, std::int64_t last,
+                   std::int64_t begin, std::int64_t end) {
+    const std::size_t size = size_of(a.dtype());
+    for (std::int64_t t = first; t < last; ++t) {
+      const std::size_t at = static_cast<std::size_t>(t * row + begin) * size;
+      if (std::memcmp(a.bytes().data() + at, b.bytes().data() + at, static_cast<std::size_t>(end - begin) * size) != 0)
+        return false;
+    }
+    return true;
+  }
+};
+
+TEST_P(AttentionWindow, OfAllTokensOrMoreChangesNoBit) {
+  const Results none(in_, dout_, with_window(shape_, 0));
+  for (const std::int64_t longer : {tokens, tokens + 5, tokens << 40}) {
+    const Results of(in_, dout_, with_window(shape_, longer));
+    EXPECT_SAME_BITS(of.out, none.out);
+    EXPECT_SAME_BITS(of.lse, none.lse);
+    EXPECT_SAME_BITS(of.d.buffer, none.d.buffer);
+  }
+  EXPECT_NE(Results(in_, dout_, with_window(shape_, tokens - 1)).out.bytes(), none.out.bytes());
+}
+
+TEST_P(AttentionWindow, TokensThatAreSeenByNobodyChangeNothing) {
+  const Results before(in_, dout_, shape_);
+  const std::int64_t changed = 50, unaware = changed + window - 1;
+  for (std::int64_t t = 0; t < changed; ++t) {  // their keys and values
+    for (std::int64_t i = 2 * dim; i < width; ++i) in_.buffer.set(t * width + i, random_.normal(3.0F));
+  }
+  const Results after(in_, dout_, shape_);
+  EXPECT_TRUE(same(after.out, before.out, 2 * dim, unaware, tokens, 0, 2 * dim));
+  EXPECT_TRUE(same(after.d.buffer, before.d.buffer, width, unaware, tokens, 0, width));
+  EXPECT_FALSE(same(after.out, before.out, 2 * dim, unaware - 1, unaware, 0, dim));
+  EXPECT_FALSE(same(after.d.buffer, before.d.buffer, width, unaware - 1, unaware, 0, dim));
+}
+
+TEST_P(AttentionWindow, GradientsReachNoFurther) {
+  const std::int64_t first = 100, reached = first - window + 1;
+  for (std::int64_t i = 0; i < first * 2 * dim; ++i) dout_.set(i, 0.0F);
+  const Results results(in_, dout_, shape_);
+  for (std::int64_t i = 0; i < reached * width; ++i) ASSERT_EQ(results.d.buffer.get(i), 0.0) << i;
+  for (std::int64_t i = 2 * dim; i < width; ++i) EXPECT_NE(results.d.buffer.get(reached * width + i), 0.0) << i;
+}
+
+/// What is not a number would show in every sum that it was part of, with whatever weight.
+TEST_P(AttentionWindow, BlocksOutsideOfItAreLeftOut) {
+  const std::int64_t block = 64, last = 2 * block;
+  const Results clean(in_, dout_, shape_);
+  Packed no_keys = in_, no_queries = in_;
+  Tensor no_gradient = dout_;
+  for (std::int64_t t = 0; t < block; ++t) {
+    for (std::int64_t i = 2 * dim; i < width; ++i) no_keys.buffer.set(t * width + i, NAN);
+  }
+  for (std::int64_t t = last; t < tokens; ++t) {
+    for (std::int64_t i = 0; i < 2 * dim; ++i) {
+      no_queries.buffer.set(t * width + i, NAN);
+      no_gradient.set(t * 2 * dim + i, NAN);
+    }
+  }
+  // The last block of queries sees none of the first of keys, nor is this seen by it.
+  const Results of_queries(no_keys, dout_, shape_), of_keys(no_queries, no_gradient, shape_);
+  EXPECT_TRUE(same(of_queries.out, clean.out, 2 * dim, last, tokens, 0, 2 * dim));
+  EXPECT_TRUE(same(of_queries.d.buffer, clean.d.buffer, width, last, tokens, 0, 2 * dim));
+  EXPECT_TRUE(same(of_keys.d.buffer, clean.d.buffer, width, 0, block, 0, width));
+  EXPECT_TRUE(std::isnan(of_keys.d.buffer.get(block * width + 2 * dim)));
 }
 
 class Rope : public ::testing::TestWithParam<DType> {};
@@ -164,6 +294,8 @@ TEST_P(Rope, IsTheReferenceAndTheInverseUndoesIt) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Activations, Attention, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+INSTANTIATE_TEST_SUITE_P(Activations, AttentionWindow, ::testing::Values(DType::f32, DType::bf16), dtype_name);
+INSTANTIATE_TEST_SUITE_P(Windows, AttentionDerivative, ::testing::Values(0, 1, 3));
 INSTANTIATE_TEST_SUITE_P(Activations, Rope, ::testing::Values(DType::f32, DType::bf16), dtype_name);
 
 }  // namespace

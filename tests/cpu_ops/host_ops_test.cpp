@@ -66,6 +66,9 @@ TEST_F(HostOpsTest, RefusalsNameTheOperationAndTheShapesAndQueueNothing) {
   const AttentionShape shape{.batch = 1, .sequence = 5, .heads = 3, .kv_heads = 2, .head_dim = 8};
   const HeadsView heads{x.view().data, DType::f32, 24};
   EXPECT_THAT(refusal([&] { ops_.attention(heads, heads, heads, x, {}, shape, {}); }), ::testing::HasSubstr("divide"));
+  const AttentionShape backwards{.batch = 1, .sequence = 5, .heads = 3, .kv_heads = 3, .head_dim = 8, .window = -1};
+  EXPECT_THAT(refusal([&] { ops_.attention(heads, heads, heads, x, {}, backwards, {}); }),
+              ::testing::HasSubstr("window"));
   EXPECT_THAT(refusal([&] {
                 ops_.rope(x.view().reshaped({1, 5, 8, 3}), rows, false, {});
               }),
