@@ -67,7 +67,8 @@ std::int64_t tiles_at_once(double of_largest, const AttentionLimits& limits);
 
 /// Blocks of queries against blocks of keys with a running maximum and sum (Dao et al., arXiv 2205.14135), so that (T,
 /// T) never exists. fp32 arithmetic; of bf16 heads of up to 128 dimensions products are those of tensor cores, to which
-/// weights and gradients of scores are rounded. Every sum has one owner and a fixed order: no atomics.
+/// weights and gradients of scores are rounded. Blocks out of each other's window are left out. Every sum has one owner
+/// and a fixed order: no atomics.
 /// Asynchronous, and throw, as Attention::forward and Attention::backward do; the latter computes the scores twice,
 /// once for dq and once for dk and dv. Bits do not depend on `limits`.
 void plain_attention(const AttentionForward& call, CUstream_st* stream, const AttentionLimits& limits = {});

@@ -13,17 +13,16 @@ struct Running {
   Quarter<dim> out;  ///< sum of weights times values
 };
 
-/// Takes in the scores of query t with the staged keys from `first_key` on: weights into this row of `weights`.
+/// Takes in the scores of this quad's query with the staged keys: weights into this row of `weights`.
 template <int dim>
-TANDEM_DEVICE void weigh(Running<dim>& row, const float* query, const float* keys, std::int64_t t,
-                         std::int64_t first_key, const AttentionShape& shape, float* weights) {
+TANDEM_DEVICE void weigh(Running<dim>& row, const float* query, const float* keys, const Band& band, float scale,
+                         float* weights) {
   Scores<dim> score = row_products<dim>(query, keys);
   float top = row.largest;
   TANDEM_UNROLL
   for (int j = 0; j < Tiling<dim>::own_scores; ++j) {
-    const std::int64_t key = first_key + column_of(j);
-    const bool seen = key <= t && key < shape.sequence;
-    score.x[j] = seen ? shape.scale * score.x[j] : numerics::bits_float(minus_infinity);
+    const bool seen = sees(band, thread_index() / quad, column_of(j));
+    score.x[j] = seen ? scale * score.x[j] : numerics::bits_float(minus_infinity);
     top = score.x[j] > top ? score.x[j] : top;
   }
   top = quad_max(top);
@@ -56,11 +55,13 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range
     const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
     const Head<T> k = head_at<T>(operands.k, shape, b, h / group), v = head_at<T>(operands.v, shape, b, h / group);
     stage_rows<dim>(head_at<T>(operands.q, shape, b, h), first_query, shape, aligned, queries);
-    Running<dim> running = {numerics::bits_float(minus_infinity), 0.0F, {}};
-    for (std::int64_t key = 0; key <= first_query; key += Size::rows) {
+    Running<dim> running = {numerics::bits_float(lowest), 0.0F, {}};
+    const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
+    for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
       stage_rows<dim>(k, key, shape, aligned, others);
       barrier();
-      weigh(running, queries + row * Size::pitch, others, t, key, shape, weights);
+      const Band band = band_of<Size::rows>(first_query, key, operands.reach);
+      weigh(running, queries + row * Size::pitch, others, band, shape.scale, weights);
       barrier();
       stage_rows<dim>(v, key, shape, aligned, others);
       barrier();
@@ -79,15 +80,19 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range
 
 void plain_attention(const AttentionForward& call, CUstream_st* stream, const AttentionLimits& limits) {
   const AttentionShape& shape = call.shape;
-  const ForwardOperands operands{
-      call.q, call.k, call.v, {call.out.data, call.out.dtype, shape.heads * shape.head_dim}, optional<float>(call.lse)};
+  const ForwardOperands operands{.q = call.q,
+                                 .k = call.k,
+                                 .v = call.v,
+                                 .out = {call.out.data, call.out.dtype, shape.heads * shape.head_dim},
+                                 .lse = optional<float>(call.lse),
+                                 .reach = shape.reach()};
   if (takes_tensor_cores(call.q.dtype, shape.head_dim)) return tensor_attention(operands, shape, limits, stream);
   with_activation(call.q.dtype, [&]<class T>(T) {
     with_tiling<T>(shape.head_dim, [&](auto dim) {
       using Size = Tiling<dim.value>;
       const bool aligned = aligned_heads<T>(shape.head_dim, call.q, call.k, call.v);
       const TileWork work{shape.batch * shape.heads, 2.0, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
-      in_launches<Size>(work, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+      in_launches<Size>(work, shape, limits, [&](TileRange range, const Geometry& geometry) {
         launch("attention", attention_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
       });
     });

@@ -49,15 +49,17 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool
     const float lse = t < shape.sequence ? operands.lse[statistic] : 0.0F;
     const float delta = t < shape.sequence ? operands.delta[statistic] : 0.0F;
     Quarter<dim> sums = {};
-    for (std::int64_t key = 0; key <= first_query; key += Size::rows) {
+    const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
+    for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
       stage_rows<dim>(k, key, shape, aligned, keys);
       stage_rows<dim>(v, key, shape, aligned, values);
       barrier();
       const Scores<dim> products = row_products<dim>(queries + row * Size::pitch, keys);
       const Scores<dim> dweights = row_products<dim>(douts + row * Size::pitch, values);
+      const Band band = band_of<Size::rows>(first_query, key, operands.reach);
       TANDEM_UNROLL
       for (int j = 0; j < Size::own_scores; ++j) {
-        const bool seen = key + column_of(j) <= t && t < shape.sequence;
+        const bool seen = sees(band, row, column_of(j));
         const float weight = seen ? weight_of(products.x[j], lse, shape.scale) : 0.0F;
         dscores[column_of(j)] = dscore_of(weight, dweights.x[j], delta, shape.scale);
       }
@@ -85,23 +87,24 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, boo
   const std::int64_t group = shape.heads / shape.kv_heads;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const auto [first_key, b, kv] = keys_of(i, Size::rows, shape);
-    const std::int64_t t = first_key + row;
+    const std::int64_t t = first_key + row, end = end_of_queries(first_key, Size::rows, operands.reach, shape.sequence);
     stage_rows<dim>(head_at<T>(operands.k, shape, b, kv), first_key, shape, aligned, keys);
     stage_rows<dim>(head_at<T>(operands.v, shape, b, kv), first_key, shape, aligned, values);
     Quarter<dim> dk = {}, dv = {};
     for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
       const float* const lse = operands.lse + (b * shape.heads + h) * shape.sequence;
       const float* const delta = operands.delta + (b * shape.heads + h) * shape.sequence;
-      for (std::int64_t query = first_key; query < shape.sequence; query += Size::rows) {
+      for (std::int64_t query = first_key; query < end; query += Size::rows) {
         stage_rows<dim>(head_at<T>(operands.q, shape, b, h), query, shape, aligned, queries);
         stage_rows<dim>(head_at<T>(operands.dout, shape, b, h), query, shape, aligned, douts);
         barrier();
         const Scores<dim> products = row_products<dim>(keys + row * Size::pitch, queries);
         const Scores<dim> dweights = row_products<dim>(values + row * Size::pitch, douts);
+        const Band band = band_of<Size::rows>(query, first_key, operands.reach);
         TANDEM_UNROLL
         for (int j = 0; j < Size::own_scores; ++j) {
           const std::int64_t u = query + column_of(j);
-          const bool seen = t <= u && u < shape.sequence;
+          const bool seen = sees(band, column_of(j), row) && u < shape.sequence;
           const float weight = seen ? weight_of(products.x[j], lse[u], shape.scale) : 0.0F;
           weights[column_of(j)] = weight;
           dscores[column_of(j)] = seen ? dscore_of(weight, dweights.x[j], delta[u], shape.scale) : 0.0F;
@@ -135,7 +138,8 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
                                   .dk = call.dk,
                                   .dv = call.dv,
                                   .lse = call.lse.as<float>(),
-                                  .delta = static_cast<float*>(scratch)};
+                                  .delta = static_cast<float*>(scratch),
+                                  .reach = shape.reach()};
   with_activation(call.q.dtype, [&]<class T>(T) {
     launch("attention_delta", delta_kernel<T>, Geometry{blocks_for(rows * shape.heads, most_warps), most_threads},
            stream, operands, shape);
@@ -147,12 +151,12 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
       const bool aligned = aligned_heads<T>(shape.head_dim, operands.dout, call.q, call.k, call.v);
       const std::size_t bytes = (4 * Size::tile_floats + Size::score_floats) * sizeof(float);
       const TileWork queries{shape.batch * shape.heads, 3.0, bytes};
-      in_launches<Size>(queries, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+      in_launches<Size>(queries, shape, limits, [&](TileRange range, const Geometry& geometry) {
         launch("attention_dq", dq_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
       });
       const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
                           bytes + Size::score_floats * sizeof(float)};
-      in_launches<Size>(keys, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+      in_launches<Size>(keys, shape, limits, [&](TileRange range, const Geometry& geometry) {
         launch("attention_dkv", dkv_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
       });
     });

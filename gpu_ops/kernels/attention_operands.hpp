@@ -1,6 +1,7 @@
 #pragma once
 // What all attention kernels share: operands, statistics of rows, and how the tiles of a call are handed out. A block
 // owns a tile of rows of one head; four neighbouring threads, a quad, own the same rows of it.
+#include <algorithm>
 #include <cmath>
 #include <kernel_language.hpp>
 
@@ -14,16 +15,20 @@ namespace tandem::gpu {
 
 constexpr int quad = 4;
 constexpr std::uint32_t minus_infinity = 0xff800000u;
+/// Below every score, and a number, so that -inf less this is -inf too: a row may see no key of its first tile.
+constexpr std::uint32_t lowest = 0xff7fffffu;
 
 struct ForwardOperands {
   HeadsView q, k, v, out;
-  float* lse;  ///< (B, H, T), or null
+  float* lse;          ///< (B, H, T), or null
+  std::int64_t reach;  ///< AttentionShape::reach(), which a kernel that makes it itself keeps in registers
 };
 
 struct BackwardOperands {
   HeadsView dout, q, k, v, out, dq, dk, dv;
   const float* lse;  ///< (B, H, T)
   float* delta;      ///< (B, H, T): dout . out of each row
+  std::int64_t reach;
 };
 
 /// One head of one batch entry, (T, D).
@@ -80,6 +85,34 @@ TANDEM_DEVICE TileOf keys_of(std::int64_t i, int rows, const AttentionShape& sha
   return {i / heads * rows, i % heads / shape.kv_heads, i % shape.kv_heads};
 }
 
+/// First key, of a whole tile of `rows`, that any of the queries from `first_query` on sees.
+TANDEM_DEVICE std::int64_t first_key_of(std::int64_t first_query, int rows, std::int64_t reach) {
+  const std::int64_t first = first_query + 1 - reach;
+  return first > 0 ? first / rows * rows : 0;
+}
+/// End of the queries that see any of `rows` keys from `first_key` on.
+TANDEM_DEVICE std::int64_t end_of_queries(std::int64_t first_key, int rows, std::int64_t reach, std::int64_t sequence) {
+  const std::int64_t end = first_key + rows - 1 + reach;
+  return end < sequence ? end : sequence;
+}
+
+/// Which keys of a tile the queries of another see, by their numbers within the tiles: those after a query's own and
+/// `behind` more, up to its own and `ahead` more.
+struct Band {
+  int ahead;
+  int behind;
+};
+/// Of tiles of up to `rows` whose first rows these are, the key not after the query. What is further than a tile is as
+/// good as a tile.
+template <int rows>
+TANDEM_DEVICE Band band_of(std::int64_t first_query, std::int64_t first_key, std::int64_t reach) {
+  const std::int64_t ahead = first_query - first_key, behind = ahead - reach;
+  return {ahead < rows ? static_cast<int>(ahead) : rows, behind > -rows ? static_cast<int>(behind) : -rows};
+}
+TANDEM_DEVICE bool sees(const Band& band, int query, int key) {
+  return key <= query + band.ahead && key > query + band.behind;
+}
+
 // -- on the host ---------------------------------------------------------------------------------------------------
 
 /// Tiles of all heads that one launch takes.
@@ -97,9 +130,11 @@ struct TileWork {
 
 /// Calls f with the range and the geometry of each launch: blocks of Size::threads for tiles of Size::rows rows.
 template <class Size, class F>
-void in_launches(const TileWork& work, std::int64_t sequence, const AttentionLimits& limits, const F& f) {
-  const std::int64_t tiles = ceil_div(sequence, Size::rows) * work.heads;
-  const double of_largest = work.products * Size::dimensions * Size::rows * static_cast<double>(sequence);
+void in_launches(const TileWork& work, const AttentionShape& shape, const AttentionLimits& limits, const F& f) {
+  const std::int64_t tiles = ceil_div(shape.sequence, Size::rows) * work.heads;
+  // Tiles at both ends of a window are whole ones.
+  const std::int64_t met = std::min(shape.sequence, shape.reach() + 2 * Size::rows);
+  const double of_largest = work.products * Size::dimensions * Size::rows * static_cast<double>(met);
   const std::int64_t at_once = tiles_at_once(of_largest, limits);
   for (std::int64_t begin = 0; begin < tiles; begin += at_once) {
     const std::int64_t left = tiles - begin, count = at_once < left ? at_once : left;

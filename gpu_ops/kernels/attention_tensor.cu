@@ -11,22 +11,22 @@ constexpr int keys_at_once = dim <= 64 ? 64 : 32;
 
 /// The running softmax of this thread's two rows.
 struct RunningRows {
-  float largest[2] = {numerics::bits_float(minus_infinity), numerics::bits_float(minus_infinity)};
+  float largest[2] = {numerics::bits_float(lowest), numerics::bits_float(lowest)};
   float sum[2] = {0.0F, 0.0F};
 };
 
-/// Takes in the scores of the block's queries with some keys, of which a query sees those up to its own row of the tile
-/// and `ahead` more: they become weights, and what came of earlier keys is brought to the same scale.
+/// Takes in the scores of the block's queries with the keys of the tile from `first` on: they become weights, and what
+/// came of earlier keys is brought to the same scale.
 template <int dim, int columns>
-TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& scores, Products<dim>& out, int ahead, float scale) {
+TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& scores, Products<dim>& out, const Band& band, int first,
+                         float scale) {
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const int last = own_row(half) + ahead;
     float top = rows.largest[half];
     TANDEM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       for (int e = 2 * half; e < 2 * half + 2; ++e) {
-        const bool seen = own_column(j, e) <= last;
+        const bool seen = sees(band, own_row(half) - first, own_column(j, e));
         const float score = seen ? scale * scores.at[j].x[e] : numerics::bits_float(minus_infinity);
         scores.at[j].x[e] = score;
         top = score > top ? score : top;
@@ -69,12 +69,14 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRang
     barrier();
     RunningRows rows;
     Products<dim> out = {};
-    for (std::int64_t key = 0; key <= tile.first; key += Size::rows) {
+    const std::int64_t first_key = first_key_of(tile.first, Size::rows, operands.reach);
+    for (std::int64_t key = first_key; key <= tile.first; key += Size::rows) {
       stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
       barrier();
+      const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
       for (int first = 0; first < Size::rows; first += keys_at_once<dim>) {
         auto scores = with_rows<keys_at_once<dim>>(queries, keys, first);
-        weigh(rows, scores, out, rows_ahead<dim>(key, tile.first) - first, shape.scale);
+        weigh(rows, scores, out, band, first, shape.scale);
         add_weighted(out, scores, values, first);
       }
       barrier();
@@ -104,7 +106,7 @@ void tensor_attention(const ForwardOperands& operands, const AttentionShape& sha
   with_tensor_tiling(shape.head_dim, [&]<int dim>(TensorTiling<dim>) {
     using Size = TensorTiling<dim>;
     const TileWork work{shape.batch * shape.heads, 2.0, std::size_t{2} * Size::rows * dim * sizeof(bf16)};
-    in_launches<Size>(work, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+    in_launches<Size>(work, shape, limits, [&](TileRange range, const Geometry& geometry) {
       launch("attention", tensor_attention_kernel<dim>, geometry, stream, operands, shape, range, aligned);
     });
   });

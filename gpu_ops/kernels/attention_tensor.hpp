@@ -36,13 +36,6 @@ TANDEM_DEVICE int own_row(int half) { return warp_row() + own_lane() / quad + ha
 /// Column of element `e` of product j.
 TANDEM_DEVICE int own_column(int j, int e) { return j * 8 + own_lane() % quad * 2 + e % 2; }
 
-/// How far row `of` is behind row `from`, which is not after it, or that it is a tile or more.
-template <int dim>
-TANDEM_DEVICE int rows_ahead(std::int64_t from, std::int64_t of) {
-  constexpr int most = TensorTiling<dim>::rows;
-  return of - from < most ? static_cast<int>(of - from) : most;
-}
-
 // -- tiles in shared memory ----------------------------------------------------------------------------------------
 
 /// Element `at` of a row of a tile.

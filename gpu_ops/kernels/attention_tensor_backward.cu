@@ -36,17 +36,18 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange rang
       delta[half] = t < shape.sequence ? operands.delta[statistic] : 0.0F;
     }
     Products<dim> sums = {};
-    for (std::int64_t key = 0; key <= tile.first; key += Size::rows) {
+    const std::int64_t first_key = first_key_of(tile.first, Size::rows, operands.reach);
+    for (std::int64_t key = first_key; key <= tile.first; key += Size::rows) {
       stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
       barrier();
-      const int ahead = rows_ahead<dim>(key, tile.first);
+      const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
       for (int first = 0; first < Size::rows; first += at_once<dim>) {
         const auto products = with_rows<at_once<dim>>(queries, keys, first);
         auto dscores = with_rows<at_once<dim>>(douts, values, first);
         TANDEM_UNROLL
         for (int j = 0; j < at_once<dim> / 8; ++j) {
           for (int e = 0; e < 4; ++e) {
-            const bool seen = first + own_column(j, e) <= own_row(e / 2) + ahead;
+            const bool seen = sees(band, own_row(e / 2), first + own_column(j, e));
             float& dscore = dscores.at[j].x[e];
             const float weight = seen ? weight_of(products.at[j].x[e], lse[e / 2], shape.scale) : 0.0F;
             dscore = dscore_of(weight, dscore, delta[e / 2], shape.scale);
@@ -76,13 +77,14 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange ran
   const std::int64_t group = shape.heads / shape.kv_heads;
   for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
     const TileOf tile = keys_of(i, Size::rows, shape);
+    const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
     const HeadPair own = pair_at(operands.k, operands.v, shape, tile.b, tile.h);
     stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
     Products<dim> dk = {}, dv = {};
     for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
       const HeadPair others = pair_at(operands.q, operands.dout, shape, tile.b, h);
       const std::int64_t statistics = (tile.b * shape.heads + h) * shape.sequence;
-      for (std::int64_t query = tile.first; query < shape.sequence; query += query_rows) {
+      for (std::int64_t query = tile.first; query < end; query += query_rows) {
         stage<dim>(others, query, query_rows, shape, aligned, queries, douts);
         if (thread_index() < query_rows) {  // zeros behind the last token, as its rows: they add nothing
           const std::int64_t u = query + thread_index();
@@ -90,14 +92,14 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange ran
           delta[thread_index()] = u < shape.sequence ? operands.delta[statistics + u] : 0.0F;
         }
         barrier();
-        const int ahead = rows_ahead<dim>(tile.first, query);
+        const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
         for (int first = 0; first < query_rows; first += at_once<dim>) {
           auto weights = with_rows<at_once<dim>, dim>(keys, queries, first);
           TANDEM_UNROLL
           for (int j = 0; j < at_once<dim> / 8; ++j) {
             for (int e = 0; e < 4; ++e) {
               const int column = first + own_column(j, e);
-              const bool seen = own_row(e / 2) <= column + ahead;
+              const bool seen = sees(band, column, own_row(e / 2));
               weights.at[j].x[e] = seen ? weight_of(weights.at[j].x[e], lse[column], shape.scale) : 0.0F;
             }
           }
@@ -132,12 +134,12 @@ void tensor_attention_backward(const BackwardOperands& o, const AttentionShape& 
     using Size = TensorTiling<dim>;
     constexpr std::size_t row = dim * sizeof(bf16);
     const TileWork queries{shape.batch * shape.heads, 3.0, 2 * Size::rows * row};
-    in_launches<Size>(queries, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+    in_launches<Size>(queries, shape, limits, [&](TileRange range, const Geometry& geometry) {
       launch("attention_dq", tensor_dq_kernel<dim>, geometry, stream, o, shape, range, aligned);
     });
     const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
                         2 * (Size::rows + query_rows) * row};
-    in_launches<Size>(keys, shape.sequence, limits, [&](TileRange range, const Geometry& geometry) {
+    in_launches<Size>(keys, shape, limits, [&](TileRange range, const Geometry& geometry) {
       launch("attention_dkv", tensor_dkv_kernel<dim>, geometry, stream, o, shape, range, aligned);
     });
   });

@@ -13,6 +13,12 @@ const AttentionShape all_shapes[] = {{3, 37, 3, 1, 5, 0.4F},     {1, 1, 1, 1, 16
                                      {1, 150, 2, 1, 128, 0.1F},  {1, 97, 1, 1, 24, 0.2F},  {1, 35, 2, 1, 200, 0.07F},
                                      {1, 32, 1, 1, 256, 0.06F}};
 
+// Windows of one token and two, shorter and longer than a tile and as long, and of all tokens but one.
+const AttentionShape windowed_shapes[] = {{2, 37, 2, 1, 5, 0.4F, 1},     {1, 70, 1, 1, 16, 0.25F, 2},
+                                          {1, 131, 2, 1, 24, 0.2F, 37},  {1, 97, 1, 1, 128, 0.1F, 64},
+                                          {1, 131, 1, 1, 80, 0.11F, 65}, {1, 67, 1, 1, 16, 0.25F, 66},
+                                          {1, 35, 2, 1, 200, 0.07F, 17}};
+
 /// Rows of q, k and v side by side, (H + 2 K) D elements.
 std::int64_t packed_width(const AttentionShape& s) { return (s.heads + 2 * s.kv_heads) * s.head_dim; }
 
@@ -41,6 +47,16 @@ class AttentionOps : public OpsTest {
                   .kv_heads = s.kv_heads,
                   .head_dim = s.head_dim,
                   .activations = dtype()});
+  }
+  /// out, lse, and the gradients of `in`.
+  std::vector<Tensor> run(const Tensor& in, const Tensor& dout, const AttentionShape& s) {
+    const Operand buffer = bench().put(in), gradient = bench().put(dout);
+    const Operand out = bench().put(Tensor(dtype(), out_shape(s))), d = bench().put(Tensor(dtype(), packed_shape(s)));
+    const Operand lse = bench().put(Tensor(DType::f32, lse_shape(s)));
+    const Packed x = packed(s, buffer), dx = packed(s, d);
+    ops().attention(x.q, x.k, x.v, out, lse, s, stream());
+    ops().attention_backward(gradient, x.q, x.k, x.v, out, lse, dx.q, dx.k, dx.v, s, stream());
+    return {bench().get(out), bench().get(lse), bench().get(d)};
   }
 };
 
@@ -91,6 +107,77 @@ TEST_P(AttentionOps, LaterTokensDoNotChangeEarlierRows) {
   EXPECT_EQ(
       std::memcmp(before.view().data, after.view().data, static_cast<std::size_t>(changed * 16) * size_of(dtype())), 0);
   EXPECT_NE(before.get(changed * 16), after.get(changed * 16));
+}
+
+// Once each: a window moves no barrier.
+TEST_P(AttentionOps, WindowsAreTheReferences) {
+  for (const AttentionShape& s : windowed_shapes) {
+    SCOPED_TRACE(std::to_string(s.sequence) + " tokens, dim " + std::to_string(s.head_dim) + ", window " +
+                 std::to_string(s.window));
+    lend(s);
+    Random random(17);
+    const Tensor in = random.tensor(dtype(), packed_shape(s)), dout = random.tensor(dtype(), out_shape(s));
+    Tensor out(dtype(), out_shape(s)), lse(DType::f32, lse_shape(s)), d(dtype(), packed_shape(s));
+    const Packed p = packed(s, in), dp = packed(s, d);
+    reference::attention(p.q, p.k, p.v, out, lse, s);
+    const std::vector<Tensor> results = run(in, dout, s);
+    reference::attention_backward(dout, p.q, p.k, p.v, results[0], results[1], dp.q, dp.k, dp.v, s);
+    const bool rounded = bench().rounds_attention(s.head_dim);
+    EXPECT_WITHIN(results[0], out, dtype(), rounded);
+    EXPECT_WITHIN(results[1], lse, dtype(), rounded);
+    EXPECT_WITHIN(results[2], d, dtype(), rounded);
+  }
+}
+
+TEST_P(AttentionOps, AWindowOfAllTokensOrMoreChangesNoBit) {
+  AttentionShape s{1, 67, 1, 1, 16, 0.25F};
+  lend(s);
+  Random random(14);
+  const Tensor in = random.tensor(dtype(), packed_shape(s)), dout = random.tensor(dtype(), out_shape(s));
+  const std::vector<Tensor> none = run(in, dout, s);
+  for (const std::int64_t longer : {67, 72}) {
+    s.window = longer;
+    const std::vector<Tensor> results = run(in, dout, s);
+    for (std::size_t i = 0; i < none.size(); ++i) EXPECT_SAME_BITS(results[i], none[i]) << i;
+  }
+  s.window = 66;
+  EXPECT_NE(run(in, dout, s)[0].bytes(), none[0].bytes());
+}
+
+TEST_P(AttentionOps, TokensOutsideOfTheWindowChangeNothing) {
+  const AttentionShape s{1, 90, 1, 1, 16, 0.25F, 21};
+  lend(s);
+  Random random(15);
+  Tensor in = random.tensor(dtype(), packed_shape(s));
+  const Tensor dout = random.tensor(dtype(), out_shape(s));
+  const std::vector<Tensor> before = run(in, dout, s);
+  const std::int64_t changed = 50, unaware = changed + s.window - 1, width = packed_width(s);
+  for (std::int64_t t = 0; t < changed; ++t) {  // their keys and values
+    for (std::int64_t i = s.head_dim; i < width; ++i) in.set(t * width + i, random.normal(3.0F));
+  }
+  const std::vector<Tensor> after = run(in, dout, s);
+  const auto same = [&](std::size_t result, std::int64_t row, std::int64_t first, std::int64_t last) {
+    const std::size_t size = size_of(dtype()), at = static_cast<std::size_t>(first * row) * size;
+    return std::memcmp(after[result].bytes().data() + at, before[result].bytes().data() + at,
+                       static_cast<std::size_t>((last - first) * row) * size) == 0;
+  };
+  EXPECT_TRUE(same(0, s.head_dim, unaware, s.sequence));
+  EXPECT_TRUE(same(2, width, unaware, s.sequence));
+  EXPECT_FALSE(same(0, s.head_dim, unaware - 1, unaware));
+  EXPECT_FALSE(same(2, width, unaware - 1, unaware));
+}
+
+TEST_P(AttentionOps, GradientsReachNoFurtherThanTheWindow) {
+  const AttentionShape s{1, 90, 1, 1, 16, 0.25F, 21};
+  lend(s);
+  Random random(16);
+  const Tensor in = random.tensor(dtype(), packed_shape(s));
+  Tensor dout = random.tensor(dtype(), out_shape(s));
+  const std::int64_t first = 75, reached = first - s.window + 1, width = packed_width(s);
+  for (std::int64_t i = 0; i < first * s.head_dim; ++i) dout.set(i, 0.0F);
+  const Tensor d = run(in, dout, s)[2];
+  for (std::int64_t i = 0; i < reached * width; ++i) ASSERT_EQ(d.get(i), 0.0) << i;
+  for (std::int64_t i = s.head_dim; i < width; ++i) EXPECT_NE(d.get(reached * width + i), 0.0) << i;
 }
 
 TEST_P(AttentionOps, HugeScoresNeitherOverflowNorLoseTheWinner) {

@@ -1,4 +1,5 @@
 // The attention kernels of tandem's own, also where the device has a library for it.
+#include <cmath>
 #include <vector>
 
 #include "cpu_ops/reference/reference.hpp"
@@ -58,8 +59,11 @@ TEST_P(PlainAttention, IsTheReference) {
   for (const AttentionShape& s : {AttentionShape{1, 131, 4, 2, 64, 0.125F},
                                   {1, 150, 2, 1, 128, 0.1F},
                                   {2, 97, 1, 1, 24, 0.2F},
-                                  {1, 35, 2, 1, 200, 0.07F}}) {
-    SCOPED_TRACE(std::to_string(s.sequence) + " tokens, dim " + std::to_string(s.head_dim));
+                                  {1, 35, 2, 1, 200, 0.07F},
+                                  {1, 97, 1, 1, 64, 0.125F, 37},
+                                  {1, 70, 1, 1, 128, 0.1F, 2}}) {
+    SCOPED_TRACE(std::to_string(s.sequence) + " tokens, dim " + std::to_string(s.head_dim) + ", window " +
+                 std::to_string(s.window));
     const Problem p(dtype(), s), expected(dtype(), s);
     reference::attention(heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse, s);
     reference::attention_backward(p.dout, heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse,
@@ -84,6 +88,37 @@ TEST_P(PlainAttention, HasTheSameBitsInAnyNumberOfLaunches) {
     const std::vector<Tensor> results = run(p, {.multiply_adds = 1.0, .least_tiles = tiles});
     for (std::size_t i = 0; i < results.size(); ++i) EXPECT_SAME_BITS(results[i], expected[i]);
   }
+}
+
+/// Sets the rows of tokens [first, last) of a batch of one to what shows in every sum that it is part of, with whatever
+/// weight.
+void spoil(Tensor& rows, std::int64_t first, std::int64_t last) {
+  const std::int64_t width = rows.view().shape[2];
+  for (std::int64_t i = first * width; i < last * width; ++i) rows.set(i, NAN);
+}
+
+/// The same bits in the rows of tokens [first, last).
+void expect_same_rows(const Tensor& actual, const Tensor& expected, std::int64_t first, std::int64_t last) {
+  const std::size_t row = static_cast<std::size_t>(expected.view().shape[2]) * size_of(expected.dtype());
+  const auto rows = [&](const Tensor& of) {
+    return std::vector<std::uint8_t>(of.bytes().begin() + first * static_cast<std::ptrdiff_t>(row),
+                                     of.bytes().begin() + last * static_cast<std::ptrdiff_t>(row));
+  };
+  EXPECT_EQ(rows(actual), rows(expected));
+}
+
+TEST_P(PlainAttention, TilesOutsideOfTheWindowAreLeftOut) {
+  // Of 131 tokens the last three see none of the first 64, which are whole tiles of any size, nor are seen by them.
+  constexpr std::int64_t tile = 64, last = 2 * tile, tokens = 131;
+  const Problem clean(dtype(), {1, tokens, 1, 1, 16, 0.25F, 37});
+  Problem no_keys = clean, no_queries = clean;
+  for (Tensor* of : {&no_keys.k, &no_keys.v}) spoil(*of, 0, tile);
+  for (Tensor* of : {&no_queries.q, &no_queries.dout}) spoil(*of, last, tokens);
+  const std::vector<Tensor> expected = run(clean, {}), of_queries = run(no_keys, {}), of_keys = run(no_queries, {});
+  for (const std::size_t result : {0U, 2U}) expect_same_rows(of_queries[result], expected[result], last, tokens);
+  for (const std::size_t result : {3U, 4U}) expect_same_rows(of_keys[result], expected[result], 0, tile);
+  EXPECT_TRUE(std::isnan(of_queries[0].get(0))) << "who sees them is spoilt";
+  EXPECT_TRUE(std::isnan(of_keys[3].get((tokens - 1) * 16)));
 }
 
 INSTANTIATE_TEST_SUITE_P(Activations, PlainAttention, ::testing::Values(DType::f32, DType::bf16), dtype_name);

@@ -40,6 +40,9 @@ TEST_F(RefusedOps, NameTheOperationAndTheShapes) {
   const AttentionShape shape{.batch = 1, .sequence = 5, .heads = 3, .kv_heads = 2, .head_dim = 8};
   EXPECT_THAT(refusal([&] { ops().attention(x.heads(24), x.heads(24), x.heads(24), x, {}, shape, stream()); }),
               ::testing::HasSubstr("divide"));
+  const AttentionShape backwards{.batch = 1, .sequence = 5, .heads = 3, .kv_heads = 3, .head_dim = 8, .window = -1};
+  EXPECT_THAT(refusal([&] { ops().attention(x.heads(24), x.heads(24), x.heads(24), x, {}, backwards, stream()); }),
+              ::testing::HasSubstr("window"));
 }
 
 TEST_F(RefusedOps, AWorkspaceThatIsTooSmallIsSeenBeforeItIsUsed) {
