@@ -178,14 +178,16 @@ void output(const TensorPtr& tensor, AttentionOperand operand, const HeadsTensor
   tensor->set_output(true);
 }
 
-/// Each query sees the keys up to its own: a band from the top left that ends at the diagonal.
+/// Each query sees the keys up to its own: a band from the top left that ends at the diagonal. A left bound keeps what
+/// has key + bound > query: it counts the query's own position, as a window does.
 template <class Attributes>
-Attributes causal(float scale) {
+Attributes causal(const AttentionShape& shape) {
   Attributes attributes;
   attributes.set_name("attention")
-      .set_attn_scale(scale)
+      .set_attn_scale(shape.scale)
       .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
       .set_diagonal_band_right_bound(0);
+  if (shape.windowed()) attributes.set_diagonal_band_left_bound(static_cast<int>(shape.reach()));
   return attributes;
 }
 
@@ -202,7 +204,7 @@ void describe(Graph& graph, const AttentionSlice& slice) {
   const TensorPtr q = input(graph, of_q, queries(slice.q_row)), k = input(graph, of_k, keys(slice.k_row)),
                   v = input(graph, of_v, keys(slice.v_row));
   if (!slice.backward) {
-    auto attributes = causal<fe::graph::SDPA_attributes>(shape.scale);
+    auto attributes = causal<fe::graph::SDPA_attributes>(shape);
     const auto [out, lse] = graph.sdpa(q, k, v, attributes.set_generate_stats(true));
     output(out, of_out, queries(dense(shape)));
     output(lse, of_lse, statistics);
@@ -210,7 +212,7 @@ void describe(Graph& graph, const AttentionSlice& slice) {
   }
   const TensorPtr out = input(graph, of_out, queries(dense(shape))),
                   dout = input(graph, of_dout, queries(dense(shape)));
-  auto attributes = causal<fe::graph::SDPA_backward_attributes>(shape.scale);
+  auto attributes = causal<fe::graph::SDPA_backward_attributes>(shape);
   const auto [dq, dk, dv] = graph.sdpa_backward(q, k, v, out, dout, input(graph, of_lse, statistics),
                                                 attributes.set_deterministic_algorithm(true));
   output(dq, of_dq, queries(slice.dq_row));
@@ -294,7 +296,7 @@ Prepared prepare(const AttentionSlice& slice, const Card& card) {
 
 /// What a plan depends on.
 struct Key {
-  std::int64_t batch, sequence, heads, kv_heads, head_dim;
+  std::int64_t batch, sequence, heads, kv_heads, head_dim, reach;
   std::int64_t slice_batch, slice_kv_heads;
   std::array<std::int64_t, 6> rows;
   std::uint32_t scale;  ///< its bits
@@ -308,6 +310,7 @@ Key key_of(const AttentionSlice& s) {
           s.shape.heads,
           s.shape.kv_heads,
           s.shape.head_dim,
+          s.shape.reach(),
           s.slices.batch,
           s.slices.kv_heads,
           {s.q_row, s.k_row, s.v_row, s.dq_row, s.dk_row, s.dv_row},
@@ -476,9 +479,11 @@ class CudnnAttention final : public Attention {
 
   void tell(const AttentionSlice& slice, const std::string& why) {
     if (const Notice slower = std::exchange(slower_, {})) {
-      slower(fmt::format("{}cuDNN {} takes no {} of {} tokens with {} heads of {} over {}: {}", plain_is_slower,
+      const AttentionShape& shape = slice.shape;
+      const std::string window = shape.windowed() ? fmt::format(" in windows of {}", shape.reach()) : "";
+      slower(fmt::format("{}cuDNN {} takes no {} of {} tokens{} with {} heads of {} over {}: {}", plain_is_slower,
                          version_text(Library::get().version()), slice.backward ? "backward" : "forward",
-                         slice.shape.sequence, slice.shape.heads, slice.shape.head_dim, slice.shape.kv_heads, why));
+                         shape.sequence, window, shape.heads, shape.head_dim, shape.kv_heads, why));
     }
   }
 

@@ -28,10 +28,10 @@ AttentionSlices slices_of(const AttentionShape& shape, std::int64_t most_batch, 
   return {largest_divisor(shape.batch, std::min(most_batch, units / shape.kv_heads)), shape.kv_heads};
 }
 
-/// Multiply-adds: two products with half of the keys.
+/// Multiply-adds: two products with the keys that are seen, half of them where there is no window.
 double forward_work(const AttentionShape& shape) {
-  const auto sequence = static_cast<double>(shape.sequence);
-  return static_cast<double>(shape.batch * shape.heads * shape.head_dim) * sequence * sequence;
+  const auto sequence = static_cast<double>(shape.sequence), reach = static_cast<double>(shape.reach());
+  return static_cast<double>(shape.batch * shape.heads * shape.head_dim) * reach * (2 * sequence - reach);
 }
 
 /// Sequences whose rows lie within what the library counts; 0 where a single one does not.

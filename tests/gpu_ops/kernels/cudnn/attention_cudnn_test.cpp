@@ -74,10 +74,13 @@ class Cudnn : public ::testing::Test {
 const AttentionShape usual{2, 36, 4, 2, 16, 0.25F};
 
 TEST_F(Cudnn, ForwardAndBackwardAreTheReference) {
-  // Odd lengths, several heads over one, one over one, as many; the scale is not the usual root.
-  for (const AttentionShape& s : {usual, AttentionShape{3, 37, 3, 1, 8, 0.4F}, AttentionShape{1, 2, 1, 1, 64, 0.2F},
-                                  AttentionShape{2, 67, 2, 2, 24, 0.3F}}) {
-    SCOPED_TRACE(std::to_string(s.sequence) + " tokens");
+  // Odd lengths, several heads over one, one over one, as many; the scale is not the usual root; windows of one token,
+  // of some, and of all but one.
+  for (const AttentionShape& s :
+       {usual, AttentionShape{3, 37, 3, 1, 8, 0.4F}, AttentionShape{1, 2, 1, 1, 64, 0.2F},
+        AttentionShape{2, 67, 2, 2, 24, 0.3F}, AttentionShape{2, 37, 2, 1, 16, 0.3F, 1},
+        AttentionShape{1, 67, 4, 2, 16, 0.3F, 13}, AttentionShape{1, 36, 1, 1, 8, 0.4F, 35}}) {
+    SCOPED_TRACE(std::to_string(s.sequence) + " tokens, window " + std::to_string(s.window));
     const Problem actual(s), expected(s);
     const auto attention = make();
     run(*attention, actual);
@@ -89,8 +92,8 @@ TEST_F(Cudnn, ForwardAndBackwardAreTheReference) {
     reference::attention_backward(b.dout, b.q, b.k, b.v, actual.out, actual.lse, b.dq, b.dk, b.dv, s);
     EXPECT_WITHIN(actual.d, expected.d, DType::bf16, false);
   }
-  EXPECT_EQ(fake_cudnn::counters().forwards, 4);
-  EXPECT_EQ(fake_cudnn::counters().backwards, 4);
+  EXPECT_EQ(fake_cudnn::counters().forwards, 7);
+  EXPECT_EQ(fake_cudnn::counters().backwards, 7);
   EXPECT_THAT(told_, ::testing::IsEmpty());
 }
 
@@ -129,6 +132,34 @@ TEST_F(Cudnn, APlanIsMadeOnceForEachShape) {
   other.scale = 0.5F;
   run(*attention, Problem(other));
   EXPECT_EQ(fake_cudnn::counters().plans, 4);
+  other = usual;
+  for (const std::int64_t window : {7, 35}) {
+    other.window = window;
+    run(*attention, Problem(other));
+  }
+  EXPECT_EQ(fake_cudnn::counters().plans, 8);
+}
+
+TEST_F(Cudnn, AWindowOfAllTokensOrMoreIsNone) {
+  const auto attention = make();
+  const Problem none(usual);
+  run(*attention, none);
+  for (const std::int64_t longer : {usual.sequence, usual.sequence + 5}) {
+    AttentionShape s = usual;
+    s.window = longer;
+    const Problem all(s);
+    run(*attention, all);
+    EXPECT_SAME_BITS(all.out, none.out);
+    EXPECT_SAME_BITS(all.d, none.d);
+    EXPECT_EQ(fake_cudnn::counters().plans, 2);
+  }
+  AttentionShape all = usual;
+  all.window = usual.sequence;
+  run(*make(), Problem(all));
+  for (const fake_cudnn::Slice& slice : fake_cudnn::counters().slices) EXPECT_FALSE(slice.bounded);
+  all.window = usual.sequence - 1;
+  run(*make(), Problem(all));
+  EXPECT_TRUE(fake_cudnn::counters().slices.back().bounded);
 }
 
 TEST_F(Cudnn, ItsWorkspaceIsBookedForWhoAttends) {
@@ -210,7 +241,11 @@ TEST_F(Cudnn, WhatItDoesNotTakeRunsInThePlainKernels) {
     EXPECT_SAME_BITS(actual.d, expected.d);
   }
   ASSERT_EQ(told_.size(), 1U);
-  EXPECT_THAT(told_[0], AllOf(HasSubstr("2 heads of 5 over 1"), HasSubstr("no multiple of 8")));
+  EXPECT_THAT(told_[0], AllOf(HasSubstr("9 tokens with 2 heads of 5 over 1"), HasSubstr("no multiple of 8")));
+  told_.clear();
+  run(*make(), Problem({1, 9, 2, 1, 5, 0.4F, 4}));
+  ASSERT_EQ(told_.size(), 1U);
+  EXPECT_THAT(told_[0], HasSubstr("9 tokens in windows of 4 with 2 heads"));
   // A row that is no multiple of 16 bytes, and an operand that begins between two.
   const Problem problem({1, 12, 1, 1, 8, 0.4F});
   std::vector<std::byte> scratch = problem.scratch(*attention);

@@ -92,8 +92,14 @@ struct TensorLayout {
 struct Facts {
   std::map<std::int64_t, TensorLayout> tensors;
   std::int64_t scale = -1;  ///< name of the tensor that the scores are multiplied by
+  std::int64_t bound = -1;  ///< name of what is added to keys' positions, which must then be after the query's
   bool causal = false;
+  bool bounded = false;
 };
+
+bool by_value(const Object* tensor) {
+  return tensor != nullptr && tensor->one<std::uint8_t>(CUDNN_ATTR_TENSOR_IS_BY_VALUE) != 0;
+}
 
 void collect(const Object& object, Facts& facts, std::set<const Object*>& seen) {
   if (!seen.insert(&object).second) return;
@@ -106,10 +112,10 @@ void collect(const Object& object, Facts& facts, std::set<const Object*>& seen) 
     const Object* how = object.one<Object*>(CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR);
     const Object* b = object.one<Object*>(CUDNN_ATTR_OPERATION_POINTWISE_BDESC);
     const auto mode = how->one<cudnnPointwiseMode_t>(CUDNN_ATTR_POINTWISE_MODE);
-    if (mode == CUDNN_POINTWISE_GEN_INDEX) facts.causal = true;
-    if (mode == CUDNN_POINTWISE_MUL && b != nullptr && b->one<std::uint8_t>(CUDNN_ATTR_TENSOR_IS_BY_VALUE) != 0) {
-      facts.scale = b->one<std::int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
-    }
+    if (mode == CUDNN_POINTWISE_CMP_GE) facts.causal = true;
+    if (mode == CUDNN_POINTWISE_CMP_GT) facts.bounded = true;
+    if (mode == CUDNN_POINTWISE_MUL && by_value(b)) facts.scale = b->one<std::int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
+    if (mode == CUDNN_POINTWISE_ADD && by_value(b)) facts.bound = b->one<std::int64_t>(CUDNN_ATTR_TENSOR_UNIQUE_ID);
   }
   for (const auto& [name, attribute] : object.attributes) {
     if (attribute.type != CUDNN_TYPE_BACKEND_DESCRIPTOR) continue;
@@ -143,9 +149,13 @@ struct Operand {
 struct Call {
   std::map<std::int64_t, Operand> operands;
   double scale = 1.0;
+  double bound = std::numeric_limits<double>::infinity();
   std::int64_t batch = 0, heads = 0, kv_heads = 0, tokens = 0, dim = 0;
 
   const Operand& operator[](AttentionOperand which) const { return operands.at(which); }
+  bool sees(std::int64_t t, std::int64_t u) const {
+    return u <= t && static_cast<double>(u) + bound > static_cast<double>(t);
+  }
   double product(AttentionOperand a, AttentionOperand b, std::int64_t n, std::int64_t h, std::int64_t kv,
                  std::int64_t t, std::int64_t u) const {
     double sum = 0.0;
@@ -164,7 +174,8 @@ void forward(const Call& call) {
         std::vector<double> scores;
         double largest = -std::numeric_limits<double>::infinity(), sum = 0.0;
         for (std::int64_t u = 0; u <= t; ++u) {
-          scores.push_back(call.scale * call.product(of_q, of_k, n, h, h / group, t, u));
+          const double score = call.scale * call.product(of_q, of_k, n, h, h / group, t, u);
+          scores.push_back(call.sees(t, u) ? score : -std::numeric_limits<double>::infinity());
           largest = std::fmax(largest, scores.back());
         }
         for (double& score : scores) sum += score = std::exp(score - largest);
@@ -193,7 +204,8 @@ void backward(const Call& call) {
           const double delta = call.product(of_dout, of_out, n, h, h, t, t);
           for (std::int64_t u = 0; u <= t; ++u) {
             const double lse = static_cast<double>(call[of_lse].statistic(n, h, t));
-            const double weight = std::exp(call.scale * call.product(of_q, of_k, n, h, kv, t, u) - lse);
+            const double weight =
+                call.sees(t, u) ? std::exp(call.scale * call.product(of_q, of_k, n, h, kv, t, u) - lse) : 0.0;
             const double dscore = weight * (call.product(of_dout, of_v, n, h, kv, t, u) - delta) * call.scale;
             for (std::int64_t d = 0; d < call.dim; ++d) {
               dq[static_cast<std::size_t>(d)] += dscore * call[of_k].get(n, kv, u, d);
@@ -335,10 +347,12 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
   const auto data = object_of(pack).all<void*>(CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS);
   auto* const workspace = object_of(pack).one<std::uint8_t*>(CUDNN_ATTR_VARIANT_PACK_WORKSPACE);
   if (!facts.causal || names.size() != data.size()) return CUDNN_STATUS_BAD_PARAM;
+  if (facts.bounded != (facts.bound >= 0)) return CUDNN_STATUS_BAD_PARAM;
   Call call;
   for (std::size_t i = 0; i < names.size(); ++i) {
     call.operands[names[i]] = {facts.tensors[names[i]], data[i]};
     if (names[i] == facts.scale) call.scale = static_cast<double>(*static_cast<const float*>(data[i]));
+    if (names[i] == facts.bound) call.bound = static_cast<double>(*static_cast<const float*>(data[i]));
   }
 
   const std::vector<std::int64_t>& q = call[of_q].layout.dims;
@@ -347,8 +361,12 @@ cudnnStatus_t cudnnBackendExecute(cudnnHandle_t, cudnnBackendDescriptor_t plan, 
   // The frontend gives what numbers are left to tensors of its own, scalars in forward.
   const bool is_backward = call.operands.contains(of_dout) && !call[of_dout].layout.by_value;
   ++(is_backward ? counted.backwards : counted.forwards);
-  tandem::fake_cudnn::Slice slice{
-      .operands = {}, .workspace = workspace, .batch = call.batch, .heads = call.heads, .kv_heads = call.kv_heads};
+  tandem::fake_cudnn::Slice slice{.operands = {},
+                                  .workspace = workspace,
+                                  .batch = call.batch,
+                                  .heads = call.heads,
+                                  .kv_heads = call.kv_heads,
+                                  .bounded = facts.bounded};
   for (int operand = of_q; operand <= (is_backward ? of_dv : of_lse); ++operand) {
     slice.operands[static_cast<std::size_t>(operand)] = call[static_cast<AttentionOperand>(operand)].data;
   }

@@ -14,6 +14,7 @@ struct Slice {
   std::array<void*, 10> operands{};
   void* workspace = nullptr;
   std::int64_t batch = 0, heads = 0, kv_heads = 0;
+  bool bounded = false;  ///< whether keys are hidden that lie far before a query
 };
 
 struct Counters {

@@ -96,6 +96,12 @@ TEST_F(CudnnPlans, SoHaveOlderAndNewerCards) {
   }
 }
 
+// Mistral 7B's, and one that is no multiple of a tile. The workspace stays that of all scores.
+TEST_F(CudnnPlans, SoHaveWindows) {
+  expect_planned(h100, {1, 8192, 32, 8, 128, 0.088F, 4096});
+  for (const Card& at : {a100, rtx4060}) expect_planned(at, {2, 131, 4, 2, 80, 0.11F, 37});
+}
+
 TEST_F(CudnnPlans, BackwardKeepsTheGradientsOfScoresWhichIsWhatMakesItDeterministic) {
   // The engine that adds to dq from several blocks, in whatever order, needs an fp32 dq in its place.
   const AttentionShape shape{2, 1024, 8, 2, 128, 0.088F};

@@ -63,6 +63,17 @@ TEST(AttentionSlices, ForwardOfLongSequencesIsCutByItsWork) {
       << "of which only the first would begin at a packet";
 }
 
+TEST(AttentionSlices, AWindowLeavesForwardLessWorkAndBackwardItsWorkspace) {
+  AttentionShape s = shape_of(1, 32768, 32, 8, 128);
+  s.window = 4096;
+  EXPECT_EQ(forward_slices(s, row_of(s)), (AttentionSlices{1, 8}));
+  EXPECT_EQ(backward_of(s), AttentionSlices{}) << "gradients of all scores are kept, hidden or not";
+  for (const std::int64_t hides_nothing : {32768, 32773}) {
+    s.window = hides_nothing;
+    EXPECT_EQ(forward_slices(s, row_of(s)), (AttentionSlices{1, 2}));
+  }
+}
+
 TEST(AttentionSlices, OneSliceSpansLessThanTheLibraryCounts) {
   // Rows of 1 Mi elements, 1,024 of them in a sequence: one is 2^30 elements, two are 2^31.
   const AttentionShape s = shape_of(4, 1024, 8, 8, 64);
