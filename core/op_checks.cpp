@@ -162,8 +162,9 @@ void attention_backward(const TensorView& dout, const HeadsView& q, const HeadsV
 void rope(const TensorView& x, const TensorView& table) {
   const Operands check("rope");
   check.activations(x, "x", 4);
-  check.that(x.shape[3] % 2 == 0, "the head dimension is odd");
-  check.require(table, "table", DType::f32, {x.shape[1], x.shape[3] / 2, 2});
+  check.that(table.shape.rank() == 3 && table.shape[1] >= 1 && table.shape[1] <= x.shape[3] / 2,
+             "the table has no pairs, or more than a head");
+  check.require(table, "table", DType::f32, {x.shape[1], table.shape[1], 2});
 }
 
 // -- norms -------------------------------------------------------------------------------------------------------

@@ -136,9 +136,9 @@ class Ops : public OpsRules {
   virtual void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out,
                                   TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
                                   StreamView stream) = 0;
-  /// Rotary embedding in place on x (B, T, heads, D), halves convention (element i pairs with i + D/2).
-  /// table (T, D/2, 2) f32: cosine and sine of each position and frequency. `inverse` rotates back,
-  /// which is also the backward.
+  /// Rotary embedding in place on the first R elements of each head of x (B, T, heads, D), halves convention (element i
+  /// pairs with i + R/2). table (T, R/2, 2) f32: cosine and sine of each position and frequency, R at most D. `inverse`
+  /// rotates back, which is also the backward; where cosine and sine are longer than 1 it is the backward alone.
   virtual void rope(TensorView x, TensorView table, bool inverse, StreamView stream) = 0;
 
   // -- norms over the last dimension: x (N, C), weight (C) bf16 ------------------------------------------

@@ -114,7 +114,7 @@ void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, 
 }
 
 void rope(TensorView x, TensorView table, bool inverse) {
-  const std::int64_t sequence = x.shape[1], heads = x.shape[2], dim = x.shape[3], half = dim / 2;
+  const std::int64_t sequence = x.shape[1], heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
   for (std::int64_t token = 0; token < x.shape[0] * sequence; ++token) {
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t i = 0; i < half; ++i) {

@@ -67,7 +67,7 @@ add_kernel(const T* a, const T* b, T* y, std::int64_t count, bool aligned) {
 }
 
 struct RopeShape {
-  std::int64_t sequence, heads, half;
+  std::int64_t sequence, heads, dim, half;  ///< 2 half of dim elements are turned
 };
 
 /// A thread turns eight pairs, or what is left of a head's.
@@ -78,7 +78,7 @@ rope_kernel(T* x, const float* table, RopeShape shape, std::int64_t tokens, floa
   for (std::int64_t i = block_index() * block_size() + thread_index(); i < all; i += grid_size() * block_size()) {
     const std::int64_t head = i / spans, place = head / shape.heads % shape.sequence;
     const Span span = span_at(i % spans * packet, shape.half, aligned);
-    T* const low = x + head * 2 * shape.half;
+    T* const low = x + head * shape.dim;
     T* const high = low + shape.half;
     // Cosine and sine by turns: two packets for one of pairs.
     const float* const angles = table + place * shape.half * 2;
@@ -137,12 +137,12 @@ void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream) {
 }
 
 void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream) {
-  const RopeShape shape{x.shape[1], x.shape[2], x.shape[3] / 2};
+  const RopeShape shape{x.shape[1], x.shape[2], x.shape[3], table.shape[1]};
   const std::int64_t tokens = x.shape[0] * x.shape[1];
   const Geometry geometry{blocks_for(tokens * shape.heads * ceil_div(shape.half, packet), most_threads), most_threads};
   with_activation(x.dtype, [&]<class T>(T) {
     launch("rope", rope_kernel<T>, geometry, stream, x.as<T>(), table.as<float>(), shape, tokens,
-           inverse ? -1.0F : 1.0F, aligned(x.data, table.data) && whole_packets<T>(shape.half));
+           inverse ? -1.0F : 1.0F, aligned(x.data, table.data) && whole_packets<T>(shape.half) && whole_packets<T>(shape.dim));
   });
 }
 

@@ -269,10 +269,10 @@ TEST_P(AttentionWindow, BlocksOutsideOfItAreLeftOut) {
 class Rope : public ::testing::TestWithParam<DType> {};
 
 TEST_P(Rope, IsTheReferenceAndTheInverseUndoesIt) {
-  for (const std::int64_t dim : {2, 6, 16, 64}) {
+  for (const auto& [dim, turned] : {std::pair{2, 2}, {6, 6}, {16, 16}, {64, 64}, {6, 4}, {16, 12}, {96, 72}, {7, 6}}) {
     const Shape shape{3, 37, 3, dim};
     Random random(11);
-    Tensor table(DType::f32, {37, dim / 2, 2});
+    Tensor table(DType::f32, {37, turned / 2, 2});
     for (std::int64_t i = 0; i < table.count(); i += 2) {
       const float angle = random.normal(3.0F);
       table.set(i, std::cos(angle));
@@ -286,6 +286,11 @@ TEST_P(Rope, IsTheReferenceAndTheInverseUndoesIt) {
         Tensor y = x;
         fast::rope(*arena, y, table, inverse);
         EXPECT_CLOSE(y, expected);
+        for (std::int64_t i = 0; i < y.count(); ++i) {
+          if (i % dim >= turned) {
+            EXPECT_EQ(y.get(i), x.get(i)) << "not turned";
+          }
+        }
         fast::rope(*arena, y, table, !inverse);
         EXPECT_LE(relative_error(y, x), 2 * tolerance(GetParam()));
       }

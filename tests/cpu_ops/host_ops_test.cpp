@@ -72,7 +72,12 @@ TEST_F(HostOpsTest, RefusalsNameTheOperationAndTheShapesAndQueueNothing) {
   EXPECT_THAT(refusal([&] {
                 ops_.rope(x.view().reshaped({1, 5, 8, 3}), rows, false, {});
               }),
-              ::testing::HasSubstr("odd"));
+              ::testing::HasSubstr("no pairs"));
+  const Tensor wide(DType::f32, {5, 2, 2});
+  EXPECT_THAT(refusal([&] {
+                ops_.rope(x.view().reshaped({1, 5, 8, 3}), wide, false, {});
+              }),
+              ::testing::HasSubstr("more than a head"));
   EXPECT_TRUE(queue_.empty());
 }
 

@@ -104,11 +104,11 @@ TEST_P(PointwiseOps, AddIsTheSumAlsoInPlace) {
 }
 
 TEST_P(PointwiseOps, RopeIsTheReferenceAndTheInverseUndoesIt) {
-  for (const std::int64_t dim : {2, 6, 16, 64}) {
+  for (const auto& [dim, rotated] : {std::pair{2, 2}, {6, 6}, {16, 16}, {64, 64}, {6, 4}, {24, 16}, {12, 8}}) {
     for (const std::size_t offset : offsets(dtype())) {
       const Shape shape{3, 37, 3, dim};
       Random random(11);
-      Tensor table(DType::f32, {37, dim / 2, 2});
+      Tensor table(DType::f32, {37, rotated / 2, 2});
       for (std::int64_t i = 0; i < table.count(); i += 2) {
         const float angle = random.normal(3.0F);
         table.set(i, std::cos(angle));
