@@ -70,7 +70,7 @@ ModelConfig qwen3(std::string name, const LlamaSizes& s, bool tied) {
   c.vocabulary = 151936;
   c.positions = 40960;
   c.tied_head = tied;
-  c.qk_norm = true;
+  c.qk_norm = QkNorm::per_head;
   c.norm_eps = 1e-6;
   c.rope_theta = 1e6;
   return c;
@@ -82,6 +82,46 @@ ModelConfig mistral_7b() {  // version 0.3: no sliding window
   c.positions = 32768;
   c.tied_head = false;
   c.rope_theta = 1e6;
+  return c;
+}
+
+/// Also of phi-4.
+ModelConfig phi3(std::string name, const LlamaSizes& s, std::int64_t vocabulary, std::int64_t positions, double theta) {
+  ModelConfig c = llama_family(std::move(name), "Phi3ForCausalLM", s);
+  c.vocabulary = vocabulary;
+  c.positions = positions;
+  c.tied_head = false;
+  c.fused_tensors = true;
+  c.rope_theta = theta;
+  return c;
+}
+
+ModelConfig phi3_mini() {  // of 4,096 positions
+  ModelConfig c = phi3("phi-3-mini", {32, 32, 32, 3072, 96, 8192}, 32064, 4096, 10000.0);
+  c.window = 2047;
+  c.attention.assign(32, {.windowed = true});
+  return c;
+}
+
+ModelConfig smollm3_3b() {
+  ModelConfig c = llama_family("smollm3-3b", "SmolLM3ForCausalLM", {36, 16, 4, 2048, 128, 11008});
+  c.vocabulary = 128256;
+  c.positions = 65536;
+  c.norm_eps = 1e-6;
+  c.rope_theta = 5e6;
+  for (int i = 1; i <= 36; ++i) c.attention.push_back({.rotated = i % 4 != 0});
+  return c;
+}
+
+ModelConfig olmo2(std::string name, const LlamaSizes& s) {
+  ModelConfig c = llama_family(std::move(name), "Olmo2ForCausalLM", s);
+  c.vocabulary = 100352;
+  c.positions = 4096;
+  c.tied_head = false;
+  c.qk_norm = QkNorm::whole;
+  c.norm_after = true;
+  c.norm_eps = 1e-6;
+  c.rope_theta = 500000.0;
   return c;
 }
 
@@ -121,6 +161,11 @@ const std::vector<ModelConfig>& shapes() {
       qwen3("qwen3-14b", {40, 40, 8, 5120, 128, 17408}, false),
       qwen3("qwen3-32b", {64, 64, 8, 5120, 128, 25600}, false),
       mistral_7b(),
+      phi3_mini(),
+      phi3("phi-4", {40, 40, 10, 5120, 128, 17920}, 100352, 16384, 250000.0),
+      smollm3_3b(),
+      olmo2("olmo2-7b", {32, 32, 32, 4096, 128, 11008}),
+      olmo2("olmo2-13b", {40, 40, 40, 5120, 128, 13824}),
   };
   return all;
 }

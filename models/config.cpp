@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <span>
 
 #include "core/error.hpp"
 
@@ -50,38 +51,103 @@ void check_heads(const ModelConfig& c) {
   if (c.heads % c.kv_heads != 0) {
     refuse(c, fmt::format("{} heads do not divide among {} key/value heads", c.heads, c.kv_heads));
   }
-  if (c.family == Family::llama) {
-    if (c.head_dim % 2 != 0) refuse(c, fmt::format("the head dimension is {}, rotation needs pairs", c.head_dim));
-    return;
-  }
+  if (c.family == Family::llama) return;
   if (c.heads * c.head_dim != c.width) {
     refuse(c, fmt::format("{} heads of {} do not make up the width {}", c.heads, c.head_dim, c.width));
   }
   if (c.kv_heads != c.heads) refuse(c, "GPT-2 has as many key/value heads as heads");
 }
 
-void check_rope(const ModelConfig& c) {
-  check_number(c, "rope_theta", c.rope_theta, 1.0, 1e15);
-  if (!c.rope_scaling) return;
-  const Llama3RopeScaling& s = *c.rope_scaling;
-  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, 1e6);
-  check_number(c, "the RoPE scaling's low_freq_factor", s.low_freq_factor, 1e-6, 1e6);
-  check_number(c, "the RoPE scaling's high_freq_factor", s.high_freq_factor, 1e-6, 1e6);
-  check_number(c, "the RoPE scaling's original_max_position_embeddings", s.original_positions, 1.0, 1e9);
+constexpr double max_factor = 1e6;
+constexpr double max_trained_positions = 1e9;
+
+void check(const ModelConfig& c, const LinearRopeScaling& s) {
+  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
+}
+
+void check(const ModelConfig& c, const DynamicRopeScaling& s) {
+  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
+}
+
+void check(const ModelConfig& c, const Llama3RopeScaling& s) {
+  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
+  check_number(c, "the RoPE scaling's low_freq_factor", s.low_freq_factor, 1e-6, max_factor);
+  check_number(c, "the RoPE scaling's high_freq_factor", s.high_freq_factor, 1e-6, max_factor);
+  check_number(c, "the RoPE scaling's original_max_position_embeddings", s.original_positions, 1.0,
+               max_trained_positions);
   if (s.high_freq_factor <= s.low_freq_factor) {
     refuse(c, "the RoPE scaling's high_freq_factor is not above its low_freq_factor");
   }
 }
 
+void check(const ModelConfig& c, const YarnRopeScaling& s) {
+  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
+  check_number(c, "the RoPE scaling's beta_slow", s.beta_slow, 1e-6, max_factor);
+  check_number(c, "the RoPE scaling's beta_fast", s.beta_fast, s.beta_slow, max_factor);
+  check_number(c, "the RoPE scaling's attention_factor", s.attention_factor.value_or(1.0), 1e-6, max_factor);
+  check_number(c, "the RoPE scaling's mscale", s.mscale.value_or(0.0), 0.0, max_factor);
+  check_number(c, "the RoPE scaling's mscale_all_dim", s.mscale_all_dim.value_or(0.0), 0.0, max_factor);
+  check_number(c, "the RoPE scaling's original_max_position_embeddings", s.original_positions, 1.0,
+               max_trained_positions);
+  if (c.rope_theta <= 1.0) refuse(c, "rope_theta is 1, of which YaRN takes the logarithm");
+}
+
+void check_factors(const ModelConfig& c, std::string_view field, std::span<const double> factors) {
+  const auto pairs = static_cast<std::size_t>(c.rotary_dim() / 2);
+  if (factors.size() != pairs) {
+    refuse(c, fmt::format("the RoPE scaling's {} has {} values, expected {}, half of what is rotated of a head", field,
+                          factors.size(), pairs));
+  }
+  for (const double factor : factors) {
+    check_number(c, fmt::format("a value of the RoPE scaling's {}", field), factor, 1e-6, max_factor);
+  }
+}
+
+void check(const ModelConfig& c, const LongRopeScaling& s) {
+  check_factors(c, "short_factor", s.short_factors);
+  check_factors(c, "long_factor", s.long_factors);
+  check_number(c, "the RoPE scaling's factor", s.factor.value_or(1.0), 1e-6, max_factor);
+  check_number(c, "the RoPE scaling's attention_factor", s.attention_factor.value_or(1.0), 1e-6, max_factor);
+  check_number(c, "the RoPE scaling's original_max_position_embeddings", s.original_positions, 2.0,
+               max_trained_positions);
+}
+
+void check_rope(const ModelConfig& c) {
+  check_number(c, "rope_theta", c.rope_theta, 1.0, 1e15);
+  check_number(c, "partial_rotary_factor", c.rotated_share, 0.0, 1.0);
+  if (c.rotary_dim() < 2 || c.rotary_dim() % 2 != 0) {
+    refuse(c, fmt::format("{} of the {} elements of a head are rotated, rotation needs pairs", c.rotary_dim(),
+                          c.head_dim));
+  }
+  if (c.rope_scaling) std::visit([&](const auto& scaling) { check(c, scaling); }, *c.rope_scaling);
+}
+
+void check_attention(const ModelConfig& c) {
+  if (!c.attention.empty() && static_cast<std::int64_t>(c.attention.size()) != c.layers) {
+    refuse(c, fmt::format("kinds of attention are given for {} of {} layers", c.attention.size(), c.layers));
+  }
+  bool windowed = false;
+  for (const AttentionKind& kind : c.attention) windowed = windowed || kind.windowed;
+  if (windowed) check_size(c, "the sliding window", c.window, max_positions);
+}
+
 }  // namespace
+
+AttentionKind ModelConfig::attention_of(std::int64_t layer) const {
+  return attention.empty() ? AttentionKind{} : attention.at(static_cast<std::size_t>(layer));
+}
 
 void ModelConfig::validate() const {
   check_sizes(*this);
   check_heads(*this);
   check_number(*this, "the norm's epsilon", norm_eps, 1e-30, 1.0);
   check_number(*this, "initializer_range", initializer_range, 0.0, 100.0);
-  if (family == Family::llama) check_rope(*this);
-  if (family == Family::gpt2 && (qk_norm || rope_scaling)) refuse(*this, "GPT-2 has neither QK norm nor RoPE");
+  if (family == Family::llama) {
+    check_rope(*this);
+    check_attention(*this);
+  } else if (qk_norm != QkNorm::none || rope_scaling) {
+    refuse(*this, "GPT-2 has neither QK norm nor RoPE");
+  }
 }
 
 }  // namespace tandem

@@ -8,16 +8,20 @@
 #include <utility>
 #include <vector>
 
+#include "models/rope.hpp"
+
 namespace tandem {
 
 enum class Family : std::uint8_t { gpt2, llama };
 
-/// Llama 3's frequency-dependent RoPE scaling ("rope_type": "llama3").
-struct Llama3RopeScaling {
-  double factor = 8.0;
-  double low_freq_factor = 1.0;
-  double high_freq_factor = 4.0;
-  double original_positions = 8192.0;
+/// RMS norms of query and key before they are rotated.
+enum class QkNorm : std::uint8_t { none, per_head, whole };  // Qwen3; OLMo 2: over all heads at once
+
+/// Of attention, what the layers of one model may differ by.
+struct AttentionKind {
+  bool rotated = true;    ///< false: knows no positions (SmolLM3)
+  bool windowed = false;  ///< a token sees `ModelConfig::window` positions, itself among them
+  bool operator==(const AttentionKind&) const = default;
 };
 
 struct ModelConfig {
@@ -35,13 +39,30 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double initializer_range = 0.02;
   bool tied_head = true;
-  bool qkv_bias = false;  ///< Qwen2; GPT-2 always has biases
-  bool qk_norm = false;   ///< Qwen3
+  // Of the Llama family alone; GPT-2 always has biases.
+  bool qkv_bias = false;  ///< Qwen2
+  bool output_bias = false;
+  bool mlp_bias = false;
+  QkNorm qk_norm = QkNorm::none;
+  bool norm_after = false;     ///< OLMo 2: norms of what attention and MLP made, and none before them
+  bool fused_tensors = false;  ///< Phi-3: files hold query, key and value in one tensor, gate and up in another
   double rope_theta = 10000.0;
-  std::optional<Llama3RopeScaling> rope_scaling;
+  double rotated_share = 1.0;  ///< of each head
+  std::optional<RopeScaling> rope_scaling;
+  bool scales_all = true;                ///< false: RoPE is not scaled in layers with a window (OLMo 3)
+  std::vector<AttentionKind> attention;  ///< of each layer; empty: all rotated, none with a window
+  std::int64_t window = 0;               ///< where any layer has one
   /// What generation needs and training does not, passed on as it came: key of config.json ("eos_token_id") and
   /// JSON of its value.
   std::vector<std::pair<std::string, std::string>> special_tokens;
+
+  AttentionKind attention_of(std::int64_t layer) const;
+  /// 0 where the layer has none.
+  std::int64_t window_of(std::int64_t layer) const { return attention_of(layer).windowed ? window : 0; }
+  /// Elements of a head that are rotated.
+  std::int64_t rotary_dim() const noexcept {
+    return static_cast<std::int64_t>(static_cast<double>(head_dim) * rotated_share);
+  }
 
   /// Throws UsageError that names the field where numbers contradict each other.
   void validate() const;
@@ -52,8 +73,7 @@ std::vector<std::string> builtin_models();
 /// Throws UsageError with the known names.
 ModelConfig builtin_model(std::string_view name);
 /// Reads a Hugging Face config.json as transformers 4 and 5 write it. What tandem does not compute (an
-/// unknown architecture or activation, a sliding window shorter than the positions, experts) is refused
-/// by name. Throws UsageError.
+/// unknown architecture or activation, another type of RoPE, experts) is refused by name. Throws UsageError.
 ModelConfig read_hf_config(const std::filesystem::path& config_json);
 /// The same of its text; `name` becomes the model's name and stands in messages.
 ModelConfig parse_hf_config(std::string_view text, const std::string& name);

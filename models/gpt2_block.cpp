@@ -161,7 +161,7 @@ void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
 
 /// `dy` becomes the gradient of x1.
 void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, x, dy] = call;
+  const auto& [ops, s, w, g, layer, x, dy] = call;
   add_linear_gradients(call, dy, b.act, g["mlp.c_proj.weight"], g["mlp.c_proj.bias"]);
   const TensorView dup = b.act;
   ops.linear_gelu_backward_input(dy, w["mlp.c_proj.weight"], b.up, dup, s);
@@ -174,7 +174,7 @@ void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) co
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, x, dy] = call;
+  const auto& [ops, s, w, g, layer, x, dy] = call;
   add_linear_gradients(call, dy, b.att, g["attn.c_proj.weight"], g["attn.c_proj.bias"]);
   const TensorView datt = b.ln2;
   ops.linear_backward_input(dy, w["attn.c_proj.weight"], datt, false, s);

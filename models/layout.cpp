@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "models/transformer.hpp"
 
@@ -26,31 +28,34 @@ void add_gpt2_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, P
       .add("mlp.c_proj.bias", {c.width}, vector_options);
 }
 
+void add_linear(ParameterLayout::LayerBuilder& layer, const std::string& name, std::int64_t outputs,
+                std::int64_t inputs, bool bias, ParameterOptions product) {
+  layer.add(name + ".weight", {outputs, inputs}, product);
+  if (bias) layer.add(name + ".bias", {outputs}, vector_options);
+}
+
 void add_llama_attention(ParameterLayout::LayerBuilder& layer, const ModelConfig& c, ParameterOptions product) {
   const std::int64_t query = c.heads * c.head_dim;
   const std::int64_t key = c.kv_heads * c.head_dim;
-  const struct {
-    std::string name;
-    std::int64_t outputs;
-  } projections[] = {{"self_attn.q_proj", query}, {"self_attn.k_proj", key}, {"self_attn.v_proj", key}};
-  for (const auto& [name, outputs] : projections) {
-    layer.add(name + ".weight", {outputs, c.width}, product);
-    if (c.qkv_bias) layer.add(name + ".bias", {outputs}, vector_options);
+  add_linear(layer, "self_attn.q_proj", query, c.width, c.qkv_bias, product);
+  add_linear(layer, "self_attn.k_proj", key, c.width, c.qkv_bias, product);
+  add_linear(layer, "self_attn.v_proj", key, c.width, c.qkv_bias, product);
+  if (c.qk_norm != QkNorm::none) {
+    const bool whole = c.qk_norm == QkNorm::whole;
+    layer.add("self_attn.q_norm.weight", {whole ? query : c.head_dim}, vector_options);
+    layer.add("self_attn.k_norm.weight", {whole ? key : c.head_dim}, vector_options);
   }
-  if (c.qk_norm) {
-    layer.add("self_attn.q_norm.weight", {c.head_dim}, vector_options);
-    layer.add("self_attn.k_norm.weight", {c.head_dim}, vector_options);
-  }
-  layer.add("self_attn.o_proj.weight", {c.width, query}, product);
+  add_linear(layer, "self_attn.o_proj", c.width, query, c.output_bias, product);
 }
 
 void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, ParameterOptions product) {
-  layer.add("input_layernorm.weight", {c.width}, vector_options);
+  if (!c.norm_after) layer.add("input_layernorm.weight", {c.width}, vector_options);
   add_llama_attention(layer, c, product);
-  layer.add("post_attention_layernorm.weight", {c.width}, vector_options)
-      .add("mlp.gate_proj.weight", {c.ffn, c.width}, product)
-      .add("mlp.up_proj.weight", {c.ffn, c.width}, product)
-      .add("mlp.down_proj.weight", {c.width, c.ffn}, product);
+  layer.add("post_attention_layernorm.weight", {c.width}, vector_options);
+  add_linear(layer, "mlp.gate_proj", c.ffn, c.width, c.mlp_bias, product);
+  add_linear(layer, "mlp.up_proj", c.ffn, c.width, c.mlp_bias, product);
+  add_linear(layer, "mlp.down_proj", c.width, c.ffn, c.mlp_bias, product);
+  if (c.norm_after) layer.add("post_feedforward_layernorm.weight", {c.width}, vector_options);
 }
 
 /// Tokens of which the gradients of all logits take no more than a gradient of their weight in bf16 saves: of a
@@ -74,9 +79,43 @@ HfTensor gpt2_tensor(const ModelConfig& c, const Parameter& p) {
   return {p.name == "norm.weight" ? "transformer.ln_f.weight" : "transformer.ln_f.bias"};
 }
 
+/// The projections that Phi-3's files hold in one tensor, in the order in which they lie there.
+struct FusedTensor {
+  std::string_view name;
+  std::vector<std::pair<std::string_view, std::int64_t>> parts;  ///< of the parameter, and its rows
+};
+
+std::vector<FusedTensor> fused_tensors(const ModelConfig& c) {
+  const std::int64_t query = c.heads * c.head_dim, key = c.kv_heads * c.head_dim;
+  return {{"self_attn.qkv_proj.weight",
+           {{"self_attn.q_proj.weight", query}, {"self_attn.k_proj.weight", key}, {"self_attn.v_proj.weight", key}}},
+          {"mlp.gate_up_proj.weight", {{"mlp.gate_proj.weight", c.ffn}, {"mlp.up_proj.weight", c.ffn}}}};
+}
+
+HfTensor fused_tensor(const ModelConfig& c, const Parameter& p) {
+  for (const FusedTensor& tensor : fused_tensors(c)) {
+    HfTensor found;
+    for (const auto& [part, rows] : tensor.parts) {
+      if (part == p.name) {
+        found.name = tensor.name;
+        found.first_row = found.rows;
+      }
+      found.rows += rows;
+    }
+    if (!found.name.empty()) return found;
+  }
+  return {.name = p.name};
+}
+
+HfTensor block_tensor(const ModelConfig& c, const Parameter& p) {
+  HfTensor tensor = c.fused_tensors ? fused_tensor(c, p) : HfTensor{.name = p.name};
+  tensor.name = fmt::format("model.layers.{}.{}", p.layer - 1, tensor.name);
+  return tensor;
+}
+
 HfTensor llama_tensor(const ModelConfig& c, const Parameter& p) {
   if (p.layer == 0) return {"model.embed_tokens.weight"};
-  if (p.layer <= c.layers) return {fmt::format("model.layers.{}.{}", p.layer - 1, p.name)};
+  if (p.layer <= c.layers) return block_tensor(c, p);
   return {p.name == "lm_head" ? "lm_head.weight" : "model.norm.weight"};
 }
 
@@ -125,7 +164,16 @@ HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter) {
   if (parameter.layer < 0 || parameter.layer > config.layers + 1) {
     throw MisuseError("parameter of another model", parameter.full_name);
   }
-  return config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter);
+  HfTensor tensor = config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter);
+  if (tensor.rows == 0) tensor.rows = parameter.shape[0];
+  return tensor;
+}
+
+double positions_seen(std::int64_t sequence, std::int64_t window) noexcept {
+  const auto length = static_cast<double>(sequence);
+  if (window == 0 || window >= sequence) return (length + 1.0) / 2.0;
+  const auto w = static_cast<double>(window);
+  return (w * (w + 1.0) / 2.0 + (length - w) * w) / length;
 }
 
 double training_flops_per_token(const ModelConfig& c, std::int64_t sequence) {
@@ -135,11 +183,14 @@ double training_flops_per_token(const ModelConfig& c, std::int64_t sequence) {
   const auto ffn = static_cast<double>(c.ffn);
   const double attention_weights = width * (2.0 * query + 2.0 * key);
   const double mlp_weights = (c.family == Family::gpt2 ? 2.0 : 3.0) * width * ffn;
-  // A token sees (T + 1) / 2 positions on average; q k^T and p v each take 2 D per head and position.
-  const double attention = 2.0 * 2.0 * query * (static_cast<double>(sequence) + 1.0) / 2.0;
-  const double block = 2.0 * (attention_weights + mlp_weights) + attention;
+  double blocks = 0.0;
+  for (std::int64_t layer = 0; layer < c.layers; ++layer) {
+    // q k^T and p v each take 2 D per head and position.
+    const double attention = 2.0 * 2.0 * query * positions_seen(sequence, c.window_of(layer));
+    blocks += 2.0 * (attention_weights + mlp_weights) + attention;
+  }
   const double head = 2.0 * width * static_cast<double>(c.vocabulary);
-  return 3.0 * (static_cast<double>(c.layers) * block + head);  // backward is two products for each of forward
+  return 3.0 * (blocks + head);  // backward is two products for each of forward
 }
 
 }  // namespace tandem

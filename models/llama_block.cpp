@@ -1,11 +1,12 @@
 // The Llama family (Touvron et al., arXiv 2302.13971): x1 = x + o(attention(rope(q, k), v)) of the RMS norm
 // of x, y = x1 + down(silu(gate) * up) of the RMS norm of x1. Qwen2 adds biases to q, k and v, Qwen3 an RMS
-// norm over each head of q and k before the rotation.
+// norm over each head of q and k before the rotation. OLMo 2 (arXiv 2501.00656) has that over all heads at once, and
+// RMS norms of what o and down made, before it is added, in place of those of x and x1.
 #include <cmath>
 #include <vector>
 
 #include "models/block.hpp"
-#include "models/rope_table.hpp"
+#include "models/rope.hpp"
 
 namespace tandem {
 namespace {
@@ -15,7 +16,7 @@ namespace {
 /// shape.
 struct LlamaBuffers {
   TensorView rstd1, rstd2;          ///< (N) f32
-  TensorView rstd_q, rstd_k;        ///< (N H), (N K) f32, with QK norm
+  TensorView rstd_q, rstd_k;        ///< (N H), (N K) f32, with QK norm of each head; (N) of whole rows
   TensorView lse;                   ///< (B, H, T) f32
   TensorView norm1;                 ///< * (N, C); backward: its gradient
   TensorView q, k, v;               ///< (N, H D), (N, K D) twice; rotated in place without QK norm
@@ -23,6 +24,8 @@ struct LlamaBuffers {
   TensorView att;                   ///< (N, H D)
   TensorView x1;                    ///< (N, C)
   TensorView norm2;                 ///< * (N, C); backward: its gradient
+  TensorView o, down;               ///< (N, C), with norms after attention and MLP: what these are of
+  TensorView dnorm;                 ///< * (N, C), likewise: in backward the gradient of o or down
   TensorView gate, up;              ///< (N, F); backward: their gradients
   TensorView act;                   ///< * (N, F); backward: its gradient
   TensorView datt, dq, dk, dv;      ///< as att, q, k, v; over gate, up and, where it is not shared, act
@@ -42,7 +45,9 @@ class LlamaBlock final : public Block {
                    .heads = config.heads,
                    .kv_heads = config.kv_heads,
                    .head_dim = config.head_dim,
-                   .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))} {}
+                   .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))},
+        has_table_(any_layer([](const AttentionKind& kind) { return kind.rotated; })),
+        has_plain_table_(!config.scales_all && any_layer([](const AttentionKind& kind) { return kind.windowed; })) {}
 
   void take_shared(Carver& carver) override;
   void take_buffers(Carver& carver) override;
@@ -57,11 +62,18 @@ class LlamaBlock final : public Block {
   void take_attention(Carver& carver, LlamaBuffers& b) const;
   void take_mlp(Carver& carver, LlamaBuffers& b) const;
   void take_rotated(Carver& carver, LlamaBuffers& b) const;
+  void take_middle(Carver& carver, LlamaBuffers& b) const;
   void normalize_input(const BlockForward& call, const LlamaBuffers& b) const;
   void project(const BlockForward& call, const LlamaBuffers& b) const;
   void normalize_heads(const BlockForward& call, const LlamaBuffers& b) const;
   void normalize_middle(const BlockForward& call, const LlamaBuffers& b) const;
-  void rotate(Ops& ops, TensorView q, TensorView k, bool inverse, StreamView stream) const;
+  void rotate(Ops& ops, TensorView q, TensorView k, std::int64_t layer, bool inverse, StreamView stream) const;
+  void write_table(Device& device, TensorView table, const std::optional<RopeScaling>& scaling,
+                   StreamView stream) const;
+  void add_attention(const BlockForward& call, const LlamaBuffers& b) const;
+  void add_mlp(const BlockForward& call, const LlamaBuffers& b) const;
+  TensorView norm_after_backward(const BlockBackward& call, std::string_view name, TensorView made, TensorView rstd,
+                                 const LlamaBuffers& b) const;
   void mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const;
   void attention_backward(const BlockBackward& call, const LlamaBuffers& b) const;
   void qk_norm_backward(const BlockBackward& call, const LlamaBuffers& b) const;
@@ -73,13 +85,41 @@ class LlamaBlock final : public Block {
   static HeadsView heads(TensorView x) { return {x.data, x.dtype, x.shape[1]}; }
   /// As (B, T, H D).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, query_}); }
-  /// As (N heads, D): each head a row.
-  TensorView by_head(TensorView x) const { return x.reshaped({x.count() / config_.head_dim, config_.head_dim}); }
-  TensorView bias(const WeightsGuard& w, std::string_view name) const {
-    return config_.qkv_bias ? w[name] : TensorView{};
+  /// What of q or k the norm is over, as rows: each head, as (N heads, D), or all of them.
+  TensorView norm_rows(TensorView x) const {
+    if (config_.qk_norm == QkNorm::whole) return x;
+    return x.reshaped({x.count() / config_.head_dim, config_.head_dim});
   }
-  TensorView bias(const GradientsGuard& g, std::string_view name) const {
-    return config_.qkv_bias ? g[name] : TensorView{};
+  /// Of the values of q or k so many have a norm of their own.
+  std::int64_t norm_count(std::int64_t heads) const {
+    return config_.qk_norm == QkNorm::whole ? tokens_ : tokens_ * heads;
+  }
+  bool qk_norm() const { return config_.qk_norm != QkNorm::none; }
+  AttentionShape attention(std::int64_t layer) const {
+    AttentionShape shape = attention_;
+    shape.window = config_.window_of(layer);
+    return shape;
+  }
+  template <class Predicate>
+  bool any_layer(const Predicate& predicate) const {
+    for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
+      if (predicate(config_.attention_of(layer))) return true;
+    }
+    return false;
+  }
+  /// What attention reads, and the MLP.
+  TensorView attention_input(TensorView x, const LlamaBuffers& b) const { return config_.norm_after ? x : b.norm1; }
+  TensorView mlp_input(const LlamaBuffers& b) const { return config_.norm_after ? b.x1 : b.norm2; }
+  /// Where the gradients of those gather: in place where they are no norms, which is then added to.
+  TensorView attention_input_gradient(TensorView dy, const LlamaBuffers& b) const {
+    return config_.norm_after ? dy : b.norm1;
+  }
+  TensorView mlp_input_gradient(TensorView dy, const LlamaBuffers& b) const {
+    return config_.norm_after ? dy : b.norm2;
+  }
+  template <class Guard>
+  static TensorView bias(bool has, const Guard& guard, std::string_view name) {
+    return has ? guard[name] : TensorView{};
   }
 
   ModelConfig config_;
@@ -89,8 +129,10 @@ class LlamaBlock final : public Block {
   std::int64_t key_;
   float eps_;
   AttentionShape attention_;
-  TensorView table_;     ///< (T, D/2, 2) f32
-  LlamaBuffers shared_;  ///< of a selective shape: those with a star
+  bool has_table_, has_plain_table_;
+  TensorView table_;        ///< (T, R/2, 2) f32, R of D elements of a head are rotated
+  TensorView plain_table_;  ///< the same without scaling, of layers with a window
+  LlamaBuffers shared_;     ///< of a selective shape: those with a star
   std::vector<LlamaBuffers> slots_;
 };
 
@@ -99,39 +141,50 @@ void LlamaBlock::take_rotated(Carver& carver, LlamaBuffers& b) const {
   b.k_rotated = activation(carver, key_);
 }
 
+/// The MLP's normalised input, or a gradient of what has a norm after it.
+void LlamaBlock::take_middle(Carver& carver, LlamaBuffers& b) const {
+  if (!config_.norm_after) {
+    b.norm2 = activation(carver, config_.width);
+  } else if (shape_.training) {
+    b.dnorm = activation(carver, config_.width);
+  }
+}
+
 void LlamaBlock::take_shared(Carver& carver) {
-  shared_.norm1 = activation(carver, config_.width);
-  shared_.norm2 = activation(carver, config_.width);
-  if (config_.qk_norm) take_rotated(carver, shared_);
+  if (!config_.norm_after) shared_.norm1 = activation(carver, config_.width);
+  take_middle(carver, shared_);
+  if (qk_norm()) take_rotated(carver, shared_);
   shared_.act = activation(carver, config_.ffn);
 }
 
 void LlamaBlock::take_statistics(Carver& carver, LlamaBuffers& b) const {
   b.rstd1 = carver.take(DType::f32, {tokens_});
   b.rstd2 = carver.take(DType::f32, {tokens_});
-  if (config_.qk_norm) {
-    b.rstd_q = carver.take(DType::f32, {tokens_ * config_.heads});
-    b.rstd_k = carver.take(DType::f32, {tokens_ * config_.kv_heads});
+  if (qk_norm()) {
+    b.rstd_q = carver.take(DType::f32, {norm_count(config_.heads)});
+    b.rstd_k = carver.take(DType::f32, {norm_count(config_.kv_heads)});
   }
   if (shape_.training) b.lse = carver.take(DType::f32, {shape_.batch, config_.heads, shape_.sequence});
 }
 
 void LlamaBlock::take_attention(Carver& carver, LlamaBuffers& b) const {
-  if (!shape_.selective) b.norm1 = activation(carver, config_.width);
+  if (!shape_.selective && !config_.norm_after) b.norm1 = activation(carver, config_.width);
   b.q = activation(carver, query_);
   b.k = activation(carver, key_);
   b.v = activation(carver, key_);
-  if (!config_.qk_norm) {
+  if (!qk_norm()) {
     b.q_rotated = b.q;
     b.k_rotated = b.k;
   } else if (!shape_.selective) {
     take_rotated(carver, b);
   }
   b.att = activation(carver, query_);
+  if (config_.norm_after) b.o = activation(carver, config_.width);
 }
 
 void LlamaBlock::take_mlp(Carver& carver, LlamaBuffers& b) const {
-  if (!shape_.selective) b.norm2 = activation(carver, config_.width);
+  if (config_.norm_after) b.down = activation(carver, config_.width);
+  if (!shape_.selective) take_middle(carver, b);
   const auto forward = [&] {
     b.gate = activation(carver, config_.ffn);
     b.up = activation(carver, config_.ffn);
@@ -163,52 +216,95 @@ void LlamaBlock::take_buffers(Carver& carver) {
 }
 
 void LlamaBlock::take_tables(Carver& carver) {
-  table_ = carver.take(DType::f32, {shape_.sequence, config_.head_dim / 2, 2});
+  const auto take = [&] { return carver.take(DType::f32, {shape_.sequence, config_.rotary_dim() / 2, 2}); };
+  if (has_table_) table_ = take();
+  if (has_plain_table_) plain_table_ = take();
 }
 
 void LlamaBlock::write_tables(Device& device, StreamView stream) {
-  const std::vector<float> values = rope_table(config_, shape_.sequence);
-  device.copy(table_.data, values.data(), table_.bytes(), CopyKind::host_to_device, stream);
+  if (has_table_) write_table(device, table_, config_.rope_scaling, stream);
+  if (has_plain_table_) write_table(device, plain_table_, std::nullopt, stream);
+}
+
+void LlamaBlock::write_table(Device& device, TensorView table, const std::optional<RopeScaling>& scaling,
+                             StreamView stream) const {
+  const std::vector<float> values = rope_table(config_, shape_.sequence, scaling);
+  device.copy(table.data, values.data(), table.bytes(), CopyKind::host_to_device, stream);
   device.synchronize(stream);  // `values` goes
 }
 
-void LlamaBlock::rotate(Ops& ops, TensorView q, TensorView k, bool inverse, StreamView stream) const {
+void LlamaBlock::rotate(Ops& ops, TensorView q, TensorView k, std::int64_t layer, bool inverse,
+                        StreamView stream) const {
+  const AttentionKind kind = config_.attention_of(layer);
+  if (!kind.rotated) return;
+  const TensorView table = kind.windowed && has_plain_table_ ? plain_table_ : table_;
   const auto view = [&](TensorView x, std::int64_t count) {
     return x.reshaped({shape_.batch, shape_.sequence, count, config_.head_dim});
   };
-  ops.rope(view(q, config_.heads), table_, inverse, stream);
-  ops.rope(view(k, config_.kv_heads), table_, inverse, stream);
+  ops.rope(view(q, config_.heads), table, inverse, stream);
+  ops.rope(view(k, config_.kv_heads), table, inverse, stream);
 }
 
 void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b) const {
+  if (config_.norm_after) return;
   call.ops.rms_norm(call.x, call.weights["input_layernorm.weight"], b.norm1, b.rstd1, eps_, call.stream);
 }
 
 void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
-  Ops& ops = call.ops;
   const StreamView s = call.stream;
-  ops.linear(b.norm1, w["self_attn.q_proj.weight"], bias(w, "self_attn.q_proj.bias"), b.q, s);
-  ops.linear(b.norm1, w["self_attn.k_proj.weight"], bias(w, "self_attn.k_proj.bias"), b.k, s);
-  ops.linear(b.norm1, w["self_attn.v_proj.weight"], bias(w, "self_attn.v_proj.bias"), b.v, s);
-  if (config_.qk_norm) {
+  const TensorView x = attention_input(call.x, b);
+  const auto product = [&](const char* weight, const char* bias_name, TensorView y) {
+    call.ops.linear(x, w[weight], bias(config_.qkv_bias, w, bias_name), y, s);
+  };
+  product("self_attn.q_proj.weight", "self_attn.q_proj.bias", b.q);
+  product("self_attn.k_proj.weight", "self_attn.k_proj.bias", b.k);
+  product("self_attn.v_proj.weight", "self_attn.v_proj.bias", b.v);
+  if (qk_norm()) {
     normalize_heads(call, b);
   } else {
-    rotate(ops, b.q, b.k, false, s);
+    rotate(call.ops, b.q, b.k, call.layer, false, s);
   }
 }
 
-/// Each head of q and k, rotated.
+/// Of q and k, rotated.
 void LlamaBlock::normalize_heads(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const StreamView s = call.stream;
-  call.ops.rms_norm(by_head(b.q), w["self_attn.q_norm.weight"], by_head(b.q_rotated), b.rstd_q, eps_, s);
-  call.ops.rms_norm(by_head(b.k), w["self_attn.k_norm.weight"], by_head(b.k_rotated), b.rstd_k, eps_, s);
-  rotate(call.ops, b.q_rotated, b.k_rotated, false, s);
+  call.ops.rms_norm(norm_rows(b.q), w["self_attn.q_norm.weight"], norm_rows(b.q_rotated), b.rstd_q, eps_, s);
+  call.ops.rms_norm(norm_rows(b.k), w["self_attn.k_norm.weight"], norm_rows(b.k_rotated), b.rstd_k, eps_, s);
+  rotate(call.ops, b.q_rotated, b.k_rotated, call.layer, false, s);
+}
+
+/// x1, of attention's result.
+void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) const {
+  const WeightsGuard& w = call.weights;
+  const TensorView weight = w["self_attn.o_proj.weight"];
+  const TensorView o_bias = bias(config_.output_bias, w, "self_attn.o_proj.bias");
+  if (!config_.norm_after) return call.ops.linear_add(b.att, weight, o_bias, call.x, b.x1, call.stream);
+  call.ops.linear(b.att, weight, o_bias, b.o, call.stream);
+  call.ops.rms_norm(b.o, w["post_attention_layernorm.weight"], b.x1, b.rstd1, eps_, call.stream);
+  call.ops.add(call.x, b.x1, b.x1, call.stream);
 }
 
 void LlamaBlock::normalize_middle(const BlockForward& call, const LlamaBuffers& b) const {
+  if (config_.norm_after) return;
   call.ops.rms_norm(b.x1, call.weights["post_attention_layernorm.weight"], b.norm2, b.rstd2, eps_, call.stream);
+}
+
+/// y, of the activation. A norm after the MLP needs its product in backward too.
+void LlamaBlock::add_mlp(const BlockForward& call, const LlamaBuffers& b) const {
+  const WeightsGuard& w = call.weights;
+  const TensorView weight = w["mlp.down_proj.weight"];
+  const TensorView down_bias = bias(config_.mlp_bias, w, "mlp.down_proj.bias");
+  if (!config_.norm_after) {
+    if (call.y) call.ops.linear_add(b.act, weight, down_bias, b.x1, call.y, call.stream);
+    return;
+  }
+  call.ops.linear(b.act, weight, down_bias, b.down, call.stream);
+  const TensorView normalized = call.y ? call.y : b.dnorm;
+  call.ops.rms_norm(b.down, w["post_feedforward_layernorm.weight"], normalized, b.rstd2, eps_, call.stream);
+  if (call.y) call.ops.add(b.x1, call.y, call.y, call.stream);
 }
 
 void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
@@ -218,20 +314,20 @@ void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
   const StreamView s = call.stream;
   normalize_input(call, b);
   project(call, b);
-  ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse, attention_, s);
-  ops.linear_add(b.att, w["self_attn.o_proj.weight"], {}, call.x, b.x1, s);
+  ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse, attention(call.layer),
+                s);
+  add_attention(call, b);
   normalize_middle(call, b);
-  ops.linear(b.norm2, w["mlp.gate_proj.weight"], {}, b.gate, s);
-  ops.linear(b.norm2, w["mlp.up_proj.weight"], {}, b.up, s);
+  ops.linear(mlp_input(b), w["mlp.gate_proj.weight"], bias(config_.mlp_bias, w, "mlp.gate_proj.bias"), b.gate, s);
+  ops.linear(mlp_input(b), w["mlp.up_proj.weight"], bias(config_.mlp_bias, w, "mlp.up_proj.bias"), b.up, s);
   ops.swiglu(b.gate, b.up, b.act, s);
-  if (!call.y) return;
-  ops.linear_add(b.act, w["mlp.down_proj.weight"], {}, b.x1, call.y, s);
+  add_mlp(call, b);
 }
 
 void LlamaBlock::complete(const BlockForward& call, std::size_t slot) {
   const LlamaBuffers& b = slots_.at(slot);
   normalize_input(call, b);
-  if (config_.qk_norm) normalize_heads(call, b);
+  if (qk_norm()) normalize_heads(call, b);
   normalize_middle(call, b);
   call.ops.swiglu(b.gate, b.up, b.act, call.stream);
 }
@@ -240,59 +336,76 @@ void LlamaBlock::backward(const BlockBackward& call, std::size_t slot) {
   const LlamaBuffers& b = slots_.at(slot);
   mlp_backward(call, b);
   attention_backward(call, b);
-  if (config_.qk_norm) qk_norm_backward(call, b);
+  if (qk_norm()) qk_norm_backward(call, b);
   project_backward(call, b);
+}
+
+/// From the gradient of a norm's result, which is added, to that of `made`, what the norm is of: dy itself where there
+/// is no such norm.
+TensorView LlamaBlock::norm_after_backward(const BlockBackward& call, std::string_view name, TensorView made,
+                                           TensorView rstd, const LlamaBuffers& b) const {
+  if (!config_.norm_after) return call.dy;
+  call.ops.rms_norm_backward(call.dy, made, call.weights[name], rstd, b.dnorm, false, call.gradients[name],
+                             call.stream);
+  return b.dnorm;
 }
 
 /// `dy` becomes the gradient of x1.
 void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, x, dy] = call;
-  add_linear_gradients(call, dy, b.act, g["mlp.down_proj.weight"]);
+  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const TensorView ddown = norm_after_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd2, b);
+  const bool biased = config_.mlp_bias;
+  add_linear_gradients(call, ddown, b.act, g["mlp.down_proj.weight"], bias(biased, g, "mlp.down_proj.bias"));
   const TensorView dact = b.act;
-  ops.linear_backward_input(dy, w["mlp.down_proj.weight"], dact, false, s);
+  ops.linear_backward_input(ddown, w["mlp.down_proj.weight"], dact, false, s);
   const TensorView dgate = b.gate;
   const TensorView dup = b.up;
   ops.swiglu_backward(dact, b.gate, b.up, dgate, dup, s);
-  add_linear_gradients(call, dgate, b.norm2, g["mlp.gate_proj.weight"]);
-  add_linear_gradients(call, dup, b.norm2, g["mlp.up_proj.weight"]);
-  const TensorView dnorm2 = b.norm2;
-  ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dnorm2, false, s);
-  ops.linear_backward_input(dup, w["mlp.up_proj.weight"], dnorm2, true, s);
-  ops.rms_norm_backward(dnorm2, b.x1, w["post_attention_layernorm.weight"], b.rstd2, dy, true,
+  const TensorView input = mlp_input(b), dinput = mlp_input_gradient(dy, b);
+  add_linear_gradients(call, dgate, input, g["mlp.gate_proj.weight"], bias(biased, g, "mlp.gate_proj.bias"));
+  add_linear_gradients(call, dup, input, g["mlp.up_proj.weight"], bias(biased, g, "mlp.up_proj.bias"));
+  ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dinput, config_.norm_after, s);
+  ops.linear_backward_input(dup, w["mlp.up_proj.weight"], dinput, true, s);
+  if (config_.norm_after) return;
+  ops.rms_norm_backward(dinput, b.x1, w["post_attention_layernorm.weight"], b.rstd2, dy, true,
                         g["post_attention_layernorm.weight"], s);
 }
 
 /// From the gradient of x1 to those of q, k (before rotation) and v.
 void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, x, dy] = call;
-  add_linear_gradients(call, dy, b.att, g["self_attn.o_proj.weight"]);
-  ops.linear_backward_input(dy, w["self_attn.o_proj.weight"], b.datt, false, s);
+  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const TensorView d_o = norm_after_backward(call, "post_attention_layernorm.weight", b.o, b.rstd1, b);
+  add_linear_gradients(call, d_o, b.att, g["self_attn.o_proj.weight"],
+                       bias(config_.output_bias, g, "self_attn.o_proj.bias"));
+  ops.linear_backward_input(d_o, w["self_attn.o_proj.weight"], b.datt, false, s);
   ops.attention_backward(by_sequence(b.datt), heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att),
-                         b.lse, heads(b.dq), heads(b.dk), heads(b.dv), attention_, s);
-  rotate(ops, b.dq, b.dk, true, s);
+                         b.lse, heads(b.dq), heads(b.dk), heads(b.dv), attention(layer), s);
+  rotate(ops, b.dq, b.dk, layer, true, s);
 }
 
 void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, x, dy] = call;
-  const TensorView dq = by_head(b.dq);
-  const TensorView dk = by_head(b.dk);
-  ops.rms_norm_backward(dq, by_head(b.q), w["self_attn.q_norm.weight"], b.rstd_q, dq, false,
+  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const TensorView dq = norm_rows(b.dq);
+  const TensorView dk = norm_rows(b.dk);
+  ops.rms_norm_backward(dq, norm_rows(b.q), w["self_attn.q_norm.weight"], b.rstd_q, dq, false,
                         g["self_attn.q_norm.weight"], s);
-  ops.rms_norm_backward(dk, by_head(b.k), w["self_attn.k_norm.weight"], b.rstd_k, dk, false,
+  ops.rms_norm_backward(dk, norm_rows(b.k), w["self_attn.k_norm.weight"], b.rstd_k, dk, false,
                         g["self_attn.k_norm.weight"], s);
 }
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, x, dy] = call;
-  add_linear_gradients(call, b.dq, b.norm1, g["self_attn.q_proj.weight"], bias(g, "self_attn.q_proj.bias"));
-  add_linear_gradients(call, b.dk, b.norm1, g["self_attn.k_proj.weight"], bias(g, "self_attn.k_proj.bias"));
-  add_linear_gradients(call, b.dv, b.norm1, g["self_attn.v_proj.weight"], bias(g, "self_attn.v_proj.bias"));
-  const TensorView dnorm1 = b.norm1;
-  ops.linear_backward_input(b.dq, w["self_attn.q_proj.weight"], dnorm1, false, s);
-  ops.linear_backward_input(b.dk, w["self_attn.k_proj.weight"], dnorm1, true, s);
-  ops.linear_backward_input(b.dv, w["self_attn.v_proj.weight"], dnorm1, true, s);
-  ops.rms_norm_backward(dnorm1, x, w["input_layernorm.weight"], b.rstd1, dy, true, g["input_layernorm.weight"], s);
+  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const TensorView input = attention_input(x, b), dinput = attention_input_gradient(dy, b);
+  const bool biased = config_.qkv_bias;
+  add_linear_gradients(call, b.dq, input, g["self_attn.q_proj.weight"], bias(biased, g, "self_attn.q_proj.bias"));
+  add_linear_gradients(call, b.dk, input, g["self_attn.k_proj.weight"], bias(biased, g, "self_attn.k_proj.bias"));
+  add_linear_gradients(call, b.dv, input, g["self_attn.v_proj.weight"], bias(biased, g, "self_attn.v_proj.bias"));
+  ops.linear_backward_input(b.dq, w["self_attn.q_proj.weight"], dinput, config_.norm_after, s);
+  ops.linear_backward_input(b.dk, w["self_attn.k_proj.weight"], dinput, true, s);
+  ops.linear_backward_input(b.dv, w["self_attn.v_proj.weight"], dinput, true, s);
+  if (config_.norm_after) return;
+  ops.rms_norm_backward(dinput, x, w["input_layernorm.weight"], b.rstd1, dy, true, g["input_layernorm.weight"], s);
 }
 
 }  // namespace

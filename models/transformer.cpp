@@ -148,7 +148,7 @@ void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool
     const WeightsGuard weights = parameters.fetch(static_cast<int>(i) + 1, stream);
     for (std::size_t micro = 0; micro < n; ++micro) {
       const TensorView x = inputs->in_forward(i, micro), y = inputs->begin_write(i + 1, micro, stream);
-      buffers.block->forward({*ops, stream, weights, x, y}, keep ? slot(i, micro, n) : 0);
+      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), x, y}, keep ? slot(i, micro, n) : 0);
       inputs->end_write(i + 1, micro, stream);
     }
   }
@@ -224,14 +224,14 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
   for (std::size_t micro = 0; micro < n; ++micro) {
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
-    const BlockForward again{*ops, stream, weights, x, {}};
+    const BlockForward again{*ops, stream, weights, layer - 1, x, {}};
     if (index < first_kept) {
       buffers.block->forward(again, kept);
     } else if (keeps_selectively(config, shape)) {
       buffers.block->complete(again, kept);
     }
     GradientsGuard gradients = parameters.gradients(layer, stream);
-    buffers.block->backward({*ops, stream, weights, gradients, x, buffers.micro[micro].normed}, kept);
+    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, x, buffers.micro[micro].normed}, kept);
     inputs->end_read(index, micro, stream);
     if (micro + 1 == n) weights = {};  // as in head_step
     gradients.commit(stream);

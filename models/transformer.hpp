@@ -25,10 +25,13 @@ namespace tandem {
 /// of the token embedding and the output weight, as ends_gradient() has it.
 ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf16, DType ends = DType::f32);
 
-/// How a Hugging Face tensor corresponds to a parameter.
+/// How a Hugging Face tensor corresponds to a parameter. Parameters that share a tensor come one after another in the
+/// layout, in the order of their rows.
 struct HfTensor {
-  std::string name;         ///< "transformer.h.0.attn.c_attn.weight", "model.layers.0.mlp.up_proj.weight"
-  bool transposed = false;  ///< stored (I, O): GPT-2's Conv1D weights
+  std::string name;            ///< "transformer.h.0.attn.c_attn.weight", "model.layers.0.mlp.up_proj.weight"
+  bool transposed = false;     ///< stored (I, O): GPT-2's Conv1D weights
+  std::int64_t first_row = 0;  ///< of the tensor's, that is the parameter's first: of Phi-3's fused projections
+  std::int64_t rows = 0;       ///< of the tensor
 };
 HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter);
 
@@ -128,6 +131,9 @@ class Transformer {
   std::unique_ptr<Impl> impl_;
 };
 
+/// Positions that a token sees on average, itself among them, of a sequence: (T + 1) / 2, or fewer with a window; 0:
+/// none.
+double positions_seen(std::int64_t sequence, std::int64_t window) noexcept;
 /// Forward plus backward model FLOPs per token (matrix products and attention, recompute not counted).
 double training_flops_per_token(const ModelConfig& config, std::int64_t sequence);
 

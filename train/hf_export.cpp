@@ -21,21 +21,40 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
+/// A tensor of the files, and the parameters that make it up, in the order of its rows.
+struct ExportTensor {
+  HfTensor as;
+  std::vector<const Parameter*> parts;
+  std::uint64_t bytes = 0;
+};
+
 struct Shard {
-  std::vector<const Parameter*> parameters;
+  std::vector<ExportTensor> tensors;
   std::uint64_t bytes = 0;
 };
 
 std::size_t element_bytes(ExportType type) { return type == ExportType::fp32 ? sizeof(float) : sizeof(bf16); }
 
-/// Parameters in model order, as many in a shard as fit.
+/// In model order.
+std::vector<ExportTensor> tensors_of(const ExportContent& content) {
+  std::vector<ExportTensor> tensors;
+  for (const Parameter* p : content.layout.owned_parameters()) {
+    HfTensor as = hf_tensor_of(content.config, *p);
+    if (as.first_row == 0) tensors.push_back({.as = std::move(as), .parts = {}});
+    tensors.back().parts.push_back(p);
+    tensors.back().bytes += static_cast<std::uint64_t>(p->count) * element_bytes(content.type);
+  }
+  return tensors;
+}
+
+/// As many in a shard as fit.
 std::vector<Shard> shards_of(const ExportContent& content) {
   std::vector<Shard> shards(1);
-  for (const Parameter* p : content.layout.owned_parameters()) {
-    const std::uint64_t bytes = static_cast<std::uint64_t>(p->count) * element_bytes(content.type);
-    if (!shards.back().parameters.empty() && shards.back().bytes + bytes > content.shard_bytes) shards.emplace_back();
-    shards.back().parameters.push_back(p);
-    shards.back().bytes += bytes;
+  for (ExportTensor& tensor : tensors_of(content)) {
+    const bool fits = shards.back().bytes + tensor.bytes <= content.shard_bytes;
+    if (!shards.back().tensors.empty() && !fits) shards.emplace_back();
+    shards.back().bytes += tensor.bytes;
+    shards.back().tensors.push_back(std::move(tensor));
   }
   return shards;
 }
@@ -69,26 +88,27 @@ void write_values(SafetensorsWriter& writer, const Parameter& p, bool transposed
 
 void write_shard(const fs::path& file, const Shard& shard, const ExportContent& content, std::span<float> buffer) {
   std::vector<TensorSpec> specs;
-  for (const Parameter* p : shard.parameters) {
-    const HfTensor tensor = hf_tensor_of(content.config, *p);
-    specs.push_back(
-        {tensor.name, content.type == ExportType::fp32 ? "F32" : "BF16", stored_shape(*p, tensor.transposed)});
+  for (const ExportTensor& tensor : shard.tensors) {
+    specs.push_back({tensor.as.name, content.type == ExportType::fp32 ? "F32" : "BF16",
+                     stored_shape(*tensor.parts.front(), tensor.as)});
   }
   SafetensorsWriter writer(file, specs, {{"format", "pt"}});
-  for (const Parameter* p : shard.parameters) {
-    const auto part = buffer.first(static_cast<std::size_t>(p->count));
-    content.values(*p, 0, part);
-    write_values(writer, *p, hf_tensor_of(content.config, *p).transposed, content.type, part);
+  for (const ExportTensor& tensor : shard.tensors) {
+    for (const Parameter* p : tensor.parts) {
+      const auto values = buffer.first(static_cast<std::size_t>(p->count));
+      content.values(*p, 0, values);
+      write_values(writer, *p, tensor.as.transposed, content.type, values);
+    }
   }
   writer.finish();
 }
 
-std::string index_text(const std::vector<Shard>& shards, const ModelConfig& config) {
+std::string index_text(const std::vector<Shard>& shards) {
   std::uint64_t total = 0;
   Json map = Json::object();
   for (std::size_t i = 0; i < shards.size(); ++i) {
     total += shards[i].bytes;
-    for (const Parameter* p : shards[i].parameters) map[hf_tensor_of(config, *p).name] = shard_name(i, shards.size());
+    for (const ExportTensor& tensor : shards[i].tensors) map[tensor.as.name] = shard_name(i, shards.size());
   }
   return Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n";
 }
@@ -129,7 +149,7 @@ void export_hf(const fs::path& to, const ExportContent& content) {
     write_shard(hidden / shard_name(i, shards.size()), shards[i], content, buffer);
   }
   if (shards.size() > 1) {
-    write_file_atomically(hidden / "model.safetensors.index.json", index_text(shards, content.config));
+    write_file_atomically(hidden / "model.safetensors.index.json", index_text(shards));
   }
   write_beside(hidden, content);
   write_file_atomically(hidden / "config.json", config_text(content));

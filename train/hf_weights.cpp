@@ -56,10 +56,10 @@ std::string named(const std::vector<std::string>& names) {
 
 }  // namespace
 
-std::vector<std::int64_t> stored_shape(const Parameter& p, bool transposed) {
-  std::vector<std::int64_t> shape;
-  for (int i = 0; i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
-  if (transposed) std::reverse(shape.begin(), shape.end());
+std::vector<std::int64_t> stored_shape(const Parameter& p, const HfTensor& tensor) {
+  std::vector<std::int64_t> shape = {tensor.rows};
+  for (int i = 1; i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
+  if (tensor.transposed) std::reverse(shape.begin(), shape.end());
   return shape;
 }
 
@@ -107,12 +107,13 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
   for (const Parameter* p : layout.owned_parameters()) {
     const HfTensor tensor = hf_tensor_of(config, *p);
     const StoredTensor* stored = find(tensor.name);
+    if (tensor.first_row > 0) continue;  // of a tensor that an earlier parameter has asked for
     if (stored == nullptr) {
       missing.push_back(tensor.name);
       continue;
     }
     used.insert(stored);
-    const auto shape = stored_shape(*p, tensor.transposed);
+    const auto shape = stored_shape(*p, tensor);
     if (stored->shape != shape) {
       misshapen.push_back(
           fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(stored->shape, ", "), fmt::join(shape, ", ")));
@@ -139,7 +140,7 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
 void HfWeights::read(const ModelConfig& config, const Parameter& p, std::int64_t first, std::span<float> values) const {
   const HfTensor tensor = hf_tensor_of(config, p);
   const StoredTensor* stored = find(tensor.name);
-  if (!tensor.transposed) return widen(*stored, first, values);
+  if (!tensor.transposed) return widen(*stored, tensor.first_row * (p.count / p.shape[0]) + first, values);
   const auto end = first + static_cast<std::int64_t>(values.size());
   const std::int64_t outputs = p.shape[0];
   const std::int64_t inputs = p.shape[1];

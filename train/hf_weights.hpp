@@ -13,6 +13,8 @@
 
 namespace tandem {
 
+struct HfTensor;
+
 /// Mapped; only reading is done here.
 class HfWeights {
  public:
@@ -35,7 +37,7 @@ class HfWeights {
   std::map<std::string, const StoredTensor*> tensors_;
 };
 
-/// The shape that a parameter has in such a file.
-std::vector<std::int64_t> stored_shape(const Parameter& parameter, bool transposed);
+/// The shape of the tensor in such a file that a parameter is, or is part of.
+std::vector<std::int64_t> stored_shape(const Parameter& parameter, const HfTensor& tensor);
 
 }  // namespace tandem

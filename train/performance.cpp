@@ -22,7 +22,7 @@ static_assert(InputStore::ring(1) == 1 + InputCopies::buffers_ahead, "the simula
 /// What of a block's forward is computed again in backward.
 enum class Again : std::uint8_t { nothing, selected, all };
 
-LayerWork block_work(const ModelConfig& c, const RunShape& shape, Again again) {
+LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t layer, Again again) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width);
   const auto ffn = static_cast<double>(c.ffn);
@@ -33,8 +33,9 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, Again again) {
   const auto element = static_cast<double>(size_of(shape.compute));
   LayerWork work;
   work.forward.matmul_flops = 2.0 * tokens * weights;
-  // Two products of (T, T) with each head, of which the causal mask leaves half.
-  work.forward.attention_flops = 2.0 * tokens * static_cast<double>(shape.sequence) * queries;
+  // Two products of (T, T) with each head, of which the causal mask leaves half, and a window less.
+  const double in_sight = positions_seen(shape.sequence, c.window_of(layer)) / positions_seen(shape.sequence, 0);
+  work.forward.attention_flops = 2.0 * tokens * static_cast<double>(shape.sequence) * queries * in_sight;
   // Two norms and two residual sums over the width, rotations, the activation over the MLP's inner width.
   work.forward.memory_bytes = tokens * element * (10.0 * width + 2.0 * (queries + keys) + matrices * ffn);
   work.forward.kernels = 12.0;
@@ -43,14 +44,16 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, Again again) {
   work.backward.memory_bytes = 2.0 * work.forward.memory_bytes;
   work.backward.kernels = 24.0;
   if (again == Again::selected) {
-    // Two norms and the activation of the MLP; of Qwen3 the norms of heads and rotations, too.
+    // Norms before attention and MLP and the activation of the MLP; norms of query and key and rotations, too.
+    const bool qk_norm = c.qk_norm != QkNorm::none;
+    const double norms = c.norm_after ? 0.0 : 2.0;
     work.backward.memory_bytes +=
-        tokens * element * (4.0 * width + matrices * ffn + (c.qk_norm ? 4.0 * (queries + keys) : 0.0));
-    work.backward.kernels += c.qk_norm ? 7.0 : 3.0;
+        tokens * element * (2.0 * norms * width + matrices * ffn + (qk_norm ? 4.0 * (queries + keys) : 0.0));
+    work.backward.kernels += norms + (qk_norm ? 5.0 : 1.0);
   }
   if (again == Again::all) {
-    // All but the last product and its residual sum, which only make the block's output.
-    work.backward.matmul_flops += work.forward.matmul_flops - 2.0 * tokens * width * ffn;
+    // All but the residual sum and the last product, unless a norm is of it: they only make the block's output.
+    work.backward.matmul_flops += work.forward.matmul_flops - (c.norm_after ? 0.0 : 2.0 * tokens * width * ffn);
     work.backward.attention_flops += work.forward.attention_flops;
     work.backward.memory_bytes += work.forward.memory_bytes - 3.0 * tokens * element * width;
     work.backward.kernels += work.forward.kernels - 1.0;
@@ -126,10 +129,11 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
 
 std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
   const EndsWork ends = ends_work(c, shape);
-  const LayerWork recomputed = block_work(c, shape, Again::all);
-  const LayerWork kept = block_work(c, shape, shape.selective ? Again::selected : Again::nothing);
+  const Again of_kept = shape.selective ? Again::selected : Again::nothing;
   std::vector<LayerWork> work{ends.embedding};
-  for (std::int64_t i = 0; i < c.layers; ++i) work.push_back(i < shape.recomputed_blocks ? recomputed : kept);
+  for (std::int64_t i = 0; i < c.layers; ++i) {
+    work.push_back(block_work(c, shape, i, i < shape.recomputed_blocks ? Again::all : of_kept));
+  }
   work.push_back(ends.head);
   return work;
 }

@@ -37,12 +37,36 @@ def models():
     yield "qwen2", transformers.Qwen2ForCausalLM, transformers.Qwen2Config(tie_word_embeddings=True, **llama)
     yield "qwen3", transformers.Qwen3ForCausalLM, transformers.Qwen3Config(
         tie_word_embeddings=False, head_dim=16, **llama)
+    # With windows that sequences are longer than, in all layers and in the second.
+    yield "mistral-windows", transformers.MistralForCausalLM, transformers.MistralConfig(sliding_window=6, **llama)
+    yield "qwen2-windows", transformers.Qwen2ForCausalLM, transformers.Qwen2Config(
+        use_sliding_window=True, sliding_window=5, max_window_layers=1, tie_word_embeddings=False, **llama)
+    yield "llama-biases", transformers.LlamaForCausalLM, transformers.LlamaConfig(
+        attention_bias=True, mlp_bias=True, rope_parameters={"rope_type": "linear", "rope_theta": 1000.0, "factor": 3.0},
+        **llama)
+    # The scaling that files of SmolLM3 and Qwen recommend for long sequences.
+    yarn = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 3.0, "original_max_position_embeddings": 16}
+    yield "smollm3", transformers.SmolLM3ForCausalLM, transformers.SmolLM3Config(
+        no_rope_layer_interval=2, pad_token_id=None, rope_parameters=yarn, **llama)
+    yield "phi3", transformers.Phi3ForCausalLM, transformers.Phi3Config(
+        sliding_window=9, pad_token_id=None, tie_word_embeddings=False, original_max_position_embeddings=16,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 1000.0, "partial_rotary_factor": 0.8,
+                         "short_factor": [1.0, 1.5, 2.0, 2.5], "long_factor": [1.0, 2.0, 3.0, 4.0]}, **llama)
+    yield "olmo2", transformers.Olmo2ForCausalLM, transformers.Olmo2Config(
+        tie_word_embeddings=False, pad_token_id=None, **llama)
+    yield "olmo3", transformers.Olmo3ForCausalLM, transformers.Olmo3Config(
+        sliding_window=5, layer_types=["sliding_attention", "full_attention"], pad_token_id=None,
+        rope_parameters={"full_attention": {**yarn, "rope_theta": 500000.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0}}, **llama)
 
 
 def as_transformers_4(config):
     """The same description in the older spelling."""
     rope = config.pop("rope_parameters", None)
     if rope is not None:
+        rope = rope.get("full_attention", rope)  # of OLMo 3 the others have none
+        if rope.get("partial_rotary_factor", 1.0) != 1.0:
+            config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         config["rope_theta"] = rope.pop("rope_theta", 10000.0)
         config["rope_scaling"] = rope if rope.get("rope_type", "default") != "default" else None
     if "dtype" in config:

@@ -40,6 +40,25 @@ const std::string mistral_text = R"({
   "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0, "sliding_window": null,
   "tie_word_embeddings": false, "vocab_size": 32768})";
 
+const std::string phi3_text = R"({
+  "architectures": ["Phi3ForCausalLM"], "model_type": "phi3", "hidden_act": "silu", "hidden_size": 3072,
+  "intermediate_size": 8192, "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+  "num_key_value_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-05, "rope_scaling": null,
+  "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": false, "vocab_size": 32064})";
+
+const std::string smollm3_text = R"({
+  "architectures": ["SmolLM3ForCausalLM"], "model_type": "smollm3", "hidden_act": "silu", "hidden_size": 2048,
+  "attention_bias": false, "mlp_bias": false, "intermediate_size": 11008, "max_position_embeddings": 65536,
+  "no_rope_layer_interval": 4, "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
+  "rms_norm_eps": 1e-06, "rope_theta": 5000000.0, "use_sliding_window": false, "sliding_window": null,
+  "vocab_size": 128256})";
+
+const std::string olmo2_text = R"({
+  "architectures": ["Olmo2ForCausalLM"], "model_type": "olmo2", "hidden_act": "silu", "hidden_size": 4096,
+  "attention_bias": false, "intermediate_size": 11008, "max_position_embeddings": 4096, "num_attention_heads": 32,
+  "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-06, "rope_theta": 500000,
+  "tie_word_embeddings": false, "vocab_size": 100352})";
+
 ModelConfig parsed(const std::string& text) {
   const TemporaryFolder folder;
   return read_hf_config(folder.write("config.json", text));
@@ -81,14 +100,17 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.initializer_range, b.initializer_range);
   EXPECT_EQ(a.tied_head, b.tied_head);
   EXPECT_EQ(a.qkv_bias, b.qkv_bias);
+  EXPECT_EQ(a.output_bias, b.output_bias);
+  EXPECT_EQ(a.mlp_bias, b.mlp_bias);
   EXPECT_EQ(a.qk_norm, b.qk_norm);
-  ASSERT_EQ(a.rope_scaling.has_value(), b.rope_scaling.has_value());
+  EXPECT_EQ(a.norm_after, b.norm_after);
+  EXPECT_EQ(a.fused_tensors, b.fused_tensors);
   EXPECT_EQ(a.rope_theta, b.rope_theta);
-  if (!a.rope_scaling) return;
-  EXPECT_EQ(a.rope_scaling->factor, b.rope_scaling->factor);
-  EXPECT_EQ(a.rope_scaling->low_freq_factor, b.rope_scaling->low_freq_factor);
-  EXPECT_EQ(a.rope_scaling->high_freq_factor, b.rope_scaling->high_freq_factor);
-  EXPECT_EQ(a.rope_scaling->original_positions, b.rope_scaling->original_positions);
+  EXPECT_EQ(a.rotated_share, b.rotated_share);
+  EXPECT_EQ(a.rope_scaling, b.rope_scaling);
+  EXPECT_EQ(a.scales_all, b.scales_all);
+  EXPECT_EQ(a.attention, b.attention);
+  EXPECT_EQ(a.window, b.window);
 }
 
 TEST(HfConfig, PublishedFilesGiveTheBuiltinShapes) {
@@ -96,6 +118,9 @@ TEST(HfConfig, PublishedFilesGiveTheBuiltinShapes) {
   expect_same(parsed(llama_text), builtin_model("llama3.2-1b"));
   expect_same(parsed(qwen2_text), builtin_model("qwen2.5-0.5b"));
   expect_same(parsed(mistral_text), builtin_model("mistral-7b"));
+  expect_same(parsed(phi3_text), builtin_model("phi-3-mini"));
+  expect_same(parsed(smollm3_text), builtin_model("smollm3-3b"));
+  expect_same(parsed(olmo2_text), builtin_model("olmo2-7b"));
 }
 
 TEST(HfConfig, Transformers5SpellingIsTheSame) {
@@ -135,30 +160,130 @@ TEST(HfConfig, WhatIsNotComputedIsRefusedByName) {
   EXPECT_THAT(gpt2("add_cross_attention", "true"), HasSubstr("'add_cross_attention'"));
   EXPECT_THAT(gpt2("architectures", "[\"GPT2Model\"]"), HasSubstr("'GPT2Model' is not supported"));
   EXPECT_THAT(llama("hidden_act", "\"gelu\""), HasSubstr("'hidden_act' is 'gelu'"));
-  EXPECT_THAT(llama("attention_bias", "true"), HasSubstr("'attention_bias'"));
-  EXPECT_THAT(llama("mlp_bias", "true"), HasSubstr("'mlp_bias'"));
+  EXPECT_THAT(refusal(with(qwen2_text, "attention_bias", "true")), HasSubstr("'attention_bias'"));
+  EXPECT_THAT(refusal(with(qwen2_text, "mlp_bias", "true")), HasSubstr("'mlp_bias'"));
+  EXPECT_THAT(refusal(with(phi3_text, "attention_bias", "true")), HasSubstr("'attention_bias'"));
   EXPECT_THAT(llama("num_local_experts", "8"), HasSubstr("experts"));
   EXPECT_THAT(llama("architectures", "[\"MixtralForCausalLM\"]"), HasSubstr("'MixtralForCausalLM'"));
-  EXPECT_THAT(llama("partial_rotary_factor", "0.5"), HasSubstr("'partial_rotary_factor'"));
   EXPECT_THAT(llama("quantization_config", "{}"), HasSubstr("'quantization_config'"));
-  EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "yarn", "factor": 4.0})"), HasSubstr("'yarn'"));
-  EXPECT_THAT(llama("rope_scaling", R"({"type": "linear", "factor": 4.0})"), HasSubstr("'linear'"));
+  EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "proportional", "factor": 4.0})"), HasSubstr("'proportional'"));
   EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "llama3", "factor": 4.0})"), HasSubstr("'low_freq_factor'"));
 }
 
-TEST(HfConfig, ASlidingWindowShorterThanThePositionsIsRefused) {
-  EXPECT_THAT(refusal(with(mistral_text, "sliding_window", "4096")), HasSubstr("'sliding_window' is 4096"));
-  EXPECT_EQ(refusal(with(mistral_text, "sliding_window", "32768")), "accepted");
+/// Which layers of a model have a window, as a string of w and -.
+std::string windows(const ModelConfig& c) {
+  std::string text;
+  for (std::int64_t i = 0; i < c.layers; ++i) text += c.window_of(i) > 0 ? 'w' : '-';
+  return text;
+}
+
+TEST(HfConfig, LayersHaveTheWindowsThatTheClassesGiveThem) {
+  const std::string all(32, 'w'), none(32, '-');
+  EXPECT_EQ(windows(parsed(with(mistral_text, "sliding_window", "1024"))), all);
+  EXPECT_EQ(parsed(with(mistral_text, "sliding_window", "1024")).window, 1024);
+  EXPECT_EQ(windows(parsed(mistral_text)), none);
   std::string absent = mistral_text;
   const std::string explicit_null = R"("sliding_window": null,)";
   absent.replace(absent.find(explicit_null), explicit_null.size(), "");
-  EXPECT_THAT(refusal(absent), HasSubstr("'sliding_window' is 4096")) << "the class's default";
-  EXPECT_THAT(refusal(with(with(qwen2_text, "use_sliding_window", "true"), "sliding_window", "1024")),
-              HasSubstr("'sliding_window' is 1024"));
-  EXPECT_EQ(refusal(with(qwen2_text, "sliding_window", "1024")), "accepted") << "not used";
-  const std::string listed = with(qwen2_text, "layer_types", R"(["full_attention", "sliding_attention"])");
-  EXPECT_THAT(refusal(with(listed, "sliding_window", "1024")), HasSubstr("'sliding_window' is 1024"));
-  EXPECT_THAT(refusal(with(qwen2_text, "layer_types", R"(["linear_attention"])")), HasSubstr("'linear_attention'"));
+  EXPECT_EQ(parsed(absent).window, 4096) << "the class's default";
+  EXPECT_EQ(windows(parsed(with(phi3_text, "sliding_window", "null"))), none);
+  EXPECT_EQ(windows(parsed(with(phi3_text, "sliding_window", "4095"))), all);
+  EXPECT_EQ(windows(parsed(with(phi3_text, "sliding_window", "4096"))), none) << "hides nothing";
+  EXPECT_EQ(windows(parsed(with(qwen2_text, "sliding_window", "1024"))), std::string(24, '-')) << "not used";
+  const std::string used = with(with(qwen2_text, "use_sliding_window", "true"), "sliding_window", "1024");
+  EXPECT_EQ(windows(parsed(used)), std::string(24, '-')) << "from the 25th layer on";
+  EXPECT_EQ(windows(parsed(with(used, "max_window_layers", "20"))), std::string(20, '-') + "wwww");
+  const std::string four = with(used, "num_hidden_layers", "4");
+  const std::string listed = R"(["full_attention", "sliding_attention", "full_attention", "sliding_attention"])";
+  EXPECT_EQ(windows(parsed(with(four, "layer_types", listed))), "-w-w");
+  const std::string of_olmo3 =
+      with(with(olmo2_text, "architectures", R"(["Olmo3ForCausalLM"])"), "num_hidden_layers", "5");
+  EXPECT_EQ(windows(parsed(of_olmo3)), "www-w");
+  EXPECT_EQ(parsed(of_olmo3).window, 4096);
+  const std::string smollm3 = with(with(smollm3_text, "use_sliding_window", "true"), "sliding_window", "64");
+  EXPECT_EQ(windows(parsed(with(smollm3, "num_hidden_layers", "5"))), "---w-") << "those that know no positions";
+}
+
+TEST(HfConfig, WhatDoesNotFitTheLayersIsRefused) {
+  EXPECT_THAT(refusal(with(mistral_text, "sliding_window", "0")), HasSubstr("'sliding_window' is 0"));
+  EXPECT_THAT(refusal(with(qwen2_text, "layer_types", R"(["full_attention"])")), HasSubstr("1 entries for 24 layers"));
+  const std::string two = with(qwen2_text, "num_hidden_layers", "2");
+  EXPECT_THAT(refusal(with(two, "layer_types", R"(["full_attention", "linear_attention"])")),
+              HasSubstr("'linear_attention'"));
+  EXPECT_THAT(refusal(with(two, "layer_types", R"(["full_attention", "sliding_attention"])")),
+              HasSubstr("no 'sliding_window' is in use"));
+  EXPECT_THAT(refusal(with(two, "layer_types", "[1, 2]")), HasSubstr("expected a list of strings"));
+  EXPECT_THAT(refusal(with(smollm3_text, "no_rope_layers", "[1, 0]")), HasSubstr("'no_rope_layers' has 2 of 36"));
+  EXPECT_THAT(refusal(with(smollm3_text, "no_rope_layers", "[1.5]")), HasSubstr("expected a list of integers"));
+  EXPECT_THAT(refusal(with(smollm3_text, "no_rope_layer_interval", "0")), HasSubstr("'no_rope_layer_interval'"));
+}
+
+TEST(HfConfig, LayersThatKnowNoPositionsAreTheListedOnes) {
+  const ModelConfig c = parsed(with(with(smollm3_text, "num_hidden_layers", "3"), "no_rope_layers", "[0, 1, 0, 1]"));
+  EXPECT_FALSE(c.attention_of(0).rotated);
+  EXPECT_TRUE(c.attention_of(1).rotated);
+  EXPECT_FALSE(c.attention_of(2).rotated);
+}
+
+/// Of Llama with 64 elements a head, 32 of them rotated.
+std::string long_factors(std::size_t count) {
+  std::string list;
+  for (std::size_t i = 0; i < count; ++i)
+    list += (i == 0 ? "" : ", ") + std::to_string(1.0 + 0.25 * static_cast<double>(i));
+  return R"({"type": "longrope", "short_factor": [)" + list + R"(], "long_factor": [)" + list + "]}";
+}
+
+TEST(HfConfig, EachRopeTypeIsReadWithItsDefaults) {
+  const auto scaling = [](const char* json) { return parsed(with(llama_text, "rope_scaling", json)).rope_scaling; };
+  EXPECT_EQ(scaling(R"({"type": "linear", "factor": 4.0})"), RopeScaling(LinearRopeScaling{4.0}));
+  EXPECT_EQ(scaling(R"({"rope_type": "dynamic", "factor": 2})"), RopeScaling(DynamicRopeScaling{2.0}));
+  EXPECT_EQ(scaling(R"({"rope_type": "yarn", "factor": 4.0})"),
+            RopeScaling(YarnRopeScaling{.factor = 4.0, .original_positions = 131072.0}));
+  EXPECT_EQ(scaling(R"({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "beta_fast": 16,
+                        "beta_slow": 2, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": false})"),
+            RopeScaling(YarnRopeScaling{.factor = 4.0,
+                                        .original_positions = 32768.0,
+                                        .beta_fast = 16.0,
+                                        .beta_slow = 2.0,
+                                        .attention_factor = {},
+                                        .mscale = 0.7,
+                                        .mscale_all_dim = 1.0,
+                                        .truncate = false}));
+  const std::string half = with(llama_text, "partial_rotary_factor", "0.5");
+  EXPECT_EQ(parsed(with(half, "rope_scaling", long_factors(16))).rotary_dim(), 32);
+  EXPECT_THAT(refusal(with(half, "rope_scaling", long_factors(32))),
+              HasSubstr("short_factor has 32 values, expected 16"));
+  EXPECT_THAT(refusal(with(llama_text, "rope_scaling", R"({"type": "linear"})")), HasSubstr("'factor' is missing"));
+  EXPECT_THAT(refusal(with(llama_text, "rope_scaling", R"({"type": "linear", "factor": 0.0})")),
+              HasSubstr("factor is 0"));
+  EXPECT_THAT(refusal(with(llama_text, "rope_scaling", R"({"type": "longrope"})")), HasSubstr("'short_factor'"));
+  EXPECT_THAT(refusal(with(llama_text, "partial_rotary_factor", "0.55")), HasSubstr("35 of the 64 elements"));
+  EXPECT_THAT(refusal(with(llama_text, "partial_rotary_factor", "0.01")), HasSubstr("0 of the 64 elements"));
+}
+
+// transformers' class of Phi-3 takes what stands beside the scaling, and has a default.
+TEST(HfConfig, PhiTakesThePositionsItWasFirstTrainedOnFromBesideTheScaling) {
+  const auto original = [](const char* beside) {
+    const std::string text = with(with(phi3_text, "hidden_size", "128"), "original_max_position_embeddings", beside);
+    const ModelConfig c = parsed(with(text, "rope_scaling", R"({"type": "su", "short_factor": [1, 1], "long_factor":
+                                      [2, 3], "original_max_position_embeddings": 77})"));
+    return std::get<LongRopeScaling>(*c.rope_scaling).original_positions;
+  };
+  EXPECT_EQ(original("1024"), 1024.0);
+  EXPECT_EQ(original("null"), 4096.0);
+}
+
+TEST(HfConfig, ARopeOfItsOwnInLayersWithAWindowIsRefused) {
+  const std::string text = with(olmo2_text, "architectures", R"(["Olmo3ForCausalLM"])");
+  const auto of_windows = [&](const char* json) {
+    return with(text, "rope_parameters",
+                std::string(R"({"full_attention": {"rope_type": "yarn", "factor": 8.0},
+                                                         "sliding_attention": )") +
+                    json + "}");
+  };
+  EXPECT_EQ(refusal(of_windows(R"({"rope_type": "default", "rope_theta": 500000})")), "accepted");
+  EXPECT_THAT(refusal(of_windows(R"({"rope_type": "default", "rope_theta": 10000})")), HasSubstr("RoPE of layers"));
+  EXPECT_THAT(refusal(of_windows(R"({"rope_type": "linear", "factor": 2})")), HasSubstr("RoPE of layers"));
 }
 
 TEST(HfConfig, NumbersOutOfBoundsAreRefusedByName) {
@@ -212,6 +337,28 @@ TEST(HfConfig, WhatIsWrittenReadsBackTheSame) {
     const ModelConfig config = builtin_model(name);
     expect_same(parsed(hf_config_text(config, "bfloat16")), config);
   }
+  for (const std::string& name : fixture_names()) {
+    SCOPED_TRACE(name);
+    const ModelConfig config = Fixture(name).config();
+    expect_same(parsed(hf_config_text(config, "bfloat16")), config);
+  }
+  for (const std::string& text :
+       {with(with(qwen2_text, "use_sliding_window", "true"), "max_window_layers", "20"),
+        with(with(smollm3_text, "use_sliding_window", "true"), "sliding_window", "64"),
+        with(with(llama_text, "attention_bias", "true"), "mlp_bias", "true"),
+        with(llama_text, "rope_scaling", R"({"type": "yarn", "factor": 2, "mscale": 0.5, "attention_factor": 1.5})")}) {
+    expect_same(parsed(hf_config_text(parsed(text), "bfloat16")), parsed(text));
+  }
+}
+
+// Without, transformers would take its class's default, which a small vocabulary may not have.
+TEST(HfConfig, TokensOfGenerationArePassedOnAndSoIsThatThereAreNone) {
+  const std::string text = with(with(phi3_text, "pad_token_id", "null"), "eos_token_id", "[7, 8]");
+  const std::string written = hf_config_text(parsed(text), "bfloat16");
+  EXPECT_THAT(written, HasSubstr("\"pad_token_id\": null"));
+  EXPECT_THAT(written, Not(HasSubstr("bos_token_id")));
+  const std::vector<std::pair<std::string, std::string>> tokens = {{"eos_token_id", "[7,8]"}, {"pad_token_id", "null"}};
+  EXPECT_EQ(parsed(written).special_tokens, tokens);
 }
 
 TEST(HfConfig, TheNameIsTheFolders) {
@@ -221,7 +368,7 @@ TEST(HfConfig, TheNameIsTheFolders) {
 }
 
 TEST(BuiltinModels, AllAreValidAndFoundByName) {
-  EXPECT_EQ(builtin_models().size(), 20U);
+  EXPECT_EQ(builtin_models().size(), 25U);
   for (const std::string& name : builtin_models()) {
     EXPECT_NO_THROW(builtin_model(name).validate()) << name;
     EXPECT_EQ(builtin_model(name).name, name);

@@ -41,6 +41,16 @@ std::vector<float> FixtureTensor::floats(bool transposed) const {
   return transposed_of(values, static_cast<std::size_t>(shape.at(0)), static_cast<std::size_t>(shape.at(1)));
 }
 
+std::vector<std::string> llama_fixture_names() {
+  return {"llama3", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "olmo2", "olmo3"};
+}
+
+std::vector<std::string> fixture_names() {
+  std::vector<std::string> names = llama_fixture_names();
+  names.insert(names.begin(), "gpt2");
+  return names;
+}
+
 Fixture::Fixture(const std::string& name) {
   const std::filesystem::path folder = std::filesystem::path(TANDEM_SOURCE_DIR) / "tests" / "models" / "fixtures";
   const std::vector<char> file = read_all(folder / (name + ".safetensors"));

@@ -49,6 +49,11 @@ class Fixture {
   FixtureOptimizer optimizer_;
 };
 
+/// Those of the folder `fixtures`.
+std::vector<std::string> fixture_names();
+/// The same but GPT-2.
+std::vector<std::string> llama_fixture_names();
+
 /// A folder of this test alone, removed with the object.
 class TemporaryFolder {
  public:

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "core/numerics/random.hpp"
-#include "models/rope_table.hpp"
+#include "models/rope.hpp"
 #include "models/transformer.hpp"
 #include "tests/models/fixture.hpp"
 
@@ -21,7 +21,9 @@ TEST(Layout, ParameterCountsAreThePublishedOnes) {
       {"llama3.1-8b", 8030261248}, {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304},
       {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},   {"qwen3-1.7b", 1720574976},
       {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552},  {"qwen3-8b", 8190735360},
-      {"qwen3-14b", 14768307200},  {"qwen3-32b", 32762123264},  {"llama3.1-70b", 70553706496}};
+      {"qwen3-14b", 14768307200},  {"qwen3-32b", 32762123264},  {"llama3.1-70b", 70553706496},
+      {"phi-3-mini", 3821079552},  {"phi-4", 14659507200},      {"smollm3-3b", 3075098624},
+      {"olmo2-7b", 7298617344},    {"olmo2-13b", 13716198400}};
   for (const auto& [name, count] : published)
     EXPECT_EQ(layout_of(builtin_model(name)).parameter_count(), count) << name;
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
@@ -31,7 +33,7 @@ TEST(Layout, ParameterCountsAreThePublishedOnes) {
 }
 
 TEST(Layout, NamesAndShapesAreThoseOfTransformers) {
-  for (const char* name : {"gpt2", "llama3", "qwen2", "qwen3"}) {
+  for (const std::string& name : fixture_names()) {
     const Fixture fixture(name);
     std::set<std::string> names;
     const ParameterLayout layout = layout_of(fixture.config());
@@ -41,7 +43,10 @@ TEST(Layout, NamesAndShapesAreThoseOfTransformers) {
       std::vector<std::int64_t> stored = fixture[hf.name].shape;
       if (hf.transposed) std::ranges::reverse(stored);
       ASSERT_EQ(stored.size(), static_cast<std::size_t>(p->shape.rank())) << hf.name;
-      for (int i = 0; i < p->shape.rank(); ++i) EXPECT_EQ(stored[static_cast<std::size_t>(i)], p->shape[i]) << hf.name;
+      EXPECT_EQ(stored[0], hf.rows) << hf.name;
+      for (int i = 1; i < p->shape.rank(); ++i) EXPECT_EQ(stored[static_cast<std::size_t>(i)], p->shape[i]) << hf.name;
+      EXPECT_TRUE(fixture.config().fused_tensors || hf.rows == p->shape[0]) << hf.name;
+      EXPECT_LE(hf.first_row + p->shape[0], hf.rows) << hf.name;
       EXPECT_EQ(p->options.decay, p->shape.rank() > 1) << hf.name;
       names.insert(hf.name);
     }
@@ -92,7 +97,7 @@ TEST(Initialize, NormsBiasesAndScales) {
   EXPECT_NEAR(deviation(first_values(llama, "block.1.mlp.down_proj.weight", 1)), residual, 0.02 * residual);
   EXPECT_NEAR(deviation(first_values(llama, "block.1.self_attn.o_proj.weight", 1)), residual, 0.02 * residual);
   ModelConfig qwen3 = llama;
-  qwen3.qk_norm = true;
+  qwen3.qk_norm = QkNorm::per_head;
   EXPECT_THAT(first_values(qwen3, "block.0.self_attn.q_norm.weight", 1), ::testing::Each(1.0F));
 }
 
@@ -161,11 +166,50 @@ TEST(Rope, Llama3ScalingKeepsFastAndStretchesSlowRotations) {
   const ModelConfig scaled = builtin_model("llama3.1-8b");
   ModelConfig plain = scaled;
   plain.rope_scaling.reset();
-  EXPECT_EQ(rope_frequency(scaled, 0), 1.0);
-  EXPECT_EQ(rope_frequency(scaled, 1), rope_frequency(plain, 1));
-  EXPECT_DOUBLE_EQ(rope_frequency(scaled, 63), rope_frequency(plain, 63) / 8.0);
-  EXPECT_LT(rope_frequency(scaled, 32), rope_frequency(plain, 32));
-  EXPECT_GT(rope_frequency(scaled, 32), rope_frequency(plain, 32) / 8.0);
+  const auto frequency = [](const ModelConfig& c, std::int64_t i) { return rope_frequency(c, i, 100, c.rope_scaling); };
+  EXPECT_EQ(frequency(scaled, 0), 1.0);
+  EXPECT_EQ(frequency(scaled, 1), frequency(plain, 1));
+  EXPECT_DOUBLE_EQ(frequency(scaled, 63), frequency(plain, 63) / 8.0);
+  EXPECT_LT(frequency(scaled, 32), frequency(plain, 32));
+  EXPECT_GT(frequency(scaled, 32), frequency(plain, 32) / 8.0);
+}
+
+ModelConfig with_scaling(const RopeScaling& scaling) {
+  ModelConfig c = builtin_model("llama3.1-8b");
+  c.positions = 4096;
+  c.rope_theta = 10000.0;
+  c.rope_scaling = scaling;
+  return c;
+}
+
+TEST(Rope, YarnKeepsFastAndStretchesSlowRotationsAndMakesAllLonger) {
+  const ModelConfig c = with_scaling(YarnRopeScaling{.factor = 16.0, .original_positions = 4096.0});
+  const auto ratio = [&](std::int64_t i) {
+    return rope_frequency(c, i, 100, std::nullopt) / rope_frequency(c, i, 100, c.rope_scaling);
+  };
+  // 64 ln(4096 / (32 2 pi)) / ln(10000) is 20.95, and of one turn 45.03.
+  EXPECT_DOUBLE_EQ(ratio(20), 1.0);
+  EXPECT_GT(ratio(21), 1.0);
+  EXPECT_LT(ratio(45), 16.0);
+  EXPECT_DOUBLE_EQ(ratio(46), 16.0);
+  EXPECT_DOUBLE_EQ(rope_magnitude(c, c.rope_scaling), 0.1 * std::log(16.0) + 1.0);
+}
+
+TEST(Rope, LongFactorsAreThoseOfLongSequences) {
+  LongRopeScaling scaling{.short_factors = std::vector<double>(64, 2.0),
+                          .long_factors = std::vector<double>(64, 3.0),
+                          .original_positions = 1024.0,
+                          .factor = {},
+                          .attention_factor = {}};
+  const ModelConfig c = with_scaling(scaling);
+  const double plain = rope_frequency(c, 5, 1, std::nullopt);
+  EXPECT_DOUBLE_EQ(rope_frequency(c, 5, 1024, c.rope_scaling), plain / 2.0);
+  EXPECT_DOUBLE_EQ(rope_frequency(c, 5, 1025, c.rope_scaling), plain / 3.0);
+  EXPECT_DOUBLE_EQ(rope_magnitude(c, c.rope_scaling), std::sqrt(1.0 + std::log(4.0) / std::log(1024.0)));
+  scaling.factor = 0.5;
+  EXPECT_EQ(rope_magnitude(c, scaling), 1.0);
+  scaling.attention_factor = 1.5;
+  EXPECT_EQ(rope_magnitude(c, scaling), 1.5);
 }
 
 TEST(Flops, AreSixPerMatrixParameterAndTokenPlusAttention) {
@@ -173,6 +217,21 @@ TEST(Flops, AreSixPerMatrixParameterAndTokenPlusAttention) {
   const double matrices = 12.0 * 12.0 * 768.0 * 768.0 + 50257.0 * 768.0;
   const double attention = 3.0 * 12.0 * 2.0 * 768.0 * 1025.0;
   EXPECT_DOUBLE_EQ(training_flops_per_token(c, 1024), 6.0 * matrices + attention);
+}
+
+TEST(Flops, AWindowIsCountedAsWhatItLetsSee) {
+  EXPECT_EQ(positions_seen(7, 0), 4.0);
+  EXPECT_EQ(positions_seen(7, 7), 4.0);
+  EXPECT_EQ(positions_seen(7, 9), 4.0);
+  EXPECT_EQ(positions_seen(7, 1), 1.0);
+  EXPECT_DOUBLE_EQ(positions_seen(7, 3), (1.0 + 2.0 + 5 * 3.0) / 7.0);
+  ModelConfig c = builtin_model("tiny-llama");
+  const double all = training_flops_per_token(c, 256);
+  c.attention.assign(4, {});
+  c.attention[2].windowed = true;
+  c.window = 16;
+  const double of_a_position = 3.0 * 4.0 * 192.0;
+  EXPECT_DOUBLE_EQ(training_flops_per_token(c, 256), all - of_a_position * (128.5 - positions_seen(256, 16)));
 }
 
 }  // namespace

@@ -2,9 +2,9 @@
 """Regenerates fixtures/*.safetensors: reference values of small models from PyTorch in fp32.
 
     pip install torch transformers safetensors
-    python tests/models/make_fixtures.py
+    python tests/models/make_fixtures.py [NAME...]
 
-The models are those of `transformers` themselves, two layers of odd sizes, with random weights that
+The models are those of `transformers` themselves, two or three layers of odd sizes, with random weights that
 bfloat16 can hold. Each file holds, under Hugging Face names and in Hugging Face storage order:
 
     NAME                  bf16  weights
@@ -22,6 +22,7 @@ runs every model in double precision and refuses to write where fp32 strays too 
 import json
 import math
 import pathlib
+import sys
 
 import torch
 import transformers
@@ -49,6 +50,35 @@ def models():
     yield "qwen3", (2, 13), transformers.Qwen3ForCausalLM, transformers.Qwen3Config(
         hidden_size=40, intermediate_size=61, head_dim=16, max_position_embeddings=32, tie_word_embeddings=False,
         **llama)
+    # A window shorter than the sequences, and RoPE of a type that stretches nothing within the positions.
+    yield "mistral", (2, 13), transformers.MistralForCausalLM, transformers.MistralConfig(
+        hidden_size=24, intermediate_size=41, max_position_embeddings=32, sliding_window=5, tie_word_embeddings=False,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 500.0, "factor": 4.0}, **llama)
+    # Fused tensors, a window, three quarters of each head rotated, and the factors of long sequences.
+    yield "phi3", (2, 13), transformers.Phi3ForCausalLM, transformers.Phi3Config(
+        hidden_size=48, intermediate_size=43, max_position_embeddings=32, original_max_position_embeddings=8,
+        sliding_window=7, tie_word_embeddings=False, pad_token_id=None,
+        rope_parameters={"rope_type": "longrope", "rope_theta": 300.0, "partial_rotary_factor": 0.75,
+                         "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5], "long_factor": [1.0, 1.5, 2.0, 3.0, 4.0, 5.0]},
+        **llama)
+    # A layer that knows no positions, where a bias of its keys would change nothing, and biases of the MLP.
+    yield "smollm3", (3, 9), transformers.SmolLM3ForCausalLM, transformers.SmolLM3Config(
+        hidden_size=36, intermediate_size=41, max_position_embeddings=64, tie_word_embeddings=True, pad_token_id=None,
+        no_rope_layer_interval=2, mlp_bias=True,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+                         "original_max_position_embeddings": 16}, **llama)
+    # Norms after attention and MLP, and over all heads of query and key at once; biases of attention.
+    yield "olmo2", (2, 9), transformers.Olmo2ForCausalLM, transformers.Olmo2Config(
+        hidden_size=48, intermediate_size=41, max_position_embeddings=32, tie_word_embeddings=False, pad_token_id=None,
+        attention_bias=True, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}, **llama)
+    # A layer with a window, whose RoPE is not scaled, between layers whose is.
+    yield "olmo3", (2, 13), transformers.Olmo3ForCausalLM, transformers.Olmo3Config(
+        hidden_size=36, intermediate_size=41, max_position_embeddings=64, sliding_window=4, tie_word_embeddings=False,
+        pad_token_id=None, layer_types=["full_attention", "sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": {"rope_type": "yarn", "rope_theta": 300.0, "factor": 8.0,
+                                            "original_max_position_embeddings": 8, "attention_factor": 1.25},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
+        **{**llama, "num_hidden_layers": 3})
 
 
 def own_parameters(model):
@@ -179,5 +209,6 @@ def make(name, shape, model_class, config):
 if __name__ == "__main__":
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    for arguments in models():
-        make(*arguments)
+    for name, *arguments in models():
+        if name in sys.argv[1:] or len(sys.argv) == 1:
+            make(name, *arguments)

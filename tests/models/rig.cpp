@@ -6,6 +6,13 @@ namespace tandem::testing {
 
 using namespace tandem::literals;
 
+std::vector<float> values_of(const Fixture& fixture, const Parameter& p) {
+  const HfTensor hf = hf_tensor_of(fixture.config(), p);
+  const std::vector<float> tensor = fixture[hf.name].floats(hf.transposed);
+  const auto first = tensor.begin() + hf.first_row * (p.count / p.shape[0]);
+  return {first, first + p.count};
+}
+
 Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults, DType products,
          DType ends)
     : config_(config),
@@ -28,8 +35,7 @@ Rig::Rig(const Fixture& fixture, const RunShape& shape, DType products)
 
 void Rig::load(const Fixture& fixture) {
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
-    const HfTensor hf = hf_tensor_of(config_, *p);
-    parameters_.set(*p, fixture[hf.name].floats(hf.transposed));
+    parameters_.set(*p, values_of(fixture, *p));
   }
 }
 
@@ -80,7 +86,9 @@ Gradients Rig::gradients(std::size_t micro) {
   device_.synchronize(stream_);
   Gradients all;
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
-    all[hf_tensor_of(config_, *p).name] = parameters_.gradient(*p, micro);
+    std::vector<float>& tensor = all[hf_tensor_of(config_, *p).name];
+    const std::vector<float> part = parameters_.gradient(*p, micro);
+    tensor.insert(tensor.end(), part.begin(), part.end());
   }
   return all;
 }

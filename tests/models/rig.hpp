@@ -12,8 +12,10 @@
 
 namespace tandem::testing {
 
-/// Gradients by Hugging Face name, (O, I).
+/// Gradients by Hugging Face name, (O, I); those of parameters that share a tensor one behind the other.
 using Gradients = std::map<std::string, std::vector<float>>;
+/// A parameter's values.
+std::vector<float> values_of(const Fixture& fixture, const Parameter& parameter);
 
 class Rig {
  public:

@@ -118,14 +118,14 @@ TEST(TransformerMemory, KeepingOneMoreBlockTakesOneSetOfBuffersForEachMicroBatch
 TEST(TransformerMemory, SelectivelyABlockKeepsWhatProductsAndAttentionMade) {
   HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
   const auto activation = [](std::int64_t width) { return align_up(64 * static_cast<std::size_t>(width) * 2); };
-  for (const char* name : {"gpt2", "llama3.2-1b", "qwen3-0.6b"}) {
+  for (const char* name : {"gpt2", "llama3.2-1b", "qwen3-0.6b", "olmo2-7b"}) {
     const ModelConfig c = builtin_model(name);
     const RunShape all{.batch = 1, .sequence = 64, .compute = DType::bf16};
     RunShape some = all;
     some.selective = true;
     const std::int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
-    std::size_t shared = 2 * activation(c.width) + activation(c.ffn);
-    if (c.qk_norm) shared += activation(queries) + activation(keys);
+    std::size_t shared = (c.norm_after ? 1 : 2) * activation(c.width) + activation(c.ffn);
+    if (c.qk_norm != QkNorm::none) shared += activation(queries) + activation(keys);
     const auto layers = static_cast<std::size_t>(c.layers);
     EXPECT_EQ(
         bytes_of(c, all, device.ops(), "activations, kept") - bytes_of(c, some, device.ops(), "activations, kept"),
@@ -162,12 +162,27 @@ std::vector<Gradients> two_steps(Rig& rig) {
   return all;
 }
 
+/// Five layers of each kind of block: GPT-2's, one with norms before attention and MLP, one with norms after them whose
+/// layers have different kinds of attention.
+std::vector<ModelConfig> kinds_of_block() {
+  ModelConfig gpt2 = builtin_model("tiny-gpt2"), before = builtin_model("tiny-llama");
+  gpt2.layers = before.layers = 5;
+  before.qk_norm = QkNorm::per_head;
+  ModelConfig after = before;
+  after.name = "tiny-olmo";
+  after.qk_norm = QkNorm::whole;
+  after.norm_after = true;
+  after.window = 6;
+  after.scales_all = false;
+  after.rope_scaling = LinearRopeScaling{2.0};
+  after.attention = {{}, {.windowed = true}, {.rotated = false}, {.rotated = false, .windowed = true}, {}};
+  return {gpt2, before, after};
+}
+
 TEST(TransformerRecompute, HoweverManyBlocksAreComputedAgainNoBitChanges) {
-  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+  for (const ModelConfig& config : kinds_of_block()) {
     for (const DType compute : {DType::f32, DType::bf16}) {
-      ModelConfig config = builtin_model(name);
-      config.layers = 5;
-      config.qk_norm = config.family == Family::llama;
+      const std::string& name = config.name;
       RunShape shape{.batch = 2, .sequence = 17, .compute = compute};
       Rig kept(config, shape);
       const std::vector<Gradients> expected = two_steps(kept);

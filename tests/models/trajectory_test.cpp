@@ -76,7 +76,7 @@ TEST_P(Trajectory, FaultsInTheOptimizerAreFound) {
   EXPECT_GT(run(fixture, true, {.beta2 = 0.99}).worst(), bar) << "second moment";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, Trajectory, ::testing::Values("gpt2", "llama3", "qwen2", "qwen3"),
+INSTANTIATE_TEST_SUITE_P(Models, Trajectory, ::testing::ValuesIn(fixture_names()),
                          [](const auto& instance) { return instance.param; });
 
 }  // namespace

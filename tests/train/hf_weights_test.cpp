@@ -7,23 +7,26 @@
 #include <filesystem>
 #include <vector>
 
+#include "core/error.hpp"
 #include "io/safetensors.hpp"
 #include "models/transformer.hpp"
+#include "train/hf_export.hpp"
 
 namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
 
-/// A tiny GPT-2, whose matrices are stored transposed, with values that are all different.
-class HfWeightsFiles : public testing::Test {
+/// A tiny model with values that are all different: a GPT-2, whose matrices are stored transposed, or a Llama of which
+/// several are in one tensor.
+class HfWeightsFiles : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     fs::create_directories(root_);
     std::vector<TensorSpec> specs;
     for (const Parameter* p : layout_.owned_parameters()) {
       const HfTensor tensor = hf_tensor_of(config_, *p);
-      specs.push_back({tensor.name, "F32", stored_shape(*p, tensor.transposed)});
+      if (tensor.first_row == 0) specs.push_back({tensor.name, "F32", stored_shape(*p, tensor)});
     }
     SafetensorsWriter writer(root_ / "model.safetensors", specs);
     float next = 0.0F;
@@ -37,20 +40,32 @@ class HfWeightsFiles : public testing::Test {
   void TearDown() override { fs::remove_all(root_); }
 
   static ModelConfig config() {
-    ModelConfig c = builtin_model("tiny-gpt2");
+    ModelConfig c = builtin_model(GetParam());
+    c.layers = 2;
     c.ffn = 55;
+    if (c.family == Family::llama) {
+      c.architecture = "Phi3ForCausalLM";
+      c.fused_tensors = true;
+    }
     return c;
+  }
+  std::vector<float> read(const HfWeights& weights, const std::string& name) const {
+    const Parameter& p = layout_.parameter(name);
+    std::vector<float> values(static_cast<std::size_t>(p.count));
+    weights.read(config_, p, 0, values);
+    return values;
   }
   const ModelConfig config_ = config();
   const ParameterLayout layout_ = layout_of(config_);
   const fs::path root_ = fs::path(testing::TempDir()) / ("tandem_hf_weights_" + std::to_string(::getpid()));
 };
 
-TEST_F(HfWeightsFiles, TransposesWhatIsStoredSo) {
+class TransposedFiles : public HfWeightsFiles {};
+
+TEST_P(TransposedFiles, TransposesWhatIsStoredSo) {
   const HfWeights weights(root_);
   const Parameter& p = layout_.parameter("block.0.mlp.c_fc.weight");
-  std::vector<float> values(static_cast<std::size_t>(p.count));
-  weights.read(config_, p, 0, values);
+  const std::vector<float> values = read(weights, p.full_name);
   const auto outputs = static_cast<std::size_t>(p.shape[0]);
   const auto inputs = static_cast<std::size_t>(p.shape[1]);
   ASSERT_EQ(outputs, 55u);
@@ -58,7 +73,56 @@ TEST_F(HfWeightsFiles, TransposesWhatIsStoredSo) {
   EXPECT_EQ(values[inputs] - values[0], 1.0F);
 }
 
-TEST_F(HfWeightsFiles, PiecesAreTheWhole) {
+class FusedFiles : public HfWeightsFiles {};
+
+TEST_P(FusedFiles, PartsOfATensorLieOneBehindTheOther) {
+  const HfWeights weights(root_);
+  for (const auto& [before, after] :
+       {std::pair{"self_attn.q_proj", "self_attn.k_proj"}, std::pair{"self_attn.k_proj", "self_attn.v_proj"},
+        std::pair{"mlp.gate_proj", "mlp.up_proj"}}) {
+    const std::vector<float> first = read(weights, std::string("block.1.") + before + ".weight");
+    const std::vector<float> second = read(weights, std::string("block.1.") + after + ".weight");
+    EXPECT_EQ(second.front(), first.back() + 1.0F) << after;
+    EXPECT_EQ(second.back() - second.front(), static_cast<float>(second.size() - 1)) << after;
+  }
+}
+
+TEST_P(FusedFiles, AMissingTensorIsNamedOnce) {
+  ModelConfig more = config_;
+  more.layers = 3;
+  try {
+    HfWeights(root_).check(more, layout_of(more));
+    FAIL() << "accepted";
+  } catch (const InputError& error) {
+    const std::string what = error.what();
+    const std::string name = "model.layers.2.self_attn.qkv_proj.weight";
+    ASSERT_NE(what.find(name), std::string::npos) << what;
+    EXPECT_EQ(what.find(name, what.find(name) + 1), std::string::npos) << what;
+  }
+}
+
+TEST_P(HfWeightsFiles, WhatIsExportedIsReadBack) {
+  const HfWeights weights(root_);
+  const auto values = [&](const Parameter& p, std::int64_t first, std::span<float> part) {
+    weights.read(config_, p, first, part);
+  };
+  for (const std::uint64_t shard_bytes : {std::uint64_t{1} << 40, std::uint64_t{100000}}) {
+    const fs::path to = root_ / ("out" + std::to_string(shard_bytes));
+    export_hf(to, {.config = config_,
+                   .layout = layout_,
+                   .type = ExportType::fp32,
+                   .shard_bytes = shard_bytes,
+                   .beside = {},
+                   .values = values});
+    const HfWeights exported(to);
+    exported.check(config_, layout_);
+    for (const Parameter* p : layout_.owned_parameters()) {
+      EXPECT_EQ(read(exported, p->full_name), read(weights, p->full_name)) << p->full_name;
+    }
+  }
+}
+
+TEST_P(HfWeightsFiles, PiecesAreTheWhole) {
   const HfWeights weights(root_);
   weights.check(config_, layout_);
   for (const Parameter* p : layout_.owned_parameters()) {
@@ -74,6 +138,14 @@ TEST_F(HfWeightsFiles, PiecesAreTheWhole) {
     }
   }
 }
+
+std::string plain_name(const testing::TestParamInfo<const char*>& instance) {
+  return instance.param == std::string("tiny-gpt2") ? "transposed" : "fused";
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, HfWeightsFiles, testing::Values("tiny-gpt2", "tiny-llama"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, TransposedFiles, testing::Values("tiny-gpt2"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, FusedFiles, testing::Values("tiny-llama"), plain_name);
 
 }  // namespace
 }  // namespace tandem

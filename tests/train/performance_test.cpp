@@ -39,15 +39,16 @@ TEST(WorkOf, ABlockComputedAgainRunsItsForwardInBackwardToo) {
 // Two norms read and write the width, SwiGLU reads two and writes one of the MLP's width, GELU one and one; the norms
 // of Qwen3's heads and their rotation read and write twice each.
 TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
-  for (const char* name : {"tiny-gpt2", "tiny-llama", "qwen3-0.6b"}) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama", "qwen3-0.6b", "olmo2-7b"}) {
     const ModelConfig c = builtin_model(name);
     RunShape shape{.batch = 2, .sequence = 17, .recomputed_blocks = 1};
     const std::vector<LayerWork> kept = work_of(c, shape);
     shape.selective = true;
     const std::vector<LayerWork> work = work_of(c, shape);
     const auto ffn = static_cast<double>((c.family == Family::gpt2 ? 2 : 3) * c.ffn);
-    const auto heads = static_cast<double>(c.qk_norm ? 4 * c.head_dim * (c.heads + c.kv_heads) : 0);
-    const double bytes = 34.0 * sizeof(float) * (4.0 * static_cast<double>(c.width) + ffn + heads);
+    const auto heads = static_cast<double>(c.qk_norm != QkNorm::none ? 4 * c.head_dim * (c.heads + c.kv_heads) : 0);
+    const double width = c.norm_after ? 0.0 : static_cast<double>(c.width);  // those of OLMo 2 need not run again
+    const double bytes = 34.0 * sizeof(float) * (4.0 * width + ffn + heads);
     for (std::size_t i = 0; i < work.size(); ++i) {
       const bool selected = i >= 2 && std::cmp_less_equal(i, c.layers);
       EXPECT_EQ(work[i].backward.memory_bytes, kept[i].backward.memory_bytes + (selected ? bytes : 0.0)) << name << i;
@@ -56,6 +57,33 @@ TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
       EXPECT_EQ(work[i].backward.attention_flops, kept[i].backward.attention_flops);
       EXPECT_EQ(work[i].forward.memory_bytes, kept[i].forward.memory_bytes);
     }
+  }
+}
+
+TEST(WorkOf, TheLastProductOfABlockRunsAgainWhereANormIsOfIt) {
+  for (const char* name : {"tiny-llama", "olmo2-7b"}) {
+    const ModelConfig c = builtin_model(name);
+    const LayerWork block = work_of(c, {.batch = 2, .sequence = 17, .recomputed_blocks = c.layers}).at(1);
+    const double last = 2.0 * 34.0 * static_cast<double>(c.width * c.ffn);
+    EXPECT_EQ(3.0 * block.forward.matmul_flops - block.backward.matmul_flops, c.norm_after ? 0.0 : last) << name;
+  }
+}
+
+TEST(WorkOf, AWindowLeavesAttentionWhatATokenSees) {
+  ModelConfig c = builtin_model("tiny-llama");
+  const RunShape shape{.batch = 2, .sequence = 64};
+  const std::vector<LayerWork> all = work_of(c, shape);
+  c.window = 5;
+  c.attention.assign(static_cast<std::size_t>(c.layers), {});
+  c.attention[1].windowed = true;
+  const std::vector<LayerWork> some = work_of(c, shape);
+  const double share = positions_seen(64, 5) / 32.5;
+  EXPECT_LT(share, 0.2);
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const double expected = i == 2 ? share : 1.0;
+    EXPECT_DOUBLE_EQ(some[i].forward.attention_flops, expected * all[i].forward.attention_flops) << i;
+    EXPECT_DOUBLE_EQ(some[i].backward.attention_flops, expected * all[i].backward.attention_flops) << i;
+    EXPECT_EQ(some[i].forward.matmul_flops, all[i].forward.matmul_flops) << i;
   }
 }
 

@@ -1,0 +1,86 @@
+#pragma once
+// The classes of transformers that are supported: what each computes, and what it takes where config.json does not say.
+#include <cstdint>
+#include <string_view>
+
+#include "models/config.hpp"
+
+namespace tandem {
+
+/// How a class says which layers have a sliding window.
+enum class WindowFields : std::uint8_t {
+  none,      ///< not at all
+  all,       ///< "sliding_window" is that of all layers
+  listed,    ///< of the layers that "layer_types" lists
+  switched,  ///< likewise, where "use_sliding_window" is true
+};
+
+struct HfArchitecture {
+  std::string_view name;        ///< as in "architectures"
+  std::string_view model_type;  ///< as in "model_type"
+  Family family = Family::llama;
+  // What ModelConfig has of the same names.
+  bool qkv_bias = false;
+  QkNorm qk_norm = QkNorm::none;
+  bool norm_after = false;
+  bool fused_tensors = false;
+  bool scales_all = true;
+  // Fields that its code knows.
+  bool attention_bias = false;
+  bool mlp_bias = false;
+  bool no_rope_layers = false;
+  WindowFields windows = WindowFields::none;
+  // Defaults.
+  std::int64_t sliding_window = 0;  ///< 0: none
+  bool tied_head = false;
+  double norm_eps = 1e-6;
+  double rope_theta = 10000.0;
+};
+
+inline constexpr HfArchitecture hf_architectures[] = {
+    {.name = "GPT2LMHeadModel", .model_type = "gpt2", .family = Family::gpt2, .tied_head = true, .norm_eps = 1e-5},
+    {.name = "LlamaForCausalLM", .model_type = "llama", .attention_bias = true, .mlp_bias = true},
+    {.name = "Qwen2ForCausalLM",
+     .model_type = "qwen2",
+     .qkv_bias = true,
+     .windows = WindowFields::switched,
+     .sliding_window = 4096},
+    {.name = "Qwen3ForCausalLM",
+     .model_type = "qwen3",
+     .qk_norm = QkNorm::per_head,
+     .attention_bias = true,
+     .windows = WindowFields::switched,
+     .sliding_window = 4096},
+    {.name = "MistralForCausalLM", .model_type = "mistral", .windows = WindowFields::all, .sliding_window = 4096},
+    {.name = "Phi3ForCausalLM",
+     .model_type = "phi3",
+     .fused_tensors = true,
+     .windows = WindowFields::all,
+     .norm_eps = 1e-5},
+    {.name = "SmolLM3ForCausalLM",
+     .model_type = "smollm3",
+     .attention_bias = true,
+     .mlp_bias = true,
+     .no_rope_layers = true,
+     .windows = WindowFields::switched,
+     .tied_head = true,
+     .rope_theta = 2e6},
+    {.name = "Olmo2ForCausalLM",
+     .model_type = "olmo2",
+     .qk_norm = QkNorm::whole,
+     .norm_after = true,
+     .attention_bias = true,
+     .norm_eps = 1e-5},
+    {.name = "Olmo3ForCausalLM",
+     .model_type = "olmo3",
+     .qk_norm = QkNorm::whole,
+     .norm_after = true,
+     .scales_all = false,
+     .attention_bias = true,
+     .windows = WindowFields::listed,
+     .sliding_window = 4096,
+     .norm_eps = 1e-5,
+     .rope_theta = 5e5},
+};
+
+}  // namespace tandem
