@@ -169,6 +169,7 @@ nlohmann::json keys_of_the_function(const ModelConfig& config) {
     json.erase(key);
   }
   for (const auto& [key, value] : config.special_tokens) json.erase(key);
+  json["rope_magnitude"] = rope_magnitude(config, config.rope_scaling);  // may come of how long sequences may be
   return json;
 }
 
@@ -213,8 +214,10 @@ void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, co
   check_belongs(checkpoint, layout);
   const auto stored = keys_of_the_function(config_of(checkpoint));
   const auto given = keys_of_the_function(config);
-  for (const auto& [key, value] : given.items()) {
-    const nlohmann::json saved = stored.value(key, nlohmann::json());
+  nlohmann::json all = given;
+  all.update(stored);
+  for (const auto& [key, any] : all.items()) {
+    const nlohmann::json saved = stored.value(key, nlohmann::json()), value = given.value(key, nlohmann::json());
     if (saved == value) continue;
     throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
                      fmt::format("it was made with {} {}, the model has {}", key, saved.dump(), value.dump()),

@@ -32,10 +32,14 @@ class Models(ProgramTest):
         self.succeed(self.run_program(*arguments, "1"))
         rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                 "original_max_position_embeddings": 32}
+        windowed = {"architectures": ["MistralForCausalLM"], "sliding_window": 8}
         for changes, words in [({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32}, ["head_dim 16", "32"]),
                                ({"rope_theta": 500000.0}, ["rope_theta 10000.0", "500000.0"]),
                                ({"rms_norm_eps": 1e-6}, ["rms_norm_eps 1e-05", "1e-06"]),
-                               ({"rope_scaling": rope}, ["rope_scaling null", "llama3"])]:
+                               ({"rope_scaling": rope}, ["rope_scaling null", "llama3"]),
+                               ({"architectures": ["SmolLM3ForCausalLM"], "no_rope_layers": [0], "tie_word_embeddings": False},
+                                ["no_rope_layers null", "[0]"]),
+                               (windowed, ["sliding_window null", "8"])]:
             with self.subTest(changes):
                 model.write_text(json.dumps({**llama, **changes}))
                 for resume in (["--resume"], ["--resume", out / "checkpoints" / "step-00000001"]):
@@ -44,6 +48,12 @@ class Models(ProgramTest):
         model.write_text(json.dumps({**llama, "max_position_embeddings": 128, "initializer_range": 0.01,
                                      "architectures": ["MistralForCausalLM"], "model_type": "mistral", "eos_token_id": 3}))
         self.succeed(self.run_program(*arguments, "2", "--resume"))
+        # Nor is one that has what the other knows nothing of.
+        arguments[arguments.index(out)] = self.root / "windowed"
+        model.write_text(json.dumps({**llama, **windowed}))
+        self.succeed(self.run_program(*arguments, "1"))
+        model.write_text(json.dumps(llama))
+        self.refused(self.run_program(*arguments, "2", "--resume"), 4, "sliding_window 8", "null")
 
     def test_gpt2_with_other_heads_is_not_resumed(self):
         out = self.root / "run"
