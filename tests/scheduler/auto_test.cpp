@@ -73,7 +73,7 @@ Choice choice_of(const Case& c) { return choose_plan(c.layout, c.options, c.fact
 
 TEST(Auto, IsCloseToTheBestOfAllDivisions) {
   double worst = 0.0;
-  for (std::uint64_t seed = 0; seed < searched(150, 500); ++seed) {
+  for (std::uint64_t seed = 0; seed < searched(75, 500); ++seed) {
     const Case c = random_case(seed, 6);
     const Choice choice = choice_of(c);
     const double best = best_of_all(c, choice.plan.subgroups.size());
@@ -108,7 +108,7 @@ TEST(Auto, MoreOfAnythingIsNeverSlower) {
     const Case c = random_case(seed, 40, 24);
     expect_no_slower(with_more_cores(c), choice_of(c).simulation.step_seconds, seed, "cores");
   }
-  for (std::uint64_t seed = 2000; seed < 2000 + searched(4, 15); ++seed) {
+  for (std::uint64_t seed = 2000; seed < 2000 + searched(2, 15); ++seed) {
     const Case c = random_case(seed, 40, 24);
     const double before = choice_of(c).simulation.step_seconds;
     expect_no_slower(with_more_cores(c), before, seed, "cores");
@@ -140,7 +140,7 @@ TEST(Auto, UpdatesOnFewerThreadsWhereThatIsFaster) {
 
 // What was chosen for the machine as it is also fits a larger device, and is as fast there.
 TEST(Auto, AnUpgradeOfMemoryIsNeverPredictedSlower) {
-  for (std::uint64_t seed = 2100; seed < 2100 + searched(4, 10); ++seed) {
+  for (std::uint64_t seed = 2100; seed < 2100 + searched(2, 10); ++seed) {
     const Case c = random_case(seed, 24, 12);
     const Choice choice = choice_of(c);
     const auto list = upgrades(c.layout, c.options, c.facts, c.machine, c.compute, choice.plan);
