@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <regex>
+#include <array>
 #include <set>
 #include <system_error>
 
@@ -44,8 +44,8 @@ std::vector<fs::path> tensor_files(const fs::path& directory) {
 
 /// What published files hold beside parameters: masks and tables that are computed.
 bool is_buffer(const std::string& name) {
-  static const std::regex buffers(R"((\.attn\.(masked_)?bias|rotary_emb\.inv_freq)$)");
-  return std::regex_search(name, buffers);
+  return std::ranges::any_of(std::array{".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"},
+                             [&](const char* buffer) { return name.ends_with(buffer); });
 }
 
 std::string named(const std::vector<std::string>& names) {
