@@ -17,9 +17,9 @@ struct BlockForward {
   Ops& ops;
   StreamView stream;
   const WeightsGuard& weights;
-  std::int64_t layer;  ///< of blocks
-  TensorView x;        ///< read
-  TensorView y;        ///< written; empty: only what backward needs is computed
+  std::int64_t layer = 0;  ///< of blocks
+  TensorView x;            ///< read
+  TensorView y;            ///< written; empty: only what backward needs is computed
 };
 
 struct BlockBackward {
@@ -27,9 +27,9 @@ struct BlockBackward {
   StreamView stream;
   const WeightsGuard& weights;
   const GradientsGuard& gradients;
-  std::int64_t layer;  ///< of blocks
-  TensorView x;        ///< the input of forward
-  TensorView dy;       ///< gradient of the output; becomes the gradient of the input, in place
+  std::int64_t layer = 0;  ///< of blocks
+  TensorView x;            ///< the input of forward
+  TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
 };
 
 class Block {
