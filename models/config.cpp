@@ -14,7 +14,6 @@ namespace {
 constexpr std::int64_t max_vocabulary = std::int64_t{1} << 24;
 constexpr std::int64_t max_positions = std::int64_t{1} << 24;
 constexpr std::int64_t max_width = std::int64_t{1} << 20;
-constexpr std::int64_t max_layers = std::int64_t{1} << 12;
 constexpr std::int64_t max_heads = std::int64_t{1} << 12;
 constexpr std::int64_t max_head_dim = std::int64_t{1} << 12;
 constexpr std::int64_t max_ffn = std::int64_t{1} << 22;
@@ -61,16 +60,16 @@ void check_heads(const ModelConfig& c) {
 constexpr double max_factor = 1e6;
 constexpr double max_trained_positions = 1e9;
 
-void check(const ModelConfig& c, const LinearRopeScaling& s) {
-  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
+void check_factor(const ModelConfig& c, double factor) {
+  check_number(c, "the RoPE scaling's factor", factor, 1.0, max_factor);
 }
 
-void check(const ModelConfig& c, const DynamicRopeScaling& s) {
-  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
-}
+void check(const ModelConfig& c, const LinearRopeScaling& s) { check_factor(c, s.factor); }
+
+void check(const ModelConfig& c, const DynamicRopeScaling& s) { check_factor(c, s.factor); }
 
 void check(const ModelConfig& c, const Llama3RopeScaling& s) {
-  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
+  check_factor(c, s.factor);
   check_number(c, "the RoPE scaling's low_freq_factor", s.low_freq_factor, 1e-6, max_factor);
   check_number(c, "the RoPE scaling's high_freq_factor", s.high_freq_factor, 1e-6, max_factor);
   check_number(c, "the RoPE scaling's original_max_position_embeddings", s.original_positions, 1.0,
@@ -81,7 +80,7 @@ void check(const ModelConfig& c, const Llama3RopeScaling& s) {
 }
 
 void check(const ModelConfig& c, const YarnRopeScaling& s) {
-  check_number(c, "the RoPE scaling's factor", s.factor, 1.0, max_factor);
+  check_factor(c, s.factor);
   check_number(c, "the RoPE scaling's beta_slow", s.beta_slow, 1e-6, max_factor);
   check_number(c, "the RoPE scaling's beta_fast", s.beta_fast, s.beta_slow, max_factor);
   check_number(c, "the RoPE scaling's attention_factor", s.attention_factor.value_or(1.0), 1e-6, max_factor);

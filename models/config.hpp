@@ -24,6 +24,9 @@ struct AttentionKind {
   bool operator==(const AttentionKind&) const = default;
 };
 
+/// More than any model has; what a file says is no reason to make room for more.
+constexpr std::int64_t max_layers = std::int64_t{1} << 12;
+
 struct ModelConfig {
   std::string name;          ///< built-in name, or the directory's
   std::string architecture;  ///< Hugging Face class: "GPT2LMHeadModel", "LlamaForCausalLM", ...

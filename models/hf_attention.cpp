@@ -60,25 +60,24 @@ void read_listed(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   }
 }
 
-/// Those that hide nothing: the function is that of a model without.
-void drop_windows(ModelConfig& c) {
-  for (AttentionKind& kind : c.attention) kind.windowed = false;
+void set_windows(ModelConfig& c, bool windowed) {
+  for (AttentionKind& kind : c.attention) kind.windowed = windowed;
 }
 
 }  // namespace
 
 void read_attention(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
-  constexpr std::int64_t max_layers = 1 << 12;
   if (c.layers < 1 || c.layers > max_layers) return;  // refused by name where the numbers are checked
   c.attention.assign(static_cast<std::size_t>(c.layers), {});
   if (a.no_rope_layers) read_rotated(f, c);
   c.window = read_window(f, a);
   if (a.windows == WindowFields::all) {
-    for (AttentionKind& kind : c.attention) kind.windowed = c.window > 0;
+    set_windows(c, c.window > 0);
   } else if (a.windows != WindowFields::none) {
     read_listed(f, a, c);
   }
-  if (c.window >= c.positions && c.scales_all) drop_windows(c);
+  // Those that hide nothing: the function is that of a model without.
+  if (c.window >= c.positions && c.scales_all) set_windows(c, false);
   const auto is_windowed = [](const AttentionKind& kind) { return kind.windowed; };
   if (std::ranges::none_of(c.attention, is_windowed)) c.window = 0;
   if (std::ranges::count(c.attention, AttentionKind{}) == c.layers) c.attention.clear();

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 
 #include "tests/models/rig.hpp"
 
@@ -87,12 +86,12 @@ TEST_P(AgainstPyTorch, WrittenInBf16TheyAreTheSumsRounded) {
     EXPECT_EQ(rounded.train(fixture.gradient_scale()), sums.train(fixture.gradient_scale()));
     Gradients expected = sums.gradients();
     int written = 0;
-    std::set<std::string> names;
     for (const Parameter* p : rounded.parameters().layout().owned_parameters()) {
       if (p->options.gradient != DType::bf16) continue;
       ++written;
-      if (!names.insert(hf_tensor_of(fixture.config(), *p).name).second) continue;
-      for (float& x : expected.at(hf_tensor_of(fixture.config(), *p).name)) {
+      const HfTensor hf = hf_tensor_of(fixture.config(), *p);
+      if (hf.first_row > 0) continue;  // with the first part all of the tensor is rounded
+      for (float& x : expected.at(hf.name)) {
         x = numerics::bf16_to_float(numerics::round_to_bf16(x));
       }
     }
