@@ -81,6 +81,34 @@ void attention_operands(const Operands& check, const AttentionShape& s, const He
   check.require(out, "out", q.dtype, {s.batch, s.sequence, s.heads * s.head_dim});
 }
 
+/// Of a routing with all its parts.
+struct Routed {
+  std::int64_t tokens, choices, experts;
+  std::int64_t rows() const { return tokens * choices; }
+};
+
+Routed routed(const Operands& check, const Routing& r) {
+  check.that(r.experts.shape.rank() == 2 && r.begins.shape.rank() == 1 && r.begins.shape[0] > 1,
+             "the routing is of no tokens and experts");
+  const Routed sizes{r.experts.shape[0], r.experts.shape[1], r.begins.shape[0] - 1};
+  check.that(sizes.choices >= 1 && sizes.choices <= sizes.experts, "a token chooses no expert, or more than there are");
+  const Shape by_slot{sizes.tokens, sizes.choices};
+  check.require(r.experts, "the routing's experts", DType::i32, by_slot);
+  check.require(r.shares, "the routing's shares", DType::f32, by_slot);
+  check.require(r.begins, "the routing's begins", DType::i32, {sizes.experts + 1});
+  check.require(r.slots, "the routing's slots", DType::i32, {sizes.rows()});
+  check.require(r.rows, "the routing's rows", DType::i32, by_slot);
+  return sizes;
+}
+
+/// (rows, channels) or (tokens, channels); their number.
+std::int64_t row_values(const Operands& check, const RowValues& x, std::string_view name, const Routed& sizes) {
+  check.activations(x.values, name, 2);
+  const std::int64_t channels = x.values.shape[1];
+  check.require(x.values, name, x.values.dtype, {x.of_tokens ? sizes.tokens : sizes.rows(), channels});
+  return channels;
+}
+
 }  // namespace
 
 // -- linear ------------------------------------------------------------------------------------------------------
@@ -131,6 +159,74 @@ void head_loss(const HeadLoss& head) {
   check.that(!head.tokens || !head.in_slices(), "token_rows of a dweight that is written in slices");
   check.optional(head.tokens, "tokens", DType::i32, {n});
   check.optional(head.token_rows, "token_rows", DType::f32, {n, channels});
+}
+
+// -- experts -----------------------------------------------------------------------------------------------------
+
+void route(const TensorView& logits, const Routing& routing) {
+  const Operands check("route");
+  const Routed sizes = routed(check, routing);
+  check.require(logits, "logits", DType::f32, {sizes.tokens, sizes.experts});
+}
+
+void route_backward(const TensorView& dshares, const TensorView& logits, const Routing& routing,
+                    const TensorView& dlogits) {
+  const Operands check("route_backward");
+  const Routed sizes = routed(check, routing);
+  check.require(dshares, "dshares", DType::f32, {sizes.tokens, sizes.choices});
+  check.require(logits, "logits", DType::f32, {sizes.tokens, sizes.experts});
+  check.activations(dlogits, "dlogits", 2);
+  check.require(dlogits, "dlogits", dlogits.dtype, logits.shape);
+}
+
+void expert_linear(const RowValues& x, const TensorView& w, const Routing& routing, const TensorView& y) {
+  const Operands check("expert_linear");
+  const Routed sizes = routed(check, routing);
+  const std::int64_t in = row_values(check, x, "x", sizes);
+  const std::int64_t out = row_values(check, {y}, "y", sizes);
+  check.require(y, "y", x.values.dtype, {sizes.rows(), out});
+  check.require(w, "w", DType::bf16, {sizes.experts, out, in});
+}
+
+void expert_backward_input(const RowValues& dy, const TensorView& w, const Routing& routing, const TensorView& dx) {
+  const Operands check("expert_backward_input");
+  const Routed sizes = routed(check, routing);
+  const std::int64_t out = row_values(check, dy, "dy", sizes);
+  const std::int64_t in = row_values(check, {dx}, "dx", sizes);
+  check.require(dx, "dx", dy.values.dtype, {sizes.rows(), in});
+  check.require(w, "w", DType::bf16, {sizes.experts, out, in});
+}
+
+void expert_backward_weight(const RowValues& dy, const RowValues& x, const Routing& routing, const TensorView& dw) {
+  const Operands check("expert_backward_weight");
+  const Routed sizes = routed(check, routing);
+  const std::int64_t out = row_values(check, dy, "dy", sizes);
+  const std::int64_t in = row_values(check, x, "x", sizes);
+  check.that(x.values.dtype == dy.values.dtype, "x and dy are of two types");
+  check.require(dw, "dw", of_gradient(dw), {sizes.experts, out, in});
+}
+
+void expert_swiglu(const TensorView& gate, const TensorView& up, const Routing& routing, const TensorView& y) {
+  const Operands check("expert_swiglu");
+  row_values(check, {gate}, "gate", routed(check, routing));
+  check.pointwise(gate, {{"up", up}, {"y", y}});
+}
+
+void expert_swiglu_backward(const TensorView& dy, const TensorView& gate, const TensorView& up, const Routing& routing,
+                            const TensorView& dgate, const TensorView& dup, const TensorView& dshares) {
+  const Operands check("expert_swiglu_backward");
+  const Routed sizes = routed(check, routing);
+  row_values(check, {gate}, "gate", sizes);
+  check.pointwise(gate, {{"dy", dy}, {"up", up}, {"dgate", dgate}, {"dup", dup}});
+  check.require(dshares, "dshares", DType::f32, {sizes.tokens, sizes.choices});
+}
+
+void sum_rows(const TensorView& x, const Routing& routing, const TensorView& residual, const TensorView& y) {
+  const Operands check("sum_rows");
+  const Routed sizes = routed(check, routing);
+  const std::int64_t channels = row_values(check, {x}, "x", sizes);
+  check.require(y, "y", x.dtype, {sizes.tokens, channels});
+  check.optional(residual, "residual", x.dtype, {sizes.tokens, channels});
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,17 @@ void linear_backward_input(const TensorView& dy, const TensorView& w, const Tens
 void linear_backward_weight(const TensorView& dy, const TensorView& x, const TensorView& dw, const TensorView& dbias);
 void head_loss(const HeadLoss& head);
 
+void route(const TensorView& logits, const Routing& routing);
+void route_backward(const TensorView& dshares, const TensorView& logits, const Routing& routing,
+                    const TensorView& dlogits);
+void expert_linear(const RowValues& x, const TensorView& w, const Routing& routing, const TensorView& y);
+void expert_backward_input(const RowValues& dy, const TensorView& w, const Routing& routing, const TensorView& dx);
+void expert_backward_weight(const RowValues& dy, const RowValues& x, const Routing& routing, const TensorView& dw);
+void expert_swiglu(const TensorView& gate, const TensorView& up, const Routing& routing, const TensorView& y);
+void expert_swiglu_backward(const TensorView& dy, const TensorView& gate, const TensorView& up, const Routing& routing,
+                            const TensorView& dgate, const TensorView& dup, const TensorView& dshares);
+void sum_rows(const TensorView& x, const Routing& routing, const TensorView& residual, const TensorView& y);
+
 /// (B, T, H D), whether it was passed so or as (B T, H D).
 TensorView batched(const TensorView& view, const AttentionShape& shape);
 /// `out` (and `dout`) as `batched` returns them.

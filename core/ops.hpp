@@ -4,10 +4,10 @@
 // are dense and row-major. Throws MisuseError on shapes or dtypes that do not fit.
 //
 // Types: *activations* are f32 or bf16 (the compute type, the same for all operands of a call),
-// *weights* bf16, *parameter gradients* f32, and added to, never overwritten; only the `dw` of linear_backward_weight,
-// the `dweight` of head_loss and the `dtable` of embedding_backward may be bf16 instead, and are then written whole.
-// Sums are fp32. N stands for B * T tokens. An empty view (null data) leaves that operand or result out. Results are a
-// function of the inputs, the shapes and the device alone: no unordered sums.
+// *weights* bf16, *parameter gradients* f32, and added to, never overwritten; only the `dw` of linear_backward_weight
+// and expert_backward_weight, the `dweight` of head_loss and the `dtable` of embedding_backward may be bf16 instead,
+// and are then written whole. Sums are fp32. N stands for B * T tokens. An empty view (null data) leaves that operand
+// or result out. Results are a function of the inputs, the shapes and the device alone: no unordered sums.
 #include <cstddef>
 #include <cstdint>
 
@@ -30,6 +30,7 @@ struct WorkspaceNeeds {
   bool gradients = true;       ///< of calls with gradients too, not forward alone
   std::int64_t head_rows = 0;  ///< of head_loss with a bf16 `dweight`: its rows that are written at once, V: all
   bool token_rows = false;     ///< and with `token_rows`
+  std::int64_t experts = 0;    ///< E; 0: no call for experts
 };
 
 /// Causal self-attention of query head h with key/value head h / (heads / kv_heads): token t sees the tokens after
@@ -80,6 +81,22 @@ struct HeadLoss {
   bool in_slices() const noexcept { return writes_weight() && rows_at_once > 0 && rows_at_once < weight.shape[0]; }
 };
 
+/// Which experts take which tokens (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts: slot
+/// n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, those of an expert in their order.
+struct Routing {
+  TensorView experts;  ///< (N, K) i32: of each slot; those of a token differ
+  TensorView shares;   ///< (N, K) f32: what the slot's expert counts for
+  TensorView begins;   ///< (E + 1) i32: where the rows of each expert begin; the last is N K
+  TensorView slots;    ///< (N K) i32: of each row
+  TensorView rows;     ///< (N, K) i32: of each slot
+};
+
+/// Values of rows, (N K, C), or of tokens, (N, C): then those of a row are its token's.
+struct RowValues {
+  TensorView values;
+  bool of_tokens = false;
+};
+
 /// What of a run's memory depends on who computes: known without the device, so that runs elsewhere can be planned.
 class OpsRules {
  public:
@@ -126,6 +143,31 @@ class Ops : public OpsRules {
   }
   /// Loss of the output layer, with gradients where asked for.
   virtual void head_loss(const HeadLoss& head, StreamView stream) = 0;
+
+  // -- experts: w (E, O, I) bf16 ------------------------------------------------------------------------
+  /// Writes `routing`: of each row of `logits` (N, E) f32 the K largest, the first ones of equal ones, NaN counting as
+  /// the least, in falling order. Shares are the softmax of all logits at those, or `normalized`: of those alone.
+  virtual void route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) = 0;
+  /// dlogits (N, E) activations, written, of dshares (N, K) f32; `logits` and `routing` as route() had and wrote them.
+  virtual void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing,
+                              TensorView dlogits, StreamView stream) = 0;
+  /// y (N K, O): of each row x w_e^T, e its expert.
+  virtual void expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y, StreamView stream) = 0;
+  /// dx (N K, I): of each row dy w_e, or += where `accumulate`.
+  virtual void expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate,
+                                     StreamView stream) = 0;
+  /// dw (E, O, I) f32 += dy^T x over the rows of each expert, or bf16 = those, rounded once, zeros where it has none.
+  virtual void expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw,
+                                      StreamView stream) = 0;
+  /// y (N K, F) = share silu(gate) up of each row.
+  virtual void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y,
+                             StreamView stream) = 0;
+  /// dgate, dup written; each may be the memory of gate, up respectively. dshares (N, K) f32 written.
+  virtual void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing,
+                                      TensorView dgate, TensorView dup, TensorView dshares, StreamView stream) = 0;
+  /// y (N, C) = residual + (the sum of x (N K, C) over the rows of each token, in the order of its slots), rounded
+  /// once. `residual` may be empty, or y.
+  virtual void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y, StreamView stream) = 0;
 
   // -- attention ---------------------------------------------------------------------------------------
   /// out (B, T, H D) dense; lse (B, H, T) f32: log of the softmax denominators, for backward.

@@ -11,6 +11,16 @@ void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accu
 void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias);
 void head_loss(const HeadLoss& head);
 
+void route(TensorView logits, bool normalized, const Routing& routing);
+void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing, TensorView dlogits);
+void expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y);
+void expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate);
+void expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw);
+void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y);
+void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing, TensorView dgate,
+                            TensorView dup, TensorView dshares);
+void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y);
+
 void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape);
 void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                         HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape);

@@ -28,6 +28,15 @@ class IdleOps : public Ops {
   void linear_backward_input(TensorView, TensorView, TensorView, bool, StreamView) override {}
   void linear_backward_weight(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void head_loss(const HeadLoss&, StreamView) override {}
+  void route(TensorView, bool, const Routing&, StreamView) override {}
+  void route_backward(TensorView, TensorView, bool, const Routing&, TensorView, StreamView) override {}
+  void expert_linear(RowValues, TensorView, const Routing&, TensorView, StreamView) override {}
+  void expert_backward_input(RowValues, TensorView, const Routing&, TensorView, bool, StreamView) override {}
+  void expert_backward_weight(RowValues, RowValues, const Routing&, TensorView, StreamView) override {}
+  void expert_swiglu(TensorView, TensorView, const Routing&, TensorView, StreamView) override {}
+  void expert_swiglu_backward(TensorView, TensorView, TensorView, const Routing&, TensorView, TensorView, TensorView,
+                              StreamView) override {}
+  void sum_rows(TensorView, const Routing&, TensorView, TensorView, StreamView) override {}
   void attention(HeadsView, HeadsView, HeadsView, TensorView, TensorView, const AttentionShape&, StreamView) override {}
   void attention_backward(TensorView, HeadsView, HeadsView, HeadsView, TensorView, TensorView, HeadsView, HeadsView,
                           HeadsView, const AttentionShape&, StreamView) override {}
