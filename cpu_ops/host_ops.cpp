@@ -14,6 +14,7 @@ HostOps::HostOps(std::shared_ptr<Parallel> parallel, UpdateKernels& kernels, Enq
 std::size_t HostRules::workspace_bytes(const WorkspaceNeeds& needs) const {
   return align_up(
       std::max({fast::linear_scratch(needs.tokens, needs.channels, needs.channels, needs.activations, threads_),
+                needs.experts > 0 ? fast::expert_scratch(needs.tokens, needs.channels, needs.channels, threads_) : 0,
                 fast::head_loss_scratch(needs.tokens, needs.channels, needs.vocabulary, needs.activations, threads_,
                                         needs.gradients ? needs.head_rows : 0, needs.token_rows),
                 fast::attention_scratch(needs.sequence, needs.head_dim, threads_),
@@ -51,6 +52,64 @@ void HostOps::linear_backward_weight(TensorView dy, TensorView x, TensorView dw,
 void HostOps::head_loss(const HeadLoss& head, StreamView stream) {
   checks::head_loss(head);
   enqueue_(stream, "head_loss", [this, head, lent = workspace_] { fast::head_loss(*parallel_, lent, head); });
+}
+
+// -- experts -----------------------------------------------------------------------------------------------------
+
+void HostOps::route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) {
+  checks::route(logits, routing);
+  enqueue_(stream, "route",
+           [this, logits, normalized, routing] { fast::route(*parallel_, logits, normalized, routing); });
+}
+
+void HostOps::route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing,
+                             TensorView dlogits, StreamView stream) {
+  checks::route_backward(dshares, logits, routing, dlogits);
+  enqueue_(stream, "route_backward", [this, dshares, logits, normalized, routing, dlogits] {
+    fast::route_backward(*parallel_, dshares, logits, normalized, routing, dlogits);
+  });
+}
+
+void HostOps::expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y, StreamView stream) {
+  checks::expert_linear(x, w, routing, y);
+  enqueue_(stream, "expert_linear",
+           [this, x, w, routing, y, lent = workspace_] { fast::expert_linear(*parallel_, lent, x, w, routing, y); });
+}
+
+void HostOps::expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate,
+                                    StreamView stream) {
+  checks::expert_backward_input(dy, w, routing, dx);
+  enqueue_(stream, "expert_backward_input", [this, dy, w, routing, dx, accumulate, lent = workspace_] {
+    fast::expert_backward_input(*parallel_, lent, dy, w, routing, dx, accumulate);
+  });
+}
+
+void HostOps::expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw,
+                                     StreamView stream) {
+  checks::expert_backward_weight(dy, x, routing, dw);
+  enqueue_(stream, "expert_backward_weight", [this, dy, x, routing, dw, lent = workspace_] {
+    fast::expert_backward_weight(*parallel_, lent, dy, x, routing, dw);
+  });
+}
+
+void HostOps::expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y, StreamView stream) {
+  checks::expert_swiglu(gate, up, routing, y);
+  enqueue_(stream, "expert_swiglu",
+           [this, gate, up, routing, y] { fast::expert_swiglu(*parallel_, gate, up, routing, y); });
+}
+
+void HostOps::expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing,
+                                     TensorView dgate, TensorView dup, TensorView dshares, StreamView stream) {
+  checks::expert_swiglu_backward(dy, gate, up, routing, dgate, dup, dshares);
+  enqueue_(stream, "expert_swiglu_backward", [this, dy, gate, up, routing, dgate, dup, dshares] {
+    fast::expert_swiglu_backward(*parallel_, dy, gate, up, routing, dgate, dup, dshares);
+  });
+}
+
+void HostOps::sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y, StreamView stream) {
+  checks::sum_rows(x, routing, residual, y);
+  enqueue_(stream, "sum_rows",
+           [this, x, routing, residual, y] { fast::sum_rows(*parallel_, x, routing, residual, y); });
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------

@@ -40,6 +40,19 @@ class HostOps : public Ops {
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
 
+  void route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) override;
+  void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing,
+                      TensorView dlogits, StreamView stream) override;
+  void expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y, StreamView stream) override;
+  void expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate,
+                             StreamView stream) override;
+  void expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw,
+                              StreamView stream) override;
+  void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y, StreamView stream) override;
+  void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing, TensorView dgate,
+                              TensorView dup, TensorView dshares, StreamView stream) override;
+  void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y, StreamView stream) override;
+
   void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape,
                  StreamView stream) override;
   void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,

@@ -17,6 +17,22 @@ void linear_backward_input(Parallel& parallel, const Workspace& workspace, Tenso
 void linear_backward_weight(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView x, TensorView dw,
                             TensorView dbias);
 
+void route(Parallel& parallel, TensorView logits, bool normalized, const Routing& routing);
+void route_backward(Parallel& parallel, TensorView dshares, TensorView logits, bool normalized, const Routing& routing,
+                    TensorView dlogits);
+/// Of the products of experts, of `tokens` tokens.
+std::size_t expert_scratch(std::int64_t tokens, std::int64_t in, std::int64_t out, int threads);
+void expert_linear(Parallel& parallel, const Workspace& workspace, RowValues x, TensorView w, const Routing& routing,
+                   TensorView y);
+void expert_backward_input(Parallel& parallel, const Workspace& workspace, RowValues dy, TensorView w,
+                           const Routing& routing, TensorView dx, bool accumulate);
+void expert_backward_weight(Parallel& parallel, const Workspace& workspace, RowValues dy, RowValues x,
+                            const Routing& routing, TensorView dw);
+void expert_swiglu(Parallel& parallel, TensorView gate, TensorView up, const Routing& routing, TensorView y);
+void expert_swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, const Routing& routing,
+                            TensorView dgate, TensorView dup, TensorView dshares);
+void sum_rows(Parallel& parallel, TensorView x, const Routing& routing, TensorView residual, TensorView y);
+
 /// Rows of logits that are made at once: a function of N and V alone.
 std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary);
 /// `written`: rows of a bf16 `dweight` that are written at once, for which the gradients of so many of all logits
