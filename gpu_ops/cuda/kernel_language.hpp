@@ -46,8 +46,16 @@ template <class T>
 TANDEM_DEVICE T shuffle_down(T value, int distance) {
   return __shfl_down_sync(0xffffffffu, value, static_cast<unsigned>(distance));
 }
+/// The value of `lane`. All lanes of the warp take part.
+template <class T>
+TANDEM_DEVICE T value_of_lane(T value, int lane) {
+  return __shfl_sync(0xffffffffu, value, lane);
+}
 /// Bit i is what lane i says. All lanes of the warp take part.
 TANDEM_DEVICE std::uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
+/// Of a word: how many are set, and where the lowest is (of one that has any).
+TANDEM_DEVICE int set_bits(std::uint32_t word) { return __popc(word); }
+TANDEM_DEVICE int lowest_bit(std::uint32_t word) { return __ffs(static_cast<int>(word)) - 1; }
 
 /// Sixteen bytes as they lie in memory.
 struct Words {
@@ -61,6 +69,19 @@ TANDEM_DEVICE Words load_words(const void* from) {
 }
 TANDEM_DEVICE void store_words(void* to, const Words& w) {
   *static_cast<uint4*>(to) = make_uint4(w.word[0], w.word[1], w.word[2], w.word[3]);
+}
+
+/// Copies 16 bytes from global to shared memory, both at multiples of 16, while the thread goes on.
+TANDEM_DEVICE void start_copy(void* to, const void* from) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(from) : "memory");
+}
+/// Makes the copies that the thread has started since it last called this, none perhaps, into a group.
+TANDEM_DEVICE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+/// Waits until at most the thread's last `left` groups are under way. Others see what was copied after a barrier.
+template <int left>
+TANDEM_DEVICE void await_copies() {
+  asm volatile("cp.async.wait_group %0;" : : "n"(left) : "memory");
 }
 
 /// Eight bytes; the address is a multiple of 8.

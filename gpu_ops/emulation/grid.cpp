@@ -30,10 +30,18 @@ std::atomic<std::int64_t> most_barriers{0};
 /// Unwinds the threads of a block that has failed.
 struct Abandoned {};
 
+struct Copy {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+
 struct Thread {
   Position position;
-  std::size_t shared_arrays = 0;  ///< that it has asked for
-  std::int64_t barriers = 0;      ///< that it has come to
+  std::vector<Copy> copies;         ///< under way
+  std::vector<std::size_t> groups;  ///< of them: where each ends
+  std::size_t shared_arrays = 0;    ///< that it has asked for
+  std::int64_t barriers = 0;        ///< that it has come to
   int exchanges = 0;
   bool started = false;
   bool ended = false;
@@ -62,6 +70,9 @@ class Runner {
   void barrier();
   void warp_barrier();
   const std::uint64_t* exchange(std::uint64_t bits);
+  void start_copy(const Copy& copy);
+  void close_copies();
+  void await_copies(std::size_t left);
   void* shared_array(std::size_t bytes);
   void* dynamic_shared() const { return dynamic_.memory.get(); }
 
@@ -87,6 +98,7 @@ class Runner {
   std::vector<Warp> warps_;
   std::vector<std::size_t> order_;  ///< of warps, the most favoured first
   bool favour_ = false;             ///< whether one warp runs as far as it can, or all at about the same pace
+  bool late_ = false;               ///< whether copies are made where they are waited for
   std::vector<SharedArray> shared_;
   SharedArray dynamic_;
   std::mt19937_64 engine_;
@@ -123,6 +135,7 @@ void Runner::run(const char* name, const gpu::Geometry& geometry, const std::fun
   prepare(geometry);
   engine_.seed(seed.load());
   favour_ = seed.load() % 2 == 0;
+  late_ = seed.load() / 2 % 2 == 1;
   failure_ = nullptr;
   for (int i = 0; i < block_size(); ++i) {
     threads_[static_cast<std::size_t>(i)].position = {.thread = i, .block_size = block_size(), .grid = geometry.grid};
@@ -139,6 +152,8 @@ void Runner::reset_block(std::int64_t block) {
     t.shared_arrays = 0;
     t.barriers = 0;
     t.exchanges = 0;
+    t.copies.clear();
+    t.groups.clear();
     t.started = t.ended = false;
   }
   for (Warp& w : warps_) {
@@ -263,6 +278,27 @@ const std::uint64_t* Runner::exchange(std::uint64_t bits) {
   return values;
 }
 
+void Runner::start_copy(const Copy& copy) {
+  if (!late_) std::memcpy(copy.to, copy.from, copy.bytes);
+  if (late_) threads_[static_cast<std::size_t>(running_)].copies.push_back(copy);
+}
+
+void Runner::close_copies() {
+  Thread& t = threads_[static_cast<std::size_t>(running_)];
+  t.groups.push_back(t.copies.size());
+}
+
+void Runner::await_copies(std::size_t left) {
+  Thread& t = threads_[static_cast<std::size_t>(running_)];
+  if (t.groups.size() <= left) return;
+  const auto last = t.groups.end() - static_cast<std::ptrdiff_t>(left) - 1;
+  const std::size_t made = *last;
+  for (std::size_t i = 0; i < made; ++i) std::memcpy(t.copies[i].to, t.copies[i].from, t.copies[i].bytes);
+  t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(made));
+  t.groups.erase(t.groups.begin(), last + 1);
+  for (std::size_t& end : t.groups) end -= made;
+}
+
 void* Runner::shared_array(std::size_t bytes) {
   const std::size_t index = threads_[static_cast<std::size_t>(running_)].shared_arrays++;
   if (index == shared_.size()) {
@@ -297,6 +333,9 @@ const Position& position() { return *here; }
 void barrier() { runner.barrier(); }
 void warp_barrier() { runner.warp_barrier(); }
 const std::uint64_t* exchange(std::uint64_t bits) { return runner.exchange(bits); }
+void start_copy(void* to, const void* from, std::size_t bytes) { runner.start_copy({to, from, bytes}); }
+void close_copies() { runner.close_copies(); }
+void await_copies(int left) { runner.await_copies(static_cast<std::size_t>(left)); }
 void* shared_array(std::size_t bytes) { return runner.shared_array(bytes); }
 void* dynamic_shared() { return runner.dynamic_shared(); }
 void require_aligned(const void* address, int bytes) {

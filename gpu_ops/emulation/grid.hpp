@@ -3,7 +3,8 @@
 // switch where they wait for each other. What real hardware leaves open is drawn from a seed: the order of
 // blocks, that of threads between two barriers, and whether warps keep pace (odd seeds) or one runs ahead as far
 // as it can (even seeds). Shared memory starts as NaNs in blocks of memory of
-// exactly the size asked for, so that an unwritten read shows, and AddressSanitizer sees one past the end.
+// exactly the size asked for, so that an unwritten read shows, and AddressSanitizer sees one past the end. Copies that
+// a thread does not wait for are made where it starts them, or where it waits for them.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -55,6 +56,10 @@ void barrier();
 void warp_barrier();
 /// Hands `bits` to the other lanes of the warp; their values by lane, valid until the next call.
 const std::uint64_t* exchange(std::uint64_t bits);
+/// Copies in groups, as <kernel_language.hpp> says.
+void start_copy(void* to, const void* from, std::size_t bytes);
+void close_copies();
+void await_copies(int left);
 /// The next shared array of this thread: the n-th call of every thread of a block gets the same memory.
 void* shared_array(std::size_t bytes);
 void* dynamic_shared();

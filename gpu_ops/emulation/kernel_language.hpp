@@ -1,6 +1,7 @@
 #pragma once
 // The vocabulary of kernels, compiled as C++. Its twin is cuda/kernel_language.hpp; both provide the same
 // names, described there.
+#include <bit>
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
@@ -54,12 +55,19 @@ T shuffle_down(T value, int distance) {
   const int from = detail::own_lane() + distance;
   return detail::from_lane(value, from < warp_lanes ? from : detail::own_lane());
 }
+template <class T>
+T value_of_lane(T value, int lane) {
+  return detail::from_lane(value, lane);
+}
 inline std::uint32_t ballot(bool value) {
   const std::uint64_t* const lanes = emulation::exchange(value ? 1 : 0);
   std::uint32_t bits = 0;
   for (int lane = 0; lane < warp_lanes; ++lane) bits |= static_cast<std::uint32_t>(lanes[lane]) << lane;
   return bits;
 }
+
+inline int set_bits(std::uint32_t word) { return std::popcount(word); }
+inline int lowest_bit(std::uint32_t word) { return std::countr_zero(word); }
 
 struct Words {
   std::uint32_t word[4];
@@ -73,6 +81,17 @@ inline Words load_words(const void* from) {
 inline void store_words(void* to, const Words& w) {
   emulation::require_aligned(to);
   std::memcpy(to, &w, sizeof w);
+}
+
+inline void start_copy(void* to, const void* from) {
+  emulation::require_aligned(from);
+  emulation::require_aligned(to);
+  emulation::start_copy(to, from, sizeof(Words));
+}
+inline void close_copies() { emulation::close_copies(); }
+template <int left>
+void await_copies() {
+  emulation::await_copies(left);
 }
 
 struct TwoWords {

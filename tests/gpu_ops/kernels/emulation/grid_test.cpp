@@ -105,10 +105,28 @@ TANDEM_KERNEL(most_threads) throwing_kernel() {
   barrier();
 }
 
-TANDEM_KERNEL(most_threads) exchange_kernel(int* by_xor, int* by_shift, std::uint32_t* votes) {
+/// Eight elements for each thread, by two copies, of which it may wait for one alone.
+template <bool with_wait>
+TANDEM_KERNEL(most_threads)
+copying_kernel(const float* from, float* first, float* both) {
+  TANDEM_SHARED(float, room, 8 * warp_lanes);
+  float* const own = room + 8 * thread_index();
+  for (int i = 0; i < 2; ++i) {
+    start_copy(own + 4 * i, from + 8 * thread_index() + 4 * i);
+    close_copies();
+  }
+  close_copies();  // of none
+  if (with_wait) await_copies<2>();
+  first[thread_index()] = own[3];
+  if (with_wait) await_copies<0>();
+  both[thread_index()] = own[3] + own[7];
+}
+
+TANDEM_KERNEL(most_threads) exchange_kernel(int* by_xor, int* by_shift, int* by_lane, std::uint32_t* votes) {
   for (int round = 0; round < 3; ++round) {
     by_xor[thread_index()] = shuffle_xor(thread_index() + round, 5) - round;
     by_shift[thread_index()] = shuffle_down(thread_index(), 8);
+    by_lane[thread_index()] = value_of_lane(thread_index(), 7);
     votes[thread_index()] = ballot(thread_index() % 3 == round % 3);
   }
 }
@@ -171,13 +189,17 @@ TEST_F(EmulationTest, SharedMemoryAndBarriersWorkUnderEverySeed) {
 }
 
 TEST_F(EmulationTest, ExchangesGiveEachLaneWhatItAskedFor) {
-  std::vector<int> by_xor(64), by_shift(64);
+  std::vector<int> by_xor(64), by_shift(64), by_lane(64);
   std::vector<std::uint32_t> votes(64);
-  launch("exchange", exchange_kernel, Geometry{1, 64}, nullptr, by_xor.data(), by_shift.data(), votes.data());
+  launch("exchange", exchange_kernel, Geometry{1, 64}, nullptr, by_xor.data(), by_shift.data(), by_lane.data(),
+         votes.data());
   for (int i = 0; i < 64; ++i) {
     const auto at = static_cast<std::size_t>(i);
     EXPECT_EQ(by_xor[at], i ^ 5);
     EXPECT_EQ(by_shift[at], i % 32 + 8 < 32 ? i + 8 : i);
+    EXPECT_EQ(by_lane[at], i / 32 * 32 + 7);
+    EXPECT_EQ(set_bits(votes[at]), i < 32 ? 10 : 11);
+    EXPECT_EQ(lowest_bit(votes[at]), i < 32 ? 2 : 0);
     for (int lane = 0; lane < 32; ++lane) EXPECT_EQ(votes[at] >> lane & 1u, (i / 32 * 32 + lane) % 3 == 2 ? 1u : 0u);
   }
 }
@@ -233,6 +255,24 @@ TEST_F(EmulationTest, AMissingBarrierShows) {
     launch("reverse", reverse_kernel<true>, Geometry{1, 256}, nullptr, dropped.data());
     EXPECT_NE(dropped, good);
   }
+}
+
+TEST_F(EmulationTest, ACopyThatIsNotAwaitedShows) {
+  alignas(16) float from[8 * warp_lanes];
+  std::iota(from, from + 8 * warp_lanes, 0.0F);
+  bool shown = false;
+  for (int seed = 1; seed <= seeds; ++seed) {
+    use_seed(seed);
+    std::vector<float> first(warp_lanes), both(warp_lanes);
+    launch("copying", copying_kernel<true>, Geometry{1, warp_lanes}, nullptr, from, first.data(), both.data());
+    for (std::size_t i = 0; i < warp_lanes; ++i) {
+      EXPECT_EQ(first[i], from[8 * i + 3]);
+      EXPECT_EQ(both[i], from[8 * i + 3] + from[8 * i + 7]);
+    }
+    launch("copying", copying_kernel<false>, Geometry{1, warp_lanes}, nullptr, from, first.data(), both.data());
+    shown = shown || std::isnan(first[0]);
+  }
+  EXPECT_TRUE(shown);
 }
 
 TEST_F(EmulationTest, AnOffByOneInATailShows) {

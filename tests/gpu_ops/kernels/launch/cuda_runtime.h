@@ -37,6 +37,12 @@ template <class T>
 T __shfl_down_sync(unsigned, T value, unsigned) {
   return value;
 }
+template <class T>
+T __shfl_sync(unsigned, T value, int) {
+  return value;
+}
+inline int __popc(unsigned word) { return __builtin_popcount(word); }
+inline int __ffs(int word) { return __builtin_ffs(word); }
 inline unsigned __ballot_sync(unsigned, bool value) { return value ? 1 : 0; }
 inline std::size_t __cvta_generic_to_shared(const void* address) { return reinterpret_cast<std::size_t>(address); }
 
