@@ -1,18 +1,14 @@
-// The plain matrix product: a block for each 64 x 64 tile of the result, 16 x 16 threads with 4 x 4 sums each, factors
-// through shared memory as fp32. Sums run over k in order.
+// The plain matrix product: a block for each tile of the result (matmul_tiles.hpp).
 #include "gpu_ops/kernels/elements.hpp"
+#include "gpu_ops/kernels/matmul_tiles.hpp"
 #include "gpu_ops/launch.hpp"
 #include "gpu_ops/matmul.hpp"
 
 namespace tandem::gpu {
 namespace {
 
-constexpr int tile = 64;
-constexpr int depth = 16;
-constexpr int side = 16;
-constexpr int each = tile / side;
-/// Rows of the tiles in shared memory, apart by one more than a multiple of the banks.
-constexpr int pitch = tile + 1;
+constexpr int tile = PlainTiling::rows;
+constexpr int depth = PlainTiling::depth;
 
 /// Element (i, j) of a factor lies at data + i * row + j * column.
 template <class T>
@@ -31,43 +27,22 @@ struct ProductShape {
 template <class T>
 TANDEM_DEVICE void stage(const Strided<T>& from, std::int64_t first, std::int64_t rows, std::int64_t begin,
                          std::int64_t columns, float* to) {
-  for (int i = thread_index(); i < tile * depth; i += most_threads) {
-    const bool along_rows = from.row == 1;
-    const int r = along_rows ? i % tile : i / depth, c = along_rows ? i / tile : i % depth;
+  stage_values(from.row == 1, to, [&](int r, int c) {
     const bool inside = first + r < rows && begin + c < columns;
-    to[c * pitch + r] = inside ? to_float(from.data[(first + r) * from.row + (begin + c) * from.column]) : 0.0F;
-  }
-}
-
-struct Tile {
-  float x[each][each];
-};
-
-/// sums += the product of both staged tiles.
-TANDEM_DEVICE void multiply(const float* a, const float* b, Tile& sums) {
-  const int row = thread_index() / side, column = thread_index() % side;
-  for (int k = 0; k < depth; ++k) {
-    float u[each], v[each];
-    for (int i = 0; i < each; ++i) {
-      u[i] = a[k * pitch + row + i * side];
-      v[i] = b[k * pitch + column + i * side];
-    }
-    for (int i = 0; i < each; ++i) {
-      for (int j = 0; j < each; ++j) sums.x[i][j] = numerics::fma(u[i], v[j], sums.x[i][j]);
-    }
-  }
+    return inside ? to_float(from.data[(first + r) * from.row + (begin + c) * from.column]) : 0.0F;
+  });
 }
 
 /// `bt` is b transposed: (n, k).
 template <class A, class B, class C>
 TANDEM_KERNEL(most_threads)
-matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C* c, ProductShape shape) {
-  TANDEM_SHARED(float, a_tile, depth* pitch);
-  TANDEM_SHARED(float, b_tile, depth* pitch);
+matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C* result, ProductShape shape) {
+  TANDEM_SHARED(float, a_tile, PlainTiling::room);
+  TANDEM_SHARED(float, b_tile, PlainTiling::room);
   const std::int64_t across = ceil_div(shape.n, tile), tiles = across * ceil_div(shape.m, tile);
   for (std::int64_t index = block_index(); index < tiles; index += grid_size()) {
     const std::int64_t first_row = index / across * tile, first_column = index % across * tile;
-    Tile sums = {};
+    PlainSums sums = {};
     for (std::int64_t k = 0; k < shape.k; k += depth) {
       stage(a, first_row, shape.m, k, shape.k, a_tile);
       stage(bt, first_column, shape.n, k, shape.k, b_tile);
@@ -75,18 +50,14 @@ matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C*
       multiply(a_tile, b_tile, sums);
       barrier();
     }
-    for (int i = 0; i < each; ++i) {
-      for (int j = 0; j < each; ++j) {
-        const std::int64_t row = first_row + thread_index() / side + i * side;
-        const std::int64_t column = first_column + thread_index() % side + j * side;
-        if (row >= shape.m || column >= shape.n) continue;
-        const std::int64_t at = row * shape.c_stride + column;
-        float value = sums.x[i][j];
-        if (bias != nullptr) value = value + to_float(bias[column]);
-        if (addend != nullptr) value = to_float(addend[at]) + value;
-        c[at] = from_float<C>(value);
-      }
-    }
+    for_sums(sums, [&](int r, int c, float value) {
+      const std::int64_t row = first_row + r, column = first_column + c;
+      if (row >= shape.m || column >= shape.n) return;
+      const std::int64_t at = row * shape.c_stride + column;
+      if (bias != nullptr) value = value + to_float(bias[column]);
+      if (addend != nullptr) value = to_float(addend[at]) + value;
+      result[at] = from_float<C>(value);
+    });
   }
 }
 
