@@ -42,6 +42,19 @@ class CudaOps final : public Ops {
                                   StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
 
+  void route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) override;
+  void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing,
+                      TensorView dlogits, StreamView stream) override;
+  void expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y, StreamView stream) override;
+  void expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate,
+                             StreamView stream) override;
+  void expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw,
+                              StreamView stream) override;
+  void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y, StreamView stream) override;
+  void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing, TensorView dgate,
+                              TensorView dup, TensorView dshares, StreamView stream) override;
+  void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y, StreamView stream) override;
+
   void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape,
                  StreamView stream) override;
   void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
@@ -199,6 +212,52 @@ void CudaOps::head_loss(const HeadLoss& head, StreamView stream) {
   const gpu::HeadRows at_once = gpu::head_loss_rows(shape);
   const std::size_t bytes = gpu::head_loss_scratch(at_once, shape);
   gpu::head_loss(head, at_once, *matmul_, workspace_, scratch(bytes), native_stream(stream));
+}
+
+// -- experts -----------------------------------------------------------------------------------------------------
+
+void CudaOps::route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) {
+  checks::route(logits, routing);
+  gpu::route(logits, normalized, routing, native_stream(stream));
+}
+
+void CudaOps::route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing,
+                             TensorView dlogits, StreamView stream) {
+  checks::route_backward(dshares, logits, routing, dlogits);
+  gpu::route_backward(dshares, logits, normalized, routing, dlogits, native_stream(stream));
+}
+
+void CudaOps::expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y, StreamView stream) {
+  checks::expert_linear(x, w, routing, y);
+  gpu::expert_linear(x, w, routing, y, native_stream(stream));
+}
+
+void CudaOps::expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate,
+                                    StreamView stream) {
+  checks::expert_backward_input(dy, w, routing, dx);
+  gpu::expert_backward_input(dy, w, routing, dx, accumulate, native_stream(stream));
+}
+
+void CudaOps::expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw,
+                                     StreamView stream) {
+  checks::expert_backward_weight(dy, x, routing, dw);
+  gpu::expert_backward_weight(dy, x, routing, dw, native_stream(stream));
+}
+
+void CudaOps::expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y, StreamView stream) {
+  checks::expert_swiglu(gate, up, routing, y);
+  gpu::expert_swiglu(gate, up, routing, y, native_stream(stream));
+}
+
+void CudaOps::expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing,
+                                     TensorView dgate, TensorView dup, TensorView dshares, StreamView stream) {
+  checks::expert_swiglu_backward(dy, gate, up, routing, dgate, dup, dshares);
+  gpu::expert_swiglu_backward(dy, gate, up, routing, dgate, dup, dshares, native_stream(stream));
+}
+
+void CudaOps::sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y, StreamView stream) {
+  checks::sum_rows(x, routing, residual, y);
+  gpu::sum_rows(x, routing, residual, y, native_stream(stream));
 }
 
 // -- attention ---------------------------------------------------------------------------------------------------

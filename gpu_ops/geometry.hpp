@@ -61,9 +61,11 @@ constexpr Geometry warp_row_geometry(std::int64_t rows) {
 }
 
 /// Where element `at`, a multiple of a packet, of a row lies in a tile of shared memory whose rows are `dim` elements
-/// of 2 bytes, 64 or more. Where in the row a packet lies depends on the row, so that those of eight rows, which are
-/// read at once, lie in different banks.
-constexpr int tile_offset(int dim, int row, int at) { return row * dim + (at ^ (row % packet * packet)); }
+/// of 2 bytes, 32 or a multiple of 64. Where in the row a packet lies depends on the row, so that those of eight rows,
+/// which are read at once, lie in different banks.
+constexpr int tile_offset(int dim, int row, int at) {
+  return row * dim + (at ^ (dim < 64 ? row / 2 % (packet / 2) : row % packet) * packet);
+}
 
 /// An extent cut into `parts` pieces of `size` (the last one shorter): a function of both arguments alone.
 struct Cut {
@@ -77,6 +79,12 @@ constexpr Cut cut(std::int64_t extent, std::int64_t most_parts, std::int64_t lea
   const std::int64_t even = ceil_div(extent, most_parts);
   const std::int64_t size = even < least_size ? least_size : even;
   return {ceil_div(extent, size), size};
+}
+
+/// Most tiles that `rows` come to, cut into tiles of `size` from where each of `experts` begins.
+constexpr std::int64_t most_expert_tiles(std::int64_t rows, std::int64_t experts, std::int64_t size) {
+  const std::int64_t begun = rows < experts ? rows : experts;
+  return (rows + begun * (size - 1)) / size;
 }
 
 /// Parts into which sums over rows are cut at most, where columns are summed alone: enough blocks for a card, few

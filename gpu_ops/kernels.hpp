@@ -99,4 +99,20 @@ struct ColumnGather {
 };
 void gather_columns(const ColumnGather& gather, CUstream_st* stream);
 
+// -- experts.cu ----------------------------------------------------------------------------------------------------
+void route(TensorView logits, bool normalized, const Routing& routing, CUstream_st* stream);
+void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing, TensorView dlogits,
+                    CUstream_st* stream);
+void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y, CUstream_st* stream);
+void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing, TensorView dgate,
+                            TensorView dup, TensorView dshares, CUstream_st* stream);
+void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y, CUstream_st* stream);
+
+// -- expert_products.cu --------------------------------------------------------------------------------------------
+void expert_linear(const RowValues& x, TensorView w, const Routing& routing, TensorView y, CUstream_st* stream);
+void expert_backward_input(const RowValues& dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate,
+                           CUstream_st* stream);
+void expert_backward_weight(const RowValues& dy, const RowValues& x, const Routing& routing, TensorView dw,
+                            CUstream_st* stream);
+
 }  // namespace tandem::gpu

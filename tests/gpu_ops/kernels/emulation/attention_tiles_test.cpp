@@ -22,7 +22,7 @@ TEST(AttentionLimits, ALaunchTakesNoMoreThanItsLimitUnlessACardWouldIdle) {
 
 // Shared memory has 32 banks of four bytes: eight packets of 16 bytes at once, if no two begin in the same bank.
 TEST(AttentionTiles, EightRowsAreReadWithoutBankConflicts) {
-  for (const int dim : {64, 128}) {
+  for (const int dim : {32, 64, 128}) {
     std::set<int> all;
     for (int first = 0; first < 64; first += 8) {
       for (int at = 0; at < dim; at += gpu::packet) {

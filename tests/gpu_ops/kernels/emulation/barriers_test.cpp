@@ -164,6 +164,74 @@ TEST_F(Barriers, OfTheMatrixProduct) {
   EXPECT_THAT(idle, ::testing::ElementsAre(5));
 }
 
+/// A routing's memory on the device. Before the sorted slots there is room for what a block without its barriers takes
+/// for rows.
+struct Routed {
+  Routed(std::int64_t tokens, std::int64_t of_experts)
+      : experts(bench().put(Tensor(DType::i32, {tokens, 1}))),
+        shares(bench().put(Tensor(DType::f32, {tokens, 1}))),
+        begins(bench().put(Tensor(DType::i32, {of_experts + 1}))),
+        slots(bench().put(Tensor(DType::i32, {tokens}), 64)),
+        rows(bench().put(Tensor(DType::i32, {tokens, 1}))) {}
+  operator Routing() const { return {experts, shares, begins, slots, rows}; }  // NOLINT: views of it are meant
+  Operand experts, shares, begins, slots, rows;
+};
+
+TEST_F(Barriers, OfTheSortedRows) {
+  const std::int64_t tokens = 600, experts = 3;
+  const Tensor logits = random_.tensor(DType::f32, {tokens, experts});
+  const auto idle = idle_barriers([&] {
+    const Operand l = bench().put(logits);
+    const Routed r(tokens, experts);
+    ops().route(l, false, r, {});
+    return std::vector<Tensor>{bench().get(r.begins), bench().get(r.slots), bench().get(r.rows)};
+  });
+  EXPECT_THAT(idle, ::testing::ElementsAre(1));
+}
+
+/// Barriers that are idle in the forward of experts, and in the gradient of their weights.
+class ExpertBarriers : public Barriers {
+ protected:
+  using Idle = std::vector<std::int64_t>;
+  /// Of one tile, of which every warp has a part, and whose rows are aligned, so that copies are not waited for.
+  std::pair<Idle, Idle> idle_of(DType dtype, std::int64_t rows, std::int64_t out, std::int64_t channels) {
+    const std::int64_t columns = out;
+    const Tensor x = random_.tensor(dtype, {rows, channels}), w = random_.tensor(DType::bf16, {1, out, channels});
+    const Tensor dy = random_.tensor(dtype, {channels, out}), in = random_.tensor(dtype, {channels, columns});
+    Idle forward = idle_barriers([&] {
+      const Operand a = bench().put(x), b = bench().put(w), y = zeros(dtype, {rows, out});
+      ops().expert_linear({a, false}, b, to_one_expert(rows), y, {});
+      return std::vector<Tensor>{bench().get(y)};
+    });
+    Idle of_weights = idle_barriers([&] {
+      const Operand a = bench().put(dy), b = bench().put(in), dw = zeros(DType::f32, {1, out, columns});
+      ops().expert_backward_weight({a, false}, {b, false}, to_one_expert(channels), dw, {});
+      return std::vector<Tensor>{bench().get(dw)};
+    });
+    return {std::move(forward), std::move(of_weights)};
+  }
+  static Routed to_one_expert(std::int64_t tokens) {
+    Routed r(tokens, 1);
+    r.begins.as<std::int32_t>()[1] = static_cast<std::int32_t>(tokens);
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      r.slots.as<std::int32_t>()[i] = r.rows.as<std::int32_t>()[i] = static_cast<std::int32_t>(i);
+    }
+    return r;
+  }
+};
+
+TEST_F(ExpertBarriers, InFp32) {
+  const auto [forward, of_weights] = idle_of(DType::f32, 64, 64, 40);
+  EXPECT_THAT(forward, ::testing::ElementsAre(5));
+  EXPECT_THAT(of_weights, ::testing::ElementsAre(5));
+}
+
+TEST_F(ExpertBarriers, OnTensorCores) {
+  const auto [forward, of_weights] = idle_of(DType::bf16, 60, 72, 200);
+  EXPECT_THAT(forward, ::testing::ElementsAre(9));
+  EXPECT_THAT(of_weights, ::testing::ElementsAre(9));
+}
+
 /// Barriers that are idle in attention's forward, and in its backward.
 class AttentionBarriers : public Barriers {
  protected:

@@ -71,6 +71,27 @@ TEST(Geometry, CutsCoverTheExtentOnceAndKeepTheirBounds) {
   }
 }
 
+TEST(ExpertTiles, AreAsManyAsRowsCanComeToHoweverTheyAreSpread) {
+  for (const std::int64_t tile : {1, 64, 128}) {
+    for (const std::int64_t experts : {1, 3, 128}) {
+      for (const std::int64_t rows : {0, 1, 2, 3, 127, 128, 129, 130, 1000}) {
+        // As many experts as there can be with one row more than whole tiles; the last one has what is left.
+        std::int64_t left = rows, tiles = 0;
+        for (std::int64_t e = 0; e + 1 < experts && left > 0; ++e) {
+          left -= 1;
+          tiles += 1;
+        }
+        tiles += ceil_div(left, tile);
+        EXPECT_GE(most_expert_tiles(rows, experts, tile), tiles) << rows << ' ' << experts << ' ' << tile;
+        EXPECT_LE(most_expert_tiles(rows, experts, tile), ceil_div(rows, tile) + experts);
+        EXPECT_LE(most_expert_tiles(rows, experts, tile), rows);
+      }
+    }
+    EXPECT_EQ(most_expert_tiles(std::int64_t{1} << 40, 1, tile), ceil_div(std::int64_t{1} << 40, tile));
+    EXPECT_EQ(most_expert_tiles(0, 128, tile), 0);
+  }
+}
+
 TEST(NormCuts, GiveEveryWarpARowAndStayWithinTheScratchOfLongerRows) {
   std::size_t before = 0;
   for (std::int64_t channels = 1; channels <= 20000; ++channels) {
