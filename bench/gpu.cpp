@@ -37,12 +37,21 @@ struct Heads {
   AttentionShape shape;
 };
 
+/// Of a mixture of experts.
+struct Experts {
+  std::string name;
+  std::int64_t tokens, channels, inner, experts, choices;
+
+  std::int64_t rows() const { return tokens * choices; }
+};
+
 /// What is measured.
 struct Sizes {
   std::int64_t elements, channels, head_dim;
   std::vector<Product> products;
   std::vector<Heads> heads;
   Product head;  ///< out: the vocabulary
+  Experts experts;
 
   std::int64_t rows() const { return elements / channels; }
 };
@@ -57,8 +66,8 @@ AttentionShape heads_of(std::int64_t batch, std::int64_t sequence, std::int64_t 
           .scale = 0.125F};
 }
 
-/// Shapes of GPT-2 XL, and of Llama models of 7 and 8 billion parameters, with 8,192 tokens; and of attention with
-/// twice as many in one sequence, whose backward is not cuDNN's.
+/// Shapes of GPT-2 XL, and of Llama models of 7 and 8 billion parameters, with 8,192 tokens; of attention with twice as
+/// many in one sequence, whose backward is not cuDNN's; and of the experts of Qwen3-30B-A3B, with 4,096 tokens.
 Sizes full_sizes() {
   constexpr std::int64_t tokens = 8192;
   return {.elements = 100 << 20,
@@ -73,7 +82,8 @@ Sizes full_sizes() {
                     {"llama_7b", heads_of(4, 2048, 32, 32, 128)},
                     {"llama_8b", heads_of(4, 2048, 32, 8, 128)},
                     {"llama_8b_long", heads_of(1, 16384, 32, 8, 128)}},
-          .head = {"gpt2_xl", tokens, 1600, 50257}};
+          .head = {"gpt2_xl", tokens, 1600, 50257},
+          .experts = {"qwen3_30b", tokens / 2, 2048, 768, 128, 8}};
 }
 
 Sizes small_sizes() {
@@ -82,7 +92,8 @@ Sizes small_sizes() {
           .head_dim = 32,
           .products = {{"square", 32, 32, 32}, {"odd", 24, 48, 40}},
           .heads = {{"plain", heads_of(1, 16, 2, 2, 16)}, {"grouped", heads_of(2, 16, 4, 2, 16)}},
-          .head = {"small", 32, 16, 61}};
+          .head = {"small", 32, 16, 61},
+          .experts = {"small", 12, 16, 24, 4, 2}};
 }
 
 /// A device with eight slots of two bytes for each element, and with scratch for all operations.
@@ -338,6 +349,64 @@ void add_products(Gpu& gpu) {
   }
 }
 
+// -- experts -------------------------------------------------------------------------------------------------------
+
+struct ExpertOperands {
+  Routing routing;
+  TensorView x, y, w, gate, up, act, dx, dw;  ///< x and y of tokens, the others but weights of rows
+};
+
+/// With tokens routed by logits as they come: to some experts more than to others.
+ExpertOperands take_experts(Gpu& g) {
+  const Experts& s = g.sizes().experts;
+  Gpu::Taker taker(g);
+  const TensorView logits = taker.take({s.tokens, s.experts}, DType::f32);
+  const auto slots = [&](DType dtype) { return taker.take({s.tokens, s.choices}, dtype); };
+  const auto values = [&](std::int64_t count, std::int64_t width) { return taker.take({count, width}, DType::bf16); };
+  ExpertOperands o;
+  o.routing = {slots(DType::i32), slots(DType::f32), taker.take({s.experts + 1}, DType::i32),
+               taker.take({s.rows()}, DType::i32), slots(DType::i32)};
+  for (TensorView* of_tokens : {&o.x, &o.y}) *of_tokens = values(s.tokens, s.channels);
+  for (TensorView* of_rows : {&o.gate, &o.up, &o.act}) *of_rows = values(s.rows(), s.inner);
+  for (TensorView* weight : {&o.w, &o.dw}) *weight = taker.take({s.experts, s.inner, s.channels}, DType::bf16);
+  o.dx = values(s.rows(), s.channels);
+  g.ops().route(logits, true, o.routing, g.stream());
+  return o;
+}
+
+/// The products of a layer of experts, of 2 N K I O operations each, and what memory bounds beside them.
+void add_experts(Gpu& gpu) {
+  const Experts& s = gpu.sizes().experts;
+  const double flop = 2.0 * static_cast<double>(s.rows() * s.channels) * static_cast<double>(s.inner);
+  const auto add_product = [&](const std::string& name, const auto& run) {
+    add(gpu, "experts/" + name + "/" + s.name,
+        [run, flop](Gpu& g) { return Work{.flop = flop, .run = [&g, run, o = take_experts(g)] { run(g, o); }}; });
+  };
+  add_product("forward", [](Gpu& g, const ExpertOperands& o) {
+    g.ops().expert_linear({o.x, true}, o.w, o.routing, o.gate, g.stream());
+  });
+  add_product("backward_input", [](Gpu& g, const ExpertOperands& o) {
+    g.ops().expert_backward_input({o.gate, false}, o.w, o.routing, o.dx, false, g.stream());
+  });
+  add_product("backward_weight", [](Gpu& g, const ExpertOperands& o) {
+    g.ops().expert_backward_weight({o.gate, false}, {o.x, true}, o.routing, o.dw, g.stream());
+  });
+  const auto add_rows = [&](const std::string& name, std::int64_t elements, const auto& run) {
+    add(gpu, "kernel/" + name, [run, elements](Gpu& g) {
+      return Work{.bytes = static_cast<double>(elements) * sizeof(bf16),
+                  .run = [&g, run, o = take_experts(g)] { run(g, o); }};
+    });
+  };
+  add_rows("expert_swiglu", 3 * s.rows() * s.inner,
+           [](Gpu& g, const ExpertOperands& o) { g.ops().expert_swiglu(o.gate, o.up, o.routing, o.act, g.stream()); });
+  add_rows("expert_swiglu_backward", 5 * s.rows() * s.inner, [](Gpu& g, const ExpertOperands& o) {
+    const TensorView dshares{o.y.data, DType::f32, o.routing.shares.shape};
+    g.ops().expert_swiglu_backward(o.act, o.gate, o.up, o.routing, o.gate, o.up, dshares, g.stream());
+  });
+  add_rows("sum_rows", (s.rows() + 2 * s.tokens) * s.channels,
+           [](Gpu& g, const ExpertOperands& o) { g.ops().sum_rows(o.dx, o.routing, o.x, o.y, g.stream()); });
+}
+
 /// Of the lower triangle alone, as the literature counts: two products of (T, T) with each head forward, five backward.
 double attention_flop(const AttentionShape& s, bool backward) {
   return (backward ? 5.0 : 2.0) * static_cast<double>(s.batch * s.heads * s.head_dim) *
@@ -411,8 +480,8 @@ int run(int argc, char** argv) {
     Gpu gpu(small ? small_sizes() : full_sizes());
     benchmark::AddCustomContext("device", gpu.device().info().name);
     benchmark::AddCustomContext("compute_key", gpu.device().info().compute_key);
-    for (const auto add_some :
-         {add_copies, add_optimizer, add_norms, add_pointwise, add_products, add_attention, add_head_loss}) {
+    for (const auto add_some : {add_copies, add_optimizer, add_norms, add_pointwise, add_products, add_experts,
+                                add_attention, add_head_loss}) {
       add_some(gpu);
     }
     benchmark::RunSpecifiedBenchmarks();

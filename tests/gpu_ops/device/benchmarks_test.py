@@ -91,11 +91,12 @@ class OnAFakeGpu(unittest.TestCase):
         over_copy = {name: value for name, value in figures.items() if name.startswith("kernel_")}
         for kernel in ("adamw_fp32", "adamw_split", "adamw_bf16_moments", "adamw_8bit_moments", "accumulate", "round",
                        "norm_blocks", "rms_norm", "rms_norm_backward", "layer_norm", "layer_norm_backward", "swiglu", "swiglu_backward", "gelu",
-                       "gelu_backward", "rope", "add", "weights_of_master"):
+                       "gelu_backward", "rope", "add", "weights_of_master", "expert_swiglu", "expert_swiglu_backward", "sum_rows"):
             self.assertIn(f"kernel_{kernel}_over_copy", over_copy)
         self.assertEqual(figures["worst_kernel_over_copy"], min(over_copy.values()))
         self.assertEqual(figures["product_forward_square_over_square"], 1.0)
-        for name in ("product_backward_weight_odd", "attention_backward_grouped", "head_loss_small"):
+        for name in ("product_backward_weight_odd", "attention_backward_grouped", "head_loss_small",
+                     "experts_forward_small", "experts_backward_input_small", "experts_backward_weight_small"):
             self.assertGreater(figures[f"{name}_flop_per_second"], 0)
 
     def test_training_stands_beside_the_product(self):
