@@ -272,6 +272,25 @@ TEST_P(ExpertOps, WhatIsNotANumberStaysInItsRowAndItsExpert) {
   }
 }
 
+// Whose weights are more tiles than a launch has blocks: some blocks have one of two experts with rows.
+TEST_P(ExpertOps, OfMoreExpertsThanBlocksAllWeightsAreWritten) {
+  const Sizes s{4, 8200, 2, 5, 3};
+  bench().lend({.tokens = s.tokens, .channels = 5, .activations = dtype(), .experts = s.experts});
+  Tensor logits(DType::f32, {s.tokens, s.experts});
+  for (std::int64_t n = 0; n < s.tokens; ++n) {
+    logits.set(n * s.experts + n % 2, 2.0F);
+    logits.set(n * s.experts + 8192 + n % 2, 1.0F);
+  }
+  const Routed<Tensor> r = routed(s, logits);
+  const Tensor dy = random(11, s.rows(), s.inner), x = random(12, s.tokens, s.channels);
+  const Tensor anything = Random(13).tensor(DType::bf16, {s.experts, s.inner, s.channels});
+  Tensor expected = anything;
+  reference::expert_backward_weight({dy, false}, {x, true}, r, expected);
+  const Operand d = bench().put(dy), in = bench().put(x), dw = bench().put(anything);
+  ops().expert_backward_weight({d, false}, {in, true}, put(r), dw, stream());
+  EXPECT_WITHIN(bench().get(dw), expected, dtype(), false);
+}
+
 // -- rows ----------------------------------------------------------------------------------------------------------
 
 TEST_P(ExpertOps, ActivationIsTheReferenceAlsoInPlace) {
