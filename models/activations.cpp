@@ -105,7 +105,7 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   const std::int64_t kept = kept_blocks(config, shape) * shape.micro_batches;
   // While a block is at work, embedding and head are not.
   const auto block = [&] {
-    if (of_block.selective) a.block->take_shared(rows.workspace);
+    a.block->take_shared(rows.workspace);
     for (std::int64_t i = 0; i < kept; ++i) a.block->take_buffers(rows.kept);
     if (kept == 0) a.block->take_buffers(rows.workspace);
     a.block_scratch = raw(rows.workspace, ops.block_scratch);

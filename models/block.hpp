@@ -39,7 +39,7 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  /// Of a selective shape, before any set of buffers: takes what is not kept, once for all of them.
+  /// Before any set of buffers: takes what all of them share, once. Of a selective shape what is not kept is.
   virtual void take_shared(Carver& carver) = 0;
   /// Takes one more set of buffers, `slot` 0, 1, ...: what lies between forward and backward of a layer.
   virtual void take_buffers(Carver& carver) = 0;

@@ -76,6 +76,39 @@ ModelConfig qwen3(std::string name, const LlamaSizes& s, bool tied) {
   return c;
 }
 
+ModelConfig qwen3_moe(std::string name, const LlamaSizes& s) {
+  ModelConfig c = qwen3(std::move(name), s, false);
+  c.architecture = "Qwen3MoeForCausalLM";
+  c.experts = 128;
+  c.chosen_experts = 8;
+  c.normalized_shares = true;
+  return c;
+}
+
+ModelConfig olmoe_1b_7b() {
+  ModelConfig c = llama_family("olmoe-1b-7b", "OlmoeForCausalLM", {16, 16, 16, 2048, 128, 1024});
+  c.vocabulary = 50304;
+  c.positions = 4096;
+  c.tied_head = false;
+  c.qk_norm = QkNorm::whole;
+  c.experts = 64;
+  c.chosen_experts = 8;
+  return c;
+}
+
+ModelConfig mixtral_8x7b() {
+  ModelConfig c = llama_family("mixtral-8x7b", "MixtralForCausalLM", {32, 32, 8, 4096, 128, 14336});
+  c.vocabulary = 32000;
+  c.positions = 32768;
+  c.tied_head = false;
+  c.rope_theta = 1e6;
+  c.experts = 8;
+  c.chosen_experts = 2;
+  c.normalized_shares = true;
+  c.expert_names = ExpertNames::block_sparse_moe;
+  return c;
+}
+
 ModelConfig mistral_7b() {  // version 0.3: no sliding window
   ModelConfig c = llama_family("mistral-7b", "MistralForCausalLM", {32, 32, 8, 4096, 128, 14336});
   c.vocabulary = 32768;
@@ -132,6 +165,17 @@ ModelConfig tiny_gpt2() {
   return c;
 }
 
+ModelConfig tiny_moe() {
+  ModelConfig c = llama_family("tiny-moe", "Qwen3MoeForCausalLM", {4, 6, 2, 192, 32, 96});
+  c.vocabulary = 256;
+  c.positions = 512;
+  c.qk_norm = QkNorm::per_head;
+  c.experts = 16;
+  c.chosen_experts = 4;
+  c.normalized_shares = true;
+  return c;
+}
+
 ModelConfig tiny_llama() {
   ModelConfig c = llama_family("tiny-llama", "LlamaForCausalLM", {4, 6, 2, 192, 32, 512});
   c.vocabulary = 256;
@@ -143,6 +187,7 @@ const std::vector<ModelConfig>& shapes() {
   static const std::vector<ModelConfig> all = {
       tiny_gpt2(),
       tiny_llama(),
+      tiny_moe(),
       gpt2("gpt2", 12, 12, 768),
       gpt2("gpt2-medium", 24, 16, 1024),
       gpt2("gpt2-large", 36, 20, 1280),
@@ -160,6 +205,9 @@ const std::vector<ModelConfig>& shapes() {
       qwen3("qwen3-8b", {36, 32, 8, 4096, 128, 12288}, false),
       qwen3("qwen3-14b", {40, 40, 8, 5120, 128, 17408}, false),
       qwen3("qwen3-32b", {64, 64, 8, 5120, 128, 25600}, false),
+      qwen3_moe("qwen3-30b-a3b", {48, 32, 4, 2048, 128, 768}),
+      olmoe_1b_7b(),
+      mixtral_8x7b(),
       mistral_7b(),
       phi3_mini(),
       phi3("phi-4", {40, 40, 10, 5120, 128, 17920}, 100352, 16384, 250000.0),

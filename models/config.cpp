@@ -17,6 +17,7 @@ constexpr std::int64_t max_width = std::int64_t{1} << 20;
 constexpr std::int64_t max_heads = std::int64_t{1} << 12;
 constexpr std::int64_t max_head_dim = std::int64_t{1} << 12;
 constexpr std::int64_t max_ffn = std::int64_t{1} << 22;
+constexpr std::int64_t max_experts = std::int64_t{1} << 12;
 
 [[noreturn]] void refuse(const ModelConfig& c, std::string_view why) {
   throw UsageError(fmt::format("model {}", c.name.empty() ? "description" : c.name), why);
@@ -130,6 +131,14 @@ void check_attention(const ModelConfig& c) {
   if (windowed) check_size(c, "the sliding window", c.window, max_positions);
 }
 
+void check_experts(const ModelConfig& c) {
+  if (c.experts == 0) return;
+  check_size(c, "the number of experts", c.experts, max_experts);
+  check_size(c, "the inner width of all experts", c.ffn * c.experts, max_ffn);
+  check_size(c, "the number of experts that a token takes", c.chosen_experts, c.experts);
+  if (c.mlp_bias) refuse(c, "experts have no biases");
+}
+
 }  // namespace
 
 AttentionKind ModelConfig::attention_of(std::int64_t layer) const {
@@ -144,8 +153,9 @@ void ModelConfig::validate() const {
   if (family == Family::llama) {
     check_rope(*this);
     check_attention(*this);
-  } else if (qk_norm != QkNorm::none || rope_scaling) {
-    refuse(*this, "GPT-2 has neither QK norm nor RoPE");
+    check_experts(*this);
+  } else if (qk_norm != QkNorm::none || rope_scaling || experts != 0) {
+    refuse(*this, "GPT-2 has neither QK norm nor RoPE nor experts");
   }
 }
 

@@ -24,6 +24,9 @@ struct AttentionKind {
   bool operator==(const AttentionKind&) const = default;
 };
 
+/// How files spell a router and its experts.
+enum class ExpertNames : std::uint8_t { mlp, block_sparse_moe };  // Mixtral's
+
 /// More than any model has; what a file says is no reason to make room for more.
 constexpr std::int64_t max_layers = std::int64_t{1} << 12;
 
@@ -38,7 +41,7 @@ struct ModelConfig {
   std::int64_t heads = 0;     ///< H
   std::int64_t kv_heads = 0;  ///< divides heads
   std::int64_t head_dim = 0;  ///< D; C / H unless given
-  std::int64_t ffn = 0;       ///< inner width of the MLP
+  std::int64_t ffn = 0;       ///< inner width of the MLP, or of each expert
   double norm_eps = 1e-5;
   double initializer_range = 0.02;
   bool tied_head = true;
@@ -55,6 +58,10 @@ struct ModelConfig {
   bool scales_all = true;                ///< false: RoPE is not scaled in layers with a window (OLMo 3)
   std::vector<AttentionKind> attention;  ///< of each layer; empty: all rotated, none with a window
   std::int64_t window = 0;               ///< where any layer has one
+  std::int64_t experts = 0;              ///< E, in place of one MLP; 0: none
+  std::int64_t chosen_experts = 0;       ///< K, of each token
+  bool normalized_shares = false;        ///< those of a token's experts add up to 1
+  ExpertNames expert_names = ExpertNames::mlp;
   /// What generation needs and training does not, passed on as it came: key of config.json ("eos_token_id") and
   /// JSON of its value.
   std::vector<std::pair<std::string, std::string>> special_tokens;
@@ -67,6 +74,9 @@ struct ModelConfig {
     return static_cast<std::int64_t>(static_cast<double>(head_dim) * rotated_share);
   }
 
+  /// Rows of an MLP's values for each token.
+  std::int64_t mlp_rows() const noexcept { return experts > 0 ? chosen_experts : 1; }
+
   /// Throws UsageError that names the field where numbers contradict each other.
   void validate() const;
 };
@@ -76,7 +86,7 @@ std::vector<std::string> builtin_models();
 /// Throws UsageError with the known names.
 ModelConfig builtin_model(std::string_view name);
 /// Reads a Hugging Face config.json as transformers 4 and 5 write it. What tandem does not compute (an
-/// unknown architecture or activation, another type of RoPE, experts) is refused by name. Throws UsageError.
+/// unknown architecture or activation, another type of RoPE) is refused by name. Throws UsageError.
 ModelConfig read_hf_config(const std::filesystem::path& config_json);
 /// The same of its text; `name` becomes the model's name and stands in messages.
 ModelConfig parse_hf_config(std::string_view text, const std::string& name);

@@ -76,6 +76,7 @@ class Gpt2Block final : public Block {
 };
 
 void Gpt2Block::take_shared(Carver& carver) {
+  if (!shape_.selective) return;
   shared_.ln1 = activation(carver, width_);
   shared_.ln2 = activation(carver, width_);
   if (shares_act_) shared_.act = activation(carver, ffn_);

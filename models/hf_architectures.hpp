@@ -15,6 +15,16 @@ enum class WindowFields : std::uint8_t {
   switched,  ///< likewise, where "use_sliding_window" is true
 };
 
+/// Of a class that has experts in the MLP's place.
+struct HfExperts {
+  std::int64_t count = 0;   ///< by default; 0: the class has none
+  std::int64_t chosen = 0;  ///< likewise, of each token
+  const char* count_key = "num_experts";
+  const char* width_key = "intermediate_size";
+  bool normalized = false;  ///< always; else "norm_topk_prob" says so
+  ExpertNames names = ExpertNames::mlp;
+};
+
 struct HfArchitecture {
   std::string_view name;        ///< as in "architectures"
   std::string_view model_type;  ///< as in "model_type"
@@ -30,6 +40,7 @@ struct HfArchitecture {
   bool mlp_bias = false;
   bool no_rope_layers = false;
   WindowFields windows = WindowFields::none;
+  HfExperts experts{};
   // Defaults.
   std::int64_t sliding_window = 0;  ///< 0: none
   bool tied_head = false;
@@ -52,6 +63,29 @@ inline constexpr HfArchitecture hf_architectures[] = {
      .windows = WindowFields::switched,
      .sliding_window = 4096},
     {.name = "MistralForCausalLM", .model_type = "mistral", .windows = WindowFields::all, .sliding_window = 4096},
+    {.name = "MixtralForCausalLM",
+     .model_type = "mixtral",
+     .windows = WindowFields::all,
+     .experts = {.count = 8,
+                 .chosen = 2,
+                 .count_key = "num_local_experts",
+                 .normalized = true,
+                 .names = ExpertNames::block_sparse_moe},
+     .norm_eps = 1e-5,
+     .rope_theta = 1e6},
+    {.name = "Qwen3MoeForCausalLM",
+     .model_type = "qwen3_moe",
+     .qk_norm = QkNorm::per_head,
+     .attention_bias = true,
+     .windows = WindowFields::switched,
+     .experts = {.count = 128, .chosen = 8, .width_key = "moe_intermediate_size"},
+     .sliding_window = 4096},
+    {.name = "OlmoeForCausalLM",
+     .model_type = "olmoe",
+     .qk_norm = QkNorm::whole,
+     .attention_bias = true,
+     .experts = {.count = 64, .chosen = 8},
+     .norm_eps = 1e-5},
     {.name = "Phi3ForCausalLM",
      .model_type = "phi3",
      .fused_tensors = true,

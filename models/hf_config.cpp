@@ -12,6 +12,7 @@
 #include "models/config.hpp"
 #include "models/hf_architectures.hpp"
 #include "models/hf_attention.hpp"
+#include "models/hf_experts.hpp"
 #include "models/hf_fields.hpp"
 #include "models/hf_rope.hpp"
 
@@ -52,9 +53,6 @@ void expect(const Fields& f, const char* key, bool expected) {
 void refuse_unsupported(const Fields& f) {
   if (f.has("quantization_config")) {
     f.refuse("'quantization_config': quantized weights are not supported", "use the model's bf16 or fp32 weights");
-  }
-  for (const char* key : {"num_experts", "num_local_experts", "n_routed_experts"}) {
-    if (f.integer(key, 0) > 0) f.refuse(fmt::format("'{}': mixtures of experts are not supported", key));
   }
 }
 
@@ -100,7 +98,9 @@ void read_llama(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   c.layers = f.integer("num_hidden_layers");
   c.heads = f.integer("num_attention_heads");
   c.kv_heads = f.integer("num_key_value_heads", c.heads);
-  c.ffn = f.integer("intermediate_size");
+  if (a.experts.count == 0) c.ffn = f.integer("intermediate_size");
+  read_experts(f, a, c);
+  if (f.has("clip_qkv")) f.refuse("'clip_qkv' is not supported");
   if (!f.has("head_dim") && c.heads > 0 && c.width % c.heads != 0) {
     f.refuse(fmt::format("'hidden_size' {} is not a multiple of 'num_attention_heads' {}", c.width, c.heads),
              "give 'head_dim'");
@@ -160,8 +160,9 @@ OrderedJson llama_fields(const HfArchitecture& a, const ModelConfig& c) {
                       {"intermediate_size", c.ffn},
                       {"hidden_act", "silu"},
                       {"rms_norm_eps", c.norm_eps}};
-  if (!a.qkv_bias) json["attention_bias"] = c.output_bias;  // where it is false, classes that do not know it take it too
+  if (!a.qkv_bias) json["attention_bias"] = c.output_bias;  // false is taken by classes that do not know it, too
   if (c.mlp_bias) json["mlp_bias"] = true;
+  json.update(expert_fields(a, c));
   json.update(attention_fields(a, c));
   json.update(rope_fields(c));
   return json;

@@ -48,13 +48,24 @@ void add_llama_attention(ParameterLayout::LayerBuilder& layer, const ModelConfig
   add_linear(layer, "self_attn.o_proj", c.width, query, c.output_bias, product);
 }
 
+void add_llama_mlp(ParameterLayout::LayerBuilder& layer, const ModelConfig& c, ParameterOptions product) {
+  if (c.experts > 0) {
+    layer.add("mlp.gate.weight", {c.experts, c.width}, product)
+        .add("mlp.experts.gate_proj.weight", {c.experts, c.ffn, c.width}, product)
+        .add("mlp.experts.up_proj.weight", {c.experts, c.ffn, c.width}, product)
+        .add("mlp.experts.down_proj.weight", {c.experts, c.width, c.ffn}, product);
+    return;
+  }
+  add_linear(layer, "mlp.gate_proj", c.ffn, c.width, c.mlp_bias, product);
+  add_linear(layer, "mlp.up_proj", c.ffn, c.width, c.mlp_bias, product);
+  add_linear(layer, "mlp.down_proj", c.width, c.ffn, c.mlp_bias, product);
+}
+
 void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, ParameterOptions product) {
   if (!c.norm_after) layer.add("input_layernorm.weight", {c.width}, vector_options);
   add_llama_attention(layer, c, product);
   layer.add("post_attention_layernorm.weight", {c.width}, vector_options);
-  add_linear(layer, "mlp.gate_proj", c.ffn, c.width, c.mlp_bias, product);
-  add_linear(layer, "mlp.up_proj", c.ffn, c.width, c.mlp_bias, product);
-  add_linear(layer, "mlp.down_proj", c.width, c.ffn, c.mlp_bias, product);
+  add_llama_mlp(layer, c, product);
   if (c.norm_after) layer.add("post_feedforward_layernorm.weight", {c.width}, vector_options);
 }
 
@@ -107,15 +118,34 @@ HfTensor fused_tensor(const ModelConfig& c, const Parameter& p) {
   return {.name = p.name};
 }
 
-HfTensor block_tensor(const ModelConfig& c, const Parameter& p) {
-  HfTensor tensor = c.fused_tensors ? fused_tensor(c, p) : HfTensor{.name = p.name};
+/// "mlp.experts.7.up_proj.weight" of "mlp.experts.up_proj.weight", or as Mixtral's files have it.
+HfTensor expert_tensor(const ModelConfig& c, const Parameter& p, std::int64_t index) {
+  const bool mixtral = c.expert_names == ExpertNames::block_sparse_moe;
+  std::string_view part = p.name;
+  part.remove_prefix(std::string_view("mlp.").size());
+  if (const std::string_view experts = "experts."; part.starts_with(experts)) {
+    part.remove_prefix(experts.size());
+    const char* const name = part.starts_with("gate") ? "w1" : part.starts_with("down") ? "w2" : "w3";
+    if (mixtral) return {fmt::format("block_sparse_moe.experts.{}.{}.weight", index, name)};
+    return {fmt::format("mlp.experts.{}.{}", index, part)};
+  }
+  return {fmt::format("{}.{}", mixtral ? "block_sparse_moe" : "mlp", part)};
+}
+
+HfTensor tensor_in_block(const ModelConfig& c, const Parameter& p, std::int64_t index) {
+  if (c.experts > 0 && p.name.starts_with("mlp.")) return expert_tensor(c, p, index);
+  return c.fused_tensors ? fused_tensor(c, p) : HfTensor{.name = p.name};
+}
+
+HfTensor block_tensor(const ModelConfig& c, const Parameter& p, std::int64_t index) {
+  HfTensor tensor = tensor_in_block(c, p, index);
   tensor.name = fmt::format("model.layers.{}.{}", p.layer - 1, tensor.name);
   return tensor;
 }
 
-HfTensor llama_tensor(const ModelConfig& c, const Parameter& p) {
+HfTensor llama_tensor(const ModelConfig& c, const Parameter& p, std::int64_t index) {
   if (p.layer == 0) return {"model.embed_tokens.weight"};
-  if (p.layer <= c.layers) return block_tensor(c, p);
+  if (p.layer <= c.layers) return block_tensor(c, p, index);
   return {p.name == "lm_head" ? "lm_head.weight" : "model.norm.weight"};
 }
 
@@ -160,12 +190,17 @@ bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept
   return config.tied_head && shape.training && shape.micro_batches > 1;
 }
 
-HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter) {
+std::int64_t hf_tensor_count(const Parameter& parameter) noexcept {
+  return parameter.shape.rank() == 3 ? parameter.shape[0] : 1;
+}
+
+HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std::int64_t index) {
   if (parameter.layer < 0 || parameter.layer > config.layers + 1) {
     throw MisuseError("parameter of another model", parameter.full_name);
   }
-  HfTensor tensor = config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter);
-  if (tensor.rows == 0) tensor.rows = parameter.shape[0];
+  HfTensor tensor =
+      config.family == Family::gpt2 ? gpt2_tensor(config, parameter) : llama_tensor(config, parameter, index);
+  if (tensor.rows == 0) tensor.rows = parameter.shape[parameter.shape.rank() == 3 ? 1 : 0];
   return tensor;
 }
 
@@ -182,7 +217,8 @@ double training_flops_per_token(const ModelConfig& c, std::int64_t sequence) {
   const auto key = static_cast<double>(c.kv_heads * c.head_dim);
   const auto ffn = static_cast<double>(c.ffn);
   const double attention_weights = width * (2.0 * query + 2.0 * key);
-  const double mlp_weights = (c.family == Family::gpt2 ? 2.0 : 3.0) * width * ffn;
+  const auto rows = static_cast<double>(c.mlp_rows()), experts = static_cast<double>(c.experts);
+  const double mlp_weights = (c.family == Family::gpt2 ? 2.0 : 3.0) * rows * width * ffn + width * experts;
   double blocks = 0.0;
   for (std::int64_t layer = 0; layer < c.layers; ++layer) {
     // q k^T and p v each take 2 D per head and position.

@@ -1,11 +1,13 @@
 // The Llama family (Touvron et al., arXiv 2302.13971): x1 = x + o(attention(rope(q, k), v)) of the RMS norm
 // of x, y = x1 + down(silu(gate) * up) of the RMS norm of x1. Qwen2 adds biases to q, k and v, Qwen3 an RMS
-// norm over each head of q and k before the rotation. OLMo 2 (arXiv 2501.00656) has that over all heads at once, and
+// norm over each head of q and k before the rotation; Mixtral, Qwen3 MoE and OLMoE have experts in the MLP's place
+// (mlp.hpp). OLMo 2 (arXiv 2501.00656) has that over all heads at once, and
 // RMS norms of what o and down made, before it is added, in place of those of x and x1.
 #include <cmath>
 #include <vector>
 
 #include "models/block.hpp"
+#include "models/mlp.hpp"
 #include "models/rope.hpp"
 
 namespace tandem {
@@ -26,9 +28,8 @@ struct LlamaBuffers {
   TensorView norm2;                 ///< * (N, C); backward: its gradient
   TensorView o, down;               ///< (N, C), with norms after attention and MLP: what these are of
   TensorView dnorm;                 ///< * (N, C), likewise: in backward the gradient of o or down
-  TensorView gate, up;              ///< (N, F); backward: their gradients
-  TensorView act;                   ///< * (N, F); backward: its gradient
-  TensorView datt, dq, dk, dv;      ///< as att, q, k, v; over gate, up and, where it is not shared, act
+  MlpBuffers mlp;
+  TensorView datt, dq, dk, dv;  ///< as att, q, k, v; over what `mlp` does not share
 };
 
 class LlamaBlock final : public Block {
@@ -46,6 +47,7 @@ class LlamaBlock final : public Block {
                    .kv_heads = config.kv_heads,
                    .head_dim = config.head_dim,
                    .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))},
+        mlp_(make_mlp(config, shape)),
         has_table_(any_layer([](const AttentionKind& kind) { return kind.rotated; })),
         has_plain_table_(!config.scales_all && any_layer([](const AttentionKind& kind) { return kind.windowed; })) {}
 
@@ -129,6 +131,7 @@ class LlamaBlock final : public Block {
   std::int64_t key_;
   float eps_;
   AttentionShape attention_;
+  std::unique_ptr<Mlp> mlp_;
   bool has_table_, has_plain_table_;
   TensorView table_;        ///< (T, R/2, 2) f32, R of D elements of a head are rotated
   TensorView plain_table_;  ///< the same without scaling, of layers with a window
@@ -151,10 +154,11 @@ void LlamaBlock::take_middle(Carver& carver, LlamaBuffers& b) const {
 }
 
 void LlamaBlock::take_shared(Carver& carver) {
+  mlp_->take_shared(carver, shared_.mlp);
+  if (!shape_.selective) return;
   if (!config_.norm_after) shared_.norm1 = activation(carver, config_.width);
   take_middle(carver, shared_);
   if (qk_norm()) take_rotated(carver, shared_);
-  shared_.act = activation(carver, config_.ffn);
 }
 
 void LlamaBlock::take_statistics(Carver& carver, LlamaBuffers& b) const {
@@ -185,11 +189,7 @@ void LlamaBlock::take_attention(Carver& carver, LlamaBuffers& b) const {
 void LlamaBlock::take_mlp(Carver& carver, LlamaBuffers& b) const {
   if (config_.norm_after) b.down = activation(carver, config_.width);
   if (!shape_.selective) take_middle(carver, b);
-  const auto forward = [&] {
-    b.gate = activation(carver, config_.ffn);
-    b.up = activation(carver, config_.ffn);
-    if (!shape_.selective) b.act = activation(carver, config_.ffn);
-  };
+  const auto forward = [&] { mlp_->take(carver, b.mlp); };
   const auto backward = [&] {
     if (!shape_.training) return;
     b.datt = activation(carver, query_);
@@ -292,35 +292,27 @@ void LlamaBlock::normalize_middle(const BlockForward& call, const LlamaBuffers& 
   call.ops.rms_norm(b.x1, call.weights["post_attention_layernorm.weight"], b.norm2, b.rstd2, eps_, call.stream);
 }
 
-/// y, of the activation. A norm after the MLP needs its product in backward too.
+/// y, of the activation. A norm after the MLP needs what that made in backward too.
 void LlamaBlock::add_mlp(const BlockForward& call, const LlamaBuffers& b) const {
-  const WeightsGuard& w = call.weights;
-  const TensorView weight = w["mlp.down_proj.weight"];
-  const TensorView down_bias = bias(config_.mlp_bias, w, "mlp.down_proj.bias");
   if (!config_.norm_after) {
-    if (call.y) call.ops.linear_add(b.act, weight, down_bias, b.x1, call.y, call.stream);
+    if (call.y) mlp_->finish(call, b.mlp, b.x1, call.y);
     return;
   }
-  call.ops.linear(b.act, weight, down_bias, b.down, call.stream);
+  mlp_->finish(call, b.mlp, {}, b.down);
   const TensorView normalized = call.y ? call.y : b.dnorm;
-  call.ops.rms_norm(b.down, w["post_feedforward_layernorm.weight"], normalized, b.rstd2, eps_, call.stream);
+  call.ops.rms_norm(b.down, call.weights["post_feedforward_layernorm.weight"], normalized, b.rstd2, eps_, call.stream);
   if (call.y) call.ops.add(b.x1, call.y, call.y, call.stream);
 }
 
 void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
   const LlamaBuffers& b = slots_.at(slot);
-  const WeightsGuard& w = call.weights;
-  Ops& ops = call.ops;
-  const StreamView s = call.stream;
   normalize_input(call, b);
   project(call, b);
-  ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse, attention(call.layer),
-                s);
+  call.ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse,
+                     attention(call.layer), call.stream);
   add_attention(call, b);
   normalize_middle(call, b);
-  ops.linear(mlp_input(b), w["mlp.gate_proj.weight"], bias(config_.mlp_bias, w, "mlp.gate_proj.bias"), b.gate, s);
-  ops.linear(mlp_input(b), w["mlp.up_proj.weight"], bias(config_.mlp_bias, w, "mlp.up_proj.bias"), b.up, s);
-  ops.swiglu(b.gate, b.up, b.act, s);
+  mlp_->forward(call, mlp_input(b), b.mlp);
   add_mlp(call, b);
 }
 
@@ -329,7 +321,7 @@ void LlamaBlock::complete(const BlockForward& call, std::size_t slot) {
   normalize_input(call, b);
   if (qk_norm()) normalize_heads(call, b);
   normalize_middle(call, b);
-  call.ops.swiglu(b.gate, b.up, b.act, call.stream);
+  mlp_->activate(call, b.mlp);
 }
 
 void LlamaBlock::backward(const BlockBackward& call, std::size_t slot) {
@@ -354,18 +346,8 @@ TensorView LlamaBlock::norm_after_backward(const BlockBackward& call, std::strin
 void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const {
   const auto& [ops, s, w, g, layer, x, dy] = call;
   const TensorView ddown = norm_after_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd2, b);
-  const bool biased = config_.mlp_bias;
-  add_linear_gradients(call, ddown, b.act, g["mlp.down_proj.weight"], bias(biased, g, "mlp.down_proj.bias"));
-  const TensorView dact = b.act;
-  ops.linear_backward_input(ddown, w["mlp.down_proj.weight"], dact, false, s);
-  const TensorView dgate = b.gate;
-  const TensorView dup = b.up;
-  ops.swiglu_backward(dact, b.gate, b.up, dgate, dup, s);
-  const TensorView input = mlp_input(b), dinput = mlp_input_gradient(dy, b);
-  add_linear_gradients(call, dgate, input, g["mlp.gate_proj.weight"], bias(biased, g, "mlp.gate_proj.bias"));
-  add_linear_gradients(call, dup, input, g["mlp.up_proj.weight"], bias(biased, g, "mlp.up_proj.bias"));
-  ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dinput, config_.norm_after, s);
-  ops.linear_backward_input(dup, w["mlp.up_proj.weight"], dinput, true, s);
+  const TensorView dinput = mlp_input_gradient(dy, b);
+  mlp_->backward(call, ddown, mlp_input(b), b.mlp, dinput, config_.norm_after);
   if (config_.norm_after) return;
   ops.rms_norm_backward(dinput, b.x1, w["post_attention_layernorm.weight"], b.rstd2, dy, true,
                         g["post_attention_layernorm.weight"], s);

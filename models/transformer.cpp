@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -23,6 +24,11 @@ void check(const ModelConfig& config, const RunShape& shape) {
   if (shape.batch < 1 || shape.batch > max_tokens / shape.sequence) {
     throw UsageError(fmt::format("a micro-batch of {} sequences of {} tokens", shape.batch, shape.sequence),
                      fmt::format("it must have 1 to {} tokens", max_tokens));
+  }
+  if (shape.batch * shape.sequence > std::numeric_limits<std::int32_t>::max() / config.mlp_rows()) {
+    throw UsageError(fmt::format("a micro-batch of {} tokens", shape.batch * shape.sequence),
+                     fmt::format("with {} experts for each it must have at most {}", config.mlp_rows(),
+                                 std::numeric_limits<std::int32_t>::max() / config.mlp_rows()));
   }
   if (shape.micro_batches < 1 || shape.micro_batches > max_tokens / (shape.batch * shape.sequence)) {
     throw UsageError(
@@ -45,14 +51,15 @@ WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
   return {.tokens = shape.batch * shape.sequence,
           .sequence = shape.sequence,
           .vocabulary = c.vocabulary,
-          .channels = std::max({c.width, c.ffn, gpt2 ? 3 * c.width : c.heads * c.head_dim}),
+          .channels = std::max({c.width, c.ffn, c.experts, gpt2 ? 3 * c.width : c.heads * c.head_dim}),
           .heads = c.heads,
           .kv_heads = c.kv_heads,
           .head_dim = c.head_dim,
           .activations = shape.compute,
           .gradients = shape.training,
           .head_rows = ends_gradient(c, shape) == DType::bf16 ? head_rows_at_once(c, shape) : 0,
-          .token_rows = c.tied_head};
+          .token_rows = c.tied_head,
+          .experts = c.experts};
 }
 
 OpsNeeds needs_of(const ModelConfig& config, const RunShape& shape, const OpsRules& ops) {

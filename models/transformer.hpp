@@ -26,14 +26,17 @@ namespace tandem {
 ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf16, DType ends = DType::f32);
 
 /// How a Hugging Face tensor corresponds to a parameter. Parameters that share a tensor come one after another in the
-/// layout, in the order of their rows.
+/// layout, in the order of their rows. The weights of all experts, (E, O, I), are one parameter and E tensors.
 struct HfTensor {
   std::string name;            ///< "transformer.h.0.attn.c_attn.weight", "model.layers.0.mlp.up_proj.weight"
   bool transposed = false;     ///< stored (I, O): GPT-2's Conv1D weights
   std::int64_t first_row = 0;  ///< of the tensor's, that is the parameter's first: of Phi-3's fused projections
   std::int64_t rows = 0;       ///< of the tensor
 };
-HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter);
+/// Of how many tensors, each an equal part of it, a parameter consists: of one, unless it is of experts.
+std::int64_t hf_tensor_count(const Parameter& parameter) noexcept;
+/// Of `index` of those, in their order.
+HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std::int64_t index = 0);
 
 /// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),
 /// residual projections scaled by 1 / sqrt(2 layers), norms 1, biases 0. A function of seed, the parameter's full name

@@ -21,10 +21,16 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-/// A tensor of the files, and the parameters that make it up, in the order of its rows.
+/// Elements of a parameter: all of them, or those of one expert.
+struct ExportPart {
+  const Parameter* parameter;
+  std::int64_t first, count;
+};
+
+/// A tensor of the files, and what makes it up, in the order of its rows.
 struct ExportTensor {
   HfTensor as;
-  std::vector<const Parameter*> parts;
+  std::vector<ExportPart> parts;
   std::uint64_t bytes = 0;
 };
 
@@ -39,10 +45,13 @@ std::size_t element_bytes(ExportType type) { return type == ExportType::fp32 ? s
 std::vector<ExportTensor> tensors_of(const ExportContent& content) {
   std::vector<ExportTensor> tensors;
   for (const Parameter* p : content.layout.owned_parameters()) {
-    HfTensor as = hf_tensor_of(content.config, *p);
-    if (as.first_row == 0) tensors.push_back({.as = std::move(as), .parts = {}});
-    tensors.back().parts.push_back(p);
-    tensors.back().bytes += static_cast<std::uint64_t>(p->count) * element_bytes(content.type);
+    const std::int64_t count = hf_tensor_count(*p), each = p->count / count;
+    for (std::int64_t i = 0; i < count; ++i) {
+      HfTensor as = hf_tensor_of(content.config, *p, i);
+      if (as.first_row == 0) tensors.push_back({.as = std::move(as), .parts = {}});
+      tensors.back().parts.push_back({p, i * each, each});
+      tensors.back().bytes += static_cast<std::uint64_t>(each) * element_bytes(content.type);
+    }
   }
   return tensors;
 }
@@ -64,15 +73,16 @@ std::string shard_name(std::size_t index, std::size_t count) {
 }
 
 /// Row by row where the file wants the other order, so that no second copy is needed.
-void write_values(SafetensorsWriter& writer, const Parameter& p, bool transposed, ExportType type,
+void write_values(SafetensorsWriter& writer, const ExportPart& part, bool transposed, ExportType type,
                   std::span<const float> values) {
   constexpr std::int64_t longest = 1 << 16;  // elements converted at a time
-  const std::int64_t rows = transposed ? p.shape[1] : (p.count + longest - 1) / longest;
-  const std::int64_t columns = transposed ? p.shape[0] : std::min(longest, p.count);
+  const Shape& shape = part.parameter->shape;
+  const std::int64_t rows = transposed ? shape[1] : (part.count + longest - 1) / longest;
+  const std::int64_t columns = transposed ? shape[0] : std::min(longest, part.count);
   std::vector<float> row(static_cast<std::size_t>(columns));
   std::vector<bf16> narrow(row.size());
   for (std::int64_t r = 0; r < rows; ++r) {
-    const std::int64_t count = transposed ? columns : std::min(columns, p.count - r * columns);
+    const std::int64_t count = transposed ? columns : std::min(columns, part.count - r * columns);
     for (std::int64_t c = 0; c < count; ++c) {
       row[static_cast<std::size_t>(c)] = values[static_cast<std::size_t>(transposed ? c * rows + r : r * columns + c)];
     }
@@ -90,14 +100,14 @@ void write_shard(const fs::path& file, const Shard& shard, const ExportContent& 
   std::vector<TensorSpec> specs;
   for (const ExportTensor& tensor : shard.tensors) {
     specs.push_back({tensor.as.name, content.type == ExportType::fp32 ? "F32" : "BF16",
-                     stored_shape(*tensor.parts.front(), tensor.as)});
+                     stored_shape(*tensor.parts.front().parameter, tensor.as)});
   }
   SafetensorsWriter writer(file, specs, {{"format", "pt"}});
   for (const ExportTensor& tensor : shard.tensors) {
-    for (const Parameter* p : tensor.parts) {
-      const auto values = buffer.first(static_cast<std::size_t>(p->count));
-      content.values(*p, 0, values);
-      write_values(writer, *p, tensor.as.transposed, content.type, values);
+    for (const ExportPart& part : tensor.parts) {
+      const auto values = buffer.first(static_cast<std::size_t>(part.count));
+      content.values(*part.parameter, part.first, values);
+      write_values(writer, part, tensor.as.transposed, content.type, values);
     }
   }
   writer.finish();
@@ -143,7 +153,9 @@ void export_hf(const fs::path& to, const ExportContent& content) {
   Unfinished guard(hidden);
   const auto shards = shards_of(content);
   std::int64_t largest = 0;
-  for (const Parameter* p : content.layout.owned_parameters()) largest = std::max(largest, p->count);
+  for (const Parameter* p : content.layout.owned_parameters()) {
+    largest = std::max(largest, p->count / hf_tensor_count(*p));
+  }
   std::vector<float> buffer(static_cast<std::size_t>(largest));
   for (std::size_t i = 0; i < shards.size(); ++i) {
     write_shard(hidden / shard_name(i, shards.size()), shards[i], content, buffer);

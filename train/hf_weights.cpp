@@ -58,7 +58,7 @@ std::string named(const std::vector<std::string>& names) {
 
 std::vector<std::int64_t> stored_shape(const Parameter& p, const HfTensor& tensor) {
   std::vector<std::int64_t> shape = {tensor.rows};
-  for (int i = 1; i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
+  for (int i = std::max(1, p.shape.rank() - 1); i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
   if (tensor.transposed) std::reverse(shape.begin(), shape.end());
   return shape;
 }
@@ -104,22 +104,24 @@ void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout
 void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) const {
   std::vector<std::string> missing, misshapen, unexpected;
   std::set<const StoredTensor*> used;
-  for (const Parameter* p : layout.owned_parameters()) {
-    const HfTensor tensor = hf_tensor_of(config, *p);
+  const auto check_tensor = [&](const Parameter& p, const HfTensor& tensor) {
     const StoredTensor* stored = find(tensor.name);
-    if (tensor.first_row > 0) continue;  // of a tensor that an earlier parameter has asked for
+    if (tensor.first_row > 0) return;  // of a tensor that an earlier parameter has asked for
     if (stored == nullptr) {
       missing.push_back(tensor.name);
-      continue;
+      return;
     }
     used.insert(stored);
-    const auto shape = stored_shape(*p, tensor);
+    const auto shape = stored_shape(p, tensor);
     if (stored->shape != shape) {
       misshapen.push_back(
           fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(stored->shape, ", "), fmt::join(shape, ", ")));
     } else if (stored->dtype != "F32" && stored->dtype != "F16" && stored->dtype != "BF16") {
       misshapen.push_back(fmt::format("{} of type {}", tensor.name, stored->dtype));
     }
+  };
+  for (const Parameter* p : layout.owned_parameters()) {
+    for (std::int64_t i = 0; i < hf_tensor_count(*p); ++i) check_tensor(*p, hf_tensor_of(config, *p, i));
   }
   for (const auto& [name, stored] : tensors_) {
     const bool tied_head = config.tied_head && name == head_name;
@@ -138,7 +140,18 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
 }
 
 void HfWeights::read(const ModelConfig& config, const Parameter& p, std::int64_t first, std::span<float> values) const {
-  const HfTensor tensor = hf_tensor_of(config, p);
+  const std::int64_t each = p.count / hf_tensor_count(p);
+  while (!values.empty()) {
+    const std::int64_t index = first / each, within = first % each;
+    const auto part = values.first(std::min(values.size(), static_cast<std::size_t>(each - within)));
+    read_tensor(hf_tensor_of(config, p, index), p, within, part);
+    first += static_cast<std::int64_t>(part.size());
+    values = values.subspan(part.size());
+  }
+}
+
+void HfWeights::read_tensor(const HfTensor& tensor, const Parameter& p, std::int64_t first,
+                            std::span<float> values) const {
   const StoredTensor* stored = find(tensor.name);
   if (!tensor.transposed) return widen(*stored, tensor.first_row * (p.count / p.shape[0]) + first, values);
   const auto end = first + static_cast<std::int64_t>(values.size());

@@ -134,6 +134,18 @@ ModelSource find_trained_model(const std::string& name, std::string_view typed) 
 
 namespace {
 
+/// Whether a parameter's names all match, or none does. Throws UsageError where only some do: experts are one
+/// parameter.
+template <class Frozen>
+bool all_frozen(const ModelConfig& config, const Parameter& p, const Frozen& frozen) {
+  const std::int64_t count = hf_tensor_count(p);
+  std::int64_t matching = 0;
+  for (std::int64_t i = 0; i < count; ++i) matching += frozen(hf_tensor_of(config, p, i).name) ? 1 : 0;
+  if (matching == 0 || matching == count) return matching > 0;
+  throw UsageError(fmt::format("--freeze matches {} of {} experts' {}", matching, count, p.full_name),
+                   "the experts of a layer are trained together", "a pattern that matches all of them, or none");
+}
+
 /// `plain`, the model's layout, with `frozen(Hugging Face name)` deciding what is not trained.
 template <class Frozen>
 ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& plain, const Frozen& frozen,
@@ -144,7 +156,7 @@ ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& pl
     for (const Parameter& p : layer.parameters) {
       ParameterOptions options = p.options;
       if (!p.tied()) {
-        options.trainable = !frozen(hf_tensor_of(config, p).name);
+        options.trainable = !all_frozen(config, p, frozen);
         trained += options.trainable ? 1 : 0;
       }
       builder.add(p.name, p.shape, options);

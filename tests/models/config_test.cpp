@@ -164,7 +164,7 @@ TEST(HfConfig, WhatIsNotComputedIsRefusedByName) {
   EXPECT_THAT(refusal(with(qwen2_text, "mlp_bias", "true")), HasSubstr("'mlp_bias'"));
   EXPECT_THAT(refusal(with(phi3_text, "attention_bias", "true")), HasSubstr("'attention_bias'"));
   EXPECT_THAT(llama("num_local_experts", "8"), HasSubstr("experts"));
-  EXPECT_THAT(llama("architectures", "[\"MixtralForCausalLM\"]"), HasSubstr("'MixtralForCausalLM'"));
+  EXPECT_THAT(llama("architectures", "[\"DeepseekV3ForCausalLM\"]"), HasSubstr("'DeepseekV3ForCausalLM'"));
   EXPECT_THAT(llama("quantization_config", "{}"), HasSubstr("'quantization_config'"));
   EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "proportional", "factor": 4.0})"), HasSubstr("'proportional'"));
   EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "llama3", "factor": 4.0})"), HasSubstr("'low_freq_factor'"));
@@ -368,7 +368,7 @@ TEST(HfConfig, TheNameIsTheFolders) {
 }
 
 TEST(BuiltinModels, AllAreValidAndFoundByName) {
-  EXPECT_EQ(builtin_models().size(), 25U);
+  EXPECT_EQ(builtin_models().size(), 29U);
   for (const std::string& name : builtin_models()) {
     EXPECT_NO_THROW(builtin_model(name).validate()) << name;
     EXPECT_EQ(builtin_model(name).name, name);

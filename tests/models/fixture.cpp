@@ -41,8 +41,12 @@ std::vector<float> FixtureTensor::floats(bool transposed) const {
   return transposed_of(values, static_cast<std::size_t>(shape.at(0)), static_cast<std::size_t>(shape.at(1)));
 }
 
+std::vector<std::string> expert_fixture_names() { return {"mixtral", "qwen3_moe", "olmoe"}; }
+
 std::vector<std::string> llama_fixture_names() {
-  return {"llama3", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "olmo2", "olmo3"};
+  std::vector<std::string> names = {"llama3", "qwen2", "qwen3", "mistral", "phi3", "smollm3", "olmo2", "olmo3"};
+  for (std::string& name : expert_fixture_names()) names.push_back(std::move(name));
+  return names;
 }
 
 std::vector<std::string> fixture_names() {

@@ -53,6 +53,8 @@ class Fixture {
 std::vector<std::string> fixture_names();
 /// The same but GPT-2.
 std::vector<std::string> llama_fixture_names();
+/// Those with experts.
+std::vector<std::string> expert_fixture_names();
 
 /// A folder of this test alone, removed with the object.
 class TemporaryFolder {

@@ -22,8 +22,10 @@ Gradients expected_gradients(const Fixture& fixture) {
   Gradients all;
   const ParameterLayout layout = layout_of(fixture.config());
   for (const Parameter* p : layout.owned_parameters()) {
-    const HfTensor hf = hf_tensor_of(fixture.config(), *p);
-    all[hf.name] = fixture["grad." + hf.name].floats(hf.transposed);
+    for (std::int64_t i = 0; i < hf_tensor_count(*p); ++i) {
+      const HfTensor hf = hf_tensor_of(fixture.config(), *p, i);
+      all[hf.name] = fixture["grad." + hf.name].floats(hf.transposed);
+    }
   }
   return all;
 }
@@ -89,14 +91,15 @@ TEST_P(AgainstPyTorch, WrittenInBf16TheyAreTheSumsRounded) {
     for (const Parameter* p : rounded.parameters().layout().owned_parameters()) {
       if (p->options.gradient != DType::bf16) continue;
       ++written;
-      const HfTensor hf = hf_tensor_of(fixture.config(), *p);
-      if (hf.first_row > 0) continue;  // with the first part all of the tensor is rounded
-      for (float& x : expected.at(hf.name)) {
-        x = numerics::bf16_to_float(numerics::round_to_bf16(x));
+      for (std::int64_t i = 0; i < hf_tensor_count(*p); ++i) {
+        const HfTensor hf = hf_tensor_of(fixture.config(), *p, i);
+        if (hf.first_row > 0) continue;  // with the first part all of the tensor is rounded
+        for (float& x : expected.at(hf.name)) x = numerics::bf16_to_float(numerics::round_to_bf16(x));
       }
     }
     EXPECT_EQ(rounded.gradients(), expected);
-    EXPECT_EQ(written, fixture.config().layers * (fixture.config().family == Family::gpt2 ? 4 : 7));
+    const bool experts = fixture.config().experts > 0;  // whose router is a product, too
+    EXPECT_EQ(written, fixture.config().layers * (fixture.config().family == Family::gpt2 ? 4 : experts ? 8 : 7));
   }
 }
 
@@ -204,10 +207,15 @@ TEST_P(AgainstPyTorch, AWrongSignOrAnotherOrderInAWeightIsFound) {
   const auto negate_first = [](std::vector<float>& w) { w.front() = -w.front(); };
   const auto rotate = [](std::vector<float>& w) { std::rotate(w.begin(), w.begin() + 1, w.end()); };
   expect_found(fixture, gpt2 ? "block.0.attn.c_attn.weight" : "block.0.self_attn.q_proj.weight", negate_first);
-  expect_found(fixture, gpt2 ? "block.1.mlp.c_fc.bias" : "block.1.mlp.up_proj.weight", rotate);
+  const bool experts = fixture.config().experts > 0;
+  expect_found(fixture,
+               gpt2      ? "block.1.mlp.c_fc.bias"
+               : experts ? "block.1.mlp.experts.up_proj.weight"
+                         : "block.1.mlp.up_proj.weight",
+               rotate);
 }
 
-class RotatingAgainstPyTorch : public AgainstPyTorch {
+class OthersAgainstPyTorch : public AgainstPyTorch {
  protected:
   void expect_another_model(const ModelConfig& config) const {
     Rig rig(config, shape_of(fixture, false));
@@ -217,6 +225,8 @@ class RotatingAgainstPyTorch : public AgainstPyTorch {
     EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * bar);
   }
 };
+
+class RotatingAgainstPyTorch : public OthersAgainstPyTorch {};
 
 TEST_P(RotatingAgainstPyTorch, AnotherRotationOfPositionsIsFound) {
   ModelConfig turned = fixture.config();
@@ -247,6 +257,24 @@ TEST_P(RotatingAgainstPyTorch, AnotherAttentionOfALayerIsFound) {
     expect_another_model(other);
   }
 }
+
+class ExpertsAgainstPyTorch : public OthersAgainstPyTorch {};
+
+TEST_P(ExpertsAgainstPyTorch, AnotherChoiceIsFound) {
+  ModelConfig other = fixture.config();
+  other.normalized_shares = !other.normalized_shares;
+  expect_another_model(other);
+  other = fixture.config();
+  --other.chosen_experts;
+  expect_another_model(other);
+  const auto swap_ends = [](std::vector<float>& w) { std::swap(w.front(), w.back()); };
+  expect_found(fixture, "block.0.mlp.gate.weight", swap_ends);
+  const auto next_expert = [](std::vector<float>& w) { std::rotate(w.begin(), w.begin() + 24 * 11, w.end()); };
+  expect_found(fixture, "block.1.mlp.experts.down_proj.weight", next_expert);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, ExpertsAgainstPyTorch, ::testing::ValuesIn(expert_fixture_names()),
+                         [](const auto& instance) { return instance.param; });
 
 INSTANTIATE_TEST_SUITE_P(Models, AgainstPyTorch, ::testing::ValuesIn(fixture_names()),
                          [](const auto& instance) { return instance.param; });

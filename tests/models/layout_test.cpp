@@ -16,17 +16,18 @@ namespace {
 
 TEST(Layout, ParameterCountsAreThePublishedOnes) {
   const std::pair<const char*, std::int64_t> published[] = {
-      {"gpt2", 124439808},         {"gpt2-medium", 354823168},  {"gpt2-large", 774030080},
-      {"gpt2-xl", 1557611200},     {"llama3.2-1b", 1235814400}, {"llama3.2-3b", 3212749824},
-      {"llama3.1-8b", 8030261248}, {"qwen2.5-0.5b", 494032768}, {"qwen2.5-1.5b", 1543714304},
-      {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},   {"qwen3-1.7b", 1720574976},
-      {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552},  {"qwen3-8b", 8190735360},
-      {"qwen3-14b", 14768307200},  {"qwen3-32b", 32762123264},  {"llama3.1-70b", 70553706496},
-      {"phi-3-mini", 3821079552},  {"phi-4", 14659507200},      {"smollm3-3b", 3075098624},
-      {"olmo2-7b", 7298617344},    {"olmo2-13b", 13716198400}};
+      {"gpt2", 124439808},         {"gpt2-medium", 354823168},   {"gpt2-large", 774030080},
+      {"gpt2-xl", 1557611200},     {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},
+      {"llama3.1-8b", 8030261248}, {"qwen2.5-0.5b", 494032768},  {"qwen2.5-1.5b", 1543714304},
+      {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},
+      {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552},   {"qwen3-8b", 8190735360},
+      {"qwen3-14b", 14768307200},  {"qwen3-32b", 32762123264},   {"llama3.1-70b", 70553706496},
+      {"phi-3-mini", 3821079552},  {"phi-4", 14659507200},       {"smollm3-3b", 3075098624},
+      {"olmo2-7b", 7298617344},    {"olmo2-13b", 13716198400},   {"qwen3-30b-a3b", 30532122624},
+      {"olmoe-1b-7b", 6919161856}, {"mixtral-8x7b", 46702792704}};
   for (const auto& [name, count] : published)
     EXPECT_EQ(layout_of(builtin_model(name)).parameter_count(), count) << name;
-  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe"}) {
     EXPECT_GT(layout_of(builtin_model(name)).parameter_count(), 1000000) << name;
     EXPECT_LT(layout_of(builtin_model(name)).parameter_count(), 4000000) << name;
   }
@@ -38,17 +39,23 @@ TEST(Layout, NamesAndShapesAreThoseOfTransformers) {
     std::set<std::string> names;
     const ParameterLayout layout = layout_of(fixture.config());
     for (const Parameter* p : layout.owned_parameters()) {
-      const HfTensor hf = hf_tensor_of(fixture.config(), *p);
-      ASSERT_TRUE(fixture.has(hf.name)) << hf.name;
-      std::vector<std::int64_t> stored = fixture[hf.name].shape;
-      if (hf.transposed) std::ranges::reverse(stored);
-      ASSERT_EQ(stored.size(), static_cast<std::size_t>(p->shape.rank())) << hf.name;
-      EXPECT_EQ(stored[0], hf.rows) << hf.name;
-      for (int i = 1; i < p->shape.rank(); ++i) EXPECT_EQ(stored[static_cast<std::size_t>(i)], p->shape[i]) << hf.name;
-      EXPECT_TRUE(fixture.config().fused_tensors || hf.rows == p->shape[0]) << hf.name;
-      EXPECT_LE(hf.first_row + p->shape[0], hf.rows) << hf.name;
-      EXPECT_EQ(p->options.decay, p->shape.rank() > 1) << hf.name;
-      names.insert(hf.name);
+      const std::int64_t tensors = hf_tensor_count(*p);
+      EXPECT_EQ(tensors, p->name.starts_with("mlp.experts.") ? fixture.config().experts : 1) << p->full_name;
+      EXPECT_EQ(p->options.decay, p->shape.rank() > 1) << p->full_name;
+      Shape shape = p->shape;
+      if (tensors > 1) shape = {shape[1], shape[2]};
+      for (std::int64_t t = 0; t < tensors; ++t) {
+        const HfTensor hf = hf_tensor_of(fixture.config(), *p, t);
+        ASSERT_TRUE(fixture.has(hf.name)) << hf.name;
+        std::vector<std::int64_t> stored = fixture[hf.name].shape;
+        if (hf.transposed) std::ranges::reverse(stored);
+        ASSERT_EQ(stored.size(), static_cast<std::size_t>(shape.rank())) << hf.name;
+        EXPECT_EQ(stored[0], hf.rows) << hf.name;
+        for (int i = 1; i < shape.rank(); ++i) EXPECT_EQ(stored[static_cast<std::size_t>(i)], shape[i]) << hf.name;
+        EXPECT_TRUE(fixture.config().fused_tensors || hf.rows == shape[0]) << hf.name;
+        EXPECT_LE(hf.first_row + shape[0], hf.rows) << hf.name;
+        names.insert(hf.name);
+      }
     }
     EXPECT_EQ(names.size(), fixture.gradient_count()) << name;
   }

@@ -23,10 +23,11 @@ import json
 import math
 import pathlib
 import sys
+import tempfile
 
 import torch
 import transformers
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).parent
 STEPS = 20
@@ -79,6 +80,47 @@ def models():
                                             "original_max_position_embeddings": 8, "attention_factor": 1.25},
                          "sliding_attention": {"rope_type": "default", "rope_theta": 300.0}},
         **{**llama, "num_hidden_layers": 3})
+
+
+    # Experts: more of them than tokens find, with shares that add up to 1 or that do not, and files of either spelling.
+    experts = {**llama, "experts_implementation": "eager"}
+    yield "mixtral", (3, 7), transformers.MixtralForCausalLM, transformers.MixtralConfig(
+        hidden_size=24, intermediate_size=17, max_position_embeddings=32, tie_word_embeddings=False,
+        num_local_experts=3, num_experts_per_tok=2, sliding_window=6,
+        rope_parameters={"rope_type": "default", "rope_theta": 500.0}, **experts)
+    yield "qwen3_moe", (3, 7), transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
+        hidden_size=24, intermediate_size=61, moe_intermediate_size=11, head_dim=16, max_position_embeddings=32,
+        tie_word_embeddings=True, num_experts=20, num_experts_per_tok=3, norm_topk_prob=True, **experts)
+    yield "olmoe", (2, 9), transformers.OlmoeForCausalLM, transformers.OlmoeConfig(
+        hidden_size=48, intermediate_size=13, max_position_embeddings=32, tie_word_embeddings=False, pad_token_id=None,
+        num_experts=7, num_experts_per_tok=4, **experts)
+
+
+def stored(model, tensors):
+    """As files have them: transformers keeps all experts of a layer in two tensors, files in three for each."""
+    mixtral = model.config.model_type == "mixtral"
+    names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    files = {}
+    for name, tensor in tensors.items():
+        name = name.replace(".mlp.", ".block_sparse_moe.") if mixtral else name
+        where, found, part = name.partition(".experts.")
+        if not found:
+            files[name] = tensor
+            continue
+        for e, values in enumerate(tensor):
+            parts = values.chunk(2) if part == "gate_up_proj" else [values]
+            for projection, rows in zip(names[:2] if part == "gate_up_proj" else names[2:], parts):
+                files[f"{where}.experts.{e}.{projection}.weight"] = rows.contiguous()
+    return files
+
+
+def check_names(model, tensors):
+    """That these are the files of transformers."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        written = load_file(pathlib.Path(folder) / "model.safetensors")
+    assert written.keys() == tensors.keys(), written.keys() ^ tensors.keys()
+    assert all(torch.equal(written[n], tensors[n].float()) for n in written)
 
 
 def own_parameters(model):
@@ -185,8 +227,9 @@ def make(name, shape, model_class, config):
     scale = 1.0 / int((targets >= 0).sum())
     losses, logits, grads = gradients(model, tokens, targets, scale)
     worst = check_against_double(model, tokens, targets, scale, grads)
-    tensors = {n: p.detach().to(torch.bfloat16).clone() for n, p in own_parameters(model)}
-    tensors |= {f"grad.{n}": g for n, g in grads.items()}
+    tensors = stored(model, {n: p.detach().to(torch.bfloat16).clone() for n, p in own_parameters(model)})
+    check_names(model, tensors)
+    tensors |= {f"grad.{n}": g for n, g in stored(model, grads).items()}
     tensors |= {"tokens": tokens.int(), "targets": targets.int(), "losses": losses, "logits": logits[0, -1].clone()}
     steps = [batch(shape, config.vocab_size, generator, masked=True) for _ in range(STEPS)]
     # Four batches, again and again, so that there is something to learn.

@@ -7,10 +7,15 @@ namespace tandem::testing {
 using namespace tandem::literals;
 
 std::vector<float> values_of(const Fixture& fixture, const Parameter& p) {
-  const HfTensor hf = hf_tensor_of(fixture.config(), p);
-  const std::vector<float> tensor = fixture[hf.name].floats(hf.transposed);
-  const auto first = tensor.begin() + hf.first_row * (p.count / p.shape[0]);
-  return {first, first + p.count};
+  std::vector<float> values;
+  const std::int64_t tensors = hf_tensor_count(p);
+  for (std::int64_t i = 0; i < tensors; ++i) {
+    const HfTensor hf = hf_tensor_of(fixture.config(), p, i);
+    const std::vector<float> tensor = fixture[hf.name].floats(hf.transposed);
+    const auto first = tensor.begin() + hf.first_row * (p.count / p.shape[0]);
+    values.insert(values.end(), first, first + p.count / tensors);
+  }
+  return values;
 }
 
 Rig::Rig(const ModelConfig& config, const RunShape& shape, std::shared_ptr<HostFaults> faults, DType products,
@@ -86,9 +91,12 @@ Gradients Rig::gradients(std::size_t micro) {
   device_.synchronize(stream_);
   Gradients all;
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
-    std::vector<float>& tensor = all[hf_tensor_of(config_, *p).name];
-    const std::vector<float> part = parameters_.gradient(*p, micro);
-    tensor.insert(tensor.end(), part.begin(), part.end());
+    const std::vector<float> values = parameters_.gradient(*p, micro);
+    const std::int64_t tensors = hf_tensor_count(*p), each = p->count / tensors;
+    for (std::int64_t i = 0; i < tensors; ++i) {
+      std::vector<float>& tensor = all[hf_tensor_of(config_, *p, i).name];
+      tensor.insert(tensor.end(), values.begin() + i * each, values.begin() + (i + 1) * each);
+    }
   }
   return all;
 }
