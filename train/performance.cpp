@@ -22,40 +22,70 @@ static_assert(InputStore::ring(1) == 1 + InputCopies::buffers_ahead, "the simula
 /// What of a block's forward is computed again in backward.
 enum class Again : std::uint8_t { nothing, selected, all };
 
+/// Of a block's MLP.
+struct MlpWork {
+  double product_flops = 0.0;  ///< of one of its matrices, in forward
+  double router_flops = 0.0;
+  double activation_bytes = 0.0;  ///< of what the activation reads and writes
+  double sum_bytes = 0.0;         ///< of adding up what experts made
+  double kernels = 0.0;           ///< that experts take more
+};
+
+MlpWork mlp_work(const ModelConfig& c, const RunShape& shape) {
+  const auto tokens = static_cast<double>(shape.batch * shape.sequence);
+  const auto width = static_cast<double>(c.width), ffn = static_cast<double>(c.ffn);
+  const auto experts = static_cast<double>(c.experts);
+  const auto element = static_cast<double>(size_of(shape.compute));
+  const double rows = tokens * static_cast<double>(c.mlp_rows());
+  // Each expert's rows are multiplied in tiles, the last of which is full by half.
+  constexpr double tile = 64.0;
+  const double multiplied = rows + std::min(experts, rows) * tile / 2.0;
+  MlpWork work;
+  work.product_flops = 2.0 * multiplied * width * ffn;
+  work.router_flops = 2.0 * tokens * width * experts;
+  work.activation_bytes = rows * element * ffn * (c.family == Family::gpt2 ? 2.0 : 3.0);
+  if (c.experts > 0) {
+    work.sum_bytes = (rows + tokens) * width * element;
+    work.kernels = 5.0;
+  }
+  return work;
+}
+
 LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t layer, Again again) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width);
-  const auto ffn = static_cast<double>(c.ffn);
+  const MlpWork mlp = mlp_work(c, shape);
   const auto queries = static_cast<double>(c.heads * c.head_dim);
   const auto keys = static_cast<double>(c.kv_heads * c.head_dim);
   const double matrices = c.family == Family::gpt2 ? 2.0 : 3.0;  // of the MLP
-  const double weights = width * (2.0 * queries + 2.0 * keys + matrices * ffn);
   const auto element = static_cast<double>(size_of(shape.compute));
   LayerWork work;
-  work.forward.matmul_flops = 2.0 * tokens * weights;
+  work.forward.matmul_flops =
+      2.0 * tokens * width * (2.0 * queries + 2.0 * keys) + matrices * mlp.product_flops + mlp.router_flops;
   // Two products of (T, T) with each head, of which the causal mask leaves half, and a window less.
   const double in_sight = positions_seen(shape.sequence, c.window_of(layer)) / positions_seen(shape.sequence, 0);
   work.forward.attention_flops = 2.0 * tokens * static_cast<double>(shape.sequence) * queries * in_sight;
   // Two norms and two residual sums over the width, rotations, the activation over the MLP's inner width.
-  work.forward.memory_bytes = tokens * element * (10.0 * width + 2.0 * (queries + keys) + matrices * ffn);
-  work.forward.kernels = 12.0;
+  work.forward.memory_bytes =
+      tokens * element * (10.0 * width + 2.0 * (queries + keys)) + mlp.activation_bytes + mlp.sum_bytes;
+  work.forward.kernels = 12.0 + mlp.kernels;
   work.backward.matmul_flops = 2.0 * work.forward.matmul_flops;
   work.backward.attention_flops = 2.5 * work.forward.attention_flops;
   work.backward.memory_bytes = 2.0 * work.forward.memory_bytes;
-  work.backward.kernels = 24.0;
+  work.backward.kernels = 24.0 + mlp.kernels;
   if (again == Again::selected) {
     // Norms before attention and MLP and the activation of the MLP; norms of query and key and rotations, too.
     const bool qk_norm = c.qk_norm != QkNorm::none;
     const double norms = c.norm_after ? 0.0 : 2.0;
     work.backward.memory_bytes +=
-        tokens * element * (2.0 * norms * width + matrices * ffn + (qk_norm ? 4.0 * (queries + keys) : 0.0));
+        tokens * element * (2.0 * norms * width + (qk_norm ? 4.0 * (queries + keys) : 0.0)) + mlp.activation_bytes;
     work.backward.kernels += norms + (qk_norm ? 5.0 : 1.0);
   }
   if (again == Again::all) {
     // All but the residual sum and the last product, unless a norm is of it: they only make the block's output.
-    work.backward.matmul_flops += work.forward.matmul_flops - (c.norm_after ? 0.0 : 2.0 * tokens * width * ffn);
+    work.backward.matmul_flops += work.forward.matmul_flops - (c.norm_after ? 0.0 : mlp.product_flops);
     work.backward.attention_flops += work.forward.attention_flops;
-    work.backward.memory_bytes += work.forward.memory_bytes - 3.0 * tokens * element * width;
+    work.backward.memory_bytes += work.forward.memory_bytes - 3.0 * tokens * element * width - mlp.sum_bytes;
     work.backward.kernels += work.forward.kernels - 1.0;
   }
   return work;

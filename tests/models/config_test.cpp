@@ -59,6 +59,15 @@ const std::string olmo2_text = R"({
   "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-06, "rope_theta": 500000,
   "tie_word_embeddings": false, "vocab_size": 100352})";
 
+/// Qwen/Qwen3-30B-A3B, as transformers 4 wrote it.
+constexpr const char* qwen3_moe_text = R"({"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": false,
+  "decoder_sparse_step": 1, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 6144,
+  "max_position_embeddings": 40960, "max_window_layers": 48, "mlp_only_layers": [], "model_type": "qwen3_moe",
+  "moe_intermediate_size": 768, "norm_topk_prob": true, "num_attention_heads": 32, "num_experts": 128,
+  "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": false,
+  "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+  "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936})";
+
 ModelConfig parsed(const std::string& text) {
   const TemporaryFolder folder;
   return read_hf_config(folder.write("config.json", text));
@@ -105,6 +114,10 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.qk_norm, b.qk_norm);
   EXPECT_EQ(a.norm_after, b.norm_after);
   EXPECT_EQ(a.fused_tensors, b.fused_tensors);
+  EXPECT_EQ(a.experts, b.experts);
+  EXPECT_EQ(a.chosen_experts, b.chosen_experts);
+  EXPECT_EQ(a.normalized_shares, b.normalized_shares);
+  EXPECT_EQ(a.expert_names, b.expert_names);
   EXPECT_EQ(a.rope_theta, b.rope_theta);
   EXPECT_EQ(a.rotated_share, b.rotated_share);
   EXPECT_EQ(a.rope_scaling, b.rope_scaling);
@@ -150,6 +163,27 @@ TEST(HfConfig, NullsAndAbsentFieldsTakeTheDefaults) {
   EXPECT_EQ(parsed(with(llama_text, "rope_scaling", R"({"type": "default"})")).rope_scaling, std::nullopt);
 }
 
+TEST(HfConfig, ExpertsAreRead) {
+  const ModelConfig qwen3 = parsed(qwen3_moe_text);
+  EXPECT_EQ(qwen3.experts, 128);
+  EXPECT_EQ(qwen3.chosen_experts, 8);
+  EXPECT_EQ(qwen3.ffn, 768);
+  EXPECT_TRUE(qwen3.normalized_shares);
+  EXPECT_EQ(qwen3.expert_names, ExpertNames::mlp);
+  EXPECT_EQ(qwen3.qk_norm, QkNorm::per_head);
+  EXPECT_EQ(qwen3.window, 0);
+  // What transformers 5 writes instead, and what its class takes where config.json does not say.
+  const ModelConfig other = parsed(with(with(qwen3_moe_text, "num_experts", "null"), "num_local_experts", "64"));
+  EXPECT_EQ(other.experts, 64);
+  EXPECT_FALSE(parsed(with(qwen3_moe_text, "norm_topk_prob", "null")).normalized_shares);
+  const std::string mixtral = R"({"architectures": ["MixtralForCausalLM"], "hidden_size": 4096, "vocab_size": 32000,
+    "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "sliding_window": null})";
+  const ModelConfig builtin = builtin_model("mixtral-8x7b");
+  expect_same(parsed(mixtral), builtin);
+  EXPECT_EQ(parsed(with(mixtral, "num_experts_per_tok", "3")).chosen_experts, 3);
+}
+
 TEST(HfConfig, WhatIsNotComputedIsRefusedByName) {
   const auto gpt2 = [](const char* key, const char* value) { return refusal(with(gpt2_text, key, value)); };
   const auto llama = [](const char* key, const char* value) { return refusal(with(llama_text, key, value)); };
@@ -163,7 +197,19 @@ TEST(HfConfig, WhatIsNotComputedIsRefusedByName) {
   EXPECT_THAT(refusal(with(qwen2_text, "attention_bias", "true")), HasSubstr("'attention_bias'"));
   EXPECT_THAT(refusal(with(qwen2_text, "mlp_bias", "true")), HasSubstr("'mlp_bias'"));
   EXPECT_THAT(refusal(with(phi3_text, "attention_bias", "true")), HasSubstr("'attention_bias'"));
-  EXPECT_THAT(llama("num_local_experts", "8"), HasSubstr("experts"));
+  EXPECT_THAT(llama("num_local_experts", "8"), HasSubstr("'num_local_experts'"));
+  const auto moe = [](const char* key, const char* value) { return refusal(with(qwen3_moe_text, key, value)); };
+  EXPECT_THAT(moe("output_router_logits", "true"), HasSubstr("'output_router_logits'"));
+  EXPECT_THAT(moe("decoder_sparse_step", "2"), HasSubstr("'decoder_sparse_step'"));
+  EXPECT_THAT(moe("mlp_only_layers", "[1]"), HasSubstr("'mlp_only_layers'"));
+  EXPECT_THAT(moe("router_jitter_noise", "0.1"), HasSubstr("'router_jitter_noise'"));
+  EXPECT_THAT(moe("clip_qkv", "8.0"), HasSubstr("'clip_qkv'"));
+  EXPECT_THAT(moe("num_experts_per_tok", "129"), HasSubstr("experts that a token takes is 129, expected 1 to 128"));
+  EXPECT_THAT(moe("num_experts_per_tok", "0"), HasSubstr("experts that a token takes is 0"));
+  EXPECT_THAT(moe("num_experts", "0"), HasSubstr("the number of experts is 0"));
+  EXPECT_THAT(moe("num_experts", "5000"), HasSubstr("the number of experts is 5000"));
+  EXPECT_THAT(moe("num_experts", "-9223372036854775808"), HasSubstr("the number of experts"));
+  EXPECT_THAT(moe("moe_intermediate_size", "4194304"), HasSubstr("inner width"));
   EXPECT_THAT(llama("architectures", "[\"DeepseekV3ForCausalLM\"]"), HasSubstr("'DeepseekV3ForCausalLM'"));
   EXPECT_THAT(llama("quantization_config", "{}"), HasSubstr("'quantization_config'"));
   EXPECT_THAT(llama("rope_scaling", R"({"rope_type": "proportional", "factor": 4.0})"), HasSubstr("'proportional'"));

@@ -226,6 +226,13 @@ TEST(Flops, AreSixPerMatrixParameterAndTokenPlusAttention) {
   EXPECT_DOUBLE_EQ(training_flops_per_token(c, 1024), 6.0 * matrices + attention);
 }
 
+TEST(Flops, OfExpertsThoseAreCountedThatATokenTakes) {
+  const ModelConfig c = builtin_model("tiny-moe");
+  const double attention = 192.0 * (2.0 * 192.0 + 2.0 * 64.0);
+  const double matrices = 4.0 * (attention + 4.0 * 3.0 * 192.0 * 96.0 + 192.0 * 16.0) + 256.0 * 192.0;
+  EXPECT_DOUBLE_EQ(training_flops_per_token(c, 256), 6.0 * matrices + 3.0 * 4.0 * 4.0 * 192.0 * 128.5);
+}
+
 TEST(Flops, AWindowIsCountedAsWhatItLetsSee) {
   EXPECT_EQ(positions_seen(7, 0), 4.0);
   EXPECT_EQ(positions_seen(7, 7), 4.0);

@@ -17,16 +17,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A tiny model with values that are all different: a GPT-2, whose matrices are stored transposed, or a Llama of which
-/// several are in one tensor.
+/// A tiny model with values that are all different: a GPT-2, whose matrices are stored transposed, a Llama of which
+/// several are in one tensor, or experts, of which one is in several.
 class HfWeightsFiles : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     fs::create_directories(root_);
     std::vector<TensorSpec> specs;
     for (const Parameter* p : layout_.owned_parameters()) {
-      const HfTensor tensor = hf_tensor_of(config_, *p);
-      if (tensor.first_row == 0) specs.push_back({tensor.name, "F32", stored_shape(*p, tensor)});
+      for (std::int64_t i = 0; i < hf_tensor_count(*p); ++i) {
+        const HfTensor tensor = hf_tensor_of(config_, *p, i);
+        if (tensor.first_row == 0) specs.push_back({tensor.name, "F32", stored_shape(*p, tensor)});
+      }
     }
     SafetensorsWriter writer(root_ / "model.safetensors", specs);
     float next = 0.0F;
@@ -43,7 +45,10 @@ class HfWeightsFiles : public testing::TestWithParam<const char*> {
     ModelConfig c = builtin_model(GetParam());
     c.layers = 2;
     c.ffn = 55;
-    if (c.family == Family::llama) {
+    if (c.experts > 0) {
+      c.architecture = "MixtralForCausalLM";
+      c.expert_names = ExpertNames::block_sparse_moe;
+    } else if (c.family == Family::llama) {
       c.architecture = "Phi3ForCausalLM";
       c.fused_tensors = true;
     }
@@ -71,6 +76,31 @@ TEST_P(TransposedFiles, TransposesWhatIsStoredSo) {
   ASSERT_EQ(outputs, 55u);
   EXPECT_EQ(values[1] - values[0], static_cast<float>(outputs)) << "neighbours in a row are a stored row apart";
   EXPECT_EQ(values[inputs] - values[0], 1.0F);
+}
+
+class ExpertFiles : public HfWeightsFiles {};
+
+TEST_P(ExpertFiles, EachExpertHasTensorsOfItsOwn) {
+  HfWeights weights(root_);
+  weights.check(config_, layout_);
+  const SafetensorsReader file(root_ / "model.safetensors");
+  std::vector<float> last(192 * 55);
+  widen(file.tensors().at("model.layers.1.block_sparse_moe.experts.15.w2.weight"), 0, last);
+  const std::vector<float> all = read(weights, "block.1.mlp.experts.down_proj.weight");
+  ASSERT_EQ(all.size(), 16 * last.size());
+  EXPECT_EQ(std::vector<float>(all.end() - static_cast<std::ptrdiff_t>(last.size()), all.end()), last);
+}
+
+TEST_P(ExpertFiles, AMissingExpertIsNamed) {
+  ModelConfig more = config_;
+  more.experts = 17;
+  try {
+    HfWeights(root_).check(more, layout_of(more));
+    FAIL() << "accepted";
+  } catch (const InputError& error) {
+    const std::string what = error.what();
+    EXPECT_NE(what.find("model.layers.0.block_sparse_moe.experts.16.w1.weight"), std::string::npos) << what;
+  }
 }
 
 class FusedFiles : public HfWeightsFiles {};
@@ -140,11 +170,13 @@ TEST_P(HfWeightsFiles, PiecesAreTheWhole) {
 }
 
 std::string plain_name(const testing::TestParamInfo<const char*>& instance) {
-  return instance.param == std::string("tiny-gpt2") ? "transposed" : "fused";
+  const std::string_view name = instance.param;
+  return name == "tiny-gpt2" ? "transposed" : name == "tiny-moe" ? "experts" : "fused";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, HfWeightsFiles, testing::Values("tiny-gpt2", "tiny-llama"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, HfWeightsFiles, testing::Values("tiny-gpt2", "tiny-llama", "tiny-moe"), plain_name);
 INSTANTIATE_TEST_SUITE_P(Models, TransposedFiles, testing::Values("tiny-gpt2"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, ExpertFiles, testing::Values("tiny-moe"), plain_name);
 INSTANTIATE_TEST_SUITE_P(Models, FusedFiles, testing::Values("tiny-llama"), plain_name);
 
 }  // namespace

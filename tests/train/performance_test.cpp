@@ -10,12 +10,16 @@ namespace {
 
 // All of it but the last product, and the sum with the residual: backward does not need the block's output.
 TEST(WorkOf, ABlockComputedAgainRunsItsForwardInBackwardToo) {
-  for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe"}) {
     const ModelConfig model = builtin_model(name);
     RunShape shape{.batch = 2, .sequence = 17};
     const std::vector<LayerWork> kept = work_of(model, shape);
-    const double outputs = 2.0 * 17.0 * static_cast<double>(model.width);
-    const double product = 2.0 * outputs * static_cast<double>(model.ffn), sum = 3.0 * sizeof(float) * outputs;
+    const auto width = static_cast<double>(model.width);
+    // With experts each expert's last tile of 64 rows is half empty, and four rows make a token's output.
+    const bool experts = model.experts > 0;
+    const double rows = experts ? 4.0 * 34.0 + 16.0 * 32.0 : 34.0;
+    const double product = 2.0 * rows * width * static_cast<double>(model.ffn);
+    const double sum = sizeof(float) * 34.0 * width * (3.0 + (experts ? 5.0 : 0.0));
     ASSERT_EQ(std::ssize(kept), model.layers + 2);
     for (shape.recomputed_blocks = 0; shape.recomputed_blocks <= model.layers; ++shape.recomputed_blocks) {
       const std::vector<LayerWork> work = work_of(model, shape);
@@ -24,8 +28,8 @@ TEST(WorkOf, ABlockComputedAgainRunsItsForwardInBackwardToo) {
         const bool again = i >= 1 && std::cmp_less_equal(i, shape.recomputed_blocks);
         const PassWork& forward = kept[i].forward;
         EXPECT_EQ(work[i].forward.matmul_flops, forward.matmul_flops);
-        EXPECT_EQ(work[i].backward.matmul_flops,
-                  kept[i].backward.matmul_flops + (again ? forward.matmul_flops - product : 0.0));
+        EXPECT_DOUBLE_EQ(work[i].backward.matmul_flops,
+                         kept[i].backward.matmul_flops + (again ? forward.matmul_flops - product : 0.0));
         EXPECT_EQ(work[i].backward.attention_flops,
                   kept[i].backward.attention_flops + (again ? forward.attention_flops : 0.0));
         EXPECT_EQ(work[i].backward.memory_bytes,
@@ -39,13 +43,13 @@ TEST(WorkOf, ABlockComputedAgainRunsItsForwardInBackwardToo) {
 // Two norms read and write the width, SwiGLU reads two and writes one of the MLP's width, GELU one and one; the norms
 // of Qwen3's heads and their rotation read and write twice each.
 TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
-  for (const char* name : {"tiny-gpt2", "tiny-llama", "qwen3-0.6b", "olmo2-7b"}) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe", "qwen3-0.6b", "olmo2-7b"}) {
     const ModelConfig c = builtin_model(name);
     RunShape shape{.batch = 2, .sequence = 17, .recomputed_blocks = 1};
     const std::vector<LayerWork> kept = work_of(c, shape);
     shape.selective = true;
     const std::vector<LayerWork> work = work_of(c, shape);
-    const auto ffn = static_cast<double>((c.family == Family::gpt2 ? 2 : 3) * c.ffn);
+    const auto ffn = static_cast<double>((c.family == Family::gpt2 ? 2 : 3) * c.ffn * c.mlp_rows());
     const auto heads = static_cast<double>(c.qk_norm != QkNorm::none ? 4 * c.head_dim * (c.heads + c.kv_heads) : 0);
     const double width = c.norm_after ? 0.0 : static_cast<double>(c.width);  // those of OLMo 2 need not run again
     const double bytes = 34.0 * sizeof(float) * (4.0 * width + ffn + heads);
