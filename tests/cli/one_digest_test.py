@@ -60,9 +60,10 @@ class OneDigest(ProgramTest):
         super().setUp()
         self.counter = itertools.count()
 
-    def check_family(self, model, layers, seed):
+    def check_family(self, model, layers, seed, of=1):
+        """With one in `of` settings."""
         expected = self.digest(model, "--policy", "host")
-        for policy, values in settings(seed):
+        for policy, values in itertools.islice(settings(seed), 0, None, of):
             flags = flags_of(policy, values, layers)
             with self.subTest(flags=" ".join(flags)):
                 self.assertEqual(self.digest(model, *flags), expected)
@@ -131,6 +132,9 @@ class OneDigest(ProgramTest):
 
     def test_llama_family(self):
         self.check_family("tiny-llama", 6, 2)
+
+    def test_experts(self):
+        self.check_family("tiny-moe", 6, 3, of=5)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,15 @@ def models():
         sliding_window=5, layer_types=["sliding_attention", "full_attention"], pad_token_id=None,
         rope_parameters={"full_attention": {**yarn, "rope_theta": 500000.0},
                          "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0}}, **llama)
+    # Experts, of which some find no token. (The classes choose how to multiply by what the machine has.)
+    experts = {**llama, "num_experts_per_tok": 3, "experts_implementation": "eager", "pad_token_id": None,
+               "eos_token_id": 2}
+    yield "mixtral", transformers.MixtralForCausalLM, transformers.MixtralConfig(
+        num_local_experts=5, sliding_window=None, **experts)
+    yield "qwen3-moe", transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig(
+        num_experts=40, moe_intermediate_size=19, norm_topk_prob=True, head_dim=16, tie_word_embeddings=True, **experts)
+    yield "olmoe", transformers.OlmoeForCausalLM, transformers.OlmoeConfig(
+        num_experts=7, tie_word_embeddings=False, **experts)
 
 
 def as_transformers_4(config):
@@ -69,6 +78,8 @@ def as_transformers_4(config):
             config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         config["rope_theta"] = rope.pop("rope_theta", 10000.0)
         config["rope_scaling"] = rope if rope.get("rope_type", "default") != "default" else None
+    if config["model_type"] == "qwen3_moe":
+        config["num_experts"] = config.pop("num_local_experts")
     if "dtype" in config:
         config["torch_dtype"] = config.pop("dtype")
     config["transformers_version"] = "4.44.0"
