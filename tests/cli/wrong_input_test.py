@@ -115,6 +115,8 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--freeze"], "--freeze", ".*")
         self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "nothing_is_called_so")
         self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "^lm_head")
+        self.refuse_train(2, ["--freeze matches 2 of 16 experts", "block.0.mlp.experts.gate_proj.weight"], "--model", "tiny-moe",
+                          "--freeze", r"experts\.[35]\.")
         # So many paths that one after another they would take years.
         self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "(.*)*!")
         self.refuse_train(2, ["NUMA node 999"], "--numa-node", "999")
