@@ -102,6 +102,54 @@ void measure_linear(benchmark::State& state, const Kernel& kernel) {
   report(state, 2.0 * static_cast<double>(tokens * state.range(0) * state.range(1)));
 }
 
+/// As many rows of `tokens` tokens as arguments 3 and 4 say, experts and those that a token takes, from `in` to `out`.
+struct ExpertOperands {
+  ExpertOperands(std::int64_t in, std::int64_t out, std::int64_t count, std::int64_t choices, DType dtype)
+      : x(dtype, {tokens, in}),
+        y(dtype, {tokens * choices, out}),
+        w(DType::bf16, {count, out, in}),
+        dw(DType::bf16, {count, out, in}),
+        experts(DType::i32, {tokens, choices}),
+        shares(DType::f32, {tokens, choices}),
+        begins(DType::i32, {count + 1}),
+        slots(DType::i32, {tokens * choices}),
+        rows(DType::i32, {tokens, choices}),
+        dx(dtype, {tokens * choices, in}),
+        workspace(fast::expert_scratch(tokens, in, out, threads)) {
+    const Buffer logits(DType::f32, {tokens, count});
+    float* const values = TensorView(logits).as<float>();
+    for (std::int64_t i = 0; i < tokens * count; ++i) values[i] = static_cast<float>(i * 2654435761 % 1009);
+    fast::route(*make_parallel(1), logits, true, routing());
+  }
+  Routing routing() const { return {experts, shares, begins, slots, rows}; }
+  Buffer x, y, w, dw, experts, shares, begins, slots, rows, dx;
+  Lent workspace;
+};
+
+template <class Kernel>
+void measure_experts(benchmark::State& state, const Kernel& kernel) {
+  const auto parallel = make_parallel(threads);
+  const ExpertOperands o(state.range(0), state.range(1), state.range(3), state.range(4), activations(state, 2));
+  for (auto _ : state) kernel(*parallel, o);
+  report(state, 2.0 * static_cast<double>(tokens * state.range(4) * state.range(0) * state.range(1)));
+}
+
+void expert_linear(benchmark::State& state) {
+  measure_experts(state, [](Parallel& p, const ExpertOperands& o) {
+    fast::expert_linear(p, o.workspace, {o.x, true}, o.w, o.routing(), o.y);
+  });
+}
+void expert_backward_input(benchmark::State& state) {
+  measure_experts(state, [](Parallel& p, const ExpertOperands& o) {
+    fast::expert_backward_input(p, o.workspace, {o.y}, o.w, o.routing(), o.dx, false);
+  });
+}
+void expert_backward_weight(benchmark::State& state) {
+  measure_experts(state, [](Parallel& p, const ExpertOperands& o) {
+    fast::expert_backward_weight(p, o.workspace, {o.y}, {o.x, true}, o.routing(), o.dw);
+  });
+}
+
 void linear(benchmark::State& state) {
   measure_linear(state,
                  [](Parallel& p, const LinearOperands& o) { fast::linear(p, o.workspace, o.x, o.w, o.bias, o.y); });
@@ -198,10 +246,22 @@ void gpt2_products(benchmark::internal::Benchmark* b) {
   b->ArgNames({"in", "out", "bf16"});
 }
 
+/// Of one expert that takes all, of a few with many rows, of OLMoE's and Qwen3's with few.
+void expert_products(benchmark::internal::Benchmark* b) {
+  const std::int64_t counts[][2] = {{1, 1}, {8, 2}, {64, 8}, {128, 8}};
+  for (const std::int64_t bf16_activations : {0, 1}) {
+    for (const auto& c : counts) b->Args({2048, 768, bf16_activations, c[0], c[1]});
+  }
+  b->ArgNames({"in", "out", "bf16", "experts", "chosen"});
+}
+
 BENCHMARK(raw_gemm)->Args({768, 2304})->Args({768, 768})->Args({768, 3072})->Args({3072, 768})->UseRealTime();
 BENCHMARK(linear)->Apply(gpt2_products)->UseRealTime();
 BENCHMARK(linear_backward_input)->Apply(gpt2_products)->UseRealTime();
 BENCHMARK(linear_backward_weight)->Apply(gpt2_products)->UseRealTime();
+BENCHMARK(expert_linear)->Apply(expert_products)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(expert_backward_input)->Apply(expert_products)->UseRealTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(expert_backward_weight)->Apply(expert_products)->UseRealTime()->Unit(benchmark::kMillisecond);
 BENCHMARK(head_loss)
     ->ArgsProduct({{0, 1}, {0, 1}})
     ->ArgNames({"bf16", "gradient"})
