@@ -28,6 +28,7 @@ struct MlpWork {
   double router_flops = 0.0;
   double activation_bytes = 0.0;  ///< of what the activation reads and writes
   double sum_bytes = 0.0;         ///< of adding up what experts made
+  double weight_bytes = 0.0;      ///< of one of its matrices, where reading them takes longer than multiplying by them
   double kernels = 0.0;           ///< that experts take more
 };
 
@@ -37,9 +38,10 @@ MlpWork mlp_work(const ModelConfig& c, const RunShape& shape) {
   const auto experts = static_cast<double>(c.experts);
   const auto element = static_cast<double>(size_of(shape.compute));
   const double rows = tokens * static_cast<double>(c.mlp_rows());
-  // Each expert's rows are multiplied in tiles, the last of which is full by half.
-  constexpr double tile = 64.0;
-  const double multiplied = rows + std::min(experts, rows) * tile / 2.0;
+  // Rows are multiplied by so many at once, and of the last ones of an expert half are none.
+  constexpr double rows_at_once = 16.0;
+  const double used = std::min(experts, rows);
+  const double multiplied = rows + used * rows_at_once / 2.0;
   MlpWork work;
   work.product_flops = 2.0 * multiplied * width * ffn;
   work.router_flops = 2.0 * tokens * width * experts;
@@ -47,6 +49,9 @@ MlpWork mlp_work(const ModelConfig& c, const RunShape& shape) {
   if (c.experts > 0) {
     work.sum_bytes = (rows + tokens) * width * element;
     work.kernels = 5.0;
+    // With so many rows an expert's weight is read while it is multiplied by; with fewer, part of that is waited for.
+    constexpr double rows_that_hide = 128.0;
+    work.weight_bytes = used * width * ffn * sizeof(bf16) * std::max(0.0, 1.0 - rows / (experts * rows_that_hide));
   }
   return work;
 }
@@ -66,8 +71,8 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t l
   const double in_sight = positions_seen(shape.sequence, c.window_of(layer)) / positions_seen(shape.sequence, 0);
   work.forward.attention_flops = 2.0 * tokens * static_cast<double>(shape.sequence) * queries * in_sight;
   // Two norms and two residual sums over the width, rotations, the activation over the MLP's inner width.
-  work.forward.memory_bytes =
-      tokens * element * (10.0 * width + 2.0 * (queries + keys)) + mlp.activation_bytes + mlp.sum_bytes;
+  work.forward.memory_bytes = tokens * element * (10.0 * width + 2.0 * (queries + keys)) + mlp.activation_bytes +
+                              mlp.sum_bytes + matrices * mlp.weight_bytes;
   work.forward.kernels = 12.0 + mlp.kernels;
   work.backward.matmul_flops = 2.0 * work.forward.matmul_flops;
   work.backward.attention_flops = 2.5 * work.forward.attention_flops;
@@ -85,7 +90,8 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t l
     // All but the residual sum and the last product, unless a norm is of it: they only make the block's output.
     work.backward.matmul_flops += work.forward.matmul_flops - (c.norm_after ? 0.0 : mlp.product_flops);
     work.backward.attention_flops += work.forward.attention_flops;
-    work.backward.memory_bytes += work.forward.memory_bytes - 3.0 * tokens * element * width - mlp.sum_bytes;
+    work.backward.memory_bytes += work.forward.memory_bytes - 3.0 * tokens * element * width - mlp.sum_bytes -
+                                  (c.norm_after ? 0.0 : mlp.weight_bytes);
     work.backward.kernels += work.forward.kernels - 1.0;
   }
   return work;
