@@ -45,6 +45,25 @@ TEST_F(RefusedOps, NameTheOperationAndTheShapes) {
               ::testing::HasSubstr("window"));
 }
 
+TEST_F(RefusedOps, NameTheOperationOfExpertsAndTheShapes) {
+  const Operand slots = bench().put(Tensor(DType::i32, {5, 2})), begins = bench().put(Tensor(DType::i32, {4}));
+  const Operand shares = bench().put(Tensor(DType::f32, {5, 2})), rows = bench().put(Tensor(DType::i32, {10}));
+  const Routing routing{slots, shares, begins, rows, slots}, of_more{slots, shares, rows, rows, slots};
+  const Operand x = bench().put(random_.tensor(DType::f32, {5, 24})), y = bench().put(Tensor(DType::f32, {10, 52}));
+  const Operand w = bench().put(Tensor(DType::bf16, {3, 52, 23}));
+  EXPECT_THAT(refusal([&] {
+                ops().expert_linear({x, true}, w, routing, y, stream());
+              }),
+              ::testing::AllOf(::testing::HasSubstr("expert_linear"), ::testing::HasSubstr("(3, 52, 23)"),
+                               ::testing::HasSubstr("(3, 52, 24)")));
+  EXPECT_THAT(refusal([&] {
+                ops().expert_linear({x, false}, w, routing, y, stream());
+              }),
+              ::testing::HasSubstr("(10, 24)"));
+  EXPECT_THAT(refusal([&] { ops().sum_rows(y, routing, x, x, stream()); }), ::testing::HasSubstr("sum_rows"));
+  EXPECT_THAT(refusal([&] { ops().route(x, true, of_more, stream()); }), ::testing::HasSubstr("route"));
+}
+
 TEST_F(RefusedOps, AWorkspaceThatIsTooSmallIsSeenBeforeItIsUsed) {
   bench().lend({.tokens = 1, .vocabulary = 1, .channels = 1});
   const Operand x = bench().put(random_.tensor(DType::f32, {64, 512}));
