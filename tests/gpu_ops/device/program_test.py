@@ -92,6 +92,19 @@ class OnAFakeGpu(unittest.TestCase):
             done = self.run_program("export", run, "--to", self.work / f"{name}-exported")
             self.assertEqual(done.returncode, 0, done.stderr)
 
+    def test_experts_have_one_digest_wherever_they_are_kept(self):
+        experts = {**MODEL, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 16,
+                   "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True}
+        (self.work / "config.json").write_text(json.dumps(experts))
+        digests = set()
+        for out, manner in {"plainly": ["--policy", "device"],
+                            "lean": ["--policy", "stream", "--recompute", "block", "--resident-layers", 0],
+                            "grown": ["--policy", "interleave:2", "--recompute", "selective", "--state", "split"]}.items():
+            done = self.train(out, "--device", "cuda", *manner)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            digests.add(self.summary(out)["state_digest"])
+        self.assertEqual(len(digests), 1)
+
     def test_memory_that_cannot_be_pinned_stays_pageable_or_is_refused(self):
         whole = self.train("whole", "--device", "cuda")
         self.assertEqual(whole.returncode, 0, whole.stderr)
