@@ -54,11 +54,10 @@ constexpr Geometry row_geometry(std::int64_t rows, std::int64_t channels) {
 /// Rows that a block takes at once where a warp takes one: few, since lanes that hold a row take many registers, and a
 /// multiprocessor gives them out by the block.
 constexpr int warp_row_warps = 4;
+constexpr int warp_row_threads = warp_row_warps * warp_lanes;
 
 /// One warp for each row.
-constexpr Geometry warp_row_geometry(std::int64_t rows) {
-  return {blocks_for(rows, warp_row_warps), warp_row_warps * warp_lanes};
-}
+constexpr Geometry warp_row_geometry(std::int64_t rows) { return {blocks_for(rows, warp_row_warps), warp_row_threads}; }
 
 /// Where element `at`, a multiple of a packet, of a row lies in a tile of shared memory whose rows are `dim` elements
 /// of 2 bytes, 32 or a multiple of 64. Where in the row a packet lies depends on the row, so that those of eight rows,

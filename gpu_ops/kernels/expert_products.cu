@@ -1,5 +1,7 @@
 // Linear layers of which each row has its expert's: the plain products, for f32 activations, in the tiles of
 // matmul_tiles.hpp. Those of bf16 are made on tensor cores.
+#include <type_traits>
+
 #include "gpu_ops/kernels.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/kernels/expert_tiles.hpp"

@@ -1,6 +1,8 @@
 // Products of experts on tensor cores: a block of four warps for each 128 x 128 tile of a result, 64 x 64 of it for each
 // warp. Both factors pass through shared memory in steps of 32 terms of the sums, several of which are on their way while
 // one is multiplied.
+#include <type_traits>
+
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/kernels/expert_tiles.hpp"
 #include "gpu_ops/launch.hpp"

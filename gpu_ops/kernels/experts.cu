@@ -10,9 +10,6 @@
 namespace tandem::gpu {
 namespace {
 
-/// Of blocks whose warps take a row each.
-constexpr int row_threads = warp_row_warps * warp_lanes;
-
 TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
 
 /// Calls body(row) for each of [0, rows) by all lanes of a warp, launched with warp_row_geometry().
@@ -76,7 +73,7 @@ TANDEM_DEVICE float sum_of_all(const float* logits, std::int64_t experts, float 
 }
 
 /// What choice j says is written, and read again, by lane j % 32 alone.
-TANDEM_KERNEL(row_threads)
+TANDEM_KERNEL(warp_row_threads)
 choose_kernel(const float* logits, Routes r, bool normalized) {
   for_warp_rows(r.tokens, [&](std::int64_t token) {
     const float* const row = logits + token * r.count;
@@ -101,7 +98,7 @@ choose_kernel(const float* logits, Routes r, bool normalized) {
 
 /// A lane has the same experts in both passes, so that its second store comes after its first.
 template <class T>
-TANDEM_KERNEL(row_threads)
+TANDEM_KERNEL(warp_row_threads)
 choose_backward_kernel(const float* dshares, const float* logits, Routes r, T* dlogits, bool normalized) {
   for_warp_rows(r.tokens, [&](std::int64_t token) {
     const float *const row = logits + token * r.count, *const dshare = dshares + token * r.choices;
@@ -188,7 +185,7 @@ sort_rows_kernel(Routes r) {
 // -- rows ----------------------------------------------------------------------------------------------------------
 
 template <class T>
-TANDEM_KERNEL(row_threads)
+TANDEM_KERNEL(warp_row_threads)
 expert_swiglu_kernel(const T* gate, const T* up, Routes r, T* y, std::int64_t channels, bool aligned) {
   for_warp_rows(r.slot_count(), [&](std::int64_t row) {
     const float share = r.shares[r.slots[row]];
@@ -203,7 +200,7 @@ expert_swiglu_kernel(const T* gate, const T* up, Routes r, T* y, std::int64_t ch
 }
 
 template <class T>
-TANDEM_KERNEL(row_threads)
+TANDEM_KERNEL(warp_row_threads)
 expert_swiglu_backward_kernel(const T* dy, const T* gate, const T* up, Routes r, T* dgate, T* dup, float* dshares,
                               std::int64_t channels, bool aligned) {
   for_warp_rows(r.slot_count(), [&](std::int64_t row) {

@@ -15,7 +15,7 @@ TANDEM_DEVICE float inverse_root(float mean_square, float eps) {
 /// Who shares a row: the lanes of a warp, or all threads of the block.
 template <bool by_warp>
 struct Team {
-  static constexpr int most_threads = by_warp ? warp_row_warps * warp_lanes : gpu::most_threads;
+  static constexpr int most_threads = by_warp ? warp_row_threads : gpu::most_threads;
   TANDEM_DEVICE static int size() { return by_warp ? warp_lanes : block_size(); }
   TANDEM_DEVICE static int index() { return thread_index() % size(); }
   TANDEM_DEVICE static std::int64_t first_row() {

@@ -8,7 +8,7 @@ namespace tandem::testing {
 namespace {
 
 struct Sizes {
-  std::int64_t tokens, experts, choices, channels = 1, inner = 1;
+  std::int64_t tokens = 1, experts = 1, choices = 1, channels = 1, inner = 1;
 
   std::int64_t rows() const { return tokens * choices; }
   std::string text() const {
