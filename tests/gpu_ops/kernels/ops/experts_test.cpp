@@ -1,40 +1,15 @@
 // Choices and products of experts against the reference.
-#include <limits>
-
 #include "cpu_ops/reference/reference.hpp"
+#include "tests/cpu_ops/expert_testing.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {
 namespace {
 
-struct Sizes {
-  std::int64_t tokens = 1, experts = 1, choices = 1, channels = 1, inner = 1;
-
-  std::int64_t rows() const { return tokens * choices; }
-  std::string text() const {
-    return std::to_string(tokens) + " tokens, " + std::to_string(choices) + " of " + std::to_string(experts) +
-           " experts, " + std::to_string(channels) + " to " + std::to_string(inner);
-  }
-};
 // Ones, more experts than rows, odd ones, several steps of the sums, every expert of each token, and experts with
 // several tiles of rows in every direction.
-constexpr Sizes all_sizes[] = {{1, 1, 1, 1, 1},    {5, 60, 2, 24, 52},   {22, 3, 1, 52, 1},  {55, 8, 2, 64, 200},
-                               {7, 8, 8, 201, 24}, {150, 2, 2, 40, 136}, {111, 3, 1, 72, 67}};
-
-/// A routing's memory, on the host or the device.
-template <class Memory>
-struct Routed {
-  operator Routing() const { return {experts, shares, begins, slots, rows}; }  // NOLINT: views of it are meant
-  Memory experts, shares, begins, slots, rows;
-};
-
-Routed<Tensor> room_for(const Sizes& s) {
-  return {{DType::i32, {s.tokens, s.choices}},
-          {DType::f32, {s.tokens, s.choices}},
-          {DType::i32, {s.experts + 1}},
-          {DType::i32, {s.rows()}},
-          {DType::i32, {s.tokens, s.choices}}};
-}
+constexpr ExpertSizes all_sizes[] = {{1, 1, 1, 1, 1},    {5, 60, 2, 24, 52},   {22, 3, 1, 52, 1},  {55, 8, 2, 64, 200},
+                                     {7, 8, 8, 201, 24}, {150, 2, 2, 40, 136}, {111, 3, 1, 72, 67}};
 
 Routed<Operand> put(const Routed<Tensor>& r, std::size_t offset = 0) {
   return {bench().put(r.experts, offset), bench().put(r.shares, offset), bench().put(r.begins, offset),
@@ -47,37 +22,19 @@ std::vector<Tensor> get(const Routed<Operand>& r) {
           bench().get(r.rows)};
 }
 
-Routed<Tensor> routed(const Sizes& s, const Tensor& logits, bool normalized = true) {
-  Routed<Tensor> r = room_for(s);
-  reference::route(logits, normalized, r);
-  return r;
-}
-
-/// With which some expert has no token, where there are enough.
-Tensor logits_of(const Sizes& s, unsigned seed) {
-  Random random(seed);
-  Tensor logits = random.tensor(DType::f32, {s.tokens, s.experts});
-  if (s.experts > s.choices) {
-    for (std::int64_t n = 0; n < s.tokens; ++n) logits.set(n * s.experts + s.experts / 2, -100.0F);
-  }
-  return logits;
-}
-
 /// All tokens to one expert, the last or, of several, also to the first ones.
-Tensor logits_of_one(const Sizes& s) {
+Tensor logits_of_one(const ExpertSizes& s) {
   Tensor logits(DType::f32, {s.tokens, s.experts});
   for (std::int64_t n = 0; n < s.tokens; ++n) logits.set((n + 1) * s.experts - 1, 1.0F);
   return logits;
 }
-
-std::int32_t at(const Tensor& t, std::int64_t i) { return t.view().as<std::int32_t>()[i]; }
 
 class ExpertOps : public OpsTest {
  protected:
   /// Calls body(sizes, routing, offset) for every size, all tokens with one expert, and each alignment.
   template <class Body>
   void everywhere(const Body& body) {
-    const auto traced = [&](const Sizes& s, const Tensor& logits, std::size_t offset) {
+    const auto traced = [&](const ExpertSizes& s, const Tensor& logits, std::size_t offset) {
       SCOPED_TRACE(s.text() + " at " + std::to_string(offset));
       bench().lend({.tokens = s.tokens,
                     .channels = std::max(s.channels, s.inner),
@@ -85,8 +42,8 @@ class ExpertOps : public OpsTest {
                     .experts = s.experts});
       body(s, routed(s, logits), offset);
     };
-    for (const Sizes& s : all_sizes) traced(s, logits_of(s, 1), 0);
-    const Sizes several{37, 5, 2, 64, 24};
+    for (const ExpertSizes& s : all_sizes) traced(s, logits_of(s, 1), 0);
+    const ExpertSizes several{37, 5, 2, 64, 24};
     traced(several, logits_of_one(several), 0);
     for (const std::size_t offset : offsets(dtype())) traced({5, 3, 2, 48, 40}, logits_of({5, 3, 2}, 2), offset);
   }
@@ -110,7 +67,7 @@ class ExpertChoice : public ::testing::Test {
   void SetUp() override {
     if (const std::string why = bench().why_not(); !why.empty()) GTEST_SKIP() << why;
   }
-  std::vector<Tensor> chosen(const Sizes& s, const Tensor& logits, bool normalized) {
+  std::vector<Tensor> chosen(const ExpertSizes& s, const Tensor& logits, bool normalized) {
     return under_all_schedules([&] {
       const Operand l = bench().put(logits, 4);
       const Routed<Operand> r = put(room_for(s), 4);
@@ -122,8 +79,8 @@ class ExpertChoice : public ::testing::Test {
 
 TEST_F(ExpertChoice, IsTheReference) {
   // More slots than a block's warps look at together, and more experts and choices than a warp has lanes.
-  for (const Sizes& s :
-       {Sizes{1, 1, 1}, Sizes{5, 60, 2}, Sizes{7, 8, 8}, Sizes{55, 3, 1}, Sizes{1030, 3, 2}, Sizes{6, 70, 40}}) {
+  for (const ExpertSizes& s : {ExpertSizes{1, 1, 1}, ExpertSizes{5, 60, 2}, ExpertSizes{7, 8, 8}, ExpertSizes{55, 3, 1},
+                               ExpertSizes{1030, 3, 2}, ExpertSizes{6, 70, 40}}) {
     for (const bool normalized : {false, true}) {
       SCOPED_TRACE(s.text());
       const Tensor logits = logits_of(s, 1);
@@ -133,39 +90,29 @@ TEST_F(ExpertChoice, IsTheReference) {
 }
 
 TEST_F(ExpertChoice, OfEqualLogitsIsOfTheFirst) {
-  const Sizes s{70, 40, 3};
+  const ExpertSizes s{70, 40, 3};
   expect_same_rows(chosen(s, logits_of_one(s), false), routed(s, logits_of_one(s), false));
 }
 
 TEST_F(ExpertChoice, IsOfDifferentExpertsWhateverTheLogits) {
-  constexpr float infinity = std::numeric_limits<float>::infinity();
-  constexpr float nan = std::numeric_limits<float>::quiet_NaN();
-  const Sizes s{6, 5, 3};
-  Tensor logits(DType::f32, {s.tokens, s.experts});
-  const float rows[6][5] = {{0, 0, 0, 0, 0},
-                            {nan, nan, nan, nan, nan},
-                            {nan, 1, nan, 2, nan},
-                            {-infinity, nan, 3, -infinity, nan},
-                            {infinity, infinity, 0, infinity, 0},
-                            {1, 2, 2, 1, 3}};
-  const std::int32_t expected[6][3] = {{0, 1, 2}, {0, 1, 2}, {3, 1, 0}, {2, 0, 1}, {0, 1, 3}, {4, 1, 2}};
-  for (std::int64_t i = 0; i < logits.count(); ++i) logits.set(i, rows[i / 5][i % 5]);
+  const OddLogits odd;
   for (const bool normalized : {false, true}) {
-    const std::vector<Tensor> r = chosen(s, logits, normalized);
-    for (std::int64_t i = 0; i < 18; ++i) EXPECT_EQ(at(r[0], i), expected[i / 3][i % 3]) << i;
+    const std::vector<Tensor> r = chosen(OddLogits::sizes, odd.logits, normalized);
+    EXPECT_SAME_BITS(r[0], odd.chosen);
     EXPECT_TRUE(std::isnan(r[1].get(3)));  // what is not a number is not hidden
-    EXPECT_EQ(at(r[2], s.experts), s.rows());
+    EXPECT_EQ(at(r[2], 5), 18);
   }
 }
 
 TEST_F(ExpertChoice, OfNoTokensBeginsWithNothing) {
-  const Sizes s{0, 3, 2};
+  const ExpertSizes s{0, 3, 2};
   const std::vector<Tensor> r = chosen(s, Tensor(DType::f32, {0, 3}), true);
   for (std::int64_t e = 0; e <= s.experts; ++e) EXPECT_EQ(at(r[2], e), 0);
 }
 
 TEST_P(ExpertOps, GradientsOfLogitsAreTheReference) {
-  for (const Sizes& s : {Sizes{1, 1, 1}, Sizes{5, 60, 2}, Sizes{7, 8, 8}, Sizes{55, 3, 1}, Sizes{6, 70, 40}}) {
+  for (const ExpertSizes& s : {ExpertSizes{1, 1, 1}, ExpertSizes{5, 60, 2}, ExpertSizes{7, 8, 8}, ExpertSizes{55, 3, 1},
+                               ExpertSizes{6, 70, 40}}) {
     for (const bool normalized : {false, true}) {
       SCOPED_TRACE(s.text());
       const Tensor logits = logits_of(s, 3), dshares = Random(4).tensor(DType::f32, {s.tokens, s.choices});
@@ -186,7 +133,7 @@ TEST_P(ExpertOps, GradientsOfLogitsAreTheReference) {
 // -- products ------------------------------------------------------------------------------------------------------
 
 TEST_P(ExpertOps, ForwardIsTheReference) {
-  everywhere([&](const Sizes& s, const Routed<Tensor>& r, std::size_t offset) {
+  everywhere([&](const ExpertSizes& s, const Routed<Tensor>& r, std::size_t offset) {
     for (const bool of_tokens : {false, true}) {
       const Tensor x = random(6, of_tokens ? s.tokens : s.rows(), s.channels);
       const Tensor w = Random(7).tensor(DType::bf16, {s.experts, s.inner, s.channels});
@@ -204,7 +151,7 @@ TEST_P(ExpertOps, ForwardIsTheReference) {
 }
 
 TEST_P(ExpertOps, BackwardOfTheInputIsTheReference) {
-  everywhere([&](const Sizes& s, const Routed<Tensor>& r, std::size_t offset) {
+  everywhere([&](const ExpertSizes& s, const Routed<Tensor>& r, std::size_t offset) {
     for (const bool of_tokens : {false, true}) {
       const Tensor dy = random(8, of_tokens ? s.tokens : s.rows(), s.inner);
       const Tensor w = Random(9).tensor(DType::bf16, {s.experts, s.inner, s.channels});
@@ -227,7 +174,7 @@ TEST_P(ExpertOps, BackwardOfTheInputIsTheReference) {
 
 // What is fp32 is added to, what is bf16 is written.
 TEST_P(ExpertOps, BackwardOfTheWeightIsTheReference) {
-  everywhere([&](const Sizes& s, const Routed<Tensor>& r, std::size_t offset) {
+  everywhere([&](const ExpertSizes& s, const Routed<Tensor>& r, std::size_t offset) {
     for (const bool dy_of_tokens : {false, true}) {
       const Tensor dy = random(11, dy_of_tokens ? s.tokens : s.rows(), s.inner);
       const Tensor x = random(12, dy_of_tokens ? s.rows() : s.tokens, s.channels);
@@ -251,7 +198,7 @@ TEST_P(ExpertOps, BackwardOfTheWeightIsTheReference) {
 }
 
 TEST_P(ExpertOps, WhatIsNotANumberStaysInItsRowAndItsExpert) {
-  const Sizes s{37, 3, 1, 24, 40};
+  const ExpertSizes s{37, 3, 1, 24, 40};
   bench().lend({.tokens = s.tokens, .channels = 40, .activations = dtype(), .experts = s.experts});
   const Routed<Tensor> r = routed(s, logits_of(s, 1));
   Tensor x = random(6, s.tokens, s.channels);
@@ -274,7 +221,7 @@ TEST_P(ExpertOps, WhatIsNotANumberStaysInItsRowAndItsExpert) {
 
 // Whose weights are more tiles than a launch has blocks: some blocks have one of two experts with rows.
 TEST_P(ExpertOps, OfMoreExpertsThanBlocksAllWeightsAreWritten) {
-  const Sizes s{4, 8200, 2, 5, 3};
+  const ExpertSizes s{4, 8200, 2, 5, 3};
   bench().lend({.tokens = s.tokens, .channels = 5, .activations = dtype(), .experts = s.experts});
   Tensor logits(DType::f32, {s.tokens, s.experts});
   for (std::int64_t n = 0; n < s.tokens; ++n) {
@@ -294,7 +241,7 @@ TEST_P(ExpertOps, OfMoreExpertsThanBlocksAllWeightsAreWritten) {
 // -- rows ----------------------------------------------------------------------------------------------------------
 
 TEST_P(ExpertOps, ActivationIsTheReferenceAlsoInPlace) {
-  everywhere([&](const Sizes& s, const Routed<Tensor>& r, std::size_t offset) {
+  everywhere([&](const ExpertSizes& s, const Routed<Tensor>& r, std::size_t offset) {
     const Shape shape{s.rows(), s.inner};
     const Tensor gate = random(14, s.rows(), s.inner), up = random(15, s.rows(), s.inner);
     const Tensor dy = random(16, s.rows(), s.inner);
@@ -320,7 +267,7 @@ TEST_P(ExpertOps, ActivationIsTheReferenceAlsoInPlace) {
 }
 
 TEST_P(ExpertOps, SumsOfRowsAreTheReferenceAlsoInPlace) {
-  everywhere([&](const Sizes& s, const Routed<Tensor>& r, std::size_t offset) {
+  everywhere([&](const ExpertSizes& s, const Routed<Tensor>& r, std::size_t offset) {
     const Tensor x = random(17, s.rows(), s.channels), residual = random(18, s.tokens, s.channels);
     Tensor with(dtype(), {s.tokens, s.channels}), without = with;
     reference::sum_rows(x, r, residual, with);
