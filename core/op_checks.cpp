@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -92,6 +93,7 @@ Routed routed(const Operands& check, const Routing& r) {
              "the routing is of no tokens and experts");
   const Routed sizes{r.experts.shape[0], r.experts.shape[1], r.begins.shape[0] - 1};
   check.that(sizes.choices >= 1 && sizes.choices <= sizes.experts, "a token chooses no expert, or more than there are");
+  check.that(sizes.rows() <= std::numeric_limits<std::int32_t>::max(), "there are more rows than an i32 can number");
   const Shape by_slot{sizes.tokens, sizes.choices};
   check.require(r.experts, "the routing's experts", DType::i32, by_slot);
   check.require(r.shares, "the routing's shares", DType::f32, by_slot);

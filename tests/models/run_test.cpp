@@ -114,6 +114,16 @@ TEST(TransformerMemory, KeepingOneMoreBlockTakesOneSetOfBuffersForEachMicroBatch
   }
 }
 
+// Rows of experts are numbered in 32 bits.
+TEST(TransformerMemory, MoreRowsOfExpertsThanCanBeNumberedAreRefused) {
+  ModelConfig config = builtin_model("tiny-moe");
+  config.positions = std::int64_t{1} << 24;
+  config.experts = config.chosen_experts = 128;
+  EXPECT_NO_THROW(Transformer(config, {.sequence = (std::int64_t{1} << 24) - 1}));
+  config.experts = config.chosen_experts = 129;
+  EXPECT_THROW(Transformer(config, {.sequence = (std::int64_t{1} << 24) - 1}), UsageError);
+}
+
 // What a block has left when norms and the activation of its MLP run again, in N C e; those have one place for all.
 TEST(TransformerMemory, SelectivelyABlockKeepsWhatProductsAndAttentionMade) {
   HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});

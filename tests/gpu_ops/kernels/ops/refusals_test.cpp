@@ -62,6 +62,9 @@ TEST_F(RefusedOps, NameTheOperationOfExpertsAndTheShapes) {
               ::testing::HasSubstr("(10, 24)"));
   EXPECT_THAT(refusal([&] { ops().sum_rows(y, routing, x, x, stream()); }), ::testing::HasSubstr("sum_rows"));
   EXPECT_THAT(refusal([&] { ops().route(x, true, of_more, stream()); }), ::testing::HasSubstr("route"));
+  Routing too_many = routing;
+  too_many.experts.shape = {std::int64_t{1} << 30, 2};
+  EXPECT_THAT(refusal([&] { ops().route(x, true, too_many, stream()); }), ::testing::HasSubstr("more rows than"));
 }
 
 TEST_F(RefusedOps, AWorkspaceThatIsTooSmallIsSeenBeforeItIsUsed) {
