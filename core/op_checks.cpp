@@ -334,6 +334,10 @@ void add(const TensorView& a, const TensorView& b, const TensorView& y) {
   Operands("add").pointwise(a, {{"b", b}, {"y", y}});
 }
 
+void add_scaled(const TensorView& x, const TensorView& residual, const TensorView& y) {
+  Operands("add_scaled").pointwise(x, {{"residual", residual ? residual : x}, {"y", y}});
+}
+
 // -- embedding ---------------------------------------------------------------------------------------------------
 
 void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, std::int64_t sequence,

@@ -46,6 +46,7 @@ void swiglu(const TensorView& gate, const TensorView& up, const TensorView& y);
 void swiglu_backward(const TensorView& dy, const TensorView& gate, const TensorView& up, const TensorView& dgate,
                      const TensorView& dup);
 void add(const TensorView& a, const TensorView& b, const TensorView& y);
+void add_scaled(const TensorView& x, const TensorView& residual, const TensorView& y);
 
 void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, std::int64_t sequence,
                const TensorView& out);

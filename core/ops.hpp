@@ -210,6 +210,8 @@ class Ops : public OpsRules {
                                StreamView stream) = 0;
   /// y = a + b; y may be a or b.
   virtual void add(TensorView a, TensorView b, TensorView y, StreamView stream) = 0;
+  /// y = residual + factor x, rounded once, or factor x where `residual` is empty; y may be either.
+  virtual void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) = 0;
 
   // -- embedding -----------------------------------------------------------------------------------------
   /// out (N, C) = table[token] (V, C) bf16 + positions[t] (P, C) bf16 or empty, t = row modulo `sequence`.

@@ -201,6 +201,12 @@ void HostOps::add(TensorView a, TensorView b, TensorView y, StreamView stream) {
   enqueue_(stream, "add", [this, a, b, y] { fast::add(*parallel_, a, b, y); });
 }
 
+void HostOps::add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) {
+  checks::add_scaled(x, residual, y);
+  enqueue_(stream, "add_scaled",
+           [this, x, factor, residual, y] { fast::add_scaled(*parallel_, x, factor, residual, y); });
+}
+
 // -- embedding ---------------------------------------------------------------------------------------------------
 
 void HostOps::embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,

@@ -75,6 +75,7 @@ class HostOps : public Ops {
   void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                        StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
+  void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
 
   void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
                  StreamView stream) override;

@@ -65,6 +65,7 @@ void swiglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
 void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
                      TensorView dup);
 void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
+void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y);
 
 /// Throws MisuseError for a token that is negative or not below V, before anything is written.
 void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,

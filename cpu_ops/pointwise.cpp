@@ -71,6 +71,19 @@ void add(Parallel& parallel, TensorView a, TensorView b, TensorView y) {
   });
 }
 
+void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y) {
+  with_activation(x.dtype, [&]<class T>(T) {
+    if (residual) {
+      map(
+          parallel, x.count(), [factor](float a, float before) { return numerics::fma(factor, a, before); }, y.as<T>(),
+          x.as<T>(), residual.as<T>());
+    } else {
+      map(
+          parallel, x.count(), [factor](float a) { return factor * a; }, y.as<T>(), x.as<T>());
+    }
+  });
+}
+
 void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse) {
   const std::int64_t sequence = x.shape[1], heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
   const float* const rotations = table.as<float>();

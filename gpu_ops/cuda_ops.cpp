@@ -77,6 +77,7 @@ class CudaOps final : public Ops {
   void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                        StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
+  void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
 
   void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
                  StreamView stream) override;
@@ -339,6 +340,11 @@ void CudaOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, Ten
 void CudaOps::add(TensorView a, TensorView b, TensorView y, StreamView stream) {
   checks::add(a, b, y);
   gpu::add(a, b, y, native_stream(stream));
+}
+
+void CudaOps::add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) {
+  checks::add_scaled(x, residual, y);
+  gpu::add_scaled(x, factor, residual, y, native_stream(stream));
 }
 
 // -- embedding ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ void swiglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream);
 void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                      CUstream_st* stream);
 void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
+void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, CUstream_st* stream);
 void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream);
 
 // -- norms.cu ------------------------------------------------------------------------------------------------------

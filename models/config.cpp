@@ -131,6 +131,15 @@ void check_attention(const ModelConfig& c) {
   if (windowed) check_size(c, "the sliding window", c.window, max_positions);
 }
 
+void check_factors(const ModelConfig& c) {
+  constexpr double least = 1e-6, most = 1e6;
+  check_number(c, "the embedding's factor", c.embedding_factor, least, most);
+  check_number(c, "the residual factor", c.residual_factor, least, most);
+  check_number(c, "attention's scale", c.attention_scale.value_or(1.0), least, most);
+  check_number(c, "the logits' divisor", c.logits_divisor, least, most);
+  if (c.norm_after && c.residual_factor != 1.0) refuse(c, "a residual factor beside norms after attention and MLP");
+}
+
 void check_experts(const ModelConfig& c) {
   if (c.experts == 0) return;
   check_size(c, "the number of experts", c.experts, max_experts);
@@ -153,6 +162,7 @@ void ModelConfig::validate() const {
   if (family == Family::llama) {
     check_rope(*this);
     check_attention(*this);
+    check_factors(*this);
     check_experts(*this);
   } else if (qk_norm != QkNorm::none || rope_scaling || experts != 0) {
     refuse(*this, "GPT-2 has neither QK norm nor RoPE nor experts");

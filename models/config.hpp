@@ -50,6 +50,11 @@ struct ModelConfig {
   bool output_bias = false;
   bool mlp_bias = false;
   QkNorm qk_norm = QkNorm::none;
+  // Granite's factors.
+  double embedding_factor = 1.0;
+  double residual_factor = 1.0;             ///< of what attention and MLP add
+  std::optional<double> attention_scale{};  ///< of q k^T; 1 / sqrt(D) unless given
+  double logits_divisor = 1.0;
   bool norm_after = false;     ///< OLMo 2: norms of what attention and MLP made, and none before them
   bool fused_tensors = false;  ///< Phi-3: files hold query, key and value in one tensor, gate and up in another
   double rope_theta = 10000.0;

@@ -39,6 +39,7 @@ struct HfArchitecture {
   bool attention_bias = false;
   bool mlp_bias = false;
   bool no_rope_layers = false;
+  bool factors = false;  ///< Granite's multipliers
   WindowFields windows = WindowFields::none;
   HfExperts experts{};
   // Defaults.
@@ -63,6 +64,7 @@ inline constexpr HfArchitecture hf_architectures[] = {
      .windows = WindowFields::switched,
      .sliding_window = 4096},
     {.name = "MistralForCausalLM", .model_type = "mistral", .windows = WindowFields::all, .sliding_window = 4096},
+    {.name = "GraniteForCausalLM", .model_type = "granite", .attention_bias = true, .mlp_bias = true, .factors = true},
     {.name = "MixtralForCausalLM",
      .model_type = "mixtral",
      .windows = WindowFields::all,

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
@@ -84,6 +85,13 @@ bool bias(const Fields& f, const char* key, bool known) {
   return known && f.boolean(key, false);
 }
 
+void read_factors(const Fields& f, ModelConfig& c) {
+  c.embedding_factor = f.number("embedding_multiplier", 1.0);
+  c.residual_factor = f.number("residual_multiplier", 1.0);
+  c.attention_scale = f.number("attention_multiplier", 1.0);
+  c.logits_divisor = f.number("logits_scaling", 1.0);
+}
+
 void read_llama(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   check_activation(f, "hidden_act", {"silu", "swish"});
   c.output_bias = bias(f, "attention_bias", a.attention_bias);
@@ -100,6 +108,7 @@ void read_llama(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   c.kv_heads = f.integer("num_key_value_heads", c.heads);
   if (a.experts.count == 0) c.ffn = f.integer("intermediate_size");
   read_experts(f, a, c);
+  if (a.factors) read_factors(f, c);
   if (f.has("clip_qkv")) f.refuse("'clip_qkv' is not supported");
   if (!f.has("head_dim") && c.heads > 0 && c.width % c.heads != 0) {
     f.refuse(fmt::format("'hidden_size' {} is not a multiple of 'num_attention_heads' {}", c.width, c.heads),
@@ -163,6 +172,12 @@ OrderedJson llama_fields(const HfArchitecture& a, const ModelConfig& c) {
   if (!a.qkv_bias) json["attention_bias"] = c.output_bias;  // false is taken by classes that do not know it, too
   if (c.mlp_bias) json["mlp_bias"] = true;
   json.update(expert_fields(a, c));
+  if (a.factors) {
+    json["embedding_multiplier"] = c.embedding_factor;
+    json["residual_multiplier"] = c.residual_factor;
+    json["attention_multiplier"] = c.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+    json["logits_scaling"] = c.logits_divisor;
+  }
   json.update(attention_fields(a, c));
   json.update(rope_fields(c));
   return json;

@@ -2,7 +2,7 @@
 // of x, y = x1 + down(silu(gate) * up) of the RMS norm of x1. Qwen2 adds biases to q, k and v, Qwen3 an RMS
 // norm over each head of q and k before the rotation; Mixtral, Qwen3 MoE and OLMoE have experts in the MLP's place
 // (mlp.hpp). OLMo 2 (arXiv 2501.00656) has that over all heads at once, and
-// RMS norms of what o and down made, before it is added, in place of those of x and x1.
+// RMS norms of what o and down made, before it is added, in place of those of x and x1; Granite a factor.
 #include <cmath>
 #include <vector>
 
@@ -27,7 +27,7 @@ struct LlamaBuffers {
   TensorView x1;                    ///< (N, C)
   TensorView norm2;                 ///< * (N, C); backward: its gradient
   TensorView o, down;               ///< (N, C), with norms after attention and MLP: what these are of
-  TensorView dnorm;                 ///< * (N, C), likewise: in backward the gradient of o or down
+  TensorView dbranch;               ///< (N, C), of all blocks: gradient of o or down, where a norm or a factor follows
   MlpBuffers mlp;
   TensorView datt, dq, dk, dv;  ///< as att, q, k, v; over what `mlp` does not share
 };
@@ -46,7 +46,8 @@ class LlamaBlock final : public Block {
                    .heads = config.heads,
                    .kv_heads = config.kv_heads,
                    .head_dim = config.head_dim,
-                   .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))},
+                   .scale = static_cast<float>(
+                       config.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(config.head_dim))))},
         mlp_(make_mlp(config, shape)),
         has_table_(any_layer([](const AttentionKind& kind) { return kind.rotated; })),
         has_plain_table_(!config.scales_all && any_layer([](const AttentionKind& kind) { return kind.windowed; })) {}
@@ -74,8 +75,8 @@ class LlamaBlock final : public Block {
                    StreamView stream) const;
   void add_attention(const BlockForward& call, const LlamaBuffers& b) const;
   void add_mlp(const BlockForward& call, const LlamaBuffers& b) const;
-  TensorView norm_after_backward(const BlockBackward& call, std::string_view name, TensorView made, TensorView rstd,
-                                 const LlamaBuffers& b) const;
+  TensorView branch_backward(const BlockBackward& call, std::string_view name, TensorView made, TensorView rstd,
+                             const LlamaBuffers& b) const;
   void mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const;
   void attention_backward(const BlockBackward& call, const LlamaBuffers& b) const;
   void qk_norm_backward(const BlockBackward& call, const LlamaBuffers& b) const;
@@ -109,6 +110,8 @@ class LlamaBlock final : public Block {
     }
     return false;
   }
+  bool scaled() const { return config_.residual_factor != 1.0; }
+  float factor() const { return static_cast<float>(config_.residual_factor); }
   /// What attention reads, and the MLP.
   TensorView attention_input(TensorView x, const LlamaBuffers& b) const { return config_.norm_after ? x : b.norm1; }
   TensorView mlp_input(const LlamaBuffers& b) const { return config_.norm_after ? b.x1 : b.norm2; }
@@ -144,17 +147,14 @@ void LlamaBlock::take_rotated(Carver& carver, LlamaBuffers& b) const {
   b.k_rotated = activation(carver, key_);
 }
 
-/// The MLP's normalised input, or a gradient of what has a norm after it.
+/// The MLP's normalised input.
 void LlamaBlock::take_middle(Carver& carver, LlamaBuffers& b) const {
-  if (!config_.norm_after) {
-    b.norm2 = activation(carver, config_.width);
-  } else if (shape_.training) {
-    b.dnorm = activation(carver, config_.width);
-  }
+  if (!config_.norm_after) b.norm2 = activation(carver, config_.width);
 }
 
 void LlamaBlock::take_shared(Carver& carver) {
   mlp_->take_shared(carver, shared_.mlp);
+  if (shape_.training && (config_.norm_after || scaled())) shared_.dbranch = activation(carver, config_.width);
   if (!shape_.selective) return;
   if (!config_.norm_after) shared_.norm1 = activation(carver, config_.width);
   take_middle(carver, shared_);
@@ -281,6 +281,10 @@ void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) 
   const WeightsGuard& w = call.weights;
   const TensorView weight = w["self_attn.o_proj.weight"];
   const TensorView o_bias = bias(config_.output_bias, w, "self_attn.o_proj.bias");
+  if (scaled()) {
+    call.ops.linear(b.att, weight, o_bias, b.x1, call.stream);
+    return call.ops.add_scaled(b.x1, factor(), call.x, b.x1, call.stream);
+  }
   if (!config_.norm_after) return call.ops.linear_add(b.att, weight, o_bias, call.x, b.x1, call.stream);
   call.ops.linear(b.att, weight, o_bias, b.o, call.stream);
   call.ops.rms_norm(b.o, w["post_attention_layernorm.weight"], b.x1, b.rstd1, eps_, call.stream);
@@ -295,11 +299,12 @@ void LlamaBlock::normalize_middle(const BlockForward& call, const LlamaBuffers& 
 /// y, of the activation. A norm after the MLP needs what that made in backward too.
 void LlamaBlock::add_mlp(const BlockForward& call, const LlamaBuffers& b) const {
   if (!config_.norm_after) {
-    if (call.y) mlp_->finish(call, b.mlp, b.x1, call.y);
+    if (call.y) mlp_->finish(call, b.mlp, scaled() ? TensorView{} : b.x1, call.y);
+    if (call.y && scaled()) call.ops.add_scaled(call.y, factor(), b.x1, call.y, call.stream);
     return;
   }
   mlp_->finish(call, b.mlp, {}, b.down);
-  const TensorView normalized = call.y ? call.y : b.dnorm;
+  const TensorView normalized = call.y ? call.y : b.dbranch;
   call.ops.rms_norm(b.down, call.weights["post_feedforward_layernorm.weight"], normalized, b.rstd2, eps_, call.stream);
   if (call.y) call.ops.add(b.x1, call.y, call.y, call.stream);
 }
@@ -332,20 +337,23 @@ void LlamaBlock::backward(const BlockBackward& call, std::size_t slot) {
   project_backward(call, b);
 }
 
-/// From the gradient of a norm's result, which is added, to that of `made`, what the norm is of: dy itself where there
-/// is no such norm.
-TensorView LlamaBlock::norm_after_backward(const BlockBackward& call, std::string_view name, TensorView made,
-                                           TensorView rstd, const LlamaBuffers& b) const {
+/// From dy to the gradient of what attention or MLP made before a norm or a factor: dy itself where there is neither.
+TensorView LlamaBlock::branch_backward(const BlockBackward& call, std::string_view name, TensorView made,
+                                       TensorView rstd, const LlamaBuffers& b) const {
+  if (scaled()) {
+    call.ops.add_scaled(call.dy, factor(), {}, b.dbranch, call.stream);
+    return b.dbranch;
+  }
   if (!config_.norm_after) return call.dy;
-  call.ops.rms_norm_backward(call.dy, made, call.weights[name], rstd, b.dnorm, false, call.gradients[name],
+  call.ops.rms_norm_backward(call.dy, made, call.weights[name], rstd, b.dbranch, false, call.gradients[name],
                              call.stream);
-  return b.dnorm;
+  return b.dbranch;
 }
 
 /// `dy` becomes the gradient of x1.
 void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const {
   const auto& [ops, s, w, g, layer, x, dy] = call;
-  const TensorView ddown = norm_after_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd2, b);
+  const TensorView ddown = branch_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd2, b);
   const TensorView dinput = mlp_input_gradient(dy, b);
   mlp_->backward(call, ddown, mlp_input(b), b.mlp, dinput, config_.norm_after);
   if (config_.norm_after) return;
@@ -356,7 +364,7 @@ void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) 
 /// From the gradient of x1 to those of q, k (before rotation) and v.
 void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffers& b) const {
   const auto& [ops, s, w, g, layer, x, dy] = call;
-  const TensorView d_o = norm_after_backward(call, "post_attention_layernorm.weight", b.o, b.rstd1, b);
+  const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd1, b);
   add_linear_gradients(call, d_o, b.att, g["self_attn.o_proj.weight"],
                        bias(config_.output_bias, g, "self_attn.o_proj.bias"));
   ops.linear_backward_input(d_o, w["self_attn.o_proj.weight"], b.datt, false, s);

@@ -104,6 +104,11 @@ struct Transformer::Impl {
   void forward(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream);
   void embed(ParameterAccess& parameters, std::size_t n, StreamView stream);
   TensorView head_input() const { return inputs->in_forward(static_cast<std::size_t>(config.layers), 0); }
+  /// In place; nothing where the factor is 1.
+  void scale(TensorView x, double factor, StreamView stream) {
+    if (factor != 1.0) ops->add_scaled(x, static_cast<float>(factor), {}, x, stream);
+  }
+  /// The norm, and the factor of the logits, which are linear in its result.
   void normalize(const WeightsGuard& head, TensorView x, TensorView y, StreamView stream);
   /// Losses and their gradients in one visit of the head.
   void head_step(ParameterAccess& parameters, std::size_t n, float gradient_scale, StreamView stream);
@@ -140,8 +145,9 @@ void Transformer::Impl::embed(ParameterAccess& parameters, std::size_t n, Stream
   const WeightsGuard weights = parameters.fetch(0, stream);
   const TensorView positions = config.family == Family::gpt2 ? weights["positions"] : TensorView{};
   for (std::size_t micro = 0; micro < n; ++micro) {
-    ops->embedding(flat(buffers.micro[micro].tokens), weights["tokens"], positions, shape.sequence,
-                   inputs->begin_write(0, micro, stream), stream);
+    const TensorView out = inputs->begin_write(0, micro, stream);
+    ops->embedding(flat(buffers.micro[micro].tokens), weights["tokens"], positions, shape.sequence, out, stream);
+    scale(out, config.embedding_factor, stream);
     inputs->end_write(0, micro, stream);
   }
 }
@@ -171,10 +177,12 @@ void Transformer::Impl::normalize(const WeightsGuard& head, TensorView x, Tensor
   } else {
     ops->rms_norm(x, head["norm.weight"], y, rstd, eps, stream);
   }
+  scale(y, 1.0 / config.logits_divisor, stream);
 }
 
 void Transformer::Impl::normalize_backward(const WeightsGuard& head, const GradientsGuard& gradients, TensorView x,
                                            TensorView dx, StreamView stream) {
+  scale(buffers.dnormed, 1.0 / config.logits_divisor, stream);
   if (config.family == Family::gpt2) {
     ops->layer_norm_backward(buffers.dnormed, x, head["norm.weight"], buffers.mean, buffers.rstd, dx, false,
                              gradients["norm.weight"], gradients["norm.bias"], stream);
@@ -260,6 +268,7 @@ void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::siz
       if (micro + 1 == n) weights = {};  // as in head_step
     }
     if (tokens || positions) {
+      scale(batch.normed, config.embedding_factor, stream);
       const bool whole = tokens && tokens.dtype == DType::bf16;
       ops->embedding_backward(batch.normed, flat(batch.tokens), shape.sequence, tokens, positions,
                               whole ? batch.token_rows : TensorView{}, stream);

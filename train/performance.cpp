@@ -74,6 +74,7 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t l
   work.forward.memory_bytes = tokens * element * (10.0 * width + 2.0 * (queries + keys)) + mlp.activation_bytes +
                               mlp.sum_bytes + matrices * mlp.weight_bytes;
   work.forward.kernels = 12.0 + mlp.kernels;
+  if (c.residual_factor != 1.0) work.forward.memory_bytes += 4.0 * tokens * element * width;  // sums of their own
   work.backward.matmul_flops = 2.0 * work.forward.matmul_flops;
   work.backward.attention_flops = 2.5 * work.forward.attention_flops;
   work.backward.memory_bytes = 2.0 * work.forward.memory_bytes;

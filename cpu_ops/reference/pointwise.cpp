@@ -38,4 +38,11 @@ void add(TensorView a, TensorView b, TensorView y) {
   for (std::int64_t i = 0; i < a.count(); ++i) put(y, i, get(a, i) + get(b, i));
 }
 
+void add_scaled(TensorView x, float factor, TensorView residual, TensorView y) {
+  for (std::int64_t i = 0; i < x.count(); ++i) {
+    const float scaled = single(x, i);
+    put(y, i, static_cast<double>(residual ? numerics::fma(factor, scaled, single(residual, i)) : factor * scaled));
+  }
+}
+
 }  // namespace tandem::reference

@@ -39,6 +39,7 @@ void gelu_backward(TensorView dy, TensorView x, TensorView dx);
 void swiglu(TensorView gate, TensorView up, TensorView y);
 void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup);
 void add(TensorView a, TensorView b, TensorView y);
+void add_scaled(TensorView x, float factor, TensorView residual, TensorView y);
 
 void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out);
 void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,

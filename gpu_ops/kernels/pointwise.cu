@@ -66,6 +66,20 @@ add_kernel(const T* a, const T* b, T* y, std::int64_t count, bool aligned) {
   });
 }
 
+/// `residual` is null where there is none.
+template <class T>
+TANDEM_KERNEL(most_threads)
+add_scaled_kernel(const T* x, float factor, const T* residual, T* y, std::int64_t count, bool aligned) {
+  for_spans(count, aligned, [&](const Span& span) {
+    Floats p = load(x, span), before = {};
+    if (residual != nullptr) before = load(residual, span);
+    for (int i = 0; i < packet; ++i) {
+      p.x[i] = residual == nullptr ? factor * p.x[i] : numerics::fma(factor, p.x[i], before.x[i]);
+    }
+    store(y, span, p);
+  });
+}
+
 struct RopeShape {
   std::int64_t sequence, heads, dim, half;  ///< 2 half of dim elements are turned
 };
@@ -133,6 +147,13 @@ void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream) {
   with_activation(a.dtype, [&]<class T>(T) {
     launch("add", add_kernel<T>, pointwise_geometry(a.count()), stream, a.as<T>(), b.as<T>(), y.as<T>(), a.count(),
            aligned(a.data, b.data, y.data));
+  });
+}
+
+void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, CUstream_st* stream) {
+  with_activation(x.dtype, [&]<class T>(T) {
+    launch("add_scaled", add_scaled_kernel<T>, pointwise_geometry(x.count()), stream, x.as<T>(), factor,
+           optional<T>(residual), y.as<T>(), x.count(), aligned(x.data, residual.data, y.data));
   });
 }
 

@@ -58,6 +58,9 @@ def models():
         sliding_window=5, layer_types=["sliding_attention", "full_attention"], pad_token_id=None,
         rope_parameters={"full_attention": {**yarn, "rope_theta": 500000.0},
                          "sliding_attention": {"rope_type": "default", "rope_theta": 500000.0}}, **llama)
+    yield "granite", transformers.GraniteForCausalLM, transformers.GraniteConfig(
+        tie_word_embeddings=True, embedding_multiplier=2.5, attention_multiplier=0.25, residual_multiplier=0.3,
+        logits_scaling=1.2, **llama)
     # Experts, of which some find no token.
     experts = {**llama, "num_experts_per_tok": 3, "experts_implementation": "eager", "pad_token_id": None,
                "eos_token_id": 2}

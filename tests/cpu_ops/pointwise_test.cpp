@@ -80,6 +80,25 @@ TEST_P(Pointwise, AddIsTheSumAlsoInPlace) {
   }
 }
 
+TEST_P(Pointwise, AScaledSumIsRoundedOnceAlsoInPlace) {
+  for (const Shape& shape : all_shapes) {
+    Random random(4);
+    const Tensor x = wide(random, GetParam(), shape), residual = random.tensor(GetParam(), shape);
+    Tensor sum(GetParam(), shape), scaled(GetParam(), shape);
+    reference::add_scaled(x, 0.22F, residual, sum);
+    reference::add_scaled(x, 0.22F, {}, scaled);
+    for (const auto& arena : arenas()) {
+      Tensor y = x, z = residual, alone = x;
+      fast::add_scaled(*arena, y, 0.22F, residual, y);
+      fast::add_scaled(*arena, x, 0.22F, z, z);
+      fast::add_scaled(*arena, alone, 0.22F, {}, alone);
+      expect_equal(y, sum);
+      expect_equal(z, sum);
+      expect_equal(alone, scaled);
+    }
+  }
+}
+
 class Embedding : public ::testing::TestWithParam<DType> {};
 
 TEST_P(Embedding, ForwardAndBackwardAreTheReference) {

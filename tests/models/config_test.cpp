@@ -114,6 +114,10 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.qk_norm, b.qk_norm);
   EXPECT_EQ(a.norm_after, b.norm_after);
   EXPECT_EQ(a.fused_tensors, b.fused_tensors);
+  EXPECT_EQ(a.embedding_factor, b.embedding_factor);
+  EXPECT_EQ(a.residual_factor, b.residual_factor);
+  EXPECT_EQ(a.attention_scale, b.attention_scale);
+  EXPECT_EQ(a.logits_divisor, b.logits_divisor);
   EXPECT_EQ(a.experts, b.experts);
   EXPECT_EQ(a.chosen_experts, b.chosen_experts);
   EXPECT_EQ(a.normalized_shares, b.normalized_shares);
@@ -161,6 +165,23 @@ TEST(HfConfig, NullsAndAbsentFieldsTakeTheDefaults) {
   EXPECT_EQ(parsed(with(gpt2_text, "tie_word_embeddings", "false")).tied_head, false);
   EXPECT_EQ(parsed(with(gpt2_text, "activation_function", "\"gelu_pytorch_tanh\"")).ffn, 3072);
   EXPECT_EQ(parsed(with(llama_text, "rope_scaling", R"({"type": "default"})")).rope_scaling, std::nullopt);
+}
+
+TEST(HfConfig, FactorsOfGraniteAreRead) {
+  const std::string text = with(with(llama_text, "architectures", "[\"GraniteForCausalLM\"]"), "rope_scaling", "null");
+  const ModelConfig plain = parsed(text);
+  EXPECT_EQ(plain.attention_scale, 1.0);  // its class's default, not what its heads would have
+  const ModelConfig granite =
+      parsed(with(with(with(with(text, "embedding_multiplier", "12"), "residual_multiplier", "0.22"),
+                       "attention_multiplier", "0.015625"),
+                  "logits_scaling", "8.0"));
+  EXPECT_EQ(granite.embedding_factor, 12.0);
+  EXPECT_EQ(granite.residual_factor, 0.22);
+  EXPECT_EQ(granite.attention_scale, 0.015625);
+  EXPECT_EQ(granite.logits_divisor, 8.0);
+  EXPECT_THAT(refusal(with(text, "logits_scaling", "0")), HasSubstr("the logits' divisor is 0"));
+  EXPECT_THAT(refusal(with(text, "residual_multiplier", "-1")), HasSubstr("the residual factor is -1"));
+  EXPECT_EQ(parsed(with(llama_text, "embedding_multiplier", "12")).embedding_factor, 1.0);  // its class knows none
 }
 
 TEST(HfConfig, ExpertsAreRead) {

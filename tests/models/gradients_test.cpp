@@ -258,6 +258,23 @@ TEST_P(RotatingAgainstPyTorch, AnotherAttentionOfALayerIsFound) {
   }
 }
 
+TEST(Granite, AnotherFactorIsFound) {
+  const Fixture fixture("granite");
+  const auto expect_found = [&](const auto& change) {
+    ModelConfig other = fixture.config();
+    change(other);
+    Rig rig(other, shape_of(fixture, false));
+    rig.load(fixture);
+    rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+    rig.train(fixture.gradient_scale());
+    EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * bar);
+  };
+  expect_found([](ModelConfig& c) { c.embedding_factor *= 1.001; });
+  expect_found([](ModelConfig& c) { c.residual_factor *= 1.001; });
+  expect_found([](ModelConfig& c) { *c.attention_scale *= 1.001; });
+  expect_found([](ModelConfig& c) { c.logits_divisor *= 1.001; });
+}
+
 class ExpertsAgainstPyTorch : public OthersAgainstPyTorch {};
 
 TEST_P(ExpertsAgainstPyTorch, AnotherChoiceIsFound) {

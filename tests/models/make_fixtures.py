@@ -82,6 +82,11 @@ def models():
         **{**llama, "num_hidden_layers": 3})
 
 
+    # Factors of embedding, attention, residuals and logits; biases, and a table that is embedding and head.
+    yield "granite", (2, 13), transformers.GraniteForCausalLM, transformers.GraniteConfig(
+        hidden_size=36, intermediate_size=41, max_position_embeddings=32, tie_word_embeddings=True, pad_token_id=None,
+        embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.5,
+        attention_bias=True, mlp_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, **llama)
     # Experts: more of them than tokens find, with shares that add up to 1 or that do not, and files of either spelling.
     experts = {**llama, "experts_implementation": "eager"}
     yield "mixtral", (3, 7), transformers.MixtralForCausalLM, transformers.MixtralConfig(

@@ -134,7 +134,7 @@ TEST(TransformerMemory, SelectivelyABlockKeepsWhatProductsAndAttentionMade) {
     RunShape some = all;
     some.selective = true;
     const std::int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
-    std::size_t shared = (c.norm_after ? 1 : 2) * activation(c.width) + activation(c.ffn * c.mlp_rows());
+    std::size_t shared = (c.norm_after ? 0 : 2) * activation(c.width) + activation(c.ffn * c.mlp_rows());
     if (c.qk_norm != QkNorm::none) shared += activation(queries) + activation(keys);
     const auto layers = static_cast<std::size_t>(c.layers);
     EXPECT_EQ(

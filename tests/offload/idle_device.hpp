@@ -52,6 +52,7 @@ class IdleOps : public Ops {
   void swiglu(TensorView, TensorView, TensorView, StreamView) override {}
   void swiglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void add(TensorView, TensorView, TensorView, StreamView) override {}
+  void add_scaled(TensorView, float, TensorView, TensorView, StreamView) override {}
   void embedding(TensorView, TensorView, TensorView, std::int64_t, TensorView, StreamView) override {}
   void embedding_backward(TensorView, TensorView, std::int64_t, TensorView, TensorView, TensorView,
                           StreamView) override {}

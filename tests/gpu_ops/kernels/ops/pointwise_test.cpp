@@ -103,6 +103,27 @@ TEST_P(PointwiseOps, AddIsTheSumAlsoInPlace) {
   });
 }
 
+TEST_P(PointwiseOps, AScaledSumIsRoundedOnceAlsoInPlace) {
+  everywhere([&](const Shape& shape, std::size_t offset) {
+    Random random(4);
+    const Tensor x = wide(random, dtype(), shape), residual = random.tensor(dtype(), shape);
+    Tensor sum(dtype(), shape), scaled(dtype(), shape);
+    reference::add_scaled(x, 0.22F, residual, sum);
+    reference::add_scaled(x, 0.22F, {}, scaled);
+    const auto results = under_all_schedules([&] {
+      const Operand y = bench().put(x, offset), z = bench().put(residual, offset), alone = bench().put(x, offset);
+      const Operand original = bench().put(x, offset), before = bench().put(residual, offset);
+      ops().add_scaled(y, 0.22F, before, y, stream());
+      ops().add_scaled(original, 0.22F, z, z, stream());
+      ops().add_scaled(alone, 0.22F, {}, alone, stream());
+      return std::vector<Tensor>{bench().get(y), bench().get(z), bench().get(alone)};
+    });
+    expect_equal(results[0], sum);
+    expect_equal(results[1], sum);
+    expect_equal(results[2], scaled);
+  });
+}
+
 TEST_P(PointwiseOps, RopeIsTheReferenceAndTheInverseUndoesIt) {
   for (const auto& [dim, rotated] : {std::pair{2, 2}, {6, 6}, {16, 16}, {64, 64}, {6, 4}, {24, 16}, {12, 8}}) {
     for (const std::size_t offset : offsets(dtype())) {
