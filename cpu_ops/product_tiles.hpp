@@ -24,8 +24,8 @@ constexpr bool is_float = std::is_same_v<T, float>;
 /// Rows of activations: one after another, or those of the tokens of slots, `choices` to a token.
 template <class T>
 struct Rows {
-  const T* data;
-  std::int64_t stride;
+  const T* data = nullptr;
+  std::int64_t stride = 0;
   const std::int32_t* slots = nullptr;
   std::int64_t choices = 1;
 
@@ -105,10 +105,10 @@ inline void add_rounded(const float* from, std::int64_t rows, std::int64_t colum
 template <class X, class Y>
 struct ForwardProduct {
   Rows<X> x;
-  const bf16* w;
-  const bf16* bias;
-  Y* y;
-  std::int64_t in, out;
+  const bf16* w = nullptr;
+  const bf16* bias = nullptr;
+  Y* y = nullptr;
+  std::int64_t in = 0, out = 0;
   Blocks columns{out, most_columns, grain}, depth{in, most_depth, grain};
 
   TileRoom room(std::int64_t rows) const {
@@ -139,10 +139,10 @@ struct ForwardProduct {
 template <class Dy, class Dx>
 struct InputProduct {
   Rows<Dy> dy;
-  const bf16* w;
-  Dx* dx;
-  bool accumulate;
-  std::int64_t in, out;
+  const bf16* w = nullptr;
+  Dx* dx = nullptr;
+  bool accumulate = false;
+  std::int64_t in = 0, out = 0;
   Blocks columns{in, most_columns, grain}, depth{out, most_depth, grain};
 
   TileRoom room(std::int64_t rows) const {
@@ -181,8 +181,8 @@ template <class Dy, class X, class Dw>
 struct WeightProduct {
   Rows<Dy> dy;
   Rows<X> x;
-  Dw* dw;
-  std::int64_t in, out;
+  Dw* dw = nullptr;
+  std::int64_t in = 0, out = 0;
   Blocks outputs{out, most_columns, grain}, inputs{in, most_depth, grain};
 
   TileRoom room(std::int64_t rows) const {
