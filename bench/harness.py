@@ -123,6 +123,8 @@ def peers(*modules):
         except BenchError:
             run([*install, "torch", "numpy"])
     missing = [module for module in modules if not imports(python, [module])]
+    if "transformers" in missing:
+        run([*install, "transformers"])
     if "deepspeed" in missing:  # it compiles its optimizer at first use
         run([*install, "setuptools", "wheel", "ninja"])
         run([*install, "--no-build-isolation", "deepspeed"], env={**QUIET, "DS_BUILD_OPS": "0"})

@@ -11,6 +11,7 @@ import sys
 
 import adam
 import checkpoint
+import cpu_experts
 import cpu_train
 import engine
 import five_policies
@@ -26,7 +27,8 @@ import simulate
 import state_file
 import streaming
 
-BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-train": cpu_train, "engine": engine,
+BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
+              "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "predict": predict,
               "published": published, "simulate": simulate, "state-file": state_file, "streaming": streaming}
