@@ -67,9 +67,9 @@ struct ModelConfig {
   std::int64_t chosen_experts = 0;       ///< K, of each token
   bool normalized_shares = false;        ///< those of a token's experts add up to 1
   ExpertNames expert_names = ExpertNames::mlp;
-  /// What generation needs and training does not, passed on as it came: key of config.json ("eos_token_id") and
-  /// JSON of its value.
-  std::vector<std::pair<std::string, std::string>> special_tokens;
+  /// What others may need and training does not, passed on as it came: key of config.json ("eos_token_id") and JSON of
+  /// its value.
+  std::vector<std::pair<std::string, std::string>> passed_on;
 
   AttentionKind attention_of(std::int64_t layer) const;
   /// 0 where the layer has none.

@@ -201,7 +201,7 @@ ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
   c.vocabulary = f.integer("vocab_size");
   c.initializer_range = f.number("initializer_range", 0.02);
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
-    if (const std::string ids = f.token_ids(key); !ids.empty()) c.special_tokens.emplace_back(key, ids);
+    if (const std::string ids = f.token_ids(key); !ids.empty()) c.passed_on.emplace_back(key, ids);
   }
   if (gpt2) {
     read_gpt2(f, c);
@@ -228,7 +228,7 @@ std::string hf_config_text(const ModelConfig& config, std::string_view torch_dty
                       {"tie_word_embeddings", config.tied_head},
                       {"torch_dtype", torch_dtype}};
   json.update(config.family == Family::gpt2 ? gpt2_fields(config) : llama_fields(architecture, config));
-  for (const auto& [key, value] : config.special_tokens) json[key] = OrderedJson::parse(value);
+  for (const auto& [key, value] : config.passed_on) json[key] = OrderedJson::parse(value);
   return json.dump(2) + "\n";
 }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 namespace tandem {
 namespace {
@@ -36,6 +37,15 @@ void refuse_unsupported(const Fields& f) {
   }
 }
 
+/// What is said of layers without experts, and of the loss that balances them.
+void pass_on(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
+  const auto keep = [&](const char* key, const OrderedJson& value) { c.passed_on.emplace_back(key, value.dump()); };
+  const char* const width = "intermediate_size";
+  const char* const weight = "router_aux_loss_coef";
+  if (a.experts.width_key != std::string_view(width) && f.has(width)) keep(width, f.integer(width));
+  if (f.has(weight)) keep(weight, f.number(weight, 0.0));
+}
+
 }  // namespace
 
 void read_experts(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
@@ -47,6 +57,7 @@ void read_experts(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   c.normalized_shares = a.experts.normalized || f.boolean("norm_topk_prob", false);
   c.expert_names = a.experts.names;
   c.ffn = f.integer(a.experts.width_key);
+  pass_on(f, a, c);
 }
 
 OrderedJson expert_fields(const HfArchitecture& a, const ModelConfig& c) {

@@ -180,7 +180,7 @@ nlohmann::json keys_of_the_function(const ModelConfig& config) {
        {"architectures", "model_type", "torch_dtype", "initializer_range", "max_position_embeddings"}) {
     json.erase(key);
   }
-  for (const auto& [key, value] : config.special_tokens) json.erase(key);
+  for (const auto& [key, value] : config.passed_on) json.erase(key);
   json["rope_magnitude"] = rope_magnitude(config, config.rope_scaling);  // may come of how long sequences may be
   return json;
 }

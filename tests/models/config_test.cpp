@@ -193,6 +193,10 @@ TEST(HfConfig, ExpertsAreRead) {
   EXPECT_EQ(qwen3.expert_names, ExpertNames::mlp);
   EXPECT_EQ(qwen3.qk_norm, QkNorm::per_head);
   EXPECT_EQ(qwen3.window, 0);
+  const std::string written = hf_config_text(qwen3, "bfloat16");  // what others read of layers without experts
+  EXPECT_THAT(written, HasSubstr("\"intermediate_size\": 6144"));
+  EXPECT_THAT(written, HasSubstr("\"moe_intermediate_size\": 768"));
+  EXPECT_THAT(written, HasSubstr("\"router_aux_loss_coef\": 0.001"));
   // What transformers 5 writes instead, and what its class takes where config.json does not say.
   const ModelConfig other = parsed(with(with(qwen3_moe_text, "num_experts", "null"), "num_local_experts", "64"));
   EXPECT_EQ(other.experts, 64);
@@ -425,7 +429,7 @@ TEST(HfConfig, TokensOfGenerationArePassedOnAndSoIsThatThereAreNone) {
   EXPECT_THAT(written, HasSubstr("\"pad_token_id\": null"));
   EXPECT_THAT(written, Not(HasSubstr("bos_token_id")));
   const std::vector<std::pair<std::string, std::string>> tokens = {{"eos_token_id", "[7,8]"}, {"pad_token_id", "null"}};
-  EXPECT_EQ(parsed(written).special_tokens, tokens);
+  EXPECT_EQ(parsed(written).passed_on, tokens);
 }
 
 TEST(HfConfig, TheNameIsTheFolders) {
