@@ -5,11 +5,9 @@ Two layers of Qwen3 MoE's class, of 64 experts of which a token takes 8 and of 8
 step of each is left out.
 """
 import json
-import shutil
-import statistics
-import subprocess
 
 import harness
+from cpu_train import Work
 
 SEQUENCE, BATCH, THREADS = 256, 4, 2
 STEPS, PAIRS = 6, 3
@@ -26,28 +24,7 @@ def config(shape):
             "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": False}
 
 
-def train_tandem(work, text):
-    out = work / "run"
-    shutil.rmtree(out, ignore_errors=True)
-    harness.run([harness.program("tandem"), "train", "--model", work / "config.json", "--data", text, "--out", out,
-                 "--device", "host", "--threads", str(THREADS), "--update-threads", str(THREADS), "--policy", "device",
-                 "--seq-len", str(SEQUENCE), "--micro-batch", str(BATCH), "--steps", str(STEPS)], env=harness.QUIET)
-    return [json.loads(line)["step_seconds"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def train_transformers(python, work):
-    command = [python, harness.ROOT / "bench" / "transformers_experts.py", work / "config.json", "--steps", str(STEPS),
-               "--sequence", str(SEQUENCE), "--batch", str(BATCH), "--threads", str(THREADS)]
-    harness.say("$ " + " ".join(str(word) for word in command))
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=harness.QUIET)
-    if done.returncode != 0:
-        raise harness.BenchError("the loop over transformers failed")
-    return json.loads(done.stdout)["step_seconds"]
-
-
-def rate(step_seconds):
-    """Tokens per second of the median step, the first left out."""
-    return SEQUENCE * BATCH / statistics.median(step_seconds[1:])
+WORK = Work(SEQUENCE, BATCH, THREADS, STEPS)
 
 
 def measure():
@@ -57,13 +34,14 @@ def measure():
     for shape in SHAPES:
         work = harness.BUILD / "bench-cpu-experts" / shape
         work.mkdir(parents=True, exist_ok=True)
-        (work / "config.json").write_text(json.dumps(config(shape)))
+        model = work / "config.json"
+        model.write_text(json.dumps(config(shape)))
         text = work / "text.txt"  # the time of a step does not depend on what it says
         text.write_text("".join(f"{i} times {i} is {i * i}. " for i in range(SEQUENCE * BATCH * (STEPS + 4) // 16)))
         tandem, other = [], []
         for _ in range(PAIRS):
-            tandem.append(rate(train_tandem(work, text)))
-            other.append(rate(train_transformers(python, work)))
+            tandem.append(WORK.rate(WORK.tandem(work, model, text, "--policy", "device")[0]))
+            other.append(WORK.rate(WORK.peer(python, "transformers_experts.py", model)))
         figures.add(f"{shape}_tokens_over_transformers", harness.ratios(tandem, other))
         figures.add(f"{shape}_tokens_per_second", tandem)
         figures.add(f"{shape}_transformers_tokens_per_second", other)

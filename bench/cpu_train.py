@@ -9,6 +9,7 @@ import random
 import shutil
 import statistics
 import subprocess
+from dataclasses import dataclass
 
 import harness
 
@@ -25,30 +26,41 @@ def write_tokens(path):
     path.write_bytes(ids.tobytes())
 
 
-def train_tandem(work, tokens, *more):
-    out = work / "run"
-    shutil.rmtree(out, ignore_errors=True)
-    harness.run([harness.program("tandem"), "train", "--model", "gpt2", "--data", tokens, "--out", out,
-                 "--device", "host", "--threads", str(THREADS), "--update-threads", str(THREADS),
-                 "--seq-len", str(SEQUENCE), "--micro-batch", str(BATCH), "--steps", str(STEPS), *more],
-                env=harness.QUIET)
-    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    return [line["step_seconds"] for line in lines], json.loads((out / "summary.json").read_text())
+@dataclass(frozen=True)
+class Work:
+    """What both sides train with."""
+    sequence: int
+    batch: int
+    threads: int
+    steps: int
+
+    def tandem(self, folder, model, data, *more):
+        """Seconds of each step of `tandem train` on the host device, and its summary."""
+        out = folder / "run"
+        shutil.rmtree(out, ignore_errors=True)
+        harness.run([harness.program("tandem"), "train", "--model", model, "--data", data, "--out", out,
+                     "--device", "host", "--threads", str(self.threads), "--update-threads", str(self.threads),
+                     "--seq-len", str(self.sequence), "--micro-batch", str(self.batch), "--steps", str(self.steps), *more],
+                    env=harness.QUIET)
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        return [line["step_seconds"] for line in lines], json.loads((out / "summary.json").read_text())
+
+    def peer(self, python, script, what):
+        """The same of a peer's loop over `what`."""
+        command = [python, harness.ROOT / "bench" / script, what, "--steps", str(self.steps), "--sequence",
+                   str(self.sequence), "--batch", str(self.batch), "--threads", str(self.threads)]
+        harness.say("$ " + " ".join(str(word) for word in command))
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=harness.QUIET)
+        if done.returncode != 0:
+            raise harness.BenchError(f"{script} failed")
+        return json.loads(done.stdout)["step_seconds"]
+
+    def rate(self, step_seconds):
+        """Tokens per second of the median step, the first left out."""
+        return self.sequence * self.batch / statistics.median(step_seconds[1:])
 
 
-def train_torch(python, tokens):
-    command = [python, harness.ROOT / "bench" / "torch_gpt2.py", tokens, "--steps", str(STEPS), "--sequence",
-               str(SEQUENCE), "--batch", str(BATCH), "--threads", str(THREADS)]
-    harness.say("$ " + " ".join(str(word) for word in command))
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=harness.QUIET)
-    if done.returncode != 0:
-        raise harness.BenchError("the PyTorch loop failed")
-    return json.loads(done.stdout)["step_seconds"]
-
-
-def rate(step_seconds):
-    """Tokens per second of the median step, the first left out."""
-    return SEQUENCE * BATCH / statistics.median(step_seconds[1:])
+WORK = Work(SEQUENCE, BATCH, THREADS, STEPS)
 
 
 def measure():
@@ -60,15 +72,15 @@ def measure():
 
     tandem, torch = [], []
     for _ in range(PAIRS):
-        tandem.append(rate(train_tandem(work, tokens, "--policy", "device")[0]))
-        torch.append(rate(train_torch(python, tokens)))
-    seconds, summary = train_tandem(work, tokens, "--policy", "host", "--device-memory", "300MiB")
+        tandem.append(WORK.rate(WORK.tandem(work, "gpt2", tokens, "--policy", "device")[0]))
+        torch.append(WORK.rate(WORK.peer(python, "torch_gpt2.py", tokens)))
+    seconds, summary = WORK.tandem(work, "gpt2", tokens, "--policy", "host", "--device-memory", "300MiB")
 
     figures = harness.Figures()
     figures.add("tokens_over_torch", harness.ratios(tandem, torch))
     figures.add("tokens_per_second", tandem)
     figures.add("torch_tokens_per_second", torch)
-    figures.add("tokens_per_second_300mib", [rate(seconds)])
+    figures.add("tokens_per_second_300mib", [WORK.rate(seconds)])
     for name in ("planned_device_bytes", "peak_device_bytes", "planned_host_bytes", "peak_host_bytes"):
         figures.values[name + "_300mib"] = summary[name]
     return figures.line("cpu-train", model="gpt2", sequence=SEQUENCE, micro_batch=BATCH, threads=THREADS, steps=STEPS)

@@ -75,7 +75,7 @@ void sort_slots(const Route& r) {
   for (std::int64_t slot = 0; slot < r.slots_count; ++slot) ++r.begins[r.experts[slot] + 1];
   for (std::int64_t e = 0; e < r.expert_count; ++e) r.begins[e + 1] += r.begins[e];
   for (std::int64_t slot = 0; slot < r.slots_count; ++slot) {
-    const std::int32_t row = r.begins[r.experts[slot]]++;  // for now, where the expert's next row is
+    const std::int32_t row = r.begins[r.experts[slot]]++;  // until all are placed, where the expert's next row is
     r.slots[row] = static_cast<std::int32_t>(slot);
     r.rows[slot] = row;
   }

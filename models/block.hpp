@@ -3,6 +3,7 @@
 // its mathematics; which layer it stands for, it learns with each call.
 #include <cstddef>
 #include <memory>
+#include <string_view>
 
 #include "core/carver.hpp"
 #include "core/device.hpp"
@@ -61,6 +62,12 @@ class Block {
 std::unique_ptr<Block> make_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu);
 std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu);
 std::unique_ptr<Block> make_llama_block(const ModelConfig& config, const RunShape& shape);
+
+/// A guard's bias of that name, or an empty view where the layer has none.
+template <class Guard>
+TensorView bias_of(bool has, const Guard& guard, std::string_view name) {
+  return has ? guard[name] : TensorView{};
+}
 
 /// A linear layer's parameter gradients, left out where all of them are frozen.
 void add_linear_gradients(const BlockBackward& call, TensorView dy, TensorView x, TensorView dweight,

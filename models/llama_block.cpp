@@ -122,10 +122,6 @@ class LlamaBlock final : public Block {
   TensorView mlp_input_gradient(TensorView dy, const LlamaBuffers& b) const {
     return config_.norm_after ? dy : b.norm2;
   }
-  template <class Guard>
-  static TensorView bias(bool has, const Guard& guard, std::string_view name) {
-    return has ? guard[name] : TensorView{};
-  }
 
   ModelConfig config_;
   RunShape shape_;
@@ -255,7 +251,7 @@ void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const 
   const StreamView s = call.stream;
   const TensorView x = attention_input(call.x, b);
   const auto product = [&](const char* weight, const char* bias_name, TensorView y) {
-    call.ops.linear(x, w[weight], bias(config_.qkv_bias, w, bias_name), y, s);
+    call.ops.linear(x, w[weight], bias_of(config_.qkv_bias, w, bias_name), y, s);
   };
   product("self_attn.q_proj.weight", "self_attn.q_proj.bias", b.q);
   product("self_attn.k_proj.weight", "self_attn.k_proj.bias", b.k);
@@ -280,7 +276,7 @@ void LlamaBlock::normalize_heads(const BlockForward& call, const LlamaBuffers& b
 void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const TensorView weight = w["self_attn.o_proj.weight"];
-  const TensorView o_bias = bias(config_.output_bias, w, "self_attn.o_proj.bias");
+  const TensorView o_bias = bias_of(config_.output_bias, w, "self_attn.o_proj.bias");
   if (scaled()) {
     call.ops.linear(b.att, weight, o_bias, b.x1, call.stream);
     return call.ops.add_scaled(b.x1, factor(), call.x, b.x1, call.stream);
@@ -366,7 +362,7 @@ void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffer
   const auto& [ops, s, w, g, layer, x, dy] = call;
   const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd1, b);
   add_linear_gradients(call, d_o, b.att, g["self_attn.o_proj.weight"],
-                       bias(config_.output_bias, g, "self_attn.o_proj.bias"));
+                       bias_of(config_.output_bias, g, "self_attn.o_proj.bias"));
   ops.linear_backward_input(d_o, w["self_attn.o_proj.weight"], b.datt, false, s);
   ops.attention_backward(by_sequence(b.datt), heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att),
                          b.lse, heads(b.dq), heads(b.dk), heads(b.dv), attention(layer), s);
@@ -388,9 +384,9 @@ void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers&
   const auto& [ops, s, w, g, layer, x, dy] = call;
   const TensorView input = attention_input(x, b), dinput = attention_input_gradient(dy, b);
   const bool biased = config_.qkv_bias;
-  add_linear_gradients(call, b.dq, input, g["self_attn.q_proj.weight"], bias(biased, g, "self_attn.q_proj.bias"));
-  add_linear_gradients(call, b.dk, input, g["self_attn.k_proj.weight"], bias(biased, g, "self_attn.k_proj.bias"));
-  add_linear_gradients(call, b.dv, input, g["self_attn.v_proj.weight"], bias(biased, g, "self_attn.v_proj.bias"));
+  add_linear_gradients(call, b.dq, input, g["self_attn.q_proj.weight"], bias_of(biased, g, "self_attn.q_proj.bias"));
+  add_linear_gradients(call, b.dk, input, g["self_attn.k_proj.weight"], bias_of(biased, g, "self_attn.k_proj.bias"));
+  add_linear_gradients(call, b.dv, input, g["self_attn.v_proj.weight"], bias_of(biased, g, "self_attn.v_proj.bias"));
   ops.linear_backward_input(b.dq, w["self_attn.q_proj.weight"], dinput, config_.norm_after, s);
   ops.linear_backward_input(b.dk, w["self_attn.k_proj.weight"], dinput, true, s);
   ops.linear_backward_input(b.dv, w["self_attn.v_proj.weight"], dinput, true, s);

@@ -22,8 +22,8 @@ class DenseMlp final : public Mlp {
   }
   void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const override {
     const WeightsGuard& w = call.weights;
-    call.ops.linear(x, w["mlp.gate_proj.weight"], bias(w, "mlp.gate_proj.bias"), b.gate, call.stream);
-    call.ops.linear(x, w["mlp.up_proj.weight"], bias(w, "mlp.up_proj.bias"), b.up, call.stream);
+    call.ops.linear(x, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate, call.stream);
+    call.ops.linear(x, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up, call.stream);
     activate(call, b);
   }
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
@@ -31,7 +31,7 @@ class DenseMlp final : public Mlp {
   }
   void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const override {
     const TensorView weight = call.weights["mlp.down_proj.weight"];
-    const TensorView down_bias = bias(call.weights, "mlp.down_proj.bias");
+    const TensorView down_bias = bias_of(biased_, call.weights, "mlp.down_proj.bias");
     if (residual) return call.ops.linear_add(b.act, weight, down_bias, residual, y, call.stream);
     call.ops.linear(b.act, weight, down_bias, y, call.stream);
   }
@@ -40,10 +40,6 @@ class DenseMlp final : public Mlp {
 
  private:
   TensorView activation(Carver& carver) const { return carver.take(compute_, {tokens_, ffn_}); }
-  template <class Guard>
-  TensorView bias(const Guard& guard, std::string_view name) const {
-    return biased_ ? guard[name] : TensorView{};
-  }
 
   std::int64_t tokens_, ffn_;
   DType compute_;
@@ -56,12 +52,12 @@ void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, 
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;
   const GradientsGuard& g = call.gradients;
-  add_linear_gradients(call, dy, b.act, g["mlp.down_proj.weight"], bias(g, "mlp.down_proj.bias"));
+  add_linear_gradients(call, dy, b.act, g["mlp.down_proj.weight"], bias_of(biased_, g, "mlp.down_proj.bias"));
   const TensorView dact = b.act, dgate = b.gate, dup = b.up;
   ops.linear_backward_input(dy, w["mlp.down_proj.weight"], dact, false, s);
   ops.swiglu_backward(dact, b.gate, b.up, dgate, dup, s);
-  add_linear_gradients(call, dgate, x, g["mlp.gate_proj.weight"], bias(g, "mlp.gate_proj.bias"));
-  add_linear_gradients(call, dup, x, g["mlp.up_proj.weight"], bias(g, "mlp.up_proj.bias"));
+  add_linear_gradients(call, dgate, x, g["mlp.gate_proj.weight"], bias_of(biased_, g, "mlp.gate_proj.bias"));
+  add_linear_gradients(call, dup, x, g["mlp.up_proj.weight"], bias_of(biased_, g, "mlp.up_proj.bias"));
   ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dx, accumulate, s);
   ops.linear_backward_input(dup, w["mlp.up_proj.weight"], dx, true, s);
 }

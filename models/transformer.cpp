@@ -25,10 +25,10 @@ void check(const ModelConfig& config, const RunShape& shape) {
     throw UsageError(fmt::format("a micro-batch of {} sequences of {} tokens", shape.batch, shape.sequence),
                      fmt::format("it must have 1 to {} tokens", max_tokens));
   }
-  if (shape.batch * shape.sequence > std::numeric_limits<std::int32_t>::max() / config.mlp_rows()) {
+  const std::int64_t most_routed = std::numeric_limits<std::int32_t>::max() / config.mlp_rows();
+  if (shape.batch * shape.sequence > most_routed) {
     throw UsageError(fmt::format("a micro-batch of {} tokens", shape.batch * shape.sequence),
-                     fmt::format("with {} experts for each it must have at most {}", config.mlp_rows(),
-                                 std::numeric_limits<std::int32_t>::max() / config.mlp_rows()));
+                     fmt::format("with {} experts for each it must have at most {}", config.mlp_rows(), most_routed));
   }
   if (shape.micro_batches < 1 || shape.micro_batches > max_tokens / (shape.batch * shape.sequence)) {
     throw UsageError(

@@ -28,7 +28,6 @@ struct Products {
 
 // -- where a lane's elements lie -----------------------------------------------------------------------------------
 
-TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
 /// First row of the tile that is this warp's.
 TANDEM_DEVICE int warp_row() { return thread_index() / warp_lanes * 16; }
 /// Row of the tile of elements 0 and 1 (`half` 0) and 2 and 3 (1) of this thread's products.

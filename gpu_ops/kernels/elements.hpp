@@ -173,11 +173,14 @@ TANDEM_DEVICE void for_spans(std::int64_t count, bool aligned, const Body& body)
   }
 }
 
+/// Of the warp.
+TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
+
 /// The same, all lanes of a warp together: spans of some may have no elements.
 template <class Body>
 TANDEM_DEVICE void for_warp_spans(std::int64_t count, bool aligned, const Body& body) {
   const std::int64_t stride = grid_size() * block_size() * packet;
-  const std::int64_t lane_at = thread_index() % warp_lanes * packet;
+  const std::int64_t lane_at = own_lane() * packet;
   for (std::int64_t at = (block_index() * block_size() + thread_index()) * packet; at - lane_at < count; at += stride) {
     body(span_at(at, count, aligned));
   }

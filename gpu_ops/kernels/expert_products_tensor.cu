@@ -30,7 +30,6 @@ constexpr int warps_down = tile / warp_rows;
 constexpr int pitch = warp_columns + packet;
 static_assert(threads / warp_lanes * warp_rows * pitch * sizeof(float) <= shared_bytes);
 
-TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
 /// Where the warp's columns, and the `group`-th of its groups of rows, begin in the tile.
 TANDEM_DEVICE int warp_column() { return thread_index() / warp_lanes % warps_across * warp_columns; }
 TANDEM_DEVICE int group_row(int group) {

@@ -10,8 +10,6 @@
 namespace tandem::gpu {
 namespace {
 
-TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
-
 /// Calls body(row) for each of [0, rows) by all lanes of a warp, launched with warp_row_geometry().
 template <class Body>
 TANDEM_DEVICE void for_warp_rows(std::int64_t rows, const Body& body) {
