@@ -133,6 +133,11 @@ class Device {
   /// untouched until `stream` has passed it. Device memory is of `allocate`, an engine's guards included: MisuseError
   /// else, here and in `fill_zero`.
   virtual void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) = 0;
+  /// From the memory of `peer`, a device of the same kind in this process, or this one, into this one's. Asynchronous;
+  /// what is read must stay valid and untouched until `stream`, one of this device's, has passed it. Both sides are of
+  /// `allocate` of their devices, the peer's alive until then. Throws MisuseError else, and where the peer is of
+  /// another kind.
+  virtual void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) = 0;
   /// Asynchronous.
   virtual void fill_zero(void* to, std::size_t bytes, StreamView stream) = 0;
 
@@ -140,6 +145,9 @@ class Device {
   virtual void record(EventView event, StreamView stream) = 0;
   /// Later work on `stream` waits for the event's last record; one never recorded is complete. Asynchronous.
   virtual void wait(StreamView stream, EventView event) = 0;
+  /// The same for an event of `peer`, a device of the same kind in this process, or this one. What failed the peer's
+  /// stream before the record fails this one. Throws MisuseError where the peer is of another kind.
+  virtual void wait_for_peer(StreamView stream, Device& peer, EventView event) = 0;
   /// Blocks the calling thread until the event's last record has passed or the time is over. Returns whether it has
   /// passed. Rethrows what failed the stream before the record, or lost the device. Which record is meant where the
   /// event is recorded again meanwhile, the one before or the new one, depends on the device: record it again only once

@@ -65,6 +65,11 @@ struct DeviceError : Error {
       : Error(ExitCode::device, what, why, advice) {}
 };
 
+/// Another rank of a group has failed, and with it the group (exit 5): not what it failed by.
+struct PeerError : DeviceError {
+  using DeviceError::DeviceError;
+};
+
 /// Training cannot go on (exit 6).
 struct TrainingError : Error {
   TrainingError(std::string_view what, std::string_view why = {}, std::string_view advice = {})

@@ -55,6 +55,19 @@ HostEvent& own(EventView event) {
   return *host;
 }
 
+HostDevice& own_kind(Device& peer) {
+  HostDevice* host = dynamic_cast<HostDevice*>(&peer);
+  if (host == nullptr) throw MisuseError("the peer given to a host device is a device of another kind");
+  return *host;
+}
+
+void require_copyable(const MemoryLedger& own, const MemoryLedger& peer, void* to, const void* from,
+                      std::size_t bytes) {
+  if (&own == &peer) return own.require_copyable(to, from, bytes, CopyKind::device_to_device);
+  peer.require_inside(from, bytes, "copy from a peer reads");
+  own.require_inside(to, bytes, "copy from a peer writes");
+}
+
 constexpr std::string_view task_of(CopyKind kind) {
   switch (kind) {
     case CopyKind::host_to_device:
@@ -179,6 +192,18 @@ void HostDevice::move(void* to, const void* from, std::size_t bytes, CopyKind ki
   }
 }
 
+void HostDevice::copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) {
+  const HostDevice& source = own_kind(peer);
+  HostStream& queue = own(stream);
+  if (bytes == 0) return;
+  require_copyable(memory_->ledger(), source.memory_->ledger(), to, from, bytes);
+  // Shares the peer's book-keeping: nothing says that the peer outlives streams of this device.
+  queue.enqueue("copy from peer", [=, this, memory = source.memory_] {
+    require_copyable(memory_->ledger(), memory->ledger(), to, from, bytes);
+    large_copy(to, from, bytes);
+  });
+}
+
 void HostDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
   HostStream& queue = own(stream);
   if (bytes == 0) return;
@@ -200,6 +225,11 @@ void HostDevice::record(EventView event, StreamView stream) {
 void HostDevice::wait(StreamView stream, EventView event) {
   HostStream& queue = own(stream);
   if (auto record = tandem::own(event).latest()) queue.enqueue_wait(std::move(record));
+}
+
+void HostDevice::wait_for_peer(StreamView stream, Device& peer, EventView event) {
+  own_kind(peer);
+  wait(stream, event);  // a record knows its stream, whosever that is
 }
 
 bool HostDevice::wait_for(EventView event, std::chrono::milliseconds time) {

@@ -71,6 +71,9 @@ class HostDevice final : public Device {
   /// Throws MisuseError at the call where the device side does not lie in one live allocation, or the
   /// host side does. Checked again when the stream gets there: a buffer freed meanwhile fails the stream.
   void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) override;
+  /// Of another host device or this one. Checked like `copy`, each side where it should lie. As fast as it goes: no
+  /// emulated link is between them.
+  void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) override;
   /// Device memory only; checked like `copy`.
   void fill_zero(void* to, std::size_t bytes, StreamView stream) override;
 
@@ -79,6 +82,7 @@ class HostDevice final : public Device {
   /// move it. A record always passes, also when its stream is destroyed (its queue is run to the end)
   /// or has failed, and an event never recorded counts as complete, so no wait outlives all work.
   void wait(StreamView stream, EventView event) override;
+  void wait_for_peer(StreamView stream, Device& peer, EventView event) override;
   bool wait_for(EventView event, std::chrono::milliseconds time) override;
   /// On the stream's worker: it holds up that stream alone. Destroying the stream calls it too.
   void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) override;

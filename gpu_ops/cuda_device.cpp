@@ -100,6 +100,12 @@ std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemo
   return options.memory;
 }
 
+CudaDevice& own_kind(Device& peer) {
+  CudaDevice* cuda = dynamic_cast<CudaDevice*>(&peer);
+  if (cuda == nullptr) throw MisuseError("the peer given to a CUDA device is a device of another kind");
+  return *cuda;
+}
+
 }  // namespace
 
 CudaProbe probe_cuda() {
@@ -218,6 +224,29 @@ void CudaDevice::copy(void* to, const void* from, std::size_t bytes, CopyKind ki
   });
 }
 
+void CudaDevice::copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) {
+  const CudaDevice& source = own_kind(peer);
+  CudaStream& queue = own(stream);
+  if (bytes == 0) return;
+  if (&source == this) return copy(to, from, bytes, CopyKind::device_to_device, stream);
+  source.memory_->ledger().require_inside(from, bytes, "copy from a peer reads");
+  memory_->ledger().require_inside(to, bytes, "copy from a peer writes");
+  queue.queue([&] {
+    // To CUDA two devices of one card are one.
+    if (source.ordinal_ == ordinal_) return runtime::copy(to, from, bytes, CopyKind::device_to_device, queue.native());
+    reach(source.ordinal_);
+    runtime::copy_peer(to, ordinal_, from, source.ordinal_, bytes, queue.native());
+  });
+}
+
+// Asked once by each device: whoever opens one anew may have reset the card, and with it what was enabled.
+void CudaDevice::reach(int ordinal) {
+  const std::lock_guard lock(reached_mutex_);
+  if (reached_.contains(ordinal)) return;
+  runtime::enable_peer(ordinal_, ordinal);
+  reached_.insert(ordinal);
+}
+
 void CudaDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
   CudaStream& queue = own(stream);
   if (bytes == 0) return;
@@ -227,6 +256,9 @@ void CudaDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
 
 void CudaDevice::record(EventView event, StreamView stream) { own(event).record(own(stream)); }
 void CudaDevice::wait(StreamView stream, EventView event) { own(event).hold(own(stream)); }
+void CudaDevice::wait_for_peer(StreamView stream, Device& peer, EventView event) {
+  own_kind(peer).own(event).hold(own(stream));
+}
 bool CudaDevice::wait_for(EventView event, std::chrono::milliseconds time) { return own(event).wait_for(time); }
 
 void CudaDevice::call_after(StreamView stream, std::function<void(std::exception_ptr)> then) {

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -76,10 +78,15 @@ class CudaDevice final : public Device {
   /// Throws MisuseError at the call where the device side does not lie in one live allocation, or the host
   /// side does. Host memory that is not pinned is copied too, but may block the caller.
   void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) override;
+  /// Of another CUDA device or this one; two devices may also be one card. Straight from card to card where they have
+  /// access to each other, which is enabled at the first copy, through the host else.
+  void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) override;
   void fill_zero(void* to, std::size_t bytes, StreamView stream) override;
 
   void record(EventView event, StreamView stream) override;
   void wait(StreamView stream, EventView event) override;
+  /// A peer that is lost while its work runs is told of by its own streams alone.
+  void wait_for_peer(StreamView stream, Device& peer, EventView event) override;
   /// Asks from time to time, a millisecond apart at most. Follows the mark where it is moved meanwhile.
   bool wait_for(EventView event, std::chrono::milliseconds time) override;
   /// On a thread of the stream's own; the stream does not wait for it.
@@ -94,6 +101,7 @@ class CudaDevice final : public Device {
  private:
   CudaStream& own(StreamView stream) const;
   CudaEvent& own(EventView event) const;
+  void reach(int ordinal);
 
   const int ordinal_;
   DeviceInfo info_;
@@ -102,6 +110,8 @@ class CudaDevice final : public Device {
   const std::unique_ptr<NvtxRanges> ranges_;  ///< null: nobody listens
   std::unique_ptr<UpdateKernels> host_kernels_;
   std::unique_ptr<Ops> ops_;
+  std::mutex reached_mutex_;
+  std::set<int> reached_;  ///< ordinals of peers of which access was asked for
 };
 
 }  // namespace tandem

@@ -334,6 +334,21 @@ void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, CUstream
   check(cudaMemcpyAsync(to, from, bytes, native, stream), "queueing a copy");
 }
 
+void copy_peer(void* to, int to_ordinal, const void* from, int from_ordinal, std::size_t bytes, CUstream_st* stream) {
+  check(cudaMemcpyPeerAsync(to, to_ordinal, from, from_ordinal, bytes, stream), "queueing a copy from a peer");
+}
+
+void enable_peer(int ordinal, int peer) {
+  int can = 0;
+  check(cudaDeviceCanAccessPeer(&can, ordinal, peer), "asking for access to a peer");
+  if (can == 0) return;
+  // Enabled before by another device of this card, or refused, as to more peers than the machine allows: copies are
+  // made all the same.
+  const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
+  if (is_lost(code)) refuse(code, "enabling access to a peer");
+  forgive(code);
+}
+
 void fill_zero(void* to, std::size_t bytes, CUstream_st* stream) {
   check(cudaMemsetAsync(to, 0, bytes, stream), "queueing a fill");
 }

@@ -117,6 +117,11 @@ void synchronize(CUevent_st* event);
 // -- work --------------------------------------------------------------------------------------------
 
 void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, CUstream_st* stream);
+/// Of two devices that are not one, `to` and `stream` on device `to_ordinal`.
+void copy_peer(void* to, int to_ordinal, const void* from, int from_ordinal, std::size_t bytes, CUstream_st* stream);
+/// Lets copies to device `ordinal`, which is current, come straight from `peer`, another one, where the machine can do
+/// that. Where it cannot, or refuses, they pass through the host.
+void enable_peer(int ordinal, int peer);
 void fill_zero(void* to, std::size_t bytes, CUstream_st* stream);
 
 /// What the launch of a kernel returned, a cudaError_t: throws where it was refused, or reports the fault of an earlier

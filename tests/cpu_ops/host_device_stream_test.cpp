@@ -217,6 +217,40 @@ TEST(HostStreamErrors, TravelThroughEventsFromStreamToStream) {
   EXPECT_FALSE(ran);
 }
 
+TEST(HostStreamErrors, TravelFromDeviceToDevice) {
+  HostDevice device(small());
+  HostDevice peer(small());
+  Stream bad = peer.make_stream("bad");
+  Stream waits = device.make_stream("waits");
+  Event before = peer.make_event();
+  Event after = peer.make_event();
+  bool ran = false;
+  peer.record(before, bad);
+  peer.enqueue(bad, "bad", [] { throw DeviceError("lost"); });
+  peer.record(after, bad);
+  device.wait_for_peer(waits, peer, before);
+  device.synchronize(waits);
+  device.wait_for_peer(waits, peer, after);
+  device.enqueue(waits, "later", [&] { ran = true; });
+  EXPECT_THAT([&] { device.synchronize(waits); }, ThrowsMessage<DeviceError>(HasSubstr("lost")));
+  EXPECT_FALSE(ran);
+}
+
+TEST(HostStreamErrors, MemoryOfThePeerFreedBeforeTheCopyIsOne) {
+  HostDevice device(small());
+  HostDevice peer(small());
+  MemoryBlock from = peer.allocate(64, "from");
+  const MemoryBlock to = device.allocate(64, "to");
+  Gate gate;
+  Stream stream = device.make_stream("a");
+  device.enqueue(stream, "gate", gate.task());
+  device.copy_from(peer, to.data(), from.data(), 64, stream);
+  from = MemoryBlock();
+  gate.open();
+  EXPECT_THAT([&] { device.synchronize(stream); },
+              ThrowsMessage<MisuseError>(HasSubstr("copy from a peer reads the freed buffer 'from'")));
+}
+
 TEST(HostStreamErrors, DoNotReachEventsRecordedBefore) {
   HostDevice device(small());
   Stream a = device.make_stream("a");

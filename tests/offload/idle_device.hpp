@@ -113,9 +113,11 @@ class IdleDevice : public Device {
   std::size_t allocated_bytes() const noexcept override { return 0; }
   std::size_t peak_bytes() const noexcept override { return 0; }
   void copy(void*, const void*, std::size_t, CopyKind, StreamView) override {}
+  void copy_from(Device&, void*, const void*, std::size_t, StreamView) override {}
   void fill_zero(void*, std::size_t, StreamView) override {}
   void record(EventView, StreamView) override {}
   void wait(StreamView, EventView) override {}
+  void wait_for_peer(StreamView, Device&, EventView) override {}
   bool wait_for(EventView, std::chrono::milliseconds) override { return true; }
   void call_after(StreamView, std::function<void(std::exception_ptr)> then) override { then(nullptr); }
   void synchronize(StreamView) override {}

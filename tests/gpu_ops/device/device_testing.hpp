@@ -13,6 +13,8 @@ namespace tandem::testing {
 /// `capacity`: of what may be allocated. `pinned_piece`: bytes of host memory registered at once.
 std::unique_ptr<CudaDevice> open_test_device(std::size_t capacity = std::size_t{64} << 20,
                                              std::size_t pinned_piece = std::size_t{2} << 20);
+/// Several with this capacity each, on cards of their own where there are so many. None where there is no GPU.
+std::vector<std::unique_ptr<CudaDevice>> open_test_devices(int count, std::size_t capacity);
 /// Largest random delay of the fake's streams in microseconds from now on, and the seed that draws them; a GPU
 /// has delays of its own.
 void delay_streams(std::uint64_t seed, int longest_us);

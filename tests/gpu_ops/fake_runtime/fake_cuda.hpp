@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include <cuda_runtime_api.h>
@@ -33,6 +34,7 @@ struct Machine {
   /// GPU. Takes time. Also where TANDEM_FAKE_GUARD is set.
   bool guarded = false;
   std::size_t pinnable = std::numeric_limits<std::size_t>::max();  ///< bytes registered at one time, as under WSL2
+  bool peers = true;                                               ///< cards can have access to each other's memory
   int longest_delay_us = 0;  ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
 };
 
@@ -47,8 +49,8 @@ void fail_call(std::string_view function, std::int64_t position, cudaError_t cod
 /// Calls since the last install or fail_call.
 std::int64_t calls();
 /// Called by a stream's thread before each piece of work with the stream's name and what it is: "copy to
-/// device", "copy to host", "copy on device", "fill zero", "kernel", "record", "wait". It may sleep; an
-/// exception loses the device. Null: none.
+/// device", "copy to host", "copy on device", "copy from peer", "fill zero", "kernel", "record", "wait". It may sleep;
+/// an exception loses the device. Null: none.
 void set_before_work(std::function<void(std::string_view stream, std::string_view work)> hook);
 
 /// What is alive.
@@ -64,6 +66,8 @@ Census census();
 /// cuDevicePrimaryCtxRetain make one, and so does whatever acts on a device where none is current: on the one that the
 /// thread has chosen, which is the first until it does.
 std::vector<int> contexts();
+/// Cards that may reach others': (card, peer), in order.
+std::vector<std::pair<int, int>> peers();
 /// The card whose context is current in this thread; -1: none.
 int current_context();
 /// Uses that CUDA leaves undefined, as they were seen: memory freed under queued work, and the like.

@@ -23,9 +23,11 @@ const std::pair<const std::uintptr_t, Range>* range_before(const Ranges& ranges,
   return next == ranges.begin() ? nullptr : &*std::prev(next);
 }
 
-bool inside(const Ranges& ranges, std::uintptr_t address, std::size_t bytes) {
+/// `device`: where the range is to be; -1: anywhere.
+bool inside(const Ranges& ranges, std::uintptr_t address, std::size_t bytes, int device = -1) {
   const auto* range = range_before(ranges, address);
-  return range != nullptr && address + bytes <= range->first + range->second.bytes;
+  return range != nullptr && address + bytes <= range->first + range->second.bytes &&
+         (device < 0 || range->second.device == device);
 }
 
 bool touches(const Ranges& ranges, std::uintptr_t address, std::size_t bytes) {
@@ -66,6 +68,8 @@ bool loses_device(cudaError_t code) {
     case cudaErrorNoDevice:
     case cudaErrorInvalidDevice:
     case cudaErrorInvalidResourceHandle:
+    case cudaErrorPeerAccessUnsupported:
+    case cudaErrorPeerAccessAlreadyEnabled:
     case cudaErrorNotReady:
       return false;
     default:
@@ -106,6 +110,7 @@ void State::install(Machine machine) {
   copies_ = {};
   calls_ = 0;
   contexts_.clear();
+  peers_.clear();
   loaded_.clear();
   this_thread() = {};
 }
@@ -234,14 +239,27 @@ bool State::free(void* data) {
   return true;
 }
 
-bool State::on_device(const void* data, std::size_t bytes) {
+bool State::on_device(const void* data, std::size_t bytes, int device) {
   const std::lock_guard lock(mutex_);
-  return inside(allocations_, address_of(data), bytes);
+  return inside(allocations_, address_of(data), bytes, device);
 }
 
 bool State::touches_device(const void* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   return touches(allocations_, address_of(data), bytes);
+}
+
+cudaError_t State::enable_peer(int device, int peer) {
+  const std::lock_guard lock(mutex_);
+  if (!has_card(peer) || peer == device) return cudaErrorInvalidDevice;
+  if (!machine_.peers) return cudaErrorPeerAccessUnsupported;
+  contexts_.insert(peer);
+  return peers_.insert({device, peer}).second ? cudaSuccess : cudaErrorPeerAccessAlreadyEnabled;
+}
+
+std::vector<std::pair<int, int>> State::peers() const {
+  const std::lock_guard lock(mutex_);
+  return {peers_.begin(), peers_.end()};
 }
 
 cudaError_t State::register_host(int device, void* data, std::size_t bytes) {
@@ -313,6 +331,7 @@ void set_before_work(std::function<void(std::string_view, std::string_view)> hoo
 }
 Census census() { return State::get().census(); }
 std::vector<int> contexts() { return State::get().contexts(); }
+std::vector<std::pair<int, int>> peers() { return State::get().peers(); }
 int current_context() { return this_thread().contexts.empty() ? -1 : this_thread().contexts.back(); }
 std::vector<std::string> complaints() { return State::get().complaints(); }
 bool tell_complaints() {

@@ -12,6 +12,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
@@ -80,9 +81,11 @@ class State {
   void open_device_memory();
   void close_device_memory();
   std::size_t free_bytes(int device);
-  /// Whether [data, data + bytes) lies in one device allocation; touches any.
-  bool on_device(const void* data, std::size_t bytes);
+  /// Whether [data, data + bytes) lies in one device allocation, of this device where one is named; touches any.
+  bool on_device(const void* data, std::size_t bytes, int device = -1);
   bool touches_device(const void* data, std::size_t bytes);
+  cudaError_t enable_peer(int device, int peer);
+  std::vector<std::pair<int, int>> peers() const;
   /// Takes an entry of 8 bytes of the device for each page of 4 KiB.
   cudaError_t register_host(int device, void* data, std::size_t bytes);
   bool unregister_host(void* data);
@@ -109,7 +112,8 @@ class State {
   Machine machine_;
   std::vector<cudaError_t> lost_;
   std::set<int> contexts_;  ///< by device
-  std::set<int> loaded_;    ///< devices that have their code
+  std::set<std::pair<int, int>> peers_;
+  std::set<int> loaded_;  ///< devices that have their code
   Ranges allocations_;
   Ranges registrations_;
   int touching_ = 0;  ///< pieces of work that touch device memory now
@@ -169,6 +173,8 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+  explicit CUevent_st(int of_device) : device(of_device) {}
+  const int device;
   std::mutex mutex;
   std::shared_ptr<tandem::fake_cuda::Mark> latest;
 };

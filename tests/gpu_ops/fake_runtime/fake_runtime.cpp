@@ -356,7 +356,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
   return call_in_context("cudaEventCreateWithFlags", [&](State& state) {
-    *event = new CUevent_st;
+    *event = new CUevent_st(current_device());
     ++state.events;
     return cudaSuccess;
   });
@@ -372,6 +372,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return call_in_context("cudaEventRecord", [&](State&) {
+    if (event->device != stream->device()) return cudaErrorInvalidResourceHandle;
     auto mark = std::make_shared<Mark>();
     const std::lock_guard lock(event->mutex);
     queue_mark(stream, "record", mark);
@@ -431,6 +432,36 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
     if (memory == State::HostKind::pageable && sides.from_device) return wait_for_end(stream);
     return cudaSuccess;
   });
+}
+
+cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int from_device, std::size_t bytes,
+                                cudaStream_t stream) {
+  return call_in_context("cudaMemcpyPeerAsync", [&](State&) {
+    const auto sides_hold = [=] {
+      return State::get().on_device(to, bytes, to_device) && State::get().on_device(from, bytes, from_device);
+    };
+    if (!sides_hold()) return cudaErrorInvalidValue;
+    stream->push({.kind = "copy from peer", .run = [=] {
+                    if (!sides_hold()) {
+                      return State::get().complain("copy from peer of memory that was freed while it was queued");
+                    }
+                    std::memcpy(to, from, bytes);
+                  }});
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int ordinal, int peer) {
+  return call("cudaDeviceCanAccessPeer", [&](State& state) {
+    if (!state.has_card(ordinal) || !state.has_card(peer)) return cudaErrorInvalidDevice;
+    *can = state.machine().peers && ordinal != peer ? 1 : 0;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int) {
+  return call_in_context("cudaDeviceEnablePeerAccess",
+                         [&](State& state) { return state.enable_peer(current_device(), peer); });
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
