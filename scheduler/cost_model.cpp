@@ -227,6 +227,21 @@ TaskCost CostModel::copy(double bytes, bool to_device) const {
   return cost;
 }
 
+/// Of a rank that gets so many bytes from its peers and gives them as many, across its link and through the host, as
+/// where devices have no way of their own to each other.
+TaskCost CostModel::between_devices(double bytes) const {
+  TaskCost cost;
+  cost.seconds = latency_ + std::max({bytes / to_device_, bytes / to_host_, 2.0 * bytes / both_ways_,
+                                      2.0 * bytes * copy_dram_ / dram_});
+  if (cost.seconds <= 0.0) return cost;
+  const double carried = bytes / cost.seconds;
+  at(cost.share, Resource::to_device, carried / to_device_);
+  at(cost.share, Resource::to_host, carried / to_host_);
+  at(cost.share, Resource::link, 2.0 * carried / both_ways_);
+  at(cost.share, Resource::dram, 2.0 * carried * copy_dram_ / dram_);
+  return cost;
+}
+
 TaskCost CostModel::on_device(double seconds, double bytes) const {
   TaskCost cost;
   cost.seconds = launch_ + (device_core_share_ > 0.0 ? std::max(seconds, bytes / dram_) : seconds);
@@ -302,6 +317,9 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
     case TaskKind::store_state:
     case TaskKind::store_weights:
       return copy(bytes, false);
+    case TaskKind::gather_weights:
+    case TaskKind::exchange_gradient:
+      return between_devices(bytes);
     case TaskKind::round_gradient:
       return on_device(count * round_bytes / device_bandwidth_, count * round_bytes);
     case TaskKind::sum_gradient:

@@ -97,8 +97,8 @@ class CostModel {
   /// `update_threads`: a plan's (0: all).
   CostModel(const MachineProfile& profile, StateFormat state, int update_threads = 0);
 
-  /// Of a task of any lane but the caller's. `sums`: a step has several micro-batches. `pieces`: as so many equal
-  /// tasks, one after another.
+  /// Of a task of any lane but the caller's. `sums`: several gradients of a layer add up in a step. `pieces`: as so
+  /// many equal tasks, one after another.
   TaskCost of(const Task& task, bool sums, double pieces = 1.0) const;
   /// Of the caller's work that takes `seconds` alone.
   TaskCost compute(double seconds) const;
@@ -114,6 +114,7 @@ class CostModel {
 
  private:
   explicit CostModel(const MachineProfile& in_format);
+  TaskCost between_devices(double bytes) const;
   TaskCost on_device(double seconds, double bytes) const;
   TaskCost on_cpu(double seconds, double dram_bytes, double core_share) const;
   TaskCost to_disk(double bytes) const;

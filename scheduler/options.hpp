@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "core/group.hpp"
 #include "core/numerics/adam_state.hpp"
 #include "scheduler/policy.hpp"
 
@@ -19,7 +20,8 @@ struct OffloadOptions {
   std::size_t device_memory = 0;           ///< hard ceiling in bytes, of context and libraries (DeviceInfo::reserved)
                                            ///< too; 0: all that the device was opened with
   std::size_t reserved_device_memory = 0;  ///< of it, the caller's own share (activations, workspaces)
-  std::size_t host_memory = 0;             ///< ceiling in bytes of pinned and pageable memory; 0: no ceiling
+  std::size_t host_memory = 0;             ///< ceiling in bytes of pinned and pageable memory, of all ranks of a group,
+                                           ///< which share a machine; 0: no ceiling
   std::size_t reserved_host_memory = 0;  ///< of it, the caller's own share (its program, buffers, activations): what of
                                          ///< that is taken already, PlanningFacts::host_available is to include
   std::size_t spare_device_memory = 0;   ///< bytes booked under the same ceiling beside what the plan uses, as room
@@ -29,11 +31,12 @@ struct OffloadOptions {
   /// will do. It lies in one file without a name, which goes with the engine. Empty: all of it is in memory.
   std::filesystem::path state_folder{};
   Policy policy;
+  Rank rank;                       ///< of several devices that train one model together, each with a plan of its own
   std::vector<UpdatePath> paths;   ///< one for each subgroup, instead of the policy's division; empty: the policy's
   std::int64_t subgroup_size = 0;  ///< parameters, rounded up to layout_quantum; 0: chosen
   int resident_layers = -1;       ///< so many layers' weights stay on the device, the most worth it; -1: as many as fit
   int prefetch_layers = 0;        ///< weight buffers for layers of a size that follow each other; 0: two where they fit
-  int max_micro_batches = 1;      ///< per step; more than one needs an accumulator
+  int max_micro_batches = 1;      ///< per step on this rank; more than one, of all ranks, need an accumulator
   int micro_batches_at_once = 1;  ///< so many the caller takes through each visit of a layer. 1: forward and backward
                                   ///< of one, then of the next. All of a step: each layer is visited twice a step
   /// All of a tied parameter's gradient comes with its owner's: a layer that borrows it is asked for none of it. Else

@@ -201,7 +201,8 @@ Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& opt
   };
   while (const std::size_t over = over_host_memory(options, facts, plan)) {
     const std::size_t before = moved();
-    knobs.file_bytes = before + over;
+    const auto ranks = static_cast<std::size_t>(options.rank.count);
+    knobs.file_bytes = before + (over + ranks - 1) / ranks;
     plan = build(layout, options, knobs);
     if (moved() == before) break;  // there is no more
   }
@@ -211,6 +212,10 @@ Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& opt
 std::size_t ceiling_of(const OffloadOptions& options, const PlanningFacts& facts) {
   const std::size_t most = facts.device_capacity + facts.device_reserved;
   return options.device_memory > 0 ? std::min(options.device_memory, most) : most;
+}
+
+std::size_t of_all_ranks(std::size_t bytes, const OffloadOptions& options) noexcept {
+  return bytes * static_cast<std::size_t>(options.rank.count);
 }
 
 std::string megabytes_flag(std::size_t bytes) {
@@ -237,7 +242,7 @@ std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts
     return over_host_memory(options, facts, host, device);
   };
   const std::size_t needed = facts.device_is_host && over(0) > 0 ? host + device : host;
-  const std::size_t ceiling = needed + unlike_in_the_next_run;
+  const std::size_t ceiling = of_all_ranks(needed + unlike_in_the_next_run, options);
   return over(ceiling) > 0 ? std::string{} : fmt::format("--host-memory {}", megabytes_flag(ceiling));
 }
 
@@ -332,7 +337,7 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
 
 std::size_t over_file_room(const PlanningFacts& facts, const Plan& plan) noexcept {
   if (facts.file_room == 0) return 0;
-  const std::size_t bytes = plan.file_bytes_of_step();
+  const std::size_t bytes = plan.file_bytes_of_step() * static_cast<std::size_t>(plan.rank.count);
   return bytes > facts.file_room ? bytes - facts.file_room : 0;
 }
 
@@ -390,13 +395,15 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
   options.state_folder = "DIR";
   const std::optional<Plan> plan = plan_that_fits(layout, options, facts, ceiling);
   if (!plan) return {};
-  return fmt::format("--state-dir DIR on a fast disk, for {} of the state", format_bytes(plan->file_bytes_of_step()));
+  return fmt::format("--state-dir DIR on a fast disk, for {} of the state",
+                     format_bytes(of_all_ranks(plan->file_bytes_of_step(), options)));
 }
 
 [[noreturn]] void refuse_host(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                               const Plan& plan, std::size_t ceiling) {
-  const std::size_t host = plan.memory.host_bytes() + options.reserved_host_memory;
-  const std::size_t device = plan.memory.device_bytes() + options.reserved_device_memory;
+  const std::size_t host_each = plan.memory.host_bytes() + options.reserved_host_memory;
+  const std::size_t device_each = plan.memory.device_bytes() + options.reserved_device_memory;
+  const std::size_t host = of_all_ranks(host_each, options), device = of_all_ranks(device_each, options);
   std::string why;
   if (options.host_memory > 0 && host > options.host_memory) {
     why = fmt::format("it needs {}, the ceiling is {}", format_bytes(host), format_bytes(options.host_memory));
@@ -407,7 +414,7 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
     why = fmt::format("it needs {}, {} is available", format_bytes(host), format_bytes(host_room(options, facts)));
   }
   std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling),
-                                   ceiling_that_fits(options, facts, host, device),
+                                   ceiling_that_fits(options, facts, host_each, device_each),
                                    file_that_fits(layout, options, facts, ceiling)};
   std::erase(fitting, "");
   throw PlanError("the plan does not fit in host memory", why, advice_of(fitting), plan.table(),
@@ -418,10 +425,11 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
                               const Plan& plan, std::size_t ceiling) {
   std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling)};
   if (fitting.front().empty()) fitting = {"a --state-dir with more room", "more host memory"};
-  throw PlanError(fmt::format("the optimizer state does not fit in {}", options.state_folder.string()),
-                  fmt::format("{} of it have no room in memory, {} are free there",
-                              format_bytes(plan.file_bytes_of_step()), format_bytes(facts.file_room)),
-                  advice_of(fitting), plan.table(), std::make_shared<const MemoryPlan>(plan.needs()));
+  throw PlanError(
+      fmt::format("the optimizer state does not fit in {}", options.state_folder.string()),
+      fmt::format("{} of it have no room in memory, {} are free there",
+                  format_bytes(of_all_ranks(plan.file_bytes_of_step(), options)), format_bytes(facts.file_room)),
+      advice_of(fitting), plan.table(), std::make_shared<const MemoryPlan>(plan.needs()));
 }
 
 }  // namespace
@@ -430,6 +438,10 @@ void check_options(const ParameterLayout& layout, const OffloadOptions& options)
   if (layout.layer_count() == 0) throw MisuseError("the layout has no layers");
   options.policy.check();
   check(options.adamw);
+  if (options.rank.count < 1 || options.rank.index < 0 || options.rank.index >= options.rank.count) {
+    throw UsageError(fmt::format("rank {} of {}", options.rank.index, options.rank.count),
+                     "ranks count from 0 to one less than there are");
+  }
   if (options.subgroup_size < 0) throw UsageError("subgroup size is negative");
   if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
   if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
@@ -461,7 +473,8 @@ std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts)
 
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
                              std::size_t device) noexcept {
-  const auto over = [](std::size_t bytes, std::size_t limit) {
+  const auto over = [&](std::size_t each, std::size_t limit) {
+    const std::size_t bytes = each * static_cast<std::size_t>(options.rank.count);
     return limit > 0 && bytes > limit ? bytes - limit : std::size_t{0};
   };
   return std::max(over(host, options.host_memory),
@@ -475,12 +488,22 @@ Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const
   Plan plan = plan_of_device(layout, options, facts, ceiling);
   if (over_host_memory(options, facts, plan) > 0) refuse_host(layout, options, facts, plan, ceiling);
   if (over_file_room(facts, plan) > 0) refuse_file(layout, options, facts, plan, ceiling);
-  return plan;
+  return plan_of_rank(layout, options, facts, std::move(plan));
 }
 
 std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
   check_options(layout, given);
-  return plan_that_fits(layout, with_reserve(given, facts), facts, ceiling_of(given, facts));
+  const OffloadOptions options = with_reserve(given, facts);
+  std::optional<Plan> plan = plan_that_fits(layout, options, facts, ceiling_of(given, facts));
+  return plan ? plan_of_rank(layout, options, facts, *std::move(plan)) : plan;
+}
+
+Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                  Plan first) {
+  if (options.rank.index == 0) return first;
+  Plan plan = PlanBuilder::for_rank(layout, options, std::move(first));
+  plan.page_tables = page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
+  return plan;
 }
 
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {

@@ -46,10 +46,13 @@ struct Subgroup {
 struct SizeClass {
   std::int64_t weight_elements = 0;    ///< of one weight buffer (bf16); the largest layer's
   std::int64_t gradient_elements = 0;  ///< of one layer's gradient
+  std::int64_t sum_elements = 0;       ///< ... of what the largest slice of a rank has of it
   std::size_t gradient_bytes = 0;      ///< of one gradient buffer, fp32 and bf16 as the layers' parameters say
   int weight_buffers = 0;              ///< 0 where every layer of the class is resident
   int gradient_buffers = 0;
-  int sum_buffers = 0;  ///< fp32, of gradient_elements each: where gradients add up before they leave
+  int sum_buffers = 0;            ///< fp32, of sum_elements each: where gradients add up before they leave
+  std::size_t landing_bytes = 0;  ///< of what all other ranks send of one layer's gradient
+  int landing_buffers = 0;        ///< for that; 0 where there are none
 };
 
 struct LayerPlacement {
@@ -62,18 +65,19 @@ struct Plan {
   Policy policy;  ///< that divides so; automatic where `auto` found a division that is no fixed policy's
   bool chosen_by_auto = false;
   std::string storage_hash;  ///< of the layout that it is of
+  Rank rank;                 ///< whose it is: subgroups are of its slices
   std::vector<LayerPlacement> layers;
   std::vector<SizeClass> size_classes;
   std::vector<Subgroup> subgroups;  ///< by layer, then offset: the order of updates
   StateFormat state = StateFormat::fp32;
-  std::int64_t subgroup_size = 0;   ///< parameters
-  std::int64_t piece_elements = 0;  ///< of a piece: what crosses the link does so in pieces, what stays goes whole
-  int staging_pieces = 0;           ///< device buffers for pieces of bf16 gradient on their way out
-  int state_buffers = 0;            ///< device buffers for pieces of streamed state
-  int file_buffers = 0;             ///< host buffers for pieces of state that live in a file
-  int max_micro_batches = 1;
-  int micro_batches_at_once = 1;           ///< that pass through the layers together, as the options say
-  bool owners_make_gradients = false;      ///< of tied parameters, as the options say
+  std::int64_t subgroup_size = 0;      ///< parameters
+  std::int64_t piece_elements = 0;     ///< of a piece: what crosses the link does so in pieces, what stays goes whole
+  int staging_pieces = 0;              ///< device buffers for pieces of bf16 gradient on their way out
+  int state_buffers = 0;               ///< device buffers for pieces of streamed state
+  int file_buffers = 0;                ///< host buffers for pieces of state that live in a file
+  int max_micro_batches = 1;           ///< of this rank
+  int micro_batches_at_once = 1;       ///< that pass through the layers together, as the options say
+  bool owners_make_gradients = false;  ///< of tied parameters, as the options say
   std::size_t offloaded_input_bytes = 0;   ///< that the caller moves, as the options say
   int update_threads = 0;                  ///< that an update on the CPU takes at most; 0: all
   bool sends_sums = false;                 ///< what leaves the device is not each micro-batch's gradient, but their sum
@@ -95,6 +99,11 @@ struct Plan {
 
   /// Whether a visit of a layer adds to the gradients of `owner`, which it has or borrows parameters of.
   bool adds_to(int owner, int layer) const noexcept { return owner == layer || !owners_make_gradients; }
+
+  /// Gradients of a layer that add up to a step's, at most: those of every rank's micro-batches.
+  int gradients_of_step() const noexcept { return max_micro_batches * rank.count; }
+  /// What must be the same on all ranks of a group, for they exchange weights and gradients in one order.
+  std::string common_text() const;
 
   /// Parameters (padded) updated per step by each way.
   struct Shares {
@@ -151,7 +160,7 @@ std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noe
 std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts) noexcept;
 
 /// By how many bytes a run of `host` and `device` bytes, the caller's shares included, passes the ceiling of host
-/// memory or the room for it; 0 where it fits.
+/// memory or the room for it; 0 where it fits. Of several ranks each takes as much.
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
                              std::size_t device) noexcept;
 
@@ -165,6 +174,10 @@ Plan make_plan(const ParameterLayout& layout, const OffloadOptions& options, con
 
 /// The same plan; none, and no time spent on what would fit, where make_plan throws PlanError.
 std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts);
+
+/// Every rank plans as the first, whose slices are the largest, so that all have the same buffers and the same layers
+/// on the device; this gives, of such a plan, that of the rank which the options name.
+Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Plan first);
 
 /// Smallest device_memory (bytes) for which make_plan with these options would succeed, everything that
 /// is `auto` in them chosen for size.

@@ -31,28 +31,48 @@ std::size_t bytes_of(std::int64_t elements, int bytes_each) {
   return static_cast<std::size_t>(elements) * static_cast<std::size_t>(bytes_each);
 }
 
+/// Of a layer's state, those of the group's first rank: all where there is no other.
+std::int64_t elements_of_state(const Layer& layer, const OffloadOptions& options) {
+  return slice_of(layer, {0, options.rank.count}).trained.count();
+}
+
 /// Parameters of the largest.
 std::int64_t subgroup_size(const ParameterLayout& layout, const OffloadOptions& options) {
   std::int64_t largest = 0;
-  for (const Layer& layer : layout.layers()) largest = std::max(largest, layer.state_elements);
+  for (const Layer& layer : layout.layers()) largest = std::max(largest, elements_of_state(layer, options));
   const std::int64_t wanted = options.subgroup_size > 0 ? options.subgroup_size : default_subgroup;
   return std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
 }
 
-std::int64_t subgroups_of(const Layer& layer, std::int64_t size) { return (layer.state_elements + size - 1) / size; }
+std::int64_t subgroups_of(std::int64_t elements, std::int64_t size) { return (elements + size - 1) / size; }
+
+/// What all other ranks send of a layer's gradient: the largest part, of each.
+std::size_t landing_bytes(const Layer& layer, int ranks) {
+  std::size_t largest = 0;
+  for (const ByteRange& part : gradient_parts(layer, ranks)) largest = std::max(largest, part.size());
+  return static_cast<std::size_t>(ranks - 1) * largest;
+}
+
+/// One of so many equal parts of a slice, in whole quanta; of a small one it may have nothing.
+void cut(Subgroup& s, const ElementRange& slice, std::int64_t part, std::int64_t parts) {
+  const std::int64_t blocks = slice.count() / layout_quantum;
+  s.begin = slice.begin + blocks * part / parts * layout_quantum;
+  s.end = slice.begin + blocks * (part + 1) / parts * layout_quantum;
+}
 
 }  // namespace
 
 std::int64_t subgroup_count(const ParameterLayout& layout, const OffloadOptions& options) {
   const std::int64_t size = subgroup_size(layout, options);
   std::int64_t count = 0;
-  for (const Layer& layer : layout.layers()) count += subgroups_of(layer, size);
+  for (const Layer& layer : layout.layers()) count += subgroups_of(elements_of_state(layer, options), size);
   return count;
 }
 
 PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& options)
     : layout_(layout), options_(options) {
   plan_.policy = options.policy;
+  plan_.rank = {0, options.rank.count};
   plan_.max_micro_batches = options.max_micro_batches;
   plan_.update_threads = options.update_threads;
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
@@ -121,21 +141,42 @@ void PlanBuilder::cut_subgroups() {
   plan_.subgroup_size = subgroup_size(layout_, options_);
   // In equal parts: whoever counts them, as interleaving does, divides the work and not the remainders of layers.
   for (int l = 0; l < layout_.layer_count(); ++l) {
-    const std::int64_t end = layout_.layer(l).state_elements;
-    const std::int64_t parts = subgroups_of(layout_.layer(l), plan_.subgroup_size);
+    const ElementRange slice = slice_of_state(l);
+    const std::int64_t parts = subgroups_of(slice.count(), plan_.subgroup_size);
     for (std::int64_t part = 0; part < parts; ++part) {
       Subgroup& s = plan_.subgroups.emplace_back();
       s.layer = l;
-      s.begin = end / layout_quantum * part / parts * layout_quantum;
-      s.end = end / layout_quantum * (part + 1) / parts * layout_quantum;
+      cut(s, slice, part, parts);
     }
   }
+}
+
+ElementRange PlanBuilder::slice_of_state(int layer) const { return slice_of(layout_.layer(layer), plan_.rank).trained; }
+
+Plan PlanBuilder::for_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first) {
+  PlanBuilder builder(layout, options);
+  builder.plan_ = std::move(first);
+  Plan& plan = builder.plan_;
+  plan.rank = options.rank;
+  plan.memory = {};
+  for (auto s = plan.subgroups.begin(); s != plan.subgroups.end();) {
+    const auto end =
+        std::find_if(s, plan.subgroups.end(), [&](const Subgroup& other) { return other.layer != s->layer; });
+    const ElementRange slice = builder.slice_of_state(s->layer);
+    const std::int64_t parts = end - s;
+    for (std::int64_t part = 0; s != end; ++s, ++part) cut(*s, slice, part, parts);
+  }
+  builder.book_device();
+  builder.book_host();
+  return std::move(builder).take();
 }
 
 /// A subgroup is on the host where its middle lies within the first share: each share is met to half a
 /// subgroup.
 void PlanBuilder::assign_static(double host_share) {
-  const double boundary = host_share * static_cast<double>(layout_.state_elements());
+  std::int64_t all = 0;
+  for (const Subgroup& s : plan_.subgroups) all += s.count();
+  const double boundary = host_share * static_cast<double>(all);
   std::int64_t before = 0;
   for (Subgroup& s : plan_.subgroups) {
     const double middle = static_cast<double>(before) + static_cast<double>(s.count()) / 2.0;
@@ -227,6 +268,7 @@ void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradi
     if (size.gradient_elements == 0) continue;
     const bool followed = plan_.micro_batches_at_once > 1 && closes[c];
     size.gradient_buffers = open[c] + (followed ? gradient_buffers : std::min(in_a_row[c], gradient_buffers));
+    size.landing_buffers = size.landing_bytes > 0 ? gradient_buffers : 0;
   }
 }
 
@@ -260,6 +302,8 @@ void PlanBuilder::size_classes() {
     SizeClass& size = plan_.size_classes.back();
     size.gradient_elements = std::max(size.gradient_elements, layer.state_elements);
     size.gradient_bytes = std::max(size.gradient_bytes, layer.gradient_offset(layer.state_elements));
+    size.sum_elements = std::max(size.sum_elements, slice_of_state(l).count());
+    size.landing_bytes = std::max(size.landing_bytes, landing_bytes(layer, plan_.rank.count));
     plan_.layers[static_cast<std::size_t>(l)].size_class = static_cast<int>(plan_.size_classes.size()) - 1;
   }
 }
@@ -268,7 +312,7 @@ void PlanBuilder::place_gradients(bool keep_streamed, bool send_sums) {
   for (Subgroup& s : plan_.subgroups) {
     s.gradient_on_device = s.tier == Tier::device || (keep_streamed && s.updater == Updater::device);
   }
-  const bool together = plan_.max_micro_batches > 1 && plan_.micro_batches_at_once == plan_.max_micro_batches;
+  const bool together = plan_.gradients_of_step() > 1 && plan_.micro_batches_at_once == plan_.max_micro_batches;
   plan_.sends_sums = send_sums && together && plan_.sends_gradients();
   if (plan_.sends_sums) place_sums();
 }
@@ -327,6 +371,7 @@ void PlanBuilder::book_device() {
   std::size_t resident = 0;
   std::size_t streamed = 0;
   std::size_t working = 0;
+  std::size_t landing = 0;
   for (int l = 0; l < layout_.layer_count(); ++l) {
     if (plan_.layers[static_cast<std::size_t>(l)].resident)
       resident += align_up(bytes_of(layout_.layer(l).elements, 2));
@@ -334,11 +379,12 @@ void PlanBuilder::book_device() {
   for (const SizeClass& size : plan_.size_classes) {
     streamed += static_cast<std::size_t>(size.weight_buffers) * align_up(bytes_of(size.weight_elements, 2));
     working += static_cast<std::size_t>(size.gradient_buffers) * align_up(size.gradient_bytes);
+    landing += static_cast<std::size_t>(size.landing_buffers) * align_up(size.landing_bytes);
   }
   std::size_t kept = 0;
   std::size_t sums = 0;
   for (const SizeClass& size : plan_.size_classes) {
-    sums += static_cast<std::size_t>(size.sum_buffers) * align_up(bytes_of(size.gradient_elements, 4));
+    sums += static_cast<std::size_t>(size.sum_buffers) * align_up(bytes_of(size.sum_elements, 4));
   }
   std::size_t state = 0;
   std::size_t norms = 0;
@@ -351,7 +397,7 @@ void PlanBuilder::book_device() {
     }
     kept += align_up(bytes_of(s.count(), 2));
     norms += align_up(bytes_of(s.count() / layout_quantum, 8));
-    if (options_.max_micro_batches > 1) sums += align_up(bytes_of(s.count(), 4));
+    if (plan_.gradients_of_step() > 1) sums += align_up(bytes_of(s.count(), 4));
   }
   const std::size_t piece = align_up(bytes_of(plan_.piece_elements, 2));
   const std::size_t state_piece =
@@ -360,6 +406,7 @@ void PlanBuilder::book_device() {
   memory.add("weights, resident", "run", Place::device, resident);
   memory.add("weights, streamed", "run", Place::device, streamed);
   memory.add("gradients, working", "run", Place::device, working);
+  memory.add("gradients, of other ranks", "run", Place::device, landing);
   memory.add("gradients, staging", "run", Place::device, static_cast<std::size_t>(plan_.staging_pieces) * piece);
   memory.add("gradients, kept", "run", Place::device, kept);
   memory.add("gradients, accumulated", "run", Place::device, sums);
@@ -373,7 +420,7 @@ void PlanBuilder::book_host() {
   std::size_t weights = 0;
   for (int l = 0; l < layout_.layer_count(); ++l) {
     if (plan_.layers[static_cast<std::size_t>(l)].host_copy)
-      weights += align_up(bytes_of(layout_.layer(l).elements, 2));
+      weights += align_up(bytes_of(slice_of(layout_.layer(l), plan_.rank).count(), 2));
   }
   std::size_t gradients = 0;
   std::size_t sums = 0;
@@ -386,7 +433,7 @@ void PlanBuilder::book_host() {
     if (s.tier == Tier::file) in_file += plan_.file_bytes(s);
     if (s.gradient_on_device) continue;
     gradients += align_up(bytes_of(s.count(), 2));
-    if (options_.max_micro_batches > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
+    if (plan_.gradients_of_step() > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
   }
   MemoryPlan& memory = plan_.memory;  // what is copied most comes first: the system may pin no more than that
   memory.add("optimizer, from a file", "run", Place::pinned,

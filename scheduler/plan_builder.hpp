@@ -6,6 +6,7 @@
 
 #include "core/parameter_layout.hpp"
 #include "scheduler/plan.hpp"
+#include "scheduler/rank_slice.hpp"
 
 namespace tandem {
 
@@ -34,8 +35,13 @@ class PlanBuilder {
 
   Plan take() && { return std::move(plan_); }
 
+  /// The plan of the rank that the options name, out of that of the group's first, whose slices are the largest: the
+  /// same subgroups, of its own slices.
+  static Plan for_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first);
+
  private:
   void cut_subgroups();
+  ElementRange slice_of_state(int layer) const;
   void assign_static(double host_share);
   void assign_interleave();
   void assign_paths();

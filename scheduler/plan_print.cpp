@@ -24,6 +24,8 @@ json outline_of(const Plan& plan) {
   j["staging_pieces"] = plan.staging_pieces;
   j["state_buffers"] = plan.state_buffers;
   j["file_buffers"] = plan.file_buffers;
+  j["rank"] = plan.rank.index;
+  j["ranks"] = plan.rank.count;
   j["max_micro_batches"] = plan.max_micro_batches;
   j["micro_batches_at_once"] = plan.micro_batches_at_once;
   j["owners_make_gradients"] = plan.owners_make_gradients;
@@ -44,9 +46,12 @@ json outline_of(const Plan& plan) {
     j["size_classes"].push_back({{"weight_elements", c.weight_elements},
                                  {"gradient_elements", c.gradient_elements},
                                  {"gradient_bytes", c.gradient_bytes},
+                                 {"sum_elements", c.sum_elements},
+                                 {"landing_bytes", c.landing_bytes},
                                  {"weight_buffers", c.weight_buffers},
                                  {"gradient_buffers", c.gradient_buffers},
-                                 {"sum_buffers", c.sum_buffers}});
+                                 {"sum_buffers", c.sum_buffers},
+                                 {"landing_buffers", c.landing_buffers}});
   }
   for (const MemoryEntry& e : plan.memory.entries) {
     j["memory"].push_back(
@@ -102,6 +107,17 @@ MemoryPlan Plan::needs() const {
   all.add("context and libraries", "run", Place::device, device_reserved);
   all.add("page tables of pinned memory", "run", Place::device, page_tables);
   return all;
+}
+
+std::string Plan::common_text() const {
+  std::string text = fmt::format("{} ranks, {} {}/{} micro-batches, {}, layers", rank.count, storage_hash,
+                                 micro_batches_at_once, max_micro_batches, owners_make_gradients);
+  for (const LayerPlacement& l : layers) text += fmt::format(" {}{}", l.resident ? "r" : "", l.size_class);
+  text += ", buffers";
+  for (const SizeClass& c : size_classes) {
+    text += fmt::format(" {}/{}/{}", c.weight_buffers, c.gradient_buffers, c.landing_buffers);
+  }
+  return text;
 }
 
 std::string Plan::policy_text() const {

@@ -164,6 +164,17 @@ MachineProfile with_update_rate(MachineProfile p, double parameters_per_second) 
   return p;
 }
 
+MachineProfile shared_by(MachineProfile p, int devices) {
+  if (devices == 1) return p;  // a profile may say itself how many there are
+  p.devices.value = devices;
+  if (p.device_kind != "host") return p;
+  for (Figure* figure : {&p.matmul, &p.attention, &p.device_bandwidth, &p.device_update, &p.device_bf16_moments,
+                         &p.device_byte_moments}) {
+    figure->value /= devices;
+  }
+  return p;
+}
+
 MachineProfile with_update_threads(MachineProfile p, int threads) {
   const double all = p.cpu_update_cores.value;
   if (threads <= 0 || threads >= all) return p;

@@ -123,6 +123,8 @@ MachineProfile with_update_rate(MachineProfile profile, double parameters_per_se
 /// The same machine where an update on the CPU takes so many threads at most (0: all): as fast as it was measured with
 /// so many, else in proportion.
 MachineProfile with_update_threads(MachineProfile profile, int threads);
+/// The same machine with so many of its devices at work together. Those made of the host's cores share them.
+MachineProfile shared_by(MachineProfile profile, int devices);
 /// The same machine where nothing but the work itself takes time: no latency, no launch, no overhead.
 MachineProfile without_overhead(MachineProfile profile);
 /// In what two profiles are of different machines, "" where in nothing: CPU, device, driver, version.

@@ -10,6 +10,14 @@
 #include "scheduler/step_simulator.hpp"
 
 namespace tandem {
+namespace {
+
+/// A layer's, not in pieces.
+bool goes_whole(TaskKind kind) noexcept {
+  return kind == TaskKind::fetch_weights || kind == TaskKind::gather_weights || kind == TaskKind::exchange_gradient;
+}
+
+}  // namespace
 
 /// As the executor's issuer: ready tasks go to their streams, a few ahead of what runs.
 bool Simulator::issue() {
@@ -40,8 +48,7 @@ double Simulator::times(const Task& task) const {
 TaskCost Simulator::cost_of(const Task& task) const {
   if (piece_ == 0 && !stand_for_several_) return costs_.of(task, sums_);
   const std::int64_t piece = takes_subgroup_whole(task) ? plan_.subgroup_size : piece_;
-  const std::int64_t pieces =
-      piece_ == 0 || task.kind == TaskKind::fetch_weights ? 1 : (task.count() + piece - 1) / piece;
+  const std::int64_t pieces = piece_ == 0 || goes_whole(task.kind) ? 1 : (task.count() + piece - 1) / piece;
   TaskCost cost = costs_.of(task, sums_, static_cast<double>(pieces));
   cost.seconds *= times(task);
   return cost;

@@ -31,7 +31,7 @@ class Simulator {
         options_(options),
         unfolder_(layout, plan),
         walked_(walked),
-        sums_(whole.micro_batches > 1),
+        sums_(whole.micro_batches * plan.rank.count > 1),
         stand_for_several_(walked.micro_batches < whole.micro_batches),
         piece_(piece),
         walk_(walk_of(layout.layer_count(), walked, whole, plan.owners_make_gradients)),
@@ -105,7 +105,7 @@ class Simulator {
   const SimulationOptions& options_;
   Unfolder unfolder_;
   const Accumulation walked_;
-  const bool sums_;               ///< a step has several micro-batches
+  const bool sums_;               ///< several gradients of a layer add up in a step
   const bool stand_for_several_;  ///< some micro-batches do
   const std::int64_t piece_;      ///< elements of what lumps are made of; 0: nothing is in lumps
   const Walk walk_;

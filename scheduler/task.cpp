@@ -22,6 +22,8 @@ std::string_view name_of(Lane lane) noexcept {
       return "file read";
     case Lane::file_write:
       return "file write";
+    case Lane::peers:
+      return "peers";
   }
   return "unknown";
 }
@@ -34,6 +36,10 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "commit";
     case TaskKind::fetch_weights:
       return "fetch_weights";
+    case TaskKind::gather_weights:
+      return "gather_weights";
+    case TaskKind::exchange_gradient:
+      return "exchange_gradient";
     case TaskKind::round_gradient:
       return "round_gradient";
     case TaskKind::sum_gradient:

@@ -18,34 +18,48 @@ constexpr TaskId no_task = -1;
 /// The resource a task occupies. `caller` tasks are external: the caller's own work on a layer, begun by
 /// fetch or gradients and ended by release or commit. So are `disk` tasks: whoever saves begins and ends them. The
 /// lanes of the file are for state that lives there.
-enum class Lane : std::uint8_t { caller, host_to_device, device_to_host, device, cpu, disk, file_read, file_write };
-constexpr int lane_count = 8;
+/// `peers` is for what devices of a group give each other: all ranks have the same tasks there, and start them in the
+/// order in which they are emitted.
+enum class Lane : std::uint8_t {
+  caller,
+  host_to_device,
+  device_to_host,
+  device,
+  cpu,
+  disk,
+  file_read,
+  file_write,
+  peers,
+};
+constexpr int lane_count = 9;
 std::string_view name_of(Lane lane) noexcept;
 /// Whether its tasks run on a stream of the device.
 constexpr bool is_of_device(Lane lane) noexcept {
-  return lane == Lane::host_to_device || lane == Lane::device_to_host || lane == Lane::device;
+  return lane == Lane::host_to_device || lane == Lane::device_to_host || lane == Lane::device || lane == Lane::peers;
 }
 
 enum class TaskKind : std::uint8_t {
-  visit,            ///< caller: computes with a layer's weights
-  commit,           ///< caller: has filled a layer's gradients
-  fetch_weights,    ///< h2d: a layer's weights into a buffer
-  round_gradient,   ///< device: fp32 gradient piece to bf16, into staging
-  sum_gradient,     ///< device: gradient piece as bf16, added to the others; last, their sum to bf16, into staging
-  keep_gradient,    ///< device: a subgroup's gradient as bf16 (and accumulator), stays on the device
-  flush_gradient,   ///< d2h: staged piece, or one that the caller has written in bf16, to the host
-  fold_gradient,    ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
-  fetch_norm,       ///< d2h: norm blocks of what is kept on the device
-  load_state,       ///< h2d: a piece of state, and of gradient where that lies on the host
-  update_streamed,  ///< device: AdamW on a loaded piece
-  store_state,      ///< d2h: the updated piece
-  update_resident,  ///< device: AdamW on a resident subgroup; on a piece of it where the weights are the host's
-  store_weights,    ///< d2h: updated weights of a piece, from staging
-  update_cpu,       ///< cpu: AdamW on a subgroup
-  push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
-  read_state,       ///< file_read: a piece of state into a buffer on the host
-  write_state,      ///< file_write: the updated piece, back to its place
-  save_state,       ///< disk: reads a range of one array of a parameter's state, for a checkpoint
+  visit,              ///< caller: computes with a layer's weights
+  commit,             ///< caller: has filled a layer's gradients
+  fetch_weights,      ///< h2d: a layer's weights into a buffer
+  gather_weights,     ///< peers: what other ranks own of a layer's weights, into a buffer or the resident layer
+  exchange_gradient,  ///< peers: what other ranks have of this one's part of a layer's gradient
+  round_gradient,     ///< device: fp32 gradient piece to bf16, into staging
+  sum_gradient,       ///< device: gradient piece as bf16, added to the others; last, their sum to bf16, into staging
+  keep_gradient,      ///< device: a subgroup's gradient as bf16 (and accumulator), stays on the device
+  flush_gradient,     ///< d2h: staged piece, or one that the caller has written in bf16, to the host
+  fold_gradient,      ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
+  fetch_norm,         ///< d2h: norm blocks of what is kept on the device
+  load_state,         ///< h2d: a piece of state, and of gradient where that lies on the host
+  update_streamed,    ///< device: AdamW on a loaded piece
+  store_state,        ///< d2h: the updated piece
+  update_resident,    ///< device: AdamW on a resident subgroup; on a piece of it where the weights are the host's
+  store_weights,      ///< d2h: updated weights of a piece, from staging
+  update_cpu,         ///< cpu: AdamW on a subgroup
+  push_weights,       ///< h2d: updated weights of a subgroup into the resident layer
+  read_state,         ///< file_read: a piece of state into a buffer on the host
+  write_state,        ///< file_write: the updated piece, back to its place
+  save_state,         ///< disk: reads a range of one array of a parameter's state, for a checkpoint
 };
 std::string_view name_of(TaskKind kind) noexcept;
 /// Whether it is part of the update: what lies between the norm and the new weights. State on its way back to the host
@@ -62,12 +76,14 @@ struct Task {
   int subgroup = -1;       ///< index in Plan::subgroups
   std::int64_t begin = 0;  ///< elements of the layer's flat arrays
   std::int64_t end = 0;
-  int buffer = -1;                        ///< weight, gradient or state buffer (index within its kind)
-  int staging = -1;                       ///< staging piece
-  int sum = -1;                           ///< buffer for a sum of gradients
-  int file_buffer = -1;                   ///< on the host, of state that lives in a file
+  int buffer = -1;       ///< weight, gradient or state buffer (index within its kind)
+  int staging = -1;      ///< staging piece
+  int sum = -1;          ///< buffer for a sum of gradients
+  int file_buffer = -1;  ///< on the host, of state that lives in a file
+  int landing = -1;      ///< buffer for what other ranks send; -1 in a piece of this rank's own gradient
+  int from_rank = 0;     ///< whose gradient a piece from there is
   StateArray array = StateArray::master;  ///< that a save_state reads
-  bool first_micro = true;                ///< of the step's micro-batches
+  bool first_micro = true;                ///< of the step's micro-batches, every rank's
   bool last_micro = true;
   bool in_bf16 = false;     ///< gradient piece: the caller writes bf16, nothing is left to round
   std::uint64_t bytes = 0;  ///< across the link, or to or from a file

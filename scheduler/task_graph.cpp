@@ -31,13 +31,16 @@ void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies) {
     if (edge.counts) ++added.waiting_for;
     edges_.push(edge);
   }
+  if (task.lane == Lane::peers) of_peers_.push(task.id);
   const TaskNode& node = nodes_.push(std::move(added));
   if (node.waiting_for == 0) make_ready(node);
 }
 
 void TaskGraph::make_ready(const TaskNode& node) {
   if (node.task.lane == Lane::caller) return;
-  ready_[static_cast<std::size_t>(node.task.lane)].emplace(node.task.priority, node.task.id);
+  // What ranks exchange has one order on all of them, whatever is ready where.
+  const int priority = node.task.lane == Lane::peers ? 0 : node.task.priority;
+  ready_[static_cast<std::size_t>(node.task.lane)].emplace(priority, node.task.id);
 }
 
 /// Who waits at its end waits for one task less.
@@ -76,10 +79,14 @@ void TaskGraph::mark_done(TaskId id, double now) {
 
 TaskId TaskGraph::ready(Lane lane) const {
   const Ready& queue = ready_[static_cast<std::size_t>(lane)];
-  return queue.empty() ? no_task : queue.top().second;
+  const TaskId id = queue.empty() ? no_task : queue.top().second;
+  return lane == Lane::peers && id != no_task && id != of_peers_[of_peers_.begin()] ? no_task : id;
 }
 
-void TaskGraph::take(Lane lane) { ready_[static_cast<std::size_t>(lane)].pop(); }
+void TaskGraph::take(Lane lane) {
+  ready_[static_cast<std::size_t>(lane)].pop();
+  if (lane == Lane::peers) of_peers_.pop_before(of_peers_.begin() + 1);
+}
 
 bool TaskGraph::dependencies_done(TaskId id) const {
   bool all = true;

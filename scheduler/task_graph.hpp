@@ -22,7 +22,7 @@ namespace tandem {
 /// what turns urgent is not stuck behind a long queue.
 constexpr int queued_ahead = 3;
 /// Lanes served by a stream of the device, in the order in which ready tasks are queued.
-inline constexpr std::array device_lanes{Lane::host_to_device, Lane::device_to_host, Lane::device};
+inline constexpr std::array device_lanes{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::peers};
 
 /// Number of a dependency among all there ever were.
 using EdgeId = std::int64_t;
@@ -67,7 +67,8 @@ class TaskGraph {
   /// Once; issued or not. The task is forgotten once all before it are done.
   void mark_done(TaskId id, double now = 0.0);
 
-  /// The readiest task of a lane, or no_task. `take` removes it from the ready ones.
+  /// The readiest task of a lane, or no_task: of the peers' lane the next one in order, if it is ready. `take` removes
+  /// it from the ready ones.
   TaskId ready(Lane lane) const;
   void take(Lane lane);
 
@@ -100,7 +101,8 @@ class TaskGraph {
   EdgeId end_of_edges(TaskId id) const { return known(id + 1) ? node(id + 1).first_edge : edges_.end(); }
 
   Ring<TaskNode> nodes_;
-  Ring<Edge> edges_;  ///< in the order of the tasks that wait
+  Ring<TaskId> of_peers_;  ///< those of their lane that are not taken
+  Ring<Edge> edges_;       ///< in the order of the tasks that wait
   std::array<Ready, lane_count> ready_;
 };
 

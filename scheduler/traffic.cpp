@@ -47,6 +47,7 @@ class Count {
     for (const Task& task : tasks_) {
       if (task.lane == Lane::host_to_device) traffic.host_to_device += task.bytes;
       if (task.lane == Lane::device_to_host) traffic.device_to_host += task.bytes;
+      if (task.lane == Lane::peers) traffic.from_peers += task.bytes;
     }
     if (!tasks_.empty()) unfolder_.forget_before(tasks_.back().id);
     tasks_.clear();

@@ -10,6 +10,7 @@ namespace tandem {
 struct Traffic {
   std::uint64_t host_to_device = 0;
   std::uint64_t device_to_host = 0;
+  std::uint64_t from_peers = 0;  ///< other ranks' weights and gradients
 };
 
 /// Totals of `steps` steps from a cold start, each of `micro_batches` forwards in layer order and backwards in its

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "core/error.hpp"
+#include "scheduler/rank_slice.hpp"
 #include "scheduler/unfold_common.hpp"
 
 namespace tandem {
@@ -35,10 +36,14 @@ Unfolder::Unfolder(const ParameterLayout& layout, const Plan& plan, TaskCount be
     GradientBuffer gradients;
     gradients.size_class = c;
     gradient_buffers_.insert(gradient_buffers_.end(), static_cast<std::size_t>(size.gradient_buffers), gradients);
+    LandingBuffer landing;
+    landing.size_class = c;
+    landing_buffers_.insert(landing_buffers_.end(), static_cast<std::size_t>(size.landing_buffers), landing);
     SumBuffer sums;
     sums.size_class = c;
     sum_buffers_.insert(sum_buffers_.end(), static_cast<std::size_t>(size.sum_buffers), sums);
   }
+  invalidate_weights();
   staging_users_.resize(static_cast<std::size_t>(plan.staging_pieces), no_task);
   state_buffer_users_.resize(static_cast<std::size_t>(plan.state_buffers), no_task);
   file_buffer_users_.resize(static_cast<std::size_t>(plan.file_buffers), no_task);
@@ -133,24 +138,41 @@ void Unfolder::invalidate_weights() {
     if (buffer.layer >= 0) state_of(buffer.layer).weight_buffer = -1;
     buffer.layer = -1;
   }
+  if (plan_.rank.count == 1) return;
+  for (std::size_t l = 0; l < layers_.size(); ++l) layers_[l].stale = plan_.layers[l].resident;
 }
 
 void Unfolder::forget_before(TaskId id) {
   const auto prune = [id](std::vector<TaskId>& list) { std::erase_if(list, [id](TaskId t) { return t < id; }); };
   for (WeightBuffer& buffer : weight_buffers_) prune(buffer.users);
   for (GradientBuffer& buffer : gradient_buffers_) prune(buffer.users);
+  for (LandingBuffer& buffer : landing_buffers_) {
+    prune(buffer.users);
+    prune(buffer.filled_by);
+  }
   for (SumBuffer& buffer : sum_buffers_) {
     std::erase_if(buffer.users, [id](const Use& use) { return use.task < id; });
   }
   for (LayerState& layer : layers_) {
     prune(layer.visits);
     prune(layer.weight_writers);
+    prune(layer.stale_readers);
   }
 }
 
 void Unfolder::depend_on_users(const std::vector<Use>& users, std::int64_t begin, std::int64_t end, TaskList& out) {
   const auto first = std::partition_point(users.begin(), users.end(), [=](const Use& use) { return use.end <= begin; });
   for (auto use = first; use != users.end() && use->begin < end; ++use) out.depends_on(use->task);
+}
+
+const std::vector<TaskId>& Unfolder::fillers_of(const Task& piece) const {
+  return piece.landing < 0 ? gradient_buffers_[static_cast<std::size_t>(piece.buffer)].commit_tasks
+                           : landing_buffers_[static_cast<std::size_t>(piece.landing)].filled_by;
+}
+
+std::vector<TaskId>& Unfolder::users_of(const Task& piece) {
+  return piece.landing < 0 ? gradient_buffers_[static_cast<std::size_t>(piece.buffer)].users
+                           : landing_buffers_[static_cast<std::size_t>(piece.landing)].users;
 }
 
 // -- weights ---------------------------------------------------------------------------------------
@@ -204,16 +226,54 @@ void Unfolder::load(int layer, int index, TaskList& out) {
   Task& fetch = emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
   fetch.end = layout_.layer(layer).elements;
   fetch.buffer = index;
-  fetch.bytes = static_cast<std::uint64_t>(fetch.end) * 2;
+  fetch.bytes = static_cast<std::uint64_t>(slice_of(layout_.layer(layer), plan_.rank).count()) * 2;
+  const TaskId fetched = fetch.id;
   out.depends_on(buffer.users);
   out.depends_on(buffer.filled_by);
   out.depends_on(state.weight_writers);
   buffer.layer = layer;
-  buffer.filled_by = fetch.id;
+  buffer.filled_by = fetched;
   buffer.users.clear();
   state.weight_buffer = index;
   // The next update of the host's copy must wait until this copy has been read.
-  state.visits.push_back(fetch.id);
+  state.visits.push_back(fetched);
+  if (plan_.rank.count == 1) return;
+  buffer.filled_by = gather(layer, index, out);
+  out.depends_on(fetched);
+}
+
+/// What other ranks own of a layer, beside this one's own, which whoever calls this makes it wait for.
+TaskId Unfolder::gather(int layer, int buffer, TaskList& out) {
+  const Layer& of = layout_.layer(layer);
+  Task& gather = emit(out, TaskKind::gather_weights, Lane::peers, priority_fetch, layer);
+  gather.end = of.elements;
+  gather.buffer = buffer;
+  gather.bytes = static_cast<std::uint64_t>(of.elements - slice_of(of, plan_.rank).count()) * 2;
+  return gather.id;
+}
+
+void Unfolder::gather_resident(int layer, TaskList& out) {
+  LayerState& state = state_of(layer);
+  const TaskId gathered = gather(layer, -1, out);
+  out.depends_on(state.weight_writers);
+  out.depends_on(state.stale_readers);
+  state.stale = false;
+  state.stale_readers.clear();
+  state.weight_writers = {gathered};
+  // Others read this rank's slice until then.
+  state.visits.push_back(gathered);
+}
+
+/// A few of the layers that come next, where they stay on the device: what their ranks have updated.
+void Unfolder::prefetch_resident(TaskList& out) {
+  constexpr int ahead = 2;
+  const int last = layout_.layer_count() - 1;
+  const int step = direction_ == Direction::backward ? -1 : 1;
+  for (int l = position_ + step, left = ahead; l >= 0 && l <= last && left > 0; l += step, --left) {
+    for (const int w : state_of(l).touched) {
+      if (state_of(w).stale) gather_resident(w, out);
+    }
+  }
 }
 
 Visit Unfolder::visit(int layer, TaskList& out) {
@@ -233,6 +293,7 @@ Visit Unfolder::visit(int layer, TaskList& out) {
   before_.clear();
   for (const int l : needed) {
     const LayerState& state = state_of(l);
+    if (state.stale) gather_resident(l, out);
     if (plan_.layers[static_cast<std::size_t>(l)].resident) {
       append(before_, state.weight_writers);
       visit.weights.add({l, -1});
@@ -274,6 +335,7 @@ void Unfolder::release(const Visit& visit) {
 
 void Unfolder::prefetch(TaskList& out) {
   if (direction_ == Direction::none) return;
+  prefetch_resident(out);
   const int last = layout_.layer_count() - 1;
   const int step = direction_ == Direction::backward ? -1 : 1;
   int missing_budget = weight_buffer_count();

@@ -155,6 +155,12 @@ class Unfolder {
     std::int64_t end = 0;
     TaskId task = no_task;
   };
+  /// Holds what other ranks send of one layer's gradient of one micro-batch.
+  struct LandingBuffer {
+    int size_class = 0;
+    std::vector<TaskId> filled_by;  ///< one task, none at first
+    std::vector<TaskId> users;      ///< to wait for before it is overwritten
+  };
   /// Holds the sum of a layer's gradients from its first micro-batch to its last.
   struct SumBuffer {
     int size_class = 0;
@@ -171,6 +177,8 @@ class Unfolder {
     std::vector<int> touched;          ///< layers that a visit needs: itself and those it borrows from
     std::vector<int> touchers;         ///< layers whose visit needs this layer's weights
     std::vector<TaskId> weight_writers;  ///< of the place that fetches or visits read
+    bool stale = false;                  ///< resident, and other ranks have newer weights of their slices than this one
+    std::vector<TaskId> stale_readers;   ///< of what they will overwrite
     std::vector<TaskId> visits;          ///< readers since the last update: visits where resident, else fetches
     int first_subgroup = 0;
     int subgroup_count = 0;
@@ -186,11 +194,20 @@ class Unfolder {
   Task& emit(TaskList& out, TaskKind kind, Lane lane, int priority, int layer);
   int acquire_weight_buffer(int layer, bool only_idle, TaskList& out);
   void load(int layer, int buffer, TaskList& out);
+  TaskId gather(int layer, int buffer, TaskList& out);
+  void gather_resident(int layer, TaskList& out);
+  void prefetch_resident(TaskList& out);
   void require_next_micro_batch(int layer) const;
   int open_gradient(int layer, int micro) const noexcept;
   int acquire_gradient_buffer(int layer, int micro);
   void open_gradients(GradientVisit& visit);
   void send_gradient(int buffer, TaskList& out);
+  int exchange(int buffer, TaskList& out);
+  int acquire_landing_buffer(int layer) const;
+  void send_part(Task piece, TaskList& out);
+  const std::vector<TaskId>& fillers_of(const Task& piece) const;
+  std::vector<TaskId>& users_of(const Task& piece);
+  int gradients_of_step() const noexcept { return micro_batches_ * plan_.rank.count; }
   Task& emit_like(TaskList& out, const Task& piece, TaskKind kind, Lane lane);
   int sum_buffer_of(int layer);
   TaskId add_piece(Task& piece, TaskList& out);
@@ -257,6 +274,7 @@ class Unfolder {
   TaskId next_id_;
   std::vector<WeightBuffer> weight_buffers_;
   std::vector<GradientBuffer> gradient_buffers_;
+  std::vector<LandingBuffer> landing_buffers_;
   std::vector<SumBuffer> sum_buffers_;
   std::vector<LayerState> layers_;
   std::vector<SubgroupState> subgroups_;

@@ -4,6 +4,7 @@
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
+#include "scheduler/rank_slice.hpp"
 #include "scheduler/unfold.hpp"
 #include "scheduler/unfold_common.hpp"
 
@@ -137,28 +138,82 @@ bool Unfolder::gradients_complete() const noexcept {
 
 void Unfolder::send_gradient(int index, TaskList& out) {
   GradientBuffer& buffer = gradient_buffers_[static_cast<std::size_t>(index)];
-  const LayerState& state = state_of(buffer.layer);
   buffer.users.clear();
+  const int ranks = plan_.rank.count;
+  const int landing = ranks > 1 ? exchange(index, out) : -1;
+  // In one order for all: that of the micro-batches, and in each that of the ranks.
+  for (int rank = 0; rank < ranks; ++rank) {
+    const int number = buffer.micro * ranks + rank;
+    Task piece;
+    piece.priority = priority_gradient;
+    piece.step = step_;
+    piece.layer = buffer.layer;
+    piece.buffer = index;
+    piece.landing = rank == plan_.rank.index ? -1 : landing;
+    piece.from_rank = rank;
+    piece.first_micro = number == 0;
+    piece.last_micro = number == gradients_of_step() - 1;
+    send_part(piece, out);
+  }
+  for (SumBuffer& sum : sum_buffers_) {
+    if (sum.layer == buffer.layer && buffer.micro == micro_batches_ - 1) sum.layer = -1;
+  }
+  buffer.layer = -1;
+}
+
+/// What other ranks have of this one's part of the gradient in a buffer, into one for that. All read this one, too.
+int Unfolder::exchange(int index, TaskList& out) {
+  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(index)];
+  const Layer& layer = layout_.layer(from.layer);
+  const int landing = acquire_landing_buffer(from.layer);
+  LandingBuffer& to = landing_buffers_[static_cast<std::size_t>(landing)];
+  Task& task = emit(out, TaskKind::exchange_gradient, Lane::peers, priority_gradient, from.layer);
+  const ElementRange own = slice_of(layer, plan_.rank).trained;
+  const std::size_t each = layer.gradient_offset(own.end) - layer.gradient_offset(own.begin);
+  task.begin = own.begin;
+  task.end = own.end;
+  task.buffer = index;
+  task.landing = landing;
+  task.bytes = static_cast<std::uint64_t>(plan_.rank.count - 1) * each;
+  out.depends_on(from.commit_tasks);
+  out.depends_on(to.users);
+  out.depends_on(to.filled_by);
+  from.users.push_back(task.id);
+  to.filled_by = {task.id};
+  to.users.clear();
+  return landing;
+}
+
+/// That which was filled longest ago.
+int Unfolder::acquire_landing_buffer(int layer) const {
+  const int size_class = plan_.layers[static_cast<std::size_t>(layer)].size_class;
+  const auto age = [](const LandingBuffer& buffer) { return buffer.filled_by.empty() ? no_task : buffer.filled_by[0]; };
+  int best = -1;
+  for (std::size_t b = 0; b < landing_buffers_.size(); ++b) {
+    const LandingBuffer& buffer = landing_buffers_[b];
+    if (buffer.size_class != size_class) continue;
+    if (best < 0 || age(buffer) < age(landing_buffers_[static_cast<std::size_t>(best)])) best = static_cast<int>(b);
+  }
+  if (best < 0) throw MisuseError("no buffer for what other ranks send of layer " + layout_.layer(layer).name);
+  return best;
+}
+
+/// One rank's gradient of one micro-batch: what this rank owns of it, to each subgroup.
+void Unfolder::send_part(Task piece, TaskList& out) {
+  const LayerState& state = state_of(piece.layer);
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
     // Whoever still uses the final gradient of the micro-batch or step before; it is not touched before it is due.
     std::vector<Use>& users = subgroups_[static_cast<std::size_t>(s)].gradient_users;
     const bool kept = plan_.subgroups[static_cast<std::size_t>(s)].gradient_on_device;
-    if (kept || !plan_.sends_sums || buffer.micro == micro_batches_ - 1) {
+    if (kept || !plan_.sends_sums || piece.last_micro) {
       gradient_before_.swap(users);
       users.clear();
     }
+    piece.subgroup = s;
     for_gradient_pieces(s, [&](std::int64_t begin, std::int64_t end) {
-      Task piece;
-      piece.priority = priority_gradient;
-      piece.step = step_;
-      piece.layer = buffer.layer;
-      piece.subgroup = s;
       piece.begin = begin;
       piece.end = end;
-      piece.buffer = index;
-      piece.first_micro = buffer.micro == 0;
-      piece.last_micro = buffer.micro == micro_batches_ - 1;
-      piece.in_bf16 = begin >= layout_.layer(buffer.layer).summed_elements;
+      piece.in_bf16 = begin >= layout_.layer(piece.layer).summed_elements;
       if (kept) {
         keep_piece(piece, out);
       } else {
@@ -166,10 +221,6 @@ void Unfolder::send_gradient(int index, TaskList& out) {
       }
     });
   }
-  for (SumBuffer& sum : sum_buffers_) {
-    if (sum.layer == buffer.layer && buffer.micro == micro_batches_ - 1) sum.layer = -1;
-  }
-  buffer.layer = -1;
 }
 
 int Unfolder::sum_buffer_of(int layer) {
@@ -191,12 +242,15 @@ TaskId Unfolder::add_piece(Task& piece, TaskList& out) {
   piece.sum = sum_buffer_of(piece.layer);
   SumBuffer& sum = sum_buffers_[static_cast<std::size_t>(piece.sum)];
   const TaskId add = emit_like(out, piece, TaskKind::sum_gradient, Lane::device).id;
+  // Of the buffer: what a rank owns of a layer lies at its beginning.
+  const std::int64_t slice = slice_of(layout_.layer(piece.layer), plan_.rank).trained.begin;
+  const Use use{piece.begin - slice, piece.end - slice, add};
   // Sorted, apart from each other; mostly it is the same piece of the micro-batch before.
-  const auto first = std::upper_bound(sum.users.begin(), sum.users.end(), piece.begin,
-                                      [](std::int64_t begin, const Use& use) { return begin < use.end; });
+  const auto first = std::upper_bound(sum.users.begin(), sum.users.end(), use.begin,
+                                      [](std::int64_t begin, const Use& other) { return begin < other.end; });
   auto last = first;
-  for (; last != sum.users.end() && last->begin < piece.end; ++last) out.depends_on(last->task);
-  replace_uses(sum.users, first, last, {piece.begin, piece.end, add});
+  for (; last != sum.users.end() && last->begin < use.end; ++last) out.depends_on(last->task);
+  replace_uses(sum.users, first, last, use);
   return add;
 }
 
@@ -219,12 +273,11 @@ void Unfolder::replace_uses(std::vector<Use>& users, std::vector<Use>::iterator 
 
 /// Into staging, rounded, alone or with the micro-batches before.
 void Unfolder::stage_piece(Task& piece, bool adds, TaskList& out) {
-  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
   const bool rounds = !piece.in_bf16 || piece.last_micro;
   if (rounds) piece.staging = take_staging();
   const TaskId staged = adds ? add_piece(piece, out) : emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
-  out.depends_on(from.commit_tasks);
-  from.users.push_back(staged);
+  out.depends_on(fillers_of(piece));
+  users_of(piece).push_back(staged);
   if (!rounds) return;
   TaskId& user = staging_users_[static_cast<std::size_t>(piece.staging)];
   out.depends_on(user);
@@ -233,8 +286,7 @@ void Unfolder::stage_piece(Task& piece, bool adds, TaskList& out) {
 
 /// To the host, where the final gradient is what `gradient_before_` uses: by way of staging, or as it is.
 void Unfolder::send_piece(Task piece, TaskList& out) {
-  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
-  const bool adds = plan_.sends_sums && micro_batches_ > 1;
+  const bool adds = plan_.sends_sums && gradients_of_step() > 1;
   const bool staged = adds || !piece.in_bf16;
   if (staged) stage_piece(piece, adds, out);
   if (plan_.sends_sums) {
@@ -250,8 +302,8 @@ void Unfolder::send_piece(Task piece, TaskList& out) {
     out.depends_on(user);
     user = flushed;
   } else {
-    out.depends_on(from.commit_tasks);
-    from.users.push_back(flushed);
+    out.depends_on(fillers_of(piece));
+    users_of(piece).push_back(flushed);
   }
   depend_on_users(gradient_before_, piece.begin, piece.end, out);
 
@@ -263,12 +315,11 @@ void Unfolder::send_piece(Task piece, TaskList& out) {
 
 /// Into the final gradient on the device, which `gradient_before_` uses.
 void Unfolder::keep_piece(const Task& piece, TaskList& out) {
-  GradientBuffer& from = gradient_buffers_[static_cast<std::size_t>(piece.buffer)];
   auto& users = subgroups_[static_cast<std::size_t>(piece.subgroup)].gradient_users;
   const TaskId keep = emit_like(out, piece, TaskKind::keep_gradient, Lane::device).id;
-  out.depends_on(from.commit_tasks);
+  out.depends_on(fillers_of(piece));
   depend_on_users(gradient_before_, piece.begin, piece.end, out);
-  from.users.push_back(keep);
+  users_of(piece).push_back(keep);
   users.push_back({piece.begin, piece.end, keep});
   if (!piece.last_micro) return;
   Task& fetch = emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);

@@ -27,12 +27,15 @@ void Unfolder::update_layer(int layer, TaskList& out) {
   state.weight_writers.clear();
   for (int s = state.first_subgroup; s < state.first_subgroup + state.subgroup_count; ++s) {
     const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(s)];
+    if (group.count() == 0) continue;
     if (group.updater == Updater::cpu && group.tier != Tier::file) {
       update_on_cpu(s, out);
     } else {
       update_in_pieces(s, out);
     }
   }
+  state.stale = plan_.rank.count > 1 && plan_.layers[static_cast<std::size_t>(layer)].resident;
+  if (state.stale) append(state.stale_readers, state.visits);
   state.visits.clear();  // who reads from now on reads new weights
   if (state.weight_buffer >= 0) {
     weight_buffers_[static_cast<std::size_t>(state.weight_buffer)].layer = -1;

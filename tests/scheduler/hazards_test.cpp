@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/update_kernels.hpp"
+#include "scheduler/rank_slice.hpp"
 #include "tests/scheduler/unfolded.hpp"
 
 namespace tandem {
@@ -112,6 +113,12 @@ int check_hazards(const Unfolded& run) {
       for_gradients(run, t.layer, t.begin, t.end,
                     [&](std::int64_t b) { check.touch(i, key("gradient", t.layer, b), write); });
     };
+    // What the caller has filled, or another rank.
+    const auto caller_gradient = [&] {
+      if (t.landing < 0) return check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+      EXPECT_NE(t.from_rank, run.plan.rank.index);
+      check.touch(i, key("landing", t.landing), false);
+    };
     switch (t.kind) {
       case TaskKind::visit: {
         std::vector<int> used{t.layer};
@@ -119,6 +126,7 @@ int check_hazards(const Unfolded& run) {
         for (const int l : used) {
           const bool stays = run.plan.layers[static_cast<std::size_t>(l)].resident;
           if (!stays) check.touch(i, key("weight buffer", buffer_of.at(l)), false);
+          if (stays) check.touch(i, key("resident weights of others", l), false);
           for (const Subgroup& g : run.plan.subgroups) {
             if (!stays || g.layer != l) continue;
             for (std::int64_t b = g.begin; b < g.end; b += run.plan.piece_elements) {
@@ -132,6 +140,7 @@ int check_hazards(const Unfolded& run) {
         for (const GradientPlace& place : run.commits.at(t.id).gradients) {
           for_gradients(run, place.layer, 0, run.layout.layer(place.layer).state_elements,
                         [&](std::int64_t b) { check.touch(i, key("gradient buffer", place.buffer, b), true); });
+          check.touch(i, key("others' part of a gradient buffer", place.buffer), true);
         }
         break;
       case TaskKind::fetch_weights:
@@ -140,17 +149,31 @@ int check_hazards(const Unfolded& run) {
         weights_home(false);
         break;
       case TaskKind::round_gradient:
-        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+        caller_gradient();
         check.touch(i, key("staging", t.staging), true);
         break;
+      case TaskKind::gather_weights:
+        if (t.buffer >= 0) {
+          check.touch(i, key("weight buffer", t.buffer), true);
+        } else {
+          check.touch(i, key("resident weights of others", t.layer), true);
+          weights_home(false);  // others read this rank's
+        }
+        break;
+      case TaskKind::exchange_gradient:
+        check.touch(i, key("others' part of a gradient buffer", t.buffer), false);
+        check.touch(i, key("landing", t.landing), true);
+        break;
       case TaskKind::sum_gradient:
-        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+        caller_gradient();
         if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
         EXPECT_TRUE(t.staging >= 0 || (t.in_bf16 && !t.last_micro));
-        for (std::int64_t b = t.begin; b < t.end; b += layout_quantum) check.touch(i, key("sum", t.sum, b), true);
+        for (std::int64_t b = t.begin; b < t.end; b += layout_quantum) {
+          check.touch(i, key("sum", t.sum, b - slice_of(run.layout.layer(t.layer), run.plan.rank).trained.begin), true);
+        }
         break;
       case TaskKind::keep_gradient:
-        check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+        caller_gradient();
         gradient(true);
         break;
       case TaskKind::flush_gradient:
@@ -158,7 +181,7 @@ int check_hazards(const Unfolded& run) {
           check.touch(i, key("staging", t.staging), false);
         } else {
           EXPECT_TRUE(t.in_bf16);
-          check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+          caller_gradient();
         }
         gradient(true);
         break;
@@ -297,6 +320,32 @@ TEST_P(Hazards, AreAllDependenciesOfGradientsThatTheCallerWritesInBf16) {
   }
 }
 
+TEST_P(Hazards, AreAllDependenciesOfEveryRank) {
+  for (const int ranks : {2, 3}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (const int resident : {0, 2, 7}) {
+        for (const Order order : {Order{1, 1}, Order{2, 1}, Order{3, 3}}) {
+          const DType gradient = resident == 2 ? DType::bf16 : DType::f32;
+          Unfolded run(GetParam(), resident, 2, StateFormat::split, order, gradient, {rank, ranks});
+          if (rank == 1) run.plan.piece_elements = 32 * layout_quantum;
+          run.steps(3, true);
+          check_hazards(run);
+        }
+      }
+    }
+  }
+}
+
+// What others read of a rank's weights ahead of a visit that does not come is not overwritten either.
+TEST_P(Hazards, AreAllDependenciesOfARankThatLeavesOutALayer) {
+  for (const int resident : {0, 7}) {
+    Unfolded run(GetParam(), resident, 2, StateFormat::fp32, {}, DType::f32, {1, 2});
+    run.unvisited = 3;
+    run.steps(3);
+    check_hazards(run);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Policies, Hazards,
                          ::testing::Values("device", "host", "static:0.5", "interleave:2", "interleave:2,resident=0.4",
                                            "stream"));
@@ -348,6 +397,17 @@ TEST(HazardCheck, FindsADroppedDependencyOfAGradientInBf16) {
     EXPECT_EQ(check_hazards(run), 0);
     for (const TaskKind victim : {reader, TaskKind::commit}) {
       EXPECT_GT(failures_without(run, victim), 0) << policy << ' ' << name_of(victim);
+    }
+  }
+}
+
+TEST(HazardCheck, FindsADroppedDependencyOfWhatRanksExchange) {
+  for (const int resident : {0, 7}) {
+    Unfolded run("host", resident, 2, StateFormat::fp32, {2, 1}, DType::f32, {1, 2});
+    run.steps(3);
+    EXPECT_EQ(check_hazards(run), 0);
+    for (const TaskKind victim : {TaskKind::gather_weights, TaskKind::exchange_gradient, TaskKind::round_gradient}) {
+      EXPECT_GT(failures_without(run, victim), 0) << resident << ' ' << name_of(victim);
     }
   }
 }

@@ -62,6 +62,20 @@ TEST(TaskGraph, DeviceLanesWaitForIssueTheCpuForTheEnd) {
   }
 }
 
+TEST(TaskGraph, WhatRanksExchangeKeepsItsOrderWhateverIsUrgent) {
+  TaskGraph graph;
+  graph.add(task_of(0, Lane::cpu), {});
+  graph.add(task_of(1, Lane::peers, 2), std::vector<TaskId>{0});
+  graph.add(task_of(2, Lane::peers, 0), {});
+  EXPECT_EQ(graph.ready(Lane::peers), no_task) << "it would overtake the one before";
+  graph.mark_done(0);
+  EXPECT_EQ(graph.ready(Lane::peers), 1) << "the one behind it, which is more urgent, holds it up";
+  graph.take(Lane::peers);
+  EXPECT_EQ(graph.ready(Lane::peers), 2);
+  graph.take(Lane::peers);
+  EXPECT_EQ(graph.ready(Lane::peers), no_task);
+}
+
 TEST(TaskGraph, ACallersTaskIsNeverReadyButCountsWhatItWaitsFor) {
   TaskGraph graph;
   graph.add(task_of(0, Lane::host_to_device), {});
@@ -98,8 +112,10 @@ class Model {
     const Record* best = nullptr;
     for (const Record& r : records) {
       if (r.task.lane != lane || r.taken) continue;
-      if (!std::all_of(r.dependencies.begin(), r.dependencies.end(), [&](TaskId d) { return met(d, r.task); }))
-        continue;
+      const bool all_met =
+          std::all_of(r.dependencies.begin(), r.dependencies.end(), [&](TaskId d) { return met(d, r.task); });
+      if (lane == Lane::peers) return all_met ? r.task.id : no_task;
+      if (!all_met) continue;
       if (best == nullptr || r.task.priority < best->task.priority) best = &r;
     }
     return best == nullptr ? no_task : best->task.id;
@@ -167,7 +183,7 @@ class RandomGraph {
     ASSERT_EQ(seen, expected);
   }
 
-  static constexpr std::array lanes{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::cpu};
+  static constexpr std::array lanes{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::cpu, Lane::peers};
   std::mt19937 random_;
   TaskGraph graph_;
   Model model_;

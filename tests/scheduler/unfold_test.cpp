@@ -75,7 +75,7 @@ TEST(Unfold, WhatTheCallerWritesInBf16CrossesTheLinkAsItIs) {
       if (t.kind == TaskKind::flush_gradient) sent[t.layer] += t.count();
     }
     const Layer& layer = run.layout.layer(1);
-    EXPECT_EQ(layer.summed_elements, 3 * layout_quantum);
+    EXPECT_EQ(layer.summed_elements, 147 * layout_quantum);
     const bool once = order.at_once > 1;
     EXPECT_EQ(sent[1], (once ? 1 : order.micro_batches) * layer.state_elements);
     EXPECT_EQ(rounded[1], once ? 0 : order.micro_batches * layer.summed_elements);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "scheduler/unfold.hpp"
@@ -18,7 +19,7 @@ inline ParameterLayout small_layout(DType gradient = DType::f32) {
   for (int i = 0; i < 5; ++i) {
     auto layer = layout.add_layer("h." + std::to_string(i));
     layer.add("w", {300'000}, {.gradient = gradient});
-    if (gradient == DType::bf16 && i % 2 == 0) layer.add("b", {2500});
+    if (gradient == DType::bf16 && i % 2 == 0) layer.add("b", {150'000});
   }
   layout.add_layer("head").add("t", {9, 1024}).add("n", {10});
   layout.tie("embedding.t", "head.t");
@@ -38,12 +39,14 @@ struct Unfolded {
   Plan plan;
   TaskList tasks;
   std::map<TaskId, GradientVisit> commits;  ///< by task
+  int unvisited = -1;                       ///< a layer whose gradients come without its weights
 
   explicit Unfolded(const std::string& policy, int resident = 0, int prefetch = 2,
-                    StateFormat state = StateFormat::fp32, Order o = {}, DType gradient = DType::f32)
+                    StateFormat state = StateFormat::fp32, Order o = {}, DType gradient = DType::f32, Rank rank = {})
       : layout(small_layout(gradient)), order(o) {
     OffloadOptions options;
     options.state = state;
+    options.rank = rank;
     options.policy = parse_policy(policy);
     options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : resident;
     options.prefetch_layers = prefetch;
@@ -64,14 +67,15 @@ struct Unfolded {
   }
 
   void pass(Unfolder& u, int l, int gradients) {
-    const Visit visit = u.visit(l, tasks);
+    std::optional<Visit> visit;
+    if (l != unvisited) visit = u.visit(l, tasks);
     u.prefetch(tasks);
     for (int micro = 0; micro < gradients; ++micro) {
       const GradientVisit g = u.gradients(l, tasks);
       commits[g.id] = g;
       u.commit(g, tasks);
     }
-    u.release(visit);
+    if (visit) u.release(*visit);
     u.prefetch(tasks);
   }
 
