@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/hash128.hpp"
 #include "core/update_kernels.hpp"
 #include "offload/engine_impl.hpp"
 
@@ -20,6 +21,21 @@ namespace tandem {
 namespace {
 
 constexpr std::int64_t initial_piece = std::int64_t{1} << 20;  // values asked for at a time: 4 MiB
+
+/// What a rank says of the plan that it is to go on with.
+struct PlanOfRank {
+  enum class Fits : std::uint64_t { yes, no_room, no };
+  Fits fits = Fits::yes;
+  std::array<unsigned char, 16> kind{};  ///< hash of what all plans have in common
+
+  void require_as(const PlanOfRank& first, int rank) const {
+    constexpr const char* advice = "make the plans of all ranks with the same options and ceilings";
+    if (fits == Fits::no_room) throw PlanError(fmt::format("rank {} has no room for its plan", rank), {}, advice);
+    if (fits == Fits::no) throw MisuseError(fmt::format("the plan of rank {} is not for its engine", rank), {}, advice);
+    if (kind == first.kind) return;
+    throw MisuseError(fmt::format("the plan of rank {} is not of one kind with that of rank 0", rank), {}, advice);
+  }
+};
 
 }  // namespace
 
@@ -34,8 +50,8 @@ void require_plan_of(const ParameterLayout& layout, const Plan& plan) {
   }
 }
 
-const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout& layout,
-                                         const OffloadOptions& options) {
+void OffloadEngine::Impl::require_made_for(const Plan& plan, const ParameterLayout& layout,
+                                           const OffloadOptions& options, Rank own) {
   check_options(layout, options);
   require_plan_of(layout, plan);
   if (plan.state != options.state || plan.max_micro_batches != options.max_micro_batches) {
@@ -47,7 +63,58 @@ const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout
                                   words(options.state, options.max_micro_batches)),
                       "give the engine those that the plan was made with");
   }
+  if (plan.rank != own || options.rank != own) {
+    const auto words = [](Rank rank) { return fmt::format("rank {} of {}", rank.index, rank.count); };
+    throw MisuseError("the plan is another rank's",
+                      fmt::format("it is for {}, the options are for {}, the group has the engine as {}",
+                                  words(plan.rank), words(options.rank), words(own)));
+  }
+}
+
+const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout& layout, const OffloadOptions& options,
+                                         Group* group) {
+  const Rank own = group == nullptr ? Rank{} : group->rank();
+  agree_on(group, plan, [&] { require_made_for(plan, layout, options, own); });
   return plan;
+}
+
+/// Ranks exchange what they have in the order in which their plans unfold: where `require_fit` throws on one of them,
+/// or plans are not of one kind, this throws on all.
+void OffloadEngine::Impl::agree_on(Group* group, const Plan& plan, const std::function<void()>& require_fit) {
+  if (group == nullptr) return require_fit();
+  std::vector<PlanOfRank> all(static_cast<std::size_t>(group->rank().count));
+  PlanOfRank& own = all[static_cast<std::size_t>(group->rank().index)];
+  std::exception_ptr refusal;
+  try {
+    require_fit();
+  } catch (const PlanError&) {
+    refusal = std::current_exception();
+    own.fits = PlanOfRank::Fits::no_room;
+  } catch (const Error&) {
+    refusal = std::current_exception();
+    own.fits = PlanOfRank::Fits::no;
+  }
+  const std::string text = plan.common_text();
+  Hash128 hash;
+  hash.add(text.data(), text.size());
+  own.kind = hash.bytes();
+  for (std::size_t rank = 0; rank < all.size(); ++rank) {
+    group->broadcast(Channel::engine, static_cast<int>(rank), std::as_writable_bytes(std::span(&all[rank], 1)));
+  }
+  if (refusal) std::rethrow_exception(refusal);
+  for (std::size_t rank = 0; rank < all.size(); ++rank) all[rank].require_as(all[0], static_cast<int>(rank));
+}
+
+/// Other ranks would wait for what does not come.
+void OffloadEngine::Impl::leave_step(std::string_view what) {
+  abandoned_ = true;
+  if (group_ != nullptr) give_up(std::make_exception_ptr(DeviceError(what)));
+}
+
+/// For good: waits for what is in flight.
+void OffloadEngine::Impl::end() {
+  if (mode_ == Mode::step) leave_step("an engine ended inside a step");
+  wait();
 }
 
 void OffloadEngine::Impl::require_idle(const char* what) {
@@ -126,12 +193,24 @@ void OffloadEngine::Impl::abort_step() {
   unfolder_->end_pass();
 }
 
-/// A layer's blocks in order, whatever subgroups they lie in.
-double OffloadEngine::Impl::squares_of(int layer) const {
+/// A layer's blocks in order, whatever subgroups they lie in, and whichever ranks have them: each goes on from the sum
+/// of those before it.
+double OffloadEngine::Impl::squares_of(int layer) {
+  if (group_ == nullptr) return add_squares(layer, 0.0);
+  double sum = 0.0;
+  for_all_ranks([&] {
+    for (int rank = 0; rank < group_->rank().count; ++rank) {
+      if (rank == group_->rank().index) sum = add_squares(layer, sum);
+      group_->broadcast(Channel::engine, rank, std::as_writable_bytes(std::span(&sum, 1)));
+    }
+  });
+  return sum;
+}
+
+double OffloadEngine::Impl::add_squares(int layer, double sum) const {
   const auto& all = plan_.subgroups;
   const auto first = std::ranges::lower_bound(all, layer, {}, &Subgroup::layer);
   const auto last = std::ranges::upper_bound(first, all.end(), layer, {}, &Subgroup::layer);
-  double sum = 0.0;
   for (auto subgroup = first; subgroup != last; ++subgroup) {
     const double* norms = storage_.subgroup(static_cast<int>(subgroup - all.begin())).host_norm;
     const std::int64_t blocks = subgroup->count() / layout_quantum;
@@ -272,7 +351,8 @@ void OffloadEngine::Impl::also_used(std::uint64_t ticket, StreamView stream) {
 
 void OffloadEngine::Impl::release(std::uint64_t ticket, StreamView stream) {
   const HeldWeights held = take(weights_, ticket);
-  if (std::uncaught_exceptions() > held.exceptions) abandoned_ = mode_ == Mode::step;  // the caller has lost its way
+  const bool lost_its_way = std::uncaught_exceptions() > held.exceptions;  // the caller
+  if (lost_its_way && mode_ == Mode::step) leave_step("an exception left a step");
   for (const StreamView other : held.also) {
     const Event joined = device_.make_event();
     device_.record(joined, other);
@@ -344,7 +424,7 @@ void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {
 
 void OffloadEngine::Impl::abandon(std::uint64_t ticket) {
   const HeldGradients held = take(gradients_, ticket);
-  abandoned_ = true;
+  leave_step("gradients were not committed");
   unfolder_->abandon(held.visit);
   executor_.finish_caller_task(held.visit.id, held.stream);
 }
@@ -361,12 +441,15 @@ EngineCounters OffloadEngine::Impl::counters() {
 // -- the public face ---------------------------------------------------------------------------------------
 
 OffloadEngine::OffloadEngine(Device& device, const ParameterLayout& layout, const OffloadOptions& options,
-                             const Plan& plan, Trace* trace)
-    : impl_(std::make_unique<Impl>(*this, device, layout, options, plan, trace)) {}
+                             const Plan& plan, Trace* trace, Group* group) try
+    : impl_(std::make_unique<Impl>(*this, device, layout, options, plan, trace, group)) {
+} catch (...) {
+  if (group != nullptr) group->fail(std::current_exception());
+}
 
 OffloadEngine::~OffloadEngine() {
   try {
-    impl_->wait();
+    impl_->end();
   } catch (...) {  // of any type; whoever waited for the work has had it, or nobody wants it any more
   }
 }
@@ -401,6 +484,7 @@ void OffloadEngine::adopt(const Plan& plan) { impl_->adopt(plan); }
 OffloadEngine::SaveScope OffloadEngine::begin_save() { return SaveScope(impl_->begin_save()); }
 std::string OffloadEngine::state_digest() { return impl_->digest(); }
 Device& OffloadEngine::device() const noexcept { return impl_->device_; }
+Group* OffloadEngine::group() const noexcept { return impl_->group_; }
 const Plan& OffloadEngine::plan() const noexcept { return impl_->plan_; }
 const ParameterLayout& OffloadEngine::layout() const noexcept { return impl_->layout_; }
 EngineCounters OffloadEngine::counters() const { return impl_->counters(); }
@@ -426,10 +510,17 @@ void OffloadEngine::abandon(std::uint64_t ticket) noexcept {
 OffloadEngine::SaveScope::SaveScope(std::shared_ptr<SaveReader> reader) : reader_(std::move(reader)) {}
 OffloadEngine::SaveScope::SaveScope(SaveScope&&) noexcept = default;
 OffloadEngine::SaveScope::~SaveScope() = default;
+SaveReader& OffloadEngine::SaveScope::reader() const {
+  if (!reader_) throw MisuseError("a save scope was read after it was moved from");
+  return *reader_;
+}
 void OffloadEngine::SaveScope::read(const Parameter& parameter, StateArray array, std::int64_t first,
                                     std::span<float> values) {
-  if (!reader_) throw MisuseError("a save scope was read after it was moved from");
-  reader_->read(parameter, array, first, values);
+  reader().read(parameter, array, first, values);
+}
+void OffloadEngine::SaveScope::read_own(const Parameter& parameter, StateArray array, std::int64_t first,
+                                        std::span<float> values) {
+  reader().read_own(parameter, array, first, values);
 }
 
 OffloadEngine::Evaluation::Evaluation(OffloadEngine& engine) : engine_(engine) { engine.impl_->begin_evaluation(); }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "core/device.hpp"
+#include "core/group.hpp"
 #include "core/parameter_access.hpp"
 #include "core/parameter_layout.hpp"
 #include "core/state_array.hpp"
@@ -22,9 +23,10 @@ namespace tandem {
 
 struct StepOptions {
   double lr = 1e-3;
-  double max_grad_norm = 0.0;   ///< clip the global norm of the gradient to this; 0: no clipping
-  int micro_batches = 1;        ///< at most OffloadOptions::max_micro_batches; their gradients are *added up*, so
-                                ///< for the mean over them let each loss be divided by their number
+  double max_grad_norm = 0.0;  ///< clip the global norm of the gradient to this; 0: no clipping
+  int micro_batches = 1;       ///< of this rank, at most OffloadOptions::max_micro_batches; their gradients, and those
+                               ///< of all ranks, are *added up*, so for the mean let each loss be divided by the number
+                               ///< of them all
   double gradient_scale = 1.0;  ///< multiplies that sum (1 / loss scale)
 };
 
@@ -42,6 +44,7 @@ struct LaneSeconds {
   double host_to_device = 0.0;  ///< copies
   double device_to_host = 0.0;
   double device_update = 0.0;  ///< the engine's own kernels
+  double peers = 0.0;          ///< what ranks of a group give each other
   double cpu = 0.0;            ///< the engine's tasks on the CPU
   double file_read = 0.0;      ///< state that lives in a file
   double file_write = 0.0;
@@ -52,6 +55,7 @@ struct LaneSeconds {
 struct EngineCounters {
   std::uint64_t bytes_host_to_device = 0;
   std::uint64_t bytes_device_to_host = 0;
+  std::uint64_t bytes_from_peers = 0;        ///< weights and gradients of other ranks
   std::uint64_t parameters_updated_cpu = 0;  ///< elements, padding not counted
   std::uint64_t parameters_updated_streamed = 0;
   std::uint64_t parameters_updated_resident = 0;
@@ -73,15 +77,27 @@ class SaveReader;
 /// guards are still held, and never throws.
 /// An exception that passes a guard inside a step abandons the step: the next call that begins something drops it, as
 /// `abort_step` does. What queued work throws fails the engine: every later call throws it again.
+///
+/// With a `Group` each of its devices has an engine, driven by a thread of its own, with a slice of every layer's state
+/// and host weights, and all make the same calls in the same order: steps of as many micro-batches, visits, commits and
+/// evaluations, and also `read`, `state_digest`, `begin_save`, reads of its scope, `save`, `load` and `adopt` of a plan
+/// made with the same options but its own rank. Gradients add up in the order of micro-batches and, in each, of ranks:
+/// R ranks with one micro-batch each leave the bits that one rank leaves with R of them. `initialize` and `write` are
+/// given whole parameters by every rank. Who fails, or abandons a step, ends the group: calls of all ranks then throw
+/// PeerError; so does an engine that is destroyed inside a step. A group serves one engine of each rank, which leaves
+/// it when it is destroyed.
 class OffloadEngine final : public ParameterAccess {
  public:
   /// Books all memory of the plan: the device arena once, host memory once, and in the options' folder what of the
   /// state is in a file. Blocks. Throws PlanError, DeviceError, WriteError, what `check_options` throws, and
   /// MisuseError where the plan was made for another layout, state format or number of micro-batches. Layout, options
   /// and plan are copied; `device` must outlive the engine; `trace` may be null, else must outlive it too. There is no
-  /// state before `initialize` or `load`: what needs one throws MisuseError.
+  /// state before `initialize` or `load`: what needs one throws MisuseError. `group`: of this device, of the options'
+  /// rank; it must outlive the engine, and be null where there is one rank. With it the constructor waits for those of
+  /// the other ranks, and throws MisuseError on all where a plan of one is not of one kind with the others' or not for
+  /// its engine. Where it throws, the group has ended.
   OffloadEngine(Device& device, const ParameterLayout& layout, const OffloadOptions& options, const Plan& plan,
-                Trace* trace = nullptr);
+                Trace* trace = nullptr, Group* group = nullptr);
   ~OffloadEngine() override;
 
   /// Sets every parameter's master (moments zero, step count zero) from `values` (fp32, the parameter's
@@ -149,9 +165,13 @@ class OffloadEngine final : public ParameterAccess {
     /// order, each array from its beginning in pieces of any size (of a frozen one the master alone); another order
     /// throws MisuseError. Blocks until the updates that came before are done with them. Rethrows what failed.
     void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
+    /// The same of elements that are all this rank's own, for whoever reads those of the others where they are: tells
+    /// no other rank.
+    void read_own(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
 
    private:
     friend class OffloadEngine;
+    SaveReader& reader() const;
     explicit SaveScope(std::shared_ptr<SaveReader> reader);
     std::shared_ptr<SaveReader> reader_;
   };
@@ -192,15 +212,18 @@ class OffloadEngine final : public ParameterAccess {
   /// weights move to where it has them, no bit of them changes. Blocks; waits for updates. Not inside a step. Throws
   /// MisuseError (the plan belongs elsewhere) and PlanError (it needs more memory than the engine's first plan
   /// and what that had spare, or one of the two has state in a file) with nothing changed; DeviceError, after which the
-  /// state is lost. The plan is to be made within what is booked: `device_memory` = device_bytes() +
-  /// reserved_device_memory + device().info().reserved, `host_memory` = host_bytes() + reserved_host_memory, nothing
-  /// spare, and PlanningFacts whose `host_available` and `pinned_per_page_table` are 0, as all of it is taken.
+  /// state is lost. In a group what one rank refuses, all do. The plan is to be made within what is booked:
+  /// `device_memory` = device_bytes() + reserved_device_memory + device().info().reserved, `host_memory` = host_bytes()
+  /// + reserved_host_memory, nothing spare, and PlanningFacts whose `host_available` and `pinned_per_page_table` are 0,
+  /// as all of it is taken.
   void adopt(const Plan& plan);
   /// 32 hexadecimal digits, see docs/state-digest.md. Blocks; waits for updates. Not inside a step. Throws
   /// TrainingError where the state is of no step.
   std::string state_digest();
 
   Device& device() const noexcept;
+  /// Null where there is one rank.
+  Group* group() const noexcept;
   const Plan& plan() const noexcept;
   const ParameterLayout& layout() const noexcept;
   EngineCounters counters() const;

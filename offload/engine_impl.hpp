@@ -28,19 +28,20 @@ void require_plan_of(const ParameterLayout& layout, const Plan& plan);
 class OffloadEngine::Impl {
  public:
   Impl(OffloadEngine& engine, Device& device, const ParameterLayout& layout, const OffloadOptions& options,
-       const Plan& plan, Trace* trace)
+       const Plan& plan, Trace* trace, Group* group)
       : engine_(engine),
         device_(device),
+        group_(group),
         layout_(layout),
         options_(options),
-        plan_(checked(plan, layout_, options_)),
+        plan_(checked(plan, layout_, options_, group)),
         storage_(device, layout_, plan_, options.state_folder, options.watchdog_seconds),
         access_(device, layout_, plan_, storage_, options.watchdog_seconds),
         unfolder_(std::in_place, layout_, plan_),
-        runner_(device, layout_, plan_, storage_),
+        runner_(device, layout_, plan_, storage_, group),
         stalls_(device, options.watchdog_seconds, 2 * static_cast<std::size_t>(layout_.layer_count())),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap,
-                  storage_.pageable_bytes() > 0 ? Copies::block : Copies::are_queued, worker_lanes(plan_)) {
+                  storage_.pageable_bytes() > 0 ? Copies::block : Copies::are_queued, worker_lanes(plan_), group) {
     plan_.memory.unpin(storage_.pageable_bytes());
     executor_.on_submit = [this](const Task& task) { note_submitted(task); };
     executor_.on_done = [this](const Task& task) { note_done(task); };
@@ -55,6 +56,7 @@ class OffloadEngine::Impl {
   void end_evaluation() noexcept;
   void wait();
   void give_up(std::exception_ptr error) { executor_.give_up(std::move(error)); }
+  void end();
   enum class Extent : std::uint8_t { part, whole };
   const Parameter& owned(const Parameter& parameter, Extent extent, std::int64_t first, std::size_t count) const;
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
@@ -76,6 +78,7 @@ class OffloadEngine::Impl {
 
   OffloadEngine& engine_;
   Device& device_;
+  Group* group_;  ///< null where there is one rank
   const ParameterLayout layout_;
   const OffloadOptions options_;
   Plan plan_;
@@ -100,7 +103,24 @@ class OffloadEngine::Impl {
     StreamView stream;
   };
 
-  static const Plan& checked(const Plan& plan, const ParameterLayout& layout, const OffloadOptions& options);
+  static const Plan& checked(const Plan& plan, const ParameterLayout& layout, const OffloadOptions& options,
+                             Group* group);
+  static void require_made_for(const Plan& plan, const ParameterLayout& layout, const OffloadOptions& options,
+                               Rank own);
+  static void agree_on(Group* group, const Plan& plan, const std::function<void()>& require_fit);
+  void require_adoptable(const Plan& plan) const;
+  void leave_step(std::string_view what);
+  /// What one rank does not come to the end of, none does.
+  template <class Body>
+  void for_all_ranks(const Body& body) {
+    if (group_ == nullptr) return body();
+    try {
+      body();
+    } catch (...) {
+      give_up(std::current_exception());
+      throw;
+    }
+  }
   void require_idle(const char* what);
   void require_nothing_held(const char* what) const;
   void require_one_stream(int layer, StreamView stream) const;
@@ -108,7 +128,8 @@ class OffloadEngine::Impl {
   void prefetch();
   double gradient_norm();
   double stalled_until(double end);
-  double squares_of(int layer) const;
+  double squares_of(int layer);
+  double add_squares(int layer, double sum) const;
   double clip_factor(double norm) const;
   void set_update(double scale);
   void clear_gradients(const GradientPlace& place, StreamView stream);

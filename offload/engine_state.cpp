@@ -5,6 +5,7 @@
 
 #include "core/error.hpp"
 #include "offload/engine_impl.hpp"
+#include "offload/state_of_ranks.hpp"
 
 namespace tandem {
 
@@ -59,7 +60,9 @@ void OffloadEngine::Impl::initialize(
 void OffloadEngine::Impl::read(const Parameter& parameter, StateArray array, std::span<float> values) {
   require_state();
   wait();
-  access_.read(owned(parameter, Extent::whole, 0, values.size()), array, 0, values);
+  const Parameter& p = owned(parameter, Extent::whole, 0, values.size());
+  const auto read_own = [&](std::int64_t first, std::span<float> own) { access_.read(p, array, first, own); };
+  for_all_ranks([&] { read_of_ranks(group_, Channel::engine, layout_, p, 0, values, read_own); });
 }
 
 void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, std::int64_t first,
@@ -77,10 +80,7 @@ void OffloadEngine::Impl::set_step(std::int64_t step) {
   step_ = step;
 }
 
-void OffloadEngine::Impl::adopt(const Plan& plan) {
-  require_idle("adopt");
-  require_state();
-  wait();
+void OffloadEngine::Impl::require_adoptable(const Plan& plan) const {
   require_plan_of(layout_, plan);
   if (plan.state != plan_.state) {
     throw MisuseError(fmt::format("a plan for {} state", name_of(plan.state)),
@@ -90,9 +90,17 @@ void OffloadEngine::Impl::adopt(const Plan& plan) {
     throw PlanError("another plan with state in a file", "what is in a file stays where it is",
                     "save, and load under the other plan");
   }
+  if (plan.rank != plan_.rank) throw MisuseError("a plan of another rank");
   storage_.require_room_for(plan);
+}
+
+void OffloadEngine::Impl::adopt(const Plan& plan) {
+  require_idle("adopt");
+  require_state();
+  wait();
+  agree_on(group_, plan, [&] { require_adoptable(plan); });
   state_ = StateIs::unfinished;  // until all is where it belongs
-  storage_.carve_anew(device_, layout_, plan_, plan);
+  for_all_ranks([&] { storage_.carve_anew(device_, layout_, plan_, plan); });
   state_ = StateIs::whole;
   plan_ = plan;
   plan_.memory.unpin(storage_.pageable_bytes());
@@ -104,7 +112,8 @@ std::shared_ptr<SaveReader> OffloadEngine::Impl::begin_save() {
   require_state();
   if (!saving_.expired()) throw MisuseError("begin_save while another save is under way", {}, "let its scope go first");
   unfolder_->save(tasks_);
-  auto reader = std::make_shared<SaveReader>(executor_, access_, std::vector<Task>(tasks_.begin(), tasks_.end()));
+  auto reader = std::make_shared<SaveReader>(executor_, access_, layout_, group_,
+                                             std::vector<Task>(tasks_.begin(), tasks_.end()));
   submit();
   saving_ = reader;
   return reader;
@@ -114,7 +123,14 @@ std::string OffloadEngine::Impl::digest() {
   require_idle("state_digest");
   require_state();
   wait();
-  return access_.digest();
+  if (group_ == nullptr) return access_.digest();
+  const auto read = [this](const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
+    read_of_ranks(group_, Channel::engine, layout_, p, first, values,
+                  [&](std::int64_t at, std::span<float> own) { access_.read(p, array, at, own); });
+  };
+  std::string text;
+  for_all_ranks([&] { text = access_.digest(read); });
+  return text;
 }
 
 }  // namespace tandem

@@ -9,9 +9,25 @@
 #include "core/start_thread.hpp"
 
 namespace tandem {
+namespace {
+
+/// Which thread queues the tasks of which lanes of the device.
+std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
+  const std::span all(device_lanes);
+  const std::size_t own = all.size() - 1;
+  static_assert(device_lanes.back() == Lane::peers);
+  std::vector<std::span<const Lane>> lanes;
+  if (copies == Copies::are_queued) lanes.push_back(all.first(own));
+  for (std::size_t i = 0; copies == Copies::block && i < own; ++i) lanes.push_back(all.subspan(i, 1));
+  if (peers) lanes.push_back(all.last(1));
+  return lanes;
+}
+
+}  // namespace
 
 Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace,
-                   double watchdog_seconds, bool overlap, Copies copies, std::span<const Lane> worker_lanes)
+                   double watchdog_seconds, bool overlap, Copies copies, std::span<const Lane> worker_lanes,
+                   Group* group)
     : device_(device),
       layout_(layout),
       runner_(runner),
@@ -19,16 +35,18 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       ranges_(device.ranges()),
       watchdog_seconds_(watchdog_seconds),
       overlap_(overlap),
+      group_(group),
       to_device_(device.make_stream("host to device")),
       to_host_(device.make_stream("device to host")),
       compute_(device.make_stream("device update")),
-      issuers_(copies == Copies::block ? device_lanes.size() : 1),
+      peers_(group == nullptr ? Stream() : device.make_stream("peers")),
+      issuers_(lanes_of_issuers(copies, group != nullptr).size()),
       workers_(worker_lanes.size()) {
-  const std::size_t lanes = device_lanes.size() / issuers_.size();
+  const auto lanes = lanes_of_issuers(copies, group != nullptr);
   try {
     for (std::size_t i = 0; i < issuers_.size(); ++i) {
       Issuer& issuer = issuers_[i];
-      issuer.lanes = std::span(device_lanes).subspan(i * lanes, lanes);
+      issuer.lanes = lanes[i];
       issuer.thread = start_thread("task issuer", [this, &issuer] { issue_loop(issuer); });
     }
     for (std::size_t i = 0; i < workers_.size(); ++i) {
@@ -49,6 +67,8 @@ Executor::~Executor() {
   const auto all_made = [this] { return callbacks_ == 0; };
   caller_.wanted = all_made;
   caller_.wakes.wait(lock, all_made);
+  lock.unlock();
+  if (group_ != nullptr) group_->leave();  // before the memory goes that others may still read
 }
 
 void Executor::end_threads() {
@@ -56,6 +76,10 @@ void Executor::end_threads() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
     wake_all();
+    // Their thread may wait for other ranks, and they for what will not come.
+    if (group_ != nullptr && !graph_.empty()) {
+      group_->fail(std::make_exception_ptr(DeviceError("the engine of a rank ended before its work")));
+    }
   }
   for (Issuer& issuer : issuers_) {
     if (issuer.thread.joinable()) issuer.thread.join();
@@ -71,6 +95,8 @@ StreamView Executor::stream_of(Lane lane) const {
       return to_device_;
     case Lane::device_to_host:
       return to_host_;
+    case Lane::peers:
+      return peers_;
     default:
       return compute_;
   }
@@ -167,6 +193,7 @@ LaneSeconds Executor::busy() {
           .host_to_device = of(Lane::host_to_device),
           .device_to_host = of(Lane::device_to_host),
           .device_update = of(Lane::device),
+          .peers = of(Lane::peers),
           .cpu = of(Lane::cpu),
           .file_read = of(Lane::file_read),
           .file_write = of(Lane::file_write),
@@ -197,6 +224,7 @@ double Executor::wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::s
 
 /// Fails the run where nothing has moved for too long.
 void Executor::watch(ProgressWatch& progress, std::string_view what, int layer) {
+  if (among_ranks_) ++steps_made_;  // the group has a watchdog, which knows whom all wait for
   const auto seconds = progress.stalled(steps_made_);
   if (!seconds) return;
   const std::string whom = layer < 0 ? "" : " " + layout_.layer(layer).name;
@@ -207,7 +235,10 @@ void Executor::watch(ProgressWatch& progress, std::string_view what, int layer) 
 }
 
 void Executor::fail(std::exception_ptr error) {
-  if (!failure_) failure_ = std::move(error);
+  if (!failure_) {
+    failure_ = std::move(error);
+    if (group_ != nullptr) group_->fail(failure_);
+  }
   wake_all();
 }
 
@@ -299,6 +330,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   node.issued_at = trace_now();
   ++in_flight_[static_cast<std::size_t>(task.lane)];
   ++callbacks_;
+  if (task.lane == Lane::peers) among_ranks_ = true;
   lock.unlock();
   try {
     const NamedRange range = range_of(task);
@@ -308,9 +340,11 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   } catch (...) {
     lock.lock();
     --callbacks_;
+    if (task.lane == Lane::peers) among_ranks_ = false;
     throw;
   }
   lock.lock();
+  if (task.lane == Lane::peers) among_ranks_ = false;
   if (graph_.done(id)) return;
   graph_.mark_issued(id);
   ++steps_made_;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "core/device.hpp"
+#include "core/group.hpp"
 #include "core/named_range.hpp"
 #include "core/parameter_layout.hpp"
 #include "core/stall.hpp"
@@ -28,15 +29,16 @@ namespace tandem {
 enum class Copies : std::uint8_t { are_queued, block };
 
 /// Threads of its own: one queues work on the device's streams, or one for each lane where that blocks, so that copies
-/// in one direction hold up no others; and one for each lane of workers runs its tasks. Methods are
-/// called by one thread, the engine's; those about save tasks by one thread at a time, whichever. After a failure
-/// nothing more is started and every wait rethrows it.
+/// in one direction hold up no others; one does so for what ranks exchange, where each waits for the others; and one
+/// for each lane of workers runs its tasks. Methods are called by one thread, the engine's; those about save tasks by
+/// one thread at a time, whichever. After a failure nothing more is started and every wait rethrows it.
 class Executor {
  public:
   /// All must outlive it; `trace` may be null. `worker_lanes`: those of no stream whose tasks there will be.
-  /// Without `overlap` at most one task runs at a time, the caller's included.
+  /// Without `overlap` at most one task runs at a time, the caller's included. `group`: is told of failures, and its
+  /// calls have a thread of their own; null where there are no other ranks.
   Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds,
-           bool overlap, Copies copies, std::span<const Lane> worker_lanes);
+           bool overlap, Copies copies, std::span<const Lane> worker_lanes, Group* group);
   /// Waits for what is queued, starts nothing more. Never throws.
   ~Executor();
   Executor(const Executor&) = delete;
@@ -146,13 +148,16 @@ class Executor {
   double save_waits_until_ = 0.0;  ///< counted so far
   TaskId dropped_saves_end_ = 0;
   int callbacks_ = 0;             ///< asked of the device and not yet made
+  bool among_ranks_ = false;      ///< a thread waits for other ranks
   std::uint64_t steps_made_ = 0;  ///< any progress counts
   std::exception_ptr failure_;
   bool stopping_ = false;
 
+  Group* group_;
   Stream to_device_;
   Stream to_host_;
   Stream compute_;
+  Stream peers_;  ///< empty where there are none
   std::vector<Issuer> issuers_;
   std::vector<LaneWorker> workers_;
 };

@@ -9,6 +9,7 @@
 #include "core/watched_wait.hpp"
 #include "offload/copy_order.hpp"
 #include "offload/storage.hpp"
+#include "scheduler/rank_slice.hpp"
 
 namespace tandem {
 namespace {
@@ -40,9 +41,6 @@ class Relocation {
   std::size_t offset_of(const Location& location) const;
   std::byte* address_of(Space space, std::size_t offset);
   void wait() { wait_to_the_end(device_, stream_, {"state on its way", watchdog_seconds_}); }
-  std::size_t weight_bytes(int layer) const {
-    return static_cast<std::size_t>(layout_.layer(layer).elements) * sizeof(bf16);
-  }
 
   Device& device_;
   const ParameterLayout& layout_;
@@ -92,14 +90,21 @@ void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
   }
 }
 
-/// The device's weights of a resident layer are always the newest; the host's may lack what the device updated.
+/// Of what the rank owns. The device's weights of a resident layer are always the newest; the host's may lack what the
+/// device updated.
 void Relocation::want_weights(const CarvedPlan& from, const CarvedPlan& to) {
-  const auto place = [](const CarvedPlan& plan, int layer) {
-    const auto l = static_cast<std::size_t>(layer);
-    return plan.plan.layers[l].resident ? Location{Space::device, plan.carving.resident_weights[l]}
-                                        : Location{Space::host, plan.carving.host_weights[l]};
-  };
-  for (int l = 0; l < layout_.layer_count(); ++l) want(place(from, l), place(to, l), weight_bytes(l));
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    const LayerSlice slice = slice_of(layout_.layer(l), from.plan.rank);
+    const auto place = [&](const CarvedPlan& plan, std::int64_t element) {
+      const auto at = static_cast<std::size_t>(l);
+      return plan.plan.layers[at].resident
+                 ? Location{Space::device, plan.carving.resident_weights[at] + element}
+                 : Location{Space::host, plan.carving.host_weights[at] + slice.place_of(element)};
+    };
+    slice.for_runs([&](std::int64_t begin, std::int64_t count) {
+      want(place(from, begin), place(to, begin), static_cast<std::size_t>(count) * sizeof(bf16));
+    });
+  }
 }
 
 void Relocation::perform() {
@@ -125,8 +130,11 @@ void Relocation::fill_second_copies(const CarvedPlan& plan) {
   for (int l = 0; l < layout_.layer_count(); ++l) {
     const auto at = static_cast<std::size_t>(l);
     if (!plan.plan.layers[at].resident || !plan.plan.layers[at].host_copy) continue;
-    device_.copy(plan.carving.host_weights[at], plan.carving.resident_weights[at], weight_bytes(l),
-                 CopyKind::device_to_host, stream_);
+    const LayerSlice slice = slice_of(layout_.layer(l), plan.plan.rank);
+    slice.for_runs([&](std::int64_t begin, std::int64_t count) {
+      device_.copy(plan.carving.host_weights[at] + slice.place_of(begin), plan.carving.resident_weights[at] + begin,
+                   static_cast<std::size_t>(count) * sizeof(bf16), CopyKind::device_to_host, stream_);
+    });
   }
   wait();
 }

@@ -6,11 +6,13 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "offload/state_of_ranks.hpp"
 
 namespace tandem {
 
-SaveReader::SaveReader(Executor& executor, const StateAccess& access, std::vector<Task> tasks)
-    : executor_(executor), access_(access), tasks_(std::move(tasks)) {}
+SaveReader::SaveReader(Executor& executor, const StateAccess& access, const ParameterLayout& layout, Group* group,
+                       std::vector<Task> tasks)
+    : executor_(executor), access_(access), layout_(layout), group_(group), tasks_(std::move(tasks)) {}
 
 SaveReader::~SaveReader() {
   if (begun_) executor_.finish_save_task(tasks_[next_].id);
@@ -30,6 +32,11 @@ const Task& SaveReader::expected(const Parameter& p, StateArray array, std::int6
 }
 
 void SaveReader::read(const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
+  read_of_ranks(group_, Channel::save, layout_, p, first, values,
+                [&](std::int64_t at, std::span<float> own) { read_own(p, array, at, own); });
+}
+
+void SaveReader::read_own(const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
   while (!values.empty()) {
     const Task& task = expected(p, array, p.offset + first);
     if (!begun_) {

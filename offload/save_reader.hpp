@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "core/group.hpp"
 #include "core/parameter_layout.hpp"
 #include "offload/executor.hpp"
 #include "offload/state_access.hpp"
@@ -16,20 +17,24 @@ namespace tandem {
 class SaveReader {
  public:
   /// `tasks` are all that Unfolder::save has emitted, and taken over by the executor before the first `read`. What is
-  /// given by reference must outlive it.
-  SaveReader(Executor& executor, const StateAccess& access, std::vector<Task> tasks);
+  /// given by reference must outlive it, and so must `group`, null where there is one rank.
+  SaveReader(Executor& executor, const StateAccess& access, const ParameterLayout& layout, Group* group,
+             std::vector<Task> tasks);
   ~SaveReader();
   SaveReader(const SaveReader&) = delete;
   SaveReader& operator=(const SaveReader&) = delete;
 
   /// See OffloadEngine::SaveScope.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
+  void read_own(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
 
  private:
   const Task& expected(const Parameter& parameter, StateArray array, std::int64_t element) const;
 
   Executor& executor_;
   const StateAccess& access_;
+  const ParameterLayout& layout_;
+  Group* group_;
   const std::vector<Task> tasks_;
   std::size_t next_ = 0;  ///< the task that is read, or will be
   bool begun_ = false;

@@ -124,13 +124,13 @@ std::vector<bf16> StateAccess::load_weights(int layer, bool resident, std::int64
   if (resident) {
     copy(weights.data(), storage_.resident_weights(layer) + begin, bytes, CopyKind::device_to_host);
   } else {
-    std::memcpy(weights.data(), storage_.host_weights(layer) + begin, bytes);
+    std::memcpy(weights.data(), storage_.host_weight(layer, begin), bytes);
   }
   return weights;
 }
 
 void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
-  const bool resident = storage_.host_weights(parameter.layer) == nullptr;
+  const bool resident = !storage_.has_host_weights(parameter.layer);
   constexpr auto chunk = static_cast<std::size_t>(chunk_elements);
   for (std::size_t done = 0; done < values.size(); done += chunk) {
     const std::int64_t begin = parameter.offset + first + static_cast<std::int64_t>(done);
@@ -209,14 +209,26 @@ void StateAccess::to_stored(StateArray array, std::span<const float> values, std
                  [&](float x) { return master ? bf16{numerics::master_residual(x)} : numerics::round_to_bf16(x); });
 }
 
+/// Of what is the rank's own.
 void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
-  const std::int64_t at = parameter.offset + first;
-  bf16* const host = storage_.host_weights(parameter.layer);
-  bf16* const resident = storage_.resident_weights(parameter.layer);
+  const LayerSlice& slice = storage_.slice(parameter.layer);
+  const ElementRange& own = parameter.options.trainable ? slice.trained : slice.frozen;
+  const std::int64_t begin = parameter.offset + first;
+  const std::int64_t at = std::max(begin, own.begin);
+  const std::int64_t end = std::min(begin + std::ssize(master), own.end);
+  if (at >= end) return;
+  write_own_weights(parameter.layer, at,
+                    master.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(end - at)));
+}
+
+/// From element `at` of the layer on.
+void StateAccess::write_own_weights(int layer, std::int64_t at, std::span<const float> master) const {
+  bf16* const host = storage_.has_host_weights(layer) ? storage_.host_weight(layer, at) : nullptr;
+  bf16* const resident = storage_.resident_weights(layer);
   UpdateKernels& kernels = device_.host_kernels();
-  if (host != nullptr) kernels.weights_of_master(master.data(), host + at, std::ssize(master));
+  if (host != nullptr) kernels.weights_of_master(master.data(), host, std::ssize(master));
   if (resident == nullptr) return;
-  if (host != nullptr) return copy(resident + at, host + at, master.size() * sizeof(bf16), CopyKind::host_to_device);
+  if (host != nullptr) return copy(resident + at, host, master.size() * sizeof(bf16), CopyKind::host_to_device);
   // No more bytes than all threads' parts of fp32, which the plan counts for a digest: there is none meanwhile.
   const std::int64_t scratch = std::min(chunk_elements, 2 * std::max(1, kernels.parallel().threads()) * part_elements);
   std::vector<bf16> weights(std::min(master.size(), static_cast<std::size_t>(scratch)));
@@ -227,7 +239,8 @@ void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, 
   }
 }
 
-StateDigest::BlockHash StateAccess::hash_block(const Parameter& parameter, StateArray array, std::int64_t first) const {
+StateDigest::BlockHash StateAccess::hash_block(const Parameter& parameter, StateArray array, std::int64_t first,
+                                               const Reader& read) {
   const std::int64_t end = std::min(first + state_digest_block, parameter.count);
   Hash128 hash;
   std::vector<float> values(static_cast<std::size_t>(std::min(part_elements, end - first)));
@@ -240,14 +253,26 @@ StateDigest::BlockHash StateAccess::hash_block(const Parameter& parameter, State
 }
 
 std::string StateAccess::digest() const {
+  const auto read_own = [this](const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
+    read(p, array, first, values);
+  };
+  return digest(read_own, &device_.host_kernels().parallel());
+}
+
+std::string StateAccess::digest(const Reader& read) const { return digest(read, nullptr); }
+
+/// On this thread where there are no others.
+std::string StateAccess::digest(const Reader& read, Parallel* threads) const {
   StateDigest digest;
   for (const Parameter* p : layout_.owned_parameters()) {
     const std::int64_t blocks = (p->count + state_digest_block - 1) / state_digest_block;
     std::vector<StateDigest::BlockHash> hashes(state_arrays.size() * static_cast<std::size_t>(blocks));
-    device_.host_kernels().parallel().run(std::ssize(hashes), [&](std::int64_t i) {
+    const auto hash = [&](std::int64_t i) {
       const StateArray array = state_arrays[static_cast<std::size_t>(i / blocks)];
-      hashes[static_cast<std::size_t>(i)] = hash_block(*p, array, i % blocks * state_digest_block);
-    });
+      hashes[static_cast<std::size_t>(i)] = hash_block(*p, array, i % blocks * state_digest_block, read);
+    };
+    if (threads != nullptr) threads->run(std::ssize(hashes), hash);
+    for (std::int64_t i = 0; threads == nullptr && i < std::ssize(hashes); ++i) hash(i);
     digest.begin_parameter(p->full_name);
     for (std::int64_t i = 0; i < std::ssize(hashes); ++i) {
       digest.add_block(hashes[static_cast<std::size_t>(i)]);

@@ -2,11 +2,13 @@
 // Reading and writing parameters and their optimizer state wherever the plan keeps them. Only while no
 // task in flight touches what is asked for.
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "core/device.hpp"
+#include "core/parallel.hpp"
 #include "core/parameter_layout.hpp"
 #include "core/state_digest.hpp"
 #include "offload/engine.hpp"
@@ -24,19 +26,25 @@ class StateAccess {
   /// Elements that a thread takes at a time where all work: what it makes of them stays in its cache.
   static constexpr std::int64_t part_elements = std::int64_t{1} << 16;
 
-  /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage, on the calling
-  /// thread; any number of threads may. Blocks.
+  /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage, all of them the
+  /// rank's own, on the calling thread; any number of threads may. Blocks.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
-  /// The other way; a master also sets the weight. Moments are rounded to nearest where the format keeps
-  /// fewer bits, which leaves alone what was read from the same format.
-  /// On the threads of the device's host kernels, with part_elements of scratch each; to the device by few large
-  /// copies, with the scratch of `read`. Blocks.
+  /// The other way, of any elements: those that are not the rank's own are left out. A master also sets the weight.
+  /// Moments are rounded to nearest where the format keeps fewer bits, which leaves alone what was read from the same
+  /// format. On the threads of the device's host kernels, with part_elements of scratch each; to the device by few
+  /// large copies, with the scratch of `read`. Blocks.
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
+  /// Reads a range of one array of a parameter, as `read` does.
+  using Reader = std::function<void(const Parameter&, StateArray, std::int64_t first, std::span<float>)>;
   /// See docs/state-digest.md. On the same threads and scratch. Blocks.
   std::string digest() const;
+  /// The same of what `read` gives, on the calling thread, a range after the other in one order.
+  std::string digest(const Reader& read) const;
 
  private:
-  StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first) const;
+  static StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first,
+                                           const Reader& read);
+  std::string digest(const Reader& read, Parallel* threads) const;
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
   void write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
@@ -49,6 +57,7 @@ class StateAccess {
   bool stored_in_records(StateArray array) const noexcept;
   std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;
   void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
+  void write_own_weights(int layer, std::int64_t at, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
   /// So many elements of a subgroup from `at` on, which are those from `offset` on of what is read or written.
   struct Piece {

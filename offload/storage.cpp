@@ -59,8 +59,14 @@ void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan,
     }
   }
   for (const SizeClass& size : plan.size_classes) {
+    for (int i = 0; i < size.landing_buffers; ++i) {
+      void* const data = arena.carve(size.landing_bytes, "gradients of other ranks");
+      carving.landing_buffers.push_back(static_cast<std::byte*>(data));
+    }
+  }
+  for (const SizeClass& size : plan.size_classes) {
     for (int i = 0; i < size.sum_buffers; ++i) {
-      carving.sum_buffers.push_back(carve<float>(arena, size.gradient_elements, "accumulated gradient"));
+      carving.sum_buffers.push_back(carve<float>(arena, size.sum_elements, "accumulated gradient"));
     }
   }
   for (int i = 0; i < plan.staging_pieces; ++i) {
@@ -77,7 +83,7 @@ void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan,
     }
     memory.gradient = carve<bf16>(arena, s.count(), "kept gradient");
     memory.device_norm = carve<double>(arena, s.count() / layout_quantum, "gradient norm");
-    if (plan.max_micro_batches > 1) memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
+    if (plan.gradients_of_step() > 1) memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
   }
   for (int i = 0; i < plan.state_buffers; ++i) {
     StateBuffer& buffer = carving.state_buffers.emplace_back();
@@ -111,7 +117,8 @@ void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, b
   }
   for (int l = 0; l < layout.layer_count(); ++l) {
     if (!plan.layers[static_cast<std::size_t>(l)].host_copy) continue;
-    carving.host_weights[static_cast<std::size_t>(l)] = carve<bf16>(arena, layout.layer(l).elements, "weights");
+    const std::int64_t owned = slice_of(layout.layer(l), plan.rank).count();
+    carving.host_weights[static_cast<std::size_t>(l)] = carve<bf16>(arena, owned, "weights");
   }
   const auto for_subgroups = [&](auto call) {
     for (std::size_t i = 0; i < plan.subgroups.size(); ++i) call(plan.subgroups[i], carving.subgroups[i]);
@@ -126,7 +133,7 @@ void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, b
     carving.subgroups[i].state = carve_state(arena, plan.subgroups[i].count(), plan.state);
   }
   for_subgroups([&](const Subgroup& s, SubgroupMemory& memory) {
-    if (!s.gradient_on_device && plan.max_micro_batches > 1 && !plan.sends_sums) {
+    if (!s.gradient_on_device && plan.gradients_of_step() > 1 && !plan.sends_sums) {
       memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
     }
   });
@@ -153,6 +160,7 @@ Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan
   const std::size_t pageable_before = device.pageable_bytes();
   if (plan.memory.host_bytes() > 0) host_block_ = device.allocate_pinned(plan.memory.host_bytes(), "offload engine");
   pageable_bytes_ = device.pageable_bytes() - std::min(pageable_before, device.pageable_bytes());
+  for (const Layer& layer : layout.layers()) slices_.push_back(slice_of(layer, plan.rank));
   carving_ = carve(layout, plan);
   const Stream stream = device.make_stream("setup");
   if (device_block_) device.fill_zero(device_block_.data(), device_block_.bytes(), stream);

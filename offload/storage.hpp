@@ -14,6 +14,7 @@
 #include "core/state_array.hpp"
 #include "offload/state_file.hpp"
 #include "scheduler/plan.hpp"
+#include "scheduler/rank_slice.hpp"
 
 namespace tandem {
 
@@ -36,9 +37,10 @@ struct StateBuffer {
 /// Where everything of a plan lies in the two blocks.
 struct Carving {
   std::vector<bf16*> resident_weights;  ///< by layer; null where not resident
-  std::vector<bf16*> host_weights;      ///< by layer; null where the host has none
+  std::vector<bf16*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
   std::vector<bf16*> weight_buffers;
   std::vector<std::byte*> gradient_buffers;  ///< of a layer at a time, as Layer::gradient_offset says
+  std::vector<std::byte*> landing_buffers;   ///< of what other ranks send of a gradient, one after another
   std::vector<float*> sum_buffers;
   std::vector<bf16*> staging;
   std::vector<StateBuffer> state_buffers;
@@ -63,9 +65,18 @@ class Storage {
   void carve_anew(Device& device, const ParameterLayout& layout, const Plan& from, const Plan& to);
 
   bf16* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
-  bf16* host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)]; }
+  bool has_host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)] != nullptr; }
+  /// Of an element that the rank owns.
+  bf16* host_weight(int layer, std::int64_t element) const {
+    const auto l = static_cast<std::size_t>(layer);
+    return carving_.host_weights[l] + slices_[l].place_of(element);
+  }
   bf16* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
+  std::byte* landing_buffer(int i) const { return carving_.landing_buffers[static_cast<std::size_t>(i)]; }
+  /// What the rank owns of a layer.
+  const LayerSlice& slice(int layer) const { return slices_[static_cast<std::size_t>(layer)]; }
+  /// For the rank's slice.
   float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
   bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
   const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }
@@ -94,6 +105,7 @@ class Storage {
   MemoryBlock device_block_;
   MemoryBlock host_block_;
   std::size_t pageable_bytes_ = 0;
+  std::vector<LayerSlice> slices_;  ///< by layer
   Carving carving_;
   double watchdog_seconds_;
   StateFormat format_;

@@ -21,9 +21,14 @@ void copy_state(const StateArrays& to, const StateArrays& from, std::int64_t cou
 
 }  // namespace
 
-TaskRunner::TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage)
-    : device_(device), layout_(layout), plan_(plan), storage_(storage) {
+TaskRunner::TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
+                       Group* group)
+    : device_(device), layout_(layout), plan_(plan), storage_(storage), group_(group) {
   build_segments();
+  if (plan.rank.count == 1) return;
+  for (const Layer& layer : layout.layers()) {
+    parts_.push_back({weight_parts(layer, plan.rank.count), gradient_parts(layer, plan.rank.count)});
+  }
 }
 
 int TaskRunner::coefficient_class(const ParameterOptions& options) {
@@ -111,6 +116,10 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
   switch (task.kind) {
     case TaskKind::fetch_weights:
       return fetch_weights(task, stream);
+    case TaskKind::gather_weights:
+      return gather_weights(task, stream);
+    case TaskKind::exchange_gradient:
+      return exchange_gradient(task, stream);
     case TaskKind::round_gradient:
       return device_.ops().round(static_cast<const float*>(caller_gradient(task)), storage_.staging(task.staging),
                                  task.count(), stream);
@@ -130,11 +139,11 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::store_state:
       return store_state(task, stream);
     case TaskKind::store_weights:
-      return to_host(storage_.host_weights(task.layer) + task.begin, storage_.staging(task.staging),
+      return to_host(storage_.host_weight(task.layer, task.begin), storage_.staging(task.staging),
                      bf16_bytes(task.count()), stream);
     case TaskKind::push_weights:
-      return to_device(storage_.resident_weights(task.layer) + task.begin,
-                       storage_.host_weights(task.layer) + task.begin, bf16_bytes(task.count()), stream);
+      return to_device(storage_.resident_weights(task.layer) + task.begin, storage_.host_weight(task.layer, task.begin),
+                       bf16_bytes(task.count()), stream);
     case TaskKind::visit:
     case TaskKind::commit:
     case TaskKind::fold_gradient:
@@ -155,12 +164,36 @@ void TaskRunner::run(const Task& task) {
 }
 
 void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
-  to_device(storage_.weight_buffer(task.buffer), storage_.host_weights(task.layer), bf16_bytes(task.count()), stream);
+  bf16* const buffer = storage_.weight_buffer(task.buffer);
+  storage_.slice(task.layer).for_runs([&](std::int64_t begin, std::int64_t count) {
+    to_device(buffer + begin, storage_.host_weight(task.layer, begin), bf16_bytes(count), stream);
+  });
 }
 
-/// A piece as the caller has filled it: sums in fp32, or bf16.
+void TaskRunner::gather_weights(const Task& task, StreamView stream) {
+  bf16* const weights = task.buffer < 0 ? storage_.resident_weights(task.layer) : storage_.weight_buffer(task.buffer);
+  for (const std::vector<ByteRange>& parts : parts_[static_cast<std::size_t>(task.layer)].weights) {
+    const bool any = std::ranges::any_of(parts, [](const ByteRange& part) { return part.size() > 0; });
+    if (any) group_->all_gather(reinterpret_cast<std::byte*>(weights), parts, stream);
+  }
+  bytes_from_peers_ += task.bytes;
+}
+
+void TaskRunner::exchange_gradient(const Task& task, StreamView stream) {
+  group_->exchange(storage_.gradient_buffer(task.buffer), parts_[static_cast<std::size_t>(task.layer)].gradient,
+                   storage_.landing_buffer(task.landing), stream);
+  bytes_from_peers_ += task.bytes;
+}
+
+/// A piece as the caller of some rank has filled it: sums in fp32, or bf16.
 const void* TaskRunner::caller_gradient(const Task& task) const {
-  return storage_.gradient_buffer(task.buffer) + layout_.layer(task.layer).gradient_offset(task.begin);
+  const std::size_t offset = layout_.layer(task.layer).gradient_offset(task.begin);
+  if (task.landing < 0) return storage_.gradient_buffer(task.buffer) + offset;
+  const Rank own = plan_.rank;
+  const ByteRange& part = parts_[static_cast<std::size_t>(task.layer)].gradient[static_cast<std::size_t>(own.index)];
+  // Those of the ranks below this one, then of those above it.
+  const auto place = static_cast<std::size_t>(task.from_rank < own.index ? task.from_rank : task.from_rank - 1);
+  return storage_.landing_buffer(task.landing) + place * part.size() + (offset - part.begin);
 }
 
 /// Adds a piece to those of the micro-batches before; the last one leaves the sum, rounded, in `rounded`, where those
@@ -176,7 +209,8 @@ void TaskRunner::add_gradient(const Task& task, float* sum, bf16* rounded, Strea
 
 void TaskRunner::sum_gradient(const Task& task, StreamView stream) {
   bf16* const rounded = task.staging < 0 ? nullptr : storage_.staging(task.staging);
-  add_gradient(task, storage_.sum_buffer(task.sum) + task.begin, rounded, stream);
+  const std::int64_t at = task.begin - storage_.slice(task.layer).trained.begin;
+  add_gradient(task, storage_.sum_buffer(task.sum) + at, rounded, stream);
 }
 
 void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
@@ -234,7 +268,7 @@ void TaskRunner::load_state(const Task& task, StreamView stream) {
     if (!group.gradient_on_device) to_device(buffer.gradient, memory.gradient + at, bf16_bytes(task.count()), stream);
   }
   if (plan_.loads_weights(group)) {
-    to_device(storage_.staging(task.staging), storage_.host_weights(task.layer) + task.begin, bf16_bytes(task.count()),
+    to_device(storage_.staging(task.staging), storage_.host_weight(task.layer, task.begin), bf16_bytes(task.count()),
               stream);
   }
 }
@@ -298,7 +332,7 @@ void TaskRunner::update_on_device(const Task& task, StreamView stream) {
 
 void TaskRunner::update_on_cpu(const Task& task) {
   AdamPiece piece = piece_of(task);
-  piece.weight = storage_.host_weights(task.layer) + task.begin;
+  piece.weight = storage_.host_weight(task.layer, task.begin);
   UpdateKernels& kernels = device_.host_kernels();
   for_segments(task, piece,
                [&](const AdamPiece& part, const AdamCoefficients& c) { kernels.adamw(part, c, plan_.update_threads); });
@@ -310,6 +344,7 @@ EngineCounters TaskRunner::counters() const {
   EngineCounters counters;
   counters.bytes_host_to_device = bytes_to_device_;
   counters.bytes_device_to_host = bytes_to_host_;
+  counters.bytes_from_peers = bytes_from_peers_;
   counters.dram_bytes = dram_bytes_;
   counters.bytes_from_file = bytes_from_file_;
   counters.bytes_to_file = bytes_to_file_;

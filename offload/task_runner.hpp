@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/device.hpp"
+#include "core/group.hpp"
 #include "core/parameter_layout.hpp"
 #include "core/update_kernels.hpp"
 #include "offload/engine.hpp"
@@ -27,10 +28,11 @@ struct UpdateSettings {
 
 class TaskRunner {
  public:
-  /// All must outlive it.
-  TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage);
+  /// All must outlive it. `group`: null where the plan has one rank.
+  TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage, Group* group);
 
-  /// Queues a task of a device lane on `stream`. Does not block.
+  /// Queues a task of a device lane on `stream`. Blocks where it is of the peers' lane, until all ranks have come to
+  /// it.
   void issue(const Task& task, StreamView stream);
   /// Runs a task of the CPU lane. Blocks.
   void run(const Task& task);
@@ -63,6 +65,8 @@ class TaskRunner {
   void for_segments(const Task& task, AdamPiece piece, Call call) const;
 
   void fetch_weights(const Task& task, StreamView stream);
+  void gather_weights(const Task& task, StreamView stream);
+  void exchange_gradient(const Task& task, StreamView stream);
   const void* caller_gradient(const Task& task) const;
   void add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream);
   void sum_gradient(const Task& task, StreamView stream);
@@ -82,12 +86,20 @@ class TaskRunner {
   const ParameterLayout& layout_;
   const Plan& plan_;
   const Storage& storage_;
+  Group* group_;
+  /// By layer, the bytes that each rank owns.
+  struct Parts {
+    std::array<std::vector<ByteRange>, 2> weights;
+    std::vector<ByteRange> gradient;
+  };
+  std::vector<Parts> parts_;                    ///< empty where there is one rank
   std::vector<std::vector<Segment>> segments_;  ///< by layer
   std::vector<std::int64_t> first_state_;       ///< by layer: state elements of the layers before it
   std::vector<CoefficientClass> classes_;
   std::array<std::vector<AdamCoefficients>, 2> coefficients_;  ///< of even and odd steps
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
+  std::atomic<std::uint64_t> bytes_from_peers_{0};
   std::atomic<std::uint64_t> dram_bytes_{0};
   std::atomic<std::uint64_t> bytes_from_file_{0};
   std::atomic<std::uint64_t> bytes_to_file_{0};

@@ -3,46 +3,26 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <cstdlib>
 #include <map>
 #include <mutex>
-#include <random>
 #include <string>
 #include <thread>
 #include <tuple>
 #include <utility>
 
+#include "tests/offload/draw.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
 namespace {
 
+using testing::Draw;
 using testing::toy;
 using testing::ToyOptions;
 using testing::ToyResult;
 using testing::train_toy;
 
 constexpr int shards = 10;
-
-int runs_of_shard() {
-  const char* const text = std::getenv("TANDEM_DELAYED_RUNS");
-  return text == nullptr ? 20 : std::atoi(text);
-}
-
-class Draw {
- public:
-  explicit Draw(unsigned seed) : random_(seed) {}
-  /// 0 ... count - 1
-  int below(int count) { return static_cast<int>(random_() % static_cast<unsigned>(count)); }
-  bool one_in(int count) { return below(count) == 0; }
-  template <class Choices>
-  auto of(const Choices& choices) {
-    return choices[static_cast<std::size_t>(below(static_cast<int>(choices.size())))];
-  }
-
- private:
-  std::mt19937 random_;
-};
 
 /// What the bits depend on.
 ToyOptions drawn_work(Draw& draw) {
@@ -103,7 +83,7 @@ const ToyResult& expected_of(const ToyOptions& work) {
 class Delays : public ::testing::TestWithParam<int> {};
 
 TEST_P(Delays, ChangeNoBitUnderAnyPlan) {
-  for (int run = 0; run < runs_of_shard(); ++run) {
+  for (int run = 0; run < testing::delayed_runs(20); ++run) {
     const auto seed = static_cast<unsigned>(run * shards + GetParam());
     Draw draw(seed);
     ToyOptions o = drawn_work(draw);

@@ -3,7 +3,9 @@
 // the file that defines make_toy_device() in the program they are linked into.
 #include <functional>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <vector>
 
 #include "core/device.hpp"
 #include "core/tensor.hpp"
@@ -27,12 +29,16 @@ class ToyDevice {
 /// of the update, faults.
 using MakeToyDevice = std::unique_ptr<ToyDevice> (*)(const HostDeviceOptions& options);
 std::unique_ptr<ToyDevice> make_toy_device(const HostDeviceOptions& options);
+/// One for each of these, that can copy from each other.
+std::vector<std::unique_ptr<ToyDevice>> make_toy_devices(std::span<const HostDeviceOptions> options);
 std::unique_ptr<ToyDevice> make_toy_host_device(const HostDeviceOptions& options);
 
 /// Part of the message with which a fault that throws "injected failure" reaches whoever waits.
 std::string_view injected_failure();
 /// Whether the device takes HostDeviceOptions::faults.
 bool takes_faults();
+/// Whether `before_task` of these is called for that device's tasks alone.
+bool has_faults_of_its_own();
 /// Whether its link is as slow as HostDeviceOptions::link_bytes_per_second says.
 bool emulates_link();
 

@@ -8,10 +8,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/open_device.hpp"
 #include "core/device.hpp"
+#include "core/group.hpp"
 #include "core/parameter_layout.hpp"
 #include "offload/engine.hpp"
 #include "tests/offload/toy_device.hpp"
@@ -37,7 +39,9 @@ struct ToyOptions {
   int nan_at_step = -1;  ///< a gradient of this step is not a number
   int nan_layer = 1;     ///< ... in this layer
   bool evaluate_between = false;
+  bool uneven = false;  ///< gradients of micro-batches are so apart that the order in which they add up is seen
   Trace* trace = nullptr;
+  int claimed_rank = -1;  ///< instead of that in the group
 };
 
 struct ToyResult {
@@ -91,14 +95,22 @@ inline void add_gradient(DType dtype, void* gradients, std::int64_t i, float val
 
 class ToyTrainer {
  public:
-  explicit ToyTrainer(const ToyOptions& o)
-      : o_(o), layout_(toy_layout(o)), toy_device_(o.make_device(o.device)), device_(&toy_device_->device()) {
+  explicit ToyTrainer(const ToyOptions& o) : ToyTrainer(o, o.make_device(o.device), nullptr) {}
+  /// One of a group, whose micro-batches are every so manieth of all. The group outlives it.
+  ToyTrainer(const ToyOptions& o, std::shared_ptr<ToyDevice> device, Group* group)
+      : o_(o),
+        rank_(group == nullptr ? Rank{} : group->rank()),
+        layout_(toy_layout(o)),
+        toy_device_(std::move(device)),
+        device_(&toy_device_->device()) {
+    o_.offload.rank = rank_;
+    if (o.claimed_rank >= 0) o_.offload.rank.index = o.claimed_rank;
     o_.offload.max_micro_batches = std::max(o_.offload.max_micro_batches, o_.micro_batches);
     o_.offload.micro_batches_at_once = o_.at_once;
     o_.offload.owners_make_gradients = o_.owners_make;
     const PlanningFacts facts{device_->info().capacity, 0};
     plan_ = make_plan(layout_, o_.offload, facts);
-    engine_ = std::make_unique<OffloadEngine>(*device_, layout_, o_.offload, plan_, o_.trace);
+    engine_ = std::make_unique<OffloadEngine>(*device_, layout_, o_.offload, plan_, o_.trace, group);
     stream_ = device_->make_stream("compute");
     const std::uint64_t seed = o.seed;
     engine_->initialize([seed](const Parameter& p, std::span<float> values) {
@@ -120,9 +132,13 @@ class ToyTrainer {
     return result;
   }
 
-  void step(int s, ToyResult& result) {
+  void begin_step() {
     engine_->begin_step({.lr = o_.lr, .max_grad_norm = o_.max_grad_norm, .micro_batches = o_.micro_batches});
     losses_.assign(static_cast<std::size_t>(o_.micro_batches), 0.0F);
+  }
+
+  void step(int s, ToyResult& result) {
+    begin_step();
     for (int first = 0; first < o_.micro_batches; first += o_.at_once) {
       const int end = std::min(first + o_.at_once, o_.micro_batches);
       for (int l = 0; l < layout_.layer_count(); ++l) forward(l, first, end);
@@ -151,6 +167,7 @@ class ToyTrainer {
   }
 
   OffloadEngine& engine() { return *engine_; }
+  void end_engine() { engine_.reset(); }
   Device& device() { return *device_; }
   ToyDevice& toy_device() { return *toy_device_; }
   const ParameterLayout& layout() const { return layout_; }
@@ -195,22 +212,26 @@ class ToyTrainer {
   }
 
   /// That of layer `l` to a gradient; none where it is empty.
-  void add_part(int l, int s, int micro, TensorView w, TensorView g) {
+  void add_part(int l, int s, int local, TensorView w, TensorView g) {
     if (!g) return;
+    const int micro = local * rank_.count + rank_.index;
     const std::uint64_t key = o_.seed + static_cast<std::uint64_t>(s * 1000 + micro * 100 + l);
+    // Two of three cancel each other, and take away from what they are added to.
+    const float instead = !o_.uneven || micro % 3 == 0 ? 0.0F : micro % 3 == 1 ? 0x1p20F : -0x1p20F;
     const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
-    toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison](const bf16* values, void* out) {
+    toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison, instead](const bf16* values, void* out) {
       for (std::int64_t i = 0; i < g.count(); ++i) {
         const bool spoilt = poison && i == g.count() / 2;
         const float d = numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
-        add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : d);
+        add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : instead != 0.0F ? instead : d);
       }
     });
   }
 
   ToyOptions o_;
+  Rank rank_;
   ParameterLayout layout_;
-  std::unique_ptr<ToyDevice> toy_device_;
+  std::shared_ptr<ToyDevice> toy_device_;
   Device* device_;
   Plan plan_;
   std::unique_ptr<OffloadEngine> engine_;

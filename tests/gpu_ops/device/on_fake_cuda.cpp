@@ -1,5 +1,8 @@
 // The engine's tests on the CUDA device, over a runtime that is a fake: kernels under emulation.
+#include <algorithm>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/native_stream.hpp"
@@ -18,6 +21,7 @@ namespace {
 
 class ToyFakeDevice final : public ToyDevice {
  public:
+  /// On the machine that is installed.
   explicit ToyFakeDevice(const HostDeviceOptions& options) : device_(open(options)) {
     // Kept alive by the hook: work queued last may still be running when the trainer goes.
     if (options.faults) {
@@ -35,9 +39,6 @@ class ToyFakeDevice final : public ToyDevice {
 
  private:
   static std::unique_ptr<CudaDevice> open(const HostDeviceOptions& options) {
-    fake_cuda::Machine machine = toy_machine();
-    if (options.faults && options.faults->refuse_pinning) machine.pinnable = 0;
-    fake_cuda::install(std::move(machine));
     FakeDeviceOptions fake{
         .capacity = options.capacity, .update_threads = options.update_threads, .pageable = options.pageable};
     if (options.faults) fake.before_update = options.faults->before_update;
@@ -50,11 +51,21 @@ class ToyFakeDevice final : public ToyDevice {
 }  // namespace
 
 std::unique_ptr<ToyDevice> make_toy_device(const HostDeviceOptions& options) {
-  return std::make_unique<ToyFakeDevice>(options);
+  return std::move(make_toy_devices(std::span(&options, 1)).front());
+}
+std::vector<std::unique_ptr<ToyDevice>> make_toy_devices(std::span<const HostDeviceOptions> options) {
+  fake_cuda::Machine machine = toy_machine();
+  const auto refuses = [](const HostDeviceOptions& o) { return o.faults && o.faults->refuse_pinning; };
+  if (std::ranges::any_of(options, refuses)) machine.pinnable = 0;
+  fake_cuda::install(std::move(machine));
+  std::vector<std::unique_ptr<ToyDevice>> devices;
+  for (const HostDeviceOptions& of_device : options) devices.push_back(std::make_unique<ToyFakeDevice>(of_device));
+  return devices;
 }
 // Whoever comes first says it: a launch, or a wait that names the lost device.
 std::string_view injected_failure() { return "unspecified launch failure"; }
 bool takes_faults() { return true; }
+bool has_faults_of_its_own() { return false; }
 bool emulates_link() { return false; }
 
 }  // namespace tandem::testing

@@ -31,8 +31,14 @@ class ToyGpu final : public ToyDevice {
 std::unique_ptr<ToyDevice> make_toy_device(const HostDeviceOptions& options) {
   return std::make_unique<ToyGpu>(open_test_device(options.capacity));
 }
+std::vector<std::unique_ptr<ToyDevice>> make_toy_devices(std::span<const HostDeviceOptions> options) {
+  std::vector<std::unique_ptr<ToyDevice>> devices;
+  for (const HostDeviceOptions& of_device : options) devices.push_back(make_toy_device(of_device));
+  return devices;
+}
 std::string_view injected_failure() { return ""; }
 bool takes_faults() { return false; }
+bool has_faults_of_its_own() { return false; }
 bool emulates_link() { return false; }
 
 }  // namespace tandem::testing

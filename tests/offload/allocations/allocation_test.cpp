@@ -1,6 +1,8 @@
 // A step of the engine takes nothing from the heap, on any thread, once its queues are as long as they get.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <barrier>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -9,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "comm/local_group.hpp"
 #include "offload/engine.hpp"
 #include "tests/offload/allocations/counted_new.hpp"
 #include "tests/offload/idle_device.hpp"
@@ -25,18 +28,21 @@ struct Shape {
   int at_once = 1;
   bool update_in_backward = false;
   bool overlap = true;
+  int ranks = 1;
   friend std::ostream& operator<<(std::ostream& out, const Shape& s) {
     return out << s.policy << ", " << s.resident_layers << " resident, " << s.micro_batches << " micro-batches, "
                << s.at_once << " at once" << (s.update_in_backward ? ", updates in backward" : "")
-               << (s.overlap ? "" : ", no overlap");
+               << (s.overlap ? "" : ", no overlap") << ", " << s.ranks << " ranks";
   }
 };
 
 /// An engine on a device that does nothing, and a caller that does nothing with it: blocks of 21 subgroups behind
-/// an embedding whose table the head shares.
+/// an embedding whose table the head shares. `group`: null where there is one rank.
 class IdleTrainer {
  public:
-  explicit IdleTrainer(const Shape& shape) : shape_(shape), stream_(device_.make_stream("compute")) {
+  explicit IdleTrainer(const Shape& shape) : IdleTrainer(shape, std::make_unique<testing::IdleDevice>(), nullptr) {}
+  IdleTrainer(const Shape& shape, std::shared_ptr<Device> device, Group* group)
+      : shape_(shape), device_(std::move(device)), stream_(device_->make_stream("compute")) {
     constexpr int blocks = 10, quanta = 21;
     layout_.add_layer("embedding").add("table", {3 * layout_quantum});
     for (int l = 0; l < blocks; ++l) layout_.add_layer("h." + std::to_string(l)).add("w", {quanta * layout_quantum});
@@ -50,9 +56,10 @@ class IdleTrainer {
     options.max_micro_batches = shape.micro_batches;
     options.micro_batches_at_once = shape.at_once;
     options.overlap = shape.overlap;
+    if (group != nullptr) options.rank = group->rank();
     if (shape.update_in_backward) options.on_nonfinite = OnNonfinite::stop;
-    const Plan plan = make_plan(layout_, options, {device_.info().capacity, 0});
-    engine_ = std::make_unique<OffloadEngine>(device_, layout_, options, plan);
+    const Plan plan = make_plan(layout_, options, {device_->info().capacity, 0});
+    engine_ = std::make_unique<OffloadEngine>(*device_, layout_, options, plan, nullptr, group);
     engine_->initialize([](const Parameter&, std::span<float>) {});
   }
 
@@ -72,11 +79,56 @@ class IdleTrainer {
 
  private:
   const Shape shape_;
-  testing::IdleDevice device_;
+  std::shared_ptr<Device> device_;
   Stream stream_;
   ParameterLayout layout_;
   std::unique_ptr<OffloadEngine> engine_;
   int skipped_ = 0;
+};
+
+/// One for each rank, the first driven by whoever has this, and the others by threads that take as many steps as it.
+class IdleGroup {
+ public:
+  explicit IdleGroup(const Shape& shape) : both_(shape.ranks) {
+    std::vector<Device*> pointers;
+    for (int rank = 0; rank < shape.ranks; ++rank) {
+      pointers.push_back(devices_.emplace_back(std::make_shared<testing::IdleDevice>()).get());
+    }
+    group_ = make_local_group(pointers);
+    trainers_.resize(devices_.size());
+    for (std::size_t i = 1; i < devices_.size(); ++i) {
+      threads_.emplace_back([this, i, shape] {
+        trainers_[i] = std::make_unique<IdleTrainer>(shape, devices_[i], group_[i].get());
+        for (both_.arrive_and_wait(); !ends_; both_.arrive_and_wait()) {
+          trainers_[i]->step();
+          both_.arrive_and_wait();
+        }
+      });
+    }
+    trainers_[0] = std::make_unique<IdleTrainer>(shape, devices_[0], group_[0].get());
+  }
+  ~IdleGroup() {
+    ends_ = true;
+    both_.arrive_and_wait();
+    for (std::thread& thread : threads_) thread.join();
+  }
+  IdleGroup(const IdleGroup&) = delete;
+  IdleGroup& operator=(const IdleGroup&) = delete;
+
+  void step() {
+    both_.arrive_and_wait();
+    trainers_[0]->step();
+    both_.arrive_and_wait();
+  }
+  int skipped() const { return trainers_[0]->skipped(); }
+
+ private:
+  std::barrier<> both_;
+  std::atomic<bool> ends_ = false;
+  std::vector<std::shared_ptr<Device>> devices_;  ///< outlive the group
+  std::vector<std::unique_ptr<Group>> group_;
+  std::vector<std::unique_ptr<IdleTrainer>> trainers_;
+  std::vector<std::thread> threads_;
 };
 
 /// Whether some successive steps allocate nothing. How long a queue gets depends on the threads' timing, and each
@@ -98,6 +150,29 @@ TEST_P(Allocations, AreNoneInASteadyStep) {
   EXPECT_TRUE(becomes_steady([&] { trainer.step(); }));
   EXPECT_EQ(trainer.skipped(), 0);
 }
+
+std::vector<Shape> shapes_of_groups() {
+  std::vector<Shape> all;
+  for (const char* policy : {"device", "host", "interleave:2,resident=0.4", "stream"}) {
+    all.push_back({.policy = policy, .ranks = 2});
+    all.push_back({.policy = policy, .resident_layers = 4, .micro_batches = 2, .ranks = 3});
+    all.push_back({.policy = policy, .micro_batches = 3, .at_once = 3, .ranks = 2});
+    all.push_back({.policy = policy, .update_in_backward = true, .ranks = 2});
+    all.push_back({.policy = policy, .overlap = false, .ranks = 2});
+  }
+  return all;
+}
+
+class AllocationsOfRanks : public ::testing::TestWithParam<Shape> {};
+
+// Of any rank, its engine's and its group's.
+TEST_P(AllocationsOfRanks, AreNoneInASteadyStep) {
+  IdleGroup group(GetParam());
+  EXPECT_TRUE(becomes_steady([&] { group.step(); }));
+  EXPECT_EQ(group.skipped(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, AllocationsOfRanks, ::testing::ValuesIn(shapes_of_groups()));
 
 std::vector<Shape> shapes() {
   std::vector<Shape> all;
