@@ -1,12 +1,65 @@
 // Saving and loading of an engine's state: here, because the engine itself knows no files.
+#include <algorithm>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <span>
+#include <string>
+#include <vector>
 
 #include "api/state_io.hpp"
+#include "core/error.hpp"
 #include "core/version.hpp"
 #include "io/checkpoint.hpp"
 #include "offload/engine.hpp"
 
 namespace tandem {
+namespace {
+
+/// The reads of a save, in the order of a checkpoint. Every rank of a group makes them, whichever writes what they
+/// give.
+class SaveReads {
+ public:
+  SaveReads(OffloadEngine::SaveScope& scope, const ParameterLayout& layout)
+      : read_(state_reader(scope, layout)), parameters_(layout.owned_parameters()) {}
+
+  std::span<const float> read(std::size_t index, StateArray array, std::int64_t first, std::span<float> buffer) {
+    ++made_;
+    return read_(index, array, first, buffer);
+  }
+
+  /// Those that are not made yet, for nobody but other ranks.
+  void make_rest(std::span<float> buffer) {
+    const std::int64_t already = made_;
+    std::int64_t passed = 0;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      for (const StateArray array : arrays_of(parameters_[i]->options.trainable)) {
+        const std::int64_t count = parameters_[i]->count, piece = std::ssize(buffer);
+        for (std::int64_t first = 0; first < count; first += piece) {
+          if (passed++ < already) continue;
+          read(i, array, first, buffer.first(static_cast<std::size_t>(std::min(piece, count - first))));
+        }
+      }
+    }
+  }
+
+ private:
+  StateReader read_;
+  std::vector<const Parameter*> parameters_;
+  std::int64_t made_ = 0;
+};
+
+/// What rank 0 has written; empty where it could not.
+std::filesystem::path told_by_first(Group& group, const std::filesystem::path& written) {
+  std::string text = written.string();
+  std::uint64_t length = text.size();
+  group.broadcast(Channel::save, 0, std::as_writable_bytes(std::span(&length, 1)));
+  text.resize(length);
+  group.broadcast(Channel::save, 0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace
 
 std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory,
                                           const std::vector<std::filesystem::path>& files) {
@@ -18,12 +71,27 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   manifest.parameters = checkpoint_parameters(layout());
   std::vector<float> buffer(save_buffer_values(layout()));
   SaveScope scope = begin_save();
+  SaveReads reads(scope, layout());
   CheckpointContent content;
   content.manifest = &manifest;
-  content.read = state_reader(scope, layout());
+  content.read = [&](std::size_t index, StateArray array, std::int64_t first, std::span<float> values) {
+    return reads.read(index, array, first, values);
+  };
   content.buffer = buffer;
   content.beside = files;
-  return write_checkpoint(directory, content);
+  if (group() == nullptr) return write_checkpoint(directory, content);
+  std::filesystem::path written;
+  std::exception_ptr failure;
+  try {
+    if (group()->rank().index == 0) written = write_checkpoint(directory, content);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  reads.make_rest(buffer);
+  written = told_by_first(*group(), written);
+  if (failure) std::rethrow_exception(failure);
+  if (written.empty()) throw WriteError(directory.string(), "rank 0 could not write the checkpoint");
+  return written;
 }
 
 std::filesystem::path OffloadEngine::load(const std::filesystem::path& directory) {
@@ -41,7 +109,8 @@ std::filesystem::path OffloadEngine::load(const std::filesystem::path& directory
   }
   check_belongs(*checkpoint, layout());
   begin_load();
-  load_state(*this, *checkpoint);
+  OffloadEngine* const self = this;
+  load_state({&self, 1}, *checkpoint);
   return checkpoint->directory();
 }
 

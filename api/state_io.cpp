@@ -6,8 +6,21 @@
 
 #include "core/error.hpp"
 #include "core/mapped_memory.hpp"
+#include "offload/state_of_ranks.hpp"
 
 namespace tandem {
+namespace {
+
+template <class Source>
+StateReader reader_of(Source& source, const ParameterLayout& layout) {
+  return [&source, parameters = layout.owned_parameters()](std::size_t index, StateArray array, std::int64_t first,
+                                                           std::span<float> buffer) {
+    source.read(*parameters.at(index), array, first, buffer);
+    return std::span<const float>(buffer);
+  };
+}
+
+}  // namespace
 
 std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout) {
   std::vector<CheckpointParameter> result;
@@ -30,12 +43,22 @@ std::size_t save_buffer_values(const ParameterLayout& layout) {
   return std::min(piece, largest_parameter(layout));
 }
 
+StateOfSave::StateOfSave(std::span<OffloadEngine* const> engines) : layout_(engines.front()->layout()) {
+  for (OffloadEngine* engine : engines) scopes_.push_back(engine->begin_save());
+}
+
+void StateOfSave::read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) {
+  const int ranks = static_cast<int>(scopes_.size());
+  for (const OwnedPart& part : parts_of(layout_, parameter, first, std::ssize(values), ranks)) {
+    const auto at = static_cast<std::size_t>(part.first - first);
+    scopes_[static_cast<std::size_t>(part.rank)].read_own(parameter, array, part.first,
+                                                          values.subspan(at, static_cast<std::size_t>(part.count)));
+  }
+}
+
+StateReader state_reader(StateOfSave& state, const ParameterLayout& layout) { return reader_of(state, layout); }
 StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout) {
-  return [&scope, parameters = layout.owned_parameters()](std::size_t index, StateArray array, std::int64_t first,
-                                                          std::span<float> buffer) {
-    scope.read(*parameters.at(index), array, first, buffer);
-    return std::span<const float>(buffer);
-  };
+  return reader_of(scope, layout);
 }
 
 std::size_t StateCopy::bytes(const ParameterLayout& layout) {
@@ -70,11 +93,11 @@ std::span<float> StateCopy::memory() const {
   return {static_cast<float*>(memory_.data()), memory_.bytes() / sizeof(float)};
 }
 
-void StateCopy::take(OffloadEngine::SaveScope& scope) {
+void StateCopy::take(StateOfSave& state) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     for (const StateArray array : state_arrays) {
       const auto values = writable(i, array);
-      if (!values.empty()) scope.read(*parameters_[i], array, 0, values);
+      if (!values.empty()) state.read(*parameters_[i], array, 0, values);
     }
   }
 }
@@ -99,12 +122,12 @@ void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) 
   }
 }
 
-void load_state(OffloadEngine& engine, const Checkpoint& checkpoint) {
-  const auto parameters = engine.layout().owned_parameters();
+void load_state(std::span<OffloadEngine* const> engines, const Checkpoint& checkpoint) {
+  const auto parameters = engines.front()->layout().owned_parameters();
   checkpoint.stream([&](std::size_t index, StateArray array, std::int64_t first, std::span<const float> values) {
-    engine.write(*parameters.at(index), array, first, values);
+    for (OffloadEngine* engine : engines) engine->write(*parameters.at(index), array, first, values);
   });
-  engine.set_step(checkpoint.manifest().adam_step);
+  for (OffloadEngine* engine : engines) engine->set_step(checkpoint.manifest().adam_step);
 }
 
 }  // namespace tandem

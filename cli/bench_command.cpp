@@ -18,6 +18,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/what_if.hpp"
+#include "core/device_name.hpp"
 #include "core/error.hpp"
 #include "core/version.hpp"
 #include "io/atomic_file.hpp"
@@ -438,6 +439,7 @@ void refuse_twice(std::string_view flag, std::vector<std::string> values) {
 }
 
 void check(const BenchFlags& flags, const TrainConfig& config) {
+  require_one_device(config.device, "bench");
   for (const BenchSetting& setting : flags.settings()) check_config(with(config, setting));
   for (const std::string& policy : flags.policies) parse_policy(policy);
   refuse_twice("policies", flags.policies);

@@ -10,6 +10,7 @@
 #include "api/open_device.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "core/device_name.hpp"
 #include "core/error.hpp"
 #include "io/atomic_file.hpp"
 #include "train/run_setup.hpp"
@@ -82,6 +83,7 @@ void check(const CalibrateFlags& flags) {
 int run_calibrate(const CalibrateFlags& flags) {
   check(flags);
   const TrainConfig config = flags.config.config();
+  require_one_device(config.device, "calibrate");
   const std::unique_ptr<Device> device = open_device(config.device, device_options(config));
   std::filesystem::path file = flags.profile;
   if (file.empty()) file = cached_profile_path(*device);

@@ -13,6 +13,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/what_if.hpp"
+#include "core/device_name.hpp"
 #include "core/error.hpp"
 #include "scheduler/cost_model.hpp"
 #include "scheduler/upgrades.hpp"
@@ -112,7 +113,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"shares", shares_of(planned.plan.shares())},
             {"activations", planned.activations},
             {"micro_batches",
-             {{"count", planned.plan.max_micro_batches},
+             {{"count", planned.plan.max_micro_batches * planned.plan.rank.count},
               {"at_once", planned.plan.micro_batches_at_once},
               {"order", planned.order.empty() ? Json(nullptr) : Json(planned.order)}}},
             {"predicted", nullptr},
@@ -226,7 +227,8 @@ std::optional<ClosedForms> closed_forms(const TrainConfig& config, const Choice&
 }
 
 Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
-  const MachineProfile profile = as_emulated(read_profile(flags.profile), config);
+  const auto ranks = split_device_names(config.device).size();
+  const MachineProfile profile = shared_by(as_emulated(read_profile(flags.profile), config), static_cast<int>(ranks));
   WhatIf what = plan_for_machine(config, model, profile);
   Planned planned;
   planned.plan = what.choice.plan;
@@ -242,13 +244,18 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {
-    const std::size_t host = planned.memory.host_bytes() + StateCopy::bytes(what.layout);
+    const std::size_t of_rank = (StateCopy::bytes(what.layout) + ranks - 1) / ranks;
+    const std::size_t host = planned.memory.host_bytes() + of_rank;
     const bool copies = over_host_memory(what.options, what.facts, host, planned.memory.device_bytes()) == 0;
-    if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, StateCopy::bytes(what.layout));
+    if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, of_rank);
     planned.saving = {config.checkpoint_every, copies, {}};
     planned.saving.slowdown = predict_saving(planned.saving, what.layout, planned.plan, profile, what.compute);
   }
+  for (MemoryEntry& entry : planned.memory.entries) {  // each rank takes as much of the host
+    if (entry.place != Place::device) entry.bytes *= ranks;
+  }
   planned.table = table_of(planned.memory) + planned.plan.notes();
+  if (ranks > 1) planned.table += fmt::format("{} devices, each as above; host memory of all\n", ranks);
   planned.candidates = std::move(what.choice.candidates);
   planned.closed_forms = closed_forms(config, what.choice, profile);
   if (flags.explain)
@@ -260,7 +267,7 @@ Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const Model
   const RunSetup run = set_up_run(config, source.config, {.training = true, .saves = true});
   Planned planned;
   planned.plan = run.plan;
-  planned.memory = run.memory;
+  planned.memory = run.all_memory();
   planned.table = run.table();
   planned.saving = run.saving;
   planned.order = run.order;

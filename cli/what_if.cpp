@@ -10,6 +10,7 @@
 
 #include "api/ops_rules.hpp"
 #include "core/cuda_memory.hpp"
+#include "core/device_name.hpp"
 #include "core/error.hpp"
 #include "train/fastest_shape.hpp"
 #include "train/model_source.hpp"
@@ -29,10 +30,12 @@ std::size_t kept_for_the_system(std::size_t host) {
 
 /// What is to be planned, with what is asked of it and the memory there is. Throws PlanError where more is asked for.
 WhatIf described(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+  const auto ranks = split_device_names(config.device).size();
   require_file_rates(config, profile);
   WhatIf what;
   what.model = model;
   what.options = offload_options(config);
+  what.options.rank.count = static_cast<int>(ranks);
   auto memory = static_cast<std::size_t>(profile.device_memory.value);
   if (config.device_memory > memory && memory > 0) {
     throw PlanError(fmt::format("--device-memory {}", format_bytes(config.device_memory)),
@@ -46,7 +49,8 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   }
   what.facts.device_capacity = memory - what.facts.device_reserved;
   const auto host = static_cast<std::size_t>(profile.host_memory.value);
-  const auto devices = static_cast<std::size_t>(profile.devices.value);
+  // What is not this run's has its part of the host; ranks have theirs together.
+  const auto devices = ranks > 1 ? std::size_t{1} : static_cast<std::size_t>(profile.devices.value);
   what.facts.host_available = (host - kept_for_the_system(host)) / devices;
   what.facts.host_limit = host / devices;  // a ceiling above what is left to it is believed up to here
   what.facts.device_is_host = profile.device_kind == "host";
@@ -77,7 +81,8 @@ std::unique_ptr<OpsRules> rules_for(const TrainConfig& config, const MachineProf
 
 }  // namespace
 
-WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+WhatIf plan_for_machine(const TrainConfig& of_all, const ModelConfig& model, const MachineProfile& profile) {
+  const TrainConfig config = config_of_rank(of_all);
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<OpsRules> rules = rules_for(config, profile);
   ShapeMachine machine;
@@ -98,7 +103,8 @@ WhatIf plan_for_machine(const TrainConfig& config, const ModelConfig& model, con
   return what;
 }
 
-void require_fit(const TrainConfig& config, const ModelConfig& model, const MachineProfile& profile) {
+void require_fit(const TrainConfig& of_all, const ModelConfig& model, const MachineProfile& profile) {
+  const TrainConfig config = config_of_rank(of_all);
   WhatIf what = described(config, model, profile);
   const std::unique_ptr<OpsRules> rules = rules_for(config, profile);
   do {

@@ -2,7 +2,7 @@
 # are all that another project needs. Only the modules behind the public headers are installed.
 include(CMakePackageConfigHelpers)
 
-set(public_modules core cpu_ops gpu_scratch scheduler offload io api)
+set(public_modules core cpu_ops gpu_scratch scheduler offload io comm api)
 if(TARGET tandem_gpu_ops)
   list(INSERT public_modules 2 gpu_ops)
 endif()

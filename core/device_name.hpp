@@ -1,6 +1,8 @@
 #pragma once
 // How users call a device.
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace tandem {
 
@@ -12,5 +14,12 @@ struct DeviceName {
 
 /// "auto", "host" (or "cpu"), "cuda" or "cuda:N". Throws UsageError for another.
 DeviceName parse_device_name(std::string_view text);
+
+/// One such name, or several of one kind with commas between, GPUs by their numbers: "cuda:0,cuda:1", "host,host".
+/// Throws UsageError for others.
+std::vector<std::string> split_device_names(std::string_view text);
+
+/// Throws UsageError where there are several: `what` takes one.
+void require_one_device(std::string_view text, std::string_view what);
 
 }  // namespace tandem

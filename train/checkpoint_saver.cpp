@@ -42,12 +42,16 @@ constexpr int politeness_where_nobody_waits = 19;
 
 }  // namespace
 
-CheckpointSaver::CheckpointSaver(OffloadEngine& engine, SaverOptions options,
+CheckpointSaver::CheckpointSaver(std::vector<OffloadEngine*> engines, SaverOptions options,
                                  std::function<void(const std::string&)> say)
-    : engine_(engine), options_(std::move(options)), say_(std::move(say)), pace_(options_.urgent, options_.clock) {
+    : engines_(std::move(engines)),
+      engine_(*engines_.front()),
+      options_(std::move(options)),
+      say_(std::move(say)),
+      pace_(options_.urgent, options_.clock) {
   prune_checkpoints(options_.root, {});  // what a killed run left, also where this one has nothing to save
   if (!options_.copies) return;
-  copy_ = std::make_unique<StateCopy>(engine.layout(), engine.device().host_kernels().parallel());
+  copy_ = std::make_unique<StateCopy>(engine_.layout(), engine_.device().host_kernels().parallel());
 }
 
 CheckpointSaver::~CheckpointSaver() {
@@ -98,7 +102,7 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   if (takes_copy_) pace_.begin(total_bytes_, {steps, step_seconds_});
   if (!copy_) buffer_.resize(save_buffer_values(engine_.layout()));
   state_is_read_ = false;
-  scope_.emplace(engine_.begin_save());
+  scope_.emplace(engines_);
   try {
     thread_ = start_thread("checkpoint", [this] { write(); });
   } catch (...) {

@@ -42,8 +42,10 @@ struct SaverOptions {
 /// Driven by one thread, with a thread of its own that writes. At most one save is under way.
 class CheckpointSaver {
  public:
-  /// Takes its memory. `engine` must outlive it; `say` is told of every checkpoint that is done.
-  CheckpointSaver(OffloadEngine& engine, SaverOptions options, std::function<void(const std::string&)> say);
+  /// Takes its memory. `engines`: one, or rank by rank those of a group; they must outlive it. `say` is told of every
+  /// checkpoint that is done.
+  CheckpointSaver(std::vector<OffloadEngine*> engines, SaverOptions options,
+                  std::function<void(const std::string&)> say);
   /// Waits for a save under way; its failure is dropped, because `finish` reports it. One that has stalled is reported
   /// (report_stall), and waited for all the same: its thread writes from memory of this object.
   ~CheckpointSaver();
@@ -85,13 +87,14 @@ class CheckpointSaver {
   bool conclude(bool last);
   std::string cost_of_the_save() const;
 
-  OffloadEngine& engine_;
+  std::vector<OffloadEngine*> engines_;
+  OffloadEngine& engine_;  ///< the first
   SaverOptions options_;
   std::function<void(const std::string&)> say_;
   std::unique_ptr<StateCopy> copy_;
-  bool takes_copy_ = false;                        ///< of the save under way
-  std::optional<OffloadEngine::SaveScope> scope_;  ///< of the save under way; its thread lets it go
-  std::vector<float> buffer_;                      ///< where there is no copy, whose memory serves as well
+  bool takes_copy_ = false;           ///< of the save under way
+  std::optional<StateOfSave> scope_;  ///< of the save under way; its thread lets it go
+  std::vector<float> buffer_;         ///< where there is no copy, whose memory serves as well
   SavePace pace_;
   double step_seconds_ = 0.0;  ///< of the last step
 

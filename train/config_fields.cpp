@@ -166,7 +166,7 @@ std::string parse_regex(std::string_view value) {
 }
 
 std::string parse_device(std::string_view value) {
-  static_cast<void>(parse_device_name(value));
+  static_cast<void>(split_device_names(value));
   return std::string(value);
 }
 
@@ -251,8 +251,10 @@ void add_input_fields(std::vector<ConfigField>& all) {
 void add_machine_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
   all.push_back(other(
-      {"device", "DEVICE", "auto", "host", "auto, cuda, cuda:N or host (cpu is the same)"}, &C::device, parse_device,
-      [](const std::string& name) { return name; }, always));
+      {"device", "DEVICE[,DEVICE...]", "auto", "cuda:0,cuda:1",
+       "auto, cuda, cuda:N or host (cpu is the same); train and plan: several, which share the micro-batches of a "
+       "step"},
+      &C::device, parse_device, [](const std::string& name) { return name; }, always));
   all.push_back(
       other({"device-memory", "BYTES", "what is free, less a margin", "8GiB", "hard ceiling of device memory"},
             &C::device_memory, parse_ceiling, print_size, positive));
@@ -314,8 +316,9 @@ void add_work_fields(std::vector<ConfigField>& all) {
   constexpr std::int64_t many = 1'000'000'000'000;
   all.push_back(integer<std::int64_t>({"micro-batch", "SEQUENCES", "1", "4", "sequences computed at once"},
                                       &C::micro_batch, 1, 1 << 24));
-  all.push_back(integer<std::int64_t>({"grad-accum", "MICRO-BATCHES", "1", "8", "micro-batches of a step"},
-                                      &C::grad_accum, 1, 1 << 20));
+  all.push_back(integer<std::int64_t>(
+      {"grad-accum", "MICRO-BATCHES", "1", "8", "micro-batches of a step, of all devices together"}, &C::grad_accum, 1,
+      1 << 20));
   all.push_back(choice<AccumulationOrder>(
       {"accumulation-order", "ORDER", "auto: layer where that is faster and fits", "layer",
        "micro-batches one after another (micro-batch), or all through each layer while its weights are there (layer)"},

@@ -25,7 +25,7 @@ constexpr std::size_t parts = 3;  // tokens, targets, losses
 std::uint64_t progress_of(const OffloadEngine& engine) {
   const LaneSeconds busy = engine.counters().busy;
   return std::bit_cast<std::uint64_t>(busy.compute + busy.host_to_device + busy.device_to_host + busy.device_update +
-                                      busy.cpu + busy.file_read + busy.file_write);
+                                      busy.cpu + busy.file_read + busy.file_write + busy.peers);
 }
 
 }  // namespace
@@ -34,14 +34,14 @@ std::size_t LoadedModel::batch_bytes(const RunShape& shape, std::size_t slots) {
   return slots * parts * part_bytes(shape);
 }
 
-LoadedModel::LoadedModel(RunSetup& setup, Trace* trace) : setup_(setup) {
+LoadedModel::LoadedModel(RunSetup& setup, Trace* trace, Group* group) : setup_(setup) {
   Device& device = *setup.device;
   stream_ = device.make_stream("compute");
   activations_ = device.allocate(setup.activation_bytes, "activations and workspace");
   batches_ = device.allocate_pinned(batch_bytes(setup.model->shape(), setup.batch_slots), "batches");
   Arena arena(activations_.data(), activations_.bytes(), "activations and workspace");
   setup.model->bind(device, arena, stream_);
-  engine_ = std::make_unique<OffloadEngine>(device, setup.layout, setup.options, setup.plan, trace);
+  engine_ = std::make_unique<OffloadEngine>(device, setup.layout, setup.options, setup.plan, trace, group);
   setup.memory.unpin(device.pageable_bytes());
 }
 
@@ -91,27 +91,35 @@ void LoadedModel::wait(std::string_view what) {
 
 std::optional<EvalResult> LoadedModel::evaluate(const TokenSource& source, const std::function<bool()>& stop) {
   const RunShape& shape = setup_.model->shape();
-  const auto length = static_cast<std::size_t>(shape.sequence);
   const std::int64_t windows = require_windows(source, shape.sequence);
-  const HostBatch host = batch(0);
+  const auto losses = batch(0).losses;
   const auto scope = engine_->evaluation();
   double sum = 0.0;
   std::int64_t tokens = 0;
   for (std::int64_t first = 0; first < windows; first += shape.batch) {
     if (stop && stop()) return std::nullopt;
-    std::fill(host.tokens.begin(), host.tokens.end(), 0);
-    std::fill(host.targets.begin(), host.targets.end(), -1);
-    for (std::int64_t row = 0; row < std::min(shape.batch, windows - first); ++row) {
-      const auto at = static_cast<std::size_t>(row) * length;
-      tokens += read_window(source, first + row, host.tokens.subspan(at, length), host.targets.subspan(at, length));
-    }
-    upload(host);
-    setup_.model->evaluate(*engine_, stream_);
-    download_losses(host);
-    wait_for_losses();
-    sum = std::accumulate(host.losses.begin(), host.losses.end(), sum);
+    tokens += evaluate_batch(source, first, windows);
+    sum = std::accumulate(losses.begin(), losses.end(), sum);
   }
   return EvalResult{sum / static_cast<double>(tokens), tokens, windows};
+}
+
+std::int64_t LoadedModel::evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end) {
+  const RunShape& shape = setup_.model->shape();
+  const auto length = static_cast<std::size_t>(shape.sequence);
+  const HostBatch host = batch(0);
+  std::fill(host.tokens.begin(), host.tokens.end(), 0);
+  std::fill(host.targets.begin(), host.targets.end(), -1);
+  std::int64_t tokens = 0;
+  for (std::int64_t window = first; window < std::min(first + shape.batch, end); ++window) {
+    const auto at = static_cast<std::size_t>(window - first) * length;
+    tokens += read_window(source, window, host.tokens.subspan(at, length), host.targets.subspan(at, length));
+  }
+  upload(host);
+  setup_.model->evaluate(*engine_, stream_);
+  download_losses(host);
+  wait_for_losses();
+  return tokens;
 }
 
 void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values) {

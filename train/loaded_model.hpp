@@ -34,8 +34,9 @@ class LoadedModel {
   /// Host bytes of the batches of `slots` micro-batches.
   static std::size_t batch_bytes(const RunShape& shape, std::size_t slots);
 
-  /// Takes all memory of the plan. Blocks. Throws PlanError, DeviceError.
-  LoadedModel(RunSetup& setup, Trace* trace);
+  /// Takes all memory of the plan. Blocks. Throws PlanError, DeviceError. `group`: as OffloadEngine has it; with it
+  /// every rank trains and evaluates alike.
+  LoadedModel(RunSetup& setup, Trace* trace, Group* group = nullptr);
   ~LoadedModel();
   LoadedModel(const LoadedModel&) = delete;
   LoadedModel& operator=(const LoadedModel&) = delete;
@@ -56,6 +57,10 @@ class LoadedModel {
   /// Mean loss over all windows in order. Blocks, and throws as `wait_for_losses` does. Not inside a step. `stop`,
   /// which may be empty, is asked before each micro-batch; where it says so there is no result.
   std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
+  /// Losses of windows [first, end), at most as many as a micro-batch has, into slot 0; the rest of them are zero.
+  /// Inside an evaluation of the engine. Blocks, and throws as `wait_for_losses` does. Returns how many tokens were
+  /// predicted.
+  std::int64_t evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end);
   /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks, and throws as `wait_for_losses`
   /// does.
   void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);

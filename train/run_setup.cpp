@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "api/state_io.hpp"
+#include "core/device_name.hpp"
 #include "core/direct_buffer.hpp"
 #include "core/error.hpp"
 #include "core/topology.hpp"
@@ -262,17 +263,28 @@ void book(RunSetup& run, const HostRows& rows) {
   run.memory.add("checkpoint writer", "save", Place::pageable, rows.writer);
 }
 
-/// A copy of the state, so that no update waits while it is written, where there is room for it.
+/// Of what all ranks have together.
+std::size_t part_of_rank(std::size_t bytes, Rank rank) noexcept {
+  const auto ranks = static_cast<std::size_t>(rank.count);
+  return (bytes + ranks - 1) / ranks;
+}
+
+/// A copy of the state, so that no update waits while it is written, where there is room for it. Each rank books its
+/// part of what the process has once.
 void book_copy(RunSetup& run) {
-  const std::size_t copy = StateCopy::bytes(run.layout);
+  const std::size_t copy = part_of_rank(StateCopy::bytes(run.layout), run.options.rank);
   PlanningFacts facts = run.facts;
   // Without a ceiling a margin is left for everybody else.
   if (run.options.host_memory == 0) facts.host_available -= facts.host_available / 10;
-  MemoryPlan with_copy = run.memory;
-  std::erase_if(with_copy.entries, [](const MemoryEntry& e) { return e.name == "checkpoint buffer"; });
-  with_copy.add("checkpoint copy", "run", Place::pageable, copy);
-  if (over_host_memory(run.options, facts, with_copy.host_bytes(), with_copy.device_bytes()) > 0) return;
-  run.memory = std::move(with_copy);
+  const auto with_copy = [&](MemoryPlan memory) {
+    std::erase_if(memory.entries, [](const MemoryEntry& e) { return e.name == "checkpoint buffer"; });
+    memory.add("checkpoint copy", "run", Place::pageable, copy);
+    return memory;
+  };
+  MemoryPlan first = with_copy(run.memory);
+  if (over_host_memory(run.options, facts, first.host_bytes(), first.device_bytes()) > 0) return;
+  run.memory = std::move(first);
+  for (RunSetup& peer : run.peers) peer.memory = with_copy(std::move(peer.memory));
   run.saving.copies = true;
 }
 
@@ -290,20 +302,6 @@ PlanningFacts facts_of(const Device& device, const Topology& machine, std::size_
   if (facts.host_available > 0) facts.host_available += program;
   if (facts.host_limit > 0) facts.host_limit = std::min(facts.host_limit + program, machine.memory_bytes);
   return facts;
-}
-
-/// As the table says it.
-std::string activations_note(const ModelConfig& model, const RunShape& shape) {
-  if (!shape.training) return "forward only";
-  if (shape.offload_inputs) return "block recompute, inputs on the host";
-  if (shape.recomputed_blocks == model.layers) return "block recompute";
-  return shape.recomputed_blocks == 0 && !shape.selective ? "all kept" : activations_of(model, shape);
-}
-
-/// "12.0 GiB in /fast, read and written in every step".
-std::string file_note(const Plan& plan, const std::filesystem::path& folder) {
-  return fmt::format("{} in {}, read and written in every step", format_bytes(plan.file_bytes_of_step()),
-                     folder.string());
 }
 
 /// Where state would take the memory that it is to leave.
@@ -325,11 +323,42 @@ std::size_t room_in(const std::filesystem::path& folder) {
 
 /// A ceiling may insist on memory that nobody has free at the moment.
 void warn_of_insistence(const RunSetup& run) {
-  const std::size_t host = run.memory.host_bytes();
-  const std::size_t all = run.facts.device_is_host ? host + run.memory.device_bytes() : host;
+  const std::size_t host = run.planned_host_bytes();
+  const std::size_t devices = run.planned_device_bytes() * static_cast<std::size_t>(run.ranks());
+  const std::size_t all = run.facts.device_is_host ? host + devices : host;
   if (run.facts.host_available == 0 || all <= run.facts.host_available) return;
   spdlog::warn("{} of host memory are planned, by --host-memory, and {} are available now", format_bytes(all),
                format_bytes(run.facts.host_available));
+}
+
+/// Of one kind: what they compute is to have the same bits, whichever computes it.
+std::vector<std::unique_ptr<Device>> open_alike(const std::vector<std::string>& names, const DeviceOptions& options) {
+  std::vector<std::unique_ptr<Device>> devices;
+  for (const std::string& name : names) {
+    devices.push_back(open_device(name, options));
+    const DeviceInfo &first = devices.front()->info(), &other = devices.back()->info();
+    if (other.compute_key == first.compute_key) continue;
+    throw UsageError(fmt::format("devices {} and {}", first.name, other.name),
+                     "they are of different kinds, on which the same work has other bits", "use devices of one kind");
+  }
+  return devices;
+}
+
+/// The same run on another rank's device.
+RunSetup peer_of(const RunSetup& first, Rank rank, std::unique_ptr<Device> device, const HostRows& rows) {
+  RunSetup peer;
+  peer.model_config = first.model_config;
+  peer.layout = first.layout;
+  peer.device = std::move(device);
+  peer.model = std::make_unique<Transformer>(first.model_config, first.model->shape());
+  peer.options = first.options;
+  peer.options.rank = rank;
+  peer.facts = first.facts;
+  peer.plan = plan_of_rank(peer.layout, peer.options, peer.facts, first.plan);
+  peer.activation_bytes = first.activation_bytes;
+  peer.batch_slots = first.batch_slots;
+  book(peer, rows);
+  return peer;
 }
 
 }  // namespace
@@ -436,16 +465,34 @@ std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model
   return config.seq_len;
 }
 
-RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, RunPurpose purpose) {
+TrainConfig config_of_rank(TrainConfig config) {
+  const auto ranks = static_cast<std::int64_t>(split_device_names(config.device).size());
+  if (config.grad_accum % ranks != 0) {
+    throw UsageError(fmt::format("--grad-accum {}", config.grad_accum),
+                     fmt::format("{} devices share the micro-batches of a step", ranks),
+                     fmt::format("use a multiple of {}", ranks));
+  }
+  config.grad_accum /= ranks;
+  return config;
+}
+
+RunSetup set_up_run(const TrainConfig& of_all, const ModelConfig& model, RunPurpose purpose) {
+  if (!purpose.training) require_one_device(of_all.device, "what does not train");
+  const std::vector<std::string> devices = split_device_names(of_all.device);
+  const Rank first{0, static_cast<int>(devices.size())};
+  const TrainConfig config = config_of_rank(of_all);
   RunSetup run;
   run.model_config = model;
   run.options = offload_options(config);
-  run.device = open_device(config.device, device_options(config));
+  run.options.rank = first;
+  std::vector<std::unique_ptr<Device>> opened = open_alike(devices, device_options(config));
+  run.device = std::move(opened.front());
   run.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
   const RunShape shape = run_shape(config, model, compute_type(config, run.device->info().kind), purpose.training);
   run.layout = purpose.training ? training_layout(config, model, shape) : forward_layout(model);
-  const HostRows rows = host_rows(run, shape, purpose);
-  run.facts = facts_of(*run.device, purpose.machine != nullptr ? *purpose.machine : read_topology(), rows.program);
+  HostRows rows = host_rows(run, shape, purpose);
+  const std::size_t held = std::exchange(rows.program, part_of_rank(rows.program, first));
+  run.facts = facts_of(*run.device, purpose.machine != nullptr ? *purpose.machine : read_topology(), held);
   if (const std::filesystem::path folder = state_folder(config); !folder.empty()) {
     run.facts.file_room = room_in(folder);
     if (purpose.predicts) warn_of_memory_as_disk(folder);
@@ -465,6 +512,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, RunPurp
       }
     }
   }
+  if (speeds.profile) speeds.profile = shared_by(*std::move(speeds.profile), first.count);
   Way way = speeds.profile ? plan_by_speed(run, shape, rows, config, speeds)
                            : plan_by_bytes(run, shape, rows, config, speeds);
   take(run, std::move(way), speeds);
@@ -472,64 +520,12 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, RunPurp
     book_room_for_change(run.plan, run.layout, run.options, run.facts);
   }
   book(run, rows);
+  for (std::size_t i = 1; i < opened.size(); ++i) {
+    run.peers.push_back(peer_of(run, {static_cast<int>(i), first.count}, std::move(opened[i]), rows));
+  }
   if (purpose.saves && config.checkpoint_every > 0) book_saving(run, config);
   if (purpose.predicts) warn_of_insistence(run);
   return run;
-}
-
-std::string RunSetup::compute_key() const {
-  // `split` holds what `fp32` does; only rounded moments make another run of it.
-  const std::string state = rounds_moments(plan.state) ? fmt::format("; state {}", name_of(plan.state)) : "";
-  return fmt::format("tandem {}; {}; compute {}{}", version, device->info().compute_key,
-                     name_of(model->shape().compute), state);
-}
-
-std::string RunSetup::table() const {
-  struct Row {
-    std::string_view name;
-    std::size_t device = 0;
-    std::size_t host = 0;
-  };
-  std::array<Row, 5> rows{{{"weights"}, {"gradients"}, {"optimizer"}, {"activations"}, {"workspace"}}};
-  for (const MemoryEntry& entry : memory.entries) {
-    auto row = std::find_if(rows.begin(), rows.end(), [&](const Row& r) {
-      return entry.name.starts_with(r.name) || (r.name == "gradients" && entry.name.starts_with("gradient"));
-    });
-    if (row == rows.end()) row = rows.end() - 1;
-    if (entry.place == Place::file) continue;
-    (entry.place == Place::device ? row->device : row->host) += entry.bytes;
-  }
-  const auto shares = plan.shares();
-  const double all = std::max(1.0, static_cast<double>(shares.cpu + shares.streamed + shares.resident));
-  const auto percent = [&](std::int64_t part) { return 100.0 * static_cast<double>(part) / all; };
-  const auto resident = std::count_if(plan.layers.begin(), plan.layers.end(), [](const auto& l) { return l.resident; });
-  int buffers = 0;
-  for (const auto& c : plan.size_classes) buffers = std::max(buffers, c.weight_buffers);
-  const bool training = model->shape().training;
-  const std::array<std::string, 5> notes{
-      fmt::format("{} of {} layers resident, {} in flight", resident, layout.layer_count(), buffers),
-      training ? "bf16, flushed during backward" : "none",
-      training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({})", percent(shares.resident),
-                             percent(shares.streamed), percent(shares.cpu), plan.policy_text())
-               : "none",
-      activations_note(model_config, model->shape()), "program, libraries, batches, scratch"};
-  std::string text = fmt::format("{:<12}{:>11}{:>11}   what\n", "plan", "device", "host");
-  const auto line = [&](std::string_view name, std::size_t device_bytes, std::size_t host_bytes,
-                        std::string_view note) {
-    const auto shown = [](std::size_t bytes) { return bytes == 0 ? std::string("-") : format_bytes(bytes); };
-    text += fmt::format("{:<12}{:>11}{:>11}   {}\n", name, shown(device_bytes), shown(host_bytes), note);
-  };
-  for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
-  if (!order.empty()) line("order", 0, 0, order);
-  if (plan.file_buffers > 0) line("state file", 0, 0, file_note(plan, options.state_folder));
-  std::string bounds = fmt::format("ceiling {}", format_bytes(plan.device_memory));
-  if (prediction) {
-    const Simulation& predicted = prediction->choice.simulation;
-    bounds +=
-        fmt::format(", predicted {:.4g} s/step, bound by {}", predicted.step_seconds, name_of(predicted.bound_by()));
-  }
-  line("total", memory.device_bytes(), memory.host_bytes(), bounds);
-  return text;
 }
 
 }  // namespace tandem

@@ -27,6 +27,7 @@ struct RunPrediction {
   Choice choice;
 };
 
+/// Of a run on several devices, that of the first, whose slices are the largest, with those of the others.
 struct RunSetup {
   ModelConfig model_config;
   ParameterLayout layout;
@@ -43,15 +44,22 @@ struct RunSetup {
   std::size_t page_tables = 0;              ///< the driver's, of all pinned memory, on the device
   std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
   Saving saving;                            ///< memory for it is booked
+  std::vector<RunSetup> peers{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
 
+  int ranks() const noexcept { return 1 + static_cast<int>(peers.size()); }
+  /// "cuda:0 NVIDIA H200", of several one after another.
+  std::string device_names() const;
+  /// Of each device, and of all of the host.
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
-  std::size_t planned_host_bytes() const noexcept { return memory.host_bytes(); }
-  /// At most so far. What context and libraries take was measured when the device was opened; page tables are counted
-  /// as planned.
-  std::size_t peak_device_bytes() const { return device->peak_bytes() + device->info().reserved + page_tables; }
+  std::size_t planned_host_bytes() const;
+  /// Of the first device, and of the host for all.
+  MemoryPlan all_memory() const;
+  /// At most so far, of each device. What context and libraries take was measured when the device was opened; page
+  /// tables are counted as planned.
+  std::size_t peak_device_bytes() const;
   /// Whether training may go on with another plan where it does not go as predicted. State in a file stays there.
   bool may_replan() const noexcept {
-    return prediction && options.policy.kind == Policy::Kind::automatic && plan.file_buffers == 0;
+    return peers.empty() && prediction && options.policy.kind == Policy::Kind::automatic && plan.file_buffers == 0;
   }
   /// All that may change a bit and is not the user's input.
   std::string compute_key() const;
@@ -74,6 +82,9 @@ struct RunPurpose {
   LayerSeconds slower{1.0, 1.0};  ///< times that forward and backward take longer than the profile has it
 };
 
+/// What one rank of the run is asked for: its part of a step's micro-batches. Throws UsageError where they have no
+/// equal parts.
+TrainConfig config_of_rank(TrainConfig config);
 DeviceOptions device_options(const TrainConfig& config);
 /// What the configuration asks of the engine; of the ceilings, which are the whole process's, nothing is reserved yet.
 OffloadOptions offload_options(const TrainConfig& config);

@@ -39,16 +39,26 @@ std::string Trainer::summary_of_the_steps(const std::string& digest) const {
 }
 
 std::string Trainer::summary(const std::string& digest) {
-  const EngineCounters counters = loaded_->engine().counters();
-  const InputTraffic inputs = setup_.model->input_traffic();
+  const EngineCounters counters = crew_->counters();
+  InputTraffic inputs = setup_.model->input_traffic();
+  for (const RunSetup& peer : setup_.peers) {
+    inputs.to_device += peer.model->input_traffic().to_device;
+    inputs.to_host += peer.model->input_traffic().to_host;
+  }
   const std::size_t peak_device = setup_.peak_device_bytes();
   // The host device's memory is this process's own, but stands for memory elsewhere.
-  const std::size_t emulated = setup_.device->info().kind == "host" ? peak_device : 0;
+  std::size_t emulated = 0;
+  const auto add_emulated = [&](const Device& device) {
+    if (device.info().kind == "host") emulated += device.peak_bytes();
+  };
+  add_emulated(*setup_.device);
+  for (const RunSetup& peer : setup_.peers) add_emulated(*peer.device);
   const std::size_t peak_process = sample_process_memory().peak_anonymous;
   const auto step_seconds = median_of(times_.step);
   const Json json{{"model", setup_.model_config.name},
                   {"parameters", setup_.layout.parameter_count()},
-                  {"device", setup_.device->info().name},
+                  {"device", setup_.device_names()},
+                  {"ranks", setup_.ranks()},
                   {"policy", setup_.plan.policy.text()},
                   {"micro_batches",
                    {{"count", config_.grad_accum},
@@ -70,7 +80,7 @@ std::string Trainer::summary(const std::string& digest) {
                   {"peak_device_bytes", peak_device},
                   {"planned_host_bytes", setup_.planned_host_bytes()},
                   {"peak_host_bytes", peak_process > emulated ? peak_process - emulated : 0},
-                  {"planned_file_bytes", setup_.memory.bytes_in(Place::file)},
+                  {"planned_file_bytes", setup_.all_memory().bytes_in(Place::file)},
                   {"updated_parameters",
                    {{"cpu", counters.parameters_updated_cpu},
                     {"gpu_streamed", counters.parameters_updated_streamed},
@@ -78,6 +88,7 @@ std::string Trainer::summary(const std::string& digest) {
                   {"bytes",
                    {{"h2d", counters.bytes_host_to_device},
                     {"d2h", counters.bytes_device_to_host},
+                    {"peers", counters.bytes_from_peers},
                     {"file_read", counters.bytes_from_file},
                     {"file_write", counters.bytes_to_file},
                     {"activations_h2d", inputs.to_device},

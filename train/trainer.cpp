@@ -186,9 +186,9 @@ void Trainer::check_compute_key() const {
 std::string Trainer::plan_text() const {
   const std::size_t host = read_topology().memory_bytes;
   return fmt::format("tandem {} | {}, {} parameters | {}, ceiling {} | host {}\n{}{}", version,
-                     setup_.model_config.name, format_count(setup_.layout.parameter_count()),
-                     setup_.device->info().name, format_bytes(setup_.plan.device_memory),
-                     host == 0 ? "unknown" : format_bytes(host), setup_.table(), setup_.saving.text());
+                     setup_.model_config.name, format_count(setup_.layout.parameter_count()), setup_.device_names(),
+                     format_bytes(setup_.plan.device_memory), host == 0 ? "unknown" : format_bytes(host),
+                     setup_.table(), setup_.saving.text());
 }
 
 int Trainer::run() {
@@ -233,7 +233,7 @@ void Trainer::start() {
     require_writable(config_.trace);
     trace_ = std::make_unique<Trace>(fs::path(config_.trace).parent_path());
   }
-  loaded_ = std::make_unique<LoadedModel>(setup_, trace_.get());
+  crew_ = std::make_unique<Crew>(setup_, trace_.get());
   clock_ = std::make_unique<PhaseClock>(*setup_.device, setup_.options.watchdog_seconds);
   if (!config_.out.empty()) directory_ = std::make_unique<RunDirectory>(config_.out, !request_.resume);
   load_weights();  // it decides at which step the run begins
@@ -246,7 +246,7 @@ void Trainer::start() {
 }
 
 void Trainer::open_files() {
-  saver_ = std::make_unique<CheckpointSaver>(loaded_->engine(),
+  saver_ = std::make_unique<CheckpointSaver>(crew_->engines(),
                                              SaverOptions{.root = directory_->checkpoints(),
                                                           .keep = config_.keep,
                                                           .copies = setup_.saving.copies,
@@ -279,8 +279,10 @@ void Trainer::load_weights() {
     check_compute_key();
   }
   if (!checkpoint_) {
-    Parallel& threads = setup_.device->host_kernels().parallel();
-    loaded_->engine().initialize(initial_values(source_, setup_.layout, config_.seed, &threads));
+    crew_->run([&](LoadedModel& member, Rank) {
+      Parallel& threads = member.device().host_kernels().parallel();
+      member.engine().initialize(initial_values(source_, setup_.layout, config_.seed, &threads));
+    });
   }
   checkpoint_.reset();
   ::malloc_trim(0);  // glibc keeps freed blocks; those that tensors came in through are done with
@@ -291,7 +293,7 @@ void Trainer::load_weights() {
 bool Trainer::load_checkpoint() {
   const double begin = trace_now();
   try {
-    load_state(loaded_->engine(), *checkpoint_);
+    load_state(crew_->engines(), *checkpoint_);
   } catch (const InputError& error) {
     if (names_a_checkpoint(request_)) throw;
     spdlog::warn("passed over: {}", error.what());
@@ -308,7 +310,7 @@ std::int64_t Trainer::fill_batches() {
   const auto length = static_cast<std::size_t>(config_.seq_len);
   std::int64_t targets = 0;
   for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
-    const HostBatch batch = loaded_->batch(static_cast<std::size_t>(micro));
+    const HostBatch batch = crew_->batch(micro);
     for (std::int64_t row = 0; row < config_.micro_batch; ++row) {
       const auto at = static_cast<std::size_t>(row) * length;
       targets +=
@@ -320,28 +322,41 @@ std::int64_t Trainer::fill_batches() {
 
 /// Forward and backward over the batches as filled, then the update. Blocks until the losses are there.
 StepReport Trainer::run_micro_batches(double lr, std::int64_t targets) {
-  PhaseProbe probe(loaded_->engine(), *clock_);
-  loaded_->engine().begin_step({.lr = lr,
-                                .max_grad_norm = config_.clip,
-                                .micro_batches = static_cast<int>(config_.grad_accum),
-                                .gradient_scale = 1.0});
+  PhaseProbe probe(crew_->first().engine(), *clock_);  // of the first rank: the others do alike
+  const int micro_batches = static_cast<int>(config_.grad_accum) / crew_->size();
+  StepReport of_first;
+  crew_->run([&](LoadedModel& member, Rank rank) {
+    OffloadEngine& engine = member.engine();
+    engine.begin_step({.lr = lr, .max_grad_norm = config_.clip, .micro_batches = micro_batches, .gradient_scale = 1.0});
+    if (rank.index == 0) {
+      run_passes(member, probe, targets, [&] { probe.begin_forward(member.stream()); });
+      clock_->mark(Phase::idle, member.stream());
+    } else {
+      run_passes(member, engine, targets, [] {});
+    }
+    const StepReport report = engine.end_step();
+    member.wait_for_losses();
+    if (rank.index == 0) of_first = report;
+  });
+  return of_first;
+}
+
+/// Forward and backward of one rank's micro-batches.
+void Trainer::run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+                         const std::function<void()>& begin_forward) {
   const auto at_once = static_cast<std::size_t>(setup_.model->shape().micro_batches);
-  const auto all = static_cast<std::size_t>(config_.grad_accum);
+  const auto all = static_cast<std::size_t>(config_.grad_accum) / static_cast<std::size_t>(crew_->size());
   for (std::size_t first = 0; first < all; first += at_once) {
-    probe.begin_forward(loaded_->stream());
-    loaded_->train(first, std::min(at_once, all - first), probe,
-                   static_cast<float>(1.0 / static_cast<double>(targets)));
+    begin_forward();
+    member.train(first, std::min(at_once, all - first), parameters,
+                 static_cast<float>(1.0 / static_cast<double>(targets)));
   }
-  clock_->mark(Phase::idle, loaded_->stream());
-  const StepReport report = loaded_->engine().end_step();
-  loaded_->wait_for_losses();
-  return report;
 }
 
 double Trainer::sum_of_losses() const {
   double sum = 0.0;
   for (std::int64_t micro = 0; micro < config_.grad_accum; ++micro) {
-    const auto losses = loaded_->batch(static_cast<std::size_t>(micro)).losses;
+    const auto losses = crew_->batch(micro).losses;
     sum = std::accumulate(losses.begin(), losses.end(), sum);
   }
   return sum;
@@ -373,7 +388,7 @@ void Trainer::train_step() {
   metrics.skipped = report.skipped;
   ++step_;
   tokens_ += targets;
-  if (step_ == config_.steps) loaded_->engine().wait();  // the last step has no successor to hide its update
+  if (step_ == config_.steps) crew_->wait();  // the last step has no successor to hide its update
   account_step(std::move(metrics), report, targets, begin);
   if (targets > 0) {
     watch_nonfinite(report);
@@ -387,7 +402,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
   double forward = 0.0;
   double backward = 0.0;
   clock_->finish_forward_and_backward(forward, backward);
-  const EngineCounters counters = loaded_->engine().counters();
+  const EngineCounters counters = crew_->first().engine().counters();
   metrics.step_seconds = trace_now() - begin;
   step_range_.end();
   times_.step.push_back(metrics.step_seconds);
@@ -412,7 +427,7 @@ void Trainer::account_step(StepMetrics metrics, const StepReport& report, std::i
     if (evaluated_step_ == step_) metrics.eval_loss = eval_loss_;
   }
   if (trace_) trace_->span("steps", step_name(step_), begin, begin + metrics.step_seconds);
-  counters_seen_ = loaded_->engine().counters();  // an evaluation's fetches are no step's
+  counters_seen_ = crew_->first().engine().counters();  // an evaluation's fetches are no step's
   sample_process_memory();
   if (saver_) saver_->note_step(metrics.step_seconds);
   progress_->step(metrics, saver_ ? saver_->progress() : std::nullopt);
@@ -425,7 +440,7 @@ void Trainer::keep_to_the_prediction(const EngineCounters& counters) {
   if (!replanner_ || step_ == config_.steps) return;
   const auto change = replanner_->after_step(rates_between(counters_seen_, counters));
   if (!change) return;
-  loaded_->engine().adopt(change->plan);
+  crew_->first().engine().adopt(change->plan);
   setup_.plan = change->plan;
   progress_->line(
       fmt::format("step {}: rates are not as calibrated; another plan ({}), predicted {:.4g} s/step instead "
@@ -447,7 +462,7 @@ void Trainer::watch_nonfinite(const StepReport& report) {
 
 /// A signal breaks it off: the state is to be saved, and is there to be validated another time.
 void Trainer::evaluate() {
-  const auto result = loaded_->evaluate(*eval_data_, [] { return StopSignal::received() != 0; });
+  const auto result = crew_->evaluate(*eval_data_, [] { return StopSignal::received() != 0; });
   if (!result) return;
   eval_loss_ = result->loss;
   evaluated_step_ = step_;
@@ -461,12 +476,12 @@ void Trainer::publish(const StepMetrics& metrics) {
                                             .skipped = skipped_,
                                             .eval_loss = eval_loss_,
                                             .model = setup_.model_config.name,
-                                            .device = setup_.device->info().name}));
+                                            .device = setup_.device_names()}));
 }
 
 void Trainer::finish(bool interrupted) {
   save_at_the_end();
-  const std::string digest = loaded_->engine().state_digest();
+  const std::string digest = crew_->state_digest();
   if (directory_) {
     const std::string before = times_.step.empty() ? summary_of_the_steps(digest) : "";
     directory_->write_summary(before.empty() ? summary(digest) : before);

@@ -18,7 +18,7 @@
 #include "scheduler/replan.hpp"
 #include "train/checkpoint_saver.hpp"
 #include "train/config.hpp"
-#include "train/loaded_model.hpp"
+#include "train/crew.hpp"
 #include "train/model_source.hpp"
 #include "train/phase_clock.hpp"
 #include "train/progress.hpp"
@@ -72,6 +72,8 @@ class Trainer {
   void train_step();
   std::int64_t fill_batches();
   StepReport run_micro_batches(double lr, std::int64_t targets);
+  void run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+                  const std::function<void()>& begin_forward);
   double sum_of_losses() const;
   void account_step(StepMetrics metrics, const StepReport& report, std::int64_t targets, double begin);
   void watch_nonfinite(const StepReport& report);
@@ -102,7 +104,7 @@ class Trainer {
   std::unique_ptr<RunDirectory> directory_;
   std::unique_ptr<Trace> trace_;
   NamedRange step_range_;
-  std::unique_ptr<LoadedModel> loaded_;
+  std::unique_ptr<Crew> crew_;
   std::unique_ptr<PhaseClock> clock_;
   std::unique_ptr<WindowSampler> sampler_;
   std::unique_ptr<Progress> progress_;

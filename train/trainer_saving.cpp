@@ -84,7 +84,7 @@ void Trainer::save_if_best() {
 }
 
 void Trainer::save_at_the_end() {
-  loaded_->engine().wait();
+  crew_->wait();
   if (saver_ && !saver_->finish(false)) saved_step_ = -1;
   save();
   if (saver_) saver_->finish(true);

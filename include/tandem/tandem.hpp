@@ -1,8 +1,10 @@
 #pragma once
 // tandem's public interface: include this.
 #include "api/open_device.hpp"
+#include "comm/local_group.hpp"
 #include "core/device.hpp"
 #include "core/error.hpp"
+#include "core/group.hpp"
 #include "core/memory.hpp"
 #include "core/ops.hpp"
 #include "core/parameter_access.hpp"

@@ -31,7 +31,7 @@ MAY_INCLUDE = {
     "data": {"core"},
     "io": {"core"},
     "comm": {"core"},
-    "api": {"core", "cpu_ops", "gpu_ops", "scheduler", "offload", "io"},
+    "api": {"core", "cpu_ops", "gpu_ops", "scheduler", "offload", "io", "comm"},
 }
 MAY_INCLUDE["train"] = set(MAY_INCLUDE) - {"cpu_ops", "gpu_ops"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)

@@ -70,7 +70,7 @@ class SaverTest : public testing::Test {
     return o;
   }
   std::unique_ptr<CheckpointSaver> saver(const SaverOptions& options) {
-    auto saver = std::make_unique<CheckpointSaver>(*engine_, options,
+    auto saver = std::make_unique<CheckpointSaver>(std::vector{engine_.get()}, options,
                                                    [this](const std::string& text) { said_.push_back(text); });
     saver->note_step(1e6);
     return saver;

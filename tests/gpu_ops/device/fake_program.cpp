@@ -1,5 +1,6 @@
 // The program on a machine that does not exist. TANDEM_FAKE_CUDA says what is to go wrong: "launch 500" loses the
-// device at the 500th kernel, "pin 0" pins no byte, "none" nothing; "driver 12020" is an older driver.
+// device at the 500th kernel, "pin 0" pins no byte, "none" nothing; "driver 12020" is an older driver. Before that:
+// "cards 2" are two GPUs, "older 1" beside them is one of another kind, "apart 1" GPUs that do not reach each other.
 #include <cstdlib>
 #include <sstream>
 #include <string>
@@ -14,12 +15,18 @@ int main(int argc, char** argv) {
   std::istringstream words(plan == nullptr ? "none" : plan);
   std::string word;
   int number = 0;
-  words >> word >> number;
+  int lost_at = -1;
   fake::Machine machine{.longest_delay_us = 20};
-  if (word == "driver") machine.driver_version = number;
-  if (word == "pin") machine.pinnable = static_cast<std::size_t>(number);
+  while (words >> word >> number) {
+    if (word == "cards") machine.cards.resize(static_cast<std::size_t>(number));
+    if (word == "older") machine.cards.push_back({.name = "Older GPU", .major = 8});
+    if (word == "apart") machine.peers = false;
+    if (word == "driver") machine.driver_version = number;
+    if (word == "pin") machine.pinnable = static_cast<std::size_t>(number);
+    if (word == "launch") lost_at = number;
+  }
   fake::install(machine);
-  if (word == "launch") fake::fail_call("launch", number, cudaErrorLaunchFailure);
+  if (lost_at >= 0) fake::fail_call("launch", lost_at, cudaErrorLaunchFailure);
   const int code = tandem::run_program(argc, argv);
   return fake::tell_complaints() ? fake::undefined_use : code;
 }

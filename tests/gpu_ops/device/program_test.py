@@ -105,6 +105,50 @@ class OnAFakeGpu(unittest.TestCase):
             digests.add(self.summary(out)["state_digest"])
         self.assertEqual(len(digests), 1)
 
+    def test_two_gpus_train_to_the_digest_of_one(self):
+        work = ["--grad-accum", 4, "--eval-data", self.work / "held-out.txt", "--eval-every", 2, "--keep", 0]
+        one = self.train("one", "--device", "cuda:1", "--policy", "interleave:2", *work, fake="cards 2")
+        self.assertEqual(one.returncode, 0, one.stderr)
+        expected = self.summary("one")
+        for out, fake, manner in (
+            ("device", "cards 2", ["--policy", "device"]),
+            ("interleaved", "cards 2", ["--policy", "interleave:2,resident=0.4", "--recompute", "block"]),
+            ("apart", "cards 2 apart 1", ["--policy", "stream", "--resident-layers", 0]),
+        ):
+            done = self.train(out, "--device", "cuda:0,cuda:1", *manner, *work, fake=fake)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            summary = self.summary(out)
+            for key in ("state_digest", "compute_key", "final_loss", "eval_loss"):
+                self.assertEqual(summary[key], expected[key], f"{out}: {key}")
+            self.assertEqual((summary["ranks"], summary["device"]), (2, "cuda:0 Fake GPU, cuda:1 Fake GPU"))
+            self.assertEqual(summary["planned_device_bytes"], summary["peak_device_bytes"], out)
+            self.assertGreater(summary["bytes"]["peers"], 0)
+        for out, checkpoint, device in (("grown", "one", "cuda:1,cuda:0"), ("shrunk", "interleaved", "cuda:0")):
+            checkpoint = self.work / checkpoint / "checkpoints/step-00000002"
+            done = self.train(out, "--device", device, "--resume", checkpoint, "--policy", "host", *work, fake="cards 2")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(self.summary(out)["resumed_from_step"], 2)
+            self.assertEqual(self.summary(out)["state_digest"], expected["state_digest"], out)
+
+    def test_where_one_of_two_gpus_is_lost_the_run_ends_with_one_line(self):
+        two = ("--device", "cuda:0,cuda:1", "--grad-accum", 2)
+        whole = self.train("whole", *two, fake="cards 2")
+        self.assertEqual(whole.returncode, 0, whole.stderr)
+        for launches in (int(200 * 1.3**i) for i in range(40)):
+            out = f"lost-{launches}"
+            checkpoint = self.work / out / "checkpoints/step-00000002"
+            lost = self.train(out, *two, fake=f"cards 2 launch {launches}")
+            self.assertEqual(lost.returncode, 5, lost.stderr)
+            errors = [line for line in lost.stderr.splitlines() if line.startswith("tandem: error:")]
+            self.assertEqual(len(errors), 1, lost.stderr)
+            self.assertRegex(errors[0], "launch|device lost")
+            self.assertNotRegex(errors[0], "rank [01]")  # what has failed, and not word of it
+            if checkpoint.exists():
+                break
+        resumed = self.train(out, *two, "--resume", fake="cards 2")
+        self.assertEqual(resumed.returncode, 0, resumed.stderr)
+        self.assertEqual(self.summary(out)["state_digest"], self.summary("whole")["state_digest"])
+
     def test_memory_that_cannot_be_pinned_stays_pageable_or_is_refused(self):
         whole = self.train("whole", "--device", "cuda")
         self.assertEqual(whole.returncode, 0, whole.stderr)
@@ -148,6 +192,8 @@ class OnAFakeGpu(unittest.TestCase):
         plan = ("plan", "--model", self.work / "config.json", "--seq-len", 16)
         for arguments, code, text in (
             (("--device", "cuda:7"), 5, "there is one GPU, cuda:0"),
+            (("--device", "cuda:0,cuda:1", "--grad-accum", 2), 5, "there is one GPU, cuda:0"),
+            (("--device", "cuda:0,host", "--grad-accum", 2), 2, "several are GPUs by their numbers"),
             (("--device", "cuda", "--device-memory", "4GiB"), 3, "of 1.00 GiB are free"),
             (("--device", "cuda", "--device-memory", "8MiB"), 3, "context and libraries alone take"),
             (("--device", "cuda:x"), 2, "cuda:x"),
@@ -159,6 +205,12 @@ class OnAFakeGpu(unittest.TestCase):
             self.assertEqual(refused.returncode, code, refused.stderr)
             self.assertIn(text, refused.stderr)
             self.assertEqual(len(refused.stderr.splitlines()), 1, refused.stderr)
+
+    def test_gpus_of_different_kinds_are_refused(self):
+        refused = self.train("unlike", "--device", "cuda:0,cuda:1", "--grad-accum", 2, fake="older 1")
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        self.assertRegex(refused.stderr, r"devices cuda:0 Fake GPU and cuda:1 Older GPU: .* different kinds")
+        self.assertFalse((self.work / "unlike").exists())
 
     def test_context_and_libraries_are_a_row_of_the_plan(self):
         done = self.run_program("plan", "--model", self.work / "config.json", "--seq-len", 16, "--device", "cuda", "--json")
