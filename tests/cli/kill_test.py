@@ -1,9 +1,11 @@
 """Runs killed with SIGKILL at random moments, half of them while they save: every one resumes, and ends with the
-digest and the losses of the run that nobody disturbed. Half of each save from a copy of the state, half beside training.
+digest and the losses of the run that nobody disturbed. Half of each save from a copy of the state, half beside training;
+some go on with two devices, or again with one.
 
 kill_test.py PROGRAM COUNT SEED
 """
 import concurrent.futures
+import itertools
 import json
 import os
 import pathlib
@@ -20,30 +22,31 @@ MODEL = {"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size
          "n_embd": 32, "n_layer": 2, "n_head": 2}
 TEXT = "".join(f"{n} squared is {n * n}; " for n in range(2000))
 POLICIES = ["device", "host", "static:0.5", "interleave:2", "stream"]
+DEVICES = ["host", "host", "host,host"]
 
 
-def shape(root, policy):
-    return ["--model", str(root / "config.json"), "--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len",
-            "32", "--checkpoint-every", "1", "--policy", policy]
+def shape(root, policy, devices):
+    return ["--model", str(root / "config.json"), "--device", devices, "--threads", "1", "--update-threads", "1", "--seq-len",
+            "32", "--grad-accum", "2", "--checkpoint-every", "1", "--policy", policy]
 
 
-def plan(root, policy, *more):
-    done = subprocess.run([PROGRAM, "plan", *shape(root, policy), *more, "--json"], capture_output=True, text=True,
+def plan(root, policy, devices, *more):
+    done = subprocess.run([PROGRAM, "plan", *shape(root, policy, devices), *more, "--json"], capture_output=True, text=True,
                           timeout=60, check=True)
     return json.loads(done.stdout)
 
 
-def no_room_for_a_copy(root, policy):
+def no_room_for_a_copy(root, *way):
     """The ceiling under which a run saves beside training."""
-    with_copy = plan(root, policy)
+    with_copy = plan(root, *way)
     copy = next(e["bytes"] for e in with_copy["entries"] if e["name"] == "checkpoint copy")
     ceiling = ["--host-memory", str(with_copy["host_bytes"] - copy // 2)]
-    assert not plan(root, policy, *ceiling)["saving"]["copies_state"]
+    assert not plan(root, *way, *ceiling)["saving"]["copies_state"]
     return ceiling
 
 
-def command(root, out, policy, ceiling=()):
-    return [PROGRAM, "train", *shape(root, policy), *ceiling, "--data", str(root / "text.txt"), "--out", str(out), "--steps",
+def command(root, out, policy, devices, ceiling=()):
+    return [PROGRAM, "train", *shape(root, policy, devices), *ceiling, "--data", str(root / "text.txt"), "--out", str(out), "--steps",
             str(STEPS), "--lr", "1e-3", "--resume", "--quiet"]
 
 
@@ -100,8 +103,8 @@ def one(root, number, straight, estimate, ceilings):
     beside = number // 2 % 2 == 1
 
     def words():
-        policy = chance.choice(POLICIES)
-        return command(root, out, policy, ceilings[policy] if beside else ())
+        way = chance.choice(POLICIES), chance.choice(DEVICES)
+        return command(root, out, *way, ceilings[way] if beside else ())
     kills, saves = 0, 0
     for _ in range(chance.choice([1, 1, 2, 3])):
         fresh = not out.exists()
@@ -127,11 +130,11 @@ def main():
         (root / "config.json").write_text(json.dumps(MODEL))
         (root / "text.txt").write_text(TEXT)
         begin = time.monotonic()
-        finish(command(root, root / "straight", "device"))
+        finish(command(root, root / "straight", "device", "host"))
         estimate = Estimate(time.monotonic() - begin)
         straight = result(root / "straight")
         assert len(straight[1]) == STEPS, straight
-        ceilings = {policy: no_room_for_a_copy(root, policy) for policy in POLICIES}
+        ceilings = {way: no_room_for_a_copy(root, *way) for way in itertools.product(POLICIES, set(DEVICES))}
         with concurrent.futures.ThreadPoolExecutor(max(1, min(4, os.cpu_count() or 1))) as pool:
             counts = list(pool.map(lambda n: one(root, n, straight, estimate, ceilings), range(COUNT)))
     kills, saves = (sum(column) for column in zip(*counts))
