@@ -132,10 +132,12 @@ TEST(RunSetupOfRanks, WhatDoesNotTrainTakesOneDevice) {
 }
 
 TEST(RunSetupOfRanks, HostMemoryIsOfAllAndTheTableSaysSo) {
+  const std::vector<char> held(8 * unlike, 'x');  // by the program
   for (const std::int64_t every : {0, 10}) {
     TrainConfig config = config_of(1);
     config.checkpoint_every = every;
     const RunSetup one = set_up(config, machine(64_GiB));
+    EXPECT_GE(bytes_of(one.memory, "program and libraries"), held.size());
     for (const int ranks : {2, 3}) {
       config.device = config_of(ranks).device;
       const RunSetup run = set_up(config, machine(64_GiB));
