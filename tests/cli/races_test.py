@@ -7,7 +7,7 @@ import urllib.request
 
 from program import PROGRAM, TEXT, ProgramTest, main, wait_for
 
-RUN = ["--device", "host", "--threads", "2", "--update-threads", "2", "--seq-len", "32", "--micro-batch", "2",
+RUN = ["--threads", "2", "--update-threads", "2", "--seq-len", "32", "--micro-batch", "2",
        "--device-memory", "24MiB"]
 
 
@@ -31,11 +31,12 @@ class Races(ProgramTest):
 
     def test_training_under_every_policy(self):
         digests = set()
-        for policy in ("host", "stream", "interleave:2", "static:0.5", "auto"):
-            out = self.root / policy.replace(":", "-")
-            self.run_quietly("train", "--model", "tiny-gpt2", "--data", self.text, *RUN, "--grad-accum", "2", "--policy", policy,
-                             "--out", out, "--steps", "4", "--eval-data", self.few, "--eval-every", "2", "--keep-best",
-                             "--checkpoint-every", "1", "--trace", self.root / "trace.json")
+        one = [(policy, "host") for policy in ("host", "stream", "interleave:2", "static:0.5", "auto")]
+        for i, (policy, device) in enumerate([*one, ("stream", "host,host"), ("interleave:2,resident=0.3", "host,host")]):
+            out = self.root / f"run{i}"
+            self.run_quietly("train", "--model", "tiny-gpt2", "--data", self.text, "--device", device, *RUN, "--grad-accum", "2",
+                             "--policy", policy, "--out", out, "--steps", "4", "--eval-data", self.few, "--eval-every", "2",
+                             "--keep-best", "--checkpoint-every", "1", "--trace", self.root / "trace.json")
             digests.add(self.summary(out)["state_digest"])
         self.assertEqual(len(digests), 1)
 
@@ -43,8 +44,9 @@ class Races(ProgramTest):
         out = self.root / "run"
         log = self.root / "log"
         with open(log, "w") as stdout:
-            process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *RUN, "--out",
-                                        str(out), "--steps", "100000", "--checkpoint-every", "1", "--metrics-port", "0"],
+            process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), "--device",
+                                        "host,host", *RUN, "--grad-accum", "2", "--out", str(out), "--steps",
+                                        "100000", "--checkpoint-every", "1", "--metrics-port", "0"],
                                        stdout=stdout, stderr=subprocess.DEVNULL, text=True, env=self.environment())
         self.addCleanup(process.wait)
         self.addCleanup(process.kill)
@@ -63,13 +65,15 @@ class Races(ProgramTest):
     def test_the_other_subcommands(self):
         out = self.root / "run"
         self.run_quietly("calibrate", "--device", "host", "--threads", "2", "--update-threads", "2")
-        self.run_quietly("train", "--model", "tiny-gpt2", "--data", self.text, *RUN, "--out", out, "--steps", "2")
+        self.run_quietly("train", "--model", "tiny-gpt2", "--data", self.text, "--device", "host", *RUN, "--out", out,
+                         "--steps", "2")
         loss = self.run_quietly("eval", "--model", out, "--data", self.few, "--seq-len", "32", "--threads", "2",
                                 "--resident-layers", "0", "--json")
         self.assertGreater(json.loads(loss.stdout)["loss"], 0.0)
         self.run_quietly("sample", "--model", out, "--prompt", "The", "--max-tokens", "4", "--threads", "2")
         self.run_quietly("export", out, "--to", self.root / "exported")
-        self.run_quietly("bench", "--model", "tiny-gpt2", *RUN, "--steps", "1", "--policies", "host", "stream", "auto")
+        self.run_quietly("bench", "--model", "tiny-gpt2", "--device", "host", *RUN, "--steps", "1", "--policies", "host",
+                         "stream", "auto")
 
 
 if __name__ == "__main__":
