@@ -22,9 +22,11 @@ std::string activations_note(const ModelConfig& model, const RunShape& shape) {
 }
 
 /// "12.0 GiB in /fast, read and written in every step".
-std::string file_note(const Plan& plan, const std::filesystem::path& folder) {
-  return fmt::format("{} in {}, read and written in every step", format_bytes(plan.file_bytes_of_step()),
-                     folder.string());
+std::string file_note(const RunSetup& run) {
+  std::size_t bytes = run.plan.file_bytes_of_step();
+  for (const RunSetup& peer : run.peers) bytes += peer.plan.file_bytes_of_step();
+  return fmt::format("{} in {}, read and written in every step", format_bytes(bytes),
+                     run.options.state_folder.string());
 }
 
 }  // namespace
@@ -105,7 +107,7 @@ std::string RunSetup::table() const {
   };
   for (std::size_t i = 0; i < rows.size(); ++i) line(rows[i].name, rows[i].device, rows[i].host, notes[i]);
   if (!order.empty()) line("order", 0, 0, order);
-  if (plan.file_buffers > 0) line("state file", 0, 0, file_note(plan, options.state_folder));
+  if (plan.file_buffers > 0) line("state file", 0, 0, file_note(*this));
   std::string bounds = fmt::format("ceiling {}", format_bytes(plan.device_memory));
   if (prediction) {
     const Simulation& predicted = prediction->choice.simulation;

@@ -108,11 +108,14 @@ class OneCourse(RanksTest):
             plan = self.plan(ranks, *host)
             state = sum(e["bytes"] for e in plan["entries"] if e["name"] == "optimizer" and e["where"] != "device")
             ceiling = ["--host-memory", plan["host_bytes"] - state // 2]
-            out = self.train_on(ranks, "--steps", "3", *host, "--state-dir", disk, *ceiling)
+            out = self.root / f"in-files{ranks}"
+            shown = self.succeed(self.run_program(*self.command(ranks, "--steps", "3", *host, "--state-dir", disk, *ceiling),
+                                                  "--out", out)).stdout
             self.assertEqual(self.course(out), expected)
             summary = self.summary(out)
             self.assertGreater(summary["planned_file_bytes"], state // 4)
             self.assertEqual(summary["bytes"]["file_read"], 3 * summary["planned_file_bytes"])
+            self.assertIn(f"{summary['planned_file_bytes'] / 2**20:.1f} MiB in {disk}, read and written", shown)
             self.assertEqual(summary["bytes"]["file_write"], summary["bytes"]["file_read"])
             self.assertLessEqual(summary["peak_host_bytes"], summary["planned_host_bytes"])
             self.assertEqual(list(disk.iterdir()), [])
