@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 #include <string>
 #include <system_error>
 
@@ -32,12 +33,17 @@ std::vector<std::string> split_device_names(std::string_view text) {
     begin = end + 1;
   }
   const DeviceName first = parse_device_name(names.front());
+  std::set<int> gpus;
   for (const std::string& name : names) {
     const DeviceName device = parse_device_name(name);
     const bool listed = device.kind == DeviceName::Kind::host || device.ordinal >= 0;
     if (names.size() > 1 && (!listed || device.kind != first.kind)) {
       throw UsageError("devices '" + std::string(text) + "'", "several are GPUs by their numbers, or all host",
                        "use for example cuda:0,cuda:1");
+    }
+    // Each would take the card's memory for its own.
+    if (device.kind == DeviceName::Kind::cuda && !gpus.insert(device.ordinal).second) {
+      throw UsageError("devices '" + std::string(text) + "'", name + " is named twice", "name each GPU once");
     }
   }
   return names;

@@ -49,7 +49,7 @@ TEST(DeviceNames, SeveralAreOfOneKindWithCommasBetween) {
 
 TEST(DeviceNames, ListsThatLeaveADeviceOpenOrMixKindsAreUsageErrors) {
   for (const char* text : {"host,cuda:0", "cuda:0,host", "cuda:0,cuda:1,host", "auto,auto", "host,auto", "auto,host",
-                           "cuda:0,auto", "cuda,cuda", "cuda,cuda:1", "cuda:0,cuda"}) {
+                           "cuda:0,auto", "cuda:1,cuda:1", "cuda,cuda", "cuda,cuda:1", "cuda:0,cuda"}) {
     try {
       static_cast<void>(split_device_names(text));
       ADD_FAILURE() << text;
