@@ -413,6 +413,7 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
   } else {
     why = fmt::format("it needs {}, {} is available", format_bytes(host), format_bytes(host_room(options, facts)));
   }
+  if (options.rank.count > 1) why += fmt::format(", for all {} devices; the table is of one", options.rank.count);
   std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling),
                                    ceiling_that_fits(options, facts, host_each, device_each),
                                    file_that_fits(layout, options, facts, ceiling)};
