@@ -125,12 +125,29 @@ void CudaEvent::record(CudaStream& stream) {
   const std::lock_guard lock(mutex_);
   stream.queue([&] { runtime::record(native_.get(), stream.native()); });
   error_ = stream.error();
+  if (!error_) return;
+  try {  // what was queued before the stream failed may still run, and whoever waits is not told before it has
+    const runtime::CurrentDevice current(ordinal_);
+    runtime::record(native_.get(), stream.native());
+  } catch (const runtime::RuntimeError&) {  // a lost device runs nothing any more
+  }
 }
 
 void CudaEvent::hold(CudaStream& stream) {
   const std::lock_guard lock(mutex_);
   if (error_) return stream.fail(error_);
   stream.queue([&] { runtime::wait(stream.native(), native_.get()); });
+}
+
+/// What keeps the runtime from telling, after the stream has failed, is no news.
+bool CudaEvent::has_passed() const {
+  try {
+    const runtime::CurrentDevice current(ordinal_);
+    return runtime::passed(native_.get());
+  } catch (const runtime::RuntimeError&) {
+    if (error_) return true;
+    throw;
+  }
 }
 
 bool CudaEvent::wait_for(std::chrono::milliseconds time) {
@@ -140,9 +157,10 @@ bool CudaEvent::wait_for(std::chrono::milliseconds time) {
   for (std::chrono::microseconds pause = 20us;; pause = std::min<std::chrono::microseconds>(2 * pause, 1ms)) {
     {
       const std::lock_guard lock(mutex_);
-      if (error_) std::rethrow_exception(error_);
-      const runtime::CurrentDevice current(ordinal_);
-      if (runtime::passed(native_.get())) return true;
+      if (has_passed()) {
+        if (error_) std::rethrow_exception(error_);
+        return true;
+      }
     }
     const Clock::time_point now = Clock::now();
     if (now >= end) return false;

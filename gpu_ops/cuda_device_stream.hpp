@@ -91,6 +91,7 @@ class CudaEvent final : public EventImpl {
   bool wait_for(std::chrono::milliseconds time);
 
  private:
+  bool has_passed() const;
   const int ordinal_;
   const void* const owner_;
   std::mutex mutex_;  ///< a record and its error go together

@@ -110,14 +110,15 @@ class OffloadEngine::Impl {
   static void agree_on(Group* group, const Plan& plan, const std::function<void()>& require_fit);
   void require_adoptable(const Plan& plan) const;
   void leave_step(std::string_view what);
-  /// What one rank does not come to the end of, none does.
+  /// What one rank does not come to the end of, none does. Throws what this one failed by, where it is that.
   template <class Body>
   void for_all_ranks(const Body& body) {
     if (group_ == nullptr) return body();
     try {
       body();
-    } catch (...) {
+    } catch (...) {  // word of this rank's failure, perhaps, which the group told all
       give_up(std::current_exception());
+      executor_.require_good();
       throw;
     }
   }
