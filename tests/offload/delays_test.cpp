@@ -3,12 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <string>
-#include <thread>
-#include <tuple>
-#include <utility>
 
 #include "tests/offload/draw.hpp"
 #include "tests/offload/toy_trainer.hpp"
@@ -57,27 +53,9 @@ void draw_plan(Draw& draw, ToyOptions& o) {
 void draw_delays(Draw& draw, ToyOptions& o) {
   constexpr std::array streams{"host to device", "device to host", "device update", "compute", "all"};
   const std::string slow = draw.of(streams);
-  const auto random = std::make_shared<std::pair<std::mutex, std::mt19937>>();
-  random->second.seed(static_cast<unsigned>(draw.below(1 << 30)));
+  const auto delay = testing::drawn_delay(draw, slow);
   o.device.faults = std::make_shared<HostFaults>();
-  o.device.faults->before_task = [random, slow](std::string_view stream, std::string_view) {
-    const unsigned most = slow == "all" || slow == stream ? 200 : 10;
-    unsigned microseconds = 0;
-    {
-      const std::lock_guard lock(random->first);
-      microseconds = static_cast<unsigned>(random->second()) % most;
-    }
-    if (microseconds >= 5) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-  };
-}
-
-/// The same work under the plainest plan and without delays, once for each kind of work.
-const ToyResult& expected_of(const ToyOptions& work) {
-  static std::map<std::tuple<int, bool, double>, ToyResult> results;
-  const auto [found, fresh] =
-      results.try_emplace({work.micro_batches, work.frozen_ends, work.max_grad_norm}, ToyResult{});
-  if (fresh) found->second = train_toy(work);
-  return found->second;
+  o.device.faults->before_task = [delay](std::string_view stream, std::string_view) { delay(stream); };
 }
 
 class Delays : public ::testing::TestWithParam<int> {};
@@ -87,7 +65,7 @@ TEST_P(Delays, ChangeNoBitUnderAnyPlan) {
     const auto seed = static_cast<unsigned>(run * shards + GetParam());
     Draw draw(seed);
     ToyOptions o = drawn_work(draw);
-    const ToyResult& expected = expected_of(o);
+    const ToyResult& expected = testing::expected_of(o);
     draw_plan(draw, o);
     draw_delays(draw, o);
     const ToyResult result = train_toy(o);

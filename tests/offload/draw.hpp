@@ -1,8 +1,20 @@
 #pragma once
 // What runs with delays draw from their numbers.
+#include <chrono>
 #include <cstddef>
 #include <cstdlib>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
 #include <random>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "tests/offload/toy_trainer.hpp"
 
 namespace tandem::testing {
 
@@ -26,5 +38,29 @@ class Draw {
  private:
   std::mt19937 random_;
 };
+
+/// Waits a random time in each call, a long one where that is of what is `slow`, or where all is.
+inline std::function<void(std::string_view what)> drawn_delay(Draw& draw, const std::string& slow) {
+  const auto random = std::make_shared<std::pair<std::mutex, std::mt19937>>();
+  random->second.seed(static_cast<unsigned>(draw.below(1 << 30)));
+  return [random, slow](std::string_view what) {
+    const unsigned most = slow == "all" || slow == what ? 200 : 10;
+    unsigned microseconds = 0;
+    {
+      const std::lock_guard lock(random->first);
+      microseconds = static_cast<unsigned>(random->second()) % most;
+    }
+    if (microseconds >= 5) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
+  };
+}
+
+/// The same work on one rank under the plainest plan and without delays, once for each kind of work.
+inline const ToyResult& expected_of(const ToyOptions& work) {
+  static std::map<std::tuple<int, bool, double>, ToyResult> results;
+  const auto [found, fresh] =
+      results.try_emplace({work.micro_batches, work.frozen_ends, work.max_grad_norm}, ToyResult{});
+  if (fresh) found->second = train_toy(work);
+  return found->second;
+}
 
 }  // namespace tandem::testing

@@ -4,12 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <map>
-#include <mutex>
+#include <memory>
 #include <string>
-#include <thread>
-#include <tuple>
-#include <utility>
 
 #include "tests/offload/draw.hpp"
 #include "tests/offload/toy_group.hpp"
@@ -58,17 +54,7 @@ std::shared_ptr<HostFaults> drawn_delays(Draw& draw) {
   constexpr std::array slow_ones{
       "host to device", "device to host", "device update", "compute", "peers", "updates", "all"};
   const std::string slow = draw.of(slow_ones);
-  const auto random = std::make_shared<std::pair<std::mutex, std::mt19937>>();
-  random->second.seed(static_cast<unsigned>(draw.below(1 << 30)));
-  const auto delay = [random, slow](std::string_view what) {
-    const unsigned most = slow == "all" || slow == what ? 200 : 10;
-    unsigned microseconds = 0;
-    {
-      const std::lock_guard lock(random->first);
-      microseconds = static_cast<unsigned>(random->second()) % most;
-    }
-    if (microseconds >= 5) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
-  };
+  const auto delay = testing::drawn_delay(draw, slow);
   auto faults = std::make_shared<HostFaults>();
   faults->before_task = [delay](std::string_view stream, std::string_view) { delay(stream); };
   faults->before_update = [delay] { delay("updates"); };
@@ -84,15 +70,6 @@ std::string text_of(const ToyOptions& o) {
       o.evaluate_between);
 }
 
-/// The same work on one rank under the plainest plan and without delays, once for each kind of work.
-const ToyResult& expected_of(const ToyOptions& work) {
-  static std::map<std::tuple<int, bool, double>, ToyResult> results;
-  const auto [found, fresh] =
-      results.try_emplace({work.micro_batches, work.frozen_ends, work.max_grad_norm}, ToyResult{});
-  if (fresh) found->second = testing::train_toy(work);
-  return found->second;
-}
-
 class DelaysOfRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(DelaysOfRanks, ChangeNoBitUnderAnyPlan) {
@@ -101,7 +78,7 @@ TEST_P(DelaysOfRanks, ChangeNoBitUnderAnyPlan) {
     Draw draw(seed);
     const int ranks = 2 + draw.below(2);
     ToyOptions o = drawn_work(draw, ranks);
-    const ToyResult& expected = expected_of(o);
+    const ToyResult& expected = testing::expected_of(o);
     draw_plan(draw, o, ranks);
     std::vector<ToyOptions> of_ranks;
     for (int rank = 0; rank < ranks; ++rank) {
