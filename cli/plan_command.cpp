@@ -16,6 +16,7 @@
 #include "core/device_name.hpp"
 #include "core/error.hpp"
 #include "scheduler/cost_model.hpp"
+#include "scheduler/rank_slice.hpp"
 #include "scheduler/upgrades.hpp"
 #include "train/model_source.hpp"
 #include "train/performance.hpp"
@@ -244,7 +245,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   planned.predicted = what.choice.simulation;
   planned.parameters = what.layout.parameter_count();
   if (config.checkpoint_every > 0) {
-    const std::size_t of_rank = (StateCopy::bytes(what.layout) + ranks - 1) / ranks;
+    const std::size_t of_rank = part_of_rank(StateCopy::bytes(what.layout), what.options.rank);
     const std::size_t host = planned.memory.host_bytes() + of_rank;
     const bool copies = over_host_memory(what.options, what.facts, host, planned.memory.device_bytes()) == 0;
     if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, of_rank);
@@ -252,7 +253,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
     planned.saving.slowdown = predict_saving(planned.saving, what.layout, planned.plan, profile, what.compute);
   }
   for (MemoryEntry& entry : planned.memory.entries) {  // each rank takes as much of the host
-    if (entry.place != Place::device) entry.bytes *= ranks;
+    if (entry.place != Place::device) entry.bytes = of_all_ranks(entry.bytes, what.options.rank);
   }
   planned.table = table_of(planned.memory) + planned.plan.notes();
   if (ranks > 1) planned.table += fmt::format("{} devices, each as above; host memory of all\n", ranks);

@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
 #include "scheduler/plan_builder.hpp"
+#include "scheduler/rank_slice.hpp"
 
 namespace tandem {
 
@@ -201,8 +202,7 @@ Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& opt
   };
   while (const std::size_t over = over_host_memory(options, facts, plan)) {
     const std::size_t before = moved();
-    const auto ranks = static_cast<std::size_t>(options.rank.count);
-    knobs.file_bytes = before + (over + ranks - 1) / ranks;
+    knobs.file_bytes = before + part_of_rank(over, options.rank);
     plan = build(layout, options, knobs);
     if (moved() == before) break;  // there is no more
   }
@@ -212,10 +212,6 @@ Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& opt
 std::size_t ceiling_of(const OffloadOptions& options, const PlanningFacts& facts) {
   const std::size_t most = facts.device_capacity + facts.device_reserved;
   return options.device_memory > 0 ? std::min(options.device_memory, most) : most;
-}
-
-std::size_t of_all_ranks(std::size_t bytes, const OffloadOptions& options) noexcept {
-  return bytes * static_cast<std::size_t>(options.rank.count);
 }
 
 std::string megabytes_flag(std::size_t bytes) {
@@ -242,7 +238,7 @@ std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts
     return over_host_memory(options, facts, host, device);
   };
   const std::size_t needed = facts.device_is_host && over(0) > 0 ? host + device : host;
-  const std::size_t ceiling = of_all_ranks(needed + unlike_in_the_next_run, options);
+  const std::size_t ceiling = of_all_ranks(needed + unlike_in_the_next_run, options.rank);
   return over(ceiling) > 0 ? std::string{} : fmt::format("--host-memory {}", megabytes_flag(ceiling));
 }
 
@@ -337,7 +333,7 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
 
 std::size_t over_file_room(const PlanningFacts& facts, const Plan& plan) noexcept {
   if (facts.file_room == 0) return 0;
-  const std::size_t bytes = plan.file_bytes_of_step() * static_cast<std::size_t>(plan.rank.count);
+  const std::size_t bytes = of_all_ranks(plan.file_bytes_of_step(), plan.rank);
   return bytes > facts.file_room ? bytes - facts.file_room : 0;
 }
 
@@ -396,14 +392,14 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
   const std::optional<Plan> plan = plan_that_fits(layout, options, facts, ceiling);
   if (!plan) return {};
   return fmt::format("--state-dir DIR on a fast disk, for {} of the state",
-                     format_bytes(of_all_ranks(plan->file_bytes_of_step(), options)));
+                     format_bytes(of_all_ranks(plan->file_bytes_of_step(), options.rank)));
 }
 
 [[noreturn]] void refuse_host(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                               const Plan& plan, std::size_t ceiling) {
   const std::size_t host_each = plan.memory.host_bytes() + options.reserved_host_memory;
   const std::size_t device_each = plan.memory.device_bytes() + options.reserved_device_memory;
-  const std::size_t host = of_all_ranks(host_each, options), device = of_all_ranks(device_each, options);
+  const std::size_t host = of_all_ranks(host_each, options.rank), device = of_all_ranks(device_each, options.rank);
   std::string why;
   if (options.host_memory > 0 && host > options.host_memory) {
     why = fmt::format("it needs {}, the ceiling is {}", format_bytes(host), format_bytes(options.host_memory));
@@ -429,7 +425,7 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
   throw PlanError(
       fmt::format("the optimizer state does not fit in {}", options.state_folder.string()),
       fmt::format("{} of it have no room in memory, {} are free there",
-                  format_bytes(of_all_ranks(plan.file_bytes_of_step(), options)), format_bytes(facts.file_room)),
+                  format_bytes(of_all_ranks(plan.file_bytes_of_step(), options.rank)), format_bytes(facts.file_room)),
       advice_of(fitting), plan.table(), std::make_shared<const MemoryPlan>(plan.needs()));
 }
 
@@ -475,7 +471,7 @@ std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts)
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
                              std::size_t device) noexcept {
   const auto over = [&](std::size_t each, std::size_t limit) {
-    const std::size_t bytes = each * static_cast<std::size_t>(options.rank.count);
+    const std::size_t bytes = of_all_ranks(each, options.rank);
     return limit > 0 && bytes > limit ? bytes - limit : std::size_t{0};
   };
   return std::max(over(host, options.host_memory),

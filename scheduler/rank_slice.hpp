@@ -41,6 +41,16 @@ struct LayerSlice {
 
 LayerSlice slice_of(const Layer& layer, Rank rank) noexcept;
 
+/// Bytes of all ranks where each has as many as the first.
+constexpr std::size_t of_all_ranks(std::size_t each, Rank rank) noexcept {
+  return each * static_cast<std::size_t>(rank.count);
+}
+/// Of what all ranks have together, a rank's part, rounded up.
+constexpr std::size_t part_of_rank(std::size_t all, Rank rank) noexcept {
+  const auto ranks = static_cast<std::size_t>(rank.count);
+  return (all + ranks - 1) / ranks;
+}
+
 /// By rank, the bytes in a layer's gradient buffer of what it owns.
 std::vector<ByteRange> gradient_parts(const Layer& layer, int ranks);
 /// By rank, the bytes of its trained and of its frozen elements in the layer's weights.

@@ -22,6 +22,7 @@
 #include "offload/state_access.hpp"
 #include "offload/state_file.hpp"
 #include "scheduler/plan_builder.hpp"
+#include "scheduler/rank_slice.hpp"
 #include "scheduler/replan.hpp"
 #include "scheduler/traffic.hpp"
 #include "train/fastest_shape.hpp"
@@ -261,12 +262,6 @@ void book(RunSetup& run, const HostRows& rows) {
   run.memory.add("state file buffers", "save", Place::pageable, rows.file);
   run.memory.add("checkpoint buffer", "save", Place::pageable, rows.checkpoint);
   run.memory.add("checkpoint writer", "save", Place::pageable, rows.writer);
-}
-
-/// Of what all ranks have together.
-std::size_t part_of_rank(std::size_t bytes, Rank rank) noexcept {
-  const auto ranks = static_cast<std::size_t>(rank.count);
-  return (bytes + ranks - 1) / ranks;
 }
 
 /// A copy of the state, so that no update waits while it is written, where there is room for it. Each rank books its
