@@ -29,7 +29,7 @@ std::size_t reserved_on(int ordinal) {
 
 std::unique_ptr<CudaDevice> open(int ordinal, std::size_t capacity, std::size_t pinned_piece) {
   CudaDeviceOptions cuda = options_of(ordinal, pinned_piece);
-  cuda.memory = capacity + reserved_on(ordinal);
+  if (capacity > 0) cuda.memory = capacity + reserved_on(ordinal);
   return std::make_unique<CudaDevice>(std::move(cuda));
 }
 
