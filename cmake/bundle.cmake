@@ -1,7 +1,7 @@
 # Makes the folder of target `bundle`, and FOLDER.tar.gz of it. Fails where a library is missing or the archive
 # is larger than people like to copy.
 cmake_policy(SET CMP0057 NEW)  # if(IN_LIST)
-set(largest_mib 60)
+set(largest_mib 50)
 # What every Linux machine has, and must have of its own version: glibc and its loader.
 set(of_the_system "^(ld-linux.*|libc|libm|libdl|libpthread|librt|libresolv|libutil)\\.so\\.[0-9]+$")
 
