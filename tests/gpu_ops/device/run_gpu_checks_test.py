@@ -107,7 +107,9 @@ class RunGpuChecks(unittest.TestCase):
         self.assertEqual(len(report["sanitizer"]), 6)
         self.assertEqual(set(report["digests"].values()), {"aa"})
         self.assertEqual(len(report["digests"]), 10)
-        self.assertEqual(report["ceiling"], {"asked_mib": 2048, "taken_mib": 1000})
+        ceiling = report["ceiling"]
+        self.assertGreater(ceiling.pop("samples"), 0)
+        self.assertEqual(ceiling, {"asked_mib": 2048, "taken_mib": 1000})
         self.assertEqual(report["benchmarks"], {"bench_gpu": {"benchmarks": []}})
         self.assertIn("--tool memcheck --report-api-errors no --error-exitcode 99", (self.work / "log").read_text())
 
@@ -131,7 +133,7 @@ class RunGpuChecks(unittest.TestCase):
                                  (600, 2049, 2049)):
             (self.work / "seen").unlink(missing_ok=True)
             done, report = self.run_checks("--only", "ceiling", MOST=str(most), OWN=str(own))
-            self.assertEqual(report["ceiling"], {"asked_mib": 2048, "taken_mib": taken})
+            self.assertEqual(report["ceiling"]["taken_mib"], taken)
             self.assertEqual(done.returncode, int(taken > 2048), done.stderr)
 
     def test_a_suite_without_tests_fails_it(self):
