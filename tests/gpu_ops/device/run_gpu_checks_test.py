@@ -75,6 +75,7 @@ class RunGpuChecks(unittest.TestCase):
         (self.bundle / "commit").write_text("1234abc\n")
         suites = {name: SUITE_WRAPPER.format(suite=SUITE, case=case)
                   for name, case in {"gpu_suite_device": "CudaDevice.DescribesItself",
+                                     "gpu_suite_group": "CudaDevice.DescribesItself",
                                      "gpu_suite_ops": "CudaDeviceMemory.BlocksMayOutliveTheDevice"}.items()}
         for path, text in {**{self.bundle / "bin" / name: text for name, text in suites.items()},
                            self.bundle / "bin" / "tandem": TANDEM, self.bundle / "bin" / "bench_gpu": BENCHMARK,
@@ -103,7 +104,7 @@ class RunGpuChecks(unittest.TestCase):
         self.assertEqual(report["machine"]["gpu"], "Stand-in GPU")
         self.assertEqual(report["compute_key"], "cuda gpu=Stand-in")
         self.assertEqual([(s["name"], s["tests"], s["failures"], s["exit"]) for s in report["suites"]],
-                         [("gpu_suite_device", 1, 0, 0), ("gpu_suite_ops", 1, 0, 0)])
+                         [("gpu_suite_device", 1, 0, 0), ("gpu_suite_group", 1, 0, 0), ("gpu_suite_ops", 1, 0, 0)])
         self.assertEqual(len(report["sanitizer"]), 6)
         self.assertEqual(set(report["digests"].values()), {"aa"})
         self.assertEqual(len(report["digests"]), 10)
@@ -124,8 +125,8 @@ class RunGpuChecks(unittest.TestCase):
         (self.bundle / "bin" / "gpu_suite_ops").write_text("#!/bin/bash\nkill -SEGV $$\n")
         done, report = self.run_checks("--only", "suites")
         self.assertEqual((done.returncode, report["passed"]), (1, False))
-        self.assertEqual(report["suites"][1]["tests"], 0)
-        self.assertEqual(report["suites"][1]["failures"], None)
+        self.assertEqual(report["suites"][2]["tests"], 0)
+        self.assertEqual(report["suites"][2]["failures"], None)
 
     def test_what_others_take_meanwhile_does_not_count(self):
         # Of a ceiling of 2,048 MiB; 500 are in use before.
@@ -140,7 +141,7 @@ class RunGpuChecks(unittest.TestCase):
         wrapper = SUITE_WRAPPER.format(suite=SUITE, case="NoSuchTest.*")
         (self.bundle / "bin" / "gpu_suite_ops").write_text(wrapper)
         done, report = self.run_checks("--only", "suites")
-        self.assertEqual((done.returncode, report["suites"][1]["tests"]), (1, 0), "nothing was tested")
+        self.assertEqual((done.returncode, report["suites"][2]["tests"]), (1, 0), "nothing was tested")
 
     def test_a_tool_that_does_not_know_the_machine_is_noted(self):
         done, report = self.run_checks("--only", "sanitizer", UNSUPPORTED="1")
@@ -182,7 +183,7 @@ class RunGpuChecks(unittest.TestCase):
         process.wait()
         report = json.loads(self.report.read_text())
         self.assertEqual(report["finished"], ["suites"])
-        self.assertEqual(len(report["suites"]), 2)
+        self.assertEqual(len(report["suites"]), 3)
         self.assertEqual([row["tool"] for row in report["sanitizer"]], ["memcheck", "memcheck"])
 
     def test_misuse_and_machines_without_a_gpu(self):
