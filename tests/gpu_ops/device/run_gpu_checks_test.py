@@ -35,7 +35,7 @@ mkdir -p "$out"
 digest=aa
 case $out in */digest-$HANGS_IN) sleep 60 ;; esac
 if [ "$policy" = "$OTHER_DIGEST" ]; then digest=bb; fi
-echo '{"state_digest": "'$digest'", "compute_key": "cuda gpu=Stand-in"}' > "$out/summary.json"
+echo '{"state_digest": "'$digest'", "compute_key": "cuda gpu=Stand-in; attention '${ATTENTION:-cudnn 91900}'"}' > "$out/summary.json"
 """
 # The real frame of tests, with a few cases of it whatever is asked for.
 SUITE_WRAPPER = """#!/bin/bash
@@ -141,7 +141,7 @@ class RunGpuChecks(unittest.TestCase):
         self.assertEqual(report["skipped"], {})
         self.assertEqual(report["commit"], "1234abc")
         self.assertEqual(report["machine"]["gpu"], "Stand-in GPU")
-        self.assertEqual(report["compute_key"], "cuda gpu=Stand-in")
+        self.assertEqual(report["compute_key"], "cuda gpu=Stand-in; attention cudnn 91900")
         suites = [(s["name"], s["tests"], s["failures"], s["exit"], s["failed"], s["died_in"]) for s in report["suites"]]
         self.assertEqual(suites, [("gpu_suite_device", 2, 0, 0, [], None)] +
                          [(f"gpu_suite_ops.{group}", 1, 0, 0, [], None) for group in GROUPS] +
@@ -157,6 +157,7 @@ class RunGpuChecks(unittest.TestCase):
                          [(tool, f"gpu_suite_{suite}") for tool in ("memcheck", "racecheck", "initcheck")
                           for suite in ("device", "ops", "offload")])
         self.assertIn("--tool memcheck --report-api-errors no --error-exitcode 99", (self.work / "log").read_text())
+        self.assertLess(done.stdout.index("cuda gpu=Stand-in"), done.stdout.index("== device"), "before all else")
 
     def test_few_files_hold_all_that_was_said(self):
         self.run_checks()
@@ -164,7 +165,7 @@ class RunGpuChecks(unittest.TestCase):
         packed = self.packed()
         self.assertIn("[ RUN      ] CudaDevice.DescribesItself", packed["gpu_suite_device.log"])
         self.assertEqual(json.loads(packed["gpu_suite_ops.NormOps.json"])["tests"], 1)
-        for name in ("digest-auto.log", "ceiling.log", "bench_gpu.json", "racecheck.gpu_suite_ops.log",
+        for name in ("key.log", "digest-auto.log", "ceiling.log", "bench_gpu.json", "racecheck.gpu_suite_ops.log",
                      "gpu_suite_offload.2of2.log"):
             self.assertIn(name, packed)
         _, report = self.run_checks("--only", "suites", "--logs", str(self.work / "logs"))
@@ -224,6 +225,14 @@ class RunGpuChecks(unittest.TestCase):
             self.run_checks("--minutes", minutes, "--only", "ops")
             limits = [int(line.split()[1]) for line in self.asked("limit")]
             self.assertTrue(most - 10 < max(limits) <= most, limits)
+
+    def test_plain_attention_is_told_unless_it_is_wanted(self):
+        done, report = self.run_checks("--only", "device", ATTENTION="plain")
+        self.assertEqual((done.returncode, report["passed"]), (1, False))
+        self.assertEqual(report["skipped"], {"cudnn": "attention is the plain one"})
+        self.assertIn("cuDNN is not used", done.stderr)
+        done, report = self.run_checks("--only", "device", "--plain-attention", ATTENTION="plain")
+        self.assertEqual((done.returncode, report["skipped"]), (0, {}), done.stderr)
 
     def test_what_others_take_meanwhile_does_not_count(self):
         # Of a ceiling of 2,048 MiB; 500 are in use before.
