@@ -7,6 +7,7 @@ Usage: run_gpu_checks_test.py SCRIPT GTEST_PROGRAM
 import fnmatch
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -71,9 +72,10 @@ case $* in
 esac
 """
 BENCHMARK = """#!/bin/bash
+echo "bench $*" >> "$LOG"
 if [ -z "${WRITES+set}" ]; then WRITES='{"benchmarks": []}'; fi
 for word in "$@"; do case $word in --benchmark_out=*) echo "$WRITES" > "${word#*=}" ;; esac; done
-exit ${ENDS_WITH:-0}
+case $1 in *"$FAILING_GROUP"*) exit ${ENDS_WITH:-0} ;; esac
 """
 # Notes how long it lets a program run.
 TIMEOUT = """#!/bin/bash
@@ -152,7 +154,8 @@ class RunGpuChecks(unittest.TestCase):
         self.assertGreater(ceiling.pop("samples"), 0)
         self.assertRegex(" ".join(self.asked("tandem")), "--model gpt2 .*--steps 200 ")
         self.assertEqual(ceiling, {"asked_mib": 2048, "taken_mib": 1000})
-        self.assertEqual(report["benchmarks"], {"bench_gpu": {"benchmarks": []}})
+        self.assertEqual(report["benchmarks"], {f"bench_gpu.{group}": {"benchmarks": []} for group in
+                                                ("copy", "kernel", "product", "attention", "experts", "others")})
         self.assertEqual([(row["tool"], row["suite"]) for row in report["sanitizer"]],
                          [(tool, f"gpu_suite_{suite}") for tool in ("memcheck", "racecheck", "initcheck")
                           for suite in ("device", "ops", "offload")])
@@ -165,7 +168,7 @@ class RunGpuChecks(unittest.TestCase):
         packed = self.packed()
         self.assertIn("[ RUN      ] CudaDevice.DescribesItself", packed["gpu_suite_device.log"])
         self.assertEqual(json.loads(packed["gpu_suite_ops.NormOps.json"])["tests"], 1)
-        for name in ("key.log", "digest-auto.log", "ceiling.log", "bench_gpu.json", "racecheck.gpu_suite_ops.log",
+        for name in ("key.log", "digest-auto.log", "ceiling.log", "bench_gpu.copy.json", "racecheck.gpu_suite_ops.log",
                      "gpu_suite_offload.2of2.log"):
             self.assertIn(name, packed)
         _, report = self.run_checks("--only", "suites", "--logs", str(self.work / "logs"))
@@ -173,7 +176,7 @@ class RunGpuChecks(unittest.TestCase):
         self.assertTrue((self.work / "logs" / "gpu_suite_device.json").exists())
 
     def test_each_test_has_its_process_and_is_in_one_alone(self):
-        self.run_checks("--only", "ops,group")
+        self.run_checks("--only", "ops,group,benchmarks")
         filters = [line.split("--gtest_filter=")[1].split()[0] for line in self.asked("gpu_suite_ops")]
         self.assertEqual(len(filters), 8)
         for name in ("Activations/LinearOps.A/f32", "Activations/AttentionOps.B/bf16", "Activations/PlainAttention.C/f32",
@@ -181,6 +184,10 @@ class RunGpuChecks(unittest.TestCase):
                      "UpdateOps.G", "RefusedOps.H", "Scratch.I", "ExpertChoice.J", "Some/NewOps.K/3"):
             self.assertEqual(sum(matches(name, f) for f in filters), 1, name)
         self.assertEqual(sorted(line.split()[1] for line in self.asked("gpu_suite_group")), ["0/2", "1/2"])
+        filters = [line.split("--benchmark_filter=")[1].split()[0] for line in self.asked("bench")]
+        self.assertEqual(len(filters), 6)
+        for name in ("copy/a", "kernel/copy", "product/b", "attention/c", "experts/d", "head_loss/e", "new/f"):
+            self.assertEqual(sum((f[0] == "-") != bool(re.search(f.lstrip("-"), name)) for f in filters), 1, name)
 
     def test_each_failure_fails_it_and_the_rest_is_done(self):
         for environment, part in (({"RACE": "racecheck"}, "sanitizer"), ({"OTHER_DIGEST": "stream"}, "digests"),
@@ -291,6 +298,8 @@ class RunGpuChecks(unittest.TestCase):
             done, report = self.run_checks("--only", "benchmarks", **environment)
             self.assertEqual((done.returncode, report["passed"]), (1, False), environment)
             self.assertEqual(set(report["benchmarks"].values()), {None})
+        done, report = self.run_checks("--only", "benchmarks", FAILING_GROUP="^product", ENDS_WITH="139")
+        self.assertEqual([name for name, result in report["benchmarks"].items() if result is None], ["bench_gpu.product"])
 
     def begin_and_hang(self):
         hangs = self.work / "hangs"
