@@ -163,16 +163,14 @@ class RunGpuChecks(unittest.TestCase):
         self.assertLess(done.stdout.index("cuda gpu=Stand-in"), done.stdout.index("== device"), "before all else")
 
     def test_few_files_hold_all_that_was_said(self):
-        self.run_checks()
+        self.run_checks("--only", "ops,digests,ceiling,benchmarks,group")
         self.assertEqual(sorted(p.name for p in self.work.glob("report*")), ["report.json", "report.json.logs.tar.gz"])
         packed = self.packed()
-        self.assertIn("[ RUN      ] CudaDevice.DescribesItself", packed["gpu_suite_device.log"])
+        self.assertIn("[ RUN      ] CudaDevice.DescribesItself", packed["gpu_suite_ops.others.log"])
         self.assertEqual(json.loads(packed["gpu_suite_ops.NormOps.json"])["tests"], 1)
-        for name in ("key.log", "digest-auto.log", "ceiling.log", "bench_gpu.copy.json", "racecheck.gpu_suite_ops.log",
-                     "gpu_suite_offload.2of2.log"):
+        for name in ("key.log", "digest-auto.log", "ceiling.log", "bench_gpu.copy.json", "gpu_suite_group.2of2.log"):
             self.assertIn(name, packed)
-        _, report = self.run_checks("--only", "suites", "--logs", str(self.work / "logs"))
-        self.assertEqual(report["finished"], ["device", "ops", "group", "offload"])
+        self.run_checks("--only", "device", "--logs", str(self.work / "logs"))
         self.assertTrue((self.work / "logs" / "gpu_suite_device.json").exists())
 
     def test_each_test_has_its_process_and_is_in_one_alone(self):
@@ -193,10 +191,10 @@ class RunGpuChecks(unittest.TestCase):
         for environment, part in (({"RACE": "racecheck"}, "sanitizer"), ({"OTHER_DIGEST": "stream"}, "digests"),
                                   ({"MOST": "2549"}, "ceiling"), ({"NOTHING": "1"}, "sanitizer")):
             (self.work / "seen").unlink(missing_ok=True)
-            done, report = self.run_checks("--only", "sanitizer,digests,ceiling", **environment)
+            done, report = self.run_checks("--only", f"{part},device", **environment)
             self.assertEqual(done.returncode, 1, part)
             self.assertFalse(report["passed"])
-            self.assertEqual(report["finished"], ["sanitizer", "digests", "ceiling"])
+            self.assertEqual(report["finished"], [part, "device"])
 
     def test_a_suite_that_breaks_off_or_hangs_says_where(self):
         stubborn = "trap '' TERM; while true; do sleep 0.1; done"
@@ -222,6 +220,8 @@ class RunGpuChecks(unittest.TestCase):
         self.assertIn("its time was up", done.stderr)
 
     def test_what_there_is_no_time_for_is_skipped(self):
+        _, report = self.run_checks("--minutes", "0", "--only", "suites")
+        self.assertEqual(list(report["skipped"]), ["device", "ops", "group", "offload"])
         done, report = self.run_checks("--minutes", "0")
         self.assertEqual((done.returncode, report["finished"]), (0, []))
         self.assertEqual(list(report["skipped"]), PARTS)
