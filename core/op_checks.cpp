@@ -321,13 +321,13 @@ void gelu_backward(const TensorView& dy, const TensorView& x, const TensorView& 
   Operands("gelu_backward").pointwise(x, {{"dy", dy}, {"dx", dx}});
 }
 
-void swiglu(const TensorView& gate, const TensorView& up, const TensorView& y) {
-  Operands("swiglu").pointwise(gate, {{"up", up}, {"y", y}});
+void gated(std::string_view name, const TensorView& gate, const TensorView& up, const TensorView& y) {
+  Operands(name).pointwise(gate, {{"up", up}, {"y", y}});
 }
 
-void swiglu_backward(const TensorView& dy, const TensorView& gate, const TensorView& up, const TensorView& dgate,
-                     const TensorView& dup) {
-  Operands("swiglu_backward").pointwise(gate, {{"dy", dy}, {"up", up}, {"dgate", dgate}, {"dup", dup}});
+void gated_backward(std::string_view name, const TensorView& dy, const TensorView& gate, const TensorView& up,
+                    const TensorView& dgate, const TensorView& dup) {
+  Operands(name).pointwise(gate, {{"dy", dy}, {"up", up}, {"dgate", dgate}, {"dup", dup}});
 }
 
 void add(const TensorView& a, const TensorView& b, const TensorView& y) {

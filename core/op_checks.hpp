@@ -42,9 +42,10 @@ void rms_norm_backward(const TensorView& dy, const TensorView& x, const TensorVi
 
 void gelu(const TensorView& x, const TensorView& y);
 void gelu_backward(const TensorView& dy, const TensorView& x, const TensorView& dx);
-void swiglu(const TensorView& gate, const TensorView& up, const TensorView& y);
-void swiglu_backward(const TensorView& dy, const TensorView& gate, const TensorView& up, const TensorView& dgate,
-                     const TensorView& dup);
+/// `name`: of an activation with a gate, in messages.
+void gated(std::string_view name, const TensorView& gate, const TensorView& up, const TensorView& y);
+void gated_backward(std::string_view name, const TensorView& dy, const TensorView& gate, const TensorView& up,
+                    const TensorView& dgate, const TensorView& dup);
 void add(const TensorView& a, const TensorView& b, const TensorView& y);
 void add_scaled(const TensorView& x, const TensorView& residual, const TensorView& y);
 

@@ -107,6 +107,15 @@ class OpsRules {
   virtual bool repeats_gelu() const noexcept { return true; }
 };
 
+/// The weight (C) bf16 of an RMS norm, and what is added to it in fp32: 1 in Gemma's norms, whose weights begin at
+/// zero.
+struct NormWeight {
+  TensorView values;
+  float offset = 0.0F;
+  NormWeight() = default;
+  NormWeight(TensorView weight, float added = 0.0F) : values(weight), offset(added) {}  // NOLINT(*-explicit-*)
+};
+
 class Ops : public OpsRules {
  public:
   /// Lends device memory as scratch to all later calls; the caller keeps it until no call is queued.
@@ -191,11 +200,11 @@ class Ops : public OpsRules {
   virtual void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                                    TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
                                    StreamView stream) = 0;
-  /// y = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps) (N) f32, written.
-  virtual void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps,
+  /// y = x * rstd * (weight + its offset), rstd = 1 / sqrt(mean(x^2) + eps) (N) f32, written.
+  virtual void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps,
                         StreamView stream) = 0;
   /// `dx` may be the same memory as `dy` where not `accumulate`.
-  virtual void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+  virtual void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
                                  bool accumulate, TensorView dweight, StreamView stream) = 0;
 
   // -- pointwise -----------------------------------------------------------------------------------------
@@ -208,6 +217,10 @@ class Ops : public OpsRules {
   /// dgate, dup written; each may be the memory of gate, up respectively.
   virtual void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                                StreamView stream) = 0;
+  /// y = gelu(gate) * up, and its backward likewise.
+  virtual void geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) = 0;
+  virtual void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                              StreamView stream) = 0;
   /// y = a + b; y may be a or b.
   virtual void add(TensorView a, TensorView b, TensorView y, StreamView stream) = 0;
   /// y = residual + factor x, rounded once, or factor x where `residual` is empty; y may be either.

@@ -158,15 +158,15 @@ void HostOps::layer_norm_backward(TensorView dy, TensorView x, TensorView weight
   });
 }
 
-void HostOps::rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
-  checks::rms_norm(x, weight, y, rstd);
+void HostOps::rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
+  checks::rms_norm(x, weight.values, y, rstd);
   enqueue_(stream, "rms_norm",
            [this, x, weight, y, rstd, eps] { fast::rms_norm(*parallel_, x, weight, y, rstd, eps); });
 }
 
-void HostOps::rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+void HostOps::rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
                                 bool accumulate, TensorView dweight, StreamView stream) {
-  checks::rms_norm_backward(dy, x, weight, rstd, dx, dweight);
+  checks::rms_norm_backward(dy, x, weight.values, rstd, dx, dweight);
   enqueue_(stream, "rms_norm_backward", [this, dy, x, weight, rstd, dx, accumulate, dweight] {
     fast::rms_norm_backward(*parallel_, dy, x, weight, rstd, dx, accumulate, dweight);
   });
@@ -185,15 +185,27 @@ void HostOps::gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamVi
 }
 
 void HostOps::swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
-  checks::swiglu(gate, up, y);
+  checks::gated("swiglu", gate, up, y);
   enqueue_(stream, "swiglu", [this, gate, up, y] { fast::swiglu(*parallel_, gate, up, y); });
 }
 
 void HostOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                               StreamView stream) {
-  checks::swiglu_backward(dy, gate, up, dgate, dup);
+  checks::gated_backward("swiglu_backward", dy, gate, up, dgate, dup);
   enqueue_(stream, "swiglu_backward",
            [this, dy, gate, up, dgate, dup] { fast::swiglu_backward(*parallel_, dy, gate, up, dgate, dup); });
+}
+
+void HostOps::geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
+  checks::gated("geglu", gate, up, y);
+  enqueue_(stream, "geglu", [this, gate, up, y] { fast::geglu(*parallel_, gate, up, y); });
+}
+
+void HostOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                             StreamView stream) {
+  checks::gated_backward("geglu_backward", dy, gate, up, dgate, dup);
+  enqueue_(stream, "geglu_backward",
+           [this, dy, gate, up, dgate, dup] { fast::geglu_backward(*parallel_, dy, gate, up, dgate, dup); });
 }
 
 void HostOps::add(TensorView a, TensorView b, TensorView y, StreamView stream) {

@@ -65,8 +65,8 @@ class HostOps : public Ops {
   void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                            TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
                            StreamView stream) override;
-  void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, StreamView stream) override;
-  void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+  void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) override;
+  void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
                          bool accumulate, TensorView dweight, StreamView stream) override;
 
   void gelu(TensorView x, TensorView y, StreamView stream) override;
@@ -74,6 +74,9 @@ class HostOps : public Ops {
   void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
   void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                        StreamView stream) override;
+  void geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
+  void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                      StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
 

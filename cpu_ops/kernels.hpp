@@ -55,8 +55,8 @@ void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView 
                 TensorView rstd, float eps);
 void layer_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView weight, TensorView mean,
                          TensorView rstd, TensorView dx, bool accumulate, TensorView dweight, TensorView dbias);
-void rms_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps);
-void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView weight, TensorView rstd,
+void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps);
+void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, NormWeight weight, TensorView rstd,
                        TensorView dx, bool accumulate, TensorView dweight);
 
 void gelu(Parallel& parallel, TensorView x, TensorView y);
@@ -64,6 +64,9 @@ void gelu_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView d
 void swiglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
 void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
                      TensorView dup);
+void geglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
+void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                    TensorView dup);
 void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
 void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y);
 

@@ -53,23 +53,26 @@ void add_column_sums(Parallel& parallel, std::int64_t rows, std::int64_t channel
 /// dx = rstd (g - mean(g) - n mean(g n)), the mean of g only where the norm is centred.
 template <class T, class Normalised>
 void norm_backward_rows(Parallel& parallel, std::int64_t rows, std::int64_t channels, const T* dy, const T* x,
-                        const bf16* weight, const float* rstd, T* dx, bool accumulate, bool centred,
+                        NormWeight weight, const float* rstd, T* dx, bool accumulate, bool centred,
                         const Normalised& normalised) {
   const float inverse = 1.0F / static_cast<float>(channels);
+  const bf16* const w = weight.values.as<bf16>();
+  const float offset = weight.offset;
   for_rows(parallel, rows, channels, [=](std::int64_t row) {
     const T* const d = dy + row * channels;
     const T* const v = x + row * channels;
     T* const out = dx + row * channels;
     const float scale = rstd[row];
     const float mean_g =
-        centred ? inverse * lane_sum(channels, [=](std::int64_t c) { return to_float(d[c]) * to_float(weight[c]); })
-                : 0.0F;
+        centred
+            ? inverse * lane_sum(channels, [=](std::int64_t c) { return to_float(d[c]) * (to_float(w[c]) + offset); })
+            : 0.0F;
     const float mean_gn = inverse * lane_sum(channels, [=](std::int64_t c) {
-                            return to_float(d[c]) * to_float(weight[c]) * normalised(row, to_float(v[c]));
+                            return to_float(d[c]) * (to_float(w[c]) + offset) * normalised(row, to_float(v[c]));
                           });
 #pragma GCC ivdep
     for (std::int64_t c = 0; c < channels; ++c) {
-      const float g = to_float(d[c]) * to_float(weight[c]);
+      const float g = to_float(d[c]) * (to_float(w[c]) + offset);
       const float gradient = scale * (g - mean_g - normalised(row, to_float(v[c])) * mean_gn);
       out[c] = from_float<T>(accumulate ? to_float(out[c]) + gradient : gradient);
     }
@@ -116,14 +119,15 @@ void layer_norm_backward(Parallel& parallel, TensorView dy, TensorView x, Tensor
     // Before dx, which may lie where dy does.
     add_column_sums(parallel, rows, channels, dy.as<T>(), x.as<T>(), optional<float>(dweight), optional<float>(dbias),
                     normalised);
-    norm_backward_rows(parallel, rows, channels, dy.as<T>(), x.as<T>(), weight.as<bf16>(), rstds, dx.as<T>(),
-                       accumulate, true, normalised);
+    norm_backward_rows(parallel, rows, channels, dy.as<T>(), x.as<T>(), weight, rstds, dx.as<T>(), accumulate, true,
+                       normalised);
   });
 }
 
-void rms_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps) {
+void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
-  const bf16* const w = weight.as<bf16>();
+  const bf16* const w = weight.values.as<bf16>();
+  const float offset = weight.offset;
   float* const rstds = rstd.as<float>();
   const float inverse = 1.0F / static_cast<float>(channels);
   with_activation(x.dtype, [&]<class T>(T) {
@@ -137,12 +141,14 @@ void rms_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView y,
       const float r = 1.0F / numerics::sqrt(square + eps);
       rstds[row] = r;
 #pragma GCC ivdep
-      for (std::int64_t c = 0; c < channels; ++c) result[c] = from_float<T>(to_float(v[c]) * r * to_float(w[c]));
+      for (std::int64_t c = 0; c < channels; ++c) {
+        result[c] = from_float<T>(to_float(v[c]) * r * (to_float(w[c]) + offset));
+      }
     });
   });
 }
 
-void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView weight, TensorView rstd,
+void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, NormWeight weight, TensorView rstd,
                        TensorView dx, bool accumulate, TensorView dweight) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
   const float* const rstds = rstd.as<float>();
@@ -150,8 +156,8 @@ void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorVi
   with_activation(x.dtype, [&]<class T>(T) {
     add_column_sums(parallel, rows, channels, dy.as<T>(), x.as<T>(), optional<float>(dweight),
                     static_cast<float*>(nullptr), normalised);
-    norm_backward_rows(parallel, rows, channels, dy.as<T>(), x.as<T>(), weight.as<bf16>(), rstds, dx.as<T>(),
-                       accumulate, false, normalised);
+    norm_backward_rows(parallel, rows, channels, dy.as<T>(), x.as<T>(), weight, rstds, dx.as<T>(), accumulate, false,
+                       normalised);
   });
 }
 

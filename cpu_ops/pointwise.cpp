@@ -20,6 +20,36 @@ void map(Parallel& parallel, std::int64_t count, const F& f, T* y, const Inputs*
   });
 }
 
+/// y = Gate(gate) * up.
+template <class Gate>
+void gated(Parallel& parallel, TensorView gate, TensorView up, TensorView y) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    map(
+        parallel, gate.count(), [](float g, float u) { return numerics::mul(Gate::value(g), u); }, y.as<T>(),
+        gate.as<T>(), up.as<T>());
+  });
+}
+
+template <class Gate>
+void gated_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                    TensorView dup) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    const T *const d = dy.as<T>(), *const g = gate.as<T>(), *const u = up.as<T>();
+    T *const dg = dgate.as<T>(), *const du = dup.as<T>();
+    for_ranges(parallel, gate.count(), at_once, [=](std::int64_t begin, std::int64_t length) {
+      vectorised([=] {
+        const std::int64_t end = begin + length;
+#pragma GCC ivdep
+        for (std::int64_t i = begin; i < end; ++i) {
+          const float gradient = to_float(d[i]), x = to_float(g[i]), y = to_float(u[i]);
+          dg[i] = from_float<T>(gradient * y * Gate::derivative(x));
+          du[i] = from_float<T>(gradient * Gate::value(x));
+        }
+      });
+    });
+  });
+}
+
 }  // namespace
 
 void gelu(Parallel& parallel, TensorView x, TensorView y) {
@@ -38,30 +68,21 @@ void gelu_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView d
 }
 
 void swiglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y) {
-  with_activation(gate.dtype, [&]<class T>(T) {
-    map(
-        parallel, gate.count(), [](float g, float u) { return numerics::swiglu(g, u); }, y.as<T>(), gate.as<T>(),
-        up.as<T>());
-  });
+  gated<numerics::SiluGate>(parallel, gate, up, y);
 }
 
 void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
                      TensorView dup) {
-  with_activation(gate.dtype, [&]<class T>(T) {
-    const T *const d = dy.as<T>(), *const g = gate.as<T>(), *const u = up.as<T>();
-    T *const dg = dgate.as<T>(), *const du = dup.as<T>();
-    for_ranges(parallel, gate.count(), at_once, [=](std::int64_t begin, std::int64_t length) {
-      vectorised([=] {
-        const std::int64_t end = begin + length;
-#pragma GCC ivdep
-        for (std::int64_t i = begin; i < end; ++i) {
-          const float gradient = to_float(d[i]), x = to_float(g[i]), y = to_float(u[i]);
-          dg[i] = from_float<T>(gradient * y * numerics::silu_derivative(x));
-          du[i] = from_float<T>(gradient * numerics::silu(x));
-        }
-      });
-    });
-  });
+  gated_backward<numerics::SiluGate>(parallel, dy, gate, up, dgate, dup);
+}
+
+void geglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y) {
+  gated<numerics::GeluGate>(parallel, gate, up, y);
+}
+
+void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                    TensorView dup) {
+  gated_backward<numerics::GeluGate>(parallel, dy, gate, up, dgate, dup);
 }
 
 void add(Parallel& parallel, TensorView a, TensorView b, TensorView y) {

@@ -67,8 +67,8 @@ class CudaOps final : public Ops {
   void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                            TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
                            StreamView stream) override;
-  void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, StreamView stream) override;
-  void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+  void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) override;
+  void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
                          bool accumulate, TensorView dweight, StreamView stream) override;
 
   void gelu(TensorView x, TensorView y, StreamView stream) override;
@@ -76,6 +76,9 @@ class CudaOps final : public Ops {
   void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
   void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                        StreamView stream) override;
+  void geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) override;
+  void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                      StreamView stream) override;
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
 
@@ -302,14 +305,14 @@ void CudaOps::layer_norm_backward(TensorView dy, TensorView x, TensorView weight
                      scratch(gpu::norm_backward_scratch(x.shape[1])), native_stream(stream));
 }
 
-void CudaOps::rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
-  checks::rms_norm(x, weight, y, rstd);
+void CudaOps::rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, StreamView stream) {
+  checks::rms_norm(x, weight.values, y, rstd);
   gpu::rms_norm(x, weight, y, rstd, eps, native_stream(stream));
 }
 
-void CudaOps::rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx,
+void CudaOps::rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
                                 bool accumulate, TensorView dweight, StreamView stream) {
-  checks::rms_norm_backward(dy, x, weight, rstd, dx, dweight);
+  checks::rms_norm_backward(dy, x, weight.values, rstd, dx, dweight);
   gpu::norm_backward({dy, x, weight, {}, rstd, dx, dweight, {}, accumulate},
                      scratch(gpu::norm_backward_scratch(x.shape[1])), native_stream(stream));
 }
@@ -327,14 +330,25 @@ void CudaOps::gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamVi
 }
 
 void CudaOps::swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
-  checks::swiglu(gate, up, y);
+  checks::gated("swiglu", gate, up, y);
   gpu::swiglu(gate, up, y, native_stream(stream));
 }
 
 void CudaOps::swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                               StreamView stream) {
-  checks::swiglu_backward(dy, gate, up, dgate, dup);
+  checks::gated_backward("swiglu_backward", dy, gate, up, dgate, dup);
   gpu::swiglu_backward(dy, gate, up, dgate, dup, native_stream(stream));
+}
+
+void CudaOps::geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) {
+  checks::gated("geglu", gate, up, y);
+  gpu::geglu(gate, up, y, native_stream(stream));
+}
+
+void CudaOps::geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                             StreamView stream) {
+  checks::gated_backward("geglu_backward", dy, gate, up, dgate, dup);
+  gpu::geglu_backward(dy, gate, up, dgate, dup, native_stream(stream));
 }
 
 void CudaOps::add(TensorView a, TensorView b, TensorView y, StreamView stream) {

@@ -24,6 +24,9 @@ void gelu_backward(TensorView dy, TensorView x, TensorView dx, CUstream_st* stre
 void swiglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream);
 void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                      CUstream_st* stream);
+void geglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream);
+void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                    CUstream_st* stream);
 void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, CUstream_st* stream);
 void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream);
@@ -31,12 +34,14 @@ void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream);
 // -- norms.cu ------------------------------------------------------------------------------------------------------
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                 float eps, CUstream_st* stream);
-void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream);
+void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream);
 
 // -- norms_backward.cu ---------------------------------------------------------------------------------------------
 /// dx = or += (where `accumulate`); dweight, dbias (C) f32 +=, each may be empty. `mean` is empty for RMSNorm.
 struct NormBackward {
-  TensorView dy{}, x{}, weight{}, mean{}, rstd{}, dx{}, dweight{}, dbias{};
+  TensorView dy{}, x{};
+  NormWeight weight{};
+  TensorView mean{}, rstd{}, dx{}, dweight{}, dbias{};
   bool accumulate = false;
 };
 /// `scratch`: norm_backward_scratch().

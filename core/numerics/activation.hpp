@@ -42,7 +42,17 @@ TANDEM_HD float silu_derivative(float x) {
   return mul(s.value, fma(within, s.complement, 1.0F));
 }
 
-/// SwiGLU (Shazeer, arXiv 2002.05202): silu(gate) * up.
+/// SwiGLU and GeGLU (Shazeer, arXiv 2002.05202): silu(gate) * up, gelu(gate) * up.
 TANDEM_HD float swiglu(float gate, float up) { return mul(silu(gate), up); }
+
+/// What a gate does with its input, for kernels of either.
+struct SiluGate {
+  TANDEM_HD static float value(float x) { return silu(x); }
+  TANDEM_HD static float derivative(float x) { return silu_derivative(x); }
+};
+struct GeluGate {
+  TANDEM_HD static float value(float x) { return gelu(x); }
+  TANDEM_HD static float derivative(float x) { return gelu_derivative(x); }
+};
 
 }  // namespace tandem::numerics

@@ -7,8 +7,13 @@
 namespace tandem::reference {
 namespace {
 
+/// What normalised values are multiplied with: the sum is fp32's.
+double scale_of(NormWeight weight, std::int64_t channel) {
+  return static_cast<double>(static_cast<float>(get(weight.values, channel)) + weight.offset);
+}
+
 /// With n the normalised x: dx = rstd (g - mean(g) - n mean(g n)), g = dy weight; mean(g) only where centred.
-void norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd, TensorView dx,
+void norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView mean, TensorView rstd, TensorView dx,
                    bool accumulate, TensorView dweight, TensorView dbias) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
   for (std::int64_t r = 0; r < rows; ++r) {
@@ -18,7 +23,7 @@ void norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView me
     for (std::int64_t c = 0; c < channels; ++c) {
       const double gradient = get(dy, r * channels + c);
       n.push_back((get(x, r * channels + c) - centre) * scale);
-      g.push_back(gradient * get(weight, c));
+      g.push_back(gradient * scale_of(weight, c));
       sum_g += g.back();
       sum_gn += g.back() * n.back();
       if (dweight) add_to(dweight, c, gradient * n.back());
@@ -58,7 +63,7 @@ void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorV
   norm_backward(dy, x, weight, mean, rstd, dx, accumulate, dweight, dbias);
 }
 
-void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps) {
+void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
   for (std::int64_t r = 0; r < rows; ++r) {
     double squares = 0.0;
@@ -66,12 +71,12 @@ void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, fl
     const double scale = 1.0 / std::sqrt(squares / static_cast<double>(channels) + static_cast<double>(eps));
     put(rstd, r, scale);
     for (std::int64_t c = 0; c < channels; ++c) {
-      put(y, r * channels + c, get(x, r * channels + c) * scale * get(weight, c));
+      put(y, r * channels + c, get(x, r * channels + c) * scale * scale_of(weight, c));
     }
   }
 }
 
-void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx, bool accumulate,
+void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx, bool accumulate,
                        TensorView dweight) {
   norm_backward(dy, x, weight, {}, rstd, dx, accumulate, dweight, {});
 }

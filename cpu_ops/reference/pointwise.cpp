@@ -8,6 +8,22 @@ namespace {
 // The formula of an element is the project's own, in fp32; it is checked against double where it is tested.
 float single(const TensorView& view, std::int64_t i) { return static_cast<float>(get(view, i)); }
 
+template <class Gate>
+void gated(TensorView gate, TensorView up, TensorView y) {
+  for (std::int64_t i = 0; i < gate.count(); ++i) {
+    put(y, i, static_cast<double>(Gate::value(single(gate, i)) * single(up, i)));
+  }
+}
+
+template <class Gate>
+void gated_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup) {
+  for (std::int64_t i = 0; i < gate.count(); ++i) {
+    const float d = single(dy, i), g = single(gate, i), u = single(up, i);
+    put(dgate, i, static_cast<double>(d * u * Gate::derivative(g)));
+    put(dup, i, static_cast<double>(d * Gate::value(g)));
+  }
+}
+
 }  // namespace
 
 void gelu(TensorView x, TensorView y) {
@@ -20,18 +36,16 @@ void gelu_backward(TensorView dy, TensorView x, TensorView dx) {
   }
 }
 
-void swiglu(TensorView gate, TensorView up, TensorView y) {
-  for (std::int64_t i = 0; i < gate.count(); ++i) {
-    put(y, i, static_cast<double>(numerics::swiglu(single(gate, i), single(up, i))));
-  }
-}
+void swiglu(TensorView gate, TensorView up, TensorView y) { gated<numerics::SiluGate>(gate, up, y); }
 
 void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup) {
-  for (std::int64_t i = 0; i < gate.count(); ++i) {
-    const float d = single(dy, i), g = single(gate, i), u = single(up, i);
-    put(dgate, i, static_cast<double>(d * u * numerics::silu_derivative(g)));
-    put(dup, i, static_cast<double>(d * numerics::silu(g)));
-  }
+  gated_backward<numerics::SiluGate>(dy, gate, up, dgate, dup);
+}
+
+void geglu(TensorView gate, TensorView up, TensorView y) { gated<numerics::GeluGate>(gate, up, y); }
+
+void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup) {
+  gated_backward<numerics::GeluGate>(dy, gate, up, dgate, dup);
 }
 
 void add(TensorView a, TensorView b, TensorView y) {

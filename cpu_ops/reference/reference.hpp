@@ -30,14 +30,16 @@ void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, 
                 float eps);
 void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
                          TensorView dx, bool accumulate, TensorView dweight, TensorView dbias);
-void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps);
-void rms_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView rstd, TensorView dx, bool accumulate,
+void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps);
+void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx, bool accumulate,
                        TensorView dweight);
 
 void gelu(TensorView x, TensorView y);
 void gelu_backward(TensorView dy, TensorView x, TensorView dx);
 void swiglu(TensorView gate, TensorView up, TensorView y);
 void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup);
+void geglu(TensorView gate, TensorView up, TensorView y);
+void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup);
 void add(TensorView a, TensorView b, TensorView y);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y);
 

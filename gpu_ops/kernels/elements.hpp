@@ -142,6 +142,13 @@ TANDEM_DEVICE Raw<T> load_raw(const T* data, const Span& span) {
   return packed(p);
 }
 
+/// The weights of a norm with what is added to them.
+TANDEM_DEVICE Floats widened_plus(const Raw<bf16>& weights, float offset) {
+  Floats p = widened(weights);
+  for (int i = 0; i < packet; ++i) p.x[i] = p.x[i] + offset;
+  return p;
+}
+
 /// The elements of a span as fp32; zeros behind its end.
 template <class T>
 TANDEM_DEVICE Floats load(const T* data, const Span& span) {

@@ -30,7 +30,8 @@ struct Team {
 };
 
 /// What a thread has of a row: `held` packets at most, read once and kept in registers, so that later passes wait for
-/// nothing; 0: any number, read again in each pass.
+/// nothing; 0: any number, read again in each pass. They are kept as they lie in memory: to widen one is to wait for it,
+/// and all of them are to be on their way at once.
 template <class T, class Team, int held>
 class RowPart {
  public:
@@ -38,7 +39,7 @@ class RowPart {
       : row_(row), channels_(channels), aligned_(aligned) {
     TANDEM_UNROLL
     for (int k = 0; k < held; ++k) {
-      if (begin_of(k) < channels_) kept_[k] = load(row_, span_at(begin_of(k), channels_, aligned_));
+      if (begin_of(k) < channels_) kept_[k] = load_raw(row_, span_at(begin_of(k), channels_, aligned_));
     }
   }
 
@@ -53,7 +54,7 @@ class RowPart {
     } else {
       TANDEM_UNROLL
       for (int k = 0; k < held; ++k) {
-        if (begin_of(k) < channels_) body(span_at(begin_of(k), channels_, aligned_), kept_[k]);
+        if (begin_of(k) < channels_) body(span_at(begin_of(k), channels_, aligned_), widened(kept_[k]));
       }
     }
   }
@@ -64,13 +65,13 @@ class RowPart {
   const T* row_;
   std::int64_t channels_;
   bool aligned_;
-  Floats kept_[held > 0 ? held : 1];
+  Raw<T> kept_[held > 0 ? held : 1];
 };
 
 /// `means` is null for RMSNorm, `bias` where there is none.
 template <class T, class Team, int held>
 TANDEM_KERNEL(Team::most_threads)
-norm_kernel(const T* x, const bf16* weight, const bf16* bias, T* y, float* means, float* rstds, float eps,
+norm_kernel(const T* x, const bf16* weight, float offset, const bf16* bias, T* y, float* means, float* rstds, float eps,
             std::int64_t rows, std::int64_t channels, bool aligned) {
   TANDEM_SHARED(float, room, most_warps);
   const float inverse = numerics::div(1.0F, static_cast<float>(channels));
@@ -94,7 +95,7 @@ norm_kernel(const T* x, const bf16* weight, const bf16* bias, T* y, float* means
     });
     const float rstd = inverse_root(inverse * Team::sum(squares, room), eps);
     part.each([&](const Span& span, Floats v) {
-      const Floats w = load(weight, span);
+      const Floats w = widened_plus(load_raw(weight, span), offset);
       Floats shift = {};
       if (bias != nullptr) shift = load(bias, span);
       for (int i = 0; i < packet; ++i) v.x[i] = numerics::fma((v.x[i] - mean) * rstd, w.x[i], shift.x[i]);
@@ -113,14 +114,14 @@ bool aligned_rows(std::int64_t channels, const Pointer*... addresses) {
   return whole_packets<T>(channels) && aligned(addresses...);
 }
 
-void norm(const char* name, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+void norm(const char* name, TensorView x, NormWeight weight, TensorView bias, TensorView y, TensorView mean,
           TensorView rstd, float eps, CUstream_st* stream) {
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
   const auto start = [&]<class T, bool by_warp, int held>() {
     launch(name, norm_kernel<T, Team<by_warp>, held>,
-           by_warp ? warp_row_geometry(rows) : row_geometry(rows, channels), stream, x.as<T>(), weight.as<bf16>(),
-           optional<bf16>(bias), y.as<T>(), optional<float>(mean), rstd.as<float>(), eps, rows, channels,
-           aligned_rows<T>(channels, x.data, weight.data, bias.data, y.data));
+           by_warp ? warp_row_geometry(rows) : row_geometry(rows, channels), stream, x.as<T>(), weight.values.as<bf16>(),
+           weight.offset, optional<bf16>(bias), y.as<T>(), optional<float>(mean), rstd.as<float>(), eps, rows, channels,
+           aligned_rows<T>(channels, x.data, weight.values.data, bias.data, y.data));
   };
   // A warp needs no barriers, and its lanes hold a row in registers while it is not too long.
   const std::int64_t of_lane = ceil_div(channels, packet * warp_lanes), of_thread = ceil_div(channels, packet * most_threads);
@@ -141,7 +142,7 @@ void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, 
   norm("layer_norm", x, weight, bias, y, mean, rstd, eps, stream);
 }
 
-void rms_norm(TensorView x, TensorView weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream) {
+void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps, CUstream_st* stream) {
   norm("rms_norm", x, weight, {}, y, {}, rstd, eps, stream);
 }
 

@@ -23,6 +23,7 @@ template <class T>
 struct Operands {
   const T *dy, *x;
   const bf16* weight;
+  float offset;  ///< of the weight
   const float *means, *rstds;  ///< means: null for RMSNorm
   T* dx;
   float *weight_parts, *bias_parts;
@@ -114,11 +115,12 @@ norm_backward_kernel(Operands<T> n) {
   const std::int64_t end = begin + n.cut.size < n.rows ? begin + n.cut.size : n.rows;
   const float inverse = numerics::div(1.0F, static_cast<float>(n.channels));
   Span spans[held];
-  Floats weights[held], dweight[held] = {}, dbias[held] = {};
+  Raw<bf16> weights[held];  // widened where they are used: half the registers
+  Floats dweight[held] = {}, dbias[held] = {};
   TANDEM_UNROLL
   for (int k = 0; k < held; ++k) {
     spans[k] = span_at((k * std::int64_t{team} + thread_index() % team) * packet, n.channels, n.aligned);
-    weights[k] = load(n.weight, spans[k]);
+    weights[k] = load_raw(n.weight, spans[k]);
   }
   std::int64_t row = begin + thread_index() / team;
   RowOf<T, centred, accumulate, held> now, next;
@@ -130,9 +132,9 @@ norm_backward_kernel(Operands<T> n) {
     RowSums sums = {0.0F, 0.0F};
     TANDEM_UNROLL
     for (int k = 0; k < held; ++k) {
-      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]);
+      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]), w = widened_plus(weights[k], n.offset);
       for (int i = 0; i < packet; ++i) {
-        const float g = dy.x[i] * weights[k].x[i];
+        const float g = dy.x[i] * w.x[i];
         if constexpr (centred) sums.g = sums.g + g;
         sums.gn = numerics::fma(g, of.normalised(x.x[i]), sums.gn);
       }
@@ -142,13 +144,13 @@ norm_backward_kernel(Operands<T> n) {
     of.of_n = inverse * sums.gn * now.rstd;
     TANDEM_UNROLL
     for (int k = 0; k < held; ++k) {
-      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]);
+      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]), w = widened_plus(weights[k], n.offset);
       Floats out;
       for (int i = 0; i < packet; ++i) {
         const float normalised = of.normalised(x.x[i]);
         dweight[k].x[i] = numerics::fma(dy.x[i], normalised, dweight[k].x[i]);
         if constexpr (centred) dbias[k].x[i] = dbias[k].x[i] + dy.x[i];
-        out.x[i] = of.input_gradient(dy.x[i] * weights[k].x[i], normalised);
+        out.x[i] = of.input_gradient(dy.x[i] * w.x[i], normalised);
       }
       if constexpr (accumulate) {
         const Floats before = widened(now.before[k]);
@@ -186,7 +188,7 @@ long_norm_backward_kernel(Operands<T> n) {
     Formulas<centred> of{centred ? n.means[row] : 0.0F, n.rstds[row]};
     RowSums sums = {0.0F, 0.0F};
     for_row_spans(n.channels, n.aligned, [&](const Span& span) {
-      const Floats d = load(dy, span), v = load(x, span), w = load(n.weight, span);
+      const Floats d = load(dy, span), v = load(x, span), w = widened_plus(load_raw(n.weight, span), n.offset);
       for (int i = 0; i < packet; ++i) {
         const float g = d.x[i] * w.x[i];
         sums.g = sums.g + g;
@@ -197,7 +199,7 @@ long_norm_backward_kernel(Operands<T> n) {
     of.of_g = inverse * sums.g * of.rstd;
     of.of_n = inverse * sums.gn * of.rstd;
     for_row_spans(n.channels, n.aligned, [&](const Span& span) {
-      const Floats d = load(dy, span), v = load(x, span), w = load(n.weight, span);
+      const Floats d = load(dy, span), v = load(x, span), w = widened_plus(load_raw(n.weight, span), n.offset);
       Floats out;
       for (int i = 0; i < packet; ++i) out.x[i] = of.input_gradient(d.x[i] * w.x[i], of.normalised(v.x[i]));
       if (n.accumulate) {
@@ -254,7 +256,8 @@ void norm_backward(const NormBackward& g, void* scratch, CUstream_st* stream) {
   with_activation(g.x.dtype, [&]<class T>(T) {
     const Operands<T> n{.dy = g.dy.as<T>(),
                         .x = g.x.as<T>(),
-                        .weight = g.weight.as<bf16>(),
+                        .weight = g.weight.values.as<bf16>(),
+                        .offset = g.weight.offset,
                         .means = optional<float>(g.mean),
                         .rstds = g.rstd.as<float>(),
                         .dx = g.dx.as<T>(),
@@ -264,7 +267,7 @@ void norm_backward(const NormBackward& g, void* scratch, CUstream_st* stream) {
                         .channels = channels,
                         .cut = cut,
                         .accumulate = g.accumulate,
-                        .aligned = whole_packets<T>(channels) && aligned(g.dy.data, g.x.data, g.weight.data, g.dx.data)};
+                        .aligned = whole_packets<T>(channels) && aligned(g.dy.data, g.x.data, g.weight.values.data, g.dx.data)};
     held ? start_held(n, stream) : start_long(n, stream);
   });
   if (held) add_parts({weight_parts, optional<float>(g.dweight)}, {bias_parts, optional<float>(g.dbias)}, cut.parts, channels, stream);

@@ -28,26 +28,26 @@ gelu_backward_kernel(const T* dy, const T* x, T* dx, std::int64_t count, bool al
   });
 }
 
-template <class T>
+template <class T, class Gate>
 TANDEM_KERNEL(most_threads)
-swiglu_kernel(const T* gate, const T* up, T* y, std::int64_t count, bool aligned) {
+gated_kernel(const T* gate, const T* up, T* y, std::int64_t count, bool aligned) {
   for_spans(count, aligned, [&](const Span& span) {
     Floats p = load(gate, span);
     const Floats u = load(up, span);
-    for (int i = 0; i < packet; ++i) p.x[i] = numerics::swiglu(p.x[i], u.x[i]);
+    for (int i = 0; i < packet; ++i) p.x[i] = numerics::mul(Gate::value(p.x[i]), u.x[i]);
     store(y, span, p);
   });
 }
 
-template <class T>
+template <class T, class Gate>
 TANDEM_KERNEL(most_threads)
-swiglu_backward_kernel(const T* dy, const T* gate, const T* up, T* dgate, T* dup, std::int64_t count, bool aligned) {
+gated_backward_kernel(const T* dy, const T* gate, const T* up, T* dgate, T* dup, std::int64_t count, bool aligned) {
   for_spans(count, aligned, [&](const Span& span) {
     const Floats d = load(dy, span);
     Floats g = load(gate, span), u = load(up, span);
     for (int i = 0; i < packet; ++i) {
-      const float dgate_i = d.x[i] * u.x[i] * numerics::silu_derivative(g.x[i]);
-      u.x[i] = d.x[i] * numerics::silu(g.x[i]);
+      const float dgate_i = d.x[i] * u.x[i] * Gate::derivative(g.x[i]);
+      u.x[i] = d.x[i] * Gate::value(g.x[i]);
       g.x[i] = dgate_i;
     }
     store(dgate, span, g);
@@ -111,6 +111,24 @@ rope_kernel(T* x, const float* table, RopeShape shape, std::int64_t tokens, floa
   }
 }
 
+template <class Gate>
+void gated(const char* name, TensorView gate, TensorView up, TensorView y, CUstream_st* stream) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    launch(name, gated_kernel<T, Gate>, pointwise_geometry(gate.count()), stream, gate.as<T>(), up.as<T>(), y.as<T>(),
+           gate.count(), aligned(gate.data, up.data, y.data));
+  });
+}
+
+template <class Gate>
+void gated_backward(const char* name, TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                    CUstream_st* stream) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    launch(name, gated_backward_kernel<T, Gate>, pointwise_geometry(gate.count()), stream, dy.as<T>(), gate.as<T>(),
+           up.as<T>(), dgate.as<T>(), dup.as<T>(), gate.count(),
+           aligned(dy.data, gate.data, up.data, dgate.data, dup.data));
+  });
+}
+
 }  // namespace
 
 void gelu(TensorView x, TensorView y, CUstream_st* stream) {
@@ -128,19 +146,21 @@ void gelu_backward(TensorView dy, TensorView x, TensorView dx, CUstream_st* stre
 }
 
 void swiglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream) {
-  with_activation(gate.dtype, [&]<class T>(T) {
-    launch("swiglu", swiglu_kernel<T>, pointwise_geometry(gate.count()), stream, gate.as<T>(), up.as<T>(), y.as<T>(),
-           gate.count(), aligned(gate.data, up.data, y.data));
-  });
+  gated<numerics::SiluGate>("swiglu", gate, up, y, stream);
 }
 
 void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
                      CUstream_st* stream) {
-  with_activation(gate.dtype, [&]<class T>(T) {
-    launch("swiglu_backward", swiglu_backward_kernel<T>, pointwise_geometry(gate.count()), stream, dy.as<T>(),
-           gate.as<T>(), up.as<T>(), dgate.as<T>(), dup.as<T>(), gate.count(),
-           aligned(dy.data, gate.data, up.data, dgate.data, dup.data));
-  });
+  gated_backward<numerics::SiluGate>("swiglu_backward", dy, gate, up, dgate, dup, stream);
+}
+
+void geglu(TensorView gate, TensorView up, TensorView y, CUstream_st* stream) {
+  gated<numerics::GeluGate>("geglu", gate, up, y, stream);
+}
+
+void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                    CUstream_st* stream) {
+  gated_backward<numerics::GeluGate>("geglu_backward", dy, gate, up, dgate, dup, stream);
 }
 
 void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream) {

@@ -74,11 +74,12 @@ TEST_P(Norms, RmsNormForwardAndBackwardAreTheReference) {
     SCOPED_TRACE(shape.text());
     const Shape rows{shape[0]}, channels{shape[1]};
     Random random(3);
-    const Tensor x = random.tensor(GetParam(), shape, 3.0F), w = random.tensor(DType::bf16, channels);
+    const Tensor x = random.tensor(GetParam(), shape, 3.0F), values = random.tensor(DType::bf16, channels);
     const Tensor dy = random.tensor(GetParam(), shape), dw_before = random.tensor(DType::f32, channels);
-    Tensor y_expected(GetParam(), shape), rstd(DType::f32, rows);
-    reference::rms_norm(x, w, y_expected, rstd, eps);
-    for (const bool accumulate : {false, true}) {
+    for (const auto& [accumulate, offset] : {std::pair{false, 0.0F}, {true, 0.0F}, {false, 1.0F}, {true, 1.0F}}) {
+      const NormWeight w(values, offset);
+      Tensor y_expected(GetParam(), shape), rstd(DType::f32, rows);
+      reference::rms_norm(x, w, y_expected, rstd, eps);
       Tensor dx_expected = dy, dw_expected = dw_before;
       reference::rms_norm_backward(dy, x, w, rstd, dx_expected, accumulate, dw_expected);
       std::vector<Tensor> first;
@@ -108,13 +109,13 @@ TEST(NormReference, BackwardsAreDerivatives) {
   Random random(4);
   Tensor x = random.tensor(DType::f32, shape);
   const Tensor w = random.tensor(DType::bf16, {9}), dy = random.tensor(DType::f32, shape);
-  for (const bool centred : {false, true}) {
+  for (const auto& [centred, offset] : {std::pair{false, 0.0F}, {false, 1.0F}, {true, 0.0F}}) {
     Tensor y(DType::f32, shape), mean(DType::f32, {2}), rstd(DType::f32, {2}), dx(DType::f32, shape);
-    const auto loss = [&] {
+    const auto loss = [&, centred = centred, offset = offset] {
       if (centred) {
         reference::layer_norm(x, w, {}, y, mean, rstd, eps);
       } else {
-        reference::rms_norm(x, w, y, rstd, eps);
+        reference::rms_norm(x, {w, offset}, y, rstd, eps);
       }
       double sum = 0.0;
       for (std::int64_t i = 0; i < y.count(); ++i) sum += y.get(i) * dy.get(i);
@@ -124,7 +125,7 @@ TEST(NormReference, BackwardsAreDerivatives) {
     if (centred) {
       reference::layer_norm_backward(dy, x, w, mean, rstd, dx, false, {}, {});
     } else {
-      reference::rms_norm_backward(dy, x, w, rstd, dx, false, {});
+      reference::rms_norm_backward(dy, x, {w, offset}, rstd, dx, false, {});
     }
     for (std::int64_t i = 0; i < x.count(); ++i) {
       const float value = static_cast<float>(x.get(i)), step = 1.0F / 128;

@@ -45,22 +45,48 @@ TEST_P(Pointwise, GeluIsTheFormulaAlsoInPlace) {
   }
 }
 
-TEST_P(Pointwise, SwigluIsTheFormulaAlsoInPlace) {
+TEST_P(Pointwise, ActivationsWithAGateAreTheFormulaAlsoInPlace) {
+  struct Gated {
+    decltype(&fast::swiglu) forward;
+    decltype(&fast::swiglu_backward) backward;
+    decltype(&reference::swiglu) forward_reference;
+    decltype(&reference::swiglu_backward) backward_reference;
+  };
+  const Gated both[] = {
+      {fast::swiglu, fast::swiglu_backward, reference::swiglu, reference::swiglu_backward},
+      {fast::geglu, fast::geglu_backward, reference::geglu, reference::geglu_backward},
+  };
   for (const Shape& shape : all_shapes) {
-    Random random(2);
-    const Tensor gate = wide(random, GetParam(), shape), up = random.tensor(GetParam(), shape);
-    const Tensor dy = random.tensor(GetParam(), shape);
-    Tensor y_expected(GetParam(), shape), dgate_expected(GetParam(), shape), dup_expected(GetParam(), shape);
-    reference::swiglu(gate, up, y_expected);
-    reference::swiglu_backward(dy, gate, up, dgate_expected, dup_expected);
-    for (const auto& arena : arenas()) {
-      Tensor y(GetParam(), shape), dgate = gate, dup = up;
-      fast::swiglu(*arena, gate, up, y);
-      expect_equal(y, y_expected);
-      fast::swiglu_backward(*arena, dy, dgate, dup, dgate, dup);
-      expect_equal(dgate, dgate_expected);
-      expect_equal(dup, dup_expected);
+    for (const Gated& op : both) {
+      Random random(2);
+      const Tensor gate = wide(random, GetParam(), shape), up = random.tensor(GetParam(), shape);
+      const Tensor dy = random.tensor(GetParam(), shape);
+      Tensor y_expected(GetParam(), shape), dgate_expected(GetParam(), shape), dup_expected(GetParam(), shape);
+      op.forward_reference(gate, up, y_expected);
+      op.backward_reference(dy, gate, up, dgate_expected, dup_expected);
+      for (const auto& arena : arenas()) {
+        Tensor y(GetParam(), shape), dgate = gate, dup = up;
+        op.forward(*arena, gate, up, y);
+        expect_equal(y, y_expected);
+        op.backward(*arena, dy, dgate, dup, dgate, dup);
+        expect_equal(dgate, dgate_expected);
+        expect_equal(dup, dup_expected);
+      }
     }
+  }
+}
+
+/// What an activation with a gate makes of one value of each: which formula it is, in double.
+TEST(GatedReference, AreTheFormulasOfTheirNames) {
+  Tensor gate(DType::f32, {3}), up(DType::f32, {3}), y(DType::f32, {3});
+  for (const float g : {-1.5F, 0.25F, 2.0F}) {
+    gate.set(0, g);
+    up.set(0, 3.0F);
+    const auto x = static_cast<double>(g);
+    reference::swiglu(gate, up, y);
+    EXPECT_NEAR(y.get(0), 3.0 * x / (1.0 + std::exp(-x)), 1e-6);
+    reference::geglu(gate, up, y);
+    EXPECT_NEAR(y.get(0), 1.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / M_PI) * (x + 0.044715 * x * x * x))), 1e-6);
   }
 }
 

@@ -44,13 +44,15 @@ class IdleOps : public Ops {
   void layer_norm(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, float, StreamView) override {}
   void layer_norm_backward(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, bool, TensorView,
                            TensorView, StreamView) override {}
-  void rms_norm(TensorView, TensorView, TensorView, TensorView, float, StreamView) override {}
-  void rms_norm_backward(TensorView, TensorView, TensorView, TensorView, TensorView, bool, TensorView,
+  void rms_norm(TensorView, NormWeight, TensorView, TensorView, float, StreamView) override {}
+  void rms_norm_backward(TensorView, TensorView, NormWeight, TensorView, TensorView, bool, TensorView,
                          StreamView) override {}
   void gelu(TensorView, TensorView, StreamView) override {}
   void gelu_backward(TensorView, TensorView, TensorView, StreamView) override {}
   void swiglu(TensorView, TensorView, TensorView, StreamView) override {}
   void swiglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
+  void geglu(TensorView, TensorView, TensorView, StreamView) override {}
+  void geglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void add(TensorView, TensorView, TensorView, StreamView) override {}
   void add_scaled(TensorView, float, TensorView, TensorView, StreamView) override {}
   void embedding(TensorView, TensorView, TensorView, std::int64_t, TensorView, StreamView) override {}

@@ -78,20 +78,23 @@ TEST_P(NormOps, RmsNormForwardAndBackwardAreTheReference) {
   everywhere([&](const Shape& shape, std::size_t offset) {
     const Shape rows{shape[0]}, channels{shape[1]};
     Random random(3);
-    const Tensor x = random.tensor(dtype(), shape, 3.0F), w = random.tensor(DType::bf16, channels);
+    const Tensor x = random.tensor(dtype(), shape, 3.0F), values = random.tensor(DType::bf16, channels);
     const Tensor dy = random.tensor(dtype(), shape), dw_before = random.tensor(DType::f32, channels);
-    Tensor y(dtype(), shape), rstd(DType::f32, rows);
-    reference::rms_norm(x, w, y, rstd, eps);
-    for (const bool accumulate : {false, true}) {
+    // With something added to the weight, and without: every kernel reads weights in the same way.
+    for (const auto& [accumulate, added] : {std::pair{false, 1.0F}, {true, 0.0F}}) {
+      const NormWeight w(values, added);
+      Tensor y(dtype(), shape), rstd(DType::f32, rows);
+      reference::rms_norm(x, w, y, rstd, eps);
       Tensor dx_expected = dy, dw_expected = dw_before;
       reference::rms_norm_backward(dy, x, w, rstd, dx_expected, accumulate, dw_expected);
-      const auto results = under_all_schedules([&] {
-        const Operand in = bench().put(x, offset), weight = bench().put(w), r = bench().put(Tensor(DType::f32, rows));
+      const auto results = under_all_schedules([&, accumulate = accumulate, added = added] {
+        const Operand in = bench().put(x, offset), weight = bench().put(values),
+                      r = bench().put(Tensor(DType::f32, rows));
         const Operand out = bench().put(Tensor(dtype(), shape), offset), dx = bench().put(dy, offset);
         const Operand d = bench().put(dy, offset), dw = bench().put(dw_before);
-        ops().rms_norm(in, weight, out, r, eps, stream());
+        ops().rms_norm(in, {weight, added}, out, r, eps, stream());
         // In place where it overwrites, as the contract allows.
-        ops().rms_norm_backward(accumulate ? d : dx, in, weight, r, dx, accumulate, dw, stream());
+        ops().rms_norm_backward(accumulate ? d : dx, in, {weight, added}, r, dx, accumulate, dw, stream());
         return std::vector<Tensor>{bench().get(out), bench().get(r), bench().get(dx), bench().get(dw)};
       });
       EXPECT_WITHIN(results[0], y, dtype(), false);
@@ -116,18 +119,18 @@ TEST_P(NormOps, BackwardOfManyRowsIsTheReference) {
     const Tensor w = random.tensor(DType::bf16, channels), before = random.tensor(dtype(), shape);
     Tensor y(dtype(), shape), mean(DType::f32, rows), rstd(DType::f32, rows), rms(DType::f32, rows);
     reference::layer_norm(x, w, {}, y, mean, rstd, eps);
-    reference::rms_norm(x, w, y, rms, eps);
+    reference::rms_norm(x, {w}, y, rms, eps);
     Tensor centred = before, dw_centred(DType::f32, channels), db_centred(DType::f32, channels);
     reference::layer_norm_backward(dy, x, w, mean, rstd, centred, true, dw_centred, db_centred);
     Tensor plain = before, dw_plain(DType::f32, channels);
-    reference::rms_norm_backward(dy, x, w, rms, plain, true, dw_plain);
+    reference::rms_norm_backward(dy, x, {w}, rms, plain, true, dw_plain);
     const auto results = under_all_schedules([&] {
       const Operand d = bench().put(dy), in = bench().put(x), weight = bench().put(w), m = bench().put(mean);
       const Operand r = bench().put(rstd), q = bench().put(rms), a = bench().put(before), b = bench().put(before);
       const Operand dw = bench().put(Tensor(DType::f32, channels)), db = bench().put(Tensor(DType::f32, channels));
       const Operand dv = bench().put(Tensor(DType::f32, channels));
       ops().layer_norm_backward(d, in, weight, m, r, a, true, dw, db, stream());
-      ops().rms_norm_backward(d, in, weight, q, b, true, dv, stream());
+      ops().rms_norm_backward(d, in, {weight}, q, b, true, dv, stream());
       return std::vector<Tensor>{bench().get(a), bench().get(dw), bench().get(db), bench().get(b), bench().get(dv)};
     });
     const Tensor* const expected[] = {&centred, &dw_centred, &db_centred, &plain, &dw_plain};

@@ -64,24 +64,33 @@ TEST_P(PointwiseOps, GeluIsTheFormulaAlsoInPlace) {
   });
 }
 
-TEST_P(PointwiseOps, SwigluIsTheFormulaAlsoInPlace) {
+TEST_P(PointwiseOps, ActivationsWithAGateAreTheFormulaAlsoInPlace) {
   everywhere([&](const Shape& shape, std::size_t offset) {
     Random random(2);
     const Tensor gate = wide(random, dtype(), shape), up = random.tensor(dtype(), shape);
     const Tensor dy = random.tensor(dtype(), shape);
-    Tensor y_expected(dtype(), shape), dgate_expected(dtype(), shape), dup_expected(dtype(), shape);
-    reference::swiglu(gate, up, y_expected);
-    reference::swiglu_backward(dy, gate, up, dgate_expected, dup_expected);
+    std::vector<Tensor> expected(6, Tensor(dtype(), shape));
+    reference::swiglu(gate, up, expected[0]);
+    reference::swiglu_backward(dy, gate, up, expected[1], expected[2]);
+    reference::geglu(gate, up, expected[3]);
+    reference::geglu_backward(dy, gate, up, expected[4], expected[5]);
     const auto results = under_all_schedules([&] {
-      const Operand g = bench().put(gate, offset), u = bench().put(up, offset), d = bench().put(dy, offset);
-      const Operand y = bench().put(Tensor(dtype(), shape), offset);
-      ops().swiglu(g, u, y, stream());
-      ops().swiglu_backward(d, g, u, g, u, stream());
-      return std::vector<Tensor>{bench().get(y), bench().get(g), bench().get(u)};
+      const Operand d = bench().put(dy, offset), y = bench().put(Tensor(dtype(), shape), offset);
+      std::vector<Tensor> found;
+      for (const bool gelu : {false, true}) {
+        const Operand g = bench().put(gate, offset), u = bench().put(up, offset);
+        if (gelu) {
+          ops().geglu(g, u, y, stream());
+          ops().geglu_backward(d, g, u, g, u, stream());
+        } else {
+          ops().swiglu(g, u, y, stream());
+          ops().swiglu_backward(d, g, u, g, u, stream());
+        }
+        found.insert(found.end(), {bench().get(y), bench().get(g), bench().get(u)});
+      }
+      return found;
     });
-    expect_equal(results[0], y_expected);
-    expect_equal(results[1], dgate_expected);
-    expect_equal(results[2], dup_expected);
+    for (std::size_t i = 0; i < expected.size(); ++i) expect_equal(results[i], expected[i]);
   });
 }
 
