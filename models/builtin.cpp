@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/error.hpp"
 #include "models/config.hpp"
@@ -152,9 +153,32 @@ ModelConfig olmo2(std::string name, const LlamaSizes& s) {
   c.positions = 4096;
   c.tied_head = false;
   c.qk_norm = QkNorm::whole;
+  c.norm_before = false;
   c.norm_after = true;
   c.norm_eps = 1e-6;
   c.rope_theta = 500000.0;
+  return c;
+}
+
+/// What Gemma 3 reads and writes text with.
+ModelConfig gemma3(std::string name, const LlamaSizes& s, std::int64_t vocabulary, std::int64_t positions,
+                   std::int64_t window) {
+  ModelConfig c = llama_family(std::move(name), "Gemma3ForCausalLM", s);
+  c.vocabulary = vocabulary;
+  c.positions = positions;
+  c.qk_norm = QkNorm::per_head;
+  c.gate = Gate::gelu;
+  c.norm_after = true;
+  c.norm_offset = 1.0;
+  c.norm_eps = 1e-6;
+  c.embedding_factor = std::sqrt(static_cast<double>(c.width));
+  c.attention_scale = 1.0 / 16.0;
+  c.rope_theta = 1e6;
+  c.scales_all = false;
+  c.window_theta = 10000.0;
+  c.window = window;
+  for (std::int64_t i = 1; i <= c.layers; ++i) c.attention.push_back({.windowed = i % 6 != 0});
+  if (positions > 32768) c.rope_scaling = LinearRopeScaling{8.0};
   return c;
 }
 
@@ -214,6 +238,10 @@ const std::vector<ModelConfig>& shapes() {
       smollm3_3b(),
       olmo2("olmo2-7b", {32, 32, 32, 4096, 128, 11008}),
       olmo2("olmo2-13b", {40, 40, 40, 5120, 128, 13824}),
+      gemma3("gemma3-270m", {18, 4, 1, 640, 256, 2048}, 262144, 32768, 512),
+      gemma3("gemma3-1b", {26, 4, 1, 1152, 256, 6912}, 262144, 32768, 512),
+      gemma3("gemma3-4b", {34, 8, 4, 2560, 256, 10240}, 262208, 131072, 1024),
+      gemma3("gemma3-12b", {48, 16, 8, 3840, 256, 15360}, 262208, 131072, 1024),
   };
   return all;
 }

@@ -114,6 +114,7 @@ void check(const ModelConfig& c, const LongRopeScaling& s) {
 
 void check_rope(const ModelConfig& c) {
   check_number(c, "rope_theta", c.rope_theta, 1.0, 1e15);
+  check_number(c, "the rope_theta of layers with a window", c.window_theta.value_or(1.0), 1.0, 1e15);
   check_number(c, "partial_rotary_factor", c.rotated_share, 0.0, 1.0);
   if (c.rotary_dim() < 2 || c.rotary_dim() % 2 != 0) {
     refuse(c, fmt::format("{} of the {} elements of a head are rotated, rotation needs pairs", c.rotary_dim(),
@@ -137,6 +138,7 @@ void check_factors(const ModelConfig& c) {
   check_number(c, "the residual factor", c.residual_factor, least, most);
   check_number(c, "attention's scale", c.attention_scale.value_or(1.0), least, most);
   check_number(c, "the logits' divisor", c.logits_divisor, least, most);
+  if (!c.norm_before && !c.norm_after) refuse(c, "it has norms neither before nor after attention and MLP");
   if (c.norm_after && c.residual_factor != 1.0) refuse(c, "a residual factor beside norms after attention and MLP");
 }
 
@@ -146,6 +148,7 @@ void check_experts(const ModelConfig& c) {
   check_size(c, "the inner width of all experts", c.ffn * c.experts, max_ffn);
   check_size(c, "the number of experts that a token takes", c.chosen_experts, c.experts);
   if (c.mlp_bias) refuse(c, "experts have no biases");
+  if (c.gate != Gate::silu) refuse(c, "experts have no other activation than SwiGLU");
 }
 
 }  // namespace

@@ -17,6 +17,9 @@ enum class Family : std::uint8_t { gpt2, llama };
 /// RMS norms of query and key before they are rotated.
 enum class QkNorm : std::uint8_t { none, per_head, whole };  // Qwen3; OLMo 2: over all heads at once
 
+/// What the gate of an MLP goes through: SwiGLU's, or Gemma's GeGLU.
+enum class Gate : std::uint8_t { silu, gelu };
+
 /// Of attention, what the layers of one model may differ by.
 struct AttentionKind {
   bool rotated = true;    ///< false: knows no positions (SmolLM3)
@@ -45,22 +48,28 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double initializer_range = 0.02;
   bool tied_head = true;
+  /// Its files are those of a model that sees, too: tensors are named accordingly, and others stand beside them.
+  bool within_seeing = false;
   // Of the Llama family alone; GPT-2 always has biases.
   bool qkv_bias = false;  ///< Qwen2
   bool output_bias = false;
   bool mlp_bias = false;
   QkNorm qk_norm = QkNorm::none;
-  // Granite's factors.
+  Gate gate = Gate::silu;
+  // Granite's; Gemma has the first and the third. factors.
   double embedding_factor = 1.0;
   double residual_factor = 1.0;             ///< of what attention and MLP add
   std::optional<double> attention_scale{};  ///< of q k^T; 1 / sqrt(D) unless given
   double logits_divisor = 1.0;
-  bool norm_after = false;     ///< OLMo 2: norms of what attention and MLP made, and none before them
+  bool norm_before = true;     ///< norms of what attention and MLP read
+  bool norm_after = false;     ///< of what they made: OLMo 2, which has none before them, and Gemma 3, which has both
+  double norm_offset = 0.0;    ///< added to the weights of all norms: 1 in Gemma
   bool fused_tensors = false;  ///< Phi-3: files hold query, key and value in one tensor, gate and up in another
   double rope_theta = 10000.0;
   double rotated_share = 1.0;  ///< of each head
   std::optional<RopeScaling> rope_scaling;
-  bool scales_all = true;                ///< false: RoPE is not scaled in layers with a window (OLMo 3)
+  bool scales_all = true;                ///< false: RoPE is not scaled in layers with a window (OLMo 3, Gemma 3)
+  std::optional<double> window_theta{};  ///< of those layers, unless it is rope_theta too; not where all are scaled
   std::vector<AttentionKind> attention;  ///< of each layer; empty: all rotated, none with a window
   std::int64_t window = 0;               ///< where any layer has one
   std::int64_t experts = 0;              ///< E, in place of one MLP; 0: none
@@ -74,6 +83,11 @@ struct ModelConfig {
   AttentionKind attention_of(std::int64_t layer) const;
   /// 0 where the layer has none.
   std::int64_t window_of(std::int64_t layer) const { return attention_of(layer).windowed ? window : 0; }
+  /// Of layers with a window, or without.
+  Rope rope(bool windowed) const {
+    if (!windowed || scales_all) return {rope_theta, rope_scaling};
+    return {window_theta.value_or(rope_theta), std::nullopt};
+  }
   /// Elements of a head that are rotated.
   std::int64_t rotary_dim() const noexcept {
     return static_cast<std::int64_t>(static_cast<double>(head_dim) * rotated_share);

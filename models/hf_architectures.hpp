@@ -25,25 +25,41 @@ struct HfExperts {
   ExpertNames names = ExpertNames::mlp;
 };
 
+/// Sizes that a config.json may leave out; 0: it may not, or they follow from others.
+struct HfSizes {
+  std::int64_t vocabulary = 0, positions = 0, heads = 0, kv_heads = 0, head_dim = 0;
+};
+
 struct HfArchitecture {
   std::string_view name;        ///< as in "architectures"
   std::string_view model_type;  ///< as in "model_type"
+  /// The class of models that see, too, of which this is what reads and writes text: its config.json has the fields in
+  /// "text_config".
+  std::string_view seeing{}, seeing_type{};
   Family family = Family::llama;
   // What ModelConfig has of the same names.
   bool qkv_bias = false;
   QkNorm qk_norm = QkNorm::none;
+  Gate gate = Gate::silu;
+  bool norm_before = true;
   bool norm_after = false;
+  double norm_offset = 0.0;
   bool fused_tensors = false;
   bool scales_all = true;
   // Fields that its code knows.
   bool attention_bias = false;
   bool mlp_bias = false;
   bool no_rope_layers = false;
-  bool factors = false;  ///< Granite's multipliers
+  bool factors = false;           ///< Granite's multipliers
+  bool scaled_embedding = false;  ///< by the root of the width (Gemma)
+  bool query_pre_attn_scalar = false;
   WindowFields windows = WindowFields::none;
   HfExperts experts{};
   // Defaults.
-  std::int64_t sliding_window = 0;  ///< 0: none
+  HfSizes sizes{};
+  std::int64_t sliding_window = 0;   ///< 0: none
+  std::int64_t window_interval = 4;  ///< of listed layers: every so many there is one without a window
+  double window_theta = 0.0;         ///< 0: that of the other layers
   bool tied_head = false;
   double norm_eps = 1e-6;
   double rope_theta = 10000.0;
@@ -64,6 +80,33 @@ inline constexpr HfArchitecture hf_architectures[] = {
      .windows = WindowFields::switched,
      .sliding_window = 4096},
     {.name = "MistralForCausalLM", .model_type = "mistral", .windows = WindowFields::all, .sliding_window = 4096},
+    {.name = "GemmaForCausalLM",
+     .model_type = "gemma",
+     .gate = Gate::gelu,
+     .norm_offset = 1.0,
+     .attention_bias = true,
+     .scaled_embedding = true,
+     .sizes = {.vocabulary = 256000, .positions = 8192, .heads = 16, .kv_heads = 16, .head_dim = 256},
+     .tied_head = true},
+    {.name = "Gemma3ForCausalLM",
+     .model_type = "gemma3_text",
+     .seeing = "Gemma3ForConditionalGeneration",
+     .seeing_type = "gemma3",
+     .qk_norm = QkNorm::per_head,
+     .gate = Gate::gelu,
+     .norm_after = true,
+     .norm_offset = 1.0,
+     .scales_all = false,
+     .attention_bias = true,
+     .scaled_embedding = true,
+     .query_pre_attn_scalar = true,
+     .windows = WindowFields::listed,
+     .sizes = {.vocabulary = 262208, .positions = 131072, .heads = 8, .kv_heads = 4, .head_dim = 256},
+     .sliding_window = 4096,
+     .window_interval = 6,
+     .window_theta = 10000.0,
+     .tied_head = true,
+     .rope_theta = 1e6},
     {.name = "GraniteForCausalLM", .model_type = "granite", .attention_bias = true, .mlp_bias = true, .factors = true},
     {.name = "MixtralForCausalLM",
      .model_type = "mixtral",
@@ -104,12 +147,14 @@ inline constexpr HfArchitecture hf_architectures[] = {
     {.name = "Olmo2ForCausalLM",
      .model_type = "olmo2",
      .qk_norm = QkNorm::whole,
+     .norm_before = false,
      .norm_after = true,
      .attention_bias = true,
      .norm_eps = 1e-5},
     {.name = "Olmo3ForCausalLM",
      .model_type = "olmo3",
      .qk_norm = QkNorm::whole,
+     .norm_before = false,
      .norm_after = true,
      .scales_all = false,
      .attention_bias = true,

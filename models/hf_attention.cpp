@@ -36,11 +36,14 @@ void read_rotated(const Fields& f, ModelConfig& c) {
   }
 }
 
-/// Where config.json does not list them: layers that know no positions, three of four, or those above some.
+/// Where config.json does not list them: layers that know no positions, most of them, or those above some.
 bool windowed_by_default(const Fields& f, const HfArchitecture& a, const ModelConfig& c, std::size_t layer) {
   if (a.no_rope_layers) return !c.attention[layer].rotated;
   const auto index = static_cast<std::int64_t>(layer);
-  return a.windows == WindowFields::listed ? (index + 1) % 4 != 0 : index >= f.integer("max_window_layers", 28);
+  if (a.windows != WindowFields::listed) return index >= f.integer("max_window_layers", 28);
+  const std::int64_t interval = f.integer("sliding_window_pattern", a.window_interval);
+  if (interval < 1) f.refuse(fmt::format("'sliding_window_pattern' is {}, expected at least 1", interval));
+  return (index + 1) % interval != 0;
 }
 
 void read_listed(const Fields& f, const HfArchitecture& a, ModelConfig& c) {

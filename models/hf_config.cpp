@@ -28,9 +28,12 @@ constexpr std::uintmax_t max_config_bytes = 16U << 20;
 const HfArchitecture& architecture_of(const Fields& f) {
   const std::vector<std::string> listed = f.texts("architectures");
   const std::string model_type = f.text("model_type", "");
+  const auto is = [&](std::string_view name, std::string_view type) {
+    return !name.empty() && (listed.empty() ? type == model_type : name == listed.front());
+  };
   std::string names;
   for (const HfArchitecture& a : hf_architectures) {
-    if (listed.empty() ? a.model_type == model_type : a.name == listed.front()) return a;
+    if (is(a.name, a.model_type) || is(a.seeing, a.seeing_type)) return a;
     names += (names.empty() ? "" : ", ") + std::string(a.name);
   }
   const std::string what = listed.empty() ? fmt::format("model_type '{}'", model_type) : "'" + listed.front() + "'";
@@ -52,6 +55,10 @@ void expect(const Fields& f, const char* key, bool expected) {
 }
 
 void refuse_unsupported(const Fields& f) {
+  for (const char* key : {"clip_qkv", "attn_logit_softcapping", "final_logit_softcapping"}) {
+    if (f.has(key)) f.refuse(fmt::format("'{}' is not supported", key));
+  }
+  expect(f, "use_bidirectional_attention", false);
   if (f.has("quantization_config")) {
     f.refuse("'quantization_config': quantized weights are not supported", "use the model's bf16 or fp32 weights");
   }
@@ -79,6 +86,11 @@ void read_gpt2(const Fields& f, ModelConfig& c) {
   c.head_dim = c.heads > 0 ? c.width / c.heads : 0;
 }
 
+/// Of a class that may have a default.
+std::int64_t size(const Fields& f, const char* key, std::int64_t fallback) {
+  return fallback > 0 ? f.integer(key, fallback) : f.integer(key);
+}
+
 /// A field that only some classes know: elsewhere it must not ask for anything.
 bool bias(const Fields& f, const char* key, bool known) {
   if (!known) expect(f, key, false);
@@ -92,29 +104,44 @@ void read_factors(const Fields& f, ModelConfig& c) {
   c.logits_divisor = f.number("logits_scaling", 1.0);
 }
 
+/// The tanh form, also where the first files of Gemma name the other.
+void check_gate(const Fields& f, Gate gate) {
+  if (gate == Gate::silu) return check_activation(f, "hidden_act", {"silu", "swish"});
+  check_activation(f, "hidden_activation", {"gelu_pytorch_tanh", "gelu_new"});
+  check_activation(f, "hidden_act", {"gelu_pytorch_tanh", "gelu_new", "gelu"});
+}
+
 void read_llama(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
-  check_activation(f, "hidden_act", {"silu", "swish"});
+  check_gate(f, a.gate);
   c.output_bias = bias(f, "attention_bias", a.attention_bias);
   c.qkv_bias = a.qkv_bias || c.output_bias;
   c.mlp_bias = bias(f, "mlp_bias", a.mlp_bias);
   c.qk_norm = a.qk_norm;
+  c.gate = a.gate;
+  c.norm_before = a.norm_before;
   c.norm_after = a.norm_after;
+  c.norm_offset = a.norm_offset;
   c.fused_tensors = a.fused_tensors;
   c.scales_all = a.scales_all;
-  c.positions = f.integer("max_position_embeddings");
+  c.positions = size(f, "max_position_embeddings", a.sizes.positions);
   c.width = f.integer("hidden_size");
   c.layers = f.integer("num_hidden_layers");
-  c.heads = f.integer("num_attention_heads");
-  c.kv_heads = f.integer("num_key_value_heads", c.heads);
+  c.heads = size(f, "num_attention_heads", a.sizes.heads);
+  c.kv_heads = f.integer("num_key_value_heads", a.sizes.kv_heads > 0 ? a.sizes.kv_heads : c.heads);
   if (a.experts.count == 0) c.ffn = f.integer("intermediate_size");
   read_experts(f, a, c);
   if (a.factors) read_factors(f, c);
-  if (f.has("clip_qkv")) f.refuse("'clip_qkv' is not supported");
-  if (!f.has("head_dim") && c.heads > 0 && c.width % c.heads != 0) {
+  if (a.scaled_embedding) c.embedding_factor = std::sqrt(static_cast<double>(c.width));
+  if (a.query_pre_attn_scalar) {
+    c.attention_scale = 1.0 / std::sqrt(static_cast<double>(f.integer("query_pre_attn_scalar", 256)));
+  }
+  const bool has_head_dim = f.has("head_dim") || a.sizes.head_dim > 0;
+  if (!has_head_dim && c.heads > 0 && c.width % c.heads != 0) {
     f.refuse(fmt::format("'hidden_size' {} is not a multiple of 'num_attention_heads' {}", c.width, c.heads),
              "give 'head_dim'");
   }
-  c.head_dim = f.integer("head_dim", c.heads > 0 ? c.width / c.heads : 0);
+  const std::int64_t derived = c.heads > 0 ? c.width / c.heads : 0;
+  c.head_dim = f.integer("head_dim", a.sizes.head_dim > 0 ? a.sizes.head_dim : derived);
   read_attention(f, a, c);
   read_rope(f, a, c);
 }
@@ -167,15 +194,18 @@ OrderedJson llama_fields(const HfArchitecture& a, const ModelConfig& c) {
                       {"num_key_value_heads", c.kv_heads},
                       {"head_dim", c.head_dim},
                       {"intermediate_size", c.ffn},
-                      {"hidden_act", "silu"},
+                      {"hidden_act", c.gate == Gate::gelu ? "gelu_pytorch_tanh" : "silu"},
                       {"rms_norm_eps", c.norm_eps}};
+  if (c.gate == Gate::gelu) json["hidden_activation"] = json["hidden_act"];
   if (!a.qkv_bias) json["attention_bias"] = c.output_bias;  // false is taken by classes that do not know it, too
   if (c.mlp_bias) json["mlp_bias"] = true;
   json.update(expert_fields(a, c));
+  const double scale = c.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+  if (a.query_pre_attn_scalar) json["query_pre_attn_scalar"] = std::llround(1.0 / (scale * scale));
   if (a.factors) {
     json["embedding_multiplier"] = c.embedding_factor;
     json["residual_multiplier"] = c.residual_factor;
-    json["attention_multiplier"] = c.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(c.head_dim)));
+    json["attention_multiplier"] = scale;
     json["logits_scaling"] = c.logits_divisor;
   }
   json.update(attention_fields(a, c));
@@ -188,20 +218,25 @@ OrderedJson llama_fields(const HfArchitecture& a, const ModelConfig& c) {
 ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
   const std::string what = fmt::format("model description {}", name);
   const Json json = parse(text, what);
-  const Fields f(json, what);
-  const HfArchitecture& architecture = architecture_of(f);
+  const Fields whole(json, what);
+  const HfArchitecture& architecture = architecture_of(whole);
+  const Json* const of_text = architecture.seeing.empty() ? nullptr : whole.object("text_config");
+  const Fields f = of_text == nullptr ? whole : Fields(*of_text, what + ", 'text_config'");
   ModelConfig c;
   c.name = name;
   c.architecture = architecture.name;
   c.family = architecture.family;
-  c.tied_head = f.boolean("tie_word_embeddings", architecture.tied_head);
+  c.within_seeing = of_text != nullptr;
+  // Where "text_config" stands, this is said beside it, or nowhere.
+  c.tied_head = f.boolean("tie_word_embeddings", whole.boolean("tie_word_embeddings", architecture.tied_head));
   const bool gpt2 = c.family == Family::gpt2;
   c.norm_eps = f.number(gpt2 ? "layer_norm_epsilon" : "rms_norm_eps", architecture.norm_eps);
   refuse_unsupported(f);
-  c.vocabulary = f.integer("vocab_size");
+  c.vocabulary = size(f, "vocab_size", architecture.sizes.vocabulary);
   c.initializer_range = f.number("initializer_range", 0.02);
   for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id"}) {
-    if (const std::string ids = f.token_ids(key); !ids.empty()) c.passed_on.emplace_back(key, ids);
+    const Fields& said = whole.mentions(key) ? whole : f;
+    if (const std::string ids = said.token_ids(key); !ids.empty()) c.passed_on.emplace_back(key, ids);
   }
   if (gpt2) {
     read_gpt2(f, c);

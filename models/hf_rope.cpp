@@ -79,11 +79,13 @@ double original_positions(const Fields& f, const Fields& scaling, const ModelCon
   return scaling.number(original_key, static_cast<double>(c.positions));
 }
 
-/// The RoPE of layers with a window, which has no scaling and the others' theta.
-void check_unscaled(const Fields& f, const ModelConfig& c) {
-  if (f.text("rope_type", "default") != "default" || f.number("rope_theta", c.rope_theta) != c.rope_theta) {
-    f.refuse("the RoPE of layers with a window differs from that of the others by more than its scaling");
+/// The RoPE of layers with a window, which has no scaling.
+void read_windowed(const Fields& f, ModelConfig& c) {
+  if (c.scales_all) f.refuse("'sliding_attention': layers with a window have no RoPE of their own in this class");
+  if (const std::string type = f.text("rope_type", "default"); type != "default") {
+    f.refuse(fmt::format("the RoPE type '{}' is not supported of layers with a window", type));
   }
+  c.window_theta = f.number("rope_theta", c.window_theta.value_or(c.rope_theta));
 }
 
 struct ScalingFields {
@@ -127,6 +129,7 @@ struct ScalingFields {
 
 void read_rope(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   c.rope_theta = f.number("rope_theta", a.rope_theta);
+  if (a.window_theta != 0.0) c.window_theta = f.number("rope_local_base_freq", a.window_theta);
   c.rotated_share = f.number("partial_rotary_factor", 1.0);
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
     const Json* nested = f.object(key);
@@ -138,8 +141,9 @@ void read_rope(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
     c.rotated_share = inner.number("partial_rotary_factor", c.rotated_share);
     if (const auto scaling = read_scaling(inner, c, original_positions(f, inner, c))) c.rope_scaling = scaling;
     const Json* windowed = outer.object("sliding_attention");
-    if (windowed != nullptr) check_unscaled(Fields(*windowed, outer.where()), c);
+    if (windowed != nullptr) read_windowed(Fields(*windowed, outer.where()), c);
   }
+  if (c.window_theta == c.rope_theta) c.window_theta.reset();
 }
 
 OrderedJson rope_fields(const ModelConfig& c) {
@@ -154,8 +158,10 @@ OrderedJson rope_fields(const ModelConfig& c) {
   if (c.scales_all) return json;
   OrderedJson full = c.rope_scaling ? json["rope_scaling"] : OrderedJson{{"rope_type", "default"}};
   full["rope_theta"] = c.rope_theta;
+  const double windowed = c.window_theta.value_or(c.rope_theta);
+  if (c.window_theta) json["rope_local_base_freq"] = windowed;
   json["rope_parameters"] = {{"full_attention", full},
-                             {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", c.rope_theta}}}};
+                             {"sliding_attention", {{"rope_type", "default"}, {"rope_theta", windowed}}}};
   return json;
 }
 

@@ -62,7 +62,7 @@ void initialize_parameter(const ModelConfig& config, const Parameter& parameter,
                                                                     values.size(), first, parameter.count));
   }
   if (is_norm_weight(parameter.name)) {
-    std::ranges::fill(values, 1.0F);
+    std::ranges::fill(values, static_cast<float>(1.0 - config.norm_offset));
   } else if (parameter.name.ends_with("bias")) {
     std::ranges::fill(values, 0.0F);
   } else {

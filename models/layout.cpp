@@ -62,9 +62,10 @@ void add_llama_mlp(ParameterLayout::LayerBuilder& layer, const ModelConfig& c, P
 }
 
 void add_llama_block(ParameterLayout::LayerBuilder layer, const ModelConfig& c, ParameterOptions product) {
-  if (!c.norm_after) layer.add("input_layernorm.weight", {c.width}, vector_options);
+  if (c.norm_before) layer.add("input_layernorm.weight", {c.width}, vector_options);
   add_llama_attention(layer, c, product);
-  layer.add("post_attention_layernorm.weight", {c.width}, vector_options);
+  layer.add("post_attention_layernorm.weight", {c.width}, vector_options);  // before the MLP, or else after attention
+  if (c.norm_before && c.norm_after) layer.add("pre_feedforward_layernorm.weight", {c.width}, vector_options);
   add_llama_mlp(layer, c, product);
   if (c.norm_after) layer.add("post_feedforward_layernorm.weight", {c.width}, vector_options);
 }

@@ -2,7 +2,8 @@
 // of x, y = x1 + down(silu(gate) * up) of the RMS norm of x1. Qwen2 adds biases to q, k and v, Qwen3 an RMS
 // norm over each head of q and k before the rotation; Mixtral, Qwen3 MoE and OLMoE have experts in the MLP's place
 // (mlp.hpp). OLMo 2 (arXiv 2501.00656) has that over all heads at once, and
-// RMS norms of what o and down made, before it is added, in place of those of x and x1; Granite a factor.
+// RMS norms of what o and down made, before it is added, in place of those of x and x1; Gemma 3 (arXiv 2503.19786)
+// beside them; Granite a factor.
 #include <cmath>
 #include <vector>
 
@@ -17,7 +18,8 @@ namespace {
 /// gradients take the place of what they have used up. Those with a star are the same of all blocks in a selective
 /// shape.
 struct LlamaBuffers {
-  TensorView rstd1, rstd2;          ///< (N) f32
+  TensorView rstd1, rstd2;          ///< (N) f32, of the norms before attention and MLP
+  TensorView rstd_o, rstd_down;     ///< (N) f32, of those after
   TensorView rstd_q, rstd_k;        ///< (N H), (N K) f32, with QK norm of each head; (N) of whole rows
   TensorView lse;                   ///< (B, H, T) f32
   TensorView norm1;                 ///< * (N, C); backward: its gradient
@@ -41,6 +43,7 @@ class LlamaBlock final : public Block {
         query_(config.heads * config.head_dim),
         key_(config.kv_heads * config.head_dim),
         eps_(static_cast<float>(config.norm_eps)),
+        offset_(static_cast<float>(config.norm_offset)),
         attention_{.batch = shape.batch,
                    .sequence = shape.sequence,
                    .heads = config.heads,
@@ -50,7 +53,7 @@ class LlamaBlock final : public Block {
                        config.attention_scale.value_or(1.0 / std::sqrt(static_cast<double>(config.head_dim))))},
         mlp_(make_mlp(config, shape)),
         has_table_(any_layer([](const AttentionKind& kind) { return kind.rotated; })),
-        has_plain_table_(!config.scales_all && any_layer([](const AttentionKind& kind) { return kind.windowed; })) {}
+        has_window_table_(!config.scales_all && any_layer([](const AttentionKind& kind) { return kind.windowed; })) {}
 
   void take_shared(Carver& carver) override;
   void take_buffers(Carver& carver) override;
@@ -71,8 +74,7 @@ class LlamaBlock final : public Block {
   void normalize_heads(const BlockForward& call, const LlamaBuffers& b) const;
   void normalize_middle(const BlockForward& call, const LlamaBuffers& b) const;
   void rotate(Ops& ops, TensorView q, TensorView k, std::int64_t layer, bool inverse, StreamView stream) const;
-  void write_table(Device& device, TensorView table, const std::optional<RopeScaling>& scaling,
-                   StreamView stream) const;
+  void write_table(Device& device, TensorView table, const Rope& rope, StreamView stream) const;
   void add_attention(const BlockForward& call, const LlamaBuffers& b) const;
   void add_mlp(const BlockForward& call, const LlamaBuffers& b) const;
   TensorView branch_backward(const BlockBackward& call, std::string_view name, TensorView made, TensorView rstd,
@@ -112,15 +114,20 @@ class LlamaBlock final : public Block {
   }
   bool scaled() const { return config_.residual_factor != 1.0; }
   float factor() const { return static_cast<float>(config_.residual_factor); }
+  NormWeight norm_weight(const WeightsGuard& weights, std::string_view name) const { return {weights[name], offset_}; }
+  /// Before the MLP. Where there is none after attention, it has that one's name.
+  const char* middle_norm() const {
+    return config_.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
+  }
   /// What attention reads, and the MLP.
-  TensorView attention_input(TensorView x, const LlamaBuffers& b) const { return config_.norm_after ? x : b.norm1; }
-  TensorView mlp_input(const LlamaBuffers& b) const { return config_.norm_after ? b.x1 : b.norm2; }
+  TensorView attention_input(TensorView x, const LlamaBuffers& b) const { return config_.norm_before ? b.norm1 : x; }
+  TensorView mlp_input(const LlamaBuffers& b) const { return config_.norm_before ? b.norm2 : b.x1; }
   /// Where the gradients of those gather: in place where they are no norms, which is then added to.
   TensorView attention_input_gradient(TensorView dy, const LlamaBuffers& b) const {
-    return config_.norm_after ? dy : b.norm1;
+    return config_.norm_before ? b.norm1 : dy;
   }
   TensorView mlp_input_gradient(TensorView dy, const LlamaBuffers& b) const {
-    return config_.norm_after ? dy : b.norm2;
+    return config_.norm_before ? b.norm2 : dy;
   }
 
   ModelConfig config_;
@@ -128,13 +135,13 @@ class LlamaBlock final : public Block {
   std::int64_t tokens_;
   std::int64_t query_;
   std::int64_t key_;
-  float eps_;
+  float eps_, offset_;
   AttentionShape attention_;
   std::unique_ptr<Mlp> mlp_;
-  bool has_table_, has_plain_table_;
-  TensorView table_;        ///< (T, R/2, 2) f32, R of D elements of a head are rotated
-  TensorView plain_table_;  ///< the same without scaling, of layers with a window
-  LlamaBuffers shared_;     ///< of a selective shape: those with a star
+  bool has_table_, has_window_table_;
+  TensorView table_;         ///< (T, R/2, 2) f32, R of D elements of a head are rotated
+  TensorView window_table_;  ///< likewise, of layers with a window, where theirs differs
+  LlamaBuffers shared_;      ///< of a selective shape: those with a star
   std::vector<LlamaBuffers> slots_;
 };
 
@@ -145,21 +152,28 @@ void LlamaBlock::take_rotated(Carver& carver, LlamaBuffers& b) const {
 
 /// The MLP's normalised input.
 void LlamaBlock::take_middle(Carver& carver, LlamaBuffers& b) const {
-  if (!config_.norm_after) b.norm2 = activation(carver, config_.width);
+  if (config_.norm_before) b.norm2 = activation(carver, config_.width);
 }
 
 void LlamaBlock::take_shared(Carver& carver) {
   mlp_->take_shared(carver, shared_.mlp);
   if (shape_.training && (config_.norm_after || scaled())) shared_.dbranch = activation(carver, config_.width);
   if (!shape_.selective) return;
-  if (!config_.norm_after) shared_.norm1 = activation(carver, config_.width);
+  if (config_.norm_before) shared_.norm1 = activation(carver, config_.width);
   take_middle(carver, shared_);
   if (qk_norm()) take_rotated(carver, shared_);
 }
 
 void LlamaBlock::take_statistics(Carver& carver, LlamaBuffers& b) const {
-  b.rstd1 = carver.take(DType::f32, {tokens_});
-  b.rstd2 = carver.take(DType::f32, {tokens_});
+  const auto of_rows = [&] { return carver.take(DType::f32, {tokens_}); };
+  if (config_.norm_before) {
+    b.rstd1 = of_rows();
+    b.rstd2 = of_rows();
+  }
+  if (config_.norm_after) {
+    b.rstd_o = of_rows();
+    b.rstd_down = of_rows();
+  }
   if (qk_norm()) {
     b.rstd_q = carver.take(DType::f32, {norm_count(config_.heads)});
     b.rstd_k = carver.take(DType::f32, {norm_count(config_.kv_heads)});
@@ -168,7 +182,7 @@ void LlamaBlock::take_statistics(Carver& carver, LlamaBuffers& b) const {
 }
 
 void LlamaBlock::take_attention(Carver& carver, LlamaBuffers& b) const {
-  if (!shape_.selective && !config_.norm_after) b.norm1 = activation(carver, config_.width);
+  if (!shape_.selective && config_.norm_before) b.norm1 = activation(carver, config_.width);
   b.q = activation(carver, query_);
   b.k = activation(carver, key_);
   b.v = activation(carver, key_);
@@ -214,17 +228,16 @@ void LlamaBlock::take_buffers(Carver& carver) {
 void LlamaBlock::take_tables(Carver& carver) {
   const auto take = [&] { return carver.take(DType::f32, {shape_.sequence, config_.rotary_dim() / 2, 2}); };
   if (has_table_) table_ = take();
-  if (has_plain_table_) plain_table_ = take();
+  if (has_window_table_) window_table_ = take();
 }
 
 void LlamaBlock::write_tables(Device& device, StreamView stream) {
-  if (has_table_) write_table(device, table_, config_.rope_scaling, stream);
-  if (has_plain_table_) write_table(device, plain_table_, std::nullopt, stream);
+  if (has_table_) write_table(device, table_, config_.rope(/*windowed=*/false), stream);
+  if (has_window_table_) write_table(device, window_table_, config_.rope(/*windowed=*/true), stream);
 }
 
-void LlamaBlock::write_table(Device& device, TensorView table, const std::optional<RopeScaling>& scaling,
-                             StreamView stream) const {
-  const std::vector<float> values = rope_table(config_, shape_.sequence, scaling);
+void LlamaBlock::write_table(Device& device, TensorView table, const Rope& rope, StreamView stream) const {
+  const std::vector<float> values = rope_table(config_, rope, shape_.sequence);
   device.copy(table.data, values.data(), table.bytes(), CopyKind::host_to_device, stream);
   device.synchronize(stream);  // `values` goes
 }
@@ -233,7 +246,7 @@ void LlamaBlock::rotate(Ops& ops, TensorView q, TensorView k, std::int64_t layer
                         StreamView stream) const {
   const AttentionKind kind = config_.attention_of(layer);
   if (!kind.rotated) return;
-  const TensorView table = kind.windowed && has_plain_table_ ? plain_table_ : table_;
+  const TensorView table = kind.windowed && has_window_table_ ? window_table_ : table_;
   const auto view = [&](TensorView x, std::int64_t count) {
     return x.reshaped({shape_.batch, shape_.sequence, count, config_.head_dim});
   };
@@ -242,8 +255,8 @@ void LlamaBlock::rotate(Ops& ops, TensorView q, TensorView k, std::int64_t layer
 }
 
 void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b) const {
-  if (config_.norm_after) return;
-  call.ops.rms_norm(call.x, call.weights["input_layernorm.weight"], b.norm1, b.rstd1, eps_, call.stream);
+  if (!config_.norm_before) return;
+  call.ops.rms_norm(call.x, norm_weight(call.weights, "input_layernorm.weight"), b.norm1, b.rstd1, eps_, call.stream);
 }
 
 void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const {
@@ -267,8 +280,10 @@ void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const 
 void LlamaBlock::normalize_heads(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const StreamView s = call.stream;
-  call.ops.rms_norm(norm_rows(b.q), w["self_attn.q_norm.weight"], norm_rows(b.q_rotated), b.rstd_q, eps_, s);
-  call.ops.rms_norm(norm_rows(b.k), w["self_attn.k_norm.weight"], norm_rows(b.k_rotated), b.rstd_k, eps_, s);
+  call.ops.rms_norm(norm_rows(b.q), norm_weight(w, "self_attn.q_norm.weight"), norm_rows(b.q_rotated), b.rstd_q, eps_,
+                    s);
+  call.ops.rms_norm(norm_rows(b.k), norm_weight(w, "self_attn.k_norm.weight"), norm_rows(b.k_rotated), b.rstd_k, eps_,
+                    s);
   rotate(call.ops, b.q_rotated, b.k_rotated, call.layer, false, s);
 }
 
@@ -283,13 +298,13 @@ void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) 
   }
   if (!config_.norm_after) return call.ops.linear_add(b.att, weight, o_bias, call.x, b.x1, call.stream);
   call.ops.linear(b.att, weight, o_bias, b.o, call.stream);
-  call.ops.rms_norm(b.o, w["post_attention_layernorm.weight"], b.x1, b.rstd1, eps_, call.stream);
+  call.ops.rms_norm(b.o, norm_weight(w, "post_attention_layernorm.weight"), b.x1, b.rstd_o, eps_, call.stream);
   call.ops.add(call.x, b.x1, b.x1, call.stream);
 }
 
 void LlamaBlock::normalize_middle(const BlockForward& call, const LlamaBuffers& b) const {
-  if (config_.norm_after) return;
-  call.ops.rms_norm(b.x1, call.weights["post_attention_layernorm.weight"], b.norm2, b.rstd2, eps_, call.stream);
+  if (!config_.norm_before) return;
+  call.ops.rms_norm(b.x1, norm_weight(call.weights, middle_norm()), b.norm2, b.rstd2, eps_, call.stream);
 }
 
 /// y, of the activation. A norm after the MLP needs what that made in backward too.
@@ -301,7 +316,8 @@ void LlamaBlock::add_mlp(const BlockForward& call, const LlamaBuffers& b) const 
   }
   mlp_->finish(call, b.mlp, {}, b.down);
   const TensorView normalized = call.y ? call.y : b.dbranch;
-  call.ops.rms_norm(b.down, call.weights["post_feedforward_layernorm.weight"], normalized, b.rstd2, eps_, call.stream);
+  call.ops.rms_norm(b.down, norm_weight(call.weights, "post_feedforward_layernorm.weight"), normalized, b.rstd_down,
+                    eps_, call.stream);
   if (call.y) call.ops.add(b.x1, call.y, call.y, call.stream);
 }
 
@@ -341,26 +357,25 @@ TensorView LlamaBlock::branch_backward(const BlockBackward& call, std::string_vi
     return b.dbranch;
   }
   if (!config_.norm_after) return call.dy;
-  call.ops.rms_norm_backward(call.dy, made, call.weights[name], rstd, b.dbranch, false, call.gradients[name],
-                             call.stream);
+  call.ops.rms_norm_backward(call.dy, made, norm_weight(call.weights, name), rstd, b.dbranch, false,
+                             call.gradients[name], call.stream);
   return b.dbranch;
 }
 
 /// `dy` becomes the gradient of x1.
 void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const {
   const auto& [ops, s, w, g, layer, x, dy] = call;
-  const TensorView ddown = branch_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd2, b);
+  const TensorView ddown = branch_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd_down, b);
   const TensorView dinput = mlp_input_gradient(dy, b);
-  mlp_->backward(call, ddown, mlp_input(b), b.mlp, dinput, config_.norm_after);
-  if (config_.norm_after) return;
-  ops.rms_norm_backward(dinput, b.x1, w["post_attention_layernorm.weight"], b.rstd2, dy, true,
-                        g["post_attention_layernorm.weight"], s);
+  mlp_->backward(call, ddown, mlp_input(b), b.mlp, dinput, !config_.norm_before);
+  if (!config_.norm_before) return;
+  ops.rms_norm_backward(dinput, b.x1, norm_weight(w, middle_norm()), b.rstd2, dy, true, g[middle_norm()], s);
 }
 
 /// From the gradient of x1 to those of q, k (before rotation) and v.
 void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffers& b) const {
   const auto& [ops, s, w, g, layer, x, dy] = call;
-  const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd1, b);
+  const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd_o, b);
   add_linear_gradients(call, d_o, b.att, g["self_attn.o_proj.weight"],
                        bias_of(config_.output_bias, g, "self_attn.o_proj.bias"));
   ops.linear_backward_input(d_o, w["self_attn.o_proj.weight"], b.datt, false, s);
@@ -373,9 +388,9 @@ void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers&
   const auto& [ops, s, w, g, layer, x, dy] = call;
   const TensorView dq = norm_rows(b.dq);
   const TensorView dk = norm_rows(b.dk);
-  ops.rms_norm_backward(dq, norm_rows(b.q), w["self_attn.q_norm.weight"], b.rstd_q, dq, false,
+  ops.rms_norm_backward(dq, norm_rows(b.q), norm_weight(w, "self_attn.q_norm.weight"), b.rstd_q, dq, false,
                         g["self_attn.q_norm.weight"], s);
-  ops.rms_norm_backward(dk, norm_rows(b.k), w["self_attn.k_norm.weight"], b.rstd_k, dk, false,
+  ops.rms_norm_backward(dk, norm_rows(b.k), norm_weight(w, "self_attn.k_norm.weight"), b.rstd_k, dk, false,
                         g["self_attn.k_norm.weight"], s);
 }
 
@@ -387,11 +402,12 @@ void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers&
   add_linear_gradients(call, b.dq, input, g["self_attn.q_proj.weight"], bias_of(biased, g, "self_attn.q_proj.bias"));
   add_linear_gradients(call, b.dk, input, g["self_attn.k_proj.weight"], bias_of(biased, g, "self_attn.k_proj.bias"));
   add_linear_gradients(call, b.dv, input, g["self_attn.v_proj.weight"], bias_of(biased, g, "self_attn.v_proj.bias"));
-  ops.linear_backward_input(b.dq, w["self_attn.q_proj.weight"], dinput, config_.norm_after, s);
+  ops.linear_backward_input(b.dq, w["self_attn.q_proj.weight"], dinput, !config_.norm_before, s);
   ops.linear_backward_input(b.dk, w["self_attn.k_proj.weight"], dinput, true, s);
   ops.linear_backward_input(b.dv, w["self_attn.v_proj.weight"], dinput, true, s);
-  if (config_.norm_after) return;
-  ops.rms_norm_backward(dinput, x, w["input_layernorm.weight"], b.rstd1, dy, true, g["input_layernorm.weight"], s);
+  if (!config_.norm_before) return;
+  ops.rms_norm_backward(dinput, x, norm_weight(w, "input_layernorm.weight"), b.rstd1, dy, true,
+                        g["input_layernorm.weight"], s);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@ class DenseMlp final : public Mlp {
       : tokens_(shape.batch * shape.sequence),
         ffn_(config.ffn),
         compute_(shape.compute),
+        gelu_(config.gate == Gate::gelu),
         selective_(shape.selective),
         biased_(config.mlp_bias) {}
 
@@ -27,6 +28,7 @@ class DenseMlp final : public Mlp {
     activate(call, b);
   }
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
+    if (gelu_) return call.ops.geglu(b.gate, b.up, b.act, call.stream);
     call.ops.swiglu(b.gate, b.up, b.act, call.stream);
   }
   void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const override {
@@ -43,7 +45,7 @@ class DenseMlp final : public Mlp {
 
   std::int64_t tokens_, ffn_;
   DType compute_;
-  bool selective_, biased_;
+  bool gelu_, selective_, biased_;
 };
 
 void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
@@ -55,7 +57,11 @@ void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, 
   add_linear_gradients(call, dy, b.act, g["mlp.down_proj.weight"], bias_of(biased_, g, "mlp.down_proj.bias"));
   const TensorView dact = b.act, dgate = b.gate, dup = b.up;
   ops.linear_backward_input(dy, w["mlp.down_proj.weight"], dact, false, s);
-  ops.swiglu_backward(dact, b.gate, b.up, dgate, dup, s);
+  if (gelu_) {
+    ops.geglu_backward(dact, b.gate, b.up, dgate, dup, s);
+  } else {
+    ops.swiglu_backward(dact, b.gate, b.up, dgate, dup, s);
+  }
   add_linear_gradients(call, dgate, x, g["mlp.gate_proj.weight"], bias_of(biased_, g, "mlp.gate_proj.bias"));
   add_linear_gradients(call, dup, x, g["mlp.up_proj.weight"], bias_of(biased_, g, "mlp.up_proj.bias"));
   ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dx, accumulate, s);

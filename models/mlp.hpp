@@ -1,5 +1,6 @@
 #pragma once
-// The MLP of a block of the Llama family: down(silu(gate) * up), once, or of experts of which every token takes some.
+// The MLP of a block of the Llama family: down(silu(gate) * up), or with GELU in place of SiLU, once, or of experts of
+// which every token takes some.
 #include <memory>
 
 #include "core/carver.hpp"

@@ -75,26 +75,24 @@ double magnitude(const LongRopeScaling& s, const ModelConfig& config) {
 
 }  // namespace
 
-double rope_frequency(const ModelConfig& config, std::int64_t index, std::int64_t sequence,
-                      const std::optional<RopeScaling>& scaling) {
+double rope_frequency(const ModelConfig& config, const Rope& rope, std::int64_t index, std::int64_t sequence) {
   const std::int64_t dimensions = config.rotary_dim();
   const double exponent = 2.0 * static_cast<double>(index) / static_cast<double>(dimensions);
-  const double frequency = std::pow(config.rope_theta, -exponent);
-  if (!scaling) return frequency;
-  const Rotation rotation{frequency, index, dimensions, config.rope_theta, sequence};
-  return std::visit([&](const auto& s) { return scaled(s, rotation); }, *scaling);
+  const double frequency = std::pow(rope.theta, -exponent);
+  if (!rope.scaling) return frequency;
+  const Rotation rotation{frequency, index, dimensions, rope.theta, sequence};
+  return std::visit([&](const auto& s) { return scaled(s, rotation); }, *rope.scaling);
 }
 
-double rope_magnitude(const ModelConfig& config, const std::optional<RopeScaling>& scaling) {
-  return scaling ? std::visit([&](const auto& s) { return magnitude(s, config); }, *scaling) : 1.0;
+double rope_magnitude(const ModelConfig& config, const Rope& rope) {
+  return rope.scaling ? std::visit([&](const auto& s) { return magnitude(s, config); }, *rope.scaling) : 1.0;
 }
 
-std::vector<float> rope_table(const ModelConfig& config, std::int64_t sequence,
-                              const std::optional<RopeScaling>& scaling) {
+std::vector<float> rope_table(const ModelConfig& config, const Rope& rope, std::int64_t sequence) {
   const std::int64_t pairs = config.rotary_dim() / 2;
-  const double magnitude = rope_magnitude(config, scaling);
+  const double magnitude = rope_magnitude(config, rope);
   std::vector<double> frequencies;
-  for (std::int64_t i = 0; i < pairs; ++i) frequencies.push_back(rope_frequency(config, i, sequence, scaling));
+  for (std::int64_t i = 0; i < pairs; ++i) frequencies.push_back(rope_frequency(config, rope, i, sequence));
   std::vector<float> table;
   table.reserve(static_cast<std::size_t>(sequence * pairs * 2));
   for (std::int64_t t = 0; t < sequence; ++t) {

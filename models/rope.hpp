@@ -55,13 +55,17 @@ struct LongRopeScaling {
 using RopeScaling =
     std::variant<LinearRopeScaling, DynamicRopeScaling, Llama3RopeScaling, YarnRopeScaling, LongRopeScaling>;
 
+/// The rotations of some layers of a model.
+struct Rope {
+  double theta = 10000.0;
+  std::optional<RopeScaling> scaling{};
+};
+
 /// Radians per position of rotation `index`, of rotary_dim / 2, in sequences of `sequence` tokens. Computed in double.
-double rope_frequency(const ModelConfig& config, std::int64_t index, std::int64_t sequence,
-                      const std::optional<RopeScaling>& scaling);
+double rope_frequency(const ModelConfig& config, const Rope& rope, std::int64_t index, std::int64_t sequence);
 /// What cosine and sine are multiplied with.
-double rope_magnitude(const ModelConfig& config, const std::optional<RopeScaling>& scaling);
-/// (sequence, rotary_dim / 2, 2): cosine and sine of each position and rotation, with `scaling`.
-std::vector<float> rope_table(const ModelConfig& config, std::int64_t sequence,
-                              const std::optional<RopeScaling>& scaling);
+double rope_magnitude(const ModelConfig& config, const Rope& rope);
+/// (sequence, rotary_dim / 2, 2): cosine and sine of each position and rotation.
+std::vector<float> rope_table(const ModelConfig& config, const Rope& rope, std::int64_t sequence);
 
 }  // namespace tandem

@@ -108,6 +108,9 @@ struct Transformer::Impl {
   void scale(TensorView x, double factor, StreamView stream) {
     if (factor != 1.0) ops->add_scaled(x, static_cast<float>(factor), {}, x, stream);
   }
+  NormWeight norm_weight(const WeightsGuard& head) const {
+    return {head["norm.weight"], static_cast<float>(config.norm_offset)};
+  }
   /// The norm, and the factor of the logits, which are linear in its result.
   void normalize(const WeightsGuard& head, TensorView x, TensorView y, StreamView stream);
   /// Losses and their gradients in one visit of the head.
@@ -175,7 +178,7 @@ void Transformer::Impl::normalize(const WeightsGuard& head, TensorView x, Tensor
   if (config.family == Family::gpt2) {
     ops->layer_norm(x, head["norm.weight"], head["norm.bias"], y, buffers.mean.rows(0, rows), rstd, eps, stream);
   } else {
-    ops->rms_norm(x, head["norm.weight"], y, rstd, eps, stream);
+    ops->rms_norm(x, norm_weight(head), y, rstd, eps, stream);
   }
   scale(y, 1.0 / config.logits_divisor, stream);
 }
@@ -187,7 +190,7 @@ void Transformer::Impl::normalize_backward(const WeightsGuard& head, const Gradi
     ops->layer_norm_backward(buffers.dnormed, x, head["norm.weight"], buffers.mean, buffers.rstd, dx, false,
                              gradients["norm.weight"], gradients["norm.bias"], stream);
   } else {
-    ops->rms_norm_backward(buffers.dnormed, x, head["norm.weight"], buffers.rstd, dx, false, gradients["norm.weight"],
+    ops->rms_norm_backward(buffers.dnormed, x, norm_weight(head), buffers.rstd, dx, false, gradients["norm.weight"],
                            stream);
   }
 }

@@ -77,10 +77,18 @@ HfWeights::HfWeights(const fs::path& directory) : directory_(directory) {
 }
 
 const StoredTensor* HfWeights::find(const std::string& name) const {
-  // The first GPT-2 files were saved without the model's own prefix.
-  for (const std::string_view prefix : {"", "transformer.", "model."}) {
-    if (!name.starts_with(prefix)) continue;
-    const auto found = tensors_.find(name.substr(prefix.size()));
+  struct Spelling {
+    std::string_view ours, theirs;
+  };
+  // The first GPT-2 files were saved without the model's own prefix; those of models that see say whose language model
+  // it is.
+  for (const auto& [ours, theirs] : {Spelling{"", ""},
+                                     {"transformer.", ""},
+                                     {"model.", ""},
+                                     {"", "language_model."},
+                                     {"model.", "model.language_model."}}) {
+    if (!name.starts_with(ours)) continue;
+    const auto found = tensors_.find(std::string(theirs) + name.substr(ours.size()));
     if (found != tensors_.end()) return found->second;
   }
   return nullptr;
@@ -125,7 +133,8 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
   }
   for (const auto& [name, stored] : tensors_) {
     const bool tied_head = config.tied_head && name == head_name;
-    if (!used.contains(stored) && !is_buffer(name) && !tied_head) unexpected.push_back(name);
+    const bool of_sight = config.within_seeing && name.find("language_model.") == std::string::npos;
+    if (!used.contains(stored) && !is_buffer(name) && !tied_head && !of_sight) unexpected.push_back(name);
   }
   if (missing.empty() && misshapen.empty() && unexpected.empty()) return check_tied_head(config, layout);
   std::string why;

@@ -181,7 +181,9 @@ nlohmann::json keys_of_the_function(const ModelConfig& config) {
     json.erase(key);
   }
   for (const auto& [key, value] : config.passed_on) json.erase(key);
-  json["rope_magnitude"] = rope_magnitude(config, config.rope_scaling);  // may come of how long sequences may be
+  json["rope_magnitude"] =
+      rope_magnitude(config, config.rope(/*windowed=*/false));  // may come of how long sequences may be
+  json["norm_offset"] = config.norm_offset;
   return json;
 }
 

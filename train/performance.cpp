@@ -74,6 +74,10 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t l
   work.forward.memory_bytes = tokens * element * (10.0 * width + 2.0 * (queries + keys)) + mlp.activation_bytes +
                               mlp.sum_bytes + matrices * mlp.weight_bytes;
   work.forward.kernels = 12.0 + mlp.kernels;
+  if (c.norm_before && c.norm_after) {  // twice as many norms
+    work.forward.memory_bytes += 4.0 * tokens * element * width;
+    work.forward.kernels += 2.0;
+  }
   if (c.residual_factor != 1.0) work.forward.memory_bytes += 4.0 * tokens * element * width;  // sums of their own
   work.backward.matmul_flops = 2.0 * work.forward.matmul_flops;
   work.backward.attention_flops = 2.5 * work.forward.attention_flops;
@@ -82,7 +86,7 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t l
   if (again == Again::selected) {
     // Norms before attention and MLP and the activation of the MLP; norms of query and key and rotations, too.
     const bool qk_norm = c.qk_norm != QkNorm::none;
-    const double norms = c.norm_after ? 0.0 : 2.0;
+    const double norms = c.norm_before ? 2.0 : 0.0;
     work.backward.memory_bytes +=
         tokens * element * (2.0 * norms * width + (qk_norm ? 4.0 * (queries + keys) : 0.0)) + mlp.activation_bytes;
     work.backward.kernels += norms + (qk_norm ? 5.0 : 1.0);

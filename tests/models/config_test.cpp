@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "core/error.hpp"
 #include "models/config.hpp"
 #include "tests/models/fixture.hpp"
@@ -68,6 +70,20 @@ constexpr const char* qwen3_moe_text = R"({"architectures": ["Qwen3MoeForCausalL
   "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
   "sliding_window": null, "tie_word_embeddings": false, "use_sliding_window": false, "vocab_size": 151936})";
 
+/// google/gemma-3-1b-pt, and what google/gemma-3-4b-it says of the model that reads and writes text.
+constexpr const char* gemma3_text = R"({"architectures": ["Gemma3ForCausalLM"], "attention_bias": false,
+  "attn_logit_softcapping": null, "bos_token_id": 2, "eos_token_id": 1, "final_logit_softcapping": null,
+  "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 1152, "initializer_range": 0.02,
+  "intermediate_size": 6912, "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+  "num_hidden_layers": 26, "num_key_value_heads": 1, "pad_token_id": 0, "query_pre_attn_scalar": 256,
+  "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000, "rope_scaling": null, "rope_theta": 1000000,
+  "sliding_window": 512, "sliding_window_pattern": 6, "vocab_size": 262144})";
+constexpr const char* gemma3_seeing_text = R"({"architectures": ["Gemma3ForConditionalGeneration"],
+  "boi_token_index": 255999, "eos_token_id": [1, 106], "initializer_range": 0.02, "model_type": "gemma3",
+  "text_config": {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
+                  "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024},
+  "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"}})";
+
 ModelConfig parsed(const std::string& text) {
   const TemporaryFolder folder;
   return read_hf_config(folder.write("config.json", text));
@@ -112,7 +128,10 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.output_bias, b.output_bias);
   EXPECT_EQ(a.mlp_bias, b.mlp_bias);
   EXPECT_EQ(a.qk_norm, b.qk_norm);
+  EXPECT_EQ(a.gate, b.gate);
+  EXPECT_EQ(a.norm_before, b.norm_before);
   EXPECT_EQ(a.norm_after, b.norm_after);
+  EXPECT_EQ(a.norm_offset, b.norm_offset);
   EXPECT_EQ(a.fused_tensors, b.fused_tensors);
   EXPECT_EQ(a.embedding_factor, b.embedding_factor);
   EXPECT_EQ(a.residual_factor, b.residual_factor);
@@ -126,6 +145,7 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.rotated_share, b.rotated_share);
   EXPECT_EQ(a.rope_scaling, b.rope_scaling);
   EXPECT_EQ(a.scales_all, b.scales_all);
+  EXPECT_EQ(a.window_theta, b.window_theta);
   EXPECT_EQ(a.attention, b.attention);
   EXPECT_EQ(a.window, b.window);
 }
@@ -138,6 +158,64 @@ TEST(HfConfig, PublishedFilesGiveTheBuiltinShapes) {
   expect_same(parsed(phi3_text), builtin_model("phi-3-mini"));
   expect_same(parsed(smollm3_text), builtin_model("smollm3-3b"));
   expect_same(parsed(olmo2_text), builtin_model("olmo2-7b"));
+  expect_same(parsed(gemma3_text), builtin_model("gemma3-1b"));
+  expect_same(parsed(gemma3_seeing_text), builtin_model("gemma3-4b"));
+}
+
+// What stands beside the text's part, and that its files have other tensors, too. What is written is a model of text.
+TEST(HfConfig, OfAModelThatSeesThePartOfTextIsRead) {
+  const ModelConfig c = parsed(gemma3_seeing_text);
+  EXPECT_TRUE(c.within_seeing);
+  const std::vector<std::pair<std::string, std::string>> tokens = {{"eos_token_id", "[1,106]"}};
+  EXPECT_EQ(c.passed_on, tokens);
+  const ModelConfig written = parsed(hf_config_text(c, "bfloat16"));
+  EXPECT_EQ(written.architecture, "Gemma3ForCausalLM");
+  EXPECT_FALSE(written.within_seeing);
+  expect_same(written, c);
+  EXPECT_FALSE(parsed(gemma3_text).within_seeing);
+  EXPECT_FALSE(parsed(with(gemma3_seeing_text, "tie_word_embeddings", "false")).tied_head);
+  EXPECT_THAT(refusal(with(gemma3_seeing_text, "text_config", "3")), HasSubstr("'text_config'"));
+  EXPECT_THAT(refusal(with(gemma3_seeing_text, "text_config", "{}")), HasSubstr("'text_config': 'hidden_size'"));
+  EXPECT_THAT(refusal(with(gemma3_seeing_text, "architectures", "[\"Gemma3ForCausalLM\"]")), HasSubstr("accepted"));
+}
+
+TEST(HfConfig, GemmasFieldsAreRead) {
+  const auto gemma3 = [](const char* key, const char* value) { return with(gemma3_text, key, value); };
+  EXPECT_EQ(parsed(gemma3("query_pre_attn_scalar", "168")).attention_scale, 1.0 / std::sqrt(168.0));
+  EXPECT_EQ(parsed(gemma3("hidden_size", "640")).embedding_factor, std::sqrt(640.0));
+  EXPECT_EQ(parsed(gemma3("rope_local_base_freq", "500")).window_theta, 500.0);
+  EXPECT_EQ(parsed(gemma3("rope_local_base_freq", "1000000")).window_theta, std::nullopt);  // as the others'
+  const ModelConfig five = parsed(gemma3("rope_parameters", R"({
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 300.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 20.0}})"));                 // of transformers 5
+  EXPECT_EQ(five.rope_theta, 300.0);
+  EXPECT_EQ(five.window_theta, 20.0);
+  EXPECT_EQ(std::get<LinearRopeScaling>(*five.rope_scaling).factor, 8.0);
+  EXPECT_EQ(five.rope(true).scaling, std::nullopt);
+  const ModelConfig every = parsed(gemma3("sliding_window_pattern", "2"));
+  EXPECT_EQ(every.window_of(0), 512);
+  EXPECT_EQ(every.window_of(1), 0);
+  // The first files of Gemma name the other GELU, and mean this one.
+  const std::string gemma = R"({"architectures": ["GemmaForCausalLM"], "model_type": "gemma", "hidden_act": "gelu",
+    "hidden_size": 2048, "intermediate_size": 16384, "num_attention_heads": 8, "num_hidden_layers": 18,
+    "num_key_value_heads": 1, "hidden_activation": null})";
+  const ModelConfig first = parsed(gemma);
+  EXPECT_EQ(first.gate, Gate::gelu);
+  EXPECT_EQ(first.norm_offset, 1.0);
+  EXPECT_FALSE(first.norm_after);
+  EXPECT_EQ(first.head_dim, 256);
+  EXPECT_EQ(first.vocabulary, 256000);
+  EXPECT_EQ(first.positions, 8192);
+  EXPECT_EQ(first.embedding_factor, std::sqrt(2048.0));
+  EXPECT_THAT(refusal(with(gemma, "hidden_activation", "\"gelu\"")), HasSubstr("'hidden_activation' is 'gelu'"));
+  EXPECT_THAT(refusal(gemma3("hidden_activation", "\"silu\"")), HasSubstr("'hidden_activation' is 'silu'"));
+  EXPECT_THAT(refusal(gemma3("final_logit_softcapping", "30.0")), HasSubstr("'final_logit_softcapping'"));
+  EXPECT_THAT(refusal(gemma3("attn_logit_softcapping", "50.0")), HasSubstr("'attn_logit_softcapping'"));
+  EXPECT_THAT(refusal(gemma3("use_bidirectional_attention", "true")), HasSubstr("'use_bidirectional_attention'"));
+  EXPECT_THAT(refusal(gemma3("query_pre_attn_scalar", "0")), HasSubstr("attention's scale"));
+  EXPECT_THAT(refusal(gemma3("query_pre_attn_scalar", "-4")), HasSubstr("attention's scale"));
+  EXPECT_THAT(refusal(gemma3("rope_local_base_freq", "0")), HasSubstr("rope_theta of layers with a window is 0"));
+  EXPECT_THAT(refusal(gemma3("sliding_window_pattern", "0")), HasSubstr("'sliding_window_pattern' is 0"));
 }
 
 TEST(HfConfig, Transformers5SpellingIsTheSame) {
@@ -344,7 +422,7 @@ TEST(HfConfig, PhiTakesThePositionsItWasFirstTrainedOnFromBesideTheScaling) {
   EXPECT_EQ(original("null"), 4096.0);
 }
 
-TEST(HfConfig, ARopeOfItsOwnInLayersWithAWindowIsRefused) {
+TEST(HfConfig, LayersWithAWindowMayHaveAnotherThetaAndNoScaling) {
   const std::string text = with(olmo2_text, "architectures", R"(["Olmo3ForCausalLM"])");
   const auto of_windows = [&](const char* json) {
     return with(text, "rope_parameters",
@@ -352,9 +430,11 @@ TEST(HfConfig, ARopeOfItsOwnInLayersWithAWindowIsRefused) {
                                                          "sliding_attention": )") +
                     json + "}");
   };
-  EXPECT_EQ(refusal(of_windows(R"({"rope_type": "default", "rope_theta": 500000})")), "accepted");
-  EXPECT_THAT(refusal(of_windows(R"({"rope_type": "default", "rope_theta": 10000})")), HasSubstr("RoPE of layers"));
-  EXPECT_THAT(refusal(of_windows(R"({"rope_type": "linear", "factor": 2})")), HasSubstr("RoPE of layers"));
+  EXPECT_EQ(parsed(of_windows(R"({"rope_type": "default", "rope_theta": 500000})")).window_theta, std::nullopt);
+  EXPECT_EQ(parsed(of_windows(R"({"rope_type": "default", "rope_theta": 10000})")).window_theta, 10000.0);
+  EXPECT_THAT(refusal(of_windows(R"({"rope_type": "linear", "factor": 2})")), HasSubstr("the RoPE type 'linear'"));
+  EXPECT_THAT(refusal(with(llama_text, "rope_parameters", R"({"sliding_attention": {"rope_type": "default"}})")),
+              HasSubstr("'sliding_attention'"));
 }
 
 TEST(HfConfig, NumbersOutOfBoundsAreRefusedByName) {
@@ -439,7 +519,7 @@ TEST(HfConfig, TheNameIsTheFolders) {
 }
 
 TEST(BuiltinModels, AllAreValidAndFoundByName) {
-  EXPECT_EQ(builtin_models().size(), 29U);
+  EXPECT_EQ(builtin_models().size(), 33U);
   for (const std::string& name : builtin_models()) {
     EXPECT_NO_THROW(builtin_model(name).validate()) << name;
     EXPECT_EQ(builtin_model(name).name, name);

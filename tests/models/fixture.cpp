@@ -44,8 +44,8 @@ std::vector<float> FixtureTensor::floats(bool transposed) const {
 std::vector<std::string> expert_fixture_names() { return {"mixtral", "qwen3_moe", "olmoe"}; }
 
 std::vector<std::string> llama_fixture_names() {
-  std::vector<std::string> names = {"llama3",  "qwen2", "qwen3", "mistral", "phi3",
-                                    "smollm3", "olmo2", "olmo3", "granite"};
+  std::vector<std::string> names = {"llama3", "qwen2", "qwen3",   "mistral", "phi3",  "smollm3",
+                                    "olmo2",  "olmo3", "granite", "gemma",   "gemma3"};
   for (std::string& name : expert_fixture_names()) names.push_back(std::move(name));
   return names;
 }

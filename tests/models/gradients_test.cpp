@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 
 #include "tests/models/rig.hpp"
 
@@ -258,21 +259,33 @@ TEST_P(RotatingAgainstPyTorch, AnotherAttentionOfALayerIsFound) {
   }
 }
 
+/// With its description changed the model of a fixture is another one.
+void expect_another(const Fixture& fixture, const std::function<void(ModelConfig&)>& change) {
+  ModelConfig other = fixture.config();
+  change(other);
+  Rig rig(other, shape_of(fixture, false));
+  rig.load(fixture);
+  rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
+  rig.train(fixture.gradient_scale());
+  EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * bar);
+}
+
+TEST(Gemma, AnotherNormGateFactorOrRopeIsFound) {
+  const Fixture fixture("gemma3");
+  expect_another(fixture, [](ModelConfig& c) { c.norm_offset = 1.0 + 1.0 / 256; });
+  expect_another(fixture, [](ModelConfig& c) { c.gate = Gate::silu; });
+  expect_another(fixture, [](ModelConfig& c) { c.embedding_factor *= 1.001; });
+  expect_another(fixture, [](ModelConfig& c) { *c.attention_scale *= 1.001; });
+  expect_another(fixture, [](ModelConfig& c) { *c.window_theta *= 1.01; });
+  expect_another(fixture, [](ModelConfig& c) { c.window_theta.reset(); });
+}
+
 TEST(Granite, AnotherFactorIsFound) {
   const Fixture fixture("granite");
-  const auto expect_found = [&](const auto& change) {
-    ModelConfig other = fixture.config();
-    change(other);
-    Rig rig(other, shape_of(fixture, false));
-    rig.load(fixture);
-    rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
-    rig.train(fixture.gradient_scale());
-    EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * bar);
-  };
-  expect_found([](ModelConfig& c) { c.embedding_factor *= 1.001; });
-  expect_found([](ModelConfig& c) { c.residual_factor *= 1.001; });
-  expect_found([](ModelConfig& c) { *c.attention_scale *= 1.001; });
-  expect_found([](ModelConfig& c) { c.logits_divisor *= 1.001; });
+  expect_another(fixture, [](ModelConfig& c) { c.embedding_factor *= 1.001; });
+  expect_another(fixture, [](ModelConfig& c) { c.residual_factor *= 1.001; });
+  expect_another(fixture, [](ModelConfig& c) { *c.attention_scale *= 1.001; });
+  expect_another(fixture, [](ModelConfig& c) { c.logits_divisor *= 1.001; });
 }
 
 class ExpertsAgainstPyTorch : public OthersAgainstPyTorch {};

@@ -16,15 +16,16 @@ namespace {
 
 TEST(Layout, ParameterCountsAreThePublishedOnes) {
   const std::pair<const char*, std::int64_t> published[] = {
-      {"gpt2", 124439808},         {"gpt2-medium", 354823168},   {"gpt2-large", 774030080},
-      {"gpt2-xl", 1557611200},     {"llama3.2-1b", 1235814400},  {"llama3.2-3b", 3212749824},
-      {"llama3.1-8b", 8030261248}, {"qwen2.5-0.5b", 494032768},  {"qwen2.5-1.5b", 1543714304},
-      {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},    {"qwen3-1.7b", 1720574976},
-      {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552},   {"qwen3-8b", 8190735360},
-      {"qwen3-14b", 14768307200},  {"qwen3-32b", 32762123264},   {"llama3.1-70b", 70553706496},
-      {"phi-3-mini", 3821079552},  {"phi-4", 14659507200},       {"smollm3-3b", 3075098624},
-      {"olmo2-7b", 7298617344},    {"olmo2-13b", 13716198400},   {"qwen3-30b-a3b", 30532122624},
-      {"olmoe-1b-7b", 6919161856}, {"mixtral-8x7b", 46702792704}};
+      {"gpt2", 124439808},         {"gpt2-medium", 354823168},    {"gpt2-large", 774030080},
+      {"gpt2-xl", 1557611200},     {"llama3.2-1b", 1235814400},   {"llama3.2-3b", 3212749824},
+      {"llama3.1-8b", 8030261248}, {"qwen2.5-0.5b", 494032768},   {"qwen2.5-1.5b", 1543714304},
+      {"qwen2.5-7b", 7615616512},  {"qwen3-0.6b", 596049920},     {"qwen3-1.7b", 1720574976},
+      {"qwen3-4b", 4022468096},    {"mistral-7b", 7248023552},    {"qwen3-8b", 8190735360},
+      {"qwen3-14b", 14768307200},  {"qwen3-32b", 32762123264},    {"llama3.1-70b", 70553706496},
+      {"phi-3-mini", 3821079552},  {"phi-4", 14659507200},        {"smollm3-3b", 3075098624},
+      {"olmo2-7b", 7298617344},    {"olmo2-13b", 13716198400},    {"qwen3-30b-a3b", 30532122624},
+      {"olmoe-1b-7b", 6919161856}, {"mixtral-8x7b", 46702792704}, {"gemma3-270m", 268098176},
+      {"gemma3-1b", 999885952}};
   for (const auto& [name, count] : published)
     EXPECT_EQ(layout_of(builtin_model(name)).parameter_count(), count) << name;
   for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe"}) {
@@ -103,6 +104,9 @@ TEST(Initialize, NormsBiasesAndScales) {
   EXPECT_THAT(first_values(llama, "block.0.post_attention_layernorm.weight", 1), ::testing::Each(1.0F));
   EXPECT_NEAR(deviation(first_values(llama, "block.1.mlp.down_proj.weight", 1)), residual, 0.02 * residual);
   EXPECT_NEAR(deviation(first_values(llama, "block.1.self_attn.o_proj.weight", 1)), residual, 0.02 * residual);
+  const ModelConfig gemma = builtin_model("gemma3-270m");  // whose norms add 1
+  EXPECT_THAT(first_values(gemma, "block.0.pre_feedforward_layernorm.weight", 1), ::testing::Each(0.0F));
+  EXPECT_THAT(first_values(gemma, "head.norm.weight", 1), ::testing::Each(0.0F));
   ModelConfig qwen3 = llama;
   qwen3.qk_norm = QkNorm::per_head;
   EXPECT_THAT(first_values(qwen3, "block.0.self_attn.q_norm.weight", 1), ::testing::Each(1.0F));
@@ -173,7 +177,7 @@ TEST(Rope, Llama3ScalingKeepsFastAndStretchesSlowRotations) {
   const ModelConfig scaled = builtin_model("llama3.1-8b");
   ModelConfig plain = scaled;
   plain.rope_scaling.reset();
-  const auto frequency = [](const ModelConfig& c, std::int64_t i) { return rope_frequency(c, i, 100, c.rope_scaling); };
+  const auto frequency = [](const ModelConfig& c, std::int64_t i) { return rope_frequency(c, c.rope(false), i, 100); };
   EXPECT_EQ(frequency(scaled, 0), 1.0);
   EXPECT_EQ(frequency(scaled, 1), frequency(plain, 1));
   EXPECT_DOUBLE_EQ(frequency(scaled, 63), frequency(plain, 63) / 8.0);
@@ -192,14 +196,14 @@ ModelConfig with_scaling(const RopeScaling& scaling) {
 TEST(Rope, YarnKeepsFastAndStretchesSlowRotationsAndMakesAllLonger) {
   const ModelConfig c = with_scaling(YarnRopeScaling{.factor = 16.0, .original_positions = 4096.0});
   const auto ratio = [&](std::int64_t i) {
-    return rope_frequency(c, i, 100, std::nullopt) / rope_frequency(c, i, 100, c.rope_scaling);
+    return rope_frequency(c, {c.rope_theta}, i, 100) / rope_frequency(c, c.rope(false), i, 100);
   };
   // 64 ln(4096 / (32 2 pi)) / ln(10000) is 20.95, and of one turn 45.03.
   EXPECT_DOUBLE_EQ(ratio(20), 1.0);
   EXPECT_GT(ratio(21), 1.0);
   EXPECT_LT(ratio(45), 16.0);
   EXPECT_DOUBLE_EQ(ratio(46), 16.0);
-  EXPECT_DOUBLE_EQ(rope_magnitude(c, c.rope_scaling), 0.1 * std::log(16.0) + 1.0);
+  EXPECT_DOUBLE_EQ(rope_magnitude(c, c.rope(false)), 0.1 * std::log(16.0) + 1.0);
 }
 
 TEST(Rope, LongFactorsAreThoseOfLongSequences) {
@@ -209,14 +213,14 @@ TEST(Rope, LongFactorsAreThoseOfLongSequences) {
                           .factor = {},
                           .attention_factor = {}};
   const ModelConfig c = with_scaling(scaling);
-  const double plain = rope_frequency(c, 5, 1, std::nullopt);
-  EXPECT_DOUBLE_EQ(rope_frequency(c, 5, 1024, c.rope_scaling), plain / 2.0);
-  EXPECT_DOUBLE_EQ(rope_frequency(c, 5, 1025, c.rope_scaling), plain / 3.0);
-  EXPECT_DOUBLE_EQ(rope_magnitude(c, c.rope_scaling), std::sqrt(1.0 + std::log(4.0) / std::log(1024.0)));
+  const double plain = rope_frequency(c, {c.rope_theta}, 5, 1);
+  EXPECT_DOUBLE_EQ(rope_frequency(c, c.rope(false), 5, 1024), plain / 2.0);
+  EXPECT_DOUBLE_EQ(rope_frequency(c, c.rope(false), 5, 1025), plain / 3.0);
+  EXPECT_DOUBLE_EQ(rope_magnitude(c, c.rope(false)), std::sqrt(1.0 + std::log(4.0) / std::log(1024.0)));
   scaling.factor = 0.5;
-  EXPECT_EQ(rope_magnitude(c, scaling), 1.0);
+  EXPECT_EQ(rope_magnitude(c, {c.rope_theta, scaling}), 1.0);
   scaling.attention_factor = 1.5;
-  EXPECT_EQ(rope_magnitude(c, scaling), 1.5);
+  EXPECT_EQ(rope_magnitude(c, {c.rope_theta, scaling}), 1.5);
 }
 
 TEST(Flops, AreSixPerMatrixParameterAndTokenPlusAttention) {

@@ -87,6 +87,17 @@ def models():
         hidden_size=36, intermediate_size=41, max_position_embeddings=32, tie_word_embeddings=True, pad_token_id=None,
         embedding_multiplier=3.0, attention_multiplier=0.2, residual_multiplier=0.4, logits_scaling=1.5,
         attention_bias=True, mlp_bias=True, rope_parameters={"rope_type": "default", "rope_theta": 500.0}, **llama)
+    # Norms of 1 + weight, four a block; GeGLU; a table that is scaled; layers with a window have RoPE of their own.
+    yield "gemma3", (2, 9), transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(
+        hidden_size=48, intermediate_size=61, head_dim=16, max_position_embeddings=64, sliding_window=4,
+        tie_word_embeddings=True, query_pre_attn_scalar=20, pad_token_id=None,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={"full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 30.0}},
+        **{**llama, "num_hidden_layers": 3})
+    yield "gemma", (2, 9), transformers.GemmaForCausalLM, transformers.GemmaConfig(
+        hidden_size=48, intermediate_size=77, head_dim=16, max_position_embeddings=32, tie_word_embeddings=True,
+        pad_token_id=None, **llama)
     # Experts: more of them than tokens find, with shares that add up to 1 or that do not, and files of either spelling.
     experts = {**llama, "experts_implementation": "eager"}
     yield "mixtral", (3, 7), transformers.MixtralForCausalLM, transformers.MixtralConfig(
@@ -139,7 +150,8 @@ def randomize(model, generator):
         for name, p in own_parameters(model):
             noise = torch.randn(p.shape, generator=generator)
             is_norm = p.dim() == 1 and name.endswith("weight")
-            p.copy_(1 + 0.2 * noise if is_norm else (0.1 if p.dim() == 1 else 0.2) * noise)
+            begins = 0 if model.config.model_type.startswith("gemma") else 1
+            p.copy_(begins + 0.2 * noise if is_norm else (0.1 if p.dim() == 1 else 0.2) * noise)
             p.copy_(p.to(torch.bfloat16).float())
 
 

@@ -128,13 +128,13 @@ TEST(TransformerMemory, MoreRowsOfExpertsThanCanBeNumberedAreRefused) {
 TEST(TransformerMemory, SelectivelyABlockKeepsWhatProductsAndAttentionMade) {
   HostDevice device({.capacity = 1 << 20, .threads = 2, .update_threads = 1});
   const auto activation = [](std::int64_t width) { return align_up(64 * static_cast<std::size_t>(width) * 2); };
-  for (const char* name : {"gpt2", "llama3.2-1b", "qwen3-0.6b", "olmo2-7b", "olmoe-1b-7b"}) {
+  for (const char* name : {"gpt2", "llama3.2-1b", "qwen3-0.6b", "olmo2-7b", "gemma3-1b", "olmoe-1b-7b"}) {
     const ModelConfig c = builtin_model(name);
     const RunShape all{.batch = 1, .sequence = 64, .compute = DType::bf16};
     RunShape some = all;
     some.selective = true;
     const std::int64_t queries = c.heads * c.head_dim, keys = c.kv_heads * c.head_dim;
-    std::size_t shared = (c.norm_after ? 0 : 2) * activation(c.width) + activation(c.ffn * c.mlp_rows());
+    std::size_t shared = (c.norm_before ? 2 : 0) * activation(c.width) + activation(c.ffn * c.mlp_rows());
     if (c.qk_norm != QkNorm::none) shared += activation(queries) + activation(keys);
     const auto layers = static_cast<std::size_t>(c.layers);
     EXPECT_EQ(
@@ -173,7 +173,8 @@ std::vector<Gradients> two_steps(Rig& rig) {
 }
 
 /// Some layers of each kind of block: GPT-2's, one with norms before attention and MLP, one with norms after them whose
-/// layers have different kinds of attention; and experts in both.
+/// layers have different kinds of attention, one with norms in both places, of 1 + weight, and a gate of GELU; and
+/// experts in the first two.
 std::vector<ModelConfig> kinds_of_block() {
   ModelConfig gpt2 = builtin_model("tiny-gpt2"), before = builtin_model("tiny-llama");
   gpt2.layers = before.layers = 5;
@@ -181,18 +182,26 @@ std::vector<ModelConfig> kinds_of_block() {
   ModelConfig after = before;
   after.name = "tiny-olmo";
   after.qk_norm = QkNorm::whole;
+  after.norm_before = false;
   after.norm_after = true;
   after.window = 6;
   after.scales_all = false;
   after.rope_scaling = LinearRopeScaling{2.0};
   after.attention = {{}, {.windowed = true}, {.rotated = false}, {.rotated = false, .windowed = true}, {}};
+  ModelConfig both = after;
+  both.name = "tiny-gemma";
+  both.norm_before = true;
+  both.norm_offset = 1.0;
+  both.gate = Gate::gelu;
+  both.qk_norm = QkNorm::per_head;
+  both.window_theta = 50.0;
   ModelConfig experts_before = builtin_model("tiny-moe"), experts_after = after;
   experts_before.layers = 3;
   experts_after.name = "tiny-olmo-moe";
   experts_after.ffn = 40;
   experts_after.experts = 6;
   experts_after.chosen_experts = 3;
-  return {gpt2, before, after, experts_before, experts_after};
+  return {gpt2, before, after, both, experts_before, experts_after};
 }
 
 TEST(TransformerRecompute, HoweverManyBlocksAreComputedAgainNoBitChanges) {

@@ -45,7 +45,7 @@ TEST(WorkOf, ABlockComputedAgainRunsItsForwardInBackwardToo) {
 // Two norms read and write the width, SwiGLU reads two and writes one of the MLP's width, GELU one and one; the norms
 // of Qwen3's heads and their rotation read and write twice each.
 TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
-  for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe", "qwen3-0.6b", "olmo2-7b"}) {
+  for (const char* name : {"tiny-gpt2", "tiny-llama", "tiny-moe", "qwen3-0.6b", "olmo2-7b", "gemma3-1b"}) {
     const ModelConfig c = builtin_model(name);
     RunShape shape{.batch = 2, .sequence = 17, .recomputed_blocks = 1};
     const std::vector<LayerWork> kept = work_of(c, shape);
@@ -53,7 +53,7 @@ TEST(WorkOf, WhatIsComputedAgainSelectivelyIsNoProduct) {
     const std::vector<LayerWork> work = work_of(c, shape);
     const auto ffn = static_cast<double>((c.family == Family::gpt2 ? 2 : 3) * c.ffn * c.mlp_rows());
     const auto heads = static_cast<double>(c.qk_norm != QkNorm::none ? 4 * c.head_dim * (c.heads + c.kv_heads) : 0);
-    const double width = c.norm_after ? 0.0 : static_cast<double>(c.width);  // those of OLMo 2 need not run again
+    const double width = c.norm_before ? static_cast<double>(c.width) : 0.0;  // those of OLMo 2 need not run again
     const double bytes = 34.0 * sizeof(float) * (4.0 * width + ffn + heads);
     for (std::size_t i = 0; i < work.size(); ++i) {
       const bool selected = i >= 2 && std::cmp_less_equal(i, c.layers);
