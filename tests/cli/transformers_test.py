@@ -11,7 +11,7 @@ import sys
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "models"))
 import make_fixtures
@@ -61,6 +61,13 @@ def models():
     yield "granite", transformers.GraniteForCausalLM, transformers.GraniteConfig(
         tie_word_embeddings=True, embedding_multiplier=2.5, attention_multiplier=0.25, residual_multiplier=0.3,
         logits_scaling=1.2, **llama)
+    gemma = {**llama, "head_dim": 16, "tie_word_embeddings": True, "pad_token_id": None, "bos_token_id": 1,
+             "eos_token_id": 2}
+    yield "gemma", transformers.GemmaForCausalLM, transformers.GemmaConfig(**gemma)
+    yield "gemma3", transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig(
+        sliding_window=5, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=24,
+        rope_parameters={"full_attention": {"rope_type": "linear", "rope_theta": 5000.0, "factor": 4.0},
+                         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}, **gemma)
     # Experts, of which some find no token.
     experts = {**llama, "num_experts_per_tok": 3, "experts_implementation": "eager", "pad_token_id": None,
                "eos_token_id": 2}
@@ -76,6 +83,8 @@ def as_transformers_4(config):
     """The same description in the older spelling."""
     rope = config.pop("rope_parameters", None)
     if rope is not None:
+        if config["model_type"] == "gemma3_text":
+            config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
         rope = rope.get("full_attention", rope)  # of OLMo 3 the others have none
         if rope.get("partial_rotary_factor", 1.0) != 1.0:
             config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
@@ -192,6 +201,30 @@ class Transformers(ProgramTest):
                     self.assertLess(abs(ours / theirs - 1), 1e-4)
                 self.succeed(self.run_program("export", run, "--to", out))
                 loaded = load(out)
+                self.assertLess(abs(self.loss(loaded) / self.summary(run)["eval_loss"] - 1), 1e-5)
+
+    def test_of_a_model_that_sees_the_part_of_text_is_trained(self):
+        text = next(config for name, _, config in models() if name == "gemma3")
+        sight = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2,
+                 "image_size": 8, "patch_size": 4}
+        model = transformers.Gemma3ForConditionalGeneration(transformers.Gemma3Config(
+            text_config=text.to_dict(), vision_config=sight, mm_tokens_per_image=4)).float().eval()
+        make_fixtures.randomize(model, torch.Generator().manual_seed(3))
+        for spelling in ("as written", "of transformers 4.50"):
+            with self.subTest(spelling):
+                source, run, out = (self.root / f"{spelling[:2]}-{part}" for part in ("in", "run", "out"))
+                model.save_pretrained(source)
+                if spelling != "as written":
+                    tensors = {name.removeprefix("model.") if "vision" in name or "projector" in name
+                               else name.replace("model.language_model.", "language_model.model."): tensor
+                               for name, tensor in tensors_of(source).items()}
+                    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+                self.assertLess(abs(self.evaluate(source) / self.loss(model) - 1), 1e-5)
+                self.succeed(self.run_program("train", "--model", source, "--data", self.data, "--out", run, *ONE,
+                                              "--micro-batch", WINDOWS, "--steps", 2, "--eval-data", self.data))
+                self.succeed(self.run_program("export", run, "--to", out))
+                loaded = load(out)
+                self.assertEqual(type(loaded).__name__, "Gemma3ForCausalLM")
                 self.assertLess(abs(self.loss(loaded) / self.summary(run)["eval_loss"] - 1), 1e-5)
 
 

@@ -372,7 +372,7 @@ class Tensors(ProgramTest):
         model = self.exported()
         config = json.loads((model / "config.json").read_text())
         for changes, code, words in [
-                ({"architectures": ["GemmaForCausalLM"]}, 2, ["GemmaForCausalLM", "; use one of", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
+                ({"architectures": ["Gemma2ForCausalLM"]}, 2, ["GemmaForCausalLM", "; use one of", "GPT2LMHeadModel", "Qwen3ForCausalLM"]),
                 ({"activation_function": "relu"}, 2, ["activation_function"]), ({"n_embd": -4}, 2, ["width"]),
                 ({"n_layer": 1 << 40}, 2, ["layers"]), ({"n_layer": 1 << 64}, 2, ["n_layer"]),
                 ({"n_layer": "four"}, 2, ["n_layer"]), ({"n_layer": 5}, 4, ["missing"]), ({"n_layer": 3}, 4, ["unexpected"]),
