@@ -40,8 +40,11 @@ target_link_libraries(fake_driver PRIVATE tandem_flags)
 add_executable(gpu_cudnn_plans_test cudnn/plans_test.cpp ${attention_object})
 target_link_libraries(gpu_cudnn_plans_test PRIVATE tandem_test_flags -Wl,--no-as-needed fake_driver -Wl,--as-needed
                                                    ${attention_links})
-add_test(NAME gpu_kernels.cudnn_plans COMMAND gpu_cudnn_plans_test)
-set_tests_properties(gpu_kernels.cudnn_plans PROPERTIES TIMEOUT 600 SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\] CudnnPlans")
+add_test(NAME gpu_kernels.cudnn_plans COMMAND gpu_cudnn_plans_test --gtest_filter=-*OlderAndNewerCards)
+add_test(NAME gpu_kernels.cudnn_plans_long COMMAND gpu_cudnn_plans_test --gtest_filter=*OlderAndNewerCards)
+set_tests_properties(gpu_kernels.cudnn_plans gpu_kernels.cudnn_plans_long PROPERTIES TIMEOUT 600
+                     SKIP_REGULAR_EXPRESSION "\\[  SKIPPED \\] CudnnPlans")
+set_tests_properties(gpu_kernels.cudnn_plans_long PROPERTIES LABELS long)  # a minute
 # Where something else lies in its place, nothing is found.
 file(WRITE ${CMAKE_CURRENT_BINARY_DIR}/no_cudnn/libcudnn.so.9 "no library")
 add_test(NAME gpu_kernels.no_cudnn COMMAND ${CMAKE_COMMAND} -E env --unset=VIRTUAL_ENV --unset=CONDA_PREFIX
