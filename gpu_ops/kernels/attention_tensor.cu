@@ -64,7 +64,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRang
     const std::int64_t group = shape.heads / shape.kv_heads;
     const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
     stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, keys);
-    barrier();
+    staged();
     const Rows<dim> queries = own_rows<dim>(keys);
     barrier();
     RunningRows rows;
@@ -72,7 +72,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRang
     const std::int64_t first_key = first_key_of(tile.first, Size::rows, operands.reach);
     for (std::int64_t key = first_key; key <= tile.first; key += Size::rows) {
       stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
-      barrier();
+      staged();
       const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
       for (int first = 0; first < Size::rows; first += keys_at_once<dim>) {
         auto scores = with_rows<keys_at_once<dim>>(queries, keys, first);

@@ -43,19 +43,32 @@ TANDEM_DEVICE bf16* tile_at(bf16* tile, int row, int at) {
   return tile + tile_offset(dim, row, at);
 }
 
-/// Rows [first, first + rows) of a head; zeros behind the last token and the last dimension.
+/// Rows [first, first + rows) of a head; zeros behind the last token and the last dimension. They are there after
+/// staged(): what is copied whole is on its way until then, all of a thread's packets at once.
 template <int dim>
 TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, const AttentionShape& shape,
                          bool aligned, bf16* tile) {
   using Size = TensorTiling<dim>;
-  for (int i = thread_index(); i < rows * Size::packets; i += Size::threads) {
-    const int row = i / Size::packets, at = i % Size::packets * packet;
-    Raw<bf16> raw = {};
-    if (first + row < shape.sequence && at < shape.head_dim) {
-      raw = load_raw(head.data + (first + row) * head.stride, span_at(at, shape.head_dim, aligned));
+  constexpr int rows_at_once = Size::threads / Size::packets;
+  const int at = thread_index() % Size::packets * packet;
+  const std::int64_t there = at < shape.head_dim ? shape.sequence - first : 0;
+  const bf16* from = head.data + (first + thread_index() / Size::packets) * head.stride;
+  for (int row = thread_index() / Size::packets; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
+    bf16* const to = tile_at<dim>(tile, row, at);
+    if (row >= there) {
+      store_words(to, Words{});
+    } else if (aligned) {
+      start_copy(to, from + at);
+    } else {
+      store_words(to, load_raw(from, span_at(at, shape.head_dim, false)).part[0]);
     }
-    store_words(tile_at<dim>(tile, row, at), raw.part[0]);
   }
+}
+/// All threads see what the block has staged.
+TANDEM_DEVICE void staged() {
+  close_copies();
+  await_copies<0>();
+  barrier();
 }
 
 /// Two heads, or two operands of one, that are needed side by side.

@@ -24,7 +24,7 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange rang
     const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
     const HeadPair own = pair_at(operands.q, operands.dout, shape, tile.b, tile.h);
     stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
-    barrier();
+    staged();
     const Rows<dim> queries = own_rows<dim>(keys), douts = own_rows<dim>(values);
     barrier();
     float lse[2], delta[2];
@@ -39,7 +39,7 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange rang
     const std::int64_t first_key = first_key_of(tile.first, Size::rows, operands.reach);
     for (std::int64_t key = first_key; key <= tile.first; key += Size::rows) {
       stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
-      barrier();
+      staged();
       const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
       for (int first = 0; first < Size::rows; first += at_once<dim>) {
         const auto products = with_rows<at_once<dim>>(queries, keys, first);
@@ -91,7 +91,7 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange ran
           lse[thread_index()] = u < shape.sequence ? operands.lse[statistics + u] : 0.0F;
           delta[thread_index()] = u < shape.sequence ? operands.delta[statistics + u] : 0.0F;
         }
-        barrier();
+        staged();
         const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
         for (int first = 0; first < query_rows; first += at_once<dim>) {
           auto weights = with_rows<at_once<dim>, dim>(keys, queries, first);
