@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "core/ops.hpp"
@@ -62,6 +63,9 @@ struct AttentionLimits {
   double multiply_adds = 0x1p36;   ///< at most so many, a seventh of a second at 1 TFLOP/s
   std::int64_t least_tiles = 256;  ///< but never fewer tiles than these, which a large card takes at once
 };
+/// Of the kernels on tensor cores, of which the smallest cards do some 5 TFLOP/s: a fifth of a second, and a few times
+/// what a large card takes at once, so that little of it is idle while the last ones end.
+constexpr AttentionLimits tensor_limits{.multiply_adds = 0x1p39, .least_tiles = 1024};
 /// Tiles of one launch, of which the largest takes so many multiply-adds.
 std::int64_t tiles_at_once(double of_largest, const AttentionLimits& limits);
 
@@ -70,9 +74,11 @@ std::int64_t tiles_at_once(double of_largest, const AttentionLimits& limits);
 /// weights and gradients of scores are rounded. Blocks out of each other's window are left out. Every sum has one owner
 /// and a fixed order: no atomics.
 /// Asynchronous, and throw, as Attention::forward and Attention::backward do; the latter computes the scores twice,
-/// once for dq and once for dk and dv. Bits do not depend on `limits`.
-void plain_attention(const AttentionForward& call, CUstream_st* stream, const AttentionLimits& limits = {});
+/// once for dq and once for dk and dv. Bits do not depend on `limits`, without which they are those of the kernels
+/// that run.
+void plain_attention(const AttentionForward& call, CUstream_st* stream,
+                     const std::optional<AttentionLimits>& limits = {});
 void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream,
-                              const AttentionLimits& limits = {});
+                              const std::optional<AttentionLimits>& limits = {});
 
 }  // namespace tandem::gpu

@@ -78,7 +78,7 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range
 
 }  // namespace
 
-void plain_attention(const AttentionForward& call, CUstream_st* stream, const AttentionLimits& limits) {
+void plain_attention(const AttentionForward& call, CUstream_st* stream, const std::optional<AttentionLimits>& limits) {
   const AttentionShape& shape = call.shape;
   const ForwardOperands operands{.q = call.q,
                                  .k = call.k,
@@ -86,13 +86,16 @@ void plain_attention(const AttentionForward& call, CUstream_st* stream, const At
                                  .out = {call.out.data, call.out.dtype, shape.heads * shape.head_dim},
                                  .lse = optional<float>(call.lse),
                                  .reach = shape.reach()};
-  if (takes_tensor_cores(call.q.dtype, shape.head_dim)) return tensor_attention(operands, shape, limits, stream);
+  if (takes_tensor_cores(call.q.dtype, shape.head_dim)) {
+    return tensor_attention(operands, shape, limits.value_or(tensor_limits), stream);
+  }
+  const AttentionLimits of_fp32 = limits.value_or(AttentionLimits{});
   with_activation(call.q.dtype, [&]<class T>(T) {
     with_tiling<T>(shape.head_dim, [&](auto dim) {
       using Size = Tiling<dim.value>;
       const bool aligned = aligned_heads<T>(shape.head_dim, call.q, call.k, call.v);
       const TileWork work{shape.batch * shape.heads, 2.0, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
-      in_launches<Size>(work, shape, limits, [&](TileRange range, const Geometry& geometry) {
+      in_launches<Size>(work, shape, of_fp32, [&](TileRange range, const Geometry& geometry) {
         launch("attention", attention_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
       });
     });

@@ -126,7 +126,7 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, boo
 }  // namespace
 
 void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream,
-                              const AttentionLimits& limits) {
+                              const std::optional<AttentionLimits>& limits) {
   const AttentionShape& shape = call.shape;
   const std::int64_t dense = shape.heads * shape.head_dim, rows = shape.batch * shape.sequence;
   const BackwardOperands operands{.dout = {call.dout.data, call.dout.dtype, dense},
@@ -140,23 +140,24 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
                                   .lse = call.lse.as<float>(),
                                   .delta = static_cast<float*>(scratch),
                                   .reach = shape.reach()};
+  const AttentionLimits of_fp32 = limits.value_or(AttentionLimits{});
   with_activation(call.q.dtype, [&]<class T>(T) {
     launch("attention_delta", delta_kernel<T>, Geometry{blocks_for(rows * shape.heads, most_warps), most_threads},
            stream, operands, shape);
     if (takes_tensor_cores(call.q.dtype, shape.head_dim)) {
-      return tensor_attention_backward(operands, shape, limits, stream);
+      return tensor_attention_backward(operands, shape, limits.value_or(tensor_limits), stream);
     }
     with_tiling<T>(shape.head_dim, [&](auto dim) {
       using Size = Tiling<dim.value>;
       const bool aligned = aligned_heads<T>(shape.head_dim, operands.dout, call.q, call.k, call.v);
       const std::size_t bytes = (4 * Size::tile_floats + Size::score_floats) * sizeof(float);
       const TileWork queries{shape.batch * shape.heads, 3.0, bytes};
-      in_launches<Size>(queries, shape, limits, [&](TileRange range, const Geometry& geometry) {
+      in_launches<Size>(queries, shape, of_fp32, [&](TileRange range, const Geometry& geometry) {
         launch("attention_dq", dq_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
       });
       const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
                           bytes + Size::score_floats * sizeof(float)};
-      in_launches<Size>(keys, shape, limits, [&](TileRange range, const Geometry& geometry) {
+      in_launches<Size>(keys, shape, of_fp32, [&](TileRange range, const Geometry& geometry) {
         launch("attention_dkv", dkv_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
       });
     });

@@ -1,5 +1,6 @@
 // The attention kernels of tandem's own, also where the device has a library for it.
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "cpu_ops/reference/reference.hpp"
@@ -38,7 +39,7 @@ HeadsView heads(const TensorView& of) { return {of.data, of.dtype, of.shape[2]};
 class PlainAttention : public OpsTest {
  protected:
   /// out, lse, dq, dk and dv.
-  std::vector<Tensor> run(const Problem& p, const gpu::AttentionLimits& limits) {
+  std::vector<Tensor> run(const Problem& p, const std::optional<gpu::AttentionLimits>& limits) {
     const AttentionShape& s = p.shape;
     const auto floats = static_cast<std::int64_t>(gpu::plain_attention_scratch(s.batch * s.sequence, s.heads) / 4);
     const Operand scratch = bench().put(Tensor(DType::f32, {floats}));
@@ -85,7 +86,7 @@ TEST_P(PlainAttention, HasTheSameBitsInAnyNumberOfLaunches) {
   const std::vector<Tensor> expected = run(p, {});
   for (const std::int64_t tiles : {1, 5, 12, 23}) {
     SCOPED_TRACE(tiles);
-    const std::vector<Tensor> results = run(p, {.multiply_adds = 1.0, .least_tiles = tiles});
+    const std::vector<Tensor> results = run(p, gpu::AttentionLimits{.multiply_adds = 1.0, .least_tiles = tiles});
     for (std::size_t i = 0; i < results.size(); ++i) EXPECT_SAME_BITS(results[i], expected[i]);
   }
 }
