@@ -62,9 +62,9 @@ ContextMemory assume() {
 
 ContextMemory make_and_measure_context(int ordinal, const std::string& pci_bus, const std::function<void()>& make) {
   static std::mutex mutex;
-  static std::map<int, ContextMemory> measured;
+  static std::map<int, ContextMemory> found;
   const std::lock_guard lock(mutex);
-  if (const auto known = measured.find(ordinal); known != measured.end()) {
+  if (const auto known = found.find(ordinal); known != found.end()) {
     make();
     return known->second;
   }
@@ -72,8 +72,8 @@ ContextMemory make_and_measure_context(int ordinal, const std::string& pci_bus, 
   const Usage before = usage_by(nvml.get());
   make();
   const std::optional<std::size_t> grown = growth(before, usage_by(nvml.get()));
-  if (!grown) return assume();
-  return measured.emplace(ordinal, ContextMemory{.taken = *grown, .later = loaded_later}).first->second;
+  const ContextMemory memory = grown ? ContextMemory{.taken = *grown, .later = loaded_later} : assume();
+  return found.emplace(ordinal, memory).first->second;
 }
 
 }  // namespace tandem

@@ -14,10 +14,10 @@ struct ContextMemory {
 };
 
 /// Calls `make`, which makes the context of device `ordinal` and loads the libraries, and returns what they take there:
-/// by how much the memory in use grew meanwhile, of which others' is left out as far as NVML counts by process, where NVML
-/// knows the device on `pci_bus`; and what is loaded later.
-/// Measured once in a process, since a context stays from then on. `make` leaves the device current; a caller that made
-/// it so before would have made the context. Throws what `make` throws. Thread-safe.
+/// by how much the memory in use grew meanwhile, of which others' is left out as far as NVML counts by process, where
+/// NVML knows the device on `pci_bus`; and what is loaded later. Measured once in a process, since a context stays from
+/// then on; or assumed once, no more than was in use then. `make` leaves the device current; a caller that made it so
+/// before would have made the context. Throws what `make` throws. Thread-safe.
 ContextMemory make_and_measure_context(int ordinal, const std::string& pci_bus, const std::function<void()>& make);
 
 }  // namespace tandem

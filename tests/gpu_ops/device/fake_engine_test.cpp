@@ -77,8 +77,9 @@ TEST_F(EngineOnCuda, FitsOnACardOfTheSizePlannedWithItsPageTables) {
   ASSERT_GE(plan.memory.host_bytes(), 48_MiB);
   constexpr std::size_t context = 32_MiB, code = 32_MiB;
   const std::size_t all = context + code + facts.device_capacity;
-  fake_cuda::install({.cards = {{.memory = all, .taken = context, .code = code}}});
-  CudaDeviceOptions whole = testing::cuda_options({});
+  const fake_cuda::Card card{.memory = all, .taken = context, .code = code};
+  fake_cuda::install({.cards = {card, card}});
+  CudaDeviceOptions whole = testing::cuda_options({.ordinal = 1});  // others open the first one
   whole.memory = all;
   CudaDevice device(std::move(whole));
   ASSERT_EQ(device.info().capacity, facts.device_capacity);

@@ -60,8 +60,8 @@ TEST_F(FakeNvml, MeasuresWhatContextAndLibrariesTake) {
   constexpr std::size_t kept = 550_MiB;
   set_(true, kept + 100_MiB, kept + 300_MiB);
   const fake_cuda::Card card{.memory = 2_GiB, .taken = 300_MiB};
-  fake_cuda::install({.cards = {card, card}});
-  constexpr int of_this_test = 1;  // others open the first card, and what is measured holds for a process
+  constexpr int of_this_test = 12;  // others open the first cards, and what is measured holds for a process
+  fake_cuda::install({.cards = std::vector<fake_cuda::Card>(13, card)});
   for (int opened = 0; opened < 3; ++opened) {
     const auto device = open_fake_device({.capacity = 64_MiB, .ordinal = of_this_test});
     EXPECT_EQ(device->info().reserved, 200_MiB + 128_MiB) << opened << " were opened before";
@@ -83,12 +83,12 @@ std::size_t advised_instead_of(std::size_t bytes, int ordinal) {
 }
 
 TEST_F(FakeNvml, ACeilingAsARefusalAdvisesItLeavesRoomForWhatIsLoadedLater) {
-  constexpr int assumed = 0, measured = 3;
+  constexpr int assumed = 11, measured = 3;
   for (const int ordinal : {assumed, measured}) {
     SCOPED_TRACE(ordinal);
     set_(ordinal == measured, 100_MiB, 300_MiB);
     const fake_cuda::Card card{.memory = 2_GiB, .taken = 700_MiB, .code = 128_MiB};
-    fake_cuda::install({.cards = {card, card, card, card}});
+    fake_cuda::install({.cards = std::vector<fake_cuda::Card>(12, card)});
     CudaDeviceOptions options = cuda_options({.ordinal = ordinal});
     options.memory = advised_instead_of(2_GiB, ordinal);
     EXPECT_EQ(options.memory, 2_GiB - 700_MiB + (ordinal == measured ? 200_MiB : 512_MiB));
@@ -101,11 +101,22 @@ TEST_F(FakeNvml, ACeilingAsARefusalAdvisesItLeavesRoomForWhatIsLoadedLater) {
   }
 }
 
+TEST_F(FakeNvml, WhatIsAssumedWithoutItHoldsForAProcess) {
+  constexpr int of_this_test = 7;
+  const fake_cuda::Card card{.memory = 2_GiB, .taken = 100_MiB};
+  fake_cuda::install({.cards = std::vector<fake_cuda::Card>(8, card)});
+  const auto first = open_fake_device({.capacity = 512_MiB, .ordinal = of_this_test});
+  EXPECT_EQ(first->info().reserved, 132_MiB) << "no more than is in use, rounded";
+  const MemoryBlock block = first->allocate(512_MiB, "weights");
+  EXPECT_EQ(open_fake_device({.capacity = 64_MiB, .ordinal = of_this_test})->info().reserved, 132_MiB)
+      << "the memory that is in use now is a run's";
+}
+
 TEST_F(FakeNvml, CountsBeforeThereIsAContextOnAnyCard) {
-  constexpr int of_this_test = 2;
+  constexpr int of_this_test = 13;
   count_([]() -> unsigned long long { return fake_cuda::contexts().empty() ? 550_MiB : 850_MiB; });
   const fake_cuda::Card card{.memory = 2_GiB};
-  fake_cuda::install({.cards = {card, card, card}});
+  fake_cuda::install({.cards = std::vector<fake_cuda::Card>(14, card)});
   EXPECT_EQ(open_fake_device({.capacity = 64_MiB, .ordinal = of_this_test})->info().reserved, 300_MiB + 128_MiB);
 }
 
@@ -126,31 +137,37 @@ TEST_F(FakeNvml, LeavesOutWhatOthersTakeOrGiveBackMeanwhile) {
   }
 }
 
+/// Of a card that no other test opens, since what is assumed holds for a process too.
+std::size_t reserved_of_card(int ordinal) {
+  const fake_cuda::Card card{.memory = 2_GiB, .taken = 700_MiB};
+  fake_cuda::install({.cards = std::vector<fake_cuda::Card>(static_cast<std::size_t>(ordinal) + 1, card)});
+  return open_fake_device({.capacity = 64_MiB, .ordinal = ordinal})->info().reserved;
+}
+
 TEST_F(FakeNvml, AssumesWhatTheyTakeWhereWhatGrewIsOfOthers) {
   // The context was there before; what is loaded into it is less than what others take meanwhile.
   set_(true, 700_MiB, 1_GiB);
   set_own_(600_MiB, 620_MiB);
-  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 2_GiB, .taken = 700_MiB}}});
-  EXPECT_EQ(open_fake_device({.capacity = 64_MiB})->info().reserved, 640_MiB);
+  EXPECT_EQ(reserved_of_card(8), 640_MiB);
 }
 
 TEST_F(FakeNvml, AssumesWhatTheyTakeWhereTheContextWasThereBefore) {
   // The libraries are loaded into a context of the program that tandem is a part of.
   set_(true, 700_MiB, 720_MiB);
-  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 2_GiB, .taken = 700_MiB}}});
-  EXPECT_EQ(open_fake_device({.capacity = 64_MiB})->info().reserved, 640_MiB);
+  EXPECT_EQ(reserved_of_card(9), 640_MiB);
 }
 
 TEST_F(FakeNvml, AssumesWhatTheyTakeWhereOthersGaveMemoryBackMeanwhile) {
   set_(true, 900_MiB, 700_MiB);
-  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 2_GiB, .taken = 700_MiB}}});
-  EXPECT_EQ(open_fake_device({.capacity = 64_MiB})->info().reserved, 640_MiB);
+  EXPECT_EQ(reserved_of_card(10), 640_MiB);
 }
 
 TEST_F(FakeNvml, RefusalsSayWhoHoldsTheMemory) {
   set_(true, 6_GiB, 6_GiB);
-  fake_cuda::install({.cards = {fake_cuda::Card{.memory = 8_GiB, .taken = 6_GiB}}});
-  CudaDeviceOptions options = cuda_options({});
+  constexpr int of_this_test = 15;
+  const fake_cuda::Card card{.memory = 8_GiB, .taken = 6_GiB};
+  fake_cuda::install({.cards = std::vector<fake_cuda::Card>(16, card)});
+  CudaDeviceOptions options = cuda_options({.ordinal = of_this_test});
   options.memory = 4_GiB;
   try {
     CudaDevice device(std::move(options));
@@ -159,7 +176,7 @@ TEST_F(FakeNvml, RefusalsSayWhoHoldsTheMemory) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr("--device-memory 4.00 GiB was asked for"),
                                     HasSubstr("are free: process 4242 (python3) holds 10.00 GiB")));
   }
-  const auto device = open_fake_device({.capacity = 100_MiB});
+  const auto device = open_fake_device({.capacity = 100_MiB, .ordinal = of_this_test});
   fake_cuda::fail_call("cudaMalloc", 0, cudaErrorMemoryAllocation);
   try {
     (void)device->allocate(1_MiB, "activations");
