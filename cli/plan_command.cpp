@@ -234,7 +234,7 @@ Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const 
   Planned planned;
   planned.plan = what.choice.plan;
   planned.memory = what.choice.plan.memory;
-  const std::size_t of_inputs = page_table_bytes(what.options.reserved_host_memory, what.facts);
+  const std::size_t of_inputs = page_table_bytes(what.options.reserved_host_memory, what.facts, what.options.rank);
   planned.memory.add("activations and workspace", "run", Place::device,
                      what.options.reserved_device_memory - of_inputs);
   planned.memory.add("activations, offloaded", "run", Place::pinned, what.options.reserved_host_memory);

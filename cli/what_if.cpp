@@ -69,7 +69,7 @@ void take_shape(WhatIf& what, const RunShape& shape, const OpsRules& rules) {
   for (const ActivationEntry& entry : transformer.memory(rules)) {
     (entry.place == Place::device ? device : host) += align_up(entry.bytes);
   }
-  what.options.reserved_device_memory = device + page_table_bytes(host, what.facts);
+  what.options.reserved_device_memory = device + page_table_bytes(host, what.facts, what.options.rank);
   what.options.reserved_host_memory = host;
 }
 

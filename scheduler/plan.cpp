@@ -141,7 +141,7 @@ std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts&
 
 /// What the plan takes on the device, the driver's share included.
 std::size_t device_bytes_of(const Plan& plan, const PlanningFacts& facts) noexcept {
-  return plan.memory.device_bytes() + page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
+  return plan.memory.device_bytes() + page_table_bytes(plan.memory.bytes_in(Place::pinned), facts, plan.rank);
 }
 
 /// Spends spare device memory where it saves most: first what lets copies overlap, then gradients that
@@ -247,7 +247,7 @@ std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts
 void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFacts& facts) {
   plan.reserved_device_memory = options.reserved_device_memory - facts.device_reserved;
   plan.device_reserved = facts.device_reserved;
-  plan.page_tables = page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
+  plan.page_tables = page_table_bytes(plan.memory.bytes_in(Place::pinned), facts, options.rank);
   plan.reserved_host_memory = options.reserved_host_memory;
 }
 
@@ -456,10 +456,11 @@ void check_options(const ParameterLayout& layout, const OffloadOptions& options)
   }
 }
 
-std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noexcept {
+std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts, Rank rank) noexcept {
   constexpr std::size_t granule = std::size_t{2} << 20;  // by which a driver takes memory
   if (facts.pinned_per_page_table == 0) return 0;
-  const std::size_t bytes = (pinned + facts.pinned_per_page_table - 1) / facts.pinned_per_page_table;
+  const std::size_t bytes =
+      (of_all_ranks(pinned, rank) + facts.pinned_per_page_table - 1) / facts.pinned_per_page_table;
   return (bytes + granule - 1) / granule * granule;
 }
 
@@ -498,8 +499,9 @@ std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOption
 Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                   Plan first) {
   if (options.rank.index == 0) return first;
+  const std::size_t most_pinned = first.memory.bytes_in(Place::pinned);
   Plan plan = PlanBuilder::for_rank(layout, options, std::move(first));
-  plan.page_tables = page_table_bytes(plan.memory.bytes_in(Place::pinned), facts);
+  plan.page_tables = page_table_bytes(most_pinned, facts, options.rank);
   return plan;
 }
 

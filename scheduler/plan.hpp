@@ -84,7 +84,7 @@ struct Plan {
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it
   std::size_t device_reserved = 0;         ///< the share of context and libraries
-  std::size_t page_tables = 0;             ///< the driver's share, for the plan's pinned memory
+  std::size_t page_tables = 0;             ///< the driver's share, for pinned memory of all ranks' plans
   std::size_t reserved_host_memory = 0;    ///< the caller's, beside what the plan takes
   std::size_t spare_device_memory = 0;     ///< bytes that are booked and not used: room for plans that may follow
   std::size_t spare_host_memory = 0;       ///< the same of host memory
@@ -152,8 +152,9 @@ struct PlanningFacts {
   std::size_t pinned_per_page_table = 0;  ///< bytes, as DeviceInfo has it; 0: pinned memory takes none of the device's
 };
 
-/// Bytes of the device that the driver takes to map `pinned` bytes of host memory there.
-std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts) noexcept;
+/// Bytes of each rank's device that the driver takes there to map host memory of which every rank pins `pinned` bytes:
+/// what is pinned in a process is mapped on all devices that it uses.
+std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts, Rank rank) noexcept;
 
 /// Bytes of host memory that a run may take by these options: what is available, or the ceiling of host memory where
 /// that is higher, up to the machine's limit. 0 where nobody knows what is available.

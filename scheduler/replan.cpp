@@ -56,7 +56,8 @@ void book_room_for_change(Plan& plan, const ParameterLayout& layout, const Offlo
                          more_device + options.reserved_device_memory + facts.device_reserved) > 0) {
       continue;
     }
-    if (more_device + page_table_bytes(more_host, facts) + options.reserved_device_memory + facts.device_reserved >
+    if (more_device + page_table_bytes(more_host, facts, plan.rank) + options.reserved_device_memory +
+            facts.device_reserved >
         plan.device_memory) {
       continue;
     }
@@ -67,7 +68,7 @@ void book_room_for_change(Plan& plan, const ParameterLayout& layout, const Offlo
   plan.spare_host_memory = host - plan.memory.host_bytes();
   plan.memory.add("spare", "run", Place::device, plan.spare_device_memory);
   plan.memory.add("spare", "run", Place::pinned, plan.spare_host_memory);
-  plan.page_tables = page_table_bytes(host, facts);
+  plan.page_tables = page_table_bytes(host, facts, plan.rank);
 }
 
 Replanner::Replanner(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,

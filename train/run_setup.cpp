@@ -126,7 +126,8 @@ Way without_plan(const RunSetup& run, const RunShape& shape, HostRows rows) {
     (entry.place == Place::device ? way.activation_bytes : rows.activations) += align_up(entry.bytes);
   }
   way.options.reserved_device_memory =
-      way.activation_bytes + page_table_bytes(pinned_bytes(*way.model, run.device->ops(), rows), run.facts);
+      way.activation_bytes +
+      page_table_bytes(pinned_bytes(*way.model, run.device->ops(), rows), run.facts, run.options.rank);
   set_shape(way.options, run.model_config, shape);
   way.options.reserved_host_memory = rows.total();
   return way;
@@ -251,7 +252,7 @@ void book(RunSetup& run, const HostRows& rows) {
   }
   run.memory.add("device context and libraries", "run", Place::device, run.device->info().reserved);
   const std::size_t others = pinned_bytes(*run.model, run.device->ops(), rows);
-  run.page_tables = run.plan.page_tables + page_table_bytes(others, run.facts);
+  run.page_tables = run.plan.page_tables + page_table_bytes(others, run.facts, run.options.rank);
   run.memory.add("page tables of pinned memory", "run", Place::device, run.page_tables);
   run.memory.add("program and libraries", "run", Place::pageable, rows.program);
   run.memory.add("libraries in use", "run", Place::pageable, rows.libraries);

@@ -203,6 +203,34 @@ TEST(PlansOfRanks, TakeLessMemoryThanThatOfOne) {
   }
 }
 
+// What one rank pins is mapped on the devices of all.
+TEST(PlansOfRanks, CountPageTablesOfWhatAllPin) {
+  const ParameterLayout layout = testing::equal_layers(8, 1 << 20);
+  constexpr std::size_t step = 20 << 20, granule = 2 << 20;
+  for (const char* policy : {"host", "static:0.5", "stream"}) {
+    for (const int ranks : {1, 2, 5}) {
+      int planned = 0;
+      for (PlanningFacts tight{.device_capacity = step, .pinned_per_page_table = 64}; tight.device_capacity < 15 * step;
+           tight.device_capacity += step) {
+        const auto plan_of = [&](int rank) { return find_plan(layout, options_of(policy, {rank, ranks}), tight); };
+        if (!plan_of(0)) continue;
+        ++planned;
+        std::size_t pinned = 0;
+        for (int r = 0; r < ranks; ++r) pinned += plan_of(r)->memory.bytes_in(Place::pinned);
+        for (int r = 0; r < ranks; ++r) {
+          const Plan plan = *plan_of(r);
+          EXPECT_GE(plan.page_tables * 64, pinned) << policy << ", rank " << r << " of " << ranks;
+          EXPECT_LE(plan.memory.device_bytes() + plan.page_tables, tight.device_capacity) << policy;
+          EXPECT_EQ(plan.page_tables, plan_of(0)->page_tables) << "of the largest";
+        }
+        EXPECT_LT(plan_of(0)->page_tables * 64,
+                  of_all_ranks(plan_of(0)->memory.bytes_in(Place::pinned), {0, ranks}) + 64 * granule);
+      }
+      EXPECT_GT(planned, 0) << policy;
+    }
+  }
+}
+
 TEST(PlansOfRanks, SayWhatMustBeCommon) {
   const ParameterLayout layout = odd_layout();
   const auto text = [&](const OffloadOptions& o) { return make_plan(layout, o, facts).common_text(); };

@@ -138,7 +138,7 @@ TEST(Replan, RoomForOtherPlansHasItsPageTables) {
   run.facts.device_capacity *= 2;
   run.plan = make_plan(run.layout, run.options, run.facts);
   book_room_for_change(run.plan, run.layout, run.options, run.facts);
-  EXPECT_EQ(run.plan.page_tables, page_table_bytes(run.plan.memory.host_bytes(), run.facts));
+  EXPECT_EQ(run.plan.page_tables, page_table_bytes(run.plan.memory.host_bytes(), run.facts, {}));
   EXPECT_LE(run.plan.memory.device_bytes() + run.plan.page_tables, run.facts.device_capacity);
 }
 

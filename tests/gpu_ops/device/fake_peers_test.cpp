@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "gpu_ops/runtime.hpp"
 #include "tests/gpu_ops/device/device_testing.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 
@@ -90,6 +91,33 @@ TEST(CudaPeers, FindAccessEnabledByAnotherDeviceOfTheCard) {
   EXPECT_TRUE(copy_across(*device, *peer));
   EXPECT_TRUE(copy_across(*again, *peer));
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the next call would be blamed";
+}
+
+std::size_t free_on(int card) {
+  const gpu::runtime::CurrentDevice current(card);
+  return gpu::runtime::free_memory().free;
+}
+
+TEST(CudaPeers, MapWhatEitherHasPinned) {
+  constexpr std::size_t memory = 300_MiB, pinned = 8_MiB, tables = pinned / 512;
+  fake_cuda::install({.cards = std::vector<fake_cuda::Card>(3, {.memory = memory})});
+  {
+    const auto device = open_card(0), peer = open_card(1);
+    {
+      const MemoryBlock block = device->allocate_pinned(pinned, "state");
+      for (const int card : {0, 1}) EXPECT_EQ(free_on(card), memory - tables) << card;
+      const auto later = open_card(2);
+      EXPECT_EQ(free_on(2), memory - tables) << "its context came after";
+    }
+    for (const int card : {0, 1, 2}) EXPECT_EQ(free_on(card), memory) << card;
+    void* rest = nullptr;
+    const gpu::runtime::CurrentDevice current(1);
+    ASSERT_EQ(cudaMalloc(&rest, memory), cudaSuccess);
+    EXPECT_THROW(device->allocate_pinned(pinned, "state"), DeviceError) << "a card has no room for the tables";
+    EXPECT_EQ(cudaFree(rest), cudaSuccess);
+  }
+  EXPECT_EQ(fake_cuda::census(), fake_cuda::Census());
+  EXPECT_THAT(fake_cuda::complaints(), IsEmpty());
 }
 
 TEST(CudaPeers, CopyWithoutAccess) {

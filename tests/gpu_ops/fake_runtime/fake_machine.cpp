@@ -182,10 +182,14 @@ std::vector<std::string> State::complaints() {
 
 std::size_t State::free_bytes(int device) {
   const std::lock_guard lock(mutex_);
+  return free_on(device);
+}
+
+std::size_t State::free_on(int device) const {
   const Card& card = machine_.cards[static_cast<std::size_t>(device)];
   std::size_t used = card.taken + (loaded_.contains(device) ? card.code : 0);
   for (const auto& [begin, range] : allocations_) used += range.device == device ? rounded(range.bytes) : 0;
-  for (const auto& [begin, range] : registrations_) used += range.device == device ? page_tables(range.bytes) : 0;
+  for (const auto& [begin, range] : registrations_) used += contexts_.contains(device) ? page_tables(range.bytes) : 0;
   return card.memory - std::min(card.memory, used);
 }
 
@@ -262,14 +266,14 @@ std::vector<std::pair<int, int>> State::peers() const {
   return {peers_.begin(), peers_.end()};
 }
 
-cudaError_t State::register_host(int device, void* data, std::size_t bytes) {
-  const std::size_t free = free_bytes(device);
+cudaError_t State::register_host(void* data, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   if (address_of(data) % 4096 != 0 || touches(registrations_, address_of(data), bytes)) return cudaErrorInvalidValue;
   std::size_t registered = bytes;
   for (const auto& [begin, range] : registrations_) registered += range.bytes;
-  if (page_tables(bytes) > free || registered > machine_.pinnable) return cudaErrorMemoryAllocation;
-  registrations_[address_of(data)] = {bytes, device};
+  const bool mapped = std::ranges::all_of(contexts_, [&](int device) { return page_tables(bytes) <= free_on(device); });
+  if (!mapped || registered > machine_.pinnable) return cudaErrorMemoryAllocation;
+  registrations_[address_of(data)] = {.bytes = bytes};
   largest_registration_ = std::max(largest_registration_, bytes);
   return cudaSuccess;
 }

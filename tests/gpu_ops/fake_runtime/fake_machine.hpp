@@ -41,7 +41,7 @@ struct Work {
 /// One range of memory that has been given out or registered.
 struct Range {
   std::size_t bytes = 0;
-  int device = 0;
+  int device = 0;  ///< of memory that has been given out
 };
 using Ranges = std::map<std::uintptr_t, Range>;
 
@@ -86,8 +86,8 @@ class State {
   bool touches_device(const void* data, std::size_t bytes);
   cudaError_t enable_peer(int device, int peer);
   std::vector<std::pair<int, int>> peers() const;
-  /// Takes an entry of 8 bytes of the device for each page of 4 KiB.
-  cudaError_t register_host(int device, void* data, std::size_t bytes);
+  /// Takes an entry of 8 bytes for each page of 4 KiB of every device that has a context.
+  cudaError_t register_host(void* data, std::size_t bytes);
   bool unregister_host(void* data);
   enum class HostKind { pageable, registered, mixed };
   HostKind kind_of(const void* data, std::size_t bytes);
@@ -106,6 +106,7 @@ class State {
 
  private:
   void wait_for_ending_streams() const;
+  std::size_t free_on(int device) const;
   void protect(void* data, std::size_t bytes, bool open) const;
 
   mutable std::mutex mutex_;

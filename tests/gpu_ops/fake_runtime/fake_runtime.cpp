@@ -306,8 +306,7 @@ cudaError_t cudaFree(void* data) {
 }
 
 cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned int) {
-  return call_in_context("cudaHostRegister",
-                         [&](State& state) { return state.register_host(current_device(), data, bytes); });
+  return call_in_context("cudaHostRegister", [&](State& state) { return state.register_host(data, bytes); });
 }
 
 cudaError_t cudaHostUnregister(void* data) {
