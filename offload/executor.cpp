@@ -4,12 +4,16 @@
 
 #include <algorithm>
 #include <chrono>
+#include <initializer_list>
 
 #include "core/error.hpp"
 #include "core/start_thread.hpp"
+#include "core/watched_wait.hpp"
 
 namespace tandem {
 namespace {
+
+constexpr std::string_view all_queued = "the end of what is queued";
 
 /// Which thread queues the tasks of which lanes of the device.
 std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
@@ -63,12 +67,29 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
 
 Executor::~Executor() {
   end_threads();
+  await_calls();
+  // What was queued before a call that threw has no call after it, and streams that go wait for it without a word.
+  for (const StreamView stream : std::initializer_list<StreamView>{to_device_, to_host_, compute_, peers_}) {
+    if (!stream) continue;
+    try {
+      wait_to_the_end(device_, stream, {all_queued, watchdog_seconds_});
+    } catch (...) {  // what failed the stream, which has been told
+    }
+  }
+  if (group_ != nullptr) group_->leave();  // before the memory goes that others may still read
+}
+
+/// A lost device may keep streams of others waiting for good: that is told, and waited for, since they use memory that
+/// goes after this.
+void Executor::await_calls() {
   std::unique_lock lock(mutex_);
   const auto all_made = [this] { return callbacks_ == 0; };
   caller_.wanted = all_made;
-  caller_.wakes.wait(lock, all_made);
-  lock.unlock();
-  if (group_ != nullptr) group_->leave();  // before the memory goes that others may still read
+  ProgressWatch progress(watchdog_seconds_, steps_made_);
+  while (!caller_.wakes.wait_for(lock, watch_tick, all_made)) {
+    const auto seconds = progress.stalled(steps_made_);
+    if (seconds) report_stall(stalled(all_queued, *seconds, device_.info().name));
+  }
 }
 
 void Executor::end_threads() {

@@ -39,7 +39,9 @@ class Executor {
   /// calls have a thread of their own; null where there are no other ranks.
   Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds,
            bool overlap, Copies copies, std::span<const Lane> worker_lanes, Group* group);
-  /// Waits for what is queued, starts nothing more. Never throws.
+  /// Waits for what is queued, starts nothing more. Where nothing moves for the watchdog's time, that is told as a
+  /// stall
+  /// (`report_stall`), and the wait goes on. Never throws.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
@@ -109,6 +111,7 @@ class Executor {
   void pass_dropped_saves();
   void account_save_waits(TaskId save, double now);
   void end_threads();
+  void await_calls();
   void issue_loop(Issuer& issuer);
   void work_loop(LaneWorker& worker);
   TaskId next_device_task(const Issuer& issuer) const;

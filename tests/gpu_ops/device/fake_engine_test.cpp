@@ -1,19 +1,26 @@
 // The engine on the CUDA device, where the fake shows what a GPU cannot be asked to do.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdio>
+#include <exception>
 #include <memory>
+#include <stdexcept>
+#include <string_view>
 #include <thread>
 
 #include "core/error.hpp"
+#include "core/stall.hpp"
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/native_stream.hpp"
 #include "offload/engine.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/device/toy_machine.hpp"
-#include "tests/offload/toy_trainer.hpp"
+#include "tests/offload/toy_group.hpp"
 
 namespace tandem {
 namespace {
@@ -88,6 +95,47 @@ TEST_F(EngineOnCuda, FitsOnACardOfTheSizePlannedWithItsPageTables) {
       device.allocate(facts.device_capacity - plan.memory.device_bytes() - plan.page_tables, "rest");
   const Stream stream = device.make_stream("a");
   EXPECT_NO_THROW(emulation::enqueue("first", native_stream(stream), [] {}));
+}
+
+/// Trains on two cards, of which the second one is lost as it records for its peer for the n-th time, and ends the
+/// program.
+[[noreturn]] void lose_a_card_at(int record) {
+  set_stall_handler([](const StalledError& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    ::_exit(static_cast<int>(error.exit_code()));
+  });
+  ::alarm(60);
+  toy_machine() = {.cards = {fake_cuda::Card{}, fake_cuda::Card{}}, .lost_marks_stay = true};
+  ToyOptions o = toy("host");
+  o.offload.watchdog_seconds = 1.0;
+  o.device.faults = std::make_shared<HostFaults>();
+  o.device.faults->before_task = [left = record](std::string_view stream, std::string_view work) mutable {
+    const bool counts = fake_cuda::current_context() == 1 && stream == "peers" && work == "record";
+    if (counts && --left == 0) throw std::runtime_error("a fault");
+  };
+  const auto train = [](ToyTrainer& t, int) {
+    try {
+      t.run();
+    } catch (...) {
+      t.end_engine();
+      throw;
+    }
+  };
+  const testing::Failures failures = testing::run_toy_group(
+      2, [&](int) { return o; }, train);
+  const bool told = std::ranges::all_of(failures, [](const std::exception_ptr& failure) { return failure != nullptr; });
+  std::fprintf(stderr, "no stream of the other card waited\n");
+  ::_exit(told ? static_cast<int>(ExitCode::device) : 0);
+}
+
+// What is recorded on a card that is lost may never pass for another card's streams: an engine that waits for them at
+// its end tells.
+TEST_F(EngineOnCuda, ALostCardThatKeepsItsPeersWaitingEndsTheProgram) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  for (const int record : {2, 6, 12, 20}) {
+    EXPECT_EXIT(lose_a_card_at(record), ::testing::ExitedWithCode(5), "made no progress for 1 s|no stream of the other")
+        << record;
+  }
 }
 
 /// Bytes of a plan that copies between host and device touch.

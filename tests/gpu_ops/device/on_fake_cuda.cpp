@@ -22,7 +22,7 @@ namespace {
 class ToyFakeDevice final : public ToyDevice {
  public:
   /// On the machine that is installed.
-  explicit ToyFakeDevice(const HostDeviceOptions& options) : device_(open(options)) {
+  ToyFakeDevice(const HostDeviceOptions& options, int ordinal) : device_(open(options, ordinal)) {
     // Kept alive by the hook: work queued last may still be running when the trainer goes.
     if (options.faults) {
       fake_cuda::set_before_work([faults = options.faults](std::string_view stream, std::string_view work) {
@@ -38,9 +38,11 @@ class ToyFakeDevice final : public ToyDevice {
   }
 
  private:
-  static std::unique_ptr<CudaDevice> open(const HostDeviceOptions& options) {
-    FakeDeviceOptions fake{
-        .capacity = options.capacity, .update_threads = options.update_threads, .pageable = options.pageable};
+  static std::unique_ptr<CudaDevice> open(const HostDeviceOptions& options, int ordinal) {
+    FakeDeviceOptions fake{.capacity = options.capacity,
+                           .update_threads = options.update_threads,
+                           .ordinal = ordinal,
+                           .pageable = options.pageable};
     if (options.faults) fake.before_update = options.faults->before_update;
     auto device = open_fake_device(fake);
     return device;
@@ -57,9 +59,12 @@ std::vector<std::unique_ptr<ToyDevice>> make_toy_devices(std::span<const HostDev
   fake_cuda::Machine machine = toy_machine();
   const auto refuses = [](const HostDeviceOptions& o) { return o.faults && o.faults->refuse_pinning; };
   if (std::ranges::any_of(options, refuses)) machine.pinnable = 0;
+  const std::size_t cards = machine.cards.size();
   fake_cuda::install(std::move(machine));
   std::vector<std::unique_ptr<ToyDevice>> devices;
-  for (const HostDeviceOptions& of_device : options) devices.push_back(std::make_unique<ToyFakeDevice>(of_device));
+  for (const HostDeviceOptions& of_device : options) {
+    devices.push_back(std::make_unique<ToyFakeDevice>(of_device, static_cast<int>(devices.size() % cards)));
+  }
   return devices;
 }
 // Whoever comes first says it: a launch, or a wait that names the lost device.

@@ -35,7 +35,8 @@ struct Machine {
   bool guarded = false;
   std::size_t pinnable = std::numeric_limits<std::size_t>::max();  ///< bytes registered at one time, as under WSL2
   bool peers = true;                                               ///< cards can have access to each other's memory
-  int longest_delay_us = 0;  ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
+  bool lost_marks_stay = false;  ///< what is recorded on a card that is lost never passes for another card's stream
+  int longest_delay_us = 0;      ///< of a piece of work, drawn from the seed; one stream in four lags ten times as long
 };
 
 /// Every device memory, stream, event, registration and failure is forgotten: call it while none is in use.

@@ -47,14 +47,25 @@ void Mark::pass() {
   changed_.notify_all();
 }
 
+void Mark::stay(int device) {
+  const std::lock_guard lock(mutex_);
+  stays_ = device;
+  changed_.notify_all();
+}
+
 void Mark::wait() {
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return passed_; });
+  changed_.wait(lock, [this] { return passed_ || stays_; });
+}
+
+void Mark::wait_in_stream(int device) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return passed_ || stays_ == device; });
 }
 
 bool Mark::passed() {
   const std::lock_guard lock(mutex_);
-  return passed_;
+  return passed_ || stays_;
 }
 
 // -- state -------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <set>
 #include <string>
@@ -23,13 +24,17 @@ namespace tandem::fake_cuda {
 class Mark {
  public:
   void pass();
+  /// Its card is lost: calls are told so, and no stream of another card goes on.
+  void stay(int device);
   void wait();
+  void wait_in_stream(int device);
   bool passed();
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   bool passed_ = false;
+  std::optional<int> stays_;  ///< on this card
 };
 
 struct Work {

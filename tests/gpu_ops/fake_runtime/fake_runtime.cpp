@@ -65,7 +65,12 @@ cudaError_t give_back(const char* function, Body body) {
 }
 
 void queue_mark(cudaStream_t stream, const char* kind, std::shared_ptr<Mark> mark) {
-  stream->push({.kind = kind, .run = [mark = std::move(mark)] { mark->pass(); }, .always = true});
+  const auto reach = [mark = std::move(mark), device = stream->device()] {
+    const State& state = State::get();
+    if (state.machine().lost_marks_stay && state.lost(device) != cudaSuccess) return mark->stay(device);
+    mark->pass();
+  };
+  stream->push({.kind = kind, .run = reach, .always = true});
 }
 
 cudaError_t wait_for_end(cudaStream_t stream) {
@@ -348,7 +353,9 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   return call_in_context("cudaStreamWaitEvent", [&](State&) {
     const std::lock_guard lock(event->mutex);
-    if (event->latest) stream->push({.kind = "wait", .run = [mark = event->latest] { mark->wait(); }, .always = true});
+    if (!event->latest) return cudaSuccess;
+    const auto wait = [mark = event->latest, device = stream->device()] { mark->wait_in_stream(device); };
+    stream->push({.kind = "wait", .run = wait, .always = true});
     return cudaSuccess;
   });
 }
