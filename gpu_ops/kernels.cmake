@@ -28,11 +28,17 @@ endif()
 
 # No contraction: every fused multiply-add of a kernel is explicit, as on the CPU. A kernel whose registers spill
 # to memory is an error where that is under our control: for the architectures and the toolkit that the kernels were
-# made with. Elsewhere it is slower, and no reason to refuse a build.
-set(gpu_kernel_flags -fmad=false --expt-relaxed-constexpr -Xptxas=-warn-spills)
+# made with. Elsewhere it is slower, and no reason to refuse a build: what warns is an error (tandem_flags), so that there
+# nobody asks for a warning.
+set(gpu_kernel_flags -fmad=false --expt-relaxed-constexpr)
+set(gpu_kernel_flags_elsewhere ${gpu_kernel_flags} CACHE INTERNAL "nvcc flags of the kernels where they may spill")
+set(spills OFF)
 if("${CMAKE_CUDA_ARCHITECTURES}" STREQUAL "80-real;90" AND CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.1)
-  list(APPEND gpu_kernel_flags -Werror=all-warnings)
+  list(APPEND gpu_kernel_flags -Xptxas=-warn-spills -Werror=all-warnings)
+else()
+  set(spills ON)
 endif()
+set(gpu_kernels_may_spill ${spills} CACHE INTERNAL "Whether a kernel whose registers spill is no error")
 set(gpu_kernel_flags ${gpu_kernel_flags} CACHE INTERNAL "nvcc flags of the kernels")
 function(tandem_cuda_kernels target)
   target_sources(${target} PRIVATE ${gpu_kernel_sources} ${gpu_ops_sources} ${gpu_cublaslt_sources} ${gpu_attention_sources})
