@@ -36,13 +36,33 @@ embedding_kernel(const std::int32_t* ids, const bf16* table, const bf16* positio
   }
 }
 
-/// sum[0, channels) += row, by the threads of the block: a thread always has the same columns.
+/// Rows that wait for memory together, before they are added one after the other.
+constexpr int ahead = 4;
+
+/// total += the span of the first `count` of these rows of x.
 template <class T>
-TANDEM_DEVICE void add_row(float* sum, const T* row, std::int64_t channels, bool aligned) {
+TANDEM_DEVICE void add_spans(Floats& total, const T* x, const std::int64_t (&rows)[ahead], int count,
+                             std::int64_t channels, const Span& span) {
+  Raw<T> raw[ahead] = {};
+  TANDEM_UNROLL
+  for (int i = 0; i < ahead; ++i) {
+    if (i < count) raw[i] = load_raw(x + rows[i] * channels, span);
+  }
+  TANDEM_UNROLL
+  for (int i = 0; i < ahead; ++i) {
+    const Floats p = widened(raw[i]);
+    if (i >= count) continue;
+    for (int k = 0; k < packet; ++k) total.x[k] = total.x[k] + p.x[k];
+  }
+}
+
+/// sum[0, channels) += the rows, by the threads of the block: a thread always has the same columns.
+template <class T>
+TANDEM_DEVICE void add_rows(float* sum, const T* x, const std::int64_t (&rows)[ahead], int count,
+                            std::int64_t channels, bool aligned) {
   for_row_spans(channels, aligned, [&](const Span& span) {
     Floats total = load(sum, span);
-    const Floats next = load(row, span);
-    for (int i = 0; i < packet; ++i) total.x[i] = total.x[i] + next.x[i];
+    add_spans(total, x, rows, count, channels, span);
     store_exactly(sum, span, total);
   });
 }
@@ -69,16 +89,28 @@ TANDEM_DEVICE bool seen_before(const std::int32_t* ids, std::int64_t row, std::u
   return false;
 }
 
-/// Calls `add(row)` for each row from `first` on that names `id`, in their order. By all threads of the block.
+/// Calls `add(rows, count)` for the rows from `first` on that name `id`, in their order, up to `ahead` at once. By all
+/// threads of the block.
 template <class Add>
 TANDEM_DEVICE void for_rows_of(const std::int32_t* ids, std::int64_t first, std::int64_t end, std::int32_t id,
                                std::uint32_t* words, const Add& add) {
   for (std::int64_t begin = first; begin < end; begin += most_threads) {
     find_rows(ids, begin, end, id, words);
-    for (int w = 0; w < most_warps; ++w) {
-      for (int i = 0; i < warp_lanes && words[w] >> i != 0; ++i) {
-        if ((words[w] >> i & 1u) != 0) add(begin + w * warp_lanes + i);
+    int w = 0;
+    std::uint32_t left = words[0];
+    while (true) {
+      std::int64_t rows[ahead] = {};
+      int count = 0;
+      TANDEM_UNROLL
+      for (int i = 0; i < ahead; ++i) {
+        while (left == 0 && w + 1 < most_warps) left = words[++w];
+        if (left == 0) continue;
+        rows[i] = begin + w * warp_lanes + lowest_bit(left);
+        left &= left - 1;
+        count = i + 1;
       }
+      if (count == 0) break;
+      add(rows, count);
     }
   }
 }
@@ -91,8 +123,9 @@ embedding_backward_kernel(const T* dout, const std::int32_t* ids, float* dtable,
     const std::int32_t id = ids[row];
     if (id < 0 || id >= shape.vocabulary || seen_before(ids, row, words)) continue;
     float* const sum = dtable + id * shape.channels;
-    for_rows_of(ids, row, shape.tokens, id, words,
-                [&](std::int64_t r) { add_row(sum, dout + r * shape.channels, shape.channels, aligned); });
+    for_rows_of(ids, row, shape.tokens, id, words, [&](const std::int64_t(&rows)[ahead], int count) {
+      add_rows(sum, dout, rows, count, shape.channels, aligned);
+    });
   }
 }
 
@@ -117,10 +150,8 @@ whole_embedding_backward_kernel(const T* dout, const std::int32_t* ids, const fl
       const Span span = mine ? span_at(at, shape.channels, aligned) : Span{0, 0, false};
       Floats sum = {};
       if (mine && begun != nullptr) sum = load(begun + row * shape.channels, span);
-      for_rows_of(ids, row, shape.tokens, id, words, [&](std::int64_t r) {
-        if (!mine) return;
-        const Floats next = load(dout + r * shape.channels, span);
-        for (int i = 0; i < packet; ++i) sum.x[i] = sum.x[i] + next.x[i];
+      for_rows_of(ids, row, shape.tokens, id, words, [&](const std::int64_t(&rows)[ahead], int count) {
+        if (mine) add_spans(sum, dout, rows, count, shape.channels, span);
       });
       if (mine) store(dtable + id * shape.channels, span, sum);
     }
@@ -133,8 +164,16 @@ TANDEM_KERNEL(most_threads)
 position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape, bool aligned) {
   const std::int64_t used = shape.sequence < shape.tokens ? shape.sequence : shape.tokens;
   for (std::int64_t place = block_index(); place < used; place += grid_size()) {
-    for (std::int64_t row = place; row < shape.tokens; row += shape.sequence) {
-      add_row(dpositions + place * shape.channels, dout + row * shape.channels, shape.channels, aligned);
+    float* const sum = dpositions + place * shape.channels;
+    for (std::int64_t row = place; row < shape.tokens; row += ahead * shape.sequence) {
+      std::int64_t rows[ahead];
+      int count = 0;
+      TANDEM_UNROLL
+      for (int i = 0; i < ahead; ++i) {
+        rows[i] = row + i * shape.sequence;
+        if (rows[i] < shape.tokens) ++count;
+      }
+      add_rows(sum, dout, rows, count, shape.channels, aligned);
     }
   }
 }
