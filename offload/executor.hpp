@@ -40,8 +40,7 @@ class Executor {
   Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds,
            bool overlap, Copies copies, std::span<const Lane> worker_lanes, Group* group);
   /// Waits for what is queued, starts nothing more. Where nothing moves for the watchdog's time, that is told as a
-  /// stall
-  /// (`report_stall`), and the wait goes on. Never throws.
+  /// stall (`report_stall`), and the wait goes on. Never throws.
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
