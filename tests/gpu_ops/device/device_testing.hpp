@@ -10,7 +10,8 @@
 namespace tandem::testing {
 
 /// Null, with the reason said, where there is no GPU: the test is to be skipped.
-/// `capacity`: of what may be allocated; 0: what is free, less a margin. `pinned_piece`: bytes of host memory registered at once.
+/// `capacity`: of what may be allocated; 0: what is free, less a margin. `pinned_piece`: bytes of host memory
+/// registered at once.
 std::unique_ptr<CudaDevice> open_test_device(std::size_t capacity = std::size_t{64} << 20,
                                              std::size_t pinned_piece = std::size_t{2} << 20);
 /// Several with this capacity each, on cards of their own where there are so many. None where there is no GPU.
