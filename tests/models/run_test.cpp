@@ -190,6 +190,8 @@ std::vector<ModelConfig> kinds_of_block() {
   after.attention = {{}, {.windowed = true}, {.rotated = false}, {.rotated = false, .windowed = true}, {}};
   ModelConfig both = after;
   both.name = "tiny-gemma";
+  both.layers = 3;
+  both.attention.resize(3);
   both.norm_before = true;
   both.norm_offset = 1.0;
   both.gate = Gate::gelu;
