@@ -81,6 +81,10 @@ ModelSource from_directory(const fs::path& directory, std::string_view typed) {
   }
   ModelSource source = from_config_file(directory / "config.json");
   if (HfWeights::present(directory)) source.weights = directory;
+  if (source.config.within_seeing) {
+    spdlog::warn("model {}: its vision tensors are left out, also of what is saved or exported; it is taken as {}",
+                 directory.string(), source.config.architecture);
+  }
   source.beside = files_beside_weights(directory);
   return source;
 }
