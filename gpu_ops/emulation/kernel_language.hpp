@@ -119,7 +119,7 @@ Words matrix_words(const bf16* row, const At& at) {
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int i = 0; i < 2; ++i) {
       const auto [r, c] = at(own_lane() / 4, own_lane() % 4 * 2 + i);
-      const auto* const from = reinterpret_cast<const bf16*>(static_cast<std::uintptr_t>(rows[matrix * 8 + r]));
+      const auto* const from = std::bit_cast<const bf16*>(static_cast<std::uintptr_t>(rows[matrix * 8 + r]));
       w.word[matrix] |= static_cast<std::uint32_t>(from[c].bits) << (16 * i);
     }
   }
