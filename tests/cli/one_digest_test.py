@@ -131,7 +131,7 @@ class OneDigest(ProgramTest):
         self.check_family("tiny-gpt2", 6, 1)
 
     def test_llama_family(self):
-        self.check_family("tiny-llama", 6, 2)
+        self.check_family("tiny-llama", 6, 2, of=3)
 
     def test_experts(self):
         self.check_family("tiny-moe", 6, 3, of=5)
