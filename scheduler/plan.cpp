@@ -486,23 +486,19 @@ Plan make_plan(const ParameterLayout& layout, const OffloadOptions& given, const
   Plan plan = plan_of_device(layout, options, facts, ceiling);
   if (over_host_memory(options, facts, plan) > 0) refuse_host(layout, options, facts, plan, ceiling);
   if (over_file_room(facts, plan) > 0) refuse_file(layout, options, facts, plan, ceiling);
-  return plan_of_rank(layout, options, facts, std::move(plan));
+  return plan_of_rank(layout, options, std::move(plan));
 }
 
 std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOptions& given, const PlanningFacts& facts) {
   check_options(layout, given);
   const OffloadOptions options = with_reserve(given, facts);
   std::optional<Plan> plan = plan_that_fits(layout, options, facts, ceiling_of(given, facts));
-  return plan ? plan_of_rank(layout, options, facts, *std::move(plan)) : plan;
+  return plan ? plan_of_rank(layout, options, *std::move(plan)) : plan;
 }
 
-Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
-                  Plan first) {
+Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first) {
   if (options.rank.index == 0) return first;
-  const std::size_t most_pinned = first.memory.bytes_in(Place::pinned);
-  Plan plan = PlanBuilder::for_rank(layout, options, std::move(first));
-  plan.page_tables = page_table_bytes(most_pinned, facts, options.rank);
-  return plan;
+  return PlanBuilder::for_rank(layout, options, std::move(first));
 }
 
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {

@@ -178,7 +178,7 @@ std::optional<Plan> find_plan(const ParameterLayout& layout, const OffloadOption
 
 /// Every rank plans as the first, whose slices are the largest, so that all have the same buffers and the same layers
 /// on the device; this gives, of such a plan, that of the rank which the options name.
-Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts, Plan first);
+Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first);
 
 /// Smallest device_memory (bytes) for which make_plan with these options would succeed, everything that
 /// is `auto` in them chosen for size.

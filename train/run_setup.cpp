@@ -350,7 +350,7 @@ RunSetup peer_of(const RunSetup& first, Rank rank, std::unique_ptr<Device> devic
   peer.options = first.options;
   peer.options.rank = rank;
   peer.facts = first.facts;
-  peer.plan = plan_of_rank(peer.layout, peer.options, peer.facts, first.plan);
+  peer.plan = plan_of_rank(peer.layout, peer.options, first.plan);
   peer.activation_bytes = first.activation_bytes;
   peer.batch_slots = first.batch_slots;
   book(peer, rows);
