@@ -14,8 +14,7 @@ struct CUstream_st;
 
 namespace tandem::gpu {
 
-constexpr std::int64_t most_head_dim = 256;         ///< of the plain kernels
-constexpr std::int64_t most_tensor_head_dim = 128;  ///< of those on tensor cores, which take bf16
+constexpr std::int64_t most_head_dim = 256;  ///< of the plain kernels
 constexpr const char* plain_is_slower = "attention runs in plain kernels, which are slower: ";
 
 /// Operands as in core/ops.hpp. `lse` is the natural logarithm of each row's sum of exp(scale q k).
@@ -70,8 +69,8 @@ constexpr AttentionLimits tensor_limits{.multiply_adds = 0x1p39, .least_tiles = 
 std::int64_t tiles_at_once(double of_largest, const AttentionLimits& limits);
 
 /// Blocks of queries against blocks of keys with a running maximum and sum (Dao et al., arXiv 2205.14135), so that (T,
-/// T) never exists. fp32 arithmetic; of bf16 heads of up to 128 dimensions products are those of tensor cores, to which
-/// weights and gradients of scores are rounded. Blocks out of each other's window are left out. Every sum has one owner
+/// T) never exists. fp32 arithmetic; products of bf16 are those of tensor cores, for which weights
+/// and gradients of scores are rounded. Blocks out of each other's window are left out. Every sum has one owner
 /// and a fixed order: no atomics.
 /// Asynchronous, and throw, as Attention::forward and Attention::backward do; the latter computes the scores twice,
 /// once for dq and once for dk and dv. Bits do not depend on `limits`, without which they are those of the kernels

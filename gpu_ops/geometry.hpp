@@ -12,7 +12,7 @@ constexpr int warp_lanes = 32;
 /// Most threads of one block, in any kernel of ours.
 constexpr int most_threads = 256;
 constexpr int most_warps = most_threads / warp_lanes;
-/// Most blocks of one launch: what lies beyond is reached by strides of the grid. Several times what the
+/// Most blocks of a launch of kernels that reach what lies beyond by strides of the grid. Several times what the
 /// largest card holds at once, so that the last blocks to finish are a small part.
 constexpr std::int64_t most_blocks = 8192;
 /// Shared memory of a block, bytes: what a launch has without asking for more, its static arrays counted; what these

@@ -10,7 +10,9 @@
 #include "gpu_ops/geometry.hpp"
 #include "gpu_ops/runtime.hpp"
 
-#define TANDEM_KERNEL(threads) __global__ void __launch_bounds__(threads, 1)
+/// Before a kernel: the most threads of its blocks, and how many of these a multiprocessor's registers have to hold.
+#define TANDEM_KERNEL_BY(threads, blocks) __global__ void __launch_bounds__(threads, blocks)
+#define TANDEM_KERNEL(threads) TANDEM_KERNEL_BY(threads, 1)
 #define TANDEM_DEVICE __device__ __forceinline__
 /// Before a loop whose arrays must stay in registers.
 #define TANDEM_UNROLL _Pragma("unroll")

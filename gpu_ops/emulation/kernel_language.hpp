@@ -11,7 +11,8 @@
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/geometry.hpp"
 
-#define TANDEM_KERNEL(threads) void
+#define TANDEM_KERNEL_BY(threads, blocks) void
+#define TANDEM_KERNEL(threads) TANDEM_KERNEL_BY(threads, 1)
 #define TANDEM_DEVICE inline
 #define TANDEM_UNROLL
 #define TANDEM_UNROLL_BY(n)

@@ -41,38 +41,37 @@ TANDEM_DEVICE void weigh(Running<dim>& row, const float* query, const float* key
   }
 }
 
-template <class T, int dim>
+template <int dim>
 TANDEM_KERNEL(Tiling<dim>::threads)
-attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
+attention_kernel(ForwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = Tiling<dim>;
   TANDEM_DYNAMIC_SHARED(float, memory);
   float* const queries = memory;
   float* const others = queries + Size::tile_floats;  // keys, then values
   const int row = thread_index() / quad;
   float* const weights = others + Size::tile_floats + row * Size::score_pitch;
-  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
-    const auto [first_query, b, h] = queries_of(i, Size::rows, shape);
-    const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
-    const Head<T> k = head_at<T>(operands.k, shape, b, h / group), v = head_at<T>(operands.v, shape, b, h / group);
-    stage_rows<dim>(head_at<T>(operands.q, shape, b, h), first_query, shape, aligned, queries);
-    Running<dim> running = {numerics::bits_float(lowest), 0.0F, {}};
-    const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
-    for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
-      stage_rows<dim>(k, key, shape, aligned, others);
-      barrier();
-      const Band band = band_of<Size::rows>(first_query, key, operands.reach);
-      weigh(running, queries + row * Size::pitch, others, band, shape.scale, weights);
-      barrier();
-      stage_rows<dim>(v, key, shape, aligned, others);
-      barrier();
-      TANDEM_UNROLL_BY(4)
-      for (int c = 0; c < Size::rows; ++c) add_row_times(running.out, weights[c], others + c * Size::pitch);
-      barrier();
-    }
-    write_row(head_at<T>(operands.out, shape, b, h), t, shape, running.out, numerics::div(1.0F, running.sum));
-    if (operands.lse != nullptr && t < shape.sequence && thread_index() % quad == 0) {
-      operands.lse[(b * shape.heads + h) * shape.sequence + t] = log_of_sum(running.largest, running.sum);
-    }
+  const auto [first_query, b, h] = queries_of(first_tile + block_index(), Size::rows, shape);
+  const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
+  const Head<float> k = head_at<float>(operands.k, shape, b, h / group),
+                    v = head_at<float>(operands.v, shape, b, h / group);
+  stage_rows<dim>(head_at<float>(operands.q, shape, b, h), first_query, shape, aligned, queries);
+  Running<dim> running = {numerics::bits_float(lowest), 0.0F, {}};
+  const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
+  for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
+    stage_rows<dim>(k, key, shape, aligned, others);
+    barrier();
+    const Band band = band_of<Size::rows>(first_query, key, operands.reach);
+    weigh(running, queries + row * Size::pitch, others, band, shape.scale, weights);
+    barrier();
+    stage_rows<dim>(v, key, shape, aligned, others);
+    barrier();
+    TANDEM_UNROLL_BY(4)
+    for (int c = 0; c < Size::rows; ++c) add_row_times(running.out, weights[c], others + c * Size::pitch);
+    barrier();
+  }
+  write_row(head_at<float>(operands.out, shape, b, h), t, shape, running.out, numerics::div(1.0F, running.sum));
+  if (operands.lse != nullptr && t < shape.sequence && thread_index() % quad == 0) {
+    operands.lse[(b * shape.heads + h) * shape.sequence + t] = log_of_sum(running.largest, running.sum);
   }
 }
 
@@ -80,24 +79,21 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range
 
 void plain_attention(const AttentionForward& call, CUstream_st* stream, const std::optional<AttentionLimits>& limits) {
   const AttentionShape& shape = call.shape;
+  require_narrow_heads(shape);
   const ForwardOperands operands{.q = call.q,
                                  .k = call.k,
                                  .v = call.v,
                                  .out = {call.out.data, call.out.dtype, shape.heads * shape.head_dim},
                                  .lse = optional<float>(call.lse),
                                  .reach = shape.reach()};
-  if (takes_tensor_cores(call.q.dtype, shape.head_dim)) {
-    return tensor_attention(operands, shape, limits.value_or(tensor_limits), stream);
-  }
+  if (call.q.dtype == DType::bf16) return tensor_attention(operands, shape, limits.value_or(tensor_limits), stream);
   const AttentionLimits of_fp32 = limits.value_or(AttentionLimits{});
-  with_activation(call.q.dtype, [&]<class T>(T) {
-    with_tiling<T>(shape.head_dim, [&](auto dim) {
-      using Size = Tiling<dim.value>;
-      const bool aligned = aligned_heads<T>(shape.head_dim, call.q, call.k, call.v);
-      const TileWork work{shape.batch * shape.heads, 2.0, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
-      in_launches<Size>(work, shape, of_fp32, [&](TileRange range, const Geometry& geometry) {
-        launch("attention", attention_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
-      });
+  const bool aligned = aligned_heads<float>(shape.head_dim, call.q, call.k, call.v);
+  with_tiling(shape.head_dim, [&]<int dim>(Tiling<dim>) {
+    using Size = Tiling<dim>;
+    const TileWork work{shape.batch * shape.heads, 2.0, (2 * Size::tile_floats + Size::score_floats) * sizeof(float)};
+    in_launches<Size>(work, shape, of_fp32, [&](std::int64_t first_tile, const Geometry& geometry) {
+      launch("attention", attention_kernel<dim>, geometry, stream, operands, shape, first_tile, aligned);
     });
   });
 }

@@ -28,9 +28,9 @@ delta_kernel(BackwardOperands operands, AttentionShape shape) {
   }
 }
 
-template <class T, int dim>
+template <int dim>
 TANDEM_KERNEL(Tiling<dim>::threads)
-dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
+dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = Tiling<dim>;
   TANDEM_DYNAMIC_SHARED(float, memory);
   float* const queries = memory;
@@ -39,42 +39,41 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool
   float* const values = keys + Size::tile_floats;
   const int row = thread_index() / quad;
   float* const dscores = values + Size::tile_floats + row * Size::score_pitch;
-  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
-    const auto [first_query, b, h] = queries_of(i, Size::rows, shape);
-    const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
-    const Head<T> k = head_at<T>(operands.k, shape, b, h / group), v = head_at<T>(operands.v, shape, b, h / group);
-    stage_rows<dim>(head_at<T>(operands.q, shape, b, h), first_query, shape, aligned, queries);
-    stage_rows<dim>(head_at<T>(operands.dout, shape, b, h), first_query, shape, aligned, douts);
-    const std::int64_t statistic = (b * shape.heads + h) * shape.sequence + t;
-    const float lse = t < shape.sequence ? operands.lse[statistic] : 0.0F;
-    const float delta = t < shape.sequence ? operands.delta[statistic] : 0.0F;
-    Quarter<dim> sums = {};
-    const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
-    for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
-      stage_rows<dim>(k, key, shape, aligned, keys);
-      stage_rows<dim>(v, key, shape, aligned, values);
-      barrier();
-      const Scores<dim> products = row_products<dim>(queries + row * Size::pitch, keys);
-      const Scores<dim> dweights = row_products<dim>(douts + row * Size::pitch, values);
-      const Band band = band_of<Size::rows>(first_query, key, operands.reach);
-      TANDEM_UNROLL
-      for (int j = 0; j < Size::own_scores; ++j) {
-        const bool seen = sees(band, row, column_of(j));
-        const float weight = seen ? weight_of(products.x[j], lse, shape.scale) : 0.0F;
-        dscores[column_of(j)] = dscore_of(weight, dweights.x[j], delta, shape.scale);
-      }
-      warp_barrier();
-      TANDEM_UNROLL_BY(4)
-      for (int c = 0; c < Size::rows; ++c) add_row_times(sums, dscores[c], keys + c * Size::pitch);
-      barrier();
+  const auto [first_query, b, h] = queries_of(first_tile + block_index(), Size::rows, shape);
+  const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
+  const Head<float> k = head_at<float>(operands.k, shape, b, h / group),
+                    v = head_at<float>(operands.v, shape, b, h / group);
+  stage_rows<dim>(head_at<float>(operands.q, shape, b, h), first_query, shape, aligned, queries);
+  stage_rows<dim>(head_at<float>(operands.dout, shape, b, h), first_query, shape, aligned, douts);
+  const std::int64_t statistic = (b * shape.heads + h) * shape.sequence + t;
+  const float lse = t < shape.sequence ? operands.lse[statistic] : 0.0F;
+  const float delta = t < shape.sequence ? operands.delta[statistic] : 0.0F;
+  Quarter<dim> sums = {};
+  const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
+  for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
+    stage_rows<dim>(k, key, shape, aligned, keys);
+    stage_rows<dim>(v, key, shape, aligned, values);
+    barrier();
+    const Scores<dim> products = row_products<dim>(queries + row * Size::pitch, keys);
+    const Scores<dim> dweights = row_products<dim>(douts + row * Size::pitch, values);
+    const Band band = band_of<Size::rows>(first_query, key, operands.reach);
+    TANDEM_UNROLL
+    for (int j = 0; j < Size::own_scores; ++j) {
+      const bool seen = sees(band, row, column_of(j));
+      const float weight = seen ? weight_of(products.x[j], lse, shape.scale) : 0.0F;
+      dscores[column_of(j)] = dscore_of(weight, dweights.x[j], delta, shape.scale);
     }
-    write_row(head_at<T>(operands.dq, shape, b, h), t, shape, sums, 1.0F);
+    warp_barrier();
+    TANDEM_UNROLL_BY(4)
+    for (int c = 0; c < Size::rows; ++c) add_row_times(sums, dscores[c], keys + c * Size::pitch);
+    barrier();
   }
+  write_row(head_at<float>(operands.dq, shape, b, h), t, shape, sums, 1.0F);
 }
 
-template <class T, int dim>
+template <int dim>
 TANDEM_KERNEL(Tiling<dim>::threads)
-dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
+dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = Tiling<dim>;
   TANDEM_DYNAMIC_SHARED(float, memory);
   float* const keys = memory;
@@ -85,42 +84,40 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, boo
   float* const weights = douts + Size::tile_floats + row * Size::score_pitch;
   float* const dscores = weights + Size::score_floats;
   const std::int64_t group = shape.heads / shape.kv_heads;
-  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
-    const auto [first_key, b, kv] = keys_of(i, Size::rows, shape);
-    const std::int64_t t = first_key + row, end = end_of_queries(first_key, Size::rows, operands.reach, shape.sequence);
-    stage_rows<dim>(head_at<T>(operands.k, shape, b, kv), first_key, shape, aligned, keys);
-    stage_rows<dim>(head_at<T>(operands.v, shape, b, kv), first_key, shape, aligned, values);
-    Quarter<dim> dk = {}, dv = {};
-    for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
-      const float* const lse = operands.lse + (b * shape.heads + h) * shape.sequence;
-      const float* const delta = operands.delta + (b * shape.heads + h) * shape.sequence;
-      for (std::int64_t query = first_key; query < end; query += Size::rows) {
-        stage_rows<dim>(head_at<T>(operands.q, shape, b, h), query, shape, aligned, queries);
-        stage_rows<dim>(head_at<T>(operands.dout, shape, b, h), query, shape, aligned, douts);
-        barrier();
-        const Scores<dim> products = row_products<dim>(keys + row * Size::pitch, queries);
-        const Scores<dim> dweights = row_products<dim>(values + row * Size::pitch, douts);
-        const Band band = band_of<Size::rows>(query, first_key, operands.reach);
-        TANDEM_UNROLL
-        for (int j = 0; j < Size::own_scores; ++j) {
-          const std::int64_t u = query + column_of(j);
-          const bool seen = sees(band, column_of(j), row) && u < shape.sequence;
-          const float weight = seen ? weight_of(products.x[j], lse[u], shape.scale) : 0.0F;
-          weights[column_of(j)] = weight;
-          dscores[column_of(j)] = seen ? dscore_of(weight, dweights.x[j], delta[u], shape.scale) : 0.0F;
-        }
-        warp_barrier();
-        TANDEM_UNROLL_BY(4)
-        for (int c = 0; c < Size::rows; ++c) {
-          add_row_times(dv, weights[c], douts + c * Size::pitch);
-          add_row_times(dk, dscores[c], queries + c * Size::pitch);
-        }
-        barrier();
+  const auto [first_key, b, kv] = keys_of(first_tile + block_index(), Size::rows, shape);
+  const std::int64_t t = first_key + row, end = end_of_queries(first_key, Size::rows, operands.reach, shape.sequence);
+  stage_rows<dim>(head_at<float>(operands.k, shape, b, kv), first_key, shape, aligned, keys);
+  stage_rows<dim>(head_at<float>(operands.v, shape, b, kv), first_key, shape, aligned, values);
+  Quarter<dim> dk = {}, dv = {};
+  for (std::int64_t h = kv * group; h < (kv + 1) * group; ++h) {
+    const float* const lse = operands.lse + (b * shape.heads + h) * shape.sequence;
+    const float* const delta = operands.delta + (b * shape.heads + h) * shape.sequence;
+    for (std::int64_t query = first_key; query < end; query += Size::rows) {
+      stage_rows<dim>(head_at<float>(operands.q, shape, b, h), query, shape, aligned, queries);
+      stage_rows<dim>(head_at<float>(operands.dout, shape, b, h), query, shape, aligned, douts);
+      barrier();
+      const Scores<dim> products = row_products<dim>(keys + row * Size::pitch, queries);
+      const Scores<dim> dweights = row_products<dim>(values + row * Size::pitch, douts);
+      const Band band = band_of<Size::rows>(query, first_key, operands.reach);
+      TANDEM_UNROLL
+      for (int j = 0; j < Size::own_scores; ++j) {
+        const std::int64_t u = query + column_of(j);
+        const bool seen = sees(band, column_of(j), row) && u < shape.sequence;
+        const float weight = seen ? weight_of(products.x[j], lse[u], shape.scale) : 0.0F;
+        weights[column_of(j)] = weight;
+        dscores[column_of(j)] = seen ? dscore_of(weight, dweights.x[j], delta[u], shape.scale) : 0.0F;
       }
+      warp_barrier();
+      TANDEM_UNROLL_BY(4)
+      for (int c = 0; c < Size::rows; ++c) {
+        add_row_times(dv, weights[c], douts + c * Size::pitch);
+        add_row_times(dk, dscores[c], queries + c * Size::pitch);
+      }
+      barrier();
     }
-    write_row(head_at<T>(operands.dk, shape, b, kv), t, shape, dk, 1.0F);
-    write_row(head_at<T>(operands.dv, shape, b, kv), t, shape, dv, 1.0F);
   }
+  write_row(head_at<float>(operands.dk, shape, b, kv), t, shape, dk, 1.0F);
+  write_row(head_at<float>(operands.dv, shape, b, kv), t, shape, dv, 1.0F);
 }
 
 }  // namespace
@@ -128,6 +125,7 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, boo
 void plain_attention_backward(const AttentionBackward& call, void* scratch, CUstream_st* stream,
                               const std::optional<AttentionLimits>& limits) {
   const AttentionShape& shape = call.shape;
+  require_narrow_heads(shape);
   const std::int64_t dense = shape.heads * shape.head_dim, rows = shape.batch * shape.sequence;
   const BackwardOperands operands{.dout = {call.dout.data, call.dout.dtype, dense},
                                   .q = call.q,
@@ -140,26 +138,26 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
                                   .lse = call.lse.as<float>(),
                                   .delta = static_cast<float*>(scratch),
                                   .reach = shape.reach()};
-  const AttentionLimits of_fp32 = limits.value_or(AttentionLimits{});
   with_activation(call.q.dtype, [&]<class T>(T) {
     launch("attention_delta", delta_kernel<T>, Geometry{blocks_for(rows * shape.heads, most_warps), most_threads},
            stream, operands, shape);
-    if (takes_tensor_cores(call.q.dtype, shape.head_dim)) {
-      return tensor_attention_backward(operands, shape, limits.value_or(tensor_limits), stream);
-    }
-    with_tiling<T>(shape.head_dim, [&](auto dim) {
-      using Size = Tiling<dim.value>;
-      const bool aligned = aligned_heads<T>(shape.head_dim, operands.dout, call.q, call.k, call.v);
-      const std::size_t bytes = (4 * Size::tile_floats + Size::score_floats) * sizeof(float);
-      const TileWork queries{shape.batch * shape.heads, 3.0, bytes};
-      in_launches<Size>(queries, shape, of_fp32, [&](TileRange range, const Geometry& geometry) {
-        launch("attention_dq", dq_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
-      });
-      const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
-                          bytes + Size::score_floats * sizeof(float)};
-      in_launches<Size>(keys, shape, of_fp32, [&](TileRange range, const Geometry& geometry) {
-        launch("attention_dkv", dkv_kernel<T, dim.value>, geometry, stream, operands, shape, range, aligned);
-      });
+  });
+  if (call.q.dtype == DType::bf16) {
+    return tensor_attention_backward(operands, shape, limits.value_or(tensor_limits), stream);
+  }
+  const AttentionLimits of_fp32 = limits.value_or(AttentionLimits{});
+  const bool aligned = aligned_heads<float>(shape.head_dim, operands.dout, call.q, call.k, call.v);
+  with_tiling(shape.head_dim, [&]<int dim>(Tiling<dim>) {
+    using Size = Tiling<dim>;
+    const std::size_t bytes = (4 * Size::tile_floats + Size::score_floats) * sizeof(float);
+    const TileWork queries{shape.batch * shape.heads, 3.0, bytes};
+    in_launches<Size>(queries, shape, of_fp32, [&](std::int64_t first_tile, const Geometry& geometry) {
+      launch("attention_dq", dq_kernel<dim>, geometry, stream, operands, shape, first_tile, aligned);
+    });
+    const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
+                        bytes + Size::score_floats * sizeof(float)};
+    in_launches<Size>(keys, shape, of_fp32, [&](std::int64_t first_tile, const Geometry& geometry) {
+      launch("attention_dkv", dkv_kernel<dim>, geometry, stream, operands, shape, first_tile, aligned);
     });
   });
 }

@@ -90,6 +90,11 @@ TANDEM_DEVICE std::int64_t first_key_of(std::int64_t first_query, int rows, std:
   const std::int64_t first = first_query + 1 - reach;
   return first > 0 ? first / rows * rows : 0;
 }
+/// End of the keys that any of `rows` queries from `first_query` on sees.
+TANDEM_DEVICE std::int64_t end_of_keys(std::int64_t first_query, int rows, std::int64_t sequence) {
+  const std::int64_t end = first_query + rows;
+  return end < sequence ? end : sequence;
+}
 /// End of the queries that see any of `rows` keys from `first_key` on.
 TANDEM_DEVICE std::int64_t end_of_queries(std::int64_t first_key, int rows, std::int64_t reach, std::int64_t sequence) {
   const std::int64_t end = first_key + rows - 1 + reach;
@@ -102,8 +107,7 @@ struct Band {
   int ahead;
   int behind;
 };
-/// Of tiles of up to `rows` whose first rows these are, the key not after the query. What is further than a tile is as
-/// good as a tile.
+/// Of tiles of up to `rows` whose first rows these are. What is further than a tile is as good as a tile.
 template <int rows>
 TANDEM_DEVICE Band band_of(std::int64_t first_query, std::int64_t first_key, std::int64_t reach) {
   const std::int64_t ahead = first_query - first_key, behind = ahead - reach;
@@ -115,12 +119,6 @@ TANDEM_DEVICE bool sees(const Band& band, int query, int key) {
 
 // -- on the host ---------------------------------------------------------------------------------------------------
 
-/// Tiles of all heads that one launch takes.
-struct TileRange {
-  std::int64_t begin;
-  std::int64_t end;
-};
-
 /// What a kernel has to do.
 struct TileWork {
   std::int64_t heads;  ///< of all sequences
@@ -128,7 +126,9 @@ struct TileWork {
   std::size_t shared_bytes;
 };
 
-/// Calls f with the range and the geometry of each launch: blocks of Size::threads for tiles of Size::rows rows.
+/// Calls f with the first tile and the geometry of each launch: blocks of Size::threads, each with one tile of
+/// Size::rows rows. With strides of the grid the compiler keeps what the end of a tile needs in registers from its
+/// beginning.
 template <class Size, class F>
 void in_launches(const TileWork& work, const AttentionShape& shape, const AttentionLimits& limits, const F& f) {
   const std::int64_t tiles = ceil_div(shape.sequence, Size::rows) * work.heads;
@@ -136,9 +136,8 @@ void in_launches(const TileWork& work, const AttentionShape& shape, const Attent
   const std::int64_t met = std::min(shape.sequence, shape.reach() + 2 * Size::rows);
   const double of_largest = work.products * Size::dimensions * Size::rows * static_cast<double>(met);
   const std::int64_t at_once = tiles_at_once(of_largest, limits);
-  for (std::int64_t begin = 0; begin < tiles; begin += at_once) {
-    const std::int64_t left = tiles - begin, count = at_once < left ? at_once : left;
-    f(TileRange{begin, begin + count}, Geometry{blocks_for(count, 1), Size::threads, work.shared_bytes});
+  for (std::int64_t first = 0; first < tiles; first += at_once) {
+    f(first, Geometry{std::min(at_once, tiles - first), Size::threads, work.shared_bytes});
   }
 }
 
@@ -148,8 +147,12 @@ bool aligned_heads(std::int64_t head_dim, const View&... views) {
   return whole_packets<T>(head_dim) && ((whole_packets<T>(views.row_stride) && aligned(views.data)) && ...);
 }
 
-/// On tensor cores (attention_tensor*.cu), where they take the call.
-bool takes_tensor_cores(DType dtype, std::int64_t head_dim);
+inline void require_narrow_heads(const AttentionShape& shape) {
+  if (shape.head_dim <= most_head_dim) return;
+  throw MisuseError("attention: a head dimension above 256", std::to_string(shape.head_dim));
+}
+
+/// Of bf16 on tensor cores (attention_tensor*.cu).
 void tensor_attention(const ForwardOperands& operands, const AttentionShape& shape, const AttentionLimits& limits,
                       CUstream_st* stream);
 /// Where delta is there already.

@@ -7,7 +7,11 @@ namespace {
 
 /// Of the keys in shared memory: more would not fit the registers.
 template <int dim>
-constexpr int keys_at_once = dim <= 64 ? 64 : 32;
+constexpr int keys_at_once = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
+
+/// Keys and values in shared memory at once; those of wide heads beside the block's queries.
+template <int dim>
+constexpr int key_rows = dim <= 128 ? 64 : 16;
 
 /// The running softmax of this thread's two rows.
 struct RunningRows {
@@ -53,61 +57,55 @@ TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& scores, Products<
 }
 
 template <int dim>
-TANDEM_KERNEL(TensorTiling<dim>::threads)
-tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
+TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
+tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = TensorTiling<dim>;
   TANDEM_DYNAMIC_SHARED(bf16, memory);
-  bf16* const keys = memory;
-  bf16* const values = keys + Size::rows * dim;
-  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
-    const TileOf tile = queries_of(i, Size::rows, shape);
-    const std::int64_t group = shape.heads / shape.kv_heads;
-    const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
-    stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, keys);
+  bf16* const keys = memory + (Size::wide ? Size::rows * dim : 0);
+  bf16* const values = keys + key_rows<dim> * dim;
+  const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
+  const std::int64_t group = shape.heads / shape.kv_heads;
+  const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
+  stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, memory);
+  if (!Size::wide) staged();
+  const auto queries = own_factors<dim>(memory);
+  if (!Size::wide) barrier();
+  RunningRows rows;
+  Products<dim> out = {};
+  const std::int64_t end = end_of_keys(tile.first, Size::rows, shape.sequence);
+  for (std::int64_t key = first_key_of(tile.first, key_rows<dim>, operands.reach); key < end; key += key_rows<dim>) {
+    stage<dim>(others, key, key_rows<dim>, shape, aligned, keys, values);
     staged();
-    const Rows<dim> queries = own_rows<dim>(keys);
-    barrier();
-    RunningRows rows;
-    Products<dim> out = {};
-    const std::int64_t first_key = first_key_of(tile.first, Size::rows, operands.reach);
-    for (std::int64_t key = first_key; key <= tile.first; key += Size::rows) {
-      stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
-      staged();
-      const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
-      for (int first = 0; first < Size::rows; first += keys_at_once<dim>) {
-        auto scores = with_rows<keys_at_once<dim>>(queries, keys, first);
-        weigh(rows, scores, out, band, first, shape.scale);
-        add_weighted(out, scores, values, first);
-      }
-      barrier();
-    }
-    const float factor[2] = {numerics::div(1.0F, rows.sum[0]), numerics::div(1.0F, rows.sum[1])};
-    write_own_rows(head_at<bf16>(operands.out, shape, tile.b, tile.h), tile.first, shape, aligned, out, factor, keys);
-    TANDEM_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const std::int64_t t = tile.first + own_row(half);
-      if (operands.lse == nullptr || t >= shape.sequence || own_lane() % quad != 0) continue;
-      operands.lse[(tile.b * shape.heads + tile.h) * shape.sequence + t] =
-          log_of_sum(rows.largest[half], rows.sum[half]);
+    const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
+    for (int first = 0; first < key_rows<dim>; first += keys_at_once<dim>) {
+      auto scores = with_rows<keys_at_once<dim>, dim>(queries, keys, first);
+      weigh(rows, scores, out, band, first, shape.scale);
+      add_weighted(out, scores, values, first);
     }
     barrier();
+  }
+  const float factor[2] = {numerics::div(1.0F, rows.sum[0]), numerics::div(1.0F, rows.sum[1])};
+  write_own_rows(head_at<bf16>(operands.out, shape, tile.b, tile.h), tile.first, shape, aligned, out, factor, memory);
+  TANDEM_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t t = tile.first + own_row(half);
+    if (operands.lse == nullptr || t >= shape.sequence || own_lane() % quad != 0) continue;
+    operands.lse[(tile.b * shape.heads + tile.h) * shape.sequence + t] =
+        log_of_sum(rows.largest[half], rows.sum[half]);
   }
 }
 
 }  // namespace
-
-bool takes_tensor_cores(DType dtype, std::int64_t head_dim) {
-  return dtype == DType::bf16 && head_dim <= most_tensor_head_dim;
-}
 
 void tensor_attention(const ForwardOperands& operands, const AttentionShape& shape, const AttentionLimits& limits,
                       CUstream_st* stream) {
   const bool aligned = aligned_heads<bf16>(shape.head_dim, operands.q, operands.k, operands.v, operands.out);
   with_tensor_tiling(shape.head_dim, [&]<int dim>(TensorTiling<dim>) {
     using Size = TensorTiling<dim>;
-    const TileWork work{shape.batch * shape.heads, 2.0, std::size_t{2} * Size::rows * dim * sizeof(bf16)};
-    in_launches<Size>(work, shape, limits, [&](TileRange range, const Geometry& geometry) {
-      launch("attention", tensor_attention_kernel<dim>, geometry, stream, operands, shape, range, aligned);
+    constexpr int rows = (Size::wide ? Size::rows : 0) + 2 * key_rows<dim>;
+    const TileWork work{shape.batch * shape.heads, 2.0, std::size_t{rows} * dim * sizeof(bf16)};
+    in_launches<Size>(work, shape, limits, [&](std::int64_t first_tile, const Geometry& geometry) {
+      launch("attention", tensor_attention_kernel<dim>, geometry, stream, operands, shape, first_tile, aligned);
     });
   });
 }

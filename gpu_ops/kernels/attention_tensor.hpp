@@ -1,7 +1,8 @@
 #pragma once
 // What the attention kernels on tensor cores share. Four warps own a tile of 64 rows of a head, 16 rows each: as the
 // left factor of products, whose right factors are tiles of bf16 that pass through shared memory. A product of 16 rows
-// with 8 columns lies in the registers of a warp (ProductPart), a quad having two rows of it.
+// with 8 columns lies in the registers of a warp (ProductPart), a quad having two rows of it. Of heads wider than 128 a
+// thread's registers hold a single sum of a row's products: what else there is of own rows stays in shared memory.
 #include <kernel_language.hpp>
 
 #include "gpu_ops/kernels/attention_operands.hpp"
@@ -16,8 +17,10 @@ struct TensorTiling {
   static constexpr int warps = 4;
   static constexpr int threads = warps * warp_lanes;
   static constexpr int rows = warps * warp_rows;
-  static constexpr int packets = dim / packet;  ///< of a row; also the products along it, eight columns each
-  static constexpr int steps = dim / 16;        ///< of a product over the dimensions
+  static constexpr int blocks = dim <= 64 ? 3 : 1;  ///< that a multiprocessor's registers have to hold
+  static constexpr bool wide = dim > 128;           ///< than registers have room for
+  static constexpr int packets = dim / packet;      ///< of a row; also the products along it, eight columns each
+  static constexpr int steps = dim / 16;            ///< of a product over the dimensions
 };
 
 /// The 16 rows of a warp times `columns` columns.
@@ -28,8 +31,8 @@ struct Products {
 
 // -- where a lane's elements lie -----------------------------------------------------------------------------------
 
-/// First row of the tile that is this warp's.
-TANDEM_DEVICE int warp_row() { return thread_index() / warp_lanes * 16; }
+/// First row of the tile that is this warp's; warps behind the first four share those of these.
+TANDEM_DEVICE int warp_row() { return thread_index() / warp_lanes % 4 * 16; }
 /// Row of the tile of elements 0 and 1 (`half` 0) and 2 and 3 (1) of this thread's products.
 TANDEM_DEVICE int own_row(int half) { return warp_row() + own_lane() / quad + half * 8; }
 /// Column of element `e` of product j.
@@ -45,11 +48,11 @@ TANDEM_DEVICE bf16* tile_at(bf16* tile, int row, int at) {
 
 /// Rows [first, first + rows) of a head; zeros behind the last token and the last dimension. They are there after
 /// staged(): what is copied whole is on its way until then, all of a thread's packets at once.
-template <int dim>
+template <int dim, int threads = TensorTiling<dim>::threads>
 TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, const AttentionShape& shape,
                          bool aligned, bf16* tile) {
   using Size = TensorTiling<dim>;
-  constexpr int rows_at_once = Size::threads / Size::packets;
+  constexpr int rows_at_once = threads / Size::packets;
   const int at = thread_index() % Size::packets * packet;
   const std::int64_t there = at < shape.head_dim ? shape.sequence - first : 0;
   const bf16* from = head.data + (first + thread_index() / Size::packets) * head.stride;
@@ -79,11 +82,11 @@ TANDEM_DEVICE HeadPair pair_at(const HeadsView& a, const HeadsView& b, const Att
                                std::int64_t head) {
   return {head_at<bf16>(a, shape, batch, head), head_at<bf16>(b, shape, batch, head)};
 }
-template <int dim>
+template <int dim, int threads = TensorTiling<dim>::threads>
 TANDEM_DEVICE void stage(const HeadPair& heads, std::int64_t first, int rows, const AttentionShape& shape, bool aligned,
                          bf16* of_a, bf16* of_b) {
-  stage<dim>(heads.a, first, rows, shape, aligned, of_a);
-  stage<dim>(heads.b, first, rows, shape, aligned, of_b);
+  stage<dim, threads>(heads.a, first, rows, shape, aligned, of_a);
+  stage<dim, threads>(heads.b, first, rows, shape, aligned, of_b);
 }
 
 /// This warp's rows of a tile, dimensions [at, at + 16), as a left factor.
@@ -103,6 +106,17 @@ TANDEM_DEVICE Rows<dim> own_rows(bf16* tile) {
   TANDEM_UNROLL
   for (int i = 0; i < TensorTiling<dim>::steps; ++i) rows.step[i] = left_factor<dim>(tile, i * 16);
   return rows;
+}
+
+/// This warp's rows as left factors: in registers, when the tile is staged; or those of wide heads, for which there is
+/// no room, as they will lie in the tile.
+template <int dim>
+TANDEM_DEVICE auto own_factors(bf16* tile) {
+  if constexpr (TensorTiling<dim>::wide) {
+    return tile;
+  } else {
+    return own_rows<dim>(tile);
+  }
 }
 
 /// Right factors of two products with 16 rows of a tile from `first` on, one with each eight, dimensions [at, at + 16).
@@ -205,7 +219,8 @@ TANDEM_DEVICE void write_own_rows(const Head<bf16>& head, std::int64_t first, co
 template <class F>
 void with_tensor_tiling(std::int64_t head_dim, const F& f) {
   if (head_dim <= 64) return f(TensorTiling<64>{});
-  return f(TensorTiling<128>{});
+  if (head_dim <= 128) return f(TensorTiling<128>{});
+  return f(TensorTiling<most_head_dim>{});
 }
 
 }  // namespace tandem::gpu

@@ -10,119 +10,185 @@ template <int dim>
 constexpr int at_once = dim <= 64 ? 32 : 16;
 /// Queries that dk and dv take to shared memory at once, beside the block's keys and values.
 constexpr int query_rows = 32;
+/// Keys and values that dq takes there at once; those of wide heads beside the block's queries.
+template <int dim>
+constexpr int key_rows = dim <= 128 ? 64 : 32;
 
 template <int dim>
-TANDEM_KERNEL(TensorTiling<dim>::threads)
-tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
+TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
+tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = TensorTiling<dim>;
+  constexpr int own_tile = Size::rows * dim;
   TANDEM_DYNAMIC_SHARED(bf16, memory);
-  bf16* const keys = memory;
-  bf16* const values = keys + Size::rows * dim;
-  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
-    const TileOf tile = queries_of(i, Size::rows, shape);
-    const std::int64_t group = shape.heads / shape.kv_heads;
-    const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
-    const HeadPair own = pair_at(operands.q, operands.dout, shape, tile.b, tile.h);
-    stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
+  bf16* const keys = memory + (Size::wide ? 2 * own_tile : 0);
+  bf16* const values = keys + key_rows<dim> * dim;
+  const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
+  const std::int64_t group = shape.heads / shape.kv_heads;
+  const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
+  const HeadPair own = pair_at(operands.q, operands.dout, shape, tile.b, tile.h);
+  stage<dim>(own, tile.first, Size::rows, shape, aligned, memory, memory + own_tile);
+  if (!Size::wide) staged();
+  const auto queries = own_factors<dim>(memory), douts = own_factors<dim>(memory + own_tile);
+  if (!Size::wide) barrier();
+  float lse[2], delta[2];
+  TANDEM_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t t = tile.first + own_row(half);
+    const std::int64_t statistic = (tile.b * shape.heads + tile.h) * shape.sequence + t;
+    lse[half] = t < shape.sequence ? operands.lse[statistic] : 0.0F;
+    delta[half] = t < shape.sequence ? operands.delta[statistic] : 0.0F;
+  }
+  Products<dim> sums = {};
+  const std::int64_t end = end_of_keys(tile.first, Size::rows, shape.sequence);
+  for (std::int64_t key = first_key_of(tile.first, key_rows<dim>, operands.reach); key < end; key += key_rows<dim>) {
+    stage<dim>(others, key, key_rows<dim>, shape, aligned, keys, values);
     staged();
-    const Rows<dim> queries = own_rows<dim>(keys), douts = own_rows<dim>(values);
-    barrier();
-    float lse[2], delta[2];
-    TANDEM_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const std::int64_t t = tile.first + own_row(half);
-      const std::int64_t statistic = (tile.b * shape.heads + tile.h) * shape.sequence + t;
-      lse[half] = t < shape.sequence ? operands.lse[statistic] : 0.0F;
-      delta[half] = t < shape.sequence ? operands.delta[statistic] : 0.0F;
-    }
-    Products<dim> sums = {};
-    const std::int64_t first_key = first_key_of(tile.first, Size::rows, operands.reach);
-    for (std::int64_t key = first_key; key <= tile.first; key += Size::rows) {
-      stage<dim>(others, key, Size::rows, shape, aligned, keys, values);
-      staged();
-      const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
-      for (int first = 0; first < Size::rows; first += at_once<dim>) {
-        const auto products = with_rows<at_once<dim>>(queries, keys, first);
-        auto dscores = with_rows<at_once<dim>>(douts, values, first);
-        TANDEM_UNROLL
-        for (int j = 0; j < at_once<dim> / 8; ++j) {
-          for (int e = 0; e < 4; ++e) {
-            const bool seen = sees(band, own_row(e / 2), first + own_column(j, e));
-            float& dscore = dscores.at[j].x[e];
-            const float weight = seen ? weight_of(products.at[j].x[e], lse[e / 2], shape.scale) : 0.0F;
-            dscore = dscore_of(weight, dscore, delta[e / 2], shape.scale);
-          }
+    const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
+    for (int first = 0; first < key_rows<dim>; first += at_once<dim>) {
+      const auto products = with_rows<at_once<dim>, dim>(queries, keys, first);
+      auto dscores = with_rows<at_once<dim>, dim>(douts, values, first);
+      TANDEM_UNROLL
+      for (int j = 0; j < at_once<dim> / 8; ++j) {
+        for (int e = 0; e < 4; ++e) {
+          const bool seen = sees(band, own_row(e / 2), first + own_column(j, e));
+          float& dscore = dscores.at[j].x[e];
+          const float weight = seen ? weight_of(products.at[j].x[e], lse[e / 2], shape.scale) : 0.0F;
+          dscore = dscore_of(weight, dscore, delta[e / 2], shape.scale);
         }
-        add_weighted(sums, dscores, keys, first);
       }
-      barrier();
+      add_weighted(sums, dscores, keys, first);
     }
-    write_own_rows(head_at<bf16>(operands.dq, shape, tile.b, tile.h), tile.first, shape, aligned, sums, {1.0F, 1.0F},
-                   keys);
     barrier();
+  }
+  write_own_rows(head_at<bf16>(operands.dq, shape, tile.b, tile.h), tile.first, shape, aligned, sums, {1.0F, 1.0F},
+                 memory);
+}
+
+/// The queries that a block of keys has in shared memory.
+struct StagedQueries {
+  bf16 *rows, *douts;
+  float *lse, *delta;  ///< `query_rows` of each
+};
+/// From query `first` of head h on.
+template <int dim, int threads>
+TANDEM_DEVICE void stage_queries(const BackwardOperands& operands, std::int64_t b, std::int64_t h, std::int64_t first,
+                                 const AttentionShape& shape, bool aligned, const StagedQueries& to) {
+  const HeadPair heads = pair_at(operands.q, operands.dout, shape, b, h);
+  stage<dim, threads>(heads, first, query_rows, shape, aligned, to.rows, to.douts);
+  if (thread_index() < query_rows) {  // zeros behind the last token, as its rows: they add nothing
+    const std::int64_t t = first + thread_index(), statistics = (b * shape.heads + h) * shape.sequence;
+    to.lse[thread_index()] = t < shape.sequence ? operands.lse[statistics + t] : 0.0F;
+    to.delta[thread_index()] = t < shape.sequence ? operands.delta[statistics + t] : 0.0F;
+  }
+}
+
+/// From the products of own keys with staged queries from `first` on to their weights.
+template <int columns>
+TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries& queries, int first, const Band& band,
+                              float scale) {
+  TANDEM_UNROLL
+  for (int j = 0; j < columns / 8; ++j) {
+    for (int e = 0; e < 4; ++e) {
+      const int column = first + own_column(j, e);
+      const bool seen = sees(band, column, own_row(e / 2));
+      products.at[j].x[e] = seen ? weight_of(products.at[j].x[e], queries.lse[column], scale) : 0.0F;
+    }
+  }
+}
+/// From the gradients of weights to those of scores.
+template <int columns>
+TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& weights,
+                              const StagedQueries& queries, int first, float scale) {
+  TANDEM_UNROLL
+  for (int j = 0; j < columns / 8; ++j) {
+    for (int e = 0; e < 4; ++e) {
+      float& x = dweights.at[j].x[e];
+      x = dscore_of(weights.at[j].x[e], x, queries.delta[first + own_column(j, e)], scale);
+    }
   }
 }
 
 template <int dim>
-TANDEM_KERNEL(TensorTiling<dim>::threads)
-tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, TileRange range, bool aligned) {
+TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
+tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = TensorTiling<dim>;
   TANDEM_DYNAMIC_SHARED(bf16, memory);
   bf16* const keys = memory;
   bf16* const values = keys + Size::rows * dim;
-  bf16* const queries = values + Size::rows * dim;
-  bf16* const douts = queries + query_rows * dim;
+  bf16* const rows = values + Size::rows * dim;
   TANDEM_SHARED(float, lse, query_rows);
   TANDEM_SHARED(float, delta, query_rows);
+  const StagedQueries queries{rows, rows + query_rows * dim, lse, delta};
   const std::int64_t group = shape.heads / shape.kv_heads;
-  for (std::int64_t i = range.begin + block_index(); i < range.end; i += grid_size()) {
-    const TileOf tile = keys_of(i, Size::rows, shape);
-    const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
-    const HeadPair own = pair_at(operands.k, operands.v, shape, tile.b, tile.h);
-    stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
-    Products<dim> dk = {}, dv = {};
-    for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
-      const HeadPair others = pair_at(operands.q, operands.dout, shape, tile.b, h);
-      const std::int64_t statistics = (tile.b * shape.heads + h) * shape.sequence;
-      for (std::int64_t query = tile.first; query < end; query += query_rows) {
-        stage<dim>(others, query, query_rows, shape, aligned, queries, douts);
-        if (thread_index() < query_rows) {  // zeros behind the last token, as its rows: they add nothing
-          const std::int64_t u = query + thread_index();
-          lse[thread_index()] = u < shape.sequence ? operands.lse[statistics + u] : 0.0F;
-          delta[thread_index()] = u < shape.sequence ? operands.delta[statistics + u] : 0.0F;
-        }
-        staged();
-        const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
-        for (int first = 0; first < query_rows; first += at_once<dim>) {
-          auto weights = with_rows<at_once<dim>, dim>(keys, queries, first);
-          TANDEM_UNROLL
-          for (int j = 0; j < at_once<dim> / 8; ++j) {
-            for (int e = 0; e < 4; ++e) {
-              const int column = first + own_column(j, e);
-              const bool seen = sees(band, column, own_row(e / 2));
-              weights.at[j].x[e] = seen ? weight_of(weights.at[j].x[e], lse[column], shape.scale) : 0.0F;
-            }
-          }
-          add_weighted(dv, weights, douts, first);
-          auto dscores = with_rows<at_once<dim>, dim>(values, douts, first);
-          TANDEM_UNROLL
-          for (int j = 0; j < at_once<dim> / 8; ++j) {
-            for (int e = 0; e < 4; ++e) {
-              float& dscore = dscores.at[j].x[e];
-              dscore = dscore_of(weights.at[j].x[e], dscore, delta[first + own_column(j, e)], shape.scale);
-            }
-          }
-          add_weighted(dk, dscores, queries, first);
-        }
-        barrier();
+  const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
+  const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
+  const HeadPair own = pair_at(operands.k, operands.v, shape, tile.b, tile.h);
+  stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
+  Products<dim> dk = {}, dv = {};
+  for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
+    for (std::int64_t query = tile.first; query < end; query += query_rows) {
+      stage_queries<dim, Size::threads>(operands, tile.b, h, query, shape, aligned, queries);
+      staged();
+      const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
+      for (int first = 0; first < query_rows; first += at_once<dim>) {
+        auto weights = with_rows<at_once<dim>, dim>(keys, queries.rows, first);
+        to_weights(weights, queries, first, band, shape.scale);
+        add_weighted(dv, weights, queries.douts, first);
+        auto dscores = with_rows<at_once<dim>, dim>(values, queries.douts, first);
+        to_dscores(dscores, weights, queries, first, shape.scale);
+        add_weighted(dk, dscores, queries.rows, first);
       }
+      barrier();
     }
-    write_own_rows(head_at<bf16>(operands.dk, shape, tile.b, tile.h), tile.first, shape, aligned, dk, {1.0F, 1.0F},
-                   keys);
-    write_own_rows(head_at<bf16>(operands.dv, shape, tile.b, tile.h), tile.first, shape, aligned, dv, {1.0F, 1.0F},
-                   values);
-    barrier();
   }
+  write_own_rows(head_at<bf16>(operands.dk, shape, tile.b, tile.h), tile.first, shape, aligned, dk, {1.0F, 1.0F},
+                 keys);
+  write_own_rows(head_at<bf16>(operands.dv, shape, tile.b, tile.h), tile.first, shape, aligned, dv, {1.0F, 1.0F},
+                 values);
+}
+
+/// The same of wide heads, of which a thread has room for the sums of one gradient: four warps make dv, and four more
+/// dk of the same rows.
+template <int dim>
+TANDEM_KERNEL(2 * TensorTiling<dim>::threads)
+tensor_wide_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
+  using Size = TensorTiling<dim>;
+  constexpr int threads = 2 * Size::threads;
+  TANDEM_DYNAMIC_SHARED(bf16, memory);
+  bf16* const keys = memory;
+  bf16* const values = keys + Size::rows * dim;
+  bf16* const rows = values + Size::rows * dim;
+  TANDEM_SHARED(float, lse, query_rows);
+  TANDEM_SHARED(float, delta, query_rows);
+  const StagedQueries queries{rows, rows + query_rows * dim, lse, delta};
+  const bool of_values = thread_index() < Size::threads;
+  const std::int64_t group = shape.heads / shape.kv_heads;
+  const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
+  const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
+  const HeadPair own = pair_at(operands.k, operands.v, shape, tile.b, tile.h);
+  stage<dim, threads>(own, tile.first, Size::rows, shape, aligned, keys, values);
+  Products<dim> sums = {};
+  for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
+    for (std::int64_t query = tile.first; query < end; query += query_rows) {
+      stage_queries<dim, threads>(operands, tile.b, h, query, shape, aligned, queries);
+      staged();
+      const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
+      for (int first = 0; first < query_rows; first += at_once<dim>) {
+        auto factors = with_rows<at_once<dim>, dim>(keys, queries.rows, first);
+        to_weights(factors, queries, first, band, shape.scale);
+        if (!of_values) {
+          auto dscores = with_rows<at_once<dim>, dim>(values, queries.douts, first);
+          to_dscores(dscores, factors, queries, first, shape.scale);
+          factors = dscores;
+        }
+        add_weighted(sums, factors, of_values ? queries.douts : queries.rows, first);
+      }
+      barrier();
+    }
+  }
+  const HeadsView& gradients = of_values ? operands.dv : operands.dk;
+  write_own_rows(head_at<bf16>(gradients, shape, tile.b, tile.h), tile.first, shape, aligned, sums, {1.0F, 1.0F},
+                 of_values ? values : keys);
 }
 
 }  // namespace
@@ -133,14 +199,20 @@ void tensor_attention_backward(const BackwardOperands& o, const AttentionShape& 
   with_tensor_tiling(shape.head_dim, [&]<int dim>(TensorTiling<dim>) {
     using Size = TensorTiling<dim>;
     constexpr std::size_t row = dim * sizeof(bf16);
-    const TileWork queries{shape.batch * shape.heads, 3.0, 2 * Size::rows * row};
-    in_launches<Size>(queries, shape, limits, [&](TileRange range, const Geometry& geometry) {
-      launch("attention_dq", tensor_dq_kernel<dim>, geometry, stream, o, shape, range, aligned);
+    const int own = Size::wide ? 2 * Size::rows : 0;  // rows in shared memory that are in registers elsewhere
+    const TileWork queries{shape.batch * shape.heads, 3.0, (own + 2 * key_rows<dim>) * row};
+    in_launches<Size>(queries, shape, limits, [&](std::int64_t first_tile, const Geometry& geometry) {
+      launch("attention_dq", tensor_dq_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
     });
     const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
                         2 * (Size::rows + query_rows) * row};
-    in_launches<Size>(keys, shape, limits, [&](TileRange range, const Geometry& geometry) {
-      launch("attention_dkv", tensor_dkv_kernel<dim>, geometry, stream, o, shape, range, aligned);
+    in_launches<Size>(keys, shape, limits, [&](std::int64_t first_tile, Geometry geometry) {
+      if constexpr (Size::wide) {
+        geometry.block = 2 * Size::threads;
+        launch("attention_dkv", tensor_wide_dkv_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
+      } else {
+        launch("attention_dkv", tensor_dkv_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
+      }
     });
   });
 }

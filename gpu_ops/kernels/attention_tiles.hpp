@@ -32,8 +32,8 @@ TANDEM_DEVICE Four load_four(const float* from) {
 }
 
 /// Rows [first, first + rows) of a head into a tile; zeros behind the last token and the last dimension.
-template <int dim, class T>
-TANDEM_DEVICE void stage_rows(const Head<T>& head, std::int64_t first, const AttentionShape& shape, bool aligned,
+template <int dim>
+TANDEM_DEVICE void stage_rows(const Head<float>& head, std::int64_t first, const AttentionShape& shape, bool aligned,
                               float* tile) {
   using Size = Tiling<dim>;
   constexpr int packets = dim / packet;
@@ -89,30 +89,26 @@ TANDEM_DEVICE void add_row_times(Quarter<dim>& share, float factor, const float*
   }
 }
 
-/// Writes the row of token t times `factor`, in T.
-template <int dim, class T>
-TANDEM_DEVICE void write_row(const Head<T>& head, std::int64_t t, const AttentionShape& shape,
+/// Writes the row of token t times `factor`.
+template <int dim>
+TANDEM_DEVICE void write_row(const Head<float>& head, std::int64_t t, const AttentionShape& shape,
                              const Quarter<dim>& share, float factor) {
   if (t >= shape.sequence) return;
-  T* const row = head.data + t * head.stride;
+  float* const row = head.data + t * head.stride;
   for (int p = 0; p < Tiling<dim>::own_pieces; ++p) {
     for (int i = 0; i < 4; ++i) {
       const int d = dimension_of(p) + i;
-      if (d < shape.head_dim) row[d] = from_float<T>(share.piece[p].x[i] * factor);
+      if (d < shape.head_dim) row[d] = share.piece[p].x[i] * factor;
     }
   }
 }
 
-/// Calls f with the smallest tiling that holds `head_dim`, as std::integral_constant. Of bf16 only what tensor cores do
-/// not take comes here.
-template <class T, class F>
+/// Calls f with the smallest sizes that hold `head_dim`.
+template <class F>
 void with_tiling(std::int64_t head_dim, const F& f) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (head_dim <= 64) return f(std::integral_constant<int, 64>{});
-    if (head_dim <= 128) return f(std::integral_constant<int, 128>{});
-  }
-  if (head_dim <= most_head_dim) return f(std::integral_constant<int, most_head_dim>{});
-  throw MisuseError("attention: a head dimension above 256", std::to_string(head_dim));
+  if (head_dim <= 64) return f(Tiling<64>{});
+  if (head_dim <= 128) return f(Tiling<128>{});
+  return f(Tiling<most_head_dim>{});
 }
 
 }  // namespace tandem::gpu

@@ -1,10 +1,6 @@
 #include "tests/gpu_ops/kernels/bench.hpp"
 
-#include "gpu_ops/attention.hpp"
-
 namespace tandem::testing {
-
-bool Bench::rounds_attention(std::int64_t head_dim) { return head_dim <= gpu::most_tensor_head_dim; }
 
 Operand Bench::put(const Tensor& tensor, std::size_t offset) {
   Operand operand(allocate(offset + tensor.bytes().size()), offset, tensor.dtype(), tensor.view().shape);

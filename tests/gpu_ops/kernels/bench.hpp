@@ -43,9 +43,6 @@ class Bench {
   virtual std::string why_not() const { return ""; }
   virtual Ops& ops() = 0;
   virtual StreamView stream() = 0;
-  /// Whether attention of heads so wide rounds its weights, and gradients of scores, to the type of the activations, as
-  /// kernels on tensor cores do.
-  virtual bool rounds_attention(std::int64_t head_dim);
   /// Ways to run the same work in which what the device leaves open differs.
   virtual int schedules() const = 0;
   virtual void use_schedule(int i) = 0;

@@ -14,10 +14,6 @@ class DeviceBench final : public Bench {
   std::string why_not() const override { return device_ ? "" : probe_cuda().why_none; }
   Ops& ops() override { return device_->ops(); }
   StreamView stream() override { return stream_; }
-  bool rounds_attention(std::int64_t head_dim) override {
-    return Bench::rounds_attention(head_dim) ||
-           device_->info().compute_key.find("attention cudnn") != std::string::npos;
-  }
   int schedules() const override { return 2; }
   void use_schedule(int) override {}
 
