@@ -8,8 +8,7 @@ namespace tandem::numerics {
 /// x = n ln2 + r with |r| <= ln2 / 2, for |x| <= 89.
 struct ExpParts {
   float shifted;  ///< n + 1.5 * 2^23: its low bits are n
-  float n;
-  float power;  ///< e^r
+  float power;    ///< e^r
 };
 
 /// Range reduction with a two-part ln2 (Cody and Waite), polynomial of degree 6.
@@ -28,7 +27,7 @@ TANDEM_HD ExpParts exp_parts(float x) {
   p = fma(p, r, 5.0000000000e-1F);
   p = fma(p, r, 1.0F);
   p = fma(p, r, 1.0F);
-  return {shifted, n, p};
+  return {shifted, p};
 }
 
 /// e^x with relative error below 2e-7 on [-87.3, 88.7]; 0 below, +inf above, NaN for NaN.
@@ -36,7 +35,9 @@ TANDEM_HD float exp(float x) {
   const float clamped = x < -88.0F ? -88.0F : (x > 88.72283F ? 88.72283F : x);
   const ExpParts parts = exp_parts(clamped);
   // 2^n in two halves, so that n = 128 and n = -127 stay in range of the exponent field.
-  const std::int32_t exponent = static_cast<std::int32_t>(parts.n);
+  constexpr std::uint32_t no_shift = 0x4b400000U;  // bits of 1.5 * 2^23
+  // Of NaN it is any number, as a conversion from float would not be defined.
+  const std::int32_t exponent = static_cast<std::int32_t>(float_bits(parts.shifted) - no_shift);
   const std::int32_t half = exponent >> 1;
   const float scale_a = bits_float(static_cast<std::uint32_t>(half + 127) << 23);
   const float scale_b = bits_float(static_cast<std::uint32_t>(exponent - half + 127) << 23);

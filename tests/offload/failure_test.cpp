@@ -197,8 +197,8 @@ TEST(Watchdog, DoesNotWaitWithoutEndForAStreamOfTheCallers) {
   ToyTrainer t(o);
   ToyResult result;
   t.step(0, result);
+  std::atomic<bool> goes_on{false};  // the last work of the stream still reads it
   const Stream side = t.device().make_stream("side");
-  std::atomic<bool> goes_on{false};
   const auto step = [&] {
     t.engine().begin_step({});
     {

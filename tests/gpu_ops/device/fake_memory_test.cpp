@@ -12,9 +12,9 @@
 namespace tandem {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::SizeIs;
 using testing::open_fake_device;
 
 class GuardedMemory : public ::testing::Test {
@@ -43,6 +43,13 @@ TEST_F(GuardedMemory, IsReachedByStreamsAlone) {
   EXPECT_DEATH(std::memcpy(back.data(), block.data(), 1024), "") << "a host that reads it";
 }
 
+// What lies between a structure's members may look like an address of the host, unless it can be cleared.
+#if __has_builtin(__builtin_clear_padding)
+constexpr bool sees_structures = true;
+#else
+constexpr bool sees_structures = false;
+#endif
+
 TEST_F(GuardedMemory, KernelsGetAddressesOfTheDevice) {
   const auto device = open_fake_device();
   const Stream stream = device->make_stream("stream");
@@ -54,9 +61,10 @@ TEST_F(GuardedMemory, KernelsGetAddressesOfTheDevice) {
   auto* const on_device = static_cast<bf16*>(block.data());
   device->ops().adamw({{on_device, on_device, on_host.data()}, on_device, on_device, 8}, AdamCoefficients{}, stream);
   device->synchronize(stream);
-  EXPECT_THAT(fake_cuda::complaints(),
-              ElementsAre(HasSubstr("kernel add is given an address that is not on the device"),
-                          HasSubstr("kernel adamw is given an address that is not")));
+  const std::vector<std::string> complaints = fake_cuda::complaints();
+  ASSERT_THAT(complaints, SizeIs(sees_structures ? 2 : 1));
+  EXPECT_THAT(complaints.front(), HasSubstr("kernel add is given an address that is not on the device"));
+  if (sees_structures) EXPECT_THAT(complaints.back(), HasSubstr("kernel adamw is given an address that is not"));
 }
 
 }  // namespace
