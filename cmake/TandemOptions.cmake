@@ -31,6 +31,8 @@ target_compile_options(tandem_flags INTERFACE
 if(TANDEM_SANITIZE)
   target_compile_options(tandem_flags INTERFACE -fsanitize=${TANDEM_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   # g++ 12 takes the deliberately undefined registers of its own vector intrinsics for a mistake here.
-  target_compile_options(tandem_flags INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
+  target_compile_options(tandem_flags INTERFACE "$<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized;-Wno-maybe-uninitialized>")
+  # What is found in a library by name is called with types of our own.
+  target_compile_options(tandem_flags INTERFACE $<$<CXX_COMPILER_ID:Clang>:-fno-sanitize=function>)
   target_link_options(tandem_flags INTERFACE -fsanitize=${TANDEM_SANITIZE})
 endif()
