@@ -1,4 +1,6 @@
 // Attention backward on tensor cores, in two kernels as in attention_backward.cu: of dq, and of dk and dv.
+#include <type_traits>
+
 #include "gpu_ops/kernels/attention_tensor.hpp"
 #include "gpu_ops/launch.hpp"
 
@@ -108,87 +110,95 @@ TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<column
   }
 }
 
+/// A block of keys, its rows in shared memory.
+struct StagedKeys {
+  bf16 *keys, *values;
+};
+
+/// This warp's rows of dk and dv.
 template <int dim>
-TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
+struct BothGradients {
+  static constexpr int threads = TensorTiling<dim>::threads;
+  static constexpr int products = 4;  ///< of a key with a query
+
+  /// Of `at_once` queries from `first` on.
+  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries& queries, int first, const Band& band,
+                         float scale) {
+    auto weights = with_rows<at_once<dim>, dim>(own.keys, queries.rows, first);
+    to_weights(weights, queries, first, band, scale);
+    add_weighted(dv, weights, queries.douts, first);
+    auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.douts, first);
+    to_dscores(dscores, weights, queries, first, scale);
+    add_weighted(dk, dscores, queries.rows, first);
+  }
+  TANDEM_DEVICE void write(const HeadPair& to, std::int64_t first, const AttentionShape& shape, bool aligned,
+                           const StagedKeys& through) const {
+    write_own_rows(to.a, first, shape, aligned, dk, {1.0F, 1.0F}, through.keys);
+    write_own_rows(to.b, first, shape, aligned, dv, {1.0F, 1.0F}, through.values);
+  }
+
+  Products<dim> dk = {}, dv = {};
+};
+
+/// The same of wide heads, of which a thread has room for one gradient: four warps make dv, and four more dk of the
+/// same rows.
+template <int dim>
+struct OneGradient {
+  static constexpr int threads = 2 * TensorTiling<dim>::threads;
+  static constexpr int products = 5;
+
+  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries& queries, int first, const Band& band,
+                         float scale) {
+    auto factors = with_rows<at_once<dim>, dim>(own.keys, queries.rows, first);
+    to_weights(factors, queries, first, band, scale);
+    if (!of_values) {
+      auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.douts, first);
+      to_dscores(dscores, factors, queries, first, scale);
+      factors = dscores;
+    }
+    add_weighted(sums, factors, of_values ? queries.douts : queries.rows, first);
+  }
+  TANDEM_DEVICE void write(const HeadPair& to, std::int64_t first, const AttentionShape& shape, bool aligned,
+                           const StagedKeys& through) const {
+    write_own_rows(of_values ? to.b : to.a, first, shape, aligned, sums, {1.0F, 1.0F},
+                   of_values ? through.values : through.keys);
+  }
+
+  const bool of_values = thread_index() < TensorTiling<dim>::threads;
+  Products<dim> sums = {};
+};
+
+template <int dim>
+using KeyGradients = std::conditional_t<TensorTiling<dim>::wide, OneGradient<dim>, BothGradients<dim>>;
+
+template <int dim>
+TANDEM_KERNEL_BY(KeyGradients<dim>::threads, TensorTiling<dim>::blocks)
 tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = TensorTiling<dim>;
+  constexpr int threads = KeyGradients<dim>::threads;
   TANDEM_DYNAMIC_SHARED(bf16, memory);
-  bf16* const keys = memory;
-  bf16* const values = keys + Size::rows * dim;
-  bf16* const rows = values + Size::rows * dim;
   TANDEM_SHARED(float, lse, query_rows);
   TANDEM_SHARED(float, delta, query_rows);
-  const StagedQueries queries{rows, rows + query_rows * dim, lse, delta};
-  const std::int64_t group = shape.heads / shape.kv_heads;
+  const StagedKeys own{memory, memory + Size::rows * dim};
+  const StagedQueries queries{own.values + Size::rows * dim, own.values + (Size::rows + query_rows) * dim, lse, delta};
   const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
   const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
-  const HeadPair own = pair_at(operands.k, operands.v, shape, tile.b, tile.h);
-  stage<dim>(own, tile.first, Size::rows, shape, aligned, keys, values);
-  Products<dim> dk = {}, dv = {};
-  for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
-    for (std::int64_t query = tile.first; query < end; query += query_rows) {
-      stage_queries<dim, Size::threads>(operands, tile.b, h, query, shape, aligned, queries);
-      staged();
-      const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
-      for (int first = 0; first < query_rows; first += at_once<dim>) {
-        auto weights = with_rows<at_once<dim>, dim>(keys, queries.rows, first);
-        to_weights(weights, queries, first, band, shape.scale);
-        add_weighted(dv, weights, queries.douts, first);
-        auto dscores = with_rows<at_once<dim>, dim>(values, queries.douts, first);
-        to_dscores(dscores, weights, queries, first, shape.scale);
-        add_weighted(dk, dscores, queries.rows, first);
-      }
-      barrier();
-    }
-  }
-  write_own_rows(head_at<bf16>(operands.dk, shape, tile.b, tile.h), tile.first, shape, aligned, dk, {1.0F, 1.0F},
-                 keys);
-  write_own_rows(head_at<bf16>(operands.dv, shape, tile.b, tile.h), tile.first, shape, aligned, dv, {1.0F, 1.0F},
-                 values);
-}
-
-/// The same of wide heads, of which a thread has room for the sums of one gradient: four warps make dv, and four more
-/// dk of the same rows.
-template <int dim>
-TANDEM_KERNEL(2 * TensorTiling<dim>::threads)
-tensor_wide_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
-  using Size = TensorTiling<dim>;
-  constexpr int threads = 2 * Size::threads;
-  TANDEM_DYNAMIC_SHARED(bf16, memory);
-  bf16* const keys = memory;
-  bf16* const values = keys + Size::rows * dim;
-  bf16* const rows = values + Size::rows * dim;
-  TANDEM_SHARED(float, lse, query_rows);
-  TANDEM_SHARED(float, delta, query_rows);
-  const StagedQueries queries{rows, rows + query_rows * dim, lse, delta};
-  const bool of_values = thread_index() < Size::threads;
   const std::int64_t group = shape.heads / shape.kv_heads;
-  const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
-  const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
-  const HeadPair own = pair_at(operands.k, operands.v, shape, tile.b, tile.h);
-  stage<dim, threads>(own, tile.first, Size::rows, shape, aligned, keys, values);
-  Products<dim> sums = {};
+  stage<dim, threads>(pair_at(operands.k, operands.v, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned,
+                      own.keys, own.values);
+  KeyGradients<dim> gradients;
   for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
     for (std::int64_t query = tile.first; query < end; query += query_rows) {
       stage_queries<dim, threads>(operands, tile.b, h, query, shape, aligned, queries);
       staged();
       const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
       for (int first = 0; first < query_rows; first += at_once<dim>) {
-        auto factors = with_rows<at_once<dim>, dim>(keys, queries.rows, first);
-        to_weights(factors, queries, first, band, shape.scale);
-        if (!of_values) {
-          auto dscores = with_rows<at_once<dim>, dim>(values, queries.douts, first);
-          to_dscores(dscores, factors, queries, first, shape.scale);
-          factors = dscores;
-        }
-        add_weighted(sums, factors, of_values ? queries.douts : queries.rows, first);
+        gradients.add(own, queries, first, band, shape.scale);
       }
       barrier();
     }
   }
-  const HeadsView& gradients = of_values ? operands.dv : operands.dk;
-  write_own_rows(head_at<bf16>(gradients, shape, tile.b, tile.h), tile.first, shape, aligned, sums, {1.0F, 1.0F},
-                 of_values ? values : keys);
+  gradients.write(pair_at(operands.dk, operands.dv, shape, tile.b, tile.h), tile.first, shape, aligned, own);
 }
 
 }  // namespace
@@ -204,15 +214,11 @@ void tensor_attention_backward(const BackwardOperands& o, const AttentionShape& 
     in_launches<Size>(queries, shape, limits, [&](std::int64_t first_tile, const Geometry& geometry) {
       launch("attention_dq", tensor_dq_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
     });
-    const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
-                        2 * (Size::rows + query_rows) * row};
+    const auto products = static_cast<double>(KeyGradients<dim>::products * (shape.heads / shape.kv_heads));
+    const TileWork keys{shape.batch * shape.kv_heads, products, 2 * (Size::rows + query_rows) * row};
     in_launches<Size>(keys, shape, limits, [&](std::int64_t first_tile, Geometry geometry) {
-      if constexpr (Size::wide) {
-        geometry.block = 2 * Size::threads;
-        launch("attention_dkv", tensor_wide_dkv_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
-      } else {
-        launch("attention_dkv", tensor_dkv_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
-      }
+      geometry.block = KeyGradients<dim>::threads;
+      launch("attention_dkv", tensor_dkv_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
     });
   });
 }
