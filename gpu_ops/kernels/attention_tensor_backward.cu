@@ -160,8 +160,9 @@ struct OneGradient {
   }
   TANDEM_DEVICE void write(const HeadPair& to, std::int64_t first, const AttentionShape& shape, bool aligned,
                            const StagedKeys& through) const {
-    write_own_rows(of_values ? to.b : to.a, first, shape, aligned, sums, {1.0F, 1.0F},
-                   of_values ? through.values : through.keys);
+    Head<bf16> gradient = to.a;
+    if (of_values) gradient = to.b;  // either by reference would be in memory
+    write_own_rows(gradient, first, shape, aligned, sums, {1.0F, 1.0F}, of_values ? through.values : through.keys);
   }
 
   const bool of_values = thread_index() < TensorTiling<dim>::threads;
