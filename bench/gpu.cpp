@@ -67,7 +67,8 @@ AttentionShape heads_of(std::int64_t batch, std::int64_t sequence, std::int64_t 
 }
 
 /// Shapes of GPT-2 XL, and of Llama models of 7 and 8 billion parameters, with 8,192 tokens; of attention with twice as
-/// many in one sequence, whose backward is not cuDNN's; and of the experts of Qwen3-30B-A3B, with 4,096 tokens.
+/// many in one sequence, whose backward is not cuDNN's, and with the wide heads of Gemma 3 4B, whose backward is not
+/// cuDNN's on GeForce cards; and of the experts of Qwen3-30B-A3B, with 4,096 tokens.
 Sizes full_sizes() {
   constexpr std::int64_t tokens = 8192;
   return {.elements = 100 << 20,
@@ -81,7 +82,8 @@ Sizes full_sizes() {
           .heads = {{"gpt2_xl", heads_of(8, 1024, 25, 25, 64)},
                     {"llama_7b", heads_of(4, 2048, 32, 32, 128)},
                     {"llama_8b", heads_of(4, 2048, 32, 8, 128)},
-                    {"llama_8b_long", heads_of(1, 16384, 32, 8, 128)}},
+                    {"llama_8b_long", heads_of(1, 16384, 32, 8, 128)},
+                    {"gemma3_4b", heads_of(4, 2048, 8, 4, 256)}},
           .head = {"gpt2_xl", tokens, 1600, 50257},
           .experts = {"qwen3_30b", tokens / 2, 2048, 768, 128, 8}};
 }
