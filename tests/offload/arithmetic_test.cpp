@@ -274,11 +274,10 @@ class Comparison {
   int steps_ = 0;
 };
 
-class EngineArithmetic : public ::testing::TestWithParam<std::tuple<const char*, StateFormat>> {
+class EngineArithmetic : public ::testing::TestWithParam<std::tuple<std::string, StateFormat>> {
  protected:
   static ToyOptions options(int resident_layers = -1) {
-    const char* const policy = std::get<0>(GetParam());
-    ToyOptions o = toy(policy);
+    ToyOptions o = toy(std::get<0>(GetParam()));
     o.offload.state = std::get<1>(GetParam());
     if (o.offload.policy.kind != Policy::Kind::device) o.offload.resident_layers = resident_layers;
     return o;

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -48,7 +49,7 @@ class SharedDevice {
 };
 
 /// Two that differ in all that an engine holds.
-std::pair<ToyOptions, ToyOptions> two(const char* first_policy, const char* second_policy) {
+std::pair<ToyOptions, ToyOptions> two(const std::string& first_policy, const std::string& second_policy) {
   ToyOptions first = toy(first_policy), second = toy(second_policy);
   first.offload.subgroup_size = 2048;
   second.seed = 8;
@@ -84,7 +85,7 @@ void expect_as_alone(const ToyOptions& a, const ToyOptions& b, TakeSteps take_st
   EXPECT_EQ(of_b.losses, alone_b.losses);
 }
 
-class TwoEngines : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
+class TwoEngines : public ::testing::TestWithParam<std::pair<std::string, std::string>> {};
 
 TEST_P(TwoEngines, TrainedAlternatelyOnOneDeviceGiveTheBitsOfEachAlone) {
   const auto [a, b] = two(GetParam().first, GetParam().second);

@@ -1,6 +1,7 @@
 // A step whose gradients are not finite is as if it had never been taken: for the state, and for what comes after it.
 #include <gtest/gtest.h>
 
+#include <string>
 #include <tuple>
 #include <vector>
 
@@ -78,7 +79,7 @@ void expect_as_if_never_taken(ToyOptions o) {
   }
 }
 
-class SkippedStep : public ::testing::TestWithParam<std::tuple<const char*, StateFormat>> {};
+class SkippedStep : public ::testing::TestWithParam<std::tuple<std::string, StateFormat>> {};
 
 TEST_P(SkippedStep, LeavesWhatFollowsAsIfItHadNeverBeenTaken) {
   const auto& [policy, state] = GetParam();
