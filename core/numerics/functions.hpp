@@ -5,9 +5,12 @@
 
 namespace tandem::numerics {
 
+constexpr float round_magic = 12582912.0F;  ///< 1.5 * 2^23: adding it rounds to an integer
+constexpr std::uint32_t round_magic_bits = 0x4b400000U;
+
 /// x = n ln2 + r with |r| <= ln2 / 2, for |x| <= 89.
 struct ExpParts {
-  float shifted;  ///< n + 1.5 * 2^23: its low bits are n
+  float shifted;  ///< n + round_magic: its low bits are n
   float power;    ///< e^r
 };
 
@@ -16,7 +19,6 @@ TANDEM_HD ExpParts exp_parts(float x) {
   constexpr float log2e = 1.44269504088896341F;
   constexpr float ln2_high = 0.693145751953125F;
   constexpr float ln2_low = 1.42860682030941723e-6F;
-  constexpr float round_magic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   const float shifted = fma(x, log2e, round_magic);
   const float n = shifted - round_magic;
   const float r = fma(-n, ln2_low, fma(-n, ln2_high, x));
@@ -34,10 +36,9 @@ TANDEM_HD ExpParts exp_parts(float x) {
 TANDEM_HD float exp(float x) {
   const float clamped = x < -88.0F ? -88.0F : (x > 88.72283F ? 88.72283F : x);
   const ExpParts parts = exp_parts(clamped);
+  // n, by its bits: a conversion would not be defined of NaN, of which this makes any number.
+  const std::int32_t exponent = static_cast<std::int32_t>(float_bits(parts.shifted) - round_magic_bits);
   // 2^n in two halves, so that n = 128 and n = -127 stay in range of the exponent field.
-  constexpr std::uint32_t no_shift = 0x4b400000U;  // bits of 1.5 * 2^23
-  // Of NaN it is any number, as a conversion from float would not be defined.
-  const std::int32_t exponent = static_cast<std::int32_t>(float_bits(parts.shifted) - no_shift);
   const std::int32_t half = exponent >> 1;
   const float scale_a = bits_float(static_cast<std::uint32_t>(half + 127) << 23);
   const float scale_b = bits_float(static_cast<std::uint32_t>(exponent - half + 127) << 23);

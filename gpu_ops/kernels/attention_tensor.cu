@@ -11,7 +11,7 @@ constexpr int keys_at_once = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
 
 /// Keys and values in shared memory at once; those of wide heads beside the block's queries.
 template <int dim>
-constexpr int key_rows = dim <= 128 ? 64 : 16;
+constexpr int key_rows = TensorTiling<dim>::wide ? 16 : 64;
 
 /// The running softmax of this thread's two rows.
 struct RunningRows {

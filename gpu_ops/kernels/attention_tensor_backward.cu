@@ -14,7 +14,7 @@ constexpr int at_once = dim <= 64 ? 32 : 16;
 constexpr int query_rows = 32;
 /// Keys and values that dq takes there at once; those of wide heads beside the block's queries.
 template <int dim>
-constexpr int key_rows = dim <= 128 ? 64 : 32;
+constexpr int key_rows = TensorTiling<dim>::wide ? 32 : 64;
 
 template <int dim>
 TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
