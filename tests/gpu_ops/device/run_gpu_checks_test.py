@@ -304,7 +304,7 @@ class RunGpuChecks(unittest.TestCase):
     def begin_and_hang(self):
         hangs = self.work / "hangs"
         hangs.unlink(missing_ok=True)
-        process = subprocess.Popen(self.command("--only", "device,sanitizer"), stdout=subprocess.DEVNULL,
+        process = subprocess.Popen(self.command("--only", "device,sanitizer", "--jobs", "1"), stdout=subprocess.DEVNULL,
                                    stderr=subprocess.DEVNULL, start_new_session=True,
                                    env={**self.environment, "HANG": str(hangs)})
         deadline = time.monotonic() + 60
