@@ -93,14 +93,11 @@ constexpr std::int64_t most_column_parts = 64;
 constexpr std::int64_t longest_held_norm = std::int64_t{4} * packet * most_threads;
 /// Channels of a row that a warp holds in registers in the backward of a norm.
 constexpr std::int64_t warp_norm_channels = packet * warp_lanes;
-/// Most parts into which that backward cuts rows, a block for each: more than a large card runs at once (an H100 264 to
-/// 396, by the registers in bench/results/kernels.md), and what those read ahead is enough for its memory.
-constexpr std::int64_t most_norm_parts = 512;
-constexpr std::int64_t norm_parts(std::int64_t channels) {
-  return channels <= packet * most_threads ? most_norm_parts : most_norm_parts / 2;
-}
+/// Most parts into which that backward cuts rows, a block for each: two for each multiprocessor of an H100, which hold
+/// enough on its way for its memory; with more, some would begin when others end.
+constexpr std::int64_t most_norm_parts = 256;
 constexpr Cut norm_cut(std::int64_t rows, std::int64_t channels) {
-  return cut(rows, norm_parts(channels), channels <= warp_norm_channels ? most_warps : 1);
+  return cut(rows, most_norm_parts, channels <= warp_norm_channels ? most_warps : 1);
 }
 
 }  // namespace tandem::gpu

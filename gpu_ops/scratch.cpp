@@ -84,10 +84,8 @@ std::size_t token_columns_bytes(std::int64_t tokens, DType activations) {
 }
 
 std::size_t norm_backward_scratch(std::int64_t channels) {
-  // Of any rows up to so long: shorter ones have more parts.
-  const std::int64_t sums = std::max(most_norm_parts * std::min(channels, packet * std::int64_t{most_threads}),
-                                     norm_parts(longest_held_norm) * std::min(channels, longest_held_norm));
-  return std::max(2 * floats(sums), column_sums_scratch(channels));
+  const std::size_t sums = floats(most_norm_parts * std::min(channels, longest_held_norm));
+  return std::max(2 * sums, column_sums_scratch(channels));
 }
 
 std::size_t column_sums_scratch(std::int64_t channels) { return 2 * floats(most_column_parts * channels); }

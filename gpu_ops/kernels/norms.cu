@@ -123,13 +123,14 @@ void norm(const char* name, TensorView x, NormWeight weight, TensorView bias, Te
            weight.offset, optional<bf16>(bias), y.as<T>(), optional<float>(mean), rstd.as<float>(), eps, rows, channels,
            aligned_rows<T>(channels, x.data, weight.values.data, bias.data, y.data));
   };
-  // A warp needs no barriers, and its lanes hold a row in registers while it is not too long.
+  // A warp needs no barriers. Its lanes could hold longer rows too, but in so many registers that too few warps would
+  // run to hide what one of them waits for.
   const std::int64_t of_lane = ceil_div(channels, packet * warp_lanes), of_thread = ceil_div(channels, packet * most_threads);
   with_activation(x.dtype, [&]<class T>(T) {
     if (of_lane <= 1) return start.template operator()<T, true, 1>();
     if (of_lane <= 4) return start.template operator()<T, true, 4>();
-    if (of_lane <= 8) return start.template operator()<T, true, 8>();
-    if (of_lane <= 16) return start.template operator()<T, true, 16>();
+    if (of_thread <= 1) return start.template operator()<T, false, 1>();
+    if (of_thread <= 2) return start.template operator()<T, false, 2>();
     if (of_thread <= 4) return start.template operator()<T, false, 4>();
     start.template operator()<T, false, 0>();
   });

@@ -46,23 +46,66 @@ struct Formulas {
   }
 };
 
-/// What a thread needs of a row.
-template <class T, bool centred, bool accumulate, int held>
-struct RowOf {
-  Raw<T> dy[held], x[held], before[accumulate ? held : 1];
+/// Statistics of a row.
+struct RowStatistics {
   float mean, rstd;
+};
+template <bool centred, class T>
+TANDEM_DEVICE RowStatistics statistics_of(const Operands<T>& n, std::int64_t row) {
+  return {centred ? n.means[row] : 0.0F, n.rstds[row]};
+}
 
-  TANDEM_DEVICE void read(const Operands<T>& n, std::int64_t row, const Span* spans) {
-    const std::int64_t at = row * n.channels;
-    TANDEM_UNROLL
-    for (int k = 0; k < held; ++k) {
-      dy[k] = load_raw(n.dy + at, spans[k]);
-      x[k] = load_raw(n.x + at, spans[k]);
-      if constexpr (accumulate) before[k] = load_raw(n.dx + at, spans[k]);
+/// What a thread needs of its rows, one at hand and the next on their way: in shared memory, since in registers a block
+/// would fill a multiprocessor, and nothing would run while its warps wait for each other. A thread copies and reads its
+/// own packets alone, so that it needs no barrier.
+template <class T, bool accumulate, int held>
+class RowQueue {
+ public:
+  enum Operand { of_dy, of_x, of_dx };
+  static constexpr int operands = accumulate ? 3 : 2;
+  static constexpr int rows = held == 1 ? 3 : 2;  ///< as many bytes on their way where a row has fewer
+  /// Of shared memory, for each thread of the block.
+  static constexpr std::size_t bytes = sizeof(Raw<T>) * rows * operands * held;
+
+  TANDEM_DEVICE RowQueue(const Operands<T>& n, Words* memory) : n_(n), memory_(memory) {}
+
+  /// Sets a row on its way, the thread's `turn`-th.
+  TANDEM_DEVICE void start(std::int64_t row, const Span* spans, std::int64_t turn) const {
+    for (int operand = 0; operand < operands; ++operand) {
+      TANDEM_UNROLL
+      for (int k = 0; k < held; ++k) {
+        const T* const from = row_of(operand, row);
+        if (spans[k].wide) {
+          for (int i = 0; i < parts; ++i) {
+            start_copy(place(operand, k, i, turn), from + spans[k].at + i * (packet / parts));
+          }
+        } else {
+          const Raw<T> raw = load_raw(from, spans[k]);
+          for (int i = 0; i < parts; ++i) store_words(place(operand, k, i, turn), raw.part[i]);
+        }
+      }
     }
-    mean = centred ? n.means[row] : 0.0F;
-    rstd = n.rstds[row];
   }
+
+  /// Of a row that has arrived.
+  TANDEM_DEVICE Floats get(Operand operand, int k, std::int64_t turn) const {
+    Raw<T> raw;
+    for (int i = 0; i < parts; ++i) raw.part[i] = load_words(place(operand, k, i, turn));
+    return widened(raw);
+  }
+
+ private:
+  static constexpr int parts = Raw<T>::parts;
+  TANDEM_DEVICE const T* row_of(int operand, std::int64_t row) const {
+    return (operand == of_dy ? n_.dy : operand == of_x ? n_.x : n_.dx) + row * n_.channels;
+  }
+  TANDEM_DEVICE Words* place(int operand, int k, int part, std::int64_t turn) const {
+    const int at = ((static_cast<int>(turn % rows) * operands + operand) * held + k) * parts + part;
+    return memory_ + at * block_size() + thread_index();
+  }
+
+  const Operands<T>& n_;
+  Words* memory_;
 };
 
 /// Sums of g and of g n over a row.
@@ -86,6 +129,10 @@ TANDEM_DEVICE void clear_room(float* room) {
   barrier();
 }
 
+/// Shared floats of norm_backward_kernel() beside its queue.
+template <bool by_warp>
+constexpr int sums_floats = by_warp ? columns_room : sums_room;
+
 /// In every thread of the warp or the block that shares a row: lanes pairwise, then warps in order. All of them call it,
 /// for the `turn`-th row: threads of a block use halves of the room in turns, so that who is late to read one finds it
 /// untouched while the next row is summed.
@@ -106,9 +153,9 @@ TANDEM_DEVICE RowSums row_sums(RowSums sums, float* room, std::int64_t turn) {
 /// `by_warp`: each warp has a row of its own, `held` is 1 and the block whole; else the block shares one, of which a thread
 /// has at most `held` packets.
 template <class T, bool by_warp, bool centred, bool accumulate, int held>
-TANDEM_KERNEL(most_threads)
+TANDEM_KERNEL_BY(most_threads, held <= 2 ? 2 : 1)
 norm_backward_kernel(Operands<T> n) {
-  TANDEM_SHARED(float, room, by_warp ? columns_room : sums_room);
+  TANDEM_DYNAMIC_SHARED(float, room);  // with the queue behind it
   if constexpr (!by_warp) clear_room(room);
   const int team = by_warp ? warp_lanes : block_size();
   const std::int64_t begin = block_index() * n.cut.size, step = by_warp ? block_size() / warp_lanes : 1;
@@ -123,16 +170,26 @@ norm_backward_kernel(Operands<T> n) {
     weights[k] = load_raw(n.weight, spans[k]);
   }
   std::int64_t row = begin + thread_index() / team;
-  RowOf<T, centred, accumulate, held> now, next;
-  if (row < end) next.read(n, row, spans);
+  using Queue = RowQueue<T, accumulate, held>;
+  const Queue queue(n, reinterpret_cast<Words*>(room + sums_floats<by_warp>));
+  for (int ahead = 0; ahead < Queue::rows - 1; ++ahead) {
+    if (row + ahead * step < end) queue.start(row + ahead * step, spans, ahead);
+    close_copies();
+  }
+  RowStatistics next{};
+  if (row < end) next = statistics_of<centred>(n, row);
   for (std::int64_t turn = 0; row < end; row += step, ++turn) {
-    now = next;
-    if (row + step < end) next.read(n, row + step, spans);
-    Formulas<centred> of{now.mean, now.rstd};
+    Formulas<centred> of{next.mean, next.rstd};
+    if (row + step < end) next = statistics_of<centred>(n, row + step);
+    constexpr int ahead = Queue::rows - 1;
+    if (row + ahead * step < end) queue.start(row + ahead * step, spans, turn + ahead);
+    close_copies();
+    await_copies<ahead>();
     RowSums sums = {0.0F, 0.0F};
     TANDEM_UNROLL
     for (int k = 0; k < held; ++k) {
-      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]), w = widened_plus(weights[k], n.offset);
+      const Floats dy = queue.get(Queue::of_dy, k, turn), x = queue.get(Queue::of_x, k, turn);
+      const Floats w = widened_plus(weights[k], n.offset);
       for (int i = 0; i < packet; ++i) {
         const float g = dy.x[i] * w.x[i];
         if constexpr (centred) sums.g = sums.g + g;
@@ -140,11 +197,12 @@ norm_backward_kernel(Operands<T> n) {
       }
     }
     sums = row_sums<by_warp, centred>(sums, room, turn);
-    of.of_g = inverse * sums.g * now.rstd;
-    of.of_n = inverse * sums.gn * now.rstd;
+    of.of_g = inverse * sums.g * of.rstd;
+    of.of_n = inverse * sums.gn * of.rstd;
     TANDEM_UNROLL
     for (int k = 0; k < held; ++k) {
-      const Floats dy = widened(now.dy[k]), x = widened(now.x[k]), w = widened_plus(weights[k], n.offset);
+      const Floats dy = queue.get(Queue::of_dy, k, turn), x = queue.get(Queue::of_x, k, turn);
+      const Floats w = widened_plus(weights[k], n.offset);
       Floats out;
       for (int i = 0; i < packet; ++i) {
         const float normalised = of.normalised(x.x[i]);
@@ -153,7 +211,7 @@ norm_backward_kernel(Operands<T> n) {
         out.x[i] = of.input_gradient(dy.x[i] * w.x[i], normalised);
       }
       if constexpr (accumulate) {
-        const Floats before = widened(now.before[k]);
+        const Floats before = queue.get(Queue::of_dx, k, turn);
         for (int i = 0; i < packet; ++i) out.x[i] = before.x[i] + out.x[i];
       }
       store(n.dx + row * n.channels, spans[k], out);
@@ -222,8 +280,11 @@ template <class T>
 void start_held(const Operands<T>& n, CUstream_st* stream) {
   const auto start = [&]<bool by_warp, bool centred, int held>() {
     with_flag(n.accumulate, [&]<bool accumulate>() {
+      const int threads = by_warp ? most_threads : row_geometry(n.rows, n.channels).block;
       launch("norm_backward", norm_backward_kernel<T, by_warp, centred, accumulate, held>,
-             Geometry{n.cut.parts, by_warp ? most_threads : row_geometry(n.rows, n.channels).block}, stream, n);
+             Geometry{n.cut.parts, threads,
+                      sums_floats<by_warp> * sizeof(float) + threads * RowQueue<T, accumulate, held>::bytes},
+             stream, n);
     });
   };
   const std::int64_t of_thread = ceil_div(n.channels, packet * most_threads);
