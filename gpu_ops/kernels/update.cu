@@ -89,7 +89,7 @@ TANDEM_DEVICE void store_moments(const AdamPiece& p, const Span& span, const Flo
 }
 
 template <StateFormat format>
-TANDEM_KERNEL(most_threads) adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
+TANDEM_KERNEL_BY(most_threads, 4) adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
   for_spans(p.count, aligned, [&](const Span& span) {
     Floats master = load_master<format>(p, span);
     Floats m = load_moment<format>(p.state.m, span), v = load_moment<format>(p.state.v, span);
@@ -165,7 +165,7 @@ TANDEM_DEVICE void store_coded(const AdamPiece& p, const Span& span, const Float
   }
 }
 
-TANDEM_KERNEL(most_threads) adamw_coded_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
+TANDEM_KERNEL_BY(most_threads, 4) adamw_coded_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
   for_warp_spans(p.count, aligned, [&](const Span& span) {
     const CodedBlock of_m = coded_block_at(p.state.m, span.at), of_v = coded_block_at(p.state.v, span.at);
     const std::uint32_t m_exponent = *of_m.exponent, v_exponent = *of_v.exponent;
