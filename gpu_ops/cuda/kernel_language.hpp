@@ -59,6 +59,22 @@ TANDEM_DEVICE std::uint32_t ballot(bool value) { return __ballot_sync(0xffffffff
 TANDEM_DEVICE int set_bits(std::uint32_t word) { return __popc(word); }
 TANDEM_DEVICE int lowest_bit(std::uint32_t word) { return __ffs(static_cast<int>(word)) - 1; }
 
+/// 2^x to within two units in the last place, and zero where that lies below the smallest normal number (PTX ISA,
+/// ex2.approx.ftz.f32): of -inf zero, of NaN a NaN. Emulated it is exact but for one rounding, so that its bits are
+/// others there.
+TANDEM_DEVICE float exp2_estimate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+/// Both as bf16, rounded to nearest even, `low` in the lower half (PTX ISA, cvt.rn.bf16x2.f32): the bits of
+/// numerics::round_to_bf16 but for NaNs, which become one of them, whatever their sign and payload.
+TANDEM_DEVICE std::uint32_t bf16_pair(float low, float high) {
+  std::uint32_t pair;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
 /// Sixteen bytes as they lie in memory.
 struct Words {
   std::uint32_t word[4];
@@ -85,6 +101,9 @@ template <int left>
 TANDEM_DEVICE void await_copies() {
   asm volatile("cp.async.wait_group %0;" : : "n"(left) : "memory");
 }
+
+/// Four bytes; the address is a multiple of 4.
+TANDEM_DEVICE void store_word(void* to, std::uint32_t word) { *static_cast<std::uint32_t*>(to) = word; }
 
 /// Eight bytes; the address is a multiple of 8.
 struct TwoWords {

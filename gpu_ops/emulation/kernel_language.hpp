@@ -2,8 +2,10 @@
 // The vocabulary of kernels, compiled as C++. Its twin is cuda/kernel_language.hpp; both provide the same
 // names, described there.
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 #include <utility>
 
@@ -70,6 +72,15 @@ inline std::uint32_t ballot(bool value) {
 inline int set_bits(std::uint32_t word) { return std::popcount(word); }
 inline int lowest_bit(std::uint32_t word) { return std::countr_zero(word); }
 
+inline float exp2_estimate(float x) {
+  const float y = std::exp2(x);
+  return y < std::numeric_limits<float>::min() ? 0.0F : y;
+}
+inline std::uint32_t bf16_pair(float low, float high) {
+  return static_cast<std::uint32_t>(numerics::round_to_bf16(low).bits) |
+         static_cast<std::uint32_t>(numerics::round_to_bf16(high).bits) << 16;
+}
+
 struct Words {
   std::uint32_t word[4];
 };
@@ -93,6 +104,11 @@ inline void close_copies() { emulation::close_copies(); }
 template <int left>
 void await_copies() {
   emulation::await_copies(left);
+}
+
+inline void store_word(void* to, std::uint32_t word) {
+  emulation::require_aligned(to, sizeof word);
+  std::memcpy(to, &word, sizeof word);
 }
 
 struct TwoWords {

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -202,6 +203,28 @@ TEST_F(EmulationTest, ExchangesGiveEachLaneWhatItAskedFor) {
     EXPECT_EQ(lowest_bit(votes[at]), i < 32 ? 2 : 0);
     for (int lane = 0; lane < 32; ++lane) EXPECT_EQ(votes[at] >> lane & 1u, (i / 32 * 32 + lane) % 3 == 2 ? 1u : 0u);
   }
+}
+
+TEST_F(EmulationTest, APowerOfTwoIsTheNearestOrZeroBelowTheNormalNumbers) {
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  for (int i = -126; i <= 127; ++i) EXPECT_EQ(exp2_estimate(static_cast<float>(i)), std::ldexp(1.0F, i)) << i;
+  EXPECT_EQ(exp2_estimate(-126.5F), 0.0F) << "a subnormal number";
+  EXPECT_EQ(exp2_estimate(-infinity), 0.0F);
+  EXPECT_EQ(exp2_estimate(-std::numeric_limits<float>::max()), 0.0F);
+  EXPECT_EQ(exp2_estimate(128.0F), infinity);
+  EXPECT_TRUE(std::isnan(exp2_estimate(std::numeric_limits<float>::quiet_NaN())));
+  for (float x = -20.0F; x < 20.0F; x += 0.37F) EXPECT_FLOAT_EQ(exp2_estimate(x), std::pow(2.0F, x)) << x;
+}
+
+TEST_F(EmulationTest, APairIsTwoRoundedValuesTheFirstBelow) {
+  EXPECT_EQ(bf16_pair(1.0F, -2.0F), 0xc0003f80u);
+  // Between 1 and the next bf16 and between that and the one after it: to the even one. Subnormal numbers are kept.
+  EXPECT_EQ(bf16_pair(numerics::bits_float(0x3f808000u), numerics::bits_float(0x3f818000u)), 0x3f823f80u);
+  EXPECT_EQ(bf16_pair(numerics::bits_float(0x00018001u), numerics::bits_float(0x80010000u)), 0x80010002u);
+  EXPECT_EQ(bf16_pair(std::numeric_limits<float>::max(), -std::numeric_limits<float>::infinity()), 0xff807f80u);
+  const std::uint32_t nan = bf16_pair(0.0F, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(nan & 0xffffu, 0u);
+  EXPECT_GT(nan >> 16 & 0x7fffu, 0x7f80u);
 }
 
 // -- faults that must show -----------------------------------------------------------------------------------------
