@@ -44,10 +44,7 @@ TANDEM_DEVICE Head<T> head_at(const HeadsView& view, const AttentionShape& s, st
 }
 
 TANDEM_DEVICE float quad_max(float value) {
-  for (int distance = 1; distance < quad; distance *= 2) {
-    const float other = shuffle_xor(value, distance);
-    value = other > value ? other : value;
-  }
+  for (int distance = 1; distance < quad; distance *= 2) value = std::fmax(value, shuffle_xor(value, distance));
   return value;
 }
 
@@ -115,6 +112,18 @@ TANDEM_DEVICE Band band_of(std::int64_t first_query, std::int64_t first_key, std
 }
 TANDEM_DEVICE bool sees(const Band& band, int query, int key) {
   return key <= query + band.ahead && key > query + band.behind;
+}
+/// Rows of a tile, both ends among them.
+struct RowRange {
+  int first, last;
+};
+/// Whether each of `queries` sees all of `keys`: the first has the fewest ahead, and the last the fewest behind.
+TANDEM_DEVICE bool sees_all(const Band& band, const RowRange& queries, const RowRange& keys) {
+  return keys.last <= queries.first + band.ahead && keys.first > queries.last + band.behind;
+}
+/// Whether any of `queries` may see any of `keys`.
+TANDEM_DEVICE bool sees_any(const Band& band, const RowRange& queries, const RowRange& keys) {
+  return keys.first <= queries.last + band.ahead && keys.last > queries.first + band.behind;
 }
 
 // -- on the host ---------------------------------------------------------------------------------------------------

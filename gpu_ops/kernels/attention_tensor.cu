@@ -13,47 +13,64 @@ constexpr int keys_at_once = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
 template <int dim>
 constexpr int key_rows = TensorTiling<dim>::wide ? 16 : 64;
 
-/// The running softmax of this thread's two rows.
+/// The running softmax of this thread's two rows, in powers of two.
 struct RunningRows {
   float largest[2] = {numerics::bits_float(lowest), numerics::bits_float(lowest)};
-  float sum[2] = {0.0F, 0.0F};
+  float sum[2] = {0.0F, 0.0F};  ///< of this thread's columns
 };
 
-/// Takes in the scores of the block's queries with the keys of the tile from `first` on: they become weights, and what
-/// came of earlier keys is brought to the same scale.
-template <int dim, int columns>
-TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& scores, Products<dim>& out, const Band& band, int first,
+/// Takes in the products of the block's queries with the keys of the tile from `first` on: they become weights, and what
+/// came of earlier keys is brought to the same scale. `scale` is that of powers of two. Not `masked`: all are seen, and
+/// the scale is not negative, so that the largest product has the largest score. Bits are the same either way.
+template <bool masked, int dim, int columns>
+TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& products, Products<dim>& out, const Band& band, int first,
                          float scale) {
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
-    float top = rows.largest[half];
+    const auto seen = [&](int j, int e) { return sees(band, own_row(half) - first, own_column(j, e)); };
+    float top = numerics::bits_float(minus_infinity);
     TANDEM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       for (int e = 2 * half; e < 2 * half + 2; ++e) {
-        const bool seen = sees(band, own_row(half) - first, own_column(j, e));
-        const float score = seen ? scale * scores.at[j].x[e] : numerics::bits_float(minus_infinity);
-        scores.at[j].x[e] = score;
-        top = score > top ? score : top;
+        const float product = products.at[j].x[e];
+        if (!masked) top = std::fmax(product, top);
+        if (masked && seen(j, e)) top = std::fmax(scale * product, top);
       }
     }
-    top = quad_max(top);
+    top = std::fmax(quad_max(masked ? top : scale * top), rows.largest[half]);
     float sum = 0.0F;
     TANDEM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       for (int e = 2 * half; e < 2 * half + 2; ++e) {
-        const float weight = numerics::exp(scores.at[j].x[e] - top);
-        scores.at[j].x[e] = weight;
-        sum = sum + weight;
+        float& x = products.at[j].x[e];
+        const float score = numerics::fma(scale, x, -top);
+        x = exp2_estimate(!masked || seen(j, e) ? score : numerics::bits_float(minus_infinity));
+        sum = sum + x;
       }
     }
-    const float shrink = numerics::exp(rows.largest[half] - top);
-    rows.sum[half] = numerics::fma(rows.sum[half], shrink, quad_sum(sum));
+    const float shrink = exp2_estimate(rows.largest[half] - top);
+    rows.sum[half] = numerics::fma(rows.sum[half], shrink, sum);
     rows.largest[half] = top;
     TANDEM_UNROLL
     for (int j = 0; j < dim / 8; ++j) {
       for (int e = 2 * half; e < 2 * half + 2; ++e) out.at[j].x[e] = out.at[j].x[e] * shrink;
     }
   }
+}
+
+/// Products of the block's queries with `keys_at_once` keys from `first` on, to weights, to sums of values.
+template <bool masked, int dim, class Queries>
+TANDEM_DEVICE void take_keys(RunningRows& rows, Products<dim>& out, const Queries& queries, bf16* keys, bf16* values,
+                             const Band& band, int first, float scale) {
+  auto scores = with_rows<keys_at_once<dim>, dim>(queries, keys, first);
+  weigh<masked>(rows, scores, out, band, first, scale);
+  add_weighted(out, scores, values, first);
+}
+
+/// The statistic that backward starts from, a natural logarithm.
+TANDEM_DEVICE float log_of_powers(float largest, float sum) {
+  constexpr double ln_2 = 0.69314718055994530942;
+  return static_cast<float>(static_cast<double>(largest) * ln_2 + std::log(static_cast<double>(sum)));
 }
 
 template <int dim>
@@ -70,6 +87,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
   if (!Size::wide) staged();
   const auto queries = own_factors<dim>(memory);
   if (!Size::wide) barrier();
+  const float scale = in_powers_of_two(shape.scale);
   RunningRows rows;
   Products<dim> out = {};
   const std::int64_t end = end_of_keys(tile.first, Size::rows, shape.sequence);
@@ -78,20 +96,25 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
     staged();
     const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
     for (int first = 0; first < key_rows<dim>; first += keys_at_once<dim>) {
-      auto scores = with_rows<keys_at_once<dim>, dim>(queries, keys, first);
-      weigh(rows, scores, out, band, first, shape.scale);
-      add_weighted(out, scores, values, first);
+      const RowRange some{first, first + keys_at_once<dim> - 1};
+      if (!sees_any(band, own_range(), some)) continue;
+      if (scale >= 0.0F && sees_all(band, own_range(), some)) {
+        take_keys<false>(rows, out, queries, keys, values, band, first, scale);
+      } else {
+        take_keys<true>(rows, out, queries, keys, values, band, first, scale);
+      }
     }
     barrier();
   }
-  const float factor[2] = {numerics::div(1.0F, rows.sum[0]), numerics::div(1.0F, rows.sum[1])};
+  const float sum[2] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
+  const float factor[2] = {numerics::div(1.0F, sum[0]), numerics::div(1.0F, sum[1])};
   write_own_rows(head_at<bf16>(operands.out, shape, tile.b, tile.h), tile.first, shape, aligned, out, factor, memory);
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
     const std::int64_t t = tile.first + own_row(half);
     if (operands.lse == nullptr || t >= shape.sequence || own_lane() % quad != 0) continue;
     operands.lse[(tile.b * shape.heads + tile.h) * shape.sequence + t] =
-        log_of_sum(rows.largest[half], rows.sum[half]);
+        log_of_powers(rows.largest[half], sum[half]);
   }
 }
 

@@ -21,6 +21,7 @@ struct TensorTiling {
   static constexpr bool wide = dim > 128;           ///< than registers have room for
   static constexpr int packets = dim / packet;      ///< of a row; also the products along it, eight columns each
   static constexpr int steps = dim / 16;            ///< of a product over the dimensions
+  static constexpr int unrolled = wide ? 4 : steps;  ///< of those whose left factors are in shared memory
 };
 
 /// The 16 rows of a warp times `columns` columns.
@@ -37,6 +38,19 @@ TANDEM_DEVICE int warp_row() { return thread_index() / warp_lanes % 4 * 16; }
 TANDEM_DEVICE int own_row(int half) { return warp_row() + own_lane() / quad + half * 8; }
 /// Column of element `e` of product j.
 TANDEM_DEVICE int own_column(int j, int e) { return j * 8 + own_lane() % quad * 2 + e % 2; }
+
+/// This warp's rows of the tile.
+TANDEM_DEVICE RowRange own_range() { return {warp_row(), warp_row() + 15}; }
+
+// -- weights -------------------------------------------------------------------------------------------------------
+
+/// Weights are powers of two, which is what the hardware computes: e^x = 2^(x log2 e).
+constexpr std::uint32_t log2_e = 0x3fb8aa3bu;
+TANDEM_DEVICE float in_powers_of_two(float x) { return x * numerics::bits_float(log2_e); }
+
+/// What gradients of weights become once they are known; those of scores come to `scale` times as much, by which the
+/// sums over them are multiplied when they are written.
+TANDEM_DEVICE float unscaled_dscore(float weight, float dweight, float delta) { return weight * (dweight - delta); }
 
 // -- tiles in shared memory ----------------------------------------------------------------------------------------
 
@@ -89,10 +103,37 @@ TANDEM_DEVICE void stage(const HeadPair& heads, std::int64_t first, int rows, co
   stage<dim, threads>(heads.b, first, rows, shape, aligned, of_b);
 }
 
-/// This warp's rows of a tile, dimensions [at, at + 16), as a left factor.
+/// Where a lane reads the rows of a tile that it names to the others: one of the first 16, and in every 16 dimensions
+/// the packet from `at` on, 0 or 8. Rows that are a multiple of eight further on lie as it does (tile_offset), so that
+/// what depends on the lane is computed once.
 template <int dim>
-TANDEM_DEVICE Words left_factor(bf16* tile, int at) {
-  return load_matrices(tile_at<dim>(tile, warp_row() + own_lane() % 16, at + own_lane() / 16 * 8));
+class LanePackets {
+ public:
+  TANDEM_DEVICE LanePackets(bf16* tile, int row, int at)
+      : row_(tile + row * dim), swapped_(tile_offset(dim, row, at) - row * dim) {}
+  /// `rows`, a multiple of eight, further on, of dimensions [at, at + 16).
+  TANDEM_DEVICE const bf16* operator()(int rows, int at) const { return row_ + (swapped_ ^ at) + rows * dim; }
+
+ private:
+  const bf16* row_;
+  int swapped_;
+};
+
+/// This warp's rows of a tile as left factors: a matrix of eight rows beside, and below, another.
+template <int dim>
+TANDEM_DEVICE LanePackets<dim> left_packets(bf16* tile) {
+  return {tile + warp_row() * dim, own_lane() % 16, own_lane() / 16 * 8};
+}
+/// Rows of a tile from `first` on, a multiple of 16, as right factors of products over the dimensions: two with 16 of
+/// the rows, one with each eight.
+template <int dim>
+TANDEM_DEVICE LanePackets<dim> packets_of_rows(bf16* tile, int first) {
+  return {tile + first * dim, own_lane() / 16 * 8 + own_lane() % 8, own_lane() / 8 % 2 * 8};
+}
+/// The same of sums over 16 of the rows: two of 16 dimensions, one of each eight.
+template <int dim>
+TANDEM_DEVICE LanePackets<dim> packets_of_columns(bf16* tile, int first) {
+  return {tile + first * dim, own_lane() % 16, own_lane() / 16 * 8};
 }
 
 /// The left factors of a product over all dimensions, in registers.
@@ -102,9 +143,10 @@ struct Rows {
 };
 template <int dim>
 TANDEM_DEVICE Rows<dim> own_rows(bf16* tile) {
+  const LanePackets<dim> packets = left_packets<dim>(tile);
   Rows<dim> rows;
   TANDEM_UNROLL
-  for (int i = 0; i < TensorTiling<dim>::steps; ++i) rows.step[i] = left_factor<dim>(tile, i * 16);
+  for (int i = 0; i < TensorTiling<dim>::steps; ++i) rows.step[i] = load_matrices(packets(0, i * 16));
   return rows;
 }
 
@@ -119,20 +161,6 @@ TANDEM_DEVICE auto own_factors(bf16* tile) {
   }
 }
 
-/// Right factors of two products with 16 rows of a tile from `first` on, one with each eight, dimensions [at, at + 16).
-template <int dim>
-TANDEM_DEVICE Words factors_of_rows(bf16* tile, int first, int at) {
-  const int lane = own_lane();
-  return load_matrices(tile_at<dim>(tile, first + lane / 16 * 8 + lane % 8, at + lane / 8 % 2 * 8));
-}
-
-/// The same of two sums over 16 rows from `first` on, of dimensions [at, at + 8) and the eight after them.
-template <int dim>
-TANDEM_DEVICE Words factors_of_columns(bf16* tile, int first, int at) {
-  const int lane = own_lane();
-  return load_transposed(tile_at<dim>(tile, first + lane % 16, at + lane / 16 * 8));
-}
-
 // -- products ------------------------------------------------------------------------------------------------------
 
 TANDEM_DEVICE void multiply_add_two(ProductPart& first, ProductPart& second, const Words& left, const Words& right) {
@@ -140,52 +168,50 @@ TANDEM_DEVICE void multiply_add_two(ProductPart& first, ProductPart& second, con
   multiply_add(second, left, right.word[2], right.word[3]);
 }
 
-/// Their part of dimensions [at, at + 16): products += `left`, rows of this warp, times rows of a tile from `first` on.
+/// Their part of dimensions [at, at + 16): products += `left`, rows of this warp, times `others`.
 template <int dim, int columns>
-TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, bf16* tile, int first, int at) {
+TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, const LanePackets<dim>& others, int at) {
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; j += 2) {
-    multiply_add_two(products.at[j], products.at[j + 1], left, factors_of_rows<dim>(tile, first + j * 8, at));
+    multiply_add_two(products.at[j], products.at[j + 1], left, load_matrices(others(j * 8, at)));
   }
 }
 
 /// Products of this warp's rows with `columns` rows of a tile from `first` on.
 template <int columns, int dim>
 TANDEM_DEVICE Products<columns> with_rows(const Rows<dim>& own, bf16* tile, int first) {
+  const LanePackets<dim> others = packets_of_rows<dim>(tile, first);
   Products<columns> products = {};
   TANDEM_UNROLL
   for (int step = 0; step < TensorTiling<dim>::steps; ++step) {
-    add_products<dim>(products, own.step[step], tile, first, step * 16);
+    add_products(products, own.step[step], others, step * 16);
   }
   return products;
 }
 /// The same of rows that stay in a tile of their own.
 template <int columns, int dim>
 TANDEM_DEVICE Products<columns> with_rows(bf16* own, bf16* tile, int first) {
+  const LanePackets<dim> rows = left_packets<dim>(own), others = packets_of_rows<dim>(tile, first);
   Products<columns> products = {};
-  TANDEM_UNROLL_BY(2)  // more addresses would not fit the registers
+  TANDEM_UNROLL_BY(TensorTiling<dim>::unrolled)
   for (int step = 0; step < TensorTiling<dim>::steps; ++step) {
-    add_products<dim>(products, left_factor<dim>(own, step * 16), tile, first, step * 16);
+    add_products(products, load_matrices(rows(0, step * 16)), others, step * 16);
   }
   return products;
-}
-
-TANDEM_DEVICE std::uint32_t rounded_pair(float low, float high) {
-  return static_cast<std::uint32_t>(numerics::round_to_bf16(low).bits) |
-         static_cast<std::uint32_t>(numerics::round_to_bf16(high).bits) << 16;
 }
 
 /// sums += weights, rounded to bf16, times `columns` rows of a tile from `first` on.
 template <int dim, int columns>
 TANDEM_DEVICE void add_weighted(Products<dim>& sums, const Products<columns>& weights, bf16* tile, int first) {
+  const LanePackets<dim> others = packets_of_columns<dim>(tile, first);
   TANDEM_UNROLL
   for (int step = 0; step < columns / 16; ++step) {
     const ProductPart &a = weights.at[2 * step], &b = weights.at[2 * step + 1];
-    const Words left = {{rounded_pair(a.x[0], a.x[1]), rounded_pair(a.x[2], a.x[3]), rounded_pair(b.x[0], b.x[1]),
-                         rounded_pair(b.x[2], b.x[3])}};
+    const Words left = {
+        {bf16_pair(a.x[0], a.x[1]), bf16_pair(a.x[2], a.x[3]), bf16_pair(b.x[0], b.x[1]), bf16_pair(b.x[2], b.x[3])}};
     TANDEM_UNROLL
     for (int j = 0; j < dim / 8; j += 2) {
-      multiply_add_two(sums.at[j], sums.at[j + 1], left, factors_of_columns<dim>(tile, first + step * 16, j * 8));
+      multiply_add_two(sums.at[j], sums.at[j + 1], left, load_transposed(others(step * 16, j * 8)));
     }
   }
 }
@@ -200,18 +226,18 @@ TANDEM_DEVICE void write_own_rows(const Head<bf16>& head, std::int64_t first, co
   for (int j = 0; j < Size::packets; ++j) {
     TANDEM_UNROLL
     for (int half = 0; half < 2; ++half) {
-      bf16* const to = tile_at<dim>(tile, own_row(half), j * 8) + own_column(0, 0);
-      for (int i = 0; i < 2; ++i) to[i] = numerics::round_to_bf16(sums.at[j].x[2 * half + i] * factor[half]);
+      const float* const pair = sums.at[j].x + 2 * half;
+      store_word(tile_at<dim>(tile, own_row(half), j * 8) + own_column(0, 0),
+                 bf16_pair(pair[0] * factor[half], pair[1] * factor[half]));
     }
   }
   warp_barrier();
   for (int i = own_lane(); i < Size::warp_rows * Size::packets; i += warp_lanes) {
     const int row = warp_row() + i / Size::packets, at = i % Size::packets * packet;
     if (first + row >= shape.sequence || at >= shape.head_dim) continue;
-    Packet<bf16> values;
-    const bf16* const from = tile_at<dim>(tile, row, at);
-    for (int k = 0; k < packet; ++k) values.x[k] = from[k];
-    store_exactly(head.data + (first + row) * head.stride, span_at(at, shape.head_dim, aligned), values);
+    bf16* const to = head.data + (first + row) * head.stride;
+    const Span span = span_at(at, shape.head_dim, aligned);
+    store_raw(to, span, wide_load_raw<bf16>(tile_at<dim>(tile, row, at)));
   }
 }
 

@@ -16,6 +16,43 @@ constexpr int query_rows = 32;
 template <int dim>
 constexpr int key_rows = TensorTiling<dim>::wide ? 32 : 64;
 
+/// A number of each of this thread's two rows.
+struct OfRows {
+  float x[2];
+};
+
+/// Weight of a key that a query sees: `scale` and `lse` are those of powers of two.
+TANDEM_DEVICE float power_of(float product, float lse, float scale) {
+  return exp2_estimate(numerics::fma(scale, product, -lse));
+}
+
+/// From products of own queries with keys from `first` on, and the gradients of their weights, to those of scores but
+/// for their scale.
+template <bool masked, int columns>
+TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& products, const OfRows& lse,
+                              const OfRows& delta, int first, const Band& band, float scale) {
+  TANDEM_UNROLL
+  for (int j = 0; j < columns / 8; ++j) {
+    for (int e = 0; e < 4; ++e) {
+      const bool seen = !masked || sees(band, own_row(e / 2), first + own_column(j, e));
+      const float weight = seen ? power_of(products.at[j].x[e], lse.x[e / 2], scale) : 0.0F;
+      float& x = dweights.at[j].x[e];
+      x = unscaled_dscore(weight, x, delta.x[e / 2]);
+    }
+  }
+}
+
+/// Adds to dq what comes of `at_once` keys from `first` on.
+template <bool masked, int dim, class Factors>
+TANDEM_DEVICE void take_keys(Products<dim>& sums, const Factors& queries, const Factors& douts, bf16* keys,
+                             bf16* values, const OfRows& lse, const OfRows& delta, int first, const Band& band,
+                             float scale) {
+  const auto products = with_rows<at_once<dim>, dim>(queries, keys, first);
+  auto dscores = with_rows<at_once<dim>, dim>(douts, values, first);
+  to_dscores<masked>(dscores, products, lse, delta, first, band, scale);
+  add_weighted(sums, dscores, keys, first);
+}
+
 template <int dim>
 TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
 tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
@@ -32,13 +69,14 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t f
   if (!Size::wide) staged();
   const auto queries = own_factors<dim>(memory), douts = own_factors<dim>(memory + own_tile);
   if (!Size::wide) barrier();
-  float lse[2], delta[2];
+  const float scale = in_powers_of_two(shape.scale);
+  OfRows lse, delta;
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
     const std::int64_t t = tile.first + own_row(half);
     const std::int64_t statistic = (tile.b * shape.heads + tile.h) * shape.sequence + t;
-    lse[half] = t < shape.sequence ? operands.lse[statistic] : 0.0F;
-    delta[half] = t < shape.sequence ? operands.delta[statistic] : 0.0F;
+    lse.x[half] = t < shape.sequence ? in_powers_of_two(operands.lse[statistic]) : 0.0F;
+    delta.x[half] = t < shape.sequence ? operands.delta[statistic] : 0.0F;
   }
   Products<dim> sums = {};
   const std::int64_t end = end_of_keys(tile.first, Size::rows, shape.sequence);
@@ -47,29 +85,24 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t f
     staged();
     const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
     for (int first = 0; first < key_rows<dim>; first += at_once<dim>) {
-      const auto products = with_rows<at_once<dim>, dim>(queries, keys, first);
-      auto dscores = with_rows<at_once<dim>, dim>(douts, values, first);
-      TANDEM_UNROLL
-      for (int j = 0; j < at_once<dim> / 8; ++j) {
-        for (int e = 0; e < 4; ++e) {
-          const bool seen = sees(band, own_row(e / 2), first + own_column(j, e));
-          float& dscore = dscores.at[j].x[e];
-          const float weight = seen ? weight_of(products.at[j].x[e], lse[e / 2], shape.scale) : 0.0F;
-          dscore = dscore_of(weight, dscore, delta[e / 2], shape.scale);
-        }
+      const RowRange some{first, first + at_once<dim> - 1};
+      if (!sees_any(band, own_range(), some)) continue;
+      if (sees_all(band, own_range(), some)) {
+        take_keys<false>(sums, queries, douts, keys, values, lse, delta, first, band, scale);
+      } else {
+        take_keys<true>(sums, queries, douts, keys, values, lse, delta, first, band, scale);
       }
-      add_weighted(sums, dscores, keys, first);
     }
     barrier();
   }
-  write_own_rows(head_at<bf16>(operands.dq, shape, tile.b, tile.h), tile.first, shape, aligned, sums, {1.0F, 1.0F},
-                 memory);
+  write_own_rows(head_at<bf16>(operands.dq, shape, tile.b, tile.h), tile.first, shape, aligned, sums,
+                 {shape.scale, shape.scale}, memory);
 }
 
 /// The queries that a block of keys has in shared memory.
 struct StagedQueries {
   bf16 *rows, *douts;
-  float *lse, *delta;  ///< `query_rows` of each
+  float *lse, *delta;  ///< `query_rows` of each; lse in powers of two
 };
 /// From query `first` of head h on.
 template <int dim, int threads>
@@ -79,33 +112,33 @@ TANDEM_DEVICE void stage_queries(const BackwardOperands& operands, std::int64_t 
   stage<dim, threads>(heads, first, query_rows, shape, aligned, to.rows, to.douts);
   if (thread_index() < query_rows) {  // zeros behind the last token, as its rows: they add nothing
     const std::int64_t t = first + thread_index(), statistics = (b * shape.heads + h) * shape.sequence;
-    to.lse[thread_index()] = t < shape.sequence ? operands.lse[statistics + t] : 0.0F;
+    to.lse[thread_index()] = t < shape.sequence ? in_powers_of_two(operands.lse[statistics + t]) : 0.0F;
     to.delta[thread_index()] = t < shape.sequence ? operands.delta[statistics + t] : 0.0F;
   }
 }
 
 /// From the products of own keys with staged queries from `first` on to their weights.
-template <int columns>
+template <bool masked, int columns>
 TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries& queries, int first, const Band& band,
                               float scale) {
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; ++j) {
     for (int e = 0; e < 4; ++e) {
       const int column = first + own_column(j, e);
-      const bool seen = sees(band, column, own_row(e / 2));
-      products.at[j].x[e] = seen ? weight_of(products.at[j].x[e], queries.lse[column], scale) : 0.0F;
+      const bool seen = !masked || sees(band, column, own_row(e / 2));
+      products.at[j].x[e] = seen ? power_of(products.at[j].x[e], queries.lse[column], scale) : 0.0F;
     }
   }
 }
-/// From the gradients of weights to those of scores.
+/// From the gradients of weights to those of scores, but for their scale.
 template <int columns>
 TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& weights,
-                              const StagedQueries& queries, int first, float scale) {
+                              const StagedQueries& queries, int first) {
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; ++j) {
     for (int e = 0; e < 4; ++e) {
       float& x = dweights.at[j].x[e];
-      x = dscore_of(weights.at[j].x[e], x, queries.delta[first + own_column(j, e)], scale);
+      x = unscaled_dscore(weights.at[j].x[e], x, queries.delta[first + own_column(j, e)]);
     }
   }
 }
@@ -122,18 +155,19 @@ struct BothGradients {
   static constexpr int products = 4;  ///< of a key with a query
 
   /// Of `at_once` queries from `first` on.
+  template <bool masked>
   TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries& queries, int first, const Band& band,
                          float scale) {
     auto weights = with_rows<at_once<dim>, dim>(own.keys, queries.rows, first);
-    to_weights(weights, queries, first, band, scale);
+    to_weights<masked>(weights, queries, first, band, scale);
     add_weighted(dv, weights, queries.douts, first);
     auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.douts, first);
-    to_dscores(dscores, weights, queries, first, scale);
+    to_dscores(dscores, weights, queries, first);
     add_weighted(dk, dscores, queries.rows, first);
   }
   TANDEM_DEVICE void write(const HeadPair& to, std::int64_t first, const AttentionShape& shape, bool aligned,
                            const StagedKeys& through) const {
-    write_own_rows(to.a, first, shape, aligned, dk, {1.0F, 1.0F}, through.keys);
+    write_own_rows(to.a, first, shape, aligned, dk, {shape.scale, shape.scale}, through.keys);
     write_own_rows(to.b, first, shape, aligned, dv, {1.0F, 1.0F}, through.values);
   }
 
@@ -147,13 +181,14 @@ struct OneGradient {
   static constexpr int threads = 2 * TensorTiling<dim>::threads;
   static constexpr int products = 5;
 
+  template <bool masked>
   TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries& queries, int first, const Band& band,
                          float scale) {
     auto factors = with_rows<at_once<dim>, dim>(own.keys, queries.rows, first);
-    to_weights(factors, queries, first, band, scale);
+    to_weights<masked>(factors, queries, first, band, scale);
     if (!of_values) {
       auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.douts, first);
-      to_dscores(dscores, factors, queries, first, scale);
+      to_dscores(dscores, factors, queries, first);
       factors = dscores;
     }
     add_weighted(sums, factors, of_values ? queries.douts : queries.rows, first);
@@ -162,7 +197,8 @@ struct OneGradient {
                            const StagedKeys& through) const {
     Head<bf16> gradient = to.a;
     if (of_values) gradient = to.b;  // either by reference would be in memory
-    write_own_rows(gradient, first, shape, aligned, sums, {1.0F, 1.0F}, of_values ? through.values : through.keys);
+    const float factor = of_values ? 1.0F : shape.scale;
+    write_own_rows(gradient, first, shape, aligned, sums, {factor, factor}, of_values ? through.values : through.keys);
   }
 
   const bool of_values = thread_index() < TensorTiling<dim>::threads;
@@ -187,6 +223,7 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t 
   const std::int64_t group = shape.heads / shape.kv_heads;
   stage<dim, threads>(pair_at(operands.k, operands.v, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned,
                       own.keys, own.values);
+  const float scale = in_powers_of_two(shape.scale);
   KeyGradients<dim> gradients;
   for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
     for (std::int64_t query = tile.first; query < end; query += query_rows) {
@@ -194,7 +231,13 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t 
       staged();
       const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
       for (int first = 0; first < query_rows; first += at_once<dim>) {
-        gradients.add(own, queries, first, band, shape.scale);
+        const RowRange some{first, first + at_once<dim> - 1};
+        if (!sees_any(band, some, own_range())) continue;
+        if (sees_all(band, some, own_range())) {
+          gradients.template add<false>(own, queries, first, band, scale);
+        } else {
+          gradients.template add<true>(own, queries, first, band, scale);
+        }
       }
       barrier();
     }

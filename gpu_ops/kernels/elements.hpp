@@ -155,6 +155,15 @@ TANDEM_DEVICE Floats load(const T* data, const Span& span) {
   return widened(load_raw(data, span));
 }
 
+/// Elements of bf16 as they lie in memory.
+TANDEM_DEVICE void store_raw(bf16* data, const Span& span, const Raw<bf16>& raw) {
+  if (span.wide) return store_words(data + span.at, raw.part[0]);
+  for (int i = 0; i < packet; ++i) {
+    const std::uint32_t word = raw.part[0].word[i / 2] >> (i % 2 * 16);
+    if (i < span.count) data[span.at + i] = bf16{static_cast<std::uint16_t>(word)};
+  }
+}
+
 template <class T>
 TANDEM_DEVICE void store_exactly(T* data, const Span& span, const Packet<T>& p) {
   if (span.wide) return wide_store(data + span.at, p);

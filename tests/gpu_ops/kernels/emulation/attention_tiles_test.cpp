@@ -5,6 +5,7 @@
 
 #include "gpu_ops/attention.hpp"
 #include "gpu_ops/geometry.hpp"
+#include "gpu_ops/kernels/attention_operands.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -37,6 +38,27 @@ TEST(AttentionTiles, EightRowsAreReadWithoutBankConflicts) {
     }
     EXPECT_EQ(std::ssize(all), 64 * dim / gpu::packet);
     EXPECT_EQ(*all.rbegin(), 64 * dim - gpu::packet);
+  }
+}
+
+// Masks are left out where all is seen, and products where nothing is.
+TEST(AttentionTiles, RangesSeeEachOtherAsTheirRowsDo) {
+  for (int ahead = -7; ahead <= 7; ++ahead) {
+    for (int window = 1; window <= 9; ++window) {
+      const gpu::Band band{ahead, ahead - window};
+      for (int rows = 1; rows <= 4; ++rows) {
+        const gpu::RowRange queries{2, 2 + rows - 1}, keys{1, 4};
+        bool all = true, any = false;
+        for (int query = queries.first; query <= queries.last; ++query) {
+          for (int key = keys.first; key <= keys.last; ++key) {
+            all = all && sees(band, query, key);
+            any = any || sees(band, query, key);
+          }
+        }
+        EXPECT_EQ(sees_all(band, queries, keys), all) << ahead << ' ' << window << ' ' << rows;
+        EXPECT_EQ(sees_any(band, queries, keys), any) << ahead << ' ' << window << ' ' << rows;
+      }
+    }
   }
 }
 
