@@ -20,6 +20,7 @@
 
 #include "core/error.hpp"
 #include "gpu_ops/attention.hpp"
+#include "gpu_ops/library_file.hpp"
 #include "gpu_ops/runtime.hpp"
 #include "gpu_ops/scratch.hpp"
 #include "gpu_ops/shared_library.hpp"
@@ -44,6 +45,24 @@ std::string version_text(std::size_t version) {
 
 // -- the library ---------------------------------------------------------------------------------------------------
 
+/// The library is a front, and opens what it consists of by these names: first where LD_LIBRARY_PATH says, and then
+/// beside itself.
+std::string part_name(std::string_view part) { return fmt::format("libcudnn_{}.so.{}", part, CUDNN_MAJOR); }
+
+std::size_t told_version(const SharedLibrary& library) {
+  const auto version = library.function<decltype(cudnnGetVersion)>("cudnnGetVersion");
+  return version == nullptr ? 0 : version();
+}
+
+/// Of its first part's file, where that has it, a byte for each of its numbers. The library itself would load that part
+/// to answer, for good, and each that is tried later would find it by its name and answer by it.
+std::size_t version_of(const SharedLibrary& library) {
+  const std::uint32_t packed =
+      exported_number(library.neighbour(part_name("graph")), "cudnn_graph_version").value_or(0);
+  if (packed >> 16 == CUDNN_MAJOR) return CUDNN_MAJOR * 10000 + (packed >> 8 & 0xff) * 100 + (packed & 0xff);
+  return told_version(library);
+}
+
 /// What was found, once for the process.
 class Library {
  public:
@@ -66,33 +85,58 @@ class Library {
 
  private:
   Library() {
-    const auto found = find(fmt::format("libcudnn.so.{}", CUDNN_MAJOR));
-    if (!found) return;
-    const auto version = found->function<decltype(cudnnGetVersion)>("cudnnGetVersion");
-    version_ = version == nullptr ? 0 : version();
+    const std::string name = fmt::format("libcudnn.so.{}", CUDNN_MAJOR);
+    const auto found = SharedLibrary::find({name}, [this](const SharedLibrary& library) { return accepts(library); });
+    if (!found) {
+      if (why_not_.empty()) why_not_ = missing(name);
+      return;
+    }
+    // LD_LIBRARY_PATH may lead it to the parts of one that was refused.
+    if (!std::exchange(why_not_, {}).empty()) load_parts(*found);
+    // Its own word counts: the program may have loaded parts of another before.
+    version_ = told_version(*found);
     if (version_ < oldest_version) {
-      why_not_ = fmt::format("{} is cuDNN {}, {} or later is needed", found->file(), version_text(version_),
-                             version_text(oldest_version));
+      why_not_ = too_old(*found, version_);
       return;
     }
     load_compiler(*found);
     fe::cudnn_dlhandle = found->native();
   }
 
-  std::optional<SharedLibrary> find(const std::string& name) {
-    auto found = SharedLibrary::find({name});
-    if (!found)
-      why_not_ = fmt::format("{} is neither in the system, nor in Python's packages, nor in TANDEM_CUDA_LIBS", name);
-    return found;
+  static std::string missing(const std::string& name) {
+    return fmt::format("{} is neither in the system, nor in Python's packages, nor in TANDEM_CUDA_LIBS", name);
+  }
+  static std::string too_old(const SharedLibrary& library, std::size_t version) {
+    return fmt::format("{} is cuDNN {}, {} or later is needed", library.file(), version_text(version),
+                       version_text(oldest_version));
+  }
+
+  /// Of those that are too old, the newest is told.
+  bool accepts(const SharedLibrary& library) {
+    const std::size_t version = version_of(library);
+    if (version >= oldest_version) return true;
+    if (why_not_.empty() || version > version_) {
+      version_ = version;
+      why_not_ = too_old(library, version);
+    }
+    return false;
+  }
+
+  /// What attention takes, each after what it needs itself.
+  static void load_parts(const SharedLibrary& cudnn) {
+    for (const char* part : {"graph", "ops", "heuristic", "engines_precompiled", "engines_runtime_compiled"}) {
+      cudnn.load_neighbour(part_name(part));
+    }
   }
 
   /// cuDNN compiles attention's kernels by NVRTC, of the CUDA version that it was built with, and looks for that in the
   /// system and beside itself. Once loaded it is found by its name, wherever it lay; what it makes may change a bit.
   void load_compiler(const SharedLibrary& cudnn) {
     const auto built_with = cudnn.function<decltype(cudnnGetCudartVersion)>("cudnnGetCudartVersion");
-    const auto found = find(fmt::format("libnvrtc.so.{}", (built_with ? built_with() : CUDART_VERSION) / 1000));
+    const std::string name = fmt::format("libnvrtc.so.{}", (built_with ? built_with() : CUDART_VERSION) / 1000);
+    const auto found = SharedLibrary::find({name});
     if (!found) {
-      why_not_ = fmt::format("cuDNN {} compiles its kernels by NVRTC: {}", version_text(version_), why_not_);
+      why_not_ = fmt::format("cuDNN {} compiles its kernels by NVRTC: {}", version_text(version_), missing(name));
       return;
     }
     int major = 0, minor = 0;

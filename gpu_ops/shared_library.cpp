@@ -103,23 +103,33 @@ std::vector<std::string> search_folders() {
   return folders;
 }
 
-std::optional<SharedLibrary> SharedLibrary::find(const std::vector<std::string>& names) {
+std::optional<SharedLibrary> SharedLibrary::find(const std::vector<std::string>& names, const Accepts& accepts) {
+  const auto attempt = [&](const std::string& file) -> std::optional<SharedLibrary> {
+    void* const handle = load(file);
+    if (handle == nullptr) return std::nullopt;
+    const SharedLibrary library(handle, file_of(handle, file));
+    if (!accepts || accepts(library)) return library;
+    // Else whoever asks for the name later would get this one, wherever they look.
+    ::dlclose(handle);
+    return std::nullopt;
+  };
   for (const std::string& name : names) {
-    if (void* handle = load(name)) return SharedLibrary(handle, file_of(handle, name));
+    if (const auto found = attempt(name)) return found;
   }
   const std::vector<std::string> folders = search_folders();
   for (const std::string& name : names) {
     for (const std::string& folder : folders) {
-      const std::string file = (fs::path(folder) / name).string();
-      if (void* handle = load(file)) return SharedLibrary(handle, file_of(handle, file));
+      if (const auto found = attempt((fs::path(folder) / name).string())) return found;
     }
   }
   return std::nullopt;
 }
 
-void SharedLibrary::load_neighbour(const std::string& name) const {
-  static_cast<void>(load((fs::path(file_).parent_path() / name).string()));
+std::string SharedLibrary::neighbour(const std::string& name) const {
+  return (fs::path(file_).parent_path() / name).string();
 }
+
+void SharedLibrary::load_neighbour(const std::string& name) const { static_cast<void>(load(neighbour(name))); }
 
 void* SharedLibrary::symbol(const char* name) const noexcept { return ::dlsym(handle_, name); }
 

@@ -1,5 +1,6 @@
 #pragma once
 // Libraries that are not part of the program and may be missing: looked for when they are needed. Internal to gpu_ops.
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,19 +8,25 @@
 
 namespace tandem::gpu {
 
-/// A library loaded at run time; it stays loaded until the program ends, since what it gave out may be in
-/// use anywhere.
+/// A library loaded at run time; one that find() has returned stays loaded until the program ends, since what it gave
+/// out may be in use anywhere.
 class SharedLibrary {
  public:
-  /// Loads the first of `names` ("libcublasLt.so.13") that is found, each in the system's own search path,
-  /// then in the folders of search_folders(). Empty where there is none.
-  static std::optional<SharedLibrary> find(const std::vector<std::string>& names);
+  /// Whether a library that was found is the one. Best told from its file: what one that is refused has loaded may
+  /// stay, and be found by name in place of another's.
+  using Accepts = std::function<bool(const SharedLibrary&)>;
+  /// Loads the first of `names` ("libcublasLt.so.13") that is found and accepted, each in the system's own search path,
+  /// which gives one file, then in the folders of search_folders(). Unloads those that are not; without `accepts`, any
+  /// is. Empty where there is none.
+  static std::optional<SharedLibrary> find(const std::vector<std::string>& names, const Accepts& accepts = {});
 
   /// The function called `name`, or null.
   template <class Function>
   Function* function(const char* name) const noexcept {
     return reinterpret_cast<Function*>(symbol(name));
   }
+  /// The path of `name` in the folder that this one was loaded from.
+  std::string neighbour(const std::string& name) const;
   /// Loads `name` from the folder that this one was loaded from, if it is there, for good: from then on whoever loads
   /// it by name finds it, wherever they look.
   void load_neighbour(const std::string& name) const;

@@ -33,6 +33,10 @@ constexpr int insufficient_size = 7;
 
 extern "C" {
 
+/// Read from the file by tests of that.
+extern const unsigned fake_nvml_number;
+const unsigned fake_nvml_number = 0x090e00;
+
 /// Called by the test: whether the library works, and how much memory of the device it says is in use when it is first
 /// asked, and from then on: a context, once made, stays.
 void fake_nvml_set(bool present, unsigned long long before, unsigned long long after) {

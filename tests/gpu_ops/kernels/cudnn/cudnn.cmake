@@ -1,6 +1,7 @@
 # Attention as cuDNN is asked for it: over a library of that name made of this CPU, and as far as the real one gets
 # without a GPU. Included by CMakeLists.txt of the folder above.
-set(attention_object $<TARGET_OBJECTS:tandem_attention_cudnn> ${PROJECT_SOURCE_DIR}/gpu_ops/shared_library.cpp)
+set(attention_object $<TARGET_OBJECTS:tandem_attention_cudnn> ${PROJECT_SOURCE_DIR}/gpu_ops/library_file.cpp
+                     ${PROJECT_SOURCE_DIR}/gpu_ops/shared_library.cpp)
 set(attention_links fmt::fmt ${CMAKE_DL_LIBS} ${emulated} GTest::gtest_main)
 
 # Whoever loads the real library by name finds this one loaded.
@@ -51,3 +52,45 @@ add_test(NAME gpu_kernels.no_cudnn COMMAND ${CMAKE_COMMAND} -E env --unset=VIRTU
          --unset=TANDEM_CUDA_LIBS HOME=/nonexistent PATH=/nonexistent LD_LIBRARY_PATH=${CMAKE_CURRENT_BINARY_DIR}/no_cudnn
          $<TARGET_FILE:gpu_cudnn_plans_test> --gtest_filter=WithoutCudnn.* --gtest_also_run_disabled_tests)
 set_tests_properties(gpu_kernels.no_cudnn PROPERTIES PASS_REGULAR_EXPRESSION "\\[  PASSED  \\] 1 test")
+
+# Several libraries at once, of which the system has one: each a front with parts beside it, as the real one is.
+set(fakes ${CMAKE_CURRENT_BINARY_DIR}/cudnn_search)
+add_executable(gpu_cudnn_search_test cudnn/search_test.cpp ${attention_object})
+target_compile_definitions(gpu_cudnn_search_test PRIVATE TANDEM_FAKE_CUDNN_FOLDER="${fakes}")
+target_link_libraries(gpu_cudnn_search_test PRIVATE tandem_test_flags -Wl,--no-as-needed fake_nvrtc -Wl,--as-needed ${attention_links})
+set(of_version lib/python3.12/site-packages/nvidia/cudnn/lib)
+foreach(version 9.10.2 9.14.0 9.19.0 9.20.1)
+  string(REPLACE "." ";" numbers ${version})
+  list(GET numbers 0 major)
+  list(GET numbers 1 minor)
+  list(GET numbers 2 patch)
+  foreach(part cudnn cudnn_graph cudnn_heuristic)
+    set(fake fake_${part}_${version})
+    add_library(${fake} SHARED cudnn/fake_part.cpp)
+    if(part STREQUAL cudnn)
+      set_property(TARGET ${fake} PROPERTY SOURCES cudnn/fake_front.cpp)
+      target_link_options(${fake} PRIVATE -Wl,--enable-new-dtags,-rpath,$ORIGIN)
+    else()
+      target_link_options(${fake} PRIVATE -Wl,-z,nodelete)
+    endif()
+    target_compile_definitions(${fake} PRIVATE FAKE_MAJOR=${major} FAKE_MINOR=${minor} FAKE_PATCH=${patch})
+    target_link_libraries(${fake} PRIVATE tandem_flags ${CMAKE_DL_LIBS})
+    set_target_properties(${fake} PROPERTIES OUTPUT_NAME ${part} SOVERSION 9 LIBRARY_OUTPUT_DIRECTORY ${fakes}/${version}/${of_version})
+    add_dependencies(gpu_cudnn_search_test ${fake})
+  endforeach()
+endforeach()
+# CASE:system:Python's packages:TANDEM_CUDA_LIBS
+foreach(row GoesOnToTheFirstThatIsNewEnough:9.14.0:9.19.0:9.20.1 TellsTheNewestWhereAllAreTooOld:9.10.2:9.14.0:9.10.2
+            TakesNoneThatWouldRunOnPartsOfAnOlderOne:9.19.0:9.20.1:9.20.1)
+  string(REPLACE ":" ";" row ${row})
+  list(GET row 0 case)
+  list(GET row 1 system)
+  list(GET row 2 python)
+  list(GET row 3 given)
+  add_test(NAME gpu_kernels.cudnn_search.${case}
+           COMMAND ${CMAKE_COMMAND} -E env --unset=CONDA_PREFIX HOME=/nonexistent PATH=/nonexistent
+                   LD_LIBRARY_PATH=${fakes}/${system}/${of_version} VIRTUAL_ENV=${fakes}/${python}
+                   TANDEM_CUDA_LIBS=${fakes}/${given}/${of_version} $<TARGET_FILE:gpu_cudnn_search_test>
+                   --gtest_filter=*${case} --gtest_also_run_disabled_tests)
+  set_tests_properties(gpu_kernels.cudnn_search.${case} PROPERTIES PASS_REGULAR_EXPRESSION "\\[  PASSED  \\] 1 test")
+endforeach()

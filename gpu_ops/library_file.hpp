@@ -1,0 +1,13 @@
+#pragma once
+// What a library's file says of it, read without loading it. Internal to gpu_ops.
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace tandem::gpu {
+
+/// The 32 bits of data that a library of this machine's kind exports as `symbol`. Empty where the file is none, or has
+/// no such data.
+std::optional<std::uint32_t> exported_number(const std::string& file, const std::string& symbol);
+
+}  // namespace tandem::gpu
