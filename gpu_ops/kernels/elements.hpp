@@ -172,13 +172,24 @@ TANDEM_DEVICE void store_exactly(T* data, const Span& span, const Packet<T>& p) 
   }
 }
 
-/// Stores as T, rounded to nearest even where that is bf16.
-template <class T>
-TANDEM_DEVICE void store(T* data, const Span& span, const Floats& p) {
-  Packet<T> rounded;
-  for (int i = 0; i < packet; ++i) rounded.x[i] = from_float<T>(p.x[i]);
-  store_exactly(data, span, rounded);
+/// Rounded to nearest even. The hardware rounds two at once, but makes every NaN the same one, which the CPU does not:
+/// a packet that has any is rounded one by one.
+TANDEM_DEVICE Raw<bf16> rounded(const Floats& p) {
+  bool numbers = true;
+  for (int i = 0; i < packet; ++i) numbers = numbers && p.x[i] == p.x[i];
+  Raw<bf16> raw;
+  for (int i = 0; i < packet / 2; ++i) {
+    const float low = p.x[2 * i], high = p.x[2 * i + 1];
+    raw.part[0].word[i] = numbers ? bf16_pair(low, high)
+                                  : numerics::round_to_bf16(low).bits |
+                                        static_cast<std::uint32_t>(numerics::round_to_bf16(high).bits) << 16;
+  }
+  return raw;
 }
+
+/// Stores as T, rounded to nearest even where that is bf16.
+TANDEM_DEVICE void store(float* data, const Span& span, const Floats& p) { store_exactly(data, span, p); }
+TANDEM_DEVICE void store(bf16* data, const Span& span, const Floats& p) { store_raw(data, span, rounded(p)); }
 
 /// Calls body(span) for all of [0, count), each span once, by strides of the grid.
 template <class Body>
