@@ -2,29 +2,90 @@
 // owns keys and sums dk and dv over the queries of all heads that share them. With P the weights and
 // delta = dout . out: dS = P (dP - delta) scale.
 #include "gpu_ops/kernels/attention_tiles.hpp"
-#include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
 
-/// A warp for each row of each head.
+/// How rows are handed out for delta: a packet to a lane, and to a block all heads of some tokens, which lie side by side.
+struct DeltaWork {
+  int lanes;   ///< of a row, a power of two
+  int tokens;  ///< of a block
+  std::int64_t blocks;
+};
+/// Rows of which a thread has packets on their way at once.
+constexpr int delta_rows = 4;
+
+DeltaWork delta_work(const AttentionShape& shape) {
+  int lanes = 1;
+  while (lanes * packet < shape.head_dim) lanes *= 2;
+  const std::int64_t rows = std::int64_t{most_threads} / lanes * delta_rows;
+  const std::int64_t tokens = std::max<std::int64_t>(1, rows / shape.heads);
+  return {lanes, static_cast<int>(tokens), ceil_div(shape.batch * shape.sequence, tokens)};
+}
+
 template <class T>
+TANDEM_DEVICE float packet_product(const Raw<T>& a, const Raw<T>& b) {
+  const Floats x = widened(a), y = widened(b);
+  float sum = 0.0F;
+  for (int i = 0; i < packet; ++i) sum = numerics::fma(x.x[i], y.x[i], sum);
+  return sum;
+}
+
+/// The first of the tokens that a block has together.
+struct FirstToken {
+  std::int64_t b, t;
+};
+/// Where a statistic of a head lies, of the token `ahead` of the first: of the same sequence, or of a later one.
+TANDEM_DEVICE std::int64_t statistic_at(FirstToken token, int ahead, int head, const AttentionShape& shape) {
+  for (token.t += ahead; token.t >= shape.sequence; token.t -= shape.sequence) ++token.b;
+  return (token.b * shape.heads + head) * shape.sequence + token.t;
+}
+
+/// out and dout are dense. `whole`: all of a row's packets are whole and aligned.
+template <class T, bool whole>
 TANDEM_KERNEL(most_threads)
-delta_kernel(BackwardOperands operands, AttentionShape shape) {
-  const int lane = thread_index() % warp_lanes;
-  const std::int64_t rows = shape.batch * shape.heads * shape.sequence;
-  for (std::int64_t i = block_index() * most_warps + thread_index() / warp_lanes; i < rows;
-       i += grid_size() * most_warps) {
-    const std::int64_t t = i % shape.sequence, h = i / shape.sequence % shape.heads;
-    const std::int64_t b = i / shape.sequence / shape.heads;
-    const Head<T> out = head_at<T>(operands.out, shape, b, h), dout = head_at<T>(operands.dout, shape, b, h);
-    float sum = 0.0F;
-    for (std::int64_t d = lane; d < shape.head_dim; d += warp_lanes) {
-      sum = numerics::fma(to_float(dout.data[t * dout.stride + d]), to_float(out.data[t * out.stride + d]), sum);
+delta_kernel(BackwardOperands operands, AttentionShape shape, DeltaWork work) {
+  const int heads = static_cast<int>(shape.heads), rows_at_once = block_size() / work.lanes;
+  const int own = thread_index() / work.lanes, lane = thread_index() % work.lanes;
+  const bool there = lane * packet < shape.head_dim;
+  const Span span = span_at(lane * packet, shape.head_dim, whole);
+  const T *const out = static_cast<const T*>(operands.out.data), *const dout = static_cast<const T*>(operands.dout.data);
+  for (std::int64_t i = block_index(); i < work.blocks; i += grid_size()) {
+    const std::int64_t token = i * work.tokens, left = shape.batch * shape.sequence - token;
+    const FirstToken first_token{token / shape.sequence, token % shape.sequence};
+    const std::int64_t begin = token * heads * shape.head_dim;
+    const int rows = heads * static_cast<int>(left < work.tokens ? left : work.tokens);
+    for (int first = 0; first < rows; first += delta_rows * rows_at_once) {
+      Raw<T> a[delta_rows] = {}, b[delta_rows] = {};
+      TANDEM_UNROLL
+      for (int k = 0; k < delta_rows; ++k) {
+        const int row = first + k * rows_at_once + own;
+        const std::int64_t at = begin + std::int64_t{row} * static_cast<int>(shape.head_dim);
+        if (row >= rows || !there) continue;
+        a[k] = whole ? wide_load_raw(out + at + span.at) : load_raw(out + at, span);
+        b[k] = whole ? wide_load_raw(dout + at + span.at) : load_raw(dout + at, span);
+      }
+      TANDEM_UNROLL
+      for (int k = 0; k < delta_rows; ++k) {
+        const int row = first + k * rows_at_once + own;
+        float sum = packet_product(a[k], b[k]);
+        for (int distance = 1; distance < work.lanes; distance *= 2) sum = sum + shuffle_xor(sum, distance);
+        if (row >= rows || lane > 0) continue;
+        operands.delta[statistic_at(first_token, row / heads, row % heads, shape)] = sum;
+      }
     }
-    sum = warp_sum(sum);
-    if (lane == 0) operands.delta[i] = sum;
+  }
+}
+
+template <class T>
+void make_delta(const BackwardOperands& operands, const AttentionShape& shape, CUstream_st* stream) {
+  const DeltaWork work = delta_work(shape);
+  const Geometry geometry{blocks_for(work.blocks, 1), most_threads};
+  if (shape.head_dim % packet == 0 && aligned(operands.out.data, operands.dout.data)) {
+    launch("attention_delta", delta_kernel<T, true>, geometry, stream, operands, shape, work);
+  } else {
+    launch("attention_delta", delta_kernel<T, false>, geometry, stream, operands, shape, work);
   }
 }
 
@@ -126,7 +187,7 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
                               const std::optional<AttentionLimits>& limits) {
   const AttentionShape& shape = call.shape;
   require_narrow_heads(shape);
-  const std::int64_t dense = shape.heads * shape.head_dim, rows = shape.batch * shape.sequence;
+  const std::int64_t dense = shape.heads * shape.head_dim;
   const BackwardOperands operands{.dout = {call.dout.data, call.dout.dtype, dense},
                                   .q = call.q,
                                   .k = call.k,
@@ -138,10 +199,7 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
                                   .lse = call.lse.as<float>(),
                                   .delta = static_cast<float*>(scratch),
                                   .reach = shape.reach()};
-  with_activation(call.q.dtype, [&]<class T>(T) {
-    launch("attention_delta", delta_kernel<T>, Geometry{blocks_for(rows * shape.heads, most_warps), most_threads},
-           stream, operands, shape);
-  });
+  with_activation(call.q.dtype, [&]<class T>(T) { make_delta<T>(operands, shape, stream); });
   if (call.q.dtype == DType::bf16) {
     return tensor_attention_backward(operands, shape, limits.value_or(tensor_limits), stream);
   }
