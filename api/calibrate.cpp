@@ -544,13 +544,13 @@ std::size_t calibrated_bytes(const Topology& machine, std::size_t device_cache, 
                              std::size_t working_set) {
   constexpr std::size_t usual = std::size_t{256} << 20;
   constexpr std::size_t beyond_caches = 4;
-  const std::size_t wanted =
-      working_set > 0 ? working_set : beyond_caches * std::max(machine.cache_bytes, device_cache);
+  const std::size_t most = std::max(usual, beyond_caches * std::max(machine.cache_bytes, device_cache));
+  const std::size_t wanted = working_set > 0 ? std::clamp(working_set, usual, most) : most;
   if (room / part_of_device < least_bytes) {
     throw PlanError("calibration does not fit", fmt::format("{} are free on the device", format_bytes(room)),
                     fmt::format("it needs {} of --device-memory", format_bytes(part_of_device * least_bytes)));
   }
-  std::size_t bytes = std::min(std::max(usual, wanted), room / part_of_device);
+  std::size_t bytes = std::min(wanted, room / part_of_device);
   if (const std::size_t available = machine.available_memory_bytes; available > 0) {
     if (available / part_of_host < least_bytes) {
       throw PlanError("calibration does not fit",

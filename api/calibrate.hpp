@@ -12,8 +12,9 @@ namespace tandem {
 
 struct CalibrationOptions {
   double seconds_per_figure = 0.4;  ///< what is spent on each of about 25 figures
-  /// Bytes that copies and updates are measured over, at least 256 MiB: what a run has that is to be predicted. 0: four
-  /// times the last level of caches, the host's or the device's, of which a run's state finds next to nothing there.
+  /// Bytes that copies and updates are measured over, at least 256 MiB: what a run has that is to be predicted, but no
+  /// more than 0 stands for. That is four times the last level of caches, the host's or the device's: of so much state
+  /// a run finds next to nothing there, and over more the same is measured, in a longer time.
   std::size_t working_set = 0;
   std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty, and may throw
   std::filesystem::path disk_folder{};                    ///< whose disk is measured; empty: none is

@@ -211,6 +211,16 @@ TEST(Calibrate, TakesMoreThanCachesHoldWhereThereIsRoom) {
   EXPECT_EQ(calibrated_bytes(machine, 0, 64_MiB + 5, 0) % arena_alignment, 0U);
 }
 
+// A large model's state is tens of GiB, and every figure takes the longer for it.
+TEST(Calibrate, TakesNoMoreForALargeModelThanCachesMatterFor) {
+  Topology machine;
+  machine.available_memory_bytes = 128_GiB;
+  EXPECT_EQ(calibrated_bytes(machine, 0, 80_GiB, 24_GiB), 256_MiB) << "caches of unknown size";
+  machine.cache_bytes = 480_MiB;
+  EXPECT_EQ(calibrated_bytes(machine, 0, 80_GiB, 24_GiB), 4 * 480_MiB);
+  EXPECT_EQ(calibrated_bytes(machine, 960_MiB, 80_GiB, 24_GiB), 4 * 960_MiB);
+}
+
 std::string refusal(std::size_t available, std::size_t room) {
   Topology machine;
   machine.available_memory_bytes = available;
