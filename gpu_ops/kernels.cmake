@@ -11,7 +11,7 @@ list(TRANSFORM gpu_kernel_sources PREPEND ${gpu_kernels_dir}/kernels/)
 set(gpu_ops_sources attention.cpp cuda_ops.cpp head_loss.cpp)
 list(TRANSFORM gpu_ops_sources PREPEND ${gpu_kernels_dir}/)
 # Who multiplies and who attends: a file answers for each.
-set(gpu_cublaslt_sources ${gpu_kernels_dir}/matmul_cublaslt.cpp)
+set(gpu_cublaslt_sources ${gpu_kernels_dir}/matmul_cublaslt.cpp ${gpu_kernels_dir}/matmul_parts.cpp)
 if(TANDEM_CUDNN_FOUND)
   set(gpu_attention_sources $<TARGET_OBJECTS:tandem_attention_cudnn>)
 else()

@@ -12,6 +12,7 @@
 
 #include "core/error.hpp"
 #include "gpu_ops/matmul.hpp"
+#include "gpu_ops/matmul_parts.hpp"
 #include "gpu_ops/runtime.hpp"
 #include "gpu_ops/scratch.hpp"
 #include "gpu_ops/shared_library.hpp"
@@ -241,6 +242,10 @@ class CublasLtMatmul final : public Matmul {
   void run(const Product& p, void* workspace, CUstream_st* stream) override {
     if (p.m == 0 || p.n == 0) return;
     if (!takes(p)) return plain_matmul(p, stream);
+    if (const auto parts = parts_of(p)) {
+      run(parts->first, workspace, stream);
+      return run(parts->second, workspace, stream);
+    }
     const std::lock_guard lock(mutex_);
     Prepared& prepared = prepared_for(p);
     if (!prepared.found) return run_plain(p, stream);

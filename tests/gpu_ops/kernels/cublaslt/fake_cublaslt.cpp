@@ -196,6 +196,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
   }
   ++counted.products;
   if (d.has_aux()) ++counted.fused;
+  const auto ragged = [](const Matrix& x) { return x.rows > 8 && x.rows % 8 != 0; };
+  if (ragged(a) || ragged(b) || ragged(c)) ++counted.ragged;
   return CUBLAS_STATUS_SUCCESS;
 }
 }

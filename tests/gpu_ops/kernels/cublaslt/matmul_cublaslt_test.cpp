@@ -16,13 +16,19 @@ using gpu::Product;
 
 constexpr int hopper = 90;
 
-/// Operands of one product, rows a few elements further apart than they must be.
+/// How many elements further apart than they must be the rows of a, b and c are.
+struct Gaps {
+  std::int64_t a = 3, b = 2, c = 5;
+};
+
+/// Operands of one product.
 struct Operands {
-  Operands(Random& random, std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb, DType result)
-      : a(random.tensor(DType::bf16, {ta ? k : m, (ta ? m : k) + 3})),
-        b(random.tensor(DType::bf16, {tb ? n : k, (tb ? k : n) + 2})),
+  Operands(Random& random, std::int64_t m, std::int64_t n, std::int64_t k, bool ta, bool tb, DType result,
+           const Gaps& gaps = {})
+      : a(random.tensor(DType::bf16, {ta ? k : m, (ta ? m : k) + gaps.a})),
+        b(random.tensor(DType::bf16, {tb ? n : k, (tb ? k : n) + gaps.b})),
         bias(random.tensor(DType::bf16, {n})),
-        c(random.tensor(result, {m, n + 5})),
+        c(random.tensor(result, {m, n + gaps.c})),
         product{.m = m,
                 .n = n,
                 .k = k,
@@ -30,7 +36,7 @@ struct Operands {
                 .b = {b.view().data, DType::bf16, b.view().shape[1], tb},
                 .c = c.view().data,
                 .c_dtype = result,
-                .c_stride = n + 5} {}
+                .c_stride = n + gaps.c} {}
   Tensor a, b, bias, c;
   Product product;
 };
@@ -74,6 +80,54 @@ TEST_F(CublasLt, EveryProductIsThePlainKernels) {
     }
   }
   EXPECT_GT(fake_cublaslt::counters().products, 20);
+}
+
+/// A vocabulary whose size is no multiple of eight: its logits, the gradients of the input and of the weight; and
+/// others in which it is found along memory.
+TEST_F(CublasLt, OfLargeExtentsTheLibraryIsGivenWholePackets) {
+  constexpr std::int64_t odd = 4099, gap = 5;  // 4104 elements from row to row
+  struct Case {
+    std::int64_t m, n, k;
+    bool ta, tb;
+    Gaps gaps;
+  };
+  const Case cases[] = {{8, odd, 16, false, true, {0, 0, gap}},
+                        {8, odd, 16, true, false, {0, gap, gap}},
+                        {8, 16, odd, false, false, {gap, 0, 0}},
+                        {8, 16, odd, true, true, {0, gap, 0}},
+                        {odd, 16, 8, true, false, {gap, 0, 0}}};
+  for (const Case& of : cases) {
+    for (const DType result : {DType::bf16, DType::f32}) {
+      for (const bool adds : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << of.m << " x " << of.n << " of " << of.k << (adds ? ", added" : ""));
+        fake_cublaslt::reset({});
+        Operands x(random_, of.m, of.n, of.k, of.ta, of.tb, result, of.gaps);
+        Tensor expected = x.c;
+        Product plain = x.product;
+        plain.c = expected.view().data;
+        if (adds) {
+          x.product.addend = x.product.c;
+          plain.addend = plain.c;
+        }
+        gpu::plain_matmul(plain, nullptr);
+        matmul_->run(x.product, nullptr, nullptr);
+        EXPECT_CLOSE(x.c, expected);
+        // Sums onto which something is added are left: it would be rounded twice.
+        const bool divided = of.k != odd || !adds;
+        EXPECT_EQ(fake_cublaslt::counters().products, divided ? 2 : 1);
+        EXPECT_EQ(fake_cublaslt::counters().ragged, divided ? 0 : 1);
+      }
+    }
+  }
+}
+
+TEST_F(CublasLt, SmallRaggedAndWholeProductsAreOne) {
+  for (const auto& [n, gap] : {std::pair{4091, 5}, {4104, 0}, {4099, 2}}) {
+    fake_cublaslt::reset({});
+    Operands x(random_, 3, n, 16, false, true, DType::f32, {0, 0, gap});
+    matmul_->run(x.product, nullptr, nullptr);
+    EXPECT_EQ(fake_cublaslt::counters().products, 1) << n;
+  }
 }
 
 /// A product with rows of eight-element packets, and GELU's input.
