@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <exception>
@@ -58,10 +57,13 @@ void in_pieces(std::size_t bytes, Copy copy) {
   for (std::size_t at = 0; at < bytes; at += piece) copy(at, std::min(piece, bytes - at));
 }
 
+/// Of many samples the spread leaves out a tenth at either end: one that was interrupted says nothing of the others.
 Figure median_of(std::vector<double> samples) {
   std::sort(samples.begin(), samples.end());
+  const std::size_t left_out = samples.size() / 10;
   const double middle = samples[samples.size() / 2];
-  return {middle, middle > 0.0 ? (samples.back() - samples.front()) / middle : 0.0, "measured"};
+  const double width = samples[samples.size() - 1 - left_out] - samples[left_out];
+  return {middle, middle > 0.0 ? width / middle : 0.0, "measured"};
 }
 
 Figure counted(double value) { return {value, 0.0, "read from the system"}; }
@@ -116,6 +118,23 @@ class Calibration {
       samples.push_back(amount / std::max(1e-9, trace_now() - since));
     }
     return median_of(std::move(samples));
+  }
+  /// The same of what the device does for `amount` when it is queued on `up_`. A GPU is given several at a time, as a
+  /// run gives them: between one that is waited for and the next it would stand still for as long as some of them take.
+  template <class Queue>
+  Figure queued_rate(std::string_view what, double amount, Queue queue) {
+    if (options_.progress) options_.progress(what);
+    const auto queued = [&](int times) {
+      for (int i = 0; i < times; ++i) queue();
+      device_.synchronize(up_);
+    };
+    queued(1);  // plans, and code that is loaded when it is first used
+    const double since = trace_now();
+    queued(1);
+    constexpr double of_a_sample = 0.005;
+    constexpr double most = 50.0;
+    const int times = host_ ? 1 : static_cast<int>(std::clamp(of_a_sample / (trace_now() - since), 1.0, most));
+    return rate({}, amount * times, [&] { queued(times); });
   }
   template <class Work>
   Figure seconds_each(std::string_view what, int count, Work work) {
@@ -373,10 +392,7 @@ Figure Calibration::device_rate(std::string_view what, StateFormat format) {
   piece.format = format;
   device_.fill_zero(on_device_.data(), bytes_, up_);  // what one format has left is no state of another
   const AdamCoefficients c = some_coefficients();
-  return rate(what, static_cast<double>(piece.count), [&] {
-    device_.ops().adamw(piece, c, up_);
-    device_.synchronize(up_);
-  });
+  return queued_rate(what, static_cast<double>(piece.count), [&] { device_.ops().adamw(piece, c, up_); });
 }
 
 void Calibration::measure_device() {
@@ -387,10 +403,8 @@ void Calibration::measure_device() {
   // An addition of tensors reads two and writes one.
   const auto third = static_cast<std::int64_t>(bytes_ / 12);
   const auto row = [&](int i) { return TensorView{base + i * third, DType::f32, {third}}; };
-  profile_.device_bandwidth = rate("device memory", 12.0 * static_cast<double>(third), [&] {
-    device_.ops().add(row(0), row(1), row(2), up_);
-    device_.synchronize(up_);
-  });
+  profile_.device_bandwidth = queued_rate("device memory", 12.0 * static_cast<double>(third),
+                                          [&] { device_.ops().add(row(0), row(1), row(2), up_); });
   constexpr int launches = 200;
   profile_.launch = seconds_each("small kernels", launches, [&] {
     const TensorView one{base, DType::f32, {256}};
@@ -442,11 +456,10 @@ void Calibration::measure_products() {
   const LentWorkspace lent(ops, workspace);
   fill_operands(carver.bytes(), up_);
   const double product = 2.0 * static_cast<double>(n) * static_cast<double>(c) * static_cast<double>(o);
-  profile_.matmul = rate("matrix products", 3.0 * product, [&] {
+  profile_.matmul = queued_rate("matrix products", 3.0 * product, [&] {
     ops.linear(x, w, {}, y, up_);
     ops.linear_backward_input(y, w, dx, false, up_);
     ops.linear_backward_weight(y, x, dw, {}, up_);
-    device_.synchronize(up_);
   });
   measure_attention(n, c, type);
 }
@@ -468,10 +481,9 @@ void Calibration::measure_attention(std::int64_t n, std::int64_t c, DType type) 
   const auto view = [&](int operand) { return HeadsView{of[static_cast<std::size_t>(operand)].data, type, width}; };
   // Two products of (n, n) with each head, and five backward, of which a causal mask leaves half.
   const double flops = 7.0 * static_cast<double>(n) * static_cast<double>(n) * static_cast<double>(width);
-  profile_.attention = rate("attention", flops, [&] {
+  profile_.attention = queued_rate("attention", flops, [&] {
     ops.attention(view(q), view(k), view(v), of[out], lse, shape, up_);
     ops.attention_backward(of[dout], view(q), view(k), view(v), of[out], lse, view(dq), view(dk), view(dv), shape, up_);
-    device_.synchronize(up_);
   });
 }
 
@@ -568,27 +580,6 @@ MachineProfile calibrate(Device& device, const CalibrationOptions& options) {
   MachineProfile profile = Calibration(read_topology(), device, options).run();
   profile.check();
   return profile;
-}
-
-std::filesystem::path cached_profile_path(const Device& device) {
-  std::filesystem::path root;
-  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != '\0') {
-    root = cache;
-  } else if (const char* home = std::getenv("HOME"); home != nullptr && *home != '\0') {
-    root = std::filesystem::path(home) / ".cache";
-  } else {
-    return {};
-  }
-  std::string name = fmt::format("{}-{}", device.info().name, device.info().threads);
-  for (char& c : name) {
-    if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '-';
-  }
-  return root / "tandem" / fmt::format("profile-{}.toml", name);
-}
-
-void cache_profile(const MachineProfile& profile, const std::filesystem::path& file) {
-  if (file.has_parent_path()) create_directories_or_throw(file.parent_path());
-  write_file_atomically(file, profile_toml(profile));
 }
 
 }  // namespace tandem

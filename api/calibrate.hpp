@@ -40,10 +40,4 @@ std::size_t calibrated_bytes(const Topology& machine, std::size_t device_cache, 
 /// Name and version of this machine and device, without figures: what a cached profile is compared with.
 MachineProfile identify(const Device& device);
 
-/// Where the profile of a device is kept between runs: $XDG_CACHE_HOME/tandem, else ~/.cache/tandem; one file for
-/// each device and set of threads. Empty where there is no home.
-std::filesystem::path cached_profile_path(const Device& device);
-/// Writes the cache, whole or not at all. Throws WriteError.
-void cache_profile(const MachineProfile& profile, const std::filesystem::path& file);
-
 }  // namespace tandem

@@ -8,6 +8,7 @@
 
 #include "api/calibrate.hpp"
 #include "api/open_device.hpp"
+#include "api/profile_cache.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "core/device_name.hpp"

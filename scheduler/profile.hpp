@@ -12,8 +12,9 @@ namespace tandem {
 /// One figure: the median of what was measured, or what somebody wrote.
 struct Figure {
   double value = 0.0;
-  double spread = 0.0;  ///< (largest - smallest) / median of the samples; 0 where there is one
-  std::string source;   ///< "measured", "assumed", or where it was read
+  double spread =
+      0.0;             ///< (largest - smallest) / median of the samples, of many without a tenth at each end; 0: of one
+  std::string source;  ///< "measured", "assumed", or where it was read
   bool known() const noexcept { return value > 0.0; }
 };
 

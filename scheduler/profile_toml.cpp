@@ -159,7 +159,9 @@ class Reader {
 
 std::string profile_toml(const MachineProfile& profile) {
   std::string text =
-      "# Machine profile of tandem. Each figure is a median; spread is (largest - smallest) / median of its samples.\n"
+      "# Machine profile of tandem. Each figure is a median; spread is (largest - smallest) / median of its samples, "
+      "of many\n"
+      "# without a tenth at each end.\n"
       "# Figures of [device] and [link] are of one device, the others of the whole host, which all devices share.\n";
   for (const TextField& field : text_fields)
     text += fmt::format("{} = {}\n", field.key, toml_text(profile.*(field.text)));

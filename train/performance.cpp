@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "api/calibrate.hpp"
+#include "api/profile_cache.hpp"
 #include "core/error.hpp"
 #include "models/input_store.hpp"
 #include "scheduler/input_copies.hpp"

@@ -1,0 +1,16 @@
+#pragma once
+// Where a measured profile is kept between runs.
+#include <filesystem>
+
+#include "core/device.hpp"
+#include "scheduler/profile.hpp"
+
+namespace tandem {
+
+/// Where the profile of a device is kept between runs: $XDG_CACHE_HOME/tandem, else ~/.cache/tandem; one file for
+/// each device and set of threads. Empty where there is no home.
+std::filesystem::path cached_profile_path(const Device& device);
+/// Writes the cache, whole or not at all. Throws WriteError.
+void cache_profile(const MachineProfile& profile, const std::filesystem::path& file);
+
+}  // namespace tandem
