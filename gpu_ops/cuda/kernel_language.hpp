@@ -94,6 +94,11 @@ TANDEM_DEVICE void start_copy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(from) : "memory");
 }
+/// The same of 4 bytes, at multiples of 4.
+TANDEM_DEVICE void start_word_copy(void* to, const void* from) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(address), "l"(from) : "memory");
+}
 /// Makes the copies that the thread has started since it last called this, none perhaps, into a group.
 TANDEM_DEVICE void close_copies() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 /// Waits until at most the thread's last `left` groups are under way. Others see what was copied after a barrier.

@@ -100,6 +100,11 @@ inline void start_copy(void* to, const void* from) {
   emulation::require_aligned(to);
   emulation::start_copy(to, from, sizeof(Words));
 }
+inline void start_word_copy(void* to, const void* from) {
+  emulation::require_aligned(from, sizeof(std::uint32_t));
+  emulation::require_aligned(to, sizeof(std::uint32_t));
+  emulation::start_copy(to, from, sizeof(std::uint32_t));
+}
 inline void close_copies() { emulation::close_copies(); }
 template <int left>
 void await_copies() {

@@ -15,6 +15,7 @@ namespace tandem::gpu {
 
 constexpr int quad = 4;
 constexpr std::uint32_t minus_infinity = 0xff800000u;
+constexpr std::uint32_t smallest_normal = 0x00800000u;
 /// Below every score, and a number, so that -inf less this is -inf too: a row may see no key of its first tile.
 constexpr std::uint32_t lowest = 0xff7fffffu;
 

@@ -5,13 +5,10 @@
 namespace tandem::gpu {
 namespace {
 
-/// Of the keys in shared memory: more would not fit the registers.
+/// Keys and values of a buffer in shared memory, those of wide heads beside the block's queries: products with more would
+/// not fit the registers.
 template <int dim>
-constexpr int keys_at_once = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
-
-/// Keys and values in shared memory at once; those of wide heads beside the block's queries.
-template <int dim>
-constexpr int key_rows = TensorTiling<dim>::wide ? 16 : 64;
+constexpr int key_rows = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
 
 /// The running softmax of this thread's two rows, in powers of two.
 struct RunningRows {
@@ -19,32 +16,47 @@ struct RunningRows {
   float sum[2] = {0.0F, 0.0F};  ///< of this thread's columns
 };
 
-/// Takes in the products of the block's queries with the keys of the tile from `first` on: they become weights, and what
-/// came of earlier keys is brought to the same scale. `scale` is that of powers of two. Not `masked`: all are seen, and
-/// the scale is not negative, so that the largest product has the largest score. Bits are the same either way.
-template <bool masked, int dim, int columns>
-TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& products, Products<dim>& out, const Band& band, int first,
-                         float scale) {
+/// The scale of scores, in powers of two: its sign belongs to the products, so that the largest of them has the largest
+/// score, and zero is the smallest number, so that -inf stays what it is.
+struct ScoreScale {
+  float magnitude;
+  bool negative;
+};
+TANDEM_DEVICE ScoreScale score_scale(float scale) {
+  return {std::fmax(std::fabs(in_powers_of_two(scale)), numerics::bits_float(smallest_normal)), scale < 0.0F};
+}
+
+/// Gives products the sign of the scale, and those with keys that their queries do not see -inf.
+template <int columns>
+TANDEM_DEVICE void sign_and_hide(Products<columns>& products, const Band& band, bool negative) {
+  TANDEM_UNROLL
+  for (int j = 0; j < columns / 8; ++j) {
+    for (int e = 0; e < 4; ++e) {
+      float& x = products.at[j].x[e];
+      x = negative ? -x : x;
+      if (!sees(band, own_row(e / 2), own_column(j, e))) x = numerics::bits_float(minus_infinity);
+    }
+  }
+}
+
+/// Takes in the products of the block's queries with a tile of keys: they become weights, and what came of earlier keys
+/// is brought to the same scale.
+template <int dim, int columns>
+TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& products, Products<dim>& out, float scale) {
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
-    const auto seen = [&](int j, int e) { return sees(band, own_row(half) - first, own_column(j, e)); };
     float top = numerics::bits_float(minus_infinity);
     TANDEM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
-      for (int e = 2 * half; e < 2 * half + 2; ++e) {
-        const float product = products.at[j].x[e];
-        if (!masked) top = std::fmax(product, top);
-        if (masked && seen(j, e)) top = std::fmax(scale * product, top);
-      }
+      for (int e = 2 * half; e < 2 * half + 2; ++e) top = std::fmax(products.at[j].x[e], top);
     }
-    top = std::fmax(quad_max(masked ? top : scale * top), rows.largest[half]);
+    top = std::fmax(scale * quad_max(top), rows.largest[half]);
     float sum = 0.0F;
     TANDEM_UNROLL
     for (int j = 0; j < columns / 8; ++j) {
       for (int e = 2 * half; e < 2 * half + 2; ++e) {
         float& x = products.at[j].x[e];
-        const float score = numerics::fma(scale, x, -top);
-        x = exp2_estimate(!masked || seen(j, e) ? score : numerics::bits_float(minus_infinity));
+        x = exp2_estimate(numerics::fma(scale, x, -top));
         sum = sum + x;
       }
     }
@@ -58,15 +70,6 @@ TANDEM_DEVICE void weigh(RunningRows& rows, Products<columns>& products, Product
   }
 }
 
-/// Products of the block's queries with `keys_at_once` keys from `first` on, to weights, to sums of values.
-template <bool masked, int dim, class Queries>
-TANDEM_DEVICE void take_keys(RunningRows& rows, Products<dim>& out, const Queries& queries, bf16* keys, bf16* values,
-                             const Band& band, int first, float scale) {
-  auto scores = with_rows<keys_at_once<dim>, dim>(queries, keys, first);
-  weigh<masked>(rows, scores, out, band, first, scale);
-  add_weighted(out, scores, values, first);
-}
-
 /// The statistic that backward starts from, a natural logarithm.
 TANDEM_DEVICE float log_of_powers(float largest, float sum) {
   constexpr double ln_2 = 0.69314718055994530942;
@@ -78,37 +81,39 @@ TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
 tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = TensorTiling<dim>;
   TANDEM_DYNAMIC_SHARED(bf16, memory);
-  bf16* const keys = memory + (Size::wide ? Size::rows * dim : 0);
-  bf16* const values = keys + key_rows<dim> * dim;
+  constexpr int buffer = 2 * key_rows<dim> * dim;
+  bf16* const tiles = memory + (Size::wide ? Size::rows * dim : 0);
+  bf16* const own = memory + (Size::wide ? 0 : buffer);  // where the second keys will lie
   const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
   const std::int64_t group = shape.heads / shape.kv_heads;
   const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
-  stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, memory);
+  const std::int64_t begin = first_key_of(tile.first, key_rows<dim>, operands.reach);
+  const auto copy = [&](int i, int to) {
+    bf16* const keys = tiles + to * buffer;
+    stage<dim>(others, begin + i * key_rows<dim>, key_rows<dim>, shape, aligned, keys, keys + buffer / 2);
+  };
+  stage<dim>(head_at<bf16>(operands.q, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, own);
+  if (!Size::wide) copy(0, 0);
   if (!Size::wide) staged();
-  const auto queries = own_factors<dim>(memory);
-  if (!Size::wide) barrier();
-  const float scale = in_powers_of_two(shape.scale);
+  const auto queries = own_factors<dim>(own);
+  const ScoreScale scale = score_scale(shape.scale);
   RunningRows rows;
   Products<dim> out = {};
-  const std::int64_t end = end_of_keys(tile.first, Size::rows, shape.sequence);
-  for (std::int64_t key = first_key_of(tile.first, key_rows<dim>, operands.reach); key < end; key += key_rows<dim>) {
-    stage<dim>(others, key, key_rows<dim>, shape, aligned, keys, values);
-    staged();
-    const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
-    for (int first = 0; first < key_rows<dim>; first += keys_at_once<dim>) {
-      const RowRange some{first, first + keys_at_once<dim> - 1};
-      if (!sees_any(band, own_range(), some)) continue;
-      if (scale >= 0.0F && sees_all(band, own_range(), some)) {
-        take_keys<false>(rows, out, queries, keys, values, band, first, scale);
-      } else {
-        take_keys<true>(rows, out, queries, keys, values, band, first, scale);
-      }
-    }
-    barrier();
-  }
+  const int count = tiles_between(begin, end_of_keys(tile.first, Size::rows, shape.sequence), key_rows<dim>);
+  const int free = for_tiles<Size::buffers>(count, copy, [&](int i, int from) {
+    bf16 *const keys = tiles + from * buffer, *const values = keys + buffer / 2;
+    const Band band = band_of<Size::rows>(tile.first, begin + i * key_rows<dim>, operands.reach);
+    const RowRange all{0, key_rows<dim> - 1};
+    if (!sees_any(band, own_range(), all)) return;
+    auto products = with_rows<key_rows<dim>, dim>(queries, keys, 0);
+    if (scale.negative || !sees_all(band, own_range(), all)) sign_and_hide(products, band, scale.negative);
+    weigh(rows, products, out, scale.magnitude);
+    add_weighted(out, products, values, 0);
+  });
   const float sum[2] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
   const float factor[2] = {numerics::div(1.0F, sum[0]), numerics::div(1.0F, sum[1])};
-  write_own_rows(head_at<bf16>(operands.out, shape, tile.b, tile.h), tile.first, shape, aligned, out, factor, memory);
+  write_own_rows(head_at<bf16>(operands.out, shape, tile.b, tile.h), tile.first, shape, aligned, out, factor,
+                 Size::wide ? own : tiles + free * buffer);
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
     const std::int64_t t = tile.first + own_row(half);
@@ -125,7 +130,7 @@ void tensor_attention(const ForwardOperands& operands, const AttentionShape& sha
   const bool aligned = aligned_heads<bf16>(shape.head_dim, operands.q, operands.k, operands.v, operands.out);
   with_tensor_tiling(shape.head_dim, [&]<int dim>(TensorTiling<dim>) {
     using Size = TensorTiling<dim>;
-    constexpr int rows = (Size::wide ? Size::rows : 0) + 2 * key_rows<dim>;
+    constexpr int rows = (Size::wide ? Size::rows : 0) + Size::buffers * 2 * key_rows<dim>;
     const TileWork work{shape.batch * shape.heads, 2.0, std::size_t{rows} * dim * sizeof(bf16)};
     in_launches<Size>(work, shape, limits, [&](std::int64_t first_tile, const Geometry& geometry) {
       launch("attention", tensor_attention_kernel<dim>, geometry, stream, operands, shape, first_tile, aligned);

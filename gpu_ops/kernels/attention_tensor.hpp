@@ -19,6 +19,7 @@ struct TensorTiling {
   static constexpr int rows = warps * warp_rows;
   static constexpr int blocks = dim <= 64 ? 3 : 1;  ///< that a multiprocessor's registers have to hold
   static constexpr bool wide = dim > 128;           ///< than registers have room for
+  static constexpr int buffers = wide ? 1 : 2;      ///< of what passes through shared memory
   static constexpr int packets = dim / packet;      ///< of a row; also the products along it, eight columns each
   static constexpr int steps = dim / 16;            ///< of a product over the dimensions
   static constexpr int unrolled = wide ? 4 : steps;  ///< of those whose left factors are in shared memory
@@ -67,10 +68,18 @@ TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, c
                          bool aligned, bf16* tile) {
   using Size = TensorTiling<dim>;
   constexpr int rows_at_once = threads / Size::packets;
-  const int at = thread_index() % Size::packets * packet;
+  const int own = thread_index() / Size::packets, at = thread_index() % Size::packets * packet;
   const std::int64_t there = at < shape.head_dim ? shape.sequence - first : 0;
-  const bf16* from = head.data + (first + thread_index() / Size::packets) * head.stride;
-  for (int row = thread_index() / Size::packets; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
+  const bf16* from = head.data + (first + own) * head.stride;
+  if (aligned && there >= rows) {
+    TANDEM_UNROLL
+    for (int row = 0; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
+      start_copy(tile_at<dim>(tile, own + row, at), from + at);
+    }
+    return;
+  }
+  TANDEM_UNROLL_BY(1)
+  for (int row = own; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
     bf16* const to = tile_at<dim>(tile, row, at);
     if (row >= there) {
       store_words(to, Words{});
@@ -86,6 +95,27 @@ TANDEM_DEVICE void staged() {
   close_copies();
   await_copies<0>();
   barrier();
+}
+
+/// Uses tiles [0, count) one after another. `copy(i, buffer)` begins to stage tile i, and `use(i, buffer)` takes what is
+/// there. With two buffers a tile is on its way while the one before it is used, and the first one already when this is
+/// called; of the result, a buffer, no warp needs anything.
+template <int buffers, class Copy, class Use>
+TANDEM_DEVICE int for_tiles(int count, const Copy& copy, const Use& use) {
+  int now = 0;
+  for (int i = 0; i < count; ++i) {
+    if (buffers == 1) copy(i, 0);
+    staged();  // and no warp needs the other buffer
+    if (buffers > 1 && i + 1 < count) copy(i + 1, 1 - now);
+    use(i, now);
+    if (buffers == 1) barrier();
+    if (buffers > 1) now = 1 - now;
+  }
+  return now;
+}
+/// Tiles of `rows` that [first, end) takes.
+TANDEM_DEVICE int tiles_between(std::int64_t first, std::int64_t end, int rows) {
+  return static_cast<int>(ceil_div(end - first, rows));
 }
 
 /// Two heads, or two operands of one, that are needed side by side.
