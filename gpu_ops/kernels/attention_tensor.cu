@@ -16,29 +16,6 @@ struct RunningRows {
   float sum[2] = {0.0F, 0.0F};  ///< of this thread's columns
 };
 
-/// The scale of scores, in powers of two: its sign belongs to the products, so that the largest of them has the largest
-/// score, and zero is the smallest number, so that -inf stays what it is.
-struct ScoreScale {
-  float magnitude;
-  bool negative;
-};
-TANDEM_DEVICE ScoreScale score_scale(float scale) {
-  return {std::fmax(std::fabs(in_powers_of_two(scale)), numerics::bits_float(smallest_normal)), scale < 0.0F};
-}
-
-/// Gives products the sign of the scale, and those with keys that their queries do not see -inf.
-template <int columns>
-TANDEM_DEVICE void sign_and_hide(Products<columns>& products, const Band& band, bool negative) {
-  TANDEM_UNROLL
-  for (int j = 0; j < columns / 8; ++j) {
-    for (int e = 0; e < 4; ++e) {
-      float& x = products.at[j].x[e];
-      x = negative ? -x : x;
-      if (!sees(band, own_row(e / 2), own_column(j, e))) x = numerics::bits_float(minus_infinity);
-    }
-  }
-}
-
 /// Takes in the products of the block's queries with a tile of keys: they become weights, and what came of earlier keys
 /// is brought to the same scale.
 template <int dim, int columns>
@@ -101,14 +78,16 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
   Products<dim> out = {};
   const int count = tiles_between(begin, end_of_keys(tile.first, Size::rows, shape.sequence), key_rows<dim>);
   const int free = for_tiles<Size::buffers>(count, copy, [&](int i, int from) {
-    bf16 *const keys = tiles + from * buffer, *const values = keys + buffer / 2;
+    bf16* const keys = tiles + from * buffer;  // and the values behind them
     const Band band = band_of<Size::rows>(tile.first, begin + i * key_rows<dim>, operands.reach);
     const RowRange all{0, key_rows<dim> - 1};
     if (!sees_any(band, own_range(), all)) return;
     auto products = with_rows<key_rows<dim>, dim>(queries, keys, 0);
-    if (scale.negative || !sees_all(band, own_range(), all)) sign_and_hide(products, band, scale.negative);
+    if (scale.negative || !sees_all(band, own_range(), all)) {
+      sign_and_hide(products, scale.negative, [&](int row, int column) { return sees(band, row, column); });
+    }
     weigh(rows, products, out, scale.magnitude);
-    add_weighted(out, products, values, 0);
+    add_weighted(out, products, keys, key_rows<dim>);
   });
   const float sum[2] = {quad_sum(rows.sum[0]), quad_sum(rows.sum[1])};
   const float factor[2] = {numerics::div(1.0F, sum[0]), numerics::div(1.0F, sum[1])};

@@ -49,6 +49,34 @@ TANDEM_DEVICE RowRange own_range() { return {warp_row(), warp_row() + 15}; }
 constexpr std::uint32_t log2_e = 0x3fb8aa3bu;
 TANDEM_DEVICE float in_powers_of_two(float x) { return x * numerics::bits_float(log2_e); }
 
+/// The scale of scores, in powers of two: its sign belongs to the products, so that the largest of them has the largest
+/// score, and zero is the smallest number, so that -inf stays what it is.
+struct ScoreScale {
+  float magnitude;
+  bool negative;
+};
+TANDEM_DEVICE ScoreScale score_scale(float scale) {
+  return {std::fmax(std::fabs(in_powers_of_two(scale)), numerics::bits_float(smallest_normal)), scale < 0.0F};
+}
+
+/// Gives products the sign of the scale, and those that are not `seen(row, column)` -inf.
+template <int columns, class Seen>
+TANDEM_DEVICE void sign_and_hide(Products<columns>& products, bool negative, const Seen& seen) {
+  TANDEM_UNROLL
+  for (int j = 0; j < columns / 8; ++j) {
+    for (int e = 0; e < 4; ++e) {
+      float& x = products.at[j].x[e];
+      x = negative ? -x : x;
+      if (!seen(own_row(e / 2), own_column(j, e))) x = numerics::bits_float(minus_infinity);
+    }
+  }
+}
+
+/// Weight of a key that a query sees, or does not where the product is -inf; `lse` is that of powers of two.
+TANDEM_DEVICE float power_of(float product, float lse, const ScoreScale& scale) {
+  return exp2_estimate(numerics::fma(scale.magnitude, product, -lse));
+}
+
 /// What gradients of weights become once they are known; those of scores come to `scale` times as much, by which the
 /// sums over them are multiplied when they are written.
 TANDEM_DEVICE float unscaled_dscore(float weight, float dweight, float delta) { return weight * (dweight - delta); }
@@ -69,24 +97,24 @@ TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, c
   using Size = TensorTiling<dim>;
   constexpr int rows_at_once = threads / Size::packets;
   const int own = thread_index() / Size::packets, at = thread_index() % Size::packets * packet;
-  const std::int64_t there = at < shape.head_dim ? shape.sequence - first : 0;
+  const std::int64_t left = shape.sequence - first;
+  const int there = at >= shape.head_dim ? 0 : left < rows ? static_cast<int>(left) : rows;
   const bf16* from = head.data + (first + own) * head.stride;
-  if (aligned && there >= rows) {
+  if (aligned && there == rows) {
     TANDEM_UNROLL
     for (int row = 0; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
       start_copy(tile_at<dim>(tile, own + row, at), from + at);
     }
     return;
   }
+  const int count = span_at(at, shape.head_dim, false).count;
   TANDEM_UNROLL_BY(1)
   for (int row = own; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
     bf16* const to = tile_at<dim>(tile, row, at);
-    if (row >= there) {
-      store_words(to, Words{});
-    } else if (aligned) {
+    if (aligned && row < there) {
       start_copy(to, from + at);
     } else {
-      store_words(to, load_raw(from, span_at(at, shape.head_dim, false)).part[0]);
+      store_words(to, load_raw(from, {at, row < there ? count : 0, false}).part[0]);
     }
   }
 }
@@ -154,16 +182,15 @@ template <int dim>
 TANDEM_DEVICE LanePackets<dim> left_packets(bf16* tile) {
   return {tile + warp_row() * dim, own_lane() % 16, own_lane() / 16 * 8};
 }
-/// Rows of a tile from `first` on, a multiple of 16, as right factors of products over the dimensions: two with 16 of
-/// the rows, one with each eight.
+/// Rows of a tile as right factors of products over the dimensions: two with 16 of the rows, one with each eight.
 template <int dim>
-TANDEM_DEVICE LanePackets<dim> packets_of_rows(bf16* tile, int first) {
-  return {tile + first * dim, own_lane() / 16 * 8 + own_lane() % 8, own_lane() / 8 % 2 * 8};
+TANDEM_DEVICE LanePackets<dim> packets_of_rows(bf16* tile) {
+  return {tile, own_lane() / 16 * 8 + own_lane() % 8, own_lane() / 8 % 2 * 8};
 }
 /// The same of sums over 16 of the rows: two of 16 dimensions, one of each eight.
 template <int dim>
-TANDEM_DEVICE LanePackets<dim> packets_of_columns(bf16* tile, int first) {
-  return {tile + first * dim, own_lane() % 16, own_lane() / 16 * 8};
+TANDEM_DEVICE LanePackets<dim> packets_of_columns(bf16* tile) {
+  return {tile, own_lane() % 16, own_lane() / 16 * 8};
 }
 
 /// The left factors of a product over all dimensions, in registers.
@@ -198,34 +225,35 @@ TANDEM_DEVICE void multiply_add_two(ProductPart& first, ProductPart& second, con
   multiply_add(second, left, right.word[2], right.word[3]);
 }
 
-/// Their part of dimensions [at, at + 16): products += `left`, rows of this warp, times `others`.
+/// Their part of dimensions [at, at + 16): products += `left`, rows of this warp, times `others` from `first` on.
 template <int dim, int columns>
-TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, const LanePackets<dim>& others, int at) {
+TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, const LanePackets<dim>& others, int first,
+                                int at) {
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; j += 2) {
-    multiply_add_two(products.at[j], products.at[j + 1], left, load_matrices(others(j * 8, at)));
+    multiply_add_two(products.at[j], products.at[j + 1], left, load_matrices(others(first + j * 8, at)));
   }
 }
 
-/// Products of this warp's rows with `columns` rows of a tile from `first` on.
+/// Products of this warp's rows with `columns` rows of a tile from `first` on, a multiple of eight.
 template <int columns, int dim>
 TANDEM_DEVICE Products<columns> with_rows(const Rows<dim>& own, bf16* tile, int first) {
-  const LanePackets<dim> others = packets_of_rows<dim>(tile, first);
+  const LanePackets<dim> others = packets_of_rows<dim>(tile);
   Products<columns> products = {};
   TANDEM_UNROLL
   for (int step = 0; step < TensorTiling<dim>::steps; ++step) {
-    add_products(products, own.step[step], others, step * 16);
+    add_products(products, own.step[step], others, first, step * 16);
   }
   return products;
 }
 /// The same of rows that stay in a tile of their own.
 template <int columns, int dim>
 TANDEM_DEVICE Products<columns> with_rows(bf16* own, bf16* tile, int first) {
-  const LanePackets<dim> rows = left_packets<dim>(own), others = packets_of_rows<dim>(tile, first);
+  const LanePackets<dim> rows = left_packets<dim>(own), others = packets_of_rows<dim>(tile);
   Products<columns> products = {};
   TANDEM_UNROLL_BY(TensorTiling<dim>::unrolled)
   for (int step = 0; step < TensorTiling<dim>::steps; ++step) {
-    add_products(products, load_matrices(rows(0, step * 16)), others, step * 16);
+    add_products(products, load_matrices(rows(0, step * 16)), others, first, step * 16);
   }
   return products;
 }
@@ -233,7 +261,7 @@ TANDEM_DEVICE Products<columns> with_rows(bf16* own, bf16* tile, int first) {
 /// sums += weights, rounded to bf16, times `columns` rows of a tile from `first` on.
 template <int dim, int columns>
 TANDEM_DEVICE void add_weighted(Products<dim>& sums, const Products<columns>& weights, bf16* tile, int first) {
-  const LanePackets<dim> others = packets_of_columns<dim>(tile, first);
+  const LanePackets<dim> others = packets_of_columns<dim>(tile);
   TANDEM_UNROLL
   for (int step = 0; step < columns / 16; ++step) {
     const ProductPart &a = weights.at[2 * step], &b = weights.at[2 * step + 1];
@@ -241,7 +269,7 @@ TANDEM_DEVICE void add_weighted(Products<dim>& sums, const Products<columns>& we
         {bf16_pair(a.x[0], a.x[1]), bf16_pair(a.x[2], a.x[3]), bf16_pair(b.x[0], b.x[1]), bf16_pair(b.x[2], b.x[3])}};
     TANDEM_UNROLL
     for (int j = 0; j < dim / 8; j += 2) {
-      multiply_add_two(sums.at[j], sums.at[j + 1], left, load_transposed(others(step * 16, j * 8)));
+      multiply_add_two(sums.at[j], sums.at[j + 1], left, load_transposed(others(first + step * 16, j * 8)));
     }
   }
 }

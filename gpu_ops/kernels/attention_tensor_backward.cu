@@ -10,66 +10,58 @@ namespace {
 /// Of the rows in shared memory: more would not fit the registers.
 template <int dim>
 constexpr int at_once = dim <= 64 ? 32 : 16;
-/// Queries that dk and dv take to shared memory at once, beside the block's keys and values.
-constexpr int query_rows = 32;
-/// Keys and values that dq takes there at once; those of wide heads beside the block's queries.
+/// Queries of a buffer in shared memory, where dk and dv have them beside the block's keys and values.
 template <int dim>
-constexpr int key_rows = TensorTiling<dim>::wide ? 32 : 64;
+constexpr int query_rows = dim <= 64 ? 64 : TensorTiling<dim>::wide ? 32 : 16;
+/// Keys and values of a buffer, where dq has them; those of wide heads beside the block's queries.
+template <int dim>
+constexpr int key_rows = dim <= 64 ? 64 : 32;
 
-/// A number of each of this thread's two rows.
+/// A number of each of two rows.
 struct OfRows {
   float x[2];
 };
 
-/// Weight of a key that a query sees: `scale` and `lse` are those of powers of two.
-TANDEM_DEVICE float power_of(float product, float lse, float scale) {
-  return exp2_estimate(numerics::fma(scale, product, -lse));
-}
-
-/// From products of own queries with keys from `first` on, and the gradients of their weights, to those of scores but
-/// for their scale.
-template <bool masked, int columns>
+/// From products of own queries with keys and the gradients of their weights to those of scores, but for their scale.
+template <int columns>
 TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& products, const OfRows& lse,
-                              const OfRows& delta, int first, const Band& band, float scale) {
+                              const OfRows& delta, const ScoreScale& scale) {
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; ++j) {
     for (int e = 0; e < 4; ++e) {
-      const bool seen = !masked || sees(band, own_row(e / 2), first + own_column(j, e));
-      const float weight = seen ? power_of(products.at[j].x[e], lse.x[e / 2], scale) : 0.0F;
       float& x = dweights.at[j].x[e];
-      x = unscaled_dscore(weight, x, delta.x[e / 2]);
+      x = unscaled_dscore(power_of(products.at[j].x[e], lse.x[e / 2], scale), x, delta.x[e / 2]);
     }
   }
-}
-
-/// Adds to dq what comes of `at_once` keys from `first` on.
-template <bool masked, int dim, class Factors>
-TANDEM_DEVICE void take_keys(Products<dim>& sums, const Factors& queries, const Factors& douts, bf16* keys,
-                             bf16* values, const OfRows& lse, const OfRows& delta, int first, const Band& band,
-                             float scale) {
-  const auto products = with_rows<at_once<dim>, dim>(queries, keys, first);
-  auto dscores = with_rows<at_once<dim>, dim>(douts, values, first);
-  to_dscores<masked>(dscores, products, lse, delta, first, band, scale);
-  add_weighted(sums, dscores, keys, first);
 }
 
 template <int dim>
 TANDEM_KERNEL_BY(TensorTiling<dim>::threads, TensorTiling<dim>::blocks)
 tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_tile, bool aligned) {
   using Size = TensorTiling<dim>;
-  constexpr int own_tile = Size::rows * dim;
+  constexpr int own_tile = Size::rows * dim, buffer = 2 * key_rows<dim> * dim;
+  constexpr bool beside = !Size::wide && buffer >= 2 * own_tile;  // own rows lie where the second keys will
   TANDEM_DYNAMIC_SHARED(bf16, memory);
-  bf16* const keys = memory + (Size::wide ? 2 * own_tile : 0);
-  bf16* const values = keys + key_rows<dim> * dim;
+  bf16* const tiles = memory + (Size::wide ? 2 * own_tile : 0);
+  bf16* const own = memory + (beside ? buffer : 0);
   const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
   const std::int64_t group = shape.heads / shape.kv_heads;
   const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
-  const HeadPair own = pair_at(operands.q, operands.dout, shape, tile.b, tile.h);
-  stage<dim>(own, tile.first, Size::rows, shape, aligned, memory, memory + own_tile);
+  const std::int64_t begin = first_key_of(tile.first, key_rows<dim>, operands.reach);
+  const auto copy = [&](int i, int to) {
+    bf16* const keys = tiles + to * buffer;
+    stage<dim>(others, begin + i * key_rows<dim>, key_rows<dim>, shape, aligned, keys, keys + buffer / 2);
+  };
+  stage<dim>(pair_at(operands.q, operands.dout, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned, own,
+             own + own_tile);
+  if (beside) copy(0, 0);
   if (!Size::wide) staged();
-  const auto queries = own_factors<dim>(memory), douts = own_factors<dim>(memory + own_tile);
-  if (!Size::wide) barrier();
-  const float scale = in_powers_of_two(shape.scale);
+  const auto queries = own_factors<dim>(own), douts = own_factors<dim>(own + own_tile);
+  if (!Size::wide && !beside) {
+    barrier();
+    copy(0, 0);
+  }
+  const ScoreScale scale = score_scale(shape.scale);
   OfRows lse, delta;
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -79,66 +71,90 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t f
     delta.x[half] = t < shape.sequence ? operands.delta[statistic] : 0.0F;
   }
   Products<dim> sums = {};
-  const std::int64_t end = end_of_keys(tile.first, Size::rows, shape.sequence);
-  for (std::int64_t key = first_key_of(tile.first, key_rows<dim>, operands.reach); key < end; key += key_rows<dim>) {
-    stage<dim>(others, key, key_rows<dim>, shape, aligned, keys, values);
-    staged();
-    const Band band = band_of<Size::rows>(tile.first, key, operands.reach);
+  const int count = tiles_between(begin, end_of_keys(tile.first, Size::rows, shape.sequence), key_rows<dim>);
+  const int free = for_tiles<Size::buffers>(count, copy, [&](int i, int from) {
+    bf16* const keys = tiles + from * buffer;  // and the values behind them
+    const Band band = band_of<Size::rows>(tile.first, begin + i * key_rows<dim>, operands.reach);
+    TANDEM_UNROLL
     for (int first = 0; first < key_rows<dim>; first += at_once<dim>) {
       const RowRange some{first, first + at_once<dim> - 1};
       if (!sees_any(band, own_range(), some)) continue;
-      if (sees_all(band, own_range(), some)) {
-        take_keys<false>(sums, queries, douts, keys, values, lse, delta, first, band, scale);
-      } else {
-        take_keys<true>(sums, queries, douts, keys, values, lse, delta, first, band, scale);
+      auto products = with_rows<at_once<dim>, dim>(queries, keys, first);
+      if (scale.negative || !sees_all(band, own_range(), some)) {
+        sign_and_hide(products, scale.negative, [&](int row, int key) { return sees(band, row, first + key); });
       }
+      auto dscores = with_rows<at_once<dim>, dim>(douts, keys, key_rows<dim> + first);
+      to_dscores(dscores, products, lse, delta, scale);
+      add_weighted(sums, dscores, keys, first);
     }
-    barrier();
-  }
+  });
   write_own_rows(head_at<bf16>(operands.dq, shape, tile.b, tile.h), tile.first, shape, aligned, sums,
-                 {shape.scale, shape.scale}, memory);
+                 {shape.scale, shape.scale}, Size::wide ? own : tiles + free * buffer);
 }
 
-/// The queries that a block of keys has in shared memory.
+/// A buffer of queries that a block of keys has in shared memory: `query_rows`, as many of dout, and then statistics of
+/// these. All from one address.
+template <int dim>
 struct StagedQueries {
-  bf16 *rows, *douts;
-  float *lse, *delta;  ///< `query_rows` of each; lse in powers of two
+  static constexpr int rows = query_rows<dim>;
+  static constexpr int elements = 2 * rows * dim + 2 * rows * static_cast<int>(sizeof(float) / sizeof(bf16));
+
+  TANDEM_DEVICE float* lse() const { return reinterpret_cast<float*>(tile + 2 * rows * dim); }
+  TANDEM_DEVICE float* delta() const { return lse() + rows; }
+
+  bf16* tile;
 };
 /// From query `first` of head h on.
 template <int dim, int threads>
 TANDEM_DEVICE void stage_queries(const BackwardOperands& operands, std::int64_t b, std::int64_t h, std::int64_t first,
-                                 const AttentionShape& shape, bool aligned, const StagedQueries& to) {
+                                 const AttentionShape& shape, bool aligned, const StagedQueries<dim>& to) {
   const HeadPair heads = pair_at(operands.q, operands.dout, shape, b, h);
-  stage<dim, threads>(heads, first, query_rows, shape, aligned, to.rows, to.douts);
-  if (thread_index() < query_rows) {  // zeros behind the last token, as its rows: they add nothing
-    const std::int64_t t = first + thread_index(), statistics = (b * shape.heads + h) * shape.sequence;
-    to.lse[thread_index()] = t < shape.sequence ? in_powers_of_two(operands.lse[statistics + t]) : 0.0F;
-    to.delta[thread_index()] = t < shape.sequence ? operands.delta[statistics + t] : 0.0F;
+  stage<dim, threads>(heads, first, query_rows<dim>, shape, aligned, to.tile,
+                      to.tile + query_rows<dim> * dim);
+  if (thread_index() < query_rows<dim>) {
+    const std::int64_t of_head = (b * shape.heads + h) * shape.sequence, t = first + thread_index();
+    float *const lse = to.lse() + thread_index(), *const delta = to.delta() + thread_index();
+    if (t < shape.sequence) {
+      start_word_copy(lse, operands.lse + of_head + t);
+      start_word_copy(delta, operands.delta + of_head + t);
+    } else {  // zeros, as the rows behind the last token: they add nothing
+      *lse = 0.0F;
+      *delta = 0.0F;
+    }
   }
 }
 
+/// Statistics of two neighbouring queries, the first of which is even.
+TANDEM_DEVICE OfRows pair_of(const float* statistics, int at) {
+  const TwoWords pair = load_two_words(statistics + at);
+  return {{numerics::bits_float(pair.word[0]), numerics::bits_float(pair.word[1])}};
+}
+
 /// From the products of own keys with staged queries from `first` on to their weights.
-template <bool masked, int columns>
-TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries& queries, int first, const Band& band,
-                              float scale) {
+template <int dim, int columns>
+TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<dim>& queries, int first, const Band& band,
+                              const ScoreScale& scale) {
+  if (scale.negative || !sees_all(band, {first, first + columns - 1}, own_range())) {
+    sign_and_hide(products, scale.negative, [&](int row, int query) { return sees(band, first + query, row); });
+  }
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; ++j) {
+    const OfRows lse = pair_of(queries.lse(), first + own_column(j, 0));
     for (int e = 0; e < 4; ++e) {
-      const int column = first + own_column(j, e);
-      const bool seen = !masked || sees(band, column, own_row(e / 2));
-      products.at[j].x[e] = seen ? power_of(products.at[j].x[e], queries.lse[column], scale) : 0.0F;
+      products.at[j].x[e] = power_of(products.at[j].x[e], in_powers_of_two(lse.x[e % 2]), scale);
     }
   }
 }
 /// From the gradients of weights to those of scores, but for their scale.
-template <int columns>
+template <int dim, int columns>
 TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& weights,
-                              const StagedQueries& queries, int first) {
+                              const StagedQueries<dim>& queries, int first) {
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; ++j) {
+    const OfRows delta = pair_of(queries.delta(), first + own_column(j, 0));
     for (int e = 0; e < 4; ++e) {
       float& x = dweights.at[j].x[e];
-      x = unscaled_dscore(weights.at[j].x[e], x, queries.delta[first + own_column(j, e)]);
+      x = unscaled_dscore(weights.at[j].x[e], x, delta.x[e % 2]);
     }
   }
 }
@@ -155,15 +171,14 @@ struct BothGradients {
   static constexpr int products = 4;  ///< of a key with a query
 
   /// Of `at_once` queries from `first` on.
-  template <bool masked>
-  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries& queries, int first, const Band& band,
-                         float scale) {
-    auto weights = with_rows<at_once<dim>, dim>(own.keys, queries.rows, first);
-    to_weights<masked>(weights, queries, first, band, scale);
-    add_weighted(dv, weights, queries.douts, first);
-    auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.douts, first);
+  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, int first, const Band& band,
+                         const ScoreScale& scale) {
+    auto weights = with_rows<at_once<dim>, dim>(own.keys, queries.tile, first);
+    to_weights(weights, queries, first, band, scale);
+    add_weighted(dv, weights, queries.tile, query_rows<dim> + first);
+    auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.tile, query_rows<dim> + first);
     to_dscores(dscores, weights, queries, first);
-    add_weighted(dk, dscores, queries.rows, first);
+    add_weighted(dk, dscores, queries.tile, first);
   }
   TANDEM_DEVICE void write(const HeadPair& to, std::int64_t first, const AttentionShape& shape, bool aligned,
                            const StagedKeys& through) const {
@@ -181,17 +196,16 @@ struct OneGradient {
   static constexpr int threads = 2 * TensorTiling<dim>::threads;
   static constexpr int products = 5;
 
-  template <bool masked>
-  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries& queries, int first, const Band& band,
-                         float scale) {
-    auto factors = with_rows<at_once<dim>, dim>(own.keys, queries.rows, first);
-    to_weights<masked>(factors, queries, first, band, scale);
+  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, int first, const Band& band,
+                         const ScoreScale& scale) {
+    auto factors = with_rows<at_once<dim>, dim>(own.keys, queries.tile, first);
+    to_weights(factors, queries, first, band, scale);
     if (!of_values) {
-      auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.douts, first);
+      auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.tile, query_rows<dim> + first);
       to_dscores(dscores, factors, queries, first);
       factors = dscores;
     }
-    add_weighted(sums, factors, of_values ? queries.douts : queries.rows, first);
+    add_weighted(sums, factors, queries.tile, of_values ? query_rows<dim> + first : first);
   }
   TANDEM_DEVICE void write(const HeadPair& to, std::int64_t first, const AttentionShape& shape, bool aligned,
                            const StagedKeys& through) const {
@@ -214,34 +228,35 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t 
   using Size = TensorTiling<dim>;
   constexpr int threads = KeyGradients<dim>::threads;
   TANDEM_DYNAMIC_SHARED(bf16, memory);
-  TANDEM_SHARED(float, lse, query_rows);
-  TANDEM_SHARED(float, delta, query_rows);
   const StagedKeys own{memory, memory + Size::rows * dim};
-  const StagedQueries queries{own.values + Size::rows * dim, own.values + (Size::rows + query_rows) * dim, lse, delta};
+  const auto queries_in = [&](int i) {
+    return StagedQueries<dim>{memory + 2 * Size::rows * dim + i * StagedQueries<dim>::elements};
+  };
   const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
+  const int group = static_cast<int>(shape.heads / shape.kv_heads);
   const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
-  const std::int64_t group = shape.heads / shape.kv_heads;
+  const int of_head = tiles_between(tile.first, end, query_rows<dim>);
+  int next = 0, next_head = 0, now = 0;  // tiles of a head, which follow those of the one before it
+  const auto copy = [&](int, int to) {
+    stage_queries<dim, threads>(operands, tile.b, tile.h * group + next_head, tile.first + next * query_rows<dim>, shape,
+                                aligned, queries_in(to));
+    next = next + 1 == of_head ? 0 : next + 1;
+    if (next == 0) ++next_head;
+  };
   stage<dim, threads>(pair_at(operands.k, operands.v, shape, tile.b, tile.h), tile.first, Size::rows, shape, aligned,
                       own.keys, own.values);
-  const float scale = in_powers_of_two(shape.scale);
+  if (Size::buffers > 1) copy(0, 0);
+  const ScoreScale scale = score_scale(shape.scale);
   KeyGradients<dim> gradients;
-  for (std::int64_t h = tile.h * group; h < (tile.h + 1) * group; ++h) {
-    for (std::int64_t query = tile.first; query < end; query += query_rows) {
-      stage_queries<dim, threads>(operands, tile.b, h, query, shape, aligned, queries);
-      staged();
-      const Band band = band_of<Size::rows>(query, tile.first, operands.reach);
-      for (int first = 0; first < query_rows; first += at_once<dim>) {
-        const RowRange some{first, first + at_once<dim> - 1};
-        if (!sees_any(band, some, own_range())) continue;
-        if (sees_all(band, some, own_range())) {
-          gradients.template add<false>(own, queries, first, band, scale);
-        } else {
-          gradients.template add<true>(own, queries, first, band, scale);
-        }
-      }
-      barrier();
+  for_tiles<Size::buffers>(group * of_head, copy, [&](int, int from) {
+    const Band band = band_of<Size::rows>(now * query_rows<dim>, 0, operands.reach);
+    now = now + 1 == of_head ? 0 : now + 1;
+    TANDEM_UNROLL_BY(1)
+    for (int first = 0; first < query_rows<dim>; first += at_once<dim>) {
+      if (!sees_any(band, {first, first + at_once<dim> - 1}, own_range())) continue;
+      gradients.add(own, queries_in(from), first, band, scale);
     }
-  }
+  });
   gradients.write(pair_at(operands.dk, operands.dv, shape, tile.b, tile.h), tile.first, shape, aligned, own);
 }
 
@@ -254,12 +269,13 @@ void tensor_attention_backward(const BackwardOperands& o, const AttentionShape& 
     using Size = TensorTiling<dim>;
     constexpr std::size_t row = dim * sizeof(bf16);
     const int own = Size::wide ? 2 * Size::rows : 0;  // rows in shared memory that are in registers elsewhere
-    const TileWork queries{shape.batch * shape.heads, 3.0, (own + 2 * key_rows<dim>) * row};
+    const TileWork queries{shape.batch * shape.heads, 3.0, (own + Size::buffers * 2 * key_rows<dim>) * row};
     in_launches<Size>(queries, shape, limits, [&](std::int64_t first_tile, const Geometry& geometry) {
       launch("attention_dq", tensor_dq_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
     });
     const auto products = static_cast<double>(KeyGradients<dim>::products * (shape.heads / shape.kv_heads));
-    const TileWork keys{shape.batch * shape.kv_heads, products, 2 * (Size::rows + query_rows) * row};
+    const TileWork keys{shape.batch * shape.kv_heads, products,
+                        2 * Size::rows * row + Size::buffers * StagedQueries<dim>::elements * sizeof(bf16)};
     in_launches<Size>(keys, shape, limits, [&](std::int64_t first_tile, Geometry geometry) {
       geometry.block = KeyGradients<dim>::threads;
       launch("attention_dkv", tensor_dkv_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);

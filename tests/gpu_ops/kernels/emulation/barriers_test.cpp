@@ -277,8 +277,7 @@ TEST_F(AttentionBarriers, InFp32) {
 TEST_F(AttentionBarriers, OnTensorCores) {
   const auto [forward, backward] = idle_of(DType::bf16, 120, 16);
   EXPECT_THAT(forward, ::testing::IsEmpty());
-  // After the last queries dk and dv are written over keys and values that no other warp reads.
-  EXPECT_THAT(backward, ::testing::ElementsAre(7));
+  EXPECT_THAT(backward, ::testing::IsEmpty());
 }
 
 TEST_F(AttentionBarriers, OnTensorCoresOfWideHeads) {
