@@ -3,6 +3,7 @@
 With TANDEM_BENCH_SMALL=1 shapes are tiny: to see that everything runs, not for its figures.
 """
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import harness
 SMALL = os.environ.get("TANDEM_BENCH_SMALL") == "1"
 STEPS = 1 if SMALL else 8
 REPETITIONS = 1 if SMALL else 5
+SECONDS_EACH = 0.001 if SMALL else 0.05  # a dozen times twenty of a kernel's runs
 # After so long a run hangs, and is ended: what else there is to measure has the time that is left.
 PEER_SECONDS = float(os.environ.get("TANDEM_BENCH_PEER_SECONDS", 240))
 OUR_SECONDS = 1200.0
@@ -110,7 +112,7 @@ class Gpu:
         out = self.folder / "rates.json"
         out.unlink(missing_ok=True)
         harness.run([harness.program("bench_gpu"), *(["--small"] if SMALL else []), f"--benchmark_filter={pattern}",
-                     f"--benchmark_min_time={0.001 if SMALL else 0.2}", f"--benchmark_repetitions={REPETITIONS}",
+                     f"--benchmark_min_time={SECONDS_EACH}", f"--benchmark_repetitions={REPETITIONS}",
                      f"--benchmark_out={out}", "--benchmark_out_format=json"])
         report = json.loads(out.read_text())
         self.facts = {"gpu": report["context"]["device"], "compute_key": report["context"]["compute_key"]}
@@ -194,7 +196,17 @@ class Gpu:
 
 def shapes():
     all_of_them = {shape.name: shape for shape in (LLAMA_7B, GPT2_XL)}
-    return [all_of_them[name] for name in chosen("TANDEM_BENCH_SHAPES", list(all_of_them))]
+    some = [all_of_them[name] for name in chosen("TANDEM_BENCH_SHAPES", list(all_of_them))]
+    return [dataclasses.replace(shape, micro_batches=those_of(shape)) for shape in some]
+
+
+def those_of(shape):
+    """The micro-batches that are tried, no larger than TANDEM_BENCH_MICRO_BATCH where that is set."""
+    most = os.environ.get("TANDEM_BENCH_MICRO_BATCH", str(shape.micro_batches[0]))
+    if not most.isdigit() or int(most) < shape.micro_batches[-1]:
+        raise harness.BenchError(f"TANDEM_BENCH_MICRO_BATCH: {most} is less than the least of {shape.name}, "
+                                 f"{shape.micro_batches[-1]}")
+    return tuple(micro_batch for micro_batch in shape.micro_batches if micro_batch <= int(most))
 
 
 @contextlib.contextmanager

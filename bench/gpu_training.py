@@ -87,7 +87,8 @@ def measure():
             failed += gpu.failures_in(settings, shape.name)
         ours = settings.get(gpu.GPT2_XL.name, {})
         if "micro_batch" in ours and (python := gpu.python_with("numpy")):
+            (shape,) = (shape for shape in shapes if shape.name == gpu.GPT2_XL.name)
             of_a_sequence = ours["step_seconds"][ours["micro_batch"]] / ours["micro_batch"]
             for name, flags in {"eager": [], "compiled": ["--compile"]}.items():
-                settings[f"torch_{name}"] = race_torch(device, python, gpu.GPT2_XL, name, flags, of_a_sequence, figures)
+                settings[f"torch_{name}"] = race_torch(device, python, shape, name, flags, of_a_sequence, figures)
     return figures.line("gpu-training", settings=settings, failed=failed, **device.facts)

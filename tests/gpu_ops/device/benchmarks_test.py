@@ -183,6 +183,12 @@ class OnAFakeGpu(unittest.TestCase):
         done = self.run_benchmark("gpu-training", TANDEM_BENCH_SHAPES="gpt3")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr.splitlines()[-1], "^bench: TANDEM_BENCH_SHAPES: gpt3 is none of llama_7b gpt2_xl$")
+        done = self.run_benchmark("gpu-training", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_MICRO_BATCH="1")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(list(json.loads(done.stdout)["settings"]["gpt2_xl"]["step_seconds"]), ["1"])
+        self.assertNotIn("--micro-batch 2", done.stderr)
+        done = self.run_benchmark("gpu-training", TANDEM_BENCH_MICRO_BATCH="0")
+        self.assertRegex(done.stderr.splitlines()[-1], "^bench: TANDEM_BENCH_MICRO_BATCH: 0 is less than the least of llama_7b, 1$")
 
     def test_what_was_measured_before_the_end_is_kept(self):
         def figures_of_a_run():
