@@ -27,7 +27,36 @@ struct Columns {
   bool aligned;
 };
 
-template <class T>
+/// Rows that a thread has on their way together.
+constexpr int rows_at_once = 4;
+
+/// Adds those of every eighth row from `first` on, as many as are read at once and are before `end`, in order.
+template <class T, bool normalised>
+TANDEM_DEVICE void add_rows(const Columns<T>& c, std::int64_t first, std::int64_t end, const Span& span, Floats& weight,
+                            Floats& bias) {
+  Raw<T> dy[rows_at_once], x[normalised ? rows_at_once : 1];
+  TANDEM_UNROLL
+  for (int k = 0; k < rows_at_once; ++k) {
+    const std::int64_t row = first + k * most_warps;
+    if (row >= end) continue;
+    dy[k] = load_raw(c.dy + row * c.channels, span);
+    if constexpr (normalised) x[k] = load_raw(c.x + row * c.channels, span);
+  }
+  TANDEM_UNROLL
+  for (int k = 0; k < rows_at_once; ++k) {
+    const std::int64_t row = first + k * most_warps;
+    if (row >= end) continue;
+    const Floats d = widened(dy[k]);
+    for (int j = 0; j < packet; ++j) bias.x[j] = bias.x[j] + d.x[j];
+    if constexpr (normalised) {
+      const Floats v = widened(x[k]);
+      const float mean = c.means != nullptr ? c.means[row] : 0.0F, rstd = c.rstds[row];
+      for (int j = 0; j < packet; ++j) weight.x[j] = numerics::fma(d.x[j], (v.x[j] - mean) * rstd, weight.x[j]);
+    }
+  }
+}
+
+template <class T, bool normalised>
 TANDEM_KERNEL(most_threads)
 column_sums_kernel(Columns<T> c) {
   TANDEM_SHARED(float, room, columns_room);
@@ -38,16 +67,10 @@ column_sums_kernel(Columns<T> c) {
     const std::int64_t end = begin + c.cut.size < c.rows ? begin + c.cut.size : c.rows;
     const std::int64_t own = column + lane * packet;
     Floats weight = {}, bias = {};
-    for (std::int64_t row = begin + warp; own < c.channels && row < end; row += most_warps) {
-      const Span span = span_at(own, c.channels, c.aligned);
-      const Floats d = load(c.dy + row * c.channels, span);
-      for (int j = 0; j < packet; ++j) bias.x[j] = bias.x[j] + d.x[j];
-      if (c.x == nullptr) continue;
-      const Floats v = load(c.x + row * c.channels, span);
-      const float mean = c.means != nullptr ? c.means[row] : 0.0F, rstd = c.rstds[row];
-      for (int j = 0; j < packet; ++j) weight.x[j] = numerics::fma(d.x[j], (v.x[j] - mean) * rstd, weight.x[j]);
+    for (std::int64_t row = begin + warp; own < c.channels && row < end; row += rows_at_once * most_warps) {
+      add_rows<T, normalised>(c, row, end, span_at(own, c.channels, c.aligned), weight, bias);
     }
-    if (c.weight_parts != nullptr) write_part(weight, room, column, c.channels, c.weight_parts + part * c.channels);
+    if (normalised) write_part(weight, room, column, c.channels, c.weight_parts + part * c.channels);
     if (c.bias_parts != nullptr) write_part(bias, room, column, c.channels, c.bias_parts + part * c.channels);
   }
 }
@@ -81,7 +104,8 @@ add_parts_kernel(PartSums a, PartSums b, std::int64_t count, std::int64_t channe
 template <class T>
 void run(const Columns<T>& c, float* dweight, float* dbias, CUstream_st* stream) {
   const std::int64_t tiles = ceil_div(c.channels, block_columns);
-  launch("column_sums", column_sums_kernel<T>, Geometry{blocks_for(tiles * c.cut.parts, 1), most_threads}, stream, c);
+  const Geometry geometry{blocks_for(tiles * c.cut.parts, 1), most_threads};
+  launch("column_sums", c.x != nullptr ? column_sums_kernel<T, true> : column_sums_kernel<T, false>, geometry, stream, c);
   add_parts({c.weight_parts, dweight}, {c.bias_parts, dbias}, c.cut.parts, c.channels, stream);
 }
 
