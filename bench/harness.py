@@ -3,6 +3,7 @@ import datetime
 import json
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -170,6 +171,13 @@ def commit():
     return f"{head}-dirty" if head and changed else head
 
 
+def parts_asked_for():
+    """The variables by which less was measured than the benchmark does by itself, before a command."""
+    names = ("SHAPES", "POLICIES", "MICRO_BATCH")
+    asked = [(f"TANDEM_BENCH_{name}", os.environ.get(f"TANDEM_BENCH_{name}")) for name in names]
+    return "".join(f"{name}={shlex.quote(value)} " for name, value in asked if value is not None)
+
+
 class Figures:
     """Medians, with the range of what they are medians of."""
 
@@ -183,7 +191,7 @@ class Figures:
 
     def line(self, name, **more):
         return {"name": name, "figures": self.values, "spread": self.spread, "commit": commit(), "machine": machine(),
-                "date": datetime.date.today().isoformat(), "command": f"{BENCH} {name}", **more}
+                "date": datetime.date.today().isoformat(), "command": f"{parts_asked_for()}{BENCH} {name}", **more}
 
 
 def ratios(others, ours):

@@ -178,8 +178,11 @@ class OnAFakeGpu(unittest.TestCase):
     def test_a_part_can_be_chosen(self):
         done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_POLICIES="auto host")
         self.assertEqual(done.returncode, 0, done.stderr)
-        settings = json.loads(done.stdout)["settings"]
-        self.assertEqual({name: setting["policies"] for name, setting in settings.items()}, {"gpt2_xl": ["host", "auto"]})
+        result = json.loads(done.stdout)
+        self.assertEqual({name: setting["policies"] for name, setting in result["settings"].items()},
+                         {"gpt2_xl": ["host", "auto"]})
+        self.assertEqual(result["command"],
+                         "TANDEM_BENCH_SHAPES=gpt2_xl TANDEM_BENCH_POLICIES='auto host' bench/run.py gpu-policies")
         done = self.run_benchmark("gpu-training", TANDEM_BENCH_SHAPES="gpt3")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stderr.splitlines()[-1], "^bench: TANDEM_BENCH_SHAPES: gpt3 is none of llama_7b gpt2_xl$")
