@@ -57,15 +57,6 @@ void in_pieces(std::size_t bytes, Copy copy) {
   for (std::size_t at = 0; at < bytes; at += piece) copy(at, std::min(piece, bytes - at));
 }
 
-/// Of many samples the spread leaves out a tenth at either end: one that was interrupted says nothing of the others.
-Figure median_of(std::vector<double> samples) {
-  std::sort(samples.begin(), samples.end());
-  const std::size_t left_out = samples.size() / 10;
-  const double middle = samples[samples.size() / 2];
-  const double width = samples[samples.size() - 1 - left_out] - samples[left_out];
-  return {middle, middle > 0.0 ? width / middle : 0.0, "measured"};
-}
-
 Figure counted(double value) { return {value, 0.0, "read from the system"}; }
 
 MachineProfile identify(const Topology& machine, const Device& device) {
@@ -117,7 +108,7 @@ class Calibration {
       work();
       samples.push_back(amount / std::max(1e-9, trace_now() - since));
     }
-    return median_of(std::move(samples));
+    return figure_of(std::move(samples));
   }
   /// The same of what the device does for `amount` when it is queued on `up_`. A GPU is given several at a time, as a
   /// run gives them: between one that is waited for and the next it would stand still for as long as some of them take.
@@ -519,8 +510,8 @@ void Calibration::measure_disk() {
     rates.push_back(static_cast<double>(bytes) / seconds);
     cores.push_back(std::min(1.0, (thread_cpu_seconds() - cpu) / seconds));
   }
-  profile_.disk = median_of(std::move(rates));
-  profile_.disk_cores = median_of(std::move(cores));
+  profile_.disk = figure_of(std::move(rates));
+  profile_.disk_cores = figure_of(std::move(cores));
 }
 
 /// As state is read from a file and written to it, one way and both at once: past the page cache, a piece at a time.

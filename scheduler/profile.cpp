@@ -97,6 +97,14 @@ void MachineProfile::check() const {
   }
 }
 
+Figure figure_of(std::vector<double> samples) {
+  std::sort(samples.begin(), samples.end());
+  const std::size_t left_out = samples.size() / 10;
+  const double middle = samples[samples.size() / 2];
+  const double width = samples[samples.size() - 1 - left_out] - samples[left_out];
+  return {middle, middle > 0.0 ? width / middle : 0.0, "measured"};
+}
+
 Figure both_ways_of(const Figure& measured, const Figure& to_device, const Figure& to_host) {
   const Figure& faster = to_device.value < to_host.value ? to_host : to_device;
   if (measured.value >= least_both_ways * faster.value) return measured;

@@ -12,9 +12,8 @@ namespace tandem {
 /// One figure: the median of what was measured, or what somebody wrote.
 struct Figure {
   double value = 0.0;
-  double spread =
-      0.0;             ///< (largest - smallest) / median of the samples, of many without a tenth at each end; 0: of one
-  std::string source;  ///< "measured", "assumed", or where it was read
+  double spread = 0.0;  ///< (largest - smallest) / median of the samples, see figure_of(); 0 where there is one
+  std::string source;   ///< "measured", "assumed", or where it was read
   bool known() const noexcept { return value > 0.0; }
 };
 
@@ -108,6 +107,10 @@ std::string profile_toml(const MachineProfile& profile);
 MachineProfile parse_profile(std::string_view toml, std::string_view origin);
 /// Throws InputError where the file cannot be read, and as `parse_profile`.
 MachineProfile read_profile(const std::filesystem::path& file);
+
+/// What was measured, of at least one sample. Of ten and more the spread leaves out a tenth at either end: one that was
+/// interrupted says nothing of the others.
+Figure figure_of(std::vector<double> samples);
 
 /// What a link carries both ways at once, from what was measured that way and one way at a time. Less than half of one
 /// way alone is no link's doing: something else ran meanwhile. Then it is what the faster way carries alone.

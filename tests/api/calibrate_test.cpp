@@ -129,6 +129,7 @@ class WatchingOps final : public testing::IdleOps {
   void linear(TensorView x, TensorView w, TensorView, TensorView, StreamView) override {
     look(x.data, x.count());
     look(w.data, w.count());
+    ++products;
   }
   void linear_backward_input(TensorView dy, TensorView w, TensorView, bool, StreamView) override {
     look(dy.data, dy.count());
@@ -143,11 +144,14 @@ class WatchingOps final : public testing::IdleOps {
     look(q.data, out.count());
   }
 
+  bool looks = true;  ///< which takes longer than a GPU would
+  int products = 0;
   int operands = 0;
   int odd = 0;  ///< with a value that is zero or of no usual size, or with next to no different ones
 
  private:
   void look(const void* data, std::int64_t count) {
+    if (!looks) return;
     const auto* values = static_cast<const bf16*>(data);
     bool usual = values[0].bits != values[1].bits || values[0].bits != values[2].bits;
     for (std::int64_t i = 0; i < count; ++i) {
@@ -165,11 +169,28 @@ class WatchingDevice final : public testing::IdleDevice {
     std::memcpy(to, from, bytes);
   }
   void fill_zero(void* to, std::size_t bytes, StreamView) override { std::memset(to, 0, bytes); }
+  void synchronize(StreamView) override { ++waits; }
   WatchingOps& ops() noexcept override { return ops_; }
+
+  int waits = 0;
 
  private:
   WatchingOps ops_;
 };
+
+// Between one that is waited for and the next a GPU would stand still.
+TEST(Calibrate, AGpuIsGivenManyProductsBeforeItIsWaitedFor) {
+  WatchingDevice device;
+  device.ops().looks = false;
+  const auto count_products = [&](std::string_view what) {
+    if (what == "matrix products") device.waits = 0;
+    if (what == "attention") {
+      EXPECT_GT(device.ops().products, 10 * device.waits);
+    }
+  };
+  EXPECT_ANY_THROW(calibrate(device, {.seconds_per_figure = no_time, .working_set = 1, .progress = count_products}));
+  EXPECT_GT(device.ops().products, 0);
+}
 
 // A GPU takes less power for zeros, and multiplies them up to an eighth faster.
 TEST(Calibrate, MultipliesNoZeros) {

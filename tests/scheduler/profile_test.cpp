@@ -50,6 +50,20 @@ TEST(Profile, ReadsBackAsItWasWritten) {
   EXPECT_EQ(profile_toml(back), profile_toml(p));
 }
 
+TEST(Profile, TheSpreadOfManySamplesLeavesOutATenthAtEitherEnd) {
+  EXPECT_EQ(figure_of({5.0}).spread, 0.0);
+  EXPECT_EQ(figure_of({8.0, 12.0, 10.0}).value, 10.0);
+  EXPECT_EQ(figure_of({8.0, 12.0, 10.0}).spread, 0.4);
+  std::vector<double> samples(20, 10.0);
+  samples[3] = 1.0;
+  samples[7] = 2.0;
+  samples[11] = 99.0;
+  EXPECT_EQ(figure_of(samples).spread, 0.0);
+  samples[12] = samples[13] = 12.0;  // one more than a tenth
+  EXPECT_EQ(figure_of(samples).value, 10.0);
+  EXPECT_EQ(figure_of(samples).spread, 0.2);
+}
+
 TEST(Profile, EveryRequiredFigureMustBeThere) {
   for (const ProfileField& field : profile_fields()) {
     MachineProfile p = testing::desktop();
