@@ -7,7 +7,8 @@
 namespace tandem::gpu {
 namespace {
 
-/// How rows are handed out for delta: a packet to a lane, and to a block all heads of some tokens, which lie side by side.
+/// How rows are handed out for delta: a packet to a lane, and to a block all heads of some tokens, which lie side by
+/// side.
 struct DeltaWork {
   int lanes;   ///< of a row, a power of two
   int tokens;  ///< of a block
@@ -50,7 +51,8 @@ delta_kernel(BackwardOperands operands, AttentionShape shape, DeltaWork work) {
   const int own = thread_index() / work.lanes, lane = thread_index() % work.lanes;
   const bool there = lane * packet < shape.head_dim;
   const Span span = span_at(lane * packet, shape.head_dim, whole);
-  const T *const out = static_cast<const T*>(operands.out.data), *const dout = static_cast<const T*>(operands.dout.data);
+  const T* const out = static_cast<const T*>(operands.out.data);
+  const T* const dout = static_cast<const T*>(operands.dout.data);
   for (std::int64_t i = block_index(); i < work.blocks; i += grid_size()) {
     const std::int64_t token = i * work.tokens, left = shape.batch * shape.sequence - token;
     const FirstToken first_token{token / shape.sequence, token % shape.sequence};

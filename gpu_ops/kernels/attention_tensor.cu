@@ -5,8 +5,8 @@
 namespace tandem::gpu {
 namespace {
 
-/// Keys and values of a buffer in shared memory, those of wide heads beside the block's queries: products with more would
-/// not fit the registers.
+/// Keys and values of a buffer in shared memory, those of wide heads beside the block's queries: products with more
+/// would not fit the registers.
 template <int dim>
 constexpr int key_rows = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
 

@@ -89,34 +89,62 @@ TANDEM_DEVICE bf16* tile_at(bf16* tile, int row, int at) {
   return tile + tile_offset(dim, row, at);
 }
 
-/// Rows [first, first + rows) of a head; zeros behind the last token and the last dimension. They are there after
-/// staged(): what is copied whole is on its way until then, all of a thread's packets at once.
+/// Which packets of a tile this thread brings there: the same of each `at_once` rows, from `row` on.
+template <int dim, int threads>
+struct OwnPackets {
+  static constexpr int at_once = threads / TensorTiling<dim>::packets;
+  int row = thread_index() / TensorTiling<dim>::packets;
+  int at = thread_index() % TensorTiling<dim>::packets * packet;
+
+  TANDEM_DEVICE const bf16* in(const Head<bf16>& head, std::int64_t first) const {
+    return head.data + (first + row) * head.stride + at;
+  }
+  /// All of them are on their way when this returns.
+  TANDEM_DEVICE void copy(const Head<bf16>& head, std::int64_t first, int rows, bf16* tile) const {
+    const bf16* from = in(head, first);
+    bf16* const to = tile_at<dim>(tile, row, at);
+    TANDEM_UNROLL
+    for (int i = 0; i < rows; i += at_once, from += at_once * head.stride) {
+      start_copy(at_once % packet == 0 ? to + i * dim : tile_at<dim>(tile, row + i, at), from);
+    }
+  }
+  /// The first `count` elements of those of the first `there` rows, and zeros.
+  TANDEM_DEVICE void copy_some(const Head<bf16>& head, std::int64_t first, int rows, int there, int count, bool aligned,
+                               bf16* tile) const {
+    const bf16* from = in(head, first);
+    TANDEM_UNROLL_BY(1)
+    for (int i = row; i < rows; i += at_once, from += at_once * head.stride) {
+      bf16* const to = tile_at<dim>(tile, i, at);
+      if (aligned && i < there) {
+        start_copy(to, from);
+      } else {
+        store_words(to, load_raw(from, {0, i < there ? count : 0, false}).part[0]);
+      }
+    }
+  }
+};
+
+/// Rows [first, first + rows) of heads, each to a tile; zeros behind the last token and the last dimension. They are
+/// there after staged(): what is copied whole is on its way until then, all of a thread's packets at once.
+template <int dim, int threads, int heads>
+TANDEM_DEVICE void stage_heads(const Head<bf16> (&from)[heads], std::int64_t first, int rows,
+                               const AttentionShape& shape, bool aligned, bf16* const (&tiles)[heads]) {
+  const OwnPackets<dim, threads> own;
+  const std::int64_t left = shape.sequence - first;
+  const int there = own.at >= shape.head_dim ? 0 : left < rows ? static_cast<int>(left) : rows;
+  if (aligned && there == rows) {
+    TANDEM_UNROLL
+    for (int i = 0; i < heads; ++i) own.copy(from[i], first, rows, tiles[i]);
+  } else {
+    const int count = span_at(own.at, shape.head_dim, false).count;
+    TANDEM_UNROLL
+    for (int i = 0; i < heads; ++i) own.copy_some(from[i], first, rows, there, count, aligned, tiles[i]);
+  }
+}
 template <int dim, int threads = TensorTiling<dim>::threads>
 TANDEM_DEVICE void stage(const Head<bf16>& head, std::int64_t first, int rows, const AttentionShape& shape,
                          bool aligned, bf16* tile) {
-  using Size = TensorTiling<dim>;
-  constexpr int rows_at_once = threads / Size::packets;
-  const int own = thread_index() / Size::packets, at = thread_index() % Size::packets * packet;
-  const std::int64_t left = shape.sequence - first;
-  const int there = at >= shape.head_dim ? 0 : left < rows ? static_cast<int>(left) : rows;
-  const bf16* from = head.data + (first + own) * head.stride;
-  if (aligned && there == rows) {
-    TANDEM_UNROLL
-    for (int row = 0; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
-      start_copy(tile_at<dim>(tile, own + row, at), from + at);
-    }
-    return;
-  }
-  const int count = span_at(at, shape.head_dim, false).count;
-  TANDEM_UNROLL_BY(1)
-  for (int row = own; row < rows; row += rows_at_once, from += rows_at_once * head.stride) {
-    bf16* const to = tile_at<dim>(tile, row, at);
-    if (aligned && row < there) {
-      start_copy(to, from + at);
-    } else {
-      store_words(to, load_raw(from, {at, row < there ? count : 0, false}).part[0]);
-    }
-  }
+  stage_heads<dim, threads, 1>({head}, first, rows, shape, aligned, {tile});
 }
 /// All threads see what the block has staged.
 TANDEM_DEVICE void staged() {
@@ -125,9 +153,9 @@ TANDEM_DEVICE void staged() {
   barrier();
 }
 
-/// Uses tiles [0, count) one after another. `copy(i, buffer)` begins to stage tile i, and `use(i, buffer)` takes what is
-/// there. With two buffers a tile is on its way while the one before it is used, and the first one already when this is
-/// called; of the result, a buffer, no warp needs anything.
+/// Uses tiles [0, count) one after another. `copy(i, buffer)` begins to stage tile i, and `use(i, buffer)` takes what
+/// is there. With two buffers a tile is on its way while the one before it is used, and the first one already when this
+/// is called; of the result, a buffer, no warp needs anything.
 template <int buffers, class Copy, class Use>
 TANDEM_DEVICE int for_tiles(int count, const Copy& copy, const Use& use) {
   int now = 0;
@@ -157,8 +185,7 @@ TANDEM_DEVICE HeadPair pair_at(const HeadsView& a, const HeadsView& b, const Att
 template <int dim, int threads = TensorTiling<dim>::threads>
 TANDEM_DEVICE void stage(const HeadPair& heads, std::int64_t first, int rows, const AttentionShape& shape, bool aligned,
                          bf16* of_a, bf16* of_b) {
-  stage<dim, threads>(heads.a, first, rows, shape, aligned, of_a);
-  stage<dim, threads>(heads.b, first, rows, shape, aligned, of_b);
+  stage_heads<dim, threads, 2>({heads.a, heads.b}, first, rows, shape, aligned, {of_a, of_b});
 }
 
 /// Where a lane reads the rows of a tile that it names to the others: one of the first 16, and in every 16 dimensions
@@ -227,8 +254,8 @@ TANDEM_DEVICE void multiply_add_two(ProductPart& first, ProductPart& second, con
 
 /// Their part of dimensions [at, at + 16): products += `left`, rows of this warp, times `others` from `first` on.
 template <int dim, int columns>
-TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, const LanePackets<dim>& others, int first,
-                                int at) {
+TANDEM_DEVICE void add_products(Products<columns>& products, const Words& left, const LanePackets<dim>& others,
+                                int first, int at) {
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; j += 2) {
     multiply_add_two(products.at[j], products.at[j + 1], left, load_matrices(others(first + j * 8, at)));

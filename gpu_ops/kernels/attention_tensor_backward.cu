@@ -132,8 +132,8 @@ TANDEM_DEVICE OfRows pair_of(const float* statistics, int at) {
 
 /// From the products of own keys with staged queries from `first` on to their weights.
 template <int dim, int columns>
-TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<dim>& queries, int first, const Band& band,
-                              const ScoreScale& scale) {
+TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<dim>& queries, int first,
+                              const Band& band, const ScoreScale& scale) {
   if (scale.negative || !sees_all(band, {first, first + columns - 1}, own_range())) {
     sign_and_hide(products, scale.negative, [&](int row, int query) { return sees(band, first + query, row); });
   }
@@ -238,8 +238,8 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t 
   const int of_head = tiles_between(tile.first, end, query_rows<dim>);
   int next = 0, next_head = 0, now = 0;  // tiles of a head, which follow those of the one before it
   const auto copy = [&](int, int to) {
-    stage_queries<dim, threads>(operands, tile.b, tile.h * group + next_head, tile.first + next * query_rows<dim>, shape,
-                                aligned, queries_in(to));
+    stage_queries<dim, threads>(operands, tile.b, tile.h * group + next_head, tile.first + next * query_rows<dim>,
+                                shape, aligned, queries_in(to));
     next = next + 1 == of_head ? 0 : next + 1;
     if (next == 0) ++next_head;
   };

@@ -62,6 +62,9 @@ TEST_P(PlainAttention, IsTheReference) {
                                   {2, 97, 1, 1, 24, 0.2F},
                                   {1, 131, 2, 1, 200, 0.07F},
                                   {1, 97, 1, 1, 64, 0.125F, 37},
+                                  {1, 131, 2, 1, 64, -0.125F, 100},
+                                  {1, 70, 1, 1, 80, -0.11F},
+                                  {1, 70, 1, 1, 64, 0.0F, 40},
                                   {1, 70, 1, 1, 128, 0.1F, 2},
                                   {1, 97, 2, 1, 256, 0.06F, 17}}) {
     SCOPED_TRACE(std::to_string(s.sequence) + " tokens, dim " + std::to_string(s.head_dim) + ", window " +
