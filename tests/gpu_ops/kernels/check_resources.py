@@ -87,9 +87,9 @@ def write_table(path, nvcc, kernels):
              f"{version}.", "",
              "Occupancy is the share of a multiprocessor's 2,048 threads that can be resident at once, as registers, "
              "static shared",
-             "memory and the threads of a block allow. Attention, backward of norms, and products of experts on tensor cores ask for dynamic "
-             "shared",
-             "memory beside it, which is not counted.", "",
+             "memory and the threads of a block allow. Attention, backward of norms, and products of experts on tensor "
+             "cores",
+             "ask for dynamic shared memory beside it, which is not counted.", "",
              "| kernel | architecture | threads of a block | registers | static shared bytes | occupancy |",
              "|---|---|---:|---:|---:|---:|"]
     for k in sorted(kernels, key=lambda k: (k.name, k.architecture)):
