@@ -77,8 +77,9 @@ inline float exp2_estimate(float x) {
   return y < std::numeric_limits<float>::min() ? 0.0F : y;
 }
 inline std::uint32_t bf16_pair(float low, float high) {
-  return static_cast<std::uint32_t>(numerics::round_to_bf16(low).bits) |
-         static_cast<std::uint32_t>(numerics::round_to_bf16(high).bits) << 16;
+  constexpr std::uint32_t the_nan = 0x7fff;
+  const auto rounded = [](float x) { return std::isnan(x) ? the_nan : std::uint32_t{numerics::round_to_bf16(x).bits}; };
+  return rounded(low) | rounded(high) << 16;
 }
 
 struct Words {
