@@ -71,14 +71,14 @@ class RowPart {
 /// Blocks that a multiprocessor's registers have to hold, so that some load while others sum: as many as fit without
 /// spilling where threads hold little of a row.
 template <class T, class Team, int held>
-constexpr int blocks_at_once = Team::most_threads < gpu::most_threads || sizeof(T) > sizeof(bf16) ? 1
-                               : held == 1                                                        ? 5
-                               : held == 2                                                        ? 6
-                                                                                                  : 1;
+struct Blocks {
+  static constexpr bool narrow = sizeof(T) == sizeof(bf16) && Team::most_threads == most_threads;
+  static constexpr int at_once = !narrow ? 1 : held == 1 ? 5 : held == 2 ? 6 : 1;
+};
 
 /// `means` is null for RMSNorm, `bias` where there is none.
 template <class T, class Team, int held>
-TANDEM_KERNEL_BY(Team::most_threads, (blocks_at_once<T, Team, held>))
+TANDEM_KERNEL_BY(Team::most_threads, (Blocks<T, Team, held>::at_once))
 norm_kernel(const T* x, const bf16* weight, float offset, const bf16* bias, T* y, float* means, float* rstds, float eps,
             std::int64_t rows, std::int64_t channels, bool aligned) {
   TANDEM_SHARED(float, room, most_warps);

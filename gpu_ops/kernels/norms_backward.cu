@@ -283,7 +283,8 @@ void start_held(const Operands<T>& n, CUstream_st* stream) {
       const int threads = by_warp ? most_threads : row_geometry(n.rows, n.channels).block;
       launch("norm_backward", norm_backward_kernel<T, by_warp, centred, accumulate, held>,
              Geometry{n.cut.parts, threads,
-                      sums_floats<by_warp> * sizeof(float) + threads * RowQueue<T, accumulate, held>::bytes},
+                      sums_floats<by_warp> * sizeof(float) +
+                          static_cast<std::size_t>(threads) * RowQueue<T, accumulate, held>::bytes},
              stream, n);
     });
   };
