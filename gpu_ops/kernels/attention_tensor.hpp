@@ -17,11 +17,11 @@ struct TensorTiling {
   static constexpr int warps = 4;
   static constexpr int threads = warps * warp_lanes;
   static constexpr int rows = warps * warp_rows;
-  static constexpr int blocks = dim <= 64 ? 3 : 1;  ///< that a multiprocessor's registers have to hold
-  static constexpr bool wide = dim > 128;           ///< than registers have room for
-  static constexpr int buffers = wide ? 1 : 2;      ///< of what passes through shared memory
-  static constexpr int packets = dim / packet;      ///< of a row; also the products along it, eight columns each
-  static constexpr int steps = dim / 16;            ///< of a product over the dimensions
+  static constexpr int blocks = dim <= 64 ? 3 : 1;   ///< that a multiprocessor's registers have to hold
+  static constexpr bool wide = dim > 128;            ///< than registers have room for
+  static constexpr int buffers = wide ? 1 : 2;       ///< of what passes through shared memory
+  static constexpr int packets = dim / packet;       ///< of a row; also the products along it, eight columns each
+  static constexpr int steps = dim / 16;             ///< of a product over the dimensions
   static constexpr int unrolled = wide ? 4 : steps;  ///< of those whose left factors are in shared memory
 };
 
