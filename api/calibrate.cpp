@@ -114,17 +114,18 @@ class Calibration {
   /// run gives them: between one that is waited for and the next it would stand still for as long as some of them take.
   template <class Queue>
   Figure queued_rate(std::string_view what, double amount, Queue queue) {
-    if (options_.progress) options_.progress(what);
     const auto queued = [&](int times) {
       for (int i = 0; i < times; ++i) queue();
       device_.synchronize(up_);
     };
+    if (host_) return rate(what, amount, [&] { queued(1); });
+    if (options_.progress) options_.progress(what);
     queued(1);  // plans, and code that is loaded when it is first used
     const double since = trace_now();
     queued(1);
     constexpr double of_a_sample = 0.005;
     constexpr double most = 50.0;
-    const int times = host_ ? 1 : static_cast<int>(std::clamp(of_a_sample / (trace_now() - since), 1.0, most));
+    const int times = static_cast<int>(std::clamp(of_a_sample / (trace_now() - since), 1.0, most));
     return rate({}, amount * times, [&] { queued(times); });
   }
   template <class Work>

@@ -11,7 +11,7 @@
 namespace tandem {
 
 struct CalibrationOptions {
-  double seconds_per_figure = 0.4;  ///< what is spent on each of about 25 figures
+  double seconds_per_figure = 0.4;  ///< what is spent on each of about 40 figures
   /// Bytes that copies and updates are measured over, at least 256 MiB: what a run has that is to be predicted, but no
   /// more than 0 stands for. That is four times the last level of caches, the host's or the device's: of so much state
   /// a run finds next to nothing there, and over more the same is measured, in a longer time.
