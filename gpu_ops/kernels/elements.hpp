@@ -177,13 +177,13 @@ TANDEM_DEVICE void store_exactly(T* data, const Span& span, const Packet<T>& p) 
 TANDEM_DEVICE Raw<bf16> rounded(const Floats& p) {
   bool numbers = true;
   for (int i = 0; i < packet; ++i) numbers = numbers && p.x[i] == p.x[i];
-  Raw<bf16> raw;
-  for (int i = 0; i < packet / 2; ++i) {
-    const float low = p.x[2 * i], high = p.x[2 * i + 1];
-    raw.part[0].word[i] = numbers ? bf16_pair(low, high)
-                                  : numerics::round_to_bf16(low).bits |
-                                        static_cast<std::uint32_t>(numerics::round_to_bf16(high).bits) << 16;
+  if (!numbers) {
+    Packet<bf16> each;
+    for (int i = 0; i < packet; ++i) each.x[i] = from_float<bf16>(p.x[i]);
+    return packed(each);
   }
+  Raw<bf16> raw;
+  for (int i = 0; i < packet / 2; ++i) raw.part[0].word[i] = bf16_pair(p.x[2 * i], p.x[2 * i + 1]);
   return raw;
 }
 
