@@ -426,32 +426,40 @@ void Calibration::fill_operands(std::size_t bytes, const Stream& stream) {
   }
 }
 
-/// Shapes of a layer of a small model on the host's cores, of a large one elsewhere; as large as fits.
+/// Of n tokens from c channels to more; gradients of weights as blocks write them.
+struct LinearOperands {
+  TensorView x, dx, y, dw, w;
+  std::size_t bytes = 0;  ///< of all
+};
+
+LinearOperands take_linear(Carver carver, std::int64_t n, std::int64_t c, DType type) {
+  const std::int64_t o = type == DType::f32 ? 4 * c : 2 * c;
+  const TensorView x = carver.take(type, {n, c}), dx = carver.take(type, {n, c}), y = carver.take(type, {n, o});
+  const TensorView dw = carver.take(DType::bf16, {o, c}), w = carver.take(DType::bf16, {o, c});
+  return {x, dx, y, dw, w, carver.bytes()};
+}
+
+/// Shapes of a layer of a small model on the host's cores, of a large one elsewhere, with which a GPU shows what it is
+/// capable of; as large as fits.
 void Calibration::measure_products() {
   Ops& ops = device_.ops();
+  const DType type = host_ ? DType::f32 : DType::bf16;
   std::int64_t n = host_ ? 256 : 2048;
   std::int64_t c = host_ ? 768 : 4096;
-  const auto wanted = [&] { return static_cast<std::size_t>(4 * (2 * n * c + 2 * n * 4 * c) + 6 * 4 * c * c) * 2; };
-  while (wanted() > bytes_ / 2) {
+  while (take_linear(Carver(nullptr), n, c, type).bytes > bytes_) {
     n = std::max<std::int64_t>(16, n / 2);
     c /= 2;
   }
-  const std::int64_t o = 4 * c;
-  const DType type = host_ ? DType::f32 : DType::bf16;
-  Carver carver(on_device_.data());
-  const TensorView x = carver.take(type, {n, c});
-  const TensorView dx = carver.take(type, {n, c});
-  const TensorView y = carver.take(type, {n, o});
-  const TensorView dw = carver.take(DType::bf16, {o, c});  // as blocks write it
-  const TensorView w = carver.take(DType::bf16, {o, c});
+  const LinearOperands of = take_linear(Carver(on_device_.data()), n, c, type);
+  const std::int64_t o = of.y.shape[1];
   const MemoryBlock workspace = scratch_of({n, n, 1, o, 0, 0, 0, type});
   const LentWorkspace lent(ops, workspace);
-  fill_operands(carver.bytes(), up_);
+  fill_operands(of.bytes, up_);
   const double product = 2.0 * static_cast<double>(n) * static_cast<double>(c) * static_cast<double>(o);
   profile_.matmul = queued_rate("matrix products", 3.0 * product, [&] {
-    ops.linear(x, w, {}, y, up_);
-    ops.linear_backward_input(y, w, dx, false, up_);
-    ops.linear_backward_weight(y, x, dw, {}, up_);
+    ops.linear(of.x, of.w, {}, of.y, up_);
+    ops.linear_backward_input(of.y, of.w, of.dx, false, up_);
+    ops.linear_backward_weight(of.y, of.x, of.dw, {}, up_);
   });
   measure_attention(n, c, type);
 }

@@ -130,6 +130,8 @@ class WatchingOps final : public testing::IdleOps {
     look(x.data, x.count());
     look(w.data, w.count());
     ++products;
+    tokens = x.shape[0];
+    channels = x.shape[1];
   }
   void linear_backward_input(TensorView dy, TensorView w, TensorView, bool, StreamView) override {
     look(dy.data, dy.count());
@@ -146,6 +148,7 @@ class WatchingOps final : public testing::IdleOps {
 
   bool looks = true;  ///< which takes longer than a GPU would
   int products = 0;
+  std::int64_t tokens = 0, channels = 0;  ///< of the last
   int operands = 0;
   int odd = 0;  ///< with a value that is zero or of no usual size, or with next to no different ones
 
@@ -178,8 +181,9 @@ class WatchingDevice final : public testing::IdleDevice {
   WatchingOps ops_;
 };
 
-// Between one that is waited for and the next a GPU would stand still.
-TEST(Calibrate, AGpuIsGivenManyProductsBeforeItIsWaitedFor) {
+// Between one that is waited for and the next a GPU would stand still, and narrow ones leave multiprocessors of a large
+// one without work.
+TEST(Calibrate, AGpuIsGivenManyProductsOfALargeModelBeforeItIsWaitedFor) {
   WatchingDevice device;
   device.ops().looks = false;
   const auto count_products = [&](std::string_view what) {
@@ -190,6 +194,8 @@ TEST(Calibrate, AGpuIsGivenManyProductsBeforeItIsWaitedFor) {
   };
   EXPECT_ANY_THROW(calibrate(device, {.seconds_per_figure = no_time, .working_set = 1, .progress = count_products}));
   EXPECT_GT(device.ops().products, 0);
+  EXPECT_EQ(device.ops().channels, 4096) << "of the least that is measured over";
+  EXPECT_EQ(device.ops().tokens, 2048);
 }
 
 // A GPU takes less power for zeros, and multiplies them up to an eighth faster.
