@@ -15,7 +15,6 @@ from pathlib import Path
 import harness
 
 SMALL = os.environ.get("TANDEM_BENCH_SMALL") == "1"
-STEPS = 1 if SMALL else 8
 REPETITIONS = 1 if SMALL else 5
 SECONDS_EACH = 0.001 if SMALL else 0.05  # a dozen times twenty of a kernel's runs
 # After so long a run hangs, and is ended: what else there is to measure has the time that is left.
@@ -45,6 +44,14 @@ def going_on(settings, name):
     except harness.BenchError as error:
         settings[name] = failure([str(error)])
         harness.say(f"{name}: {error}")
+
+
+def steps_of_a_row():
+    """TANDEM_BENCH_STEPS, or as many as a figure deserves."""
+    steps = os.environ.get("TANDEM_BENCH_STEPS", "1" if SMALL else "8")
+    if not steps.isdigit() or int(steps) < 1:
+        raise harness.BenchError(f"TANDEM_BENCH_STEPS: {steps} is no number of steps")
+    return int(steps)
 
 
 def chosen(variable, names):
@@ -104,6 +111,7 @@ class Gpu:
         self.folder = Path(folder)
         self.environment = {**os.environ, "XDG_CACHE_HOME": str(self.folder / "cache")}
         self.facts = {}
+        self.step_count = steps_of_a_row()
         # What is kept is of one build: a commit may be unknown, or have changes that are in none.
         self.build = hashlib.sha256(harness.program("tandem").read_bytes()).hexdigest()
 
@@ -141,19 +149,20 @@ class Gpu:
         return ["--model", self.model(shape), "--device", "cuda", "--seq-len", shape.sequence, "--micro-batch",
                 micro_batch, "--state", state, *flags]
 
-    def fits(self, *run):
+    def plan(self, *run):
+        """What `tandem plan` says; None where it does not fit."""
         command = [str(word) for word in (harness.program("tandem"), "plan", *run, "--json")]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=self.environment)
-        if done.returncode not in (0, 3):
+        done = subprocess.run(command, capture_output=True, text=True, env=self.environment)
+        if done.returncode not in (0, DOES_NOT_FIT):
             raise harness.BenchError(f"tandem plan failed: {done.stderr.strip()}")
-        return done.returncode == 0
+        return json.loads(done.stdout) if done.returncode == 0 else None
 
     def settings(self, shape, *flags):
         """State format, as exact as it gets, and the largest micro-batch that fits with it; None where none does. As few
         as may be are asked for: with a large model each takes seconds."""
         for state in ("fp32", "split", "bf16-moments", "8bit-moments"):
             def fits(micro_batch):
-                return self.fits(*self.run_of(shape, micro_batch, state, *flags))
+                return self.plan(*self.run_of(shape, micro_batch, state, *flags)) is not None
             *larger, smallest = shape.micro_batches
             if fits(smallest):
                 return state, next((m for m in larger if fits(m)), smallest)
@@ -166,7 +175,7 @@ class Gpu:
     def steps(self, policy, *run):
         """The row of `tandem bench` under one policy; DoesNotFit, BenchError. Each is a bench of its own, so that one that
         fails costs no other; what forward and backward take is measured by the first."""
-        words = [str(word) for word in ("bench", *run, "--policies", policy, "--steps", STEPS)]
+        words = [str(word) for word in ("bench", *run, "--policies", policy, "--steps", self.step_count)]
         command = [harness.program("tandem"), *words, "--out", self._kept("rows", *words), "--resume", "--json",
                    "--compute-factors", self.folder / f"compute-{Path(run[1]).stem}.json"]
         try:

@@ -11,29 +11,38 @@ import gpu_kernels
 import harness
 
 WITHOUT_OFFLOAD = ["--policy", "device"]
+EXACT = ("fp32", "split")
+LEAST = "8bit-moments"
+MEASURED = 2  # of the micro-batches that fit, those that are predicted to make most tokens per second
 
 
-def train(device, shape, product, figures):
-    """How the fastest run was set up, in tokens per second, and its step; `failed`: what went wrong."""
+def formats(device, shape):
+    """By the name of its figures, each state format that is measured: the most exact one that fits, and where moments are
+    rounded in it, the one that leaves most memory to activations."""
     found = device.settings(shape, *WITHOUT_OFFLOAD)
     if found is None:
-        harness.say(f"{shape.name} does not fit without offload: left out")
-        return {"left_out": "it does not fit without offload"}
-    state, largest = found
-    fitting = [m for m in shape.micro_batches if m <= largest]
+        return {}
+    state, _ = found
+    also = {f"{shape.name}_8bit_moments": LEAST} if state not in (*EXACT, LEAST) else {}
+    return {shape.name: state, **also}
 
-    def largest_with(recompute, most):
-        def fits(micro_batch):
-            return device.fits(*device.run_of(shape, micro_batch, state, *WITHOUT_OFFLOAD, "--recompute", recompute))
-        return next(filter(fits, [m for m in fitting if m <= most]), 0)
 
-    # Fewer tokens may be faster where no product is computed twice, or nothing at all.
-    no_product = largest_with("selective", largest)
-    fewer = {no_product, largest_with("none", no_product)}
+def promising(device, shape, state):
+    """Micro-batches that are worth a run, the largest first."""
+    predicted = {}
+    for micro_batch in shape.micro_batches:
+        plan = device.plan(*device.run_of(shape, micro_batch, state, *WITHOUT_OFFLOAD))
+        if plan is not None:
+            predicted[micro_batch] = plan["predicted"]["step_seconds"]
+    best = sorted(predicted, key=lambda micro_batch: predicted[micro_batch] / micro_batch)[:MEASURED]
+    return {micro_batch: predicted[micro_batch] for micro_batch in sorted(best, reverse=True)}
+
+
+def train(device, shape, name, state, product, figures):
+    """How the fastest run was set up, in tokens per second, and its step; `failed`: what went wrong."""
+    predicted = promising(device, shape, state)
     step_seconds, activations, failed = {}, {}, []
-    for micro_batch in fitting:
-        if step_seconds and micro_batch not in fewer:
-            continue
+    for micro_batch in predicted:
         try:
             row = device.steps("device", *device.run_of(shape, micro_batch, state))
             step_seconds[micro_batch] = row["measured"]["step_seconds"]
@@ -45,15 +54,26 @@ def train(device, shape, product, figures):
         return setting
     best = min(step_seconds, key=lambda micro_batch: step_seconds[micro_batch] / micro_batch)
     seconds = step_seconds[best]
-    figures.add(f"{shape.name}_over_product", [shape.flops(best) / seconds / product])
-    figures.add(f"{shape.name}_step_seconds", [seconds])
-    figures.add(f"{shape.name}_tokens_per_second", [best * shape.sequence / seconds])
+    figures.add(f"{name}_over_product", [shape.flops(best) / seconds / product])
+    figures.add(f"{name}_step_seconds", [seconds])
+    figures.add(f"{name}_tokens_per_second", [best * shape.sequence / seconds])
+    figures.add(f"{name}_predicted_over_measured", [predicted[best] / seconds])
     return {**setting, "micro_batch": best, "step_seconds": step_seconds, "activations": activations}
+
+
+def train_all(device, shape, product, settings, figures):
+    names = formats(device, shape)
+    if not names:
+        harness.say(f"{shape.name} does not fit without offload: left out")
+        settings[shape.name] = {"left_out": "it does not fit without offload"}
+    for name, state in names.items():
+        with gpu.going_on(settings, name):
+            settings[name] = train(device, shape, name, state, product, figures)
 
 
 def race_torch(device, python, shape, name, flags, seconds_of_a_sequence, figures):
     """PyTorch with the largest micro-batch that it runs, by the sequence: it may need more memory, or less."""
-    steps = gpu.STEPS + 3
+    steps = device.step_count + 3
     failed = []
     for micro_batch in shape.micro_batches:
         try:
@@ -76,15 +96,15 @@ def measure():
     harness.build("tandem", "bench_gpu")
     shapes = gpu.shapes()
     figures = harness.Figures()
-    settings, failed = {}, []
+    settings = {}
     with gpu.the_gpu() as device:
         product = statistics.median(device.rates(gpu_kernels.SQUARE)[gpu_kernels.SQUARE])
         figures.add("product_flop_per_second", [product])
         device.calibrate()
         for shape in shapes:
             with gpu.going_on(settings, shape.name):
-                settings[shape.name] = train(device, shape, product, figures)
-            failed += gpu.failures_in(settings, shape.name)
+                train_all(device, shape, product, settings, figures)
+        failed = [line for name in settings for line in gpu.failures_in(settings, name)]
         ours = settings.get(gpu.GPT2_XL.name, {})
         if "micro_batch" in ours and (python := gpu.python_with("numpy")):
             (shape,) = (shape for shape in shapes if shape.name == gpu.GPT2_XL.name)

@@ -173,7 +173,7 @@ def commit():
 
 def parts_asked_for():
     """The variables by which less was measured than the benchmark does by itself, before a command."""
-    names = ("SHAPES", "POLICIES", "MICRO_BATCH")
+    names = ("SHAPES", "POLICIES", "MICRO_BATCH", "STEPS")
     asked = [(f"TANDEM_BENCH_{name}", os.environ.get(f"TANDEM_BENCH_{name}")) for name in names]
     return "".join(f"{name}={shlex.quote(value)} " for name, value in asked if value is not None)
 

@@ -3,6 +3,7 @@
 
 Usage: benchmarks_test.py FOLDER TANDEM BENCH_GPU
 """
+import dataclasses
 import json
 import math
 import os
@@ -108,8 +109,9 @@ class OnAFakeGpu(unittest.TestCase):
             setting = result["settings"][name]
             self.assertEqual(setting["state"], "fp32")
             rates = {int(m) * 16 / seconds: seconds for m, seconds in setting["step_seconds"].items()}
-            self.assertEqual(len(rates), 1, "the largest that fits, as nothing is computed twice")
-            self.assertEqual(setting["micro_batch"], 2)
+            self.assertEqual(list(setting["step_seconds"]), ["2", "1"])
+            self.assertEqual(setting["micro_batch"] * 16 / setting["step_seconds"][str(setting["micro_batch"])], max(rates))
+            self.assertGreater(figures[f"{name}_predicted_over_measured"], 0)
             self.assertAlmostEqual(figures[f"{name}_tokens_per_second"] / max(rates), 1.0, places=4)
             self.assertAlmostEqual(figures[f"{name}_step_seconds"] / rates[max(rates)], 1.0, places=4)
             self.assertAlmostEqual(
@@ -189,9 +191,15 @@ class OnAFakeGpu(unittest.TestCase):
         done = self.run_benchmark("gpu-training", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_MICRO_BATCH="1")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(list(json.loads(done.stdout)["settings"]["gpt2_xl"]["step_seconds"]), ["1"])
+        self.assertNotIn("gpt2_xl_8bit_moments", json.loads(done.stdout)["settings"], "fp32 fits")
         self.assertNotIn("--micro-batch 2", done.stderr)
         done = self.run_benchmark("gpu-training", TANDEM_BENCH_MICRO_BATCH="0")
         self.assertRegex(done.stderr.splitlines()[-1], "^bench: TANDEM_BENCH_MICRO_BATCH: 0 is less than the least of llama_7b, 1$")
+        done = self.run_benchmark("gpu-policies", TANDEM_BENCH_SHAPES="gpt2_xl", TANDEM_BENCH_POLICIES="host", TANDEM_BENCH_STEPS="2")
+        self.assertIn("--steps 2 ", self.asked("bench")[-1])
+        self.assertIn("TANDEM_BENCH_STEPS=2 ", json.loads(done.stdout)["command"])
+        done = self.run_benchmark("gpu-policies", TANDEM_BENCH_STEPS="0")
+        self.assertEqual(done.stderr.splitlines()[-1], "bench: TANDEM_BENCH_STEPS: 0 is no number of steps")
 
     def test_what_was_measured_before_the_end_is_kept(self):
         def figures_of_a_run():
@@ -221,6 +229,44 @@ class OnAFakeGpu(unittest.TestCase):
         self.assertEqual(done.stdout, "")
         self.assertIn("no NVIDIA driver is installed", done.stderr)
         self.assertRegex(done.stderr.splitlines()[-1], r"^bench: .*bench_gpu failed$")
+
+
+class OfEightyGigabytes:
+    """A device on which a 7B model has room with moments of 16 bits and fewer."""
+    sequence_seconds = {8: 1.3, 4: 1.0, 2: 1.2, 1: 1.5}
+    largest = {"bf16-moments": 4, "8bit-moments": 8}
+
+    def settings(self, shape, *flags):
+        return "bf16-moments", self.largest["bf16-moments"]
+
+    def run_of(self, shape, micro_batch, state, *flags):
+        return micro_batch, state
+
+    def plan(self, micro_batch, state):
+        fits = micro_batch <= self.largest[state]
+        return {"predicted": {"step_seconds": self.sequence_seconds[micro_batch] * micro_batch}} if fits else None
+
+
+class Choices(unittest.TestCase):
+    def test_where_moments_are_rounded_the_smallest_format_is_measured_too(self):
+        import gpu
+        import gpu_training
+        device = OfEightyGigabytes()
+        self.assertEqual(gpu_training.formats(device, gpu.LLAMA_7B), {"llama_7b": "bf16-moments",
+                                                                      "llama_7b_8bit_moments": "8bit-moments"})
+        device.settings = lambda *words: ("split", 8)
+        self.assertEqual(gpu_training.formats(device, gpu.LLAMA_7B), {"llama_7b": "split"})
+        device.settings = lambda *words: ("8bit-moments", 8)
+        self.assertEqual(gpu_training.formats(device, gpu.LLAMA_7B), {"llama_7b": "8bit-moments"})
+        device.settings = lambda *words: None
+        self.assertEqual(gpu_training.formats(device, gpu.LLAMA_7B), {})
+
+    def test_a_run_is_spent_on_what_is_predicted_to_be_fastest_by_the_token(self):
+        import gpu
+        import gpu_training
+        few = dataclasses.replace(gpu.LLAMA_7B, micro_batches=(8, 4, 2, 1))
+        self.assertEqual(gpu_training.promising(OfEightyGigabytes(), few, "bf16-moments"), {4: 4.0, 2: 2.4})
+        self.assertEqual(list(gpu_training.promising(OfEightyGigabytes(), few, "8bit-moments")), [4, 2])
 
 
 class Arithmetic(unittest.TestCase):
