@@ -94,7 +94,15 @@ TANDEM_DEVICE void start_copy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(from) : "memory");
 }
-/// The same of 4 bytes, at multiples of 4.
+/// The same where `copies`, and zeros where not: `from` is not read then.
+TANDEM_DEVICE void start_copy_or_zeros(void* to, const void* from, bool copies) {
+  const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :
+               : "r"(address), "l"(from), "r"(copies ? 16 : 0)
+               : "memory");
+}
+/// As start_copy(), 4 bytes, at multiples of 4.
 TANDEM_DEVICE void start_word_copy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(address), "l"(from) : "memory");

@@ -101,6 +101,10 @@ inline void start_copy(void* to, const void* from) {
   emulation::require_aligned(to);
   emulation::start_copy(to, from, sizeof(Words));
 }
+inline void start_copy_or_zeros(void* to, const void* from, bool copies) {
+  alignas(16) static constexpr Words zeros{};
+  start_copy(to, copies ? from : &zeros);
+}
 inline void start_word_copy(void* to, const void* from) {
   emulation::require_aligned(from, sizeof(std::uint32_t));
   emulation::require_aligned(to, sizeof(std::uint32_t));

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int tile = 128;
 constexpr int depth = 32;
-constexpr int stages = 5;
+/// Two blocks have room on a multiprocessor of 100 KiB, compute capability 8.6, where one alone would have four warps.
+constexpr int stages = 3;
 constexpr int threads = 128;
 constexpr int factor_elements = tile * depth;
 constexpr std::size_t shared_bytes = std::size_t{stages} * 2 * factor_elements * sizeof(bf16);
@@ -28,7 +29,9 @@ constexpr int warps_across = tile / warp_columns;
 constexpr int warps_down = tile / warp_rows;
 /// Floats of a row of a warp's sums in shared memory: quads that write at once, of four rows, do so to different banks.
 constexpr int pitch = warp_columns + packet;
-static_assert(threads / warp_lanes * warp_rows * pitch * sizeof(float) <= shared_bytes);
+/// Groups of rows that a warp has room for there at once.
+constexpr int written_groups = 2;
+static_assert(threads / warp_lanes * written_groups * group_rows * pitch * sizeof(float) <= shared_bytes);
 
 /// Where the warp's columns, and the `group`-th of its groups of rows, begin in the tile.
 TANDEM_DEVICE int warp_column() { return thread_index() / warp_lanes % warps_across * warp_columns; }
@@ -38,15 +41,12 @@ TANDEM_DEVICE int group_row(int group) {
 
 // -- factors in shared memory --------------------------------------------------------------------------------------
 
-/// Elements [at, at + packet) of a row of `end` elements; zeros behind it, or where there is no row. `aligned`: packets
-/// are whole and aligned.
+/// Elements [at, at + packet) of a row of `end` elements; zeros behind it, or where the row is `missing`. `aligned`:
+/// packets are whole and aligned.
 template <bool aligned>
-TANDEM_DEVICE void copy_packet(bf16* to, const bf16* row, std::int64_t at, std::int64_t end) {
-  if (row != nullptr && at < end) {
-    if constexpr (aligned) return start_copy(to, row + at);
-    return store_words(to, load_raw(row, span_at(at, end, false)).part[0]);
-  }
-  store_words(to, Words{});
+TANDEM_DEVICE void copy_packet(bf16* to, const bf16* row, bool missing, std::int64_t at, std::int64_t end) {
+  if constexpr (aligned) return start_copy_or_zeros(to, row + at, !missing && at < end);
+  store_words(to, !missing && at < end ? load_raw(row, span_at(at, end, false)).part[0] : Words{});
 }
 
 /// A factor whose rows in memory are those of the tile: [tile][depth] in shared memory. The thread's are the same in
@@ -67,37 +67,46 @@ struct RowsAlong {
     for (int i = 0; i < copies; ++i) rows[i] = row(i) < count ? row_at(row(i)) : nullptr;
   }
 
-  TANDEM_DEVICE void copy(std::int64_t k, bf16* to) const {
+  TANDEM_DEVICE std::uint32_t look_up(int) const { return 0; }
+  TANDEM_DEVICE std::uint32_t place(std::uint32_t) const { return 0; }
+  TANDEM_DEVICE void copy(int k, std::uint32_t, bf16* to) const {
     const int at = thread_index() % packets * packet;
     TANDEM_UNROLL
-    for (int i = 0; i < copies; ++i) copy_packet<aligned>(to + tile_offset(depth, row(i), at), rows[i], k + at, end);
+    for (int i = 0; i < copies; ++i) {
+      copy_packet<aligned>(to + tile_offset(depth, row(i), at), rows[i], rows[i] == nullptr, k + at, end);
+    }
   }
 };
 
-/// A factor that has a row in memory for each term of the sums, of which the tile takes a part from `first` on:
-/// [depth][tile].
-template <bool aligned, class RowAt>
+/// A factor that has a row in memory for each of the `terms` of the sums, in order from `begin` on, of which the tile takes
+/// a part from `first` on: [depth][tile]. Rows may lie anywhere.
+template <bool aligned>
 struct RowsAcross {
   static constexpr bool across = true;
   static constexpr int packets = tile / packet;
-  std::int64_t first, row_end, end;  ///< row_end: elements of a row; end: of the terms
-  RowAt row_at;
+  static_assert(depth == warp_lanes, "a warp looks up the rows of a step at once");
+  RowSource<bf16> source;
+  std::int64_t begin;
+  int terms;
+  std::int64_t first, row_end;  ///< row_end: elements of a row
 
-  TANDEM_DEVICE void copy(std::int64_t k, bf16* to) const {
+  /// Where the row of term k + l lies, in lane l, in two parts as of RowSource: the first is asked for long before the
+  /// row is copied, the second when the first has come.
+  TANDEM_DEVICE std::uint32_t look_up(int k) const {
+    const int term = k + own_lane();
+    return term < terms ? source.look_up(begin + term) : 0;
+  }
+  TANDEM_DEVICE std::uint32_t place(std::uint32_t found) const { return source.place(found); }
+  TANDEM_DEVICE void copy(int k, std::uint32_t places, bf16* to) const {
     const int at = thread_index() % packets * packet;
     TANDEM_UNROLL
     for (int i = 0; i < copies; ++i) {
       const int r = (thread_index() + i * threads) / packets;
-      const bf16* const row = k + r < end ? row_at(k + r) : nullptr;
-      copy_packet<aligned>(to + tile_offset(tile, r, at), row, first + at, row_end);
+      const bf16* const row = source.at_place(value_of_lane(places, r));
+      copy_packet<aligned>(to + tile_offset(tile, r, at), row, k + r >= terms, first + at, row_end);
     }
   }
 };
-template <bool aligned, class RowAt>
-TANDEM_DEVICE RowsAcross<aligned, RowAt> rows_across(std::int64_t first, std::int64_t row_end, std::int64_t end,
-                                                     const RowAt& row_at) {
-  return {first, row_end, end, row_at};
-}
 
 /// Rows [row, row + 16) of a left factor, terms [k, k + 16).
 template <bool across>
@@ -155,25 +164,37 @@ TANDEM_DEVICE void multiply(Sums& sums, int groups, bf16* left, bf16* right) {
 /// Sums over `terms` of the products of both factors, by all threads of the block; `memory` is free again when it
 /// returns.
 template <class Left, class Right>
-TANDEM_DEVICE Sums products(const Left& left, const Right& right, std::int64_t terms, int groups, bf16* memory) {
+TANDEM_DEVICE Sums products(const Left& left, const Right& right, int terms, int groups, bf16* memory) {
   Sums sums = {};
-  const std::int64_t steps = ceil_div(terms, depth);
-  const auto copy = [&](std::int64_t step, int stage) {
+  const int steps = (terms + depth - 1) / depth;
+  std::uint32_t of_left[stages], of_right[stages];
+  TANDEM_UNROLL
+  for (int step = 0; step < stages; ++step) {
+    of_left[step] = left.look_up(step * depth);
+    of_right[step] = right.look_up(step * depth);
+  }
+  const auto copy = [&](int step, int stage, std::uint32_t left_places, std::uint32_t right_places) {
     bf16* const to = memory + stage * 2 * factor_elements;
     if (step < steps) {
-      left.copy(step * depth, to);
-      right.copy(step * depth, to + factor_elements);
+      left.copy(step * depth, left_places, to);
+      right.copy(step * depth, right_places, to + factor_elements);
     }
     close_copies();
   };
-  for (int step = 0; step < stages - 1; ++step) copy(step, step);
+  TANDEM_UNROLL
+  for (int step = 0; step < stages - 1; ++step) copy(step, step, left.place(of_left[step]), right.place(of_right[step]));
+  std::uint32_t next_left = left.place(of_left[stages - 1]), next_right = right.place(of_right[stages - 1]);
   int now = 0, next = stages - 1;
-  for (std::int64_t step = 0; step < steps; ++step) {
+  for (int step = 0; step < steps; ++step) {
     await_copies<stages - 2>();
     barrier();
-    copy(step + stages - 1, next);
+    copy(step + stages - 1, next, next_left, next_right);
+    const std::uint32_t found_left = left.look_up((step + stages) * depth);
+    const std::uint32_t found_right = right.look_up((step + stages) * depth);
     bf16* const from = memory + now * 2 * factor_elements;
     if (groups > 0) multiply<Left::across, Right::across>(sums, groups, from, from + factor_elements);
+    next_left = left.place(found_left);
+    next_right = right.place(found_right);
     now = now + 1 == stages ? 0 : now + 1;
     next = next + 1 == stages ? 0 : next + 1;
   }
@@ -197,34 +218,50 @@ struct Target {
   }
 };
 
-/// Writes the warp's sums, or adds them to what is there, through its part of `room`.
-template <class C>
-TANDEM_DEVICE void write(const Target<C>& target, const Sums& sums, bool add, bool aligned, float* room) {
-  float* const own = room + thread_index() / warp_lanes * warp_rows * pitch;
+/// Groups of the warp's rows from `first` on, into its room in shared memory.
+TANDEM_DEVICE void put(const Sums& sums, int first, float* own) {
   TANDEM_UNROLL
-  for (int i = 0; i < row_groups; ++i) {
+  for (int i = 0; i < written_groups; ++i) {
     TANDEM_UNROLL
     for (int j = 0; j < warp_columns / 8; ++j) {
-      const ProductPart& part = sums.at[i][j];
+      const ProductPart& part = sums.at[first + i][j];
       float* const to = own + (i * group_rows + own_lane() / 4) * pitch + j * 8 + own_lane() % 4 * 2;
       store_two_words(to, {{numerics::float_bits(part.x[0]), numerics::float_bits(part.x[1])}});
       store_two_words(to + 8 * pitch, {{numerics::float_bits(part.x[2]), numerics::float_bits(part.x[3])}});
     }
   }
-  warp_barrier();
+}
+
+/// Writes what put() has left there to the result, or adds it to what is there.
+template <class C>
+TANDEM_DEVICE void take(const Target<C>& target, int first, bool add, bool aligned, const float* own) {
   constexpr int packets = warp_columns / packet;
-  for (int i = own_lane(); i < warp_rows * packets; i += warp_lanes) {
-    const int own_row = i / packets, at = i % packets * packet;
-    const int row = group_row(own_row / group_rows) + own_row % group_rows, column = warp_column() + at;
-    if (row >= target.rows || column >= target.columns) continue;
+  const int at = own_lane() % packets * packet, column = warp_column() + at;
+  if (column >= target.columns) return;
+  const Span span = span_at(column, target.columns, aligned);
+  for (int r = own_lane() / packets; r < written_groups * group_rows; r += warp_lanes / packets) {
+    const int row = group_row(first + r / group_rows) + r % group_rows;
+    if (row >= target.rows) return;
     C* const to = target.data + row * target.stride;
-    const Span span = span_at(column, target.columns, aligned);
-    Floats sum = wide_load(own + own_row * pitch + at);
+    Floats sum = wide_load(own + r * pitch + at);
     if (add) {
       const Floats before = load(to, span);
       for (int k = 0; k < packet; ++k) sum.x[k] = before.x[k] + sum.x[k];
     }
     store(to, span, sum);
+  }
+}
+
+/// Writes the warp's sums, or adds them, through its part of `room`.
+template <class C>
+TANDEM_DEVICE void write(const Target<C>& target, const Sums& sums, bool add, bool aligned, float* room) {
+  float* const own = room + thread_index() / warp_lanes * written_groups * group_rows * pitch;
+  TANDEM_UNROLL
+  for (int first = 0; first < row_groups; first += written_groups) {
+    if (first > 0) warp_barrier();
+    put(sums, first, own);
+    warp_barrier();
+    take(target, first, add, aligned, own);
   }
 }
 
@@ -235,6 +272,7 @@ template <bool across, bool aligned>
 TANDEM_KERNEL(threads)
 tensor_expert_product_kernel(RowProduct<bf16> p) {
   TANDEM_DYNAMIC_SHARED(bf16, memory);
+  const int terms = static_cast<int>(p.k);
   const std::int64_t columns = ceil_div(p.n, tile), tiles = most_expert_tiles(p.rows, p.experts, tile) * columns;
   for (std::int64_t index = block_index(); index < tiles; index += grid_size()) {
     const ExpertTile rows = find_tile(p.begins, p.experts, index / columns, tile);
@@ -246,11 +284,11 @@ tensor_expert_product_kernel(RowProduct<bf16> p) {
     const RowsAlong<aligned> x(count, p.k, [&](int r) { return p.x.row(rows.first + r); });
     Sums sums;
     if constexpr (across) {
-      const auto of_w = rows_across<aligned>(first, p.n, p.k, [&](std::int64_t k) { return w + k * p.n; });
-      sums = products(x, of_w, p.k, groups, memory);
+      const RowsAcross<aligned> of_w{{w, p.n, nullptr, {}}, 0, terms, first, p.n};
+      sums = products(x, of_w, terms, groups, memory);
     } else {
       const RowsAlong<aligned> of_w(p.n - first, p.k, [&](int r) { return w + (first + r) * p.k; });
-      sums = products(x, of_w, p.k, groups, memory);
+      sums = products(x, of_w, terms, groups, memory);
     }
     if (groups > 0) write(y, sums, p.accumulate, aligned, reinterpret_cast<float*>(memory));
     barrier();
@@ -264,16 +302,14 @@ tensor_expert_weight_product_kernel(WeightProduct<bf16, W> p) {
   constexpr bool adds = std::is_same_v<W, float>;
   const std::int64_t columns = ceil_div(p.n, tile), of_expert = columns * ceil_div(p.m, tile);
   for (std::int64_t index = block_index(); index < p.experts * of_expert; index += grid_size()) {
-    const std::int64_t expert = index / of_expert, begin = p.begins[expert], count = p.begins[expert + 1] - begin;
+    const std::int64_t expert = index / of_expert;
+    const std::int32_t begin = p.begins[expert], count = p.begins[expert + 1] - begin;
     if (adds && count == 0) continue;
     const std::int64_t first_row = index % of_expert / columns * tile, first_column = index % columns * tile;
     const Target<W> dw{p.dw + (expert * p.m + first_row) * p.n + first_column, p.n, p.m - first_row,
                        p.n - first_column};
     const int groups = dw.groups();
-    const auto dy =
-        rows_across<aligned>(first_row, p.m, count, [&](std::int64_t k) { return p.dy.row(begin + k); });
-    const auto x =
-        rows_across<aligned>(first_column, p.n, count, [&](std::int64_t k) { return p.x.row(begin + k); });
+    const RowsAcross<aligned> dy{p.dy, begin, count, first_row, p.m}, x{p.x, begin, count, first_column, p.n};
     const Sums sums = products(dy, x, count, groups, memory);
     if (groups > 0) write(dw, sums, adds, aligned, reinterpret_cast<float*>(memory));
     barrier();

@@ -16,11 +16,18 @@ struct RowSource {
   const T* data;
   std::int64_t stride;
   const std::int32_t* slots;  ///< of rows; null: a row has values of its own
-  std::uint32_t choices;
+  Divisor choices;            ///< slots of a token
 
-  TANDEM_DEVICE const T* row(std::int64_t i) const {
-    return data + (slots == nullptr ? i : static_cast<std::uint32_t>(slots[i]) / choices) * stride;
+  TANDEM_DEVICE const T* row(std::int64_t i) const { return at_place(place(look_up(i))); }
+  /// The same in parts, the first of which may wait for memory: what tells where row i lies, below 2^31; which row of
+  /// `data` it is; and its address.
+  TANDEM_DEVICE std::uint32_t look_up(std::int64_t i) const {
+    return static_cast<std::uint32_t>(slots == nullptr ? i : slots[i]);
   }
+  TANDEM_DEVICE std::uint32_t place(std::uint32_t found) const {
+    return slots == nullptr ? found : choices.quotient(found);
+  }
+  TANDEM_DEVICE const T* at_place(std::uint32_t place) const { return data + place * stride; }
 };
 
 /// y (rows, n) = or += (where `accumulate`) x (rows, k) times the weight of each row's expert, which is (n, k), or (k,

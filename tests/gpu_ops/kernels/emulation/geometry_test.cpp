@@ -158,6 +158,27 @@ TEST(HeadLossRows, AreAllWhereTheGradientOfTheWeightIsWrittenWhole) {
   }
 }
 
+TEST(Divisor, DividesAllNumbersBelowTwoToThe31) {
+  constexpr std::uint64_t end = std::uint64_t{1} << 31;
+  std::vector<std::uint32_t> divisors{(1U << 30) - 1, (1U << 30) + 1, 0x7fffffffU, 1U << 31};
+  for (std::uint32_t d = 1; d <= 1025; ++d) divisors.push_back(d);
+  for (const std::uint32_t d : divisors) {
+    const Divisor divisor = divisor_of(d);
+    for (std::uint64_t multiple = 0; multiple < end; multiple = multiple * 3 + 2 * std::uint64_t{d}) {
+      for (const std::uint64_t number : {multiple / d * d, multiple / d * d + d - 1, end - 1 - multiple}) {
+        if (number >= end) continue;
+        ASSERT_EQ(divisor.quotient(static_cast<std::uint32_t>(number)), number / d) << number << " over " << d;
+      }
+    }
+    const std::uint64_t last = (end - 1) / d * d;  // where an error of the factor weighs most
+    ASSERT_EQ(divisor.quotient(static_cast<std::uint32_t>(last)), last / d) << d;
+    ASSERT_EQ(divisor.quotient(static_cast<std::uint32_t>(end - 1)), (end - 1) / d) << d;
+    if (last > 0) {
+      ASSERT_EQ(divisor.quotient(static_cast<std::uint32_t>(last - 1)), (last - 1) / d) << d;
+    }
+  }
+}
+
 TEST(HeadLossRows, AreEnoughForTheWeightsGradientToBeWorthItsTraffic) {
   for (const auto& [vocabulary, least] : {std::pair<std::int64_t, std::int64_t>{32000, 1024},
                                           {50257, 1024},

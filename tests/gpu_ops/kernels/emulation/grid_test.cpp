@@ -123,6 +123,18 @@ copying_kernel(const float* from, float* first, float* both) {
   both[thread_index()] = own[3] + own[7];
 }
 
+/// Four elements for each thread, and zeros instead for every other one, which names an address that it must not read.
+TANDEM_KERNEL(most_threads) zeroing_kernel(const float* from, float* before, float* after) {
+  TANDEM_SHARED(float, room, 4 * warp_lanes);
+  float* const own = room + 4 * thread_index();
+  const bool copies = thread_index() % 2 == 0;
+  start_copy_or_zeros(own, copies ? from + 4 * thread_index() : nullptr, copies);
+  close_copies();
+  before[thread_index()] = own[3];
+  await_copies<0>();
+  after[thread_index()] = own[3];
+}
+
 TANDEM_KERNEL(most_threads) exchange_kernel(int* by_xor, int* by_shift, int* by_lane, std::uint32_t* votes) {
   for (int round = 0; round < 3; ++round) {
     by_xor[thread_index()] = shuffle_xor(thread_index() + round, 5) - round;
@@ -296,6 +308,20 @@ TEST_F(EmulationTest, ACopyThatIsNotAwaitedShows) {
     shown = shown || std::isnan(first[0]);
   }
   EXPECT_TRUE(shown);
+}
+
+TEST_F(EmulationTest, ZerosInsteadOfACopyComeNoSoonerThanItWould) {
+  alignas(16) float from[4 * warp_lanes];
+  std::iota(from, from + 4 * warp_lanes, 1.0F);
+  bool late = false;
+  for (int seed = 1; seed <= seeds; ++seed) {
+    use_seed(seed);
+    std::vector<float> before(warp_lanes), after(warp_lanes);
+    launch("zeroing", zeroing_kernel, Geometry{1, warp_lanes}, nullptr, from, before.data(), after.data());
+    for (std::size_t i = 0; i < warp_lanes; ++i) EXPECT_EQ(after[i], i % 2 == 0 ? from[4 * i + 3] : 0.0F) << i;
+    late = late || std::isnan(before[1]);
+  }
+  EXPECT_TRUE(late);
 }
 
 TEST_F(EmulationTest, AnOffByOneInATailShows) {
