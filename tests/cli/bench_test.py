@@ -13,6 +13,7 @@ SHARES = {"cpu_share", "gpu_streamed_share", "resident_share"}
 
 class Bench(ProgramTest):
     def test_policies_side_by_side(self):
+        self.calibrate()
         out = self.root / "report"
         result = self.succeed(self.run_program("bench", "--model", "tiny-gpt2", *SMALL, "--device-memory", "24MiB",
                                                "--steps", "2", "--policies", "host", "stream", "device", "auto",
@@ -141,9 +142,11 @@ class Bench(ProgramTest):
         self.assertIn("--resume", said)
         self.assertFalse(out.exists())
         out.mkdir()  # as a bench that was killed leaves it
+        profile = self.calibrate()
         code, said = self.interrupted_at("measuring forward", signal.SIGINT, [*bench, "--out", out, "--resume"])
         self.assertEqual(code, 130, said)
         self.assertEqual(list(out.iterdir()), [])
+        profile.unlink()
         code, said = self.interrupted_at("calibrating", signal.SIGINT, bench)
         self.assertEqual(code, 130, said)
         self.assertNotIn("--resume", said)
@@ -158,7 +161,9 @@ class Bench(ProgramTest):
 
     def test_resuming_keeps_what_is_done_and_refuses_another_bench(self):
         out = self.root / "sweep"
+        # Not calibrated before: it does that itself.
         whole = json.loads(self.succeed(self.run_program(*self.sweep(out, "--json"))).stdout)["policies"]
+        self.assertLessEqual(PREDICTED, set(whole[7]["predicted"]))
         head, *rows = self.lines(out)
         # As if it had been killed while it wrote the seventh row.
         (out / "rows.jsonl").write_text("\n".join([head, *rows[:6], rows[6][:40]]))
