@@ -27,6 +27,8 @@ class Ring {
   }
   /// Removes what comes before `number`. The elements are not destroyed: later pushes take their slots.
   void pop_before(std::int64_t number) noexcept { begin_ = number; }
+  /// As a new one, in the memory that it has.
+  void restart(std::int64_t first = 0) noexcept { begin_ = end_ = first; }
 
  private:
   /// The number of slots is a power of two, so that those in use stay apart.

@@ -15,40 +15,43 @@ namespace tandem {
 /// Walks a step of one micro-batch without time, so that buffers hold what they do in the steady state: no more is left
 /// of a step whose tasks are done. Returns the id of the next task.
 TaskId Simulator::warm_up() {
-  TaskList tasks;
+  TaskId next = 0;
+  tasks_.clear();
   unfolder_.begin_step(1);
-  unfolder_.prefetch(tasks);
-  const Walk step = walk_of(layout_.layer_count(), {}, {}, plan_.owners_make_gradients);
+  unfolder_.prefetch(tasks_);
+  const bool alone = walked_.micro_batches == 1;
+  const Walk step = alone ? walk_ : walk_of(layout_.layer_count(), {}, {}, plan_.owners_make_gradients);
   for (const Action& action : step.last) {
     switch (action.kind) {
       case Action::Kind::fetch:
-        visit_ = unfolder_.visit(action.layer, tasks);
-        unfolder_.prefetch(tasks);
+        visit_ = unfolder_.visit(action.layer, tasks_);
+        unfolder_.prefetch(tasks_);
         break;
       case Action::Kind::gradients:
-        gradients_ = unfolder_.gradients(action.layer, tasks);
+        gradients_ = unfolder_.gradients(action.layer, tasks_);
         break;
       case Action::Kind::release:
         unfolder_.release(visit_);
-        unfolder_.prefetch(tasks);
+        unfolder_.prefetch(tasks_);
         break;
       case Action::Kind::commit:
-        unfolder_.commit(gradients_, tasks);
+        unfolder_.commit(gradients_, tasks_);
         break;
       case Action::Kind::compute_forward:
       case Action::Kind::compute_backward:
         break;
     }
+    // Ids count up from 0, one for each task.
+    next += static_cast<TaskId>(tasks_.size());
+    tasks_.clear();
   }
-  // Ids count up from 0, one for each task.
-  const auto next = static_cast<TaskId>(tasks.size());
   unfolder_.forget_before(next);
   return next;
 }
 
 Simulation Simulator::run() {
   first_id_ = warm_up();
-  graph_ = TaskGraph(first_id_);
+  graph_.restart(first_id_);
   update();
   if (gives_up()) return result_;
   if (options_.overlap_updates) begin_step();
@@ -303,12 +306,19 @@ Simulation simulate(const ParameterLayout& layout, const Plan& plan, const Machi
   const int fewest = plan.offloaded_input_bytes > 0 ? micro_batches_of_inputs : fewest_micro_batches;
   const int most = options.measured_rates ? micro_batches_of_rates : fewest;
   const Accumulation walked = each ? whole : in_lumps(whole, most);
+  SimulationMemory own;
+  SimulationMemory& memory = options.memory == nullptr ? own : *options.memory;
+  const auto run = [&](const Plan& simulated, std::int64_t piece) {
+    return Simulator(layout, simulated, profile, compute, options, walked, whole, piece, memory).run();
+  };
+  const bool as_planned =
+      plan.max_micro_batches == walked.micro_batches && plan.micro_batches_at_once == walked.at_once;
+  if (as_planned && options.lumps == 0) return run(plan, 0);
   Plan simulated = plan;
   simulated.max_micro_batches = walked.micro_batches;
   simulated.micro_batches_at_once = walked.at_once;
-  if (options.lumps == 0) return Simulator(layout, simulated, profile, compute, options, walked, whole, 0).run();
-  simulated = in_lumps(layout, std::move(simulated), options.lumps);
-  return Simulator(layout, simulated, profile, compute, options, walked, whole, plan.piece_elements).run();
+  if (options.lumps == 0) return run(simulated, 0);
+  return run(in_lumps(layout, std::move(simulated), options.lumps), plan.piece_elements);
 }
 
 }  // namespace tandem

@@ -11,8 +11,15 @@
 #include "scheduler/cost_model.hpp"
 #include "scheduler/plan.hpp"
 #include "scheduler/profile.hpp"
+#include "scheduler/task_graph.hpp"
 
 namespace tandem {
+
+/// What simulations use one after another: to grow it anew is a good part of a small one.
+struct SimulationMemory {
+  TaskGraph graph;
+  TaskList tasks;
+};
 
 struct SimulationOptions {
   int micro_batches = 1;
@@ -34,7 +41,8 @@ struct SimulationOptions {
   std::int64_t lumps = 0;
   /// A step that is sure to take longer is not simulated to its end.
   double give_up_after = std::numeric_limits<double>::infinity();
-  Trace* trace = nullptr;  ///< takes the spans of the step, in virtual seconds; may be null
+  Trace* trace = nullptr;              ///< takes the spans of the step, in virtual seconds; may be null
+  SimulationMemory* memory = nullptr;  ///< may be null: the simulation has its own
 };
 
 /// How fast a step's work went, as predicted or as measured, waits left out: what follows from a profile's figures.

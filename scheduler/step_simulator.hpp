@@ -23,7 +23,7 @@ class Simulator {
   /// pieces are lumps of; 0: they are not.
   Simulator(const ParameterLayout& layout, const Plan& plan, const MachineProfile& profile,
             std::span<const LayerSeconds> compute, const SimulationOptions& options, const Accumulation& walked,
-            const Accumulation& whole, std::int64_t piece)
+            const Accumulation& whole, std::int64_t piece, SimulationMemory& memory)
       : layout_(layout),
         plan_(plan),
         costs_(profile, plan.state, plan.update_threads),
@@ -35,6 +35,8 @@ class Simulator {
         stand_for_several_(walked.micro_batches < whole.micro_batches),
         piece_(piece),
         walk_(walk_of(layout.layer_count(), walked, whole, plan.owners_make_gradients)),
+        graph_(memory.graph),
+        tasks_(memory.tasks),
         // The last layer computes the loss: it takes in what the one before it leaves, and leaves nothing.
         inputs_(layout.layers().size() - 1, static_cast<std::size_t>(walked.at_once)) {
     compute_left_ = static_cast<double>(walk_.passes - 1) * seconds_of(walk_.pass) + seconds_of(walk_.last);
@@ -110,8 +112,8 @@ class Simulator {
   const std::int64_t piece_;      ///< elements of what lumps are made of; 0: nothing is in lumps
   const Walk walk_;
 
-  TaskGraph graph_;
-  TaskList tasks_;
+  TaskGraph& graph_;
+  TaskList& tasks_;
   TaskId first_id_ = 0;
   std::vector<double> times_;                          ///< by task, where micro-batches are lumped: that it stands for
   std::array<std::deque<TaskId>, lane_count> queues_;  ///< issued to streams, the running one first

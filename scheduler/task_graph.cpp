@@ -16,6 +16,13 @@ bool needs_done(const Task& first, const Task& second) noexcept {
 
 }  // namespace
 
+void TaskGraph::restart(TaskId first) {
+  nodes_.restart(first);
+  of_peers_.restart();
+  edges_.restart();
+  for (Ready& ready : ready_) ready.clear();
+}
+
 void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies) {
   if (task.id != end()) throw MisuseError("tasks must be added in the order of their ids");
   TaskNode added;
@@ -89,9 +96,11 @@ void TaskGraph::take(Lane lane) {
 }
 
 bool TaskGraph::dependencies_done(TaskId id) const {
-  bool all = true;
-  for_unfinished(id, [&](const TaskNode&) { all = false; });
-  return all;
+  const EdgeId end = end_of_edges(id);
+  for (EdgeId e = node(id).first_edge; e < end; ++e) {
+    if (!done(edges_[e].first)) return false;
+  }
+  return true;
 }
 
 std::string TaskGraph::who_waits(const ParameterLayout& layout) const {

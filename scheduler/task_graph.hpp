@@ -59,6 +59,8 @@ class TaskGraph {
  public:
   /// `first` is the id of the first task to be added; those before it count as done.
   explicit TaskGraph(TaskId first = 0) : nodes_(first) {}
+  /// As a new one, in the memory that it has.
+  void restart(TaskId first);
 
   /// Adds a task whose id is the next one. Dependencies that are gone are met.
   void add(const Task& task, std::span<const TaskId> dependencies);
@@ -94,7 +96,9 @@ class TaskGraph {
 
  private:
   using Entry = std::pair<int, TaskId>;  // priority, id: the smaller first
-  using Ready = std::priority_queue<Entry, std::vector<Entry>, std::greater<>>;
+  struct Ready : std::priority_queue<Entry, std::vector<Entry>, std::greater<>> {
+    void clear() noexcept { c.clear(); }
+  };
 
   void release(Edge& edge);
   void make_ready(const TaskNode& node);
@@ -116,7 +120,8 @@ void TaskGraph::for_last_waiting(TaskId id, Call call) const {
 
 template <class Call>
 void TaskGraph::for_unfinished(TaskId id, Call call) const {
-  for (EdgeId e = node(id).first_edge; e < end_of_edges(id); ++e) {
+  const EdgeId end = end_of_edges(id);
+  for (EdgeId e = node(id).first_edge; e < end; ++e) {
     const TaskId first = edges_[e].first;
     if (!done(first)) call(node(first));
   }

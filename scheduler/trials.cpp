@@ -41,6 +41,7 @@ std::optional<Plan> Trials::plan(const OffloadOptions& options) {
 
 Simulation Trials::simulated(const Plan& plan, SimulationOptions options) {
   options.micro_batches = in_.options.max_micro_batches;
+  options.memory = &memory_;
   const Simulation s = simulate(in_.layout, plan, in_.profile, in_.compute, options);
   ++simulations_;
   simulated_tasks_ += s.tasks;

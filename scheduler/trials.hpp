@@ -95,6 +95,7 @@ class Trials {
   void note(const Plan& plan, const Simulation& simulation);
 
   SearchInput in_;
+  SimulationMemory memory_;
   std::vector<Candidate> candidates_;
   std::vector<Plan> fitting_;  ///< of `candidates_` that fit, in their order
   std::optional<Plan> best_;

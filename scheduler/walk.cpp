@@ -14,6 +14,8 @@ class Pass {
 
   std::vector<Action> through(int layers, bool first_again) && {
     using K = Action::Kind;
+    const auto most_of_layer = static_cast<std::size_t>(4 * (micro_batches_ + 1));
+    actions_.reserve(static_cast<std::size_t>(layers) * most_of_layer);
     for (int l = 0; l + 1 < layers; ++l) {
       add(l, {K::fetch});
       for (int micro = 0; micro < micro_batches_; ++micro) add(l, {K::compute_forward}, micro);
@@ -54,8 +56,10 @@ class Pass {
 
 Walk walk_of(int layers, const Accumulation& walked, const Accumulation& whole, bool first_again) {
   const auto pass = [&](int micro_batches, int of) { return Pass(micro_batches, of).through(layers, first_again); };
+  std::vector<Action> last = pass(walked.in_last_pass(), whole.in_last_pass());
+  if (walked.passes() == 1) return {last, last, 1};
   return {pass(std::min(walked.at_once, walked.micro_batches), std::min(whole.at_once, whole.micro_batches)),
-          pass(walked.in_last_pass(), whole.in_last_pass()), walked.passes()};
+          std::move(last), walked.passes()};
 }
 
 }  // namespace tandem

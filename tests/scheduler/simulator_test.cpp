@@ -420,6 +420,22 @@ TEST(Simulator, GivesUpOnlyOnWhatTakesLonger) {
   }
 }
 
+// The one before may have been given up with tasks ready and in flight.
+TEST(Simulator, TheMemoryOfAnotherChangesNothing) {
+  SimulationMemory memory;
+  for (const char* policy : {"host", "stream", "interleave:2"}) {
+    const LargeStep step(7, policy, 8, 2);
+    const Simulation whole = step.simulated({});
+    for (const double share : {0.3, 0.6, 0.9}) {
+      EXPECT_TRUE(step.simulated({.give_up_after = share * whole.step_seconds, .memory = &memory}).given_up);
+      const Simulation again = step.simulated({.memory = &memory});
+      EXPECT_EQ(again.step_seconds, whole.step_seconds) << policy << ' ' << share;
+      EXPECT_EQ(again.use, whole.use) << policy << ' ' << share;
+      EXPECT_EQ(again.tasks, whole.tasks) << policy << ' ' << share;
+    }
+  }
+}
+
 TEST(Simulator, AHugePlanUnfoldsAsManyTasksAsItsPieces) {
   const ParameterLayout layout = testing::equal_layers(80, std::int64_t{875'000} * 1024);
   const Plan plan = testing::plan_for(layout, "host", 7000 * 1024);

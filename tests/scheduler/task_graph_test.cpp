@@ -37,6 +37,23 @@ TEST(Ring, KeepsWhatItHoldsWhileItGrowsAndWraps) {
   }
 }
 
+TEST(TaskGraph, RestartedItIsAsNew) {
+  TaskGraph graph;
+  graph.add(task_of(0, Lane::cpu), {});
+  graph.add(task_of(1, Lane::peers), {});
+  graph.add(task_of(2, Lane::device), std::vector<TaskId>{0, 1});
+  graph.restart(10);
+  EXPECT_TRUE(graph.empty());
+  EXPECT_FALSE(graph.known(0));
+  for (int lane = 0; lane < lane_count; ++lane) EXPECT_EQ(graph.ready(static_cast<Lane>(lane)), no_task);
+  graph.add(task_of(10, Lane::peers), {});
+  graph.add(task_of(11, Lane::cpu), std::vector<TaskId>{1, 10});
+  EXPECT_EQ(graph.ready(Lane::peers), 10);
+  EXPECT_EQ(graph.ready(Lane::cpu), no_task);
+  graph.mark_done(10);
+  EXPECT_EQ(graph.ready(Lane::cpu), 11);
+}
+
 TEST(TaskGraph, DeviceLanesWaitForIssueTheCpuForTheEnd) {
   for (const auto& [first, second, at_issue] : {std::tuple{Lane::host_to_device, Lane::device, true},
                                                 {Lane::device, Lane::device, true},
