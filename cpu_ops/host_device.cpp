@@ -17,7 +17,7 @@
 #include "cpu_ops/host_event.hpp"
 #include "cpu_ops/host_ops.hpp"
 #include "cpu_ops/host_stream.hpp"
-#include "cpu_ops/isa.hpp"
+#include "core/isa.hpp"
 #include "cpu_ops/large_copy.hpp"
 #include "cpu_ops/pacer.hpp"
 #include "cpu_ops/parallel.hpp"

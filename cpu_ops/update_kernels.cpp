@@ -58,7 +58,7 @@ void norm_blocks_dispatched(Isa isa, const bf16* gradient, std::int64_t count, d
 }
 
 void weights_dispatched(Isa isa, const float* master, bf16* weight, std::int64_t count) {
-  fast::vectorised(
+  vectorised(
       [=] {
 #pragma GCC ivdep
         for (std::int64_t i = 0; i < count; ++i) weight[i] = numerics::weight_of_master(master[i]);
@@ -67,7 +67,7 @@ void weights_dispatched(Isa isa, const float* master, bf16* weight, std::int64_t
 }
 
 void accumulate_dispatched(Isa isa, float* sum, const bf16* gradient, bool first, std::int64_t count) {
-  fast::vectorised(
+  vectorised(
       [=] {
         if (first) {
 #pragma GCC ivdep
@@ -81,7 +81,7 @@ void accumulate_dispatched(Isa isa, float* sum, const bf16* gradient, bool first
 }
 
 void round_dispatched(Isa isa, const float* sum, bf16* gradient, std::int64_t count) {
-  fast::vectorised(
+  vectorised(
       [=] {
 #pragma GCC ivdep
         for (std::int64_t i = 0; i < count; ++i) gradient[i] = numerics::round_to_bf16(sum[i]);

@@ -5,7 +5,7 @@
 
 #include "core/parallel.hpp"
 #include "core/update_kernels.hpp"
-#include "cpu_ops/isa.hpp"
+#include "core/isa.hpp"
 
 namespace tandem {
 

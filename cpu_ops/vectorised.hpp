@@ -1,11 +1,10 @@
 #pragma once
-// Loops compiled once for each instruction set. The formulas of core/numerics are exact sequences of
-// rounded operations, so every version of a loop gives the same bits; only sums need a fixed order,
-// which `lane_sum` gives them.
+// What loops over elements need that are compiled once for each instruction set (core/vectorised.hpp). Sums have an
+// order of their own, which `lane_sum` gives them.
 #include <cstdint>
 
 #include "core/numerics/bf16.hpp"
-#include "cpu_ops/isa.hpp"
+#include "core/vectorised.hpp"
 
 namespace tandem::fast {
 
@@ -22,39 +21,6 @@ inline float from_float<float>(float x) {
 template <>
 inline bf16 from_float<bf16>(float x) {
   return numerics::round_to_bf16(x);
-}
-
-namespace detail {
-// g++ would use half of a vector; clang uses it all, and does not know this word.
-#pragma GCC push_options
-#pragma GCC target("prefer-vector-width=512")
-template <class Loop>
-[[gnu::target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,bmi,bmi2"), gnu::flatten, gnu::noinline]] void run_avx512(
-    const Loop& loop) {
-  loop();
-}
-#pragma GCC pop_options
-template <class Loop>
-[[gnu::target("avx2,fma,bmi,bmi2"), gnu::flatten, gnu::noinline]] void run_avx2(const Loop& loop) {
-  loop();
-}
-}  // namespace detail
-
-/// Calls `loop()` compiled for `isa`. Capture by value: a captured reference may alias the arrays, and
-/// hinders the compiler. Loops that work in place say `#pragma GCC ivdep`.
-template <class Loop>
-void vectorised(const Loop& loop, Isa isa = best_isa()) {
-  switch (isa) {
-    case Isa::avx512:
-      detail::run_avx512(loop);
-      break;
-    case Isa::avx2:
-      detail::run_avx2(loop);
-      break;
-    case Isa::scalar:
-      loop();
-      break;
-  }
 }
 
 /// Sum of term(0) ... term(n - 1) in an order that depends on n alone: lane i % 32 takes term i, then the

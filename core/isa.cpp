@@ -1,4 +1,4 @@
-#include "cpu_ops/isa.hpp"
+#include "core/isa.hpp"
 
 namespace tandem {
 
