@@ -44,6 +44,8 @@ struct AttentionShape {
   float scale = 1.0F;         ///< of q k^T
   std::int64_t window = 0;    ///< positions that a token sees, itself among them; 0: all before it
 
+  /// Heads of queries that share one of keys.
+  constexpr std::int64_t group() const noexcept { return heads / kv_heads; }
   /// Whether any token is hidden from a later one.
   constexpr bool windowed() const noexcept { return window > 0 && window < sequence; }
   /// `window`, with one value for all that hide nothing: bits, plans and choices depend on this alone.

@@ -252,7 +252,7 @@ std::size_t attention_backward_scratch(std::int64_t sequence, std::int64_t head_
 void attention(Parallel& parallel, const Workspace& workspace, HeadsView q, HeadsView k, HeadsView v, TensorView out,
                TensorView lse, const AttentionShape& shape) {
   const std::int64_t n = block_of(shape.sequence), blocks = (shape.sequence + n - 1) / n;
-  const std::int64_t group = shape.heads / shape.kv_heads, all_heads = shape.batch * shape.heads;
+  const std::int64_t group = shape.group(), all_heads = shape.batch * shape.heads;
   const std::size_t bytes = ForwardBuffers::bytes(n, shape.head_dim);
   with_activation(q.dtype, [&]<class T>(T) {
     for_tiles(parallel, all_heads * blocks, workspace, bytes, [&](std::int64_t tile, Scratch scratch) {
@@ -272,7 +272,7 @@ void attention_backward(Parallel& parallel, const Workspace& workspace, TensorVi
                         HeadsView v, TensorView out, TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv,
                         const AttentionShape& shape) {
   const std::int64_t length = shape.sequence, n = block_of(length), dim = shape.head_dim;
-  const std::int64_t group = shape.heads / shape.kv_heads;
+  const std::int64_t group = shape.group();
   const std::size_t bytes = BackwardBuffers::bytes(length, n, dim);
   with_activation(q.dtype, [&]<class T>(T) {
     // One task owns a key head with all its query heads: nobody else adds to its dk and dv.

@@ -241,7 +241,7 @@ std::int64_t dense(const AttentionShape& shape) { return shape.heads * shape.hea
 void describe(Graph& graph, const AttentionSlice& slice) {
   const AttentionShape& shape = slice.shape;
   const std::int64_t batch = slice.slices.batch, kv_heads = slice.slices.kv_heads;
-  const std::int64_t heads = kv_heads * (shape.heads / shape.kv_heads);
+  const std::int64_t heads = kv_heads * shape.group();
   const auto queries = [&](std::int64_t row) { return heads_tensor(shape, batch, heads, row); };
   const auto keys = [&](std::int64_t row) { return heads_tensor(shape, batch, kv_heads, row); };
   const HeadsTensor statistics = statistics_tensor(shape, batch, heads);
@@ -389,7 +389,7 @@ std::int64_t widest(const AttentionShape& shape, const Views&... views) {
 /// From an operand's first element to its part in the slice that begins with sequence `b` and key/value head `kv`.
 void move(void*& address, AttentionOperand operand, const AttentionSlice& slice, std::int64_t b, std::int64_t kv) {
   const AttentionShape& shape = slice.shape;
-  const std::int64_t h = kv * (shape.heads / shape.kv_heads);
+  const std::int64_t h = kv * shape.group();
   const auto by = [&](std::int64_t row, std::int64_t head) {
     address = static_cast<bf16*>(address) + heads_offset(shape, row, b, head);
   };

@@ -44,7 +44,7 @@ std::int64_t countable(const AttentionShape& shape, std::int64_t widest_row) {
 std::size_t backward_workspace(const AttentionShape& shape, std::int64_t batch, std::int64_t kv_heads) {
   constexpr std::int64_t query_tile = 64, key_tile = 128, half = 2, single = 4;
   constexpr std::int64_t rounding = 64 << 10;  // offsets, counters and padding within the workspace
-  const std::int64_t group = shape.heads / shape.kv_heads, heads = batch * kv_heads * group;
+  const std::int64_t group = shape.group(), heads = batch * kv_heads * group;
   std::int64_t bytes = whole(shape.sequence, query_tile) * whole(shape.sequence, key_tile) * half;
   bytes += shape.sequence * single;
   if (group > 1) bytes += 2 * shape.sequence * shape.head_dim * half;

@@ -59,7 +59,7 @@ template <class Body>
 void for_queries(const AttentionShape& s, const Body& body) {
   for (std::int64_t b = 0; b < s.batch; ++b) {
     for (std::int64_t h = 0; h < s.heads; ++h) {
-      for (std::int64_t t = 0; t < s.sequence; ++t) body(b, h, t, h / (s.heads / s.kv_heads));
+      for (std::int64_t t = 0; t < s.sequence; ++t) body(b, h, t, h / s.group());
     }
   }
 }

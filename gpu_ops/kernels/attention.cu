@@ -51,7 +51,7 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, std::int64_t fi
   const int row = thread_index() / quad;
   float* const weights = others + Size::tile_floats + row * Size::score_pitch;
   const auto [first_query, b, h] = queries_of(first_tile + block_index(), Size::rows, shape);
-  const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
+  const std::int64_t t = first_query + row, group = shape.group();
   const Head<float> k = head_at<float>(operands.k, shape, b, h / group),
                     v = head_at<float>(operands.v, shape, b, h / group);
   stage_rows<dim>(head_at<float>(operands.q, shape, b, h), first_query, shape, aligned, queries);

@@ -103,7 +103,7 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_ti
   const int row = thread_index() / quad;
   float* const dscores = values + Size::tile_floats + row * Size::score_pitch;
   const auto [first_query, b, h] = queries_of(first_tile + block_index(), Size::rows, shape);
-  const std::int64_t t = first_query + row, group = shape.heads / shape.kv_heads;
+  const std::int64_t t = first_query + row, group = shape.group();
   const Head<float> k = head_at<float>(operands.k, shape, b, h / group),
                     v = head_at<float>(operands.v, shape, b, h / group);
   stage_rows<dim>(head_at<float>(operands.q, shape, b, h), first_query, shape, aligned, queries);
@@ -146,7 +146,7 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_t
   const int row = thread_index() / quad;
   float* const weights = douts + Size::tile_floats + row * Size::score_pitch;
   float* const dscores = weights + Size::score_floats;
-  const std::int64_t group = shape.heads / shape.kv_heads;
+  const std::int64_t group = shape.group();
   const auto [first_key, b, kv] = keys_of(first_tile + block_index(), Size::rows, shape);
   const std::int64_t t = first_key + row, end = end_of_queries(first_key, Size::rows, operands.reach, shape.sequence);
   stage_rows<dim>(head_at<float>(operands.k, shape, b, kv), first_key, shape, aligned, keys);
@@ -214,7 +214,7 @@ void plain_attention_backward(const AttentionBackward& call, void* scratch, CUst
     in_launches<Size>(queries, shape, of_fp32, [&](std::int64_t first_tile, const Geometry& geometry) {
       launch("attention_dq", dq_kernel<dim>, geometry, stream, operands, shape, first_tile, aligned);
     });
-    const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.heads / shape.kv_heads),
+    const TileWork keys{shape.batch * shape.kv_heads, 4.0 * static_cast<double>(shape.group()),
                         bytes + Size::score_floats * sizeof(float)};
     in_launches<Size>(keys, shape, of_fp32, [&](std::int64_t first_tile, const Geometry& geometry) {
       launch("attention_dkv", dkv_kernel<dim>, geometry, stream, operands, shape, first_tile, aligned);

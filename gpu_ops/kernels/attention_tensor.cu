@@ -62,7 +62,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
   bf16* const tiles = memory + (Size::wide ? Size::rows * dim : 0);
   bf16* const own = memory + (Size::wide ? 0 : buffer);  // where the second keys will lie
   const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
-  const std::int64_t group = shape.heads / shape.kv_heads;
+  const std::int64_t group = shape.group();
   const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
   const std::int64_t begin = first_key_of(tile.first, key_rows<dim>, operands.reach);
   const auto copy = [&](int i, int to) {

@@ -45,7 +45,7 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t f
   bf16* const tiles = memory + (Size::wide ? 2 * own_tile : 0);
   bf16* const own = memory + (beside ? buffer : 0);
   const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
-  const std::int64_t group = shape.heads / shape.kv_heads;
+  const std::int64_t group = shape.group();
   const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
   const std::int64_t begin = first_key_of(tile.first, key_rows<dim>, operands.reach);
   const auto copy = [&](int i, int to) {
@@ -233,7 +233,7 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t 
     return StagedQueries<dim>{memory + 2 * Size::rows * dim + i * StagedQueries<dim>::elements};
   };
   const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
-  const int group = static_cast<int>(shape.heads / shape.kv_heads);
+  const int group = static_cast<int>(shape.group());
   const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
   const int of_head = tiles_between(tile.first, end, query_rows<dim>);
   int next = 0, next_head = 0, now = 0;  // tiles of a head, which follow those of the one before it
@@ -273,7 +273,7 @@ void tensor_attention_backward(const BackwardOperands& o, const AttentionShape& 
     in_launches<Size>(queries, shape, limits, [&](std::int64_t first_tile, const Geometry& geometry) {
       launch("attention_dq", tensor_dq_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
     });
-    const auto products = static_cast<double>(KeyGradients<dim>::products * (shape.heads / shape.kv_heads));
+    const auto products = static_cast<double>(KeyGradients<dim>::products * shape.group());
     const TileWork keys{shape.batch * shape.kv_heads, products,
                         2 * Size::rows * row + Size::buffers * StagedQueries<dim>::elements * sizeof(bf16)};
     in_launches<Size>(keys, shape, limits, [&](std::int64_t first_tile, Geometry geometry) {
