@@ -55,7 +55,7 @@ void fill_normal(std::uint64_t first, std::span<float> values, double deviation,
   for (std::uint64_t block = first / 2; 2 * block < end; block += blocks_at_once) {
     vectorised([=, to = pairs] { draw(block, deviation, seed, stream, to); });
     const std::uint64_t from = std::max(first, 2 * block), upto = std::min(end, 2 * (block + blocks_at_once));
-    std::ranges::copy(std::span(pairs).subspan(from - 2 * block, upto - from), values.begin() + (from - first));
+    std::ranges::copy(std::span(pairs).subspan(from - 2 * block, upto - from), values.subspan(from - first).begin());
   }
 }
 
