@@ -56,15 +56,17 @@ struct RowsAlong {
   static constexpr bool across = false;
   static constexpr int packets = depth / packet;
   const bf16* rows[copies];
+  int count;         ///< rows that there are, of the tile: one or more
   std::int64_t end;  ///< of the terms
 
   TANDEM_DEVICE static int row(int i) { return (thread_index() + i * threads) / packets; }
 
-  /// `row_at(r)`: row r of the tile, of which there are `count`.
+  /// `row_at(r)`: row r of the tile.
   template <class RowAt>
-  TANDEM_DEVICE RowsAlong(std::int64_t count, std::int64_t terms, const RowAt& row_at) : end(terms) {
+  TANDEM_DEVICE RowsAlong(std::int64_t row_count, std::int64_t terms, const RowAt& row_at)
+      : count(row_count < tile ? static_cast<int>(row_count) : tile), end(terms) {
     TANDEM_UNROLL
-    for (int i = 0; i < copies; ++i) rows[i] = row(i) < count ? row_at(row(i)) : nullptr;
+    for (int i = 0; i < copies; ++i) rows[i] = row_at(row(i) < count ? row(i) : 0);
   }
 
   TANDEM_DEVICE std::uint32_t look_up(int) const { return 0; }
@@ -73,7 +75,7 @@ struct RowsAlong {
     const int at = thread_index() % packets * packet;
     TANDEM_UNROLL
     for (int i = 0; i < copies; ++i) {
-      copy_packet<aligned>(to + tile_offset(depth, row(i), at), rows[i], rows[i] == nullptr, k + at, end);
+      copy_packet<aligned>(to + tile_offset(depth, row(i), at), rows[i], row(i) >= count, k + at, end);
     }
   }
 };
