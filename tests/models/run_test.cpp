@@ -447,15 +447,19 @@ TEST(TransformerAccess, FrozenLayersChangeNoOtherGradient) {
   }
 }
 
+// It prefers some tokens to others a little, its own input among them: 24 models were 0.01 to 0.14 worse than guessing.
 TEST(Transformer, AnUntrainedModelIsAsGoodAsGuessing) {
+  constexpr int models = 4;
   for (const char* name : {"tiny-gpt2", "tiny-llama"}) {
     for (const DType compute : {DType::f32, DType::bf16}) {
       Rig rig(tiny(name), {.batch = 2, .sequence = 64, .compute = compute, .training = false});
-      rig.load_random(42);
       rig.set_batch(ramp(128, 3), ramp(128, 11));
       double sum = 0.0;
-      for (const float loss : rig.evaluate()) sum += static_cast<double>(loss);
-      EXPECT_NEAR(sum / 128.0, std::log(256.0), 0.1) << name;
+      for (std::uint64_t seed = 0; seed < models; ++seed) {
+        rig.load_random(seed);
+        for (const float loss : rig.evaluate()) sum += static_cast<double>(loss);
+      }
+      EXPECT_NEAR(sum / (128.0 * models), std::log(256.0), 0.1) << name;
     }
   }
 }
