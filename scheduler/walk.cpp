@@ -14,7 +14,7 @@ class Pass {
 
   std::vector<Action> through(int layers, bool first_again) && {
     using K = Action::Kind;
-    const auto most_of_layer = static_cast<std::size_t>(4 * (micro_batches_ + 1));
+    const std::size_t most_of_layer = 4 * (static_cast<std::size_t>(micro_batches_) + 1);
     actions_.reserve(static_cast<std::size_t>(layers) * most_of_layer);
     for (int l = 0; l + 1 < layers; ++l) {
       add(l, {K::fetch});
