@@ -1,30 +1,10 @@
 #include "tests/models/rig.hpp"
 
-#include <tuple>
-
 #include "core/memory.hpp"
 
 namespace tandem::testing {
 
 using namespace tandem::literals;
-
-namespace {
-
-/// To draw them takes longer than to train a small model from them, and most rigs of a test begin with the same: kept,
-/// by all that they depend on.
-const std::vector<float>& initial_values(const ModelConfig& config, const Parameter& p, std::uint64_t seed) {
-  using Key = std::tuple<std::string, std::int64_t, std::int64_t, double, double, std::uint64_t>;
-  static std::map<Key, std::vector<float>> kept;
-  std::vector<float>& values =
-      kept[{p.full_name, p.count, config.layers, config.initializer_range, config.norm_offset, seed}];
-  if (values.empty()) {
-    values.resize(static_cast<std::size_t>(p.count));
-    initialize_parameter(config, p, seed, 0, values);
-  }
-  return values;
-}
-
-}  // namespace
 
 std::vector<float> values_of(const Fixture& fixture, const Parameter& p) {
   std::vector<float> values;
@@ -66,7 +46,9 @@ void Rig::load(const Fixture& fixture) {
 
 void Rig::load_random(std::uint64_t seed) {
   for (const Parameter* p : parameters_.layout().owned_parameters()) {
-    parameters_.set(*p, initial_values(config_, *p, seed));
+    std::vector<float> values(static_cast<std::size_t>(p->count));
+    initialize_parameter(config_, *p, seed, 0, values);
+    parameters_.set(*p, values);
   }
 }
 
