@@ -157,16 +157,22 @@ class Gpu:
             raise harness.BenchError(f"tandem plan failed: {done.stderr.strip()}")
         return json.loads(done.stdout) if done.returncode == 0 else None
 
-    def settings(self, shape, *flags):
-        """State format, as exact as it gets, and the largest micro-batch that fits with it; None where none does. As few
-        as may be are asked for: with a large model each takes seconds."""
+    def state_of(self, shape, *flags):
+        """The most exact state format in which the smallest micro-batch fits; None where there is none. As few plans as may
+        be are asked for: with a large model each takes seconds."""
         for state in ("fp32", "split", "bf16-moments", "8bit-moments"):
-            def fits(micro_batch):
-                return self.plan(*self.run_of(shape, micro_batch, state, *flags)) is not None
-            *larger, smallest = shape.micro_batches
-            if fits(smallest):
-                return state, next((m for m in larger if fits(m)), smallest)
+            if self.plan(*self.run_of(shape, shape.micro_batches[-1], state, *flags)) is not None:
+                return state
         return None
+
+    def settings(self, shape, *flags):
+        """That format, and the largest micro-batch that fits with it; None where none does."""
+        state = self.state_of(shape, *flags)
+        if state is None:
+            return None
+        *larger, smallest = shape.micro_batches
+        fitting = (m for m in larger if self.plan(*self.run_of(shape, m, state, *flags)) is not None)
+        return state, next(fitting, smallest)
 
     def _kept(self, kind, *words):
         name = hashlib.sha256(" ".join([self.build, *map(str, words)]).encode()).hexdigest()[:16]

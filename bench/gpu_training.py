@@ -19,10 +19,9 @@ MEASURED = 2  # of the micro-batches that fit, those that are predicted to make 
 def formats(device, shape):
     """By the name of its figures, each state format that is measured: the most exact one that fits, and where moments are
     rounded in it, the one that leaves most memory to activations."""
-    found = device.settings(shape, *WITHOUT_OFFLOAD)
-    if found is None:
+    state = device.state_of(shape, *WITHOUT_OFFLOAD)
+    if state is None:
         return {}
-    state, _ = found
     also = {f"{shape.name}_8bit_moments": LEAST} if state not in (*EXACT, LEAST) else {}
     return {shape.name: state, **also}
 
