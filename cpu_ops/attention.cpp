@@ -8,6 +8,7 @@
 #include "cpu_ops/elements.hpp"
 #include "cpu_ops/gemm.hpp"
 #include "cpu_ops/kernels.hpp"
+#include "cpu_ops/lane_sums.hpp"
 
 namespace tandem::fast {
 namespace {

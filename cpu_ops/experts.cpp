@@ -5,6 +5,7 @@
 #include "core/numerics/routing.hpp"
 #include "cpu_ops/elements.hpp"
 #include "cpu_ops/kernels.hpp"
+#include "cpu_ops/lane_sums.hpp"
 #include "cpu_ops/product_tiles.hpp"
 
 namespace tandem::fast {

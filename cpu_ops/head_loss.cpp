@@ -6,6 +6,7 @@
 #include "core/numerics/functions.hpp"
 #include "cpu_ops/elements.hpp"
 #include "cpu_ops/kernels.hpp"
+#include "cpu_ops/lane_sums.hpp"
 
 namespace tandem::fast {
 namespace {

@@ -3,6 +3,7 @@
 #include "core/numerics/ieee.hpp"
 #include "cpu_ops/elements.hpp"
 #include "cpu_ops/kernels.hpp"
+#include "cpu_ops/lane_sums.hpp"
 
 namespace tandem::fast {
 namespace {

@@ -8,8 +8,8 @@
 #include "core/error.hpp"
 #include "core/numerics/norm_block.hpp"
 #include "core/op_checks.hpp"
+#include "core/vectorised.hpp"
 #include "cpu_ops/adam_kernels.hpp"
-#include "cpu_ops/vectorised.hpp"
 
 namespace tandem {
 namespace {

@@ -1,27 +1,8 @@
 #pragma once
-// What loops over elements need that are compiled once for each instruction set (core/vectorised.hpp). Sums have an
-// order of their own, which `lane_sum` gives them.
+// Sums and maxima that loops over elements take (core/vectorised.hpp), in an order that no instruction set changes.
 #include <cstdint>
 
-#include "core/numerics/bf16.hpp"
-#include "core/vectorised.hpp"
-
 namespace tandem::fast {
-
-inline float to_float(float x) { return x; }
-inline float to_float(bf16 x) { return numerics::bf16_to_float(x); }
-
-/// Rounds to nearest even where T is bf16.
-template <class T>
-inline T from_float(float x);
-template <>
-inline float from_float<float>(float x) {
-  return x;
-}
-template <>
-inline bf16 from_float<bf16>(float x) {
-  return numerics::round_to_bf16(x);
-}
 
 /// Sum of term(0) ... term(n - 1) in an order that depends on n alone: lane i % 32 takes term i, then the
 /// lanes are added pairwise at distances 16 ... 1.
