@@ -426,7 +426,8 @@ void Calibration::fill_operands(std::size_t bytes, const Stream& stream) {
   }
 }
 
-/// Of n tokens from c channels to more; gradients of weights as blocks write them.
+/// Of n tokens from c channels to four times as many, or to two on a GPU, so that those of a large model have room in
+/// the least that is measured over. Gradients of weights are as blocks write them.
 struct LinearOperands {
   TensorView x, dx, y, dw, w;
   std::size_t bytes = 0;  ///< of all

@@ -163,40 +163,42 @@ TANDEM_DEVICE void multiply(Sums& sums, int groups, bf16* left, bf16* right) {
   }
 }
 
+/// What each factor has looked up of a step, or its rows' places.
+struct OfBoth {
+  std::uint32_t left, right;
+};
+
 /// Sums over `terms` of the products of both factors, by all threads of the block; `memory` is free again when it
 /// returns.
 template <class Left, class Right>
 TANDEM_DEVICE Sums products(const Left& left, const Right& right, int terms, int groups, bf16* memory) {
   Sums sums = {};
   const int steps = (terms + depth - 1) / depth;
-  std::uint32_t of_left[stages], of_right[stages];
-  TANDEM_UNROLL
-  for (int step = 0; step < stages; ++step) {
-    of_left[step] = left.look_up(step * depth);
-    of_right[step] = right.look_up(step * depth);
-  }
-  const auto copy = [&](int step, int stage, std::uint32_t left_places, std::uint32_t right_places) {
+  const auto look_up = [&](int step) { return OfBoth{left.look_up(step * depth), right.look_up(step * depth)}; };
+  const auto places = [&](OfBoth found) { return OfBoth{left.place(found.left), right.place(found.right)}; };
+  const auto copy = [&](int step, int stage, OfBoth from) {
     bf16* const to = memory + stage * 2 * factor_elements;
     if (step < steps) {
-      left.copy(step * depth, left_places, to);
-      right.copy(step * depth, right_places, to + factor_elements);
+      left.copy(step * depth, from.left, to);
+      right.copy(step * depth, from.right, to + factor_elements);
     }
     close_copies();
   };
+  OfBoth found[stages];
   TANDEM_UNROLL
-  for (int step = 0; step < stages - 1; ++step) copy(step, step, left.place(of_left[step]), right.place(of_right[step]));
-  std::uint32_t next_left = left.place(of_left[stages - 1]), next_right = right.place(of_right[stages - 1]);
+  for (int step = 0; step < stages; ++step) found[step] = look_up(step);
+  TANDEM_UNROLL
+  for (int step = 0; step < stages - 1; ++step) copy(step, step, places(found[step]));
+  OfBoth upcoming = places(found[stages - 1]);
   int now = 0, next = stages - 1;
   for (int step = 0; step < steps; ++step) {
     await_copies<stages - 2>();
     barrier();
-    copy(step + stages - 1, next, next_left, next_right);
-    const std::uint32_t found_left = left.look_up((step + stages) * depth);
-    const std::uint32_t found_right = right.look_up((step + stages) * depth);
+    copy(step + stages - 1, next, upcoming);
+    const OfBoth after = look_up(step + stages);
     bf16* const from = memory + now * 2 * factor_elements;
     if (groups > 0) multiply<Left::across, Right::across>(sums, groups, from, from + factor_elements);
-    next_left = left.place(found_left);
-    next_right = right.place(found_right);
+    upcoming = places(after);
     now = now + 1 == stages ? 0 : now + 1;
     next = next + 1 == stages ? 0 : next + 1;
   }
