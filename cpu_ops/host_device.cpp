@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/isa.hpp"
 #include "core/mapped_memory.hpp"
 #include "core/numa_node.hpp"
 #include "core/topology.hpp"
@@ -17,7 +18,6 @@
 #include "cpu_ops/host_event.hpp"
 #include "cpu_ops/host_ops.hpp"
 #include "cpu_ops/host_stream.hpp"
-#include "core/isa.hpp"
 #include "cpu_ops/large_copy.hpp"
 #include "cpu_ops/pacer.hpp"
 #include "cpu_ops/parallel.hpp"

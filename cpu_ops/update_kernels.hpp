@@ -3,9 +3,9 @@
 // instruction set and number of threads.
 #include <memory>
 
+#include "core/isa.hpp"
 #include "core/parallel.hpp"
 #include "core/update_kernels.hpp"
-#include "core/isa.hpp"
 
 namespace tandem {
 
