@@ -302,7 +302,7 @@ TANDEM_DEVICE void add_weighted(Products<dim>& sums, const Products<columns>& we
 }
 
 /// Writes this warp's rows of the tile from row `first` of a head on, times a factor of each row: through the same rows
-/// of a tile that no other warp needs.
+/// of a tile that nobody needs any more.
 template <int dim>
 TANDEM_DEVICE void write_own_rows(const Head<bf16>& head, std::int64_t first, const AttentionShape& shape, bool aligned,
                                   const Products<dim>& sums, const float (&factor)[2], bf16* tile) {

@@ -182,6 +182,7 @@ struct BothGradients {
   }
   TANDEM_DEVICE void write(const HeadPair& to, std::int64_t first, const AttentionShape& shape, bool aligned,
                            const StagedKeys& through) const {
+    warp_barrier();  // a lane overwrites rows that others have named to be read
     write_own_rows(to.a, first, shape, aligned, dk, {shape.scale, shape.scale}, through.keys);
     write_own_rows(to.b, first, shape, aligned, dv, {1.0F, 1.0F}, through.values);
   }

@@ -158,7 +158,7 @@ class RunGpuChecks(unittest.TestCase):
                                                 ("copy", "kernel", "product", "attention", "experts", "others")})
         self.assertEqual([(row["tool"], row["suite"]) for row in report["sanitizer"]],
                          [(tool, f"gpu_suite_{suite}") for tool in ("memcheck", "racecheck", "initcheck")
-                          for suite in ("device", "ops", "offload")])
+                          for suite in ("device", "ops", "ops.experts", "offload")])
         self.assertIn("--tool memcheck --report-api-errors no --error-exitcode 99", (self.work / "log").read_text())
         self.assertLess(done.stdout.index("cuda gpu=Stand-in"), done.stdout.index("== device"), "before all else")
 
@@ -274,7 +274,7 @@ class RunGpuChecks(unittest.TestCase):
     def test_a_tool_that_does_not_know_the_machine_is_noted(self):
         done, report = self.run_checks("--only", "sanitizer", UNSUPPORTED="1")
         self.assertEqual(done.returncode, 0)
-        self.assertEqual(len([row for row in report["sanitizer"] if "does not support" in row["note"]]), 9)
+        self.assertEqual(len([row for row in report["sanitizer"] if "does not support" in row["note"]]), 12)
 
     def test_memory_that_is_not_counted_is_left_out(self):
         done, report = self.run_checks("--only", "ceiling,benchmarks", UNCOUNTED="1")
@@ -320,7 +320,7 @@ class RunGpuChecks(unittest.TestCase):
         report = json.loads(self.report.read_text())
         self.assertEqual(report["finished"], ["device"])
         self.assertEqual([suite["name"] for suite in report["suites"]], ["gpu_suite_device"])
-        self.assertEqual([row["tool"] for row in report["sanitizer"]], ["memcheck"] * 3)
+        self.assertEqual([row["tool"] for row in report["sanitizer"]], ["memcheck"] * 4)
         self.assertIn("gpu_suite_device.log", self.packed())
 
     def test_a_run_that_is_ended_leaves_nothing_running(self):
