@@ -57,6 +57,12 @@ void in_pieces(std::size_t bytes, Copy copy) {
   for (std::size_t at = 0; at < bytes; at += piece) copy(at, std::min(piece, bytes - at));
 }
 
+/// The CPU's update while copies go both ways, and those.
+struct BesideCopies {
+  Figure update;
+  double copies = 0.0;  ///< bytes a second, both ways together
+};
+
 Figure counted(double value) { return {value, 0.0, "read from the system"}; }
 
 MachineProfile identify(const Topology& machine, const Device& device) {
@@ -148,8 +154,8 @@ class Calibration {
   void measure_disk();
   void measure_file();
   Figure update_rate(std::string_view what, UpdateKernels& kernels);
-  Figure update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
-  std::exception_ptr copy_both_ways(MemoryBlock& memory, const std::stop_token& stop) noexcept;
+  BesideCopies update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
+  std::exception_ptr copy_both_ways(MemoryBlock& memory, const std::stop_token& stop, double& rate) noexcept;
   AdamPiece piece_in(MemoryBlock& block) const;
   Figure core_rate(std::string_view what, StateFormat format);
   Figure device_rate(std::string_view what, StateFormat format);
@@ -224,8 +230,6 @@ void Calibration::measure_link() {
     }
     device_.synchronize(up_);
   });
-  // A device made of the host's cores copies by one of them, which reads and writes DRAM.
-  profile_.copy_dram = {host_ ? 2.0 : 1.0, 0.0, host_ ? "a copy reads and writes" : "DMA touches each byte once"};
   if (!host_) return;
   const Figure raw = rate("copies by one core", amount, [&] {
     in_pieces(half, [&](std::size_t at, std::size_t count) { large_copy(pageable.data() + at, lower + at, count); });
@@ -250,21 +254,24 @@ Figure Calibration::update_rate(std::string_view what, UpdateKernels& kernels) {
   return rate(what, static_cast<double>(piece.count), [&] { kernels.adamw(piece, c); });
 }
 
-Figure Calibration::update_rate_with_copies(std::string_view what, UpdateKernels& kernels) {
+BesideCopies Calibration::update_rate_with_copies(std::string_view what, UpdateKernels& kernels) {
   // The copies run over memory of their own while the updates are timed.
   MemoryBlock memory = device_.allocate_pinned(bytes_ / 8 * 2, "calibration, copies");
   std::exception_ptr failure;
-  Figure figure;
+  BesideCopies figures;
   {
-    const std::jthread copies([&](const std::stop_token& stop) { failure = copy_both_ways(memory, stop); });
-    figure = update_rate(what, kernels);
+    const std::jthread copies(
+        [&](const std::stop_token& stop) { failure = copy_both_ways(memory, stop, figures.copies); });
+    figures.update = update_rate(what, kernels);
   }
   if (failure) std::rethrow_exception(failure);
-  return figure;
+  return figures;
 }
 
-/// Until it is to stop, or something fails, which it returns. Nothing uses the memory any more then.
-std::exception_ptr Calibration::copy_both_ways(MemoryBlock& memory, const std::stop_token& stop) noexcept {
+/// Until it is to stop, or something fails, which it returns. Nothing uses the memory any more then. `rate`: bytes a
+/// second.
+std::exception_ptr Calibration::copy_both_ways(MemoryBlock& memory, const std::stop_token& stop,
+                                               double& rate) noexcept {
   const std::size_t part = memory.bytes() / 2;
   std::byte* own = static_cast<std::byte*>(memory.data());
   std::exception_ptr failure;
@@ -275,6 +282,8 @@ std::exception_ptr Calibration::copy_both_ways(MemoryBlock& memory, const std::s
       if (!failure) failure = std::current_exception();
     }
   };
+  const double began = trace_now();
+  double copied = 0.0;
   while (!failure && !stop.stop_requested()) {
     attempt([&] {
       copy(on_device_.data(), own, part, CopyKind::host_to_device, up_);
@@ -282,7 +291,9 @@ std::exception_ptr Calibration::copy_both_ways(MemoryBlock& memory, const std::s
     });
     attempt([&] { device_.synchronize(up_); });
     attempt([&] { device_.synchronize(down_); });  // also where the one before has failed
+    copied += 2.0 * static_cast<double>(part);
   }
+  rate = copied / std::max(1e-9, trace_now() - began);
   return failure;
 }
 
@@ -312,7 +323,7 @@ void Calibration::measure_threads(int threads) {
   row.dram_read = read.value;
   row.cpu_update = update_rate(fmt::format("CPU update, {}", with), *kernels).value;
   row.cpu_update_with_copies =
-      update_rate_with_copies(fmt::format("CPU update beside copies, {}", with), *kernels).value;
+      update_rate_with_copies(fmt::format("CPU update beside copies, {}", with), *kernels).update.value;
   if (copy.value > profile_.dram.value) profile_.dram = copy;
   if (read.value > profile_.host_stream.value) profile_.host_stream = read;
 }
@@ -322,13 +333,16 @@ void Calibration::measure_host() {
   for (int threads = 1; threads < all; threads *= 2) measure_threads(threads);
   measure_threads(all);
   profile_.cpu_update = update_rate("CPU update", device_.host_kernels());
-  profile_.cpu_update_with_copies = update_rate_with_copies("CPU update beside copies", device_.host_kernels());
+  const BesideCopies beside = update_rate_with_copies("CPU update beside copies", device_.host_kernels());
+  profile_.cpu_update_with_copies = beside.update;
   profile_.cpu_update_cores = {std::min<double>(all, profile_.cores.value), 0.0, "threads of the CPU update"};
   profile_.cpu_update_bytes = {kernel_bytes, 0.0, "state read and written, gradient read, weight written"};
   // The update's own traffic may be more than a copy reaches: reads and writes mixed otherwise.
   const double by_update = profile_.cpu_update.value * kernel_bytes;
   if (by_update > profile_.dram.value)
     profile_.dram = {by_update, profile_.cpu_update.spread, "measured, by the update"};
+  // A device made of the host's cores copies by one of them, which reads and writes DRAM.
+  profile_.copy_dram = host_ ? Figure{2.0, 0.0, "a copy reads and writes"} : copy_dram_of(profile_, beside.copies);
   profile_.core_bf16_moments = core_rate("CPU update, bf16 moments", StateFormat::bf16_moments);
   profile_.core_byte_moments = core_rate("CPU update, 8-bit moments", StateFormat::byte_moments);
   constexpr int calls = 50;

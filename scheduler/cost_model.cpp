@@ -43,8 +43,11 @@ std::array<Line, 6> lines_of(const MachineProfile& p, const PathSetting& setting
   const PathBytes cpu = path_bytes(UpdatePath::cpu, setting);
   const PathBytes streamed = path_bytes(UpdatePath::streamed, setting);
   const double devices = std::max(1.0, p.devices.value);
-  const double dram = p.dram.value / devices;
-  return {Line{streamed.dram / dram, cpu.dram / dram},
+  const double copied = p.copy_dram.value - 1.0;  // beyond the byte that PathBytes has of each
+  const auto dram = [&](const PathBytes& of) {
+    return (of.dram + copied * (of.to_device + of.to_host)) * devices / p.dram.value;
+  };
+  return {Line{dram(streamed), dram(cpu)},
           Line{streamed.to_device / p.to_device.value, cpu.to_device / p.to_device.value},
           Line{streamed.to_host / p.to_host.value, cpu.to_host / p.to_host.value},
           Line{(streamed.to_device + streamed.to_host) / p.both_ways.value,

@@ -111,6 +111,16 @@ Figure both_ways_of(const Figure& measured, const Figure& to_device, const Figur
   return {faster.value, measured.spread, "measured, one way alone"};
 }
 
+Figure copy_dram_of(const MachineProfile& p, double beside) {
+  constexpr double slower = 0.95;  // than alone, beyond doubt
+  constexpr double least = 0.25, most = 4.0;
+  const Figure& update = p.cpu_update_with_copies;
+  const double left = p.dram.value - update.value * p.cpu_update_bytes.value;
+  const bool slowed = update.value < slower * p.cpu_update.value || beside < slower * p.both_ways.value;
+  if (!(beside > 0.0) || (!slowed && left >= beside)) return {1.0, 0.0, "DMA touches each byte once"};
+  return {std::clamp(left / beside, least, most), update.spread, "measured, by what the CPU's update leaves"};
+}
+
 std::vector<std::string> doubts(const MachineProfile& p) {
   constexpr double wide = 0.25;
   std::vector<std::string> lines;

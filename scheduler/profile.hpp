@@ -116,6 +116,12 @@ Figure figure_of(std::vector<double> samples);
 /// way alone is no link's doing: something else ran meanwhile. Then it is what the faster way carries alone.
 Figure both_ways_of(const Figure& measured, const Figure& to_device, const Figure& to_host);
 
+/// What a byte that DMA copies costs of DRAM, in bytes: what the CPU's update leaves of it, at
+/// `cpu_update_with_copies`, carries `beside` bytes/s of copies. DMA touches a byte once, but among the reads and
+/// writes of cores that may cost more than a byte of theirs. Where neither slows the other there is nothing to measure
+/// it by: then it is one byte, or less where DRAM as it was measured would not carry both.
+Figure copy_dram_of(const MachineProfile& profile, double beside);
+
 /// What looks wrong with the machine, or with the measurement, one line each: a link at half the rate one
 /// expects, pageable copies as fast as pinned ones, a spread too wide to plan with.
 std::vector<std::string> doubts(const MachineProfile& profile);

@@ -117,6 +117,13 @@ TEST(CostModel, UpdateSecondsAreTheMaximumOfBothLines) {
   }
 }
 
+TEST(CostModel, ACopiedByteCountsForWhatItCosts) {
+  MachineProfile p = bare(1.0, 1e12);  // seconds are bytes of DRAM
+  p.copy_dram.value = 1.5;
+  EXPECT_DOUBLE_EQ(update_seconds(p, {}, 1.0, 0.0), 24.0 * 1.5);
+  EXPECT_DOUBLE_EQ(update_seconds(p, {}, 1.0, 1.0), 28.0 + 4.0 * 1.5);
+}
+
 TEST(CostModel, AllStreamedWinsBelowTwiceTheLinkAndAllCpuAboveSixteenTimes) {
   const double link = 20e9;
   EXPECT_EQ(best_cpu_share(bare(1.9 * link, link), {}), 0.0);

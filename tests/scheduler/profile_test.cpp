@@ -254,6 +254,44 @@ TEST(Profile, ALinkThatSomethingElseHeldUpIsNoNarrowerThanOneWay) {
   }
 }
 
+/// A CPU whose update alone moves the 100 GB/s of DRAM, and so many bytes a second beside a link of 40 GB/s both ways.
+MachineProfile beside_copies(double update_bytes) {
+  MachineProfile p = testing::desktop();
+  p.both_ways.value = 40e9;
+  p.cpu_update_bytes.value = 28.0;
+  p.dram.value = 100e9;
+  p.cpu_update.value = 100e9 / 28.0;
+  p.cpu_update_with_copies = {update_bytes / 28.0, 0.1, "measured"};
+  return p;
+}
+
+TEST(Profile, ACopiedByteCostsWhatItTakesFromTheUpdate) {
+  // 40 GB/s of copies take 60 of the update's 100; and the same where the copies are slowed as well.
+  const Figure cost = copy_dram_of(beside_copies(40e9), 40e9);
+  EXPECT_DOUBLE_EQ(cost.value, 1.5);
+  EXPECT_EQ(cost.source, "measured, by what the CPU's update leaves");
+  EXPECT_EQ(cost.spread, 0.1) << "so that it is doubted with the update's";
+  EXPECT_DOUBLE_EQ(copy_dram_of(beside_copies(70e9), 20e9).value, 1.5);
+  EXPECT_DOUBLE_EQ(copy_dram_of(beside_copies(80e9), 40e9).value, 0.5) << "cores did not fill DRAM";
+}
+
+TEST(Profile, ACopiedByteIsOneWhereNothingSlowsAnything) {
+  MachineProfile p = beside_copies(100e9);
+  p.dram.value = 200e9;  // of which 100 are left to 40 of copies
+  const Figure cost = copy_dram_of(p, 40e9);
+  EXPECT_EQ(cost.value, 1.0);
+  EXPECT_EQ(cost.source, "DMA touches each byte once");
+  p.dram.value = 120e9;
+  EXPECT_DOUBLE_EQ(copy_dram_of(p, 40e9).value, 0.5) << "or simulated copies would slow the update, which they do not";
+}
+
+TEST(Profile, ACopiedByteIsNeverFreeNorDearBeyondBelief) {
+  EXPECT_EQ(copy_dram_of(beside_copies(99.9e9), 20e9).value, 0.25);
+  EXPECT_EQ(copy_dram_of(beside_copies(120e9), 40e9).value, 0.25) << "faster beside copies, by chance";
+  EXPECT_EQ(copy_dram_of(beside_copies(10e9), 2e9).value, 4.0);
+  EXPECT_EQ(copy_dram_of(beside_copies(10e9), 0.0).value, 1.0) << "nothing was copied, nothing is known";
+}
+
 TEST(Profile, AnEmulatedLinkOnlyNarrows) {
   MachineProfile p = testing::desktop();
   p.copy_cores.value = 1.0;
