@@ -37,6 +37,11 @@ TANDEM_HD bf16 weight_of_master(float master) {
   return bf16{static_cast<std::uint16_t>(is_nan_bits(bits) ? quiet : rounded)};
 }
 
+/// The same of what is no NaN.
+TANDEM_HD bf16 weight_of_number(float master) {
+  return bf16{static_cast<std::uint16_t>((float_bits(master) + 0x8000u) >> 16)};
+}
+
 TANDEM_HD std::uint16_t master_residual(float master) {
   return static_cast<std::uint16_t>(float_bits(master) & 0xffffu);
 }

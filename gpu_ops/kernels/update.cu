@@ -11,9 +11,14 @@
 namespace tandem::gpu {
 namespace {
 
+/// Asks once whether there is a NaN, not of each.
 TANDEM_DEVICE Packet<bf16> weights_of(const Floats& master) {
   Packet<bf16> weight;
-  for (int i = 0; i < packet; ++i) weight.x[i] = numerics::weight_of_master(master.x[i]);
+  if (all_numbers(master)) {
+    for (int i = 0; i < packet; ++i) weight.x[i] = numerics::weight_of_number(master.x[i]);
+  } else {
+    for (int i = 0; i < packet; ++i) weight.x[i] = numerics::weight_of_master(master.x[i]);
+  }
   return weight;
 }
 
