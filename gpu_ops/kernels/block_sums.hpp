@@ -13,17 +13,35 @@ TANDEM_DEVICE float warp_sum(float value) {
   return value;
 }
 
-/// The sum, in every thread: lanes pairwise at distances 16 ... 1, then warps in order. `room`: `most_warps`
-/// shared floats, free again when the call returns. All threads of the block call it.
-TANDEM_DEVICE float block_sum(float value, float* room) {
-  value = warp_sum(value);
-  if (thread_index() % warp_lanes == 0) room[thread_index() / warp_lanes] = value;
-  barrier();
-  float sum = 0.0F;
-  for (int warp = 0; warp < block_size() / warp_lanes; ++warp) sum = sum + room[warp];
-  barrier();
-  return sum;
-}
+/// Sums of one value of each thread of the block, which has two warps or more, one sum after another.
+class BlockSums {
+ public:
+  /// Shared floats of `room`. Sums take turns at two halves, so that one barrier each is enough: who writes to a half
+  /// has passed the barrier of the sum between, and so has everyone who read what was there.
+  static constexpr int room_size = 2 * most_warps;
+
+  TANDEM_DEVICE explicit BlockSums(float* room) : room_(room) {
+    // For warps that the block does not have.
+    const int warps = block_size() / warp_lanes, place = thread_index();
+    if (place < room_size && place % most_warps >= warps) room[place] = 0.0F;
+  }
+
+  /// In every thread: lanes pairwise at distances 16 ... 1, then warps in order. All threads of the block call it.
+  TANDEM_DEVICE float operator()(float value) {
+    float* const half = room_ + turn_ * most_warps;
+    turn_ = 1 - turn_;
+    value = warp_sum(value);
+    if (own_lane() == 0) half[thread_index() / warp_lanes] = value;
+    barrier();
+    float sum = 0.0F;
+    for (int warp = 0; warp < most_warps; ++warp) sum = sum + half[warp];
+    return sum;
+  }
+
+ private:
+  float* room_;
+  int turn_ = 0;
+};
 
 /// Largest value seen, and the sum of exp(value - largest).
 struct SoftmaxSum {
@@ -40,7 +58,8 @@ TANDEM_DEVICE SoftmaxSum merged(const SoftmaxSum& a, const SoftmaxSum& b) {
           numerics::fma(a.sum, numerics::exp(a.largest - largest), b.sum * numerics::exp(b.largest - largest))};
 }
 
-/// As block_sum; `room`: 2 * `most_warps` floats.
+/// Of all threads, in every thread: lanes pairwise at distances 16 ... 1, then warps in order. `room`: 2 * `most_warps`
+/// shared floats, free again when the call returns. All threads of the block call it.
 TANDEM_DEVICE SoftmaxSum block_softmax_sum(SoftmaxSum part, float* room) {
   const int lane = thread_index() % warp_lanes, own_warp = thread_index() / warp_lanes;
   for (int distance = warp_lanes / 2; distance > 0; distance /= 2) {

@@ -69,7 +69,7 @@ TEST_F(Barriers, OfTheNorms) {
     ops().layer_norm(in, weight, weight, y, mean, rstd, 1e-5F, {});
     return std::vector<Tensor>{bench().get(y), bench().get(mean), bench().get(rstd)};
   });
-  EXPECT_THAT(idle, ::testing::ElementsAre(3));
+  EXPECT_THAT(idle, ::testing::IsEmpty());
 }
 
 TEST_F(Barriers, OfTheNormsBackward) {
