@@ -36,18 +36,20 @@ constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b 
 /// Divides numbers below 2^31 by one that is known before the launch, by a multiplication (Granlund and Montgomery
 /// 1994, "Division by Invariant Integers using Multiplication", theorem 4.2).
 struct Divisor {
-  std::uint32_t factor = 0;  ///< 2^shift over the divisor, rounded up
+  std::uint32_t number = 0;
+  std::uint32_t factor = 0;  ///< 2^shift over the number, rounded up
   int shift = 0;
 
-  constexpr std::uint32_t quotient(std::uint32_t number) const {
-    return static_cast<std::uint32_t>((static_cast<std::uint64_t>(number) * factor) >> shift);
+  constexpr std::uint32_t quotient(std::uint32_t dividend) const {
+    return static_cast<std::uint32_t>((static_cast<std::uint64_t>(dividend) * factor) >> shift);
   }
+  constexpr std::uint32_t remainder(std::uint32_t dividend) const { return dividend - quotient(dividend) * number; }
 };
 /// Of 1 to 2^31.
 constexpr Divisor divisor_of(std::uint32_t number) {
   int shift = 31;
   while ((std::uint64_t{1} << (shift - 31)) < number) ++shift;
-  return {static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + number - 1) / number), shift};
+  return {number, static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + number - 1) / number), shift};
 }
 
 /// Blocks for `items` of which a block takes `per_block` at once, by strides of the grid.

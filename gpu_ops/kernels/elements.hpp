@@ -4,6 +4,7 @@
 #include <kernel_language.hpp>
 
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "core/error.hpp"
@@ -39,6 +40,17 @@ void with_activation(DType dtype, const F& f) {
 template <class T>
 T* optional(const TensorView& view) {
   return view ? view.as<T>() : nullptr;
+}
+
+/// Items that a launch numbers in 32 bits, so that a Divisor takes the numbers apart. Throws MisuseError where there
+/// are more: where an item is a packet, of arrays of 2^34 elements.
+inline std::uint32_t numbered_items(const char* name, std::int64_t items) {
+  if (items > INT32_MAX) throw MisuseError(name, "more items than a launch numbers: " + std::to_string(items));
+  return static_cast<std::uint32_t>(items);
+}
+/// By an extent; where that is 0 there is nothing to divide.
+inline Divisor divisor_by(std::int64_t extent) {
+  return divisor_of(extent > 0 ? static_cast<std::uint32_t>(extent) : 1);
 }
 
 // -- on the device -------------------------------------------------------------------------------------------------
@@ -172,6 +184,13 @@ TANDEM_DEVICE void store_exactly(T* data, const Span& span, const Packet<T>& p) 
   }
 }
 
+/// Whether none is a NaN: one comparison tells of two.
+TANDEM_DEVICE bool all_numbers(const Floats& p) {
+  bool numbers = true;
+  for (int i = 0; i < packet; i += 2) numbers &= p.x[i] < p.x[i + 1] || p.x[i] >= p.x[i + 1];
+  return numbers;
+}
+
 /// Rounded to nearest even. The hardware rounds two at once, but makes every NaN the same one, which the CPU does not:
 /// a packet that has any is rounded one by one.
 TANDEM_DEVICE Raw<bf16> rounded(const Floats& p) {
@@ -182,13 +201,6 @@ TANDEM_DEVICE Raw<bf16> rounded(const Floats& p) {
   }
   Raw<bf16> raw;
   for (int i = 0; i < packet / 2; ++i) raw.part[0].word[i] = bf16_pair(p.x[2 * i], p.x[2 * i + 1]);
-/// Whether none is a NaN: one comparison tells of two.
-TANDEM_DEVICE bool all_numbers(const Floats& p) {
-  bool numbers = true;
-  for (int i = 0; i < packet; i += 2) numbers &= p.x[i] < p.x[i + 1] || p.x[i] >= p.x[i + 1];
-  return numbers;
-}
-
   return raw;
 }
 
@@ -202,6 +214,24 @@ TANDEM_DEVICE void for_spans(std::int64_t count, bool aligned, const Body& body)
   const std::int64_t stride = grid_size() * block_size() * packet;
   for (std::int64_t at = (block_index() * block_size() + thread_index()) * packet; at < count; at += stride) {
     body(span_at(at, count, aligned));
+  }
+}
+
+/// Calls body(i) for each of [0, items), by strides of the grid.
+template <class Body>
+TANDEM_DEVICE void for_items(std::uint32_t items, const Body& body) {
+  const auto stride = static_cast<std::uint32_t>(grid_size() * block_size());
+  const auto first = static_cast<std::uint32_t>(block_index() * block_size() + thread_index());
+  for (std::uint32_t i = first; i < items; i += stride) body(i);
+}
+
+/// body(span), compiled twice: where a span is wide, none of its accesses asks.
+template <class Body>
+TANDEM_DEVICE void with_span(const Span& span, const Body& body) {
+  if (span.wide) {
+    body(Span{span.at, packet, true});
+  } else {
+    body(Span{span.at, span.count, false});
   }
 }
 

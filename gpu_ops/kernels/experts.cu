@@ -182,33 +182,37 @@ sort_rows_kernel(Routes r) {
 
 // -- rows ----------------------------------------------------------------------------------------------------------
 
+/// A thread for each span: `spans` are those of a row.
 template <class T>
-TANDEM_KERNEL(warp_row_threads)
-expert_swiglu_kernel(const T* gate, const T* up, Routes r, T* y, std::int64_t channels, bool aligned) {
-  for_warp_rows(r.slot_count(), [&](std::int64_t row) {
-    const float share = r.shares[r.slots[row]];
+TANDEM_KERNEL(most_threads)
+expert_swiglu_kernel(const T* gate, const T* up, Routes r, T* y, Divisor spans, std::uint32_t items,
+                     std::int64_t channels, bool aligned) {
+  for_items(items, [&](std::uint32_t i) {
+    const std::uint32_t row = spans.quotient(i);
     const std::int64_t at = row * channels;
-    for_lane_spans(channels, aligned, [&](const Span& span) {
-      Floats p = load(gate + at, span);
-      const Floats u = load(up + at, span);
-      for (int i = 0; i < packet; ++i) p.x[i] = share * numerics::swiglu(p.x[i], u.x[i]);
+    with_span(span_at(spans.remainder(i) * packet, channels, aligned), [&](const Span& span) {
+      const Raw<T> g = load_raw(gate + at, span), u = load_raw(up + at, span);
+      const float share = r.shares[r.slots[row]];  // after the loads, since it waits for a load of its own
+      Floats p = widened(g);
+      const Floats q = widened(u);
+      for (int k = 0; k < packet; ++k) p.x[k] = share * numerics::swiglu(p.x[k], q.x[k]);
       store(y + at, span, p);
     });
   });
 }
 
 template <class T>
-TANDEM_KERNEL(warp_row_threads)
+TANDEM_KERNEL_BY(warp_row_threads, 8)
 expert_swiglu_backward_kernel(const T* dy, const T* gate, const T* up, Routes r, T* dgate, T* dup, float* dshares,
                               std::int64_t channels, bool aligned) {
   for_warp_rows(r.slot_count(), [&](std::int64_t row) {
     const std::int32_t slot = r.slots[row];
-    const float share = r.shares[slot];
     const std::int64_t at = row * channels;
     float dshare = 0.0F;
     for_lane_spans(channels, aligned, [&](const Span& span) {
       const Floats d = load(dy + at, span);
       Floats g = load(gate + at, span), u = load(up + at, span);
+      const float share = r.shares[slot];  // after the loads, since it waits for a load of its own
       for (int i = 0; i < packet; ++i) {
         const float activated = d.x[i] * numerics::silu(g.x[i]), shared = share * d.x[i];
         dshare = numerics::fma(activated, u.x[i], dshare);
@@ -282,10 +286,12 @@ void route_backward(TensorView dshares, TensorView logits, bool normalized, cons
 }
 
 void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y, CUstream_st* stream) {
-  const std::int64_t rows = gate.shape[0], channels = gate.shape[1];
+  const std::int64_t rows = gate.shape[0], channels = gate.shape[1], spans = ceil_div(channels, packet);
+  const std::uint32_t items = numbered_items("expert_swiglu", rows * spans);
   with_activation(gate.dtype, [&]<class T>(T) {
-    launch("expert_swiglu", expert_swiglu_kernel<T>, warp_row_geometry(rows), stream, gate.as<T>(), up.as<T>(),
-           routes(routing), y.as<T>(), channels, whole_packets<T>(channels) && aligned(gate.data, up.data, y.data));
+    launch("expert_swiglu", expert_swiglu_kernel<T>, Geometry{blocks_for(items, most_threads), most_threads}, stream,
+           gate.as<T>(), up.as<T>(), routes(routing), y.as<T>(), divisor_by(spans), items, channels,
+           whole_packets<T>(channels) && aligned(gate.data, up.data, y.data));
   });
 }
 

@@ -80,35 +80,56 @@ add_scaled_kernel(const T* x, float factor, const T* residual, T* y, std::int64_
   });
 }
 
+/// Heads of a token that a thread turns, by the same angles.
+constexpr int heads_at_once = 2;
+
 struct RopeShape {
-  std::int64_t sequence, heads, dim, half;  ///< 2 half of dim elements are turned
+  std::int64_t heads, dim, half;    ///< 2 half of dim elements are turned
+  Divisor sequence, groups, spans;  ///< groups: of heads; spans: of a head's pairs
 };
 
-/// A thread turns eight pairs, or what is left of a head's.
+/// A thread turns eight pairs, or what is left of a head's, of a group of heads.
 template <class T>
-TANDEM_KERNEL(most_threads)
-rope_kernel(T* x, const float* table, RopeShape shape, std::int64_t tokens, float sign, bool aligned) {
-  const std::int64_t spans = ceil_div(shape.half, packet), all = tokens * shape.heads * spans;
-  for (std::int64_t i = block_index() * block_size() + thread_index(); i < all; i += grid_size() * block_size()) {
-    const std::int64_t head = i / spans, place = head / shape.heads % shape.sequence;
-    const Span span = span_at(i % spans * packet, shape.half, aligned);
-    T* const low = x + head * shape.dim;
-    T* const high = low + shape.half;
-    // Cosine and sine by turns: two packets for one of pairs.
-    const float* const angles = table + place * shape.half * 2;
-    const Floats angle[2] = {load(angles, span_at(2 * span.at, 2 * shape.half, aligned)),
-                             load(angles, span_at(2 * span.at + packet, 2 * shape.half, aligned))};
-    Floats a = load(low, span), b = load(high, span);
-    TANDEM_UNROLL
-    for (int j = 0; j < packet; ++j) {
-      const Floats& pair = angle[2 * j / packet];
-      const float cosine = pair.x[2 * j % packet], sine = sign * pair.x[2 * j % packet + 1], before = a.x[j];
-      a.x[j] = numerics::fma(before, cosine, -(b.x[j] * sine));
-      b.x[j] = numerics::fma(b.x[j], cosine, before * sine);
-    }
-    store(low, span, a);
-    store(high, span, b);
-  }
+TANDEM_KERNEL_BY(most_threads, sizeof(T) == sizeof(bf16) ? 4 : 1)
+rope_kernel(T* x, const float* table, RopeShape shape, std::uint32_t items, float sign, bool aligned) {
+  for_items(items, [&](std::uint32_t i) {
+    const std::uint32_t group = shape.spans.quotient(i), token = shape.groups.quotient(group);
+    const std::int64_t head = shape.groups.remainder(group) * heads_at_once, place = shape.sequence.remainder(token);
+    T* const first = x + (token * shape.heads + head) * shape.dim;
+    const auto is_head = [&](int h) { return h == 0 || head + h < shape.heads; };
+    with_span(span_at(shape.spans.remainder(i) * packet, shape.half, aligned), [&](const Span& span) {
+      Raw<T> low[heads_at_once] = {}, high[heads_at_once] = {};
+      TANDEM_UNROLL
+      for (int h = 0; h < heads_at_once; ++h) {
+        if (!is_head(h)) continue;
+        low[h] = load_raw(first + h * shape.dim, span);
+        high[h] = load_raw(first + h * shape.dim + shape.half, span);
+      }
+      // Cosine and sine by turns: two packets for one of pairs.
+      const float* const angles = table + place * shape.half * 2;
+      Floats angle[2] = {load(angles, Span{2 * span.at, 2 * span.count < packet ? 2 * span.count : packet, span.wide}),
+                         load(angles, Span{2 * span.at + packet, 2 * span.count - packet, span.wide})};
+      TANDEM_UNROLL
+      for (int j = 1; j < packet; j += 2) {
+        angle[0].x[j] = sign * angle[0].x[j];
+        angle[1].x[j] = sign * angle[1].x[j];
+      }
+      TANDEM_UNROLL
+      for (int h = 0; h < heads_at_once; ++h) {
+        if (!is_head(h)) continue;
+        Floats a = widened(low[h]), b = widened(high[h]);
+        TANDEM_UNROLL
+        for (int j = 0; j < packet; ++j) {
+          const Floats& pair = angle[2 * j / packet];
+          const float cosine = pair.x[2 * j % packet], sine = pair.x[2 * j % packet + 1], before = a.x[j];
+          a.x[j] = numerics::fma(before, cosine, -(b.x[j] * sine));
+          b.x[j] = numerics::fma(b.x[j], cosine, before * sine);
+        }
+        store(first + h * shape.dim, span, a);
+        store(first + h * shape.dim + shape.half, span, b);
+      }
+    });
+  });
 }
 
 template <class Gate>
@@ -178,12 +199,14 @@ void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, C
 }
 
 void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream) {
-  const RopeShape shape{x.shape[1], x.shape[2], x.shape[3], table.shape[1]};
-  const std::int64_t tokens = x.shape[0] * x.shape[1];
-  const Geometry geometry{blocks_for(tokens * shape.heads * ceil_div(shape.half, packet), most_threads), most_threads};
+  const std::int64_t heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
+  const std::int64_t groups = ceil_div(heads, heads_at_once), spans = ceil_div(half, packet);
+  const std::uint32_t items = numbered_items("rope", x.shape[0] * x.shape[1] * groups * spans);
+  const RopeShape shape{heads, dim, half, divisor_by(x.shape[1]), divisor_by(groups), divisor_by(spans)};
   with_activation(x.dtype, [&]<class T>(T) {
-    launch("rope", rope_kernel<T>, geometry, stream, x.as<T>(), table.as<float>(), shape, tokens,
-           inverse ? -1.0F : 1.0F, aligned(x.data, table.data) && whole_packets<T>(shape.half) && whole_packets<T>(shape.dim));
+    launch("rope", rope_kernel<T>, Geometry{blocks_for(items, most_threads), most_threads}, stream, x.as<T>(),
+           table.as<float>(), shape, items, inverse ? -1.0F : 1.0F,
+           aligned(x.data, table.data) && whole_packets<T>(half) && whole_packets<T>(dim));
   });
 }
 

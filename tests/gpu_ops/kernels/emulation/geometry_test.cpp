@@ -168,6 +168,7 @@ TEST(Divisor, DividesAllNumbersBelowTwoToThe31) {
       for (const std::uint64_t number : {multiple / d * d, multiple / d * d + d - 1, end - 1 - multiple}) {
         if (number >= end) continue;
         ASSERT_EQ(divisor.quotient(static_cast<std::uint32_t>(number)), number / d) << number << " over " << d;
+        ASSERT_EQ(divisor.remainder(static_cast<std::uint32_t>(number)), number % d) << number << " over " << d;
       }
     }
     const std::uint64_t last = (end - 1) / d * d;  // where an error of the factor weighs most
