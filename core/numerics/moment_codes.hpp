@@ -38,8 +38,8 @@ struct CodedBlock {
 };
 /// The block that element `i` begins, or its part from `i` on.
 TANDEM_HD CodedBlock coded_block_at(void* records, std::int64_t i) {
-  std::uint8_t* const record = static_cast<std::uint8_t*>(records) + i / coded_record * coded_record_bytes;
-  const std::int64_t within = i % coded_record;
+  const auto at = static_cast<std::uint64_t>(i), within = at % coded_record;  // unsigned divides by shifts alone
+  std::uint8_t* const record = static_cast<std::uint8_t*>(records) + at / coded_record * coded_record_bytes;
   return {record + within, record + coded_record + within / coded_block};
 }
 
@@ -56,7 +56,7 @@ constexpr int below_code = 20;
 constexpr int below_exponent = 23;
 
 /// What rounding adds below a code: 16 random bits, in the middle of what they stand for; or half.
-TANDEM_HD std::uint32_t random_increment(std::uint32_t bits) { return (bits << 4) | 8u; }
+TANDEM_HD std::uint32_t random_increment(std::uint32_t bits) { return (bits << 4) + 8u; }
 constexpr std::uint32_t nearest_increment = 1u << (below_code - 1);
 
 /// The exponent of a block whose largest magnitude has these bits, within two bounds. Above the last code of a power of
@@ -93,8 +93,8 @@ TANDEM_HD float decode_m(std::uint32_t code, std::uint32_t exponent) {
   return bits_float(float_bits(m) | (code >> 7) << 31);
 }
 
-TANDEM_HD std::uint8_t encode_m(float m, std::uint32_t exponent, std::uint32_t increment) {
-  if (exponent == exponent_of_nan) return m_code_of_nan;
+/// Of a block without a NaN; of one with any, anything.
+TANDEM_HD std::uint8_t code_of_m(float m, std::uint32_t exponent, std::uint32_t increment) {
   const float relative = mul(bits_float(float_bits(m) & 0x7fffffffu), bits_float((254u - exponent) << below_exponent));
   // The sum makes of the bits a fixed-point number. It is the larger where codes are equally far apart.
   const std::uint32_t linear = float_bits(add(relative, m_linear_below));
@@ -102,6 +102,10 @@ TANDEM_HD std::uint8_t encode_m(float m, std::uint32_t exponent, std::uint32_t i
   const std::uint32_t place = (linear < normal ? normal : linear) - m_linear_bits;
   const std::uint32_t code = (place + increment) >> below_code;
   return static_cast<std::uint8_t>((code < most_m_code ? code : most_m_code) | float_bits(m) >> 31 << 7);
+}
+
+TANDEM_HD std::uint8_t encode_m(float m, std::uint32_t exponent, std::uint32_t increment) {
+  return exponent == exponent_of_nan ? m_code_of_nan : code_of_m(m, exponent, increment);
 }
 
 // -- v ----------------------------------------------------------------------------------------------------
@@ -123,15 +127,18 @@ TANDEM_HD float decode_v(std::uint32_t code, std::uint32_t exponent) {
   return code == 0 ? 0.0F : bits_float((code << below_code) + v_base(exponent));
 }
 
-/// Its sign is dropped: there is no negative v.
-TANDEM_HD std::uint8_t encode_v(float v, std::uint32_t exponent, std::uint32_t increment) {
-  if (exponent == exponent_of_nan) return v_code_of_nan;
+/// As code_of_m. Its sign is dropped: there is no negative v.
+TANDEM_HD std::uint8_t code_of_v(float v, std::uint32_t exponent, std::uint32_t increment) {
   const std::uint32_t bits = float_bits(v) & 0x7fffffffu;
-  if (bits == 0) return 0;
   const std::uint32_t rounded = bits + increment;
   const std::uint32_t lowest = v_base(exponent) + (1u << below_code);
   const std::uint32_t code = ((rounded < lowest ? lowest : rounded) - v_base(exponent)) >> below_code;
-  return static_cast<std::uint8_t>(code < most_v_code ? code : most_v_code);
+  const std::uint32_t least = code < most_v_code ? code : most_v_code;
+  return static_cast<std::uint8_t>(bits == 0 ? 0 : least);
+}
+
+TANDEM_HD std::uint8_t encode_v(float v, std::uint32_t exponent, std::uint32_t increment) {
+  return exponent == exponent_of_nan ? v_code_of_nan : code_of_v(v, exponent, increment);
 }
 
 }  // namespace numerics

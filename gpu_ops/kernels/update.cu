@@ -157,10 +157,16 @@ TANDEM_DEVICE void store_coded(const AdamPiece& p, const Span& span, const Float
   TwoWords m_codes{}, v_codes{};
   for (int i = 0; i < packet; ++i) {
     const std::uint32_t half = numerics::half_of_word(random.word[i / 2], i % 2);
-    const std::uint32_t m_code = numerics::encode_m(m.x[i], m_exponent, numerics::increment_of_m(half));
-    const std::uint32_t v_code = numerics::encode_v(v.x[i], v_exponent, numerics::increment_of_v(half));
+    const std::uint32_t m_code = numerics::code_of_m(m.x[i], m_exponent, numerics::increment_of_m(half));
+    const std::uint32_t v_code = numerics::code_of_v(v.x[i], v_exponent, numerics::increment_of_v(half));
     m_codes.word[i / 4] |= m_code << i % 4 * 8;
     v_codes.word[i / 4] |= v_code << i % 4 * 8;
+  }
+  // Asked of a block once: branches for each element would keep their instructions apart.
+  constexpr std::uint32_t every_byte = 0x01010101u;
+  for (int i = 0; i < packet / 4; ++i) {
+    if (m_exponent == numerics::exponent_of_nan) m_codes.word[i] = numerics::m_code_of_nan * every_byte;
+    if (v_exponent == numerics::exponent_of_nan) v_codes.word[i] = numerics::v_code_of_nan * every_byte;
   }
   store_codes(of_m.codes, span, m_codes);
   store_codes(of_v.codes, span, v_codes);
@@ -170,8 +176,11 @@ TANDEM_DEVICE void store_coded(const AdamPiece& p, const Span& span, const Float
   }
 }
 
+/// `all_wide`: all spans are, so that no access asks.
+template <bool all_wide>
 TANDEM_KERNEL_BY(most_threads, 4) adamw_coded_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
-  for_warp_spans(p.count, aligned, [&](const Span& span) {
+  for_warp_spans(p.count, aligned, [&](const Span& any) {
+    const Span span = all_wide ? Span{any.at, packet, true} : any;
     const CodedBlock of_m = coded_block_at(p.state.m, span.at), of_v = coded_block_at(p.state.v, span.at);
     const std::uint32_t m_exponent = *of_m.exponent, v_exponent = *of_v.exponent;
     const TwoWords m_codes = load_codes(of_m.codes, span), v_codes = load_codes(of_v.codes, span);
@@ -260,15 +269,16 @@ norm_blocks_kernel(const bf16* gradient, std::int64_t count, double* partial, bo
 }  // namespace
 
 void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* stream) {
+  const bool all_aligned = aligned(piece.state.master, piece.state.m, piece.state.v, piece.gradient, piece.weight);
+  const bool all_wide = all_aligned && piece.count % (warp_lanes * packet) == 0;
   const auto start = [&](auto kernel) {
-    launch("adamw", kernel, pointwise_geometry(piece.count), stream, piece, c,
-           aligned(piece.state.master, piece.state.m, piece.state.v, piece.gradient, piece.weight));
+    launch("adamw", kernel, pointwise_geometry(piece.count), stream, piece, c, all_aligned);
   };
   switch (piece.format) {
     case StateFormat::fp32: return start(adamw_kernel<StateFormat::fp32>);
     case StateFormat::split: return start(adamw_kernel<StateFormat::split>);
     case StateFormat::bf16_moments: return start(adamw_kernel<StateFormat::bf16_moments>);
-    case StateFormat::byte_moments: return start(adamw_coded_kernel);
+    case StateFormat::byte_moments: return start(all_wide ? adamw_coded_kernel<true> : adamw_coded_kernel<false>);
   }
 }
 
