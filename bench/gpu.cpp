@@ -248,14 +248,19 @@ void add_copies(Gpu& gpu) {
 // -- the optimizer -------------------------------------------------------------------------------------------------
 
 void add_adamw(Gpu& gpu, const std::string& name, StateFormat format) {
-  add_kernel(gpu, "kernel/adamw_" + name, update_bytes_each(format), [format](Gpu& g) {
-    const AdamPiece piece{{g.slot<void*>(0), g.slot<void*>(2), g.slot<void*>(4)},
-                          g.slot<bf16>(6),
-                          g.slot<bf16>(7),
-                          g.sizes().elements,
-                          format,
-                          0};
-    g.ops().adamw(piece, numerics::adam_coefficients({}, 1, 1e-6, 1.0, true), g.stream());
+  add(gpu, "kernel/adamw_" + name, [format](Gpu& g) {
+    const std::int64_t count = g.sizes().elements;
+    const AdamPiece piece{
+        {g.slot<void*>(0), g.slot<void*>(2), g.slot<void*>(4)}, g.slot<bf16>(6), g.slot<bf16>(7), count, format, 0};
+    // Of bytes as they come, some blocks would be NaN and stay it.
+    if (format == StateFormat::byte_moments) {
+      for (void* moment : {piece.state.m, piece.state.v}) {
+        g.device().fill_zero(moment, moment_bytes(format, count), g.stream());
+      }
+    }
+    return Work{.bytes = update_bytes_each(format) * static_cast<double>(count), .run = [&g, piece] {
+                  g.ops().adamw(piece, numerics::adam_coefficients({}, 1, 1e-6, 1.0, true), g.stream());
+                }};
   });
 }
 
