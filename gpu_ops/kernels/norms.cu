@@ -105,7 +105,7 @@ class RowPart<T, Team, 0> {
 template <class T, class Team, int held>
 struct Blocks {
   static constexpr bool narrow = sizeof(T) == sizeof(bf16) && Team::most_threads == most_threads;
-  static constexpr int at_once = narrow && (held == 1 || held == 2) ? 6 : 1;
+  static constexpr int at_once = !narrow || held == 0 ? 1 : held <= 2 ? 6 : 3;
 };
 
 /// `means` is null for RMSNorm, `bias` where there is none.
