@@ -15,8 +15,50 @@
 #include "core/error.hpp"
 #include "gpu_ops/emulation/fiber.hpp"
 
+// Found in the program where it was built with ThreadSanitizer, null elsewhere.
+// NOLINTBEGIN(bugprone-reserved-identifier, readability-identifier-naming): names of the sanitizer's
+extern "C" {
+[[gnu::weak]] void __tsan_acquire(void* address);
+[[gnu::weak]] void __tsan_release(void* address);
+[[gnu::weak]] void __tsan_read_range(void* address, unsigned long bytes);
+[[gnu::weak]] void AnnotateIgnoreReadsBegin(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreReadsEnd(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreWritesBegin(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreWritesEnd(const char* file, int line);
+}
+// NOLINTEND(bugprone-reserved-identifier, readability-identifier-naming)
+
 namespace tandem::emulation {
 namespace {
+
+/// The runner's own reads and writes on a fiber, which are none of the kernel's: its threads take turns in it.
+class Unseen {
+ public:
+  Unseen() {
+    if (AnnotateIgnoreReadsBegin == nullptr) return;
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Unseen() {
+    if (AnnotateIgnoreReadsEnd == nullptr) return;
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+};
+
+/// What ThreadSanitizer is told of the order of a grid's threads: what one has done before `reached` is before what
+/// others do after `passed`.
+class OrderedBy {
+ public:
+  void reached() {
+    if (__tsan_release != nullptr) __tsan_release(this);
+  }
+  void passed() {
+    if (__tsan_acquire != nullptr) __tsan_acquire(this);
+  }
+};
 
 /// Kernels keep their arrays in registers, so that they need little stack; sanitizers need several times that.
 constexpr std::size_t stack_bytes = 256 * 1024;
@@ -43,6 +85,8 @@ struct Thread {
   std::size_t shared_arrays = 0;    ///< that it has asked for
   std::int64_t barriers = 0;        ///< that it has come to
   int exchanges = 0;
+  std::int64_t met = 0;       ///< barriers of the block that it has waited in
+  std::int64_t met_warp = 0;  ///< ... of the warp
   bool started = false;
   bool ended = false;
 };
@@ -54,6 +98,7 @@ struct Warp {
   // Two sets in turn: a lane may bring its next value while others have yet to read the last ones, and cannot
   // get further ahead than that.
   std::uint64_t values[2][gpu::warp_lanes] = {};
+  OrderedBy barriers[2];  ///< in turn, for the same reason
 };
 
 struct SharedArray {
@@ -104,6 +149,9 @@ class Runner {
   std::mt19937_64 engine_;
   int running_ = 0;
   int at_barrier_ = 0;
+  OrderedBy barriers_[2];  ///< in turn: one may come to the next while others have yet to leave the last
+  OrderedBy begin_, end_;  ///< of a block, for its threads and who runs the grid
+  OrderedBy arrays_;       ///< shared ones are there
   bool abandoning_ = false;
   std::exception_ptr failure_;
 };
@@ -152,6 +200,7 @@ void Runner::reset_block(std::int64_t block) {
     t.shared_arrays = 0;
     t.barriers = 0;
     t.exchanges = 0;
+    t.met = t.met_warp = 0;
     t.copies.clear();
     t.groups.clear();
     t.started = t.ended = false;
@@ -168,7 +217,9 @@ void Runner::reset_block(std::int64_t block) {
 void Runner::run_block(std::int64_t block) {
   reset_block(block);
   release(0, block_size());
+  begin_.reached();
   run_ready();
+  end_.passed();
   if (failure_) {
     abandon();
     std::rethrow_exception(std::exchange(failure_, nullptr));
@@ -211,6 +262,7 @@ void Runner::resume(int thread) {
   if (!t.started) {
     t.started = true;
     fiber.start([this] {
+      begin_.passed();
       try {
         (*kernel_)();
       } catch (const Abandoned&) {
@@ -218,6 +270,7 @@ void Runner::resume(int thread) {
       } catch (...) {
         failure_ = std::current_exception();
       }
+      end_.reached();
     });
   }
   running_ = thread;
@@ -246,12 +299,16 @@ void Runner::suspend() {
 bool Runner::dropped() { return threads_[static_cast<std::size_t>(running_)].barriers++ == dropped_barrier.load(); }
 
 void Runner::barrier() {
+  const Unseen unseen;
   if (dropped()) return;
+  OrderedBy& order = barriers_[threads_[static_cast<std::size_t>(running_)].met++ % 2];
+  order.reached();
   if (++at_barrier_ == block_size()) {
     at_barrier_ = 0;
     release(0, block_size());
   }
   suspend();
+  order.passed();
 }
 
 void Runner::wait_in_warp(bool exchanging) {
@@ -267,10 +324,17 @@ void Runner::wait_in_warp(bool exchanging) {
 }
 
 void Runner::warp_barrier() {
-  if (!dropped()) wait_in_warp(false);
+  const Unseen unseen;
+  if (dropped()) return;
+  const auto thread = static_cast<std::size_t>(running_);
+  OrderedBy& order = warps_[thread / gpu::warp_lanes].barriers[threads_[thread].met_warp++ % 2];
+  order.reached();
+  wait_in_warp(false);
+  order.passed();
 }
 
 const std::uint64_t* Runner::exchange(std::uint64_t bits) {
+  const Unseen unseen;
   const std::size_t thread = static_cast<std::size_t>(running_);
   auto& values = warps_[thread / gpu::warp_lanes].values[threads_[thread].exchanges++ % 2];
   values[thread % gpu::warp_lanes] = bits;
@@ -279,11 +343,16 @@ const std::uint64_t* Runner::exchange(std::uint64_t bits) {
 }
 
 void Runner::start_copy(const Copy& copy) {
-  if (!late_) std::memcpy(copy.to, copy.from, copy.bytes);
-  if (late_) threads_[static_cast<std::size_t>(running_)].copies.push_back(copy);
+  if (!late_) {
+    std::memcpy(copy.to, copy.from, copy.bytes);
+    return;
+  }
+  const Unseen unseen;
+  threads_[static_cast<std::size_t>(running_)].copies.push_back(copy);
 }
 
 void Runner::close_copies() {
+  const Unseen unseen;
   Thread& t = threads_[static_cast<std::size_t>(running_)];
   t.groups.push_back(t.copies.size());
 }
@@ -294,17 +363,21 @@ void Runner::await_copies(std::size_t left) {
   const auto last = t.groups.end() - static_cast<std::ptrdiff_t>(left) - 1;
   const std::size_t made = *last;
   for (std::size_t i = 0; i < made; ++i) std::memcpy(t.copies[i].to, t.copies[i].from, t.copies[i].bytes);
+  const Unseen unseen;
   t.copies.erase(t.copies.begin(), t.copies.begin() + static_cast<std::ptrdiff_t>(made));
   t.groups.erase(t.groups.begin(), last + 1);
   for (std::size_t& end : t.groups) end -= made;
 }
 
 void* Runner::shared_array(std::size_t bytes) {
+  const Unseen unseen;
   const std::size_t index = threads_[static_cast<std::size_t>(running_)].shared_arrays++;
   if (index == shared_.size()) {
     shared_.push_back({std::make_unique_for_overwrite<std::byte[]>(bytes), bytes});
     std::memset(shared_.back().memory.get(), poison, bytes);
+    arrays_.reached();
   }
+  arrays_.passed();
   if (shared_[index].bytes != bytes) misused("threads of a block declare different shared arrays");
   std::size_t arrays = 0;
   for (const SharedArray& array : shared_) arrays += array.bytes;
@@ -333,6 +406,9 @@ const Position& position() { return *here; }
 void barrier() { runner.barrier(); }
 void warp_barrier() { runner.warp_barrier(); }
 const std::uint64_t* exchange(std::uint64_t bits) { return runner.exchange(bits); }
+void see_read(const void* from, std::size_t bytes) {
+  if (__tsan_read_range != nullptr) __tsan_read_range(const_cast<void*>(from), bytes);
+}
 void start_copy(void* to, const void* from, std::size_t bytes) { runner.start_copy({to, from, bytes}); }
 void close_copies() { runner.close_copies(); }
 void await_copies(int left) { runner.await_copies(static_cast<std::size_t>(left)); }

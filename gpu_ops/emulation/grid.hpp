@@ -4,7 +4,9 @@
 // blocks, that of threads between two barriers, and whether warps keep pace (odd seeds) or one runs ahead as far
 // as it can (even seeds). Shared memory starts as NaNs in blocks of memory of
 // exactly the size asked for, so that an unwritten read shows, and AddressSanitizer sees one past the end. Copies that
-// a thread does not wait for are made where it starts them, or where it waits for them.
+// a thread does not wait for are made where it starts them, or where it waits for them. ThreadSanitizer takes the
+// threads of a block for threads, between which barriers order memory and nothing else does: not the order in which
+// they run, nor exchanges within a warp. Blocks it sees one after another.
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -56,6 +58,8 @@ void barrier();
 void warp_barrier();
 /// Hands `bits` to the other lanes of the warp; their values by lane, valid until the next call.
 const std::uint64_t* exchange(std::uint64_t bits);
+/// Tells ThreadSanitizer that the running thread reads there.
+void see_read(const void* from, std::size_t bytes);
 /// Copies in groups, as <kernel_language.hpp> says.
 void start_copy(void* to, const void* from, std::size_t bytes);
 void close_copies();

@@ -141,6 +141,7 @@ namespace detail {
 template <class At>
 Words matrix_words(const bf16* row, const At& at) {
   emulation::require_aligned(row);
+  emulation::see_read(row, sizeof(Words));  // by the lane that names it, whoever gets which elements
   const std::uint64_t* const rows = emulation::exchange(reinterpret_cast<std::uintptr_t>(row));
   Words w{};
   for (int matrix = 0; matrix < 4; ++matrix) {

@@ -1,5 +1,7 @@
 // Every barrier of our kernels is needed, and a missing one shows: each is dropped in turn, and the results compared
 // with those of the whole kernel. The last one before a kernel ends may protect nothing; none other may be idle.
+// Under ThreadSanitizer the kernels run whole, and it sees what no barrier orders: also what gives the right bits, as
+// threads on fibers, and lanes of a warp, keep more order than is promised.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -13,6 +15,26 @@ namespace tandem::testing {
 namespace {
 
 constexpr int seeds = 8;
+
+using Idle = std::vector<std::int64_t>;
+
+/// Barriers are dropped where that is no race to be told of.
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TANDEM_RACES_ARE_TOLD
+#endif
+#endif
+#if defined(TANDEM_RACES_ARE_TOLD)
+constexpr bool drops_barriers = false;
+#else
+constexpr bool drops_barriers = true;
+#endif
+
+/// These are idle, as far as barriers are dropped.
+::testing::Matcher<Idle> only(const Idle& expected) {
+  if (drops_barriers) return ::testing::ElementsAreArray(expected);
+  return ::testing::IsEmpty();
+}
 
 /// The bytes that a run leaves, or "" where the emulation refused it.
 using Outcome = std::vector<std::vector<std::uint8_t>>;
@@ -30,13 +52,13 @@ Outcome outcome_of(const Run& run) {
 
 /// Barriers of `run` whose absence no seed shows.
 template <class Run>
-std::vector<std::int64_t> idle_barriers(const Run& run) {
+Idle idle_barriers(const Run& run) {
   emulation::set_schedule({});
   const Outcome whole = outcome_of(run);
   const std::int64_t count = emulation::barriers_passed();
   EXPECT_GT(count, 0);
-  std::vector<std::int64_t> idle;
-  for (std::int64_t dropped = 0; dropped < count; ++dropped) {
+  Idle idle;
+  for (std::int64_t dropped = 0; drops_barriers && dropped < count; ++dropped) {
     bool shown = false;
     for (int seed = 1; seed <= seeds && !shown; ++seed) {
       emulation::set_schedule({.seed = static_cast<std::uint64_t>(seed), .dropped_barrier = dropped});
@@ -69,7 +91,7 @@ TEST_F(Barriers, OfTheNorms) {
     ops().layer_norm(in, weight, weight, y, mean, rstd, 1e-5F, {});
     return std::vector<Tensor>{bench().get(y), bench().get(mean), bench().get(rstd)};
   });
-  EXPECT_THAT(idle, ::testing::IsEmpty());
+  EXPECT_THAT(idle, only({}));
 }
 
 TEST_F(Barriers, OfTheNormsBackward) {
@@ -83,7 +105,7 @@ TEST_F(Barriers, OfTheNormsBackward) {
     ops().layer_norm_backward(d, in, weight, s, s, dx, false, {}, {}, {});
     return std::vector<Tensor>{bench().get(dx)};
   });
-  EXPECT_THAT(idle, ::testing::IsEmpty());
+  EXPECT_THAT(idle, only({}));
 }
 
 TEST_F(Barriers, OfTheSumsInTheNormsBackward) {
@@ -97,7 +119,7 @@ TEST_F(Barriers, OfTheSumsInTheNormsBackward) {
     ops().layer_norm_backward(d, in, weight, s, s, dx, false, dw, db, {});
     return std::vector<Tensor>{bench().get(dw), bench().get(db)};
   });
-  EXPECT_THAT(idle, ::testing::ElementsAre(3));
+  EXPECT_THAT(idle, only({3}));
 }
 
 TEST_F(Barriers, OfTheColumnSums) {
@@ -112,7 +134,7 @@ TEST_F(Barriers, OfTheColumnSums) {
                               nullptr);
     return std::vector<Tensor>{bench().get(dw), bench().get(db)};
   });
-  EXPECT_THAT(idle, ::testing::ElementsAre(3));
+  EXPECT_THAT(idle, only({3}));
 }
 
 TEST_F(Barriers, OfTheNormBlocks) {
@@ -122,7 +144,7 @@ TEST_F(Barriers, OfTheNormBlocks) {
     ops().norm_blocks(g.as<bf16>(), layout_quantum, reinterpret_cast<double*>(partial.as<float>()), {});
     return std::vector<Tensor>{bench().get(partial)};
   });
-  EXPECT_THAT(idle, ::testing::ElementsAre(1));
+  EXPECT_THAT(idle, only({1}));
 }
 
 TEST_F(Barriers, OfTheLoss) {
@@ -136,7 +158,7 @@ TEST_F(Barriers, OfTheLoss) {
     ops().head_loss({in, weight, t, losses, 1.0F, dx, {}}, {});
     return std::vector<Tensor>{bench().get(losses), bench().get(dx)};
   });
-  EXPECT_THAT(idle, ::testing::ElementsAre(37));  // of the product over the vocabulary
+  EXPECT_THAT(idle, only({37}));  // of the product over the vocabulary
 }
 
 TEST_F(Barriers, OfTheEmbeddingGradient) {
@@ -151,7 +173,7 @@ TEST_F(Barriers, OfTheEmbeddingGradient) {
       ops().embedding_backward(d.view().rows(0, tokens), i, tokens, dtable, {}, {}, {});
       return std::vector<Tensor>{bench().get(dtable)};
     });
-    EXPECT_THAT(idle, ::testing::ElementsAre(0)) << name_of(type);
+    EXPECT_THAT(idle, only({0})) << name_of(type);
   }
 }
 
@@ -163,7 +185,7 @@ TEST_F(Barriers, OfTheMatrixProduct) {
     ops().linear(in, weight, {}, y, {});
     return std::vector<Tensor>{bench().get(y)};
   });
-  EXPECT_THAT(idle, ::testing::ElementsAre(5));
+  EXPECT_THAT(idle, only({5}));
 }
 
 /// A routing's memory on the device. Before the sorted slots there is room for what a block without its barriers takes
@@ -188,13 +210,12 @@ TEST_F(Barriers, OfTheSortedRows) {
     ops().route(l, false, r, {});
     return std::vector<Tensor>{bench().get(r.begins), bench().get(r.slots), bench().get(r.rows)};
   });
-  EXPECT_THAT(idle, ::testing::ElementsAre(1));
+  EXPECT_THAT(idle, only({1}));
 }
 
 /// Barriers that are idle in the forward of experts, and in the gradient of their weights.
 class ExpertBarriers : public Barriers {
  protected:
-  using Idle = std::vector<std::int64_t>;
   /// Of one tile, of which every warp has a part, and whose rows are aligned, so that copies are not waited for.
   std::pair<Idle, Idle> idle_of(DType dtype, std::int64_t rows, std::int64_t out, std::int64_t channels) {
     const std::int64_t columns = out;
@@ -224,20 +245,19 @@ class ExpertBarriers : public Barriers {
 
 TEST_F(ExpertBarriers, InFp32) {
   const auto [forward, of_weights] = idle_of(DType::f32, 64, 64, 40);
-  EXPECT_THAT(forward, ::testing::ElementsAre(5));
-  EXPECT_THAT(of_weights, ::testing::ElementsAre(5));
+  EXPECT_THAT(forward, only({5}));
+  EXPECT_THAT(of_weights, only({5}));
 }
 
 TEST_F(ExpertBarriers, OnTensorCores) {
   const auto [forward, of_weights] = idle_of(DType::bf16, 72, 72, 200);
-  EXPECT_THAT(forward, ::testing::ElementsAre(11));
-  EXPECT_THAT(of_weights, ::testing::ElementsAre(11));
+  EXPECT_THAT(forward, only({11}));
+  EXPECT_THAT(of_weights, only({11}));
 }
 
 /// Barriers that are idle in attention's forward, and in its backward.
 class AttentionBarriers : public Barriers {
  protected:
-  using Idle = std::vector<std::int64_t>;
   std::pair<Idle, Idle> idle_of(DType dtype, std::int64_t tokens, std::int64_t dim) {
     const AttentionShape s{1, tokens, 1, 1, dim, 1.0F / std::sqrt(static_cast<float>(dim))};
     const Shape shape{1, tokens, dim}, rows{1, 1, tokens};
@@ -270,20 +290,20 @@ class AttentionBarriers : public Barriers {
 
 TEST_F(AttentionBarriers, InFp32) {
   const auto [forward, backward] = idle_of(DType::f32, 120, 16);
-  EXPECT_THAT(forward, ::testing::ElementsAre(15));
-  EXPECT_THAT(backward, ::testing::ElementsAre(11));
+  EXPECT_THAT(forward, only({15}));
+  EXPECT_THAT(backward, only({11}));
 }
 
 TEST_F(AttentionBarriers, OnTensorCores) {
   const auto [forward, backward] = idle_of(DType::bf16, 120, 16);
-  EXPECT_THAT(forward, ::testing::IsEmpty());
-  EXPECT_THAT(backward, ::testing::IsEmpty());
+  EXPECT_THAT(forward, only({}));
+  EXPECT_THAT(backward, only({}));
 }
 
 TEST_F(AttentionBarriers, OnTensorCoresOfWideHeads) {
   const auto [forward, backward] = idle_of(DType::bf16, 70, 130);
-  EXPECT_THAT(forward, ::testing::ElementsAre(9)) << "out is written over queries that no other warp reads";
-  EXPECT_THAT(backward, ::testing::IsEmpty());
+  EXPECT_THAT(forward, only({9})) << "out is written over queries that no other warp reads";
+  EXPECT_THAT(backward, only({}));
 }
 
 }  // namespace
