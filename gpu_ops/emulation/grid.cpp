@@ -14,51 +14,10 @@
 
 #include "core/error.hpp"
 #include "gpu_ops/emulation/fiber.hpp"
-
-// Found in the program where it was built with ThreadSanitizer, null elsewhere.
-// NOLINTBEGIN(bugprone-reserved-identifier, readability-identifier-naming): names of the sanitizer's
-extern "C" {
-[[gnu::weak]] void __tsan_acquire(void* address);
-[[gnu::weak]] void __tsan_release(void* address);
-[[gnu::weak]] void __tsan_read_range(void* address, unsigned long bytes);
-[[gnu::weak]] void AnnotateIgnoreReadsBegin(const char* file, int line);
-[[gnu::weak]] void AnnotateIgnoreReadsEnd(const char* file, int line);
-[[gnu::weak]] void AnnotateIgnoreWritesBegin(const char* file, int line);
-[[gnu::weak]] void AnnotateIgnoreWritesEnd(const char* file, int line);
-}
-// NOLINTEND(bugprone-reserved-identifier, readability-identifier-naming)
+#include "gpu_ops/emulation/races.hpp"
 
 namespace tandem::emulation {
 namespace {
-
-/// The runner's own reads and writes on a fiber, which are none of the kernel's: its threads take turns in it.
-class Unseen {
- public:
-  Unseen() {
-    if (AnnotateIgnoreReadsBegin == nullptr) return;
-    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
-    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
-  }
-  ~Unseen() {
-    if (AnnotateIgnoreReadsEnd == nullptr) return;
-    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
-    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
-  }
-  Unseen(const Unseen&) = delete;
-  Unseen& operator=(const Unseen&) = delete;
-};
-
-/// What ThreadSanitizer is told of the order of a grid's threads: what one has done before `reached` is before what
-/// others do after `passed`.
-class OrderedBy {
- public:
-  void reached() {
-    if (__tsan_release != nullptr) __tsan_release(this);
-  }
-  void passed() {
-    if (__tsan_acquire != nullptr) __tsan_acquire(this);
-  }
-};
 
 /// Kernels keep their arrays in registers, so that they need little stack; sanitizers need several times that.
 constexpr std::size_t stack_bytes = 256 * 1024;
@@ -406,9 +365,7 @@ const Position& position() { return *here; }
 void barrier() { runner.barrier(); }
 void warp_barrier() { runner.warp_barrier(); }
 const std::uint64_t* exchange(std::uint64_t bits) { return runner.exchange(bits); }
-void see_read(const void* from, std::size_t bytes) {
-  if (__tsan_read_range != nullptr) __tsan_read_range(const_cast<void*>(from), bytes);
-}
+void see_read(const void* from, std::size_t bytes) { tell_read(from, bytes); }
 void start_copy(void* to, const void* from, std::size_t bytes) { runner.start_copy({to, from, bytes}); }
 void close_copies() { runner.close_copies(); }
 void await_copies(int left) { runner.await_copies(static_cast<std::size_t>(left)); }

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <cstdlib>
 
 #include "gpu_ops/emulation/grid.hpp"
 #include "gpu_ops/kernels.hpp"
@@ -93,6 +94,21 @@ TEST_F(Barriers, OfTheNorms) {
   });
   EXPECT_THAT(idle, only({}));
 }
+
+#if defined(TANDEM_RACES_ARE_TOLD)
+TEST_F(Barriers, ADroppedOneIsARace) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto norm_without = [&](std::int64_t dropped) {
+    const Operand x = bench().put(random_.tensor(DType::f32, {1, 4000})), y = zeros(DType::f32, {1, 4000});
+    const Operand weight = bench().put(random_.tensor(DType::bf16, {4000})), rstd = zeros(DType::f32, {1});
+    emulation::set_schedule({.dropped_barrier = dropped});
+    ops().rms_norm(x, {weight, 0.0F}, y, rstd, 1e-5F, {});
+    std::exit(0);
+  };
+  EXPECT_EXIT(norm_without(emulation::no_barrier), ::testing::ExitedWithCode(0), "");
+  EXPECT_EXIT(norm_without(0), ::testing::ExitedWithCode(66), "data race.*block_sums");
+}
+#endif
 
 TEST_F(Barriers, OfTheNormsBackward) {
   const Shape shape{1, 1000};

@@ -1,0 +1,56 @@
+#pragma once
+// What ThreadSanitizer is told of kernels under emulation, where it is part of the program: it takes fibers for
+// threads, and what orders them are the barriers alone. Files that include this are not instrumented themselves, but
+// what they call of the standard library may be.
+#include <cstddef>
+
+// Found in the program where it was built with ThreadSanitizer, null elsewhere.
+// NOLINTBEGIN(bugprone-reserved-identifier, readability-identifier-naming): names of the sanitizer's
+extern "C" {
+[[gnu::weak]] void __tsan_acquire(void* address);
+[[gnu::weak]] void __tsan_release(void* address);
+[[gnu::weak]] void __tsan_read_range(void* address, unsigned long bytes);
+[[gnu::weak]] void AnnotateIgnoreReadsBegin(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreReadsEnd(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreWritesBegin(const char* file, int line);
+[[gnu::weak]] void AnnotateIgnoreWritesEnd(const char* file, int line);
+}
+// NOLINTEND(bugprone-reserved-identifier, readability-identifier-naming)
+
+namespace tandem::emulation {
+
+/// While there is one, what its fiber reads and writes is not seen: what the emulation itself does, in which the
+/// threads of a kernel take turns.
+class Unseen {
+ public:
+  Unseen() {
+    if (AnnotateIgnoreReadsBegin == nullptr) return;
+    AnnotateIgnoreReadsBegin(__FILE__, __LINE__);
+    AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+  }
+  ~Unseen() {
+    if (AnnotateIgnoreReadsEnd == nullptr) return;
+    AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+    AnnotateIgnoreReadsEnd(__FILE__, __LINE__);
+  }
+  Unseen(const Unseen&) = delete;
+  Unseen& operator=(const Unseen&) = delete;
+};
+
+/// What ThreadSanitizer is told of the order of a grid's threads: what one has done before `reached` is before what
+/// others do after `passed`.
+class OrderedBy {
+ public:
+  void reached() {
+    if (__tsan_release != nullptr) __tsan_release(this);
+  }
+  void passed() {
+    if (__tsan_acquire != nullptr) __tsan_acquire(this);
+  }
+};
+
+inline void tell_read(const void* from, std::size_t bytes) {
+  if (__tsan_read_range != nullptr) __tsan_read_range(const_cast<void*>(from), bytes);
+}
+
+}  // namespace tandem::emulation
