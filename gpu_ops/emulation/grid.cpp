@@ -57,7 +57,7 @@ struct Warp {
   // Two sets in turn: a lane may bring its next value while others have yet to read the last ones, and cannot
   // get further ahead than that.
   std::uint64_t values[2][gpu::warp_lanes] = {};
-  OrderedBy barriers[2];  ///< in turn, for the same reason
+  OrderedBy barriers[2]{};  ///< in turn, for the same reason
 };
 
 struct SharedArray {
@@ -108,9 +108,9 @@ class Runner {
   std::mt19937_64 engine_;
   int running_ = 0;
   int at_barrier_ = 0;
-  OrderedBy barriers_[2];  ///< in turn: one may come to the next while others have yet to leave the last
-  OrderedBy begin_, end_;  ///< of a block, for its threads and who runs the grid
-  OrderedBy arrays_;       ///< shared ones are there
+  OrderedBy barriers_[2]{};  ///< in turn: one may come to the next while others have yet to leave the last
+  OrderedBy begin_, end_;    ///< of a block, for its threads and who runs the grid
+  OrderedBy arrays_;         ///< shared ones are there
   bool abandoning_ = false;
   std::exception_ptr failure_;
 };
