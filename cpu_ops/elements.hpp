@@ -9,20 +9,8 @@
 
 namespace tandem::fast {
 
-inline float to_float(float x) { return x; }
-inline float to_float(bf16 x) { return numerics::bf16_to_float(x); }
-
-/// Rounds to nearest even where T is bf16.
-template <class T>
-inline T from_float(float x);
-template <>
-inline float from_float<float>(float x) {
-  return x;
-}
-template <>
-inline bf16 from_float<bf16>(float x) {
-  return numerics::round_to_bf16(x);
-}
+using numerics::from_float;
+using numerics::to_float;
 
 /// Calls f with a value of the activation type: `f(float{})` or `f(bf16{})`.
 template <class F>

@@ -28,6 +28,22 @@ TANDEM_HD bf16 round_to_bf16(float x) {
   return bf16{static_cast<std::uint16_t>(is_nan_bits(bits) ? quiet : rounded)};
 }
 
+/// Values of either type that activations have, as the fp32 in which arithmetic happens.
+TANDEM_HD float to_float(float x) { return x; }
+TANDEM_HD float to_float(bf16 x) { return bf16_to_float(x); }
+
+/// Rounds to nearest even where T is bf16.
+template <class T>
+TANDEM_HD T from_float(float x);
+template <>
+TANDEM_HD float from_float<float>(float x) {
+  return x;
+}
+template <>
+TANDEM_HD bf16 from_float<bf16>(float x) {
+  return round_to_bf16(x);
+}
+
 /// Round to nearest, ties away from zero: a weight from its fp32 master. Together with the low 16
 /// bits (`master_residual`) it is lossless for every finite master, see `join_master`.
 TANDEM_HD bf16 weight_of_master(float master) {

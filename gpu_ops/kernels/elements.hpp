@@ -55,20 +55,8 @@ inline Divisor divisor_by(std::int64_t extent) {
 
 // -- on the device -------------------------------------------------------------------------------------------------
 
-TANDEM_DEVICE float to_float(float x) { return x; }
-TANDEM_DEVICE float to_float(bf16 x) { return numerics::bf16_to_float(x); }
-
-/// Rounds to nearest even where T is bf16.
-template <class T>
-TANDEM_DEVICE T from_float(float x);
-template <>
-TANDEM_DEVICE float from_float<float>(float x) {
-  return x;
-}
-template <>
-TANDEM_DEVICE bf16 from_float<bf16>(float x) {
-  return numerics::round_to_bf16(x);
-}
+using numerics::from_float;
+using numerics::to_float;
 
 template <class T>
 struct Packet {

@@ -79,7 +79,7 @@ expert_weight_product_kernel(WeightProduct<float, W> p) {
 template <class T>
 RowSource<T> source(const RowValues& x, const Routing& r) {
   return {x.values.as<T>(), x.values.shape[1], x.of_tokens ? r.slots.as<std::int32_t>() : nullptr,
-          divisor_of(static_cast<std::uint32_t>(r.experts.shape[1]))};
+          divisor_by(r.experts.shape[1])};
 }
 
 template <class T>
