@@ -43,21 +43,37 @@ struct Thread {
   std::vector<std::size_t> groups;  ///< of them: where each ends
   std::size_t shared_arrays = 0;    ///< that it has asked for
   std::int64_t barriers = 0;        ///< that it has come to
-  int exchanges = 0;
-  std::int64_t met = 0;       ///< barriers of the block that it has waited in
-  std::int64_t met_warp = 0;  ///< ... of the warp
   bool started = false;
   bool ended = false;
 };
 
+/// Where threads wait for each other, two in turn: one may come to the next while others have yet to leave the last,
+/// and cannot get further ahead than that.
+class Meetings {
+ public:
+  int turn() const { return turn_; }
+  OrderedBy& next() { return order_[turn_]; }
+  /// Whether the thread that comes is the last of `all`.
+  bool complete(int all) {
+    if (++waiting_ < all) return false;
+    waiting_ = 0;
+    turn_ = 1 - turn_;
+    return true;
+  }
+  bool none_waits() const { return waiting_ == 0; }
+  void reset() { waiting_ = turn_ = 0; }
+
+ private:
+  OrderedBy order_[2]{};
+  int waiting_ = 0;
+  int turn_ = 0;
+};
+
 struct Warp {
   std::vector<int> ready;  ///< threads that may run
-  int waiting = 0;
-  bool exchanging = false;  ///< what those who wait wait in
-  // Two sets in turn: a lane may bring its next value while others have yet to read the last ones, and cannot
-  // get further ahead than that.
-  std::uint64_t values[2][gpu::warp_lanes] = {};
-  OrderedBy barriers[2]{};  ///< in turn, for the same reason
+  Meetings meetings;
+  bool exchanging = false;                        ///< what those who wait wait in
+  std::uint64_t values[2][gpu::warp_lanes] = {};  ///< that lanes exchange, by turns
 };
 
 struct SharedArray {
@@ -90,7 +106,8 @@ class Runner {
   void resume(int thread);
   void abandon();
   void suspend();
-  void wait_in_warp(bool exchanging);
+  Warp& own_warp() { return warps_[static_cast<std::size_t>(running_ / gpu::warp_lanes)]; }
+  void wait_in_warp(Warp& warp, bool exchanging);
   bool dropped();
   [[noreturn]] void misused(std::string_view why) const;
   int block_size() const { return static_cast<int>(threads_.size()); }
@@ -107,10 +124,9 @@ class Runner {
   SharedArray dynamic_;
   std::mt19937_64 engine_;
   int running_ = 0;
-  int at_barrier_ = 0;
-  OrderedBy barriers_[2]{};  ///< in turn: one may come to the next while others have yet to leave the last
-  OrderedBy begin_, end_;    ///< of a block, for its threads and who runs the grid
-  OrderedBy arrays_;         ///< shared ones are there
+  Meetings barriers_;
+  OrderedBy begin_, end_;  ///< of a block, for its threads and who runs the grid
+  OrderedBy arrays_;       ///< shared ones are there
   bool abandoning_ = false;
   std::exception_ptr failure_;
 };
@@ -158,17 +174,15 @@ void Runner::reset_block(std::int64_t block) {
     t.position.block = block;
     t.shared_arrays = 0;
     t.barriers = 0;
-    t.exchanges = 0;
-    t.met = t.met_warp = 0;
     t.copies.clear();
     t.groups.clear();
     t.started = t.ended = false;
   }
   for (Warp& w : warps_) {
-    w.waiting = 0;
+    w.meetings.reset();
     w.ready.clear();
   }
-  at_barrier_ = 0;
+  barriers_.reset();
   for (const SharedArray& array : shared_) std::memset(array.memory.get(), poison, array.bytes);
   if (dynamic_.bytes > 0) std::memset(dynamic_.memory.get(), poison, dynamic_.bytes);
 }
@@ -260,44 +274,36 @@ bool Runner::dropped() { return threads_[static_cast<std::size_t>(running_)].bar
 void Runner::barrier() {
   const Unseen unseen;
   if (dropped()) return;
-  OrderedBy& order = barriers_[threads_[static_cast<std::size_t>(running_)].met++ % 2];
+  OrderedBy& order = barriers_.next();
   order.reached();
-  if (++at_barrier_ == block_size()) {
-    at_barrier_ = 0;
-    release(0, block_size());
-  }
+  if (barriers_.complete(block_size())) release(0, block_size());
   suspend();
   order.passed();
 }
 
-void Runner::wait_in_warp(bool exchanging) {
-  const int first = running_ / gpu::warp_lanes * gpu::warp_lanes;
-  Warp& warp = warps_[static_cast<std::size_t>(running_ / gpu::warp_lanes)];
-  if (warp.waiting > 0 && warp.exchanging != exchanging) misused("lanes of a warp wait in different calls");
+void Runner::wait_in_warp(Warp& warp, bool exchanging) {
+  if (!warp.meetings.none_waits() && warp.exchanging != exchanging) misused("lanes of a warp wait in different calls");
   warp.exchanging = exchanging;
-  if (++warp.waiting == gpu::warp_lanes) {
-    warp.waiting = 0;
-    release(first, gpu::warp_lanes);
-  }
+  if (warp.meetings.complete(gpu::warp_lanes)) release(running_ / gpu::warp_lanes * gpu::warp_lanes, gpu::warp_lanes);
   suspend();
 }
 
 void Runner::warp_barrier() {
   const Unseen unseen;
   if (dropped()) return;
-  const auto thread = static_cast<std::size_t>(running_);
-  OrderedBy& order = warps_[thread / gpu::warp_lanes].barriers[threads_[thread].met_warp++ % 2];
+  Warp& warp = own_warp();
+  OrderedBy& order = warp.meetings.next();
   order.reached();
-  wait_in_warp(false);
+  wait_in_warp(warp, false);
   order.passed();
 }
 
 const std::uint64_t* Runner::exchange(std::uint64_t bits) {
   const Unseen unseen;
-  const std::size_t thread = static_cast<std::size_t>(running_);
-  auto& values = warps_[thread / gpu::warp_lanes].values[threads_[thread].exchanges++ % 2];
-  values[thread % gpu::warp_lanes] = bits;
-  wait_in_warp(true);
+  Warp& warp = own_warp();
+  auto& values = warp.values[warp.meetings.turn()];
+  values[running_ % gpu::warp_lanes] = bits;
+  wait_in_warp(warp, true);
   return values;
 }
 
@@ -365,7 +371,9 @@ const Position& position() { return *here; }
 void barrier() { runner.barrier(); }
 void warp_barrier() { runner.warp_barrier(); }
 const std::uint64_t* exchange(std::uint64_t bits) { return runner.exchange(bits); }
-void see_read(const void* from, std::size_t bytes) { tell_read(from, bytes); }
+void see_read(const void* from, std::size_t bytes) {
+  if (__tsan_read_range != nullptr) __tsan_read_range(const_cast<void*>(from), bytes);
+}
 void start_copy(void* to, const void* from, std::size_t bytes) { runner.start_copy({to, from, bytes}); }
 void close_copies() { runner.close_copies(); }
 void await_copies(int left) { runner.await_copies(static_cast<std::size_t>(left)); }

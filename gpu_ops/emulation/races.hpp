@@ -2,7 +2,6 @@
 // What ThreadSanitizer is told of kernels under emulation, where it is part of the program: it takes fibers for
 // threads, and what orders them are the barriers alone. Files that include this are not instrumented themselves, but
 // what they call of the standard library may be.
-#include <cstddef>
 
 // Found in the program where it was built with ThreadSanitizer, null elsewhere.
 // NOLINTBEGIN(bugprone-reserved-identifier, readability-identifier-naming): names of the sanitizer's
@@ -48,9 +47,5 @@ class OrderedBy {
     if (__tsan_acquire != nullptr) __tsan_acquire(this);
   }
 };
-
-inline void tell_read(const void* from, std::size_t bytes) {
-  if (__tsan_read_range != nullptr) __tsan_read_range(const_cast<void*>(from), bytes);
-}
 
 }  // namespace tandem::emulation
