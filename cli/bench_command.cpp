@@ -20,6 +20,7 @@
 #include "cli/what_if.hpp"
 #include "core/device_name.hpp"
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/version.hpp"
 #include "io/atomic_file.hpp"
 #include "scheduler/traffic.hpp"
@@ -244,7 +245,7 @@ class Bench {
     measure_compute(bare);
     if (flags_.compute_factors.empty() || !report_.compute_measured) return;
     write_file_atomically(flags_.compute_factors,
-                          Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}.dump(2) + "\n");
+                          json_text(Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}, 2) + "\n");
   }
 
   /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.
@@ -263,7 +264,8 @@ class Bench {
     if (!executes() || on_the_device_alone() || file.empty() || !fs::exists(file)) return std::nullopt;
     try {
       std::ifstream in(file, std::ios::binary);
-      const Json kept = Json::parse(in);
+      const Json kept = parse_json<Json>(std::string(std::istreambuf_iterator<char>(in), {}));
+      if (kept.is_discarded()) throw std::runtime_error("it is no JSON");
       const auto slower = kept.at("slower").get<std::vector<double>>();
       return KeptCompute{kept.at("of"), {slower.at(0), slower.at(1)}};
     } catch (const std::exception& error) {

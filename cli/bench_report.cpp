@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/version.hpp"
 
 namespace tandem {
@@ -35,7 +36,7 @@ std::vector<Lane> lanes_of(const std::filesystem::path& trace) {
   constexpr double microseconds = 1e6;
   std::vector<Lane> lanes;
   std::ifstream in(trace);
-  const Json root = Json::parse(in, nullptr, false);
+  const Json root = parse_json<Json>(std::string(std::istreambuf_iterator<char>(in), {}));
   if (!root.is_object()) return lanes;
   for (const Json& event : root.at("traceEvents")) {
     const auto tid = event.value("tid", std::size_t{0});
@@ -95,7 +96,7 @@ Json timeline_of(const std::filesystem::path& trace) {
 
 /// JSON that may stand inside a script: nothing in it ends the element.
 std::string in_script(const Json& json) {
-  std::string text = json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  std::string text = json_text(json);
   for (std::size_t at = text.find("</"); at != std::string::npos; at = text.find("</", at + 3))
     text.insert(at + 1, 1, '\\');
   return text;
@@ -284,11 +285,11 @@ std::string BenchReport::json() const {
     if (!b.machine.empty()) point["machine"] = b.machine;
     json["bound"].push_back(std::move(point));
   }
-  return json.dump(2) + "\n";
+  return json_text(json, 2) + "\n";
 }
 
 std::string BenchReport::html() const {
-  Json data = Json::parse(json());
+  Json data = parse_json<Json>(json());
   data["timeline"] = timeline.empty() ? Json::array() : timeline_of(timeline);
   std::string page(head);
   page +=

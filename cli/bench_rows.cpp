@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 
 namespace tandem {
 namespace {
@@ -43,9 +44,10 @@ Json json_of(const MeasuredFigures& f) {
 void compare(const Json& found, const Json& expected, const std::filesystem::path& folder) {
   for (const auto& [key, value] : expected.items()) {
     if (found.contains(key) && found.at(key) == value) continue;
-    throw UsageError(fmt::format("--resume of {}", folder.string()),
-                     fmt::format("{} is {}, and was {}", key, value.dump(), found.value(key, Json(nullptr)).dump()),
-                     "name another --out");
+    throw UsageError(
+        fmt::format("--resume of {}", folder.string()),
+        fmt::format("{} is {}, and was {}", key, json_text(value), json_text(found.value(key, Json(nullptr)))),
+        "name another --out");
   }
 }
 
@@ -140,7 +142,8 @@ RowFile RowFile::resume(const std::filesystem::path& file, const Json& head) {
   std::uintmax_t whole = 0;
   try {
     for (std::string line; std::getline(text, line) && !text.eof(); whole += line.size() + 1) {
-      const Json json = Json::parse(line);
+      const Json json = parse_json<Json>(line);
+      if (json.is_discarded()) throw InputError(file.string(), "it has a line that is no JSON", "name another --out");
       if (whole == 0) {
         compare(json, head, file.parent_path());
         rows.head_ = json;
@@ -165,7 +168,7 @@ void RowFile::append(const BenchRow& row) {
 
 void RowFile::write(const Json& line) {
   std::ofstream out(file_, std::ios::binary | std::ios::app);
-  out << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n';
+  out << json_text(line) << '\n';
   if (!out.flush()) throw WriteError(file_.string(), "it cannot be written");
 }
 

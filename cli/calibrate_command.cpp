@@ -13,6 +13,7 @@
 #include "cli/flags.hpp"
 #include "core/device_name.hpp"
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "io/atomic_file.hpp"
 #include "train/run_setup.hpp"
 
@@ -107,7 +108,7 @@ int run_calibrate(const CalibrateFlags& flags) {
     cache_profile(calibrate(*device, options), file);
   }
   const MachineProfile profile = read_profile(file);
-  print_output(flags.json ? json_of(profile, file).dump(2) + "\n"
+  print_output(flags.json ? json_text(json_of(profile, file), 2) + "\n"
                           : explained(profile) + fmt::format("profile: {}\n", file.string()));
   return 0;
 }

@@ -12,6 +12,7 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/numerics/bf16.hpp"
 #include "data/window_sampler.hpp"
 #include "train/hf_export.hpp"
@@ -82,7 +83,8 @@ int eval(const EvalFlags& flags) {
   load_weights(model, source, setup);
   const EvalResult result = model.evaluate(*data).value();
   if (flags.json) {
-    print_output(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}.dump(2) + "\n");
+    print_output(json_text(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}, 2) +
+                 "\n");
   } else {
     print_output(fmt::format("loss {:.6f} over {} tokens in {} windows of {}\n", without_nan_sign(result.loss),
                              result.tokens, result.windows, config.seq_len));
@@ -158,7 +160,7 @@ int sample(const SampleFlags& flags) {
   if (flags.json) {
     Json json{{"prompt", flags.prompt}, {"tokens", made}};
     if (source.bytes) json["text"] = text_of_bytes(made);
-    print_output(json.dump(2) + "\n");
+    print_output(json_text(json, 2) + "\n");
     return 0;
   }
   prompt.insert(prompt.end(), made.begin(), made.end());
@@ -188,12 +190,11 @@ int digest(const DigestFlags& flags) {
   const std::string text = checkpoint->state_digest();
   const Manifest& manifest = checkpoint->manifest();
   if (flags.json) {
-    print_output(Json{{"state_digest", text},
-                      {"step", manifest.step},
-                      {"compute_key", manifest.compute_key},
-                      {"checkpoint", checkpoint->directory().string()}}
-                     .dump(2) +
-                 "\n");
+    const Json json{{"state_digest", text},
+                    {"step", manifest.step},
+                    {"compute_key", manifest.compute_key},
+                    {"checkpoint", checkpoint->directory().string()}};
+    print_output(json_text(json, 2) + "\n");
   } else {
     print_output(text + "\n");
   }
@@ -230,7 +231,8 @@ int export_model(const ExportFlags& flags) {
                        .values = values});
   if (flags.json) {
     print_output(
-        Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}.dump(2) + "\n");
+        json_text(Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}, 2) +
+        "\n");
   } else {
     print_output(
         fmt::format("{} parameters as {} in {}\n", format_count(layout.parameter_count()), flags.dtype, flags.to));

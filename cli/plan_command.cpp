@@ -15,6 +15,7 @@
 #include "cli/what_if.hpp"
 #include "core/device_name.hpp"
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "scheduler/cost_model.hpp"
 #include "scheduler/rank_slice.hpp"
 #include "scheduler/upgrades.hpp"
@@ -387,7 +388,7 @@ int plan(const PlanFlags& flags) {
     planned.model = source.config.name;
     planned.targets = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
     if (flags.json) {
-      print_output(json_of(planned, fitted).dump(2) + "\n");
+      print_output(json_text(json_of(planned, fitted), 2) + "\n");
       return 0;
     }
     std::string text = fmt::format("{}, {} parameters, sequences of {}, micro-batch {}\n{}", planned.model,
@@ -402,7 +403,7 @@ int plan(const PlanFlags& flags) {
     }
     print_output(text);
   } catch (const PlanError& error) {
-    if (flags.json) print_output(json_of(error, source.config.name).dump(2) + "\n");
+    if (flags.json) print_output(json_text(json_of(error, source.config.name), 2) + "\n");
     throw;
   }
   return 0;

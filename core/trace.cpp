@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 
 namespace tandem {
 namespace {
@@ -109,11 +110,6 @@ class NamelessFile {
   std::size_t count_ = 0;
 };
 
-// Names are data from elsewhere: bytes that are no UTF-8 are replaced, never thrown over.
-std::string text_of(const nlohmann::json& json) {
-  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
-}
-
 std::string event_of(const Span& span, std::string_view text, double origin) {
   constexpr double microseconds = 1e6;
   const std::string name = span.number < 0 ? std::string(text) : fmt::format("{} {}", text, span.number);
@@ -124,11 +120,11 @@ std::string event_of(const Span& span, std::string_view text, double origin) {
                        {"ts", (span.begin - origin) * microseconds},
                        {"dur", (span.end - span.begin) * microseconds}};
   if (span.bytes > 0) event["args"] = {{"bytes", span.bytes}};
-  return text_of(event);
+  return json_text(event);
 }
 
 std::string metadata(std::string_view kind, std::size_t tid, nlohmann::json args) {
-  return text_of({{"ph", "M"}, {"pid", 1}, {"tid", tid}, {"name", kind}, {"args", std::move(args)}});
+  return json_text(nlohmann::json{{"ph", "M"}, {"pid", 1}, {"tid", tid}, {"name", kind}, {"args", std::move(args)}});
 }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/nesting.hpp"
 
 namespace tandem::data_files {
@@ -109,7 +110,7 @@ fs::path mask_of(const fs::path& bin) { return fs::path(bin).replace_extension("
 
 TokenDescription parse_description(std::string_view text, const std::string& name) {
   if (nests_deeper(text)) bad_description(name, "it is nested too deep");
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
+  const nlohmann::json json = parse_json<nlohmann::json>(text);
   if (!json.is_object()) bad_description(name, "not a JSON object");
   const auto word = [&](const char* key) -> std::string {
     if (!json.contains(key) || json[key].is_null()) return {};

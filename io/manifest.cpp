@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/nesting.hpp"
 #include "io/plain_name.hpp"
 
@@ -57,6 +58,12 @@ CheckpointParameter parameter_of(const json& j, const std::string& where) {
   return parameter;
 }
 
+json part(const char* name, const std::string& text) {
+  json value = parse_json<json>(text);
+  if (value.is_discarded()) throw MisuseError(fmt::format("the manifest's {} is no JSON: {}", name, text));
+  return value;
+}
+
 CheckpointFile file_of(const json& j, const std::string& where) {
   CheckpointFile file{text(j, "name"), unsigned_number(j.at("bytes")), text(j, "xxh3_128")};
   if (!is_plain_name(file.name)) corrupt(where, "its manifest names a file elsewhere");
@@ -67,11 +74,11 @@ Manifest from_json(const json& j, const std::string& where) {
   Manifest m;
   m.tandem_version = text(j, "tandem_version");
   m.model_name = text(j, "model");
-  m.model_config = j.at("model_config").dump(2, ' ', false, json::error_handler_t::replace);
+  m.model_config = json_text(j.at("model_config"), 2);
   m.token_kind = text(j, "token_kind");
   m.compute_key = text(j, "compute_key");
   m.schedule = text(j, "schedule");
-  m.plan = j.at("plan").is_null() ? "" : j.at("plan").dump(-1, ' ', false, json::error_handler_t::replace);
+  m.plan = j.at("plan").is_null() ? "" : json_text(j.at("plan"));
   m.state_digest = text(j, "state_digest");
   m.step = natural(j.at("step"));
   m.adam_step = natural(j.at("adam_step"));
@@ -102,12 +109,12 @@ std::int64_t CheckpointParameter::count() const noexcept {
 
 Manifest parse_manifest(std::string_view content, const std::string& where) {
   if (nests_deeper(content)) corrupt(where, "its manifest is nested too deep");
-  const json j = json::parse(content, nullptr, false);
+  const json j = parse_json<json>(content);
   if (!j.is_object() || !j.contains("format")) corrupt(where, "its manifest is no JSON object with a format");
   const json& format = j["format"];
   if (format != Manifest::format) {
     const std::string why = fmt::format("its format is {}, this tandem reads {}",
-                                        format.is_number() ? format.dump() : "no number", +Manifest::format);
+                                        format.is_number() ? json_text(format) : "no number", +Manifest::format);
     if (format.is_number() && format.get<double>() > Manifest::format) {
       throw NewerFormat(where, why, "use the newer tandem that wrote it");
     }
@@ -131,11 +138,11 @@ std::string manifest_text(const Manifest& m) {
       {"format", Manifest::format},
       {"tandem_version", m.tandem_version},
       {"model", m.model_name},
-      {"model_config", json::parse(m.model_config)},
+      {"model_config", part("model_config", m.model_config)},
       {"token_kind", m.token_kind},
       {"compute_key", m.compute_key},
       {"schedule", m.schedule},
-      {"plan", m.plan.empty() ? json(nullptr) : json::parse(m.plan)},
+      {"plan", m.plan.empty() ? json(nullptr) : part("plan", m.plan)},
       {"state_digest", m.state_digest},
       {"step", m.step},
       {"adam_step", m.adam_step},
@@ -149,7 +156,7 @@ std::string manifest_text(const Manifest& m) {
       {"sampler", {{"windows", m.sampler_windows}, {"epoch", m.sampler_epoch}, {"position", m.sampler_position}}},
       {"parameters", parameters},
       {"files", files}};
-  return j.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+  return json_text(j, 2) + "\n";
 }
 
 }  // namespace tandem

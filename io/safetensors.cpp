@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/nesting.hpp"
 #include "core/numerics/bf16.hpp"
 
@@ -237,7 +238,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& file, const st
     header[spec.name] = {{"dtype", spec.dtype}, {"shape", spec.shape}, {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
-  std::string text = header.is_null() ? "{}" : header.dump();
+  std::string text = header.is_null() ? "{}" : json_text(header);
   const std::size_t whole = length_bytes + text.size();
   text.append((header_alignment - whole % header_alignment) % header_alignment, ' ');
   const std::uint64_t length = text.size();

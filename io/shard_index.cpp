@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/nesting.hpp"
 #include "io/plain_name.hpp"
 
@@ -15,7 +16,7 @@ std::set<std::string> shards_of_index(std::string_view text, const std::string& 
     throw InputError(fmt::format("index {}", where), why, "copy or download it again");
   };
   if (nests_deeper(text)) refuse("it is nested too deep");
-  const auto json = nlohmann::json::parse(text, nullptr, false);
+  const auto json = parse_json<nlohmann::json>(text);
   if (!json.is_object() || !json.contains("weight_map") || !json["weight_map"].is_object()) {
     refuse("it has no weight_map");
   }

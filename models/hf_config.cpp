@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/nesting.hpp"
 #include "models/config.hpp"
 #include "models/hf_architectures.hpp"
@@ -162,7 +163,7 @@ std::string read_text(const std::filesystem::path& file, const std::string& what
 
 Json parse(std::string_view text, const std::string& what) {
   if (nests_deeper(text)) throw UsageError(what, "it is nested too deep");
-  Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
+  Json json = parse_json<Json>(text);
   if (json.is_discarded()) throw UsageError(what, "it is not JSON");
   if (!json.is_object()) throw UsageError(what, "it is not a JSON object");
   return json;
@@ -263,8 +264,8 @@ std::string hf_config_text(const ModelConfig& config, std::string_view torch_dty
                       {"tie_word_embeddings", config.tied_head},
                       {"torch_dtype", torch_dtype}};
   json.update(config.family == Family::gpt2 ? gpt2_fields(config) : llama_fields(architecture, config));
-  for (const auto& [key, value] : config.passed_on) json[key] = OrderedJson::parse(value);
-  return json.dump(2) + "\n";
+  for (const auto& [key, value] : config.passed_on) json[key] = parse_json<OrderedJson>(value);
+  return json_text(json, 2) + "\n";
 }
 
 }  // namespace tandem

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "core/json_text.hpp"
+
 namespace tandem {
 namespace {
 
@@ -39,7 +41,7 @@ void refuse_unsupported(const Fields& f) {
 
 /// What is said of layers without experts, and of the loss that balances them.
 void pass_on(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
-  const auto keep = [&](const char* key, const OrderedJson& value) { c.passed_on.emplace_back(key, value.dump()); };
+  const auto keep = [&](const char* key, const OrderedJson& value) { c.passed_on.emplace_back(key, json_text(value)); };
   const char* const width = "intermediate_size";
   const char* const weight = "router_aux_loss_coef";
   if (a.experts.width_key != std::string_view(width) && f.has(width)) keep(width, f.integer(width));

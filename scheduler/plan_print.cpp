@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/json_text.hpp"
 #include "scheduler/plan.hpp"
 
 namespace tandem {
@@ -156,7 +157,7 @@ std::string Plan::json() const {
                               {"updater", name_of(s.updater)},
                               {"gradient_on_device", s.gradient_on_device}});
   }
-  return j.dump(2);
+  return json_text(j, 2);
 }
 
 std::string Plan::outline_json() const {
@@ -164,7 +165,7 @@ std::string Plan::outline_json() const {
   const Shares s = shares();
   j["subgroups"] = subgroups.size();
   j["updated_parameters"] = {{"cpu", s.cpu}, {"streamed", s.streamed}, {"resident", s.resident}};
-  return j.dump();
+  return json_text(j);
 }
 
 }  // namespace tandem

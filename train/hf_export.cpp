@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "core/mapped_file.hpp"
 #include "core/numerics/bf16.hpp"
 #include "io/atomic_file.hpp"
@@ -120,13 +121,14 @@ std::string index_text(const std::vector<Shard>& shards) {
     total += shards[i].bytes;
     for (const ExportTensor& tensor : shards[i].tensors) map[tensor.as.name] = shard_name(i, shards.size());
   }
-  return Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}.dump(2) + "\n";
+  return json_text(Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}, 2) + "\n";
 }
 
 std::string config_text(const ExportContent& content) {
-  Json json = Json::parse(hf_config_text(content.config, content.type == ExportType::fp32 ? "float32" : "bfloat16"));
+  Json json =
+      parse_json<Json>(hf_config_text(content.config, content.type == ExportType::fp32 ? "float32" : "bfloat16"));
   if (content.bytes) json["tandem_token_kind"] = "bytes";
-  return json.dump(2) + "\n";
+  return json_text(json, 2) + "\n";
 }
 
 /// Copies, and gives those a generation config that came without.
@@ -139,7 +141,7 @@ void write_beside(const fs::path& folder, const ExportContent& content) {
     generation = generation || file.filename() == "generation_config.json";
   }
   if (!generation) {
-    write_file_atomically(folder / "generation_config.json", Json{{"_from_model_config", true}}.dump(2) + "\n");
+    write_file_atomically(folder / "generation_config.json", json_text(Json{{"_from_model_config", true}}, 2) + "\n");
   }
 }
 

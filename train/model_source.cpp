@@ -12,6 +12,7 @@
 
 #include "api/state_io.hpp"
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "models/transformer.hpp"
 #include "train/hf_weights.hpp"
 #include "train/name_pattern.hpp"
@@ -49,7 +50,7 @@ ModelSource from_config_file(const fs::path& file) {
   ModelSource source;
   source.config = read_hf_config(file);
   std::ifstream stream(file);
-  const auto json = nlohmann::json::parse(stream, nullptr, false);
+  const auto json = parse_json<nlohmann::json>(std::string(std::istreambuf_iterator<char>(stream), {}));
   const auto kind = json.find("tandem_token_kind");
   source.bytes = kind != json.end() && *kind == "bytes";
   return source;
@@ -179,7 +180,7 @@ ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& pl
 /// What config.json says of the function that the model computes: nothing of names, of how weights begin and are
 /// stored, of generation, and of how long a sequence may be, which the shapes tell where it matters.
 nlohmann::json keys_of_the_function(const ModelConfig& config) {
-  nlohmann::json json = nlohmann::json::parse(hf_config_text(config, "float32"));
+  nlohmann::json json = parse_json<nlohmann::json>(hf_config_text(config, "float32"));
   for (const char* key :
        {"architectures", "model_type", "torch_dtype", "initializer_range", "max_position_embeddings"}) {
     json.erase(key);
@@ -238,7 +239,7 @@ void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, co
     const nlohmann::json saved = stored.value(key, nlohmann::json()), value = given.value(key, nlohmann::json());
     if (saved == value) continue;
     throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
-                     fmt::format("it was made with {} {}, the model has {}", key, saved.dump(), value.dump()),
+                     fmt::format("it was made with {} {}, the model has {}", key, json_text(saved), json_text(value)),
                      "resume with the model it was saved with");
   }
 }

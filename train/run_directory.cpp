@@ -13,6 +13,7 @@
 #include <system_error>
 
 #include "core/error.hpp"
+#include "core/json_text.hpp"
 #include "io/atomic_file.hpp"
 
 namespace tandem {
@@ -76,7 +77,7 @@ std::string StepMetrics::json() const {
                            {"device_bytes", device_bytes},
                            {"skipped", skipped}};
   if (eval_loss) j["eval_loss"] = finite(*eval_loss);
-  return j.dump();
+  return json_text(j);
 }
 
 void refuse_locked(const fs::path& out) {
@@ -151,7 +152,7 @@ void RunDirectory::open_metrics(std::int64_t step) {
   std::string kept;
   std::ifstream old(out_ / metrics_name);
   for (std::string line; std::getline(old, line);) {
-    const auto json = nlohmann::json::parse(line, nullptr, false);
+    const auto json = parse_json<nlohmann::json>(line);
     if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;  // torn last line
     if (json["step"].get<std::int64_t>() <= step) kept += line + "\n";
   }

@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
+#include "core/json_text.hpp"
 #include "core/median.hpp"
 #include "core/topology.hpp"
 #include "core/version.hpp"
@@ -25,14 +26,14 @@ std::optional<double> mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-std::string text_of(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n"; }
+std::string text_of(const Json& json) { return json_text(json, 2) + "\n"; }
 
 }  // namespace
 
 /// What the run that took the steps to this state has said; empty where it has not come to that. A run that takes none
 /// has measured nothing, and has at most validated anew.
 std::string Trainer::summary_of_the_steps(const std::string& digest) const {
-  Json json = Json::parse(directory_->summary(), nullptr, false);
+  Json json = parse_json<Json>(directory_->summary());
   if (!json.is_object() || !json.contains("state_digest") || json["state_digest"] != digest) return {};
   if (evaluated_step_ == step_) json["eval_loss"] = number(eval_loss_);
   return text_of(json);
