@@ -7,7 +7,6 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <ctime>
 #include <exception>
 #include <future>
 #include <stop_token>
@@ -15,6 +14,7 @@
 #include <vector>
 
 #include "core/carver.hpp"
+#include "core/cpu_time.hpp"
 #include "core/error.hpp"
 #include "core/numerics/random.hpp"
 #include "core/ops.hpp"
@@ -507,12 +507,6 @@ MemoryBlock Calibration::scratch_of(const WorkspaceNeeds& needs) {
   return device_.allocate(std::max<std::size_t>(1, device_.ops().workspace_bytes(needs)), "calibration");
 }
 
-double thread_cpu_seconds() {
-  std::timespec time{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
-  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
-}
-
 /// As a checkpoint is written: hashed on its way, flushed at its end.
 void Calibration::measure_disk() {
   if (options_.disk_folder.empty()) return;
@@ -592,7 +586,9 @@ std::size_t calibrated_bytes(const Topology& machine, std::size_t device_cache, 
 MachineProfile identify(const Device& device) { return identify(read_topology(), device); }
 
 MachineProfile calibrate(Device& device, const CalibrationOptions& options) {
+  const OthersAtWork others;
   MachineProfile profile = Calibration(read_topology(), device, options).run();
+  if (const auto cores = others.cores()) profile.others_busy = {*cores, 0.0, "measured"};
   profile.check();
   return profile;
 }

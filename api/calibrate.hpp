@@ -28,7 +28,7 @@ constexpr std::size_t calibrated_bytes_of_parameter = 16;
 /// host; gives all of it back, also where what is told of progress ends it by throwing; a workspace that was bound to
 /// the device's ops before is to be bound again. Writes 192 MiB into the disk's folder, which it makes, in a file that
 /// it removes, and for about a second into one of 128 MiB without a name in the state's folder. Nothing else should run
-/// meanwhile: spreads tell. Throws DeviceError, WriteError, and what calibrated_bytes does.
+/// meanwhile: spreads tell, and `others_busy`. Throws DeviceError, WriteError, and what calibrated_bytes does.
 MachineProfile calibrate(Device& device, const CalibrationOptions& options = {});
 
 /// The working set that `calibrate` takes on a device with so much cache, of which `room` bytes are free: as

@@ -25,6 +25,7 @@ const std::vector<ProfileField>& profile_fields() {
       {"machine", "cores", "1", "cores of the host", &P::cores, 1, 4096},
       {"machine", "numa_nodes", "1", "memory nodes of the host", &P::numa_nodes, 1, 64, false},
       {"machine", "host_memory", "B", "memory of the host", &P::host_memory, 1e8, 100 * tera},
+      {"machine", "others_busy", "1", "cores that other programs kept busy meanwhile", &P::others_busy, 0, 4096, false},
       {"device", "memory", "B", "memory of one device", &P::device_memory, 1e6, 10 * tera},
       {"device", "threads", "1", "cores of the host that its kernels take (0: it has its own)", &P::device_threads, 0,
        4096, false},
@@ -123,7 +124,14 @@ Figure copy_dram_of(const MachineProfile& p, double beside) {
 
 std::vector<std::string> doubts(const MachineProfile& p) {
   constexpr double wide = 0.25;
+  constexpr double half_a_core = 0.5;
   std::vector<std::string> lines;
+  if (p.others_busy.value > half_a_core) {
+    lines.emplace_back(
+        fmt::format("other programs kept {:.1f} of {:g} cores busy meanwhile: what they took of cores and "
+                    "memory is missing in the rates, however steady those are",
+                    p.others_busy.value, p.cores.value));
+  }
   const auto slower = [](const Figure& a, const Figure& b, double share) {
     return a.known() && b.known() && a.value < share * b.value;
   };

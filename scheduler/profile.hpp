@@ -40,6 +40,7 @@ struct MachineProfile {
   Figure cores;    ///< of the host, for everything that runs on it
   Figure numa_nodes;
   Figure host_memory;  ///< bytes
+  Figure others_busy;  ///< cores that other programs kept busy while all this was measured; may be unknown
 
   Figure device_memory;        ///< bytes
   Figure device_threads;       ///< cores that the device's kernels take; only a device made of the host's cores has any

@@ -231,6 +231,11 @@ TEST(Profile, DoubtsNameWhatLooksWrong) {
   p = testing::desktop();
   p.dram.spread = 0.5;
   EXPECT_THAT(doubts(p).front(), HasSubstr("dram.bandwidth varies by 50%"));
+  p = testing::desktop();
+  p.others_busy.value = 0.4;  // a desktop's programs
+  EXPECT_TRUE(doubts(p).empty()) << doubts(p).front();
+  p.others_busy.value = 1.08;
+  EXPECT_THAT(doubts(p).front(), HasSubstr("other programs kept 1.1 of 16 cores busy"));
 }
 
 TEST(Profile, ALinkThatSomethingElseHeldUpIsNoNarrowerThanOneWay) {
