@@ -2,8 +2,6 @@
 // once, so that nothing else is counted: 48 layers, 1,008 subgroups. One line of JSON.
 //
 //   bench_engine [POLICY]
-#include <time.h>
-
 #include <algorithm>
 #include <exception>
 #include <iostream>
@@ -13,17 +11,12 @@
 #include <tandem/tandem.hpp>
 #include <vector>
 
+#include "core/cpu_time.hpp"
 #include "tests/offload/idle_device.hpp"
 
 namespace {
 
 using namespace tandem;
-
-double cpu_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 constexpr int layers = 48, parameters_each = 21, steps = 60, warm_up = 10;
 
@@ -55,10 +48,10 @@ int run(const std::string& policy) {
   for (int i = 0; i < warm_up; ++i) step(engine, stream);
   std::vector<double> milliseconds;
   for (int i = 0; i < steps; ++i) {
-    const double begin = cpu_seconds();
+    const double begin = process_cpu_seconds();
     step(engine, stream);
     engine.wait();
-    milliseconds.push_back(1e3 * (cpu_seconds() - begin));
+    milliseconds.push_back(1e3 * (process_cpu_seconds() - begin));
   }
   std::sort(milliseconds.begin(), milliseconds.end());
   std::cout << nlohmann::json{{"policy", policy},

@@ -43,11 +43,12 @@ std::optional<double> busy_seconds(const std::filesystem::path& stat) {
 }  // namespace
 
 double thread_cpu_seconds() { return seconds_of(CLOCK_THREAD_CPUTIME_ID); }
+double process_cpu_seconds() { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }
 
 OthersAtWork::OthersAtWork(std::filesystem::path stat) : stat_(std::move(stat)), begin_(now()) {}
 
 OthersAtWork::Moment OthersAtWork::now() const {
-  return {seconds_of(CLOCK_MONOTONIC), seconds_of(CLOCK_PROCESS_CPUTIME_ID) + children_seconds(), busy_seconds(stat_)};
+  return {seconds_of(CLOCK_MONOTONIC), process_cpu_seconds() + children_seconds(), busy_seconds(stat_)};
 }
 
 std::optional<double> OthersAtWork::cores() const {

@@ -5,8 +5,8 @@
 
 namespace tandem {
 
-/// Of the calling thread, seconds.
-double thread_cpu_seconds();
+double thread_cpu_seconds();   ///< of the calling thread
+double process_cpu_seconds();  ///< of all threads of this process
 
 /// Says how many cores other programs keep busy from its construction on: what the machine's cores worked, less what
 /// this process and its children that have ended did. What the kernel does by itself is others' work too.
