@@ -245,7 +245,7 @@ class Bench {
     measure_compute(bare);
     if (flags_.compute_factors.empty() || !report_.compute_measured) return;
     write_file_atomically(flags_.compute_factors,
-                          json_text(Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}, 2) + "\n");
+                          json_document(Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}));
   }
 
   /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.

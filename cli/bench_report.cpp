@@ -285,7 +285,7 @@ std::string BenchReport::json() const {
     if (!b.machine.empty()) point["machine"] = b.machine;
     json["bound"].push_back(std::move(point));
   }
-  return json_text(json, 2) + "\n";
+  return json_document(json);
 }
 
 std::string BenchReport::html() const {

@@ -108,7 +108,7 @@ int run_calibrate(const CalibrateFlags& flags) {
     cache_profile(calibrate(*device, options), file);
   }
   const MachineProfile profile = read_profile(file);
-  print_output(flags.json ? json_text(json_of(profile, file), 2) + "\n"
+  print_output(flags.json ? json_document(json_of(profile, file))
                           : explained(profile) + fmt::format("profile: {}\n", file.string()));
   return 0;
 }

@@ -83,8 +83,7 @@ int eval(const EvalFlags& flags) {
   load_weights(model, source, setup);
   const EvalResult result = model.evaluate(*data).value();
   if (flags.json) {
-    print_output(json_text(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}, 2) +
-                 "\n");
+    print_output(json_document(Json{{"loss", result.loss}, {"tokens", result.tokens}, {"windows", result.windows}}));
   } else {
     print_output(fmt::format("loss {:.6f} over {} tokens in {} windows of {}\n", without_nan_sign(result.loss),
                              result.tokens, result.windows, config.seq_len));
@@ -160,7 +159,7 @@ int sample(const SampleFlags& flags) {
   if (flags.json) {
     Json json{{"prompt", flags.prompt}, {"tokens", made}};
     if (source.bytes) json["text"] = text_of_bytes(made);
-    print_output(json_text(json, 2) + "\n");
+    print_output(json_document(json));
     return 0;
   }
   prompt.insert(prompt.end(), made.begin(), made.end());
@@ -194,7 +193,7 @@ int digest(const DigestFlags& flags) {
                     {"step", manifest.step},
                     {"compute_key", manifest.compute_key},
                     {"checkpoint", checkpoint->directory().string()}};
-    print_output(json_text(json, 2) + "\n");
+    print_output(json_document(json));
   } else {
     print_output(text + "\n");
   }
@@ -231,8 +230,7 @@ int export_model(const ExportFlags& flags) {
                        .values = values});
   if (flags.json) {
     print_output(
-        json_text(Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}, 2) +
-        "\n");
+        json_document(Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}));
   } else {
     print_output(
         fmt::format("{} parameters as {} in {}\n", format_count(layout.parameter_count()), flags.dtype, flags.to));

@@ -388,7 +388,7 @@ int plan(const PlanFlags& flags) {
     planned.model = source.config.name;
     planned.targets = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
     if (flags.json) {
-      print_output(json_text(json_of(planned, fitted), 2) + "\n");
+      print_output(json_document(json_of(planned, fitted)));
       return 0;
     }
     std::string text = fmt::format("{}, {} parameters, sequences of {}, micro-batch {}\n{}", planned.model,
@@ -403,7 +403,7 @@ int plan(const PlanFlags& flags) {
     }
     print_output(text);
   } catch (const PlanError& error) {
-    if (flags.json) print_output(json_text(json_of(error, source.config.name), 2) + "\n");
+    if (flags.json) print_output(json_document(json_of(error, source.config.name)));
     throw;
   }
   return 0;

@@ -25,4 +25,7 @@ template nlohmann::ordered_json parse_json<nlohmann::ordered_json>(std::string_v
 std::string json_text(const nlohmann::json& value, int indent) { return write(value, indent); }
 std::string json_text(const nlohmann::ordered_json& value, int indent) { return write(value, indent); }
 
+std::string json_document(const nlohmann::json& value) { return write(value, 2) + "\n"; }
+std::string json_document(const nlohmann::ordered_json& value) { return write(value, 2) + "\n"; }
+
 }  // namespace tandem

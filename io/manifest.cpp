@@ -156,7 +156,7 @@ std::string manifest_text(const Manifest& m) {
       {"sampler", {{"windows", m.sampler_windows}, {"epoch", m.sampler_epoch}, {"position", m.sampler_position}}},
       {"parameters", parameters},
       {"files", files}};
-  return json_text(j, 2) + "\n";
+  return json_document(j);
 }
 
 }  // namespace tandem

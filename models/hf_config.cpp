@@ -265,7 +265,7 @@ std::string hf_config_text(const ModelConfig& config, std::string_view torch_dty
                       {"torch_dtype", torch_dtype}};
   json.update(config.family == Family::gpt2 ? gpt2_fields(config) : llama_fields(architecture, config));
   for (const auto& [key, value] : config.passed_on) json[key] = parse_json<OrderedJson>(value);
-  return json_text(json, 2) + "\n";
+  return json_document(json);
 }
 
 }  // namespace tandem

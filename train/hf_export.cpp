@@ -121,14 +121,14 @@ std::string index_text(const std::vector<Shard>& shards) {
     total += shards[i].bytes;
     for (const ExportTensor& tensor : shards[i].tensors) map[tensor.as.name] = shard_name(i, shards.size());
   }
-  return json_text(Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}}, 2) + "\n";
+  return json_document(Json{{"metadata", {{"total_size", total}}}, {"weight_map", map}});
 }
 
 std::string config_text(const ExportContent& content) {
   Json json =
       parse_json<Json>(hf_config_text(content.config, content.type == ExportType::fp32 ? "float32" : "bfloat16"));
   if (content.bytes) json["tandem_token_kind"] = "bytes";
-  return json_text(json, 2) + "\n";
+  return json_document(json);
 }
 
 /// Copies, and gives those a generation config that came without.
@@ -141,7 +141,7 @@ void write_beside(const fs::path& folder, const ExportContent& content) {
     generation = generation || file.filename() == "generation_config.json";
   }
   if (!generation) {
-    write_file_atomically(folder / "generation_config.json", json_text(Json{{"_from_model_config", true}}, 2) + "\n");
+    write_file_atomically(folder / "generation_config.json", json_document(Json{{"_from_model_config", true}}));
   }
 }
 

@@ -26,8 +26,6 @@ std::optional<double> mean(const std::vector<double>& values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-std::string text_of(const Json& json) { return json_text(json, 2) + "\n"; }
-
 }  // namespace
 
 /// What the run that took the steps to this state has said; empty where it has not come to that. A run that takes none
@@ -36,7 +34,7 @@ std::string Trainer::summary_of_the_steps(const std::string& digest) const {
   Json json = parse_json<Json>(directory_->summary());
   if (!json.is_object() || !json.contains("state_digest") || json["state_digest"] != digest) return {};
   if (evaluated_step_ == step_) json["eval_loss"] = number(eval_loss_);
-  return text_of(json);
+  return json_document(json);
 }
 
 std::string Trainer::summary(const std::string& digest) {
@@ -100,7 +98,7 @@ std::string Trainer::summary(const std::string& digest) {
                   {"compute_key", setup_.compute_key()},
                   {"version", version},
                   {"command", request_.command}};
-  return text_of(json);
+  return json_document(json);
 }
 
 }  // namespace tandem

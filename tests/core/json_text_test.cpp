@@ -16,6 +16,11 @@ TEST(JsonText, IsReadAndWrittenBack) {
   EXPECT_EQ(json_text(value["b"], 2), "[\n  1,\n  2.5,\n  null\n]");
 }
 
+TEST(JsonText, OfADocumentEndsItsLine) {
+  EXPECT_EQ(json_document(nlohmann::json{{"a", 1}}), "{\n  \"a\": 1\n}\n");
+  EXPECT_EQ(json_document(nlohmann::ordered_json{{"a", 1}}), "{\n  \"a\": 1\n}\n");
+}
+
 TEST(JsonText, KeepsTheOrderOfKeysWhereAsked) {
   EXPECT_EQ(json_text(parse_json<nlohmann::ordered_json>(R"({"b": 1, "a": 2})")), R"({"b":1,"a":2})");
 }
