@@ -95,6 +95,10 @@ struct DeviceInfo {
   std::string compute_key;      ///< all of the device that may change a bit: kind, model, libraries, threads
 };
 
+/// Of a stream whose kernels come `first` those of others, on a GPU, get no multiprocessor before them: for short ones
+/// that others wait for. Copies know no priority, nor does the host device.
+enum class StreamPriority : std::uint8_t { usual, first };
+
 /// An accelerator and the host memory that belongs to it. Outlives its streams and events. Methods may be called from
 /// any thread; work on one stream runs in the order of the calls. Asynchronous methods return without waiting for the
 /// work, but for a copy whose host side is not pinned: it may block until the bytes have been read or written. They do
@@ -108,7 +112,7 @@ class Device {
   virtual const DeviceInfo& info() const noexcept = 0;
 
   /// `name` is what traces and errors call it.
-  virtual Stream make_stream(std::string_view name = "caller") = 0;
+  virtual Stream make_stream(std::string_view name = "caller", StreamPriority priority = StreamPriority::usual) = 0;
   /// A stream around a native handle (`cudaStream_t`) that the caller keeps, and that must outlive it. Make it
   /// non-blocking: another one is taken, and waits for the default stream. Starts a thread: wrap once, not each step.
   /// Throws MisuseError on devices without native streams, and for CUDA's default streams.

@@ -130,7 +130,7 @@ HostDevice::HostDevice(HostDeviceOptions options)
 
 HostDevice::~HostDevice() = default;
 
-Stream HostDevice::make_stream(std::string_view name) {
+Stream HostDevice::make_stream(std::string_view name, StreamPriority) {
   return Stream(std::make_unique<HostStream>(name, this, hook_));
 }
 

@@ -53,7 +53,7 @@ class HostDevice final : public Device {
 
   const DeviceInfo& info() const noexcept override { return info_; }
   /// Throws DeviceError when no thread can be had for it.
-  Stream make_stream(std::string_view name) override;
+  Stream make_stream(std::string_view name, StreamPriority priority = StreamPriority::usual) override;
   /// Always throws MisuseError.
   Stream wrap_stream(void* native) override;
   void require_own(StreamView stream) const override;

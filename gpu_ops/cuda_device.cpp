@@ -176,10 +176,10 @@ CudaDevice::~CudaDevice() {
   ops_.reset();
 }
 
-Stream CudaDevice::make_stream(std::string_view name) {
+Stream CudaDevice::make_stream(std::string_view name, StreamPriority priority) {
   const runtime::CurrentDevice current(ordinal_);
   const std::string text(name);
-  return Stream(std::make_unique<CudaStream>(text, ordinal_, this, runtime::make_stream(ordinal_, text)));
+  return Stream(std::make_unique<CudaStream>(text, ordinal_, this, runtime::make_stream(ordinal_, text, priority)));
 }
 
 Stream CudaDevice::wrap_stream(void* native) {

@@ -61,7 +61,7 @@ class CudaDevice final : public Device {
   /// `capacity` is the ceiling less `reserved`, which context and libraries take.
   const DeviceInfo& info() const noexcept override { return info_; }
   /// Throws DeviceError.
-  Stream make_stream(std::string_view name) override;
+  Stream make_stream(std::string_view name, StreamPriority priority = StreamPriority::usual) override;
   /// A `cudaStream_t` of this device. The default streams are refused (MisuseError): they wait for others.
   Stream wrap_stream(void* native) override;
   void require_own(StreamView stream) const override;

@@ -290,9 +290,12 @@ void EventCloser::operator()(CUevent_st* event) const noexcept {
   give_back(ordinal, [=] { return cudaEventDestroy(event); });
 }
 
-OwnedStream make_stream(int ordinal, const std::string& name) {
+OwnedStream make_stream(int ordinal, const std::string& name, StreamPriority priority) {
+  int last = 0, first = 0;  // the lower number goes first; both are 0 where there are no priorities
+  check(cudaDeviceGetStreamPriorityRange(&last, &first), "asking for the priorities of streams");
   cudaStream_t stream = nullptr;
-  check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "making a stream");
+  check(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, priority == StreamPriority::first ? first : last),
+        "making a stream");
   nvtxNameCudaStreamA(stream, name.c_str());
   return OwnedStream(stream, StreamCloser{ordinal});
 }

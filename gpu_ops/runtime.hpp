@@ -103,7 +103,7 @@ using OwnedStream = std::unique_ptr<CUstream_st, StreamCloser>;
 using OwnedEvent = std::unique_ptr<CUevent_st, EventCloser>;
 
 /// Of device `ordinal`, which is current. Does not synchronise with the default stream. `name` is for profilers.
-OwnedStream make_stream(int ordinal, const std::string& name);
+OwnedStream make_stream(int ordinal, const std::string& name, StreamPriority priority);
 /// Blocks until what is queued is done, or dropped.
 void finish(int ordinal, CUstream_st* stream) noexcept;
 /// Of device `ordinal`, which is current. Without timing; whoever waits for it sleeps.

@@ -106,7 +106,9 @@ class IdleDevice : public Device {
     info_.capacity = std::size_t{4} << 30;
   }
   const DeviceInfo& info() const noexcept override { return info_; }
-  Stream make_stream(std::string_view name) override { return Stream(std::make_unique<NamedStream>(name)); }
+  Stream make_stream(std::string_view name, StreamPriority = StreamPriority::usual) override {
+    return Stream(std::make_unique<NamedStream>(name));
+  }
   Stream wrap_stream(void*) override { throw MisuseError("no native streams"); }
   void require_own(StreamView) const override {}
   Event make_event() override { return Event(std::make_unique<EventImpl>()); }

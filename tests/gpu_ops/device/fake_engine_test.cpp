@@ -8,8 +8,10 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <map>
 #include <memory>
 #include <stdexcept>
+#include <string>
 #include <string_view>
 #include <thread>
 
@@ -53,6 +55,15 @@ TEST_F(EngineOnCuda, GivesTheBitsOfTheHostDevice) {
     EXPECT_EQ(on_cuda.norms, on_host.norms) << policy;
     EXPECT_EQ(on_cuda.losses, on_host.losses) << policy;
   }
+}
+
+// Behind the caller's products a streamed update would wait, and with it the buffer of state that it has.
+TEST_F(EngineOnCuda, UpdatesGoBeforeTheCallersKernels) {
+  train_toy(toy("stream"));
+  const std::map<std::string, int> priorities = fake_cuda::priorities();
+  EXPECT_TRUE(priorities.contains("device update"));
+  EXPECT_GT(priorities.size(), 3U);
+  for (const auto& [stream, priority] : priorities) EXPECT_EQ(priority < 0, stream == "device update") << stream;
 }
 
 TEST_F(EngineOnCuda, SurvivesStreamsThatRunAheadAndLag) {

@@ -84,7 +84,8 @@ cudaError_t cudaFree(void* data);
 cudaError_t cudaHostRegister(void* data, std::size_t bytes, unsigned int flags);
 cudaError_t cudaHostUnregister(void* data);
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags);
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest);
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flags, int priority);
 cudaError_t cudaStreamDestroy(cudaStream_t stream);
 cudaError_t cudaStreamSynchronize(cudaStream_t stream);
 cudaError_t cudaStreamQuery(cudaStream_t stream);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -53,6 +54,9 @@ std::int64_t calls();
 /// device", "copy to host", "copy on device", "copy from peer", "fill zero", "kernel", "record", "wait". It may sleep;
 /// an exception loses the device. Null: none.
 void set_before_work(std::function<void(std::string_view stream, std::string_view work)> hook);
+
+/// By name, what streams have had since install: 0 the usual, below it what goes first. The last of each name.
+std::map<std::string, int> priorities();
 
 /// What is alive.
 struct Census {

@@ -117,6 +117,7 @@ void State::install(Machine machine) {
   armed_position_ = -1;
   hook_ = nullptr;
   stream_seeds_ = machine_.seed;
+  priorities_.clear();
   largest_registration_ = 0;
   copies_ = {};
   calls_ = 0;
@@ -327,6 +328,16 @@ std::uint64_t State::next_stream_seed() {
   return stream_seeds_++;
 }
 
+void State::note_priority(const std::string& stream, int priority) {
+  const std::lock_guard lock(mutex_);
+  priorities_[stream] = priority;
+}
+
+std::map<std::string, int> State::priorities() const {
+  const std::lock_guard lock(mutex_);
+  return priorities_;
+}
+
 Census State::census() {
   wait_for_ending_streams();
   const std::lock_guard lock(mutex_);
@@ -344,6 +355,7 @@ std::int64_t calls() { return State::get().calls(); }
 void set_before_work(std::function<void(std::string_view, std::string_view)> hook) {
   State::get().set_hook(std::move(hook));
 }
+std::map<std::string, int> priorities() { return State::get().priorities(); }
 Census census() { return State::get().census(); }
 std::vector<int> contexts() { return State::get().contexts(); }
 std::vector<std::pair<int, int>> peers() { return State::get().peers(); }
@@ -384,7 +396,8 @@ class DeviceMemoryInReach {
 
 }  // namespace
 
-CUstream_st::CUstream_st(int device) : device_(device), random_(State::get().next_stream_seed()) {
+CUstream_st::CUstream_st(int device, int priority)
+    : device_(device), priority_(priority), random_(State::get().next_stream_seed()) {
   const int longest = State::get().machine().longest_delay_us;
   longest_delay_us_ = random_() % 4 == 0 ? 10 * longest : longest;
   worker_ = std::thread([this] { serve(); });

@@ -100,6 +100,8 @@ class State {
   void set_hook(std::function<void(std::string_view, std::string_view)> hook);
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook();
   std::uint64_t next_stream_seed();
+  void note_priority(const std::string& stream, int priority);
+  std::map<std::string, int> priorities() const;
   Census census();
   void count_copy(bool to_device, std::size_t pageable_bytes);
   CopyCount copies() const;
@@ -129,6 +131,7 @@ class State {
   cudaError_t armed_code_ = cudaSuccess;
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
   std::uint64_t stream_seeds_ = 0;
+  std::map<std::string, int> priorities_;  ///< of streams, by name
   std::size_t largest_registration_ = 0;
   CopyCount copies_;
   std::atomic<std::int64_t> calls_{0};
@@ -150,13 +153,14 @@ int current_device();
 /// A stream: work in order, on a thread of its own that takes its time.
 struct CUstream_st {
  public:
-  explicit CUstream_st(int device);
+  CUstream_st(int device, int priority);
   /// Runs what is queued to its end.
   ~CUstream_st();
   CUstream_st(const CUstream_st&) = delete;
   CUstream_st& operator=(const CUstream_st&) = delete;
 
   int device() const { return device_; }
+  int priority() const { return priority_; }
   void push(tandem::fake_cuda::Work work);
   void rename(std::string name);
   bool idle();
@@ -167,6 +171,7 @@ struct CUstream_st {
   void run(tandem::fake_cuda::Work& work, const std::string& name);
 
   const int device_;
+  const int priority_;
   std::mt19937_64 random_;
   int longest_delay_us_ = 0;
   std::mutex mutex_;

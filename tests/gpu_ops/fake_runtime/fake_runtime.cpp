@@ -321,9 +321,17 @@ cudaError_t cudaHostUnregister(void* data) {
 
 // -- streams and events ------------------------------------------------------------------------------
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int) {
-  return call_in_context("cudaStreamCreateWithFlags", [&](State&) {
-    *stream = new CUstream_st(current_device());
+cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  return call_in_context("cudaDeviceGetStreamPriorityRange", [&](State&) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+  });
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int priority) {
+  return call_in_context("cudaStreamCreateWithPriority", [&](State&) {
+    *stream = new CUstream_st(current_device(), priority);
     ++State::get().streams;
     return cudaSuccess;
   });
@@ -406,7 +414,10 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   });
 }
 
-void nvtxNameCudaStreamA(cudaStream_t stream, const char* name) { stream->rename(name); }
+void nvtxNameCudaStreamA(cudaStream_t stream, const char* name) {
+  stream->rename(name);
+  State::get().note_priority(name, stream->priority());
+}
 
 // -- work --------------------------------------------------------------------------------------------
 
