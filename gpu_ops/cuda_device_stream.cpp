@@ -84,6 +84,7 @@ void CudaStream::call_after(std::function<void(std::exception_ptr)> then) {
 }
 
 void CudaStream::serve() noexcept {
+  wake_promptly();
   std::unique_lock lock(mutex_);
   for (;;) {
     called_.wait(lock, [this] { return !calls_.empty() || ending_; });
