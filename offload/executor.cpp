@@ -42,7 +42,7 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       group_(group),
       to_device_(device.make_stream("host to device")),
       to_host_(device.make_stream("device to host")),
-      compute_(device.make_stream("device update")),
+      compute_(device.make_stream("device update", StreamPriority::first)),
       peers_(group == nullptr ? Stream() : device.make_stream("peers")),
       issuers_(lanes_of_issuers(copies, group != nullptr).size()),
       workers_(worker_lanes.size()) {
@@ -326,6 +326,7 @@ TaskId Executor::next_device_task(const Issuer& issuer) const {
 }
 
 void Executor::issue_loop(Issuer& issuer) {
+  wake_promptly();
   std::unique_lock lock(mutex_);
   while (true) {
     sleep_until(lock, issuer, [&] { return stopping_ || next_device_task(issuer) != no_task; });

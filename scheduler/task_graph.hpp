@@ -18,9 +18,9 @@
 
 namespace tandem {
 
-/// Work queued ahead on each stream: enough that the stream never idles between two tasks, few enough that
-/// what turns urgent is not stuck behind a long queue.
-constexpr int queued_ahead = 3;
+/// Tasks of a stream that are queued and not done: enough that it goes on while the threads that queue are not run, which
+/// beside a CPU at work takes milliseconds, and few enough that what turns urgent is not stuck behind a long queue.
+constexpr int queued_ahead = 8;
 /// Lanes served by a stream of the device, in the order in which ready tasks are queued.
 inline constexpr std::array device_lanes{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::peers};
 
