@@ -7,12 +7,10 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <future>
-#include <stop_token>
-#include <thread>
 #include <vector>
 
+#include "api/copy_load.hpp"
 #include "core/carver.hpp"
 #include "core/cpu_time.hpp"
 #include "core/error.hpp"
@@ -49,13 +47,6 @@ class LentWorkspace {
  private:
   Ops& ops_;
 };
-
-/// As a run copies: how fast a copy goes may depend on its size.
-template <class Copy>
-void in_pieces(std::size_t bytes, Copy copy) {
-  constexpr std::size_t piece = std::size_t{16} << 20;
-  for (std::size_t at = 0; at < bytes; at += piece) copy(at, std::min(piece, bytes - at));
-}
 
 /// The CPU's update while copies go both ways, and those.
 struct BesideCopies {
@@ -141,7 +132,6 @@ class Calibration {
     return figure;
   }
 
-  void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, const Stream& stream);
   void count_machine(const Topology& machine);
   void measure_link();
   void measure_host();
@@ -155,7 +145,6 @@ class Calibration {
   void measure_file();
   Figure update_rate(std::string_view what, UpdateKernels& kernels);
   BesideCopies update_rate_with_copies(std::string_view what, UpdateKernels& kernels);
-  std::exception_ptr copy_both_ways(MemoryBlock& memory, const std::stop_token& stop, double& rate) noexcept;
   AdamPiece piece_in(MemoryBlock& block) const;
   Figure core_rate(std::string_view what, StateFormat format);
   Figure device_rate(std::string_view what, StateFormat format);
@@ -176,13 +165,6 @@ class Calibration {
   Stream down_;
 };
 
-/// Queued, as Device::copy.
-void Calibration::copy(void* to, const void* from, std::size_t bytes, CopyKind kind, const Stream& stream) {
-  in_pieces(bytes, [&](std::size_t at, std::size_t count) {
-    device_.copy(static_cast<std::byte*>(to) + at, static_cast<const std::byte*>(from) + at, count, kind, stream);
-  });
-}
-
 void Calibration::count_machine(const Topology& topology) {
   profile_.devices = counted(1);
   profile_.cores = counted(std::max(1, topology.logical_cpus));
@@ -194,8 +176,12 @@ void Calibration::count_machine(const Topology& topology) {
 
 void Calibration::measure_link() {
   const std::size_t half = bytes_ / 2;
-  const auto up = [&](const void* from) { copy(on_device_.data(), from, half, CopyKind::host_to_device, up_); };
-  const auto down = [&](void* to) { copy(to, device_at<std::byte>(half), half, CopyKind::device_to_host, down_); };
+  const auto up = [&](const void* from) {
+    copy_in_pieces(device_, on_device_.data(), from, half, CopyKind::host_to_device, up_);
+  };
+  const auto down = [&](void* to) {
+    copy_in_pieces(device_, to, device_at<std::byte>(half), half, CopyKind::device_to_host, down_);
+  };
   std::byte* lower = static_cast<std::byte*>(on_host_.data());
   std::byte* upper = lower + half;
   const auto amount = static_cast<double>(half);
@@ -257,44 +243,11 @@ Figure Calibration::update_rate(std::string_view what, UpdateKernels& kernels) {
 BesideCopies Calibration::update_rate_with_copies(std::string_view what, UpdateKernels& kernels) {
   // The copies run over memory of their own while the updates are timed.
   MemoryBlock memory = device_.allocate_pinned(bytes_ / 8 * 2, "calibration, copies");
-  std::exception_ptr failure;
-  BesideCopies figures;
-  {
-    const std::jthread copies(
-        [&](const std::stop_token& stop) { failure = copy_both_ways(memory, stop, figures.copies); });
-    figures.update = update_rate(what, kernels);
-  }
-  if (failure) std::rethrow_exception(failure);
-  return figures;
-}
-
-/// Until it is to stop, or something fails, which it returns. Nothing uses the memory any more then. `rate`: bytes a
-/// second.
-std::exception_ptr Calibration::copy_both_ways(MemoryBlock& memory, const std::stop_token& stop,
-                                               double& rate) noexcept {
   const std::size_t part = memory.bytes() / 2;
-  std::byte* own = static_cast<std::byte*>(memory.data());
-  std::exception_ptr failure;
-  const auto attempt = [&failure](const auto& action) {
-    try {
-      action();
-    } catch (...) {
-      if (!failure) failure = std::current_exception();
-    }
-  };
-  const double began = trace_now();
-  double copied = 0.0;
-  while (!failure && !stop.stop_requested()) {
-    attempt([&] {
-      copy(on_device_.data(), own, part, CopyKind::host_to_device, up_);
-      copy(own + part, device_at<std::byte>(bytes_ / 2), part, CopyKind::device_to_host, down_);
-    });
-    attempt([&] { device_.synchronize(up_); });
-    attempt([&] { device_.synchronize(down_); });  // also where the one before has failed
-    copied += 2.0 * static_cast<double>(part);
-  }
-  rate = copied / std::max(1e-9, trace_now() - began);
-  return failure;
+  auto* const own = static_cast<std::byte*>(memory.data());
+  CopyLoad copies(device_, {own, on_device_.data(), device_at<std::byte>(bytes_ / 2), own + part, part}, up_, down_);
+  const Figure update = update_rate(what, kernels);
+  return {update, copies.end()};
 }
 
 void Calibration::measure_threads(int threads) {

@@ -4,13 +4,17 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "api/copy_load.hpp"
 #include "core/error.hpp"
 #include "core/memory.hpp"
 #include "cpu_ops/host_device.hpp"
@@ -121,6 +125,37 @@ TEST(Calibrate, CopiesInPiecesAsARunDoes) {
   calibrate(device, {.seconds_per_figure = no_time, .progress = count_these});
   constexpr int rounds = 4, pieces = 2;  // of 32 MiB
   EXPECT_EQ(copies, rounds * pieces);
+}
+
+/// Counts what is queued of copies before it is first waited for.
+class CountingDevice final : public testing::IdleDevice {
+ public:
+  void copy(void*, const void*, std::size_t bytes, CopyKind, StreamView stream) override {
+    queued[stream.impl()->name()] += bytes;
+  }
+  bool wait_for(EventView, std::chrono::milliseconds) override {
+    if (at_first_wait.empty()) at_first_wait = queued;
+    has_waited = true;
+    has_waited.notify_one();
+    return true;
+  }
+  std::map<std::string, std::size_t> queued, at_first_wait;  ///< bytes by stream
+  std::atomic<bool> has_waited = false;
+};
+
+// While the update has all cores, the thread that copies beside it may not run: the link is not to stand still for
+// that.
+TEST(CopyLoad, HasTwoRoundsQueuedBeforeItWaits) {
+  CountingDevice device;
+  const Stream up = device.make_stream("up"), down = device.make_stream("down");
+  std::vector<std::byte> memory(4);
+  constexpr std::size_t bytes = 40_MiB;  // in pieces, of which nothing is touched
+  CopyLoad load(device, {&memory[0], &memory[1], &memory[2], &memory[3], bytes}, up, down);
+  device.has_waited.wait(false);
+  EXPECT_GT(load.end(), 0.0);
+  EXPECT_EQ(device.at_first_wait["up"], 2 * bytes);
+  EXPECT_EQ(device.at_first_wait["down"], 2 * bytes);
+  EXPECT_EQ(device.queued["up"], device.queued["down"]);
 }
 
 /// Looks at what is to be multiplied, and multiplies nothing.
