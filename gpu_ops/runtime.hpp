@@ -102,7 +102,8 @@ struct EventCloser {
 using OwnedStream = std::unique_ptr<CUstream_st, StreamCloser>;
 using OwnedEvent = std::unique_ptr<CUevent_st, EventCloser>;
 
-/// Of device `ordinal`, which is current. Does not synchronise with the default stream. `name` is for profilers.
+/// Of device `ordinal`, which is current. Does not synchronise with the default stream. `name` is for profilers,
+/// `priority` for kernels alone.
 OwnedStream make_stream(int ordinal, const std::string& name, StreamPriority priority);
 /// Blocks until what is queued is done, or dropped.
 void finish(int ordinal, CUstream_st* stream) noexcept;

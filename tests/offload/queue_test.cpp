@@ -57,13 +57,15 @@ class SilentDevice final : public testing::IdleDevice {
   std::map<std::string, int> queued_;
 };
 
-/// Blocks until the number stays as it is.
+/// Blocks until the number stays as it is, and for seconds at most while it is none.
 template <class Number>
 int settled(const Number& number) {
-  for (int before = -1, now = number();; before = std::exchange(now, number())) {
-    if (now == before && now > 0) return now;
+  int now = number();
+  for (int before = -1, looks = 0; now != before || (now == 0 && looks < 100); ++looks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    before = std::exchange(now, number());
   }
+  return now;
 }
 
 // Beside an update on all cores the engine's threads may not run for milliseconds: so long the streams go on alone.
