@@ -174,23 +174,25 @@ void Unfolder::update_piece_on_device(Task piece, TaskList& out) {
   if (!weights_resident) out.depends_on(staging_users_[staging]);
   users.gradient_users.push_back({begin, end, update});
   if (weights_resident) layer.weight_writers.push_back(update);
-  if (streamed) {
-    Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
-    store.priority = priority_gradient;  // in their turn: the next piece's load waits for the buffer
-    store.bytes = state_bytes(plan_.state, piece.count());
-    out.depends_on(update);
-    state_buffer_users_[buffer] = store.id;
-    const TaskId last = in_file ? write_piece(piece, store.id, out) : store.id;
-    users.state_users.push_back({begin, end, last});
-  }
+  // What goes back goes in its turn: the next piece's load waits for the buffer of state, its update for the staging.
   if (!weights_resident) {
     Task& store = emit_update(out, TaskKind::store_weights, Lane::device_to_host, piece);
+    store.priority = priority_gradient;
     store.bytes = count * 2;
     out.depends_on(update);
     staging_users_[staging] = store.id;
     layer.weight_writers.push_back(store.id);
     users.state_users.push_back(
         {begin, end, store.id});  // split state: the weights are half of the next update's master
+  }
+  if (streamed) {
+    Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
+    store.priority = priority_gradient;
+    store.bytes = state_bytes(plan_.state, piece.count());
+    out.depends_on(update);
+    state_buffer_users_[buffer] = store.id;
+    const TaskId last = in_file ? write_piece(piece, store.id, out) : store.id;
+    users.state_users.push_back({begin, end, last});
   }
   if (weights_resident && !streamed) users.state_users.push_back({begin, end, update});
 }

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/update_kernels.hpp"
@@ -61,6 +62,27 @@ TEST(Unfold, DependenciesComeBeforeTheirDependents) {
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
     EXPECT_EQ(run.tasks[i].id, static_cast<TaskId>(i));
     for (const TaskId d : run.tasks.dependencies(i)) EXPECT_LT(d, run.tasks[i].id);
+  }
+}
+
+// New weights behind the state of other pieces would keep their staging from the next update, and the layer from its
+// visit.
+TEST(Unfold, WhatUpdatesSendBackGoesPieceByPiece) {
+  for (const char* policy : {"stream", "interleave:2"}) {
+    Unfolded run(policy);
+    run.steps(2);
+    std::vector<Task> back;
+    for (const Task& t : run.tasks) {
+      if (t.kind == TaskKind::store_state || t.kind == TaskKind::store_weights) back.push_back(t);
+    }
+    std::ranges::stable_sort(back, {}, &Task::priority);
+    ASSERT_GT(back.size(), 20U) << policy;
+    for (std::size_t i = 0; i + 1 < back.size(); i += 2) {
+      EXPECT_EQ(back[i].kind, TaskKind::store_weights) << policy;
+      EXPECT_EQ(back[i + 1].kind, TaskKind::store_state) << policy;
+      EXPECT_EQ(back[i].subgroup, back[i + 1].subgroup) << policy;
+      EXPECT_EQ(back[i].begin, back[i + 1].begin) << policy;
+    }
   }
 }
 
