@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <initializer_list>
+#include <utility>
 
 #include "core/error.hpp"
 #include "core/start_thread.hpp"
@@ -14,6 +15,8 @@ namespace tandem {
 namespace {
 
 constexpr std::string_view all_queued = "the end of what is queued";
+/// Tasks of a lane of copies that follow each other on a stream: a millisecond of state.
+constexpr int copies_in_a_row = 4;
 
 /// Which thread queues the tasks of which lanes of the device.
 std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
@@ -40,10 +43,10 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
       watchdog_seconds_(watchdog_seconds),
       overlap_(overlap),
       group_(group),
-      to_device_(device.make_stream("host to device")),
-      to_host_(device.make_stream("device to host")),
-      compute_(device.make_stream("device update", StreamPriority::first)),
-      peers_(group == nullptr ? Stream() : device.make_stream("peers")),
+      to_device_{device.make_stream("host to device"), device.make_stream("host to device")},
+      to_host_{device.make_stream("device to host"), device.make_stream("device to host")},
+      compute_{device.make_stream("device update", StreamPriority::first), {}},
+      peers_{group == nullptr ? Stream() : device.make_stream("peers"), {}},
       issuers_(lanes_of_issuers(copies, group != nullptr).size()),
       workers_(worker_lanes.size()) {
   const auto lanes = lanes_of_issuers(copies, group != nullptr);
@@ -69,11 +72,14 @@ Executor::~Executor() {
   end_threads();
   await_calls();
   // What was queued before a call that threw has no call after it, and streams that go wait for it without a word.
-  for (const StreamView stream : std::initializer_list<StreamView>{to_device_, to_host_, compute_, peers_}) {
-    if (!stream) continue;
-    try {
-      wait_to_the_end(device_, stream, {all_queued, watchdog_seconds_});
-    } catch (...) {  // what failed the stream, which has been told
+  for (const Lane lane : device_lanes) {
+    const LaneStreams& of = streams_of(lane);
+    for (const StreamView stream : std::initializer_list<StreamView>{of.now, of.other}) {
+      if (!stream) continue;
+      try {
+        wait_to_the_end(device_, stream, {all_queued, watchdog_seconds_});
+      } catch (...) {  // what failed the stream, which has been told
+      }
     }
   }
   if (group_ != nullptr) group_->leave();  // before the memory goes that others may still read
@@ -110,7 +116,7 @@ void Executor::end_threads() {
   }
 }
 
-StreamView Executor::stream_of(Lane lane) const {
+Executor::LaneStreams& Executor::streams_of(Lane lane) {
   switch (lane) {
     case Lane::host_to_device:
       return to_device_;
@@ -121,6 +127,21 @@ StreamView Executor::stream_of(Lane lane) const {
     default:
       return compute_;
   }
+}
+
+/// A card's copy engine goes on with a stream for as long as that has copies. Of a lane that is never idle nobody
+/// else's would get their turn, and the caller's tokens wait for the end of all updates. Where a stream hands over to
+/// the lane's other one, theirs can go in between; the lane's own order stays.
+StreamView Executor::stream_for(TaskId id, Lane lane) {
+  LaneStreams& of = streams_of(lane);
+  const TaskId before = std::exchange(of.last, id);
+  if (of.take_turns() && of.in_a_row == copies_in_a_row) {
+    std::swap(of.now, of.other);
+    of.in_a_row = 0;
+    if (!graph_.done(before)) device_.wait(of.now, graph_.node(before).event);
+  }
+  ++of.in_a_row;
+  return of.now;
 }
 
 Event Executor::new_event() {
@@ -318,7 +339,7 @@ bool Executor::idle() const {
 TaskId Executor::next_device_task(const Issuer& issuer) const {
   if (failure_ || !may_start()) return no_task;
   for (const Lane lane : issuer.lanes) {
-    if (in_flight_[static_cast<std::size_t>(lane)] >= queued_ahead) continue;
+    if (in_flight_[static_cast<std::size_t>(lane)] >= queued_ahead(lane)) continue;
     const TaskId id = graph_.ready(lane);
     if (id != no_task) return id;
   }
@@ -343,8 +364,8 @@ void Executor::issue_loop(Issuer& issuer) {
 void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   TaskNode& node = graph_.node(id);
   const Task task = node.task;
-  const StreamView stream = stream_of(task.lane);
   graph_.take(task.lane);
+  const StreamView stream = stream_for(id, task.lane);
   graph_.for_unfinished(id, [&](const TaskNode& first) {
     if (first.task.lane != task.lane) device_.wait(stream, first.event);
   });

@@ -97,6 +97,15 @@ class Executor {
     Lane lane = Lane::cpu;
   };
 
+  /// Streams of a lane of the device. Where there are two, they take turns.
+  struct LaneStreams {
+    bool take_turns() const noexcept { return static_cast<bool>(StreamView(other)); }
+    Stream now;
+    Stream other;
+    int in_a_row = 0;  ///< tasks that `now` has got
+    TaskId last = no_task;
+  };
+
   /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
   struct Waiter {
     std::condition_variable wakes;  ///< what it waits for has come, or something failed
@@ -127,7 +136,8 @@ class Executor {
   double wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
   void watch(ProgressWatch& progress, std::string_view what, int layer);
   Event new_event();
-  StreamView stream_of(Lane lane) const;
+  LaneStreams& streams_of(Lane lane);
+  StreamView stream_for(TaskId id, Lane lane);
 
   Device& device_;
   const ParameterLayout& layout_;
@@ -156,10 +166,10 @@ class Executor {
   bool stopping_ = false;
 
   Group* group_;
-  Stream to_device_;
-  Stream to_host_;
-  Stream compute_;
-  Stream peers_;  ///< empty where there are none
+  LaneStreams to_device_;
+  LaneStreams to_host_;
+  LaneStreams compute_;
+  LaneStreams peers_;  ///< empty where there are none
   std::vector<Issuer> issuers_;
   std::vector<LaneWorker> workers_;
 };

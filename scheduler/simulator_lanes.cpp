@@ -24,7 +24,7 @@ bool Simulator::issue() {
   bool moved = false;
   for (const Lane lane : device_lanes) {
     auto& queue = queues_[static_cast<std::size_t>(lane)];
-    while (static_cast<int>(queue.size()) < queued_ahead) {
+    while (static_cast<int>(queue.size()) < queued_ahead(lane)) {
       const TaskId id = graph_.ready(lane);
       if (id == no_task) break;
       graph_.take(lane);

@@ -18,9 +18,10 @@
 
 namespace tandem {
 
-/// Tasks of a stream that are queued and not done: enough that it goes on while the threads that queue are not run, which
-/// beside a CPU at work takes milliseconds, and few enough that what turns urgent is not stuck behind a long queue.
-constexpr int queued_ahead = 8;
+/// Tasks of a lane of the device that are queued and not done: enough that it goes on while the threads that queue are
+/// not run, which beside a CPU at work takes milliseconds, and few enough that what turns urgent is not stuck behind a
+/// long queue. Nothing is urgent on the way to the host, where a piece of state comes with its weights, a task each.
+constexpr int queued_ahead(Lane lane) noexcept { return lane == Lane::device_to_host ? 16 : 8; }
 /// Lanes served by a stream of the device, in the order in which ready tasks are queued.
 inline constexpr std::array device_lanes{Lane::host_to_device, Lane::device_to_host, Lane::device, Lane::peers};
 

@@ -1,10 +1,12 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <functional>
 #include <map>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -31,6 +33,14 @@ class SilentDevice final : public testing::IdleDevice {
     }
     then(nullptr);
   }
+  void record(EventView event, StreamView stream) override {
+    const std::lock_guard lock(mutex_);
+    if (silent_) ends_[stream.impl()->name()].push_back({stream.impl(), event.impl()});
+  }
+  void wait(StreamView stream, EventView event) override {
+    const std::lock_guard lock(mutex_);
+    if (silent_) waits_.emplace(stream.impl(), event.impl());
+  }
   void be_silent() {
     const std::lock_guard lock(mutex_);
     silent_ = true;
@@ -49,12 +59,24 @@ class SilentDevice final : public testing::IdleDevice {
     const std::lock_guard lock(mutex_);
     return queued_[stream];
   }
+  /// Of what was queued on streams of this name since then: on which of them, and what marks its end.
+  using End = std::pair<StreamImpl*, EventImpl*>;
+  std::vector<End> ends(const std::string& stream) {
+    const std::lock_guard lock(mutex_);
+    return ends_[stream];
+  }
+  bool waits(StreamImpl* stream, EventImpl* event) {
+    const std::lock_guard lock(mutex_);
+    return waits_.contains({stream, event});
+  }
 
  private:
   std::mutex mutex_;
   bool silent_ = false;
   std::vector<std::function<void(std::exception_ptr)>> kept_;
   std::map<std::string, int> queued_;
+  std::map<std::string, std::vector<End>> ends_;
+  std::set<std::pair<StreamImpl*, EventImpl*>> waits_;
 };
 
 /// Blocks until the number stays as it is, and for seconds at most while it is none.
@@ -68,17 +90,26 @@ int settled(const Number& number) {
   return now;
 }
 
-// Beside an update on all cores the engine's threads may not run for milliseconds: so long the streams go on alone.
-// State passes through four buffers, which their own order frees, without a word of the host's.
-TEST(WorkQueuedAhead, IsMoreThanThereAreBuffers) {
-  SilentDevice device;
+/// Of two layers, whose state passes through few buffers: little memory is left for them.
+struct StreamedState {
+  explicit StreamedState(const Device& device) {
+    for (const char* name : {"first", "last"}) layout.add_layer(name).add("w", {200000});
+    options.policy = parse_policy("stream");
+    options.subgroup_size = 4096;
+    PlanningFacts facts{device.info().capacity, 0};
+    for (std::size_t step = facts.device_capacity / 2; step >= arena_alignment; step /= 2) {
+      facts.device_capacity -= step;
+      if (!find_plan(layout, options, facts)) facts.device_capacity += step;
+    }
+    plan = make_plan(layout, options, facts);
+  }
   ParameterLayout layout;
-  for (const char* name : {"first", "last"}) layout.add_layer(name).add("w", {200000});
   OffloadOptions options;
-  options.policy = parse_policy("stream");
-  options.subgroup_size = 4096;
-  OffloadEngine engine(device, layout, options, make_plan(layout, options, {device.info().capacity, 0}));
-  ASSERT_LT(engine.plan().state_buffers, queued_ahead);
+  Plan plan;
+};
+
+/// Ends a step, of whose updates the device does not tell.
+void update_in_silence(SilentDevice& device, OffloadEngine& engine) {
   engine.initialize([](const Parameter&, std::span<float>) {});
   const Stream stream = device.make_stream("compute");
   engine.begin_step({});
@@ -89,9 +120,48 @@ TEST(WorkQueuedAhead, IsMoreThanThereAreBuffers) {
   engine.wait();
   device.be_silent();
   engine.end_step();
-  EXPECT_EQ(settled([&] { return device.queued("host to device"); }), queued_ahead);
-  EXPECT_EQ(settled([&] { return device.queued("device update"); }), queued_ahead);
-  EXPECT_EQ(settled([&] { return device.queued("device to host"); }), queued_ahead);
+}
+
+constexpr std::pair<const char*, Lane> lanes[] = {{"host to device", Lane::host_to_device},
+                                                  {"device update", Lane::device},
+                                                  {"device to host", Lane::device_to_host}};
+
+// Beside an update on all cores the engine's threads may not run for milliseconds: so long the streams go on alone.
+// Buffers of state are freed by the streams' own order, without a word of the host's.
+TEST(WorkQueuedAhead, IsMoreThanThereAreBuffers) {
+  SilentDevice device;
+  const StreamedState state(device);
+  ASSERT_LT(state.plan.state_buffers, queued_ahead(Lane::device));
+  OffloadEngine engine(device, state.layout, state.options, state.plan);
+  update_in_silence(device, engine);
+  for (const auto& [stream, lane] : lanes) {
+    EXPECT_EQ(settled([&] { return device.queued(stream); }), queued_ahead(lane)) << stream;
+  }
+  device.tell();
+  engine.wait();
+}
+
+// A copy engine serves a stream for as long as that has copies: behind the engine's, those of the caller's stream would
+// wait for the end of all updates.
+TEST(WorkQueuedAhead, GoesOverToAnotherStreamAfterAFewCopies) {
+  SilentDevice device;
+  const StreamedState state(device);
+  OffloadEngine engine(device, state.layout, state.options, state.plan);
+  update_in_silence(device, engine);
+  for (const auto& [stream, lane] : lanes) {
+    EXPECT_EQ(settled([&] { return device.queued(stream); }), queued_ahead(lane)) << stream;
+    const std::vector<SilentDevice::End> ends = device.ends(stream);
+    int in_a_row = 0, most = 0, changes = 0;
+    for (std::size_t i = 0; i < ends.size(); ++i) {
+      const bool changed = i > 0 && ends[i].first != ends[i - 1].first;
+      in_a_row = changed ? 1 : in_a_row + 1;
+      most = std::max(most, in_a_row);
+      changes += changed ? 1 : 0;
+      EXPECT_TRUE(!changed || device.waits(ends[i].first, ends[i - 1].second)) << stream << ", copy " << i;
+    }
+    EXPECT_EQ(most, lane == Lane::device ? queued_ahead(lane) : 4) << stream;
+    EXPECT_EQ(changes > 0, lane != Lane::device) << stream;
+  }
   device.tell();
   engine.wait();
 }
