@@ -79,13 +79,12 @@ class SilentDevice final : public testing::IdleDevice {
   std::set<std::pair<StreamImpl*, EventImpl*>> waits_;
 };
 
-/// Blocks until the number stays as it is, and for seconds at most while it is none.
-template <class Number>
-int settled(const Number& number) {
-  int now = number();
+/// What is queued on streams of this name, once it stays as it is; waits seconds at most while it is nothing.
+int settled_queue(SilentDevice& device, const char* stream) {
+  int now = device.queued(stream);
   for (int before = -1, looks = 0; now != before || (now == 0 && looks < 100); ++looks) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    before = std::exchange(now, number());
+    before = std::exchange(now, device.queued(stream));
   }
   return now;
 }
@@ -135,7 +134,7 @@ TEST(WorkQueuedAhead, IsMoreThanThereAreBuffers) {
   OffloadEngine engine(device, state.layout, state.options, state.plan);
   update_in_silence(device, engine);
   for (const auto& [stream, lane] : lanes) {
-    EXPECT_EQ(settled([&] { return device.queued(stream); }), queued_ahead(lane)) << stream;
+    EXPECT_EQ(settled_queue(device, stream), queued_ahead(lane)) << stream;
   }
   device.tell();
   engine.wait();
@@ -149,7 +148,7 @@ TEST(WorkQueuedAhead, GoesOverToAnotherStreamAfterAFewCopies) {
   OffloadEngine engine(device, state.layout, state.options, state.plan);
   update_in_silence(device, engine);
   for (const auto& [stream, lane] : lanes) {
-    EXPECT_EQ(settled([&] { return device.queued(stream); }), queued_ahead(lane)) << stream;
+    EXPECT_EQ(settled_queue(device, stream), queued_ahead(lane)) << stream;
     const std::vector<SilentDevice::End> ends = device.ends(stream);
     int in_a_row = 0, most = 0, changes = 0;
     for (std::size_t i = 0; i < ends.size(); ++i) {
