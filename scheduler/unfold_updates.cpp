@@ -174,24 +174,23 @@ void Unfolder::update_piece_on_device(Task piece, TaskList& out) {
   if (!weights_resident) out.depends_on(staging_users_[staging]);
   users.gradient_users.push_back({begin, end, update});
   if (weights_resident) layer.weight_writers.push_back(update);
-  // What goes back goes in its turn: the next piece's load waits for the buffer of state, its update for the staging.
-  if (!weights_resident) {
-    Task& store = emit_update(out, TaskKind::store_weights, Lane::device_to_host, piece);
+  // In its turn: the next piece's load waits for the buffer of state, its update for the staging.
+  const auto send_back = [&](TaskKind what, std::uint64_t bytes) {
+    Task& store = emit_update(out, what, Lane::device_to_host, piece);
     store.priority = priority_gradient;
-    store.bytes = count * 2;
+    store.bytes = bytes;
     out.depends_on(update);
-    staging_users_[staging] = store.id;
-    layer.weight_writers.push_back(store.id);
-    users.state_users.push_back(
-        {begin, end, store.id});  // split state: the weights are half of the next update's master
+    return store.id;
+  };
+  if (!weights_resident) {
+    const TaskId stored = staging_users_[staging] = send_back(TaskKind::store_weights, count * 2);
+    layer.weight_writers.push_back(stored);
+    users.state_users.push_back({begin, end, stored});  // split state: the weights are half of the next update's master
   }
   if (streamed) {
-    Task& store = emit_update(out, TaskKind::store_state, Lane::device_to_host, piece);
-    store.priority = priority_gradient;
-    store.bytes = state_bytes(plan_.state, piece.count());
-    out.depends_on(update);
-    state_buffer_users_[buffer] = store.id;
-    const TaskId last = in_file ? write_piece(piece, store.id, out) : store.id;
+    const TaskId stored = state_buffer_users_[buffer] =
+        send_back(TaskKind::store_state, state_bytes(plan_.state, piece.count()));
+    const TaskId last = in_file ? write_piece(piece, stored, out) : stored;
     users.state_users.push_back({begin, end, last});
   }
   if (weights_resident && !streamed) users.state_users.push_back({begin, end, update});

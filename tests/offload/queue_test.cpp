@@ -15,7 +15,9 @@
 
 #include "offload/engine.hpp"
 #include "scheduler/task_graph.hpp"
+#include "tests/offload/bare_step.hpp"
 #include "tests/offload/idle_device.hpp"
+#include "tests/offload/least_memory.hpp"
 
 namespace tandem {
 namespace {
@@ -95,12 +97,7 @@ struct StreamedState {
     for (const char* name : {"first", "last"}) layout.add_layer(name).add("w", {200000});
     options.policy = parse_policy("stream");
     options.subgroup_size = 4096;
-    PlanningFacts facts{device.info().capacity, 0};
-    for (std::size_t step = facts.device_capacity / 2; step >= arena_alignment; step /= 2) {
-      facts.device_capacity -= step;
-      if (!find_plan(layout, options, facts)) facts.device_capacity += step;
-    }
-    plan = make_plan(layout, options, facts);
+    plan = make_plan(layout, options, testing::on_least_memory(layout, options, {device.info().capacity, 0}));
   }
   ParameterLayout layout;
   OffloadOptions options;
@@ -111,11 +108,7 @@ struct StreamedState {
 void update_in_silence(SilentDevice& device, OffloadEngine& engine) {
   engine.initialize([](const Parameter&, std::span<float>) {});
   const Stream stream = device.make_stream("compute");
-  engine.begin_step({});
-  for (const int layer : {1, 0}) {
-    const WeightsGuard weights = engine.fetch(layer, stream);
-    engine.gradients(layer, stream).commit(stream);
-  }
+  testing::begin_bare_step(engine, 2, stream);
   engine.wait();
   device.be_silent();
   engine.end_step();

@@ -3,6 +3,7 @@
 #include <span>
 
 #include "offload/engine.hpp"
+#include "tests/offload/bare_step.hpp"
 #include "tests/offload/idle_device.hpp"
 
 namespace tandem {
@@ -22,11 +23,7 @@ TEST(UpdateThreads, AreThoseOfThePlan) {
   engine.initialize([](const Parameter&, std::span<float>) {});
   const Stream stream = device.make_stream("compute");
   const auto threads_of_a_step = [&] {
-    engine.begin_step({});
-    for (const int layer : {1, 0}) {
-      const WeightsGuard weights = engine.fetch(layer, stream);
-      engine.gradients(layer, stream).commit(stream);
-    }
+    testing::begin_bare_step(engine, 2, stream);
     engine.end_step();
     engine.wait();
     return device.host_kernels().last_most_threads.load();

@@ -22,6 +22,7 @@
 #include "offload/engine.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/device/toy_machine.hpp"
+#include "tests/offload/least_memory.hpp"
 #include "tests/offload/toy_group.hpp"
 
 namespace tandem {
@@ -86,11 +87,8 @@ TEST_F(EngineOnCuda, FitsOnACardOfTheSizePlannedWithItsPageTables) {
   for (int i = 0; i < 8; ++i) layout.add_layer("h." + std::to_string(i)).add("w", {1 << 19});
   OffloadOptions options;
   options.policy = parse_policy("host");
-  PlanningFacts facts{.device_capacity = 64_MiB, .pinned_per_page_table = 512};
-  for (std::size_t step = 32_MiB; step >= arena_alignment; step /= 2) {
-    facts.device_capacity -= step;
-    if (!find_plan(layout, options, facts)) facts.device_capacity += step;
-  }
+  const PlanningFacts facts =
+      testing::on_least_memory(layout, options, {.device_capacity = 64_MiB, .pinned_per_page_table = 512});
   const Plan plan = make_plan(layout, options, facts);
   ASSERT_GE(plan.memory.host_bytes(), 48_MiB);
   constexpr std::size_t context = 32_MiB, code = 32_MiB;
