@@ -139,8 +139,30 @@ def path_with(python):
     return {**QUIET, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
+# Instruction sets, least first: a flag of /proc/cpuinfo, and what limits oneDNN, PyTorch and its MKL to the set.
+SETS = {"scalar": ("sse4_1", "SSE41", "default", "SSE4_2"), "avx2": ("avx2", "AVX2", "avx2", "AVX2"),
+        "avx512": ("avx512bw", "AVX512_CORE", "avx512", "AVX512")}
+
+
+def instruction_set():
+    """Best that the processor has, or the limit where one is set."""
+    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
+    limit = os.environ.get("TANDEM_MAX_ISA", "avx512")
+    within = list(SETS)[:list(SETS).index(limit) + 1]
+    return next((name for name in reversed(within) if SETS[name][0] in flags), "unknown")
+
+
+def limit_instruction_set(name):
+    """For what is started from here on, peers too. torch_adam.py does it for DeepSpeed."""
+    _, dnnl, torch, mkl = SETS[name]
+    limits = {"TANDEM_MAX_ISA": name, "ONEDNN_MAX_CPU_ISA": dnnl, "ATEN_CPU_CAPABILITY": torch,
+              "MKL_ENABLE_INSTRUCTIONS": mkl, "TORCH_EXTENSIONS_DIR": str(BUILD / f"bench-extensions-{name}")}
+    os.environ.update(limits)
+    QUIET.update(limits)
+
+
 def machine():
-    facts = {"cpu": platform.processor() or platform.machine(), "cores": cores()}
+    facts = {"cpu": platform.processor() or platform.machine(), "cores": cores(), "instruction_set": instruction_set()}
     for line in Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []:
         if line.startswith("model name"):
             facts["cpu"] = line.split(":", 1)[1].strip()
@@ -178,6 +200,11 @@ def parts_asked_for():
     return "".join(f"{name}={shlex.quote(value)} " for name, value in asked if value is not None)
 
 
+def limit_asked_for():
+    limited = os.environ.get("TANDEM_MAX_ISA")
+    return f" --instruction-set {limited}" if limited else ""
+
+
 class Figures:
     """Medians, with the range of what they are medians of."""
 
@@ -191,7 +218,7 @@ class Figures:
 
     def line(self, name, **more):
         return {"name": name, "figures": self.values, "spread": self.spread, "commit": commit(), "machine": machine(),
-                "date": datetime.date.today().isoformat(), "command": f"{parts_asked_for()}{BENCH} {name}", **more}
+                "date": datetime.date.today().isoformat(), "command": f"{parts_asked_for()}{BENCH} {name}{limit_asked_for()}", **more}
 
 
 def ratios(others, ours):
@@ -202,6 +229,7 @@ def ratios(others, ours):
 def save(result):
     folder = ROOT / "bench" / "results"
     folder.mkdir(exist_ok=True)
-    path = folder / f"{result['name']}.json"
+    limited = os.environ.get("TANDEM_MAX_ISA")
+    path = folder / f"{result['name']}{f'-{limited}' if limited else ''}.json"
     path.write_text(json.dumps(result, indent=2) + "\n")
     say(f"saved {path.relative_to(ROOT)}")

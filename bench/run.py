@@ -40,6 +40,8 @@ def main():
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="which one")
     parser.add_argument("--list", action="store_true", help="name them and end")
     parser.add_argument("--save", action="store_true", help="also write the line to bench/results/")
+    parser.add_argument("--instruction-set", choices=list(harness.SETS),
+                        help="limit of what tandem and its peers may use of the processor; saved as NAME-SET.json")
     args = parser.parse_args()
     if args.list:
         for module in BENCHMARKS.values():
@@ -47,6 +49,8 @@ def main():
         return 0
     if args.name is None:
         parser.error("which benchmark? --list names them")
+    if args.instruction_set:
+        harness.limit_instruction_set(args.instruction_set)
     try:
         result = BENCHMARKS[args.name].measure()
     except (harness.BenchError, OSError) as error:

@@ -3,6 +3,7 @@
 Their optimizers take fp32 gradients and leave fp32 weights, so a step is three parts: the bf16 gradient is
 cast to fp32, the optimizer steps, the fp32 master is cast to the bf16 weight. All buffers exist beforehand.
 """
+import os
 import sys
 import time
 
@@ -26,10 +27,20 @@ def initial_master(count):
     return spread(count, 2654435761, 0)
 
 
+def limit_deepspeed(builder):
+    """DeepSpeed compiles its optimizer for the processor it is on. The limits of scripts/bench --instruction-set are others."""
+    flags = {"scalar": ("-msse4.2", "-D__SCALAR__"), "avx2": ("-mavx2", "-D__AVX256__")}.get(os.environ.get("TANDEM_MAX_ISA"))
+    if flags:
+        builder.cpu_arch = lambda self: flags[0]
+        builder.simd_width = lambda self: flags[1]
+
+
 def make_optimizer(kind, parameter):
     options = {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
     if kind == "deepspeed":
         from deepspeed.ops.adam import DeepSpeedCPUAdam
+        from deepspeed.ops.op_builder import CPUAdamBuilder
+        limit_deepspeed(CPUAdamBuilder)
         return DeepSpeedCPUAdam([parameter], adamw_mode=True, **options)
     return torch.optim.AdamW([parameter], fused=True, **options)
 

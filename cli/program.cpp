@@ -21,6 +21,7 @@
 
 #include "cli/commands.hpp"
 #include "core/error.hpp"
+#include "core/isa.hpp"
 #include "core/stall.hpp"
 #include "core/utf8.hpp"
 #include "core/version.hpp"
@@ -108,6 +109,7 @@ int parse_and_run(int argc, char** argv) {
     throw UsageError("command line", error.what(), "see tandem --help");
   }
   spdlog::set_level(spdlog::level::from_str(log_level));
+  static_cast<void>(supported_isas());  // reads its limit from the environment, and throws where that is not one
   if (list_models) {
     std::string text;
     for (const auto& name : builtin_models()) text += name + "\n";

@@ -100,13 +100,13 @@ class ExpertBlocks {
   Block at(std::int64_t i) const {
     std::int64_t e = 0;
     for (; i >= blocks_of(e); ++e) i -= blocks_of(e);
-    const Range within = range_of(Blocks(route_.rows_of(e), most_rows), i);
+    const Range within = range_of(row_blocks(route_.rows_of(e)), i);
     return {e, {route_.begins[e] + within.begin, within.length}};
   }
 
  private:
   std::int64_t blocks_of(std::int64_t e) const {
-    return route_.rows_of(e) == 0 ? 0 : Blocks(route_.rows_of(e), most_rows).count;
+    return route_.rows_of(e) == 0 ? 0 : row_blocks(route_.rows_of(e)).count;
   }
   const Route& route_;
   std::int64_t count_ = 0;
@@ -140,7 +140,7 @@ void make_weights(Parallel& parallel, const Workspace& workspace, const Route& r
   const TileRoom room = any.room(block_rows(r));
   for_tiles(parallel, r.expert_count * any.tiles(), workspace, room.bytes(), [&](std::int64_t tile, Scratch scratch) {
     const std::int64_t e = tile / any.tiles();
-    with_weight(e).make_tile(r.begins[e], Blocks(r.rows_of(e), most_rows), tile % any.tiles(),
+    with_weight(e).make_tile(r.begins[e], Blocks(r.rows_of(e), most_summed_rows), tile % any.tiles(),
                              TileBuffers(scratch, room));
   });
 }

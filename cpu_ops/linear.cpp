@@ -11,8 +11,8 @@ std::int64_t whole_vectors(std::int64_t n) { return (n + grain - 1) / grain * gr
 /// All tiles of a product of `n` rows with columns.
 template <class Product>
 void make_tiles(Parallel& parallel, const Workspace& workspace, std::int64_t n, const Product& product) {
-  const Blocks rows(n, most_rows);
-  const TileRoom room = product.room(rows.size);
+  const Blocks rows = row_blocks(n);
+  const TileRoom room = product.room(std::min(rows.size, n));
   for_tiles(parallel, rows.count * product.columns.count, workspace, room.bytes(),
             [&](std::int64_t tile, Scratch scratch) {
               product.make_tile(range_of(rows, tile % rows.count), tile / rows.count, TileBuffers(scratch, room));
@@ -22,7 +22,7 @@ void make_tiles(Parallel& parallel, const Workspace& workspace, std::int64_t n, 
 template <class Dy, class X, class Dw>
 void backward_weight(Parallel& parallel, const Workspace& workspace, std::int64_t n,
                      const WeightProduct<Dy, X, Dw>& product) {
-  const Blocks depth(n, most_rows);
+  const Blocks depth(n, most_summed_rows);
   const TileRoom room = product.room(depth.size);
   for_tiles(parallel, product.tiles(), workspace, room.bytes(),
             [&](std::int64_t tile, Scratch scratch) { product.make_tile(0, depth, tile, TileBuffers(scratch, room)); });

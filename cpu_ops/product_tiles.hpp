@@ -1,6 +1,7 @@
 #pragma once
 // One tile of the result of a linear layer's products, made by one thread, depth summed in order. The tiling is a
-// function of the shapes alone. Factors are rows of activations, which may lie anywhere, and dense weights.
+// function of the shapes alone, and an element's bits depend on the division of the depth alone (tile_gemm), not on its
+// place in a tile. Factors are rows of activations, which may lie anywhere, and dense weights.
 #include <algorithm>
 #include <cstdint>
 #include <type_traits>
@@ -13,10 +14,15 @@ namespace tandem::fast {
 
 // Largest tiles. A block of weights (columns x depth) as fp32 fills a fifth of a 2 MiB second-level cache; many
 // rows share its conversion; the narrow columns leave enough tiles for all threads at GPT-2's 768 channels.
-constexpr std::int64_t most_rows = 512;
+constexpr std::int64_t most_rows = 516;
+constexpr std::int64_t row_grain = 12;          // whole tiles of the library on AVX2, which tile_gemm() would else pad
+constexpr std::int64_t most_summed_rows = 512;  // the depth of a weight's gradient
 constexpr std::int64_t most_columns = 128;
 constexpr std::int64_t most_depth = 768;
 constexpr std::int64_t grain = 16;  // block sizes are whole vectors
+
+/// Blocks of the rows of a product, but for a weight's gradient, whose depth they are.
+inline Blocks row_blocks(std::int64_t rows) { return {rows, most_rows, row_grain}; }
 
 template <class T>
 constexpr bool is_float = std::is_same_v<T, float>;
@@ -128,8 +134,8 @@ struct ForwardProduct {
       const auto [k, kn] = range_of(depth, d);
       const FloatBlock a = x.block(rows.begin, rows.length, k, kn, buffer.left);
       const FloatBlock b = as_floats(w + outputs.begin * in + k, in, outputs.length, kn, buffer.right);
-      gemm(Op::plain, Op::transposed, rows.length, outputs.length, kn, 1.0F, a.data, a.stride, b.data, b.stride,
-           d == 0 ? 0.0F : 1.0F, result, stride);
+      tile_gemm(rows.length, outputs.length, kn, {Op::plain, Op::transposed, a.data, a.stride, b.data, b.stride},
+                d == 0 ? 0.0F : 1.0F, result, stride);
     }
     finish(result, stride, rows.length, outputs.length, bias == nullptr ? nullptr : bias + outputs.begin, target, out);
   }
@@ -163,8 +169,8 @@ struct InputProduct {
       const auto [k, kn] = range_of(depth, d);
       const FloatBlock a = dy.block(rows.begin, rows.length, k, kn, buffer.left);
       const FloatBlock b = as_floats(w + k * in + inputs.begin, in, kn, inputs.length, buffer.right);
-      gemm(Op::plain, Op::plain, rows.length, inputs.length, kn, 1.0F, a.data, a.stride, b.data, b.stride,
-           d == 0 ? beta : 1.0F, result, stride);
+      tile_gemm(rows.length, inputs.length, kn, {Op::plain, Op::plain, a.data, a.stride, b.data, b.stride},
+                d == 0 ? beta : 1.0F, result, stride);
     }
     if constexpr (!is_float<Dx>) {
       if (accumulate) {
@@ -206,7 +212,7 @@ struct WeightProduct {
       const FloatBlock a = dy.block(first + k, kn, o, on, buffer.left);
       const FloatBlock b = x.block(first + k, kn, i, width, buffer.right);
       const float beta = is_float<Dw> || t > 0 ? 1.0F : 0.0F;
-      gemm(Op::transposed, Op::plain, on, width, kn, 1.0F, a.data, a.stride, b.data, b.stride, beta, result, stride);
+      tile_gemm(on, width, kn, {Op::transposed, Op::plain, a.data, a.stride, b.data, b.stride}, beta, result, stride);
     }
     if constexpr (!is_float<Dw>) {
       if (depth.extent == 0) std::fill_n(result, on * width, 0.0F);
