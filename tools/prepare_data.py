@@ -5,10 +5,11 @@
     tools/prepare_data.py --tokenizer model/ --out data/chat.bin --layout rows --row-length 513 chat.jsonl
 
 Writes NAME.bin (uint16, or uint32 for vocabularies beyond 65,536), NAME.json beside it, and NAME.mask.bin
-where not every token is a target: a byte per token, 1 where it is one.
+where not every token is a target: a byte per token, 1 where it is one. Existing files of these names, and a folder
+NAME.parts, are replaced only if this tool wrote them and none of them is an input; else nothing is done (exit 2).
 
-Inputs are files and folders (read recursively in byte order of path, links not followed). A file that ends in
-.jsonl or .json holds a record a line:
+Inputs are files and folders (read recursively in byte order of path, links not followed; outputs of this tool in
+them are left out). A file that ends in .jsonl or .json holds a record a line:
   {"text": "..."}                                     every token is a target
   {"prompt": "...", "completion": "..."}              those of the completion are
   {"messages": [{"role": "...", "content": "..."}]}   those of the assistant's contents are
@@ -17,38 +18,27 @@ Every other file is one document of text. Chats are written by the template that
 else with a line <|role|> before each content.
 
 Layouts: stream joins documents by the end token, to be cut in windows; rows gives each record a row of its own,
-padded, and never joins two. Work is done in parts of --part-bytes of input, in parallel; where it is interrupted,
-the same command goes on with the parts that are missing.
+padded, and never joins two. Work is done in parts of --part-bytes of input, in parallel. They lie in NAME.parts,
+which is removed at the end, also after an error, Ctrl-C or SIGTERM. After SIGKILL or a power failure the same command
+goes on with the parts that are missing.
 """
 import argparse
 import array
+import contextlib
 import hashlib
 import json
 import multiprocessing
+import multiprocessing.connection
 import os
-import shutil
+import signal
 import sys
 from pathlib import Path
+
+from prepare_output import WRITER, Interrupted, Outputs, Refusal, Signals, WriteFailure, find_inputs, flush, is_masked, writing
 
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>")
 # How a chat is written for a model that brings no template of its own.
 CHAT = ("<|{role}|>\n", "\n")
-
-
-class Refusal(Exception):
-    """One line: what is wrong and what to try."""
-
-
-def files_of(name):
-    path = Path(name)
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise Refusal(f"{name}: no such file or folder")
-    found = [p for p in path.rglob("*") if p.is_file() and not p.is_symlink()]
-    if not found:
-        raise Refusal(f"{name}: it holds no files")
-    return sorted(found, key=os.fsencode)
 
 
 def tokenizer_file(name):
@@ -293,17 +283,75 @@ def encode(tokenizer, record, place, end, template):
 worker = {}
 
 
+def work(connection, main_ends, options):
+    """A worker process: does the jobs that come, and answers each with the result of do_part, or a failure to write. It
+    closes its copies of the main process's ends of pipes, so that it ends when that process does."""
+    for end in main_ends:
+        end.close()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the main process ends its workers
+    try:
+        start_worker(options)
+        while True:
+            job = connection.recv()
+            try:
+                connection.send(do_part(job))
+            except WriteFailure as failure:
+                connection.send(failure)
+    except Refusal as refusal:
+        connection.send((None, str(refusal)))
+    except (EOFError, ConnectionError):
+        pass  # the main process was killed
+
+
+@contextlib.contextmanager
+def worker_processes(count, options, signals):
+    """Worker processes by the connection to each; killed at the end of the block, where none of them writes any more.
+    Each has a pipe of its own: with a shared queue, one that is killed could hold the lock that the others wait for."""
+    workers = {}
+    try:
+        with signals.deferred():
+            for _ in range(count):
+                connection, other_end = multiprocessing.Pipe()
+                process = multiprocessing.Process(target=work, args=(other_end, [*workers, connection], options), daemon=True)
+                process.start()
+                workers[connection] = process
+                other_end.close()
+        yield workers
+    finally:
+        with signals.deferred():
+            for process in workers.values():
+                process.kill()
+            for process in workers.values():
+                process.join()
+
+
+def results(jobs, workers):
+    """What do_part returns for each job, as it comes. There are no more workers than jobs."""
+    waiting, busy = iter(jobs), set()
+    try:
+        for connection in workers:
+            connection.send(next(waiting))
+            busy.add(connection)
+        while busy:
+            for connection in multiprocessing.connection.wait(busy):
+                result = connection.recv()
+                if isinstance(result, WriteFailure):
+                    raise result
+                yield result
+                job = next(waiting, None)
+                if job is None:
+                    busy.remove(connection)
+                else:
+                    connection.send(job)
+    except (EOFError, ConnectionError):
+        raise Refusal("a worker process was killed: often for want of memory; try fewer --workers") from None
+
+
 def start_worker(options):
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
     worker.update(options, tokenizer=load_tokenizer(options["tokenizer_file"]),
                   chat=load_template(*options["template"]))
-
-
-def flush(path, content):
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def do_part(job):
@@ -330,13 +378,14 @@ def do_part(job):
         return index, str(error)
     except OSError as error:
         return index, f"{part[0]}: {error}"
-    flush(f"{base}.ids", ids.tobytes())
-    flush(f"{base}.mask", bytes(mask))
-    flush(f"{base}.lengths", lengths.tobytes())
     done = {"tokens": len(ids), "records": len(lengths), "longest": max(lengths, default=0), "cut": cut,
             "without_target": empty, "targets": sum(mask), "untaught": untaught}
-    flush(f"{base}.tmp", json.dumps(done).encode())
-    os.replace(f"{base}.tmp", f"{base}.json")
+    with writing(base.parent):
+        flush(f"{base}.ids", ids.tobytes())
+        flush(f"{base}.mask", bytes(mask))
+        flush(f"{base}.lengths", lengths.tobytes())
+        flush(f"{base}.tmp", json.dumps(done).encode())
+        os.replace(f"{base}.tmp", f"{base}.json")
     return index, None
 
 
@@ -355,7 +404,7 @@ def say(text):
     print(f"\r\x1b[K{text}" if live else text, end="" if live else "\n", file=sys.stderr, flush=True)
 
 
-def make_parts(folder, parts, options, workers):
+def make_parts(folder, parts, options, workers, signals):
     missing = [(i, p) for i, p in enumerate(parts) if not (folder / f"{i:06}.json").exists()]
     done = len(parts) - len(missing)
     if done:
@@ -364,8 +413,8 @@ def make_parts(folder, parts, options, workers):
         return
     bytes_of = [end - begin for _, begin, end in parts]
     total, finished = sum(bytes_of), sum(bytes_of) - sum(bytes_of[i] for i, _ in missing)
-    with multiprocessing.Pool(min(workers, len(missing)), start_worker, (options,)) as pool:
-        for index, error in pool.imap_unordered(do_part, missing):
+    with worker_processes(min(workers, len(missing)), options, signals) as processes:
+        for index, error in results(missing, processes):
             if error:
                 raise Refusal(error)
             done += 1
@@ -401,11 +450,10 @@ def padded_rows(folder, index, row_length, padding):
     return row_ids, row_mask
 
 
-def join(folder, count, out, code, layout, row_length, padding, masked):
-    """All parts in order into NAME.bin and NAME.mask.bin, under names that do not count yet."""
-    bin_tmp, mask_tmp = out.with_suffix(".bin.tmp"), out.with_suffix(".mask.bin.tmp")
+def join(folder, count, code, layout, row_length, padding):
+    """All parts in order into tokens.bin and mask.bin in the same folder; returns the number of tokens."""
     tokens = 0
-    with bin_tmp.open("wb") as bin_file, mask_tmp.open("wb") as mask_file:
+    with (folder / "tokens.bin").open("wb") as bin_file, (folder / "mask.bin").open("wb") as mask_file:
         for index in range(count):
             if layout == "rows":
                 ids, mask = padded_rows(folder, index, row_length, padding)
@@ -417,29 +465,14 @@ def join(folder, count, out, code, layout, row_length, padding, masked):
         for file in (bin_file, mask_file):
             file.flush()
             os.fsync(file.fileno())
-    if not masked:
-        mask_tmp.unlink()
     return tokens
 
 
-def publish(out, description, masked):
-    """The token file appears last: until then no reader takes the others for its own."""
-    out.unlink(missing_ok=True)
-    out.with_suffix(".mask.bin").unlink(missing_ok=True)
-    flush(out.with_suffix(".json.tmp"), (json.dumps(description, indent=2) + "\n").encode())
-    os.replace(out.with_suffix(".json.tmp"), out.with_suffix(".json"))
-    if masked:
-        os.replace(out.with_suffix(".mask.bin.tmp"), out.with_suffix(".mask.bin"))
-    os.replace(out.with_suffix(".bin.tmp"), out)
-
-
-def prepare(arguments):
-    out = arguments.out
-    if out.suffix != ".bin" or out.name.endswith(".mask.bin"):
-        raise Refusal(f"--out {out}: the name must end in .bin, and not in .mask.bin")
+def prepare(arguments, signals):
     if arguments.row_length is not None and (arguments.layout != "rows" or arguments.row_length < 2):
         raise Refusal("--row-length: at least 2, and with --layout rows")
-    paths = [file for name in arguments.inputs for file in files_of(name)]
+    outputs = Outputs(arguments.out)
+    paths = find_inputs(arguments.inputs, outputs)
     source = tokenizer_file(arguments.tokenizer)
     tokenizer = load_tokenizer(source)
     end = None if arguments.no_end_token else end_token(tokenizer, arguments.end_token)
@@ -447,39 +480,46 @@ def prepare(arguments):
     template = template_text(source.parent)
     if any(is_records(path) for path in paths):
         load_template(*template)  # what is missing is said before any work
-    folder = out.with_suffix(".parts") / fingerprint(arguments, paths, source, template)[:16]
-    folder.mkdir(parents=True, exist_ok=True)
     parts = parts_of(paths, arguments.part_bytes)
-    options = {"tokenizer_file": str(source), "folder": str(folder), "end": end, "rows": arguments.layout == "rows",
-               "row_length": arguments.row_length, "template": template}
-    make_parts(folder, parts, options, arguments.workers)
+    command = fingerprint(arguments, paths, source, template)[:16]
+    with outputs.work_folder(command, signals) as folder:
+        options = {"tokenizer_file": str(source), "folder": str(folder), "end": end, "rows": arguments.layout == "rows",
+                   "row_length": arguments.row_length, "template": template}
+        make_parts(folder, parts, options, arguments.workers, signals)
+        description, total = build(folder, len(parts), arguments, end, vocabulary, source.name)
+        outputs.publish(folder, is_masked(description["layout"], description["tokens"], description["targets"]), signals)
+    for key, what in (("cut", "records cut at --row-length"), ("without_target", "records left out: without any target"),
+                      ("untaught", "answers are no targets: the chat template rewrites them once others follow")):
+        if total[key]:
+            print(f"{total[key]} {what}", file=sys.stderr)
+    print(f"{description['records']} records, {description['tokens']} tokens of {description['dtype']}, "
+          f"{description['targets']} of them targets, in {outputs.tokens}")
 
-    done = [json.loads((folder / f"{i:06}.json").read_text()) for i in range(len(parts))]
+
+def build(folder, count, arguments, end, vocabulary, tokenizer_name):
+    """Writes the outputs into the work folder, from its parts. Returns the description and the sums over parts."""
+    done = [json.loads((folder / f"{i:06}.json").read_text()) for i in range(count)]
     total = {key: sum(part[key] for part in done) for key in ("tokens", "records", "cut", "without_target", "targets", "untaught")}
     if total["tokens"] == 0:
         raise Refusal("no tokens: the inputs are empty, or no record has a target")
     rows = arguments.layout == "rows"
     row_length = arguments.row_length or max(2, max(part["longest"] for part in done))
-    masked = rows or total["targets"] != total["tokens"]
     dtype, code = ("uint16", "H") if vocabulary <= 1 << 16 else ("uint32", "I")
-    tokens = join(folder, len(parts), out, code, arguments.layout, row_length, end or 0, masked)
-    description = {"dtype": dtype, "vocab_size": vocabulary, "end_token": end, "layout": arguments.layout,
-                   **({"row_length": row_length} if rows else {}), "tokens": tokens, "targets": total["targets"],
-                   "records": total["records"], "tokenizer": source.name}
-    publish(out, description, masked)
-    shutil.rmtree(out.with_suffix(".parts"))
-    for key, what in (("cut", "records cut at --row-length"), ("without_target", "records left out: without any target"),
-                      ("untaught", "answers are no targets: the chat template rewrites them once others follow")):
-        if total[key]:
-            print(f"{total[key]} {what}", file=sys.stderr)
-    print(f"{total['records']} records, {tokens} tokens of {dtype}, {total['targets']} of them targets, in {out}")
+    with writing(folder):
+        tokens = join(folder, count, code, arguments.layout, row_length, end or 0)
+        description = {"written_by": WRITER, "dtype": dtype, "vocab_size": vocabulary, "end_token": end,
+                       "layout": arguments.layout, **({"row_length": row_length} if rows else {}), "tokens": tokens,
+                       "targets": total["targets"], "records": total["records"], "tokenizer": tokenizer_name}
+        flush(folder / "description.json", (json.dumps(description, indent=2) + "\n").encode())
+    return description, total
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", help="files and folders")
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder that holds one")
-    parser.add_argument("--out", required=True, type=Path, help="the .bin to write")
+    parser.add_argument("--out", required=True, type=Path, metavar="NAME.bin",
+                        help="the .bin to write; existing files are replaced only if this tool wrote them")
     parser.add_argument("--layout", choices=("stream", "rows"), default="stream", help="default stream")
     parser.add_argument("--row-length", type=int, metavar="TOKENS",
                         help="of rows: one more than train's --seq-len; longer records are cut (default: the longest)")
@@ -488,13 +528,22 @@ def main():
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--part-bytes", type=int, default=1 << 24, help="input of a part (default 16 MiB)")
     arguments = parser.parse_args()
+    signals = Signals()
     try:
         if arguments.workers < 1 or arguments.part_bytes < 1:
             raise Refusal("--workers and --part-bytes must be at least 1")
-        prepare(arguments)
+        prepare(arguments, signals)
     except Refusal as refusal:
         print(f"prepare_data.py: error: {refusal}", file=sys.stderr)
         return 2
+    except WriteFailure as failure:
+        print(f"prepare_data.py: error: {failure}", file=sys.stderr)
+        return 7
+    except Interrupted as interrupted:
+        number = interrupted.args[0]
+        print(f"prepare_data.py: error: ended by {signal.Signals(number).name}: nothing was written; give the command again",
+              file=sys.stderr)
+        return 128 + number
     except OSError as error:
         print(f"prepare_data.py: error: {error}", file=sys.stderr)
         return 1

@@ -1,0 +1,342 @@
+"""Outputs and inputs of prepare_data.py: recognition of files that it wrote, the work folder, the renames at the end, and the
+list of files to read.
+
+The outputs of `--out NAME.bin` are NAME.bin, NAME.json and NAME.mask.bin. NAME.parts is the work folder of a run, removed at
+its end. An existing file counts as this tool's own where it is
+- NAME.json: a description that this tool wrote, by its field "written_by", or, of older versions, by exactly their fields;
+- NAME.bin or NAME.mask.bin: of the size that such a NAME.json gives;
+- NAME.parts: a folder with the lock file of a run, or, of older versions, one that holds nothing but parts.
+"""
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+import stat
+import sys
+import time
+from pathlib import Path
+
+WRITER = "tandem prepare_data"
+# Fields of a description as versions without "written_by" wrote it; "row_length" too where the layout is rows.
+OLDER_FIELDS = {"dtype", "vocab_size", "end_token", "layout", "tokens", "targets", "records", "tokenizer"}
+LONGEST_DESCRIPTION = 1 << 14  # bytes; they are some 300
+TOKEN_BYTES = {"uint16": 2, "uint32": 4}
+LOCK = "tandem-prepare_data.lock"
+# In the work folder: a folder for the parts of one command, and the files in it.
+COMMAND = re.compile(r"[0-9a-f]{16}")
+PART = re.compile(r"\d{6,}\.(ids|mask|lengths|json|tmp)|tokens\.bin|mask\.bin|description\.json")
+
+
+class Refusal(Exception):
+    """One line: what is wrong and what to try (exit 2)."""
+
+
+class WriteFailure(Exception):
+    """One line: what cannot be written and what to try (exit 7)."""
+
+
+class Interrupted(BaseException):
+    """The signal that ends the run (exit 128 and its number)."""
+
+
+# -- signals --------------------------------------------------------------------------------------------------
+
+class Signals:
+    """SIGINT and SIGTERM raise Interrupted in the main thread, once; where they were ignored they still are."""
+
+    def __init__(self):
+        self._handled = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
+        self._owner, self._deferrals, self._pending = os.getpid(), 0, None
+        for number in self._handled:
+            signal.signal(number, self._interrupt)
+
+    def _interrupt(self, number, _):
+        if os.getpid() != self._owner:  # a worker that has just been forked
+            os._exit(128 + number)
+        self.ignore()
+        self._pending = number
+        if not self._deferrals:
+            raise Interrupted(number)
+
+    def ignore(self):
+        """From here on the run goes to its end."""
+        for number in self._handled:
+            signal.signal(number, signal.SIG_IGN)
+
+    @contextlib.contextmanager
+    def deferred(self):
+        """A signal in the block takes effect at its end."""
+        self._deferrals += 1
+        try:
+            yield
+        finally:
+            self._deferrals -= 1
+        if self._pending is not None and not self._deferrals:
+            raise Interrupted(self._pending)
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Errors of the block as failures to write `path`."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailure(f"cannot write {path}: {error.strerror or error}; make room or give rights there, "
+                           "or name another --out") from None
+
+
+def flush(path, content):
+    """Writes a file through to the disk."""
+    with open(path, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# -- recognition of own files ---------------------------------------------------------------------------------
+
+def is_regular(path):
+    """A file, and no link to one."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def read_description(path):
+    """The description in a NAME.json that this tool wrote; None of every other file."""
+    try:
+        if not is_regular(path) or path.stat().st_size > LONGEST_DESCRIPTION:
+            return None
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(content, dict):
+        return None
+    if content.get("written_by") != WRITER:
+        rows = {"row_length"} if content.get("layout") == "rows" else set()
+        if set(content) != OLDER_FIELDS | rows:
+            return None
+    counts = all(type(content.get(key)) is int for key in ("tokens", "targets"))
+    known = content.get("dtype") in ("uint16", "uint32") and content.get("layout") in ("stream", "rows")
+    return content if counts and known else None
+
+
+def is_masked(layout, tokens, targets):
+    """Whether a NAME.mask.bin belongs to the tokens."""
+    return layout == "rows" or targets != tokens
+
+
+def is_own_file(path):
+    """Whether this tool wrote a NAME.json, NAME.bin or NAME.mask.bin."""
+    if path.suffix == ".json":
+        return read_description(path) is not None
+    if path.suffix != ".bin" or not is_regular(path):
+        return False
+    mask = path.name.endswith(".mask.bin")
+    base = path.with_suffix("") if mask else path
+    description = read_description(base.with_suffix(".json"))
+    if description is None:
+        return False
+    tokens = description["tokens"]
+    if mask and not is_masked(description["layout"], tokens, description["targets"]):
+        return False
+    return path.stat().st_size == tokens * (1 if mask else TOKEN_BYTES[description["dtype"]])
+
+
+def is_own_folder(path):
+    """Whether this tool made a folder NAME.parts."""
+    if path.suffix != ".parts" or path.is_symlink() or not path.is_dir():
+        return False
+    if is_regular(path / LOCK):
+        return True
+    commands = list(path.iterdir())  # of an older version
+    return bool(commands) and all(COMMAND.fullmatch(c.name) and c.is_dir() and not c.is_symlink() and
+                                  all(PART.fullmatch(p.name) and is_regular(p) for p in c.iterdir()) for c in commands)
+
+
+def is_own(path):
+    """Whether a file or folder is an output of this tool, or lies in a work folder of it."""
+    path = path.resolve()
+    return is_own_file(path) or any(is_own_folder(p) for p in (path, *path.parents))
+
+
+# -- outputs --------------------------------------------------------------------------------------------------
+
+def identity(path):
+    """Device and inode of what a path leads to; None where nothing is."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+class Outputs:
+    """Names of the outputs of one run."""
+
+    def __init__(self, out):
+        if out.suffix != ".bin" or out.name.endswith(".mask.bin"):
+            raise Refusal(f"--out {out}: the name must end in .bin, and not in .mask.bin")
+        self.tokens, self.description = out, out.with_suffix(".json")
+        self.mask, self.parts = out.with_suffix(".mask.bin"), out.with_suffix(".parts")
+
+    def existing(self):
+        """Path of each output that is there, by identity."""
+        return {identity(p): p for p in (self.tokens, self.description, self.mask, self.parts) if identity(p)}
+
+    def refuse_files_of_others(self):
+        """Refuses where a file, folder or link in the place of an output is not this tool's own."""
+        for path in (self.description, self.tokens, self.mask, self.parts):
+            if not os.path.lexists(path):
+                continue
+            if path.is_symlink():
+                why = "is a link"
+            elif path == self.parts:
+                # An empty one is left by a run that was killed as it began or ended, and holds nothing to lose.
+                own = is_own_folder(path) or path.is_dir() and not any(path.iterdir())
+                why = None if own else "is not written by this tool"
+            elif path.is_dir():
+                why = "is a folder"
+            else:
+                why = None if is_own_file(path) else "is not written by this tool"
+            if why:
+                raise Refusal(f"--out {self.tokens}: {path} {why}; name another --out, or move that away")
+
+    def publish(self, built, masked, signals):
+        """Moves the files in the folder `built` to their places. The three cannot be replaced in one step, and a kill may
+        come between any two. The order is: remove NAME.bin, remove the mask, replace the description, then the mask, then
+        NAME.bin. NAME.bin is absent while the others change, so no description stands beside the tokens of another run. A
+        mask that is there always has the size that the description gives, so the next run recognises it as its own."""
+        self.refuse_files_of_others()  # the work has taken its time
+        signals.ignore()
+        with writing(self.tokens):
+            for path in (self.tokens, self.mask):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(path)
+            os.replace(built / "description.json", self.description)
+            if masked:
+                os.replace(built / "mask.bin", self.mask)
+            os.replace(built / "tokens.bin", self.tokens)
+
+    # -- work folder --
+
+    @contextlib.contextmanager
+    def work_folder(self, command, signals):
+        """The folder NAME.parts/`command`, for this run alone; parts of the same command by a run that was killed are still in
+        it. At the end of the block, also by an error or a signal, everything that this tool makes in NAME.parts is removed."""
+        made = [p for p in (self.parts, *self.parts.parents) if not p.exists()]
+        lock = None
+        try:
+            with signals.deferred():
+                lock = self._lock()
+                self._remove_parts(keep=command)
+            folder = self.parts / command
+            with writing(folder):
+                folder.mkdir(exist_ok=True)
+            yield folder
+        finally:
+            with signals.deferred():
+                if lock is not None:
+                    self._remove_parts()
+                    os.close(lock)
+                for path in made:
+                    with contextlib.suppress(OSError):  # of one with files in it
+                        path.rmdir()
+
+    def _lock(self):
+        """Makes NAME.parts and locks it against other runs; the lock ends with the process and its workers. Returns the
+        descriptor of the lock file."""
+        path, deadline = self.parts / LOCK, time.monotonic() + 2  # workers outlive a killed run for a moment
+        while True:
+            with writing(self.parts):
+                self.parts.mkdir(parents=True, exist_ok=True)
+                try:
+                    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+                except FileNotFoundError:  # the run that held it has just removed the folder
+                    lock = None
+            if lock is not None:
+                taken = try_lock(lock)
+                if taken and identity(path) == (os.fstat(lock).st_dev, os.fstat(lock).st_ino):
+                    return lock
+                os.close(lock)
+            if time.monotonic() > deadline:
+                raise WriteFailure(f"--out {self.tokens}: another run is writing it; wait for that, or name another --out")
+            time.sleep(0.05)
+
+    def _remove_parts(self, keep=None):
+        """Removes what this tool makes in NAME.parts, the lock file last, or all but the parts of the command `keep`. Other
+        files stay, and the folders that hold them."""
+        with writing(self.parts):
+            for command in list(self.parts.iterdir()):
+                if command.name == keep or not COMMAND.fullmatch(command.name) or command.is_symlink() or not command.is_dir():
+                    continue
+                for part in list(command.iterdir()):
+                    if PART.fullmatch(part.name) and is_regular(part):
+                        part.unlink()
+                with contextlib.suppress(OSError):
+                    command.rmdir()
+            if keep is None:
+                (self.parts / LOCK).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self.parts.rmdir()
+
+
+def try_lock(descriptor):
+    """False where another process holds the lock. File systems without locks have them all taken."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+    return True
+
+
+# -- inputs ---------------------------------------------------------------------------------------------------
+
+def files_in(folder, taken, left_out):
+    """Files of a folder and those in it, in byte order of path, links not followed. Outputs of this tool, `taken` by identity
+    and recognised ones, go to the list `left_out`."""
+    found = []
+    for root, folders, files in os.walk(folder):
+        own = [name for name in folders if is_own_folder(Path(root, name))]
+        left_out += [Path(root, name) for name in own]
+        folders[:] = [name for name in folders if name not in own]
+        for path in (Path(root, name) for name in files):
+            if is_regular(path):
+                (left_out if identity(path) in taken or is_own_file(path) else found).append(path)
+    return sorted(found, key=os.fsencode)
+
+
+def find_inputs(names, outputs):
+    """Files to read, in order; refuses inputs that are outputs, and outputs in the place of other files. Changes nothing."""
+    paths, taken = [Path(name) for name in names], outputs.existing()
+    for path in paths:
+        if identity(path) in taken:
+            raise Refusal(f"--out {outputs.tokens}: {taken[identity(path)]} would be written and is an input ({path}); "
+                          "name another --out")
+    outputs.refuse_files_of_others()
+    found, left_out = [], []
+    for path in paths:
+        if not path.is_file() and not path.is_dir():
+            raise Refusal(f"{path}: no such file or folder")
+        if is_own(path):
+            raise Refusal(f"{path}: an output of this tool, no text; name what it was made of")
+        if path.is_file():
+            found.append(path)
+            continue
+        before = len(left_out)
+        files = files_in(path, taken, left_out)
+        if not files:
+            raise Refusal(f"{path}: it holds no files" + (" but outputs of this tool" if len(left_out) > before else ""))
+        found += files
+    if left_out:
+        named = sorted({str(path) for path in left_out})
+        more = f" and {len(named) - 6} more" if len(named) > 6 else ""
+        print(f"left out, as outputs of this tool: {', '.join(named[:6])}{more}", file=sys.stderr)
+    return found
