@@ -4,9 +4,9 @@
 #include <functional>
 #include <string_view>
 
-#include "core/device.hpp"
-#include "core/topology.hpp"
-#include "scheduler/profile.hpp"
+#include "core/device/device.hpp"
+#include "core/host/topology.hpp"
+#include "scheduler/machine/profile.hpp"
 
 namespace tandem {
 

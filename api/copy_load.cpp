@@ -3,8 +3,8 @@
 #include <array>
 #include <chrono>
 
-#include "core/start_thread.hpp"
-#include "core/trace.hpp"
+#include "core/base/start_thread.hpp"
+#include "core/base/trace.hpp"
 
 namespace tandem {
 

@@ -6,7 +6,7 @@
 #include <stop_token>
 #include <thread>
 
-#include "core/device.hpp"
+#include "core/device/device.hpp"
 
 namespace tandem {
 

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "api/open_device.hpp"
-#include "core/device.hpp"
+#include "core/device/device.hpp"
 
 namespace tandem {
 

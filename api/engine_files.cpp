@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "api/state_io.hpp"
-#include "core/error.hpp"
-#include "core/version.hpp"
+#include "core/base/error.hpp"
+#include "core/base/version.hpp"
 #include "io/checkpoint.hpp"
 #include "offload/engine.hpp"
 
@@ -50,7 +50,7 @@ class SaveReads {
 };
 
 /// What rank 0 has written; empty where it could not.
-std::filesystem::path told_by_first(Group& group, const std::filesystem::path& written) {
+std::filesystem::path broadcast_path(Group& group, const std::filesystem::path& written) {
   std::string text = written.string();
   std::uint64_t length = text.size();
   group.broadcast(Channel::save, 0, std::as_writable_bytes(std::span(&length, 1)));
@@ -88,7 +88,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
     failure = std::current_exception();
   }
   reads.make_rest(buffer);
-  written = told_by_first(*group(), written);
+  written = broadcast_path(*group(), written);
   if (failure) std::rethrow_exception(failure);
   if (written.empty()) throw WriteError(directory.string(), "rank 0 could not write the checkpoint");
   return written;

@@ -1,6 +1,6 @@
 // The build without a CUDA device.
 #include "api/cuda_backend.hpp"
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 

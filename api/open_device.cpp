@@ -3,10 +3,10 @@
 #include <fmt/format.h>
 
 #include "api/cuda_backend.hpp"
-#include "core/device_name.hpp"
-#include "core/error.hpp"
-#include "core/topology.hpp"
-#include "cpu_ops/host_device.hpp"
+#include "core/base/error.hpp"
+#include "core/device/device_name.hpp"
+#include "core/host/topology.hpp"
+#include "cpu_ops/device/host_device.hpp"
 
 namespace tandem {
 namespace {

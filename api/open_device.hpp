@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "core/device.hpp"
-#include "core/topology.hpp"
-#include "scheduler/plan.hpp"
+#include "core/device/device.hpp"
+#include "core/host/topology.hpp"
+#include "scheduler/plan/plan.hpp"
 
 namespace tandem {
 

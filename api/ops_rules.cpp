@@ -2,9 +2,9 @@
 
 #include <fmt/format.h>
 
-#include "core/error.hpp"
-#include "cpu_ops/host_ops.hpp"
-#include "gpu_ops/scratch.hpp"
+#include "core/base/error.hpp"
+#include "cpu_ops/device/host_ops.hpp"
+#include "gpu_ops/base/scratch.hpp"
 
 namespace tandem {
 

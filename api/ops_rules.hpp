@@ -3,7 +3,7 @@
 #include <memory>
 #include <string_view>
 
-#include "core/ops.hpp"
+#include "core/ops/ops.hpp"
 
 namespace tandem {
 

@@ -2,8 +2,8 @@
 // Where a measured profile is kept between runs.
 #include <filesystem>
 
-#include "core/device.hpp"
-#include "scheduler/profile.hpp"
+#include "core/device/device.hpp"
+#include "scheduler/machine/profile.hpp"
 
 namespace tandem {
 

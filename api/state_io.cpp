@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "core/error.hpp"
-#include "core/mapped_memory.hpp"
+#include "core/base/error.hpp"
+#include "core/host/mapped_memory.hpp"
 #include "offload/state_of_ranks.hpp"
 
 namespace tandem {

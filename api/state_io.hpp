@@ -5,8 +5,8 @@
 #include <span>
 #include <vector>
 
-#include "core/memory.hpp"
-#include "core/parallel.hpp"
+#include "core/host/parallel.hpp"
+#include "core/memory/memory.hpp"
 #include "io/checkpoint.hpp"
 #include "offload/engine.hpp"
 

@@ -35,7 +35,7 @@ def measure():
     harness.build("bench_adam_race")
     python = harness.peers("torch", "numpy", "deepspeed")
     environment = harness.path_with(python)
-    peer = [python, harness.ROOT / "bench" / "torch_adam.py"]
+    peer = [python, harness.ROOT / "bench" / "peers" / "torch_adam.py"]
     size = [str(COUNT), str(harness.cores())]
     commands = ours(COUNT, "fp32", "split", *ROUNDED) | {p: [*peer, p, *size] for p in ("deepspeed", "torch")}
     with Race(commands, environment) as race:

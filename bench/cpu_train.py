@@ -47,7 +47,7 @@ class Work:
 
     def peer(self, python, script, what):
         """The same of a peer's loop over `what`."""
-        command = [python, harness.ROOT / "bench" / script, what, "--steps", str(self.steps), "--sequence",
+        command = [python, harness.ROOT / "bench" / "peers" / script, what, "--steps", str(self.steps), "--sequence",
                    str(self.sequence), "--batch", str(self.batch), "--threads", str(self.threads)]
         harness.say("$ " + " ".join(str(word) for word in command))
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=harness.QUIET)

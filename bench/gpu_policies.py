@@ -54,7 +54,7 @@ def compare(device, shape, ceiling, figures):
 def race_deepspeed(device, python, shape, micro_batch, figures):
     """What each of the two failed at, if it did."""
     try:
-        theirs = device.peer(python, harness.ROOT / "bench" / "deepspeed_gpt2.py", "--steps", device.step_count + 3,
+        theirs = device.peer(python, harness.ROOT / "bench" / "peers" / "deepspeed_gpt2.py", "--steps", device.step_count + 3,
                              "--sequence", shape.sequence, "--batch", micro_batch, "--shape",
                              "tiny" if gpu.SMALL else "gpt2-xl")
     except harness.BenchError as error:

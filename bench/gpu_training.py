@@ -76,7 +76,7 @@ def race_torch(device, python, shape, name, flags, seconds_of_a_sequence, figure
     failed = []
     for micro_batch in shape.micro_batches:
         try:
-            theirs = device.peer(python, harness.ROOT / "bench" / "torch_gpt2.py", "--steps", steps, "--sequence",
+            theirs = device.peer(python, harness.ROOT / "bench" / "peers" / "torch_gpt2.py", "--steps", steps, "--sequence",
                                  shape.sequence, "--batch", micro_batch, "--shape", "tiny" if gpu.SMALL else "gpt2-xl",
                                  "--device", "cpu" if gpu.SMALL else "cuda", *flags)
         except harness.BenchError as error:

@@ -18,15 +18,15 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "cli/what_if.hpp"
-#include "core/device_name.hpp"
-#include "core/error.hpp"
-#include "core/json_text.hpp"
-#include "core/version.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "core/base/version.hpp"
+#include "core/device/device_name.hpp"
 #include "io/atomic_file.hpp"
-#include "scheduler/traffic.hpp"
-#include "train/performance.hpp"
-#include "train/stop_signal.hpp"
-#include "train/units.hpp"
+#include "scheduler/tasks/traffic.hpp"
+#include "train/config/units.hpp"
+#include "train/runtime/stop_signal.hpp"
+#include "train/setup/performance.hpp"
 
 namespace tandem {
 namespace {

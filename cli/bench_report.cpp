@@ -6,9 +6,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "core/error.hpp"
-#include "core/json_text.hpp"
-#include "core/version.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "core/base/version.hpp"
 
 namespace tandem {
 namespace {

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <sstream>
 
-#include "core/error.hpp"
-#include "core/json_text.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
 
 namespace tandem {
 namespace {

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "scheduler/simulator.hpp"
+#include "scheduler/simulation/simulator.hpp"
 
 namespace tandem {
 

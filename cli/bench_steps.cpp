@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/median.hpp"
-#include "core/trace.hpp"
-#include "train/resource_use.hpp"
-#include "train/stop_signal.hpp"
+#include "core/base/median.hpp"
+#include "core/base/trace.hpp"
+#include "train/report/resource_use.hpp"
+#include "train/runtime/stop_signal.hpp"
 
 namespace tandem {
 

@@ -4,11 +4,11 @@
 #include <span>
 
 #include "cli/bench_rows.hpp"
-#include "train/config.hpp"
-#include "train/loaded_model.hpp"
-#include "train/model_source.hpp"
-#include "train/phase_clock.hpp"
-#include "train/run_setup.hpp"
+#include "train/config/config.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/runtime/loaded_model.hpp"
+#include "train/runtime/phase_clock.hpp"
+#include "train/setup/run_setup.hpp"
 
 namespace tandem {
 

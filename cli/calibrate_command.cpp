@@ -11,11 +11,11 @@
 #include "api/profile_cache.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
-#include "core/device_name.hpp"
-#include "core/error.hpp"
-#include "core/json_text.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "core/device/device_name.hpp"
 #include "io/atomic_file.hpp"
-#include "train/run_setup.hpp"
+#include "train/setup/run_setup.hpp"
 
 namespace tandem {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 

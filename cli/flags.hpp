@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "train/config.hpp"
+#include "train/config/config.hpp"
 
 namespace tandem {
 

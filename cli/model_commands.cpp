@@ -11,15 +11,15 @@
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
-#include "core/error.hpp"
-#include "core/json_text.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
 #include "core/numerics/bf16.hpp"
 #include "data/window_sampler.hpp"
-#include "train/hf_export.hpp"
-#include "train/model_source.hpp"
-#include "train/sampler.hpp"
-#include "train/training_data.hpp"
-#include "train/units.hpp"
+#include "train/config/units.hpp"
+#include "train/hf/hf_export.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/loop/sampler.hpp"
+#include "train/setup/training_data.hpp"
 
 namespace tandem {
 namespace {

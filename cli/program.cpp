@@ -20,13 +20,13 @@
 #include <vector>
 
 #include "cli/commands.hpp"
-#include "core/error.hpp"
-#include "core/isa.hpp"
-#include "core/stall.hpp"
-#include "core/utf8.hpp"
-#include "core/version.hpp"
-#include "models/config.hpp"
-#include "train/end_stalled.hpp"
+#include "core/base/error.hpp"
+#include "core/base/stall.hpp"
+#include "core/base/utf8.hpp"
+#include "core/base/version.hpp"
+#include "core/host/isa.hpp"
+#include "models/config/config.hpp"
+#include "train/runtime/end_stalled.hpp"
 
 namespace tandem {
 namespace {

@@ -8,10 +8,10 @@
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
-#include "core/error.hpp"
-#include "models/config.hpp"
-#include "train/stop_signal.hpp"
-#include "train/trainer.hpp"
+#include "core/base/error.hpp"
+#include "models/config/config.hpp"
+#include "train/loop/trainer.hpp"
+#include "train/runtime/stop_signal.hpp"
 
 namespace tandem {
 namespace {

@@ -9,13 +9,13 @@
 #include <vector>
 
 #include "api/ops_rules.hpp"
-#include "core/cuda_memory.hpp"
-#include "core/device_name.hpp"
-#include "core/error.hpp"
-#include "train/fastest_shape.hpp"
-#include "train/model_source.hpp"
-#include "train/performance.hpp"
-#include "train/run_setup.hpp"
+#include "core/base/error.hpp"
+#include "core/device/cuda_memory.hpp"
+#include "core/device/device_name.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/setup/fastest_shape.hpp"
+#include "train/setup/performance.hpp"
+#include "train/setup/run_setup.hpp"
 
 namespace tandem {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 /// Bytes of a host's memory that are no run's. Elsewhere nobody can ask the system how much of it is available, so they
 /// are assumed: the system's descriptions of pages (64 bytes for each of 4 KiB) and 3 GiB for firmware, services and a
 /// desktop; of a small host half.
-std::size_t kept_for_the_system(std::size_t host) {
+std::size_t os_reserved_bytes(std::size_t host) {
   using namespace literals;
   return std::min(host / 2, 3_GiB + host / 64);
 }
@@ -51,7 +51,7 @@ WhatIf described(const TrainConfig& config, const ModelConfig& model, const Mach
   const auto host = static_cast<std::size_t>(profile.host_memory.value);
   // What is not this run's has its part of the host; ranks have theirs together.
   const auto devices = ranks > 1 ? std::size_t{1} : static_cast<std::size_t>(profile.devices.value);
-  what.facts.host_available = (host - kept_for_the_system(host)) / devices;
+  what.facts.host_available = (host - os_reserved_bytes(host)) / devices;
   what.facts.host_limit = host / devices;  // a ceiling above what is left to it is believed up to here
   what.facts.device_is_host = profile.device_kind == "host";
   what.shape = run_shape(config, model, compute_type(config, profile.device_kind), /*training=*/true);

@@ -2,10 +2,10 @@
 // Plans for machines that need not be this one.
 #include <vector>
 
-#include "core/device.hpp"
-#include "models/transformer.hpp"
-#include "scheduler/auto.hpp"
-#include "train/config.hpp"
+#include "core/device/device.hpp"
+#include "models/transformer/transformer.hpp"
+#include "scheduler/search/auto.hpp"
+#include "train/config/config.hpp"
 
 namespace tandem {
 

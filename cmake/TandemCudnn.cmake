@@ -7,7 +7,7 @@ set_property(CACHE TANDEM_CUDNN PROPERTY STRINGS AUTO ON OFF)
 if(NOT TANDEM_CUDNN MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "TANDEM_CUDNN is '${TANDEM_CUDNN}': use AUTO, ON or OFF")
 endif()
-set(oldest_cudnn 9.18.0)  # as in gpu_ops/attention_cudnn.cpp
+set(oldest_cudnn 9.18.0)  # as in gpu_ops/ops/attention_cudnn.cpp
 
 # tandem_fetch_cudnn_frontend(FOLDER WHY): headers into FOLDER/include; WHY is empty, or says why they are not there.
 function(tandem_fetch_cudnn_frontend folder why)

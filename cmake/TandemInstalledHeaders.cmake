@@ -1,6 +1,6 @@
 # Runs at installation. Installs the headers below include/tandem and what these include, and no other: what no public
 # header needs is nobody's interface. They spell their includes "module/file.hpp", and installed "tandem/module/file.hpp": a
-# program may have a core/error.hpp of its own.
+# program may have a core/base/error.hpp of its own.
 list(GET header_roots 0 public)
 file(GLOB names RELATIVE ${public} ${public}/tandem/*.hpp)
 set(pending ${names})

@@ -24,13 +24,14 @@ tandem_headers(tandem_module_headers "tandem_flags" ${tandem_common_headers})
 tandem_headers(tandem_program_headers "tandem_flags;spdlog::spdlog;nlohmann_json::nlohmann_json;fmt::fmt"
                ${tandem_common_headers} <spdlog/spdlog.h> <nlohmann/json.hpp>)
 
-# tandem_module(NAME [USES module...] [LINKS library...] [EXCLUDE file...] [HEADERS name])
-# One folder, one static library target `tandem_NAME`; USES are the modules it may include.
-function(tandem_module name)
+# tandem_library(NAME FOLDER [USES library...] [LINKS library...] [EXCLUDE file...] [HEADERS name])
+# The sources of a folder as a static library `tandem_NAME`. USES are modules and parts whose headers its own may include,
+# without `tandem_`; LINKS are for its sources alone.
+function(tandem_library name folder)
   cmake_parse_arguments(M "" "HEADERS" "USES;LINKS;EXCLUDE" ${ARGN})
-  file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  file(GLOB sources CONFIGURE_DEPENDS ${folder}/*.cpp)
   foreach(file ${M_EXCLUDE})
-    list(REMOVE_ITEM sources ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+    list(REMOVE_ITEM sources ${folder}/${file})
   endforeach()
   add_library(tandem_${name} STATIC ${sources})
   target_include_directories(tandem_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>)
@@ -40,7 +41,28 @@ function(tandem_module name)
     set(M_HEADERS tandem_module_headers)
   endif()
   tandem_has_headers(tandem_${name} ${M_HEADERS})
-  set_property(GLOBAL APPEND PROPERTY TANDEM_MODULES tandem_${name})
+endfunction()
+
+# tandem_module(NAME ...): the folder of the caller as one library, with the arguments of tandem_library.
+function(tandem_module name)
+  tandem_library(${name} ${CMAKE_CURRENT_SOURCE_DIR} ${ARGN})
+  set_property(GLOBAL PROPERTY TANDEM_PARTS_${name} ${name})
+endfunction()
+
+# tandem_part(MODULE PART ...): the folder PART of a module as a library `tandem_MODULE_PART`, with the arguments of
+# tandem_library. Parts are declared in the order in which they include each other.
+function(tandem_part module part)
+  tandem_library(${module}_${part} ${CMAKE_CURRENT_SOURCE_DIR}/${part} ${ARGN})
+  set_property(GLOBAL APPEND PROPERTY TANDEM_PARTS_${module} ${module}_${part})
+endfunction()
+
+# tandem_module_of_parts(NAME): `tandem_NAME`, which links all parts that were declared.
+function(tandem_module_of_parts name)
+  get_property(parts GLOBAL PROPERTY TANDEM_PARTS_${name})
+  add_library(tandem_${name} INTERFACE)
+  list(TRANSFORM parts PREPEND tandem_)
+  target_link_libraries(tandem_${name} INTERFACE ${parts})
+  set_property(GLOBAL APPEND PROPERTY TANDEM_PARTS_${name} ${name})
 endfunction()
 
 # tandem_test_objects(NAME SOURCE...): tests that several programs run, each on a device of its own; compiled once.
@@ -50,11 +72,16 @@ function(tandem_test_objects name)
   target_link_libraries(${name} PRIVATE tandem_core)
 endfunction()
 
-# tandem_test(NAME [USES module...] [LINKS library...]): tests/<folder>/*.cpp of this folder as one program, its cases found
-# by CTest. LINKS may name objects of tandem_test_objects, whose sources are then not compiled again.
+# tandem_test(NAME [USES module...] [LINKS library...] [FOLDERS folder...]): *.cpp of the caller's folder, and of those
+# named in it, as one program, its cases found by CTest. LINKS may name objects of tandem_test_objects, whose sources are
+# then not compiled again.
 function(tandem_test name)
-  cmake_parse_arguments(T "" "" "USES;LINKS" ${ARGN})
+  cmake_parse_arguments(T "" "" "USES;LINKS;FOLDERS" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  foreach(folder ${T_FOLDERS})
+    file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
+    list(APPEND sources ${more})
+  endforeach()
   foreach(library ${T_LINKS})
     get_target_property(elsewhere ${library} SOURCES)
     list(REMOVE_ITEM sources ${elsewhere})

@@ -14,9 +14,9 @@
 #include <string_view>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/stall.hpp"
-#include "core/watched_wait.hpp"
+#include "core/base/error.hpp"
+#include "core/base/stall.hpp"
+#include "core/device/watched_wait.hpp"
 
 namespace tandem {
 namespace {
@@ -221,7 +221,7 @@ class LocalGroup final : public Group {
 
   Rank rank() const noexcept override { return {rank_, members_.count()}; }
   void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) override;
-  void exchange(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) override;
+  void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) override;
   void broadcast(Channel channel, int root, std::span<std::byte> bytes) override;
   void fail(std::exception_ptr error) noexcept override { members_.fail(rank_, error); }
   void leave() noexcept override;
@@ -347,8 +347,8 @@ void LocalGroup::all_gather(std::byte* buffer, std::span<const ByteRange> parts,
   });
 }
 
-void LocalGroup::exchange(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) {
-  on_devices({.name = "exchange", .parts = parts, .data = from}, stream, [&](int peer, const std::byte* theirs) {
+void LocalGroup::all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to, StreamView stream) {
+  on_devices({.name = "all_to_all", .parts = parts, .data = from}, stream, [&](int peer, const std::byte* theirs) {
     const ByteRange own = parts[static_cast<std::size_t>(rank_)];
     const auto slot = static_cast<std::size_t>(peer < rank_ ? peer : peer - 1);
     device_.copy_from(members_.device(peer), to + slot * own.size(), theirs + own.begin, own.size(), stream);

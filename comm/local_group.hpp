@@ -4,7 +4,7 @@
 #include <span>
 #include <vector>
 
-#include "core/group.hpp"
+#include "core/device/group.hpp"
 
 namespace tandem {
 

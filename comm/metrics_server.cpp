@@ -14,8 +14,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/start_thread.hpp"
+#include "core/base/error.hpp"
+#include "core/base/start_thread.hpp"
 
 namespace tandem {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <system_error>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "core/read_only_file.hpp"
+#include "core/base/read_only_file.hpp"
 
 namespace tandem {
 

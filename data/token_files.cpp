@@ -10,9 +10,9 @@
 #include <span>
 #include <system_error>
 
-#include "core/error.hpp"
-#include "core/json_text.hpp"
-#include "core/nesting.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "core/base/nesting.hpp"
 
 namespace tandem::data_files {
 namespace {

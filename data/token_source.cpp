@@ -10,7 +10,7 @@
 #include <thread>
 #include <utility>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "data/token_files.hpp"
 
 namespace tandem {

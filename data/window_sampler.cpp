@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "core/numerics/random.hpp"
 
 namespace tandem {

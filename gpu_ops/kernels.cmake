@@ -9,13 +9,13 @@ set(gpu_kernel_sources attention.cu attention_backward.cu attention_tensor.cu at
                        expert_products_tensor.cu experts.cu matmul.cu norms.cu norms_backward.cu pointwise.cu softmax.cu update.cu)
 list(TRANSFORM gpu_kernel_sources PREPEND ${gpu_kernels_dir}/kernels/)
 set(gpu_ops_sources attention.cpp cuda_ops.cpp head_loss.cpp)
-list(TRANSFORM gpu_ops_sources PREPEND ${gpu_kernels_dir}/)
+list(TRANSFORM gpu_ops_sources PREPEND ${gpu_kernels_dir}/ops/)
 # Who multiplies and who attends: a file answers for each.
-set(gpu_cublaslt_sources ${gpu_kernels_dir}/matmul_cublaslt.cpp ${gpu_kernels_dir}/matmul_parts.cpp)
+set(gpu_cublaslt_sources ${gpu_kernels_dir}/ops/matmul_cublaslt.cpp ${gpu_kernels_dir}/ops/matmul_parts.cpp)
 if(TANDEM_CUDNN_FOUND)
   set(gpu_attention_sources $<TARGET_OBJECTS:tandem_attention_cudnn>)
 else()
-  set(gpu_attention_sources ${gpu_kernels_dir}/attention_plain.cpp)
+  set(gpu_attention_sources ${gpu_kernels_dir}/ops/attention_plain.cpp)
 endif()
 
 # CMake 3.25 does not know this flag of nvcc.

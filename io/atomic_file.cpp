@@ -6,8 +6,8 @@
 #include <cerrno>
 #include <system_error>
 
-#include "core/error.hpp"
-#include "core/hash128.hpp"
+#include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
 #include "io/write_behind.hpp"
 
 namespace tandem {

@@ -12,10 +12,10 @@
 #include <system_error>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/hash128.hpp"
-#include "core/mapped_file.hpp"
-#include "core/state_digest.hpp"
+#include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
+#include "core/base/mapped_file.hpp"
+#include "core/params/state_digest.hpp"
 #include "io/file_hash.hpp"
 #include "io/read_ahead.hpp"
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "core/state_array.hpp"
+#include "core/params/state_array.hpp"
 #include "io/file_ops.hpp"
 #include "io/manifest.hpp"
 #include "io/safetensors.hpp"

@@ -1,6 +1,6 @@
 #include "io/file_hash.hpp"
 
-#include "core/hash128.hpp"
+#include "core/base/hash128.hpp"
 #include "io/read_ahead.hpp"
 
 namespace tandem {

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
-#include "core/direct_buffer.hpp"
+#include "core/base/direct_buffer.hpp"
 
 namespace tandem {
 

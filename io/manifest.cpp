@@ -5,9 +5,9 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/json_text.hpp"
-#include "core/nesting.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "core/base/nesting.hpp"
 #include "io/plain_name.hpp"
 
 namespace tandem {

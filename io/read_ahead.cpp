@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "core/start_thread.hpp"
+#include "core/base/start_thread.hpp"
 #include "io/atomic_file.hpp"
 #include "io/file_ops.hpp"
 

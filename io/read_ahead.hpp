@@ -9,8 +9,8 @@
 #include <span>
 #include <thread>
 
-#include "core/direct_buffer.hpp"
-#include "core/read_only_file.hpp"
+#include "core/base/direct_buffer.hpp"
+#include "core/base/read_only_file.hpp"
 
 namespace tandem {
 

@@ -12,9 +12,9 @@
 #include <set>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/json_text.hpp"
-#include "core/nesting.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "core/base/nesting.hpp"
 #include "core/numerics/bf16.hpp"
 
 namespace tandem {

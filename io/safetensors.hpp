@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/mapped_file.hpp"
+#include "core/base/mapped_file.hpp"
 #include "io/atomic_file.hpp"
 
 namespace tandem {

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/start_thread.hpp"
+#include "core/base/start_thread.hpp"
 
 namespace tandem {
 

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "core/direct_buffer.hpp"
+#include "core/base/direct_buffer.hpp"
 #include "io/file_ops.hpp"
 
 namespace tandem {

@@ -12,9 +12,9 @@
 #include <span>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/hash128.hpp"
-#include "core/update_kernels.hpp"
+#include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
+#include "core/ops/update_kernels.hpp"
 #include "offload/engine_impl.hpp"
 
 namespace tandem {
@@ -78,7 +78,7 @@ const Plan& OffloadEngine::Impl::checked(const Plan& plan, const ParameterLayout
   return plan;
 }
 
-/// Ranks exchange what they have in the order in which their plans unfold: where `require_fit` throws on one of them,
+/// Ranks exchange what they have in the order in which their plans lower: where `require_fit` throws on one of them,
 /// or plans are not of one kind, this throws on all.
 void OffloadEngine::Impl::agree_on(Group* group, const Plan& plan, const std::function<void()>& require_fit) {
   if (group == nullptr) return require_fit();
@@ -143,7 +143,7 @@ void OffloadEngine::Impl::submit() {
 }
 
 void OffloadEngine::Impl::prefetch() {
-  if (options_.overlap) unfolder_->prefetch(tasks_);
+  if (options_.overlap) lowering_->prefetch(tasks_);
 }
 
 // -- steps -----------------------------------------------------------------------------------------------
@@ -164,10 +164,10 @@ void OffloadEngine::Impl::begin_step(const StepOptions& options) {
   step_options_ = options;
   mode_ = Mode::step;
   stalled_until(0.0);  // of a step that was abandoned
-  unfolder_->forget_before(executor_.oldest());
+  lowering_->forget_before(executor_.oldest());
   // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
   update_in_backward_ = options.max_grad_norm <= 0.0 && options_.on_nonfinite == OnNonfinite::stop;
-  unfolder_->begin_step(options.micro_batches, update_in_backward_);
+  lowering_->begin_step(options.micro_batches, update_in_backward_);
   if (update_in_backward_) set_update(options.gradient_scale);
   prefetch();
   submit();
@@ -189,8 +189,8 @@ void OffloadEngine::Impl::abort_step() {
   mode_ = Mode::idle;  // also where what failed is thrown again
   abandoned_ = false;
   executor_.drain("abandoning the step");
-  if (update_in_backward_ && !unfolder_->norm_tasks().empty()) state_ = StateIs::unfinished;
-  unfolder_->end_pass();
+  if (update_in_backward_ && !lowering_->norm_tasks().empty()) state_ = StateIs::unfinished;
+  lowering_->end_pass();
 }
 
 /// A layer's blocks in order, whatever subgroups they lie in, and whichever ranks have them: each goes on from the sum
@@ -223,9 +223,9 @@ double OffloadEngine::Impl::add_squares(int layer, double sum) const {
 /// and nothing is updated before the last: so each layer's blocks are added while backward goes on below it.
 double OffloadEngine::Impl::gradient_norm() {
   layer_squares_.assign(static_cast<std::size_t>(layout_.layer_count()), 0.0);
-  std::span<const TaskId> tasks = unfolder_->norm_tasks();
+  std::span<const TaskId> tasks = lowering_->norm_tasks();
   std::size_t begin = 0;
-  for (const auto& [layer, end] : unfolder_->complete_layers()) {
+  for (const auto& [layer, end] : lowering_->complete_layers()) {
     executor_.wait_done(tasks.subspan(begin, end - begin), "waiting for gradients");
     layer_squares_[static_cast<std::size_t>(layer)] = squares_of(layer);
     begin = end;
@@ -237,14 +237,14 @@ StepReport OffloadEngine::Impl::end_step() {
   if (mode_ != Mode::step) throw MisuseError("end_step without a step");
   require_nothing_held("end_step");
   if (abandoned_) throw MisuseError("end_step of an abandoned step", {}, "call abort_step");
-  if (!unfolder_->gradients_complete()) {
+  if (!lowering_->gradients_complete()) {
     throw MisuseError("end_step before every layer has committed its gradients in every micro-batch");
   }
   StepReport report;
   report.gradient_norm = std::abs(step_options_.gradient_scale) * gradient_norm();
   report.exposed_update_seconds = stalled_until(update_ended_);
   const bool finite = std::isfinite(report.gradient_norm);
-  unfolder_->end_pass();
+  lowering_->end_pass();
   mode_ = Mode::idle;
   if (!finite && options_.on_nonfinite == OnNonfinite::stop) {
     if (update_in_backward_) state_ = StateIs::unfinished;
@@ -255,7 +255,7 @@ StepReport OffloadEngine::Impl::end_step() {
   if (finite) {
     if (!update_in_backward_) set_update(step_options_.gradient_scale * clip_factor(report.gradient_norm));
     ++step_;
-    unfolder_->update(tasks_);
+    lowering_->update(tasks_);
     submit();
     if (!options_.overlap) report.exposed_update_seconds += executor_.drain("waiting for updates");
   } else {
@@ -271,7 +271,7 @@ double OffloadEngine::Impl::clip_factor(double norm) const {
 }
 
 void OffloadEngine::Impl::set_update(double scale) {
-  runner_.set_update({options_.adamw, step_ + 1, options_.seed, step_options_.lr, scale}, unfolder_->step());
+  runner_.set_update({options_.adamw, step_ + 1, options_.seed, step_options_.lr, scale}, lowering_->step());
 }
 
 void OffloadEngine::Impl::note_submitted(const Task& task) {
@@ -288,14 +288,14 @@ void OffloadEngine::Impl::begin_evaluation() {
   require_idle("evaluation");
   require_state();
   mode_ = Mode::evaluation;
-  unfolder_->forget_before(executor_.oldest());
-  unfolder_->begin_evaluation();
+  lowering_->forget_before(executor_.oldest());
+  lowering_->begin_evaluation();
   prefetch();
   submit();
 }
 
 void OffloadEngine::Impl::end_evaluation() noexcept {
-  unfolder_->end_pass();
+  lowering_->end_pass();
   mode_ = Mode::idle;
 }
 
@@ -310,9 +310,9 @@ Held OffloadEngine::Impl::take(std::vector<Held>& list, std::uint64_t ticket) {
   return held;
 }
 
-LayerBases OffloadEngine::Impl::bases_of(const Visit& visit) const {
+LayerBases OffloadEngine::Impl::bases_of(const LayerUse& use) const {
   LayerBases bases;
-  for (const WeightPlace& place : visit.weights) {
+  for (const WeightPlace& place : use.weights) {
     bases.add(place.layer,
               place.buffer >= 0 ? storage_.weight_buffer(place.buffer) : storage_.resident_weights(place.layer));
   }
@@ -326,14 +326,14 @@ WeightsGuard OffloadEngine::Impl::fetch(int layer, StreamView stream) {
   held.ticket = next_ticket_++;
   held.stream = stream;
   held.exceptions = std::uncaught_exceptions();
-  held.visit = unfolder_->visit(layer, tasks_);
+  held.use = lowering_->use(layer, tasks_);
   prefetch();
   submit();
   weights_.push_back(held);
-  WeightsGuard guard(&engine_, &layout_, layer, held.ticket, bases_of(held.visit), stream);
+  WeightsGuard guard(&engine_, &layout_, layer, held.ticket, bases_of(held.use), stream);
   const bool updating = mode_ == Mode::step && updates_left_ > 0;
   const std::uint32_t place = updating ? stalls_.reach(stream) : 0;
-  executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
+  executor_.begin_caller_task(held.use.id, stream, "fetching layer");
   if (updating) stalls_.leave(place, stream);
   return guard;
 }
@@ -342,7 +342,7 @@ void OffloadEngine::Impl::also_used(std::uint64_t ticket, StreamView stream) {
   device_.require_own(stream);
   for (HeldWeights& held : weights_) {
     if (held.ticket != ticket) continue;
-    executor_.begin_caller_task(held.visit.id, stream, "fetching layer");
+    executor_.begin_caller_task(held.use.id, stream, "fetching layer");
     held.also.push_back(stream);
     return;
   }
@@ -351,15 +351,15 @@ void OffloadEngine::Impl::also_used(std::uint64_t ticket, StreamView stream) {
 
 void OffloadEngine::Impl::release(std::uint64_t ticket, StreamView stream) {
   const HeldWeights held = take(weights_, ticket);
-  const bool lost_its_way = std::uncaught_exceptions() > held.exceptions;  // the caller
-  if (lost_its_way && mode_ == Mode::step) leave_step("an exception left a step");
+  const bool unwinding = std::uncaught_exceptions() > held.exceptions;  // the caller
+  if (unwinding && mode_ == Mode::step) leave_step("an exception left a step");
   for (const StreamView other : held.also) {
     const Event joined = device_.make_event();
     device_.record(joined, other);
     device_.wait(stream, joined);
   }
-  unfolder_->release(held.visit);
-  executor_.finish_caller_task(held.visit.id, stream);
+  lowering_->release(held.use);
+  executor_.finish_caller_task(held.use.id, stream);
   prefetch();
   submit();
 }
@@ -369,10 +369,10 @@ void OffloadEngine::Impl::require_one_stream(int layer, StreamView stream) const
   const std::vector<int>& borrows = layout_.layer(layer).borrows;
   for (const HeldGradients& held : gradients_) {
     if (held.stream == stream) continue;
-    for (const GradientPlace& place : held.visit.gradients) {
+    for (const GradientPlace& place : held.use.gradients) {
       if (place.layer != layer && std::find(borrows.begin(), borrows.end(), place.layer) == borrows.end()) continue;
       throw MisuseError(fmt::format("gradients of layers '{}' and '{}', which share parameters, on two streams",
-                                    layout_.layer(held.visit.layer).name, layout_.layer(layer).name),
+                                    layout_.layer(held.use.layer).name, layout_.layer(layer).name),
                         {}, "commit the one before asking for the other");
     }
   }
@@ -385,15 +385,14 @@ GradientsGuard OffloadEngine::Impl::gradients(int layer, StreamView stream) {
   HeldGradients held;
   held.ticket = next_ticket_++;
   held.stream = stream;
-  held.visit = unfolder_->gradients(layer, tasks_);
+  held.use = lowering_->gradients(layer, tasks_);
   submit();
   gradients_.push_back(held);
   LayerBases bases;
-  for (const GradientPlace& place : held.visit.gradients)
-    bases.add(place.layer, storage_.gradient_buffer(place.buffer));
+  for (const GradientPlace& place : held.use.gradients) bases.add(place.layer, storage_.gradient_buffer(place.buffer));
   GradientsGuard guard(&engine_, &layout_, layer, held.ticket, bases);
-  executor_.begin_caller_task(held.visit.id, stream, "gradients of layer");
-  for (const GradientPlace& place : held.visit.gradients) {
+  executor_.begin_caller_task(held.use.id, stream, "gradients of layer");
+  for (const GradientPlace& place : held.use.gradients) {
     if (place.fresh) clear_gradients(place, stream);
   }
   return guard;
@@ -417,16 +416,16 @@ void OffloadEngine::Impl::clear_gradients(const GradientPlace& place, StreamView
 void OffloadEngine::Impl::commit(std::uint64_t ticket, StreamView stream) {
   device_.require_own(stream);
   const HeldGradients held = take(gradients_, ticket);
-  unfolder_->commit(held.visit, tasks_);
+  lowering_->commit(held.use, tasks_);
   submit();
-  executor_.finish_caller_task(held.visit.id, stream);
+  executor_.finish_caller_task(held.use.id, stream);
 }
 
 void OffloadEngine::Impl::abandon(std::uint64_t ticket) {
   const HeldGradients held = take(gradients_, ticket);
   leave_step("gradients were not committed");
-  unfolder_->abandon(held.visit);
-  executor_.finish_caller_task(held.visit.id, held.stream);
+  lowering_->abandon(held.use);
+  executor_.finish_caller_task(held.use.id, held.stream);
 }
 
 EngineCounters OffloadEngine::Impl::counters() {

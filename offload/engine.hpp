@@ -11,13 +11,13 @@
 #include <string_view>
 #include <vector>
 
-#include "core/device.hpp"
-#include "core/group.hpp"
-#include "core/parameter_access.hpp"
-#include "core/parameter_layout.hpp"
-#include "core/state_array.hpp"
-#include "core/trace.hpp"
-#include "scheduler/plan.hpp"
+#include "core/base/trace.hpp"
+#include "core/device/device.hpp"
+#include "core/device/group.hpp"
+#include "core/params/parameter_access.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "core/params/state_array.hpp"
+#include "scheduler/plan/plan.hpp"
 
 namespace tandem {
 
@@ -79,7 +79,7 @@ class SaveReader;
 /// `abort_step` does. What queued work throws fails the engine: every later call throws it again.
 ///
 /// With a `Group` each of its devices has an engine, driven by a thread of its own, with a slice of every layer's state
-/// and host weights, and all make the same calls in the same order: steps of as many micro-batches, visits, commits and
+/// and host weights, and all make the same calls in the same order: steps of as many micro-batches, uses, commits and
 /// evaluations, and also `read`, `state_digest`, `begin_save`, reads of its scope, `save`, `load` and `adopt` of a plan
 /// made with the same options but its own rank. Gradients add up in the order of micro-batches and, in each, of ranks:
 /// R ranks with one micro-batch each leave the bits that one rank leaves with R of them. `initialize` and `write` are

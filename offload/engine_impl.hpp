@@ -16,7 +16,7 @@
 #include "offload/state_access.hpp"
 #include "offload/storage.hpp"
 #include "offload/task_runner.hpp"
-#include "scheduler/unfold.hpp"
+#include "scheduler/tasks/lowering.hpp"
 
 namespace tandem {
 
@@ -37,11 +37,11 @@ class OffloadEngine::Impl {
         plan_(checked(plan, layout_, options_, group)),
         storage_(device, layout_, plan_, options.state_folder, options.watchdog_seconds),
         access_(device, layout_, plan_, storage_, options.watchdog_seconds),
-        unfolder_(std::in_place, layout_, plan_),
+        lowering_(std::in_place, layout_, plan_),
         runner_(device, layout_, plan_, storage_, group),
         stalls_(device, options.watchdog_seconds, 2 * static_cast<std::size_t>(layout_.layer_count())),
         executor_(device, layout_, runner_, trace, options.watchdog_seconds, options.overlap,
-                  storage_.pageable_bytes() > 0 ? Copies::block : Copies::are_queued, worker_lanes(plan_), group) {
+                  storage_.pageable_bytes() > 0 ? Copies::block : Copies::async, worker_lanes(plan_), group) {
     plan_.memory.unpin(storage_.pageable_bytes());
     executor_.on_submit = [this](const Task& task) { note_submitted(task); };
     executor_.on_done = [this](const Task& task) { note_done(task); };
@@ -92,14 +92,14 @@ class OffloadEngine::Impl {
   enum class StateIs : std::uint8_t { unset, whole, unfinished };
   struct HeldWeights {
     std::uint64_t ticket = 0;
-    Visit visit;
+    LayerUse use;
     StreamView stream;
     std::vector<StreamView> also;
     int exceptions = 0;  ///< in flight when it was asked for
   };
   struct HeldGradients {
     std::uint64_t ticket = 0;
-    GradientVisit visit;
+    GradientUse use;
     StreamView stream;
   };
 
@@ -137,11 +137,11 @@ class OffloadEngine::Impl {
   void require_state() const;
   void note_submitted(const Task& task);
   void note_done(const Task& task);
-  LayerBases bases_of(const Visit& visit) const;
+  LayerBases bases_of(const LayerUse& use) const;
   template <class Held>
   Held take(std::vector<Held>& list, std::uint64_t ticket);
 
-  std::optional<Unfolder> unfolder_;  ///< never empty; another one for another plan
+  std::optional<Lowering> lowering_;  ///< never empty; another one for another plan
   TaskRunner runner_;
   TaskList tasks_;
   std::vector<HeldWeights> weights_;

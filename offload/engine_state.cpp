@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "offload/engine_impl.hpp"
 #include "offload/state_of_ranks.hpp"
 
@@ -36,7 +36,7 @@ void OffloadEngine::Impl::require_state() const {
 void OffloadEngine::Impl::begin_load(const char* what) {
   require_idle(what);
   wait();
-  unfolder_->invalidate_weights();
+  lowering_->invalidate_weights();
   state_ = StateIs::unfinished;
 }
 
@@ -69,7 +69,7 @@ void OffloadEngine::Impl::write(const Parameter& parameter, StateArray array, st
                                 std::span<const float> values) {
   require_idle("write");
   wait();
-  unfolder_->invalidate_weights();
+  lowering_->invalidate_weights();
   access_.write(owned(parameter, Extent::part, first, values.size()), array, first, values);
 }
 
@@ -104,14 +104,14 @@ void OffloadEngine::Impl::adopt(const Plan& plan) {
   state_ = StateIs::whole;
   plan_ = plan;
   plan_.memory.unpin(storage_.pageable_bytes());
-  unfolder_.emplace(layout_, plan_, unfolder_->count());
+  lowering_.emplace(layout_, plan_, lowering_->count());
 }
 
 std::shared_ptr<SaveReader> OffloadEngine::Impl::begin_save() {
   require_idle("begin_save");
   require_state();
   if (!saving_.expired()) throw MisuseError("begin_save while another save is under way", {}, "let its scope go first");
-  unfolder_->save(tasks_);
+  lowering_->save(tasks_);
   auto reader = std::make_shared<SaveReader>(executor_, access_, layout_, group_,
                                              std::vector<Task>(tasks_.begin(), tasks_.end()));
   submit();

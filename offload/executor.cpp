@@ -7,9 +7,9 @@
 #include <initializer_list>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/start_thread.hpp"
-#include "core/watched_wait.hpp"
+#include "core/base/error.hpp"
+#include "core/base/start_thread.hpp"
+#include "core/device/watched_wait.hpp"
 
 namespace tandem {
 namespace {
@@ -24,7 +24,7 @@ std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
   const std::size_t own = all.size() - 1;
   static_assert(device_lanes.back() == Lane::peers);
   std::vector<std::span<const Lane>> lanes;
-  if (copies == Copies::are_queued) lanes.push_back(all.first(own));
+  if (copies == Copies::async) lanes.push_back(all.first(own));
   for (std::size_t i = 0; copies == Copies::block && i < own; ++i) lanes.push_back(all.subspan(i, 1));
   if (peers) lanes.push_back(all.last(1));
   return lanes;
@@ -299,15 +299,15 @@ void Executor::sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, P
 /// task: only who sleeps is woken, and only where there is something to do for it.
 void Executor::wake() {
   pass_dropped_saves();
-  const auto rouse = [](Worker& worker) {
+  const auto notify = [](Worker& worker) {
     worker.asleep = false;
     worker.wakes.notify_one();
   };
   for (Issuer& issuer : issuers_) {
-    if (issuer.asleep && next_device_task(issuer) != no_task) rouse(issuer);
+    if (issuer.asleep && next_device_task(issuer) != no_task) notify(issuer);
   }
   for (LaneWorker& worker : workers_) {
-    if (worker.asleep && next_task(worker) != no_task) rouse(worker);
+    if (worker.asleep && next_task(worker) != no_task) notify(worker);
   }
   for (Waiter* waiter : {&caller_, &saver_}) {
     if (!waiter->wanted || !waiter->wanted()) continue;

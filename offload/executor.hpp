@@ -12,21 +12,21 @@
 #include <thread>
 #include <vector>
 
-#include "core/device.hpp"
-#include "core/group.hpp"
-#include "core/named_range.hpp"
-#include "core/parameter_layout.hpp"
-#include "core/stall.hpp"
-#include "core/trace.hpp"
+#include "core/base/named_range.hpp"
+#include "core/base/stall.hpp"
+#include "core/base/trace.hpp"
+#include "core/device/device.hpp"
+#include "core/device/group.hpp"
+#include "core/params/parameter_layout.hpp"
 #include "offload/task_runner.hpp"
-#include "scheduler/task.hpp"
-#include "scheduler/task_graph.hpp"
+#include "scheduler/tasks/task.hpp"
+#include "scheduler/tasks/task_graph.hpp"
 
 namespace tandem {
 
 /// What the device does with copies to and from the engine's host memory: `block` where some of it is pageable, and the
 /// caller waits within the call.
-enum class Copies : std::uint8_t { are_queued, block };
+enum class Copies : std::uint8_t { async, block };
 
 /// Threads of its own: one queues work on the device's streams, or one for each lane where that blocks, so that copies
 /// in one direction hold up no others; one does so for what ranks exchange, where each waits for the others; and one

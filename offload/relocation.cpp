@@ -4,12 +4,12 @@
 #include <cstring>
 #include <vector>
 
-#include "core/memory.hpp"
+#include "core/device/watched_wait.hpp"
+#include "core/memory/memory.hpp"
 #include "core/numerics/adam_state.hpp"
-#include "core/watched_wait.hpp"
 #include "offload/copy_order.hpp"
 #include "offload/storage.hpp"
-#include "scheduler/rank_slice.hpp"
+#include "scheduler/plan/rank_slice.hpp"
 
 namespace tandem {
 namespace {

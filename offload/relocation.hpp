@@ -2,9 +2,9 @@
 // Moves state and weights from where one plan has them to where another wants them, within the same blocks.
 #include <cstddef>
 
-#include "core/device.hpp"
-#include "core/parameter_layout.hpp"
-#include "scheduler/plan.hpp"
+#include "core/device/device.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "scheduler/plan/plan.hpp"
 
 namespace tandem {
 

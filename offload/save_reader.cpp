@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "offload/state_of_ranks.hpp"
 
 namespace tandem {

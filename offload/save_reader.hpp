@@ -5,18 +5,18 @@
 #include <span>
 #include <vector>
 
-#include "core/group.hpp"
-#include "core/parameter_layout.hpp"
+#include "core/device/group.hpp"
+#include "core/params/parameter_layout.hpp"
 #include "offload/executor.hpp"
 #include "offload/state_access.hpp"
-#include "scheduler/task.hpp"
+#include "scheduler/tasks/task.hpp"
 
 namespace tandem {
 
 /// Used by one thread, whichever. What it is not asked for before it goes, updates no longer wait for.
 class SaveReader {
  public:
-  /// `tasks` are all that Unfolder::save has emitted, and taken over by the executor before the first `read`. What is
+  /// `tasks` are all that Lowering::save has emitted, and taken over by the executor before the first `read`. What is
   /// given by reference must outlive it, and so must `group`, null where there is one rank.
   SaveReader(Executor& executor, const StateAccess& access, const ParameterLayout& layout, Group* group,
              std::vector<Task> tasks);

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/stream_marks.hpp"
+#include "core/device/stream_marks.hpp"
 
 namespace tandem {
 

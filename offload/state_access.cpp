@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "core/coded_moments.hpp"
-#include "core/error.hpp"
-#include "core/hash128.hpp"
-#include "core/update_kernels.hpp"
-#include "core/watched_wait.hpp"
+#include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
+#include "core/device/watched_wait.hpp"
+#include "core/ops/update_kernels.hpp"
+#include "core/params/coded_moments.hpp"
 
 namespace tandem {
 namespace {

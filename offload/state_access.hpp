@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
-#include "core/device.hpp"
-#include "core/parallel.hpp"
-#include "core/parameter_layout.hpp"
-#include "core/state_digest.hpp"
+#include "core/device/device.hpp"
+#include "core/host/parallel.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "core/params/state_digest.hpp"
 #include "offload/engine.hpp"
 #include "offload/storage.hpp"
-#include "scheduler/plan.hpp"
+#include "scheduler/plan/plan.hpp"
 
 namespace tandem {
 

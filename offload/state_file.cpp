@@ -10,8 +10,8 @@
 #include <string>
 #include <system_error>
 
-#include "core/direct_buffer.hpp"
-#include "core/error.hpp"
+#include "core/base/direct_buffer.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

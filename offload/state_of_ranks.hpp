@@ -4,9 +4,9 @@
 #include <span>
 #include <vector>
 
-#include "core/group.hpp"
-#include "core/parameter_layout.hpp"
-#include "scheduler/rank_slice.hpp"
+#include "core/device/group.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "scheduler/plan/rank_slice.hpp"
 
 namespace tandem {
 

@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
-#include "core/update_kernels.hpp"
-#include "core/watched_wait.hpp"
+#include "core/base/error.hpp"
+#include "core/device/watched_wait.hpp"
+#include "core/ops/update_kernels.hpp"
 #include "offload/relocation.hpp"
 
 namespace tandem {
@@ -59,9 +59,9 @@ void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan,
     }
   }
   for (const SizeClass& size : plan.size_classes) {
-    for (int i = 0; i < size.landing_buffers; ++i) {
-      void* const data = arena.carve(size.landing_bytes, "gradients of other ranks");
-      carving.landing_buffers.push_back(static_cast<std::byte*>(data));
+    for (int i = 0; i < size.receive_buffers; ++i) {
+      void* const data = arena.carve(size.receive_bytes, "gradients of other ranks");
+      carving.receive_buffers.push_back(static_cast<std::byte*>(data));
     }
   }
   for (const SizeClass& size : plan.size_classes) {

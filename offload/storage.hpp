@@ -7,14 +7,14 @@
 #include <span>
 #include <vector>
 
-#include "core/device.hpp"
-#include "core/memory.hpp"
+#include "core/device/device.hpp"
+#include "core/memory/memory.hpp"
 #include "core/numerics/adam_state.hpp"
-#include "core/parameter_layout.hpp"
-#include "core/state_array.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "core/params/state_array.hpp"
 #include "offload/state_file.hpp"
-#include "scheduler/plan.hpp"
-#include "scheduler/rank_slice.hpp"
+#include "scheduler/plan/plan.hpp"
+#include "scheduler/plan/rank_slice.hpp"
 
 namespace tandem {
 
@@ -40,7 +40,7 @@ struct Carving {
   std::vector<bf16*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
   std::vector<bf16*> weight_buffers;
   std::vector<std::byte*> gradient_buffers;  ///< of a layer at a time, as Layer::gradient_offset says
-  std::vector<std::byte*> landing_buffers;   ///< of what other ranks send of a gradient, one after another
+  std::vector<std::byte*> receive_buffers;   ///< of what other ranks send of a gradient, one after another
   std::vector<float*> sum_buffers;
   std::vector<bf16*> staging;
   std::vector<StateBuffer> state_buffers;
@@ -73,7 +73,7 @@ class Storage {
   }
   bf16* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
-  std::byte* landing_buffer(int i) const { return carving_.landing_buffers[static_cast<std::size_t>(i)]; }
+  std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }
   /// What the rank owns of a layer.
   const LayerSlice& slice(int layer) const { return slices_[static_cast<std::size_t>(layer)]; }
   /// For the rank's slice.

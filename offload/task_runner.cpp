@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "core/error.hpp"
-#include "core/ops.hpp"
-#include "core/update_kernels.hpp"
+#include "core/base/error.hpp"
+#include "core/ops/ops.hpp"
+#include "core/ops/update_kernels.hpp"
 
 namespace tandem {
 namespace {
@@ -118,8 +118,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
       return fetch_weights(task, stream);
     case TaskKind::gather_weights:
       return gather_weights(task, stream);
-    case TaskKind::exchange_gradient:
-      return exchange_gradient(task, stream);
+    case TaskKind::all_to_all_gradient:
+      return all_to_all_gradient(task, stream);
     case TaskKind::round_gradient:
       return device_.ops().round(static_cast<const float*>(caller_gradient(task)), storage_.staging(task.staging),
                                  task.count(), stream);
@@ -144,9 +144,9 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::push_weights:
       return to_device(storage_.resident_weights(task.layer) + task.begin, storage_.host_weight(task.layer, task.begin),
                        bf16_bytes(task.count()), stream);
-    case TaskKind::visit:
+    case TaskKind::layer_use:
     case TaskKind::commit:
-    case TaskKind::fold_gradient:
+    case TaskKind::accumulate_gradient:
     case TaskKind::update_cpu:
     case TaskKind::read_state:
     case TaskKind::write_state:
@@ -157,7 +157,7 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
 }
 
 void TaskRunner::run(const Task& task) {
-  if (task.kind == TaskKind::fold_gradient) return fold_gradient(task);
+  if (task.kind == TaskKind::accumulate_gradient) return accumulate_gradient(task);
   if (task.kind == TaskKind::update_cpu) return update_on_cpu(task);
   if (task.kind == TaskKind::read_state || task.kind == TaskKind::write_state) return move_state(task);
   throw MisuseError("task is not one of a worker's lane", std::string(name_of(task.kind)));
@@ -179,21 +179,21 @@ void TaskRunner::gather_weights(const Task& task, StreamView stream) {
   bytes_from_peers_ += task.bytes;
 }
 
-void TaskRunner::exchange_gradient(const Task& task, StreamView stream) {
-  group_->exchange(storage_.gradient_buffer(task.buffer), parts_[static_cast<std::size_t>(task.layer)].gradient,
-                   storage_.landing_buffer(task.landing), stream);
+void TaskRunner::all_to_all_gradient(const Task& task, StreamView stream) {
+  group_->all_to_all(storage_.gradient_buffer(task.buffer), parts_[static_cast<std::size_t>(task.layer)].gradient,
+                     storage_.receive_buffer(task.receive_buffer), stream);
   bytes_from_peers_ += task.bytes;
 }
 
 /// A piece as the caller of some rank has filled it: sums in fp32, or bf16.
 const void* TaskRunner::caller_gradient(const Task& task) const {
   const std::size_t offset = layout_.layer(task.layer).gradient_offset(task.begin);
-  if (task.landing < 0) return storage_.gradient_buffer(task.buffer) + offset;
+  if (task.receive_buffer < 0) return storage_.gradient_buffer(task.buffer) + offset;
   const Rank own = plan_.rank;
   const ByteRange& part = parts_[static_cast<std::size_t>(task.layer)].gradient[static_cast<std::size_t>(own.index)];
   // Those of the ranks below this one, then of those above it.
   const auto place = static_cast<std::size_t>(task.from_rank < own.index ? task.from_rank : task.from_rank - 1);
-  return storage_.landing_buffer(task.landing) + place * part.size() + (offset - part.begin);
+  return storage_.receive_buffer(task.receive_buffer) + place * part.size() + (offset - part.begin);
 }
 
 /// Adds a piece to those of the micro-batches before; the last one leaves the sum, rounded, in `rounded`, where those
@@ -229,7 +229,7 @@ void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
   if (task.last_micro) ops.norm_blocks(gradient, task.count(), memory.device_norm + at / layout_quantum, stream);
 }
 
-void TaskRunner::fold_gradient(const Task& task) {
+void TaskRunner::accumulate_gradient(const Task& task) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
   bf16* gradient = memory.gradient + at;
@@ -240,7 +240,7 @@ void TaskRunner::fold_gradient(const Task& task) {
     if (task.last_micro) kernels.round(memory.sum + at, gradient, task.count());
   }
   if (task.last_micro) kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
-  dram_bytes_ += fold_bytes(task);
+  dram_bytes_ += accumulation_bytes(task);
 }
 
 void TaskRunner::flush_gradient(const Task& task, StreamView stream) {

@@ -6,14 +6,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/device.hpp"
-#include "core/group.hpp"
-#include "core/parameter_layout.hpp"
-#include "core/update_kernels.hpp"
+#include "core/device/device.hpp"
+#include "core/device/group.hpp"
+#include "core/ops/update_kernels.hpp"
+#include "core/params/parameter_layout.hpp"
 #include "offload/engine.hpp"
 #include "offload/storage.hpp"
-#include "scheduler/plan.hpp"
-#include "scheduler/task.hpp"
+#include "scheduler/plan/plan.hpp"
+#include "scheduler/tasks/task.hpp"
 
 namespace tandem {
 
@@ -66,7 +66,7 @@ class TaskRunner {
 
   void fetch_weights(const Task& task, StreamView stream);
   void gather_weights(const Task& task, StreamView stream);
-  void exchange_gradient(const Task& task, StreamView stream);
+  void all_to_all_gradient(const Task& task, StreamView stream);
   const void* caller_gradient(const Task& task) const;
   void add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream);
   void sum_gradient(const Task& task, StreamView stream);
@@ -76,7 +76,7 @@ class TaskRunner {
   void load_state(const Task& task, StreamView stream);
   void store_state(const Task& task, StreamView stream);
   void update_on_device(const Task& task, StreamView stream);
-  void fold_gradient(const Task& task);
+  void accumulate_gradient(const Task& task);
   void update_on_cpu(const Task& task);
   bf16* updated_weights(const Task& task) const;
   void to_device(void* to, const void* from, std::size_t bytes, StreamView stream);

@@ -14,11 +14,11 @@ WIDTH, ROW, LEFT, TOP, GAP = 1200, 34, 150, 50, 8
 TRACKS = ["caller", "host to device", "device to host", "device", "cpu", "disk"]
 LABELS = {"caller": "forward, backward", "device": "device, other", "cpu": "CPU"}
 # Colour by what is done; those not named here are grey.
-COLOURS = [("forward", "#4e79a7"), ("visit", "#4e79a7"), ("backward", "#2f4b6e"), ("commit", "#2f4b6e"),
+COLOURS = [("forward", "#4e79a7"), ("layer_use", "#4e79a7"), ("backward", "#2f4b6e"), ("commit", "#2f4b6e"),
            ("fetch_weights", "#f28e2b"), ("push_weights", "#f28e2b"), ("load_state", "#e15759"),
            ("store_state", "#e15759"), ("store_weights", "#ffbe7d"), ("flush_gradient", "#59a14f"),
            ("round_gradient", "#8cd17d"), ("sum_gradient", "#8cd17d"), ("keep_gradient", "#8cd17d"),
-           ("fold_gradient", "#8cd17d"), ("fetch_norm", "#b6992d"), ("save_state", "#76b7b2"), ("update", "#b07aa1")]
+           ("accumulate_gradient", "#8cd17d"), ("fetch_norm", "#b6992d"), ("save_state", "#76b7b2"), ("update", "#b07aa1")]
 
 
 def fail(message):

@@ -4,12 +4,12 @@
 #include <memory>
 #include <utility>
 
-#include "core/error.hpp"
-#include "core/wsl.hpp"
-#include "cpu_ops/parallel.hpp"
-#include "cpu_ops/update_kernels.hpp"
-#include "gpu_ops/cuda_device.hpp"
-#include "gpu_ops/cuda_ops.hpp"
+#include "core/base/error.hpp"
+#include "core/host/wsl.hpp"
+#include "cpu_ops/threads/parallel.hpp"
+#include "cpu_ops/update/update_kernels.hpp"
+#include "gpu_ops/device/cuda_device.hpp"
+#include "gpu_ops/ops/cuda_ops.hpp"
 
 namespace tandem {
 

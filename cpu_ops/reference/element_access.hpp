@@ -1,6 +1,6 @@
 #pragma once
 // One element of a view at a time, in double, whatever its type.
-#include "core/ops.hpp"
+#include "core/ops/ops.hpp"
 
 namespace tandem::reference {
 

@@ -64,13 +64,14 @@ void route(TensorView logits, bool normalized, const Routing& r) {
                       [&](std::int32_t i, std::int32_t j) { return numerics::chosen_before(row[i], i, row[j], j); });
     std::copy_n(order.begin(), choices, &at(r.experts, n * choices));
     for (std::int64_t j = 0; j < choices; ++j) {
-      put(r.shares, n * choices + j, probability(logits, n, order[static_cast<std::size_t>(j)], normalized, r));
+      put(r.weights, n * choices + j, probability(logits, n, order[static_cast<std::size_t>(j)], normalized, r));
     }
   }
   sort_rows(r);
 }
 
-void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& r, TensorView dlogits) {
+void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& r,
+                    TensorView dlogits) {
   const std::int64_t tokens = logits.shape[0], experts = logits.shape[1], choices = r.experts.shape[1];
   for (std::int64_t n = 0; n < tokens; ++n) {
     std::vector<double> dshare(static_cast<std::size_t>(experts));
@@ -79,8 +80,8 @@ void route_backward(TensorView dshares, TensorView logits, bool normalized, cons
     for (std::int64_t slot = n * choices; slot < (n + 1) * choices; ++slot) {
       const auto e = static_cast<std::size_t>(at(r.experts, slot));
       chosen[e] = true;
-      dshare[e] = get(dshares, slot);
-      mean += probability(logits, n, at(r.experts, slot), normalized, r) * get(dshares, slot);
+      dshare[e] = get(drouting_weights, slot);
+      mean += probability(logits, n, at(r.experts, slot), normalized, r) * get(drouting_weights, slot);
     }
     for (std::int64_t e = 0; e < experts; ++e) {
       const auto i = static_cast<std::size_t>(e);
@@ -135,16 +136,16 @@ void expert_swiglu(TensorView gate, TensorView up, const Routing& r, TensorView 
   const std::int64_t channels = gate.shape[1];
   for (std::int64_t i = 0; i < gate.count(); ++i) {
     const double g = get(gate, i);
-    put(y, i, get(r.shares, at(r.slots, i / channels)) * g / (1.0 + std::exp(-g)) * get(up, i));
+    put(y, i, get(r.weights, at(r.slots, i / channels)) * g / (1.0 + std::exp(-g)) * get(up, i));
   }
 }
 
 void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& r, TensorView dgate,
-                            TensorView dup, TensorView dshares) {
+                            TensorView dup, TensorView drouting_weights) {
   const std::int64_t rows = gate.shape[0], channels = gate.shape[1];
   for (std::int64_t row = 0; row < rows; ++row) {
     const std::int64_t slot = at(r.slots, row);
-    const double share = get(r.shares, slot);
+    const double share = get(r.weights, slot);
     double dshare = 0.0;
     for (std::int64_t i = row * channels; i < (row + 1) * channels; ++i) {
       const double g = get(gate, i), u = get(up, i), d = get(dy, i), s = 1.0 / (1.0 + std::exp(-g));
@@ -152,7 +153,7 @@ void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const
       put(dgate, i, share * d * u * s * (1.0 + g * (1.0 - s)));
       put(dup, i, share * d * g * s);
     }
-    put(dshares, slot, dshare);
+    put(drouting_weights, slot, dshare);
   }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
-// Plain kernels for every operation of core/ops.hpp: loops one can check by eye, sums in double, one
+// Plain kernels for every operation of core/ops/ops.hpp: loops one can check by eye, sums in double, one
 // thread, the caller's. Operands as described there; nothing is checked. They say what is right; the fast
 // kernels are compared with them.
-#include "core/ops.hpp"
+#include "core/ops/ops.hpp"
 
 namespace tandem::reference {
 
@@ -12,13 +12,14 @@ void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorVi
 void head_loss(const HeadLoss& head);
 
 void route(TensorView logits, bool normalized, const Routing& routing);
-void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing, TensorView dlogits);
+void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,
+                    TensorView dlogits);
 void expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y);
 void expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate);
 void expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw);
 void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y);
 void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing, TensorView dgate,
-                            TensorView dup, TensorView dshares);
+                            TensorView dup, TensorView drouting_weights);
 void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y);
 
 void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape);

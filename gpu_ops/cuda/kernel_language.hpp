@@ -7,8 +7,8 @@
 #include <cstdint>
 
 #include "core/numerics/bf16.hpp"
-#include "gpu_ops/geometry.hpp"
-#include "gpu_ops/runtime.hpp"
+#include "gpu_ops/base/geometry.hpp"
+#include "gpu_ops/device/runtime.hpp"
 
 /// Before a kernel: the most threads of its blocks, and how many of these a multiprocessor's registers have to hold.
 #define TANDEM_KERNEL_BY(threads, blocks) __global__ void __launch_bounds__(threads, blocks)

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "gpu_ops/emulation/fiber.hpp"
 #include "gpu_ops/emulation/races.hpp"
 

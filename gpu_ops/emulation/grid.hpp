@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <functional>
 
-#include "gpu_ops/geometry.hpp"
+#include "gpu_ops/base/geometry.hpp"
 
 struct CUstream_st;
 

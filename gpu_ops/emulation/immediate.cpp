@@ -1,6 +1,6 @@
 // Kernels run where they are launched: for tests of kernels alone.
+#include "gpu_ops/device/runtime.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/runtime.hpp"
 
 namespace tandem {
 namespace {

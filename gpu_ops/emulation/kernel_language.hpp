@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "core/numerics/bf16.hpp"
+#include "gpu_ops/base/geometry.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/geometry.hpp"
 
 #define TANDEM_KERNEL_BY(threads, blocks) void
 #define TANDEM_KERNEL(threads) TANDEM_KERNEL_BY(threads, 1)

@@ -1,5 +1,5 @@
 // Matrix products of the emulated build: the plain kernel.
-#include "gpu_ops/matmul.hpp"
+#include "gpu_ops/base/matmul.hpp"
 
 namespace tandem::gpu {
 namespace {

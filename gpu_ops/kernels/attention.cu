@@ -1,6 +1,6 @@
 // Attention forward in fp32: a block for each tile of queries of one head, keys and values tile by tile.
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/attention_tiles.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -1,8 +1,8 @@
 // Attention backward, in two kernels that recompute the weights: one owns queries and sums dq over keys, the other
 // owns keys and sums dk and dv over the queries of all heads that share them. With P the weights and
 // delta = dout . out: dS = P (dP - delta) scale.
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/attention_tiles.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {

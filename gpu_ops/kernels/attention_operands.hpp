@@ -6,9 +6,9 @@
 #include <kernel_language.hpp>
 
 #include "core/numerics/functions.hpp"
-#include "core/ops.hpp"
-#include "gpu_ops/attention.hpp"
-#include "gpu_ops/geometry.hpp"
+#include "core/ops/ops.hpp"
+#include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/base/geometry.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 
 namespace tandem::gpu {

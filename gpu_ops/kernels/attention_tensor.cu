@@ -1,6 +1,6 @@
 // Attention forward on tensor cores.
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/attention_tensor.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -8,7 +8,9 @@ namespace {
 /// Keys and values of a buffer in shared memory, those of wide heads beside the block's queries: products with more
 /// would not fit the registers.
 template <int dim>
-constexpr int key_rows = dim <= 64 ? 64 : dim <= 128 ? 32 : 16;
+constexpr int key_rows = dim <= 64    ? 64
+                         : dim <= 128 ? 32
+                                      : 16;
 
 /// The running softmax of this thread's two rows, in powers of two.
 struct RunningRows {
@@ -97,8 +99,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
   for (int half = 0; half < 2; ++half) {
     const std::int64_t t = tile.first + own_row(half);
     if (operands.lse == nullptr || t >= shape.sequence || own_lane() % quad != 0) continue;
-    operands.lse[(tile.b * shape.heads + tile.h) * shape.sequence + t] =
-        log_of_powers(rows.largest[half], sum[half]);
+    operands.lse[(tile.b * shape.heads + tile.h) * shape.sequence + t] = log_of_powers(rows.largest[half], sum[half]);
   }
 }
 

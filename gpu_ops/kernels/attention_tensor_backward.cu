@@ -1,8 +1,8 @@
 // Attention backward on tensor cores, in two kernels as in attention_backward.cu: of dq, and of dk and dv.
 #include <type_traits>
 
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/attention_tensor.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -12,7 +12,9 @@ template <int dim>
 constexpr int at_once = dim <= 64 ? 32 : 16;
 /// Queries of a buffer in shared memory, where dk and dv have them beside the block's keys and values.
 template <int dim>
-constexpr int query_rows = dim <= 64 ? 64 : TensorTiling<dim>::wide ? 32 : 16;
+constexpr int query_rows = dim <= 64                 ? 64
+                           : TensorTiling<dim>::wide ? 32
+                                                     : 16;
 /// Keys and values of a buffer, where dq has them; those of wide heads beside the block's queries.
 template <int dim>
 constexpr int key_rows = dim <= 64 ? 64 : 32;
@@ -109,8 +111,7 @@ template <int dim, int threads>
 TANDEM_DEVICE void stage_queries(const BackwardOperands& operands, std::int64_t b, std::int64_t h, std::int64_t first,
                                  const AttentionShape& shape, bool aligned, const StagedQueries<dim>& to) {
   const HeadPair heads = pair_at(operands.q, operands.dout, shape, b, h);
-  stage<dim, threads>(heads, first, query_rows<dim>, shape, aligned, to.tile,
-                      to.tile + query_rows<dim> * dim);
+  stage<dim, threads>(heads, first, query_rows<dim>, shape, aligned, to.tile, to.tile + query_rows<dim> * dim);
   if (thread_index() < query_rows<dim>) {
     const std::int64_t of_head = (b * shape.heads + h) * shape.sequence, t = first + thread_index();
     float *const lse = to.lse() + thread_index(), *const delta = to.delta() + thread_index();
@@ -270,7 +271,7 @@ void tensor_attention_backward(const BackwardOperands& o, const AttentionShape& 
     using Size = TensorTiling<dim>;
     constexpr std::size_t row = dim * sizeof(bf16);
     const int own = Size::wide ? 2 * Size::rows : 0;  // rows in shared memory that are in registers elsewhere
-    const TileWork queries{shape.batch * shape.heads, 3.0, (own + Size::buffers * 2 * key_rows<dim>) * row};
+    const TileWork queries{shape.batch * shape.heads, 3.0, (own + Size::buffers * 2 * key_rows<dim>)*row};
     in_launches<Size>(queries, shape, limits, [&](std::int64_t first_tile, const Geometry& geometry) {
       launch("attention_dq", tensor_dq_kernel<dim>, geometry, stream, o, shape, first_tile, aligned);
     });

@@ -3,7 +3,7 @@
 #include <kernel_language.hpp>
 
 #include "core/numerics/functions.hpp"
-#include "gpu_ops/geometry.hpp"
+#include "gpu_ops/base/geometry.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 
 namespace tandem::gpu {

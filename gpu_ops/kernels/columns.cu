@@ -1,12 +1,12 @@
 // Sums over the rows of a matrix: gradients of biases and of the norms' parameters. Rows are cut into parts, a
 // function of shapes alone; each part is summed by one block in a fixed order, then the parts in order. So no
 // atomics are needed, and no sum depends on how many blocks a card runs at once.
-#include "core/memory.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "core/memory/memory.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
+#include "gpu_ops/base/scratch.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
-#include "gpu_ops/scratch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -105,7 +105,8 @@ template <class T>
 void run(const Columns<T>& c, float* dweight, float* dbias, CUstream_st* stream) {
   const std::int64_t tiles = ceil_div(c.channels, block_columns);
   const Geometry geometry{blocks_for(tiles * c.cut.parts, 1), most_threads};
-  launch("column_sums", c.x != nullptr ? column_sums_kernel<T, true> : column_sums_kernel<T, false>, geometry, stream, c);
+  launch("column_sums", c.x != nullptr ? column_sums_kernel<T, true> : column_sums_kernel<T, false>, geometry, stream,
+         c);
   add_parts({c.weight_parts, dweight}, {c.bias_parts, dbias}, c.cut.parts, c.channels, stream);
 }
 
@@ -138,8 +139,8 @@ void add_norm_column_sums(const NormBackward& n, void* scratch, CUstream_st* str
 void add_parts(const PartSums& a, const PartSums& b, std::int64_t count, std::int64_t channels, CUstream_st* stream) {
   if (a.sum == nullptr && b.sum == nullptr) return;
   const std::int64_t tiles = ceil_div(channels, warp_lanes);
-  launch("add_parts", add_parts_kernel, Geometry{blocks_for(b.sum == nullptr ? tiles : 2 * tiles, 1), most_threads}, stream, a,
-         b, count, channels);
+  launch("add_parts", add_parts_kernel, Geometry{blocks_for(b.sum == nullptr ? tiles : 2 * tiles, 1), most_threads},
+         stream, a, b, count, channels);
 }
 
 }  // namespace tandem::gpu

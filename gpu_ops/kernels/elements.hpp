@@ -7,10 +7,10 @@
 #include <string>
 #include <string_view>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "core/numerics/bf16.hpp"
-#include "core/tensor.hpp"
-#include "gpu_ops/geometry.hpp"
+#include "core/tensor/tensor.hpp"
+#include "gpu_ops/base/geometry.hpp"
 
 namespace tandem::gpu {
 

@@ -1,8 +1,8 @@
 // Rows of a table by token, and their gradients without atomics: the first row that names a token owns it, and adds
 // all rows that name it, in their order.
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -58,8 +58,8 @@ TANDEM_DEVICE void add_spans(Floats& total, const T* x, const std::int64_t (&row
 
 /// sum[0, channels) += the rows, by the threads of the block: a thread always has the same columns.
 template <class T>
-TANDEM_DEVICE void add_rows(float* sum, const T* x, const std::int64_t (&rows)[ahead], int count,
-                            std::int64_t channels, bool aligned) {
+TANDEM_DEVICE void add_rows(float* sum, const T* x, const std::int64_t (&rows)[ahead], int count, std::int64_t channels,
+                            bool aligned) {
   for_row_spans(channels, aligned, [&](const Span& span) {
     Floats total = load(sum, span);
     add_spans(total, x, rows, count, channels, span);

@@ -2,11 +2,11 @@
 // matmul_tiles.hpp. Those of bf16 are made on tensor cores.
 #include <type_traits>
 
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/kernels/expert_tiles.hpp"
 #include "gpu_ops/kernels/matmul_tiles.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -109,8 +109,8 @@ void run(const WeightProduct<bf16, W>& p, CUstream_st* stream) {
 template <class W>
 void run(const WeightProduct<float, W>& p, CUstream_st* stream) {
   const std::int64_t tiles = p.experts * ceil_div(p.m, tile) * ceil_div(p.n, tile);
-  launch("expert_weight_product", expert_weight_product_kernel<W>, Geometry{blocks_for(tiles, 1), most_threads},
-         stream, p);
+  launch("expert_weight_product", expert_weight_product_kernel<W>, Geometry{blocks_for(tiles, 1), most_threads}, stream,
+         p);
 }
 
 }  // namespace

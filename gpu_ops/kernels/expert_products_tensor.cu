@@ -1,11 +1,11 @@
-// Products of experts on tensor cores: a block of four warps for each 128 x 128 tile of a result, 64 x 64 of it for each
-// warp. Both factors pass through shared memory in steps of 32 terms of the sums, several of which are on their way while
-// one is multiplied.
+// Products of experts on tensor cores: a block of four warps for each 128 x 128 tile of a result, 64 x 64 of it for
+// each warp. Both factors pass through shared memory in steps of 32 terms of the sums, several of which are on their
+// way while one is multiplied.
 #include <type_traits>
 
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/kernels/expert_tiles.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -80,8 +80,8 @@ struct RowsAlong {
   }
 };
 
-/// A factor that has a row in memory for each of the `terms` of the sums, in order from `begin` on, of which the tile takes
-/// a part from `first` on: [depth][tile]. Rows may lie anywhere.
+/// A factor that has a row in memory for each of the `terms` of the sums, in order from `begin` on, of which the tile
+/// takes a part from `first` on: [depth][tile]. Rows may lie anywhere.
 template <bool aligned>
 struct RowsAcross {
   static constexpr bool across = true;

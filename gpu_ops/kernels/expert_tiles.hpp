@@ -3,8 +3,8 @@
 // known on the device alone, so that as many blocks are started as there can be tiles, and each looks for its own.
 #include <kernel_language.hpp>
 
-#include "core/ops.hpp"
-#include "gpu_ops/geometry.hpp"
+#include "core/ops/ops.hpp"
+#include "gpu_ops/base/geometry.hpp"
 
 struct CUstream_st;
 

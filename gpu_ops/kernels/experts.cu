@@ -2,10 +2,10 @@
 // Rows are sorted without atomics: a block for each expert looks through all slots for its own.
 #include "core/numerics/activation.hpp"
 #include "core/numerics/routing.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -30,7 +30,7 @@ TANDEM_DEVICE void for_lane_spans(std::int64_t count, bool aligned, const Body& 
 /// A routing on the device, and its sizes.
 struct Routes {
   std::int32_t* experts;
-  float* shares;
+  float* weights;
   std::int32_t *begins, *slots, *rows;
   std::int64_t tokens, choices, count;  ///< count: of experts
 
@@ -85,11 +85,11 @@ choose_kernel(const float* logits, Routes r, bool normalized) {
       sum = sum + weight;
       if (j % warp_lanes != own_lane()) continue;
       r.experts[first_slot + j] = choice.expert;
-      r.shares[first_slot + j] = weight;
+      r.weights[first_slot + j] = weight;
     }
     if (!normalized) sum = sum_of_all(row, r.count, largest);
     for (std::int64_t j = own_lane(); j < r.choices; j += warp_lanes) {
-      r.shares[first_slot + j] = numerics::div(r.shares[first_slot + j], sum);
+      r.weights[first_slot + j] = numerics::div(r.weights[first_slot + j], sum);
     }
   });
 }
@@ -97,10 +97,10 @@ choose_kernel(const float* logits, Routes r, bool normalized) {
 /// A lane has the same experts in both passes, so that its second store comes after its first.
 template <class T>
 TANDEM_KERNEL(warp_row_threads)
-choose_backward_kernel(const float* dshares, const float* logits, Routes r, T* dlogits, bool normalized) {
+choose_backward_kernel(const float* drouting_weights, const float* logits, Routes r, T* dlogits, bool normalized) {
   for_warp_rows(r.tokens, [&](std::int64_t token) {
-    const float *const row = logits + token * r.count, *const dshare = dshares + token * r.choices;
-    const float* const share = r.shares + token * r.choices;
+    const float *const row = logits + token * r.count, *const dshare = drouting_weights + token * r.choices;
+    const float* const share = r.weights + token * r.choices;
     const std::int32_t* const chosen = r.experts + token * r.choices;
     T* const to = dlogits + token * r.count;
     float mean = 0.0F;
@@ -137,8 +137,8 @@ TANDEM_DEVICE void for_slots(const std::int32_t* experts, std::int64_t begin, st
   }
 }
 
-/// Each warp has a part of the slots: it counts those of earlier experts and of its block's, and when it knows how many of
-/// these come in earlier parts, places its own.
+/// Each warp has a part of the slots: it counts those of earlier experts and of its block's, and when it knows how many
+/// of these come in earlier parts, places its own.
 TANDEM_KERNEL(most_threads)
 sort_rows_kernel(Routes r) {
   TANDEM_SHARED(std::int32_t, earlier, most_warps);
@@ -192,7 +192,7 @@ expert_swiglu_kernel(const T* gate, const T* up, Routes r, T* y, Divisor spans, 
     const std::int64_t at = row * channels;
     with_span(span_at(spans.remainder(i) * packet, channels, aligned), [&](const Span& span) {
       const Raw<T> g = load_raw(gate + at, span), u = load_raw(up + at, span);
-      const float share = r.shares[r.slots[row]];  // after the loads, since it waits for a load of its own
+      const float share = r.weights[r.slots[row]];  // after the loads, since it waits for a load of its own
       Floats p = widened(g);
       const Floats q = widened(u);
       for (int k = 0; k < packet; ++k) p.x[k] = share * numerics::swiglu(p.x[k], q.x[k]);
@@ -203,8 +203,8 @@ expert_swiglu_kernel(const T* gate, const T* up, Routes r, T* y, Divisor spans, 
 
 template <class T>
 TANDEM_KERNEL_BY(warp_row_threads, 8)
-expert_swiglu_backward_kernel(const T* dy, const T* gate, const T* up, Routes r, T* dgate, T* dup, float* dshares,
-                              std::int64_t channels, bool aligned) {
+expert_swiglu_backward_kernel(const T* dy, const T* gate, const T* up, Routes r, T* dgate, T* dup,
+                              float* drouting_weights, std::int64_t channels, bool aligned) {
   for_warp_rows(r.slot_count(), [&](std::int64_t row) {
     const std::int32_t slot = r.slots[row];
     const std::int64_t at = row * channels;
@@ -212,7 +212,7 @@ expert_swiglu_backward_kernel(const T* dy, const T* gate, const T* up, Routes r,
     for_lane_spans(channels, aligned, [&](const Span& span) {
       const Floats d = load(dy + at, span);
       Floats g = load(gate + at, span), u = load(up + at, span);
-      const float share = r.shares[slot];  // after the loads, since it waits for a load of its own
+      const float share = r.weights[slot];  // after the loads, since it waits for a load of its own
       for (int i = 0; i < packet; ++i) {
         const float activated = d.x[i] * numerics::silu(g.x[i]), shared = share * d.x[i];
         dshare = numerics::fma(activated, u.x[i], dshare);
@@ -223,7 +223,7 @@ expert_swiglu_backward_kernel(const T* dy, const T* gate, const T* up, Routes r,
       store(dup + at, span, u);
     });
     dshare = warp_sum(dshare);
-    if (own_lane() == 0) dshares[slot] = dshare;
+    if (own_lane() == 0) drouting_weights[slot] = dshare;
   });
 }
 
@@ -264,8 +264,8 @@ sum_rows_kernel(const T* x, Routes r, const T* residual, T* y, std::int64_t chan
 }
 
 Routes routes(const Routing& r) {
-  return {r.experts.as<std::int32_t>(), r.shares.as<float>(),  r.begins.as<std::int32_t>(), r.slots.as<std::int32_t>(),
-          r.rows.as<std::int32_t>(),    r.experts.shape[0], r.experts.shape[1],          r.begins.shape[0] - 1};
+  return {r.experts.as<std::int32_t>(), r.weights.as<float>(), r.begins.as<std::int32_t>(), r.slots.as<std::int32_t>(),
+          r.rows.as<std::int32_t>(),    r.experts.shape[0],    r.experts.shape[1],          r.begins.shape[0] - 1};
 }
 
 }  // namespace
@@ -276,12 +276,12 @@ void route(TensorView logits, bool normalized, const Routing& routing, CUstream_
   launch("sort_rows", sort_rows_kernel, Geometry{blocks_for(r.count, 1), most_threads}, stream, r);
 }
 
-void route_backward(TensorView dshares, TensorView logits, bool normalized, const Routing& routing, TensorView dlogits,
-                    CUstream_st* stream) {
+void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,
+                    TensorView dlogits, CUstream_st* stream) {
   const Routes r = routes(routing);
   with_activation(dlogits.dtype, [&]<class T>(T) {
     launch("choose_experts_backward", choose_backward_kernel<T>, warp_row_geometry(r.tokens), stream,
-           dshares.as<float>(), logits.as<float>(), r, dlogits.as<T>(), normalized);
+           drouting_weights.as<float>(), logits.as<float>(), r, dlogits.as<T>(), normalized);
   });
 }
 
@@ -296,12 +296,12 @@ void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, Tenso
 }
 
 void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing, TensorView dgate,
-                            TensorView dup, TensorView dshares, CUstream_st* stream) {
+                            TensorView dup, TensorView drouting_weights, CUstream_st* stream) {
   const std::int64_t rows = gate.shape[0], channels = gate.shape[1];
   with_activation(gate.dtype, [&]<class T>(T) {
     launch("expert_swiglu_backward", expert_swiglu_backward_kernel<T>, warp_row_geometry(rows), stream, dy.as<T>(),
-           gate.as<T>(), up.as<T>(), routes(routing), dgate.as<T>(), dup.as<T>(), dshares.as<float>(), channels,
-           whole_packets<T>(channels) && aligned(dy.data, gate.data, up.data, dgate.data, dup.data));
+           gate.as<T>(), up.as<T>(), routes(routing), dgate.as<T>(), dup.as<T>(), drouting_weights.as<float>(),
+           channels, whole_packets<T>(channels) && aligned(dy.data, gate.data, up.data, dgate.data, dup.data));
   });
 }
 

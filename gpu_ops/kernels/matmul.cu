@@ -1,8 +1,8 @@
 // The plain matrix product: a block for each tile of the result (matmul_tiles.hpp).
+#include "gpu_ops/base/launch.hpp"
+#include "gpu_ops/base/matmul.hpp"
 #include "gpu_ops/kernels/elements.hpp"
 #include "gpu_ops/kernels/matmul_tiles.hpp"
-#include "gpu_ops/launch.hpp"
-#include "gpu_ops/matmul.hpp"
 
 namespace tandem::gpu {
 namespace {

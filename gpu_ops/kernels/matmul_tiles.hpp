@@ -4,7 +4,7 @@
 #include <kernel_language.hpp>
 
 #include "core/numerics/ieee.hpp"
-#include "gpu_ops/geometry.hpp"
+#include "gpu_ops/base/geometry.hpp"
 
 namespace tandem::gpu {
 

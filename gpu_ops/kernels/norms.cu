@@ -2,10 +2,10 @@
 #include <type_traits>
 
 #include "core/numerics/ieee.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -151,14 +151,14 @@ void norm(const char* name, TensorView x, NormWeight weight, TensorView bias, Te
   const std::int64_t rows = x.shape[0], channels = x.shape[1];
   const bool all_aligned = aligned(x.data, weight.values.data, bias.data, y.data);
   const auto start = [&]<class T, bool by_warp, int held>() {
-    launch(name, norm_kernel<T, Team<by_warp>, held>,
-           by_warp ? warp_row_geometry(rows) : row_geometry(rows, channels), stream, x.as<T>(), weight.values.as<bf16>(),
-           weight.offset, optional<bf16>(bias), y.as<T>(), optional<float>(mean), rstd.as<float>(), eps, rows, channels,
-           all_aligned && whole_packets<T>(channels));
+    launch(name, norm_kernel<T, Team<by_warp>, held>, by_warp ? warp_row_geometry(rows) : row_geometry(rows, channels),
+           stream, x.as<T>(), weight.values.as<bf16>(), weight.offset, optional<bf16>(bias), y.as<T>(),
+           optional<float>(mean), rstd.as<float>(), eps, rows, channels, all_aligned && whole_packets<T>(channels));
   };
   // A warp needs no barriers. Its lanes could hold longer rows too, but in so many registers that too few warps would
   // run to hide what one of them waits for. Who shares a row depends on its length alone, since the sums do.
-  const std::int64_t of_lane = ceil_div(channels, packet * warp_lanes), of_thread = ceil_div(channels, packet * most_threads);
+  const std::int64_t of_lane = ceil_div(channels, packet * warp_lanes),
+                     of_thread = ceil_div(channels, packet * most_threads);
   const bool all_wide = all_aligned && channels % packet == 0;
   with_activation(x.dtype, [&]<class T>(T) {
     if (of_lane <= 4) {

@@ -4,12 +4,12 @@
 // row needs while it computes one. Rows too long for registers take two passes.
 #include <algorithm>
 
-#include "core/memory.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "core/memory/memory.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
+#include "gpu_ops/base/scratch.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
-#include "gpu_ops/scratch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -23,7 +23,7 @@ template <class T>
 struct Operands {
   const T *dy, *x;
   const bf16* weight;
-  float offset;  ///< of the weight
+  float offset;                ///< of the weight
   const float *means, *rstds;  ///< means: null for RMSNorm
   T* dx;
   float *weight_parts, *bias_parts;
@@ -32,8 +32,8 @@ struct Operands {
   bool accumulate, aligned;
 };
 
-/// The formulas of a row, g = dy weight and n the normalised x: dx = rstd (g - mean(g) - n mean(g n)), mean(g) only where
-/// the norm is centred.
+/// The formulas of a row, g = dy weight and n the normalised x: dx = rstd (g - mean(g) - n mean(g n)), mean(g) only
+/// where the norm is centred.
 template <bool centred>
 struct Formulas {
   float mean, rstd;
@@ -56,8 +56,8 @@ TANDEM_DEVICE RowStatistics statistics_of(const Operands<T>& n, std::int64_t row
 }
 
 /// What a thread needs of its rows, one at hand and the next on their way: in shared memory, since in registers a block
-/// would fill a multiprocessor, and nothing would run while its warps wait for each other. A thread copies and reads its
-/// own packets alone, so that it needs no barrier.
+/// would fill a multiprocessor, and nothing would run while its warps wait for each other. A thread copies and reads
+/// its own packets alone, so that it needs no barrier.
 template <class T, bool accumulate, int held>
 class RowQueue {
  public:
@@ -133,9 +133,9 @@ TANDEM_DEVICE void clear_room(float* room) {
 template <bool by_warp>
 constexpr int sums_floats = by_warp ? columns_room : sums_room;
 
-/// In every thread of the warp or the block that shares a row: lanes pairwise, then warps in order. All of them call it,
-/// for the `turn`-th row: threads of a block use halves of the room in turns, so that who is late to read one finds it
-/// untouched while the next row is summed.
+/// In every thread of the warp or the block that shares a row: lanes pairwise, then warps in order. All of them call
+/// it, for the `turn`-th row: threads of a block use halves of the room in turns, so that who is late to read one finds
+/// it untouched while the next row is summed.
 template <bool by_warp, bool centred>
 TANDEM_DEVICE RowSums row_sums(RowSums sums, float* room, std::int64_t turn) {
   if constexpr (centred) sums.g = warp_sum(sums.g);
@@ -150,8 +150,8 @@ TANDEM_DEVICE RowSums row_sums(RowSums sums, float* room, std::int64_t turn) {
   return {centred ? sum_of(half + most_warps) : 0.0F, sum_of(half)};
 }
 
-/// `by_warp`: each warp has a row of its own, `held` is 1 and the block whole; else the block shares one, of which a thread
-/// has at most `held` packets.
+/// `by_warp`: each warp has a row of its own, `held` is 1 and the block whole; else the block shares one, of which a
+/// thread has at most `held` packets.
 template <class T, bool by_warp, bool centred, bool accumulate, int held>
 TANDEM_KERNEL_BY(most_threads, held <= 2 ? 2 : 1)
 norm_backward_kernel(Operands<T> n) {
@@ -314,25 +314,29 @@ void norm_backward(const NormBackward& g, void* scratch, CUstream_st* stream) {
   if (!held) add_norm_column_sums(g, scratch, stream);
   const Cut cut = norm_cut(rows, channels);
   auto* const weight_parts = static_cast<float*>(scratch);
-  auto* const bias_parts = weight_parts + align_up(static_cast<std::size_t>(cut.parts * channels) * sizeof(float)) / sizeof(float);
+  auto* const bias_parts =
+      weight_parts + align_up(static_cast<std::size_t>(cut.parts * channels) * sizeof(float)) / sizeof(float);
   with_activation(g.x.dtype, [&]<class T>(T) {
-    const Operands<T> n{.dy = g.dy.as<T>(),
-                        .x = g.x.as<T>(),
-                        .weight = g.weight.values.as<bf16>(),
-                        .offset = g.weight.offset,
-                        .means = optional<float>(g.mean),
-                        .rstds = g.rstd.as<float>(),
-                        .dx = g.dx.as<T>(),
-                        .weight_parts = g.dweight ? weight_parts : nullptr,
-                        .bias_parts = g.dbias ? bias_parts : nullptr,
-                        .rows = rows,
-                        .channels = channels,
-                        .cut = cut,
-                        .accumulate = g.accumulate,
-                        .aligned = whole_packets<T>(channels) && aligned(g.dy.data, g.x.data, g.weight.values.data, g.dx.data)};
+    const Operands<T> n{
+        .dy = g.dy.as<T>(),
+        .x = g.x.as<T>(),
+        .weight = g.weight.values.as<bf16>(),
+        .offset = g.weight.offset,
+        .means = optional<float>(g.mean),
+        .rstds = g.rstd.as<float>(),
+        .dx = g.dx.as<T>(),
+        .weight_parts = g.dweight ? weight_parts : nullptr,
+        .bias_parts = g.dbias ? bias_parts : nullptr,
+        .rows = rows,
+        .channels = channels,
+        .cut = cut,
+        .accumulate = g.accumulate,
+        .aligned = whole_packets<T>(channels) && aligned(g.dy.data, g.x.data, g.weight.values.data, g.dx.data)};
     held ? start_held(n, stream) : start_long(n, stream);
   });
-  if (held) add_parts({weight_parts, optional<float>(g.dweight)}, {bias_parts, optional<float>(g.dbias)}, cut.parts, channels, stream);
+  if (held)
+    add_parts({weight_parts, optional<float>(g.dweight)}, {bias_parts, optional<float>(g.dbias)}, cut.parts, channels,
+              stream);
 }
 
 }  // namespace tandem::gpu

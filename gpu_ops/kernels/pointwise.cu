@@ -1,8 +1,8 @@
-// Activations, sums of residuals, rotary embedding: one pass over memory, in place where core/ops.hpp allows.
+// Activations, sums of residuals, rotary embedding: one pass over memory, in place where core/ops/ops.hpp allows.
 #include "core/numerics/activation.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {

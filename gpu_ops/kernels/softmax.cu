@@ -2,10 +2,10 @@
 #include <cmath>
 
 #include "core/numerics/functions.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/block_sums.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -4,9 +4,9 @@
 
 #include "core/numerics/adam_state.hpp"
 #include "core/numerics/norm_block.hpp"
-#include "gpu_ops/kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/launch.hpp"
 #include "gpu_ops/kernels/elements.hpp"
-#include "gpu_ops/launch.hpp"
 
 namespace tandem::gpu {
 namespace {
@@ -23,7 +23,9 @@ TANDEM_DEVICE Packet<bf16> weights_of(const Floats& master) {
 }
 
 /// The upper halves of fp32 bits, which is how `load` widens 16-bit values.
-TANDEM_DEVICE std::uint16_t half_of(float widened) { return static_cast<std::uint16_t>(numerics::float_bits(widened) >> 16); }
+TANDEM_DEVICE std::uint16_t half_of(float widened) {
+  return static_cast<std::uint16_t>(numerics::float_bits(widened) >> 16);
+}
 
 template <StateFormat format>
 TANDEM_DEVICE Floats load_master(const AdamPiece& p, const Span& span) {
@@ -64,7 +66,8 @@ TANDEM_DEVICE Packet<std::uint32_t> random_of(const AdamCoefficients& c, std::ui
   Packet<std::uint32_t> random;
   constexpr int each = static_cast<int>(numerics::elements_per_block);
   if (first % numerics::elements_per_block != 0) {
-    for (int i = 0; i < packet; ++i) random.x[i] = numerics::moment_bits(c.seed, c.step, first + static_cast<unsigned>(i));
+    for (int i = 0; i < packet; ++i)
+      random.x[i] = numerics::moment_bits(c.seed, c.step, first + static_cast<unsigned>(i));
     return random;
   }
   for (int b = 0; b < packet / each; ++b) {
@@ -94,7 +97,8 @@ TANDEM_DEVICE void store_moments(const AdamPiece& p, const Span& span, const Flo
 }
 
 template <StateFormat format>
-TANDEM_KERNEL_BY(most_threads, 4) adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
+TANDEM_KERNEL_BY(most_threads, 4)
+adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
   for_spans(p.count, aligned, [&](const Span& span) {
     Floats master = load_master<format>(p, span);
     Floats m = load_moment<format>(p.state.m, span), v = load_moment<format>(p.state.v, span);
@@ -111,7 +115,8 @@ TANDEM_KERNEL_BY(most_threads, 4) adamw_kernel(AdamPiece p, AdamCoefficients c, 
   });
 }
 
-// -- moments in a byte -------------------------------------------------------------------------------------------------
+// -- moments in a byte
+// -------------------------------------------------------------------------------------------------
 // core/numerics/moment_codes.hpp: the lanes of a block of codes find its largest together.
 
 /// The codes of a span, of which `codes` is the first; zeros behind its end.
@@ -178,7 +183,8 @@ TANDEM_DEVICE void store_coded(const AdamPiece& p, const Span& span, const Float
 
 /// `all_wide`: all spans are, so that no access asks.
 template <bool all_wide>
-TANDEM_KERNEL_BY(most_threads, 4) adamw_coded_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
+TANDEM_KERNEL_BY(most_threads, 4)
+adamw_coded_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
   for_warp_spans(p.count, aligned, [&](const Span& any) {
     const Span span = all_wide ? Span{any.at, packet, true} : any;
     const CodedBlock of_m = coded_block_at(p.state.m, span.at), of_v = coded_block_at(p.state.v, span.at);
@@ -275,10 +281,14 @@ void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* strea
     launch("adamw", kernel, pointwise_geometry(piece.count), stream, piece, c, all_aligned);
   };
   switch (piece.format) {
-    case StateFormat::fp32: return start(adamw_kernel<StateFormat::fp32>);
-    case StateFormat::split: return start(adamw_kernel<StateFormat::split>);
-    case StateFormat::bf16_moments: return start(adamw_kernel<StateFormat::bf16_moments>);
-    case StateFormat::byte_moments: return start(all_wide ? adamw_coded_kernel<true> : adamw_coded_kernel<false>);
+    case StateFormat::fp32:
+      return start(adamw_kernel<StateFormat::fp32>);
+    case StateFormat::split:
+      return start(adamw_kernel<StateFormat::split>);
+    case StateFormat::bf16_moments:
+      return start(adamw_kernel<StateFormat::bf16_moments>);
+    case StateFormat::byte_moments:
+      return start(all_wide ? adamw_coded_kernel<true> : adamw_coded_kernel<false>);
   }
 }
 

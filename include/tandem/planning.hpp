@@ -3,8 +3,8 @@
 // for those who want more than a policy by name.
 #include "api/calibrate.hpp"
 #include "api/profile_cache.hpp"
-#include "scheduler/auto.hpp"
-#include "scheduler/cost_model.hpp"
-#include "scheduler/profile.hpp"
-#include "scheduler/simulator.hpp"
+#include "scheduler/machine/cost_model.hpp"
+#include "scheduler/machine/profile.hpp"
+#include "scheduler/search/auto.hpp"
+#include "scheduler/simulation/simulator.hpp"
 #include "tandem/tandem.hpp"

@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "api/copy_load.hpp"
-#include "core/error.hpp"
-#include "core/memory.hpp"
-#include "cpu_ops/host_device.hpp"
+#include "core/base/error.hpp"
+#include "core/memory/memory.hpp"
+#include "cpu_ops/device/host_device.hpp"
 #include "tests/offload/idle_device.hpp"
 
 namespace tandem {

@@ -6,7 +6,7 @@
 
 #include "api/cuda_backend.hpp"
 #include "api/open_device.hpp"
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -100,8 +100,8 @@ TEST_P(GroupOf, ExchangesPartsByTheirRanks) {
       const std::vector<std::byte> before(taken + 1, std::byte{200});
       ranks.write(rank, from.data(), shown);
       ranks.write(rank, to.data(), before);
-      ranks.group(rank).exchange(static_cast<const std::byte*>(from.data()), parts, static_cast<std::byte*>(to.data()),
-                                 ranks.stream(rank));
+      ranks.group(rank).all_to_all(static_cast<const std::byte*>(from.data()), parts,
+                                   static_cast<std::byte*>(to.data()), ranks.stream(rank));
       std::vector<std::byte> expected = exchanged(rank, ranks.count(), round, own);
       expected.push_back(std::byte{200});
       EXPECT_EQ(ranks.read(rank, to.data(), taken + 1), expected) << "rank " << rank << ", division " << i;
@@ -165,7 +165,7 @@ void play_rounds(testing::Ranks& ranks, int rank, const std::vector<ByteRange>& 
     device.copy(at(buffers.seen, offset), buffers.gathered.data(), bytes, CopyKind::device_to_host, stream);
     device.fill_zero(buffers.gathered.data(), bytes, stream);
     device.copy(buffers.shown.data(), at(buffers.values, offset), bytes, CopyKind::host_to_device, stream);
-    ranks.group(rank).exchange(at(buffers.shown, 0), parts, at(buffers.to, 0), stream);
+    ranks.group(rank).all_to_all(at(buffers.shown, 0), parts, at(buffers.to, 0), stream);
     device.fill_zero(buffers.shown.data(), bytes, stream);
     device.copy(at(buffers.seen, bytes * static_cast<std::size_t>(rounds) + taken * static_cast<std::size_t>(round)),
                 buffers.to.data(), taken, CopyKind::device_to_host, stream);

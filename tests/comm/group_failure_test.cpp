@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/stall.hpp"
+#include "core/base/stall.hpp"
 #include "tests/comm/group_testing.hpp"
 #include "tests/offload/idle_device.hpp"
 
@@ -44,7 +44,7 @@ struct Caller {
     to = of.device(rank).allocate(bytes, "to");
   }
   void all_gather() { ranks.group(rank).all_gather(bytes_of(block), parts, ranks.stream(rank)); }
-  void exchange() { ranks.group(rank).exchange(bytes_of(block), parts, bytes_of(to), ranks.stream(rank)); }
+  void all_to_all() { ranks.group(rank).all_to_all(bytes_of(block), parts, bytes_of(to), ranks.stream(rank)); }
   void broadcast(Channel channel = Channel::engine, int root = 0, std::size_t bytes = 10) {
     std::vector<std::byte> values(bytes);
     ranks.group(rank).broadcast(channel, root, values);
@@ -63,7 +63,7 @@ void expect_ended(testing::Ranks& ranks, const std::string& text) {
   for (int rank = 0; rank < ranks.count(); ++rank) {
     Caller caller(ranks, rank);
     EXPECT_THAT([&] { caller.all_gather(); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
-    EXPECT_THAT([&] { caller.exchange(); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
+    EXPECT_THAT([&] { caller.all_to_all(); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
     EXPECT_THAT([&] { caller.broadcast(Channel::engine); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
     EXPECT_THAT([&] { caller.broadcast(Channel::save); }, ThrowsMessage<Kind>(HasSubstr(text))) << rank;
     ranks.device(rank).synchronize(ranks.stream(rank));
@@ -75,7 +75,7 @@ TEST_F(GroupFailure, OfOneRankWakesAll) {
   const auto errors = ranks.run([&](int rank) {
     Caller caller(ranks, rank);
     if (rank == 0) caller.all_gather();
-    if (rank == 1) caller.exchange();
+    if (rank == 1) caller.all_to_all();
     if (rank == 2) caller.broadcast(Channel::engine);
     if (rank == 3) caller.broadcast(Channel::save);
     if (rank != 4) return;
@@ -167,7 +167,7 @@ TEST_F(GroupFailure, IsARankThatLeavesWhileOthersWait) {
   });
   EXPECT_THAT(errors[0], says("rank 2 has left"));
   EXPECT_THAT(errors[1], says("rank 2 has left"));
-  EXPECT_THAT([&] { Caller(ranks, 0).exchange(); }, ThrowsMessage<DeviceError>(HasSubstr("rank 2 has left")));
+  EXPECT_THAT([&] { Caller(ranks, 0).all_to_all(); }, ThrowsMessage<DeviceError>(HasSubstr("rank 2 has left")));
 }
 
 TEST_F(GroupFailure, IsNotARankThatLeavesAfterTheLastCall) {
@@ -200,7 +200,7 @@ TEST_F(GroupFailure, IsARankThatDoesNotCome) {
     Caller caller(ranks, rank);
     if (rank == 0 || rank == 2) {
       try {
-        caller.exchange();
+        caller.all_to_all();
       } catch (...) {
         if (stalls_told() == 0) ++untold;
         throw;
@@ -213,7 +213,7 @@ TEST_F(GroupFailure, IsARankThatDoesNotCome) {
   for (const int rank : {0, 2}) {
     EXPECT_TRUE(is_a<StalledError>(errors[static_cast<std::size_t>(rank)]));
     EXPECT_THAT(errors[static_cast<std::size_t>(rank)],
-                AllOf(says("waiting for exchange"), says("rank 1, rank 3 does no more")));
+                AllOf(says("waiting for all_to_all"), says("rank 1, rank 3 does no more")));
   }
   expect_ended<StalledError>(ranks, "rank 1, rank 3 does no more");
 }
@@ -253,8 +253,8 @@ TEST_P(Disagreeing, CallsAreMisuseOnEveryRank) {
 
 INSTANTIATE_TEST_SUITE_P(Of, Disagreeing,
                          ::testing::Values(Disagreement{"Kinds", [](Caller& c) { c.all_gather(); },
-                                                        [](Caller& c) { c.exchange(); },
-                                                        "rank 1 calls exchange of bytes [0, 10) [10, 20) [20, 30)"},
+                                                        [](Caller& c) { c.all_to_all(); },
+                                                        "rank 1 calls all_to_all of bytes [0, 10) [10, 20) [20, 30)"},
                                            Disagreement{"Parts", [](Caller& c) { c.all_gather(); },
                                                         [](Caller& c) {
                                                           c.parts[1].end = 19;

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "comm/local_group.hpp"
-#include "core/device.hpp"
-#include "core/error.hpp"
+#include "core/base/error.hpp"
+#include "core/device/device.hpp"
 
 namespace tandem::testing {
 

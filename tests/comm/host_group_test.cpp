@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "comm/local_group.hpp"
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/comm/group_testing.hpp"
 #include "tests/cpu_ops/host_device_testing.hpp"
 
@@ -114,7 +114,7 @@ TEST_F(HostGroup, ACallThatFailsEndsOnceNobodyReads) {
     try {
       // Where rank 2 takes to is no memory of its device.
       std::byte* const to = rank == 2 ? nullptr : bytes_of(blocks_[rank]);
-      groups_[rank]->exchange(rank == 2 ? bytes_of(shown) : bytes_of(blocks_[rank]), parts_, to, streams_[rank]);
+      groups_[rank]->all_to_all(rank == 2 ? bytes_of(shown) : bytes_of(blocks_[rank]), parts_, to, streams_[rank]);
     } catch (...) {
       ++ended;
       blocks_[rank] = MemoryBlock();

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <thread>
 
-#include "cpu_ops/host_device.hpp"
+#include "cpu_ops/device/host_device.hpp"
 #include "tests/comm/group_testing.hpp"
 
 namespace tandem::testing {

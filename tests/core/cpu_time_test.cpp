@@ -1,4 +1,4 @@
-#include "core/cpu_time.hpp"
+#include "core/host/cpu_time.hpp"
 
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -1,11 +1,11 @@
-#include "core/device_name.hpp"
+#include "core/device/device_name.hpp"
 
 #include <gtest/gtest.h>
 
 #include <string>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

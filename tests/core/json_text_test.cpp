@@ -1,11 +1,11 @@
-#include "core/json_text.hpp"
+#include "core/base/json_text.hpp"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "core/nesting.hpp"
+#include "core/base/nesting.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/mapped_memory.hpp"
+#include "core/host/mapped_memory.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "core/memory.hpp"
-#include "core/parallel.hpp"
+#include "core/host/parallel.hpp"
+#include "core/memory/memory.hpp"
 #include "tests/core/pages.hpp"
 
 namespace tandem {

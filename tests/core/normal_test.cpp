@@ -8,8 +8,8 @@
 #include <numbers>
 #include <vector>
 
-#include "core/hash128.hpp"
-#include "core/vectorised.hpp"
+#include "core/base/hash128.hpp"
+#include "core/host/vectorised.hpp"
 
 namespace tandem::numerics {
 namespace {

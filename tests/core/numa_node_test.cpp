@@ -1,4 +1,4 @@
-#include "core/numa_node.hpp"
+#include "core/host/numa_node.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,9 +8,9 @@
 #include <cstring>
 #include <thread>
 
-#include "core/error.hpp"
-#include "core/mapped_memory.hpp"
-#include "core/topology.hpp"
+#include "core/base/error.hpp"
+#include "core/host/mapped_memory.hpp"
+#include "core/host/topology.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/parameter_access.hpp"
+#include "core/params/parameter_access.hpp"
 
 #include <fmt/format.h>
 #include <gmock/gmock.h>
@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
-#include "core/update_kernels.hpp"
+#include "core/base/error.hpp"
+#include "core/ops/update_kernels.hpp"
 
 namespace tandem {
 namespace {

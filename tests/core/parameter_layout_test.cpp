@@ -1,12 +1,12 @@
-#include "core/parameter_layout.hpp"
+#include "core/params/parameter_layout.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "core/error.hpp"
-#include "core/update_kernels.hpp"
+#include "core/base/error.hpp"
+#include "core/ops/update_kernels.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/start_thread.hpp"
+#include "core/base/start_thread.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/syscall.h>

@@ -1,4 +1,4 @@
-#include "core/state_digest.hpp"
+#include "core/params/state_digest.hpp"
 
 #include <gtest/gtest.h>
 

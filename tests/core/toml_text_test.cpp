@@ -1,9 +1,9 @@
-#include "core/toml_text.hpp"
+#include "core/base/toml_text.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/topology.hpp"
+#include "core/host/topology.hpp"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -10,7 +10,7 @@
 #include <fstream>
 #include <thread>
 
-#include "core/cgroup.hpp"
+#include "core/host/cgroup.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "core/wsl.hpp"
+#include "core/host/wsl.hpp"
 
 #include <gtest/gtest.h>
 

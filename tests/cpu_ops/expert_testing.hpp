@@ -3,7 +3,7 @@
 #include <limits>
 #include <string>
 
-#include "core/ops.hpp"
+#include "core/ops/ops.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 
@@ -22,8 +22,8 @@ struct ExpertSizes {
 /// A routing's memory, on the host or the device.
 template <class Memory>
 struct Routed {
-  operator Routing() const { return {experts, shares, begins, slots, rows}; }  // NOLINT: views of it are meant
-  Memory experts, shares, begins, slots, rows;
+  operator Routing() const { return {experts, weights, begins, slots, rows}; }  // NOLINT: views of it are meant
+  Memory experts, weights, begins, slots, rows;
 };
 
 inline Routed<Tensor> room_for(const ExpertSizes& s) {

@@ -1,5 +1,5 @@
 // Choices and products of experts: against the reference, on all thread counts, which give the same bits.
-#include "cpu_ops/kernels.hpp"
+#include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/expert_testing.hpp"
 
@@ -48,7 +48,7 @@ TEST(ExpertChoice, IsTheReference) {
         EXPECT_EQ(r.begins.bytes(), expected.begins.bytes());
         EXPECT_EQ(r.slots.bytes(), expected.slots.bytes());
         EXPECT_EQ(r.rows.bytes(), expected.rows.bytes());
-        EXPECT_CLOSE(r.shares, expected.shares);
+        EXPECT_CLOSE(r.weights, expected.weights);
       }
     }
   }
@@ -78,7 +78,7 @@ TEST(ExpertChoice, IsOfDifferentExpertsWhateverTheLogits) {
     Routed<Tensor> r = room_for(OddLogits::sizes);
     fast::route(*arenas().back(), odd.logits, normalized, r);
     EXPECT_SAME_BITS(r.experts, odd.chosen);
-    EXPECT_TRUE(std::isnan(r.shares.get(3)));  // what is not a number is not hidden
+    EXPECT_TRUE(std::isnan(r.weights.get(3)));  // what is not a number is not hidden
   }
 }
 
@@ -87,16 +87,16 @@ TEST_P(Experts, GradientsOfLogitsAreTheReference) {
     for (const bool normalized : {false, true}) {
       const Tensor logits = logits_of(s, 3);
       const Routed<Tensor> r = routed(s, logits, normalized);
-      const Tensor dshares = Random(4).tensor(DType::f32, {s.tokens, s.choices});
+      const Tensor drouting_weights = Random(4).tensor(DType::f32, {s.tokens, s.choices});
       Tensor expected(dtype(), {s.tokens, s.experts});
-      reference::route_backward(dshares, logits, normalized, r, expected);
+      reference::route_backward(drouting_weights, logits, normalized, r, expected);
       const Tensor dlogits = on_all_threads(
           s,
           [&] {
             return Tensor(dtype(), {s.tokens, s.experts});
           },
           [&](Parallel& p, const fast::Workspace&, Tensor& out) {
-            fast::route_backward(p, dshares, logits, normalized, r, out);
+            fast::route_backward(p, drouting_weights, logits, normalized, r, out);
           });
       EXPECT_CLOSE(dlogits, expected);
     }
@@ -109,14 +109,14 @@ TEST(ExpertChoice, GradientsOfLogitsAreDifferences) {
   for (const bool normalized : {false, true}) {
     const Tensor logits = Random(5).tensor(DType::f32, {s.tokens, s.experts});
     const Routed<Tensor> r = routed(s, logits, normalized);
-    const Tensor dshares = Random(6).tensor(DType::f32, {s.tokens, s.choices});
+    const Tensor drouting_weights = Random(6).tensor(DType::f32, {s.tokens, s.choices});
     Tensor dlogits(DType::f32, {s.tokens, s.experts});
-    reference::route_backward(dshares, logits, normalized, r, dlogits);
+    reference::route_backward(drouting_weights, logits, normalized, r, dlogits);
     const auto objective = [&](const Tensor& at) {
       const Routed<Tensor> moved = routed(s, at, normalized);
       EXPECT_EQ(moved.experts.bytes(), r.experts.bytes());
       double sum = 0.0;
-      for (std::int64_t i = 0; i < dshares.count(); ++i) sum += dshares.get(i) * moved.shares.get(i);
+      for (std::int64_t i = 0; i < drouting_weights.count(); ++i) sum += drouting_weights.get(i) * moved.weights.get(i);
       return sum;
     };
     for (std::int64_t i = 0; i < logits.count(); ++i) {
@@ -216,14 +216,14 @@ TEST_P(Experts, ActivationIsTheReference) {
     EXPECT_CLOSE(y, expected);
 
     const Tensor dy = random.tensor(dtype(), shape);
-    Tensor dgate(dtype(), shape), dup(dtype(), shape), dshares(DType::f32, {s.tokens, s.choices});
-    reference::expert_swiglu_backward(dy, gate, up, r, dgate, dup, dshares);
+    Tensor dgate(dtype(), shape), dup(dtype(), shape), drouting_weights(DType::f32, {s.tokens, s.choices});
+    reference::expert_swiglu_backward(dy, gate, up, r, dgate, dup, drouting_weights);
     for (const auto& arena : arenas()) {
-      Tensor of_gate = gate, of_up = up, of_shares(DType::f32, {s.tokens, s.choices});  // in place
-      fast::expert_swiglu_backward(*arena, dy, of_gate, of_up, r, of_gate, of_up, of_shares);
+      Tensor of_gate = gate, of_up = up, of_routing_weights(DType::f32, {s.tokens, s.choices});  // in place
+      fast::expert_swiglu_backward(*arena, dy, of_gate, of_up, r, of_gate, of_up, of_routing_weights);
       EXPECT_CLOSE(of_gate, dgate);
       EXPECT_CLOSE(of_up, dup);
-      EXPECT_CLOSE(of_shares, dshares);
+      EXPECT_CLOSE(of_routing_weights, drouting_weights);
     }
   }
 }

@@ -1,9 +1,9 @@
-#include "cpu_ops/gemm.hpp"
+#include "cpu_ops/kernels/gemm.hpp"
 
 #include <cstring>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 
 namespace tandem::testing {

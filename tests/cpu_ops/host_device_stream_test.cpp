@@ -1,4 +1,4 @@
-#include "cpu_ops/host_device.hpp"
+#include "cpu_ops/device/host_device.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,9 +10,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.hpp"
-#include "core/ops.hpp"
-#include "core/update_kernels.hpp"
+#include "core/base/error.hpp"
+#include "core/ops/ops.hpp"
+#include "core/ops/update_kernels.hpp"
 #include "tests/cpu_ops/host_device_testing.hpp"
 
 namespace tandem {

@@ -6,7 +6,7 @@
 #include <functional>
 #include <thread>
 
-#include "cpu_ops/host_device.hpp"
+#include "cpu_ops/device/host_device.hpp"
 
 namespace tandem {
 

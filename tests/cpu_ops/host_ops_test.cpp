@@ -1,11 +1,11 @@
-#include "cpu_ops/host_ops.hpp"
+#include "cpu_ops/device/host_ops.hpp"
 
 #include <gmock/gmock.h>
 
 #include <string>
 
 #include "cpu_ops/reference/reference.hpp"
-#include "cpu_ops/update_kernels.hpp"
+#include "cpu_ops/update/update_kernels.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 
 namespace tandem::testing {

@@ -1,4 +1,4 @@
-#include "cpu_ops/large_copy.hpp"
+#include "cpu_ops/device/large_copy.hpp"
 
 #include <gtest/gtest.h>
 

@@ -2,9 +2,9 @@
 // back as what is stored the same.
 #include <set>
 
-#include "core/coded_moments.hpp"
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "core/numerics/adam_state.hpp"
+#include "core/params/coded_moments.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 
 namespace tandem::testing {

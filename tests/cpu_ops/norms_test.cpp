@@ -1,4 +1,4 @@
-#include "cpu_ops/kernels.hpp"
+#include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 

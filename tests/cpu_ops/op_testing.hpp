@@ -9,9 +9,9 @@
 #include <random>
 #include <vector>
 
-#include "core/tensor.hpp"
-#include "cpu_ops/parallel.hpp"
-#include "cpu_ops/scratch.hpp"
+#include "core/tensor/tensor.hpp"
+#include "cpu_ops/kernels/scratch.hpp"
+#include "cpu_ops/threads/parallel.hpp"
 
 namespace tandem::testing {
 

@@ -1,4 +1,4 @@
-#include "cpu_ops/pacer.hpp"
+#include "cpu_ops/device/pacer.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "cpu_ops/parallel.hpp"
+#include "cpu_ops/threads/parallel.hpp"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -12,7 +12,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -1,8 +1,8 @@
 // State in fewer bytes: `split` is `fp32` to the bit, `bf16_moments` and `byte_moments` round without bias, and every
 // instruction set, cut and thread count gives the same.
-#include "core/coded_moments.hpp"
+#include "core/params/coded_moments.hpp"
 #include "cpu_ops/reference/reference.hpp"
-#include "cpu_ops/update_kernels.hpp"
+#include "cpu_ops/update/update_kernels.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 
 namespace tandem::testing {

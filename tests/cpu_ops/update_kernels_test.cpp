@@ -1,4 +1,4 @@
-#include "cpu_ops/update_kernels.hpp"
+#include "cpu_ops/update/update_kernels.hpp"
 
 #include <cstdio>
 

@@ -10,7 +10,7 @@
 #include <numeric>
 #include <set>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "data/token_source.hpp"
 #include "data/window_sampler.hpp"
 

@@ -1,5 +1,5 @@
 #include "tests/fuzz/fuzz.hpp"
-#include "train/config.hpp"
+#include "train/config/config.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace tandem;

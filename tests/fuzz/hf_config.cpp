@@ -1,4 +1,5 @@
-#include "models/config.hpp"
+#include "models/hf/hf_config.hpp"
+#include "models/config/config.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

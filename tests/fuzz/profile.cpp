@@ -1,4 +1,4 @@
-#include "scheduler/profile.hpp"
+#include "scheduler/machine/profile.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

@@ -34,7 +34,7 @@ endforeach()
 
 file(COPY ${SOURCE}/examples/custom_trainer DESTINATION ${area})
 # Names of tandem's own headers are free.
-foreach(header core/error.hpp core/device.hpp offload/engine.hpp scheduler/plan.hpp api/open_device.hpp)
+foreach(header core/base/error.hpp core/device/device.hpp offload/engine.hpp scheduler/plan/plan.hpp api/open_device.hpp)
   file(WRITE ${area}/own/${header} "#error a header of the program's own\n")
 endforeach()
 run("configure" ${CMAKE_COMMAND} -G ${GENERATOR} -S ${area}/custom_trainer -B ${area}/build

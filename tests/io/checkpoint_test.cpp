@@ -8,9 +8,9 @@
 #include <fstream>
 #include <iterator>
 
-#include "core/error.hpp"
-#include "core/hash128.hpp"
-#include "core/state_digest.hpp"
+#include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
+#include "core/params/state_digest.hpp"
 #include "io/checkpoint.hpp"
 #include "io/read_ahead.hpp"
 

@@ -12,7 +12,7 @@
 #include <map>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "io/checkpoint.hpp"
 
 namespace tandem {

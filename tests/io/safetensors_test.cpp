@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "io/file_hash.hpp"
 #include "io/safetensors.hpp"
 

@@ -4,8 +4,9 @@
 
 #include <cmath>
 
-#include "core/error.hpp"
-#include "models/config.hpp"
+#include "core/base/error.hpp"
+#include "models/config/config.hpp"
+#include "models/hf/hf_config.hpp"
 #include "tests/models/fixture.hpp"
 
 namespace tandem::testing {
@@ -139,7 +140,7 @@ void expect_same(const ModelConfig& a, const ModelConfig& b) {
   EXPECT_EQ(a.logits_divisor, b.logits_divisor);
   EXPECT_EQ(a.experts, b.experts);
   EXPECT_EQ(a.chosen_experts, b.chosen_experts);
-  EXPECT_EQ(a.normalized_shares, b.normalized_shares);
+  EXPECT_EQ(a.normalized_weights, b.normalized_weights);
   EXPECT_EQ(a.expert_names, b.expert_names);
   EXPECT_EQ(a.rope_theta, b.rope_theta);
   EXPECT_EQ(a.rotated_share, b.rotated_share);
@@ -165,14 +166,14 @@ TEST(HfConfig, PublishedFilesGiveTheBuiltinShapes) {
 // What stands beside the text's part, and that its files have other tensors, too. What is written is a model of text.
 TEST(HfConfig, OfAModelThatSeesThePartOfTextIsRead) {
   const ModelConfig c = parsed(gemma3_seeing_text);
-  EXPECT_TRUE(c.within_seeing);
+  EXPECT_TRUE(c.is_multimodal);
   const std::vector<std::pair<std::string, std::string>> tokens = {{"eos_token_id", "[1,106]"}};
   EXPECT_EQ(c.passed_on, tokens);
   const ModelConfig written = parsed(hf_config_text(c, "bfloat16"));
   EXPECT_EQ(written.architecture, "Gemma3ForCausalLM");
-  EXPECT_FALSE(written.within_seeing);
+  EXPECT_FALSE(written.is_multimodal);
   expect_same(written, c);
-  EXPECT_FALSE(parsed(gemma3_text).within_seeing);
+  EXPECT_FALSE(parsed(gemma3_text).is_multimodal);
   EXPECT_FALSE(parsed(with(gemma3_seeing_text, "tie_word_embeddings", "false")).tied_head);
   EXPECT_THAT(refusal(with(gemma3_seeing_text, "text_config", "3")), HasSubstr("'text_config'"));
   EXPECT_THAT(refusal(with(gemma3_seeing_text, "text_config", "{}")), HasSubstr("'text_config': 'hidden_size'"));
@@ -267,7 +268,7 @@ TEST(HfConfig, ExpertsAreRead) {
   EXPECT_EQ(qwen3.experts, 128);
   EXPECT_EQ(qwen3.chosen_experts, 8);
   EXPECT_EQ(qwen3.ffn, 768);
-  EXPECT_TRUE(qwen3.normalized_shares);
+  EXPECT_TRUE(qwen3.normalized_weights);
   EXPECT_EQ(qwen3.expert_names, ExpertNames::mlp);
   EXPECT_EQ(qwen3.qk_norm, QkNorm::per_head);
   EXPECT_EQ(qwen3.window, 0);
@@ -278,7 +279,7 @@ TEST(HfConfig, ExpertsAreRead) {
   // What transformers 5 writes instead, and what its class takes where config.json does not say.
   const ModelConfig other = parsed(with(with(qwen3_moe_text, "num_experts", "null"), "num_local_experts", "64"));
   EXPECT_EQ(other.experts, 64);
-  EXPECT_FALSE(parsed(with(qwen3_moe_text, "norm_topk_prob", "null")).normalized_shares);
+  EXPECT_FALSE(parsed(with(qwen3_moe_text, "norm_topk_prob", "null")).normalized_weights);
   const std::string mixtral = R"({"architectures": ["MixtralForCausalLM"], "hidden_size": 4096, "vocab_size": 32000,
     "intermediate_size": 14336, "max_position_embeddings": 32768, "num_attention_heads": 32, "num_hidden_layers": 32,
     "num_key_value_heads": 8, "sliding_window": null})";

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "core/numerics/bf16.hpp"
+#include "models/hf/hf_config.hpp"
 
 namespace tandem::testing {
 namespace {

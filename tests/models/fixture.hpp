@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "models/config.hpp"
+#include "models/config/config.hpp"
 
 namespace tandem::testing {
 

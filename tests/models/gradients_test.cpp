@@ -292,7 +292,7 @@ class ExpertsAgainstPyTorch : public OthersAgainstPyTorch {};
 
 TEST_P(ExpertsAgainstPyTorch, AnotherChoiceIsFound) {
   ModelConfig other = fixture.config();
-  other.normalized_shares = !other.normalized_shares;
+  other.normalized_weights = !other.normalized_weights;
   expect_another_model(other);
   other = fixture.config();
   --other.chosen_experts;

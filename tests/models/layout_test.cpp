@@ -7,8 +7,8 @@
 #include <set>
 
 #include "core/numerics/random.hpp"
-#include "models/rope.hpp"
-#include "models/transformer.hpp"
+#include "models/config/rope.hpp"
+#include "models/transformer/transformer.hpp"
 #include "tests/models/fixture.hpp"
 
 namespace tandem::testing {

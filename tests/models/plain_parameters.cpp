@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/update_kernels.hpp"
+#include "core/ops/update_kernels.hpp"
 
 namespace tandem::testing {
 namespace {

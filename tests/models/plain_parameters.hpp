@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "core/device.hpp"
+#include "core/device/device.hpp"
 #include "core/numerics/adam.hpp"
-#include "core/parameter_access.hpp"
-#include "core/parameter_layout.hpp"
+#include "core/params/parameter_access.hpp"
+#include "core/params/parameter_layout.hpp"
 
 namespace tandem::testing {
 

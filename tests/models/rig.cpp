@@ -1,6 +1,6 @@
 #include "tests/models/rig.hpp"
 
-#include "core/memory.hpp"
+#include "core/memory/memory.hpp"
 
 namespace tandem::testing {
 

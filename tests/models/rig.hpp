@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "cpu_ops/host_device.hpp"
-#include "models/transformer.hpp"
+#include "cpu_ops/device/host_device.hpp"
+#include "models/transformer/transformer.hpp"
 #include "tests/models/fixture.hpp"
 #include "tests/models/plain_parameters.hpp"
 

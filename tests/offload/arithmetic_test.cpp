@@ -58,7 +58,7 @@ float initial(const Parameter& p, std::int64_t i) {
   return 0.1F * noise(static_cast<std::uint64_t>(900 + 10 * p.layer + p.offset / 1024), static_cast<std::uint64_t>(i));
 }
 
-/// What a visit contributes to a gradient: a multiple of amplitude / 4096, so that sums in fp32 are exact, with more
+/// What a use contributes to a gradient: a multiple of amplitude / 4096, so that sums in fp32 are exact, with more
 /// digits than bf16 has.
 double contribution(int layer, int index, int step, int micro, std::int64_t i, double amplitude) {
   std::uint64_t key = 0;
@@ -108,7 +108,7 @@ class Doubles {
   const std::vector<Element>& of(const Parameter& p) const { return elements_.at(&layout_.parameter(p.full_name)); }
 
  private:
-  /// Of a micro-batch summed up over its visits and rounded, of all summed up and rounded.
+  /// Of a micro-batch summed up over its uses and rounded, of all summed up and rounded.
   std::map<const Parameter*, std::vector<double>> gradients_of(const Step& s) const {
     std::map<const Parameter*, std::vector<double>> sums;
     for (int micro = 0; micro < s.micro_batches; ++micro) {

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <random>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

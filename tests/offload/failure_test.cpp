@@ -11,9 +11,9 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.hpp"
-#include "core/stall.hpp"
-#include "core/trace.hpp"
+#include "core/base/error.hpp"
+#include "core/base/stall.hpp"
+#include "core/base/trace.hpp"
 #include "tests/offload/idle_device.hpp"
 #include "tests/offload/toy_trainer.hpp"
 

@@ -13,10 +13,10 @@
 #include <string>
 #include <string_view>
 
-#include "core/device.hpp"
-#include "core/error.hpp"
-#include "core/ops.hpp"
-#include "core/update_kernels.hpp"
+#include "core/base/error.hpp"
+#include "core/device/device.hpp"
+#include "core/ops/ops.hpp"
+#include "core/ops/update_kernels.hpp"
 
 namespace tandem::testing {
 

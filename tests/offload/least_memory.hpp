@@ -2,8 +2,8 @@
 // The smallest device on which a plan has room.
 #include <cstddef>
 
-#include "core/device.hpp"
-#include "scheduler/plan.hpp"
+#include "core/device/device.hpp"
+#include "scheduler/plan/plan.hpp"
 
 namespace tandem::testing {
 

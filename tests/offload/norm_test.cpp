@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "core/numerics/norm_block.hpp"
-#include "core/update_kernels.hpp"
+#include "core/ops/update_kernels.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "offload/engine.hpp"
-#include "scheduler/task_graph.hpp"
+#include "scheduler/tasks/task_graph.hpp"
 #include "tests/offload/bare_step.hpp"
 #include "tests/offload/idle_device.hpp"
 #include "tests/offload/least_memory.hpp"

@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "scheduler/traffic.hpp"
+#include "scheduler/tasks/traffic.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {

@@ -7,9 +7,9 @@
 #include <string_view>
 #include <vector>
 
-#include "core/device.hpp"
-#include "core/tensor.hpp"
-#include "cpu_ops/host_device.hpp"
+#include "core/device/device.hpp"
+#include "core/tensor/tensor.hpp"
+#include "cpu_ops/device/host_device.hpp"
 
 namespace tandem::testing {
 

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "api/open_device.hpp"
-#include "core/device.hpp"
-#include "core/group.hpp"
-#include "core/parameter_layout.hpp"
+#include "core/device/device.hpp"
+#include "core/device/group.hpp"
+#include "core/params/parameter_layout.hpp"
 #include "offload/engine.hpp"
 #include "tests/offload/toy_device.hpp"
 
@@ -31,8 +31,8 @@ struct ToyOptions {
   bool tied = true;             ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
-  int at_once = 1;           ///< micro-batches that pass through a layer in one visit
-  bool owners_make = false;  ///< both parts of the shared parameter's gradient come in its owner's visit
+  int at_once = 1;           ///< micro-batches that pass through a layer in one use
+  bool owners_make = false;  ///< both parts of the shared parameter's gradient come in its owner's use
   double lr = 1e-2;
   double max_grad_norm = 1.0;
   std::uint64_t seed = 7;

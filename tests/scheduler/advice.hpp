@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/memory.hpp"
+#include "core/memory/memory.hpp"
 
 namespace tandem::testing {
 

@@ -1,4 +1,4 @@
-#include "scheduler/auto.hpp"
+#include "scheduler/search/auto.hpp"
 
 #include <gtest/gtest.h>
 
@@ -9,8 +9,8 @@
 #include <random>
 #include <string>
 
-#include "core/error.hpp"
-#include "scheduler/upgrades.hpp"
+#include "core/base/error.hpp"
+#include "scheduler/search/upgrades.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {
@@ -195,7 +195,7 @@ TEST(Auto, MoreMemoryIsNeverSlowerWhereThereAreManySubgroups) {
   }
 }
 
-// The search simulates so large a step in lumps; the promise holds piece by piece.
+// The search simulates so large a step coarsened; the promise holds piece by piece.
 TEST(Auto, IsNeverPredictedSlowerThanAFixedPolicyOfManySubgroups) {
   const ParameterLayout layout = testing::equal_layers(28, std::int64_t{260} << 20);
   const PlanningFacts facts{std::size_t{16} << 30, 0};

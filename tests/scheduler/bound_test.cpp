@@ -5,8 +5,8 @@
 #include <limits>
 #include <random>
 
-#include "core/update_kernels.hpp"
-#include "scheduler/auto.hpp"
+#include "core/tensor/layout_quantum.hpp"
+#include "scheduler/search/auto.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {

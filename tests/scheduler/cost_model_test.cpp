@@ -1,12 +1,12 @@
-#include "scheduler/cost_model.hpp"
+#include "scheduler/machine/cost_model.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <random>
 
-#include "scheduler/fair_share.hpp"
-#include "scheduler/simulator.hpp"
+#include "scheduler/machine/fair_share.hpp"
+#include "scheduler/simulation/simulator.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {

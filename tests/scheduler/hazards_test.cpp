@@ -7,21 +7,21 @@
 #include <utility>
 #include <vector>
 
-#include "core/update_kernels.hpp"
-#include "scheduler/rank_slice.hpp"
-#include "tests/scheduler/unfolded.hpp"
+#include "core/ops/update_kernels.hpp"
+#include "scheduler/plan/rank_slice.hpp"
+#include "tests/scheduler/lowered.hpp"
 
 namespace tandem {
 namespace {
 
+using testing::Lowered;
 using testing::Order;
-using testing::Unfolded;
 
 /// For each pair of tasks of which one writes what the other touches, in order of emission, there must be
 /// a path of dependencies. The caller's own stream orders its tasks among themselves.
 class HazardCheck {
  public:
-  explicit HazardCheck(const Unfolded& run) : run_(run), reach_(run.tasks.size()) {
+  explicit HazardCheck(const Lowered& run) : run_(run), reach_(run.tasks.size()) {
     std::size_t last_caller = run.tasks.size();
     for (std::size_t i = 0; i < run.tasks.size(); ++i) {
       auto& reach = reach_[i];
@@ -63,7 +63,7 @@ class HazardCheck {
     std::size_t writer = SIZE_MAX;
     std::vector<std::size_t> readers;
   };
-  const Unfolded& run_;
+  const Lowered& run_;
   std::vector<std::vector<std::uint64_t>> reach_;
   std::map<std::string, Record> memory_;
 };
@@ -74,7 +74,7 @@ std::string key(const char* what, std::int64_t a, std::int64_t b = 0) {
 
 /// Calls body(first) for each piece of a layer's gradient with elements in [begin, end).
 template <class Body>
-void for_gradients(const Unfolded& run, int layer, std::int64_t begin, std::int64_t end, Body body) {
+void for_gradients(const Lowered& run, int layer, std::int64_t begin, std::int64_t end, Body body) {
   const std::int64_t border = run.layout.layer(layer).summed_elements;
   for (const Subgroup& g : run.plan.subgroups) {
     if (g.layer != layer) continue;
@@ -88,7 +88,7 @@ void for_gradients(const Unfolded& run, int layer, std::int64_t begin, std::int6
 }
 
 /// What each task reads and writes, from the meaning of its kind alone.
-int check_hazards(const Unfolded& run) {
+int check_hazards(const Lowered& run) {
   HazardCheck check(run);
   std::map<int, int> buffer_of;  // layer to the weight buffer it was fetched into last
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
@@ -115,12 +115,12 @@ int check_hazards(const Unfolded& run) {
     };
     // What the caller has filled, or another rank.
     const auto caller_gradient = [&] {
-      if (t.landing < 0) return check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
+      if (t.receive_buffer < 0) return check.touch(i, key("gradient buffer", t.buffer, t.begin), false);
       EXPECT_NE(t.from_rank, run.plan.rank.index);
-      check.touch(i, key("landing", t.landing), false);
+      check.touch(i, key("receive buffer", t.receive_buffer), false);
     };
     switch (t.kind) {
-      case TaskKind::visit: {
+      case TaskKind::layer_use: {
         std::vector<int> used{t.layer};
         for (const int owner : run.layout.layer(t.layer).borrows) used.push_back(owner);
         for (const int l : used) {
@@ -160,9 +160,9 @@ int check_hazards(const Unfolded& run) {
           weights_home(false);  // others read this rank's
         }
         break;
-      case TaskKind::exchange_gradient:
+      case TaskKind::all_to_all_gradient:
         check.touch(i, key("others' part of a gradient buffer", t.buffer), false);
-        check.touch(i, key("landing", t.landing), true);
+        check.touch(i, key("receive buffer", t.receive_buffer), true);
         break;
       case TaskKind::sum_gradient:
         caller_gradient();
@@ -185,7 +185,7 @@ int check_hazards(const Unfolded& run) {
         }
         gradient(true);
         break;
-      case TaskKind::fold_gradient:
+      case TaskKind::accumulate_gradient:
         gradient(true);
         break;
       case TaskKind::fetch_norm:
@@ -259,10 +259,10 @@ TEST_P(Hazards, AreAllDependencies) {
   for (const int resident : {0, 2, 7}) {
     for (const int prefetch : {1, 2, 4}) {
       for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
-        Unfolded run(GetParam(), resident, prefetch, state);
+        Lowered run(GetParam(), resident, prefetch, state);
         run.steps(3);
         check_hazards(run);
-        Unfolded saving(GetParam(), resident, prefetch, state);
+        Lowered saving(GetParam(), resident, prefetch, state);
         saving.steps(3, true);
         check_hazards(saving);
       }
@@ -273,7 +273,7 @@ TEST_P(Hazards, AreAllDependencies) {
 TEST_P(Hazards, AreAllDependenciesWhereMicroBatchesPassThroughALayerAtOnce) {
   for (const int resident : {0, 2}) {
     for (const Order order : {Order{1, 1}, Order{2, 2}, Order{5, 5}, Order{5, 2}, Order{5, 2, true}}) {
-      Unfolded run(GetParam(), resident, 2, StateFormat::fp32, order);
+      Lowered run(GetParam(), resident, 2, StateFormat::fp32, order);
       run.steps(2);
       check_hazards(run);
     }
@@ -283,7 +283,7 @@ TEST_P(Hazards, AreAllDependenciesWhereMicroBatchesPassThroughALayerAtOnce) {
 TEST_P(Hazards, AreAllDependenciesOfSubgroupsInPieces) {
   for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
     for (const Order order : {Order{2, 1}, Order{2, 2}}) {
-      Unfolded run(GetParam(), 2, 2, state, order);
+      Lowered run(GetParam(), 2, 2, state, order);
       run.plan.piece_elements = 32 * layout_quantum;  // several pieces in a subgroup, the last one shorter
       run.steps(3, true);
       check_hazards(run);
@@ -296,7 +296,7 @@ TEST_P(Hazards, AreAllDependenciesOfStateInAFile) {
     for (const int resident : {0, 2, 7}) {
       for (const StateFormat state : {StateFormat::fp32, StateFormat::split}) {
         for (const int buffers : {1, 2, 6}) {
-          Unfolded run(GetParam(), resident, 2, state, {2, 1 + resident % 2});
+          Lowered run(GetParam(), resident, 2, state, {2, 1 + resident % 2});
           run.plan.piece_elements = 32 * layout_quantum;
           run.put_in_file(every, buffers);
           run.steps(3, true);
@@ -311,7 +311,7 @@ TEST_P(Hazards, AreAllDependenciesOfGradientsThatTheCallerWritesInBf16) {
   for (const int resident : {0, 2}) {
     for (const Order order : {Order{1, 1}, Order{3, 1}, Order{3, 3}}) {
       for (const std::int64_t piece : {0, 32}) {
-        Unfolded run(GetParam(), resident, 2, StateFormat::fp32, order, DType::bf16);
+        Lowered run(GetParam(), resident, 2, StateFormat::fp32, order, DType::bf16);
         if (piece > 0) run.plan.piece_elements = piece * layout_quantum;
         run.steps(2, true);
         check_hazards(run);
@@ -326,7 +326,7 @@ TEST_P(Hazards, AreAllDependenciesOfEveryRank) {
       for (const int resident : {0, 2, 7}) {
         for (const Order order : {Order{1, 1}, Order{2, 1}, Order{3, 3}}) {
           const DType gradient = resident == 2 ? DType::bf16 : DType::f32;
-          Unfolded run(GetParam(), resident, 2, StateFormat::split, order, gradient, {rank, ranks});
+          Lowered run(GetParam(), resident, 2, StateFormat::split, order, gradient, {rank, ranks});
           if (rank == 1) run.plan.piece_elements = 32 * layout_quantum;
           run.steps(3, true);
           check_hazards(run);
@@ -336,11 +336,11 @@ TEST_P(Hazards, AreAllDependenciesOfEveryRank) {
   }
 }
 
-// What others read of a rank's weights ahead of a visit that does not come is not overwritten either.
+// What others read of a rank's weights ahead of a use that does not come is not overwritten either.
 TEST_P(Hazards, AreAllDependenciesOfARankThatLeavesOutALayer) {
   for (const int resident : {0, 7}) {
-    Unfolded run(GetParam(), resident, 2, StateFormat::fp32, {}, DType::f32, {1, 2});
-    run.unvisited = 3;
+    Lowered run(GetParam(), resident, 2, StateFormat::fp32, {}, DType::f32, {1, 2});
+    run.unused = 3;
     run.steps(3);
     check_hazards(run);
   }
@@ -351,8 +351,8 @@ INSTANTIATE_TEST_SUITE_P(Policies, Hazards,
                                            "stream"));
 
 /// Failures of the check where tasks of one kind wait for nothing.
-int failures_without(const Unfolded& run, TaskKind victim) {
-  Unfolded broken = run;
+int failures_without(const Lowered& run, TaskKind victim) {
+  Lowered broken = run;
   broken.tasks.clear();
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
     broken.tasks.add(run.tasks[i]);
@@ -366,19 +366,19 @@ int failures_without(const Unfolded& run, TaskKind victim) {
 }
 
 TEST(HazardCheck, FindsADroppedDependency) {
-  Unfolded run("interleave:2");
+  Lowered run("interleave:2");
   run.steps(3, true);
   for (const TaskKind victim :
-       {TaskKind::visit, TaskKind::commit, TaskKind::fetch_weights, TaskKind::round_gradient, TaskKind::flush_gradient,
-        TaskKind::load_state, TaskKind::store_state, TaskKind::update_streamed, TaskKind::update_cpu,
-        TaskKind::store_weights, TaskKind::save_state}) {
+       {TaskKind::layer_use, TaskKind::commit, TaskKind::fetch_weights, TaskKind::round_gradient,
+        TaskKind::flush_gradient, TaskKind::load_state, TaskKind::store_state, TaskKind::update_streamed,
+        TaskKind::update_cpu, TaskKind::store_weights, TaskKind::save_state}) {
     EXPECT_GT(failures_without(run, victim), 0) << name_of(victim);
   }
 }
 
 TEST(HazardCheck, FindsADroppedDependencyOfStateInAFile) {
   for (const char* policy : {"host", "stream"}) {
-    Unfolded run(policy);
+    Lowered run(policy);
     run.put_in_file(2, 2);
     run.steps(3, true);
     EXPECT_EQ(check_hazards(run), 0);
@@ -392,7 +392,7 @@ TEST(HazardCheck, FindsADroppedDependencyOfStateInAFile) {
 TEST(HazardCheck, FindsADroppedDependencyOfAGradientInBf16) {
   for (const auto& [policy, reader] :
        {std::pair("host", TaskKind::flush_gradient), std::pair("device", TaskKind::keep_gradient)}) {
-    Unfolded run(policy, 0, 2, StateFormat::fp32, {1, 1}, DType::bf16);
+    Lowered run(policy, 0, 2, StateFormat::fp32, {1, 1}, DType::bf16);
     run.steps(2);
     EXPECT_EQ(check_hazards(run), 0);
     for (const TaskKind victim : {reader, TaskKind::commit}) {
@@ -403,17 +403,17 @@ TEST(HazardCheck, FindsADroppedDependencyOfAGradientInBf16) {
 
 TEST(HazardCheck, FindsADroppedDependencyOfWhatRanksExchange) {
   for (const int resident : {0, 7}) {
-    Unfolded run("host", resident, 2, StateFormat::fp32, {2, 1}, DType::f32, {1, 2});
+    Lowered run("host", resident, 2, StateFormat::fp32, {2, 1}, DType::f32, {1, 2});
     run.steps(3);
     EXPECT_EQ(check_hazards(run), 0);
-    for (const TaskKind victim : {TaskKind::gather_weights, TaskKind::exchange_gradient, TaskKind::round_gradient}) {
+    for (const TaskKind victim : {TaskKind::gather_weights, TaskKind::all_to_all_gradient, TaskKind::round_gradient}) {
       EXPECT_GT(failures_without(run, victim), 0) << resident << ' ' << name_of(victim);
     }
   }
 }
 
 TEST(HazardCheck, FindsADroppedDependencyOfASum) {
-  Unfolded run("host", 0, 2, StateFormat::fp32, {3, 3});
+  Lowered run("host", 0, 2, StateFormat::fp32, {3, 3});
   run.steps(2);
   EXPECT_EQ(check_hazards(run), 0);
   EXPECT_GT(failures_without(run, TaskKind::sum_gradient), 0);

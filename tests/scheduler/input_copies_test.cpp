@@ -1,10 +1,10 @@
-#include "scheduler/input_copies.hpp"
+#include "scheduler/simulation/input_copies.hpp"
 
 #include <gtest/gtest.h>
 
 #include <utility>
 
-#include "scheduler/simulator.hpp"
+#include "scheduler/simulation/simulator.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {

@@ -4,9 +4,9 @@
 #include <random>
 #include <string>
 
-#include "core/parameter_layout.hpp"
-#include "scheduler/plan.hpp"
-#include "scheduler/profile.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "scheduler/machine/profile.hpp"
+#include "scheduler/plan/plan.hpp"
 
 namespace tandem::testing {
 

@@ -1,4 +1,4 @@
-#include "scheduler/plan.hpp"
+#include "scheduler/plan/plan.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/error.hpp"
-#include "core/update_kernels.hpp"
+#include "core/base/error.hpp"
+#include "core/ops/update_kernels.hpp"
 #include "tests/scheduler/advice.hpp"
 
 namespace tandem {

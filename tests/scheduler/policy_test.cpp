@@ -1,8 +1,8 @@
-#include "scheduler/policy.hpp"
+#include "scheduler/plan/policy.hpp"
 
 #include <gtest/gtest.h>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "scheduler/profile.hpp"
+#include "scheduler/machine/profile.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-#include "core/dtype.hpp"
-#include "core/update_kernels.hpp"
-#include "scheduler/plan_builder.hpp"
-#include "scheduler/rank_slice.hpp"
-#include "scheduler/simulator.hpp"
-#include "scheduler/traffic.hpp"
+#include "core/ops/update_kernels.hpp"
+#include "core/tensor/dtype.hpp"
+#include "scheduler/plan/plan_builder.hpp"
+#include "scheduler/plan/rank_slice.hpp"
+#include "scheduler/simulation/simulator.hpp"
+#include "scheduler/tasks/traffic.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {
@@ -285,10 +285,10 @@ TEST_P(SimulatedRanks, ComeToAnEndAndTakeNoLessThanTheirCompute) {
   for (const int ranks : {1, 2, 3, 8}) {
     for (int r = 0; r<ranks; r += ranks - 1> 0 ? ranks - 1 : 1) {
       for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {4, 1}, {4, 4}}) {
-        for (const std::int64_t lumps : {0, 40}) {
+        for (const std::int64_t coarse_pieces : {0, 40}) {
           const Plan of_rank = plan({r, ranks}, micro_batches, at_once);
           const Simulation s = simulate(layout_, of_rank, testing::desktop(), compute_,
-                                        {.micro_batches = micro_batches, .lumps = lumps});
+                                        {.micro_batches = micro_batches, .coarse_pieces = coarse_pieces});
           EXPECT_GE(s.step_seconds, micro_batches * compute_seconds * 0.999) << of_rank.policy_text();
           EXPECT_LT(s.step_seconds, 100.0 * micro_batches * compute_seconds) << of_rank.policy_text();
         }

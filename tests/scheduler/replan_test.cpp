@@ -1,5 +1,5 @@
 // A run that is not as fast as predicted gets another plan, once, and within what is booked.
-#include "scheduler/replan.hpp"
+#include "scheduler/search/replan.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "scheduler/resident_layers.hpp"
+#include "scheduler/plan/resident_layers.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/memory.hpp"
+#include "core/memory/memory.hpp"
 
 namespace tandem {
 namespace {

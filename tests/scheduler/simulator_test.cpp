@@ -1,4 +1,4 @@
-#include "scheduler/simulator.hpp"
+#include "scheduler/simulation/simulator.hpp"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 #include <random>
 #include <utility>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {
@@ -133,7 +133,7 @@ TEST(Simulator, TheTraceHasEveryTaskOnce) {
   const Plan plan = testing::plan_for(layout, "interleave:2", layer_elements / 4);
   Trace trace;
   const Simulation s = simulate(layout, plan, testing::desktop(), compute_of(4, 0.01), {.trace = &trace});
-  // The caller's visits and commits are tasks; its spans are the computations: 3 forward, 4 and 4, as many.
+  // The caller's uses and commits are tasks; its spans are the computations: 3 forward, 4 and 4, as many.
   EXPECT_GT(trace.size(), 0U);
   EXPECT_LE(trace.size(), static_cast<std::size_t>(s.tasks) + 8);
 }
@@ -273,7 +273,7 @@ struct LargeStep {
   std::vector<LayerSeconds> compute;
 };
 
-TEST(Simulator, LumpsTakeAsLongAsTheirPiecesInFarFewerTasks) {
+TEST(Simulator, CoarsePiecesTakeAsLongAsTheirPiecesInFarFewerTasks) {
   double worst = 0.0;
   for (std::uint64_t seed = 0; seed < 4; ++seed) {
     for (const char* policy : {"host", "stream", "interleave:3", "static:0.5"}) {
@@ -281,10 +281,12 @@ TEST(Simulator, LumpsTakeAsLongAsTheirPiecesInFarFewerTasks) {
         const LargeStep step(seed, policy, micro_batches, at_once);
         const Simulation exact = step.simulated({.each_micro_batch = true});
         // As many as the search takes, which for passes of several micro-batches are fewer.
-        const Simulation lumps = step.simulated({.lumps = 1 < at_once && at_once < micro_batches ? 120 : 300});
-        const double error = std::abs(lumps.step_seconds / exact.step_seconds - 1.0);
+        const Simulation coarse_pieces =
+            step.simulated({.coarse_pieces = 1 < at_once && at_once < micro_batches ? 120 : 300});
+        const double error = std::abs(coarse_pieces.step_seconds / exact.step_seconds - 1.0);
         EXPECT_LT(error, 0.05) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
-        EXPECT_LT(lumps.tasks * 3, exact.tasks) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
+        EXPECT_LT(coarse_pieces.tasks * 3, exact.tasks)
+            << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
         worst = std::max(worst, error);
       }
     }
@@ -292,15 +294,15 @@ TEST(Simulator, LumpsTakeAsLongAsTheirPiecesInFarFewerTasks) {
   RecordProperty("worst_error", std::to_string(worst));
 }
 
-// Neighbours that go different ways, too: those of either way are one lump.
-TEST(Simulator, LumpsAreAsManyHoweverSmallSubgroupsAre) {
+// Neighbours that go different ways, too: those of either way are one coarse piece.
+TEST(Simulator, CoarsePiecesAreAsManyHoweverSmallSubgroupsAre) {
   const ParameterLayout layout = testing::equal_layers(12, 4 * layer_elements);
   for (const char* policy : {"interleave:2", "interleave:3,resident=0.3"}) {
-    const auto simulated = [&](std::int64_t size, std::int64_t lumps) {
+    const auto simulated = [&](std::int64_t size, std::int64_t coarse_pieces) {
       const Plan plan = testing::plan_for(layout, policy, size);
       MachineProfile machine = testing::desktop();
       machine.task_overhead.value = 1e-6;
-      return simulate(layout, plan, machine, compute_of(12, 0.01), {.lumps = lumps});
+      return simulate(layout, plan, machine, compute_of(12, 0.01), {.coarse_pieces = coarse_pieces});
     };
     const Simulation small = simulated(1 << 14, 300);
     EXPECT_LT(small.tasks, 2 * simulated(1 << 20, 300).tasks) << policy;
@@ -436,7 +438,7 @@ TEST(Simulator, TheMemoryOfAnotherChangesNothing) {
   }
 }
 
-TEST(Simulator, AHugePlanUnfoldsAsManyTasksAsItsPieces) {
+TEST(Simulator, AHugePlanIsLoweredToAsManyTasksAsItsPieces) {
   const ParameterLayout layout = testing::equal_layers(80, std::int64_t{875'000} * 1024);
   const Plan plan = testing::plan_for(layout, "host", 7000 * 1024);
   ASSERT_EQ(plan.subgroups.size(), 10'000U);

@@ -6,10 +6,10 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "core/error.hpp"
-#include "scheduler/auto.hpp"
-#include "scheduler/lumps.hpp"
-#include "scheduler/simulator.hpp"
+#include "core/base/error.hpp"
+#include "scheduler/search/auto.hpp"
+#include "scheduler/simulation/coarsening.hpp"
+#include "scheduler/simulation/simulator.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {
@@ -170,7 +170,7 @@ TEST(StateInAFile, TakesAsLongAsItIsReadAndWritten) {
   }
 }
 
-TEST(StateInAFile, InLumpsTakesAsLong) {
+TEST(StateInAFile, CoarsenedTakesAsLong) {
   const ParameterLayout layout = layout_of_layers();
   const std::vector<LayerSeconds> compute(8, {0.02, 0.04});
   for (const char* policy : {"host", "stream", "interleave:2"}) {
@@ -178,17 +178,18 @@ TEST(StateInAFile, InLumpsTakesAsLong) {
       const MachineProfile machine = file_bound(rate, rate, 1.5 * rate);
       const Plan plan = plan_in_file(policy, 2);
       const double exact = simulate(layout, plan, machine, compute).step_seconds;
-      EXPECT_NEAR(simulate(layout, plan, machine, compute, {.lumps = 40}).step_seconds, exact, 0.1 * exact) << policy;
+      EXPECT_NEAR(simulate(layout, plan, machine, compute, {.coarse_pieces = 40}).step_seconds, exact, 0.1 * exact)
+          << policy;
     }
   }
 }
 
-TEST(StateInAFile, InLumpsIsAsMuch) {
+TEST(StateInAFile, CoarsenedIsAsMuch) {
   for (const int every : {1, 2, 3}) {
     const Plan plan = plan_in_file("host", every);
-    const Plan lumps = in_lumps(layout_of_layers(), plan, 40);
-    EXPECT_LT(lumps.subgroups.size(), plan.subgroups.size());
-    EXPECT_EQ(lumps.parameters_in_file(), plan.parameters_in_file());
+    const Plan coarse_pieces = coarsened(layout_of_layers(), plan, 40);
+    EXPECT_LT(coarse_pieces.subgroups.size(), plan.subgroups.size());
+    EXPECT_EQ(coarse_pieces.parameters_in_file(), plan.parameters_in_file());
   }
 }
 

@@ -1,5 +1,5 @@
 // Which tasks the graph calls ready, against a model that looks at every task each time.
-#include "scheduler/task_graph.hpp"
+#include "scheduler/tasks/task_graph.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <set>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -6,12 +6,14 @@ Usage: check_dependencies.py ROOT
 Reports one line "FILE:LINE: RULE: WHAT" for each violation and ends with 1 where there is one:
   dependency   a module includes a module that the table does not allow, or spells an include otherwise
                than "module/file.hpp"
+  part         a part of a module (a folder in it) includes a part that the table does not allow, or has no
+               README.md, or a file lies beside the parts
+  crowded      a folder has more than 30 source files of its own
   length       a source file has more than 600 lines
   conditional  a header outside core/numerics/ has a preprocessor conditional
   public       a public header, or one that it includes, includes a header of CUDA, TBB, hwloc or oneDNN
-  named        the README.md of a module's folder names a source file nowhere: not as `file.hpp`, which stands for
-               file.cpp too, nor by a pattern such as `adam_*.cpp` or `{linear,norms}.cpp`, nor by the folder that it
-               lies in, such as `reference/`
+  named        the README.md of a module or of its part names a source file nowhere: not as `file.hpp`, which stands for
+               file.cpp too, nor by a pattern such as `adam_*.cpp` or `{linear,norms}.cpp`
 """
 import fnmatch
 import re
@@ -19,6 +21,7 @@ import sys
 from pathlib import Path
 
 LONGEST_FILE = 600
+FULL_FOLDER = 30
 
 # Who may include whom. Every module may include itself.
 MAY_INCLUDE = {
@@ -36,6 +39,57 @@ MAY_INCLUDE = {
 MAY_INCLUDE["train"] = set(MAY_INCLUDE) - {"cpu_ops", "gpu_ops"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
 MODULES = set(MAY_INCLUDE)
+# Of modules that have parts: which part may include which other parts of its module. Every part may include itself.
+PARTS = {
+    "core": {
+        "numerics": set(),
+        "base": set(),
+        "tensor": {"base", "numerics"},
+        "memory": {"base", "tensor"},
+        "host": {"base", "tensor", "memory"},
+        "device": {"base", "tensor", "memory"},
+        "ops": {"base", "numerics", "tensor", "memory", "host", "device"},
+        "params": {"base", "numerics", "tensor", "memory", "device"},
+    },
+    "cpu_ops": {
+        "threads": set(),
+        "update": set(),
+        "kernels": set(),
+        "reference": set(),
+        "device": {"threads", "update", "kernels"},
+    },
+    "gpu_ops": {
+        "base": set(),
+        "device": set(),
+        "cuda": {"base", "device"},
+        "emulation": {"base", "device"},
+        "kernels": {"base"},
+        "ops": {"base", "device"},
+    },
+    "scheduler": {
+        "plan": set(),
+        "tasks": {"plan"},
+        "machine": {"plan", "tasks"},
+        "simulation": {"plan", "tasks", "machine"},
+        "search": {"plan", "tasks", "machine", "simulation"},
+    },
+    "models": {
+        "config": set(),
+        "hf": {"config"},
+        "transformer": {"config"},
+    },
+    "train": {
+        "config": set(),
+        "hf": {"config"},
+        "saving": {"config"},
+        "setup": {"config", "hf", "saving"},
+        "runtime": {"config", "setup"},
+        "report": {"config"},
+        "loop": {"config", "hf", "saving", "setup", "runtime", "report"},
+    },
+}
+# Modules that may include some parts of another alone.
+ONLY_PARTS = {("offload", "scheduler"): {"plan", "tasks"}}
 # include/tandem/ is the outer face of api. No other module may depend on it but those above api.
 PUBLIC = "tandem"
 PUBLIC_USERS = {"api", "train", "cli"}
@@ -94,8 +148,6 @@ def names_in(readme):
 
 def covers(name, path):
     """Whether a name in a module's README.md means the file at `path`, which is relative to the module's folder."""
-    if name.endswith("/"):
-        return path.startswith(name)
     if "*" in name:
         return fnmatch.fnmatchcase(path, name)
     return "." in name and stem_of(name) == stem_of(path)
@@ -142,6 +194,41 @@ class Tree:
             if not allowed:
                 self.report(path, line, "dependency", f"{owner} may not include {target} ({include})")
 
+    def part_of(self, path):
+        """(module, part) of a path below the root; None where it lies in no module that has parts. Part None: beside them."""
+        parts = path.split("/")
+        if parts[0] not in PARTS:
+            return None
+        return parts[0], parts[1] if len(parts) > 2 and parts[1] in PARTS[parts[0]] else None
+
+    def check_parts(self, path):
+        own = path.relative_to(self.root).as_posix()
+        module, part = self.part_of(own) or (own.split("/")[0], None)
+        if module in PARTS and part is None:
+            self.report(path, 1, "part", f"lies in none of the parts of {module}: {' '.join(PARTS[module])}")
+            return
+        for line, _, include in includes_of(path):
+            target = self.part_of(include)
+            if target is None:
+                continue
+            allowed = PARTS[module][part] | {part} if target[0] == module else ONLY_PARTS.get((module, target[0]))
+            if allowed is not None and target[1] not in allowed:
+                who = f"{module}/{part}" if target[0] == module else module
+                self.report(path, line, "part", f"{who} may not include {target[0]}/{target[1]} ({include})")
+
+    def check_folders(self):
+        counts = {}
+        for path in self.files:
+            counts.setdefault(path.parent, []).append(path)
+        for folder, files in counts.items():
+            if len(files) > FULL_FOLDER:
+                self.report(files[0], 1, "crowded",
+                            f"{folder.relative_to(self.root)} has {len(files)} source files, {FULL_FOLDER} at most")
+        for module, parts in PARTS.items():
+            for part in parts:
+                if not (self.root / module / part / "README.md").is_file():
+                    self.report(self.root / module / part, 1, "part", "no README.md")
+
     def check_length(self, path):
         count = len(path.read_text(encoding="utf-8", errors="replace").splitlines())
         if count > LONGEST_FILE:
@@ -170,23 +257,28 @@ class Tree:
                     waiting.append(target)
 
     def check_named(self):
-        names = {module: names_in(self.root / module / "README.md") for module in MODULES}
-        stems = {}
+        stems, names = {}, {}
         for path in self.files:
-            module, _, name = path.relative_to(self.root).as_posix().partition("/")
+            own = path.relative_to(self.root).as_posix()
+            module = own.split("/")[0]
             if module in MODULES:
-                stems.setdefault((module, stem_of(name)), []).append((path, name))
-        for (module, stem), files in stems.items():
-            if not any(covers(word, name) for word in names[module] for _, name in files):
-                self.report(files[0][0], 1, "named", f"{module}/README.md does not name {stem}")
+                place = "/".join(part for part in self.part_of(own) or (module,) if part)
+                names.setdefault(place, names_in(self.root / place / "README.md"))
+                name = own[len(place) + 1:]
+                stems.setdefault((place, stem_of(name)), []).append((path, name))
+        for (place, stem), files in stems.items():
+            if not any(covers(word, name) for word in names[place] for _, name in files):
+                self.report(files[0][0], 1, "named", f"{place}/README.md does not name {stem}")
 
     def check(self):
         for path in self.files:
             if path.suffix != ".py":
                 self.check_dependencies(path)
+                self.check_parts(path)
                 self.check_conditionals(path)
             self.check_length(path)
         self.check_public()
+        self.check_folders()
         self.check_named()
 
 

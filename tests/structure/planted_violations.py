@@ -15,44 +15,52 @@ CHECK = Path(__file__).with_name("check_dependencies.py")
 KEPT = {".hpp", ".h", ".cpp", ".cu", ".cuh", ".py", ".in"}
 README = "README.md"
 # The copy's READMEs name what is planted, so that each file breaks one rule alone.
-PLANTED_ARE_NAMED = "\n`planted*`, `numerics/planted*`, `{braced,other}_planted.hpp`\n"
+PLANTED_ARE_NAMED = "\n`planted*`, `{braced,other}_planted.hpp`\n"
 
 # file, text, rule that must be named (None: must pass)
 PLANTED = [
-    ("core/planted.hpp", '#include "offload/engine.hpp"\n', "dependency"),
-    ("core/numerics/planted.hpp", '#include "cpu_ops/gemm.hpp"\n', "dependency"),
-    ("scheduler/planted.cpp", '  #  include "offload/engine.hpp"\n', "dependency"),
-    ("cpu_ops/planted.cpp", '#include "models/gpt2.hpp"\n', "dependency"),
-    ("gpu_ops/planted.cu", '#include "cpu_ops/gemm.hpp"\n', "dependency"),
-    ("models/planted.cpp", '#include "io/checkpoint.hpp"\n', "dependency"),
+    ("core/host/planted.hpp", '#include "offload/engine.hpp"\n', "dependency"),
+    ("core/numerics/planted.hpp", '#include "cpu_ops/kernels/gemm.hpp"\n', "dependency"),
+    ("scheduler/plan/planted.cpp", '  #  include "offload/engine.hpp"\n', "dependency"),
+    ("cpu_ops/device/planted.cpp", '#include "models/gpt2.hpp"\n', "dependency"),
+    ("gpu_ops/kernels/planted.cu", '#include "cpu_ops/kernels/gemm.hpp"\n', "dependency"),
+    ("models/hf/planted.cpp", '#include "io/checkpoint.hpp"\n', "dependency"),
     ("data/planted.cpp", "#include <io/checkpoint.hpp>\n", "dependency"),
     ("io/planted.cpp", '#include "tandem/engine.hpp"\n', "dependency"),
-    ("train/planted.cpp", '#include "cpu_ops/host_device.hpp"\n', "dependency"),
-    ("api/planted.cpp", '#include "train/config.hpp"\n', "dependency"),
+    ("train/loop/planted.cpp", '#include "cpu_ops/device/host_device.hpp"\n', "dependency"),
+    ("api/planted.cpp", '#include "train/config/config.hpp"\n', "dependency"),
     ("include/tandem/planted.hpp", '#include "models/gpt2.hpp"\n', "dependency"),
     ("offload/planted.cpp", '#include "tests/cpu_ops/host_device_testing.hpp"\n', "dependency"),
-    ("core/planted.cpp", '#include "memory.hpp"\n', "dependency"),
-    ("core/planted.cpp", '#include "../offload/engine.hpp"\n', "dependency"),
+    ("core/base/planted.cpp", '#include "memory.hpp"\n', "dependency"),
+    ("core/base/planted.cpp", '#include "../offload/engine.hpp"\n', "dependency"),
     ("io/planted.cpp", "// line\n" * 601, "length"),
     ("tests/core/planted.py", "# line\n" * 601, "length"),
     ("offload/planted.hpp", "#pragma once\n#ifdef TANDEM_CUDA\n#endif\n", "conditional"),
-    ("core/planted.hpp", "#pragma once\n  # if 1\n#endif\n", "conditional"),
+    ("core/ops/planted.hpp", "#pragma once\n  # if 1\n#endif\n", "conditional"),
     ("include/tandem/planted.hpp", "#include <hwloc.h>\n", "public"),
     ("include/tandem/planted.hpp", "#include <cuda_runtime.h>\n", "public"),
     ("include/tandem/planted.hpp", "#include <oneapi/tbb/task_arena.h>\n", "public"),
     ("include/tandem/planted.hpp", '#include <oneapi/dnnl/dnnl.hpp>\n', "public"),
-    ("scheduler/unnamed.hpp", "#pragma once\n", "named"),
-    ("scheduler/host.cpp", "// a word of the README, but no file's name there\n", "named"),
+    ("scheduler/search/unnamed.hpp", "#pragma once\n", "named"),
+    ("scheduler/plan/host.cpp", "// a word of the README, but no file's name there\n", "named"),
     ("gpu_ops/kernels/unnamed.hpp", "#pragma once\n", "named"),
     ("api/cuda/cuda_back.cpp", "// part of a name that is there\n", "named"),
+    ("core/base/planted.hpp", '#include "core/memory/memory.hpp"\n', "part"),
+    ("core/params/planted.cpp", '#include "core/ops/ops.hpp"\n', "part"),
+    ("cpu_ops/kernels/planted.cpp", '#include "cpu_ops/device/host_ops.hpp"\n', "part"),
+    ("gpu_ops/kernels/planted.cu", '#include "gpu_ops/ops/cuda_ops.hpp"\n', "part"),
+    ("scheduler/tasks/planted.hpp", '#pragma once\n#include "scheduler/simulation/simulator.hpp"\n', "part"),
+    ("models/config/planted.cpp", '#include "models/hf/hf_config.hpp"\n', "part"),
+    ("train/setup/planted.cpp", '#include "train/runtime/loaded_model.hpp"\n', "part"),
+    ("offload/planted.cpp", '#include "scheduler/machine/profile.hpp"\n', "part"),
+    ("train/planted.cpp", "// beside the parts\n", "part"),
     # What is right must pass, or the check would prove nothing.
     ("io/planted.cpp", "// line\n" * 600, None),
     ("core/numerics/planted.hpp", "#pragma once\n#ifdef __CUDACC__\n#endif\n", None),
-    ("train/planted.cpp", '#include "offload/engine.hpp"\n#include "tandem/engine.hpp"\n', None),
-    ("cli/planted.cpp", '#include "cpu_ops/host_device.hpp"\n', None),
-    ("cpu_ops/planted.cpp", "#include <oneapi/dnnl/dnnl.hpp>\n/*\n#include \"train/config.hpp\"\n*/\n", None),
-    ("cpu_ops/adam_unnamed.cpp", "// by a pattern\n", None),
-    ("cpu_ops/reference/unnamed.cpp", "// by its folder\n", None),
+    ("train/runtime/planted.cpp", '#include "offload/engine.hpp"\n#include "tandem/engine.hpp"\n', None),
+    ("cli/planted.cpp", '#include "cpu_ops/device/host_device.hpp"\n', None),
+    ("cpu_ops/kernels/planted.cpp", "#include <oneapi/dnnl/dnnl.hpp>\n/*\n#include \"train/config/config.hpp\"\n*/\n", None),
+    ("cpu_ops/update/adam_unnamed.cpp", "// by a pattern\n", None),
     ("io/braced_planted.hpp", "#pragma once\n", None),
     ("io/safetensors.h", "#pragma once\n", None),
 ]
@@ -73,7 +81,7 @@ def copy_tree(source, target):
                 place = target / path.relative_to(source)
                 place.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, place)
-    for readme in target.glob(f"*/{README}"):
+    for readme in [*target.glob(f"*/{README}"), *target.glob(f"*/*/{README}")]:
         with readme.open("a", encoding="utf-8") as file:
             file.write(PLANTED_ARE_NAMED)
 
@@ -93,15 +101,15 @@ def try_planted(root, name, text, rule):
 
 def try_transitive(root):
     """A library that reaches users through a header of a module."""
-    inner = root / "core/planted_inner.hpp"
+    inner = root / "core/base/planted_inner.hpp"
     inner.write_text("#pragma once\n#include <tbb/task_arena.h>\n", encoding="utf-8")
     outer = root / "include/tandem/planted.hpp"
     outer.parent.mkdir(parents=True, exist_ok=True)
-    outer.write_text('#pragma once\n#include "core/planted_inner.hpp"\n', encoding="utf-8")
+    outer.write_text('#pragma once\n#include "core/base/planted_inner.hpp"\n', encoding="utf-8")
     code, output = check(root)
     inner.unlink()
     outer.unlink()
-    found = code == 1 and "core/planted_inner.hpp:2: public: " in output
+    found = code == 1 and "core/base/planted_inner.hpp:2: public: " in output
     return None if found else f"missed a library behind a public header: ended with {code}\n{output}"
 
 
@@ -116,6 +124,28 @@ def try_without_readme(root):
     return None if found else f"missed a module without a {README}: ended with {code}\n{output}"
 
 
+def try_crowded(root):
+    """A folder with one source file too many."""
+    folder = root / "tests" / "planted"
+    folder.mkdir()
+    for i in range(31):
+        (folder / f"planted{i}.cpp").write_text("// one of many\n", encoding="utf-8")
+    code, output = check(root)
+    shutil.rmtree(folder)
+    found = code == 1 and "tests/planted/planted0.cpp:1: crowded: " in output
+    return None if found else f"missed a folder of 31 files: ended with {code}\n{output}"
+
+
+def try_part_without_readme(root):
+    readme = root / "scheduler" / "machine" / README
+    text = readme.read_text(encoding="utf-8")
+    readme.unlink()
+    code, output = check(root)
+    readme.write_text(text, encoding="utf-8")
+    found = code == 1 and "scheduler/machine:1: part: " in output
+    return None if found else f"missed a part without a {README}: ended with {code}\n{output}"
+
+
 def main(arguments):
     if len(arguments) != 2:
         print(__doc__, file=sys.stderr)
@@ -128,14 +158,14 @@ def main(arguments):
             print(f"the tree itself does not pass:\n{output}")
             return 1
         failures = [try_planted(root, *planted) for planted in PLANTED]
-        failures += [try_transitive(root), try_without_readme(root)]
+        failures += [try_transitive(root), try_without_readme(root), try_crowded(root), try_part_without_readme(root)]
         empty_code, _ = check(Path(folder) / "nothing")
     failures = [f for f in failures if f]
     if empty_code == 0:
         failures.append("passed where there is no tree at all")
     for failure in failures:
         print(failure)
-    print(f"{len(PLANTED) + 3} cases, {len(failures)} failures")
+    print(f"{len(PLANTED) + 5} cases, {len(failures)} failures")
     return 1 if failures else 0
 
 

@@ -1,4 +1,4 @@
-#include "train/checkpoint_saver.hpp"
+#include "train/saving/checkpoint_saver.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "api/open_device.hpp"
-#include "core/error.hpp"
-#include "core/stall.hpp"
+#include "core/base/error.hpp"
+#include "core/base/stall.hpp"
 #include "tests/train/no_threads.hpp"
 
 namespace tandem {

@@ -6,9 +6,9 @@
 #include <fstream>
 #include <set>
 
-#include "core/error.hpp"
-#include "train/config.hpp"
-#include "train/units.hpp"
+#include "core/base/error.hpp"
+#include "train/config/config.hpp"
+#include "train/config/units.hpp"
 
 namespace tandem {
 namespace {

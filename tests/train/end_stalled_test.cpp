@@ -1,4 +1,4 @@
-#include "train/end_stalled.hpp"
+#include "train/runtime/end_stalled.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <thread>
 
-#include "core/stall.hpp"
+#include "core/base/stall.hpp"
 #include "tests/train/no_threads.hpp"
 
 namespace tandem {

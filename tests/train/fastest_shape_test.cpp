@@ -1,5 +1,5 @@
 // Which shape of a step is chosen, from shapes whose seconds are given.
-#include "train/fastest_shape.hpp"
+#include "train/setup/fastest_shape.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,7 +13,7 @@
 #include <string>
 #include <utility>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/hf_weights.hpp"
+#include "train/hf/hf_weights.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -7,10 +7,10 @@
 #include <filesystem>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "io/safetensors.hpp"
-#include "models/transformer.hpp"
-#include "train/hf_export.hpp"
+#include "models/transformer/transformer.hpp"
+#include "train/hf/hf_export.hpp"
 
 namespace tandem {
 namespace {

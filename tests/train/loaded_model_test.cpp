@@ -1,4 +1,4 @@
-#include "train/loaded_model.hpp"
+#include "train/runtime/loaded_model.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "core/error.hpp"
-#include "cpu_ops/host_device.hpp"
+#include "core/base/error.hpp"
+#include "cpu_ops/device/host_device.hpp"
 
 namespace tandem {
 namespace {

@@ -2,10 +2,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/scheduler/machines.hpp"
-#include "train/fastest_shape.hpp"
-#include "train/run_setup.hpp"
+#include "train/setup/fastest_shape.hpp"
+#include "train/setup/run_setup.hpp"
 
 namespace tandem {
 namespace {

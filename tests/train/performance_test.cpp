@@ -1,5 +1,5 @@
 // What of a model's arithmetic the performance model is told.
-#include "train/performance.hpp"
+#include "train/setup/performance.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Seconds of forward and backward as the stream passes them.
-#include "train/phase_clock.hpp"
+#include "train/runtime/phase_clock.hpp"
 
 #include <gtest/gtest.h>
 
@@ -8,9 +8,9 @@
 #include <stdexcept>
 #include <thread>
 
-#include "core/error.hpp"
-#include "core/trace.hpp"
-#include "cpu_ops/host_device.hpp"
+#include "core/base/error.hpp"
+#include "core/base/trace.hpp"
+#include "cpu_ops/device/host_device.hpp"
 
 namespace tandem {
 namespace {

@@ -1,5 +1,5 @@
 // What bound a step, from counters.
-#include "train/resource_use.hpp"
+#include "train/report/resource_use.hpp"
 
 #include <gtest/gtest.h>
 

@@ -6,10 +6,10 @@
 #include <vector>
 
 #include "api/state_io.hpp"
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/scheduler/advice.hpp"
 #include "tests/scheduler/machines.hpp"
-#include "train/run_setup.hpp"
+#include "train/setup/run_setup.hpp"
 
 namespace tandem {
 namespace {

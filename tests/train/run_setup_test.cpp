@@ -1,13 +1,13 @@
 // What of a machine's memory a run may have.
-#include "train/run_setup.hpp"
+#include "train/setup/run_setup.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/scheduler/advice.hpp"
 #include "tests/scheduler/machines.hpp"
-#include "train/performance.hpp"
+#include "train/setup/performance.hpp"
 
 namespace tandem {
 namespace {

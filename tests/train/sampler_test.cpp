@@ -4,10 +4,10 @@
 #include <limits>
 #include <map>
 
-#include "core/error.hpp"
-#include "models/config.hpp"
-#include "train/model_source.hpp"
-#include "train/sampler.hpp"
+#include "core/base/error.hpp"
+#include "models/config/config.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/loop/sampler.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "train/save_pace.hpp"
+#include "train/saving/save_pace.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,12 +1,12 @@
-#include "train/save_prediction.hpp"
+#include "train/saving/save_prediction.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 #include "api/state_io.hpp"
-#include "scheduler/simulator.hpp"
-#include "train/save_pace.hpp"
+#include "scheduler/simulation/simulator.hpp"
+#include "train/saving/save_pace.hpp"
 
 namespace tandem {
 namespace {

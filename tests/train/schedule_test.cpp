@@ -3,7 +3,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "train/schedule.hpp"
+#include "train/config/schedule.hpp"
 
 namespace tandem {
 namespace {

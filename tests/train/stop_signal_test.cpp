@@ -1,4 +1,4 @@
-#include "train/stop_signal.hpp"
+#include "train/runtime/stop_signal.hpp"
 
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/device.hpp"
+#include "core/device/device.hpp"
 
 namespace tandem::testing {
 

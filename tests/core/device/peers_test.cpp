@@ -6,7 +6,7 @@
 #include <map>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/core/device/any_device.hpp"
 #include "tests/offload/idle_device.hpp"
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/core/device/any_device.hpp"
 
 namespace tandem {

@@ -5,8 +5,8 @@
 #include <mutex>
 #include <vector>
 
-#include "core/error.hpp"
-#include "gpu_ops/native_stream.hpp"
+#include "core/base/error.hpp"
+#include "gpu_ops/device/native_stream.hpp"
 #include "tests/gpu_ops/device/device_testing.hpp"
 
 namespace tandem {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <vector>
 
-#include "gpu_ops/cuda_device.hpp"
+#include "gpu_ops/device/cuda_device.hpp"
 
 namespace tandem::testing {
 

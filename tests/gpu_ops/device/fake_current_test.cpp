@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
-#include "gpu_ops/native_stream.hpp"
+#include "core/base/error.hpp"
+#include "gpu_ops/device/native_stream.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 
 namespace tandem {

@@ -5,11 +5,11 @@
 #include <memory>
 #include <utility>
 
-#include "cpu_ops/parallel.hpp"
-#include "cpu_ops/update_kernels.hpp"
-#include "cpu_ops/wrapped_kernels.hpp"
-#include "gpu_ops/cuda_device.hpp"
-#include "gpu_ops/cuda_ops.hpp"
+#include "cpu_ops/device/wrapped_kernels.hpp"
+#include "cpu_ops/threads/parallel.hpp"
+#include "cpu_ops/update/update_kernels.hpp"
+#include "gpu_ops/device/cuda_device.hpp"
+#include "gpu_ops/ops/cuda_ops.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
 
 namespace tandem::testing {

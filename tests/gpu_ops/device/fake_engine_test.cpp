@@ -15,15 +15,15 @@
 #include <string_view>
 #include <thread>
 
-#include "core/error.hpp"
-#include "core/stall.hpp"
+#include "core/base/error.hpp"
+#include "core/base/stall.hpp"
+#include "gpu_ops/device/native_stream.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/native_stream.hpp"
 #include "offload/engine.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/device/toy_machine.hpp"
 #include "tests/offload/least_memory.hpp"
-#include "tests/offload/toy_group.hpp"
+#include "tests/offload/ranks/toy_group.hpp"
 
 namespace tandem {
 namespace {

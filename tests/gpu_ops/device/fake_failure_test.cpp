@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
+#include "gpu_ops/device/native_stream.hpp"
+#include "gpu_ops/device/runtime.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/native_stream.hpp"
-#include "gpu_ops/runtime.hpp"
 #include "tests/gpu_ops/device/device_testing.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 
@@ -389,8 +389,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(Refused{0, "cannot pin 11.0 MiB for 'state'", 0, 0, 0},
                       Refused{200_KiB, "cannot pin 11.0 MiB for 'state'", 0, 0, 64_KiB},
                       Refused{5_MiB, "cannot pin 7.0 MiB of 11.0 MiB for 'state'", 4_MiB, 2, 64_KiB},
-                      Refused{6_MiB - 1, "cannot pin 5.5 MiB of 11.0 MiB for 'state'", 5_MiB + 512_KiB, 4,
-                              64_KiB},
+                      Refused{6_MiB - 1, "cannot pin 5.5 MiB of 11.0 MiB for 'state'", 5_MiB + 512_KiB, 4, 64_KiB},
                       Refused{11_MiB, "cannot pin 512.0 KiB of 11.0 MiB for 'state'", 10_MiB + 512_KiB, 6, 64_KiB}),
     [](const auto& each) { return std::to_string(each.param.pinnable); });
 

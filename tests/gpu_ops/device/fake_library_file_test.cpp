@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "gpu_ops/library_file.hpp"
+#include "gpu_ops/device/library_file.hpp"
 
 namespace tandem::gpu {
 namespace {

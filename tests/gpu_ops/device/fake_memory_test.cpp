@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "gpu_ops/cuda_ops.hpp"
+#include "gpu_ops/ops/cuda_ops.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 
 namespace tandem {
@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
 using testing::open_fake_device;
+using ::testing::SizeIs;
 
 class GuardedMemory : public ::testing::Test {
  protected:

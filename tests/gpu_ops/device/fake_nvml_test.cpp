@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "core/error.hpp"
-#include "gpu_ops/cuda_device_nvml.hpp"
-#include "gpu_ops/shared_library.hpp"
+#include "core/base/error.hpp"
+#include "gpu_ops/device/cuda_device_nvml.hpp"
+#include "gpu_ops/device/shared_library.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 
 namespace tandem {

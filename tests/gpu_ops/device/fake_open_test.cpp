@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "api/open_device.hpp"
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
 

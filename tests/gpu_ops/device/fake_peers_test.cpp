@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/error.hpp"
-#include "gpu_ops/runtime.hpp"
+#include "core/base/error.hpp"
+#include "gpu_ops/device/runtime.hpp"
 #include "tests/gpu_ops/device/device_testing.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 

@@ -12,8 +12,8 @@
 #include <tuple>
 #include <vector>
 
-#include "core/error.hpp"
-#include "core/trace.hpp"
+#include "core/base/error.hpp"
+#include "core/base/trace.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_profiler.hpp"
 #include "tests/offload/toy_trainer.hpp"

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu_ops/shared_library.hpp"
+#include "gpu_ops/device/shared_library.hpp"
 
 namespace tandem::gpu {
 namespace {

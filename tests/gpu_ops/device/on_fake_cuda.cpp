@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
+#include "gpu_ops/device/native_stream.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/native_stream.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/device/toy_machine.hpp"
 #include "tests/offload/toy_device.hpp"

@@ -1,5 +1,5 @@
 #pragma once
-// The part of the CUDA runtime's interface that gpu_ops/runtime.cpp calls, declared anew: names and meaning are
+// The part of the CUDA runtime's interface that gpu_ops/device/runtime.cpp calls, declared anew: names and meaning are
 // CUDA's, nothing else has to agree, since fake and caller are both compiled against this file. So the tests
 // need no CUDA toolkit.
 #include <cstddef>

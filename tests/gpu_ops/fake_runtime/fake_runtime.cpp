@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "gpu_ops/device/runtime.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/runtime.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_machine.hpp"
 
 using tandem::fake_cuda::current_device;

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "core/device.hpp"
-#include "core/ops.hpp"
+#include "core/device/device.hpp"
+#include "core/ops/ops.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 
 namespace tandem::testing {

@@ -4,9 +4,9 @@
 #include <new>
 #include <stdexcept>
 
-#include "gpu_ops/cuda_ops.hpp"
+#include "gpu_ops/device/native_stream.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/native_stream.hpp"
+#include "gpu_ops/ops/cuda_ops.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem {

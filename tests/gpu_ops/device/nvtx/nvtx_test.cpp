@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "gpu_ops/cuda_device_ranges.hpp"
+#include "gpu_ops/device/cuda_device_ranges.hpp"
 #include "tests/gpu_ops/device/nvtx/profiler.hpp"
 
 namespace tandem {
@@ -20,12 +20,12 @@ TEST(Nvtx, RangesReachTheProfiler) {
   NamedRange copy(*ranges, "host to device", "fetch_weights h.0", 4096);
   NamedRange update(*ranges, "cpu", "update_cpu h.3");
   const NamedRange open(*ranges, "host to device", "fetch_weights h.1", 1);
-  copy = NamedRange(*ranges, "cpu", "fold_gradient h.2");
+  copy = NamedRange(*ranges, "cpu", "accumulate_gradient h.2");
   update.end();
   EXPECT_THAT(profiler::seen(), ElementsAre(SeenRange{"tandem", "host to device", "fetch_weights h.0", 4096, true},
                                             SeenRange{"tandem", "cpu", "update_cpu h.3", 0, true},
                                             SeenRange{"tandem", "host to device", "fetch_weights h.1", 1, false},
-                                            SeenRange{"tandem", "cpu", "fold_gradient h.2", 0, false}));
+                                            SeenRange{"tandem", "cpu", "accumulate_gradient h.2", 0, false}));
 }
 
 TEST(Nvtx, ThereAreNoneWithoutAProfiler) { EXPECT_EQ(NvtxRanges::open(), nullptr); }

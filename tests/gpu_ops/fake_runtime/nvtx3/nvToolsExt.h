@@ -1,5 +1,5 @@
 #pragma once
-// The part of NVTX that gpu_ops/cuda_device_ranges.cpp calls, declared anew and answered by a profiler that does not
+// The part of NVTX that gpu_ops/device/cuda_device_ranges.cpp calls, declared anew and answered by a profiler that does not
 // exist (fake_profiler.hpp). Names and meaning are NVIDIA's.
 #include <cstdint>
 

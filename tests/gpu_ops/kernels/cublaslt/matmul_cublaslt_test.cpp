@@ -4,8 +4,8 @@
 #include <gmock/gmock.h>
 
 #include "core/numerics/activation.hpp"
+#include "gpu_ops/base/matmul.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/matmul.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 #include "tests/gpu_ops/kernels/cublaslt/fake_cublaslt.hpp"
 

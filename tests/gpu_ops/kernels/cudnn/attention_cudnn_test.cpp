@@ -4,12 +4,12 @@
 #include <dlfcn.h>
 #include <gmock/gmock.h>
 
-#include "core/error.hpp"
+#include "core/base/error.hpp"
 #include "cpu_ops/reference/reference.hpp"
-#include "gpu_ops/attention.hpp"
-#include "gpu_ops/attention_cudnn.hpp"
-#include "gpu_ops/attention_slices.hpp"
+#include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/base/attention_slices.hpp"
 #include "gpu_ops/emulation/grid.hpp"
+#include "gpu_ops/ops/attention_cudnn.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 #include "tests/gpu_ops/kernels/cudnn/fake_cudnn.hpp"
 

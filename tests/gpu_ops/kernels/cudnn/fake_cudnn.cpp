@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/numerics/bf16.hpp"
-#include "gpu_ops/attention_cudnn.hpp"
+#include "gpu_ops/ops/attention_cudnn.hpp"
 
 namespace {
 

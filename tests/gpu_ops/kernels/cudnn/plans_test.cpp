@@ -4,9 +4,9 @@
 
 #include <string>
 
-#include "core/error.hpp"
-#include "gpu_ops/attention.hpp"
-#include "gpu_ops/attention_cudnn.hpp"
+#include "core/base/error.hpp"
+#include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/ops/attention_cudnn.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -6,8 +6,8 @@
 
 #include <string>
 
-#include "gpu_ops/attention.hpp"
-#include "gpu_ops/attention_cudnn.hpp"
+#include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/ops/attention_cudnn.hpp"
 
 namespace tandem::gpu {
 namespace {

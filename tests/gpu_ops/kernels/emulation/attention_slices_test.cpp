@@ -1,5 +1,5 @@
 // How calls of attention are cut for cuDNN, and described to it, up to sizes that no test could allocate.
-#include "gpu_ops/attention_slices.hpp"
+#include "gpu_ops/base/attention_slices.hpp"
 
 #include <gtest/gtest.h>
 

@@ -3,8 +3,8 @@
 
 #include <set>
 
-#include "gpu_ops/attention.hpp"
-#include "gpu_ops/geometry.hpp"
+#include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/base/geometry.hpp"
 #include "gpu_ops/kernels/attention_operands.hpp"
 
 namespace tandem::testing {

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "gpu_ops/base/kernels.hpp"
+#include "gpu_ops/base/scratch.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/kernels.hpp"
-#include "gpu_ops/scratch.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {
@@ -209,12 +209,12 @@ TEST_F(Barriers, OfTheMatrixProduct) {
 struct Routed {
   Routed(std::int64_t tokens, std::int64_t of_experts)
       : experts(bench().put(Tensor(DType::i32, {tokens, 1}))),
-        shares(bench().put(Tensor(DType::f32, {tokens, 1}))),
+        routing_weights(bench().put(Tensor(DType::f32, {tokens, 1}))),
         begins(bench().put(Tensor(DType::i32, {of_experts + 1}))),
         slots(bench().put(Tensor(DType::i32, {tokens}), 64)),
         rows(bench().put(Tensor(DType::i32, {tokens, 1}))) {}
-  operator Routing() const { return {experts, shares, begins, slots, rows}; }  // NOLINT: views of it are meant
-  Operand experts, shares, begins, slots, rows;
+  operator Routing() const { return {experts, routing_weights, begins, slots, rows}; }  // NOLINT: views of it are meant
+  Operand experts, routing_weights, begins, slots, rows;
 };
 
 TEST_F(Barriers, OfTheSortedRows) {

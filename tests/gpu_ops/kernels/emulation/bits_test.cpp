@@ -3,9 +3,9 @@
 #include <vector>
 
 #include "cpu_ops/reference/reference.hpp"
-#include "cpu_ops/update_kernels.hpp"
+#include "cpu_ops/update/update_kernels.hpp"
+#include "gpu_ops/base/kernels.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/kernels.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
 
 namespace tandem::testing {

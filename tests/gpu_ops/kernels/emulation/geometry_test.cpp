@@ -1,12 +1,12 @@
 // Launch geometry and index arithmetic are plain functions: checked for sizes that no test could run.
-#include "gpu_ops/geometry.hpp"
+#include "gpu_ops/base/geometry.hpp"
 
 #include <gtest/gtest.h>
 
 #include <vector>
 
-#include "core/memory.hpp"
-#include "gpu_ops/scratch.hpp"
+#include "core/memory/memory.hpp"
+#include "gpu_ops/base/scratch.hpp"
 
 namespace tandem::gpu {
 namespace {

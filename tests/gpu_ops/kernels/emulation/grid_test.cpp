@@ -10,8 +10,8 @@
 #include <set>
 #include <vector>
 
-#include "core/error.hpp"
-#include "gpu_ops/launch.hpp"
+#include "core/base/error.hpp"
+#include "gpu_ops/base/launch.hpp"
 
 namespace tandem::gpu {
 namespace {

@@ -1,5 +1,5 @@
 // The output layer in chunks of rows, of all sizes that its shapes alone would only have for large vocabularies.
-#include "gpu_ops/head_loss.hpp"
+#include "gpu_ops/ops/head_loss.hpp"
 
 #include <vector>
 

@@ -6,9 +6,9 @@
 #include <map>
 #include <string>
 
-#include "gpu_ops/attention.hpp"
+#include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/device/runtime.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "gpu_ops/runtime.hpp"
 
 namespace tandem {
 namespace {

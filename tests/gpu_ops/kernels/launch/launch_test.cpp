@@ -8,7 +8,7 @@
 #include <string>
 #include <utility>
 
-#include "gpu_ops/launch.hpp"
+#include "gpu_ops/base/launch.hpp"
 
 namespace {
 

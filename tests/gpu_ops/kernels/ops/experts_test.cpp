@@ -12,13 +12,13 @@ constexpr ExpertSizes all_sizes[] = {{1, 1, 1, 1, 1},    {5, 60, 2, 24, 52},   {
                                      {7, 8, 8, 201, 24}, {150, 2, 2, 40, 136}, {111, 3, 1, 72, 67}};
 
 Routed<Operand> put(const Routed<Tensor>& r, std::size_t offset = 0) {
-  return {bench().put(r.experts, offset), bench().put(r.shares, offset), bench().put(r.begins, offset),
+  return {bench().put(r.experts, offset), bench().put(r.weights, offset), bench().put(r.begins, offset),
           bench().put(r.slots, offset), bench().put(r.rows, offset)};
 }
 
 /// What `r` holds in the order of its members.
 std::vector<Tensor> get(const Routed<Operand>& r) {
-  return {bench().get(r.experts), bench().get(r.shares), bench().get(r.begins), bench().get(r.slots),
+  return {bench().get(r.experts), bench().get(r.weights), bench().get(r.begins), bench().get(r.slots),
           bench().get(r.rows)};
 }
 
@@ -54,7 +54,7 @@ class ExpertOps : public OpsTest {
 
 void expect_same_rows(const std::vector<Tensor>& actual, const Routed<Tensor>& expected) {
   EXPECT_SAME_BITS(actual[0], expected.experts);
-  EXPECT_WITHIN(actual[1], expected.shares, DType::f32, false);
+  EXPECT_WITHIN(actual[1], expected.weights, DType::f32, false);
   EXPECT_SAME_BITS(actual[2], expected.begins);
   EXPECT_SAME_BITS(actual[3], expected.slots);
   EXPECT_SAME_BITS(actual[4], expected.rows);
@@ -115,12 +115,12 @@ TEST_P(ExpertOps, GradientsOfLogitsAreTheReference) {
                                ExpertSizes{6, 70, 40}}) {
     for (const bool normalized : {false, true}) {
       SCOPED_TRACE(s.text());
-      const Tensor logits = logits_of(s, 3), dshares = Random(4).tensor(DType::f32, {s.tokens, s.choices});
+      const Tensor logits = logits_of(s, 3), drouting_weights = Random(4).tensor(DType::f32, {s.tokens, s.choices});
       const Routed<Tensor> r = routed(s, logits, normalized);
       Tensor expected(dtype(), {s.tokens, s.experts});
-      reference::route_backward(dshares, logits, normalized, r, expected);
+      reference::route_backward(drouting_weights, logits, normalized, r, expected);
       const auto results = under_all_schedules([&] {
-        const Operand d = bench().put(dshares), l = bench().put(logits);
+        const Operand d = bench().put(drouting_weights), l = bench().put(logits);
         const Operand dlogits = bench().put(random(5, s.tokens, s.experts));
         ops().route_backward(d, l, normalized, put(r), dlogits, stream());
         return std::vector<Tensor>{bench().get(dlogits)};
@@ -245,13 +245,14 @@ TEST_P(ExpertOps, ActivationIsTheReferenceAlsoInPlace) {
     const Shape shape{s.rows(), s.inner};
     const Tensor gate = random(14, s.rows(), s.inner), up = random(15, s.rows(), s.inner);
     const Tensor dy = random(16, s.rows(), s.inner);
-    Tensor y(dtype(), shape), dgate(dtype(), shape), dup(dtype(), shape), dshares(DType::f32, {s.tokens, s.choices});
+    Tensor y(dtype(), shape), dgate(dtype(), shape), dup(dtype(), shape),
+        drouting_weights(DType::f32, {s.tokens, s.choices});
     reference::expert_swiglu(gate, up, r, y);
-    reference::expert_swiglu_backward(dy, gate, up, r, dgate, dup, dshares);
+    reference::expert_swiglu_backward(dy, gate, up, r, dgate, dup, drouting_weights);
     const auto results = under_all_schedules([&] {
       const Operand g = bench().put(gate, offset), u = bench().put(up, offset), d = bench().put(dy, offset);
       const Operand out = bench().put(Tensor(dtype(), shape), offset), dg = bench().put(gate, offset);
-      const Operand du = bench().put(gate, offset), ds = bench().put(r.shares), again = bench().put(r.shares);
+      const Operand du = bench().put(gate, offset), ds = bench().put(r.weights), again = bench().put(r.weights);
       ops().expert_swiglu(g, u, put(r), out, stream());
       ops().expert_swiglu_backward(d, g, u, put(r), dg, du, ds, stream());
       ops().expert_swiglu_backward(d, g, u, put(r), g, u, again, stream());
@@ -261,7 +262,7 @@ TEST_P(ExpertOps, ActivationIsTheReferenceAlsoInPlace) {
     EXPECT_WITHIN(results[0], y, dtype(), false);
     EXPECT_WITHIN(results[1], dgate, dtype(), false);
     EXPECT_WITHIN(results[2], dup, dtype(), false);
-    EXPECT_WITHIN(results[3], dshares, dtype(), false);
+    EXPECT_WITHIN(results[3], drouting_weights, dtype(), false);
     for (std::size_t i = 1; i < 4; ++i) EXPECT_SAME_BITS(results[i + 3], results[i]);
   });
 }

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "cpu_ops/reference/reference.hpp"
-#include "gpu_ops/attention.hpp"
-#include "gpu_ops/native_stream.hpp"
-#include "gpu_ops/scratch.hpp"
+#include "gpu_ops/base/attention.hpp"
+#include "gpu_ops/base/scratch.hpp"
+#include "gpu_ops/device/native_stream.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {

@@ -1,7 +1,7 @@
 // What the ops of a device ask for, beside the rules by which runs on a GPU are planned elsewhere.
-#include "gpu_ops/scratch.hpp"
+#include "gpu_ops/base/scratch.hpp"
 
-#include "cpu_ops/host_ops.hpp"
+#include "cpu_ops/device/host_ops.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {

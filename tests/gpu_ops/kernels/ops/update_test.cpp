@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "cpu_ops/reference/reference.hpp"
-#include "cpu_ops/update_kernels.hpp"
+#include "cpu_ops/update/update_kernels.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {

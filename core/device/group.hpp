@@ -1,0 +1,64 @@
+#pragma once
+// Devices that train one model together. Each has a rank, and whoever drives it sees the others through its `Group`.
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <span>
+
+#include "core/device/device.hpp"
+
+namespace tandem {
+
+/// Which of a group's members this is.
+struct Rank {
+  int index = 0;  ///< from 0 to count - 1
+  int count = 1;
+  bool operator==(const Rank&) const = default;
+};
+
+/// Bytes [begin, end) of a buffer.
+struct ByteRange {
+  std::size_t begin = 0;
+  std::size_t end = 0;
+  std::size_t size() const noexcept { return end - begin; }
+  bool operator==(const ByteRange&) const = default;
+};
+
+/// What is said between the host's threads, apart from each other: each channel has one thread on every rank, and calls
+/// on it come in the same order on all.
+enum class Channel : std::uint8_t { engine, save };
+constexpr int channel_count = 2;
+
+/// One member's end of a group. Calls are collective: every rank makes the same ones with the same sizes, those about
+/// device memory in one order, by one thread at a time, and those of a channel in one. None changes a bit: bytes are
+/// copied, and whoever adds them up does so in an order of its own. Where a rank has failed, or waits longer than the
+/// group's watchdog allows for one that does not come, every call on every rank throws: PeerError that names the
+/// rank and what it threw, StalledError.
+class Group {
+ public:
+  virtual ~Group() = default;
+
+  virtual Rank rank() const noexcept = 0;
+
+  /// Part r of `buffer`, on the device, is rank r's own; afterwards all ranks have all parts. `parts`: one for each
+  /// rank, apart from each other, any of them empty. Blocks until every rank has made the call; the copies are queued
+  /// on `stream`. Once that has passed them, every other rank has also read what it takes from here.
+  virtual void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) = 0;
+  /// Rank q gets part q of every other rank's `from`: those of the ranks below it and then of those above it, one after
+  /// another in `to`, each of parts[q].size() bytes. `from` and `to` are on the device and apart. Blocks, is queued and
+  /// ends as `all_gather`.
+  virtual void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to,
+                          StreamView stream) = 0;
+
+  /// Host memory: what `root` has is what all have afterwards. Blocks.
+  virtual void broadcast(Channel channel, int root, std::span<std::byte> bytes) = 0;
+
+  /// This rank can do no more: ends the calls of all, those to come too. The first to fail is the one that is named.
+  virtual void fail(std::exception_ptr error) noexcept = 0;
+  /// This rank makes no more calls, and the memory that it has shown is about to go. Blocks until no other rank reads
+  /// it, for the watchdog's time at most. To the others it is one that has failed, in every call that it has not made
+  /// to its end. Destroying the member does so too.
+  virtual void leave() noexcept = 0;
+};
+
+}  // namespace tandem

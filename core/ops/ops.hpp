@@ -1,0 +1,253 @@
+#pragma once
+// Operations of a transformer on tensor views and a stream, implemented by each backend. All are
+// asynchronous on `stream`; views must stay valid until the stream has passed the call. All tensors
+// are dense and row-major. Throws MisuseError on shapes or dtypes that do not fit.
+//
+// Types: *activations* are f32 or bf16 (the compute type, the same for all operands of a call),
+// *weights* bf16, *parameter gradients* f32, and added to, never overwritten; only the `dw` of linear_backward_weight
+// and expert_backward_weight, the `dweight` of head_loss and the `dtable` of embedding_backward may be bf16 instead,
+// and are then written whole. Sums are fp32. N stands for B * T tokens. An empty view (null data) leaves that operand
+// or result out. Results are a function of the inputs, the shapes and the device alone: no unordered sums.
+#include <cstddef>
+#include <cstdint>
+
+#include "core/device/device.hpp"
+#include "core/ops/update_kernels.hpp"
+#include "core/tensor/tensor.hpp"
+
+namespace tandem {
+
+/// Largest shapes that a model will ask for: what scratch memory is booked from.
+struct WorkspaceNeeds {
+  std::int64_t tokens = 0;      ///< N
+  std::int64_t sequence = 0;    ///< T, of every call
+  std::int64_t vocabulary = 0;  ///< V
+  std::int64_t channels = 0;    ///< widest input or output of a linear layer
+  std::int64_t heads = 0;       ///< query heads
+  std::int64_t kv_heads = 0;    ///< key/value heads; 0: as many
+  std::int64_t head_dim = 0;
+  DType activations = DType::f32;
+  bool gradients = true;       ///< of calls with gradients too, not forward alone
+  std::int64_t head_rows = 0;  ///< of head_loss with a bf16 `dweight`: its rows that are written at once, V: all
+  bool token_rows = false;     ///< and with `token_rows`
+  std::int64_t experts = 0;    ///< E; 0: no call for experts
+};
+
+/// Causal self-attention of query head h with key/value head h / (heads / kv_heads): token t sees the tokens after
+/// t - reach(), up to itself.
+struct AttentionShape {
+  std::int64_t batch = 0;     ///< B
+  std::int64_t sequence = 0;  ///< T
+  std::int64_t heads = 0;     ///< H
+  std::int64_t kv_heads = 0;  ///< K, divides H
+  std::int64_t head_dim = 0;  ///< D
+  float scale = 1.0F;         ///< of q k^T
+  std::int64_t window = 0;    ///< positions that a token sees, itself among them; 0: all before it
+
+  /// Heads of queries that share one of keys.
+  constexpr std::int64_t group() const noexcept { return heads / kv_heads; }
+  /// Whether any token is hidden from a later one.
+  constexpr bool windowed() const noexcept { return window > 0 && window < sequence; }
+  /// `window`, with one value for all that hide nothing: bits, plans and choices depend on this alone.
+  constexpr std::int64_t reach() const noexcept { return windowed() ? window : sequence; }
+};
+
+/// Operands of attention: token (b, t) of head h starts at data + (b T + t) row_stride + h D elements,
+/// so that q, k and v may be slices of one (B, T, 3C) buffer.
+struct HeadsView {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  std::int64_t row_stride = 0;
+};
+
+/// Linear layer into a softmax cross-entropy, in blocks of rows so that (N, V) logits never exist whole.
+struct HeadLoss {
+  TensorView x;                 ///< (N, C) activations
+  TensorView weight;            ///< (V, C) bf16
+  TensorView targets;           ///< (N) i32; negative: not a target
+  TensorView losses;            ///< (N) f32, written: -log p(target), 0 where not a target
+  float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
+  TensorView dx;                ///< (N, C) activations, written; may be empty
+  TensorView dweight;           ///< (V, C) f32, added to, or bf16, written whole; empty: weight is frozen
+  /// Of a bf16 `dweight` that the embedding's gradient is added to: the rows that this will change, before they are
+  /// rounded. Both or neither.
+  TensorView tokens{};      ///< (N) i32
+  TensorView token_rows{};  ///< (N, C) f32, written: row i of `dweight` row tokens[i]
+  /// Of a bf16 `dweight` rows that are written at once, of which the gradients of all N logits exist: 0: all of
+  /// them. Less than V: without `token_rows`, and the logits are made a second time. On the host the same bits.
+  std::int64_t rows_at_once = 0;
+  bool gradients() const noexcept { return dx || dweight; }
+  bool writes_weight() const noexcept { return dweight && dweight.dtype == DType::bf16; }
+  /// Whether gradients of the logits are wanted when these are first made.
+  bool gradients_at_first() const noexcept { return dx || (dweight && !in_slices()); }
+  bool in_slices() const noexcept { return writes_weight() && rows_at_once > 0 && rows_at_once < weight.shape[0]; }
+};
+
+/// Which experts take which tokens (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts: slot
+/// n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, those of an expert in their order.
+struct Routing {
+  TensorView experts;  ///< (N, K) i32: of each slot; those of a token differ
+  TensorView weights;  ///< (N, K) f32: what the slot's expert counts for
+  TensorView begins;   ///< (E + 1) i32: where the rows of each expert begin; the last is N K
+  TensorView slots;    ///< (N K) i32: of each row
+  TensorView rows;     ///< (N, K) i32: of each slot
+};
+
+/// Values of rows, (N K, C), or of tokens, (N, C): then those of a row are its token's.
+struct RowValues {
+  TensorView values;
+  bool of_tokens = false;
+};
+
+/// What of a run's memory depends on who computes: known without the device, so that runs elsewhere can be planned.
+class OpsRules {
+ public:
+  virtual ~OpsRules() = default;
+  /// Bytes of scratch that calls within `needs` use. Blocks on nothing.
+  virtual std::size_t workspace_bytes(const WorkspaceNeeds& needs) const = 0;
+  /// Whether gelu(up) has the bits of linear_gelu's act, whatever the shapes: it is the two operations.
+  virtual bool repeats_gelu() const noexcept { return true; }
+};
+
+/// The weight (C) bf16 of an RMS norm, and what is added to it in fp32: 1 in Gemma's norms, whose weights begin at
+/// zero.
+struct NormWeight {
+  TensorView values;
+  float offset = 0.0F;
+  NormWeight() = default;
+  NormWeight(TensorView weight, float added = 0.0F) : values(weight), offset(added) {}  // NOLINT(*-explicit-*)
+};
+
+class Ops : public OpsRules {
+ public:
+  /// Lends device memory as scratch to all later calls; the caller keeps it until no call is queued.
+  /// Calls that use it must be queued on one stream.
+  virtual void bind_workspace(void* data, std::size_t bytes) = 0;
+
+  // -- linear: x (N, I), w (O, I), bias (O) bf16 or empty, y (N, O) ------------------------------------
+  /// y = x w^T + bias. `y` may be f32 while x is bf16.
+  virtual void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) = 0;
+  /// dx (N, I) = dy w, or += where `accumulate`.
+  virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate,
+                                     StreamView stream) = 0;
+  /// dw (O, I) f32 += dy^T x, or bf16 = dy^T x, rounded once; dbias (O) f32 += column sums of dy. Each may be empty.
+  virtual void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias,
+                                      StreamView stream) = 0;
+  /// y = residual + (x w^T + bias): the two operations, or one that rounds their sum once. `residual` (N, O) is of y's
+  /// type and other memory than y.
+  virtual void linear_add(TensorView x, TensorView w, TensorView bias, TensorView residual, TensorView y,
+                          StreamView stream) {
+    linear(x, w, bias, y, stream);
+    add(residual, y, y, stream);
+  }
+  /// up = x w^T + bias and act = gelu(up): the two operations, or one that takes act from up before that is rounded.
+  virtual void linear_gelu(TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act,
+                           StreamView stream) {
+    linear(x, w, bias, up, stream);
+    gelu(up, act, stream);
+  }
+  /// dup (N, I) = (dy w) gelu'(up), likewise.
+  virtual void linear_gelu_backward_input(TensorView dy, TensorView w, TensorView up, TensorView dup,
+                                          StreamView stream) {
+    linear_backward_input(dy, w, dup, false, stream);
+    gelu_backward(dup, up, dup, stream);
+  }
+  /// Loss of the output layer, with gradients where asked for.
+  virtual void head_loss(const HeadLoss& head, StreamView stream) = 0;
+
+  // -- experts: w (E, O, I) bf16 ------------------------------------------------------------------------
+  /// Writes `routing`: of each row of `logits` (N, E) f32 the K largest, the first ones of equal ones, NaN counting as
+  /// the least, in falling order. Shares are the softmax of all logits at those, or `normalized`: of those alone.
+  virtual void route(TensorView logits, bool normalized, const Routing& routing, StreamView stream) = 0;
+  /// dlogits (N, E) activations, written, of drouting_weights (N, K) f32; `logits` and `routing` as route() had and
+  /// wrote them.
+  virtual void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,
+                              TensorView dlogits, StreamView stream) = 0;
+  /// y (N K, O): of each row x w_e^T, e its expert.
+  virtual void expert_linear(RowValues x, TensorView w, const Routing& routing, TensorView y, StreamView stream) = 0;
+  /// dx (N K, I): of each row dy w_e, or += where `accumulate`.
+  virtual void expert_backward_input(RowValues dy, TensorView w, const Routing& routing, TensorView dx, bool accumulate,
+                                     StreamView stream) = 0;
+  /// dw (E, O, I) f32 += dy^T x over the rows of each expert, or bf16 = those, rounded once, zeros where it has none.
+  virtual void expert_backward_weight(RowValues dy, RowValues x, const Routing& routing, TensorView dw,
+                                      StreamView stream) = 0;
+  /// y (N K, F) = share silu(gate) up of each row.
+  virtual void expert_swiglu(TensorView gate, TensorView up, const Routing& routing, TensorView y,
+                             StreamView stream) = 0;
+  /// dgate, dup written; each may be the memory of gate, up respectively. drouting_weights (N, K) f32 written.
+  virtual void expert_swiglu_backward(TensorView dy, TensorView gate, TensorView up, const Routing& routing,
+                                      TensorView dgate, TensorView dup, TensorView drouting_weights,
+                                      StreamView stream) = 0;
+  /// y (N, C) = residual + (the sum of x (N K, C) over the rows of each token, in the order of its slots), rounded
+  /// once. `residual` may be empty, or y.
+  virtual void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorView y, StreamView stream) = 0;
+
+  // -- attention ---------------------------------------------------------------------------------------
+  /// out (B, T, H D) dense; lse (B, H, T) f32: log of the softmax denominators, for backward.
+  /// Never forms (T, T), and with a window does work of T times the window. `lse` may be empty.
+  virtual void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
+                         const AttentionShape& shape, StreamView stream) = 0;
+  /// dq, dk, dv are written. `dout`, `out`: (B, T, H D).
+  virtual void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out,
+                                  TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
+                                  StreamView stream) = 0;
+  /// Rotary embedding in place on the first R elements of each head of x (B, T, heads, D), halves convention (element i
+  /// pairs with i + R/2). table (T, R/2, 2) f32: cosine and sine of each position and frequency, R at most D. `inverse`
+  /// rotates back, which is also the backward; where cosine and sine are longer than 1 it is the backward alone.
+  virtual void rope(TensorView x, TensorView table, bool inverse, StreamView stream) = 0;
+
+  // -- norms over the last dimension: x (N, C), weight (C) bf16 ------------------------------------------
+  /// y = (x - mean) * rstd * weight + bias. mean, rstd (N) f32, written, for backward.
+  virtual void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+                          TensorView rstd, float eps, StreamView stream) = 0;
+  /// dx = or += (where `accumulate`); dweight, dbias (C) f32 added to, each may be empty.
+  virtual void layer_norm_backward(TensorView dy, TensorView x, TensorView weight, TensorView mean, TensorView rstd,
+                                   TensorView dx, bool accumulate, TensorView dweight, TensorView dbias,
+                                   StreamView stream) = 0;
+  /// y = x * rstd * (weight + its offset), rstd = 1 / sqrt(mean(x^2) + eps) (N) f32, written.
+  virtual void rms_norm(TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps,
+                        StreamView stream) = 0;
+  /// `dx` may be the same memory as `dy` where not `accumulate`.
+  virtual void rms_norm_backward(TensorView dy, TensorView x, NormWeight weight, TensorView rstd, TensorView dx,
+                                 bool accumulate, TensorView dweight, StreamView stream) = 0;
+
+  // -- pointwise -----------------------------------------------------------------------------------------
+  /// y = gelu(x), tanh form. Same shape.
+  virtual void gelu(TensorView x, TensorView y, StreamView stream) = 0;
+  /// dx = dy gelu'(x); dx may be dy.
+  virtual void gelu_backward(TensorView dy, TensorView x, TensorView dx, StreamView stream) = 0;
+  /// y = silu(gate) * up.
+  virtual void swiglu(TensorView gate, TensorView up, TensorView y, StreamView stream) = 0;
+  /// dgate, dup written; each may be the memory of gate, up respectively.
+  virtual void swiglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                               StreamView stream) = 0;
+  /// y = gelu(gate) * up, and its backward likewise.
+  virtual void geglu(TensorView gate, TensorView up, TensorView y, StreamView stream) = 0;
+  virtual void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dgate, TensorView dup,
+                              StreamView stream) = 0;
+  /// y = a + b; y may be a or b.
+  virtual void add(TensorView a, TensorView b, TensorView y, StreamView stream) = 0;
+  /// y = residual + factor x, rounded once, or factor x where `residual` is empty; y may be either.
+  virtual void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) = 0;
+
+  // -- embedding -----------------------------------------------------------------------------------------
+  /// out (N, C) = table[token] (V, C) bf16 + positions[t] (P, C) bf16 or empty, t = row modulo `sequence`.
+  /// tokens (N) i32; the caller has checked that they are below V.
+  virtual void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+                         TensorView out, StreamView stream) = 0;
+  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. Or dtable bf16: of each
+  /// token the sum of its rows in their order, rounded once, and zeros where it has none. With `token_rows` (N, C) f32
+  /// of head_loss the sum of a token that row i is the first to have begins with row i of them, and what dtable holds
+  /// for tokens that have none stays.
+  virtual void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+                                  TensorView dpositions, TensorView token_rows, StreamView stream) = 0;
+
+  // -- optimizer: as UpdateKernels, on device memory; the same bits -----------------------------------------
+  virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) = 0;
+  virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) = 0;
+  virtual void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) = 0;
+  virtual void round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) = 0;
+  virtual void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,124 @@
+#pragma once
+// How a model reaches its parameters: fetch a layer's weights, get its gradients, commit them. The
+// offload engine implements it; so can a test that keeps everything in plain memory.
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+
+#include "core/device/device.hpp"
+#include "core/params/parameter_layout.hpp"
+
+namespace tandem {
+
+class ParameterAccess;
+
+/// Where the flat array of each layer that a guard covers begins: its own, and those it borrows from.
+struct LayerBases {
+  static constexpr int capacity = 4;
+  struct Entry {
+    int layer = -1;
+    void* base = nullptr;
+  };
+  std::array<Entry, capacity> entries{};
+  int count = 0;
+  void add(int layer, void* base);
+  void* of(int layer) const noexcept;  ///< null where absent
+};
+
+/// How a guard reaches what it came from, if that is still there.
+using AccessLink = std::shared_ptr<ParameterAccess*>;
+
+/// A layer's weights on the device, valid for work queued on the stream of the fetch (and those named
+/// by `also_used_on`) while the guard lives. Destroying it releases the buffer after that work.
+/// Move-only. Not thread-safe. One that outlives the engine is empty.
+class [[nodiscard]] WeightsGuard {
+ public:
+  WeightsGuard() = default;
+  WeightsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
+               LayerBases bases, StreamView stream);
+  WeightsGuard(WeightsGuard&& other) noexcept;
+  WeightsGuard& operator=(WeightsGuard&& other) noexcept;
+  WeightsGuard(const WeightsGuard&) = delete;
+  WeightsGuard& operator=(const WeightsGuard&) = delete;
+  ~WeightsGuard();
+
+  /// bf16, the parameter's shape. Throws MisuseError where the layer has no such parameter or the guard is empty.
+  TensorView operator[](std::string_view name) const&;
+  TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
+  /// Makes `stream` wait for the weights too: call it before work that reads them is queued there. Their buffer is kept
+  /// until what is queued there by the time the guard goes is done. Throws MisuseError where the guard is empty, or the
+  /// stream is empty or belongs to another device.
+  void also_used_on(StreamView stream);
+
+ private:
+  void release() noexcept;
+  ParameterAccess* access() const noexcept { return access_ ? *access_ : nullptr; }
+  AccessLink access_;
+  const ParameterLayout* layout_ = nullptr;
+  int layer_ = -1;
+  std::uint64_t ticket_ = 0;
+  LayerBases bases_;
+  StreamView stream_;
+};
+
+/// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to; or, where a parameter's options
+/// say bf16, undefined at first, to be written whole. Must be committed once; destroying it uncommitted abandons the
+/// step. Of a tied parameter both layers have one buffer, which holds what the other has committed before.
+class [[nodiscard]] GradientsGuard {
+ public:
+  GradientsGuard() = default;
+  GradientsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
+                 LayerBases bases);
+  GradientsGuard(GradientsGuard&& other) noexcept;
+  GradientsGuard& operator=(GradientsGuard&& other) noexcept;
+  GradientsGuard(const GradientsGuard&) = delete;
+  GradientsGuard& operator=(const GradientsGuard&) = delete;
+  ~GradientsGuard();
+
+  /// Of the parameter's shape and the type that its options say; empty for a frozen parameter. Throws MisuseError where
+  /// the layer has no such parameter, or the guard is empty or committed.
+  TensorView operator[](std::string_view name) const&;
+  TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
+  /// The work that fills them has been queued on `stream`: complete for this micro-batch. Other streams that write them
+  /// are the caller's to order: behind the stream of `gradients`, which zeroes, and before this one. Does not block.
+  /// Throws MisuseError where the guard is empty or committed, or the stream is empty or belongs to another device.
+  void commit(StreamView stream);
+
+ private:
+  ParameterAccess* access() const noexcept { return access_ ? *access_ : nullptr; }
+  AccessLink access_;
+  const ParameterLayout* layout_ = nullptr;
+  int layer_ = -1;
+  std::uint64_t ticket_ = 0;
+  LayerBases bases_;
+};
+
+/// Source of weights and sink of gradients.
+class ParameterAccess {
+ public:
+  ParameterAccess() = default;
+  ParameterAccess(const ParameterAccess&) = delete;
+  ParameterAccess& operator=(const ParameterAccess&) = delete;
+  virtual ~ParameterAccess() { *link_ = nullptr; }
+  /// Makes `stream` wait until the layer's weights are on the device. Blocks until everything that they wait for has
+  /// been queued, updates on the CPU included. Throws MisuseError where there is no such layer, or the stream is empty
+  /// or belongs to another device.
+  virtual WeightsGuard fetch(int layer, StreamView stream) = 0;
+  /// Makes `stream` wait until the layer's gradient buffer is free, and zero where it is to be added to. Blocks and
+  /// throws as `fetch`.
+  virtual GradientsGuard gradients(int layer, StreamView stream) = 0;
+
+ protected:
+  friend class WeightsGuard;
+  friend class GradientsGuard;
+  virtual void also_used(std::uint64_t ticket, StreamView stream) = 0;
+  virtual void release(std::uint64_t ticket, StreamView stream) noexcept = 0;
+  virtual void commit(std::uint64_t ticket, StreamView stream) = 0;
+  virtual void abandon(std::uint64_t ticket) noexcept = 0;
+
+ private:
+  AccessLink link_ = std::make_shared<ParameterAccess*>(this);
+};
+
+}  // namespace tandem

@@ -1,0 +1,102 @@
+#pragma once
+// Which parameters a model has, in the order in which forward uses them, and where each lies in the
+// flat arrays of its layer.
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor/tensor.hpp"
+
+namespace tandem {
+
+struct ParameterOptions {
+  bool decay = true;      ///< weight decay applies
+  bool trainable = true;  ///< false: no gradient, no optimizer state, no decay
+  double lr_scale = 1.0;  ///< multiplies the learning rate
+  /// What the caller makes of its gradient in a micro-batch. f32: it adds to a buffer that is zero at first. bf16: it
+  /// writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined at first. That
+  /// takes half the memory, and no pass over it to zero, to add to and to round. Of a tied parameter the first that
+  /// commits writes it; whoever follows finds that, and changes it so that it is the sum of both, rounded once.
+  DType gradient = DType::f32;
+};
+
+/// One parameter of a layer. Its elements occupy [offset, offset + count) of the layer's flat arrays,
+/// padded with zeros to a multiple of `layout_quantum`.
+struct Parameter {
+  std::string name;       ///< within its layer: "w1"
+  std::string full_name;  ///< "h.0.w1"
+  int layer = 0;
+  Shape shape;
+  ParameterOptions options;
+  std::int64_t offset = 0;  ///< elements, multiple of layout_quantum
+  std::int64_t count = 0;
+  std::int64_t padded_count = 0;
+  int tied_layer = -1;  ///< layer and index of the parameter whose storage this one shares; -1: its own
+  int tied_index = -1;
+  bool tied() const noexcept { return tied_layer >= 0; }
+};
+
+/// One layer: the unit of fetching. Trainable parameters come first in its flat arrays, so that the
+/// optimizer state is the prefix [0, state_elements); and of those the ones with f32 gradients, so that a buffer for
+/// the layer's gradients is their sums and then the bf16 of the others.
+struct Layer {
+  std::string name;
+  std::vector<Parameter> parameters;  ///< in order of declaration
+  std::int64_t elements = 0;          ///< of the flat weights, padded
+  std::int64_t state_elements = 0;    ///< trainable part, padded
+  std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
+  std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
+  /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
+  /// `state_elements`, one past the last, it gives the size of the buffer.
+  std::size_t gradient_offset(std::int64_t element) const noexcept;
+  /// Index in `parameters`, or -1.
+  int find(std::string_view parameter) const noexcept;
+};
+
+/// Built once, then read. Weights are bf16, the master state fp32.
+class ParameterLayout {
+ public:
+  /// Adds parameters to one layer. A handle: valid while the layout lives.
+  class LayerBuilder {
+   public:
+    /// Appends a parameter. `shape` counts elements. Throws MisuseError where its full name is taken, the name is empty
+    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, or the gradient's type is i32.
+    LayerBuilder& add(std::string_view name, Shape shape, ParameterOptions options = {});
+
+   private:
+    friend class ParameterLayout;
+    LayerBuilder(ParameterLayout* layout, int layer) : layout_(layout), layer_(layer) {}
+    ParameterLayout* layout_;
+    int layer_;
+  };
+
+  /// Throws MisuseError when the name is taken, empty or no UTF-8.
+  LayerBuilder add_layer(std::string_view name);
+  /// `shared` ("head.weight") uses the storage of `owner` ("embedding.tokens"); both declared, of one
+  /// shape and with gradients of one type, in different layers, neither tied yet, `shared` no owner itself. A layer
+  /// shares parameters of three others at most. Gradients of both go into one buffer and are counted once; the owner's
+  /// options hold for both. Throws MisuseError otherwise.
+  void tie(std::string_view owner, std::string_view shared);
+
+  const std::vector<Layer>& layers() const noexcept { return layers_; }
+  int layer_count() const noexcept { return static_cast<int>(layers_.size()); }
+  /// Throws std::out_of_range where there is none.
+  const Layer& layer(int i) const { return layers_.at(static_cast<std::size_t>(i)); }
+  /// By full name; throws MisuseError where there is none. A tied name gives the owner.
+  const Parameter& parameter(std::string_view full_name) const;
+  /// All parameters that own storage, in model order.
+  std::vector<const Parameter*> owned_parameters() const;
+  std::int64_t parameter_count() const noexcept;  ///< without padding, tied ones once
+  std::int64_t state_elements() const noexcept;   ///< sum over layers, padded
+  /// Equal for two layouts whose storage is the same: the same layers in the same order, with parameters of the same
+  /// counts, frozen and tied alike and with gradients of the same types; names and shapes do not enter.
+  std::string storage_hash() const;
+
+ private:
+  void place(Layer& layer);
+  Parameter* find(std::string_view full_name);
+  std::vector<Layer> layers_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,61 @@
+#pragma once
+// A view of a tensor: where it lies, its shape and type. Views own nothing; who owns the memory and
+// how long it lives is stated where a view is handed out.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "core/base/error.hpp"
+#include "core/tensor/dtype.hpp"
+
+namespace tandem {
+
+/// Up to four dimensions, outermost first.
+class Shape {
+ public:
+  static constexpr int max_rank = 4;
+
+  Shape() = default;
+  /// Throws MisuseError for more than four dimensions and for a negative one.
+  Shape(std::initializer_list<std::int64_t> dims);
+
+  int rank() const noexcept { return rank_; }
+  std::int64_t operator[](int i) const noexcept { return dims_[static_cast<std::size_t>(i)]; }
+  /// Product of the dimensions; 1 for rank 0.
+  std::int64_t count() const noexcept;
+  std::string text() const;  ///< "(2, 8, 64)"
+  bool operator==(const Shape&) const = default;
+
+ private:
+  std::array<std::int64_t, max_rank> dims_{};
+  int rank_ = 0;
+};
+
+/// Dense, row-major, on device or host memory. Trivially copyable; empty when `data` is null.
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::f32;
+  Shape shape;
+
+  explicit operator bool() const noexcept { return data != nullptr; }
+  std::int64_t count() const noexcept { return shape.count(); }
+  std::size_t bytes() const noexcept { return static_cast<std::size_t>(count()) * size_of(dtype); }
+
+  /// Typed pointer. Throws MisuseError where the dtype is another.
+  template <class T>
+  T* as() const {
+    if (dtype_of<T>::value != dtype) {
+      throw MisuseError("tensor view read as another type", std::string(name_of(dtype)));
+    }
+    return static_cast<T*>(data);
+  }
+
+  /// The same memory under another shape of the same count. Throws MisuseError otherwise.
+  TensorView reshaped(Shape other) const;
+  /// Rows [begin, end) of the outermost dimension. Throws MisuseError where it has not so many.
+  TensorView rows(std::int64_t begin, std::int64_t end) const;
+};
+
+}  // namespace tandem

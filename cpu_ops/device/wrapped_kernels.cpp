@@ -1,0 +1,39 @@
+#include "cpu_ops/device/wrapped_kernels.hpp"
+
+#include <utility>
+
+namespace tandem {
+namespace {
+
+class WrappedKernels final : public UpdateKernels {
+ public:
+  WrappedKernels(std::unique_ptr<UpdateKernels> inner, AroundUpdate around)
+      : inner_(std::move(inner)), around_(std::move(around)) {}
+
+  void adamw(const AdamPiece& piece, const AdamCoefficients& c, int most_threads) override {
+    around_(piece.count, [&] { inner_->adamw(piece, c, most_threads); });
+  }
+  void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
+    inner_->weights_of_master(master, weight, count);
+  }
+  void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count) override {
+    inner_->accumulate(sum, gradient, first, count);
+  }
+  void round(const float* sum, bf16* gradient, std::int64_t count) override { inner_->round(sum, gradient, count); }
+  void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) override {
+    inner_->norm_blocks(gradient, count, partial);
+  }
+  Parallel& parallel() noexcept override { return inner_->parallel(); }
+
+ private:
+  std::unique_ptr<UpdateKernels> inner_;
+  AroundUpdate around_;
+};
+
+}  // namespace
+
+std::unique_ptr<UpdateKernels> make_wrapped_kernels(std::unique_ptr<UpdateKernels> inner, AroundUpdate around) {
+  return std::make_unique<WrappedKernels>(std::move(inner), std::move(around));
+}
+
+}  // namespace tandem

@@ -1,0 +1,79 @@
+#pragma once
+// The fast kernels of the operations in core/ops/ops.hpp: synchronous, parallel inside, fp32 arithmetic on
+// f32 or bf16 activations. Operands are as described there and already checked. Results do not depend on
+// the number of threads. `*_scratch` says how many bytes of workspace one call takes at most; it grows
+// with each of its arguments. Kernels without a Workspace need none.
+#include <cstddef>
+
+#include "core/ops/ops.hpp"
+#include "cpu_ops/kernels/scratch.hpp"
+
+namespace tandem::fast {
+
+std::size_t linear_scratch(std::int64_t rows, std::int64_t in, std::int64_t out, DType activations, int threads);
+void linear(Parallel& parallel, const Workspace& workspace, TensorView x, TensorView w, TensorView bias, TensorView y);
+void linear_backward_input(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView w, TensorView dx,
+                           bool accumulate);
+void linear_backward_weight(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView x, TensorView dw,
+                            TensorView dbias);
+
+void route(Parallel& parallel, TensorView logits, bool normalized, const Routing& routing);
+void route_backward(Parallel& parallel, TensorView drouting_weights, TensorView logits, bool normalized,
+                    const Routing& routing, TensorView dlogits);
+/// Of the products of experts, of `tokens` tokens.
+std::size_t expert_scratch(std::int64_t tokens, std::int64_t in, std::int64_t out, int threads);
+void expert_linear(Parallel& parallel, const Workspace& workspace, RowValues x, TensorView w, const Routing& routing,
+                   TensorView y);
+void expert_backward_input(Parallel& parallel, const Workspace& workspace, RowValues dy, TensorView w,
+                           const Routing& routing, TensorView dx, bool accumulate);
+void expert_backward_weight(Parallel& parallel, const Workspace& workspace, RowValues dy, RowValues x,
+                            const Routing& routing, TensorView dw);
+void expert_swiglu(Parallel& parallel, TensorView gate, TensorView up, const Routing& routing, TensorView y);
+void expert_swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, const Routing& routing,
+                            TensorView dgate, TensorView dup, TensorView drouting_weights);
+void sum_rows(Parallel& parallel, TensorView x, const Routing& routing, TensorView residual, TensorView y);
+
+/// Rows of logits that are made at once: a function of N and V alone.
+std::int64_t head_loss_rows(std::int64_t tokens, std::int64_t vocabulary);
+/// `written`: rows of a bf16 `dweight` that are written at once, for which the gradients of so many of all logits
+/// exist; 0: dweight is f32. `token_rows`: with these.
+std::size_t head_loss_scratch(std::int64_t tokens, std::int64_t channels, std::int64_t vocabulary, DType activations,
+                              int threads, std::int64_t written = 0, bool token_rows = false);
+/// Throws MisuseError for a target, or one of the `tokens`, that is not below V.
+void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& head);
+
+std::size_t attention_scratch(std::int64_t sequence, std::int64_t head_dim, int threads);
+void attention(Parallel& parallel, const Workspace& workspace, HeadsView q, HeadsView k, HeadsView v, TensorView out,
+               TensorView lse, const AttentionShape& shape);
+std::size_t attention_backward_scratch(std::int64_t sequence, std::int64_t head_dim, int threads);
+void attention_backward(Parallel& parallel, const Workspace& workspace, TensorView dout, HeadsView q, HeadsView k,
+                        HeadsView v, TensorView out, TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv,
+                        const AttentionShape& shape);
+void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse);
+
+void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
+                TensorView rstd, float eps);
+void layer_norm_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView weight, TensorView mean,
+                         TensorView rstd, TensorView dx, bool accumulate, TensorView dweight, TensorView dbias);
+void rms_norm(Parallel& parallel, TensorView x, NormWeight weight, TensorView y, TensorView rstd, float eps);
+void rms_norm_backward(Parallel& parallel, TensorView dy, TensorView x, NormWeight weight, TensorView rstd,
+                       TensorView dx, bool accumulate, TensorView dweight);
+
+void gelu(Parallel& parallel, TensorView x, TensorView y);
+void gelu_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView dx);
+void swiglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
+void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                     TensorView dup);
+void geglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y);
+void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                    TensorView dup);
+void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
+void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y);
+
+/// Throws MisuseError for a token that is negative or not below V, before anything is written.
+void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+               TensorView out);
+void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, std::int64_t sequence,
+                        TensorView dtable, TensorView dpositions, TensorView token_rows = {});
+
+}  // namespace tandem::fast

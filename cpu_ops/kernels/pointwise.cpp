@@ -1,0 +1,135 @@
+#include "core/numerics/activation.hpp"
+#include "cpu_ops/kernels/elements.hpp"
+#include "cpu_ops/kernels/kernels.hpp"
+
+namespace tandem::fast {
+namespace {
+
+/// Elements that a thread takes at once: whole cache lines, well inside the second-level cache.
+constexpr std::int64_t at_once = 16 * 1024;
+
+/// y[i] = f(inputs[i]...): every element is read before it is written, so `y` may be one of the inputs.
+template <class T, class F, class... Inputs>
+void map(Parallel& parallel, std::int64_t count, const F& f, T* y, const Inputs*... inputs) {
+  for_ranges(parallel, count, at_once, [=](std::int64_t begin, std::int64_t length) {
+    vectorised([=] {
+      const std::int64_t end = begin + length;
+#pragma GCC ivdep
+      for (std::int64_t i = begin; i < end; ++i) y[i] = from_float<T>(f(to_float(inputs[i])...));
+    });
+  });
+}
+
+/// y = Gate(gate) * up.
+template <class Gate>
+void gated(Parallel& parallel, TensorView gate, TensorView up, TensorView y) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    map(
+        parallel, gate.count(), [](float g, float u) { return numerics::mul(Gate::value(g), u); }, y.as<T>(),
+        gate.as<T>(), up.as<T>());
+  });
+}
+
+template <class Gate>
+void gated_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                    TensorView dup) {
+  with_activation(gate.dtype, [&]<class T>(T) {
+    const T *const d = dy.as<T>(), *const g = gate.as<T>(), *const u = up.as<T>();
+    T *const dg = dgate.as<T>(), *const du = dup.as<T>();
+    for_ranges(parallel, gate.count(), at_once, [=](std::int64_t begin, std::int64_t length) {
+      vectorised([=] {
+        const std::int64_t end = begin + length;
+#pragma GCC ivdep
+        for (std::int64_t i = begin; i < end; ++i) {
+          const float gradient = to_float(d[i]), x = to_float(g[i]), y = to_float(u[i]);
+          dg[i] = from_float<T>(gradient * y * Gate::derivative(x));
+          du[i] = from_float<T>(gradient * Gate::value(x));
+        }
+      });
+    });
+  });
+}
+
+}  // namespace
+
+void gelu(Parallel& parallel, TensorView x, TensorView y) {
+  with_activation(x.dtype, [&]<class T>(T) {
+    map(
+        parallel, x.count(), [](float a) { return numerics::gelu(a); }, y.as<T>(), x.as<T>());
+  });
+}
+
+void gelu_backward(Parallel& parallel, TensorView dy, TensorView x, TensorView dx) {
+  with_activation(x.dtype, [&]<class T>(T) {
+    map(
+        parallel, x.count(), [](float d, float a) { return d * numerics::gelu_derivative(a); }, dx.as<T>(), dy.as<T>(),
+        x.as<T>());
+  });
+}
+
+void swiglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y) {
+  gated<numerics::SiluGate>(parallel, gate, up, y);
+}
+
+void swiglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                     TensorView dup) {
+  gated_backward<numerics::SiluGate>(parallel, dy, gate, up, dgate, dup);
+}
+
+void geglu(Parallel& parallel, TensorView gate, TensorView up, TensorView y) {
+  gated<numerics::GeluGate>(parallel, gate, up, y);
+}
+
+void geglu_backward(Parallel& parallel, TensorView dy, TensorView gate, TensorView up, TensorView dgate,
+                    TensorView dup) {
+  gated_backward<numerics::GeluGate>(parallel, dy, gate, up, dgate, dup);
+}
+
+void add(Parallel& parallel, TensorView a, TensorView b, TensorView y) {
+  with_activation(a.dtype, [&]<class T>(T) {
+    map(
+        parallel, a.count(), [](float p, float q) { return p + q; }, y.as<T>(), a.as<T>(), b.as<T>());
+  });
+}
+
+void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y) {
+  with_activation(x.dtype, [&]<class T>(T) {
+    if (residual) {
+      map(
+          parallel, x.count(), [factor](float a, float before) { return numerics::fma(factor, a, before); }, y.as<T>(),
+          x.as<T>(), residual.as<T>());
+    } else {
+      map(
+          parallel, x.count(), [factor](float a) { return factor * a; }, y.as<T>(), x.as<T>());
+    }
+  });
+}
+
+void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse) {
+  const std::int64_t sequence = x.shape[1], heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
+  const float* const rotations = table.as<float>();
+  const float sign = inverse ? -1.0F : 1.0F;
+  with_activation(x.dtype, [&]<class T>(T) {
+    T* const data = x.as<T>();
+    for_ranges(parallel, x.shape[0] * sequence, 8, [=](std::int64_t begin, std::int64_t length) {
+      vectorised([=] {
+        for (std::int64_t token = begin; token < begin + length; ++token) {
+          const float* const rotation = rotations + token % sequence * 2 * half;
+          for (std::int64_t h = 0; h < heads; ++h) {
+            T* const low = data + (token * heads + h) * dim;
+            T* const high = low + half;
+#pragma GCC ivdep
+            for (std::int64_t i = 0; i < half; ++i) {
+              const float cosine = rotation[2 * i], sine = sign * rotation[2 * i + 1];
+              const float a = to_float(low[i]), b = to_float(high[i]);
+              low[i] = from_float<T>(numerics::fma(a, cosine, -(b * sine)));
+              high[i] = from_float<T>(numerics::fma(b, cosine, a * sine));
+            }
+          }
+        }
+      });
+    });
+  });
+}
+
+}  // namespace tandem::fast

@@ -1,0 +1,482 @@
+#include <immintrin.h>
+
+#include "core/numerics/norm_block.hpp"
+#include "cpu_ops/update/adam_kernels.hpp"
+
+// From here on only: inline functions of the headers above stay compiled for any processor.
+#ifdef __clang__
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")
+// GCC 12 warns about the deliberately undefined operands inside its own intrinsics.
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#endif
+
+namespace tandem::kernels {
+namespace {
+
+struct Coefficients {
+  explicit Coefficients(const AdamCoefficients& c)
+      : gradient_scale(_mm512_set1_ps(c.gradient_scale)),
+        beta1(_mm512_set1_ps(c.beta1)),
+        one_minus_beta1(_mm512_set1_ps(c.one_minus_beta1)),
+        beta2(_mm512_set1_ps(c.beta2)),
+        one_minus_beta2(_mm512_set1_ps(c.one_minus_beta2)),
+        inv_sqrt_correction2(_mm512_set1_ps(c.inv_sqrt_correction2)),
+        eps(_mm512_set1_ps(c.eps)),
+        minus_step_size(_mm512_set1_ps(c.minus_step_size)),
+        minus_decay(_mm512_set1_ps(c.minus_decay)) {}
+  __m512 gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, minus_step_size,
+      minus_decay;
+};
+
+__m512 widen(__m256i bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)); }
+
+/// numerics::weight_of_master, sixteen at once.
+__m256i weight_of_master(__m512 master) {
+  const __m512i bits = _mm512_castps_si512(master);
+  const __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x8000)), 16);
+  const __m512i quiet = _mm512_or_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(0x40));
+  const __mmask16 nan = _mm512_cmp_ps_mask(master, master, _CMP_UNORD_Q);
+  return _mm512_cvtepi32_epi16(_mm512_mask_blend_epi32(nan, rounded, quiet));
+}
+
+const std::byte* at(const void* array, std::int64_t i, std::size_t bytes) {
+  return static_cast<const std::byte*>(array) + static_cast<std::size_t>(i) * bytes;
+}
+template <class T>
+T* element(void* array, std::int64_t i) {
+  return static_cast<T*>(array) + i;
+}
+
+/// numerics::join_master, sixteen at once.
+__m512 join_master(__m256i weight, __m256i residual) {
+  const __m512i low = _mm512_cvtepu16_epi32(residual);
+  const __m512i high = _mm512_sub_epi32(_mm512_cvtepu16_epi32(weight), _mm512_srli_epi32(low, 15));
+  return _mm512_castsi512_ps(_mm512_or_si512(_mm512_slli_epi32(high, 16), low));
+}
+
+__m256i load_bf16(const void* array, std::int64_t i) {
+  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at(array, i, 2)));
+}
+void store_bf16(void* array, std::int64_t i, __m256i bits) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(element<bf16>(array, i)), bits);
+}
+
+/// The state of sixteen elements.
+struct Sixteen {
+  __m512 master, m, v;
+};
+
+/// numerics::adamw, sixteen at once.
+[[gnu::always_inline]] inline Sixteen adamw(const Sixteen& old, __m512 gradient, const Coefficients& c) {
+  const __m512 g = _mm512_mul_ps(gradient, c.gradient_scale);
+  const __m512 m = _mm512_fmadd_ps(c.beta1, old.m, _mm512_mul_ps(c.one_minus_beta1, g));
+  const __m512 v = _mm512_fmadd_ps(_mm512_mul_ps(c.one_minus_beta2, g), g, _mm512_mul_ps(c.beta2, old.v));
+  const __m512 denominator = _mm512_fmadd_ps(_mm512_sqrt_ps(v), c.inv_sqrt_correction2, c.eps);
+  const __m512 decayed = _mm512_fmadd_ps(c.minus_decay, old.master, old.master);
+  return {_mm512_fmadd_ps(c.minus_step_size, _mm512_div_ps(m, denominator), decayed), m, v};
+}
+
+/// Elements ahead of the ones at work that are asked for: with seven streams the hardware alone falls behind.
+constexpr std::int64_t ahead = 192;
+
+void prefetch_elements(const void* array, std::int64_t i, std::int64_t count, std::size_t bytes) {
+  const auto* begin = reinterpret_cast<const char*>(at(array, i, bytes));
+  for (std::size_t line = 0; line < static_cast<std::size_t>(count) * bytes; line += 64) {
+    _mm_prefetch(begin + line, _MM_HINT_T0);
+  }
+}
+
+template <StateFormat format>
+void prefetch(const AdamPiece& p, std::int64_t i, std::int64_t count) {
+  prefetch_elements(p.state.master, i, count, master_bytes(format, 1));
+  if constexpr (format == StateFormat::byte_moments) {  // a block's codes; of its exponent another block's fetch brings
+    _mm_prefetch(reinterpret_cast<const char*>(coded_block_at(p.state.m, i).codes), _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(coded_block_at(p.state.v, i).codes), _MM_HINT_T0);
+  } else {
+    prefetch_elements(p.state.m, i, count, moment_bytes(format, 1));
+    prefetch_elements(p.state.v, i, count, moment_bytes(format, 1));
+  }
+  prefetch_elements(p.gradient, i, count, 2);
+  if constexpr (format != StateFormat::fp32) prefetch_elements(p.weight, i, count, 2);
+}
+
+// -- moments in fp32 -------------------------------------------------------------------------------------
+
+template <StateFormat format>
+__m512 load_master(const AdamPiece& p, std::int64_t i) {
+  if constexpr (format == StateFormat::fp32) return _mm512_loadu_ps(at(p.state.master, i, 4));
+  return join_master(load_bf16(p.weight, i), load_bf16(p.state.master, i));
+}
+template <StateFormat format>
+void store_master(const AdamPiece& p, std::int64_t i, __m512 master) {
+  if constexpr (format == StateFormat::fp32) {
+    _mm512_storeu_ps(element<float>(p.state.master, i), master);
+  } else {
+    store_bf16(p.state.master, i, _mm512_cvtepi32_epi16(_mm512_castps_si512(master)));
+  }
+}
+
+/// Returns the weights.
+template <StateFormat format>
+__m256i adamw_sixteen(const AdamPiece& p, std::int64_t i, __m256i gradient, const Coefficients& c) {
+  const Sixteen old{load_master<format>(p, i), _mm512_loadu_ps(at(p.state.m, i, 4)),
+                    _mm512_loadu_ps(at(p.state.v, i, 4))};
+  const Sixteen updated = adamw(old, widen(gradient), c);
+  _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
+  _mm512_storeu_ps(element<float>(p.state.v, i), updated.v);
+  store_master<format>(p, i, updated.master);
+  return weight_of_master(updated.master);
+}
+
+/// 32 elements, one cache line of gradient and of weight. `past_cache` writes weights around the cache (their old
+/// values need not be read); needs aligned weights.
+template <StateFormat format, bool past_cache>
+void adamw_line(const AdamPiece& piece, std::int64_t i, const Coefficients& c) {
+  const __m512i gradient = _mm512_loadu_si512(piece.gradient + i);
+  const __m256i low = adamw_sixteen<format>(piece, i, _mm512_castsi512_si256(gradient), c);
+  const __m256i high = adamw_sixteen<format>(piece, i + 16, _mm512_extracti64x4_epi64(gradient, 1), c);
+  const __m512i weights = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+  if constexpr (past_cache) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(piece.weight + i), weights);
+  } else {
+    _mm512_storeu_si512(piece.weight + i, weights);
+  }
+}
+
+/// Whole groups of 32 elements. Returns how many elements that were.
+template <StateFormat format, bool past_cache>
+std::int64_t adamw_lines(const AdamPiece& piece, const Coefficients& c) {
+  std::int64_t i = 0;
+  for (; i + 32 <= piece.count; i += 32) {
+    prefetch<format>(piece, i + ahead, 32);
+    adamw_line<format, past_cache>(piece, i, c);
+  }
+  if constexpr (past_cache) _mm_sfence();  // before anybody is told that the weights are there
+  return i;
+}
+
+// -- moments in bf16 -------------------------------------------------------------------------------------
+// Every array has 16 bits an element, so 32 elements are a vector, and the even and the odd ones of them two vectors
+// of 32 bits: widened and narrowed by a shift or a mask each, where halves in order would have to be shuffled. With
+// random bits to draw, this kernel is short of instructions, not of memory.
+
+/// 32 bits each of the even and the odd elements of 32.
+struct EvenOdd {
+  __m512i even, odd;
+};
+
+constexpr __mmask32 upper_halves = 0xaaaaaaaa;
+
+__m512 floats(__m512i bits) { return _mm512_castsi512_ps(bits); }
+
+EvenOdd widen_both(const void* array, std::int64_t i) {
+  const __m512i bits = _mm512_loadu_si512(at(array, i, 2));
+  return {_mm512_slli_epi32(bits, 16), _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000)))};
+}
+/// The upper halves, in order.
+__m512i narrow_both(const EvenOdd& x) {
+  return _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(x.even, 16), x.odd);
+}
+/// The lower halves, in order.
+__m512i lower_halves_of(const EvenOdd& x) {
+  return _mm512_mask_blend_epi16(upper_halves, x.even, _mm512_slli_epi32(x.odd, 16));
+}
+EvenOdd join_both(const void* weight, const void* residual, std::int64_t i) {
+  const __m512i low = _mm512_loadu_si512(at(residual, i, 2));
+  const __m512i high = _mm512_sub_epi16(_mm512_loadu_si512(at(weight, i, 2)), _mm512_srli_epi16(low, 15));
+  return {_mm512_mask_blend_epi16(upper_halves, low, _mm512_slli_epi32(high, 16)),
+          _mm512_mask_blend_epi16(upper_halves, _mm512_srli_epi32(low, 16), high)};
+}
+
+/// `x` in every lane.
+__m512i spread(std::uint64_t x) { return _mm512_set1_epi64(static_cast<long long>(x)); }
+
+/// Two words of the generator's state in each 64-bit lane, the even one below.
+struct RandomState {
+  __m512i words01, words23;
+};
+
+/// The new words: a product's halves in the other order, the old upper word, the key.
+__m512i next_words(__m512i product, __m512i words, __m512i key) {
+  constexpr int three_way_xor = 0x96;
+  const __m512i swapped = _mm512_shuffle_epi32(product, _MM_PERM_CDAB);
+  return _mm512_ternarylogic_epi64(swapped, _mm512_srli_epi64(words, 32), key, three_way_xor);
+}
+
+/// A round on eight blocks.
+RandomState philox_round(const RandomState& s, __m512i key0, __m512i key1) {
+  const __m512i product0 = _mm512_mul_epu32(s.words01, spread(numerics::philox_multiplier0));
+  const __m512i product1 = _mm512_mul_epu32(s.words23, spread(numerics::philox_multiplier1));
+  return {next_words(product1, s.words01, key0), next_words(product0, s.words23, key1)};
+}
+
+struct TwoVectors {
+  __m512i of[2];
+};
+
+/// Draws numerics::moment_bits.
+class MomentBits {
+ public:
+  explicit MomentBits(const AdamCoefficients& c) : keys_(c.seed), step_(spread(c.step)) {}
+
+  /// Of 32 elements, `first` a multiple of 32: eight blocks of the generator.
+  EvenOdd draw(std::uint64_t first) const {
+    const RandomState s = rounds(first / numerics::elements_per_block, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+    constexpr __mmask16 lower_words = 0x5555, upper_words = 0xaaaa;
+    return {_mm512_mask_shuffle_epi32(s.words01, upper_words, s.words23, _MM_PERM_CDAB),
+            _mm512_mask_shuffle_epi32(s.words23, lower_words, s.words01, _MM_PERM_CDAB)};
+  }
+  /// The words of eight blocks from `block` on, in order.
+  TwoVectors words(std::uint64_t block) const {
+    // So dealt, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
+    const RandomState s = rounds(block, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
+    return {{_mm512_unpacklo_epi64(s.words01, s.words23), _mm512_unpackhi_epi64(s.words01, s.words23)}};
+  }
+
+ private:
+  RandomState rounds(std::uint64_t block, __m512i lanes) const {
+    RandomState s{_mm512_add_epi64(spread(block), lanes), step_};
+    for (const RoundKey& key : keys_.of) s = philox_round(s, spread(key.word0), spread(key.word1));
+    return s;
+  }
+  RoundKeys keys_;
+  __m512i step_;
+};
+
+/// numerics::round_stochastically of what is not NaN, its result in the upper halves. Infinity has no bit below them,
+/// so that nothing carries.
+__m512i add_random(__m512 x, __m512i bits) { return _mm512_add_epi32(_mm512_castps_si512(x), bits); }
+
+__mmask16 any_nan(const Sixteen& x) {
+  return _mm512_cmp_ps_mask(x.m, x.v, _CMP_UNORD_Q) | _mm512_cmp_ps_mask(x.master, x.master, _CMP_UNORD_Q);
+}
+
+/// Residuals and weights of 32 masters, none of them NaN.
+void store_masters(const AdamPiece& p, std::int64_t i, __m512 even, __m512 odd) {
+  const EvenOdd master{_mm512_castps_si512(even), _mm512_castps_si512(odd)};
+  const __m512i half = _mm512_set1_epi32(0x8000);
+  const EvenOdd weight{_mm512_add_epi32(master.even, half), _mm512_add_epi32(master.odd, half)};
+  _mm512_storeu_si512(element<bf16>(p.state.master, i), lower_halves_of(master));
+  _mm512_storeu_si512(p.weight + i, narrow_both(weight));
+}
+
+/// 32 elements. Returns false, with nothing stored, where one of them becomes NaN.
+[[gnu::always_inline]] inline bool adamw_both(const AdamPiece& p, std::int64_t i, const Coefficients& c,
+                                              const MomentBits& bits) {
+  const EvenOdd gradient = widen_both(p.gradient, i);
+  const EvenOdd m = widen_both(p.state.m, i);
+  const EvenOdd v = widen_both(p.state.v, i);
+  const EvenOdd master = join_both(p.weight, p.state.master, i);
+  const Sixteen even = adamw({floats(master.even), floats(m.even), floats(v.even)}, floats(gradient.even), c);
+  const Sixteen odd = adamw({floats(master.odd), floats(m.odd), floats(v.odd)}, floats(gradient.odd), c);
+  const EvenOdd random = bits.draw(p.index + static_cast<std::uint64_t>(i));  // while the divisions are under way
+  if ((any_nan(even) | any_nan(odd)) != 0) [[unlikely]]
+    return false;
+  const __m512i low = _mm512_set1_epi32(0xffff);
+  const EvenOdd new_m{add_random(even.m, _mm512_and_si512(random.even, low)),
+                      add_random(odd.m, _mm512_and_si512(random.odd, low))};
+  const EvenOdd new_v{add_random(even.v, _mm512_srli_epi32(random.even, 16)),
+                      add_random(odd.v, _mm512_srli_epi32(random.odd, 16))};
+  _mm512_storeu_si512(element<bf16>(p.state.m, i), narrow_both(new_m));
+  _mm512_storeu_si512(element<bf16>(p.state.v, i), narrow_both(new_v));
+  store_masters(p, i, even.master, odd.master);
+  return true;
+}
+
+/// Whole runs from `i`, which begins one. Returns where the last ended.
+std::int64_t adamw_runs(const AdamPiece& piece, std::int64_t i, const Coefficients& c,
+                        const AdamCoefficients& scalars) {
+  static_assert(random_run == 32);
+  const MomentBits bits(scalars);
+  for (; i + random_run <= piece.count; i += random_run) {
+    prefetch<StateFormat::bf16_moments>(piece, i + ahead, random_run);
+    if (!adamw_both(piece, i, c, bits)) adamw_between(i, i + random_run, piece, scalars);
+  }
+  return i;
+}
+
+// -- moments in a byte ------------------------------------------------------------------------------------
+// Even and odd elements apart as above: so do the halves of a word of random bits serve them.
+
+__m512i all(std::uint32_t x) { return _mm512_set1_epi32(static_cast<int>(x)); }
+__m512i magnitude_of(__m512 x) { return _mm512_and_si512(_mm512_castps_si512(x), all(0x7fffffffu)); }
+__m512 power(std::uint32_t exponent) { return floats(all(exponent << numerics::below_exponent)); }
+/// a | (b & mask)
+__m512i or_masked(__m512i a, __m512i b, __m512i mask) { return _mm512_ternarylogic_epi32(a, b, mask, 0xf8); }
+
+/// Codes of 32 elements, each `below_code` bits up.
+EvenOdd load_codes(const std::uint8_t* codes) {
+  static_assert(numerics::below_code == 16 + 4);
+  const __m512i halves =
+      _mm512_slli_epi16(_mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes))), 4);
+  return {_mm512_slli_epi32(halves, 16), _mm512_and_si512(halves, all(0xffff0000u))};
+}
+/// Codes in the low byte of the even elements, and of the upper half of the odd ones.
+void store_codes(std::uint8_t* codes, const EvenOdd& x) {
+  const __m512i halves = _mm512_mask_blend_epi16(upper_halves, x.even, x.odd);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(halves));
+}
+
+__m512 decode_m(__m512i code, __m512 scale) {
+  const __m512i place = _mm512_and_si512(code, all(numerics::most_m_code << numerics::below_code));
+  const __m512 above = floats(_mm512_add_epi32(place, all(numerics::m_linear_bits)));
+  const __m512 linear = _mm512_sub_ps(above, _mm512_set1_ps(numerics::m_linear_below));
+  const __m512i normal = _mm512_add_epi32(place, all(numerics::m_linear_bits - numerics::m_binade));
+  const __m512i m = _mm512_castps_si512(_mm512_mul_ps(_mm512_min_ps(linear, floats(normal)), scale));
+  return floats(or_masked(m, _mm512_slli_epi32(code, 4), all(0x80000000u)));
+}
+__m512 decode_v(__m512i code, __m512i base) {
+  return floats(_mm512_maskz_add_epi32(_mm512_test_epi32_mask(code, code), code, base));
+}
+
+/// numerics::random_increment of the halves of words.
+EvenOdd increments(__m512i words) {
+  return {or_masked(all(8), _mm512_slli_epi32(words, 4), all(0xffff0)),
+          or_masked(all(8), _mm512_srli_epi32(words, 12), all(0xffff0))};
+}
+/// The halves with their bytes exchanged.
+__m512i exchanged(__m512i words) {
+  return _mm512_shuffle_epi8(words, _mm512_set4_epi32(0x0e0f0c0d, 0x0a0b0809, 0x06070405, 0x02030001));
+}
+
+/// Codes in the bits from `low` on, with others below.
+template <int low>
+__m512i encode_m(__m512 m, __m512 scale, __m512i increment) {
+  const __m512 relative = _mm512_mul_ps(floats(magnitude_of(m)), scale);
+  const __m512 above = _mm512_add_ps(relative, _mm512_set1_ps(numerics::m_linear_below));
+  const __m512i normal = _mm512_add_epi32(_mm512_castps_si512(relative), all(numerics::m_binade));
+  const __m512i place =
+      _mm512_sub_epi32(_mm512_max_epu32(_mm512_castps_si512(above), normal), all(numerics::m_linear_bits));
+  const __m512i code = _mm512_srli_epi32(_mm512_add_epi32(place, increment), numerics::below_code - low);
+  constexpr std::uint32_t most = ((numerics::most_m_code + 1) << low) - 1;
+  return or_masked(_mm512_min_epu32(code, all(most)), _mm512_srli_epi32(_mm512_castps_si512(m), 24 - low),
+                   all(0x80u << low));
+}
+template <int low>
+__m512i encode_v(__m512 v, __m512i base, __m512i increment) {
+  const __m512i magnitude = magnitude_of(v);
+  const __m512i lowest = _mm512_add_epi32(base, all(1u << numerics::below_code));
+  const __m512i rounded = _mm512_max_epu32(_mm512_add_epi32(magnitude, increment), lowest);
+  const __m512i code = _mm512_srli_epi32(_mm512_sub_epi32(rounded, base), numerics::below_code - low);
+  constexpr std::uint32_t most = ((numerics::most_v_code + 1) << low) - 1;
+  return _mm512_maskz_min_epu32(_mm512_test_epi32_mask(magnitude, magnitude), code, all(most));
+}
+
+/// The state of 32 elements.
+struct Both {
+  Sixteen even, odd;
+};
+
+/// numerics::adamw of 32 elements, nothing stored.
+[[gnu::always_inline]] inline Both adamw_of_codes(const AdamPiece& p, std::int64_t i, const Coefficients& c,
+                                                  const std::uint8_t* m_codes, __m512 scale,
+                                                  const std::uint8_t* v_codes, __m512i base) {
+  const EvenOdd gradient = widen_both(p.gradient, i);
+  const EvenOdd master = join_both(p.weight, p.state.master, i);
+  const EvenOdd m = load_codes(m_codes), v = load_codes(v_codes);
+  return {adamw({floats(master.even), decode_m(m.even, scale), decode_v(v.even, base)}, floats(gradient.even), c),
+          adamw({floats(master.odd), decode_m(m.odd, scale), decode_v(v.odd, base)}, floats(gradient.odd), c)};
+}
+
+/// 64 elements from `i` on: numerics::adamw_block. Returns false, with nothing stored, where one of them becomes NaN.
+bool adamw_coded(const AdamPiece& p, std::int64_t i, const Coefficients& c, const MomentBits& bits) {
+  constexpr int lines = coded_block / 32;
+  const CodedBlock of_m = coded_block_at(p.state.m, i), of_v = coded_block_at(p.state.v, i);
+  const __m512 scale = power(*of_m.exponent);
+  const __m512i base = all(numerics::v_base(*of_v.exponent));
+  Both updated[lines];
+  __m512i largest_m = _mm512_setzero_si512(), largest_v = _mm512_setzero_si512();
+  unsigned nan = 0;
+  for (int j = 0; j < lines; ++j) {
+    const Both& u = updated[j] =
+        adamw_of_codes(p, i + 32 * j, c, of_m.codes + 32 * j, scale, of_v.codes + 32 * j, base);
+    nan = nan | any_nan(u.even) | any_nan(u.odd);
+    largest_m = _mm512_max_epu32(largest_m, _mm512_max_epu32(magnitude_of(u.even.m), magnitude_of(u.odd.m)));
+    largest_v = _mm512_max_epu32(largest_v, _mm512_max_epu32(magnitude_of(u.even.v), magnitude_of(u.odd.v)));
+  }
+  if (nan != 0) [[unlikely]]
+    return false;
+  const std::uint32_t m_exponent = numerics::m_exponent(_mm512_reduce_max_epu32(largest_m));
+  const std::uint32_t v_exponent = numerics::v_exponent(_mm512_reduce_max_epu32(largest_v));
+  const __m512 new_scale = power(254 - m_exponent);
+  const __m512i new_base = all(numerics::v_base(v_exponent));
+  const TwoVectors random = bits.words((p.index + static_cast<std::uint64_t>(i)) / numerics::coded_elements_per_block);
+  for (int j = 0; j < lines; ++j) {
+    const Both& u = updated[j];
+    store_masters(p, i + 32 * j, u.even.master, u.odd.master);
+    const EvenOdd of_its_m = increments(random.of[j]), of_its_v = increments(exchanged(random.of[j]));
+    store_codes(of_m.codes + 32 * j,
+                {encode_m<0>(u.even.m, new_scale, of_its_m.even), encode_m<16>(u.odd.m, new_scale, of_its_m.odd)});
+    store_codes(of_v.codes + 32 * j,
+                {encode_v<0>(u.even.v, new_base, of_its_v.even), encode_v<16>(u.odd.v, new_base, of_its_v.odd)});
+  }
+  *of_m.exponent = static_cast<std::uint8_t>(m_exponent);
+  *of_v.exponent = static_cast<std::uint8_t>(v_exponent);
+  return true;
+}
+
+/// Whole blocks. Returns how many elements that were.
+std::int64_t adamw_blocks(const AdamPiece& piece, const Coefficients& c, const AdamCoefficients& scalars) {
+  const MomentBits bits(scalars);
+  std::int64_t i = 0;
+  for (; i + coded_block <= piece.count; i += coded_block) {
+    prefetch<StateFormat::byte_moments>(piece, i + 2 * ahead, coded_block);
+    if (!adamw_coded(piece, i, c, bits)) adamw_between(i, i + coded_block, piece, scalars);
+  }
+  return i;
+}
+
+}  // namespace
+
+void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& coefficients) {
+  const Coefficients c(coefficients);
+  const std::int64_t head = unaligned_head(piece);
+  adamw_between(0, head, piece, coefficients);
+  std::int64_t done = head;
+  switch (piece.format) {
+    case StateFormat::fp32: {
+      const bool aligned = reinterpret_cast<std::uintptr_t>(piece.weight) % 64 == 0;
+      done = aligned ? adamw_lines<StateFormat::fp32, true>(piece, c) : adamw_lines<StateFormat::fp32, false>(piece, c);
+      break;
+    }
+    case StateFormat::split:
+      done = adamw_lines<StateFormat::split, false>(piece, c);
+      break;
+    case StateFormat::bf16_moments:
+      done = adamw_runs(piece, head, c, coefficients);
+      break;
+    case StateFormat::byte_moments:
+      done = adamw_blocks(piece, c, coefficients);
+      break;
+  }
+  adamw_between(done, piece.count, piece, coefficients);
+}
+
+double norm_block_avx512(const bf16* gradient, std::int64_t count) {
+  __m512d lanes[4];
+  for (__m512d& lane : lanes) lane = _mm512_setzero_pd();
+  std::int64_t i = 0;
+  for (; i + numerics::norm_lanes <= count; i += numerics::norm_lanes) {
+    const __m512i bits = _mm512_loadu_si512(gradient + i);
+    const __m512 halves[2] = {widen(_mm512_castsi512_si256(bits)), widen(_mm512_extracti64x4_epi64(bits, 1))};
+    for (int j = 0; j < 2; ++j) {
+      const __m512d low = _mm512_cvtps_pd(_mm512_castps512_ps256(halves[j]));
+      const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(halves[j], 1));
+      lanes[2 * j] = _mm512_fmadd_pd(low, low, lanes[2 * j]);
+      lanes[2 * j + 1] = _mm512_fmadd_pd(high, high, lanes[2 * j + 1]);
+    }
+  }
+  double lane[numerics::norm_lanes];
+  for (int j = 0; j < 4; ++j) _mm512_storeu_pd(lane + 8 * j, lanes[j]);
+  return fold_norm_lanes(lane, gradient, i, count);
+}
+
+}  // namespace tandem::kernels
+
+#ifdef __clang__
+#pragma clang attribute pop
+#endif

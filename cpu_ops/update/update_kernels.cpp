@@ -1,0 +1,171 @@
+#include "cpu_ops/update/update_kernels.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <string>
+#include <utility>
+
+#include "core/base/error.hpp"
+#include "core/host/vectorised.hpp"
+#include "core/numerics/norm_block.hpp"
+#include "core/ops/op_checks.hpp"
+#include "cpu_ops/update/adam_kernels.hpp"
+
+namespace tandem {
+namespace {
+
+/// Elements that a thread takes at once: a multiple of the layout quantum, so that threads share no
+/// cache line; large enough that the hardware's prefetching starts rarely, small enough to balance.
+constexpr std::int64_t elements_at_once = 64 * layout_quantum;
+
+std::int64_t pieces_of(std::int64_t count) { return (count + elements_at_once - 1) / elements_at_once; }
+
+void require_supported(Isa isa) {
+  const auto& isas = supported_isas();
+  if (std::find(isas.begin(), isas.end(), isa) == isas.end()) {
+    throw MisuseError("update kernel for an instruction set that this processor lacks", name_of(isa));
+  }
+}
+
+void adamw_dispatched(Isa isa, const AdamPiece& piece, const AdamCoefficients& c) {
+  switch (isa) {
+    case Isa::avx512:
+      return kernels::adamw_avx512(piece, c);
+    case Isa::avx2:
+      return kernels::adamw_avx2(piece, c);
+    case Isa::scalar:
+      return kernels::adamw_scalar(piece, c);
+  }
+}
+
+double norm_block_dispatched(Isa isa, const bf16* gradient, std::int64_t count) {
+  switch (isa) {
+    case Isa::avx512:
+      return kernels::norm_block_avx512(gradient, count);
+    case Isa::avx2:
+      return kernels::norm_block_avx2(gradient, count);
+    case Isa::scalar:
+      break;
+  }
+  return numerics::norm_block(gradient, count);
+}
+
+void norm_blocks_dispatched(Isa isa, const bf16* gradient, std::int64_t count, double* partial) {
+  for (std::int64_t begin = 0; begin < count; begin += layout_quantum) {
+    partial[begin / layout_quantum] =
+        norm_block_dispatched(isa, gradient + begin, std::min(layout_quantum, count - begin));
+  }
+}
+
+void weights_dispatched(Isa isa, const float* master, bf16* weight, std::int64_t count) {
+  vectorised(
+      [=] {
+#pragma GCC ivdep
+        for (std::int64_t i = 0; i < count; ++i) weight[i] = numerics::weight_of_master(master[i]);
+      },
+      isa);
+}
+
+void accumulate_dispatched(Isa isa, float* sum, const bf16* gradient, bool first, std::int64_t count) {
+  vectorised(
+      [=] {
+        if (first) {
+#pragma GCC ivdep
+          for (std::int64_t i = 0; i < count; ++i) sum[i] = numerics::bf16_to_float(gradient[i]);
+        } else {
+#pragma GCC ivdep
+          for (std::int64_t i = 0; i < count; ++i) sum[i] = sum[i] + numerics::bf16_to_float(gradient[i]);
+        }
+      },
+      isa);
+}
+
+void round_dispatched(Isa isa, const float* sum, bf16* gradient, std::int64_t count) {
+  vectorised(
+      [=] {
+#pragma GCC ivdep
+        for (std::int64_t i = 0; i < count; ++i) gradient[i] = numerics::round_to_bf16(sum[i]);
+      },
+      isa);
+}
+
+class HostUpdateKernels final : public UpdateKernels {
+ public:
+  explicit HostUpdateKernels(std::shared_ptr<Parallel> parallel) : parallel_(std::move(parallel)) {}
+
+  void adamw(const AdamPiece& p, const AdamCoefficients& c, int most_threads) override {
+    checks::adamw(p);
+    const auto update = [&](std::int64_t at, std::int64_t count) {
+      AdamPiece part = p.from(at);
+      part.count = count;
+      adamw_dispatched(isa_, part, c);
+    };
+    if (most_threads <= 0 || most_threads >= threads()) return for_pieces(p.count, update);
+    const std::int64_t pieces = pieces_of(p.count);
+    std::atomic<std::int64_t> next = 0;
+    parallel_->run(std::min<std::int64_t>(most_threads, pieces), [&](std::int64_t) {
+      for (std::int64_t i = next++; i < pieces; i = next++) with_piece(p.count, i, update);
+    });
+  }
+  void weights_of_master(const float* master, bf16* weight, std::int64_t count) override {
+    for_pieces(count, [&](std::int64_t at, std::int64_t n) { weights_dispatched(isa_, master + at, weight + at, n); });
+  }
+  void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count) override {
+    for_pieces(count, [&](std::int64_t at, std::int64_t n) {
+      accumulate_dispatched(isa_, sum + at, gradient + at, first, n);
+    });
+  }
+  void round(const float* sum, bf16* gradient, std::int64_t count) override {
+    for_pieces(count, [&](std::int64_t at, std::int64_t n) { round_dispatched(isa_, sum + at, gradient + at, n); });
+  }
+  void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) override {
+    for_pieces(count, [&](std::int64_t at, std::int64_t n) {
+      norm_blocks_dispatched(isa_, gradient + at, n, partial + at / layout_quantum);
+    });
+  }
+  Parallel& parallel() noexcept override { return *parallel_; }
+
+ private:
+  template <class Body>
+  void for_pieces(std::int64_t count, const Body& body) {
+    parallel_->run(pieces_of(count), [&](std::int64_t i) { with_piece(count, i, body); });
+  }
+  template <class Body>
+  static void with_piece(std::int64_t count, std::int64_t i, const Body& body) {
+    const std::int64_t at = i * elements_at_once;
+    body(at, std::min(elements_at_once, count - at));
+  }
+
+  std::shared_ptr<Parallel> parallel_;
+  Isa isa_ = best_isa();
+};
+
+}  // namespace
+
+std::unique_ptr<UpdateKernels> make_host_update_kernels(std::shared_ptr<Parallel> parallel) {
+  return std::make_unique<HostUpdateKernels>(std::move(parallel));
+}
+
+void adamw_with(Isa isa, const AdamPiece& piece, const AdamCoefficients& c) {
+  require_supported(isa);
+  checks::adamw(piece);
+  adamw_dispatched(isa, piece, c);
+}
+void norm_blocks_with(Isa isa, const bf16* gradient, std::int64_t count, double* partial) {
+  require_supported(isa);
+  norm_blocks_dispatched(isa, gradient, count, partial);
+}
+void weights_of_master_with(Isa isa, const float* master, bf16* weight, std::int64_t count) {
+  require_supported(isa);
+  weights_dispatched(isa, master, weight, count);
+}
+void accumulate_with(Isa isa, float* sum, const bf16* gradient, bool first, std::int64_t count) {
+  require_supported(isa);
+  accumulate_dispatched(isa, sum, gradient, first, count);
+}
+void round_with(Isa isa, const float* sum, bf16* gradient, std::int64_t count) {
+  require_supported(isa);
+  round_dispatched(isa, sum, gradient, count);
+}
+
+}  // namespace tandem

@@ -1,0 +1,122 @@
+#include "models/transformer/activations.hpp"
+
+#include <algorithm>
+
+#include "models/transformer/input_store.hpp"
+
+namespace tandem {
+namespace {
+
+struct Taker {
+  const ModelConfig& config;
+  const RunShape& shape;
+  std::int64_t tokens;
+
+  TensorView stream(Carver& carver) const { return carver.take(shape.compute, {tokens, config.width}); }
+
+  void take_batches(Carver& carver, Activations& a) const {
+    for (std::int64_t i = 0; i < shape.micro_batches; ++i) {
+      MicroBatch& micro = a.micro.emplace_back();
+      micro.tokens = carver.take(DType::i32, {shape.batch, shape.sequence});
+      micro.targets = carver.take(DType::i32, {shape.batch, shape.sequence});
+      micro.losses = carver.take(DType::f32, {tokens});
+    }
+  }
+
+  void take_normed(Carver& carver, Activations& a) const {
+    for (MicroBatch& micro : a.micro) micro.normed = stream(carver);
+  }
+
+  /// What a tied table's gradient is made of where it is made last, and what waits for the embedding where it is not.
+  void take_for_the_table(Carver& carver, Activations& a) const {
+    const bool last = makes_table_last(config, shape);
+    for (MicroBatch& micro : a.micro) {
+      if (last) micro.head_input = stream(carver);
+      if (!last && has_token_rows()) micro.token_rows = carver.take(DType::f32, {tokens, config.width});
+    }
+  }
+
+  /// Made last, one serves all micro-batches.
+  void take_token_rows(Carver& carver, Activations& a) const {
+    if (!makes_table_last(config, shape) || !has_token_rows()) return;
+    const TensorView rows = carver.take(DType::f32, {tokens, config.width});
+    for (MicroBatch& micro : a.micro) micro.token_rows = rows;
+  }
+
+  bool has_token_rows() const { return config.tied_head && ends_gradient(config, shape) == DType::bf16; }
+
+  void take_statistics(Carver& carver, Activations& a) const {
+    a.mean = carver.take(DType::f32, {tokens});
+    a.rstd = carver.take(DType::f32, {tokens});
+  }
+
+  /// The head needs its gradient only in training, logits only without.
+  void take_head_buffers(Carver& carver, Activations& a) const {
+    if (!shape.training) take_normed(carver, a);
+    const auto gradient = [&] {
+      if (shape.training) a.dnormed = stream(carver);
+    };
+    const auto logits = [&] { a.logits = carver.take(DType::f32, {1, config.vocabulary}); };
+    carver.overlay(gradient, logits);
+  }
+
+  void take_inputs(Carver& carver, Activations& a) const {
+    const auto at_once = static_cast<std::size_t>(shape.micro_batches);
+    const std::size_t all = (static_cast<std::size_t>(config.layers) + 1) * at_once;
+    std::size_t count = shape.training ? all : 2;
+    if (shape.offload_inputs) count = std::min(count, InputStore::ring(at_once));
+    for (std::size_t i = 0; i < count; ++i) a.inputs.push_back(stream(carver));
+  }
+};
+
+TensorView raw(Carver& carver, std::size_t bytes) {
+  return carver.take(DType::f32, {static_cast<std::int64_t>(align_up(bytes) / sizeof(float))});
+}
+
+}  // namespace
+
+std::int64_t kept_blocks(const ModelConfig& config, const RunShape& shape) noexcept {
+  return shape.training ? config.layers - shape.recomputed_blocks : 0;
+}
+
+bool keeps_selectively(const ModelConfig& config, const RunShape& shape) noexcept {
+  return shape.selective && kept_blocks(config, shape) > 0;
+}
+
+Activations take_activations(const ModelConfig& config, const RunShape& shape, const OpsNeeds& ops,
+                             ActivationRows& rows) {
+  const Taker taker{config, shape, shape.batch * shape.sequence};
+  Activations a;
+  RunShape of_block = shape;
+  of_block.selective = keeps_selectively(config, shape);
+  a.block = make_block(config, of_block, ops.repeats_gelu);
+  a.block->take_tables(rows.tables);
+  taker.take_batches(rows.batch, a);
+  taker.take_inputs(shape.training ? rows.kept : rows.workspace, a);
+  if (shape.training) {
+    const auto all = static_cast<std::size_t>((config.layers + 1) * shape.micro_batches);
+    rows.offloaded_bytes = InputStore::host_bytes(a.inputs.size(), all, a.inputs.front().bytes());
+  }
+  taker.take_statistics(rows.workspace, a);
+  if (shape.training) {
+    taker.take_normed(rows.workspace, a);
+    taker.take_for_the_table(rows.kept, a);
+  }
+  const std::int64_t kept = kept_blocks(config, shape) * shape.micro_batches;
+  // While a block is at work, embedding and head are not.
+  const auto block = [&] {
+    a.block->take_shared(rows.workspace);
+    for (std::int64_t i = 0; i < kept; ++i) a.block->take_buffers(rows.kept);
+    if (kept == 0) a.block->take_buffers(rows.workspace);
+    a.block_scratch = raw(rows.workspace, ops.block_scratch);
+  };
+  const auto ends = [&] {
+    taker.take_head_buffers(rows.workspace, a);
+    if (shape.training) taker.take_token_rows(rows.workspace, a);
+    a.ends_scratch = raw(rows.workspace, ops.ends_scratch);
+  };
+  rows.workspace.overlay(block, ends);
+  return a;
+}
+
+}  // namespace tandem

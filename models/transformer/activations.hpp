@@ -1,0 +1,59 @@
+#pragma once
+// A run's own device memory: which buffers there are, and which share their place. See docs/models.md for
+// the sizes.
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "core/memory/carver.hpp"
+#include "models/transformer/block.hpp"
+#include "models/transformer/transformer.hpp"
+
+namespace tandem {
+
+/// Rows of the memory plan, each carved on its own.
+struct ActivationRows {
+  Carver batch;      ///< tokens, targets, losses
+  Carver kept;       ///< what lies between forward and backward
+  Carver workspace;  ///< what only one block, or only the head, works with: buffers and scratch of the ops
+  Carver tables;     ///< constants
+  std::size_t offloaded_bytes = 0;  ///< on the host: inputs that do not stay
+};
+
+/// What buffers depend on of the ops that work on them.
+struct OpsNeeds {
+  std::size_t block_scratch = 0;  ///< bytes that a block's calls ask for
+  std::size_t ends_scratch = 0;   ///< those of embedding and head, where the vocabulary counts
+  bool repeats_gelu = true;       ///< as Ops says
+};
+
+/// What each micro-batch that is kept at once has for itself.
+struct MicroBatch {
+  TensorView tokens, targets;  ///< (B, T) i32
+  TensorView losses;           ///< (N) f32
+  TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
+  TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, before the embedding's part
+  TensorView head_input;       ///< (N, C) or empty: the head's normalised input, where makes_table_last()
+};
+
+struct Activations {
+  std::vector<MicroBatch> micro;
+  std::vector<TensorView> inputs;  ///< (N, C): slots for the inputs of each block and of the head
+  TensorView mean, rstd;           ///< (N) f32, of the head's norm
+  TensorView dnormed;              ///< (N, C): gradient of `normed`
+  TensorView logits;               ///< (1, V) f32
+  TensorView block_scratch;        ///< lent to the ops while they work for a block
+  TensorView ends_scratch;         ///< and for embedding and head
+  std::unique_ptr<Block> block;
+};
+
+/// How many of the last blocks keep their buffers from forward to backward.
+std::int64_t kept_blocks(const ModelConfig& config, const RunShape& shape) noexcept;
+/// Whether those keep only some, and share the others.
+bool keeps_selectively(const ModelConfig& config, const RunShape& shape) noexcept;
+
+/// Takes everything that a run of this shape needs. Measures where the rows have no memory.
+Activations take_activations(const ModelConfig& config, const RunShape& shape, const OpsNeeds& ops,
+                             ActivationRows& rows);
+
+}  // namespace tandem

@@ -1,0 +1,76 @@
+#pragma once
+// One transformer block, forward and backward, over the ops of a device. A block knows its buffers and
+// its mathematics; which layer it stands for, it learns with each call.
+#include <cstddef>
+#include <memory>
+#include <string_view>
+
+#include "core/device/device.hpp"
+#include "core/memory/carver.hpp"
+#include "core/ops/ops.hpp"
+#include "core/params/parameter_access.hpp"
+#include "models/transformer/transformer.hpp"
+
+namespace tandem {
+
+/// What a call of a block works on and with. Views are (N, C) in the compute type.
+struct BlockForward {
+  Ops& ops;
+  StreamView stream;
+  const WeightsGuard& weights;
+  std::int64_t layer = 0;  ///< of blocks
+  TensorView x;            ///< read
+  TensorView y;            ///< written; empty: only what backward needs is computed
+};
+
+struct BlockBackward {
+  Ops& ops;
+  StreamView stream;
+  const WeightsGuard& weights;
+  const GradientsGuard& gradients;
+  std::int64_t layer = 0;  ///< of blocks
+  TensorView x;            ///< the input of forward
+  TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
+};
+
+class Block {
+ public:
+  Block() = default;
+  virtual ~Block() = default;
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+
+  /// Before any set of buffers: takes what all of them share, once. Of a selective shape what is not kept is.
+  virtual void take_shared(Carver& carver) = 0;
+  /// Takes one more set of buffers, `slot` 0, 1, ...: what lies between forward and backward of a layer.
+  virtual void take_buffers(Carver& carver) = 0;
+  /// Takes constant tables.
+  virtual void take_tables(Carver&) {}
+  /// Writes them. Blocks until done.
+  virtual void write_tables(Device&, StreamView) {}
+
+  /// Asynchronous. Leaves in `slot` what backward needs (where the run trains).
+  virtual void forward(const BlockForward& call, std::size_t slot) = 0;
+  /// Asynchronous. Of a selective shape, where another slot's forward or backward came between: makes what `slot`
+  /// lacks, by forward's operations on forward's values, and so to its bits. `call.y` is not written.
+  virtual void complete(const BlockForward& call, std::size_t slot) = 0;
+  /// Asynchronous. Adds to the gradients; the contents of `slot` are lost.
+  virtual void backward(const BlockBackward& call, std::size_t slot) = 0;
+};
+
+/// A block of the config's family. Arguments are copied. `repeats_gelu`: what the ops say.
+std::unique_ptr<Block> make_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu);
+std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu);
+std::unique_ptr<Block> make_llama_block(const ModelConfig& config, const RunShape& shape);
+
+/// A guard's bias of that name, or an empty view where the layer has none.
+template <class Guard>
+TensorView bias_of(bool has, const Guard& guard, std::string_view name) {
+  return has ? guard[name] : TensorView{};
+}
+
+/// A linear layer's parameter gradients, left out where all of them are frozen.
+void add_linear_gradients(const BlockBackward& call, TensorView dy, TensorView x, TensorView dweight,
+                          TensorView dbias = {});
+
+}  // namespace tandem

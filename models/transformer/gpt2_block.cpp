@@ -1,0 +1,196 @@
+// GPT-2 (Radford et al. 2019): x1 = x + proj(attention(ln_1(x))), y = x1 + c_proj(gelu(c_fc(ln_2(x1)))).
+#include <cmath>
+#include <vector>
+
+#include "models/transformer/block.hpp"
+
+namespace tandem {
+namespace {
+
+/// Buffers of one block. In backward, gradients take the place of what they have used up. Those with a star are the
+/// same of all blocks in a selective shape, `act` only where ops can make it again.
+struct Gpt2Buffers {
+  TensorView mean1, rstd1, mean2, rstd2;  ///< (N) f32
+  TensorView ln1;                         ///< * (N, C); backward: dln1
+  TensorView qkv;                         ///< (N, 3C)
+  TensorView lse;                         ///< (B, H, T) f32
+  TensorView att;                         ///< (N, C)
+  TensorView x1;                          ///< (N, C)
+  TensorView ln2;                         ///< * (N, C); backward: dln2, then datt
+  TensorView up;                          ///< (N, F); c_fc's output
+  TensorView act;                         ///< * (N, F); backward: its gradient and up's
+  TensorView dqkv;                        ///< (N, 3C), over up and, where it is not shared, act
+};
+
+class Gpt2Block final : public Block {
+ public:
+  Gpt2Block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu)
+      : shape_(shape),
+        shares_act_(shape.selective && repeats_gelu),
+        tokens_(shape.batch * shape.sequence),
+        width_(config.width),
+        ffn_(config.ffn),
+        eps_(static_cast<float>(config.norm_eps)),
+        attention_{.batch = shape.batch,
+                   .sequence = shape.sequence,
+                   .heads = config.heads,
+                   .kv_heads = config.heads,
+                   .head_dim = config.head_dim,
+                   .scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(config.head_dim)))} {}
+
+  void take_shared(Carver& carver) override;
+  void take_buffers(Carver& carver) override;
+  void forward(const BlockForward& call, std::size_t slot) override;
+  void complete(const BlockForward& call, std::size_t slot) override;
+  void backward(const BlockBackward& call, std::size_t slot) override;
+
+ private:
+  void take_statistics(Carver& carver, Gpt2Buffers& b) const;
+  void take_attention(Carver& carver, Gpt2Buffers& b) const;
+  void take_mlp(Carver& carver, Gpt2Buffers& b) const;
+  void normalize_input(const BlockForward& call, const Gpt2Buffers& b) const;
+  void normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const;
+  void mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
+  void attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const;
+
+  TensorView activation(Carver& carver, std::int64_t width) const {
+    return carver.take(shape_.compute, {tokens_, width});
+  }
+  /// Third `part` (query, key, value) of a (N, 3C) buffer.
+  HeadsView third(TensorView qkv, std::int64_t part) const {
+    const auto offset = static_cast<std::size_t>(part * width_) * size_of(qkv.dtype);
+    return {static_cast<std::byte*>(qkv.data) + offset, qkv.dtype, 3 * width_};
+  }
+  /// As (B, T, C).
+  TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, width_}); }
+
+  RunShape shape_;
+  bool shares_act_;
+  std::int64_t tokens_;
+  std::int64_t width_;
+  std::int64_t ffn_;
+  float eps_;
+  AttentionShape attention_;
+  Gpt2Buffers shared_;  ///< of a selective shape: those with a star
+  std::vector<Gpt2Buffers> slots_;
+};
+
+void Gpt2Block::take_shared(Carver& carver) {
+  if (!shape_.selective) return;
+  shared_.ln1 = activation(carver, width_);
+  shared_.ln2 = activation(carver, width_);
+  if (shares_act_) shared_.act = activation(carver, ffn_);
+}
+
+void Gpt2Block::take_statistics(Carver& carver, Gpt2Buffers& b) const {
+  for (TensorView* statistic : {&b.mean1, &b.rstd1, &b.mean2, &b.rstd2}) {
+    *statistic = carver.take(DType::f32, {tokens_});
+  }
+  if (shape_.training) b.lse = carver.take(DType::f32, {shape_.batch, attention_.heads, shape_.sequence});
+}
+
+void Gpt2Block::take_attention(Carver& carver, Gpt2Buffers& b) const {
+  if (!shape_.selective) b.ln1 = activation(carver, width_);
+  b.qkv = activation(carver, 3 * width_);
+  b.att = activation(carver, width_);
+}
+
+void Gpt2Block::take_mlp(Carver& carver, Gpt2Buffers& b) const {
+  if (!shape_.selective) b.ln2 = activation(carver, width_);
+  const auto forward = [&] {
+    b.up = activation(carver, ffn_);
+    if (!shares_act_) b.act = activation(carver, ffn_);
+  };
+  const auto backward = [&] {
+    if (shape_.training) b.dqkv = activation(carver, 3 * width_);
+  };
+  carver.overlay(forward, backward);
+}
+
+void Gpt2Block::take_buffers(Carver& carver) {
+  Gpt2Buffers b = shared_;
+  take_statistics(carver, b);
+  b.x1 = activation(carver, width_);
+  const auto attention = [&] { take_attention(carver, b); };
+  const auto mlp = [&] { take_mlp(carver, b); };
+  if (shape_.training) {
+    attention();
+    mlp();
+  } else {
+    carver.overlay(attention, mlp);
+  }
+  slots_.push_back(b);
+}
+
+void Gpt2Block::normalize_input(const BlockForward& call, const Gpt2Buffers& b) const {
+  const WeightsGuard& w = call.weights;
+  call.ops.layer_norm(call.x, w["ln_1.weight"], w["ln_1.bias"], b.ln1, b.mean1, b.rstd1, eps_, call.stream);
+}
+
+void Gpt2Block::normalize_middle(const BlockForward& call, const Gpt2Buffers& b) const {
+  const WeightsGuard& w = call.weights;
+  call.ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, call.stream);
+}
+
+void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
+  const Gpt2Buffers& b = slots_.at(slot);
+  const WeightsGuard& w = call.weights;
+  Ops& ops = call.ops;
+  const StreamView s = call.stream;
+  normalize_input(call, b);
+  ops.linear(b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv, s);
+  ops.attention(third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att), b.lse, attention_, s);
+  ops.linear_add(b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1, s);
+  normalize_middle(call, b);
+  ops.linear_gelu(b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act, s);
+  if (!call.y) return;
+  ops.linear_add(b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y, s);
+}
+
+void Gpt2Block::complete(const BlockForward& call, std::size_t slot) {
+  const Gpt2Buffers& b = slots_.at(slot);
+  normalize_input(call, b);
+  normalize_middle(call, b);
+  if (shares_act_) call.ops.gelu(b.up, b.act, call.stream);
+}
+
+void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
+  const Gpt2Buffers& b = slots_.at(slot);
+  mlp_backward(call, b);
+  attention_backward(call, b);
+}
+
+/// `dy` becomes the gradient of x1.
+void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
+  const auto& [ops, s, w, g, layer, x, dy] = call;
+  add_linear_gradients(call, dy, b.act, g["mlp.c_proj.weight"], g["mlp.c_proj.bias"]);
+  const TensorView dup = b.act;
+  ops.linear_gelu_backward_input(dy, w["mlp.c_proj.weight"], b.up, dup, s);
+  add_linear_gradients(call, dup, b.ln2, g["mlp.c_fc.weight"], g["mlp.c_fc.bias"]);
+  const TensorView dln2 = b.ln2;
+  ops.linear_backward_input(dup, w["mlp.c_fc.weight"], dln2, false, s);
+  ops.layer_norm_backward(dln2, b.x1, w["ln_2.weight"], b.mean2, b.rstd2, dy, true, g["ln_2.weight"], g["ln_2.bias"],
+                          s);
+}
+
+/// `dy`, the gradient of x1, becomes the gradient of x.
+void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
+  const auto& [ops, s, w, g, layer, x, dy] = call;
+  add_linear_gradients(call, dy, b.att, g["attn.c_proj.weight"], g["attn.c_proj.bias"]);
+  const TensorView datt = b.ln2;
+  ops.linear_backward_input(dy, w["attn.c_proj.weight"], datt, false, s);
+  ops.attention_backward(by_sequence(datt), third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att),
+                         b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention_, s);
+  add_linear_gradients(call, b.dqkv, b.ln1, g["attn.c_attn.weight"], g["attn.c_attn.bias"]);
+  const TensorView dln1 = b.ln1;
+  ops.linear_backward_input(b.dqkv, w["attn.c_attn.weight"], dln1, false, s);
+  ops.layer_norm_backward(dln1, x, w["ln_1.weight"], b.mean1, b.rstd1, dy, true, g["ln_1.weight"], g["ln_1.bias"], s);
+}
+
+}  // namespace
+
+std::unique_ptr<Block> make_gpt2_block(const ModelConfig& config, const RunShape& shape, bool repeats_gelu) {
+  return std::make_unique<Gpt2Block>(config, shape, repeats_gelu);
+}
+
+}  // namespace tandem

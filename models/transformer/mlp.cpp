@@ -1,0 +1,171 @@
+#include "models/transformer/mlp.hpp"
+
+namespace tandem {
+namespace {
+
+class DenseMlp final : public Mlp {
+ public:
+  DenseMlp(const ModelConfig& config, const RunShape& shape)
+      : tokens_(shape.batch * shape.sequence),
+        ffn_(config.ffn),
+        compute_(shape.compute),
+        gelu_(config.gate == Gate::gelu),
+        selective_(shape.selective),
+        biased_(config.mlp_bias) {}
+
+  void take_shared(Carver& carver, MlpBuffers& b) const override {
+    if (selective_) b.act = activation(carver);
+  }
+  void take(Carver& carver, MlpBuffers& b) const override {
+    b.gate = activation(carver);
+    b.up = activation(carver);
+    if (!selective_) b.act = activation(carver);
+  }
+  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const override {
+    const WeightsGuard& w = call.weights;
+    call.ops.linear(x, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate, call.stream);
+    call.ops.linear(x, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up, call.stream);
+    activate(call, b);
+  }
+  void activate(const BlockForward& call, const MlpBuffers& b) const override {
+    if (gelu_) return call.ops.geglu(b.gate, b.up, b.act, call.stream);
+    call.ops.swiglu(b.gate, b.up, b.act, call.stream);
+  }
+  void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const override {
+    const TensorView weight = call.weights["mlp.down_proj.weight"];
+    const TensorView down_bias = bias_of(biased_, call.weights, "mlp.down_proj.bias");
+    if (residual) return call.ops.linear_add(b.act, weight, down_bias, residual, y, call.stream);
+    call.ops.linear(b.act, weight, down_bias, y, call.stream);
+  }
+  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
+                bool accumulate) const override;
+
+ private:
+  TensorView activation(Carver& carver) const { return carver.take(compute_, {tokens_, ffn_}); }
+
+  std::int64_t tokens_, ffn_;
+  DType compute_;
+  bool gelu_, selective_, biased_;
+};
+
+void DenseMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
+                        bool accumulate) const {
+  Ops& ops = call.ops;
+  const StreamView s = call.stream;
+  const WeightsGuard& w = call.weights;
+  const GradientsGuard& g = call.gradients;
+  add_linear_gradients(call, dy, b.act, g["mlp.down_proj.weight"], bias_of(biased_, g, "mlp.down_proj.bias"));
+  const TensorView dact = b.act, dgate = b.gate, dup = b.up;
+  ops.linear_backward_input(dy, w["mlp.down_proj.weight"], dact, false, s);
+  if (gelu_) {
+    ops.geglu_backward(dact, b.gate, b.up, dgate, dup, s);
+  } else {
+    ops.swiglu_backward(dact, b.gate, b.up, dgate, dup, s);
+  }
+  add_linear_gradients(call, dgate, x, g["mlp.gate_proj.weight"], bias_of(biased_, g, "mlp.gate_proj.bias"));
+  add_linear_gradients(call, dup, x, g["mlp.up_proj.weight"], bias_of(biased_, g, "mlp.up_proj.bias"));
+  ops.linear_backward_input(dgate, w["mlp.gate_proj.weight"], dx, accumulate, s);
+  ops.linear_backward_input(dup, w["mlp.up_proj.weight"], dx, true, s);
+}
+
+/// Shazeer et al., arXiv 1701.06538, with the router of Mixtral (arXiv 2401.04088) and OLMoE (arXiv 2409.02060): the
+/// sum over the experts that a token takes of share * down(silu(gate) * up). The share multiplies the activation, not
+/// what down makes of it, which so need not be kept for the share's gradient.
+class ExpertMlp final : public Mlp {
+ public:
+  ExpertMlp(const ModelConfig& config, const RunShape& shape)
+      : tokens_(shape.batch * shape.sequence),
+        rows_(tokens_ * config.chosen_experts),
+        width_(config.width),
+        ffn_(config.ffn),
+        experts_(config.experts),
+        choices_(config.chosen_experts),
+        compute_(shape.compute),
+        selective_(shape.selective),
+        training_(shape.training),
+        normalized_(config.normalized_weights) {}
+
+  void take_shared(Carver& carver, MlpBuffers& b) const override {
+    if (selective_) b.act = activation(carver);
+    b.rows = carver.take(compute_, {rows_, width_});
+    if (!training_) return;
+    b.dlogits = carver.take(compute_, {tokens_, experts_});
+    b.drouting_weights = carver.take(DType::f32, {tokens_, choices_});
+  }
+  void take(Carver& carver, MlpBuffers& b) const override {
+    b.logits = carver.take(DType::f32, {tokens_, experts_});
+    b.routing = {.experts = carver.take(DType::i32, {tokens_, choices_}),
+                 .weights = carver.take(DType::f32, {tokens_, choices_}),
+                 .begins = carver.take(DType::i32, {experts_ + 1}),
+                 .slots = carver.take(DType::i32, {rows_}),
+                 .rows = carver.take(DType::i32, {tokens_, choices_})};
+    b.gate = activation(carver);
+    b.up = activation(carver);
+    if (!selective_) b.act = activation(carver);
+  }
+  void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const override;
+  void activate(const BlockForward& call, const MlpBuffers& b) const override {
+    call.ops.expert_swiglu(b.gate, b.up, b.routing, b.act, call.stream);
+  }
+  void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const override {
+    call.ops.expert_linear({b.act}, call.weights["mlp.experts.down_proj.weight"], b.routing, b.rows, call.stream);
+    call.ops.sum_rows(b.rows, b.routing, residual, y, call.stream);
+  }
+  void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
+                bool accumulate) const override;
+
+ private:
+  TensorView activation(Carver& carver) const { return carver.take(compute_, {rows_, ffn_}); }
+
+  std::int64_t tokens_, rows_, width_, ffn_, experts_, choices_;
+  DType compute_;
+  bool selective_, training_, normalized_;
+};
+
+void ExpertMlp::forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const {
+  Ops& ops = call.ops;
+  const StreamView s = call.stream;
+  const WeightsGuard& w = call.weights;
+  const RowValues input{x, /*of_tokens=*/true};
+  ops.linear(x, w["mlp.gate.weight"], {}, b.logits, s);
+  ops.route(b.logits, normalized_, b.routing, s);
+  ops.expert_linear(input, w["mlp.experts.gate_proj.weight"], b.routing, b.gate, s);
+  ops.expert_linear(input, w["mlp.experts.up_proj.weight"], b.routing, b.up, s);
+  activate(call, b);
+}
+
+/// The gradients of a projection of all experts, left out where it is frozen.
+void add_expert_gradients(const BlockBackward& call, RowValues dy, RowValues x, const Routing& routing,
+                          std::string_view name) {
+  const TensorView dweight = call.gradients[name];
+  if (dweight) call.ops.expert_backward_weight(dy, x, routing, dweight, call.stream);
+}
+
+void ExpertMlp::backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
+                         bool accumulate) const {
+  Ops& ops = call.ops;
+  const StreamView s = call.stream;
+  const WeightsGuard& w = call.weights;
+  const RowValues input{x, /*of_tokens=*/true}, dresult{dy, /*of_tokens=*/true};
+  add_expert_gradients(call, dresult, {b.act}, b.routing, "mlp.experts.down_proj.weight");
+  const TensorView dact = b.act, dgate = b.gate, dup = b.up;
+  ops.expert_backward_input(dresult, w["mlp.experts.down_proj.weight"], b.routing, dact, false, s);
+  ops.expert_swiglu_backward(dact, b.gate, b.up, b.routing, dgate, dup, b.drouting_weights, s);
+  add_expert_gradients(call, {dgate}, input, b.routing, "mlp.experts.gate_proj.weight");
+  add_expert_gradients(call, {dup}, input, b.routing, "mlp.experts.up_proj.weight");
+  ops.route_backward(b.drouting_weights, b.logits, normalized_, b.routing, b.dlogits, s);
+  add_linear_gradients(call, b.dlogits, x, call.gradients["mlp.gate.weight"]);
+  ops.expert_backward_input({dgate}, w["mlp.experts.gate_proj.weight"], b.routing, b.rows, false, s);
+  ops.expert_backward_input({dup}, w["mlp.experts.up_proj.weight"], b.routing, b.rows, true, s);
+  ops.sum_rows(b.rows, b.routing, accumulate ? dx : TensorView{}, dx, s);
+  ops.linear_backward_input(b.dlogits, w["mlp.gate.weight"], dx, true, s);
+}
+
+}  // namespace
+
+std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape) {
+  if (config.experts > 0) return std::make_unique<ExpertMlp>(config, shape);
+  return std::make_unique<DenseMlp>(config, shape);
+}
+
+}  // namespace tandem

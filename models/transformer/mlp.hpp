@@ -1,0 +1,51 @@
+#pragma once
+// The MLP of a block of the Llama family: down(silu(gate) * up), or with GELU in place of SiLU, once, or of experts of
+// which every token takes some.
+#include <memory>
+
+#include "core/memory/carver.hpp"
+#include "models/transformer/block.hpp"
+
+namespace tandem {
+
+/// R is N, or N K with experts: of each token as many rows as it has experts. In backward, gradients take the place of
+/// what they have used up.
+struct MlpBuffers {
+  TensorView gate, up;  ///< (R, F); backward: their gradients
+  TensorView act;       ///< (R, F), of all blocks in a selective shape; backward: its gradient
+  TensorView logits;    ///< (N, E) f32, of the experts
+  Routing routing;
+  // Of all blocks, in use within a call.
+  TensorView rows;              ///< (N K, C): what experts made, or the gradients of what they read
+  TensorView dlogits;           ///< (N, E)
+  TensorView drouting_weights;  ///< (N, K) f32
+};
+
+class Mlp {
+ public:
+  Mlp() = default;
+  virtual ~Mlp() = default;
+  Mlp(const Mlp&) = delete;
+  Mlp& operator=(const Mlp&) = delete;
+
+  /// As Block::take_shared.
+  virtual void take_shared(Carver& carver, MlpBuffers& b) const = 0;
+  /// What lies between forward and backward, into a copy of what take_shared() took.
+  virtual void take(Carver& carver, MlpBuffers& b) const = 0;
+
+  /// Up to the activation, of x (N, C).
+  virtual void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const = 0;
+  /// The activation alone, again.
+  virtual void activate(const BlockForward& call, const MlpBuffers& b) const = 0;
+  /// y (N, C) = the MLP's result, after forward(); plus `residual` where that is not empty.
+  virtual void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const = 0;
+  /// From dy, the gradient of the result, to dx, that of x, which is written or, where `accumulate`, added to. dx
+  /// may take the place of x. Adds to the gradients of the weights.
+  virtual void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
+                        bool accumulate) const = 0;
+};
+
+/// As the config has it. Arguments are copied.
+std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape);
+
+}  // namespace tandem

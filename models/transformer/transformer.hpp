@@ -1,0 +1,143 @@
+#pragma once
+// Decoder-only transformers of the GPT-2 and Llama families over the ops of a device, forward and
+// hand-written backward. A client of `ParameterAccess` like any other: it fetches each layer's weights
+// when it needs them and commits each layer's gradients when they are complete.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/device/device.hpp"
+#include "core/host/parallel.hpp"
+#include "core/ops/ops.hpp"
+#include "core/params/parameter_access.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "models/config/config.hpp"
+#include "models/transformer/input_store.hpp"
+
+namespace tandem {
+
+/// Layers, in forward order: the embedding, each block, the head (final norm and output weight). With a
+/// tied head the output weight is tied to the token embedding. All weights (O, I), whatever the family. `products`: the
+/// type of those gradients that are one matrix product, the weights' of the linear layers in blocks; `ends`: of those
+/// of the token embedding and the output weight, as ends_gradient() has it.
+ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf16, DType ends = DType::f32);
+
+/// How a Hugging Face tensor corresponds to a parameter. Parameters that share a tensor come one after another in the
+/// layout, in the order of their rows. The weights of all experts, (E, O, I), are one parameter and E tensors.
+struct HfTensor {
+  std::string name;            ///< "transformer.h.0.attn.c_attn.weight", "model.layers.0.mlp.up_proj.weight"
+  bool transposed = false;     ///< stored (I, O): GPT-2's Conv1D weights
+  std::int64_t first_row = 0;  ///< of the tensor's, that is the parameter's first: of Phi-3's fused projections
+  std::int64_t rows = 0;       ///< of the tensor
+};
+/// Of how many tensors, each an equal part of it, a parameter consists: of one, unless it is of experts.
+std::int64_t hf_tensor_count(const Parameter& parameter) noexcept;
+/// Of `index` of those, in their order.
+HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std::int64_t index = 0);
+
+/// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),
+/// residual projections scaled by 1 / sqrt(2 layers), norms 1, biases 0. A function of seed, the parameter's full name
+/// and index alone (counter-based), so that it does not depend on order, pieces or threads. Blocks, on `threads`; null:
+/// on the caller's own.
+void initialize_parameter(const ModelConfig& config, const Parameter& parameter, std::uint64_t seed, std::int64_t first,
+                          std::span<float> values, Parallel* threads = nullptr);
+
+/// Tokens that a run may keep at once, in all its micro-batches: far above any, low enough that no buffer's size
+/// overflows 64 bits.
+constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
+
+/// The shapes of one run; all memory is booked from them.
+struct RunShape {
+  std::int64_t batch = 1;              ///< B, sequences of a micro-batch
+  std::int64_t sequence = 1;           ///< T
+  std::int64_t micro_batches = 1;      ///< kept at once: those that one call of `train` takes through each layer
+  DType compute = DType::f32;          ///< of activations
+  std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
+  bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
+  bool training = true;         ///< false: forward only, nothing is kept
+  bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
+};
+
+/// The type of the gradients of token embedding and output weight for a shape's micro-batches: bf16, written whole,
+/// where the gradients of all their logits take no more memory than that saves, and where a single sequence is so long
+/// that they take more, and the weights are two; else f32. Where both are one table, the head writes all of it, and the
+/// embedding the rows of its tokens once more, which are summed in f32.
+DType ends_gradient(const ModelConfig& config, const RunShape& shape) noexcept;
+/// Of an output weight's gradient in bf16 the rows that are written at once: all, or, of more tokens, so many that the
+/// gradients of their logits take half of what that saves, no more than 256 MiB; then all logits are made once more.
+/// HeadLoss::rows_at_once.
+std::int64_t head_rows_at_once(const ModelConfig& config, const RunShape& shape) noexcept;
+
+/// Whether all of a tied table's gradient is made in the embedding's visit of backward, for which the head's logits are
+/// computed once more, to the same bits: so with several micro-batches at once, whose gradients would else all wait for
+/// it. The engine's OffloadOptions::owners_make_gradients is to say the same.
+bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept;
+
+/// What becomes of activations until backward: "kept", "selectively recomputed", "8 of 24 blocks recomputed", the same
+/// with
+/// ", others selectively", "recomputed", "recomputed, inputs offloaded".
+std::string activations_of(const ModelConfig& config, const RunShape& shape);
+
+/// One row of the model's own memory, for the plan.
+struct ActivationEntry {
+  std::string name;  ///< "batch", "activations, kept", "activations, offloaded", "workspace", "tables"
+  std::size_t bytes = 0;
+  Place place = Place::device;
+};
+
+class Transformer {
+ public:
+  Transformer(ModelConfig config, RunShape shape);
+  ~Transformer();
+  Transformer(const Transformer&) = delete;
+  Transformer& operator=(const Transformer&) = delete;
+
+  const ModelConfig& config() const noexcept;
+  const RunShape& shape() const noexcept;
+
+  /// What `bind` will carve, row by row, each aligned to `arena_alignment`; allocates nothing. `ops` is
+  /// asked for its workspace.
+  std::vector<ActivationEntry> memory(const OpsRules& ops) const;
+  /// Carves its buffers from `arena` (memory of `device`, at least the device's sum of `memory()`), allocates
+  /// the pinned rows, writes constant tables through `stream`, lends the workspace to the device's ops. Blocks
+  /// until done. `device` must outlive the model.
+  void bind(Device& device, Arena& arena, StreamView stream);
+  /// Lets go of what bind took; blocks until copies of its own are done. Call before the arena's memory goes.
+  void unbind() noexcept;
+
+  /// Of block inputs that wait on the host, since bind.
+  InputTraffic input_traffic() const noexcept;
+
+  /// Device buffers (B, T) i32 of micro-batch `micro` that the caller fills (by a copy on the stream of the next call)
+  /// before each call below: input tokens; targets, negative where not a target.
+  TensorView tokens(std::int64_t micro = 0) const;
+  TensorView targets(std::int64_t micro = 0) const;
+  /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
+  TensorView losses(std::int64_t micro = 0) const;
+
+  /// Forward and backward of micro-batches 0 ... n - 1, at most shape().micro_batches; gradients are of
+  /// gradient_scale * sum(losses). Asynchronous on `stream`. Needs shape().training. Fetches layers 0 ... L + 1, then
+  /// L ... 1, and 0 where makes_table_last() and it has a gradient, once each: a guard serves all micro-batches. Asks
+  /// for gradients of L + 1 ... 0, n times in a row each, also where all of a layer is frozen.
+  void train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n = 1);
+  /// Forward of micro-batch 0 with losses; nothing else is kept. Asynchronous.
+  void evaluate(ParameterAccess& parameters, StreamView stream);
+  /// Forward, then logits (V) f32 of position `position` of sequence 0, into device memory that the
+  /// model owns. Asynchronous.
+  TensorView logits(ParameterAccess& parameters, std::int64_t position, StreamView stream);
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// Positions that a token sees on average, itself among them, of a sequence: (T + 1) / 2, or fewer with a window; 0:
+/// none.
+double positions_seen(std::int64_t sequence, std::int64_t window) noexcept;
+/// Forward plus backward model FLOPs per token (matrix products and attention, recompute not counted).
+double training_flops_per_token(const ModelConfig& config, std::int64_t sequence);
+
+}  // namespace tandem

@@ -1,0 +1,149 @@
+#pragma once
+// What work costs on a machine: the one place of every formula that turns bytes, parameters and FLOPs into
+// seconds. The derivations are in docs/performance-model.md.
+#include <array>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "core/params/parameter_layout.hpp"
+#include "scheduler/machine/profile.hpp"
+#include "scheduler/plan/plan.hpp"
+#include "scheduler/tasks/task.hpp"
+
+namespace tandem {
+
+/// What tasks in flight share. `link` is what both ways together may carry, `file` the same of the state's file.
+enum class Resource : std::uint8_t { device, to_device, to_host, link, dram, cores, file };
+constexpr int resource_count = 7;
+/// As reports name what bounds a step: "compute", "host to device", ..., "CPU".
+std::string_view name_of(Resource resource) noexcept;
+
+using ResourceShares = std::array<double, resource_count>;
+
+/// One task alone on the machine: how long it takes, and what share of each resource it holds meanwhile.
+struct TaskCost {
+  double seconds = 0.0;
+  ResourceShares share{};
+};
+
+// -- updates ---------------------------------------------------------------------------------------------
+
+/// What decides how many bytes a path moves.
+struct PathSetting {
+  bool weights_resident = true;    ///< else they live on the host
+  bool gradient_on_device = true;  ///< of a streamed parameter: kept, else it goes to the host and comes back
+  double cpu_kernel_bytes = 28.0;  ///< DRAM bytes of the CPU's kernel in this format
+  StateFormat state = StateFormat::fp32;
+};
+
+/// Bytes for each parameter and step, from when the gradient is complete to when the new weight is in its place: the
+/// table "Bytes of an update" of docs/performance-model.md.
+struct PathBytes {
+  double dram = 0.0;
+  double to_device = 0.0;
+  double to_host = 0.0;
+};
+PathBytes path_bytes(UpdatePath path, const PathSetting& setting) noexcept;
+
+/// A profile, whose updates are of fp32 state, for another format: updates that move as many bytes a second.
+MachineProfile in_format(MachineProfile profile, StateFormat state);
+
+/// Seconds to update `parameters` that live on the host, share `cpu_share` of them on the CPU and the rest
+/// streamed, where the busiest resource alone counts: T(c) = max over resources of a linear function of c.
+/// `profile` in the setting's format (`in_format`).
+double update_seconds(const MachineProfile& profile, const PathSetting& setting, double parameters, double cpu_share);
+/// The cpu_share in [0, 1] that minimises it.
+double best_cpu_share(const MachineProfile& profile, const PathSetting& setting);
+
+/// The published stride model, which has no shared DRAM: every k-th subgroup through the device is best for
+/// k = 1 + (3/b + 1/Ug) / (1/Uc + 1/Dc - 1/(2b)). Rates in parameters a second; `link` in fp32 values a
+/// second one way; `downscale` the CPU's rate of casting weights. Infinite where the CPU keeps pace.
+double published_stride(double link, double device_update, double cpu_update, double downscale) noexcept;
+
+// -- forward and backward ------------------------------------------------------------------------------------
+
+/// Arithmetic of one pass through one layer, for one micro-batch.
+struct PassWork {
+  double matmul_flops = 0.0;
+  double attention_flops = 0.0;
+  double memory_bytes = 0.0;  ///< of memory-bound kernels
+  double kernels = 0.0;       ///< launched
+};
+struct LayerWork {
+  PassWork forward;
+  PassWork backward;  ///< recomputation included
+};
+/// Seconds of a layer for one micro-batch, with nothing else on the device.
+struct LayerSeconds {
+  double forward = 0.0;
+  double backward = 0.0;
+};
+
+/// Layers as nothing but matrix products of `tokens`, those of a micro-batch, with every weight of two dimensions or
+/// more: what is known without the model. Of a table that is only looked up that is too much.
+std::vector<LayerWork> matrix_work(const ParameterLayout& layout, double tokens, bool recompute = false);
+std::vector<LayerSeconds> compute_seconds(const MachineProfile& profile, std::span<const LayerWork> work);
+/// That the device computes in a step of so many micro-batches: no step is shorter.
+double seconds_of_step(std::span<const LayerSeconds> compute, std::int64_t micro_batches) noexcept;
+
+// -- tasks -----------------------------------------------------------------------------------------------
+
+/// Costs of tasks on one machine. Identical devices that share a host and start together each see an equal
+/// part of what is shared, at all times: so one device is modelled, with its part of DRAM and cores.
+class CostModel {
+ public:
+  /// `update_threads`: a plan's (0: all).
+  CostModel(const MachineProfile& profile, StateFormat state, int update_threads = 0);
+
+  /// Of a task of any lane but the caller's. `sums`: several gradients of a layer add up in a step. `pieces`: as so
+  /// many equal tasks, one after another.
+  TaskCost of(const Task& task, bool sums, double pieces = 1.0) const;
+  /// Of the caller's work that takes `seconds` alone.
+  TaskCost compute(double seconds) const;
+  /// Of bytes across the link.
+  TaskCost copy(double bytes, bool to_device) const;
+  /// Of a disk that writes for this share of the time, for as long as it takes.
+  TaskCost writing(double share) const;
+  /// Seconds to write `bytes` of zeros on the device.
+  double zero_seconds(double bytes) const { return bytes / device_bandwidth_; }
+  double step_overhead() const { return step_overhead_; }
+  /// Of the host's cores, where the device is made of them: what its kernels take.
+  double device_core_share() const { return device_core_share_; }
+
+ private:
+  explicit CostModel(const MachineProfile& in_format);
+  TaskCost between_devices(double bytes) const;
+  TaskCost on_device(double seconds, double bytes) const;
+  TaskCost on_cpu(double seconds, double dram_bytes, double core_share) const;
+  TaskCost to_disk(double bytes) const;
+  TaskCost through_file(double bytes, double rate) const;
+  TaskCost of_piece(const Task& task, double count, double bytes, bool sums) const;
+
+  double device_bandwidth_;
+  double device_update_;
+  double device_update_bytes_ = 0.0;
+  double launch_;
+  double device_core_share_;
+  double to_device_;
+  double to_host_;
+  double both_ways_;
+  double latency_;
+  double copy_dram_;
+  double copy_core_share_;
+  double dram_;
+  double host_stream_;
+  double cpu_update_;
+  double cpu_core_share_;
+  double cpu_update_bytes_;
+  double disk_;
+  double disk_core_share_;
+  double file_read_;
+  double file_write_;
+  double file_both_ways_;
+  double task_overhead_;
+  double step_overhead_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,452 @@
+#include "scheduler/plan/plan_builder.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "core/base/error.hpp"
+#include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/resident_layers.hpp"
+
+namespace tandem {
+namespace {
+
+// A gradient piece of 1 Mi elements is 2 MiB of bf16: long enough to reach the link's rate, short enough
+// that rounding, copy and folding of neighbours overlap. Small models use smaller ones.
+constexpr std::int64_t largest_piece = std::int64_t{1} << 20;
+constexpr std::int64_t smallest_piece = std::int64_t{1} << 16;
+// An update waits for the caller's kernel that runs, a millisecond or two, and the link goes on meanwhile: of state
+// eight pieces are 2 ms at PCIe 5, and 0.1 GB.
+constexpr int pieces_in_flight = 8;
+constexpr int fewest_pieces_in_flight = 2;
+// On their way through the host: read, two each way of the link or on the CPU, and written.
+constexpr int file_pieces_in_flight = 6;
+// Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
+constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;
+// Of layers that are so far from each other the second's weights can come while those between compute.
+constexpr int layers_apart = 8;
+// Layers within this ratio of the largest of a class share its buffers.
+constexpr double class_ratio = 0.5;
+
+std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
+std::size_t bytes_of(std::int64_t elements, int bytes_each) {
+  return static_cast<std::size_t>(elements) * static_cast<std::size_t>(bytes_each);
+}
+
+/// Of a layer's state, those of the group's first rank: all where there is no other.
+std::int64_t elements_of_state(const Layer& layer, const OffloadOptions& options) {
+  return slice_of(layer, {0, options.rank.count}).trained.count();
+}
+
+/// Parameters of the largest.
+std::int64_t subgroup_size(const ParameterLayout& layout, const OffloadOptions& options) {
+  std::int64_t largest = 0;
+  for (const Layer& layer : layout.layers()) largest = std::max(largest, elements_of_state(layer, options));
+  const std::int64_t wanted = options.subgroup_size > 0 ? options.subgroup_size : default_subgroup;
+  return std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
+}
+
+std::int64_t subgroups_of(std::int64_t elements, std::int64_t size) { return (elements + size - 1) / size; }
+
+/// What all other ranks send of a layer's gradient: the largest part, of each.
+std::size_t receive_bytes(const Layer& layer, int ranks) {
+  std::size_t largest = 0;
+  for (const ByteRange& part : gradient_parts(layer, ranks)) largest = std::max(largest, part.size());
+  return static_cast<std::size_t>(ranks - 1) * largest;
+}
+
+/// One of so many equal parts of a slice, in whole quanta; of a small one it may have nothing.
+void cut(Subgroup& s, const ElementRange& slice, std::int64_t part, std::int64_t parts) {
+  const std::int64_t blocks = slice.count() / layout_quantum;
+  s.begin = slice.begin + blocks * part / parts * layout_quantum;
+  s.end = slice.begin + blocks * (part + 1) / parts * layout_quantum;
+}
+
+}  // namespace
+
+std::int64_t subgroup_count(const ParameterLayout& layout, const OffloadOptions& options) {
+  const std::int64_t size = subgroup_size(layout, options);
+  std::int64_t count = 0;
+  for (const Layer& layer : layout.layers()) count += subgroups_of(elements_of_state(layer, options), size);
+  return count;
+}
+
+PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& options)
+    : layout_(layout), options_(options) {
+  plan_.policy = options.policy;
+  plan_.rank = {0, options.rank.count};
+  plan_.max_micro_batches = options.max_micro_batches;
+  plan_.update_threads = options.update_threads;
+  plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
+  plan_.owners_make_gradients = options.owners_make_gradients;
+  plan_.offloaded_input_bytes = options.offloaded_input_bytes;
+  plan_.state = options.state;
+  plan_.spare_device_memory = align_up(options.spare_device_memory);
+  plan_.spare_host_memory = align_up(options.spare_host_memory);
+}
+
+void PlanBuilder::divide_state() {
+  cut_subgroups();
+  const Policy& policy = options_.policy;
+  switch (policy.kind) {
+    case Policy::Kind::device:
+      assign_static(0.0);
+      break;
+    case Policy::Kind::static_share:
+      assign_static(policy.host_share);
+      break;
+    case Policy::Kind::automatic:
+    case Policy::Kind::host:
+      assign_static(1.0);
+      break;
+    case Policy::Kind::interleave:
+      assign_interleave();
+      break;
+    case Policy::Kind::stream:
+      for (Subgroup& s : plan_.subgroups) s.updater = Updater::device;
+      break;
+  }
+  if (!options_.paths.empty()) assign_paths();
+}
+
+void PlanBuilder::assign_paths() {
+  if (options_.paths.size() != plan_.subgroups.size()) {
+    throw MisuseError("options give a path for each of another number of subgroups");
+  }
+  for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
+    Subgroup& s = plan_.subgroups[i];
+    s.tier = options_.paths[i] == UpdatePath::resident ? Tier::device : Tier::host;
+    s.updater = options_.paths[i] == UpdatePath::cpu ? Updater::cpu : Updater::device;
+  }
+}
+
+/// Of the state on the host, evenly, so that neither reading nor the memory's own updates stand still for long.
+void PlanBuilder::place_in_file(std::size_t bytes) {
+  if (bytes == 0) return;
+  const auto booked = [&](const Subgroup& s) { return booked_state_bytes(s.count(), plan_.state); };
+  double all = 0.0;
+  for (const Subgroup& s : plan_.subgroups) all += s.tier == Tier::host ? static_cast<double>(booked(s)) : 0.0;
+  const double share = std::min(1.0, static_cast<double>(bytes) / std::max(1.0, all));
+  double passed = 0.0;
+  double moved = 0.0;
+  for (Subgroup& s : plan_.subgroups) {
+    if (s.tier != Tier::host) continue;
+    const auto size = static_cast<double>(booked(s));
+    passed += size;
+    if (moved >= share * passed) continue;
+    s.tier = Tier::file;
+    moved += size;
+  }
+}
+
+void PlanBuilder::cut_subgroups() {
+  plan_.subgroup_size = subgroup_size(layout_, options_);
+  // In equal parts: whoever counts them, as interleaving does, divides the work and not the remainders of layers.
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    const ElementRange slice = slice_of_state(l);
+    const std::int64_t parts = subgroups_of(slice.count(), plan_.subgroup_size);
+    for (std::int64_t part = 0; part < parts; ++part) {
+      Subgroup& s = plan_.subgroups.emplace_back();
+      s.layer = l;
+      cut(s, slice, part, parts);
+    }
+  }
+}
+
+ElementRange PlanBuilder::slice_of_state(int layer) const { return slice_of(layout_.layer(layer), plan_.rank).trained; }
+
+Plan PlanBuilder::for_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first) {
+  PlanBuilder builder(layout, options);
+  builder.plan_ = std::move(first);
+  Plan& plan = builder.plan_;
+  plan.rank = options.rank;
+  plan.memory = {};
+  for (auto s = plan.subgroups.begin(); s != plan.subgroups.end();) {
+    const auto end =
+        std::find_if(s, plan.subgroups.end(), [&](const Subgroup& other) { return other.layer != s->layer; });
+    const ElementRange slice = builder.slice_of_state(s->layer);
+    const std::int64_t parts = end - s;
+    for (std::int64_t part = 0; s != end; ++s, ++part) cut(*s, slice, part, parts);
+  }
+  builder.book_device();
+  builder.book_host();
+  return std::move(builder).take();
+}
+
+/// A subgroup is on the host where its middle lies within the first share: each share is met to half a
+/// subgroup.
+void PlanBuilder::assign_static(double host_share) {
+  std::int64_t all = 0;
+  for (const Subgroup& s : plan_.subgroups) all += s.count();
+  const double boundary = host_share * static_cast<double>(all);
+  std::int64_t before = 0;
+  for (Subgroup& s : plan_.subgroups) {
+    const double middle = static_cast<double>(before) + static_cast<double>(s.count()) / 2.0;
+    const bool on_host = middle < boundary;
+    s.tier = on_host ? Tier::host : Tier::device;
+    s.updater = on_host ? Updater::cpu : Updater::device;
+    before += s.count();
+  }
+}
+
+void PlanBuilder::assign_interleave() {
+  assign_static(1.0 - options_.policy.resident_share);
+  std::int64_t index = 0;
+  for (Subgroup& s : plan_.subgroups) {
+    if (s.tier == Tier::device) continue;
+    s.updater = ++index % options_.policy.stride == 0 ? Updater::device : Updater::cpu;
+  }
+}
+
+void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_buffers) {
+  plan_.layers.resize(static_cast<std::size_t>(layout_.layer_count()));
+  size_classes();
+  for (const int l : by_worth_of_residence(layout_, plan_)) placement(l).resident = resident_layers-- > 0;
+  const std::vector<bool> lends = lenders();
+  size_weight_buffers(lends, prefetch);
+  for (LayerPlacement& of_layer : plan_.layers) of_layer.host_copy = !of_layer.resident;
+  for (const Subgroup& s : plan_.subgroups) {
+    if (s.updater == Updater::cpu) placement(s.layer).host_copy = true;
+  }
+  const std::vector<bool> none(lends.size());
+  size_gradient_buffers(plan_.owners_make_gradients ? none : lends, gradient_buffers);
+}
+
+/// Layers that others share parameters of: they stay held while others pass.
+std::vector<bool> PlanBuilder::lenders() const {
+  std::vector<bool> lends(static_cast<std::size_t>(layout_.layer_count()));
+  for (const Layer& layer : layout_.layers()) {
+    for (const int owner : layer.borrows) lends[static_cast<std::size_t>(owner)] = true;
+  }
+  return lends;
+}
+
+/// As many as are asked for where the layers that pass follow each other; one where so many lie between that there is
+/// time to fill it. Unless their number is asked for, a class with a buffer for each of these keeps them instead, in no
+/// more memory.
+void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefetch) {
+  struct Passing {
+    int streamed = 0, held = 0;
+    int last = -1;          ///< of those that are not lent
+    int row = 0, most = 0;  ///< of them close to each other, so far and at most
+  };
+  std::vector<Passing> classes(plan_.size_classes.size());
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    Passing& of_class = classes[static_cast<std::size_t>(placement(l).size_class)];
+    const bool streamed = !placement(l).resident, lent = lends[static_cast<std::size_t>(l)];
+    of_class.streamed += streamed ? 1 : 0;
+    of_class.held += lent ? 1 : 0;
+    if (!streamed || lent) continue;
+    of_class.row = of_class.last >= 0 && l - of_class.last < layers_apart ? of_class.row + 1 : 1;
+    of_class.most = std::max(of_class.most, of_class.row);
+    of_class.last = l;
+  }
+  for (std::size_t c = 0; c < classes.size(); ++c) {
+    const Passing& p = classes[c];
+    int& buffers = plan_.size_classes[c].weight_buffers;
+    buffers = std::min(p.streamed, std::min(p.most, prefetch) + p.held);
+    if (options_.resident_layers >= 0 || buffers < p.streamed) continue;
+    buffers = 0;
+    for (LayerPlacement& l : plan_.layers) l.resident |= l.size_class == static_cast<int>(c);
+  }
+}
+
+/// One buffer is filled while another empties where the next layer's gradient is of the same class, or, of
+/// micro-batches that follow each other, the same layer's. Those `held`, of shared layers, wait for their own backward.
+void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers) {
+  const std::vector<int> in_a_row = longest_rows(held);
+  std::vector<int> open(plan_.size_classes.size());
+  std::vector<bool> closes(plan_.size_classes.size());  // has layers that share nothing
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    const auto c = static_cast<std::size_t>(placement(l).size_class);
+    if (!held[static_cast<std::size_t>(l)]) {
+      closes[c] = true;
+    } else if (layout_.layer(l).state_elements > 0) {
+      open[c] += plan_.micro_batches_at_once;
+    }
+  }
+  for (std::size_t c = 0; c < open.size(); ++c) {
+    SizeClass& size = plan_.size_classes[c];
+    if (size.gradient_elements == 0) continue;
+    const bool followed = plan_.micro_batches_at_once > 1 && closes[c];
+    size.gradient_buffers = open[c] + (followed ? gradient_buffers : std::min(in_a_row[c], gradient_buffers));
+    size.receive_buffers = size.receive_bytes > 0 ? gradient_buffers : 0;
+  }
+}
+
+/// Of each size class, how many layers with gradients follow each other, those whose buffers are held left out.
+std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const {
+  std::vector<int> longest(plan_.size_classes.size());
+  int row = 0;
+  int row_class = -1;
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    if (layout_.layer(l).state_elements == 0) continue;
+    const int c = plan_.layers[static_cast<std::size_t>(l)].size_class;
+    const bool waits = held[static_cast<std::size_t>(l)];
+    row = waits ? 0 : c == row_class ? row + 1 : 1;
+    row_class = waits ? -1 : c;
+    longest[static_cast<std::size_t>(c)] = std::max(longest[static_cast<std::size_t>(c)], row);
+  }
+  return longest;
+}
+
+void PlanBuilder::size_classes() {
+  std::vector<int> order(static_cast<std::size_t>(layout_.layer_count()));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int a, int b) { return layout_.layer(a).elements > layout_.layer(b).elements; });
+  for (const int l : order) {
+    const Layer& layer = layout_.layer(l);
+    const bool opens =
+        plan_.size_classes.empty() || static_cast<double>(layer.elements) <
+                                          class_ratio * static_cast<double>(plan_.size_classes.back().weight_elements);
+    if (opens) plan_.size_classes.push_back({.weight_elements = layer.elements});
+    SizeClass& size = plan_.size_classes.back();
+    size.gradient_elements = std::max(size.gradient_elements, layer.state_elements);
+    size.gradient_bytes = std::max(size.gradient_bytes, layer.gradient_offset(layer.state_elements));
+    size.sum_elements = std::max(size.sum_elements, slice_of_state(l).count());
+    size.receive_bytes = std::max(size.receive_bytes, receive_bytes(layer, plan_.rank.count));
+    plan_.layers[static_cast<std::size_t>(l)].size_class = static_cast<int>(plan_.size_classes.size()) - 1;
+  }
+}
+
+void PlanBuilder::place_gradients(bool keep_streamed, bool send_sums) {
+  for (Subgroup& s : plan_.subgroups) {
+    s.gradient_on_device = s.tier == Tier::device || (keep_streamed && s.updater == Updater::device);
+  }
+  const bool together = plan_.gradients_of_step() > 1 && plan_.micro_batches_at_once == plan_.max_micro_batches;
+  plan_.sends_sums = send_sums && together && plan_.sends_gradients();
+  if (plan_.sends_sums) place_sums();
+}
+
+/// One layer's gradients add up at a time, with those of the layers that it borrows from.
+void PlanBuilder::place_sums() {
+  std::vector<bool> sends(static_cast<std::size_t>(layout_.layer_count()));
+  for (const Subgroup& s : plan_.subgroups) {
+    if (!s.gradient_on_device) sends[static_cast<std::size_t>(s.layer)] = true;
+  }
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    std::vector<int> needed(plan_.size_classes.size());
+    const auto need = [&](int layer) {
+      const auto i = static_cast<std::size_t>(layer);
+      if (sends[i]) ++needed[static_cast<std::size_t>(plan_.layers[i].size_class)];
+    };
+    need(l);
+    for (const int owner : layout_.layer(l).borrows) {
+      if (plan_.adds_to(owner, l)) need(owner);
+    }
+    for (std::size_t c = 0; c < needed.size(); ++c) {
+      plan_.size_classes[c].sum_buffers = std::max(plan_.size_classes[c].sum_buffers, needed[c]);
+    }
+  }
+}
+
+void PlanBuilder::book_memory(bool small_pieces) {
+  size_buffers(small_pieces);
+  book_device();
+  book_host();
+}
+
+void PlanBuilder::size_buffers(bool small_pieces) {
+  std::int64_t largest = layout_quantum;
+  bool sends_gradients = false;
+  bool stages_weights = false;
+  bool streams_state = false;
+  bool reads_file = false;
+  for (const Subgroup& s : plan_.subgroups) {
+    largest = std::max(largest, s.count());
+    sends_gradients |= !s.gradient_on_device;
+    stages_weights |= plan_.stages_weights(s);
+    streams_state |= s.path() == UpdatePath::streamed;
+    reads_file |= s.tier == Tier::file;
+  }
+  const std::int64_t quarter = round_up((largest + 3) / 4, layout_quantum);
+  const std::int64_t most = small_pieces ? smallest_piece : largest_piece;
+  const int in_flight = small_pieces ? fewest_pieces_in_flight : pieces_in_flight;
+  plan_.piece_elements = std::min(largest, std::clamp(quarter, smallest_piece, most));
+  plan_.staging_pieces = sends_gradients || stages_weights ? in_flight : 0;
+  plan_.state_buffers = streams_state ? in_flight : 0;
+  plan_.file_buffers = reads_file ? file_pieces_in_flight : 0;
+}
+
+void PlanBuilder::book_device() {
+  std::size_t resident = 0;
+  std::size_t streamed = 0;
+  std::size_t working = 0;
+  std::size_t receive_buffer = 0;
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    if (plan_.layers[static_cast<std::size_t>(l)].resident)
+      resident += align_up(bytes_of(layout_.layer(l).elements, 2));
+  }
+  for (const SizeClass& size : plan_.size_classes) {
+    streamed += static_cast<std::size_t>(size.weight_buffers) * align_up(bytes_of(size.weight_elements, 2));
+    working += static_cast<std::size_t>(size.gradient_buffers) * align_up(size.gradient_bytes);
+    receive_buffer += static_cast<std::size_t>(size.receive_buffers) * align_up(size.receive_bytes);
+  }
+  std::size_t kept = 0;
+  std::size_t sums = 0;
+  for (const SizeClass& size : plan_.size_classes) {
+    sums += static_cast<std::size_t>(size.sum_buffers) * align_up(bytes_of(size.sum_elements, 4));
+  }
+  std::size_t state = 0;
+  std::size_t norms = 0;
+  bool returns_gradient = false;
+  for (const Subgroup& s : plan_.subgroups) {
+    if (s.tier == Tier::device) state += booked_state_bytes(s.count(), plan_.state);
+    if (!s.gradient_on_device) {
+      returns_gradient |= s.updater == Updater::device;
+      continue;
+    }
+    kept += align_up(bytes_of(s.count(), 2));
+    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
+    if (plan_.gradients_of_step() > 1) sums += align_up(bytes_of(s.count(), 4));
+  }
+  const std::size_t piece = align_up(bytes_of(plan_.piece_elements, 2));
+  const std::size_t state_piece =
+      booked_state_bytes(plan_.piece_elements, plan_.state) + (returns_gradient ? piece : 0);
+  MemoryPlan& memory = plan_.memory;
+  memory.add("weights, resident", "run", Place::device, resident);
+  memory.add("weights, streamed", "run", Place::device, streamed);
+  memory.add("gradients, working", "run", Place::device, working);
+  memory.add("gradients, of other ranks", "run", Place::device, receive_buffer);
+  memory.add("gradients, staging", "run", Place::device, static_cast<std::size_t>(plan_.staging_pieces) * piece);
+  memory.add("gradients, kept", "run", Place::device, kept);
+  memory.add("gradients, accumulated", "run", Place::device, sums);
+  memory.add("gradient norm", "run", Place::device, norms);
+  memory.add("optimizer, resident", "run", Place::device, state);
+  memory.add("optimizer, streamed", "run", Place::device, static_cast<std::size_t>(plan_.state_buffers) * state_piece);
+  memory.add("spare", "run", Place::device, plan_.spare_device_memory);
+}
+
+void PlanBuilder::book_host() {
+  std::size_t weights = 0;
+  for (int l = 0; l < layout_.layer_count(); ++l) {
+    if (plan_.layers[static_cast<std::size_t>(l)].host_copy)
+      weights += align_up(bytes_of(slice_of(layout_.layer(l), plan_.rank).count(), 2));
+  }
+  std::size_t gradients = 0;
+  std::size_t sums = 0;
+  std::size_t state = 0;
+  std::size_t in_file = 0;
+  std::size_t norms = 0;
+  for (const Subgroup& s : plan_.subgroups) {
+    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
+    if (s.tier == Tier::host) state += booked_state_bytes(s.count(), plan_.state);
+    if (s.tier == Tier::file) in_file += plan_.file_bytes(s);
+    if (s.gradient_on_device) continue;
+    gradients += align_up(bytes_of(s.count(), 2));
+    if (plan_.gradients_of_step() > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
+  }
+  MemoryPlan& memory = plan_.memory;  // what is copied most comes first: the system may pin no more than that
+  memory.add("optimizer, from a file", "run", Place::pinned,
+             static_cast<std::size_t>(plan_.file_buffers) * file_state_bytes(plan_.piece_elements, plan_.state));
+  memory.add("weights", "run", Place::pinned, weights);
+  memory.add("gradients", "run", Place::pinned, gradients);
+  memory.add("gradient norm", "run", Place::pinned, norms);
+  memory.add("optimizer", "run", Place::pinned, state);
+  memory.add("optimizer, in a file", "run", Place::file, in_file);
+  memory.add("gradients, accumulated", "run", Place::pinned, sums);
+  memory.add("spare", "run", Place::pinned, plan_.spare_host_memory);
+}
+
+}  // namespace tandem

@@ -1,0 +1,59 @@
+#pragma once
+// What each rank of a group owns of a layer. The slices of a layer are as equal as whole quanta allow, the first ranks'
+// the largest, so that a plan for rank 0 has room for any other's.
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/device/group.hpp"
+#include "core/params/parameter_layout.hpp"
+
+namespace tandem {
+
+/// Elements [begin, end) of a layer's flat arrays, multiples of layout_quantum.
+struct ElementRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::int64_t count() const noexcept { return end - begin; }
+  bool operator==(const ElementRange&) const = default;
+};
+
+/// Ranks own state, gradient and weight of the same trained elements, and weights of frozen ones.
+struct LayerSlice {
+  ElementRange trained;  ///< of [0, Layer::state_elements)
+  ElementRange frozen;   ///< of what follows
+  std::int64_t count() const noexcept { return trained.count() + frozen.count(); }
+  /// Where an element of the slice, or the end of one of its ranges, lies in an array of nothing else.
+  std::int64_t place_of(std::int64_t element) const noexcept {
+    const bool after = frozen.count() > 0 && element >= frozen.begin;
+    return after ? trained.count() + element - frozen.begin : element - trained.begin;
+  }
+  /// Calls call(begin, count) for the runs of neighbours that it is made of: one or two, none where it is empty.
+  template <class Call>
+  void for_runs(Call call) const {
+    const bool one = trained.end == frozen.begin && trained.count() > 0;
+    if (one) return call(trained.begin, count());
+    if (trained.count() > 0) call(trained.begin, trained.count());
+    if (frozen.count() > 0) call(frozen.begin, frozen.count());
+  }
+};
+
+LayerSlice slice_of(const Layer& layer, Rank rank) noexcept;
+
+/// Bytes of all ranks where each has as many as the first.
+constexpr std::size_t of_all_ranks(std::size_t each, Rank rank) noexcept {
+  return each * static_cast<std::size_t>(rank.count);
+}
+/// Of what all ranks have together, a rank's part, rounded up.
+constexpr std::size_t part_of_rank(std::size_t all, Rank rank) noexcept {
+  const auto ranks = static_cast<std::size_t>(rank.count);
+  return (all + ranks - 1) / ranks;
+}
+
+/// By rank, the bytes in a layer's gradient buffer of what it owns.
+std::vector<ByteRange> gradient_parts(const Layer& layer, int ranks);
+/// By rank, the bytes of its trained and of its frozen elements in the layer's weights.
+std::array<std::vector<ByteRange>, 2> weight_parts(const Layer& layer, int ranks);
+
+}  // namespace tandem

@@ -1,0 +1,174 @@
+#include "scheduler/search/auto.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "scheduler/search/division_search.hpp"
+#include "scheduler/search/trials.hpp"
+
+namespace tandem {
+namespace {
+
+// Simulated tasks that may be spent at the end on what was the best for a while, where there are many subgroups; and on
+// comparing with fixed policies piece by piece: what is reached by hundreds of thousands of pieces alone.
+constexpr std::int64_t task_budget_at_the_end = 150'000;
+constexpr std::int64_t task_budget_of_comparison = 8'000'000;
+
+std::vector<std::string> fixed_policies() {
+  std::vector<std::string> policies{"device", "host", "stream"};
+  for (int tenths = 0; tenths < 10; ++tenths) policies.push_back(fmt::format("static:{}", tenths / 10.0));
+  for (const int stride : {2, 3, 4, 5, 8}) {
+    policies.push_back(fmt::format("interleave:{}", stride));
+    for (int tenths = 1; tenths < 10; ++tenths) {
+      policies.push_back(fmt::format("interleave:{},resident={}", stride, tenths / 10.0));
+    }
+  }
+  return policies;
+}
+
+/// `device` keeps every layer there.
+bool contradicts(const ParameterLayout& layout, const OffloadOptions& options) {
+  return options.policy.kind == Policy::Kind::device && options.resident_layers >= 0 &&
+         options.resident_layers < layout.layer_count();
+}
+
+/// Fixed policies, what a search makes of the best of them, and a comparison of the two piece by piece.
+class Search {
+ public:
+  Search(const SearchInput& input, const SearchSettings& settings)
+      : in_(input), settings_(settings), trials_(in_), divisions_(in_, trials_) {}
+
+  Choice run();
+
+ private:
+  void try_fixed();
+  void settle();
+  void compare_fixed();
+  void compare_passed();
+  double noticeably_less() const;
+  bool take_if_faster(const Plan& plan, const Simulation& simulation);
+  Choice choice();
+  bool automatic() const { return in_.options.policy.kind == Policy::Kind::automatic; }
+
+  SearchInput in_;
+  const SearchSettings& settings_;
+  Trials trials_;
+  DivisionSearch divisions_;
+  // Of `settle`:
+  Plan chosen_;
+  Simulation simulation_;
+  bool improved_ = false;
+};
+
+void Search::try_fixed() {
+  std::vector<std::string> policies{in_.options.policy.text()};
+  if (automatic()) policies = fixed_policies();
+  // First, so that another takes its place only where it is faster.
+  if (settings_.present != nullptr) trials_.consider(settings_.present->policy, *settings_.present);
+  for (const std::string& text : policies) {
+    OffloadOptions fixed = in_.options;
+    fixed.policy = parse_policy(text);
+    trials_.consider(fixed.policy, contradicts(in_.layout, fixed) ? std::nullopt : trials_.plan(fixed));
+  }
+}
+
+/// Simulates the best piece by piece, and whatever coarse pieces may have made slower than it.
+void Search::settle() {
+  chosen_ = trials_.best();
+  improved_ = trials_.improved();
+  simulation_ = trials_.exactly(chosen_, settings_.faster_than);
+  if (simulation_.given_up) return;
+  compare_fixed();
+  compare_passed();
+  if (chosen_.micro_batches_at_once > 1) simulation_.rates = trials_.measured_rates(chosen_);
+}
+
+/// The closest first, until coarse pieces are sure to have been slower, or too much has been spent.
+void Search::compare_fixed() {
+  std::vector<Fitting> compared = trials_.fitting();
+  if (!settings_.never_slower_than_fixed) compared.resize(settings_.present != nullptr ? 1 : 0);
+  sort_fastest_first(compared);
+  const std::int64_t allowance = trials_.spent() + task_budget_of_comparison;
+  for (const auto& [candidate, plan] : compared) {
+    if (trials_.spent() > allowance) break;
+    const bool many = plan->subgroups.size() > few_subgroups;
+    if (many && candidate->simulation.step_seconds > off_when_coarsened * simulation_.step_seconds) break;
+    if (!improved_ && plan->policy.text() == chosen_.policy.text()) {
+      candidate->simulation = simulation_;  // a comparison with itself would give up at its own time
+      continue;
+    }
+    candidate->simulation = trials_.exactly(*plan, many ? noticeably_less() : unlimited);
+    if (take_if_faster(*plan, candidate->simulation)) improved_ = false;
+  }
+}
+
+/// Than the step chosen so far. Many plans take as long as the device computes, and which of them takes a millionth
+/// less is known only at the end of a step.
+double Search::noticeably_less() const { return (1.0 - as_good_as_any) * simulation_.step_seconds; }
+
+/// The search may have followed what only coarse pieces gain by.
+void Search::compare_passed() {
+  if (trials_.few()) return;
+  std::vector<Plan>& passed = trials_.passed();
+  const std::int64_t allowance = trials_.spent() + task_budget_at_the_end;
+  for (; !passed.empty() && trials_.spent() < allowance; passed.pop_back()) {
+    const Simulation exact = trials_.exactly(passed.back(), noticeably_less());
+    if (take_if_faster(passed.back(), exact)) improved_ = true;
+  }
+}
+
+bool Search::take_if_faster(const Plan& plan, const Simulation& simulation) {
+  if (simulation.given_up || simulation.step_seconds >= simulation_.step_seconds) return false;
+  simulation_ = simulation;
+  chosen_ = plan;
+  return true;
+}
+
+Choice Search::choice() {
+  std::vector<Candidate> candidates = std::move(trials_.candidates());
+  if (improved_) {
+    candidates.push_back({chosen_.policy, true, true, chosen_.shares(), chosen_.memory.device_bytes(), simulation_});
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    if (a.fits != b.fits) return a.fits;
+    if (a.simulation.given_up != b.simulation.given_up) return b.simulation.given_up;
+    return a.simulation.step_seconds < b.simulation.step_seconds;
+  });
+  chosen_.chosen_by_auto = automatic();
+  return {.plan = std::move(chosen_),
+          .simulation = simulation_,
+          .candidates = std::move(candidates),
+          .closed_form_cpu_share = divisions_.closed_form_cpu_share(),
+          .simulations = trials_.simulations(),
+          .simulated_tasks = trials_.simulated_tasks()};
+}
+
+Choice Search::run() {
+  try_fixed();
+  // The refusal of make_plan names what would fit.
+  if (trials_.none_fits()) trials_.consider(in_.options.policy, make_plan(in_.layout, in_.options, in_.facts));
+  if (automatic() && trials_.best_seconds() <= search_gains * settings_.faster_than) divisions_.run();
+  settle();
+  return choice();
+}
+
+}  // namespace
+
+bool some_policy_fits(const ParameterLayout& layout, OffloadOptions options, const PlanningFacts& facts) {
+  if (options.policy.kind != Policy::Kind::automatic) return find_plan(layout, options, facts).has_value();
+  return std::ranges::any_of(fixed_policies(), [&](const std::string& policy) {
+    options.policy = parse_policy(policy);
+    return !contradicts(layout, options) && find_plan(layout, options, facts);
+  });
+}
+
+Choice choose_plan(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
+                   const MachineProfile& profile, std::span<const LayerSeconds> compute,
+                   const SearchSettings& settings) {
+  return Search({layout, options, facts, profile, compute, settings.faster_than}, settings).run();
+}
+
+}  // namespace tandem

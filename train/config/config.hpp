@@ -1,0 +1,126 @@
+#pragma once
+// The configuration of a run. Every field is declared once, in the table of config_fields.cpp, which
+// serves flags, TOML and help.
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/tensor/dtype.hpp"
+#include "core/tensor/layout_quantum.hpp"
+#include "data/token_source.hpp"
+#include "scheduler/plan/options.hpp"
+#include "scheduler/plan/policy.hpp"
+#include "train/config/schedule.hpp"
+
+namespace tandem {
+
+/// Of `--recompute`: however many blocks the model has.
+constexpr std::int64_t all_blocks = std::numeric_limits<std::int64_t>::max();
+
+/// What of forward is computed again in backward.
+struct Recompute {
+  std::int64_t blocks = 0;  ///< the first so many, all of it
+  bool selective = false;   ///< of the others norms and activations
+  bool operator==(const Recompute&) const = default;
+};
+
+/// Whether micro-batches go through forward and backward one after another, or all through each layer in one visit.
+enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
+
+/// What a run does where a checkpoint cannot be written. The last one of a run always ends it.
+enum class OnSaveFailure : std::uint8_t { stop, go_on };
+
+struct TrainConfig {
+  std::string model;
+  bool from_scratch = false;
+  std::vector<std::string> data;
+  std::vector<std::string> eval_data;
+  std::optional<TokenWidth> token_dtype;
+  std::string out;
+  std::string device = "auto";
+  std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin
+  std::size_t host_memory = 0;    ///< bytes; 0: no ceiling
+  double link_bandwidth = 0.0;    ///< bytes a second; 0: none emulated
+  double update_rate = 0.0;       ///< parameters a second of the CPU update; 0: none emulated
+  Policy policy;
+  std::int64_t subgroup_size = 0;  ///< parameters; 0: auto
+  int resident_layers = -1;        ///< -1: auto
+  int prefetch_layers = 0;         ///< 0: auto
+  StateFormat state = StateFormat::fp32;
+  std::optional<DType> compute;        ///< empty: fp32 on the host device, bf16 on GPUs
+  std::optional<Recompute> recompute;  ///< empty: auto
+  bool offload_activations = false;    ///< where all blocks are computed again: their inputs wait on the host
+  std::int64_t micro_batch = 1;
+  std::int64_t grad_accum = 1;
+  AccumulationOrder accumulation_order = AccumulationOrder::automatic;
+  std::int64_t seq_len = 0;  ///< 0: the model's positions, at most 1024
+  std::int64_t steps = 0;    ///< 0: given by epochs
+  double epochs = 0.0;       ///< 0: given by steps
+  std::optional<double> lr;
+  std::optional<double> min_lr;
+  std::int64_t warmup_steps = 0;
+  std::int64_t decay_steps = 0;
+  Schedule::Kind lr_schedule = Schedule::Kind::cosine;
+  double weight_decay = 0.1;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double clip = 1.0;
+  std::uint64_t seed = 42;
+  std::string freeze;
+  OnNonfinite on_nonfinite = OnNonfinite::skip;
+  std::int64_t eval_every = 0;
+  std::int64_t checkpoint_every = 0;
+  int keep = 2;
+  bool keep_best = false;
+  OnSaveFailure on_save_failure = OnSaveFailure::stop;
+  std::int64_t log_every = 1;
+  std::string trace;
+  int metrics_port = -1;  ///< -1: none; 0: one that is free
+  std::string metrics_address = "127.0.0.1";
+  int threads = 0;
+  int update_threads = 0;
+  int numa_node = -1;  ///< -1: the GPU's, else wherever
+  std::string state_dir;
+  bool strict = false;
+};
+
+/// One field: how it is called, explained, read and printed.
+struct ConfigField {
+  /// How TOML writes it.
+  enum class Kind : std::uint8_t { text, number, boolean, list };
+  std::string_view name;  ///< "lr": flag --lr, TOML key lr
+  Kind kind = Kind::text;
+  std::string_view unit;      ///< "BYTES", "PARAMETERS", ...
+  std::string_view fallback;  ///< the default, in words
+  std::string_view example;   ///< a value
+  std::string_view help;
+  /// Throws UsageError where the text is no proper value. A list field appends.
+  std::function<void(TrainConfig&, std::string_view)> set;
+  /// Texts that `set` reads back; empty where the field is unset.
+  std::function<std::vector<std::string>(const TrainConfig&)> get;
+};
+
+/// All fields, in the order of help and TOML.
+const std::vector<ConfigField>& config_fields();
+/// Null where there is none of that name.
+const ConfigField* find_config_field(std::string_view name);
+/// Sets one field from texts (several for a list, which they replace). Throws UsageError "--name VALUE: ...".
+void set_config_field(TrainConfig& config, const ConfigField& field, const std::vector<std::string>& values);
+
+/// TOML with every field that is set. Reads back as the same configuration.
+std::string config_toml(const TrainConfig& config);
+/// Reads TOML over `config`; the second names of flags are keys too. Throws UsageError on unknown keys, wrong types and
+/// values, InputError where the file cannot be read.
+void read_config_toml(const std::filesystem::path& file, TrainConfig& config);
+
+/// Contradictions between fields. Throws UsageError.
+void check_config(const TrainConfig& config);
+
+}  // namespace tandem

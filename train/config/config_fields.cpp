@@ -1,0 +1,423 @@
+// The one table of all configuration fields.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "core/base/error.hpp"
+#include "core/device/device_name.hpp"
+#include "train/config/config.hpp"
+#include "train/config/name_pattern.hpp"
+#include "train/config/units.hpp"
+
+namespace tandem {
+namespace {
+
+using Kind = ConfigField::Kind;
+
+constexpr double unlimited = std::numeric_limits<double>::max();
+
+[[noreturn]] void out_of_range(std::string_view text, std::string_view range) {
+  throw UsageError(fmt::format("'{}'", text), "out of range", fmt::format("use {}", range));
+}
+
+struct Words {
+  std::string_view name, unit, fallback, example, help;
+};
+
+ConfigField field(const Words& w, Kind kind, std::function<void(TrainConfig&, std::string_view)> set,
+                  std::function<std::vector<std::string>(const TrainConfig&)> get) {
+  return {w.name, kind, w.unit, w.fallback, w.example, w.help, std::move(set), std::move(get)};
+}
+
+ConfigField text(const Words& w, std::string TrainConfig::*member) {
+  return field(
+      w, Kind::text,
+      [member](TrainConfig& c, std::string_view value) {
+        if (value.empty()) out_of_range(value, "a text that is not empty");
+        c.*member = value;
+      },
+      [member](const TrainConfig& c) {
+        return (c.*member).empty() ? std::vector<std::string>{} : std::vector{c.*member};
+      });
+}
+
+ConfigField list(const Words& w, std::vector<std::string> TrainConfig::*member) {
+  return field(
+      w, Kind::list,
+      [member](TrainConfig& c, std::string_view value) {
+        if (value.empty()) out_of_range(value, "a path");
+        (c.*member).emplace_back(value);
+      },
+      [member](const TrainConfig& c) { return c.*member; });
+}
+
+ConfigField flag(const Words& w, bool TrainConfig::*member) {
+  return field(
+      w, Kind::boolean,
+      [member](TrainConfig& c, std::string_view value) {
+        if (value != "true" && value != "false") out_of_range(value, "true or false");
+        c.*member = value == "true";
+      },
+      [member](const TrainConfig& c) { return std::vector<std::string>{c.*member ? "true" : "false"}; });
+}
+
+/// A whole number in [least, most]; `unset` is a value that is not printed.
+template <class T>
+ConfigField integer(const Words& w, T TrainConfig::*member, std::int64_t least, std::int64_t most,
+                    std::optional<T> unset = std::nullopt) {
+  return field(
+      w, Kind::number,
+      [=](TrainConfig& c, std::string_view value) {
+        const std::int64_t number = parse_integer(value);
+        if (number < least || number > most) out_of_range(value, fmt::format("{} to {}", least, most));
+        c.*member = static_cast<T>(number);
+      },
+      [=](const TrainConfig& c) {
+        if (unset && c.*member == *unset) return std::vector<std::string>{};
+        return std::vector{std::to_string(c.*member)};
+      });
+}
+
+/// A number in [least, most), or (least, most) where `open`.
+template <class T>
+ConfigField number(const Words& w, T TrainConfig::*member, double least, double most, bool open = false) {
+  return field(
+      w, Kind::number,
+      [=](TrainConfig& c, std::string_view value) {
+        const double x = parse_number(value);
+        if (x < least || (open && x == least) || x >= most) {
+          out_of_range(value, most == unlimited ? fmt::format("a number {} {}", open ? "above" : "of at least", least)
+                                                : fmt::format("a number from {} to below {}", least, most));
+        }
+        // The updates take them so: an eps of 1e-46 would be none, and 0 / 0 follows where no gradient is.
+        const auto held = static_cast<float>(x);
+        if (!std::isfinite(held) || (open && held <= least)) out_of_range(value, "a number within the range of fp32");
+        c.*member = x;
+      },
+      [=](const TrainConfig& c) {
+        if constexpr (std::is_same_v<T, double>) {
+          return std::vector{print_number(c.*member)};
+        } else {
+          return c.*member ? std::vector{print_number(*(c.*member))} : std::vector<std::string>{};
+        }
+      });
+}
+
+/// Parsed and printed by functions; `shown` says when it is set at all.
+template <class T, class Parse, class Print, class Shown>
+ConfigField other(const Words& w, T TrainConfig::*member, Parse parse, Print print, Shown shown) {
+  return field(
+      w, Kind::text, [=](TrainConfig& c, std::string_view value) { c.*member = parse(value); },
+      [=](const TrainConfig& c) {
+        return shown(c.*member) ? std::vector{std::string(print(c.*member))} : std::vector<std::string>{};
+      });
+}
+
+/// A few words and what they mean.
+template <class T>
+struct Vocabulary {
+  std::vector<std::pair<std::string_view, T>> words;
+
+  T parse(std::string_view value) const {
+    std::string known;
+    for (const auto& [word, meaning] : words) {
+      if (word == value) return meaning;
+      known += fmt::format("{}{}", known.empty() ? "" : ", ", word);
+    }
+    throw UsageError(fmt::format("'{}'", value), "not supported", fmt::format("use {}", known));
+  }
+  std::string_view print(T value) const {
+    for (const auto& [word, meaning] : words) {
+      if (meaning == value) return word;
+    }
+    throw MisuseError("a choice without a word");
+  }
+};
+
+/// One of a few words.
+template <class T>
+ConfigField choice(const Words& w, T TrainConfig::*member, std::vector<std::pair<std::string_view, T>> words) {
+  const Vocabulary<T> all{std::move(words)};
+  return other(
+      w, member, [all](std::string_view value) { return all.parse(value); },
+      [all](T value) { return all.print(value); }, [](T) { return true; });
+}
+
+/// ... or none of them.
+template <class T>
+ConfigField choice(const Words& w, std::optional<T> TrainConfig::*member,
+                   std::vector<std::pair<std::string_view, T>> words) {
+  const Vocabulary<T> all{std::move(words)};
+  return other(
+      w, member, [all](std::string_view value) { return std::optional(all.parse(value)); },
+      [all](std::optional<T> value) { return all.print(*value); },
+      [](std::optional<T> value) { return value.has_value(); });
+}
+
+const auto positive = [](auto value) { return value > 0; };
+const auto always = [](const auto&) { return true; };
+
+std::string parse_regex(std::string_view value) {
+  static_cast<void>(name_pattern(value));
+  return std::string(value);
+}
+
+std::string parse_device(std::string_view value) {
+  static_cast<void>(split_device_names(value));
+  return std::string(value);
+}
+
+std::size_t parse_ceiling(std::string_view value) {
+  const std::size_t bytes = parse_size(value);
+  if (bytes == 0) out_of_range(value, "a ceiling above zero");
+  return bytes;
+}
+
+std::int64_t parse_subgroup(std::string_view value) {
+  if (value == "auto") return 0;
+  const std::int64_t count = parse_count(value);
+  if (count < 1) out_of_range(value, "at least 1 parameter, or auto");
+  return count;
+}
+
+double parse_rate(std::string_view value) {
+  const std::int64_t count = parse_count(value);
+  if (count < 1) out_of_range(value, "at least 1 parameter a second");
+  return static_cast<double>(count);
+}
+
+std::optional<Recompute> parse_recompute(std::string_view value) {
+  constexpr std::string_view counted = "block:", selectively = ",selective";
+  if (value == "auto") return std::nullopt;
+  if (value == "none") return Recompute{};
+  if (value == "selective") return Recompute{.selective = true};
+  if (value == "block") return Recompute{.blocks = all_blocks};
+  std::string_view count = value.starts_with(counted) ? value.substr(counted.size()) : std::string_view{};
+  const bool selective = count.ends_with(selectively);
+  if (selective) count.remove_suffix(selectively.size());
+  if (count.empty() || count.find_first_not_of("0123456789") != std::string_view::npos) {
+    throw UsageError(fmt::format("'{}'", value), "not supported",
+                     "use none, selective, block, block:N, block:N,selective, auto");
+  }
+  const std::int64_t blocks = parse_integer(count);
+  if (blocks == all_blocks) out_of_range(value, "as many blocks as the model has");
+  return Recompute{blocks, selective};
+}
+
+std::string print_recompute(const std::optional<Recompute>& recompute) {
+  if (!recompute) return "auto";
+  if (recompute->blocks == all_blocks) return "block";
+  if (recompute->blocks == 0) return recompute->selective ? "selective" : "none";
+  return fmt::format("block:{}{}", recompute->blocks, recompute->selective ? ",selective" : "");
+}
+
+/// A number of layers, or "auto", which is `automatic`.
+ConfigField layers(const Words& w, int TrainConfig::*member, int least, int automatic) {
+  return other(
+      w, member,
+      [=](std::string_view value) {
+        if (value == "auto") return automatic;
+        const std::int64_t number = parse_integer(value);
+        if (number < least || number > 100000) out_of_range(value, fmt::format("auto, or {} to 100000", least));
+        return static_cast<int>(number);
+      },
+      [=](int value) { return value == automatic ? std::string("auto") : std::to_string(value); }, always);
+}
+
+void add_input_fields(std::vector<ConfigField>& all) {
+  using C = TrainConfig;
+  all.push_back(text({"model", "NAME|PATH", "needed", "tiny-gpt2",
+                      "built-in shape, Hugging Face directory, config.json, checkpoint or run directory"},
+                     &C::model));
+  all.push_back(
+      flag({"from-scratch", "", "off", "", "random weights even where the directory has some"}, &C::from_scratch));
+  all.push_back(list(
+      {"data", "PATH...", "needed", "corpus/", "text files, folders of text (bytes as tokens), or .bin token files"},
+      &C::data));
+  all.push_back(list({"eval-data", "PATH...", "none", "held-out.txt", "the same, for validation"}, &C::eval_data));
+  all.push_back(other(
+      {"token-dtype", "TYPE", "what the file says, else uint16", "uint32", "width of .bin tokens: uint16 or uint32"},
+      &C::token_dtype, [](std::string_view v) { return std::optional(parse_token_width(v)); },
+      [](std::optional<TokenWidth> v) { return name_of(*v); },
+      [](std::optional<TokenWidth> v) { return v.has_value(); }));
+  all.push_back(text(
+      {"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"},
+      &C::out));
+}
+
+void add_machine_fields(std::vector<ConfigField>& all) {
+  using C = TrainConfig;
+  all.push_back(other(
+      {"device", "DEVICE[,DEVICE...]", "auto", "cuda:0,cuda:1",
+       "auto, cuda, cuda:N or host (cpu is the same); train and plan: several, which share the micro-batches of a "
+       "step"},
+      &C::device, parse_device, [](const std::string& name) { return name; }, always));
+  all.push_back(
+      other({"device-memory", "BYTES", "what is free, less a margin", "8GiB", "hard ceiling of device memory"},
+            &C::device_memory, parse_ceiling, print_size, positive));
+  all.push_back(other({"host-memory", "BYTES", "what is free", "16GiB",
+                       "hard ceiling of host memory; more than is free is insisted on, with a warning"},
+                      &C::host_memory, parse_ceiling, print_size, positive));
+  all.push_back(
+      other({"link-bandwidth", "BYTES/S", "none", "1GB/s", "host device: emulate a link of this speed, each way"},
+            &C::link_bandwidth, parse_bandwidth, print_bandwidth, positive));
+  all.push_back(other(
+      {"update-rate", "PARAMETERS/S", "none", "50M", "host device: emulate a CPU that updates so many a second"},
+      &C::update_rate, parse_rate, [](double v) { return std::to_string(std::llround(v)); }, positive));
+  all.push_back(other(
+      {"policy", "POLICY", "auto", "static:0.5",
+       "who updates what: auto, device, host, static:R, interleave:K[,resident=S], stream"},
+      &C::policy, [](std::string_view v) { return parse_policy(v); }, [](const Policy& p) { return p.text(); },
+      always));
+  all.push_back(other(
+      {"subgroup-size", "PARAMETERS", "auto", "1Mi", "parameters in a subgroup, rounded up to a multiple of 1,024"},
+      &C::subgroup_size, parse_subgroup,
+      [](std::int64_t v) { return v == 0 ? std::string("auto") : std::to_string(v); }, always));
+  all.push_back(layers({"resident-layers", "LAYERS", "auto", "2", "layers whose weights stay on the device"},
+                       &C::resident_layers, 0, -1));
+  all.push_back(
+      layers({"prefetch-layers", "LAYERS", "auto", "2", "layers of weights in flight"}, &C::prefetch_layers, 1, 0));
+  all.push_back(choice<StateFormat>(
+      {"state", "FORMAT", "fp32", "fp32",
+       "optimizer state in 12, 10, 6 or 4 bytes: fp32, split (the same bits), bf16-moments, 8bit-moments"},
+      &C::state,
+      {{"fp32", StateFormat::fp32},
+       {"split", StateFormat::split},
+       {"bf16-moments", StateFormat::bf16_moments},
+       {"8bit-moments", StateFormat::byte_moments}}));
+  all.push_back(text({"state-dir", "DIR", "none: all of it is in memory", "/mnt/nvme",
+                      "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
+                      "written in every step"},
+                     &C::state_dir));
+  all.push_back(choice<DType>({"compute", "TYPE", "fp32 on the host device, bf16 on GPUs", "bf16",
+                               "compute type: fp32 or bf16 on the host device, bf16 on GPUs"},
+                              &C::compute, {{"fp32", DType::f32}, {"bf16", DType::bf16}}));
+  all.push_back(other({"recompute", "HOW", "auto: as little as fits", "block:8,selective",
+                       "computed again in backward: none, selective (norms and activations alone), block (all blocks), "
+                       "block:N (the first N), block:N,selective (both), auto"},
+                      &C::recompute, parse_recompute, print_recompute, always));
+  all.push_back(flag({"offload-activations", "", "off; auto where nothing else fits", "",
+                      "where all blocks are computed again: their inputs wait on the host for backward"},
+                     &C::offload_activations));
+  all.push_back(
+      integer<int>({"threads", "THREADS", "all cores", "2", "of the host device's kernels"}, &C::threads, 1, 4096, 0));
+  all.push_back(integer<int>({"update-threads", "THREADS", "all cores", "2", "of the CPU update"}, &C::update_threads,
+                             1, 4096, 0));
+  all.push_back(integer<int>({"numa-node", "NODE", "the GPU's, else wherever", "0",
+                              "memory node of pinned memory and of the CPU update's threads"},
+                             &C::numa_node, 0, 1023, -1));
+}
+
+void add_work_fields(std::vector<ConfigField>& all) {
+  using C = TrainConfig;
+  constexpr std::int64_t many = 1'000'000'000'000;
+  all.push_back(integer<std::int64_t>({"micro-batch", "SEQUENCES", "1", "4", "sequences computed at once"},
+                                      &C::micro_batch, 1, 1 << 24));
+  all.push_back(integer<std::int64_t>(
+      {"grad-accum", "MICRO-BATCHES", "1", "8", "micro-batches of a step, of all devices together"}, &C::grad_accum, 1,
+      1 << 20));
+  all.push_back(choice<AccumulationOrder>(
+      {"accumulation-order", "ORDER", "auto: layer where that is faster and fits", "layer",
+       "micro-batches one after another (micro-batch), or all through each layer while its weights are there (layer)"},
+      &C::accumulation_order,
+      {{"auto", AccumulationOrder::automatic},
+       {"micro-batch", AccumulationOrder::micro_batch},
+       {"layer", AccumulationOrder::layer}}));
+  all.push_back(
+      integer<std::int64_t>({"seq-len", "TOKENS", "the model's positions, at most 1024", "256", "tokens of a sequence"},
+                            &C::seq_len, 1, 1 << 24, 0));
+  all.push_back(integer<std::int64_t>({"steps", "STEPS", "needed, or --epochs", "1000", "optimizer steps"}, &C::steps,
+                                      1, many, 0));
+  all.push_back(other(
+      {"epochs", "EPOCHS", "needed, or --steps", "1", "passes over the data"}, &C::epochs,
+      [](std::string_view v) {
+        const double x = parse_number(v);
+        if (x <= 0.0 || x > 1e9) out_of_range(v, "a number above 0");
+        return x;
+      },
+      print_number, positive));
+  all.push_back(number({"lr", "RATE", "2e-5 with loaded weights, 3e-4 from scratch", "1e-3", "peak learning rate"},
+                       &C::lr, 0.0, unlimited));
+  all.push_back(number({"min-lr", "RATE", "a tenth of --lr", "1e-5", "learning rate at the end of the decay"},
+                       &C::min_lr, 0.0, unlimited));
+  all.push_back(integer<std::int64_t>({"warmup-steps", "STEPS", "0", "100", "steps in which the rate rises"},
+                                      &C::warmup_steps, 0, many));
+  all.push_back(integer<std::int64_t>({"decay-steps", "STEPS", "all steps; wsd: a tenth", "1000",
+                                       "step at which linear and cosine reach --min-lr; wsd: length of the decay"},
+                                      &C::decay_steps, 1, many, 0));
+  all.push_back(other(
+      {"lr-schedule", "NAME", "cosine", "wsd", "constant, linear, cosine or wsd"}, &C::lr_schedule, parse_schedule,
+      [](Schedule::Kind k) { return name_of(k); }, always));
+  all.push_back(number({"weight-decay", "RATE", "0.1", "0.01", "on matrices, not on biases and norms"},
+                       &C::weight_decay, 0.0, unlimited));
+  all.push_back(number({"beta1", "SHARE", "0.9", "0.9", "decay of the first moment"}, &C::beta1, 0.0, 1.0));
+  all.push_back(number({"beta2", "SHARE", "0.95", "0.999", "decay of the second moment"}, &C::beta2, 0.0, 1.0));
+  all.push_back(number({"eps", "VALUE", "1e-8", "1e-6", "added to the root of the second moment"}, &C::eps, 0.0,
+                       unlimited, true));
+  all.push_back(number({"clip", "NORM", "1.0", "0.5", "clip the global gradient norm; 0: off (also --grad-clip)"},
+                       &C::clip, 0.0, unlimited));
+  all.push_back(integer<std::uint64_t>({"seed", "SEED", "42", "7", "of initial weights and order of data"}, &C::seed, 0,
+                                       std::numeric_limits<std::int64_t>::max()));
+  all.push_back(other(
+      {"freeze", "REGEX", "none", "wte|wpe", "parameters (Hugging Face names) that are not trained"}, &C::freeze,
+      parse_regex, [](const std::string& v) { return v; }, [](const std::string& v) { return !v.empty(); }));
+  all.push_back(
+      choice<OnNonfinite>({"on-nonfinite", "ACTION", "skip", "stop", "a step without a finite gradient: skip or stop"},
+                          &C::on_nonfinite, {{"skip", OnNonfinite::skip}, {"stop", OnNonfinite::stop}}));
+}
+
+void add_report_fields(std::vector<ConfigField>& all) {
+  using C = TrainConfig;
+  constexpr std::int64_t many = 1'000'000'000'000;
+  all.push_back(
+      integer<std::int64_t>({"eval-every", "STEPS", "off (always at the end)", "100", "validate every so many steps"},
+                            &C::eval_every, 0, many));
+  all.push_back(
+      integer<std::int64_t>({"checkpoint-every", "STEPS", "off (always at the end)", "500", "save every so many steps"},
+                            &C::checkpoint_every, 0, many));
+  all.push_back(
+      integer<int>({"keep", "CHECKPOINTS", "2", "5", "newest checkpoints to keep; 0: all"}, &C::keep, 0, 1000000));
+  all.push_back(
+      flag({"keep-best", "", "off", "", "save where --eval-data's loss is the lowest so far, and keep that one"},
+           &C::keep_best));
+  all.push_back(choice<OnSaveFailure>(
+      {"on-save-failure", "ACTION", "stop", "continue",
+       "a checkpoint that cannot be written: stop, or continue with the old one kept (the last one always stops)"},
+      &C::on_save_failure, {{"stop", OnSaveFailure::stop}, {"continue", OnSaveFailure::go_on}}));
+  all.push_back(integer<std::int64_t>({"log-every", "STEPS", "1", "10", "print every so many steps; 0: none"},
+                                      &C::log_every, 0, many));
+  all.push_back(text({"trace", "FILE", "none", "trace.json", "write a Perfetto trace"}, &C::trace));
+  all.push_back(integer<int>({"metrics-port", "PORT", "none", "9400",
+                              "serve Prometheus metrics over HTTP at /metrics; 0: a free port, which is printed"},
+                             &C::metrics_port, 0, 65535, -1));
+  all.push_back(text({"metrics-address", "ADDRESS", "127.0.0.1", "0.0.0.0",
+                      "address that --metrics-port listens on: others than this machine only if you say so"},
+                     &C::metrics_address));
+  all.push_back(flag({"strict", "", "off", "", "refuse where a fallback would be taken"}, &C::strict));
+}
+
+}  // namespace
+
+const std::vector<ConfigField>& config_fields() {
+  static const std::vector<ConfigField> fields = [] {
+    std::vector<ConfigField> all;
+    add_input_fields(all);
+    add_machine_fields(all);
+    add_work_fields(all);
+    add_report_fields(all);
+    return all;
+  }();
+  return fields;
+}
+
+const ConfigField* find_config_field(std::string_view name) {
+  for (const auto& f : config_fields()) {
+    if (f.name == name) return &f;
+  }
+  return nullptr;
+}
+
+}  // namespace tandem

@@ -1,0 +1,181 @@
+#include "train/hf/hf_weights.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <set>
+#include <system_error>
+
+#include "core/base/error.hpp"
+#include "core/base/mapped_file.hpp"
+#include "io/shard_index.hpp"
+#include "models/transformer/transformer.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* head_name = "lm_head.weight";
+
+/// The shards that an index names, each once.
+std::vector<fs::path> files_of_index(const fs::path& directory, const fs::path& index) {
+  const MappedFile file(index);
+  const std::string_view text(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size());
+  std::vector<fs::path> files;
+  for (const std::string& name : shards_of_index(text, index.string())) files.push_back(directory / name);
+  return files;
+}
+
+/// The single file comes before shards, as transformers takes them: in a folder with both they may be of two models.
+std::vector<fs::path> tensor_files(const fs::path& directory) {
+  const fs::path single = directory / "model.safetensors";
+  const fs::path index = directory / "model.safetensors.index.json";
+  std::error_code error;
+  if (fs::exists(single, error)) return {single};
+  if (fs::exists(index, error)) return files_of_index(directory, index);
+  std::set<fs::path> files;
+  for (fs::directory_iterator it(directory, error), end; !error && it != end; it.increment(error)) {
+    if (it->path().extension() == ".safetensors") files.insert(it->path());
+  }
+  return {files.begin(), files.end()};
+}
+
+/// What published files hold beside parameters: masks and tables that are computed.
+bool is_buffer(const std::string& name) {
+  return std::ranges::any_of(std::array{".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"},
+                             [&](const char* buffer) { return name.ends_with(buffer); });
+}
+
+std::string named(const std::vector<std::string>& names) {
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(names.size(), 5));
+  return fmt::format("{}{}", fmt::join(names.begin(), end, ", "),
+                     names.size() > 5 ? fmt::format(" and {} more", names.size() - 5) : "");
+}
+
+}  // namespace
+
+std::vector<std::int64_t> stored_shape(const Parameter& p, const HfTensor& tensor) {
+  std::vector<std::int64_t> shape = {tensor.rows};
+  for (int i = std::max(1, p.shape.rank() - 1); i < p.shape.rank(); ++i) shape.push_back(p.shape[i]);
+  if (tensor.transposed) std::reverse(shape.begin(), shape.end());
+  return shape;
+}
+
+bool HfWeights::present(const fs::path& directory) { return !tensor_files(directory).empty(); }
+
+HfWeights::HfWeights(const fs::path& directory) : directory_(directory) {
+  for (const fs::path& file : tensor_files(directory)) files_.emplace_back(file);
+  for (const auto& file : files_) {
+    for (const auto& [name, tensor] : file.tensors()) {
+      if (!tensors_.emplace(name, &tensor).second) {
+        throw InputError(fmt::format("model {}", directory.string()), fmt::format("tensor {} is in two files", name));
+      }
+    }
+  }
+}
+
+const StoredTensor* HfWeights::find(const std::string& name) const {
+  struct Spelling {
+    std::string_view ours, theirs;
+  };
+  // The first GPT-2 files were saved without the model's own prefix; those of models that see say whose language model
+  // it is.
+  for (const auto& [ours, theirs] : {Spelling{"", ""},
+                                     {"transformer.", ""},
+                                     {"model.", ""},
+                                     {"", "language_model."},
+                                     {"model.", "model.language_model."}}) {
+    if (!name.starts_with(ours)) continue;
+    const auto found = tensors_.find(std::string(theirs) + name.substr(ours.size()));
+    if (found != tensors_.end()) return found->second;
+  }
+  return nullptr;
+}
+
+/// Of a head that is tied a file may hold a copy. A head of its own would be lost without a word.
+void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const {
+  const auto head = tensors_.find(head_name);
+  if (!config.tied_head || head == tensors_.end()) return;
+  const std::string name = hf_tensor_of(config, *layout.owned_parameters().front()).name;  // the embedding comes first
+  const StoredTensor& own = *head->second;
+  const StoredTensor& embedding = *find(name);
+  if (own.dtype == embedding.dtype && own.shape == embedding.shape && std::ranges::equal(own.bytes, embedding.bytes)) {
+    return;
+  }
+  throw InputError(fmt::format("tensors of {}", directory_.string()),
+                   fmt::format("{} differs from {}, which config.json says it is", head_name, name),
+                   "set \"tie_word_embeddings\" to false in config.json");
+}
+
+void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) const {
+  std::vector<std::string> missing, misshapen, unexpected;
+  std::set<const StoredTensor*> used;
+  const auto check_tensor = [&](const Parameter& p, const HfTensor& tensor) {
+    const StoredTensor* stored = find(tensor.name);
+    if (tensor.first_row > 0) return;  // of a tensor that an earlier parameter has asked for
+    if (stored == nullptr) {
+      missing.push_back(tensor.name);
+      return;
+    }
+    used.insert(stored);
+    const auto shape = stored_shape(p, tensor);
+    if (stored->shape != shape) {
+      misshapen.push_back(
+          fmt::format("{} ({}) instead of ({})", tensor.name, fmt::join(stored->shape, ", "), fmt::join(shape, ", ")));
+    } else if (stored->dtype != "F32" && stored->dtype != "F16" && stored->dtype != "BF16") {
+      misshapen.push_back(fmt::format("{} of type {}", tensor.name, stored->dtype));
+    }
+  };
+  for (const Parameter* p : layout.owned_parameters()) {
+    for (std::int64_t i = 0; i < hf_tensor_count(*p); ++i) check_tensor(*p, hf_tensor_of(config, *p, i));
+  }
+  for (const auto& [name, stored] : tensors_) {
+    const bool tied_head = config.tied_head && name == head_name;
+    const bool is_vision_tensor = config.is_multimodal && name.find("language_model.") == std::string::npos;
+    if (!used.contains(stored) && !is_buffer(name) && !tied_head && !is_vision_tensor) unexpected.push_back(name);
+  }
+  if (missing.empty() && misshapen.empty() && unexpected.empty()) return check_tied_head(config, layout);
+  std::string why;
+  const auto add = [&](const char* what, const std::vector<std::string>& names) {
+    if (!names.empty()) why += fmt::format("{}{}: {}", why.empty() ? "" : "; ", what, named(names));
+  };
+  add("missing", missing);
+  add("misshapen", misshapen);
+  add("unexpected", unexpected);
+  throw InputError(fmt::format("tensors of {}", directory_.string()), why,
+                   "config.json and tensors must belong together");
+}
+
+void HfWeights::read(const ModelConfig& config, const Parameter& p, std::int64_t first, std::span<float> values) const {
+  const std::int64_t each = p.count / hf_tensor_count(p);
+  while (!values.empty()) {
+    const std::int64_t index = first / each, within = first % each;
+    const auto part = values.first(std::min(values.size(), static_cast<std::size_t>(each - within)));
+    read_tensor(hf_tensor_of(config, p, index), p, within, part);
+    first += static_cast<std::int64_t>(part.size());
+    values = values.subspan(part.size());
+  }
+}
+
+void HfWeights::read_tensor(const HfTensor& tensor, const Parameter& p, std::int64_t first,
+                            std::span<float> values) const {
+  const StoredTensor* stored = find(tensor.name);
+  if (!tensor.transposed) return widen(*stored, tensor.first_row * (p.count / p.shape[0]) + first, values);
+  const auto end = first + static_cast<std::int64_t>(values.size());
+  const std::int64_t outputs = p.shape[0];
+  const std::int64_t inputs = p.shape[1];
+  const std::int64_t first_output = first / inputs;
+  std::vector<float> row(static_cast<std::size_t>((end + inputs - 1) / inputs - first_output));
+  for (std::int64_t i = 0; i < inputs; ++i) {
+    widen(*stored, i * outputs + first_output, row);
+    std::int64_t element = first_output * inputs + i;
+    for (const float x : row) {
+      if (element >= first && element < end) values[static_cast<std::size_t>(element - first)] = x;
+      element += inputs;
+    }
+  }
+}
+
+}  // namespace tandem

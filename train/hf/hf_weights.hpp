@@ -1,0 +1,45 @@
+#pragma once
+// Weights in Hugging Face directories: one model.safetensors, else shards with an index.
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/params/parameter_layout.hpp"
+#include "io/safetensors.hpp"
+#include "models/config/config.hpp"
+
+namespace tandem {
+
+struct HfTensor;
+
+/// Mapped; only reading is done here.
+class HfWeights {
+ public:
+  static bool present(const std::filesystem::path& directory);
+  /// Throws InputError on missing shards and corrupt files.
+  explicit HfWeights(const std::filesystem::path& directory);
+
+  /// Throws InputError that names tensors missing, unexpected or misshapen, and where a tied head differs from the
+  /// embedding, for which both are read.
+  void check(const ModelConfig& config, const ParameterLayout& layout) const;
+  /// Widens elements [first, first + values.size()) of one parameter, transposing where it is stored so, and out of
+  /// several tensors where it is of experts. Takes memory for a row at most.
+  void read(const ModelConfig& config, const Parameter& parameter, std::int64_t first, std::span<float> values) const;
+
+ private:
+  const StoredTensor* find(const std::string& name) const;
+  void read_tensor(const HfTensor& tensor, const Parameter& parameter, std::int64_t first,
+                   std::span<float> values) const;
+  void check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const;
+  std::filesystem::path directory_;
+  std::vector<SafetensorsReader> files_;
+  std::map<std::string, const StoredTensor*> tensors_;
+};
+
+/// The shape of the tensor in such a file that a parameter is, or is part of, or that is part of the parameter.
+std::vector<std::int64_t> stored_shape(const Parameter& parameter, const HfTensor& tensor);
+
+}  // namespace tandem

@@ -1,0 +1,273 @@
+#include "train/hf/model_source.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "api/state_io.hpp"
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+#include "models/hf/hf_config.hpp"
+#include "models/transformer/transformer.hpp"
+#include "train/config/name_pattern.hpp"
+#include "train/hf/hf_weights.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+ModelConfig config_of(const Checkpoint& checkpoint) {
+  const Manifest& manifest = checkpoint.manifest();
+  if (manifest.model_name.empty() && manifest.model_config == "{}") {  // as OffloadEngine::save leaves them
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                     "a trainer of its own has saved it, and its manifest names no model",
+                     "OffloadEngine::load reads it, and tandem digest");
+  }
+  try {
+    return parse_hf_config(manifest.model_config, manifest.model_name);
+  } catch (const UsageError& error) {
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()), error.what(),
+                     "use another one of the run");
+  }
+}
+
+ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
+  ModelSource source;
+  source.config = config_of(*checkpoint);
+  source.bytes = checkpoint->manifest().token_kind == "bytes";
+  source.beside = checkpoint->files_beside();
+  source.checkpoint = std::move(checkpoint);
+  return source;
+}
+
+ModelSource from_config_file(const fs::path& file) {
+  ModelSource source;
+  source.config = read_hf_config(file);
+  std::ifstream stream(file);
+  const auto json = parse_json<nlohmann::json>(std::string(std::istreambuf_iterator<char>(stream), {}));
+  const auto kind = json.find("tandem_token_kind");
+  source.bytes = kind != json.end() && *kind == "bytes";
+  return source;
+}
+
+/// What transformers keeps beside the weights of a model, and a model that is exported should have again.
+std::vector<fs::path> files_beside_weights(const fs::path& directory) {
+  std::vector<fs::path> found;
+  std::error_code ignored;
+  for (const char* name :
+       {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
+        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
+    if (fs::is_regular_file(directory / name, ignored)) found.push_back(directory / name);
+  }
+  return found;
+}
+
+ModelSource from_directory(const fs::path& directory, std::string_view typed) {
+  if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory));
+  if (fs::is_directory(directory / "checkpoints")) {
+    auto newest = newest_checkpoint(directory / "checkpoints",
+                                    [](const fs::path&, const std::string& why) { spdlog::warn("{}", why); });
+    if (!newest) throw InputError(fmt::format("run {}", directory.string()), "it holds no good checkpoint");
+    return from_checkpoint(std::move(newest));
+  }
+  if (!fs::exists(directory / "config.json")) {
+    throw UsageError(fmt::format("{} {}", typed, directory.string()), "a folder without config.json or checkpoints",
+                     "name a Hugging Face directory, a checkpoint or a run");
+  }
+  ModelSource source = from_config_file(directory / "config.json");
+  if (HfWeights::present(directory)) source.weights = directory;
+  if (source.config.is_multimodal) {
+    spdlog::warn("model {}: its vision tensors are left out, also of what is saved or exported; it is taken as {}",
+                 directory.string(), source.config.architecture);
+  }
+  source.beside = files_beside_weights(directory);
+  return source;
+}
+
+std::string listing(const std::vector<std::string>& names) {
+  constexpr std::size_t shown = 5;
+  const auto end = names.begin() + static_cast<std::ptrdiff_t>(std::min(shown, names.size()));
+  std::string text = fmt::format("{}", fmt::join(names.begin(), end, ", "));
+  return names.size() > shown ? text + fmt::format(" and {} more", names.size() - shown) : text;
+}
+
+void check_checkpoint(const Checkpoint& checkpoint, const ParameterLayout& layout) {
+  const auto& stored = checkpoint.manifest().parameters;
+  std::vector<std::string> wrong;
+  for (const Parameter* p : layout.owned_parameters()) {
+    const auto found =
+        std::find_if(stored.begin(), stored.end(), [&](const auto& s) { return s.name == p->full_name; });
+    if (found == stored.end() || found->count() != p->count) wrong.push_back(p->full_name);
+  }
+  if (wrong.empty() && stored.size() == layout.owned_parameters().size()) return;
+  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                   wrong.empty() ? "it has parameters that the model lacks"
+                                 : fmt::format("missing or misshapen: {}", listing(wrong)),
+                   "use the model it was saved from");
+}
+
+}  // namespace
+
+ModelSource find_model(const std::string& name, std::string_view typed) {
+  const auto builtin = builtin_models();
+  if (std::find(builtin.begin(), builtin.end(), name) != builtin.end()) {
+    ModelSource source;
+    source.config = builtin_model(name);
+    return source;
+  }
+  std::error_code error;
+  if (fs::is_directory(name, error)) return from_directory(name, typed);
+  if (fs::exists(name, error)) return from_config_file(name);
+  throw UsageError(fmt::format("{} {}", typed, name), "neither a built-in shape nor a path that exists",
+                   "tandem --list-models names the shapes");
+}
+
+ModelSource find_trained_model(const std::string& name, std::string_view typed) {
+  ModelSource source = find_model(name, typed);
+  if (!source.loads_weights()) {
+    throw UsageError(fmt::format("{} {}", typed, name), "it has no weights",
+                     "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");
+  }
+  return source;
+}
+
+namespace {
+
+/// Whether a parameter's names all match, or none does. Throws UsageError where only some do: experts are one
+/// parameter.
+template <class Frozen>
+bool all_frozen(const ModelConfig& config, const Parameter& p, const Frozen& frozen) {
+  const std::int64_t count = hf_tensor_count(p);
+  std::int64_t matching = 0;
+  for (std::int64_t i = 0; i < count; ++i) matching += frozen(hf_tensor_of(config, p, i).name) ? 1 : 0;
+  if (matching == 0 || matching == count) return matching > 0;
+  throw UsageError(fmt::format("--freeze matches {} of {} experts' {}", matching, count, p.full_name),
+                   "the experts of a layer are trained together", "a pattern that matches all of them, or none");
+}
+
+/// `plain`, the model's layout, with `frozen(Hugging Face name)` deciding what is not trained.
+template <class Frozen>
+ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& plain, const Frozen& frozen,
+                            std::size_t& trained) {
+  ParameterLayout layout;
+  for (const Layer& layer : plain.layers()) {
+    auto builder = layout.add_layer(layer.name);
+    for (const Parameter& p : layer.parameters) {
+      ParameterOptions options = p.options;
+      if (!p.tied()) {
+        options.trainable = !all_frozen(config, p, frozen);
+        trained += options.trainable ? 1 : 0;
+      }
+      builder.add(p.name, p.shape, options);
+    }
+  }
+  for (const Layer& layer : plain.layers()) {
+    for (const Parameter& p : layer.parameters) {
+      if (!p.tied()) continue;
+      const Layer& owner = plain.layer(p.tied_layer);
+      layout.tie(owner.parameters.at(static_cast<std::size_t>(p.tied_index)).full_name, p.full_name);
+    }
+  }
+  return layout;
+}
+
+/// What config.json says of the function that the model computes: nothing of names, of how weights begin and are
+/// stored, of generation, and of how long a sequence may be, which the shapes tell where it matters.
+nlohmann::json keys_of_the_function(const ModelConfig& config) {
+  nlohmann::json json = parse_json<nlohmann::json>(hf_config_text(config, "float32"));
+  for (const char* key :
+       {"architectures", "model_type", "torch_dtype", "initializer_range", "max_position_embeddings"}) {
+    json.erase(key);
+  }
+  for (const auto& [key, value] : config.passed_on) json.erase(key);
+  json["rope_magnitude"] =
+      rope_magnitude(config, config.rope(/*windowed=*/false));  // may come of how long sequences may be
+  json["norm_offset"] = config.norm_offset;
+  return json;
+}
+
+/// Passes values on, and says where some are not finite: training from them would skip every step.
+ParameterValues watched(ParameterValues values) {
+  return [values = std::move(values), bad = std::ptrdiff_t{0}](const Parameter& p, std::int64_t first,
+                                                               std::span<float> to) mutable {
+    values(p, first, to);
+    bad = (first == 0 ? 0 : bad) + std::count_if(to.begin(), to.end(), [](float x) { return !std::isfinite(x); });
+    const bool last = first + static_cast<std::int64_t>(to.size()) == p.count;
+    if (bad > 0 && last) spdlog::warn("weights of {}: {} of {} values are NaN or infinite", p.full_name, bad, p.count);
+  };
+}
+
+}  // namespace
+
+ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern, DType ends) {
+  ParameterLayout plain = layout_of(config, DType::bf16, ends);
+  if (pattern.empty()) return plain;
+  const std::regex expression = name_pattern(pattern);
+  std::size_t trained = 0;
+  ParameterLayout layout = layout_with(
+      config, plain, [&](const std::string& name) { return std::regex_search(name, expression); }, trained);
+  if (trained == 0) {
+    throw UsageError(fmt::format("--freeze {}", pattern), "it freezes every parameter", "leave something to train");
+  }
+  const auto owned = layout.owned_parameters();
+  if (trained == owned.size()) {
+    throw UsageError(fmt::format("--freeze {}", pattern), "it matches no parameter that is not tied to another",
+                     fmt::format("they are named like {}", hf_tensor_of(config, *owned.back()).name));
+  }
+  return layout;
+}
+
+ParameterLayout forward_layout(const ModelConfig& config) {
+  std::size_t ignored = 0;
+  return layout_with(
+      config, layout_of(config), [](const std::string&) { return true; }, ignored);
+}
+
+void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout) {
+  check_belongs(checkpoint, layout);
+  const auto stored = keys_of_the_function(config_of(checkpoint));
+  const auto given = keys_of_the_function(config);
+  nlohmann::json all = given;
+  all.update(stored);
+  for (const auto& [key, any] : all.items()) {
+    const nlohmann::json saved = stored.value(key, nlohmann::json()), value = given.value(key, nlohmann::json());
+    if (saved == value) continue;
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                     fmt::format("it was made with {} {}, the model has {}", key, json_text(saved), json_text(value)),
+                     "resume with the model it was saved with");
+  }
+}
+
+void check_weights(const ModelSource& source, const ParameterLayout& layout) {
+  static_cast<void>(initial_values(source, layout, 0));
+}
+
+ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                               Parallel* threads) {
+  if (source.checkpoint) {
+    check_checkpoint(*source.checkpoint, layout);
+    return watched(
+        [checkpoint = source.checkpoint.get()](const Parameter& p, std::int64_t first, std::span<float> values) {
+          checkpoint->read(checkpoint->index_of(p.full_name), StateArray::master, first, values);
+        });
+  }
+  if (!source.weights.empty()) {
+    auto weights = std::make_shared<HfWeights>(source.weights);
+    weights->check(source.config, layout);
+    return watched([weights, config = source.config](const Parameter& p, std::int64_t first, std::span<float> values) {
+      weights->read(config, p, first, values);
+    });
+  }
+  return [config = source.config, seed, threads](const Parameter& p, std::int64_t first, std::span<float> values) {
+    initialize_parameter(config, p, seed, first, values, threads);
+  };
+}
+
+}  // namespace tandem

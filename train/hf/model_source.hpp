@@ -1,0 +1,62 @@
+#pragma once
+// What --model stands for.
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/host/parallel.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "io/checkpoint.hpp"
+#include "models/config/config.hpp"
+
+namespace tandem {
+
+class HfWeights;
+
+/// A model description and, where there are any, its weights.
+struct ModelSource {
+  ModelConfig config;
+  std::filesystem::path weights;              ///< Hugging Face directory with tensors; empty: none
+  std::unique_ptr<Checkpoint> checkpoint;     ///< null: none
+  bool bytes = false;                         ///< its tokens are known to be bytes of text
+  std::vector<std::filesystem::path> beside;  ///< tokenizer and generation files that came with the weights
+  bool loads_weights() const noexcept { return !weights.empty() || checkpoint != nullptr; }
+};
+
+/// A built-in shape, a config.json, a Hugging Face directory, a checkpoint or a run directory (its newest
+/// good checkpoint). Throws UsageError where it is none of these, InputError where its files are bad. `typed` is what
+/// the name stood behind, for errors.
+ModelSource find_model(const std::string& name, std::string_view typed = "--model");
+
+/// The same, for commands that need weights. Throws UsageError where there are none.
+ModelSource find_trained_model(const std::string& name, std::string_view typed = "--model");
+
+/// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty
+/// pattern freezes none. `ends`: of layout_of. Throws UsageError where nothing is left to train.
+ParameterLayout frozen_layout(const ModelConfig& config, const std::string& pattern, DType ends = DType::f32);
+/// The model's layout with every parameter frozen: for forwards alone.
+ParameterLayout forward_layout(const ModelConfig& config);
+
+/// Whether training of this model may go on from the checkpoint: it has the layout's parameters, frozen or trained
+/// alike, and its model computes the same of them, with as many heads for one, which shapes do not tell. Throws
+/// InputError that names the first difference.
+void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout);
+
+/// Whether the source has every tensor of the layout, and no other, each of its shape: throws InputError that names
+/// those missing, unexpected or misshapen. A source without weights has nothing to check.
+void check_weights(const ModelSource& source, const ParameterLayout& layout);
+
+/// Gives elements [first, first + values.size()) of a parameter; all of it in order, in pieces of any size.
+using ParameterValues = std::function<void(const Parameter&, std::int64_t first, std::span<float> values)>;
+/// Initial values of parameters: from the source's weights, checked as above, else random from `seed`, made on
+/// `threads` (null: the caller's own), which must outlive the result. A tensor with values that are not finite is
+/// warned of by name when it has been read.
+ParameterValues initial_values(const ModelSource& source, const ParameterLayout& layout, std::uint64_t seed,
+                               Parallel* threads = nullptr);
+
+}  // namespace tandem

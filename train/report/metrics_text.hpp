@@ -1,0 +1,24 @@
+#pragma once
+// A step in Prometheus' text format.
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "train/report/run_directory.hpp"
+
+namespace tandem {
+
+struct RunMetrics {
+  const StepMetrics& metrics;  ///< of the last step
+  std::int64_t steps = 0;      ///< the run is to take
+  std::int64_t tokens = 0;     ///< targets so far
+  std::int64_t skipped = 0;    ///< steps so far
+  std::optional<double> eval_loss;
+  std::string model;
+  std::string device;
+};
+
+/// Ends in a newline. Values that are not finite are written as NaN.
+std::string prometheus_text(const RunMetrics& run);
+
+}  // namespace tandem

@@ -1,0 +1,30 @@
+#pragma once
+// What a step used of the machine, from the engine's counters before and after it.
+#include <cstdint>
+#include <string>
+
+#include "offload/engine.hpp"
+#include "scheduler/simulation/simulator.hpp"
+
+namespace tandem {
+
+struct ResourceUse {
+  std::uint64_t h2d_bytes = 0;
+  std::uint64_t d2h_bytes = 0;
+  std::uint64_t file_read_bytes = 0;  ///< of state that lives in a file
+  std::uint64_t file_write_bytes = 0;
+  double h2d_bytes_per_second = 0.0;  ///< while copies went that way; NaN where none did
+  double d2h_bytes_per_second = 0.0;
+  double dram_bytes_per_second = 0.0;  ///< of the engine's copies and CPU tasks, mean over the step
+  /// What was busy longest, by the names of the performance model: "compute", "host to device", "device to host",
+  /// "CPU", "file"; or "DRAM" where the CPU was and the memory ran at nine tenths of its rate or more.
+  std::string bound_by;
+};
+
+/// `seconds`: between the two. `dram_rate`: bytes a second that the machine's memory moves; 0: unknown.
+ResourceUse use_between(const EngineCounters& before, const EngineCounters& after, double seconds, double dram_rate);
+
+/// How fast the work between the two went.
+StepRates rates_between(const EngineCounters& before, const EngineCounters& after);
+
+}  // namespace tandem

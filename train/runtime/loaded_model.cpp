@@ -1,0 +1,121 @@
+#include "train/runtime/loaded_model.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "core/base/error.hpp"
+#include "core/device/watched_wait.hpp"
+#include "data/window_sampler.hpp"
+
+namespace tandem {
+namespace {
+
+/// Another number after each of the engine's tasks, those that the model fetches and releases layers by included.
+std::uint64_t progress_of(const OffloadEngine& engine) {
+  const LaneSeconds busy = engine.counters().busy;
+  return std::bit_cast<std::uint64_t>(busy.compute + busy.host_to_device + busy.device_to_host + busy.device_update +
+                                      busy.cpu + busy.file_read + busy.file_write + busy.peers);
+}
+
+}  // namespace
+
+LoadedModel::LoadedModel(RunSetup& setup, Trace* trace, Group* group) : setup_(setup) {
+  Device& device = *setup.device;
+  stream_ = device.make_stream("compute");
+  activations_ = device.allocate(setup.activation_bytes, "activations and workspace");
+  batches_ = device.allocate_pinned(host_batch_bytes(setup.model->shape(), setup.batch_slots), "batches");
+  Arena arena(activations_.data(), activations_.bytes(), "activations and workspace");
+  setup.model->bind(device, arena, stream_);
+  engine_ = std::make_unique<OffloadEngine>(device, setup.layout, setup.options, setup.plan, trace, group);
+  setup.memory.unpin(device.pageable_bytes());
+}
+
+LoadedModel::~LoadedModel() {
+  try {
+    setup_.device->synchronize(stream_);  // a step that was given up may have left copies of losses behind
+  } catch (...) {                         // it is what has ended the run
+  }
+  setup_.model->unbind();
+}
+
+HostBatch LoadedModel::batch(std::size_t slot) const {
+  return host_batch_in(batches_.data(), setup_.model->shape(), slot);
+}
+
+void LoadedModel::upload(const HostBatch& batch, std::int64_t micro) {
+  const auto up = [&](const TensorView& view, std::span<const std::int32_t> values) {
+    setup_.device->copy(view.data, values.data(), values.size_bytes(), CopyKind::host_to_device, stream_);
+  };
+  up(setup_.model->tokens(micro), batch.tokens);
+  up(setup_.model->targets(micro), batch.targets);
+}
+
+void LoadedModel::download_losses(const HostBatch& batch, std::int64_t micro) {
+  setup_.device->copy(batch.losses.data(), setup_.model->losses(micro).data, batch.losses.size_bytes(),
+                      CopyKind::device_to_host, stream_);
+}
+
+void LoadedModel::train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale) {
+  for (std::size_t i = 0; i < n; ++i) upload(batch(first + i), static_cast<std::int64_t>(i));
+  setup_.model->train(parameters, gradient_scale, stream_, static_cast<std::int64_t>(n));
+  for (std::size_t i = 0; i < n; ++i) download_losses(batch(first + i), static_cast<std::int64_t>(i));
+}
+
+void LoadedModel::wait_for_losses() { wait("losses"); }
+
+void LoadedModel::wait(std::string_view what) {
+  const auto made = [this] { return progress_of(*engine_); };
+  wait_or_give_up(*setup_.device, stream_, {what, setup_.options.watchdog_seconds, made});
+}
+
+std::optional<EvalResult> LoadedModel::evaluate(const TokenSource& source, const std::function<bool()>& stop) {
+  const RunShape& shape = setup_.model->shape();
+  const std::int64_t windows = require_windows(source, shape.sequence);
+  const auto losses = batch(0).losses;
+  const auto scope = engine_->evaluation();
+  double sum = 0.0;
+  std::int64_t tokens = 0;
+  for (std::int64_t first = 0; first < windows; first += shape.batch) {
+    if (stop && stop()) return std::nullopt;
+    tokens += evaluate_batch(source, first, windows);
+    sum = std::accumulate(losses.begin(), losses.end(), sum);
+  }
+  return EvalResult{sum / static_cast<double>(tokens), tokens, windows};
+}
+
+std::int64_t LoadedModel::evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end) {
+  const RunShape& shape = setup_.model->shape();
+  const auto length = static_cast<std::size_t>(shape.sequence);
+  const HostBatch host = batch(0);
+  std::fill(host.tokens.begin(), host.tokens.end(), 0);
+  std::fill(host.targets.begin(), host.targets.end(), -1);
+  std::int64_t tokens = 0;
+  for (std::int64_t window = first; window < std::min(first + shape.batch, end); ++window) {
+    const auto at = static_cast<std::size_t>(window - first) * length;
+    tokens += read_window(source, window, host.tokens.subspan(at, length), host.targets.subspan(at, length));
+  }
+  upload(host);
+  setup_.model->evaluate(*engine_, stream_);
+  download_losses(host);
+  wait_for_losses();
+  return tokens;
+}
+
+void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values) {
+  const HostBatch host = batch(0);
+  if (tokens.size() > host.tokens.size()) throw MisuseError("prompt longer than the model's sequence");
+  std::fill(host.tokens.begin(), host.tokens.end(), 0);
+  std::fill(host.targets.begin(), host.targets.end(), -1);
+  std::copy(tokens.begin(), tokens.end(), host.tokens.begin());
+  const auto scope = engine_->evaluation();
+  upload(host);
+  const TensorView result = setup_.model->logits(*engine_, position, stream_);
+  wait("logits");  // before the device knows of memory that goes with an exception
+  setup_.device->copy(values.data(), result.data, values.size_bytes(), CopyKind::device_to_host, stream_);
+  wait_to_the_end(*setup_.device, stream_, {"logits", setup_.options.watchdog_seconds});
+}
+
+}  // namespace tandem

@@ -1,0 +1,71 @@
+#pragma once
+// A run's memory, taken: engine, activations and batches. Forwards and micro-batches run here.
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "core/base/trace.hpp"
+#include "data/token_source.hpp"
+#include "offload/engine.hpp"
+#include "train/setup/host_batch.hpp"
+#include "train/setup/run_setup.hpp"
+
+namespace tandem {
+
+struct EvalResult {
+  double loss = 0.0;  ///< mean over predicted tokens
+  std::int64_t tokens = 0;
+  std::int64_t windows = 0;
+};
+
+/// One thread drives it. `setup` and `trace` (may be null) must outlive it.
+class LoadedModel {
+ public:
+  /// Takes all memory of the plan. Blocks. Throws PlanError, DeviceError. `group`: as OffloadEngine has it; with it
+  /// every rank trains and evaluates alike.
+  LoadedModel(RunSetup& setup, Trace* trace, Group* group = nullptr);
+  ~LoadedModel();
+  LoadedModel(const LoadedModel&) = delete;
+  LoadedModel& operator=(const LoadedModel&) = delete;
+
+  OffloadEngine& engine() noexcept { return *engine_; }
+  Device& device() noexcept { return *setup_.device; }
+  StreamView stream() const noexcept { return stream_; }
+  HostBatch batch(std::size_t slot) const;
+
+  /// Queues `n` micro-batches that pass through each layer at once, at most as many as the model's shape has: tokens
+  /// up, forward and backward through `parameters`, losses down into slots `first` ... `first` + n - 1. Asynchronous:
+  /// the slots are the device's until `wait_for_losses`.
+  void train(std::size_t first, std::size_t n, ParameterAccess& parameters, float gradient_scale);
+  /// Blocks until everything queued so far on the stream is done. Throws what failed it, StalledError where nothing
+  /// moves for OffloadOptions::watchdog_seconds.
+  void wait_for_losses();
+
+  /// Mean loss over all windows in order. Blocks, and throws as `wait_for_losses` does. Not inside a step. `stop`,
+  /// which may be empty, is asked before each micro-batch; where it says so there is no result.
+  std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
+  /// Losses of windows [first, end), at most as many as a micro-batch has, into slot 0; the rest of them are zero.
+  /// Inside an evaluation of the engine. Blocks, and throws as `wait_for_losses` does. Returns how many tokens were
+  /// predicted.
+  std::int64_t evaluate_batch(const TokenSource& source, std::int64_t first, std::int64_t end);
+  /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks, and throws as `wait_for_losses`
+  /// does.
+  void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);
+
+ private:
+  void upload(const HostBatch& batch, std::int64_t micro = 0);
+  void download_losses(const HostBatch& batch, std::int64_t micro = 0);
+  void wait(std::string_view what);
+
+  RunSetup& setup_;
+  Stream stream_;
+  MemoryBlock activations_;
+  MemoryBlock batches_;
+  std::unique_ptr<OffloadEngine> engine_;
+};
+
+}  // namespace tandem

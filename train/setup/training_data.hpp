@@ -1,0 +1,24 @@
+#pragma once
+// The data of a run, checked against its model.
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "data/token_source.hpp"
+#include "train/config/config.hpp"
+#include "train/hf/model_source.hpp"
+
+namespace tandem {
+
+/// Maps and checks data. Throws InputError for bad files, UsageError for text given to a model whose weights
+/// expect other tokens than bytes. `flag` is what the names stood behind, for errors.
+std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, const TrainConfig& config,
+                                         const ModelSource& source, std::string_view flag = "--data");
+
+/// The sequence length of a run over `data`: as given; else a row's for data in rows, and the model's positions
+/// but at most 1024 for a stream. Throws InputError where rows are longer than the model's positions.
+std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model, const TokenSource& data);
+
+}  // namespace tandem
