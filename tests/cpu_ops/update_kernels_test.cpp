@@ -239,7 +239,15 @@ TEST(UpdateBits, ThreadsAndCutsChangeNothing) {
 TEST(UpdateBits, NormBlocksAreTheFixedTree) {
   for (const std::int64_t n : {1, 22, 31, 33, 1023, 1024, 1025, 100003}) {
     State s = random_state(static_cast<std::size_t>(n), Gradients::usual, 12);
-    for (std::size_t i = 0; i < s.size(); i += 13) s.gradient[i] = numerics::round_to_bf16(i % 2 == 0 ? 3e38F : 1e-40F);
+    // Over many orders of magnitude: sums of squares that are closer are exact in fp64, whatever their order.
+    for (std::size_t i = 0; i < s.size(); ++i) {
+      const float spread = std::ldexp(1.0F, static_cast<int>(i * 2654435761U % 97) - 48);
+      s.gradient[i] = numerics::round_to_bf16(numerics::bf16_to_float(s.gradient[i]) * spread);
+    }
+    // Extremes in every second block, in which they are all that counts.
+    for (std::size_t i = 0; i < s.size(); i += 13) {
+      if (i / layout_quantum % 2 == 1) s.gradient[i] = numerics::round_to_bf16(i % 2 == 0 ? 3e38F : 1e-40F);
+    }
     const std::size_t blocks = static_cast<std::size_t>((n + layout_quantum - 1) / layout_quantum);
     std::vector<double> expected(blocks), actual(blocks);
     reference::norm_blocks(s.gradient.data(), n, expected.data());
