@@ -140,7 +140,7 @@ def made_cheap(arguments):
     if name == "plan" and "--profile" in arguments or name == "plan" and "--fit" in arguments:
         return [*arguments, *([] if "--policy" in arguments else ["--policy", "host", "--recompute", "block"])], {0, 3}
     if name == "bench" and "--profile" in arguments:
-        return [*arguments, "--model", "tiny-gpt2"], {0}
+        return [*("interleave:4" if a == "auto" else a for a in arguments), "--model", "tiny-gpt2"], {0}
     if name == "calibrate" and "--show" in arguments:
         return arguments, {0, 2, 4}  # 2, 4: this machine was never calibrated
     if name in ("train", "plan", "calibrate", "bench", "eval", "sample"):
