@@ -36,8 +36,9 @@ STALE = re.compile(r"\b(unfold(s|er|ed|ing)?|fold_gradient|exchange_gradient|lan
 
 
 def names_of(root):
-    files = [p.relative_to(root) for p in root.rglob("*")
-             if p.is_file() and p.relative_to(root).parts[0] not in pages.NOT_OURS and not p.relative_to(root).parts[0].startswith(".")]
+    """Paths of all files, their bare names, and paths of all folders."""
+    found = [p for p in root.iterdir() if p.is_file()] + [p for f in pages.folders(root) for p in f.rglob("*") if p.is_file()]
+    files = [p.relative_to(root) for p in found]
     return {p.as_posix() for p in files}, {p.name for p in files}, {q.as_posix() for p in files for q in p.parents}
 
 

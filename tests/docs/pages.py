@@ -5,15 +5,19 @@ from pathlib import Path
 FENCE = re.compile(r"^(```+|~~~+)\s*(\w*)\s*$")
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
-NOT_OURS = {"build", "shared"}
+
+
+def folders(root):
+    """Folders of the tree at its root, without what is built or hidden."""
+    return sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "build")) and p.name != "shared")
 
 
 def pages(root):
     """All Markdown files of the tree, as paths relative to it."""
     found = [root / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "THIRD_PARTY.md")]
-    for folder in sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".") and p.name not in NOT_OURS):
+    for folder in folders(root):
         found += sorted(folder.rglob("*.md"))
-    return [p.relative_to(root) for p in found if p.is_file() and "build" not in p.relative_to(root).parts]
+    return [p.relative_to(root) for p in found if p.is_file()]
 
 
 def user_pages(root):
@@ -65,9 +69,9 @@ def sentences(text):
             continue
         if not words:
             start = number
-        for part in re.split(r"(?<=[.;:!?])\s+", line.strip()):
+        for part in [line.strip()] if line.startswith("#") else re.split(r"(?<=[.;:!?])\s+", line.strip()):
             words.append(part)
-            if re.search(r"[.;!?]$", part):
+            if re.search(r"[.;!?]$", part) or line.startswith("#"):
                 result.append((start, " ".join(words)))
                 words, start = [], number
     return result
