@@ -89,10 +89,25 @@ def write(folder, files):
     return names
 
 
+def refuse_other_files(out, folders):
+    """Ends with 2 where --out holds more than an earlier run left, or holds what is to be read."""
+    written = {"train", "held-out", "split.json"}
+    if any(out.resolve() == folder.resolve() or out.resolve() in folder.resolve().parents for folder in folders):
+        why = "it holds what is to be read"
+    elif out.is_symlink() or (out.exists() and not out.is_dir()):
+        why = "it is no folder"
+    elif out.is_dir() and (names := {path.name for path in out.iterdir()}) and (names - written or "split.json" not in names):
+        why = f"it holds files that are not of this tool: {' '.join(sorted(names - written)[:3]) or 'no split.json'}"
+    else:
+        return
+    print(f"prepare_text: --out {out}: {why}; name another folder", file=sys.stderr)
+    sys.exit(2)
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="folders of text")
-    parser.add_argument("--out", type=Path, required=True, help="folder to write; replaced if it exists")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write; replaced where this tool wrote it")
     parser.add_argument("--max-overlap", type=float, default=0.10,
                         help="a held-out file shares at most this part of its eight-word runs (default 0.10)")
     parser.add_argument("--share", type=float, default=0.15, help="part of all bytes to hold out (default 0.15)")
@@ -101,6 +116,7 @@ def arguments():
 
 def main():
     args = arguments()
+    refuse_other_files(args.out, args.folders)
     files, duplicates = without_duplicates(regular_files(args.folders))
     chosen = choose_held_out(files, args.max_overlap, args.share)
     if not chosen or len(chosen) == len(files):

@@ -429,5 +429,32 @@ class PrepareOutput(ProgramTest):
             self.assertEqual(os.listdir(self.d), [])
 
 
+class SplitText(ProgramTest):
+    """tools/prepare_text.py replaces its own folder alone."""
+
+    def split(self, folder, out):
+        return subprocess.run([sys.executable, str(TOOL.with_name("prepare_text.py")), str(folder), "--out", str(out)],
+                              capture_output=True, text=True, timeout=60)
+
+    def test_what_it_did_not_write_stays(self):
+        texts = self.root / "texts"
+        for n in range(6):
+            self.file(f"texts/{n}.txt", " ".join(f"word{n}x{i}" for i in range(200)))
+        out = self.root / "out"
+        for _ in range(2):
+            self.succeed(self.split(texts, out))
+        whole = snapshot(out)
+        self.file("mine/notes", "mine")
+        self.file("beside/train/a.txt", "mine")  # a folder of the same name, but nothing says that this tool wrote it
+        (self.root / "link").symlink_to(out)
+        for other in [texts, self.root, self.root / "mine", self.root / "beside", self.root / "link", texts / "0.txt"]:
+            before = snapshot(self.root)
+            result = self.split(texts, other)
+            self.assertEqual(result.returncode, 2, other)
+            self.assertEqual(len(result.stderr.splitlines()), 1, result.stderr)
+            self.assertEqual(snapshot(self.root), before, other)
+        self.assertEqual(snapshot(out), whole)
+
+
 if __name__ == "__main__":
     main()
