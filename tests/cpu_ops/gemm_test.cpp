@@ -42,10 +42,10 @@ struct Matrices {
                     beta, to.data() + row * ldc() + column, ldc());
   }
   double exact(std::int64_t row, std::int64_t column, float beta) const {
-    double sum = static_cast<double>(beta) * static_cast<double>(c[row * ldc() + column]);
+    double sum = static_cast<double>(beta) * static_cast<double>(c.data()[row * ldc() + column]);
     for (std::int64_t k = 0; k < depth; ++k) {
-      const float left = op_a == Op::plain ? a[row * lda() + k] : a[k * lda() + row];
-      const float right = op_b == Op::plain ? b[k * ldb() + column] : b[column * ldb() + k];
+      const float left = op_a == Op::plain ? a.data()[row * lda() + k] : a.data()[k * lda() + row];
+      const float right = op_b == Op::plain ? b.data()[k * ldb() + column] : b.data()[column * ldb() + k];
       sum += static_cast<double>(left) * static_cast<double>(right);
     }
     return sum;
@@ -85,9 +85,9 @@ TEST_P(TileGemm, IsTheProduct) {
         of.tile(0, 0, m, n, beta, result);
         for (std::int64_t i = 0; i < m; ++i) {
           for (std::int64_t j = 0; j < of.ldc(); ++j) {
-            const float actual = result[i * of.ldc() + j];
+            const float actual = result.data()[i * of.ldc() + j];
             if (j >= n) {
-              ASSERT_EQ(actual, of.c[i * of.ldc() + j]) << "beyond the columns";
+              ASSERT_EQ(actual, of.c.data()[i * of.ldc() + j]) << "beyond the columns";
             } else {
               ASSERT_NEAR(static_cast<double>(actual), of.exact(i, j, beta), 2e-5)
                   << m << 'x' << n << ' ' << i << ' ' << j;

@@ -1,7 +1,7 @@
 # Attention as cuDNN is asked for it: over a library of that name made of this CPU, and as far as the real one gets
 # without a GPU. Included by CMakeLists.txt of the folder above.
-set(attention_object $<TARGET_OBJECTS:tandem_attention_cudnn> ${PROJECT_SOURCE_DIR}/gpu_ops/library_file.cpp
-                     ${PROJECT_SOURCE_DIR}/gpu_ops/shared_library.cpp)
+set(attention_object $<TARGET_OBJECTS:tandem_attention_cudnn> ${PROJECT_SOURCE_DIR}/gpu_ops/device/library_file.cpp
+                     ${PROJECT_SOURCE_DIR}/gpu_ops/device/shared_library.cpp)
 set(attention_links fmt::fmt ${CMAKE_DL_LIBS} ${emulated} GTest::gtest_main)
 
 # Whoever loads the real library by name finds this one loaded.
