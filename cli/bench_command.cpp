@@ -17,7 +17,6 @@
 #include "cli/bench_steps.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
-#include "cli/what_if.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"
@@ -27,6 +26,8 @@
 #include "train/config/units.hpp"
 #include "train/runtime/stop_signal.hpp"
 #include "train/setup/performance.hpp"
+#include "train/setup/profile_machine.hpp"
+#include "train/setup/run_setup.hpp"
 
 namespace tandem {
 namespace {
@@ -281,7 +282,7 @@ class Bench {
   /// 1 where the model does not fit without a ceiling. On the host's memory, which is the largest.
   void measure_compute(TrainConfig bare) {
     say("measuring forward and backward");
-    bare.policy = parse_policy("host");
+    bare.policy = Policy::host();
     try {
       RunSetup run = set_up_run(bare, source_.config, {.training = true, .saves = false, .predicts = false});
       BenchSteps steps(run, bare, source_);
@@ -324,21 +325,22 @@ class Bench {
     return row;
   }
 
+  static void describe(const RunPlan& run, BenchRow& row) {
+    row.activations = activations_of(run.model_config, run.shape);
+    row.planned_device_bytes = run.planned_device_bytes();
+    row.planned_host_bytes = run.planned_host_bytes();
+  }
+
   void predict(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
-    const WhatIf what = plan_for_machine(config, source_.config, profile);
-    row.activations = activations_of(what.model, what.shape);
-    const MemoryPlan needs = what.choice.plan.needs();
-    row.planned_device_bytes = needs.device_bytes();
-    row.planned_host_bytes = needs.host_bytes();
-    note(what.layout, what.choice, profile, what.compute, row);
+    const ProfileMachine elsewhere = machine_of(profile_, config);
+    const RunPlan run = plan_run(config, source_.config, {.training = true}, elsewhere.machine);
+    describe(run, row);
+    note(run.layout, run.prediction->choice, profile, run.prediction->compute, row);
   }
 
   void execute(const TrainConfig& config, const MachineProfile& profile, BenchRow& row) {
-    RunSetup run =
-        set_up_run(config, source_.config, {.training = true, .saves = false, .profile = &profile, .slower = slower_});
-    row.activations = activations_of(run.model_config, run.model->shape());
-    row.planned_device_bytes = run.planned_device_bytes();
-    row.planned_host_bytes = run.planned_host_bytes();
+    RunSetup run = set_up_run(config, source_.config, {.training = true}, {.profile = &profile, .slower = slower_});
+    describe(run, row);
     note(run.layout, run.prediction->choice, profile, run.prediction->compute, row);
     BenchSteps steps(run, config, source_);
     row.measured = steps.measure(flags_.steps, false, profile_.dram.value);

@@ -1,5 +1,6 @@
 // tandem plan
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,20 +10,17 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "api/state_io.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
-#include "cli/what_if.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
-#include "core/device/device_name.hpp"
 #include "scheduler/machine/cost_model.hpp"
-#include "scheduler/plan/rank_slice.hpp"
 #include "scheduler/search/upgrades.hpp"
 #include "train/config/units.hpp"
 #include "train/hf/model_source.hpp"
-#include "train/setup/performance.hpp"
+#include "train/setup/profile_machine.hpp"
 #include "train/setup/run_setup.hpp"
+#include "train/setup/training_data.hpp"
 
 namespace tandem {
 namespace {
@@ -228,67 +226,55 @@ std::optional<ClosedForms> closed_forms(const TrainConfig& config, const Choice&
                      published_stride(link, profile.device_update.value, cpu_update, at_once)};
 }
 
-Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
-  const auto ranks = split_device_names(config.device).size();
-  const MachineProfile profile = shared_by(as_emulated(read_profile(flags.profile), config), static_cast<int>(ranks));
-  WhatIf what = plan_for_machine(config, model, profile);
-  Planned planned;
-  planned.plan = what.choice.plan;
-  planned.memory = what.choice.plan.memory;
-  const std::size_t of_inputs = page_table_bytes(what.options.reserved_host_memory, what.facts, what.options.rank);
-  planned.memory.add("activations and workspace", "run", Place::device,
-                     what.options.reserved_device_memory - of_inputs);
-  planned.memory.add("activations, offloaded", "run", Place::pinned, what.options.reserved_host_memory);
-  planned.memory.add("device context and libraries", "run", Place::device, planned.plan.device_reserved);
-  planned.memory.add("page tables of pinned memory", "run", Place::device, planned.plan.page_tables + of_inputs);
-  planned.order = what.order;
-  planned.activations = activations_of(what.model, what.shape);
-  planned.predicted = what.choice.simulation;
-  planned.parameters = what.layout.parameter_count();
-  if (config.checkpoint_every > 0) {
-    const std::size_t of_rank = part_of_rank(StateCopy::bytes(what.layout), what.options.rank);
-    const std::size_t host = planned.memory.host_bytes() + of_rank;
-    const bool copies = over_host_memory(what.options, what.facts, host, planned.memory.device_bytes()) == 0;
-    if (copies) planned.memory.add("checkpoint copy", "run", Place::pageable, of_rank);
-    planned.saving = {config.checkpoint_every, copies, {}};
-    planned.saving.slowdown = predict_saving(planned.saving, what.layout, planned.plan, profile, what.compute);
-  }
-  for (MemoryEntry& entry : planned.memory.entries) {  // each rank takes as much of the host
-    if (entry.place != Place::device) entry.bytes = of_all_ranks(entry.bytes, what.options.rank);
-  }
-  planned.table = table_of(planned.memory) + planned.plan.notes();
-  if (ranks > 1) planned.table += fmt::format("{} devices, each as above; host memory of all\n", ranks);
-  planned.candidates = std::move(what.choice.candidates);
-  planned.closed_forms = closed_forms(config, what.choice, profile);
-  if (flags.explain)
-    planned.upgrades = upgrades(what.layout, what.options, what.facts, profile, what.compute, planned.plan);
-  return planned;
-}
-
-Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const ModelSource& source) {
-  const RunSetup run = set_up_run(config, source.config, {.training = true, .saves = true});
+Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunPlan& run) {
   Planned planned;
   planned.plan = run.plan;
   planned.memory = run.all_memory();
   planned.table = run.table();
   planned.saving = run.saving;
   planned.order = run.order;
-  planned.activations = activations_of(run.model_config, run.model->shape());
+  planned.activations = activations_of(run.model_config, run.shape);
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
     if (flags.explain)
       throw UsageError("--explain", "this machine has not been calibrated", "run tandem calibrate, or give --profile");
     return planned;
   }
-  planned.doubts = run.doubts;
-  const Choice& choice = run.prediction->choice;
-  planned.predicted = choice.simulation;
-  if (!flags.explain) return planned;
-  planned.candidates = choice.candidates;
-  planned.closed_forms = closed_forms(config, choice, run.prediction->profile);
-  planned.upgrades =
-      upgrades(run.layout, run.options, run.facts, run.prediction->profile, run.prediction->compute, run.plan);
+  const RunPrediction& known = *run.prediction;
+  planned.predicted = known.choice.simulation;
+  planned.candidates = known.choice.candidates;
+  planned.closed_forms = closed_forms(config, known.choice, known.profile);
+  if (flags.explain) {
+    planned.upgrades = upgrades(run.layout, run.options, run.facts, known.profile, known.compute, run.plan);
+  }
   return planned;
+}
+
+constexpr RunPurpose purpose_of_plan{.training = true, .saves = true};
+
+Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
+  const ProfileMachine elsewhere = machine_of(read_profile(flags.profile), config);
+  return planned_of(flags, config, plan_run(config, model, purpose_of_plan, elsewhere.machine));
+}
+
+Planned plan_here(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
+  const RunSetup run = set_up_run(config, model, purpose_of_plan);
+  Planned planned = planned_of(flags, config, run);
+  planned.doubts = run.doubts;
+  return planned;
+}
+
+/// Throws PlanError where no plan fits.
+void require_fit(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
+  RunPurpose purpose = purpose_of_plan;
+  purpose.predicts = false;
+  if (flags.profile.empty()) {
+    set_up_run(config, model, purpose);
+    return;
+  }
+  ProfileMachine elsewhere = machine_of(read_profile(flags.profile), config);
+  elsewhere.machine.profile.reset();  // nothing is simulated
+  static_cast<void>(plan_run(config, model, purpose, elsewhere.machine));
 }
 
 // -- fit -------------------------------------------------------------------------------------------------
@@ -323,11 +309,7 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   std::string why;  // the last that does not fit does not
   const auto fits = [&](const TrainConfig& c, const ModelConfig& model) {
     try {
-      if (flags.profile.empty()) {
-        set_up_run(c, model, {.training = true, .saves = true, .predicts = false});
-      } else {
-        require_fit(c, model, read_profile(flags.profile));
-      }
+      require_fit(flags, c, model);
       return true;
     } catch (const PlanError& error) {
       why = error.what();
@@ -374,17 +356,29 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   return {};
 }
 
+/// The sequence length of a run: of data in rows, where that is given and here, theirs.
+std::int64_t sequence_length_of(const TrainConfig& config, const ModelSource& source) {
+  if (!config.data.empty() && config.seq_len == 0) {
+    try {
+      return sequence_length(config, source.config, *open_tokens(config.data, config, source));
+    } catch (const Error& error) {
+      spdlog::warn("the data is not read, so that sequences are as long as without it: {}", error.what());
+    }
+  }
+  return sequence_length(config, source.config);
+}
+
 int plan(const PlanFlags& flags) {
   TrainConfig config = flags.config.config();
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
   ModelSource source = find_model(config.model);
   // Of the model that is found, where that is what is asked.
-  if (flags.fit != "model") config.seq_len = sequence_length(config, source.config);
+  if (flags.fit != "model") config.seq_len = sequence_length_of(config, source);
   try {
     const std::string fitted = flags.fit.empty() ? std::string() : fit(flags, config, source);
     Planned planned =
-        flags.profile.empty() ? plan_here(flags, config, source) : plan_elsewhere(flags, config, source.config);
+        flags.profile.empty() ? plan_here(flags, config, source.config) : plan_elsewhere(flags, config, source.config);
     planned.model = source.config.name;
     planned.targets = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
     if (flags.json) {
@@ -416,10 +410,12 @@ CommandFunction add_plan_command(CLI::App& program) {
       program.add_subcommand("plan", "memory and time plan of a run; allocates nothing; takes the flags of train");
   auto flags = std::make_shared<PlanFlags>();
   flags->config.add_to(*command);
-  for (const char* name : {"--data", "--steps", "--epochs"}) {
+  for (const char* name : {"--steps", "--epochs"}) {
     command->get_option(name)->description(
         "as for train, whose line may stand here whole. Default: a plan does without");
   }
+  command->get_option("--data")->description(
+      "data of the run: where it is in rows, sequences are as long as they are. Default: a plan does without");
   command
       ->add_option(
           "--profile", flags->profile,

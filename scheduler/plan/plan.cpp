@@ -219,8 +219,8 @@ std::string megabytes_flag(std::size_t bytes) {
   return fmt::format("{}MiB", (bytes + mib - 1) / mib);
 }
 
-OffloadOptions with_policy(OffloadOptions options, std::string_view policy) {
-  options.policy = parse_policy(policy);
+OffloadOptions with_policy(OffloadOptions options, const Policy& policy) {
+  options.policy = policy;
   return options;
 }
 
@@ -270,7 +270,7 @@ void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFact
   };
   const std::size_t need = device_bytes(smallest);
   add(smallest, fmt::format("--device-memory {}", megabytes_flag(need)), "");
-  OffloadOptions frugal = with_policy(options, "host");
+  OffloadOptions frugal = with_policy(options, Policy::host());
   frugal.resident_layers = 0;
   frugal.prefetch_layers = 1;
   const Plan little = build(layout, frugal, smallest_knobs(layout, frugal));
@@ -312,9 +312,9 @@ std::size_t smallest_bytes(const ParameterLayout& layout, const OffloadOptions& 
 /// As much of the state on the device as fits; the plan that is least over host memory where that is too small for any.
 Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                     std::size_t ceiling) {
-  std::vector<std::string> candidates{"device"};
-  for (int tenths = 1; tenths < 10; ++tenths) candidates.push_back(fmt::format("static:{}", tenths / 10.0));
-  candidates.emplace_back("host");
+  std::vector<Policy> candidates{Policy::device()};
+  for (int tenths = 1; tenths < 10; ++tenths) candidates.push_back(Policy::static_share(tenths / 10.0));
+  candidates.push_back(Policy::host());
   std::optional<Plan> least;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const OffloadOptions fixed = with_policy(options, candidates[i]);
@@ -378,7 +378,7 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
     other.policy = options.policy;
     if (!flag.empty() && fits(other)) return flag;
     if (options.policy.kind == Policy::Kind::automatic || options.resident_layers >= 0) continue;
-    other.policy = parse_policy("auto");
+    other.policy = Policy::automatic();
     if (fits(other)) return flag + (flag.empty() ? "" : " ") + "--policy auto";
   }
   return {};
@@ -503,7 +503,8 @@ Plan plan_of_rank(const ParameterLayout& layout, const OffloadOptions& options, 
 
 std::size_t smallest_device_memory(const ParameterLayout& layout, const OffloadOptions& options) {
   check_options(layout, options);
-  const OffloadOptions fixed = options.policy.kind == Policy::Kind::automatic ? with_policy(options, "host") : options;
+  const OffloadOptions fixed =
+      options.policy.kind == Policy::Kind::automatic ? with_policy(options, Policy::host()) : options;
   return smallest_bytes(layout, fixed, {});
 }
 

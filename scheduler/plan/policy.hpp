@@ -22,6 +22,15 @@ struct Policy {
   std::int64_t stride = 1;      ///< K of interleave, >= 1; 1 streams every subgroup
   double resident_share = 0.0;  ///< S of interleave, [0, 1]
 
+  static Policy automatic() { return {}; }
+  static Policy device() { return {.kind = Kind::device}; }
+  static Policy host() { return {.kind = Kind::host}; }
+  static Policy stream() { return {.kind = Kind::stream}; }
+  static Policy static_share(double on_cpu) { return {.kind = Kind::static_share, .host_share = on_cpu}; }
+  static Policy interleave(std::int64_t stride, double resident = 0.0) {
+    return {.kind = Kind::interleave, .stride = stride, .resident_share = resident};
+  }
+
   /// Throws UsageError where a number is out of its range.
   void check() const;
   /// As `parse_policy` reads it: "interleave:4,resident=0.25".

@@ -1,7 +1,5 @@
 #include "scheduler/search/auto.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -17,14 +15,11 @@ namespace {
 constexpr std::int64_t task_budget_at_the_end = 150'000;
 constexpr std::int64_t task_budget_of_comparison = 8'000'000;
 
-std::vector<std::string> fixed_policies() {
-  std::vector<std::string> policies{"device", "host", "stream"};
-  for (int tenths = 0; tenths < 10; ++tenths) policies.push_back(fmt::format("static:{}", tenths / 10.0));
+std::vector<Policy> fixed_policies() {
+  std::vector<Policy> policies{Policy::device(), Policy::host(), Policy::stream()};
+  for (int tenths = 0; tenths < 10; ++tenths) policies.push_back(Policy::static_share(tenths / 10.0));
   for (const int stride : {2, 3, 4, 5, 8}) {
-    policies.push_back(fmt::format("interleave:{}", stride));
-    for (int tenths = 1; tenths < 10; ++tenths) {
-      policies.push_back(fmt::format("interleave:{},resident={}", stride, tenths / 10.0));
-    }
+    for (int tenths = 0; tenths < 10; ++tenths) policies.push_back(Policy::interleave(stride, tenths / 10.0));
   }
   return policies;
 }
@@ -64,13 +59,13 @@ class Search {
 };
 
 void Search::try_fixed() {
-  std::vector<std::string> policies{in_.options.policy.text()};
+  std::vector<Policy> policies{in_.options.policy};
   if (automatic()) policies = fixed_policies();
   // First, so that another takes its place only where it is faster.
   if (settings_.present != nullptr) trials_.consider(settings_.present->policy, *settings_.present);
-  for (const std::string& text : policies) {
+  for (const Policy& policy : policies) {
     OffloadOptions fixed = in_.options;
-    fixed.policy = parse_policy(text);
+    fixed.policy = policy;
     trials_.consider(fixed.policy, contradicts(in_.layout, fixed) ? std::nullopt : trials_.plan(fixed));
   }
 }
@@ -96,7 +91,7 @@ void Search::compare_fixed() {
     if (trials_.spent() > allowance) break;
     const bool many = plan->subgroups.size() > few_subgroups;
     if (many && candidate->simulation.step_seconds > off_when_coarsened * simulation_.step_seconds) break;
-    if (!improved_ && plan->policy.text() == chosen_.policy.text()) {
+    if (!improved_ && plan->policy == chosen_.policy) {
       candidate->simulation = simulation_;  // a comparison with itself would give up at its own time
       continue;
     }
@@ -159,8 +154,8 @@ Choice Search::run() {
 
 bool some_policy_fits(const ParameterLayout& layout, OffloadOptions options, const PlanningFacts& facts) {
   if (options.policy.kind != Policy::Kind::automatic) return find_plan(layout, options, facts).has_value();
-  return std::ranges::any_of(fixed_policies(), [&](const std::string& policy) {
-    options.policy = parse_policy(policy);
+  return std::ranges::any_of(fixed_policies(), [&](const Policy& policy) {
+    options.policy = policy;
     return !contradicts(layout, options) && find_plan(layout, options, facts);
   });
 }

@@ -47,7 +47,7 @@ std::size_t DivisionSearch::most_residents(double streamed_share) {
   std::size_t low = 0;
   std::size_t high = trials_.best().subgroups.size();
   OffloadOptions options = in_.options;
-  options.policy = parse_policy("static:0");
+  options.policy = Policy::static_share(0.0);
   while (low < high) {
     const std::size_t middle = (low + high + 1) / 2;
     options.paths = paths_of({middle, streamed_share, Residents::last}, trials_.best().subgroups.size());

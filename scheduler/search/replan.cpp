@@ -32,7 +32,7 @@ double ratio(const StepRates& measured, const StepRates& predicted, Rate rate) {
 /// The same plan with every subgroup that is not resident on one path; none where it does not fit.
 std::optional<Plan> with_all(UpdatePath path, const Plan& plan, const ParameterLayout& layout, OffloadOptions options,
                              const PlanningFacts& facts) {
-  options.policy = parse_policy("static:0");
+  options.policy = Policy::static_share(0.0);
   options.paths.clear();
   for (const Subgroup& s : plan.subgroups) {
     options.paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);

@@ -95,7 +95,7 @@ void Trials::consider(const Policy& policy, std::optional<Plan> made) {
 
 double Trials::seconds_with(const Setting& setting, double limit) {
   OffloadOptions options = in_.options;
-  options.policy = parse_policy("static:0");  // paths stand in its place, and weights are as resident as fits
+  options.policy = Policy::static_share(0.0);  // paths stand in its place, and weights are as resident as fits
   options.paths = setting.paths;
   options.update_threads = setting.update_threads;
   std::optional<Plan> made = plan(options);

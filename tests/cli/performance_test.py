@@ -299,7 +299,7 @@ class OtherMachines(ProgramTest):
                                     "--offload-activations", "--micro-batch", batch, "--json", *flags)
         one, four = (json.loads(self.succeed(plan(batch)).stdout)["host_bytes"] for batch in [1, 4])
         # Inputs of 32 blocks and of the head, 4096 x 4096 bf16 each, of three sequences more; three stay on the device.
-        self.assertEqual(four - one, 3 * (33 - 3) * 4096 * 4096 * 2)
+        self.assertEqual(four - one, 3 * ((33 - 3) * 4096 * 4096 * 2 + 3 * 4096 * 4))  # and tokens, targets and losses
         ceiling = ["--host-memory", str(one + (four - one) // 2)]
         self.succeed(plan(1, *ceiling))
         self.refused(plan(4, *ceiling), 3, "host memory")

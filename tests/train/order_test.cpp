@@ -32,7 +32,7 @@ TrainConfig config_of(std::int64_t grad_accum, AccumulationOrder order) {
 
 RunSetup set_up(const TrainConfig& config, const MachineProfile* profile = nullptr) {
   const ModelConfig model = builtin_model(config.model);
-  return set_up_run(config, model, {.predicts = profile != nullptr, .profile = profile});
+  return set_up_run(config, model, {.predicts = profile != nullptr}, {.profile = profile});
 }
 
 /// A machine whose link carries so many bytes a second, and whose device is as fast as a CPU.

@@ -42,8 +42,8 @@ Topology machine(std::size_t available) {
 }
 
 RunSetup set_up(const TrainConfig& config, const Topology& machine, const MachineProfile* profile = nullptr) {
-  return set_up_run(config, builtin_model(config.model),
-                    {.saves = true, .predicts = profile != nullptr, .profile = profile, .machine = &machine});
+  return set_up_run(config, builtin_model(config.model), {.saves = true, .predicts = profile != nullptr},
+                    {.profile = profile, .host = &machine});
 }
 
 std::vector<const RunSetup*> all_of(const RunSetup& run) {

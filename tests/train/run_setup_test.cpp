@@ -38,7 +38,7 @@ Topology machine(std::size_t available, std::size_t room = 0) {
 
 RunSetup set_up(const TrainConfig& config, const Topology& machine) {
   const ModelConfig model = builtin_model(config.model);
-  return set_up_run(config, model, {.saves = true, .predicts = false, .machine = &machine});
+  return set_up_run(config, model, {.saves = true, .predicts = false}, {.host = &machine});
 }
 
 std::size_t all_bytes(const RunSetup& run) { return run.planned_device_bytes() + run.planned_host_bytes(); }
@@ -142,7 +142,7 @@ RunSetup set_up_eight(TrainConfig config, std::optional<Recompute> recompute, st
   config.prefetch_layers = 1;
   config.recompute = recompute;
   config.device_memory = ceiling;
-  return set_up_run(config, model, {.predicts = profile != nullptr, .profile = profile});
+  return set_up_run(config, model, {.predicts = profile != nullptr}, {.profile = profile});
 }
 
 TEST(RunSetup, AsFewBlocksAsFitAreComputedAgain) {

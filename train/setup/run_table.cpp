@@ -1,14 +1,12 @@
-// What a run's setup says of itself.
+// What a run's plan says of itself.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <string_view>
 
-#include "core/base/version.hpp"
 #include "train/hf/model_source.hpp"
-#include "train/setup/performance.hpp"
-#include "train/setup/run_setup.hpp"
+#include "train/setup/run_plan.hpp"
 
 namespace tandem {
 namespace {
@@ -22,54 +20,33 @@ std::string activations_note(const ModelConfig& model, const RunShape& shape) {
 }
 
 /// "12.0 GiB in /fast, read and written in every step".
-std::string file_note(const RunSetup& run) {
+std::string file_note(const RunPlan& run) {
   std::size_t bytes = run.plan.file_bytes_of_step();
-  for (const RunSetup& peer : run.peers) bytes += peer.plan.file_bytes_of_step();
+  for (const RunPlan& other : run.other_ranks) bytes += other.plan.file_bytes_of_step();
   return fmt::format("{} in {}, read and written in every step", format_bytes(bytes),
                      run.options.state_folder.string());
 }
 
 }  // namespace
 
-std::string RunSetup::device_names() const {
-  std::string names = device->info().name;
-  for (const RunSetup& peer : peers) names += ", " + peer.device->info().name;
-  return names;
-}
-
-std::size_t RunSetup::planned_host_bytes() const { return all_memory().host_bytes(); }
-
-MemoryPlan RunSetup::all_memory() const {
+MemoryPlan RunPlan::all_memory() const {
   MemoryPlan all = memory;
-  for (const RunSetup& peer : peers) {
-    for (const MemoryEntry& of_peer : peer.memory.entries) {
-      if (of_peer.place == Place::device) continue;
+  for (const RunPlan& other : other_ranks) {
+    for (const MemoryEntry& of_other : other.memory.entries) {
+      if (of_other.place == Place::device) continue;
       const auto entry = std::ranges::find_if(
-          all.entries, [&](const MemoryEntry& e) { return e.name == of_peer.name && e.place == of_peer.place; });
+          all.entries, [&](const MemoryEntry& e) { return e.name == of_other.name && e.place == of_other.place; });
       if (entry != all.entries.end()) {
-        entry->bytes += of_peer.bytes;
+        entry->bytes += of_other.bytes;
       } else {
-        all.entries.push_back(of_peer);
+        all.entries.push_back(of_other);
       }
     }
   }
   return all;
 }
 
-std::size_t RunSetup::peak_device_bytes() const {
-  std::size_t peak = device->peak_bytes() + device->info().reserved + page_tables;
-  for (const RunSetup& peer : peers) peak = std::max(peak, peer.peak_device_bytes());
-  return peak;
-}
-
-std::string RunSetup::compute_key() const {
-  // `split` holds what `fp32` does; only rounded moments make another run of it.
-  const std::string state = rounds_moments(plan.state) ? fmt::format("; state {}", name_of(plan.state)) : "";
-  return fmt::format("tandem {}; {}; compute {}{}", version, device->info().compute_key,
-                     name_of(model->shape().compute), state);
-}
-
-std::string RunSetup::table() const {
+std::string RunPlan::table() const {
   struct Row {
     std::string_view name;
     std::size_t device = 0;
@@ -91,14 +68,14 @@ std::string RunSetup::table() const {
   const auto resident = std::count_if(plan.layers.begin(), plan.layers.end(), [](const auto& l) { return l.resident; });
   int buffers = 0;
   for (const auto& c : plan.size_classes) buffers = std::max(buffers, c.weight_buffers);
-  const bool training = model->shape().training;
+  const bool training = shape.training;
   const std::array<std::string, 5> notes{
       fmt::format("{} of {} layers resident, {} in flight", resident, layout.layer_count(), buffers),
       training ? "bf16, flushed during backward" : "none",
       training ? fmt::format("{:.0f}% resident, {:.0f}% streamed, {:.0f}% on the CPU ({})", percent(shares.resident),
                              percent(shares.streamed), percent(shares.cpu), plan.policy_text())
                : "none",
-      activations_note(model_config, model->shape()), "program, libraries, batches, scratch"};
+      activations_note(model_config, shape), "program, libraries, batches, scratch"};
   std::string text = fmt::format("{:<12}{:>11}{:>11}   what\n", "plan", "device", "host");
   const auto line = [&](std::string_view name, std::size_t device_bytes, std::size_t host_bytes,
                         std::string_view note) {
@@ -114,7 +91,7 @@ std::string RunSetup::table() const {
     bounds +=
         fmt::format(", predicted {:.4g} s/step, bound by {}", predicted.step_seconds, name_of(predicted.bound_by()));
   }
-  if (!peers.empty()) line("ranks", 0, 0, fmt::format("{} devices, each as above; host memory of all", ranks()));
+  if (!other_ranks.empty()) line("ranks", 0, 0, fmt::format("{} devices, each as above; host memory of all", ranks()));
   line("total", memory.device_bytes(), planned_host_bytes(), bounds);
   return text;
 }

@@ -3,7 +3,7 @@
 #include <fmt/format.h>
 
 #include "core/base/error.hpp"
-#include "train/setup/run_setup.hpp"
+#include "train/setup/run_request.hpp"
 
 namespace tandem {
 

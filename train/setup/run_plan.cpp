@@ -1,0 +1,274 @@
+#include "train/setup/run_plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "api/state_io.hpp"
+#include "core/base/error.hpp"
+#include "core/device/device_name.hpp"
+#include "scheduler/plan/plan_builder.hpp"
+#include "scheduler/plan/rank_slice.hpp"
+#include "scheduler/search/replan.hpp"
+#include "scheduler/tasks/traffic.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/setup/fastest_shape.hpp"
+#include "train/setup/host_rows.hpp"
+#include "train/setup/performance.hpp"
+#include "train/setup/run_request.hpp"
+
+namespace tandem {
+namespace {
+
+/// A shape with its plan.
+struct ShapePlan {
+  RunShape shape;
+  std::size_t activation_bytes = 0;
+  OffloadOptions options{};
+  Plan plan{};
+  std::vector<LayerSeconds> compute{};  ///< where rates are known
+  std::optional<Choice> choice{};       ///< where rates are known
+  std::string why{};                    ///< this many micro-batches pass through a layer at once
+};
+
+/// Plans one rank's part of a run.
+class RunPlanner {
+ public:
+  RunPlanner(const TrainConfig& config, const ModelConfig& model, const RunPurpose& purpose, const RunMachine& machine,
+             Rank rank)
+      : config_(config), purpose_(purpose), machine_(machine) {
+    run_.model_config = model;
+    run_.facts = machine.facts;
+    run_.options = offload_options(config);
+    run_.options.rank = rank;
+    run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
+    run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
+    run_.layout = purpose.training ? training_layout(config, model, run_.shape) : forward_layout(model);
+    rows_ = host_rows(run_, purpose, machine);
+  }
+
+  RunPlan planned() {
+    take(machine_.profile ? fastest() : first_that_fits());
+    if (run_.may_replan() && run_.options.rank.count == 1) {
+      book_room_for_change(run_.plan, run_.layout, run_.options, run_.facts);
+    }
+    book(run_);
+    for (int rank = 1; rank < run_.options.rank.count; ++rank) run_.other_ranks.push_back(of_rank(rank));
+    if (purpose_.saves && config_.checkpoint_every > 0) book_saving();
+    return std::move(run_);
+  }
+
+ private:
+  // -- shapes ----------------------------------------------------------------------------------------------------
+
+  std::vector<ActivationEntry> model_memory(const RunShape& shape) const {
+    return Transformer(run_.model_config, shape).memory(*machine_.ops);
+  }
+
+  /// Pinned memory that is not the plan's.
+  std::size_t pinned_bytes(const std::vector<ActivationEntry>& entries) const {
+    std::size_t bytes = rows_.batches;
+    for (const ActivationEntry& entry : entries) {
+      if (entry.place == Place::pinned) bytes += align_up(entry.bytes);
+    }
+    return bytes;
+  }
+
+  ShapePlan without_plan(const RunShape& shape) const {
+    ShapePlan made{.shape = shape, .options = run_.options};
+    const std::vector<ActivationEntry> entries = model_memory(shape);
+    std::size_t on_host = 0;
+    for (const ActivationEntry& entry : entries) {
+      (entry.place == Place::device ? made.activation_bytes : on_host) += align_up(entry.bytes);
+    }
+    made.options.reserved_device_memory =
+        made.activation_bytes + page_table_bytes(pinned_bytes(entries), run_.facts, run_.options.rank);
+    made.options.reserved_host_memory = rows_.total() + on_host;
+    set_shape(made.options, run_.model_config, shape);
+    return made;
+  }
+
+  ShapePlan with_plan(const RunShape& shape) const {
+    ShapePlan made = without_plan(shape);
+    made.plan = make_plan(run_.layout, made.options, run_.facts);
+    return made;
+  }
+
+  bool fits(const RunShape& shape) const {
+    return find_plan(run_.layout, without_plan(shape).options, run_.facts).has_value();
+  }
+
+  std::vector<LayerSeconds> compute_of(const RunShape& shape) const {
+    std::vector<LayerSeconds> compute = compute_seconds(*machine_.profile, work_of(run_.model_config, shape));
+    for (LayerSeconds& s : compute) {
+      s = {s.forward * machine_.slower.forward, s.backward * machine_.slower.backward};
+    }
+    return compute;
+  }
+
+  // -- choices ---------------------------------------------------------------------------------------------------
+
+  /// The predicted fastest. Throws PlanError.
+  ShapePlan fastest() const {
+    ShapeMachine machine;
+    machine.compute = [this](const RunShape& shape) { return compute_of(shape); };
+    machine.fits = [this](const RunShape& shape) { return fits(shape); };
+    machine.choose = [this](const RunShape& shape, std::span<const LayerSeconds> layers, double faster_than) {
+      return choose_plan(run_.layout, without_plan(shape).options, run_.facts, *machine_.profile, layers,
+                         {.faster_than = faster_than});
+    };
+    FastestShape best = fastest_shape(config_, run_.model_config, run_.shape, machine);
+    ShapePlan made = without_plan(best.shape);
+    made.plan = best.choice.plan;
+    made.compute = std::move(best.compute);
+    made.choice = std::move(best.choice);
+    made.why = std::move(best.why);
+    return made;
+  }
+
+  /// Bytes across the link in a step of the steady state.
+  std::uint64_t bytes_of_step(const Plan& plan) const {
+    const Traffic traffic = traffic_of_step(run_.layout, plan, plan.max_micro_batches);
+    return traffic.host_to_device + traffic.device_to_host;
+  }
+
+  /// With so many micro-batches through each layer at once; none where they do not fit.
+  std::optional<ShapePlan> several_at_once(RunShape shape, std::int64_t count) const {
+    shape.micro_batches = count;
+    try {
+      return with_plan(shape);
+    } catch (const PlanError&) {
+      return {};
+    }
+  }
+
+  /// As many micro-batches through each layer at once as fit, where one at a time does not, or where something crosses
+  /// the link for each of them and fewer bytes do so. Throws PlanError.
+  ShapePlan order_by_bytes(const RunShape& shape) const {
+    std::optional<ShapePlan> one;
+    try {
+      one = with_plan(shape);
+    } catch (const PlanError&) {  // sums of gradients on the host may be what is too much
+      for (const std::int64_t count : more_at_once(config_, shape)) {
+        one = several_at_once(shape, count);
+        if (!one) continue;
+        one->why = one_does_not_fit;
+        return *std::move(one);
+      }
+      throw;
+    }
+    if (config_.accumulation_order != AccumulationOrder::automatic) one->why = as_asked;
+    if (!purpose_.predicts || !(one->plan.streams_weights() || one->plan.sends_gradients())) return *std::move(one);
+    for (const std::int64_t count : more_at_once(config_, shape)) {
+      std::optional<ShapePlan> more = several_at_once(shape, count);
+      if (!more) {
+        one->why = none_fit;  // or fewer do
+        continue;
+      }
+      const std::uint64_t bytes = bytes_of_step(more->plan), before = bytes_of_step(one->plan);
+      const std::string gain =
+          fmt::format("{} across the link instead of {}", format_bytes(bytes), format_bytes(before));
+      more->why = gain;
+      one->why = "by layer: " + gain;
+      return *std::move(bytes < before ? more : one);
+    }
+    return *std::move(one);
+  }
+
+  /// The way of keeping activations that keeps most of those that fit. Throws PlanError, of the way that needs least,
+  /// where none does.
+  ShapePlan first_that_fits() const {
+    const ModelConfig& model = run_.model_config;
+    const ShapeFits fitting = [this](const RunShape& s) { return fits(s); };
+    RunShape shape = run_.shape;
+    while (!fitting(shape) && keep_less(config_, model, shape)) {
+    }
+    if (!config_.recompute && !shape.offload_inputs && shape.recomputed_blocks > 0) {
+      shape.selective = true;
+      shape.recomputed_blocks = fewest_recomputed(model, shape, fitting);
+    }
+    return order_by_bytes(shape);
+  }
+
+  // -- the plan --------------------------------------------------------------------------------------------------
+
+  void take(ShapePlan made) {
+    run_.shape = made.shape;
+    run_.activation_bytes = made.activation_bytes;
+    run_.options = made.options;
+    run_.plan = std::move(made.plan);
+    if (run_.shape.training) run_.order = order_text(run_.plan, made.why);
+    if (made.choice) run_.prediction = {*machine_.profile, std::move(made.compute), *std::move(made.choice)};
+  }
+
+  void book(RunPlan& run) const {
+    const std::vector<ActivationEntry> entries = model_memory(run.shape);
+    run.memory = run.plan.memory;
+    for (const ActivationEntry& entry : entries) run.memory.add(entry.name, "run", entry.place, entry.bytes);
+    run.memory.add("device context and libraries", "run", Place::device, run.facts.device_reserved);
+    run.page_tables = run.plan.page_tables + page_table_bytes(pinned_bytes(entries), run.facts, run.options.rank);
+    run.memory.add("page tables of pinned memory", "run", Place::device, run.page_tables);
+    rows_.add_to(run.memory);
+  }
+
+  RunPlan of_rank(int index) const {
+    RunPlan other;
+    other.model_config = run_.model_config;
+    other.shape = run_.shape;
+    other.layout = run_.layout;
+    other.options = run_.options;
+    other.options.rank = {index, run_.options.rank.count};
+    other.facts = run_.facts;
+    other.plan = plan_of_rank(other.layout, other.options, run_.plan);
+    other.activation_bytes = run_.activation_bytes;
+    other.batch_slots = run_.batch_slots;
+    book(other);
+    return other;
+  }
+
+  /// A copy of the state, so that no update waits while it is written, where there is room for it. Each rank books its
+  /// part of what the process has once.
+  void book_copy() {
+    const std::size_t copy = part_of_rank(StateCopy::bytes(run_.layout), run_.options.rank);
+    PlanningFacts facts = run_.facts;
+    // Without a ceiling a margin is left for everybody else.
+    if (run_.options.host_memory == 0) facts.host_available -= facts.host_available / 10;
+    const auto with_copy = [&](MemoryPlan memory) {
+      std::erase_if(memory.entries, [](const MemoryEntry& e) { return e.name == "checkpoint buffer"; });
+      memory.add("checkpoint copy", "run", Place::pageable, copy);
+      return memory;
+    };
+    MemoryPlan first = with_copy(run_.memory);
+    if (over_host_memory(run_.options, facts, first.host_bytes(), first.device_bytes()) > 0) return;
+    run_.memory = std::move(first);
+    for (RunPlan& other : run_.other_ranks) other.memory = with_copy(std::move(other.memory));
+    run_.saving.copies = true;
+  }
+
+  void book_saving() {
+    run_.saving.every = config_.checkpoint_every;
+    book_copy();
+    if (!run_.prediction) return;
+    const RunPrediction& known = *run_.prediction;
+    run_.saving.slowdown = predict_saving(run_.saving, run_.layout, run_.plan, known.profile, known.compute);
+  }
+
+  const TrainConfig& config_;  ///< of one rank
+  const RunPurpose& purpose_;
+  const RunMachine& machine_;
+  HostRows rows_;
+  RunPlan run_;
+};
+
+}  // namespace
+
+RunPlan plan_run(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
+                 const RunMachine& machine) {
+  const TrainConfig config = config_of_rank(of_all);
+  const auto ranks = static_cast<int>(split_device_names(of_all.device).size());
+  return RunPlanner(config, model, purpose, machine, Rank{0, ranks}).planned();
+}
+
+}  // namespace tandem

@@ -1,0 +1,89 @@
+#pragma once
+// Plan of a run: every byte and every choice, as a function of configuration, model and machine. No device is asked.
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/ops/ops.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "models/transformer/transformer.hpp"
+#include "scheduler/plan/plan.hpp"
+#include "scheduler/search/auto.hpp"
+#include "train/config/config.hpp"
+#include "train/saving/save_prediction.hpp"
+
+namespace tandem {
+
+/// What the run is for; decides what is booked.
+struct RunPurpose {
+  bool training = true;
+  bool saves = false;    ///< buffers for state on its way to checkpoints, or a copy of all of it
+  bool resumes = false;  ///< the same for its way from one
+  bool predicts = true;  ///< false: where it is enough to know what fits
+};
+
+/// The machine that is planned for, of several devices each: an open device, or a profile.
+struct RunMachine {
+  std::string device_kind;
+  int device_threads = 1;         ///< of the host device's kernels
+  int update_threads = 1;         ///< of the CPU update
+  const OpsRules* ops = nullptr;  ///< rules of its operations; not owned, not null
+  PlanningFacts facts;
+  std::size_t program_bytes = 0;          ///< of the process on the host, before the run takes memory; of all ranks
+  std::optional<MachineProfile> profile;  ///< rates, shared by all ranks; none: nothing is predicted
+  LayerSeconds slower{1.0, 1.0};          ///< times that forward and backward take longer than the profile has it
+};
+
+/// Host bytes of a process that holds no run yet: of the program itself, or what is assumed of it where it is not more.
+/// An assumption, so that a plan of a run is the same whether the run is begun or only planned.
+std::size_t program_bytes(std::string_view device_kind, std::size_t measured) noexcept;
+
+/// What is known of the machine's speed, and what follows from it.
+struct RunPrediction {
+  MachineProfile profile;
+  std::vector<LayerSeconds> compute;
+  Choice choice;
+};
+
+/// Of a run on several devices, that of the first, whose slices are the largest, with those of the others.
+struct RunPlan {
+  ModelConfig model_config;
+  RunShape shape;
+  ParameterLayout layout;
+  OffloadOptions options;
+  PlanningFacts facts;                      ///< that it was planned by; what is available counts what the process held
+  Plan plan;                                ///< of the engine
+  std::optional<RunPrediction> prediction;  ///< of a training run, where the machine's rates are known
+  std::string order;                        ///< of a step's micro-batches and why, in words; empty where it has one
+  MemoryPlan memory;                        ///< of the whole process: engine, model, program
+  std::size_t activation_bytes = 0;         ///< of the model, on the device
+  std::size_t page_tables = 0;              ///< the driver's, of all pinned memory, on the device
+  std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
+  Saving saving;                            ///< memory for it is booked
+  std::vector<RunPlan> other_ranks{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
+
+  int ranks() const noexcept { return 1 + static_cast<int>(other_ranks.size()); }
+  /// Of each device, and of all of the host.
+  std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
+  std::size_t planned_host_bytes() const { return all_memory().host_bytes(); }
+  /// Of the first device, and of the host for all.
+  MemoryPlan all_memory() const;
+  /// Whether training may go on with another plan where it does not go as predicted. State in a file stays there.
+  bool may_replan() const noexcept {
+    return other_ranks.empty() && prediction && options.policy.kind == Policy::Kind::automatic &&
+           plan.file_buffers == 0;
+  }
+  /// The memory table with which a run begins and which `plan` prints, for people: bytes of device and host, what
+  /// stands behind them, the ceiling, and the predicted step where rates are known.
+  std::string table() const;
+};
+
+/// Plans a run: the way of computing that is predicted fastest where rates are known, else the first that fits.
+/// `config`: of all ranks, with its sequence length resolved. Without training all parameters are frozen. Throws
+/// PlanError (with the table), UsageError.
+RunPlan plan_run(const TrainConfig& config, const ModelConfig& model, const RunPurpose& purpose,
+                 const RunMachine& machine);
+
+}  // namespace tandem

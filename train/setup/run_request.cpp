@@ -1,0 +1,128 @@
+#include "train/setup/run_request.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+
+#include "core/base/error.hpp"
+#include "core/device/device_name.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/setup/performance.hpp"
+
+namespace tandem {
+
+DeviceOptions device_options(const TrainConfig& c) {
+  return {.memory = c.device_memory,
+          .threads = c.threads,
+          .update_threads = c.update_threads,
+          .numa_node = c.numa_node,
+          .link_bytes_per_second = c.link_bandwidth,
+          .update_parameters_per_second = c.update_rate,
+          .strict = c.strict,
+          .notice = [](const std::string& why) { spdlog::info("device: host, as {}", why); },
+          .warning = [](const std::string& what) { spdlog::warn("{}", what); }};
+}
+
+std::filesystem::path state_folder(const TrainConfig& config) {
+  if (config.state_dir.empty() || std::filesystem::is_directory(config.state_dir)) return config.state_dir;
+  throw UsageError(fmt::format("--state-dir {}", config.state_dir), "there is no such folder",
+                   "make it, on a disk that is fast");
+}
+
+void require_file_rates(const TrainConfig& config, const MachineProfile& profile) {
+  if (config.state_dir.empty() || profile.knows_file()) return;
+  throw UsageError("--state-dir", fmt::format("profile {} does not say how fast a file is", profile.name),
+                   "give it read, write and both_ways of file, in B/s");
+}
+
+OffloadOptions offload_options(const TrainConfig& c) {
+  OffloadOptions o;
+  o.state_folder = c.state_dir;
+  o.device_memory = c.device_memory;
+  o.host_memory = c.host_memory;
+  o.policy = c.policy;
+  o.subgroup_size = c.subgroup_size;
+  o.resident_layers = c.resident_layers;
+  o.prefetch_layers = c.prefetch_layers;
+  o.max_micro_batches = static_cast<int>(c.grad_accum);
+  o.update_threads = c.update_threads;
+  o.state = c.state;
+  o.seed = c.seed;
+  o.adamw.beta1 = c.beta1;
+  o.adamw.beta2 = c.beta2;
+  o.adamw.eps = c.eps;
+  o.adamw.weight_decay = c.weight_decay;
+  o.on_nonfinite = c.on_nonfinite;
+  return o;
+}
+
+DType compute_type(const TrainConfig& config, std::string_view device_kind) {
+  if (device_kind == "host") return config.compute.value_or(DType::f32);
+  if (config.compute == DType::f32) {
+    throw UsageError("--compute fp32", "on a GPU tandem computes in bf16, with fp32 sums",
+                     "leave it out, or use --device host");
+  }
+  return DType::bf16;
+}
+
+Recompute recompute_of(const TrainConfig& config, const ModelConfig& model) {
+  const Recompute asked = config.recompute.value_or(Recompute{.blocks = config.offload_activations ? all_blocks : 0});
+  if (asked.blocks == all_blocks || asked.blocks == model.layers) return {.blocks = model.layers};
+  if (asked.blocks > model.layers) {
+    throw UsageError(fmt::format("--recompute block:{}{}", asked.blocks, asked.selective ? ",selective" : ""),
+                     fmt::format("{} has {} blocks", model.name, model.layers),
+                     fmt::format("use at most --recompute block:{}", model.layers));
+  }
+  if (config.offload_activations) {
+    throw UsageError("--offload-activations", "--recompute keeps the activations of some blocks",
+                     "leave out one of them");
+  }
+  return asked;
+}
+
+void set_shape(OffloadOptions& options, const ModelConfig& model, const RunShape& shape) {
+  options.micro_batches_at_once = static_cast<int>(shape.micro_batches);
+  options.owners_make_gradients = makes_table_last(model, shape);
+  options.offloaded_input_bytes = offloaded_input_bytes(model, shape);
+}
+
+RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType compute, bool training) {
+  const Recompute recompute = recompute_of(config, model);
+  return {.batch = config.micro_batch,
+          .sequence = config.seq_len,
+          .micro_batches = training && config.accumulation_order == AccumulationOrder::layer ? config.grad_accum : 1,
+          .compute = compute,
+          .recomputed_blocks = recompute.blocks,
+          .selective = recompute.selective,
+          .training = training,
+          .offload_inputs = config.offload_activations && training};
+}
+
+ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {
+  return frozen_layout(model, config.freeze, ends_gradient(model, shape));
+}
+
+std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model) {
+  constexpr std::int64_t longest_default = 1024;
+  if (config.seq_len == 0) return std::min(longest_default, model.positions);
+  if (config.seq_len > model.positions) {
+    throw UsageError(fmt::format("--seq-len {}", config.seq_len),
+                     fmt::format("{} has {} positions", model.name, model.positions),
+                     fmt::format("use at most --seq-len {}", model.positions));
+  }
+  return config.seq_len;
+}
+
+TrainConfig config_of_rank(TrainConfig config) {
+  const auto ranks = static_cast<std::int64_t>(split_device_names(config.device).size());
+  if (config.grad_accum % ranks != 0) {
+    throw UsageError(fmt::format("--grad-accum {}", config.grad_accum),
+                     fmt::format("{} devices share the micro-batches of a step", ranks),
+                     fmt::format("use a multiple of {}", ranks));
+  }
+  config.grad_accum /= ranks;
+  return config;
+}
+
+}  // namespace tandem
