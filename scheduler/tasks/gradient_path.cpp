@@ -1,0 +1,360 @@
+#include "scheduler/tasks/gradient_path.hpp"
+
+#include <algorithm>
+#include <string>
+
+#include "core/base/error.hpp"
+#include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/rank_slice.hpp"
+
+namespace tandem {
+
+GradientPath::GradientPath(LoweringState& state) : state_(state), sums_(state), layers_(state.layout.layers().size()) {
+  for (int l = 0; l < state.layout.layer_count(); ++l) {
+    const Layer& layer = state.layout.layer(l);
+    if (layer.state_elements > 0) ++layers_to_commit_;
+    for (const int owner : layer.borrows) {
+      if (state.plan.adds_to(owner, l)) ++at(layers_, owner).contributors;
+    }
+  }
+  for (int c = 0; c < static_cast<int>(state.plan.size_classes.size()); ++c) {
+    const SizeClass& size = at(state.plan.size_classes, c);
+    Buffer buffer;
+    buffer.size_class = c;
+    buffers_.insert(buffers_.end(), static_cast<std::size_t>(size.gradient_buffers), buffer);
+    ReceiveBuffer receive_buffer;
+    receive_buffer.size_class = c;
+    receive_buffers_.insert(receive_buffers_.end(), static_cast<std::size_t>(size.receive_buffers), receive_buffer);
+  }
+}
+
+std::int64_t GradientPath::buffer_elements(int buffer) const {
+  return at(state_.plan.size_classes, buffers_.at(static_cast<std::size_t>(buffer)).size_class).gradient_elements;
+}
+
+void GradientPath::begin_step(int micro_batches) {
+  norm_tasks_.clear();
+  complete_layers_.clear();
+  micro_batches_ = micro_batches;
+  for (Buffer& buffer : buffers_) {
+    if (buffer.layer < 0) continue;  // else left by an abandoned step
+    append(buffer.users, buffer.commit_tasks);
+    buffer.layer = -1;
+  }
+  sums_.release_all();
+  for (LayerCommits& layer : layers_) layer.asked = layer.committed = 0;
+  layer_at_work_ = -1;
+  open_micro_batches(0);
+}
+
+/// As many as pass through the layers at once, or as are left.
+void GradientPath::open_micro_batches(int first) {
+  micro_end_ = std::min(first + state_.plan.micro_batches_at_once, micro_batches_);
+  gradients_left_ = layers_to_commit_ * (micro_end_ - first);
+}
+
+bool GradientPath::next_pass() {
+  if (gradients_left_ != 0 || micro_end_ >= micro_batches_) return false;
+  open_micro_batches(micro_end_);
+  return true;
+}
+
+bool GradientPath::complete() const noexcept {
+  return layers_to_commit_ == 0 || (gradients_left_ == 0 && micro_end_ == micro_batches_);
+}
+
+void GradientPath::forget_before(TaskId id) {
+  for (Buffer& buffer : buffers_) erase_before(buffer.users, id);
+  for (ReceiveBuffer& buffer : receive_buffers_) {
+    erase_before(buffer.users, id);
+    erase_before(buffer.filled_by, id);
+  }
+  sums_.forget_before(id);
+}
+
+// -- buffers that the caller fills -----------------------------------------------------------------
+
+/// The buffer that holds it, -1: nobody has added to it yet.
+int GradientPath::open_buffer(int layer, int micro) const noexcept {
+  for (int b = 0; b < buffer_count(); ++b) {
+    const Buffer& buffer = at(buffers_, b);
+    if (buffer.layer == layer && buffer.micro == micro) return b;
+  }
+  return -1;
+}
+
+int GradientPath::acquire_buffer(int layer, int micro) {
+  const int size_class = state_.placement(layer).size_class;
+  int best = -1;
+  for (int b = 0; b < buffer_count(); ++b) {
+    const Buffer& buffer = at(buffers_, b);
+    if (buffer.size_class != size_class || buffer.layer >= 0) continue;
+    // The buffer whose last reader was emitted longest ago is the likeliest to be free.
+    const auto age = [&](int index) {
+      const std::vector<TaskId>& users = at(buffers_, index).users;
+      return users.empty() ? no_task : users.back();
+    };
+    if (best < 0 || age(b) < age(best)) best = b;
+  }
+  if (best < 0) {
+    throw MisuseError("no gradient buffer is free for layer " + state_.layout.layer(layer).name,
+                      "every buffer of its size holds gradients that are not committed", "commit in backward order");
+  }
+  Buffer& buffer = at(buffers_, best);
+  buffer.layer = layer;
+  buffer.micro = micro;
+  buffer.commits = 0;
+  buffer.commit_tasks.clear();
+  return best;
+}
+
+/// A layer's micro-batches come one after another, so that their sum has one order.
+void GradientPath::require_next_micro_batch(int layer) const {
+  const LayerCommits& commits = at(layers_, layer);
+  const std::string& name = state_.layout.layer(layer).name;
+  if (commits.asked > commits.committed) {
+    throw MisuseError("gradients of layer " + name + " of the micro-batch before are not committed");
+  }
+  if (state_.plan.sends_sums && layer_at_work_ >= 0 && layer_at_work_ != layer) {
+    if (at(layers_, layer_at_work_).committed < micro_batches_) {
+      throw MisuseError("gradients of layer " + name + " before all micro-batches of layer " +
+                            state_.layout.layer(layer_at_work_).name + " are committed",
+                        "the plan adds them up on the device, a layer at a time");
+    }
+  }
+  if (commits.asked == micro_end_) {
+    throw MisuseError("gradients of layer " + name + " are already committed in this micro-batch",
+                      state_.plan.micro_batches_at_once > 1 ? "and in all that pass through the layers at once" : "");
+  }
+}
+
+/// Opens a buffer for each layer whose parameters this one's gradients belong to, or takes the one that is open.
+void GradientPath::open_gradients(GradientUse& use) {
+  for (const int l : state_.touched_by(use.layer)) {
+    if (state_.layout.layer(l).state_elements == 0 || !state_.plan.adds_to(l, use.layer)) continue;
+    if (use.gradients.empty()) require_next_micro_batch(use.layer);
+    const int open = open_buffer(l, use.micro);
+    const int b = open < 0 ? acquire_buffer(l, use.micro) : open;
+    use.gradients.add({l, b, open < 0});
+  }
+}
+
+GradientUse GradientPath::gradients(int layer, TaskList& out) {
+  if (layer < 0 || layer >= state_.layout.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
+  LayerCommits& commits = at(layers_, layer);
+  GradientUse use;
+  use.layer = layer;
+  use.micro = commits.asked;
+  try {
+    open_gradients(use);
+  } catch (const Error&) {
+    // Nobody zeroes what stays open: whoever asks again would add to what was there.
+    for (const GradientPlace& place : use.gradients) {
+      if (place.fresh) at(buffers_, place.buffer).layer = -1;
+    }
+    throw;
+  }
+  before_.clear();
+  for (const GradientPlace& place : use.gradients) {
+    const Buffer& buffer = at(buffers_, place.buffer);
+    if (place.fresh) append(before_, buffer.users);
+    // A second contributor adds to what the first has written.
+    append(before_, buffer.commit_tasks);
+  }
+  use.id = state_.emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
+  out.depends_on(before_);
+  if (use.gradients.empty()) return use;
+  ++commits.asked;
+  layer_at_work_ = layer;
+  return use;
+}
+
+bool GradientPath::commit(const GradientUse& use, const GradientPlace& place, TaskList& out) {
+  Buffer& buffer = at(buffers_, place.buffer);
+  buffer.commit_tasks.push_back(use.id);
+  if (++buffer.commits < at(layers_, place.layer).contributors) return false;
+  send_gradient(place.buffer, out);
+  --gradients_left_;
+  if (use.micro < micro_batches_ - 1) return false;
+  complete_layers_.push_back({place.layer, norm_tasks_.size()});
+  return true;
+}
+
+void GradientPath::abandon(const GradientUse& use) {
+  for (const GradientPlace& place : use.gradients) {
+    Buffer& buffer = at(buffers_, place.buffer);
+    buffer.users = {use.id};
+    append(buffer.users, buffer.commit_tasks);
+  }
+}
+
+// -- from there to the final gradients -------------------------------------------------------------
+
+void GradientPath::send_gradient(int index, TaskList& out) {
+  Buffer& buffer = at(buffers_, index);
+  buffer.users.clear();
+  const Rank& own = state_.plan.rank;
+  const int receive_buffer = own.count > 1 ? all_to_all(index, out) : -1;
+  // In one order for all: that of the micro-batches, and in each that of the ranks.
+  for (int rank = 0; rank < own.count; ++rank) {
+    const int number = buffer.micro * own.count + rank;
+    Task piece;
+    piece.priority = priority_gradient;
+    piece.step = state_.step;
+    piece.layer = buffer.layer;
+    piece.buffer = index;
+    piece.receive_buffer = rank == own.index ? -1 : receive_buffer;
+    piece.from_rank = rank;
+    piece.first_micro = number == 0;
+    piece.last_micro = number == gradients_of_step() - 1;
+    send_part(piece, out);
+  }
+  if (buffer.micro == micro_batches_ - 1) sums_.release(buffer.layer);
+  buffer.layer = -1;
+}
+
+/// What other ranks have of this one's part of the gradient in a buffer, into one for that. All read this one, too.
+int GradientPath::all_to_all(int index, TaskList& out) {
+  Buffer& from = at(buffers_, index);
+  const Layer& layer = state_.layout.layer(from.layer);
+  const int receive_buffer = acquire_receive_buffer(from.layer);
+  ReceiveBuffer& to = at(receive_buffers_, receive_buffer);
+  Task& task = state_.emit(out, TaskKind::all_to_all_gradient, Lane::peers, priority_gradient, from.layer);
+  const ElementRange own = slice_of(layer, state_.plan.rank).trained;
+  const std::size_t each = layer.gradient_offset(own.end) - layer.gradient_offset(own.begin);
+  task.begin = own.begin;
+  task.end = own.end;
+  task.buffer = index;
+  task.receive_buffer = receive_buffer;
+  task.bytes = static_cast<std::uint64_t>(state_.plan.rank.count - 1) * each;
+  out.depends_on(from.commit_tasks);
+  out.depends_on(to.users);
+  out.depends_on(to.filled_by);
+  from.users.push_back(task.id);
+  to.filled_by = {task.id};
+  to.users.clear();
+  return receive_buffer;
+}
+
+/// That which was filled longest ago.
+int GradientPath::acquire_receive_buffer(int layer) const {
+  const int size_class = state_.placement(layer).size_class;
+  const auto age = [](const ReceiveBuffer& buffer) { return buffer.filled_by.empty() ? no_task : buffer.filled_by[0]; };
+  int best = -1;
+  for (int b = 0; b < static_cast<int>(receive_buffers_.size()); ++b) {
+    const ReceiveBuffer& buffer = at(receive_buffers_, b);
+    if (buffer.size_class != size_class) continue;
+    if (best < 0 || age(buffer) < age(at(receive_buffers_, best))) best = b;
+  }
+  if (best < 0) throw MisuseError("no buffer for what other ranks send of layer " + state_.layout.layer(layer).name);
+  return best;
+}
+
+/// What makes a piece's gradient complete in its buffer.
+const std::vector<TaskId>& GradientPath::fillers_of(const Task& piece) const {
+  return piece.receive_buffer < 0 ? at(buffers_, piece.buffer).commit_tasks
+                                  : at(receive_buffers_, piece.receive_buffer).filled_by;
+}
+
+std::vector<TaskId>& GradientPath::users_of(const Task& piece) {
+  return piece.receive_buffer < 0 ? at(buffers_, piece.buffer).users : at(receive_buffers_, piece.receive_buffer).users;
+}
+
+/// Calls body(begin, end) for each piece of a subgroup's gradient: in no piece does fp32 meet bf16.
+template <class Body>
+void GradientPath::for_gradient_pieces(int subgroup, Body body) const {
+  const Subgroup& group = state_.subgroup(subgroup);
+  const std::int64_t border = state_.layout.layer(group.layer).summed_elements;
+  for_pieces(state_.plan, group, group.gradient_on_device, [&](std::int64_t begin, std::int64_t end) {
+    const bool crossed = begin < border && border < end;
+    if (crossed) body(begin, border);
+    body(crossed ? border : begin, end);
+  });
+}
+
+/// One rank's gradient of one micro-batch: what this rank owns of it, to each subgroup.
+void GradientPath::send_part(Task piece, TaskList& out) {
+  const auto& range = state_.subgroups_of(piece.layer);
+  for (int s = range.first; s < range.end; ++s) {
+    // Whoever still uses the final gradient of the micro-batch or step before; it is not touched before it is due.
+    std::vector<RangeUse>& users = state_.users(s).of_gradient;
+    const bool kept = state_.subgroup(s).gradient_on_device;
+    if (kept || !state_.plan.sends_sums || piece.last_micro) {
+      final_before_.swap(users);
+      users.clear();
+    }
+    piece.subgroup = s;
+    for_gradient_pieces(s, [&](std::int64_t begin, std::int64_t end) {
+      piece.begin = begin;
+      piece.end = end;
+      piece.in_bf16 = begin >= state_.layout.layer(piece.layer).summed_elements;
+      if (kept) {
+        keep_piece(piece, out);
+      } else {
+        send_piece(piece, out);
+      }
+    });
+  }
+}
+
+/// Into staging, rounded, alone or with the micro-batches before.
+void GradientPath::stage_piece(Task& piece, bool adds, TaskList& out) {
+  const bool rounds = !piece.in_bf16 || piece.last_micro;
+  if (rounds) piece.staging = state_.staging.take();
+  const TaskId staged =
+      adds ? sums_.add(piece, out) : state_.emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
+  out.depends_on(fillers_of(piece));
+  users_of(piece).push_back(staged);
+  if (!rounds) return;
+  TaskId& user = state_.staging.user(piece.staging);
+  out.depends_on(user);
+  user = staged;
+}
+
+/// To the host, where the final gradient is what `final_before_` uses: by way of staging, or as it is.
+void GradientPath::send_piece(Task piece, TaskList& out) {
+  const bool sends_sums = state_.plan.sends_sums;
+  const bool adds = sends_sums && gradients_of_step() > 1;
+  const bool staged = adds || !piece.in_bf16;
+  if (staged) stage_piece(piece, adds, out);
+  if (sends_sums) {
+    if (!piece.last_micro) return;
+    piece.first_micro = true;  // to the host it is the only one
+  }
+
+  Task& flush = state_.emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
+  flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;
+  const TaskId flushed = flush.id;
+  if (staged) {
+    TaskId& user = state_.staging.user(piece.staging);
+    out.depends_on(user);
+    user = flushed;
+  } else {
+    out.depends_on(fillers_of(piece));
+    users_of(piece).push_back(flushed);
+  }
+  depend_on_users(final_before_, piece.begin, piece.end, out);
+
+  const TaskId accumulation = state_.emit_like(out, piece, TaskKind::accumulate_gradient, Lane::cpu).id;
+  out.depends_on(flushed);
+  state_.users(piece.subgroup).of_gradient.push_back({piece.begin, piece.end, accumulation});
+  if (piece.last_micro) norm_tasks_.push_back(accumulation);
+}
+
+/// Into the final gradient on the device, which `final_before_` uses.
+void GradientPath::keep_piece(const Task& piece, TaskList& out) {
+  std::vector<RangeUse>& users = state_.users(piece.subgroup).of_gradient;
+  const TaskId keep = state_.emit_like(out, piece, TaskKind::keep_gradient, Lane::device).id;
+  out.depends_on(fillers_of(piece));
+  depend_on_users(final_before_, piece.begin, piece.end, out);
+  users_of(piece).push_back(keep);
+  users.push_back({piece.begin, piece.end, keep});
+  if (!piece.last_micro) return;
+  Task& fetch = state_.emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);
+  fetch.bytes = static_cast<std::uint64_t>((fetch.count() + layout_quantum - 1) / layout_quantum) * sizeof(double);
+  out.depends_on(keep);
+  users.push_back({piece.begin, piece.end, fetch.id});
+  norm_tasks_.push_back(fetch.id);
+}
+
+}  // namespace tandem

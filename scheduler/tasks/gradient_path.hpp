@@ -1,0 +1,104 @@
+#pragma once
+// The way of gradients: from the buffers that the caller fills to where their update finds them.
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/tasks/layer_use.hpp"
+#include "scheduler/tasks/lowering_state.hpp"
+#include "scheduler/tasks/sum_buffers.hpp"
+
+namespace tandem {
+
+/// A layer whose gradient of the step is complete.
+struct CompleteLayer {
+  int layer = 0;
+  std::size_t norm_tasks_end = 0;  ///< its own among `Lowering::norm_tasks` begin where those of the one before end
+};
+
+/// Gradient buffers, what other ranks send, sums, and the final gradients. Part of a `Lowering`, whose members of the
+/// same names say what these do.
+class GradientPath {
+ public:
+  /// The state must outlive it.
+  explicit GradientPath(LoweringState& state);
+
+  void begin_step(int micro_batches);
+  void leave_out(int micro_batches) noexcept { micro_batches_ -= micro_batches; }
+
+  GradientUse gradients(int layer, TaskList& out);
+  /// The caller has filled the gradients of a use of its layer, which has some.
+  void count_commit(const GradientUse& use) { ++at(layers_, use.layer).committed; }
+  /// ... of which this is one. Emits its way if all have been added to it. Returns whether it is now complete, in all
+  /// micro-batches.
+  bool commit(const GradientUse& use, const GradientPlace& place, TaskList& out);
+  /// Goes on to the next pass where all gradients of the present one are committed, and it is not the last. Returns
+  /// whether it did.
+  bool next_pass();
+  void abandon(const GradientUse& use);
+  bool complete() const noexcept;
+
+  const std::vector<TaskId>& norm_tasks() const noexcept { return norm_tasks_; }
+  const std::vector<CompleteLayer>& complete_layers() const noexcept { return complete_layers_; }
+  void forget_before(TaskId id);
+  int buffer_count() const noexcept { return static_cast<int>(buffers_.size()); }
+  int sum_buffer_count() const noexcept { return sums_.count(); }
+  std::int64_t buffer_elements(int buffer) const;
+
+ private:
+  /// Open while it holds a layer's gradient of one micro-batch, from the first that adds to it to the last. A layer
+  /// that others borrow from may have several open: all of a borrower's micro-batches can come before its own.
+  struct Buffer {
+    int size_class = 0;
+    int layer = -1;  ///< -1: not open
+    int micro = 0;
+    int commits = 0;                   ///< of the layers that add to it
+    std::vector<TaskId> commit_tasks;  ///< theirs
+    std::vector<TaskId> users;         ///< to wait for before it is overwritten
+  };
+  /// Holds what other ranks send of one layer's gradient of one micro-batch.
+  struct ReceiveBuffer {
+    int size_class = 0;
+    std::vector<TaskId> filled_by;  ///< one task, none at first
+    std::vector<TaskId> users;      ///< to wait for before it is overwritten
+  };
+  struct LayerCommits {
+    int asked = 0;         ///< micro-batches in which the caller has asked for gradients here
+    int committed = 0;     ///< ... and committed them
+    int contributors = 1;  ///< layers that must commit: itself and its borrowers
+  };
+
+  void open_micro_batches(int first);
+  void require_next_micro_batch(int layer) const;
+  int open_buffer(int layer, int micro) const noexcept;
+  int acquire_buffer(int layer, int micro);
+  void open_gradients(GradientUse& use);
+  void send_gradient(int buffer, TaskList& out);
+  int all_to_all(int buffer, TaskList& out);
+  int acquire_receive_buffer(int layer) const;
+  void send_part(Task piece, TaskList& out);
+  const std::vector<TaskId>& fillers_of(const Task& piece) const;
+  std::vector<TaskId>& users_of(const Task& piece);
+  int gradients_of_step() const noexcept { return micro_batches_ * state_.plan.rank.count; }
+  void stage_piece(Task& piece, bool adds, TaskList& out);
+  void send_piece(Task piece, TaskList& out);
+  void keep_piece(const Task& piece, TaskList& out);
+  template <class Body>
+  void for_gradient_pieces(int subgroup, Body body) const;
+
+  LoweringState& state_;
+  SumBuffers sums_;
+  std::vector<Buffer> buffers_;
+  std::vector<ReceiveBuffer> receive_buffers_;
+  std::vector<LayerCommits> layers_;
+  std::vector<TaskId> norm_tasks_;
+  std::vector<CompleteLayer> complete_layers_;
+  int micro_batches_ = 1;
+  int micro_end_ = 1;       ///< of those that pass through the layers at the moment, the last one's successor
+  int layer_at_work_ = -1;  ///< whose gradients were asked for last
+  int layers_to_commit_ = 0;
+  int gradients_left_ = 0;              ///< of these layers in these micro-batches
+  std::vector<TaskId> before_;          ///< what the next commit depends on, while it is emitted
+  std::vector<RangeUse> final_before_;  ///< users of a subgroup's final gradient, while its next pieces are emitted
+};
+
+}  // namespace tandem

@@ -1,0 +1,44 @@
+#pragma once
+// Updates: of subgroups on the CPU, and of pieces of them on the device.
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/tasks/lowering_state.hpp"
+#include "scheduler/tasks/weight_ring.hpp"
+
+namespace tandem {
+
+/// Emits the updates of one layer after another, each behind who uses its gradients, state and old weights.
+class UpdateTasks {
+ public:
+  /// Both must outlive it.
+  UpdateTasks(LoweringState& state, WeightRing& weights);
+
+  /// All subgroups of a layer.
+  void update_layer(int layer, TaskList& out);
+
+ private:
+  Task task_of(int subgroup, std::int64_t begin, std::int64_t end) const;
+  Task& emit(TaskList& out, TaskKind kind, Lane lane, const Task& piece);
+  void update_on_cpu(int subgroup, TaskList& out);
+  void update_in_pieces(int subgroup, TaskList& out);
+  void update_piece_on_cpu(Task piece, TaskList& out);
+  void update_piece_on_device(Task piece, TaskList& out);
+  TaskId load_piece(const Task& piece, TaskId read, TaskList& out);
+  void store_piece(const Task& piece, TaskId updated, TaskList& out);
+  TaskId store(const Task& piece, TaskKind kind, std::uint64_t bytes, TaskId updated, TaskList& out);
+  TaskId read_piece(Task& piece, TaskList& out);
+  TaskId write_piece(const Task& piece, TaskId updated, TaskList& out);
+  void push_weights(const Task& piece, TaskId updated, TaskList& out);
+  void depend_on_users_before(const Task& piece, TaskList& out) const;
+
+  LoweringState& state_;
+  WeightRing& weights_;
+  BufferCycle state_buffers_;  ///< on the device, of pieces of streamed state
+  BufferCycle file_buffers_;   ///< on the host, of pieces of state that lives in the file
+  // Users of the subgroup at work from before its update: each of its pieces waits for those of its own elements.
+  std::vector<RangeUse> gradient_before_;
+  std::vector<RangeUse> state_before_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,251 @@
+#include "scheduler/tasks/weight_ring.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "core/base/error.hpp"
+#include "scheduler/plan/rank_slice.hpp"
+
+namespace tandem {
+
+WeightRing::WeightRing(LoweringState& state) : state_(state), layers_(state.layout.layers().size()) {
+  for (int l = 0; l < state.layout.layer_count(); ++l) {
+    for (const int needed : state.touched_by(l)) weights_of(needed).touchers.push_back(l);
+  }
+  for (int c = 0; c < static_cast<int>(state.plan.size_classes.size()); ++c) {
+    Buffer buffer;
+    buffer.size_class = c;
+    const int count = at(state.plan.size_classes, c).weight_buffers;
+    buffers_.insert(buffers_.end(), static_cast<std::size_t>(count), buffer);
+  }
+  invalidate_weights();
+}
+
+// -- where the caller is ---------------------------------------------------------------------------
+
+void WeightRing::begin_step() {
+  for (LayerWeights& layer : layers_) {
+    if (layer.gradients_asked) layer.needed_in_backward = layer.used_in_backward;
+    layer.used_in_backward = false;
+    layer.gradients_asked = false;
+  }
+}
+
+void WeightRing::enter(Direction direction) noexcept {
+  direction_ = direction;
+  position_ = -1;
+}
+
+void WeightRing::enter_backward(int layer) noexcept {
+  weights_of(layer).gradients_asked = true;
+  direction_ = Direction::backward;
+}
+
+int WeightRing::steps_until(int layer) const noexcept {
+  const int last = last_layer();
+  if (direction_ == Direction::backward) {
+    const bool comes = layer < position_ && at(layers_, layer).needed_in_backward;
+    return comes ? position_ - layer : position_ + layer + 1;
+  }
+  if (layer > position_) return layer - position_;
+  if (direction_ == Direction::forward) return (last - position_) + (last - layer) + 1;
+  return last - position_ + layer + 1;
+}
+
+int WeightRing::distance_to(int layer) const noexcept {
+  int nearest = std::numeric_limits<int>::max();
+  for (const int toucher : at(layers_, layer).touchers) nearest = std::min(nearest, steps_until(toucher));
+  return nearest;
+}
+
+// -- fetches and gathers ---------------------------------------------------------------------------
+
+int WeightRing::acquire(int layer, bool only_idle, TaskList& out) {
+  const int size_class = state_.placement(layer).size_class;
+  int best = -1;
+  int best_distance = -1;
+  for (int b = 0; b < buffer_count(); ++b) {
+    const Buffer& buffer = at(buffers_, b);
+    if (buffer.size_class != size_class || buffer.holders > 0) continue;
+    const int distance = buffer.layer < 0 ? std::numeric_limits<int>::max() : distance_to(buffer.layer);
+    if (distance > best_distance) {
+      best = b;
+      best_distance = distance;
+    }
+  }
+  // A prefetch must not push out what is needed sooner than itself.
+  if (only_idle && (best < 0 || best_distance <= distance_to(layer))) return -1;
+  if (best < 0) {
+    throw MisuseError("no weight buffer is free for layer " + state_.layout.layer(layer).name,
+                      "every buffer of its size is held by a guard", "release a layer before fetching the next");
+  }
+  load(layer, best, out);
+  return best;
+}
+
+void WeightRing::load(int layer, int index, TaskList& out) {
+  Buffer& buffer = at(buffers_, index);
+  LayerWeights& weights = weights_of(layer);
+  if (buffer.layer >= 0) weights_of(buffer.layer).buffer = -1;
+  const Layer& of = state_.layout.layer(layer);
+  Task& fetch = state_.emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
+  fetch.end = of.elements;
+  fetch.buffer = index;
+  fetch.bytes = static_cast<std::uint64_t>(slice_of(of, state_.plan.rank).count()) * 2;
+  const TaskId fetched = fetch.id;
+  out.depends_on(buffer.users);
+  out.depends_on(buffer.filled_by);
+  out.depends_on(weights.weight_writers);
+  buffer.layer = layer;
+  buffer.filled_by = fetched;
+  buffer.users.clear();
+  weights.buffer = index;
+  // The next update of the host's copy must wait until this copy has been read.
+  weights.uses.push_back(fetched);
+  if (state_.plan.rank.count == 1) return;
+  buffer.filled_by = gather(layer, index, out);
+  out.depends_on(fetched);
+}
+
+/// What other ranks own of a layer, beside this one's own, which whoever calls this makes it wait for.
+TaskId WeightRing::gather(int layer, int buffer, TaskList& out) {
+  const Layer& of = state_.layout.layer(layer);
+  Task& gather = state_.emit(out, TaskKind::gather_weights, Lane::peers, priority_fetch, layer);
+  gather.end = of.elements;
+  gather.buffer = buffer;
+  gather.bytes = static_cast<std::uint64_t>(of.elements - slice_of(of, state_.plan.rank).count()) * 2;
+  return gather.id;
+}
+
+void WeightRing::gather_resident(int layer, TaskList& out) {
+  LayerWeights& weights = weights_of(layer);
+  const TaskId gathered = gather(layer, -1, out);
+  out.depends_on(weights.weight_writers);
+  out.depends_on(weights.stale_readers);
+  weights.stale = false;
+  weights.stale_readers.clear();
+  weights.weight_writers = {gathered};
+  // Others read this rank's slice until then.
+  weights.uses.push_back(gathered);
+}
+
+/// A few of the layers that come next, where they stay on the device: what their ranks have updated.
+void WeightRing::prefetch_resident(TaskList& out) {
+  constexpr int ahead = 2;
+  const int step = direction_ == Direction::backward ? -1 : 1;
+  for (int l = position_ + step, left = ahead; l >= 0 && l <= last_layer() && left > 0; l += step, --left) {
+    for (const int w : state_.touched_by(l)) {
+      if (weights_of(w).stale) gather_resident(w, out);
+    }
+  }
+}
+
+void WeightRing::prefetch(TaskList& out) {
+  if (direction_ == Direction::none) return;
+  prefetch_resident(out);
+  const int step = direction_ == Direction::backward ? -1 : 1;
+  int missing_budget = buffer_count();
+  for (int l = position_ + step; l >= 0 && l <= last_layer() && missing_budget > 0; l += step) {
+    if (direction_ == Direction::backward && !weights_of(l).needed_in_backward) continue;
+    for (const int w : state_.touched_by(l)) {
+      if (state_.placement(w).resident) continue;
+      if (weights_of(w).buffer >= 0) continue;
+      --missing_budget;
+      acquire(w, true, out);
+    }
+  }
+}
+
+// -- uses ------------------------------------------------------------------------------------------
+
+/// Of these layers, the buffers that are valid have so many holders more.
+void WeightRing::hold_valid(const std::vector<int>& layers, int by) {
+  for (const int l : layers) {
+    const int b = weights_of(l).buffer;
+    if (b >= 0) at(buffers_, b).holders += by;
+  }
+}
+
+/// One of the layers that a use needs: held in its buffer, its writers added to `before_`.
+WeightPlace WeightRing::place_for_use(int layer, TaskList& out) {
+  const LayerWeights& weights = weights_of(layer);
+  if (weights.stale) gather_resident(layer, out);
+  if (state_.placement(layer).resident) {
+    append(before_, weights.weight_writers);
+    return {layer, -1};
+  }
+  int b = weights.buffer;
+  if (b < 0) {
+    b = acquire(layer, false, out);
+    ++at(buffers_, b).holders;
+  }
+  before_.push_back(at(buffers_, b).filled_by);
+  return {layer, b};
+}
+
+LayerUse WeightRing::use(int layer, TaskList& out) {
+  if (layer < 0 || layer > last_layer()) throw MisuseError("no layer " + std::to_string(layer));
+  position_ = layer;
+  if (direction_ == Direction::backward) weights_of(layer).used_in_backward = true;
+  const std::vector<int>& needed = state_.touched_by(layer);
+  // Buffers already valid are held first, so that loading one layer cannot push out another of this use.
+  hold_valid(needed, 1);
+  LayerUse use;
+  before_.clear();
+  try {
+    for (const int l : needed) use.weights.add(place_for_use(l, out));
+  } catch (...) {
+    hold_valid(needed, -1);
+    throw;
+  }
+  use.id = state_.emit(out, TaskKind::layer_use, Lane::caller, priority_fetch, layer).id;
+  out.depends_on(before_);
+  for (const WeightPlace& place : use.weights) {
+    auto& readers = place.buffer >= 0 ? at(buffers_, place.buffer).users : weights_of(place.layer).uses;
+    readers.push_back(use.id);
+  }
+  ++open_uses_;
+  if (direction_ == Direction::forward && layer == last_layer()) direction_ = Direction::backward;
+  return use;
+}
+
+void WeightRing::release(const LayerUse& use) {
+  --open_uses_;
+  for (const WeightPlace& place : use.weights) {
+    if (place.buffer >= 0) --at(buffers_, place.buffer).holders;
+  }
+}
+
+// -- new weights -----------------------------------------------------------------------------------
+
+void WeightRing::end_update(int layer) {
+  LayerWeights& weights = weights_of(layer);
+  weights.stale = state_.plan.rank.count > 1 && state_.placement(layer).resident;
+  if (weights.stale) append(weights.stale_readers, weights.uses);
+  weights.uses.clear();  // who reads from now on reads new weights
+  if (weights.buffer < 0) return;
+  at(buffers_, weights.buffer).layer = -1;
+  weights.buffer = -1;
+}
+
+void WeightRing::invalidate_weights() {
+  if (open_uses_ > 0) throw MisuseError("weights were written while a layer is held");
+  for (Buffer& buffer : buffers_) {
+    if (buffer.layer >= 0) weights_of(buffer.layer).buffer = -1;
+    buffer.layer = -1;
+  }
+  if (state_.plan.rank.count == 1) return;
+  for (int l = 0; l <= last_layer(); ++l) weights_of(l).stale = state_.placement(l).resident;
+}
+
+void WeightRing::forget_before(TaskId id) {
+  for (Buffer& buffer : buffers_) erase_before(buffer.users, id);
+  for (LayerWeights& layer : layers_) {
+    erase_before(layer.uses, id);
+    erase_before(layer.weight_writers, id);
+    erase_before(layer.stale_readers, id);
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,82 @@
+#pragma once
+// Weights on the device: which layer lies in which buffer, what is fetched into it, and who reads it.
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/tasks/layer_use.hpp"
+#include "scheduler/tasks/lowering_state.hpp"
+
+namespace tandem {
+
+/// Weight buffers and resident layers, as the caller passes through the layers. Part of a `Lowering`, whose members of
+/// the same names say what these do.
+class WeightRing {
+ public:
+  /// The state must outlive it.
+  explicit WeightRing(LoweringState& state);
+
+  /// Where the caller is, and in which order the layers come from there.
+  enum class Direction : std::uint8_t { none, forward, backward, evaluation };
+  void begin_step();
+  void enter(Direction direction) noexcept;
+  /// The caller asks for gradients of a layer: it goes backward.
+  void enter_backward(int layer) noexcept;
+
+  LayerUse use(int layer, TaskList& out);
+  void release(const LayerUse& use);
+  void prefetch(TaskList& out);
+
+  // An update of a layer's weights: it begins, its tasks wait for readers and are added, it ends.
+  void begin_update(int layer) { at(layers_, layer).weight_writers.clear(); }
+  /// Readers since the last update: uses where resident, else fetches.
+  const std::vector<TaskId>& readers(int layer) const { return at(layers_, layer).uses; }
+  /// A task that writes what fetches or uses read from now on.
+  void add_writer(int layer, TaskId task) { at(layers_, layer).weight_writers.push_back(task); }
+  void end_update(int layer);
+
+  void invalidate_weights();
+  void forget_before(TaskId id);
+  int buffer_count() const noexcept { return static_cast<int>(buffers_.size()); }
+
+ private:
+  struct Buffer {
+    int size_class = 0;
+    int layer = -1;   ///< what it holds; -1 nothing valid
+    int holders = 0;  ///< uses not yet released
+    TaskId filled_by = no_task;
+    std::vector<TaskId> users;  ///< to wait for before it is overwritten
+  };
+  struct LayerWeights {
+    int buffer = -1;                 ///< that holds valid weights, -1 none
+    bool gradients_asked = false;    ///< in the present step
+    bool used_in_backward = false;   ///< of the present step
+    bool needed_in_backward = true;  ///< false: its gradients came without its weights in the last step that had any
+    std::vector<int> touchers;       ///< layers whose use needs this layer's weights
+    std::vector<TaskId> weight_writers;  ///< of the place that fetches or uses read
+    bool stale = false;                  ///< resident, and other ranks have newer weights of their slices than this one
+    std::vector<TaskId> stale_readers;   ///< of what they will overwrite
+    std::vector<TaskId> uses;            ///< readers since the last update: uses where resident, else fetches
+  };
+
+  LayerWeights& weights_of(int layer) { return at(layers_, layer); }
+  int last_layer() const noexcept { return state_.layout.layer_count() - 1; }
+  int acquire(int layer, bool only_idle, TaskList& out);
+  void load(int layer, int buffer, TaskList& out);
+  TaskId gather(int layer, int buffer, TaskList& out);
+  void gather_resident(int layer, TaskList& out);
+  void prefetch_resident(TaskList& out);
+  void hold_valid(const std::vector<int>& layers, int by);
+  WeightPlace place_for_use(int layer, TaskList& out);
+  int distance_to(int layer) const noexcept;
+  int steps_until(int layer) const noexcept;
+
+  LoweringState& state_;
+  std::vector<Buffer> buffers_;
+  std::vector<LayerWeights> layers_;
+  Direction direction_ = Direction::none;
+  int position_ = -1;           ///< layer used last
+  int open_uses_ = 0;           ///< not yet released
+  std::vector<TaskId> before_;  ///< what the next use depends on, while it is emitted
+};
+
+}  // namespace tandem
