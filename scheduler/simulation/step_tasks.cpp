@@ -1,0 +1,50 @@
+#include "scheduler/simulation/step_tasks.hpp"
+
+namespace tandem {
+namespace {
+
+/// A layer's, not in pieces.
+bool goes_whole(TaskKind kind) noexcept {
+  return kind == TaskKind::fetch_weights || kind == TaskKind::gather_weights || kind == TaskKind::all_to_all_gradient;
+}
+
+}  // namespace
+
+void StepTasks::restart(TaskId first) {
+  first_id_ = first;
+  graph_.restart(first);
+}
+
+void StepTasks::submit(const Action& stands_for) {
+  submitted_ += static_cast<std::int64_t>(emitted_.size());
+  pending_ += static_cast<std::int64_t>(emitted_.size());
+  for (std::size_t i = 0; i < emitted_.size(); ++i) graph_.add(emitted_[i], emitted_.dependencies(i));
+  if (coarseness_.stand_for_several) {
+    for (const Task& task : emitted_) {
+      times_.push_back(task.kind == TaskKind::fetch_weights ? 1.0 : stands_for.micro_batches);
+    }
+  }
+  emitted_.clear();
+}
+
+void StepTasks::done(TaskId id) {
+  --pending_;
+  graph_.mark_done(id);
+}
+
+double StepTasks::times(const Task& task) const {
+  const auto index = static_cast<std::size_t>(task.id - first_id_);
+  return index < times_.size() ? times_[index] : 1.0;
+}
+
+TaskCost StepTasks::cost_of(const Task& task) const {
+  const std::int64_t of_pieces = coarseness_.piece;
+  if (of_pieces == 0 && !coarseness_.stand_for_several) return costs_.of(task, coarseness_.sums);
+  const std::int64_t piece = takes_subgroup_whole(task) ? plan_.subgroup_size : of_pieces;
+  const std::int64_t pieces = of_pieces == 0 || goes_whole(task.kind) ? 1 : (task.count() + piece - 1) / piece;
+  TaskCost cost = costs_.of(task, coarseness_.sums, static_cast<double>(pieces));
+  cost.seconds *= times(task);
+  return cost;
+}
+
+}  // namespace tandem

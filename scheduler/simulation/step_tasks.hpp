@@ -1,0 +1,57 @@
+#pragma once
+// Tasks of a simulated step: what they cost, and how many are not done.
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/machine/cost_model.hpp"
+#include "scheduler/plan/plan.hpp"
+#include "scheduler/plan/walk.hpp"
+#include "scheduler/simulation/simulator.hpp"
+#include "scheduler/tasks/task_graph.hpp"
+
+namespace tandem {
+
+/// What the simulated tasks stand for.
+struct Coarseness {
+  bool sums = false;               ///< several gradients of a layer add up in a step
+  bool stand_for_several = false;  ///< some micro-batches do
+  std::int64_t piece = 0;          ///< elements of what coarse pieces are made of; 0: nothing is coarsened
+};
+
+/// Passes what a lowering emits on to the task graph.
+class StepTasks {
+ public:
+  /// All but `coarseness` must outlive it.
+  StepTasks(const Plan& plan, const CostModel& costs, const Coarseness& coarseness, SimulationMemory& memory)
+      : plan_(plan), costs_(costs), coarseness_(coarseness), graph_(memory.graph), emitted_(memory.tasks) {}
+
+  /// Where the lowering emits to.
+  TaskList& emitted() noexcept { return emitted_; }
+  TaskGraph& graph() noexcept { return graph_; }
+  const TaskGraph& graph() const noexcept { return graph_; }
+  /// Begins anew with the task of this id.
+  void restart(TaskId first);
+  /// What an action has emitted, or an update.
+  void submit(const Action& stands_for = {});
+  void done(TaskId id);
+  std::int64_t pending() const noexcept { return pending_; }      ///< tasks that are not done
+  std::int64_t submitted() const noexcept { return submitted_; }  ///< tasks altogether
+
+  /// How many a task stands for.
+  double times(const Task& task) const;
+  /// A coarse piece costs what its pieces would, each with its launch or latency.
+  TaskCost cost_of(const Task& task) const;
+
+ private:
+  const Plan& plan_;
+  const CostModel& costs_;
+  const Coarseness coarseness_;
+  TaskGraph& graph_;
+  TaskList& emitted_;
+  TaskId first_id_ = 0;
+  std::vector<double> times_;  ///< by task, where micro-batches are coarsened: that it stands for
+  std::int64_t pending_ = 0;
+  std::int64_t submitted_ = 0;
+};
+
+}  // namespace tandem
