@@ -4,14 +4,12 @@
 #include <cstddef>
 #include <cstdlib>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <string>
 #include <string_view>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "tests/offload/toy_trainer.hpp"
@@ -52,15 +50,6 @@ inline std::function<void(std::string_view what)> drawn_delay(Draw& draw, const 
     }
     if (microseconds >= 5) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
   };
-}
-
-/// The same work on one rank under the plainest plan and without delays, once for each kind of work.
-inline const ToyResult& expected_of(const ToyOptions& work) {
-  static std::map<std::tuple<int, bool, double>, ToyResult> results;
-  const auto [found, fresh] =
-      results.try_emplace({work.micro_batches, work.frozen_ends, work.max_grad_norm}, ToyResult{});
-  if (fresh) found->second = train_toy(work);
-  return found->second;
 }
 
 }  // namespace tandem::testing

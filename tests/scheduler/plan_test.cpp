@@ -1,3 +1,4 @@
+// Plans divide the state as the policy says, within their memory.
 #include "scheduler/plan/plan.hpp"
 
 #include <gmock/gmock.h>
@@ -210,6 +211,43 @@ TEST(Plan, SharesAreWhatThePolicyAsksFor) {
   const Plan::Shares mixed = plan_of("interleave:2,resident=0.3").shares();
   EXPECT_NEAR(share(mixed.resident), 0.3, granule / 2);
   EXPECT_NEAR(share(mixed.streamed), 0.35, 2 * granule);
+}
+
+/// All that an engine is told: everything but the policy's name.
+nlohmann::json division_of(const Plan& plan) {
+  nlohmann::json division = nlohmann::json::parse(plan.json());
+  division.erase("policy");
+  return division;
+}
+
+/// Trained is therefore one of each pair.
+TEST(Plan, PoliciesOfOneDivisionAreOnePlan) {
+  for (const auto& [name, other] : {std::pair{"host", "static:1"}, {"stream", "interleave:1"}}) {
+    for (const StateFormat state : state_formats) {
+      for (const int subgroup : {0, 1 << 20}) {
+        for (const int resident : {-1, 0, 3}) {
+          for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {4, 1}, {4, 4}}) {
+            OffloadOptions options = with(name);
+            options.state = state;
+            options.subgroup_size = subgroup;
+            options.resident_layers = resident;
+            options.max_micro_batches = micro_batches;
+            options.micro_batches_at_once = at_once;
+            OffloadOptions same = options;
+            same.policy = parse_policy(other);
+            for (const std::size_t ceiling : {4_GiB, 64_GiB}) {
+              const Plan plan = make_plan(transformer_like(), options, {ceiling, 0});
+              const Plan twin = make_plan(transformer_like(), same, {ceiling, 0});
+              ASSERT_NE(plan.policy.text(), twin.policy.text());
+              ASSERT_EQ(division_of(plan), division_of(twin)) << name << ", " << other << ", subgroups of " << subgroup;
+            }
+          }
+        }
+      }
+    }
+  }
+  EXPECT_NE(division_of(plan_of("host")), division_of(plan_of("static:0.99")));
+  EXPECT_NE(division_of(plan_of("stream")), division_of(plan_of("interleave:2")));
 }
 
 TEST(Plan, InterleaveStreamsEveryKthSubgroup) {

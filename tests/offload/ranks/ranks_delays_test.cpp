@@ -78,7 +78,7 @@ TEST_P(DelaysOfRanks, ChangeNoBitUnderAnyPlan) {
     Draw draw(seed);
     const int ranks = 2 + draw.below(2);
     ToyOptions o = drawn_work(draw, ranks);
-    const ToyResult& expected = testing::expected_of(o);
+    const ToyResult& expected = testing::reference_of(o);
     draw_plan(draw, o, ranks);
     std::vector<ToyOptions> of_ranks;
     for (int rank = 0; rank < ranks; ++rank) {

@@ -2,9 +2,6 @@
 // micro-batches.
 #include <gtest/gtest.h>
 
-#include <map>
-#include <tuple>
-
 #include "scheduler/tasks/traffic.hpp"
 #include "tests/offload/ranks/toy_group.hpp"
 
@@ -20,15 +17,10 @@ using testing::train_toy_group;
 
 /// Of one rank, everything on its device.
 const ToyResult& reference(int micro_batches, bool frozen_ends = false) {
-  static std::map<std::tuple<int, bool>, ToyResult> results;
-  const auto [found, first] = results.try_emplace({micro_batches, frozen_ends});
-  if (first) {
-    ToyOptions o = toy("device");
-    o.micro_batches = micro_batches;
-    o.frozen_ends = frozen_ends;
-    found->second = train_toy(o);
-  }
-  return found->second;
+  ToyOptions o = toy("device");
+  o.micro_batches = micro_batches;
+  o.frozen_ends = frozen_ends;
+  return testing::reference_of(o);
 }
 
 /// Each rank has seen its own micro-batches' losses.
@@ -76,7 +68,7 @@ TEST_P(RanksOfEveryPolicy, AddUpInTheOrderOfMicroBatches) {
   ToyOptions o = toy("device");
   o.uneven = true;
   o.micro_batches = 6;
-  const ToyResult expected = train_toy(o);
+  const ToyResult& expected = testing::reference_of(o);
   o.offload.policy = parse_policy(GetParam());
   for (const int ranks : {1, 2, 3, 6}) {
     for (const int at_once : {1, 2}) {
@@ -107,7 +99,7 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneInEveryFormatAndOrder) {
     o.micro_batches = 3;
     o.offload.state = state;
     o.offload.seed = 11;
-    const ToyResult expected = train_toy(o);
+    const ToyResult& expected = testing::reference_of(o);
     o.offload.policy = parse_policy(GetParam());
     o.offload.subgroup_size = 2048;
     o.owners_make = state == StateFormat::split;
@@ -120,7 +112,7 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneWhereUpdatesRunInBackward) {
   ToyOptions o = toy("device");
   o.micro_batches = 2;
   o.max_grad_norm = 0.0;
-  const ToyResult expected = train_toy(o);
+  const ToyResult& expected = testing::reference_of(o);
   o.offload.policy = parse_policy(GetParam());
   o.offload.on_nonfinite = OnNonfinite::stop;
   o.offload.resident_layers = fixed() ? -1 : 2;
@@ -131,7 +123,7 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneWithStateInAFile) {
   ToyOptions o = toy("device");
   o.micro_batches = 2;
   o.width = 20'000;  // more than goes into the buffers of what is on its way
-  const ToyResult expected = train_toy(o);
+  const ToyResult& expected = testing::reference_of(o);
   o.offload.policy = parse_policy(GetParam());
   o = testing::with_state_in_files(o, 2, 0.9);
   const std::vector<ToyResult> results = train_toy_group(o, 2);
@@ -145,7 +137,7 @@ TEST_P(RanksOfEveryPolicy, SkipANonFiniteStepTogether) {
   ToyOptions o = toy("device");
   o.micro_batches = 2;
   o.nan_at_step = 1;
-  const ToyResult expected = train_toy(o);
+  const ToyResult& expected = testing::reference_of(o);
   o.offload.policy = parse_policy(GetParam());
   const std::vector<ToyResult> results = train_toy_group(o, 2);
   for (const ToyResult& result : results) {

@@ -20,6 +20,7 @@ namespace tandem {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::reference_of;
 using ::testing::ThrowsMessage;
 using testing::toy;
 using testing::ToyOptions;
@@ -35,13 +36,6 @@ ToyOptions wide(const char* policy) {
   return o;
 }
 
-/// Everything on the device.
-ToyResult reference_of(ToyOptions o) {
-  o.offload.policy = parse_policy("device");
-  o.offload.resident_layers = -1;
-  return train_toy(o);
-}
-
 void expect_same(const ToyResult& result, const ToyResult& expected) {
   EXPECT_EQ(result.digest, expected.digest);
   EXPECT_EQ(result.norms, expected.norms);
@@ -51,7 +45,7 @@ void expect_same(const ToyResult& result, const ToyResult& expected) {
 class InAFile : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(InAFile, StateGivesTheSameBits) {
-  const ToyResult expected = reference_of(wide(GetParam()));
+  const ToyResult& expected = reference_of(wide(GetParam()));
   for (const double share : {0.5, 1.0}) {
     for (const std::int64_t size : {std::int64_t{1024}, std::int64_t{3072}}) {
       ToyOptions o = wide(GetParam());
@@ -73,7 +67,7 @@ TEST_P(InAFile, StateOfEveryFormatGivesTheSameBits) {
     ToyOptions o = wide(GetParam());
     o.offload.state = state;
     o.micro_batches = 3;
-    const ToyResult expected = reference_of(o);
+    const ToyResult& expected = reference_of(o);
     o.at_once = 3;
     o.evaluate_between = true;
     o.offload.overlap = state != StateFormat::split;
@@ -92,7 +86,7 @@ TEST_P(InAFile, StateIsUpdatedInBackward) {
 TEST_P(InAFile, StateIsLeftAloneByASkippedStep) {
   ToyOptions o = wide(GetParam());
   o.steps = 2;
-  const ToyResult expected = reference_of(o);
+  const ToyResult& expected = reference_of(o);
   o.steps = 3;
   o.nan_at_step = 2;
   const ToyResult result = train_toy(with_state_in_file(o, 1.0));
