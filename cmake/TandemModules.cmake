@@ -72,11 +72,11 @@ function(tandem_test_objects name)
   target_link_libraries(${name} PRIVATE tandem_core)
 endfunction()
 
-# tandem_test(NAME [USES module...] [LINKS library...] [FOLDERS folder...]): *.cpp of the caller's folder, and of those
-# named in it, as one program, its cases found by CTest. LINKS may name objects of tandem_test_objects, whose sources are
-# then not compiled again.
+# tandem_test(NAME [USES module...] [LINKS library...] [FOLDERS folder...] ...): *.cpp of the caller's folder, and of those
+# named in it, as one program `NAME_test`, its suites run by CTest; what else is given goes to tandem_suites. LINKS may name
+# objects of tandem_test_objects, whose sources are then not compiled again.
 function(tandem_test name)
-  cmake_parse_arguments(T "" "" "USES;LINKS;FOLDERS" ${ARGN})
+  cmake_parse_arguments(T "" "TIMEOUT" "USES;LINKS;FOLDERS;CASES;LONG;SLOW;ADDRESS;THREAD;SLOW_SANITIZED;SHARDS;ENVIRONMENT" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   foreach(folder ${T_FOLDERS})
     file(GLOB more CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/${folder}/*.cpp)
@@ -91,6 +91,12 @@ function(tandem_test name)
   target_compile_definitions(${name}_test PRIVATE TANDEM_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   tandem_is_test(${name}_test)
   target_link_libraries(${name}_test PRIVATE ${T_USES} ${T_LINKS} GTest::gtest_main)
-  gtest_discover_tests(${name}_test TEST_PREFIX ${name}. DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
+  set(suites "")
+  foreach(option CASES LONG SLOW ADDRESS THREAD SLOW_SANITIZED SHARDS ENVIRONMENT TIMEOUT)
+    if(T_${option})
+      list(APPEND suites ${option} ${T_${option}})
+    endif()
+  endforeach()
+  tandem_suites(${name}_test ${name} ${suites})
 endfunction()
-include(GoogleTest)
+include(TandemSuites)

@@ -1,3 +1,4 @@
+// Calibration measures every figure that the performance model needs, and leaves nothing behind.
 #include "api/calibrate.hpp"
 
 #include <gmock/gmock.h>

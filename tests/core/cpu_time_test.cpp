@@ -1,3 +1,4 @@
+// Time that other processes take of the CPU, as the kernel counts it.
 #include "core/host/cpu_time.hpp"
 
 #include <gtest/gtest.h>

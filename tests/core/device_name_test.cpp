@@ -1,3 +1,4 @@
+// Names of devices as users write them.
 #include "core/device/device_name.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// JSON text, read and written; what is none is discarded.
 #include "core/base/json_text.hpp"
 
 #include <gtest/gtest.h>

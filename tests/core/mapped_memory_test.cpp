@@ -1,3 +1,4 @@
+// Mapped memory is populated by all threads to its last page.
 #include "core/host/mapped_memory.hpp"
 
 #include <gtest/gtest.h>

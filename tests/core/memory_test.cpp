@@ -1,3 +1,4 @@
+// Owned blocks of memory, arenas and tables of memory.
 #include "core/memory/memory.hpp"
 
 #include <gmock/gmock.h>

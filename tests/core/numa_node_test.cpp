@@ -1,3 +1,4 @@
+// Threads and pages that are kept on a NUMA node.
 #include "core/host/numa_node.hpp"
 
 #include <gmock/gmock.h>

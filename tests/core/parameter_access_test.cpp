@@ -1,3 +1,4 @@
+// Guards of weights and gradients, which are released or committed once.
 #include "core/params/parameter_access.hpp"
 
 #include <fmt/format.h>

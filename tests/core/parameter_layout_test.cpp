@@ -1,3 +1,4 @@
+// Layout of parameters: padding, order, ties and frozen layers.
 #include "core/params/parameter_layout.hpp"
 
 #include <gmock/gmock.h>

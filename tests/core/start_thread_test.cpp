@@ -1,3 +1,4 @@
+// Scheduling of threads that are to wake promptly.
 #include "core/base/start_thread.hpp"
 
 #include <gtest/gtest.h>

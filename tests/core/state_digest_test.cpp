@@ -1,3 +1,4 @@
+// The digest of a state is the hash that is documented.
 #include "core/params/state_digest.hpp"
 
 #include <gtest/gtest.h>

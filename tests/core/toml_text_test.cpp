@@ -1,3 +1,4 @@
+// TOML text beyond ASCII, and what is refused with its line.
 #include "core/base/toml_text.hpp"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Processors and memory of the machine, within the limits of its control groups.
 #include "core/host/topology.hpp"
 
 #include <gtest/gtest.h>

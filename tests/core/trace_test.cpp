@@ -1,3 +1,4 @@
+// Trace files are valid JSON, complete, and replaced as a whole.
 #include "core/base/trace.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Detection of Linux under Windows.
 #include "core/host/wsl.hpp"
 
 #include <gtest/gtest.h>

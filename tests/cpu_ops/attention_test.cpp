@@ -1,3 +1,4 @@
+// Attention on the CPU against its reference, its windows and its derivative.
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"

@@ -1,3 +1,4 @@
+// Tiles of products on the CPU.
 #include "cpu_ops/kernels/gemm.hpp"
 
 #include <cstring>

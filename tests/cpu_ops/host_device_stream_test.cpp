@@ -1,3 +1,4 @@
+// Order of work on the streams of the host device.
 #include "cpu_ops/device/host_device.hpp"
 
 #include <gmock/gmock.h>

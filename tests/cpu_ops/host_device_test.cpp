@@ -1,3 +1,4 @@
+// Options, memory and copies of the host device.
 #include "cpu_ops/device/host_device.hpp"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Operations queued on the host device: their names, refusals and workspaces.
 #include "cpu_ops/device/host_ops.hpp"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Large copies by many threads move every byte and no other.
 #include "cpu_ops/device/large_copy.hpp"
 
 #include <gtest/gtest.h>

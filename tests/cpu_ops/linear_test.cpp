@@ -1,3 +1,4 @@
+// Linear layers and the loss of the head on the CPU against their references.
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"

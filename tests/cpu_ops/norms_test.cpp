@@ -1,3 +1,4 @@
+// Norms on the CPU against their references, whose backward is the derivative.
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"

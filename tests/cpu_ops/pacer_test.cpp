@@ -1,3 +1,4 @@
+// The pace of emulated links.
 #include "cpu_ops/device/pacer.hpp"
 
 #include <gmock/gmock.h>

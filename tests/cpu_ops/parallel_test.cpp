@@ -1,3 +1,4 @@
+// Parallel loops on the CPU: each index once, failures, nesting, NUMA nodes.
 #include "cpu_ops/threads/parallel.hpp"
 
 #include <gtest/gtest.h>

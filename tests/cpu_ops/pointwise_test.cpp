@@ -1,3 +1,4 @@
+// Activations, sums and embeddings on the CPU are their formulas, also in place.
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"

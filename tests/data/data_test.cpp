@@ -1,3 +1,4 @@
+// Token files and the order in which windows are drawn of them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Checkpoints are read back as saved; one flipped bit is noticed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Files read ahead in pieces, with their hash.
 #include "io/read_ahead.hpp"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Safetensors files, read back and refused where they lie.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Indices of sharded weights.
 #include "io/shard_index.hpp"
 
 #include <gmock/gmock.h>

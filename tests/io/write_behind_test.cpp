@@ -1,3 +1,4 @@
+// Files written behind, past the cache or through it; each failure is reported.
 #include "io/write_behind.hpp"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Copies are queued ahead of the buffers that they wait for.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Updates on the CPU take as many threads as the plan says.
 #include <gtest/gtest.h>
 
 #include <span>

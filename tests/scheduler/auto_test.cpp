@@ -1,3 +1,4 @@
+// The plan that `auto` finds is close to the best of all, and never slower than a fixed policy.
 #include "scheduler/search/auto.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// The cost model's bytes and seconds are those of its formulas.
 #include "scheduler/machine/cost_model.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Prediction of layers' inputs that are sent to the host and back.
 #include "scheduler/simulation/input_copies.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Lowering closes the buffers of gradients that are refused.
 #include <gtest/gtest.h>
 
 #include "core/base/error.hpp"

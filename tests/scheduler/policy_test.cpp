@@ -1,3 +1,4 @@
+// Policies as users write them.
 #include "scheduler/plan/policy.hpp"
 
 #include <gtest/gtest.h>

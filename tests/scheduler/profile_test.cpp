@@ -1,3 +1,4 @@
+// Profiles of machines: read, refused, and those shipped.
 #include "scheduler/machine/profile.hpp"
 
 #include <gmock/gmock.h>

@@ -1,3 +1,4 @@
+// Choice of the layers whose weights stay on the device.
 #include "scheduler/plan/resident_layers.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Simulated steps against closed forms.
 #include "scheduler/simulation/simulator.hpp"
 
 #include <fmt/format.h>

@@ -1,3 +1,4 @@
+// Saving beside training: its rests, its end and its failures.
 #include "train/saving/checkpoint_saver.hpp"
 
 #include <gtest/gtest.h>

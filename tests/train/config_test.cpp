@@ -1,3 +1,4 @@
+// Configurations come back from TOML, and contradictions are refused.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

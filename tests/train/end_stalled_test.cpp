@@ -1,3 +1,4 @@
+// A process that has stalled is ended.
 #include "train/runtime/end_stalled.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Weights in the files of Hugging Face, read and exported.
 #include "train/hf/hf_weights.hpp"
 
 #include <gtest/gtest.h>

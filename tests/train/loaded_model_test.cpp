@@ -1,3 +1,4 @@
+// Evaluation and logits on a device that stands still end.
 #include "train/runtime/loaded_model.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Tokens are drawn by their probabilities.
 #include <gtest/gtest.h>
 
 #include <cmath>

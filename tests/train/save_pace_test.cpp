@@ -1,3 +1,4 @@
+// The pace at which a save is written beside steps.
 #include "train/saving/save_pace.hpp"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Prediction of what a save costs the steps beside it.
 #include "train/saving/save_prediction.hpp"
 
 #include <gtest/gtest.h>

@@ -1,3 +1,4 @@
+// Schedules of the learning rate.
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -1,3 +1,4 @@
+// Signals that ask a run to stop.
 #include "train/runtime/stop_signal.hpp"
 
 #include <gtest/gtest.h>

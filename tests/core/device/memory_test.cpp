@@ -1,3 +1,4 @@
+// Memory of any device: counted to the byte, within its capacity, copied at odd sizes and offsets.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Streams and events of any device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

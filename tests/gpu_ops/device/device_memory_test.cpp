@@ -1,3 +1,4 @@
+// Memory of a CUDA device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,3 +1,4 @@
+// Streams and events of a CUDA device.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -21,7 +21,7 @@ foreach(target fake_cudnn fake_nvrtc fake_nvrtc_builtins gpu_cudnn_test)
 endforeach()
 target_link_libraries(gpu_cudnn_test PRIVATE tandem_test_flags -Wl,--no-as-needed fake_cudnn fake_nvrtc -Wl,--as-needed ops_attention_tests
                                              ${attention_links})
-gtest_discover_tests(gpu_cudnn_test TEST_PREFIX gpu_kernels.over_cudnn. TEST_FILTER -Cudnn.ALibrary* DISCOVERY_TIMEOUT 120 PROPERTIES TIMEOUT 600)
+tandem_suites(gpu_cudnn_test gpu_kernels.over_cudnn CASES * !Cudnn.ALibrary*)
 # What is found of a library holds for the process.
 foreach(found VERSION=91501:ALibraryTooOldIsNotUsed VERSION=92000:ALibraryThatDoesNotStartIsNotUsed
               CUDART=99000:ALibraryWithoutItsCompilerIsNotUsed)

@@ -1,3 +1,4 @@
+// Attention by GPU kernels against its reference.
 #include <cstring>
 
 #include "cpu_ops/reference/reference.hpp"

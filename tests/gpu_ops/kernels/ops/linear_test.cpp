@@ -1,3 +1,4 @@
+// Linear layers and the loss of the head by GPU kernels against their references.
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 

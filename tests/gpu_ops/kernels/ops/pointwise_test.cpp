@@ -1,3 +1,4 @@
+// Activations, sums, rotations and embeddings by GPU kernels are their formulas.
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
