@@ -7,7 +7,7 @@
 
 #include "core/device/group.hpp"
 #include "core/params/parameter_layout.hpp"
-#include "offload/executor.hpp"
+#include "offload/execution/executor.hpp"
 #include "offload/state_access.hpp"
 #include "scheduler/tasks/task.hpp"
 

@@ -1,4 +1,4 @@
-#include "offload/task_runner.hpp"
+#include "offload/execution/task_runner.hpp"
 
 #include <algorithm>
 

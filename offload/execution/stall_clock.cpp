@@ -1,4 +1,4 @@
-#include "offload/stall_clock.hpp"
+#include "offload/execution/stall_clock.hpp"
 
 #include <algorithm>
 

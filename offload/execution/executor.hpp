@@ -12,13 +12,14 @@
 #include <thread>
 #include <vector>
 
-#include "core/base/named_range.hpp"
 #include "core/base/stall.hpp"
 #include "core/base/trace.hpp"
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
 #include "core/params/parameter_layout.hpp"
-#include "offload/task_runner.hpp"
+#include "offload/execution/lane_streams.hpp"
+#include "offload/execution/task_accounts.hpp"
+#include "offload/execution/task_runner.hpp"
 #include "scheduler/tasks/task.hpp"
 #include "scheduler/tasks/task_graph.hpp"
 
@@ -28,17 +29,27 @@ namespace tandem {
 /// caller waits within the call.
 enum class Copies : std::uint8_t { async, block };
 
+/// What an executor works with. All of it must outlive the executor.
+struct ExecutorParts {
+  Device& device;
+  const ParameterLayout& layout;
+  TaskRunner& runner;
+  Trace* trace = nullptr;           ///< may be null
+  double watchdog_seconds = 300.0;  ///< without any progress, after which a wait fails
+  bool overlap = true;              ///< without it at most one task runs at a time, the caller's included
+  Copies copies = Copies::async;
+  std::span<const Lane> worker_lanes;  ///< those of no stream whose tasks there will be; read by the constructor alone
+  Group* group = nullptr;  ///< is told of failures, and its calls have a thread of their own; null where there are no
+                           ///< other ranks
+};
+
 /// Threads of its own: one queues work on the device's streams, or one for each lane where that blocks, so that copies
 /// in one direction hold up no others; one does so for what ranks exchange, where each waits for the others; and one
 /// for each lane of workers runs its tasks. Methods are called by one thread, the engine's; those about save tasks by
 /// one thread at a time, whichever. After a failure nothing more is started and every wait rethrows it.
 class Executor {
  public:
-  /// All must outlive it; `trace` may be null. `worker_lanes`: those of no stream whose tasks there will be.
-  /// Without `overlap` at most one task runs at a time, the caller's included. `group`: is told of failures, and its
-  /// calls have a thread of their own; null where there are no other ranks.
-  Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace, double watchdog_seconds,
-           bool overlap, Copies copies, std::span<const Lane> worker_lanes, Group* group);
+  explicit Executor(const ExecutorParts& parts);
   /// Waits for what is queued, starts nothing more. Where nothing moves for the watchdog's time, that is told as a
   /// stall (`report_stall`), and the wait goes on. Never throws.
   ~Executor();
@@ -97,15 +108,6 @@ class Executor {
     Lane lane = Lane::cpu;
   };
 
-  /// Streams of a lane of the device. Where there are two, they take turns.
-  struct LaneStreams {
-    bool take_turns() const noexcept { return static_cast<bool>(StreamView(other)); }
-    Stream now;
-    Stream other;
-    int in_a_row = 0;  ///< tasks that `now` has got
-    TaskId last = no_task;
-  };
-
   /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
   struct Waiter {
     std::condition_variable wakes;  ///< what it waits for has come, or something failed
@@ -117,7 +119,6 @@ class Executor {
   void wake();
   void wake_all();
   void pass_dropped_saves();
-  void account_save_waits(TaskId save, double now);
   void end_threads();
   void await_calls();
   void issue_loop(Issuer& issuer);
@@ -129,21 +130,15 @@ class Executor {
   void issue(std::unique_lock<std::mutex>& lock, TaskId id);
   void complete(TaskId id, std::exception_ptr error);
   void finish(TaskId id, std::exception_ptr error);
-  void account(const TaskNode& node, double now);
-  NamedRange range_of(const Task& task) const;
   void fail(std::exception_ptr error);
   template <class Predicate>
   double wait(std::unique_lock<std::mutex>& lock, Waiter& waiter, std::string_view what, int layer, Predicate done);
   void watch(ProgressWatch& progress, std::string_view what, int layer);
   Event new_event();
-  LaneStreams& streams_of(Lane lane);
-  StreamView stream_for(TaskId id, Lane lane);
 
   Device& device_;
   const ParameterLayout& layout_;
   TaskRunner& runner_;
-  Trace* trace_;
-  RangeSink* ranges_;
   double watchdog_seconds_;
   bool overlap_;
 
@@ -151,13 +146,9 @@ class Executor {
   Waiter caller_;
   Waiter saver_;
   TaskGraph graph_;
+  TaskAccounts accounts_;
   std::vector<Event> spare_events_;
   std::array<int, lane_count> in_flight_{};
-  std::array<double, lane_count> lane_busy_until_{};
-  std::array<double, lane_count> lane_busy_{};  ///< seconds
-  double cpu_update_busy_ = 0.0;
-  double save_waits_ = 0.0;
-  double save_waits_until_ = 0.0;  ///< counted so far
   TaskId dropped_saves_end_ = 0;
   int callbacks_ = 0;             ///< asked of the device and not yet made
   bool among_ranks_ = false;      ///< a thread waits for other ranks
@@ -166,10 +157,7 @@ class Executor {
   bool stopping_ = false;
 
   Group* group_;
-  LaneStreams to_device_;
-  LaneStreams to_host_;
-  LaneStreams compute_;
-  LaneStreams peers_;  ///< empty where there are none
+  LaneStreams streams_;
   std::vector<Issuer> issuers_;
   std::vector<LaneWorker> workers_;
 };

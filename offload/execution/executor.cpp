@@ -1,22 +1,18 @@
-#include "offload/executor.hpp"
+#include "offload/execution/executor.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <chrono>
-#include <initializer_list>
 #include <utility>
 
 #include "core/base/error.hpp"
 #include "core/base/start_thread.hpp"
-#include "core/device/watched_wait.hpp"
 
 namespace tandem {
 namespace {
 
 constexpr std::string_view all_queued = "the end of what is queued";
-/// Tasks of a lane of copies that follow each other on a stream: a millisecond of state.
-constexpr int copies_in_a_row = 4;
 
 /// Which thread queues the tasks of which lanes of the device.
 std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
@@ -32,24 +28,18 @@ std::vector<std::span<const Lane>> lanes_of_issuers(Copies copies, bool peers) {
 
 }  // namespace
 
-Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& runner, Trace* trace,
-                   double watchdog_seconds, bool overlap, Copies copies, std::span<const Lane> worker_lanes,
-                   Group* group)
-    : device_(device),
-      layout_(layout),
-      runner_(runner),
-      trace_(trace),
-      ranges_(device.ranges()),
-      watchdog_seconds_(watchdog_seconds),
-      overlap_(overlap),
-      group_(group),
-      to_device_{device.make_stream("host to device"), device.make_stream("host to device")},
-      to_host_{device.make_stream("device to host"), device.make_stream("device to host")},
-      compute_{device.make_stream("device update", StreamPriority::first), {}},
-      peers_{group == nullptr ? Stream() : device.make_stream("peers"), {}},
-      issuers_(lanes_of_issuers(copies, group != nullptr).size()),
-      workers_(worker_lanes.size()) {
-  const auto lanes = lanes_of_issuers(copies, group != nullptr);
+Executor::Executor(const ExecutorParts& parts)
+    : device_(parts.device),
+      layout_(parts.layout),
+      runner_(parts.runner),
+      watchdog_seconds_(parts.watchdog_seconds),
+      overlap_(parts.overlap),
+      accounts_(graph_, layout_, parts.trace, device_.ranges()),
+      group_(parts.group),
+      streams_(device_, graph_, group_ != nullptr),
+      issuers_(lanes_of_issuers(parts.copies, group_ != nullptr).size()),
+      workers_(parts.worker_lanes.size()) {
+  const auto lanes = lanes_of_issuers(parts.copies, group_ != nullptr);
   try {
     for (std::size_t i = 0; i < issuers_.size(); ++i) {
       Issuer& issuer = issuers_[i];
@@ -58,7 +48,7 @@ Executor::Executor(Device& device, const ParameterLayout& layout, TaskRunner& ru
     }
     for (std::size_t i = 0; i < workers_.size(); ++i) {
       LaneWorker& worker = workers_[i];
-      worker.lane = worker_lanes[i];
+      worker.lane = parts.worker_lanes[i];
       worker.thread =
           start_thread(fmt::format("{} tasks", name_of(worker.lane)), [this, &worker] { work_loop(worker); });
     }
@@ -72,16 +62,7 @@ Executor::~Executor() {
   end_threads();
   await_calls();
   // What was queued before a call that threw has no call after it, and streams that go wait for it without a word.
-  for (const Lane lane : device_lanes) {
-    const LaneStreams& of = streams_of(lane);
-    for (const StreamView stream : std::initializer_list<StreamView>{of.now, of.other}) {
-      if (!stream) continue;
-      try {
-        wait_to_the_end(device_, stream, {all_queued, watchdog_seconds_});
-      } catch (...) {  // what failed the stream, which has been told
-      }
-    }
-  }
+  streams_.wait_to_the_end(all_queued, watchdog_seconds_);
   if (group_ != nullptr) group_->leave();  // before the memory goes that others may still read
 }
 
@@ -116,34 +97,6 @@ void Executor::end_threads() {
   }
 }
 
-Executor::LaneStreams& Executor::streams_of(Lane lane) {
-  switch (lane) {
-    case Lane::host_to_device:
-      return to_device_;
-    case Lane::device_to_host:
-      return to_host_;
-    case Lane::peers:
-      return peers_;
-    default:
-      return compute_;
-  }
-}
-
-/// A card's copy engine goes on with a stream for as long as that has copies. Of a lane that is never idle nobody
-/// else's would get their turn, and the caller's tokens wait for the end of all updates. Where a stream hands over to
-/// the lane's other one, theirs can go in between; the lane's own order stays.
-StreamView Executor::stream_for(TaskId id, Lane lane) {
-  LaneStreams& of = streams_of(lane);
-  const TaskId before = std::exchange(of.last, id);
-  if (of.take_turns() && of.in_a_row == copies_in_a_row) {
-    std::swap(of.now, of.other);
-    of.in_a_row = 0;
-    if (!graph_.done(before)) device_.wait(of.now, graph_.node(before).event);
-  }
-  ++of.in_a_row;
-  return of.now;
-}
-
 Event Executor::new_event() {
   if (spare_events_.empty()) return device_.make_event();
   Event event = std::move(spare_events_.back());
@@ -173,7 +126,8 @@ double Executor::begin_caller_task(TaskId id, StreamView stream, std::string_vie
     return overlap_ ? graph_.node(id).waiting_for == 0 : graph_.dependencies_done(id);
   });
   graph_.for_unfinished(id, [&](const TaskNode& first) { device_.wait(stream, first.event); });
-  if (TaskNode& node = graph_.node(id); !node.range) node.range = range_of(node.task);  // begun again on another stream
+  if (TaskNode& node = graph_.node(id); !node.range)
+    node.range = accounts_.range_of(node.task);  // begun again on another stream
   return blocked;
 }
 
@@ -229,17 +183,8 @@ TaskId Executor::oldest() {
 }
 
 LaneSeconds Executor::busy() {
-  const std::unique_lock lock(mutex_);
-  const auto of = [this](Lane lane) { return lane_busy_[static_cast<std::size_t>(lane)]; };
-  return {.compute = of(Lane::caller),
-          .host_to_device = of(Lane::host_to_device),
-          .device_to_host = of(Lane::device_to_host),
-          .device_update = of(Lane::device),
-          .peers = of(Lane::peers),
-          .cpu = of(Lane::cpu),
-          .file_read = of(Lane::file_read),
-          .file_write = of(Lane::file_write),
-          .cpu_update = cpu_update_busy_};
+  const std::lock_guard lock(mutex_);
+  return accounts_.busy();
 }
 
 /// Until `done` holds. `layer` is what it is about, or -1.
@@ -365,7 +310,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   TaskNode& node = graph_.node(id);
   const Task task = node.task;
   graph_.take(task.lane);
-  const StreamView stream = stream_for(id, task.lane);
+  const StreamView stream = streams_.stream_for(id, task.lane);
   graph_.for_unfinished(id, [&](const TaskNode& first) {
     if (first.task.lane != task.lane) device_.wait(stream, first.event);
   });
@@ -376,7 +321,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   if (task.lane == Lane::peers) among_ranks_ = true;
   lock.unlock();
   try {
-    const NamedRange range = range_of(task);
+    const NamedRange range = accounts_.range_of(task);
     runner_.issue(task, stream);
     device_.record(event, stream);
     device_.call_after(stream, [this, id](std::exception_ptr error) { complete(id, std::move(error)); });
@@ -411,36 +356,14 @@ void Executor::finish(TaskId id, std::exception_ptr error) {
   if (error) return fail(std::move(error));
   try {  // this may be a thread of the device's, on which nobody would catch what a trace may throw
     const double now = trace_now();
-    account(node, now);
-    if (task.lane == Lane::disk) account_save_waits(id, now);
+    accounts_.note_done(node, now);
+    if (task.lane == Lane::disk) accounts_.note_save_done(id, now);
     on_done(task);
     if (node.event) spare_events_.push_back(std::move(node.event));
     graph_.mark_done(id, now);
   } catch (...) {
     fail(std::current_exception());
   }
-}
-
-/// A task runs from when it was queued, its dependencies were done and the one before it in its lane had ended: the
-/// lane's end of it is all that is seen. Where word of a dependency's end is still on its way, on another thread, that
-/// was only just.
-void Executor::account(const TaskNode& node, double now) {
-  const Task& task = node.task;
-  const auto lane = static_cast<std::size_t>(task.lane);
-  const bool known = graph_.dependencies_done(task.id);
-  const double begin = known ? std::max({node.issued_at, node.ready_at, lane_busy_until_[lane]}) : now;
-  lane_busy_until_[lane] = now;
-  lane_busy_[lane] += now - begin;
-  if (task.kind == TaskKind::update_cpu) cpu_update_busy_ += now - begin;
-  if (trace_ == nullptr) return;
-  const std::string& layer = layout_.layer(task.layer).name;
-  trace_->span(name_of(task.lane), task.text(layer), begin, now, task.bytes);
-}
-
-/// The same span as it happens. Of a task of a device lane it covers the calls that queue it.
-NamedRange Executor::range_of(const Task& task) const {
-  if (ranges_ == nullptr) return {};
-  return {*ranges_, name_of(task.lane), task.text(layout_.layer(task.layer).name), task.bytes};
 }
 
 // -- lanes of workers ------------------------------------------------------------------------------------------
@@ -463,7 +386,7 @@ void Executor::work_loop(LaneWorker& worker) {
     lock.unlock();
     std::exception_ptr error;
     try {
-      const NamedRange range = range_of(task);
+      const NamedRange range = accounts_.range_of(task);
       runner_.run(task);
     } catch (...) {
       error = std::current_exception();
@@ -483,7 +406,7 @@ void Executor::begin_save_task(TaskId id) {
   graph_.take(Lane::disk);
   TaskNode& node = graph_.node(id);
   node.issued_at = trace_now();
-  node.range = range_of(node.task);
+  node.range = accounts_.range_of(node.task);
   ++in_flight_[static_cast<std::size_t>(Lane::disk)];
 }
 
@@ -514,19 +437,9 @@ void Executor::pass_dropped_saves() {
   }
 }
 
-/// Of the times that single updates have waited, which may lie over each other, their union.
-void Executor::account_save_waits(TaskId save, double now) {
-  double since = now;
-  graph_.for_last_waiting(save, [&](const TaskNode& waiter) {
-    if (is_update(waiter.task.kind)) since = std::min(since, waiter.ready_at);
-  });
-  save_waits_ += now - std::max(since, std::min(now, save_waits_until_));
-  if (since < now) save_waits_until_ = now;
-}
-
 double Executor::save_wait_seconds() {
   const std::unique_lock lock(mutex_);
-  return save_waits_;
+  return accounts_.save_wait_seconds();
 }
 
 }  // namespace tandem
