@@ -1,0 +1,135 @@
+#include "train/loop/checkpoint_policy.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <utility>
+
+#include "core/base/error.hpp"
+#include "core/base/version.hpp"
+#include "io/atomic_file.hpp"
+#include "io/checkpoint.hpp"
+#include "models/hf/hf_config.hpp"
+#include "train/runtime/stop_signal.hpp"
+
+namespace tandem {
+
+CheckpointPolicy::CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
+                                   std::function<void(const std::string&)> say)
+    : run_(run), workers_(workers), directory_(directory), saved_step_(saved ? run.record.step : -1) {
+  if (directory == nullptr) return;
+  saver_ = std::make_unique<CheckpointSaver>(workers.engines(),
+                                             SaverOptions{.root = directory->checkpoints(),
+                                                          .keep = run.config().keep,
+                                                          .copies = run.setup.saving.copies,
+                                                          .on_failure = run.config().on_save_failure,
+                                                          .beside = run.source.beside,
+                                                          .predict = predictor(),
+                                                          .urgent = [] { return StopSignal::received() != 0; }},
+                                             std::move(say));
+  const std::int64_t best = run.record.best_step;
+  if (best > 0) saver_->set_best(directory->checkpoints() / checkpoint_name(best));
+}
+
+/// Empty where the machine is not calibrated.
+std::function<std::optional<SaveSlowdown>(const Plan&, double)> CheckpointPolicy::predictor() const {
+  if (!run_.setup.prediction) return {};
+  return [&setup = run_.setup, &known = *run_.setup.prediction](const Plan& plan, double disk) {
+    return predict_saving(setup.saving, setup.layout, plan, known.profile, known.compute, disk);
+  };
+}
+
+Manifest CheckpointPolicy::manifest() const {
+  Manifest m;
+  m.tandem_version = version;
+  m.model_name = run_.setup.model_config.name;
+  m.model_config = hf_config_text(run_.setup.model_config, "float32");
+  m.token_kind = run_.data->bytes() ? "bytes" : "ids";
+  m.compute_key = run_.setup.compute_key();
+  m.schedule = run_.schedule.text();
+  m.plan = run_.setup.plan.outline_json();
+  run_.record.write_to(m);
+  const auto& sampler = run_.sampler->state();
+  m.seed = sampler.seed;
+  m.sampler_windows = sampler.windows;
+  m.sampler_epoch = sampler.epoch;
+  m.sampler_position = sampler.position;
+  return m;
+}
+
+void CheckpointPolicy::save(bool best) {
+  const std::int64_t step = run_.record.step;
+  if (!saver_ || saved_step_ == step) return;
+  saved_step_ = saver_->save(manifest(), steps_to_next_save(), best) ? step : -1;
+}
+
+void CheckpointPolicy::discard_later_checkpoints() {
+  const std::filesystem::path root = directory_->checkpoints();
+  const std::int64_t step = run_.record.step;
+  spdlog::warn("checkpoints after step {} in {} belong to a course that this run leaves, and are removed", step,
+               root.string());
+  directory_->remove_summary();
+  if (saved_step_ == step) {
+    prune_checkpoints(root, {.written = root / checkpoint_name(step)});
+    sync_directory(root);
+  } else {
+    save();
+    saver_->finish(true);
+  }
+}
+
+/// At most: what is the best is known when it is there.
+std::int64_t CheckpointPolicy::steps_to_next_save() const {
+  const TrainConfig& config = run_.config();
+  const std::int64_t step = run_.record.step;
+  std::int64_t steps = config.steps - step;
+  const auto due_every = [&](std::int64_t every) {
+    if (every > 0) steps = std::min(steps, every - step % every);
+  };
+  due_every(config.checkpoint_every);
+  if (config.keep_best) due_every(config.eval_every);
+  return steps;
+}
+
+void CheckpointPolicy::note_step(double seconds) {
+  if (saver_) saver_->note_step(seconds);
+}
+
+void CheckpointPolicy::after_step() {
+  const TrainConfig& config = run_.config();
+  if (saver_ && !saver_->poll()) saved_step_ = -1;
+  if (config.keep_best) save_if_best();
+  if (config.checkpoint_every > 0 && run_.record.step % config.checkpoint_every == 0) save();
+}
+
+/// A loss that is not finite is no best: nothing would be below it.
+void CheckpointPolicy::save_if_best() {
+  RunRecord& record = run_.record;
+  if (!record.evaluated() || !record.eval_loss || !std::isfinite(*record.eval_loss)) return;
+  if (record.best_loss && *record.eval_loss >= *record.best_loss) return;
+  record.best_loss = record.eval_loss;
+  record.best_step = record.step;
+  save(true);
+}
+
+void CheckpointPolicy::save_at_the_end() {
+  workers_.wait();
+  if (saver_ && !saver_->finish(false)) saved_step_ = -1;
+  save();
+  if (saver_) saver_->finish(true);
+}
+
+void CheckpointPolicy::save_best_effort() {
+  if (run_.record.step == 0) return;
+  try {
+    save_at_the_end();
+  } catch (const Error& error) {
+    spdlog::warn("step {} is not saved: {}", run_.record.step, error.what());
+  }
+}
+
+std::optional<double> CheckpointPolicy::progress() const { return saver_ ? saver_->progress() : std::nullopt; }
+
+}  // namespace tandem

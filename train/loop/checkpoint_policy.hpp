@@ -1,0 +1,54 @@
+#pragma once
+// When a run saves, what it keeps, and what its manifests say.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "io/manifest.hpp"
+#include "train/loop/prepared_run.hpp"
+#include "train/report/run_directory.hpp"
+#include "train/runtime/rank_workers.hpp"
+#include "train/saving/checkpoint_saver.hpp"
+
+namespace tandem {
+
+class CheckpointPolicy {
+ public:
+  /// All must outlive it. `directory`: of the run; null: nothing is saved. `saved`: whether the state that the run
+  /// begins with is a checkpoint in that directory. `say` is told of every checkpoint that is done.
+  CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
+                   std::function<void(const std::string&)> say);
+
+  /// Of a run that was told to go on from before the last checkpoint here: removes those after it. The state that it
+  /// begins with is the newest one before configuration and metrics change, so that a kill at any moment leaves files
+  /// of one course.
+  void discard_later_checkpoints();
+  /// A step has ended that took so long.
+  void note_step(double seconds);
+  /// After each step: hears of the save under way, and starts one that is due. Throws as CheckpointSaver::poll.
+  void after_step();
+  /// Saves the state that is there, unless it is saved. Blocks. Throws WriteError.
+  void save_at_the_end();
+  /// The same of a run that cannot go on: steps that do not count have left no trace in the state. A failure is a
+  /// warning.
+  void save_best_effort();
+  /// Share of the save under way that is written; empty where there is none.
+  std::optional<double> progress() const;
+
+ private:
+  Manifest manifest() const;
+  std::function<std::optional<SaveSlowdown>(const Plan&, double)> predictor() const;
+  std::int64_t steps_to_next_save() const;
+  void save(bool best = false);
+  void save_if_best();
+
+  PreparedRun& run_;
+  RankWorkers& workers_;
+  RunDirectory* directory_;
+  std::unique_ptr<CheckpointSaver> saver_;  ///< null without a directory
+  std::int64_t saved_step_;                 ///< whose state is saved, or is being saved; -1: none
+};
+
+}  // namespace tandem

@@ -1,0 +1,145 @@
+#include "train/loop/prepared_run.hpp"
+
+#include <fmt/format.h>
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "comm/metrics_server.hpp"
+#include "core/base/error.hpp"
+#include "core/base/version.hpp"
+#include "core/host/topology.hpp"
+#include "train/config/units.hpp"
+#include "train/loop/resume_point.hpp"
+#include "train/report/run_directory.hpp"
+#include "train/setup/training_data.hpp"
+
+namespace tandem {
+
+PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_request)) {
+  check_request();
+  open_model();
+  open_data();
+  resolve();
+  take_progress();
+  setup = set_up_run(config(), source.config,
+                     {.training = true, .saves = !config().out.empty(), .resumes = checkpoint != nullptr});
+  check_compute_key();
+}
+
+/// The model, and the checkpoint to go on from.
+void PreparedRun::open_model() {
+  source = find_model(config().model);
+  if (config().from_scratch) {
+    source.weights.clear();
+    source.checkpoint.reset();
+  }
+  static_cast<void>(sequence_length(config(), source.config));  // refuses one beyond the positions
+  static_cast<void>(recompute_of(config(), source.config));     // refuses more blocks than there are
+  source.config.validate();
+  const ParameterLayout layout = frozen_layout(source.config, config().freeze);
+  check_weights(source, layout);
+  checkpoint = find_checkpoint(request);
+  if (checkpoint) check_resumable(*checkpoint, source.config, layout);
+}
+
+void PreparedRun::pass_over_checkpoint() {
+  checkpoint = find_checkpoint(request, checkpoint->manifest().step);
+  if (checkpoint) check_resumable(*checkpoint, source.config, setup.layout);
+  take_progress();
+  check_compute_key();
+}
+
+void PreparedRun::check_request() const {
+  check_config(config());
+  MetricsServer::check_address(config().metrics_address);
+  if (config().data.empty()) throw UsageError("--data", "missing", "for example --data corpus/");
+  if (config().steps == 0 && config().epochs == 0.0)
+    throw UsageError("--steps", "missing", "for example --steps 1000, or --epochs 1");
+  for (const auto& [flag, given] :
+       {std::pair("--keep-best", config().keep_best), {"--eval-every", config().eval_every > 0}}) {
+    if (given && config().eval_data.empty()) throw UsageError(flag, "there is no --eval-data", "give some");
+  }
+  if (request.resume && request.resume_from.empty() && config().out.empty()) {
+    throw UsageError("--resume", "there is no --out to resume", "give --out, or name a checkpoint");
+  }
+  if (config().out.empty()) return;
+  refuse_locked(config().out);
+  if (!request.resume) refuse_held(config().out);
+}
+
+void PreparedRun::open_data() {
+  TrainConfig& own = request.config;
+  data = open_tokens(own.data, own, source);
+  own.seq_len = sequence_length(own, source.config, *data);
+  windows_ = require_windows(*data, own.seq_len, "--data");
+  if (own.eval_data.empty()) return;
+  eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
+  require_windows(*eval_data, own.seq_len, "--eval-data");
+}
+
+void PreparedRun::resolve() {
+  TrainConfig& own = request.config;
+  const std::int64_t per_step = own.micro_batch * own.grad_accum;
+  if (own.steps == 0) {
+    const double steps = std::ceil(own.epochs * static_cast<double>(windows_) / static_cast<double>(per_step));
+    own.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
+    own.epochs = 0.0;
+  }
+  if (!own.lr) own.lr = source.loads_weights() ? 2e-5 : 3e-4;
+  if (!own.min_lr) own.min_lr = *own.lr / 10.0;
+  if (*own.min_lr > *own.lr) throw UsageError("--min-lr", "it is above --lr", "give a smaller one");
+  schedule = {own.lr_schedule, *own.lr, *own.min_lr, own.warmup_steps, own.decay_steps, own.steps};
+}
+
+/// From the checkpoint, or from the beginning.
+void PreparedRun::take_progress() {
+  sampler.emplace(windows_, config().seed);
+  const Manifest beginning;
+  const Manifest& m = checkpoint ? checkpoint->manifest() : beginning;
+  if (checkpoint) {
+    if ((m.token_kind == "bytes") != data->bytes()) {
+      throw InputError("--data",
+                       fmt::format("the checkpoint was trained on {}, this is {}", m.token_kind,
+                                   data->bytes() ? "text" : "token ids"),
+                       "resume with the same --data");
+    }
+    sampler->restore({m.seed, m.sampler_windows, m.sampler_epoch, m.sampler_position});
+    check_schedule(m);
+  }
+  record = RunRecord::of(m);
+  if (checkpoint) record.resumed_from = m.step;
+}
+
+/// A cosine over more steps than before, for one, is another from its first step on.
+void PreparedRun::check_schedule(const Manifest& manifest) const {
+  if (manifest.step > config().steps) spdlog::warn("--steps {}: the run has {} already", config().steps, manifest.step);
+  if (manifest.step >= config().steps) return;  // it goes on by none
+  const auto before = Schedule::of_text(manifest.schedule);
+  if (!before || schedule.agrees_with(*before, manifest.step)) return;
+  spdlog::warn(
+      "the learning rate has followed another schedule so far ({}), and goes on by this one ({}): the run is not one "
+      "that had these flags from the start; for a run that can be made longer give it --decay-steps, or --lr-schedule "
+      "constant",
+      before->brief(), schedule.brief());
+}
+
+void PreparedRun::check_compute_key() const {
+  if (!checkpoint || checkpoint->manifest().compute_key == setup.compute_key()) return;
+  const std::string why = fmt::format("checkpoint {} was made with another compute_key ({})",
+                                      checkpoint->directory().string(), checkpoint->manifest().compute_key);
+  if (config().strict) throw InputError("--strict", why, "resume where it was made");
+  spdlog::warn("{}: the run goes on, but its bits may differ", why);
+}
+
+std::string PreparedRun::plan_text() const {
+  const std::size_t host = read_topology().memory_bytes;
+  return fmt::format("tandem {} | {}, {} parameters | {}, ceiling {} | host {}\n{}{}", version, setup.model_config.name,
+                     format_count(setup.layout.parameter_count()), setup.device_names(),
+                     format_bytes(setup.plan.device_memory), host == 0 ? "unknown" : format_bytes(host), setup.table(),
+                     setup.saving.text());
+}
+
+}  // namespace tandem

@@ -1,0 +1,56 @@
+#pragma once
+// A run before it trains: inputs checked, memory planned.
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "data/token_source.hpp"
+#include "data/window_sampler.hpp"
+#include "io/checkpoint.hpp"
+#include "train/config/schedule.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/loop/run_record.hpp"
+#include "train/loop/train_request.hpp"
+#include "train/setup/run_setup.hpp"
+
+namespace tandem {
+
+/// What a run consists of but for what runs it. Nothing is on the disk yet.
+class PreparedRun {
+ public:
+  /// Checks in this order: configuration, lock of the run, model description, tensors, checkpoint, data, device, plan,
+  /// and with `strict` the checkpoint's compute_key. Throws the Error of the first check that fails.
+  explicit PreparedRun(TrainRequest request);
+
+  /// With all that was left open decided.
+  const TrainConfig& config() const noexcept { return request.config; }
+  /// Header and memory table, for people.
+  std::string plan_text() const;
+  /// Another checkpoint, of an earlier step, takes the place of one that turned out to be damaged; or none. Throws
+  /// InputError.
+  void pass_over_checkpoint();
+
+  TrainRequest request;
+  ModelSource source;
+  std::unique_ptr<TokenSource> data;
+  std::unique_ptr<TokenSource> eval_data;  ///< null where there is none
+  std::unique_ptr<Checkpoint> checkpoint;  ///< that it goes on from, until it is loaded; null: from the beginning
+  RunSetup setup;
+  Schedule schedule;
+  std::optional<WindowSampler> sampler;  ///< never empty
+  RunRecord record;
+
+ private:
+  void check_request() const;
+  void open_model();
+  void open_data();
+  void resolve();
+  void take_progress();
+  void check_schedule(const Manifest& manifest) const;
+  void check_compute_key() const;
+
+  std::int64_t windows_ = 0;  ///< of the data
+};
+
+}  // namespace tandem

@@ -1,0 +1,32 @@
+#include "train/loop/run_output.hpp"
+
+#include <fmt/format.h>
+
+#include "train/report/metrics_text.hpp"
+
+namespace tandem {
+
+RunOutput::RunOutput(const PreparedRun& run)
+    : run_(run), progress_(run.config().steps, run.config().log_every, run.request.quiet) {}
+
+void RunOutput::serve_metrics() {
+  const TrainConfig& config = run_.config();
+  if (config.metrics_port < 0) return;
+  metrics_server_ = std::make_unique<MetricsServer>(config.metrics_address, config.metrics_port);
+  line(fmt::format("metrics at {}", metrics_server_->url()));
+}
+
+void RunOutput::step(const StepMetrics& metrics, std::optional<double> saving, RunDirectory* directory) {
+  progress_.step(metrics, saving);
+  if (directory != nullptr) directory->append(metrics);
+  if (!metrics_server_) return;
+  metrics_server_->publish(prometheus_text({.metrics = metrics,
+                                            .steps = run_.config().steps,
+                                            .tokens = run_.record.tokens,
+                                            .skipped = run_.record.skipped,
+                                            .eval_loss = run_.record.eval_loss,
+                                            .model = run_.setup.model_config.name,
+                                            .device = run_.setup.device_names()}));
+}
+
+}  // namespace tandem

@@ -1,0 +1,30 @@
+#pragma once
+// How far a run has come, and what it has seen on the way.
+#include <cstdint>
+#include <optional>
+
+#include "io/manifest.hpp"
+
+namespace tandem {
+
+struct RunRecord {
+  /// As a checkpoint has it; of a manifest that holds nothing, the beginning.
+  static RunRecord of(const Manifest& manifest);
+  /// What checkpoints carry on.
+  void write_to(Manifest& manifest) const;
+  /// Whether the state that is there now has been evaluated.
+  bool evaluated() const noexcept { return evaluated_step == step; }
+
+  std::int64_t step = 0;    ///< steps taken, skipped ones included
+  std::int64_t tokens = 0;  ///< targets
+  std::int64_t skipped = 0;
+  std::optional<std::int64_t> resumed_from{};
+  std::optional<double> first_loss{};
+  std::optional<double> last_loss{};
+  std::optional<double> eval_loss{};  ///< of `evaluated_step`
+  std::int64_t evaluated_step = -1;
+  std::optional<double> best_loss{};  ///< of an evaluation
+  std::int64_t best_step = 0;
+};
+
+}  // namespace tandem

@@ -1,0 +1,233 @@
+#include "train/loop/step_loop.hpp"
+
+#include <fmt/format.h>
+#include <malloc.h>
+#include <spdlog/spdlog.h>
+
+#include <cmath>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "api/state_io.hpp"
+#include "core/base/error.hpp"
+#include "core/host/topology.hpp"
+#include "io/atomic_file.hpp"
+#include "train/config/units.hpp"
+#include "train/loop/resume_point.hpp"
+#include "train/loop/summary.hpp"
+#include "train/runtime/stop_signal.hpp"
+
+namespace tandem {
+namespace {
+
+constexpr int skip_limit = 10;  // skipped steps in a row that end a run
+
+/// In trace and profiler.
+std::string step_name(std::int64_t step) { return fmt::format("step {}", step); }
+
+std::unique_ptr<Trace> open_trace(const std::string& path) {
+  if (path.empty()) return nullptr;
+  require_writable(path);
+  return std::make_unique<Trace>(std::filesystem::path(path).parent_path());
+}
+
+std::unique_ptr<RunDirectory> open_directory(const PreparedRun& run) {
+  const std::string& out = run.config().out;
+  return out.empty() ? nullptr : std::make_unique<RunDirectory>(out, !run.request.resume);
+}
+
+double dram_rate(const RunSetup& setup) { return setup.prediction ? setup.prediction->profile.dram.value : 0.0; }
+
+}  // namespace
+
+StepLoop::StepLoop(PreparedRun& run, RunOutput& output)
+    : run_(run),
+      output_(output),
+      trace_(open_trace(run.config().trace)),
+      workers_(run.setup, trace_.get()),
+      runner_(run, workers_),
+      statistics_(dram_rate(run.setup)),
+      directory_(open_directory(run)) {
+  const bool saved = load_weights();  // it decides at which step the run begins
+  checkpoints_ = std::make_unique<CheckpointPolicy>(run, workers_, directory_.get(), saved,
+                                                    [this](const std::string& text) { output_.line(text); });
+  if (directory_) open_files();
+  const RunSetup& setup = run.setup;
+  if (!setup.may_replan()) return;
+  const RunPrediction& p = *setup.prediction;
+  replanner_ = std::make_unique<Replanner>(setup.layout, setup.options, setup.facts, p.profile, p.compute, setup.plan,
+                                           p.choice.simulation);
+}
+
+/// Returns whether the state is that of a checkpoint in the run's own folder.
+bool StepLoop::load_weights() {
+  bool saved = false;
+  while (run_.checkpoint && !load_checkpoint()) run_.pass_over_checkpoint();
+  if (run_.checkpoint) {
+    saved = directory_ && run_.checkpoint->directory().parent_path() == directory_->checkpoints();
+  } else {
+    workers_.run([&](LoadedModel& member, Rank) {
+      Parallel& threads = member.device().host_kernels().parallel();
+      member.engine().initialize(initial_values(run_.source, run_.setup.layout, run_.config().seed, &threads));
+    });
+  }
+  run_.checkpoint.reset();
+  ::malloc_trim(0);  // glibc keeps freed blocks; those that tensors came in through are done with
+  sample_process_memory();
+  return saved;
+}
+
+/// Returns whether it was what its writer had saved; one that was named must be.
+bool StepLoop::load_checkpoint() {
+  const double begin = trace_now();
+  try {
+    load_state(workers_.engines(), *run_.checkpoint);
+  } catch (const InputError& error) {
+    if (names_a_checkpoint(run_.request)) throw;
+    spdlog::warn("passed over: {}", error.what());
+    return false;
+  }
+  output_.line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(),
+                           run_.record.step, format_bytes(StateCopy::bytes(run_.setup.layout)), trace_now() - begin));
+  return true;
+}
+
+void StepLoop::open_files() {
+  const std::int64_t step = run_.record.step;
+  const bool branches = run_.record.resumed_from && names_a_checkpoint(run_.request);  // else what is later is damaged
+  if (branches && has_later_checkpoints(directory_->checkpoints(), step)) checkpoints_->discard_later_checkpoints();
+  // One that takes no step may be without the flags of those that did.
+  if (step < run_.config().steps || !directory_->has_config()) directory_->write_config(config_toml(run_.config()));
+  directory_->open_metrics(step);
+}
+
+int StepLoop::run() {
+  const RunRecord& record = run_.record;
+  try {
+    while (record.step < run_.config().steps && StopSignal::received() == 0) {
+      train_step();
+      checkpoints_->after_step();
+    }
+    if (run_.eval_data && !record.evaluated()) evaluate();  // where there was no step to take
+    const bool done = record.step >= run_.config().steps && (!run_.eval_data || record.evaluated());
+    const int signal = done ? 0 : StopSignal::received();
+    finish(signal != 0);
+    return signal;
+  } catch (const StalledError& error) {
+    spdlog::warn("{}", error.what());  // now: what has stalled, a disk perhaps, may hold up the end of the run too
+    throw;
+  } catch (const TrainingError&) {
+    checkpoints_->save_best_effort();
+    throw;
+  }
+}
+
+void StepLoop::train_step() {
+  const double begin = trace_now();
+  RunRecord& record = run_.record;
+  StepMetrics metrics;
+  metrics.step = record.step + 1;
+  if (RangeSink* ranges = run_.setup.device->ranges()) step_range_ = {*ranges, "steps", step_name(metrics.step)};
+  metrics.lr = run_.schedule.at(metrics.step);
+  const StepResult result = runner_.step(metrics.lr);
+  metrics.loss = result.loss;
+  metrics.grad_norm = result.report.gradient_norm;
+  metrics.skipped = result.report.skipped;
+  ++record.step;
+  record.tokens += result.targets;
+  if (record.step == run_.config().steps) workers_.wait();  // the last step has no successor to hide its update
+  end_step(std::move(metrics), result, begin);
+  if (result.targets > 0) {
+    watch_nonfinite(result.report);
+  } else {
+    ++record.skipped;
+    spdlog::warn("step {} skipped: its windows hold no target", record.step);
+  }
+}
+
+/// Takes down what a step took, evaluates where that is due, and tells of it.
+void StepLoop::end_step(StepMetrics metrics, const StepResult& result, double begin) {
+  RunRecord& record = run_.record;
+  double forward = 0.0;
+  double backward = 0.0;
+  runner_.finish_forward_and_backward(forward, backward);
+  const EngineCounters counters = workers_.first().engine().counters();
+  metrics.step_seconds = trace_now() - begin;
+  step_range_.end();
+  maybe_replan(counters);
+  statistics_.note_step(metrics, result, forward, backward, counters);
+  metrics.device_bytes = run_.setup.device->allocated_bytes();
+  if (std::isfinite(metrics.loss)) {
+    if (!record.first_loss) record.first_loss = metrics.loss;
+    record.last_loss = metrics.loss;
+  }
+  if (evaluation_due()) {
+    evaluate();
+    if (record.evaluated()) metrics.eval_loss = record.eval_loss;
+  }
+  if (trace_) trace_->span("steps", step_name(record.step), begin, begin + metrics.step_seconds);
+  statistics_.begin_step(workers_.first().engine().counters());  // an evaluation's fetches are no step's
+  sample_process_memory();
+  checkpoints_->note_step(metrics.step_seconds);
+  output_.step(metrics, checkpoints_->progress(), directory_.get());
+}
+
+/// Where the machine is not as fast as its calibration has it, another division may be: state moves, no bit changes.
+void StepLoop::maybe_replan(const EngineCounters& counters) {
+  const std::int64_t step = run_.record.step;
+  if (!replanner_ || step == run_.config().steps) return;
+  const auto change = replanner_->after_step(rates_between(statistics_.before(), counters));
+  if (!change) return;
+  workers_.first().engine().adopt(change->plan);
+  run_.setup.plan = change->plan;
+  output_.line(
+      fmt::format("step {}: rates are not as calibrated; another plan ({}), predicted {:.4g} s/step instead "
+                  "of {:.4g}",
+                  step, change->plan.policy.text(), change->seconds_after, change->seconds_before));
+}
+
+void StepLoop::watch_nonfinite(const StepReport& report) {
+  skipped_in_a_row_ = report.skipped ? skipped_in_a_row_ + 1 : 0;
+  if (!report.skipped) return;
+  RunRecord& record = run_.record;
+  ++record.skipped;
+  spdlog::warn("step {} skipped: its gradient norm is not finite", record.step);
+  const std::string resume = directory_ ? "resume from the last checkpoint with a smaller --lr" : "use a smaller --lr";
+  if (skipped_in_a_row_ >= skip_limit) {
+    throw TrainingError(step_name(record.step),
+                        fmt::format("{} steps in a row without a finite gradient norm", skip_limit), resume);
+  }
+}
+
+bool StepLoop::evaluation_due() const {
+  const TrainConfig& config = run_.config();
+  const std::int64_t step = run_.record.step;
+  const bool due = config.eval_every > 0 && step % config.eval_every == 0;
+  return run_.eval_data && (due || step == config.steps);
+}
+
+/// A signal breaks it off: the state is to be saved, and is there to be validated another time.
+void StepLoop::evaluate() {
+  const auto result = workers_.evaluate(*run_.eval_data, [] { return StopSignal::received() != 0; });
+  if (!result) return;
+  run_.record.eval_loss = result->loss;
+  run_.record.evaluated_step = run_.record.step;
+}
+
+void StepLoop::finish(bool interrupted) {
+  checkpoints_->save_at_the_end();
+  const std::string digest = workers_.state_digest();
+  if (directory_) {
+    std::string text;
+    if (statistics_.empty()) text = summary_of_earlier_steps(directory_->summary(), run_.record, digest);
+    if (text.empty()) text = summary_json(run_, statistics_.summary(), workers_.counters(), digest);
+    directory_->write_summary(text);
+  }
+  if (trace_) trace_->write(run_.config().trace);
+  if (interrupted) output_.line(fmt::format("stopped by a signal after step {}", run_.record.step));
+  output_.line(fmt::format("state_digest {}", digest));
+}
+
+}  // namespace tandem

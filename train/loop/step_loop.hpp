@@ -1,0 +1,52 @@
+#pragma once
+// A run while it trains, from its first step here to its last.
+#include <memory>
+
+#include "core/base/named_range.hpp"
+#include "core/base/trace.hpp"
+#include "scheduler/search/replan.hpp"
+#include "train/loop/checkpoint_policy.hpp"
+#include "train/loop/prepared_run.hpp"
+#include "train/loop/run_output.hpp"
+#include "train/loop/step_runner.hpp"
+#include "train/loop/step_statistics.hpp"
+#include "train/report/run_directory.hpp"
+#include "train/runtime/rank_workers.hpp"
+
+namespace tandem {
+
+class StepLoop {
+ public:
+  /// Takes all memory of the plan, makes the folder of the run, and makes or loads the state. Blocks. Both must outlive
+  /// it. Throws PlanError, DeviceError, InputError, UsageError, WriteError.
+  StepLoop(PreparedRun& run, RunOutput& output);
+
+  /// As Trainer::run.
+  int run();
+
+ private:
+  bool load_weights();
+  bool load_checkpoint();
+  void open_files();
+  void train_step();
+  void end_step(StepMetrics metrics, const StepResult& result, double begin);
+  void watch_nonfinite(const StepReport& report);
+  void evaluate();
+  bool evaluation_due() const;
+  void maybe_replan(const EngineCounters& counters);
+  void finish(bool interrupted);
+
+  PreparedRun& run_;
+  RunOutput& output_;
+  std::unique_ptr<Trace> trace_;  ///< null where none is wanted
+  NamedRange step_range_;
+  RankWorkers workers_;
+  StepRunner runner_;
+  StepStatistics statistics_;
+  std::unique_ptr<RunDirectory> directory_;  ///< null: nothing of the run is saved
+  std::unique_ptr<CheckpointPolicy> checkpoints_;
+  std::unique_ptr<Replanner> replanner_;  ///< with --policy auto, where the machine is calibrated; else null
+  int skipped_in_a_row_ = 0;
+};
+
+}  // namespace tandem

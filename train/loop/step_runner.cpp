@@ -1,0 +1,93 @@
+#include "train/loop/step_runner.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+
+#include "core/base/error.hpp"
+#include "train/setup/training_data.hpp"
+
+namespace tandem {
+
+StepRunner::StepRunner(PreparedRun& run, RankWorkers& workers)
+    : run_(run), workers_(workers), clock_(*run.setup.device, run.setup.options.watchdog_seconds) {}
+
+StepResult StepRunner::step(double lr) {
+  const WindowSampler::State data_before = run_.sampler->state();
+  StepResult result;
+  result.targets = fill_batches();
+  if (result.targets == 0) {
+    // Nothing to learn from: an update by momentum and decay alone would leave a trace.
+    result.report.skipped = true;
+    result.loss = result.report.gradient_norm = std::numeric_limits<double>::quiet_NaN();
+    return result;
+  }
+  try {
+    result.report = run_micro_batches(lr, result.targets);
+  } catch (const TrainingError&) {
+    run_.sampler->restore(data_before);  // of a step that has not been
+    throw;
+  }
+  result.loss = sum_of_losses() / static_cast<double>(result.targets);
+  return result;
+}
+
+/// Tokens and targets of the step's micro-batches. Returns how many targets there are.
+std::int64_t StepRunner::fill_batches() {
+  const auto length = static_cast<std::size_t>(run_.config().seq_len);
+  std::int64_t targets = 0;
+  for (std::int64_t micro = 0; micro < run_.config().grad_accum; ++micro) {
+    const HostBatch batch = workers_.batch(micro);
+    for (std::int64_t row = 0; row < run_.config().micro_batch; ++row) {
+      const auto at = static_cast<std::size_t>(row) * length;
+      targets += read_window(*run_.data, run_.sampler->next(), batch.tokens.subspan(at, length),
+                             batch.targets.subspan(at, length));
+    }
+  }
+  return targets;
+}
+
+/// Forward and backward over the batches as filled, then the update. Blocks until the losses are there.
+StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
+  PhaseProbe probe(workers_.first().engine(), clock_);  // of the first rank: the others do alike
+  const int micro_batches = static_cast<int>(run_.config().grad_accum) / workers_.size();
+  StepReport of_first;
+  workers_.run([&](LoadedModel& member, Rank rank) {
+    OffloadEngine& engine = member.engine();
+    engine.begin_step(
+        {.lr = lr, .max_grad_norm = run_.config().clip, .micro_batches = micro_batches, .gradient_scale = 1.0});
+    if (rank.index == 0) {
+      run_passes(member, probe, targets, [&] { probe.begin_forward(member.stream()); });
+      clock_.mark(Phase::idle, member.stream());
+    } else {
+      run_passes(member, engine, targets, [] {});
+    }
+    const StepReport report = engine.end_step();
+    member.wait_for_losses();
+    if (rank.index == 0) of_first = report;
+  });
+  return of_first;
+}
+
+/// Forward and backward of one rank's micro-batches.
+void StepRunner::run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+                            const std::function<void()>& begin_forward) {
+  const auto at_once = static_cast<std::size_t>(run_.setup.model->shape().micro_batches);
+  const auto all = static_cast<std::size_t>(run_.config().grad_accum) / static_cast<std::size_t>(workers_.size());
+  for (std::size_t first = 0; first < all; first += at_once) {
+    begin_forward();
+    member.train(first, std::min(at_once, all - first), parameters,
+                 static_cast<float>(1.0 / static_cast<double>(targets)));
+  }
+}
+
+double StepRunner::sum_of_losses() const {
+  double sum = 0.0;
+  for (std::int64_t micro = 0; micro < run_.config().grad_accum; ++micro) {
+    const auto losses = workers_.batch(micro).losses;
+    sum = std::accumulate(losses.begin(), losses.end(), sum);
+  }
+  return sum;
+}
+
+}  // namespace tandem

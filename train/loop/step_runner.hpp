@@ -1,0 +1,44 @@
+#pragma once
+// One step of training: its batches, forward and backward on every device, and the update.
+#include <cstdint>
+#include <functional>
+
+#include "core/params/parameter_access.hpp"
+#include "offload/engine.hpp"
+#include "train/loop/prepared_run.hpp"
+#include "train/runtime/phase_clock.hpp"
+#include "train/runtime/rank_workers.hpp"
+
+namespace tandem {
+
+struct StepResult {
+  StepReport report;
+  double loss = 0.0;         ///< mean over the targets; NaN where there are none
+  std::int64_t targets = 0;  ///< where there are none, nothing has been trained: skipped
+};
+
+class StepRunner {
+ public:
+  /// Takes the run's data in the order of its sampler. Both must outlive it.
+  StepRunner(PreparedRun& run, RankWorkers& workers);
+
+  /// Blocks until the losses are there; updates may still run. Throws TrainingError, with the sampler where it was.
+  StepResult step(double lr);
+  /// Waits for both, of the last step.
+  void finish_forward_and_backward(double& forward, double& backward) {
+    clock_.finish_forward_and_backward(forward, backward);
+  }
+
+ private:
+  std::int64_t fill_batches();
+  StepReport run_micro_batches(double lr, std::int64_t targets);
+  void run_passes(LoadedModel& member, ParameterAccess& parameters, std::int64_t targets,
+                  const std::function<void()>& begin_forward);
+  double sum_of_losses() const;
+
+  PreparedRun& run_;
+  RankWorkers& workers_;
+  PhaseClock clock_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,19 @@
+#pragma once
+// What `tandem train` is asked for.
+#include <string>
+
+#include "train/config/config.hpp"
+
+namespace tandem {
+
+/// A configuration, and what does not belong in a configuration file.
+struct TrainRequest {
+  TrainConfig config;
+  bool resume = false;
+  std::string resume_from;  ///< a checkpoint; empty: the newest good one in --out
+  bool dry_run = false;
+  bool quiet = false;
+  std::string command;  ///< as typed, for the summary
+};
+
+}  // namespace tandem
