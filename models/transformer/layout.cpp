@@ -212,22 +212,4 @@ double positions_seen(std::int64_t sequence, std::int64_t window) noexcept {
   return (w * (w + 1.0) / 2.0 + (length - w) * w) / length;
 }
 
-double training_flops_per_token(const ModelConfig& c, std::int64_t sequence) {
-  const auto width = static_cast<double>(c.width);
-  const auto query = static_cast<double>(c.heads * c.head_dim);
-  const auto key = static_cast<double>(c.kv_heads * c.head_dim);
-  const auto ffn = static_cast<double>(c.ffn);
-  const double attention_weights = width * (2.0 * query + 2.0 * key);
-  const auto rows = static_cast<double>(c.mlp_rows()), experts = static_cast<double>(c.experts);
-  const double mlp_weights = (c.family == Family::gpt2 ? 2.0 : 3.0) * rows * width * ffn + width * experts;
-  double blocks = 0.0;
-  for (std::int64_t layer = 0; layer < c.layers; ++layer) {
-    // q k^T and p v each take 2 D per head and position.
-    const double attention = 2.0 * 2.0 * query * positions_seen(sequence, c.window_of(layer));
-    blocks += 2.0 * (attention_weights + mlp_weights) + attention;
-  }
-  const double head = 2.0 * width * static_cast<double>(c.vocabulary);
-  return 3.0 * (blocks + head);  // backward is two products for each of forward
-}
-
 }  // namespace tandem

@@ -137,7 +137,5 @@ class Transformer {
 /// Positions that a token sees on average, itself among them, of a sequence: (T + 1) / 2, or fewer with a window; 0:
 /// none.
 double positions_seen(std::int64_t sequence, std::int64_t window) noexcept;
-/// Forward plus backward model FLOPs per token (matrix products and attention, recompute not counted).
-double training_flops_per_token(const ModelConfig& config, std::int64_t sequence);
 
 }  // namespace tandem

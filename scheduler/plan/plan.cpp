@@ -50,12 +50,6 @@ std::size_t file_state_bytes(std::int64_t elements, StateFormat format) noexcept
   return align_up(booked_state_bytes(elements, format), direct_block_bytes);
 }
 
-std::int64_t Plan::parameters_in_file() const noexcept {
-  std::int64_t count = 0;
-  for (const Subgroup& s : subgroups) count += s.tier == Tier::file ? s.count() : 0;
-  return count;
-}
-
 std::size_t Plan::file_bytes(const Subgroup& subgroup) const noexcept {
   const std::int64_t whole = subgroup.count() / piece_elements;
   return static_cast<std::size_t>(whole) * file_state_bytes(piece_elements, state) +

@@ -112,8 +112,7 @@ struct Plan {
     std::int64_t resident = 0;
   };
   Shares shares() const noexcept;
-  /// Of these, whose state lives in a file; and the bytes of them that a step reads there, and writes back.
-  std::int64_t parameters_in_file() const noexcept;
+  /// Bytes of state in a file that a step reads there, and writes back.
   std::size_t file_bytes_of_step() const noexcept;
   /// Bytes that a subgroup's state takes in the file, piece by piece.
   std::size_t file_bytes(const Subgroup& subgroup) const noexcept;

@@ -62,12 +62,6 @@ class Count {
 
 }  // namespace
 
-Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int micro_batches, int steps) {
-  Count count(layout, plan, micro_batches);
-  for (int step = 0; step < steps; ++step) count.step();
-  return count.traffic;
-}
-
 Traffic traffic_of_step(const ParameterLayout& layout, Plan plan, int micro_batches) {
   plan.piece_elements = plan.subgroup_size;  // as many bytes in fewer tasks
   Count count(layout, plan, micro_batches);

@@ -13,11 +13,8 @@ struct Traffic {
   std::uint64_t from_peers = 0;  ///< other ranks' weights and gradients
 };
 
-/// Totals of `steps` steps from a cold start, each of `micro_batches` forwards in layer order and backwards in its
-/// reverse, as many at once as the plan has pass through, none skipped, no evaluation between.
-Traffic predict_traffic(const ParameterLayout& layout, const Plan& plan, int micro_batches, int steps);
-
-/// Of one step among others: without what a cold start brings.
+/// Of one step among others, without what a cold start brings: of `micro_batches` forwards in layer order and backwards
+/// in its reverse, as many at once as the plan has pass through, none skipped, no evaluation between.
 Traffic traffic_of_step(const ParameterLayout& layout, Plan plan, int micro_batches);
 
 }  // namespace tandem

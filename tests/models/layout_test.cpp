@@ -223,33 +223,12 @@ TEST(Rope, LongFactorsAreThoseOfLongSequences) {
   EXPECT_EQ(rope_magnitude(c, {c.rope_theta, scaling}), 1.5);
 }
 
-TEST(Flops, AreSixPerMatrixParameterAndTokenPlusAttention) {
-  const ModelConfig c = builtin_model("gpt2");
-  const double matrices = 12.0 * 12.0 * 768.0 * 768.0 + 50257.0 * 768.0;
-  const double attention = 3.0 * 12.0 * 2.0 * 768.0 * 1025.0;
-  EXPECT_DOUBLE_EQ(training_flops_per_token(c, 1024), 6.0 * matrices + attention);
-}
-
-TEST(Flops, OfExpertsThoseAreCountedThatATokenTakes) {
-  const ModelConfig c = builtin_model("tiny-moe");
-  const double attention = 192.0 * (2.0 * 192.0 + 2.0 * 64.0);
-  const double matrices = 4.0 * (attention + 4.0 * 3.0 * 192.0 * 96.0 + 192.0 * 16.0) + 256.0 * 192.0;
-  EXPECT_DOUBLE_EQ(training_flops_per_token(c, 256), 6.0 * matrices + 3.0 * 4.0 * 4.0 * 192.0 * 128.5);
-}
-
-TEST(Flops, AWindowIsCountedAsWhatItLetsSee) {
+TEST(Layout, AWindowIsCountedAsWhatItLetsSee) {
   EXPECT_EQ(positions_seen(7, 0), 4.0);
   EXPECT_EQ(positions_seen(7, 7), 4.0);
   EXPECT_EQ(positions_seen(7, 9), 4.0);
   EXPECT_EQ(positions_seen(7, 1), 1.0);
   EXPECT_DOUBLE_EQ(positions_seen(7, 3), (1.0 + 2.0 + 5 * 3.0) / 7.0);
-  ModelConfig c = builtin_model("tiny-llama");
-  const double all = training_flops_per_token(c, 256);
-  c.attention.assign(4, {});
-  c.attention[2].windowed = true;
-  c.window = 16;
-  const double of_a_position = 3.0 * 4.0 * 192.0;
-  EXPECT_DOUBLE_EQ(training_flops_per_token(c, 256), all - of_a_position * (128.5 - positions_seen(256, 16)));
 }
 
 }  // namespace

@@ -1,7 +1,7 @@
 // "The policy changes time, never results": one digest over every way to run the same steps.
 #include <gtest/gtest.h>
 
-#include "scheduler/tasks/traffic.hpp"
+#include "tests/offload/planned_traffic.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
@@ -270,7 +270,7 @@ TEST_P(EveryPolicy, MovesTheBytesThatThePlanSays) {
       for (int at_once = 1; at_once <= micro_batches; ++at_once) {
         o.at_once = at_once;
         const ToyResult result = train_toy(o);
-        const Traffic planned = predict_traffic(testing::toy_layout(o), result.plan, micro_batches, o.steps);
+        const Traffic planned = testing::planned_traffic(testing::toy_layout(o), result.plan, micro_batches, o.steps);
         EXPECT_EQ(result.counters.bytes_host_to_device, planned.host_to_device);
         EXPECT_EQ(result.counters.bytes_device_to_host, planned.device_to_host);
         EXPECT_EQ(result.device_peak, result.plan.memory.device_bytes());

@@ -10,6 +10,7 @@
 #include "scheduler/search/auto.hpp"
 #include "scheduler/simulation/coarsening.hpp"
 #include "scheduler/simulation/simulator.hpp"
+#include "tests/scheduler/in_file.hpp"
 #include "tests/scheduler/machines.hpp"
 
 namespace tandem {
@@ -47,7 +48,7 @@ TEST(StateInAFile, IsAsLittleAsTheCeilingAsksFor) {
       OffloadOptions options = with_folder(policy, state);
       const std::size_t all = make_plan(layout, options, roomy).memory.host_bytes();
       options.host_memory = all;
-      EXPECT_EQ(make_plan(layout, options, roomy).parameters_in_file(), 0);
+      EXPECT_EQ(testing::parameters_in_file(make_plan(layout, options, roomy)), 0);
       int plans = 0;
       for (options.host_memory = all - all / 50; options.host_memory > all / 4; options.host_memory -= all / 10) {
         const std::optional<Plan> plan = find_plan(layout, options, roomy);
@@ -68,7 +69,7 @@ TEST(StateInAFile, IsSpreadEvenlyOverTheModel) {
   OffloadOptions options = with_folder("host");
   options.host_memory = make_plan(layout_of_layers(), options, roomy).memory.host_bytes() * 3 / 4;
   const Plan plan = make_plan(layout_of_layers(), options, roomy);
-  const double share = static_cast<double>(plan.parameters_in_file()) / static_cast<double>(plan.shares().cpu);
+  const double share = static_cast<double>(testing::parameters_in_file(plan)) / static_cast<double>(plan.shares().cpu);
   EXPECT_GT(share, 0.3);
   EXPECT_LT(share, 0.5);
   double in_file = 0.0;
@@ -119,7 +120,7 @@ TEST(StateInAFile, IsInTableAndJson) {
   EXPECT_EQ(json["file_buffers"], plan.file_buffers);
   const auto in_file = std::count_if(json["subgroups"].begin(), json["subgroups"].end(),
                                      [](const auto& s) { return s["tier"] == "file"; });
-  EXPECT_EQ(in_file * (std::int64_t{1} << 20), plan.parameters_in_file());
+  EXPECT_EQ(in_file * (std::int64_t{1} << 20), testing::parameters_in_file(plan));
 }
 
 // -- what it costs -------------------------------------------------------------------------------------------
@@ -189,7 +190,7 @@ TEST(StateInAFile, CoarsenedIsAsMuch) {
     const Plan plan = plan_in_file("host", every);
     const Plan coarse_pieces = coarsened(layout_of_layers(), plan, 40);
     EXPECT_LT(coarse_pieces.subgroups.size(), plan.subgroups.size());
-    EXPECT_EQ(coarse_pieces.parameters_in_file(), plan.parameters_in_file());
+    EXPECT_EQ(testing::parameters_in_file(coarse_pieces), testing::parameters_in_file(plan));
   }
 }
 
@@ -211,7 +212,7 @@ TEST(StateInAFile, IsLessWhereTheDeviceHoldsSome) {
   const Plan host = make_plan(layout, options, roomy);
   options.policy = parse_policy("auto");
   const Choice choice = choose_plan(layout, options, roomy, file_bound(1e9, 1e9, 1.5e9), short_compute());
-  EXPECT_LT(choice.plan.parameters_in_file(), host.parameters_in_file());
+  EXPECT_LT(testing::parameters_in_file(choice.plan), testing::parameters_in_file(host));
   EXPECT_LE(choice.plan.memory.host_bytes(), options.host_memory);
   const double of_host = simulate(layout, host, file_bound(1e9, 1e9, 1.5e9), short_compute()).step_seconds;
   EXPECT_LT(choice.simulation.step_seconds, of_host);

@@ -2,7 +2,7 @@
 // micro-batches.
 #include <gtest/gtest.h>
 
-#include "scheduler/tasks/traffic.hpp"
+#include "tests/offload/planned_traffic.hpp"
 #include "tests/offload/ranks/toy_group.hpp"
 
 namespace tandem {
@@ -154,7 +154,7 @@ TEST_P(RanksOfEveryPolicy, MoveTheBytesAndTakeTheMemoryThatTheirPlansSay) {
     const ParameterLayout layout = testing::toy_layout(o);
     std::uint64_t updated = 0;
     for (const ToyResult& result : train_toy_group(o, ranks)) {
-      const Traffic planned = predict_traffic(layout, result.plan, 2, o.steps);
+      const Traffic planned = testing::planned_traffic(layout, result.plan, 2, o.steps);
       EXPECT_EQ(result.counters.bytes_host_to_device, planned.host_to_device);
       EXPECT_EQ(result.counters.bytes_device_to_host, planned.device_to_host);
       EXPECT_EQ(result.counters.bytes_from_peers, planned.from_peers);

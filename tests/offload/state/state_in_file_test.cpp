@@ -15,6 +15,7 @@
 #include "core/base/error.hpp"
 #include "offload/state_file.hpp"
 #include "tests/offload/toy_trainer.hpp"
+#include "tests/scheduler/in_file.hpp"
 
 namespace tandem {
 namespace {
@@ -53,7 +54,7 @@ TEST_P(InAFile, StateGivesTheSameBits) {
       o.offload.resident_layers = size == 1024 ? 1 : -1;
       const ToyResult result = train_toy(with_state_in_file(o, share));
       expect_same(result, expected);
-      EXPECT_GT(result.plan.parameters_in_file(), 0);
+      EXPECT_GT(testing::parameters_in_file(result.plan), 0);
       const std::uint64_t moved = 3 * result.plan.file_bytes_of_step();
       EXPECT_EQ(result.counters.bytes_from_file, moved);
       EXPECT_EQ(result.counters.bytes_to_file, moved);
@@ -138,7 +139,7 @@ TEST(StateInAFile, IsWrittenAndReadInPartsOfAnyLength) {
     o.offload.subgroup_size = 200'000;
     const ToyOptions in_file = with_state_in_file(o, 1.0);
     ToyTrainer t(in_file);
-    EXPECT_GT(t.engine().plan().parameters_in_file(), elements / 2);
+    EXPECT_GT(testing::parameters_in_file(t.engine().plan()), elements / 2);
     const Parameter& w = t.layout().parameter("h.0.w");
     for (const StateArray array : state_arrays) {
       std::vector<float> written(elements), read(elements);
