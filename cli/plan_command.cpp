@@ -272,9 +272,7 @@ void require_fit(const PlanFlags& flags, const TrainConfig& config, const ModelC
     set_up_run(config, model, purpose);
     return;
   }
-  ProfileMachine elsewhere = machine_of(read_profile(flags.profile), config);
-  elsewhere.machine.profile.reset();  // nothing is simulated
-  static_cast<void>(plan_run(config, model, purpose, elsewhere.machine));
+  require_fit(config, model, purpose, machine_of(read_profile(flags.profile), config).machine);
 }
 
 // -- fit -------------------------------------------------------------------------------------------------

@@ -292,6 +292,13 @@ class OtherMachines(ProgramTest):
         for upgrade in plan["upgrades"]:
             self.assertLessEqual(upgrade["step_seconds"], plan["predicted"]["step_seconds"] * 1.0001, upgrade["what"])
 
+    def test_what_fits_is_what_a_plan_accepts(self):
+        """The search for what fits goes by all policies that a plan goes by, not by those that need no simulation."""
+        flags = ["plan", "--profile", PROFILES / "80gb-pcie4.toml", "--device-memory", "7GiB", "--host-memory", "60GiB", "--json"]
+        fitted = json.loads(self.succeed(self.run_program(*flags, "--fit", "model", "--policy", "auto")).stdout)
+        self.assertEqual(fitted["fit"], "--model qwen3-4b")
+        self.assertLessEqual(fitted["host_bytes"], 60 << 30)
+
     def test_offloaded_activations_take_the_profiles_host_memory(self):
         def plan(batch, *flags):
             return self.run_program("plan", "--model", "llama3.1-8b", "--seq-len", "4096", "--profile",

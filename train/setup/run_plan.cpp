@@ -60,6 +60,21 @@ class RunPlanner {
     return std::move(run_);
   }
 
+  /// Throws PlanError, of what needs least, where no policy fits in any way of keeping activations.
+  void require_fit() const {
+    RunShape shape = run_.shape;
+    do {
+      std::vector<std::int64_t> orders = more_at_once(config_, shape);
+      orders.push_back(shape.micro_batches);  // the last: what keeps less is of that order, and so is a refusal
+      for (const std::int64_t at_once : orders) {
+        RunShape tried = shape;
+        tried.micro_batches = at_once;
+        if (some_policy_fits(run_.layout, without_plan(tried).options, run_.facts)) return;
+      }
+    } while (keep_less(config_, run_.model_config, shape));
+    static_cast<void>(with_plan(shape));
+  }
+
  private:
   // -- shapes ----------------------------------------------------------------------------------------------------
 
@@ -262,13 +277,20 @@ class RunPlanner {
   RunPlan run_;
 };
 
+Rank first_rank(const TrainConfig& of_all) { return {0, static_cast<int>(split_device_names(of_all.device).size())}; }
+
 }  // namespace
 
 RunPlan plan_run(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine) {
   const TrainConfig config = config_of_rank(of_all);
-  const auto ranks = static_cast<int>(split_device_names(of_all.device).size());
-  return RunPlanner(config, model, purpose, machine, Rank{0, ranks}).planned();
+  return RunPlanner(config, model, purpose, machine, first_rank(of_all)).planned();
+}
+
+void require_fit(const TrainConfig& of_all, const ModelConfig& model, const RunPurpose& purpose,
+                 const RunMachine& machine) {
+  const TrainConfig config = config_of_rank(of_all);
+  RunPlanner(config, model, purpose, machine, first_rank(of_all)).require_fit();
 }
 
 }  // namespace tandem

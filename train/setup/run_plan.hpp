@@ -86,4 +86,8 @@ struct RunPlan {
 RunPlan plan_run(const TrainConfig& config, const ModelConfig& model, const RunPurpose& purpose,
                  const RunMachine& machine);
 
+/// Throws PlanError where no policy that plan_run() would try fits; simulates nothing.
+void require_fit(const TrainConfig& config, const ModelConfig& model, const RunPurpose& purpose,
+                 const RunMachine& machine);
+
 }  // namespace tandem
