@@ -93,9 +93,9 @@ RunMachine machine_of(Device& device, const TrainConfig& config, const RunPurpos
   machine.device_threads = device.info().threads;
   machine.update_threads = device.host_kernels().threads();
   machine.ops = &device.ops();
-  const std::size_t held = sample_process_memory().anonymous;
-  machine.program_bytes = program_bytes(machine.device_kind, held);
-  machine.facts = facts_of(device, host, held);
+  machine.program_bytes = program_bytes(machine.device_kind, sample_process_memory().anonymous);
+  // As if it were held: what is assumed of the program takes no more of what is free than it does.
+  machine.facts = facts_of(device, host, machine.program_bytes);
   if (const std::filesystem::path folder = state_folder(config); !folder.empty()) {
     machine.facts.file_room = room_in(folder);
     if (purpose.predicts) warn_of_memory_as_disk(folder);
