@@ -250,7 +250,7 @@ class Outputs:
     def _lock(self):
         """Makes NAME.parts and locks it against other runs; the lock ends with the process and its workers. Returns the
         descriptor of the lock file."""
-        path, deadline = self.parts / LOCK, time.monotonic() + 2  # workers outlive a killed run for a moment
+        path, begun = self.parts / LOCK, time.monotonic()
         while True:
             with writing(self.parts):
                 self.parts.mkdir(parents=True, exist_ok=True)
@@ -261,9 +261,12 @@ class Outputs:
             if lock is not None:
                 taken = try_lock(lock)
                 if taken and identity(path) == (os.fstat(lock).st_dev, os.fstat(lock).st_ino):
+                    os.truncate(lock, 0)
+                    os.pwrite(lock, str(os.getpid()).encode(), 0)
                     return lock
                 os.close(lock)
-            if time.monotonic() > deadline:
+            # Workers outlive a killed run for a moment, which is long on a busy machine.
+            if time.monotonic() - begun > (60 if has_ended(path) else 2):
                 raise WriteFailure(f"--out {self.tokens}: another run is writing it; wait for that, or name another --out")
             time.sleep(0.05)
 
@@ -283,6 +286,17 @@ class Outputs:
                 (self.parts / LOCK).unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     self.parts.rmdir()
+
+
+def has_ended(lock_file):
+    """Whether the process that a lock file names is there no more. Its workers may be."""
+    try:
+        os.kill(int(lock_file.read_bytes()), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
 
 
 def try_lock(descriptor):
