@@ -29,7 +29,7 @@ def initial_master(count):
 
 def limit_deepspeed(builder):
     """DeepSpeed compiles its optimizer for the processor it is on. The limits of scripts/bench --instruction-set are others."""
-    flags = {"scalar": ("-msse4.2", "-D__SCALAR__"), "avx2": ("-mavx2", "-D__AVX256__")}.get(os.environ.get("TANDEM_MAX_ISA"))
+    flags = {"scalar": ("-march=x86-64-v2", "-D__SCALAR__"), "avx2": ("-march=x86-64-v3", "-D__AVX256__")}.get(os.environ.get("TANDEM_MAX_ISA"))
     if flags:
         builder.cpu_arch = lambda self: flags[0]
         builder.simd_width = lambda self: flags[1]
