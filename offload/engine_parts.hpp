@@ -21,7 +21,7 @@ namespace tandem {
 /// Memory and tasks of a plan, and what runs them. One thread uses it, the engine's.
 class EngineParts {
  public:
-  /// As the constructor of OffloadEngine.
+  /// Takes the arguments of OffloadEngine, under the same terms.
   EngineParts(Device& of_device, const ParameterLayout& of_layout, const OffloadOptions& of_options,
               const Plan& of_plan, Trace* trace, Group* of_group);
   EngineParts(const EngineParts&) = delete;
@@ -33,7 +33,7 @@ class EngineParts {
   void prefetch();
   /// Ends the engine's work with an error, which every later call throws.
   void give_up(std::exception_ptr error) { executor.give_up(std::move(error)); }
-  /// What one rank does not come to the end of, none does. Throws what this one failed by, where it is that.
+  /// Runs `body` on this rank. A failure of one rank ends the engines of all. Throws what this rank failed by.
   template <class Body>
   void for_all_ranks(const Body& body) {
     if (group == nullptr) return body();

@@ -1,5 +1,5 @@
 #pragma once
-// What an engine is in the middle of, and what its state is worth.
+// Status of an engine: the open step or evaluation, and whether its state is that of a step.
 #include <cstdint>
 #include <string_view>
 

@@ -108,7 +108,7 @@ GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
   return guard;
 }
 
-/// What callers add to, and the padding of what they write.
+/// Clears the fp32 gradients, which callers add to, and the padding of those that they write.
 void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) {
   const Layer& layer = parts_.layout.layer(place.layer);
   std::byte* const buffer = parts_.storage.gradient_buffer(place.buffer);

@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-/// What a rank says of the plan that it is to go on with.
+/// A rank's report on the plan that it is to go on with.
 struct PlanOfRank {
   enum class Fits : std::uint64_t { yes, no_room, no };
   Fits fits = Fits::yes;

@@ -11,7 +11,7 @@ namespace tandem {
 /// Reads a Hugging Face config.json as transformers 4 and 5 write it. What tandem does not compute (an
 /// unknown architecture or activation, another type of RoPE) is refused by name. Throws UsageError.
 ModelConfig read_hf_config(const std::filesystem::path& config_json);
-/// The same of its text; `name` becomes the model's name and stands in messages.
+/// Reads the text of a config.json; `name` becomes the model's name and stands in messages.
 ModelConfig parse_hf_config(std::string_view text, const std::string& name);
 /// The config.json that transformers would read back as this model, pretty-printed.
 std::string hf_config_text(const ModelConfig& config, std::string_view torch_dtype);

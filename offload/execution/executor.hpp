@@ -29,7 +29,7 @@ namespace tandem {
 /// caller waits within the call.
 enum class Copies : std::uint8_t { async, block };
 
-/// What an executor works with. All of it must outlive the executor.
+/// Parts that an executor works with. All of them must outlive the executor.
 struct ExecutorParts {
   Device& device;
   const ParameterLayout& layout;

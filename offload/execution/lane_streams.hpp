@@ -22,7 +22,7 @@ class LaneStreams {
   void wait_to_the_end(std::string_view what, double watchdog_seconds) noexcept;
 
  private:
-  /// Where a lane has two, they take turns.
+  /// Streams of one lane: one, or two that take turns.
   struct OfLane {
     bool take_turns() const noexcept { return static_cast<bool>(StreamView(other)); }
     Stream now;

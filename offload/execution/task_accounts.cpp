@@ -17,7 +17,7 @@ void TaskAccounts::note_done(const TaskNode& node, double now) {
   trace_->span(name_of(task.lane), task.text(layer), begin, now, task.bytes);
 }
 
-/// Of the times that single updates have waited, which may lie over each other, their union.
+/// Adds the union of the times that updates have waited for the save, which may overlap.
 void TaskAccounts::note_save_done(TaskId save, double now) {
   double since = now;
   graph_.for_last_waiting(save, [&](const TaskNode& waiter) {

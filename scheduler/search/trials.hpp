@@ -15,8 +15,8 @@ namespace tandem {
 // Beyond this many subgroups, single ones do not matter.
 constexpr std::size_t few_subgroups = 48;
 constexpr double unlimited = std::numeric_limits<double>::infinity();
-// What takes up to so many times the best coarsened may be the best piece by piece: coarse pieces were at most 4.1%
-// off. Of what takes longer it is enough to know that it does.
+// A plan whose coarsened step takes up to so many times the best may be the best piece by piece: coarsened steps were
+// at most 4.1% off. Of a longer one it is enough to know that it is longer.
 constexpr double off_when_coarsened = 1.12;
 constexpr double worth_knowing = off_when_coarsened * off_when_coarsened;
 // Where the best fixed policy takes longer by more than this, a search does not catch up: it was seen to gain a fifth.

@@ -1,5 +1,5 @@
 #pragma once
-// What has come together in a simulated step by a snapshot of it, and whether passes repeat each other.
+// Totals of a simulated step at one time of it, and whether passes repeat each other.
 #include <cmath>
 #include <cstdint>
 #include <vector>
