@@ -11,6 +11,8 @@ import tempfile
 import threading
 from pathlib import Path
 
+import instruction_sets
+
 ROOT = Path(__file__).resolve().parent.parent
 BUILD = ROOT / "build"
 PEERS = BUILD / "bench-venv"
@@ -139,24 +141,17 @@ def path_with(python):
     return {**QUIET, "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-# Instruction sets, least first: a flag of /proc/cpuinfo, and what limits oneDNN, PyTorch and its MKL to the set.
-SETS = {"scalar": ("sse4_1", "SSE41", "default", "SSE4_2"), "avx2": ("avx2", "AVX2", "avx2", "AVX2"),
-        "avx512": ("avx512bw", "AVX512_CORE", "avx512", "AVX512")}
-
-
 def instruction_set():
     """Best that the processor has, or the limit where one is set."""
-    flags = Path("/proc/cpuinfo").read_text().split() if Path("/proc/cpuinfo").exists() else []
     limit = os.environ.get("TANDEM_MAX_ISA", "avx512")
-    within = list(SETS)[:list(SETS).index(limit) + 1]
-    return next((name for name in reversed(within) if SETS[name][0] in flags), "unknown")
+    within = list(instruction_sets.SETS)[:list(instruction_sets.SETS).index(limit) + 1]
+    return next((name for name in reversed(instruction_sets.sets_here()) if name in within), "unknown")
 
 
 def limit_instruction_set(name):
     """For what is started from here on, peers too. torch_adam.py does it for DeepSpeed."""
-    _, dnnl, torch, mkl = SETS[name]
-    limits = {"TANDEM_MAX_ISA": name, "ONEDNN_MAX_CPU_ISA": dnnl, "ATEN_CPU_CAPABILITY": torch,
-              "MKL_ENABLE_INSTRUCTIONS": mkl, "TORCH_EXTENSIONS_DIR": str(BUILD / f"bench-extensions-{name}")}
+    limits = {**instruction_sets.limits(name), **instruction_sets.limits_of_peers(name),
+              "TORCH_EXTENSIONS_DIR": str(BUILD / f"bench-extensions-{name}")}
     os.environ.update(limits)
     QUIET.update(limits)
 

@@ -19,6 +19,7 @@ import gpu_kernels
 import gpu_policies
 import gpu_training
 import harness
+import instruction_sets
 import metrics
 import overlap
 import predict
@@ -40,7 +41,7 @@ def main():
     parser.add_argument("name", nargs="?", choices=sorted(BENCHMARKS), help="which one")
     parser.add_argument("--list", action="store_true", help="name them and end")
     parser.add_argument("--save", action="store_true", help="also write the line to bench/results/")
-    parser.add_argument("--instruction-set", choices=list(harness.SETS),
+    parser.add_argument("--instruction-set", choices=list(instruction_sets.SETS),
                         help="limit of what tandem and its peers may use of the processor; saved as NAME-SET.json")
     args = parser.parse_args()
     if args.list:

@@ -5,7 +5,7 @@ import sys
 
 from program import SMALL, ProgramTest, main
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 from instruction_sets import limits, sets_here  # noqa: E402
 
 SETTINGS = [["--policy", "device"],
