@@ -71,11 +71,17 @@ StoredBlock stored_block(Op op, const float* matrix, std::int64_t stride, std::i
 }
 
 /// Copies a block into a dense one of at least its extents, zero beyond it.
-void copy_padded(const StoredBlock& from, float* to, std::int64_t rows, std::int64_t columns) {
+StoredBlock padded_copy(const StoredBlock& from, float* to, std::int64_t rows, std::int64_t columns) {
   for (std::int64_t r = 0; r < from.rows; ++r) {
     std::fill(std::copy_n(from.data + r * from.stride, from.columns, to + r * columns), to + (r + 1) * columns, 0.0F);
   }
   std::fill(to + from.rows * columns, to + rows * columns, 0.0F);
+  return {to, columns, rows, columns};
+}
+
+/// The same of a block of op(matrix), whose extents these are.
+StoredBlock padded_copy(Op op, const StoredBlock& from, float* to, std::int64_t rows, std::int64_t columns) {
+  return op == Op::plain ? padded_copy(from, to, rows, columns) : padded_copy(from, to, columns, rows);
 }
 
 /// Part of a tile that is padded on its way through oneDNN, in buffers of its own.
@@ -90,21 +96,11 @@ void padded_gemm(const Part& part, std::int64_t k, const Factors& f, float beta,
   std::array<float, most_least_rows * most_tile_extent> result;      // NOLINT(cppcoreguidelines-pro-type-member-init)
   StoredBlock a = stored_block(f.op_a, f.a, f.lda, part.row, 0, part.rows, k);
   StoredBlock b = stored_block(f.op_b, f.b, f.ldb, 0, part.column, k, part.columns);
-  if (part.padded_rows > part.rows) {
-    const bool plain = f.op_a == Op::plain;
-    const std::int64_t rows = plain ? part.padded_rows : k, columns = plain ? k : part.padded_rows;
-    copy_padded(a, rows_of_a.data(), rows, columns);
-    a = {rows_of_a.data(), columns, rows, columns};
-  }
-  if (part.padded_columns > part.columns) {
-    const bool plain = f.op_b == Op::plain;
-    const std::int64_t rows = plain ? k : part.padded_columns, columns = plain ? part.padded_columns : k;
-    copy_padded(b, columns_of_b.data(), rows, columns);
-    b = {columns_of_b.data(), columns, rows, columns};
-  }
+  if (part.padded_rows > part.rows) a = padded_copy(f.op_a, a, rows_of_a.data(), part.padded_rows, k);
+  if (part.padded_columns > part.columns) b = padded_copy(f.op_b, b, columns_of_b.data(), k, part.padded_columns);
   float* const of_part = c + part.row * ldc + part.column;
   if (beta != 0.0F) {
-    copy_padded({of_part, ldc, part.rows, part.columns}, result.data(), part.padded_rows, part.padded_columns);
+    padded_copy({of_part, ldc, part.rows, part.columns}, result.data(), part.padded_rows, part.padded_columns);
   }
   gemm(f.op_a, f.op_b, part.padded_rows, part.padded_columns, k, 1.0F, a.data, a.stride, b.data, b.stride, beta,
        result.data(), part.padded_columns);
