@@ -51,7 +51,7 @@ class RunPlanner {
 
   RunPlan planned() {
     take(machine_.profile ? fastest() : first_that_fits());
-    if (run_.may_replan() && run_.options.rank.count == 1) {
+    if (run_.may_replan()) {
       book_room_for_change(run_.plan, run_.layout, run_.options, run_.facts);
     }
     book(run_);

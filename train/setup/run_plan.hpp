@@ -72,7 +72,7 @@ struct RunPlan {
   MemoryPlan all_memory() const;
   /// Whether training may go on with another plan where it does not go as predicted. State in a file stays there.
   bool may_replan() const noexcept {
-    return other_ranks.empty() && prediction && options.policy.kind == Policy::Kind::automatic &&
+    return options.rank.count == 1 && prediction && options.policy.kind == Policy::Kind::automatic &&
            plan.file_buffers == 0;
   }
   /// The memory table with which a run begins and which `plan` prints, for people: bytes of device and host, what
