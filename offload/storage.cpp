@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -10,135 +11,127 @@
 #include "core/device/watched_wait.hpp"
 #include "core/ops/update_kernels.hpp"
 #include "offload/relocation.hpp"
+#include "scheduler/plan/memory_layout.hpp"
 
 namespace tandem {
 namespace {
-
-template <class T>
-T* carve(Arena& arena, std::int64_t elements, std::string_view what) {
-  return static_cast<T*>(arena.carve(static_cast<std::size_t>(elements) * sizeof(T), what));
-}
-
-StateArrays carve_state(Arena& arena, std::int64_t elements, StateFormat format) {
-  return {arena.carve(master_bytes(format, elements), "master"), arena.carve(moment_bytes(format, elements), "m"),
-          arena.carve(moment_bytes(format, elements), "v")};
-}
 
 std::size_t array_bytes(StateFormat format, StateArray array, std::int64_t elements) {
   return array == StateArray::master ? master_bytes(format, elements) : moment_bytes(format, elements);
 }
 
-/// Where an array of a piece of `count` elements begins in the file, or in a buffer for it.
+/// Where an array of `count` elements of state begins behind the first, in bytes.
 std::size_t array_offset(StateFormat format, StateArray array, std::int64_t count) {
   if (array == StateArray::master) return 0;
   const std::size_t m = align_up(master_bytes(format, count));
   return array == StateArray::m ? m : m + align_up(moment_bytes(format, count));
 }
 
-void check_filled(const Arena& arena, std::size_t spare, std::size_t planned, std::string_view where) {
-  if (align_up(arena.used()) + spare != planned) {
+/// The arrays of `count` elements of state, which begin at `begin` and are each aligned.
+StateArrays arrays_at(std::byte* begin, StateFormat format, std::int64_t count) {
+  const auto at = [&](StateArray array) { return begin + array_offset(format, array, count); };
+  return {at(StateArray::master), at(StateArray::m), at(StateArray::v)};
+}
+
+template <class T>
+T* of(std::byte* data) {
+  return reinterpret_cast<T*>(data);
+}
+
+/// Gives each buffer of a plan its place: in one of two blocks, or in the file, where places count from 0.
+class PlanCarver {
+ public:
+  PlanCarver(const ParameterLayout& layout, const Plan& plan, const MemoryBlock& device, const MemoryBlock& host)
+      : plan_(plan), device_(device.data(), device.bytes(), "device"), host_(host.data(), host.bytes(), "host") {
+    carving_.resident_weights.resize(static_cast<std::size_t>(layout.layer_count()));
+    carving_.host_weights.resize(static_cast<std::size_t>(layout.layer_count()));
+    carving_.subgroups.resize(plan.subgroups.size());
+    carving_.state_buffers.resize(static_cast<std::size_t>(plan.state_buffers));
+  }
+
+  void row(std::string_view name, Place place) {
+    row_ = name;
+    place_ = place;
+  }
+
+  void take(Buffer buffer, std::size_t index, std::size_t bytes) {
+    if (place_ == Place::file) {
+      SubgroupMemory& subgroup = carving_.subgroups[index];
+      subgroup.file_place = in_file_;
+      subgroup.file_count = plan_.subgroups[index].count();
+      in_file_ += bytes;
+      return;
+    }
+    Arena& arena = place_ == Place::device ? device_ : host_;
+    put(buffer, index, static_cast<std::byte*>(arena.carve(bytes, row_)));
+  }
+
+  /// Throws MisuseError where the plan's totals are others.
+  Carving take() && {
+    check_filled(device_, plan_.spare_device_memory, plan_.memory.device_bytes(), "device");
+    check_filled(host_, plan_.spare_host_memory, plan_.memory.host_bytes(), "host");
+    return std::move(carving_);
+  }
+
+ private:
+  void put(Buffer buffer, std::size_t index, std::byte* data) {
+    const bool on_device = place_ == Place::device;
+    switch (buffer) {
+      case Buffer::layer_weights:
+        (on_device ? carving_.resident_weights : carving_.host_weights)[index] = of<bf16>(data);
+        break;
+      case Buffer::weights:
+        carving_.weight_buffers.push_back(of<bf16>(data));
+        break;
+      case Buffer::gradient:
+        carving_.gradient_buffers.push_back(data);
+        break;
+      case Buffer::received:
+        carving_.receive_buffers.push_back(data);
+        break;
+      case Buffer::sum:
+        carving_.sum_buffers.push_back(of<float>(data));
+        break;
+      case Buffer::staging:
+        carving_.staging.push_back(of<bf16>(data));
+        break;
+      case Buffer::streamed_state:
+        carving_.state_buffers[index].state = arrays_at(data, plan_.state, plan_.piece_elements);
+        break;
+      case Buffer::streamed_gradient:
+        carving_.state_buffers[index].gradient = of<bf16>(data);
+        break;
+      case Buffer::file_piece:
+        carving_.file_buffers.push_back(data);
+        break;
+      case Buffer::subgroup_gradient:
+        carving_.subgroups[index].gradient = of<bf16>(data);
+        break;
+      case Buffer::subgroup_sum:
+        carving_.subgroups[index].sum = of<float>(data);
+        break;
+      case Buffer::subgroup_norm:
+        (on_device ? carving_.subgroups[index].device_norm : carving_.subgroups[index].host_norm) = of<double>(data);
+        break;
+      case Buffer::subgroup_state:
+        carving_.subgroups[index].state = arrays_at(data, plan_.state, plan_.subgroups[index].count());
+        break;
+    }
+  }
+
+  static void check_filled(const Arena& arena, std::size_t spare, std::size_t planned, std::string_view where) {
+    if (align_up(arena.used()) + spare == planned) return;
     throw MisuseError(fmt::format("carving {} memory used {} bytes, {} are spare", where, arena.used(), spare),
                       fmt::format("the plan says {}", planned));
   }
-}
 
-void carve_device(Arena& arena, const ParameterLayout& layout, const Plan& plan, Carving& carving) {
-  for (int l = 0; l < layout.layer_count(); ++l) {
-    if (!plan.layers[static_cast<std::size_t>(l)].resident) continue;
-    carving.resident_weights[static_cast<std::size_t>(l)] =
-        carve<bf16>(arena, layout.layer(l).elements, "resident weights");
-  }
-  for (const SizeClass& size : plan.size_classes) {
-    for (int i = 0; i < size.weight_buffers; ++i) {
-      carving.weight_buffers.push_back(carve<bf16>(arena, size.weight_elements, "weight buffer"));
-    }
-  }
-  for (const SizeClass& size : plan.size_classes) {
-    for (int i = 0; i < size.gradient_buffers; ++i) {
-      carving.gradient_buffers.push_back(static_cast<std::byte*>(arena.carve(size.gradient_bytes, "gradient buffer")));
-    }
-  }
-  for (const SizeClass& size : plan.size_classes) {
-    for (int i = 0; i < size.receive_buffers; ++i) {
-      void* const data = arena.carve(size.receive_bytes, "gradients of other ranks");
-      carving.receive_buffers.push_back(static_cast<std::byte*>(data));
-    }
-  }
-  for (const SizeClass& size : plan.size_classes) {
-    for (int i = 0; i < size.sum_buffers; ++i) {
-      carving.sum_buffers.push_back(carve<float>(arena, size.sum_elements, "accumulated gradient"));
-    }
-  }
-  for (int i = 0; i < plan.staging_pieces; ++i) {
-    carving.staging.push_back(carve<bf16>(arena, plan.piece_elements, "staging"));
-  }
-  bool returns_gradient = false;
-  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
-    const Subgroup& s = plan.subgroups[i];
-    SubgroupMemory& memory = carving.subgroups[i];
-    if (s.tier == Tier::device) memory.state = carve_state(arena, s.count(), plan.state);
-    if (!s.gradient_on_device) {
-      returns_gradient |= s.updater == Updater::device;
-      continue;
-    }
-    memory.gradient = carve<bf16>(arena, s.count(), "kept gradient");
-    memory.device_norm = carve<double>(arena, s.count() / layout_quantum, "gradient norm");
-    if (plan.gradients_of_step() > 1) memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
-  }
-  for (int i = 0; i < plan.state_buffers; ++i) {
-    StateBuffer& buffer = carving.state_buffers.emplace_back();
-    buffer.state = carve_state(arena, plan.piece_elements, plan.state);
-    if (returns_gradient) buffer.gradient = carve<bf16>(arena, plan.piece_elements, "streamed gradient");
-  }
-  check_filled(arena, plan.spare_device_memory, plan.memory.device_bytes(), "device");
-}
-
-/// Of the subgroups whose state is on the host. What travels to the device and back comes first where memory is pinned
-/// in part only: the CPU's own updates reach pageable memory as fast. Elsewhere in the plan's order, so that plans that
-/// differ in who updates have state in the same places.
-std::vector<std::size_t> order_of_states(const Plan& plan, bool streamed_first) {
-  std::vector<std::size_t> order;
-  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
-    if (plan.subgroups[i].tier == Tier::host) order.push_back(i);
-  }
-  if (streamed_first) {
-    std::stable_partition(order.begin(), order.end(),
-                          [&](std::size_t i) { return plan.subgroups[i].updater == Updater::device; });
-  }
-  return order;
-}
-
-/// The rows of the plan in its order: what is copied most comes first, for the system may pin the first part alone.
-void carve_host(Arena& arena, const ParameterLayout& layout, const Plan& plan, bool streamed_first, Carving& carving) {
-  // At the beginning of the block, which is one of a page: only whole blocks of memory go past the page cache.
-  for (int i = 0; i < plan.file_buffers; ++i) {
-    const std::size_t bytes = file_state_bytes(plan.piece_elements, plan.state);
-    carving.file_buffers.push_back(static_cast<std::byte*>(arena.carve(bytes, "state from a file")));
-  }
-  for (int l = 0; l < layout.layer_count(); ++l) {
-    if (!plan.layers[static_cast<std::size_t>(l)].host_copy) continue;
-    const std::int64_t owned = slice_of(layout.layer(l), plan.rank).count();
-    carving.host_weights[static_cast<std::size_t>(l)] = carve<bf16>(arena, owned, "weights");
-  }
-  const auto for_subgroups = [&](auto call) {
-    for (std::size_t i = 0; i < plan.subgroups.size(); ++i) call(plan.subgroups[i], carving.subgroups[i]);
-  };
-  for_subgroups([&](const Subgroup& s, SubgroupMemory& memory) {
-    if (!s.gradient_on_device) memory.gradient = carve<bf16>(arena, s.count(), "gradient");
-  });
-  for_subgroups([&](const Subgroup& s, SubgroupMemory& memory) {
-    memory.host_norm = carve<double>(arena, s.count() / layout_quantum, "gradient norm");
-  });
-  for (const std::size_t i : order_of_states(plan, streamed_first)) {
-    carving.subgroups[i].state = carve_state(arena, plan.subgroups[i].count(), plan.state);
-  }
-  for_subgroups([&](const Subgroup& s, SubgroupMemory& memory) {
-    if (!s.gradient_on_device && plan.gradients_of_step() > 1 && !plan.sends_sums) {
-      memory.sum = carve<float>(arena, s.count(), "accumulated gradient");
-    }
-  });
-  check_filled(arena, plan.spare_host_memory, plan.memory.host_bytes(), "host");
-}
+  const Plan& plan_;
+  Arena device_, host_;
+  std::uint64_t in_file_ = 0;
+  std::string_view row_;
+  Place place_ = Place::device;
+  Carving carving_;
+};
 
 void require_room(std::size_t needed, std::size_t booked, std::string_view where) {
   if (needed <= booked) return;
@@ -167,29 +160,18 @@ Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan
   wait_to_the_end(device, stream, {"zeroed memory", watchdog_seconds});
 }
 
+/// What travels to the device and back comes first where the system refused to pin the end of the host's block: the
+/// CPU's own updates reach pageable memory as fast.
 Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
-  Carving carving;
-  carving.resident_weights.resize(static_cast<std::size_t>(layout.layer_count()));
-  carving.host_weights.resize(static_cast<std::size_t>(layout.layer_count()));
-  carving.subgroups.resize(plan.subgroups.size());
-  std::uint64_t place = 0;
-  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
-    if (plan.subgroups[i].tier != Tier::file) continue;
-    carving.subgroups[i].file_place = place;
-    carving.subgroups[i].file_count = plan.subgroups[i].count();
-    place += plan.file_bytes(plan.subgroups[i]);
-  }
-  Arena on_device(device_block_.data(), device_block_.bytes(), "device");
-  carve_device(on_device, layout, plan, carving);
-  Arena on_host(host_block_.data(), host_block_.bytes(), "host");
-  carve_host(on_host, layout, plan, pageable_bytes_ > 0, carving);
-  return carving;
+  PlanCarver carver(layout, plan, device_block_, host_block_);
+  MemoryLayout buffers(layout, plan, carver);
+  buffers.on_device();
+  buffers.on_host(pageable_bytes_ > 0 ? HostStates::streamed_first : HostStates::by_subgroup);
+  return std::move(carver).take();
 }
 
 StateArrays Storage::file_buffer(int i, std::int64_t count) const {
-  std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(i)];
-  const auto at = [&](StateArray array) { return begin + array_offset(format_, array, count); };
-  return {at(StateArray::master), at(StateArray::m), at(StateArray::v)};
+  return arrays_at(carving_.file_buffers[static_cast<std::size_t>(i)], format_, count);
 }
 
 /// Of the piece that begins with element `at` of a subgroup.

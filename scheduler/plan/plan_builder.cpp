@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/memory_layout.hpp"
 #include "scheduler/plan/resident_layers.hpp"
 
 namespace tandem {
@@ -29,9 +33,6 @@ constexpr int layers_apart = 8;
 constexpr double class_ratio = 0.5;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-std::size_t bytes_of(std::int64_t elements, int bytes_each) {
-  return static_cast<std::size_t>(elements) * static_cast<std::size_t>(bytes_each);
-}
 
 /// Of a layer's state, those of the group's first rank: all where there is no other.
 std::int64_t elements_of_state(const Layer& layer, const OffloadOptions& options) {
@@ -61,6 +62,35 @@ void cut(Subgroup& s, const ElementRange& slice, std::int64_t part, std::int64_t
   s.begin = slice.begin + blocks * part / parts * layout_quantum;
   s.end = slice.begin + blocks * (part + 1) / parts * layout_quantum;
 }
+
+/// Adds up the buffers of each row, as an arena aligns them.
+class MemoryRows {
+ public:
+  explicit MemoryRows(MemoryPlan& memory) : memory_(memory) {}
+
+  void row(std::string_view name, Place place) {
+    end_row();
+    name_ = name;
+    place_ = place;
+  }
+  void take(Buffer, std::size_t, std::size_t bytes) { bytes_ += align_up(bytes); }
+  void add(std::string_view name, Place place, std::size_t bytes) {
+    row(name, place);
+    bytes_ = bytes;
+    end_row();
+  }
+
+ private:
+  void end_row() {
+    if (name_.empty()) return;
+    memory_.add(std::string(name_), "run", place_, std::exchange(bytes_, 0));
+  }
+
+  MemoryPlan& memory_;
+  std::string_view name_;
+  Place place_ = Place::device;
+  std::size_t bytes_ = 0;
+};
 
 }  // namespace
 
@@ -168,8 +198,7 @@ Plan PlanBuilder::for_rank(const ParameterLayout& layout, const OffloadOptions& 
     const std::int64_t parts = end - s;
     for (std::int64_t part = 0; s != end; ++s, ++part) cut(*s, slice, part, parts);
   }
-  builder.book_device();
-  builder.book_host();
+  builder.book_rows();
   return std::move(builder).take();
 }
 
@@ -343,8 +372,7 @@ void PlanBuilder::place_sums() {
 
 void PlanBuilder::book_memory(bool small_pieces) {
   size_buffers(small_pieces);
-  book_device();
-  book_host();
+  book_rows();
 }
 
 void PlanBuilder::size_buffers(bool small_pieces) {
@@ -369,84 +397,13 @@ void PlanBuilder::size_buffers(bool small_pieces) {
   plan_.file_buffers = reads_file ? file_pieces_in_flight : 0;
 }
 
-void PlanBuilder::book_device() {
-  std::size_t resident = 0;
-  std::size_t streamed = 0;
-  std::size_t working = 0;
-  std::size_t receive_buffer = 0;
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    if (plan_.layers[static_cast<std::size_t>(l)].resident)
-      resident += align_up(bytes_of(layout_.layer(l).elements, 2));
-  }
-  for (const SizeClass& size : plan_.size_classes) {
-    streamed += static_cast<std::size_t>(size.weight_buffers) * align_up(bytes_of(size.weight_elements, 2));
-    working += static_cast<std::size_t>(size.gradient_buffers) * align_up(size.gradient_bytes);
-    receive_buffer += static_cast<std::size_t>(size.receive_buffers) * align_up(size.receive_bytes);
-  }
-  std::size_t kept = 0;
-  std::size_t sums = 0;
-  for (const SizeClass& size : plan_.size_classes) {
-    sums += static_cast<std::size_t>(size.sum_buffers) * align_up(bytes_of(size.sum_elements, 4));
-  }
-  std::size_t state = 0;
-  std::size_t norms = 0;
-  bool returns_gradient = false;
-  for (const Subgroup& s : plan_.subgroups) {
-    if (s.tier == Tier::device) state += booked_state_bytes(s.count(), plan_.state);
-    if (!s.gradient_on_device) {
-      returns_gradient |= s.updater == Updater::device;
-      continue;
-    }
-    kept += align_up(bytes_of(s.count(), 2));
-    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
-    if (plan_.gradients_of_step() > 1) sums += align_up(bytes_of(s.count(), 4));
-  }
-  const std::size_t piece = align_up(bytes_of(plan_.piece_elements, 2));
-  const std::size_t state_piece =
-      booked_state_bytes(plan_.piece_elements, plan_.state) + (returns_gradient ? piece : 0);
-  MemoryPlan& memory = plan_.memory;
-  memory.add("weights, resident", "run", Place::device, resident);
-  memory.add("weights, streamed", "run", Place::device, streamed);
-  memory.add("gradients, working", "run", Place::device, working);
-  memory.add("gradients, of other ranks", "run", Place::device, receive_buffer);
-  memory.add("gradients, staging", "run", Place::device, static_cast<std::size_t>(plan_.staging_pieces) * piece);
-  memory.add("gradients, kept", "run", Place::device, kept);
-  memory.add("gradients, accumulated", "run", Place::device, sums);
-  memory.add("gradient norm", "run", Place::device, norms);
-  memory.add("optimizer, resident", "run", Place::device, state);
-  memory.add("optimizer, streamed", "run", Place::device, static_cast<std::size_t>(plan_.state_buffers) * state_piece);
-  memory.add("spare", "run", Place::device, plan_.spare_device_memory);
-}
-
-void PlanBuilder::book_host() {
-  std::size_t weights = 0;
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    if (plan_.layers[static_cast<std::size_t>(l)].host_copy)
-      weights += align_up(bytes_of(slice_of(layout_.layer(l), plan_.rank).count(), 2));
-  }
-  std::size_t gradients = 0;
-  std::size_t sums = 0;
-  std::size_t state = 0;
-  std::size_t in_file = 0;
-  std::size_t norms = 0;
-  for (const Subgroup& s : plan_.subgroups) {
-    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
-    if (s.tier == Tier::host) state += booked_state_bytes(s.count(), plan_.state);
-    if (s.tier == Tier::file) in_file += plan_.file_bytes(s);
-    if (s.gradient_on_device) continue;
-    gradients += align_up(bytes_of(s.count(), 2));
-    if (plan_.gradients_of_step() > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
-  }
-  MemoryPlan& memory = plan_.memory;  // what is copied most comes first: the system may pin no more than that
-  memory.add("optimizer, from a file", "run", Place::pinned,
-             static_cast<std::size_t>(plan_.file_buffers) * file_state_bytes(plan_.piece_elements, plan_.state));
-  memory.add("weights", "run", Place::pinned, weights);
-  memory.add("gradients", "run", Place::pinned, gradients);
-  memory.add("gradient norm", "run", Place::pinned, norms);
-  memory.add("optimizer", "run", Place::pinned, state);
-  memory.add("optimizer, in a file", "run", Place::file, in_file);
-  memory.add("gradients, accumulated", "run", Place::pinned, sums);
-  memory.add("spare", "run", Place::pinned, plan_.spare_host_memory);
+void PlanBuilder::book_rows() {
+  MemoryRows rows(plan_.memory);
+  MemoryLayout out(layout_, plan_, rows);
+  out.on_device();
+  rows.add("spare", Place::device, plan_.spare_device_memory);
+  out.on_host(HostStates::by_subgroup);
+  rows.add("spare", Place::pinned, plan_.spare_host_memory);
 }
 
 }  // namespace tandem

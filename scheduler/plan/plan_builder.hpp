@@ -53,8 +53,7 @@ class PlanBuilder {
   std::vector<int> longest_rows(const std::vector<bool>& held) const;
   void place_sums();
   void size_buffers(bool small_pieces);
-  void book_device();
-  void book_host();
+  void book_rows();
 
   const ParameterLayout& layout_;
   const OffloadOptions& options_;
