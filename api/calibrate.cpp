@@ -23,7 +23,7 @@
 #include "cpu_ops/threads/parallel.hpp"
 #include "cpu_ops/update/update_kernels.hpp"
 #include "io/atomic_file.hpp"
-#include "offload/state_file.hpp"
+#include "offload/storage/state_file.hpp"
 
 namespace tandem {
 namespace {

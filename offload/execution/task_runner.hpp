@@ -10,8 +10,8 @@
 #include "core/device/group.hpp"
 #include "core/ops/update_kernels.hpp"
 #include "core/params/parameter_layout.hpp"
-#include "offload/engine.hpp"
-#include "offload/storage.hpp"
+#include "offload/execution/engine_counters.hpp"
+#include "offload/storage/storage.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/tasks/task.hpp"
 

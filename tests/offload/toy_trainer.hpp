@@ -17,7 +17,7 @@
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
 #include "core/params/parameter_layout.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "tests/offload/toy_device.hpp"
 
 namespace tandem::testing {

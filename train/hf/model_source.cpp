@@ -10,11 +10,11 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "models/hf/hf_config.hpp"
 #include "models/transformer/transformer.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/config/name_pattern.hpp"
 #include "train/hf/hf_weights.hpp"
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <utility>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
 #include "core/host/topology.hpp"
 #include "io/atomic_file.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/config/units.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/loop/summary.hpp"

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "train/loop/step_runner.hpp"
 #include "train/report/run_directory.hpp"
 

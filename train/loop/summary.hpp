@@ -2,7 +2,7 @@
 // summary.json of a finished run.
 #include <string>
 
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "train/loop/prepared_run.hpp"
 #include "train/loop/step_statistics.hpp"
 

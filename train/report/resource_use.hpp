@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <string>
 
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "scheduler/simulation/simulator.hpp"
 
 namespace tandem {

@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "api/state_io.hpp"
 #include "io/checkpoint.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/config/config.hpp"
 #include "train/saving/save_pace.hpp"
 #include "train/saving/save_prediction.hpp"

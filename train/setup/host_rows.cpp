@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "api/state_io.hpp"
 #include "core/base/direct_buffer.hpp"
 #include "io/atomic_file.hpp"
-#include "offload/state_access.hpp"
-#include "offload/state_file.hpp"
+#include "offload/engine/state_io.hpp"
+#include "offload/state/state_access.hpp"
+#include "offload/storage/state_file.hpp"
 #include "scheduler/plan/plan_builder.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 #include "train/setup/host_batch.hpp"

@@ -6,9 +6,9 @@
 #include <span>
 #include <utility>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
+#include "offload/engine/state_io.hpp"
 #include "scheduler/plan/plan_builder.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 #include "scheduler/search/replan.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/local_group.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "tests/offload/allocations/counted_new.hpp"
 #include "tests/offload/idle_device.hpp"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/error.hpp"
-#include "offload/state_file.hpp"
+#include "offload/storage/state_file.hpp"
 #include "tests/offload/toy_trainer.hpp"
 #include "tests/scheduler/in_file.hpp"
 
