@@ -38,14 +38,15 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 16> fixed{"model",      "device",
+constexpr std::array<std::string_view, 18> fixed{"model",      "device",
                                                  "state",      "compute",
                                                  "recompute",  "offload-activations",
                                                  "freeze",     "micro-batch",
                                                  "grad-accum", "accumulation-order",
                                                  "seq-len",    "seed",
                                                  "threads",    "update-threads",
-                                                 "numa-node",  "state-dir"};
+                                                 "numa-node",  "state-dir",
+                                                 "clip",       "on-nonfinite"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 constexpr std::string_view compute_key = "compute_measured";
@@ -252,7 +253,8 @@ class Bench {
   /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.
   Json identity_of_compute() const {
     Json of = identity();
-    for (const std::string_view name : {"policies", "steps", "profile"}) of.erase(std::string(name));
+    for (const std::string_view name : {"policies", "steps", "profile", "clip", "on-nonfinite"})
+      of.erase(std::string(name));
     for (const std::string_view name : sweepable) of.erase(std::string(name));
     of["parameters"] = report_.parameters;
     of["calibration"] = profile_toml(profile_);
@@ -283,6 +285,7 @@ class Bench {
   void measure_compute(TrainConfig bare) {
     say("measuring forward and backward");
     bare.policy = Policy::host();
+    bare.clip = 1.0;  // no update in backward
     try {
       RunSetup run = set_up_run(bare, source_.config, {.training = true, .saves = false, .predicts = false});
       BenchSteps steps(run, bare, source_);

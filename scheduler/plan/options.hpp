@@ -50,6 +50,9 @@ struct OffloadOptions {
   AdamW adamw;
   std::uint64_t seed = 0;  ///< of stochastic rounding, where the format has any
   OnNonfinite on_nonfinite = OnNonfinite::skip;
+  /// Whether steps clip the gradient norm (StepOptions::max_grad_norm > 0). Where they do not, and stop at a gradient that
+  /// is not finite, updates run in backward. For the performance model alone.
+  bool clips = true;
   bool overlap = true;              ///< false: one thing after another, to measure what overlap is worth
   double watchdog_seconds = 300.0;  ///< a wait without any progress for this long ends with StalledError
 };

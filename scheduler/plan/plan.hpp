@@ -80,6 +80,7 @@ struct Plan {
   bool owners_make_gradients = false;  ///< of tied parameters, as the options say
   std::size_t offloaded_input_bytes = 0;   ///< that the caller moves, as the options say
   int update_threads = 0;                  ///< that an update on the CPU takes at most; 0: all
+  bool updates_in_backward = false;        ///< no update waits for the gradient norm, as the options say
   bool sends_sums = false;                 ///< what leaves the device is not each micro-batch's gradient, but their sum
   std::size_t device_memory = 0;           ///< ceiling it was made for
   std::size_t reserved_device_memory = 0;  ///< the caller's share of it

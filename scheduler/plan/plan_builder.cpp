@@ -110,6 +110,7 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
   plan_.owners_make_gradients = options.owners_make_gradients;
   plan_.offloaded_input_bytes = options.offloaded_input_bytes;
+  plan_.updates_in_backward = !options.clips && options.on_nonfinite == OnNonfinite::stop;
   plan_.state = options.state;
   plan_.spare_device_memory = align_up(options.spare_device_memory);
   plan_.spare_host_memory = align_up(options.spare_host_memory);

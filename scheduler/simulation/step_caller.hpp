@@ -37,7 +37,10 @@ class StepCaller {
   TaskId warm_up();
   void begin_step();
   /// The step has ended: the next one is walked from its beginning.
-  void rewind() noexcept { action_ = 0; }
+  void rewind() noexcept {
+    action_ = 0;
+    compute_left_ = compute_of_step_;
+  }
   /// The caller's thread costs no time of its own: it goes on until it has to wait. Returns whether it did.
   bool advance();
   /// Nothing is left to do, by its thread or on its stream.
@@ -87,7 +90,8 @@ class StepCaller {
   GradientUse gradients_;
   std::deque<Compute> computes_;
   InputCopies inputs_;
-  double compute_left_ = 0.0;
+  const double compute_of_step_;  ///< seconds of its stream, alone
+  double compute_left_;
 };
 
 }  // namespace tandem

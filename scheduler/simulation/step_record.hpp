@@ -14,16 +14,17 @@ class StepRecord {
   ResourceShares& use() noexcept { return result_.use; }  ///< seconds, until the result has shares
   void begin_next_step() noexcept { ++result_.steps; }
   void begin_pass_anew() noexcept { openings_.clear(); }
-  void submit_updates(std::int64_t tasks) noexcept { updates_left_ += tasks; }
+  /// No update is pending any more.
+  void end_updates(double now) noexcept { update_end_ = now; }
   /// The first compute of a backward begins.
   void begin_backward(double now) noexcept {
     if (backward_since_ < 0.0) backward_since_ = now;
   }
-  /// Seconds passed in which the caller's stream stood still.
+  /// Seconds passed in which the caller's stream stood still while updates were pending.
   void stand_still(double seconds) noexcept;
   void add_compute(double seconds) noexcept { compute_seconds_ += seconds; }
   /// A task that stands for `times` has ended now, after so many seconds.
-  void add(const Task& task, double seconds, double times, double now);
+  void add(const Task& task, double seconds, double times);
 
   /// A pass begins on the caller's stream. Returns whether the last ones repeat each other.
   bool open_pass(double now, std::int64_t pending);
@@ -38,7 +39,6 @@ class StepRecord {
  private:
   double update_end_ = 0.0;
   double backward_since_ = -1.0;
-  std::int64_t updates_left_ = 0;
   double compute_seconds_ = 0.0;
   Done to_device_, to_host_, cpu_update_;
   std::vector<Snapshot> openings_;  ///< when the last three passes of this step began on the caller's stream

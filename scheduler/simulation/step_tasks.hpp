@@ -35,6 +35,7 @@ class StepTasks {
   void submit(const Action& stands_for = {});
   void done(TaskId id);
   std::int64_t pending() const noexcept { return pending_; }      ///< tasks that are not done
+  std::int64_t pending_updates() const noexcept { return pending_updates_; }
   std::int64_t submitted() const noexcept { return submitted_; }  ///< tasks altogether
 
   /// How many a task stands for.
@@ -51,6 +52,7 @@ class StepTasks {
   TaskId first_id_ = 0;
   std::vector<double> times_;  ///< by task, where micro-batches are coarsened: that it stands for
   std::int64_t pending_ = 0;
+  std::int64_t pending_updates_ = 0;
   std::int64_t submitted_ = 0;
 };
 

@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-// What somebody waits for right now comes first, then gradients (they free buffers that backward
-// needs), then updates.
+// Priorities: what somebody waits for right now comes first, then gradients (they free buffers that backward needs), then
+// updates: to `priority_update` the layer is added, as the next forward waits for low layers first.
 constexpr int priority_fetch = 0;
 constexpr int priority_gradient = 1;
 constexpr int priority_update = 2;

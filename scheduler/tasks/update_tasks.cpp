@@ -45,7 +45,7 @@ Task& UpdateTasks::emit(TaskList& out, TaskKind kind, Lane lane, const Task& pie
 /// The update of [begin, end) of a subgroup, yet without kind and lane.
 Task UpdateTasks::task_of(int subgroup, std::int64_t begin, std::int64_t end) const {
   Task task;
-  task.priority = priority_update;
+  task.priority = priority_update + state_.subgroup(subgroup).layer;
   task.step = state_.step;
   task.layer = state_.subgroup(subgroup).layer;
   task.subgroup = subgroup;
