@@ -19,7 +19,7 @@ class Ops;
 class RangeSink;
 class UpdateKernels;
 
-/// Is told in one line what people should know.
+/// Receives one line of text that people should know.
 using Notice = std::function<void(const std::string&)>;
 
 /// A backend's stream. Destroying it waits for the work queued on it, and never throws.
@@ -88,15 +88,15 @@ struct DeviceInfo {
   std::string name;          ///< "host", "cuda:0 NVIDIA H200"
   std::size_t capacity = 0;  ///< hard ceiling in bytes of what may be allocated on it
   std::size_t reserved = 0;  ///< bytes that context and libraries take: with `capacity`, the ceiling that the user gave
-  /// The driver takes one byte of `capacity` to map so many bytes of pinned memory; 0: it takes none.
+  /// Bytes of pinned memory that the driver maps with one byte of `capacity`; 0: mapping takes none.
   std::size_t pinned_per_page_table = 0;
-  std::size_t cache_bytes = 0;  ///< of its own last level of caches; 0: it has the host's
-  int threads = 0;              ///< of the host device's kernels; 0 elsewhere
-  std::string compute_key;      ///< all of the device that may change a bit: kind, model, libraries, threads
+  std::size_t cache_bytes = 0;  ///< bytes of the device's own last-level caches; 0: it has the host's
+  int threads = 0;              ///< threads of the host device's kernels; 0 elsewhere
+  std::string compute_key;      ///< everything about the device that may change a bit: kind, model, libraries, threads
 };
 
-/// Of a stream whose kernels come `first` those of others, on a GPU, get no multiprocessor before them: for short ones
-/// that others wait for. Copies know no priority, nor does the host device.
+/// Priority hint for kernels of a stream. `first`: on a GPU, multiprocessors that become free go to this stream before
+/// others; for short kernels that others wait for. Without effect on copies and on the host device.
 enum class StreamPriority : std::uint8_t { usual, first };
 
 /// An accelerator and the host memory that belongs to it. Outlives its streams and events. Methods may be called from
@@ -111,7 +111,7 @@ class Device {
 
   virtual const DeviceInfo& info() const noexcept = 0;
 
-  /// `name` is what traces and errors call it.
+  /// `name` identifies the stream in traces and errors.
   virtual Stream make_stream(std::string_view name = "caller", StreamPriority priority = StreamPriority::usual) = 0;
   /// A stream around a native handle (`cudaStream_t`) that the caller keeps, and that must outlive it. Make it
   /// non-blocking: another one is taken, and waits for the default stream. Starts a thread: wrap once, not each step.
@@ -124,11 +124,11 @@ class Device {
   /// Device memory, uninitialised, aligned to `arena_alignment`. Blocks. Throws PlanError with the
   /// names and sizes of what is held when the capacity would be passed.
   virtual MemoryBlock allocate(std::size_t bytes, std::string_view name) = 0;
-  /// Host memory that copies reach at full speed, of the size asked for, full of zeros, its pages there. Blocks. Where
-  /// the system refuses to pin it (a limit of locked memory, WSL2), devices told to go on leave it pageable from some
-  /// byte on, from which copies are slow and may block the caller. Throws DeviceError.
+  /// Host memory that copies reach at full speed: `bytes` bytes, zeroed, its pages present. Blocks. Where the system
+  /// refuses to pin it (a limit of locked memory, WSL2), a device that was not opened as strict leaves it pageable from
+  /// some byte on; copies from there are slow and may block the caller. Throws DeviceError.
   virtual MemoryBlock allocate_pinned(std::size_t bytes, std::string_view name) = 0;
-  /// Of the blocks of `allocate_pinned` that are alive, the bytes that could not be pinned.
+  /// Bytes that could not be pinned, of the blocks of `allocate_pinned` that are alive.
   virtual std::size_t pageable_bytes() const noexcept { return 0; }
   virtual std::size_t allocated_bytes() const noexcept = 0;
   virtual std::size_t peak_bytes() const noexcept = 0;
@@ -137,10 +137,10 @@ class Device {
   /// untouched until `stream` has passed it. Device memory is of `allocate`, an engine's guards included: MisuseError
   /// else, here and in `fill_zero`.
   virtual void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) = 0;
-  /// From the memory of `peer`, a device of the same kind in this process, or this one, into this one's. Asynchronous;
-  /// what is read must stay valid and untouched until `stream`, one of this device's, has passed it. Both sides are of
-  /// `allocate` of their devices, the peer's alive until then. Throws MisuseError else, and where the peer is of
-  /// another kind.
+  /// Copies from the memory of `peer`, a device of the same kind in this process or this one itself, to this device's.
+  /// Asynchronous; the source must stay valid and untouched until `stream`, a stream of this device, has passed the
+  /// copy. Both sides come from `allocate` of their devices, the peer's alive until then. Throws MisuseError otherwise,
+  /// and where the peer is of another kind.
   virtual void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) = 0;
   /// Asynchronous.
   virtual void fill_zero(void* to, std::size_t bytes, StreamView stream) = 0;
@@ -149,8 +149,9 @@ class Device {
   virtual void record(EventView event, StreamView stream) = 0;
   /// Later work on `stream` waits for the event's last record; one never recorded is complete. Asynchronous.
   virtual void wait(StreamView stream, EventView event) = 0;
-  /// The same for an event of `peer`, a device of the same kind in this process, or this one. What failed the peer's
-  /// stream before the record fails this one. Throws MisuseError where the peer is of another kind.
+  /// Makes later work on `stream` wait for an event of `peer`, a device of the same kind in this process or this one
+  /// itself. Asynchronous. What failed the peer's stream before the record fails this stream. Throws MisuseError where
+  /// the peer is of another kind.
   virtual void wait_for_peer(StreamView stream, Device& peer, EventView event) = 0;
   /// Blocks the calling thread until the event's last record has passed or the time is over. Returns whether it has
   /// passed. Rethrows what failed the stream before the record, or lost the device. Which record is meant where the

@@ -9,7 +9,7 @@ namespace tandem {
 struct DeviceName {
   enum class Kind { automatic, host, cuda };
   Kind kind = Kind::automatic;
-  int ordinal = -1;  ///< of a GPU as CUDA counts them; -1: the first that can be used
+  int ordinal = -1;  ///< CUDA's number of the GPU; -1: the first that can be used
 };
 
 /// "auto", "host" (or "cpu"), "cuda" or "cuda:N". Throws UsageError for another.

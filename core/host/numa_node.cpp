@@ -30,7 +30,7 @@ hwloc_topology_t machine() {
 
 struct NumaNode::Impl {
   int index = 0;
-  hwloc_const_nodeset_t nodes = nullptr;  ///< of the topology
+  hwloc_const_nodeset_t nodes = nullptr;  ///< NUMA nodes of the topology
   OwnedBitmap processors;                 ///< that this process may run on
 };
 

@@ -76,8 +76,8 @@ class [[nodiscard]] GradientsGuard {
   GradientsGuard& operator=(const GradientsGuard&) = delete;
   ~GradientsGuard();
 
-  /// Of the parameter's shape and the type that its options say; empty for a frozen parameter. Throws MisuseError where
-  /// the layer has no such parameter, or the guard is empty or committed.
+  /// Gradient of one parameter, of its shape and the type that its options say; empty for a frozen parameter. Throws
+  /// MisuseError where the layer has no such parameter, or the guard is empty or committed.
   TensorView operator[](std::string_view name) const&;
   TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
   /// The work that fills them has been queued on `stream`: complete for this micro-batch. Other streams that write them

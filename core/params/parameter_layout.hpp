@@ -14,10 +14,11 @@ struct ParameterOptions {
   bool decay = true;      ///< weight decay applies
   bool trainable = true;  ///< false: no gradient, no optimizer state, no decay
   double lr_scale = 1.0;  ///< multiplies the learning rate
-  /// What the caller makes of its gradient in a micro-batch. f32: it adds to a buffer that is zero at first. bf16: it
-  /// writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined at first. That
-  /// takes half the memory, and no pass over it to zero, to add to and to round. Of a tied parameter the first that
-  /// commits writes it; whoever follows finds that, and changes it so that it is the sum of both, rounded once.
+  /// Type of the gradient that the caller writes in a micro-batch. f32, the default: it adds to a buffer that is zero
+  /// at first. bf16: it writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined
+  /// at first; that halves the memory, and saves the passes that zero, add and round it. A tied parameter with bf16 is
+  /// written by the first layer that commits; the layer that follows finds that gradient, and changes it to the sum of
+  /// both, rounded once.
   DType gradient = DType::f32;
 };
 
@@ -43,7 +44,7 @@ struct Parameter {
 struct Layer {
   std::string name;
   std::vector<Parameter> parameters;  ///< in order of declaration
-  std::int64_t elements = 0;          ///< of the flat weights, padded
+  std::int64_t elements = 0;          ///< length of the flat weights, padded
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
   std::vector<int> borrows;           ///< layers whose parameters this one shares through ties

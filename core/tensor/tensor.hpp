@@ -52,7 +52,7 @@ struct TensorView {
     return static_cast<T*>(data);
   }
 
-  /// The same memory under another shape of the same count. Throws MisuseError otherwise.
+  /// View of the same memory with another shape of equal count. Throws MisuseError otherwise.
   TensorView reshaped(Shape other) const;
   /// Rows [begin, end) of the outermost dimension. Throws MisuseError where it has not so many.
   TensorView rows(std::int64_t begin, std::int64_t end) const;
