@@ -1,5 +1,5 @@
 #pragma once
-// What the ops of a device that is not there would take of its memory: for plans of runs on other machines.
+// Rules of memory for the ops of a device that need not be there: for plans of runs on other machines.
 #include <memory>
 #include <string_view>
 

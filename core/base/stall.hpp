@@ -30,8 +30,8 @@ constexpr std::chrono::milliseconds watch_tick(200);
 /// "waiting for losses made no progress for 300 s: cuda:0 NVIDIA H200 does no more".
 StalledError stalled(std::string_view what, double seconds, std::string_view who);
 
-/// Sets the process-wide handler, for a program that must come to an end; null, the default: none. There is one for the
-/// whole process, as with std::set_terminate. Thread-safe.
+/// Handler of a stall: called once, by the first thread that gives up waiting and before StalledError reaches anybody.
+/// It must return.
 using StallHandler = void (*)(const StalledError& error);
 
 /// Sets the process-wide handler, for a program that must come to an end; null, the default: none. There is one for the
