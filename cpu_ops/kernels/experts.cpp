@@ -51,7 +51,7 @@ void choose(const float* logits, std::int64_t experts, std::int64_t choices, std
   }
 }
 
-/// What makes a probability of a logit of one token.
+/// Softmax of one token's logits: gives the probability of each.
 struct Softmax {
   float largest, sum;
   float operator()(float logit) const { return numerics::div(numerics::exp(logit - largest), sum); }
