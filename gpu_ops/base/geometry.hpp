@@ -24,7 +24,7 @@ constexpr std::size_t most_shared = std::size_t{99} << 10;
 /// Elements that one thread takes at once: 16 bytes of bf16, twice 16 bytes of fp32.
 constexpr int packet = 8;
 
-/// What one launch takes.
+/// Size of one launch.
 struct Geometry {
   std::int64_t grid = 0;         ///< blocks; 0: nothing to do, nothing is launched
   int block = 0;                 ///< threads of a block, a multiple of `warp_lanes`
@@ -45,7 +45,7 @@ struct Divisor {
   }
   constexpr std::uint32_t remainder(std::uint32_t dividend) const { return dividend - quotient(dividend) * number; }
 };
-/// Of 1 to 2^31.
+/// Divisor for `number`, 1 to 2^31.
 constexpr Divisor divisor_of(std::uint32_t number) {
   int shift = 31;
   while ((std::uint64_t{1} << (shift - 31)) < number) ++shift;

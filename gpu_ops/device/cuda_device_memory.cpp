@@ -17,7 +17,7 @@ namespace runtime = gpu::runtime;
 
 namespace {
 
-constexpr std::size_t page = 4096;  // what is registered begins at one
+constexpr std::size_t page = 4096;  // registered memory begins at a multiple
 
 }  // namespace
 

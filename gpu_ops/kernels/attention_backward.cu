@@ -10,8 +10,8 @@ namespace {
 /// How rows are handed out for delta: a packet to a lane, and to a block all heads of some tokens, which lie side by
 /// side.
 struct DeltaWork {
-  int lanes;   ///< of a row, a power of two
-  int tokens;  ///< of a block
+  int lanes;   ///< lanes per row, a power of two
+  int tokens;  ///< tokens per block
   std::int64_t blocks;
 };
 /// Rows of which a thread has packets on their way at once.

@@ -7,7 +7,7 @@
 namespace tandem::gpu {
 namespace {
 
-/// Of the rows in shared memory: more would not fit the registers.
+/// Rows in shared memory that a product takes at once: more would not fit the registers.
 template <int dim>
 constexpr int at_once = dim <= 64 ? 32 : 16;
 /// Queries of a buffer in shared memory, where dk and dv have them beside the block's keys and values.
@@ -169,9 +169,9 @@ struct StagedKeys {
 template <int dim>
 struct BothGradients {
   static constexpr int threads = TensorTiling<dim>::threads;
-  static constexpr int products = 4;  ///< of a key with a query
+  static constexpr int products = 4;  ///< products of a key with a query
 
-  /// Of `at_once` queries from `first` on.
+  /// Adds the gradients from `at_once` queries from `first` on.
   TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, int first, const Band& band,
                          const ScoreScale& scale) {
     auto weights = with_rows<at_once<dim>, dim>(own.keys, queries.tile, first);
@@ -191,7 +191,7 @@ struct BothGradients {
   Products<dim> dk = {}, dv = {};
 };
 
-/// The same of wide heads, of which a thread has room for one gradient: four warps make dv, and four more dk of the
+/// Gradients dk and dv of wide heads, where a thread has room for only one: four warps make dv, and four more dk of the
 /// same rows.
 template <int dim>
 struct OneGradient {

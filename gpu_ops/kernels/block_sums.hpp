@@ -58,8 +58,8 @@ TANDEM_DEVICE SoftmaxSum merged(const SoftmaxSum& a, const SoftmaxSum& b) {
           numerics::fma(a.sum, numerics::exp(a.largest - largest), b.sum * numerics::exp(b.largest - largest))};
 }
 
-/// Of all threads, in every thread: lanes pairwise at distances 16 ... 1, then warps in order. `room`: 2 * `most_warps`
-/// shared floats, free again when the call returns. All threads of the block call it.
+/// Softmax sum over the threads of a block, returned in each: lanes pairwise at distances 16 ... 1, then warps in
+/// order. `room`: 2 * `most_warps` shared floats, free again when the call returns. All threads of the block call it.
 TANDEM_DEVICE SoftmaxSum block_softmax_sum(SoftmaxSum part, float* room) {
   const int lane = thread_index() % warp_lanes, own_warp = thread_index() / warp_lanes;
   for (int distance = warp_lanes / 2; distance > 0; distance /= 2) {

@@ -223,10 +223,11 @@ TANDEM_DEVICE void with_span(const Span& span, const Body& body) {
   }
 }
 
-/// Of the warp.
+/// Lane of this thread in its warp.
 TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
 
-/// The same, all lanes of a warp together: spans of some may have no elements.
+/// Calls body(span) for all of [0, count) like for_spans, but with all lanes of a warp together: spans of some may have
+/// no elements.
 template <class Body>
 TANDEM_DEVICE void for_warp_spans(std::int64_t count, bool aligned, const Body& body) {
   const std::int64_t stride = grid_size() * block_size() * packet;
