@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr double least_both_ways = 0.5;  // of one way alone
+constexpr double least_both_ways = 0.5;  // share of one way alone
 constexpr double kilo = 1e3;
 constexpr double giga = 1e9;
 constexpr double tera = 1e12;
@@ -205,7 +205,7 @@ MachineProfile with_update_threads(MachineProfile p, int threads) {
   const double all = p.cpu_update_cores.value;
   if (threads <= 0 || threads >= all) return p;
   double share = threads / all;
-  // What lies between two measured counts lies between their rates.
+  // Rates between two measured counts are interpolated.
   const ThreadFigures none{};
   const ThreadFigures* below = &none;
   for (const ThreadFigures& row : p.by_threads) {

@@ -21,12 +21,12 @@ struct Division {
   auto operator<=>(const Division&) const = default;
 };
 
-/// What is closest to the plan.
+/// The division closest to the plan.
 Division division_of(const Plan& plan);
-/// A path for each of so many subgroups.
+/// A path for each of `subgroups` subgroups.
 std::vector<UpdatePath> paths_of(const Division& division, std::size_t subgroups);
 
-/// What a search chooses: a path for each subgroup, and the threads of those on the CPU.
+/// Setting that a search varies: a path for each subgroup, and the threads of those on the CPU.
 struct Setting {
   std::vector<UpdatePath> paths;
   int update_threads = 0;

@@ -13,7 +13,8 @@ Accumulation coarsened(const Accumulation& whole, int most) noexcept {
 
 namespace {
 
-/// Of neighbours in `plan`, those that go the same way as one after another, where together they have `most` elements.
+/// Subgroups of `plan`, where in each window of up to `most` elements of a layer those on the same path are merged into
+/// one.
 std::vector<Subgroup> merged(const Plan& plan, std::int64_t most) {
   std::vector<Subgroup> all;
   std::size_t window = 0;  // its first in `all`

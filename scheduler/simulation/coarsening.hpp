@@ -8,10 +8,10 @@
 
 namespace tandem {
 
-/// What to simulate for `whole`: where more than `most` micro-batches pass at once, only `most` of them, of which all
-/// but the first and the last two stand for several each. They may, since each leaves its gradients in the same sum on
-/// the device: nothing but its own work tells one from another. A step of several passes keeps more, up to
-/// `micro_batches_of_rates` in each.
+/// Smaller accumulation that stands for `whole` in a simulation: where more than `most` micro-batches pass at once,
+/// only `most` of them, of which all but the first and the last two stand for several each. They may, since each leaves
+/// its gradients in the same sum on the device, and differs from the others in nothing but its own work. A step of
+/// several passes keeps more, up to `micro_batches_of_rates` in each.
 Accumulation coarsened(const Accumulation& whole, int most) noexcept;
 
 // Values of `most`.

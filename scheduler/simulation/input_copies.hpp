@@ -53,7 +53,7 @@ class InputCopies {
 
   std::size_t inputs_;
   std::size_t slots_;
-  std::size_t micro_batches_ = 1;                    ///< of the pass
+  std::size_t micro_batches_ = 1;                    ///< micro-batches of the pass
   std::vector<double> stand_for_;                    ///< by input that forward has written in this pass
   std::size_t read_ = 0;                             ///< by backward
   std::size_t looked_after_ = 0;                     ///< reads of backward whose inputs stay, or are asked for

@@ -1,5 +1,5 @@
 #pragma once
-// What a simulated step comes to: seconds, rates and use of resources, as they come together.
+// Result of a simulated step as it accumulates: seconds, rates and use of resources.
 #include <cstdint>
 #include <vector>
 
@@ -30,9 +30,9 @@ class StepRecord {
   /// As if so many passes had gone by, each like the last. Returns how many seconds they take.
   double skip(std::int64_t passes);
 
-  /// Of a step that has ended now.
+  /// Result of a step that ends now.
   Simulation result(double now, std::int64_t tasks, const CostModel& costs);
-  /// Of one that takes longer than this.
+  /// Result of a step that takes longer than this.
   Simulation given_up(double least_seconds, std::int64_t tasks);
 
  private:

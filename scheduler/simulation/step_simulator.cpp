@@ -79,7 +79,7 @@ void Simulator::begin_step() {
   caller_.begin_step();
 }
 
-/// What the engine waits for at the end of a step.
+/// Whether the engine's wait at the end of a step is over.
 bool Simulator::gradients_complete() const {
   const std::vector<TaskId>& norms = lowering_.norm_tasks();
   return caller_.finished() &&

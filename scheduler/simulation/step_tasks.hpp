@@ -11,11 +11,11 @@
 
 namespace tandem {
 
-/// What the simulated tasks stand for.
+/// Coarseness of the simulated tasks: what they stand for.
 struct Coarseness {
   bool sums = false;               ///< several gradients of a layer add up in a step
   bool stand_for_several = false;  ///< some micro-batches do
-  std::int64_t piece = 0;          ///< elements of what coarse pieces are made of; 0: nothing is coarsened
+  std::int64_t piece = 0;          ///< elements of the pieces that a coarse piece is made of; 0: nothing is coarsened
 };
 
 /// Passes what a lowering emits on to the task graph.
@@ -31,7 +31,7 @@ class StepTasks {
   const TaskGraph& graph() const noexcept { return graph_; }
   /// Begins anew with the task of this id.
   void restart(TaskId first);
-  /// What an action has emitted, or an update.
+  /// Submits the tasks that an action, or an update, has emitted.
   void submit(const Action& stands_for = {});
   void done(TaskId id);
   std::int64_t pending() const noexcept { return pending_; }      ///< tasks that are not done

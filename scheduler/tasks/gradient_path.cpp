@@ -213,7 +213,8 @@ void GradientPath::send_gradient(int index, TaskList& out) {
   buffer.layer = -1;
 }
 
-/// What other ranks have of this one's part of the gradient in a buffer, into one for that. All read this one, too.
+/// Emits the exchange of a gradient buffer: receives the other ranks' parts of this rank's slice in a receive buffer,
+/// while all of them read their parts of this buffer. Returns the receive buffer.
 int GradientPath::all_to_all(int index, TaskList& out) {
   Buffer& from = at(buffers_, index);
   const Layer& layer = state_.layout.layer(from.layer);
@@ -250,7 +251,7 @@ int GradientPath::acquire_receive_buffer(int layer) const {
   return best;
 }
 
-/// What makes a piece's gradient complete in its buffer.
+/// Tasks that make a piece's gradient complete in its buffer.
 const std::vector<TaskId>& GradientPath::fillers_of(const Task& piece) const {
   return piece.receive_buffer < 0 ? at(buffers_, piece.buffer).commit_tasks
                                   : at(receive_buffers_, piece.receive_buffer).filled_by;

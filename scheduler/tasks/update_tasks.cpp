@@ -157,8 +157,8 @@ void UpdateTasks::update_piece_on_device(Task piece, TaskList& out) {
   store_piece(piece, update, out);
 }
 
-/// What the update of a piece needs from the host: streamed state, with its gradient where that lies there, and
-/// weights.
+/// Loads the parts of a piece's update that lie on the host: streamed state, with its gradient where that lies there,
+/// and weights.
 TaskId UpdateTasks::load_piece(const Task& piece, TaskId read, TaskList& out) {
   const Subgroup& group = state_.subgroup(piece.subgroup);
   const bool streamed = group.tier != Tier::device;
