@@ -42,8 +42,8 @@ class EngineSteps {
   const HeldLayers& held_;
   StateStatus& status_;
   GradientNorm norm_;
-  StepOptions options_;              ///< of the open step
-  bool update_in_backward_ = false;  ///< likewise
+  StepOptions options_;              ///< options of the open step
+  bool update_in_backward_ = false;  ///< whether the open step updates during backward
   std::uint64_t skipped_ = 0;        ///< steps
 };
 

@@ -51,7 +51,7 @@ class StateCopy {
 
 /// Reads the state of a save into the buffer that the checkpoint writer gives. Both must outlive it.
 StateReader state_reader(StateOfSave& state, const ParameterLayout& layout);
-/// The same through one engine's scope.
+/// Reads the state of a save through one engine's scope.
 StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout);
 
 /// Values of the largest parameter.

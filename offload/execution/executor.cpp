@@ -61,7 +61,7 @@ Executor::Executor(const ExecutorParts& parts)
 Executor::~Executor() {
   end_threads();
   await_calls();
-  // What was queued before a call that threw has no call after it, and streams that go wait for it without a word.
+  // Work queued before a call that threw has no call after it, and streams wait for it silently when they go.
   streams_.wait_to_the_end(all_queued, watchdog_seconds_);
   if (group_ != nullptr) group_->leave();  // before the memory goes that others may still read
 }

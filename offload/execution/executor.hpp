@@ -25,8 +25,8 @@
 
 namespace tandem {
 
-/// What the device does with copies to and from the engine's host memory: `block` where some of it is pageable, and the
-/// caller waits within the call.
+/// Behaviour of copies to and from the engine's host memory: `block` where some of it is pageable, and the caller waits
+/// within the call.
 enum class Copies : std::uint8_t { async, block };
 
 /// Parts that an executor works with. All of them must outlive the executor.
@@ -38,7 +38,7 @@ struct ExecutorParts {
   double watchdog_seconds = 300.0;  ///< without any progress, after which a wait fails
   bool overlap = true;              ///< without it at most one task runs at a time, the caller's included
   Copies copies = Copies::async;
-  std::span<const Lane> worker_lanes;  ///< those of no stream whose tasks there will be; read by the constructor alone
+  std::span<const Lane> worker_lanes;  ///< lanes without a stream that will have tasks; read by the constructor alone
   Group* group = nullptr;  ///< is told of failures, and its calls have a thread of their own; null where there are no
                            ///< other ranks
 };
@@ -110,7 +110,7 @@ class Executor {
 
   /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
   struct Waiter {
-    std::condition_variable wakes;  ///< what it waits for has come, or something failed
+    std::condition_variable wakes;  ///< notified when `wanted` has come, or something failed
     std::function<bool()> wanted;
   };
 
