@@ -79,7 +79,7 @@ void read_attention(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   } else if (a.windows != WindowFields::none) {
     read_listed(f, a, c);
   }
-  // Those that hide nothing: the function is that of a model without.
+  // Windows that hide nothing are dropped: the function is that of a model without.
   if (c.window >= c.positions && c.scales_all) set_windows(c, false);
   const auto is_windowed = [](const AttentionKind& kind) { return kind.windowed; };
   if (std::ranges::none_of(c.attention, is_windowed)) c.window = 0;

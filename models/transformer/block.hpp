@@ -13,12 +13,12 @@
 
 namespace tandem {
 
-/// What a call of a block works on and with. Views are (N, C) in the compute type.
+/// Operands of a block's forward. Views are (N, C) in the compute type.
 struct BlockForward {
   Ops& ops;
   StreamView stream;
   const WeightsGuard& weights;
-  std::int64_t layer = 0;  ///< of blocks
+  std::int64_t layer = 0;  ///< index among the blocks
   TensorView x;            ///< read
   TensorView y;            ///< written; empty: only what backward needs is computed
 };
@@ -28,7 +28,7 @@ struct BlockBackward {
   StreamView stream;
   const WeightsGuard& weights;
   const GradientsGuard& gradients;
-  std::int64_t layer = 0;  ///< of blocks
+  std::int64_t layer = 0;  ///< index among the blocks
   TensorView x;            ///< the input of forward
   TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
 };

@@ -71,7 +71,7 @@ class Gpt2Block final : public Block {
   std::int64_t ffn_;
   float eps_;
   AttentionShape attention_;
-  Gpt2Buffers shared_;  ///< of a selective shape: those with a star
+  Gpt2Buffers shared_;  ///< buffers with a star, in a selective shape
   std::vector<Gpt2Buffers> slots_;
 };
 

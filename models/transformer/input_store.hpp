@@ -66,7 +66,7 @@ class InputStore {
   Device& device_;
   std::vector<TensorView> slots_;
   std::size_t layers_ = 0;
-  std::size_t micro_batches_ = 1;  ///< of the pass
+  std::size_t micro_batches_ = 1;  ///< micro-batches of the pass
   bool keep_ = false;
   std::size_t next_read_ = 0;            ///< reads of backward before it have been looked after
   std::vector<std::size_t> fetched_to_;  ///< by number, of those that left: the slot

@@ -31,7 +31,7 @@ struct LlamaBuffers {
   TensorView o, down;               ///< (N, C), with norms after attention and MLP: what these are of
   TensorView dbranch;               ///< (N, C), of all blocks: gradient of o or down, where a norm or a factor follows
   MlpBuffers mlp;
-  TensorView datt, dq, dk, dv;  ///< as att, q, k, v; over what `mlp` does not share
+  TensorView datt, dq, dk, dv;  ///< sizes of att, q, k, v; in memory that `mlp` does not share
 };
 
 class LlamaBlock final : public Block {
@@ -90,12 +90,12 @@ class LlamaBlock final : public Block {
   static HeadsView heads(TensorView x) { return {x.data, x.dtype, x.shape[1]}; }
   /// As (B, T, H D).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, query_}); }
-  /// What of q or k the norm is over, as rows: each head, as (N heads, D), or all of them.
+  /// Rows of q or k that a QK norm is over: each head, as (N heads, D), or all of a token's.
   TensorView norm_rows(TensorView x) const {
     if (config_.qk_norm == QkNorm::whole) return x;
     return x.reshaped({x.count() / config_.head_dim, config_.head_dim});
   }
-  /// Of the values of q or k so many have a norm of their own.
+  /// Number of norms among the values of q or k.
   std::int64_t norm_count(std::int64_t heads) const {
     return config_.qk_norm == QkNorm::whole ? tokens_ : tokens_ * heads;
   }
@@ -119,7 +119,7 @@ class LlamaBlock final : public Block {
   const char* middle_norm() const {
     return config_.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
   }
-  /// What attention reads, and the MLP.
+  /// Inputs of attention and of the MLP.
   TensorView attention_input(TensorView x, const LlamaBuffers& b) const { return config_.norm_before ? b.norm1 : x; }
   TensorView mlp_input(const LlamaBuffers& b) const { return config_.norm_before ? b.norm2 : b.x1; }
   /// Where the gradients of those gather: in place where they are no norms, which is then added to.
@@ -140,8 +140,8 @@ class LlamaBlock final : public Block {
   std::unique_ptr<Mlp> mlp_;
   bool has_table_, has_window_table_;
   TensorView table_;         ///< (T, R/2, 2) f32, R of D elements of a head are rotated
-  TensorView window_table_;  ///< likewise, of layers with a window, where theirs differs
-  LlamaBuffers shared_;      ///< of a selective shape: those with a star
+  TensorView window_table_;  ///< table of layers with a window, where theirs differs
+  LlamaBuffers shared_;      ///< buffers with a star, in a selective shape
   std::vector<LlamaBuffers> slots_;
 };
 
@@ -276,7 +276,7 @@ void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const 
   }
 }
 
-/// Of q and k, rotated.
+/// Norms of q and k, which are then rotated.
 void LlamaBlock::normalize_heads(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const StreamView s = call.stream;

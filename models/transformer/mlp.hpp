@@ -15,8 +15,8 @@ struct MlpBuffers {
   TensorView act;       ///< (R, F), of all blocks in a selective shape; backward: its gradient
   TensorView logits;    ///< (N, E) f32, of the experts
   Routing routing;
-  // Of all blocks, in use within a call.
-  TensorView rows;              ///< (N K, C): what experts made, or the gradients of what they read
+  // Shared by all blocks, in use within a call.
+  TensorView rows;              ///< (N K, C): outputs of experts, or the gradients of their inputs
   TensorView dlogits;           ///< (N, E)
   TensorView drouting_weights;  ///< (N, K) f32
 };
@@ -30,7 +30,7 @@ class Mlp {
 
   /// As Block::take_shared.
   virtual void take_shared(Carver& carver, MlpBuffers& b) const = 0;
-  /// What lies between forward and backward, into a copy of what take_shared() took.
+  /// Takes buffers between forward and backward, in a copy of what take_shared() took.
   virtual void take(Carver& carver, MlpBuffers& b) const = 0;
 
   /// Up to the activation, of x (N, C).
@@ -45,7 +45,7 @@ class Mlp {
                         bool accumulate) const = 0;
 };
 
-/// As the config has it. Arguments are copied.
+/// The MLP that the config asks for. Arguments are copied.
 std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape);
 
 }  // namespace tandem
