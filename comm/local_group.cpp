@@ -21,13 +21,13 @@
 namespace tandem {
 namespace {
 
-/// What a rank brings to a call. The caller's, and read by others only while all of them are in it.
+/// A rank's contribution to a call. Owned by the caller, and read by others only while all of them are in the call.
 struct Call {
   std::string_view name;
-  std::span<const ByteRange> parts{};  ///< of calls about device memory
-  int root = 0;                        ///< of calls about the host's
-  std::size_t bytes = 0;               ///< of these too
-  const std::byte* data = nullptr;     ///< what the others read
+  std::span<const ByteRange> parts{};  ///< parts of device memory; empty for calls about host memory
+  int root = 0;                        ///< calls about host memory: the rank that sends
+  std::size_t bytes = 0;               ///< calls about host memory: their length
+  const std::byte* data = nullptr;     ///< bytes that the others read
 
   bool agrees_with(const Call& other) const {
     return name == other.name && root == other.root && bytes == other.bytes && std::ranges::equal(parts, other.parts);
@@ -45,13 +45,13 @@ std::string message_of(const std::exception_ptr& error) {
     if (error) std::rethrow_exception(error);
   } catch (const std::exception& e) {
     return e.what();
-  } catch (...) {  // of another type: it has no words
+  } catch (...) {  // another type, which has no text
   }
   return "unknown error";
 }
 
-/// What all members share: who has come to which call, and what has ended the group. A call meets twice: to show what
-/// each rank brings, and to see that all are done with it.
+/// Shared state of all members: who has come to which call, and the error that has ended the group. A call meets twice:
+/// to show the contribution of each rank, and to see that all are done with it.
 class Members {
  public:
   Members(std::span<Device* const> devices, double watchdog_seconds)
@@ -190,7 +190,7 @@ void Members::leave(int rank) noexcept {
   const std::lock_guard lock(mutex_);
   try {
     end(std::make_exception_ptr(PeerError(fmt::format("rank {} has left", rank))));
-  } catch (...) {  // as above
+  } catch (...) {  // no memory for the error: its own exception then ends the group
     end(std::current_exception());
   }
 }
@@ -265,7 +265,7 @@ void LocalGroup::leave() noexcept {
   });
 }
 
-/// What a rank throws ends the calls of the others, who would wait for it.
+/// Runs `body`; an exception of it ends the calls of the other ranks, who would wait for this one, and is rethrown.
 template <class Body>
 void LocalGroup::or_fail(const Body& body) {
   try {

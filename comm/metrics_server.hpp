@@ -26,7 +26,7 @@ class MetricsServer {
   int port() const noexcept;
   /// "http://127.0.0.1:9400/metrics".
   std::string url() const;
-  /// What GET /metrics answers from now on. Thread-safe; waits for no client.
+  /// Sets the text that GET /metrics answers from now on. Thread-safe; waits for no client.
   void publish(std::string text);
 
  private:
