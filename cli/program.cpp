@@ -59,7 +59,7 @@ std::string joined(int argc, char** argv) {
   return line;
 }
 
-/// What is typed goes into config.toml and JSON, which hold nothing else.
+/// Refuses arguments that are no UTF-8: they go into config.toml and JSON, which hold nothing else.
 void refuse_other_than_utf8(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (is_utf8(argv[i])) continue;
@@ -154,7 +154,7 @@ int run_program(int argc, char** argv) noexcept {
   try {
     bound_heaps();
     std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, told like others
-    std::signal(SIGXFSZ, SIG_IGN);  // so is a limit on the size of files
+    std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is an error of writing, too
     set_up_logging();
     set_stall_handler([](const StalledError& error) { end_process_after(error, std::chrono::minutes(1)); });
     return parse_and_run(argc, argv);
