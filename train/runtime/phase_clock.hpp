@@ -36,7 +36,7 @@ class PhaseClock {
 class PhaseProbe final : public ParameterAccess {
  public:
   PhaseProbe(ParameterAccess& inner, PhaseClock& clock) : inner_(inner), clock_(clock) {}
-  /// Of one micro-batch, or of several at once.
+  /// Begins the forward of one micro-batch, or of several at once.
   void begin_forward(StreamView stream);
   WeightsGuard fetch(int layer, StreamView stream) override { return inner_.fetch(layer, stream); }
   GradientsGuard gradients(int layer, StreamView stream) override;

@@ -67,7 +67,7 @@ void SavePace::wrote(std::size_t bytes, double seconds) {
 /// Behind a piece that was written until `end`, as things stand now.
 double SavePace::rest_after(std::size_t bytes, double seconds, double end) const {
   if (hurried_ || bytes_left_ == 0 || (urgent_ && urgent_())) return 0.0;
-  // Of those that are to come, if all are to be in time.
+  // Seconds for each of the remaining pieces, if all are to be in time.
   const double each = (due_ - end) * static_cast<double>(bytes) / static_cast<double>(bytes_left_);
   return std::clamp(each - seconds, 0.0, seconds * (1.0 / busy_share - 1.0));
 }

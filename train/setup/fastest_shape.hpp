@@ -38,10 +38,10 @@ struct FastestShape {
   RunShape shape;
   std::vector<LayerSeconds> compute;
   Choice choice;
-  std::string why;  ///< so many micro-batches pass through a layer at once; empty: nothing crosses the link for each
+  std::string why;  ///< reason for this number of micro-batches at once; empty: nothing crosses the link for each
 };
 
-/// What is known of a machine, asked shape by shape.
+/// Facts about a machine, asked shape by shape.
 struct ShapeMachine {
   /// Seconds of a micro-batch, layer by layer.
   std::function<std::vector<LayerSeconds>(const RunShape& shape)> compute;

@@ -270,7 +270,7 @@ class RunPlanner {
     run_.saving.slowdown = predict_saving(run_.saving, run_.layout, run_.plan, known.profile, known.compute);
   }
 
-  const TrainConfig& config_;  ///< of one rank
+  const TrainConfig& config_;  ///< configuration of one rank
   const RunPurpose& purpose_;
   const RunMachine& machine_;
   HostRows rows_;

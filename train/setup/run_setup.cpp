@@ -21,7 +21,7 @@
 namespace tandem {
 namespace {
 
-/// What planning is to know, of a process that holds `program` bytes of the machine's memory already.
+/// Facts for planning, in a process that holds `program` bytes of the machine's memory already.
 PlanningFacts facts_of(const Device& device, const Topology& machine, std::size_t program) {
   PlanningFacts facts = profile_of(device, machine);
   if (facts.host_available > 0) facts.host_available += program;
@@ -56,7 +56,7 @@ void warn_of_insistence(const RunPlan& run) {
                format_bytes(run.facts.host_available));
 }
 
-/// Of one kind: what they compute is to have the same bits, whichever computes it.
+/// Opens devices of one kind: the same work must have the same bits on each.
 std::vector<std::unique_ptr<Device>> open_alike(const std::vector<std::string>& names, const DeviceOptions& options) {
   std::vector<std::unique_ptr<Device>> devices;
   for (const std::string& name : names) {

@@ -31,7 +31,7 @@ struct RunSetup : RunPlan {
   std::string compute_key() const;
 };
 
-/// What the caller knows of the machine, in place of what would be found.
+/// Facts about the machine that the caller knows, in place of those that would be found.
 struct KnownMachine {
   const MachineProfile* profile = nullptr;  ///< rates; null: the calibration of this machine, where there is one
   const Topology* host = nullptr;           ///< whose memory the host has; null: this machine's
