@@ -141,7 +141,7 @@ TANDEM_HD float load_master(const AdamPiece& p, std::int64_t i) {
   if constexpr (format == StateFormat::fp32) return static_cast<const float*>(p.state.master)[i];
   return join_master(p.weight[i], static_cast<const std::uint16_t*>(p.state.master)[i]);
 }
-/// And the weight.
+/// Stores a master, and the weight that is its rounding.
 template <StateFormat format>
 TANDEM_HD void store_master(const AdamPiece& p, std::int64_t i, float master) {
   p.weight[i] = weight_of_master(master);

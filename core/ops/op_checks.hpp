@@ -54,7 +54,7 @@ void embedding(const TensorView& tokens, const TensorView& table, const TensorVi
 void embedding_backward(const TensorView& dout, const TensorView& tokens, std::int64_t sequence,
                         const TensorView& dtable, const TensorView& dpositions, const TensorView& token_rows);
 
-/// For UpdateKernels too.
+/// Check of adamw, for UpdateKernels too.
 void adamw(const AdamPiece& piece);
 
 }  // namespace tandem::checks

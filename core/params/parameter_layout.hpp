@@ -84,7 +84,7 @@ class ParameterLayout {
   int layer_count() const noexcept { return static_cast<int>(layers_.size()); }
   /// Throws std::out_of_range where there is none.
   const Layer& layer(int i) const { return layers_.at(static_cast<std::size_t>(i)); }
-  /// By full name; throws MisuseError where there is none. A tied name gives the owner.
+  /// Parameter by full name; throws MisuseError where there is none. A tied name gives the owner.
   const Parameter& parameter(std::string_view full_name) const;
   /// All parameters that own storage, in model order.
   std::vector<const Parameter*> owned_parameters() const;
