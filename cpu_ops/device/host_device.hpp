@@ -83,7 +83,7 @@ class HostDevice final : public Device {
   void wait(StreamView stream, EventView event) override;
   void wait_for_peer(StreamView stream, Device& peer, EventView event) override;
   bool wait_for(EventView event, std::chrono::milliseconds time) override;
-  /// On the stream's worker: it holds up that stream alone. Destroying the stream calls it too.
+  /// Calls `then` on the stream's worker, where it holds up that stream alone. Destroying the stream calls it too.
   void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) override;
   /// Throws MisuseError in a task of the stream itself.
   void synchronize(StreamView stream) override;

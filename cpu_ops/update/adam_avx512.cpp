@@ -232,7 +232,7 @@ class MomentBits {
   }
   /// The words of eight blocks from `block` on, in order.
   TwoVectors words(std::uint64_t block) const {
-    // So dealt, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
+    // In this order of lanes, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
     const RandomState s = rounds(block, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
     return {{_mm512_unpacklo_epi64(s.words01, s.words23), _mm512_unpackhi_epi64(s.words01, s.words23)}};
   }
