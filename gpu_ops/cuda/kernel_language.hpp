@@ -67,7 +67,7 @@ TANDEM_DEVICE float exp2_estimate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// Both as bf16, rounded to nearest even, `low` in the lower half (PTX ISA, cvt.rn.bf16x2.f32): the bits of
+/// Pair of bf16, rounded to nearest even, `low` in the lower half (PTX ISA, cvt.rn.bf16x2.f32): the bits of
 /// numerics::round_to_bf16 but for NaNs, which become one of them, whatever their sign and payload.
 TANDEM_DEVICE std::uint32_t bf16_pair(float low, float high) {
   std::uint32_t pair;
@@ -102,7 +102,7 @@ TANDEM_DEVICE void start_copy_or_zeros(void* to, const void* from, bool copies) 
                : "r"(address), "l"(from), "r"(copies ? 16 : 0)
                : "memory");
 }
-/// As start_copy(), 4 bytes, at multiples of 4.
+/// Copies like start_copy(), but 4 bytes, at multiples of 4.
 TANDEM_DEVICE void start_word_copy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(address), "l"(from) : "memory");

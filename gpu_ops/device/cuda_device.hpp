@@ -89,7 +89,7 @@ class CudaDevice final : public Device {
   void wait_for_peer(StreamView stream, Device& peer, EventView event) override;
   /// Asks from time to time, a millisecond apart at most. Follows the mark where it is moved meanwhile.
   bool wait_for(EventView event, std::chrono::milliseconds time) override;
-  /// On a thread of the stream's own; the stream does not wait for it.
+  /// Calls `then` on a thread of the stream's own; the stream does not wait for it.
   void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) override;
   void synchronize(StreamView stream) override;
 

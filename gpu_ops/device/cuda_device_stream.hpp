@@ -45,7 +45,7 @@ class CudaStream final : public StreamImpl {
       fail(std::current_exception());
     }
   }
-  /// From now on work is dropped, and whoever waits gets the first error.
+  /// Fails the stream: later work is dropped, and whoever waits gets the first error.
   void fail(std::exception_ptr error);
   /// The error that failed the stream, or null.
   std::exception_ptr error() const;

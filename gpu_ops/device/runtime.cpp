@@ -73,7 +73,7 @@ int& last_used() {
                      lost);
 }
 
-/// For what a function of the runtime returned.
+/// Throws for an error that a function of the runtime returned.
 [[noreturn]] void refuse(cudaError_t code, std::string_view what) {
   // A pending error would be blamed on the next call.
   static_cast<void>(cudaGetLastError());
@@ -84,7 +84,7 @@ void check(cudaError_t code, std::string_view what) {
   if (code != cudaSuccess) refuse(code, what);
 }
 
-/// Where nothing can be told any more, nor has to be: the next call reports it.
+/// Drops an error where nothing can be reported, nor has to be: the next call reports it.
 void forgive(cudaError_t code) noexcept {
   if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
 }

@@ -47,8 +47,8 @@ struct Thread {
   bool ended = false;
 };
 
-/// Where threads wait for each other, two in turn: one may come to the next while others have yet to leave the last,
-/// and cannot get further ahead than that.
+/// Meeting points of threads that wait for each other, two in turn: one thread may come to the next while others have
+/// yet to leave the last, and cannot get further ahead than that.
 class Meetings {
  public:
   int turn() const { return turn_; }

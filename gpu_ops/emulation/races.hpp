@@ -18,7 +18,7 @@ extern "C" {
 
 namespace tandem::emulation {
 
-/// While there is one, what its fiber reads and writes is not seen: what the emulation itself does, in which the
+/// Guard that hides the reads and writes of its fiber from ThreadSanitizer: those of the emulation itself, in which the
 /// threads of a kernel take turns.
 class Unseen {
  public:

@@ -37,7 +37,7 @@ TANDEM_DEVICE float packet_product(const Raw<T>& a, const Raw<T>& b) {
 struct FirstToken {
   std::int64_t b, t;
 };
-/// Where a statistic of a head lies, of the token `ahead` of the first: of the same sequence, or of a later one.
+/// Offset of a head's statistic, of the token `ahead` of the first: in the same sequence, or in a later one.
 TANDEM_DEVICE std::int64_t statistic_at(FirstToken token, int ahead, int head, const AttentionShape& shape) {
   for (token.t += ahead; token.t >= shape.sequence; token.t -= shape.sequence) ++token.b;
   return (token.b * shape.heads + head) * shape.sequence + token.t;

@@ -90,7 +90,7 @@ TANDEM_DEVICE bf16* tile_at(bf16* tile, int row, int at) {
   return tile + tile_offset(dim, row, at);
 }
 
-/// Which packets of a tile this thread brings there: the same of each `at_once` rows, from `row` on.
+/// Packets of a tile that this thread copies there: the same ones of each `at_once` rows, from `row` on.
 template <int dim, int threads>
 struct OwnPackets {
   static constexpr int at_once = threads / TensorTiling<dim>::packets;
@@ -100,7 +100,7 @@ struct OwnPackets {
   TANDEM_DEVICE const bf16* in(const Head<bf16>& head, std::int64_t first) const {
     return head.data + (first + row) * head.stride + at;
   }
-  /// All of them are on their way when this returns.
+  /// Copies them; all are on their way when this returns.
   TANDEM_DEVICE void copy(const Head<bf16>& head, std::int64_t first, int rows, bf16* tile) const {
     const bf16* from = in(head, first);
     bf16* const to = tile_at<dim>(tile, row, at);
@@ -189,9 +189,9 @@ TANDEM_DEVICE void stage(const HeadPair& heads, std::int64_t first, int rows, co
   stage_heads<dim, threads, 2>({heads.a, heads.b}, first, rows, shape, aligned, {of_a, of_b});
 }
 
-/// Where a lane reads the rows of a tile that it names to the others: one of the first 16, and in every 16 dimensions
-/// the packet from `at` on, 0 or 8. Rows that are a multiple of eight further on lie as it does (tile_offset), so that
-/// what depends on the lane is computed once.
+/// Places in which a lane reads the rows of a tile that it names to the others: one of the first 16, and in every 16
+/// dimensions the packet from `at` on, 0 or 8. Rows that are a multiple of eight further on lie in the same way
+/// (tile_offset), so that the lane's part of an address is computed once.
 template <int dim>
 class LanePackets {
  public:

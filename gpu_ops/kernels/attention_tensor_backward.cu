@@ -24,7 +24,8 @@ struct OfRows {
   float x[2];
 };
 
-/// From products of own queries with keys and the gradients of their weights to those of scores, but for their scale.
+/// Turns products of own queries with keys, and the gradients of their weights, into gradients of scores, but for their
+/// scale.
 template <int columns>
 TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& products, const OfRows& lse,
                               const OfRows& delta, const ScoreScale& scale) {
@@ -106,7 +107,7 @@ struct StagedQueries {
 
   bf16* tile;
 };
-/// From query `first` of head h on.
+/// Stages queries of head h from query `first` on.
 template <int dim, int threads>
 TANDEM_DEVICE void stage_queries(const BackwardOperands& operands, std::int64_t b, std::int64_t h, std::int64_t first,
                                  const AttentionShape& shape, bool aligned, const StagedQueries<dim>& to) {
@@ -131,7 +132,7 @@ TANDEM_DEVICE OfRows pair_of(const float* statistics, int at) {
   return {{numerics::bits_float(pair.word[0]), numerics::bits_float(pair.word[1])}};
 }
 
-/// From the products of own keys with staged queries from `first` on to their weights.
+/// Turns the products of own keys with staged queries from `first` on into weights.
 template <int dim, int columns>
 TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<dim>& queries, int first,
                               const Band& band, const ScoreScale& scale) {
@@ -146,7 +147,7 @@ TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<d
     }
   }
 }
-/// From the gradients of weights to those of scores, but for their scale.
+/// Turns gradients of weights into those of scores, but for their scale.
 template <int dim, int columns>
 TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& weights,
                               const StagedQueries<dim>& queries, int first) {

@@ -20,7 +20,7 @@ struct WarpSums {
   TANDEM_DEVICE float operator()(float value) { return warp_sum(value); }
 };
 
-/// Who shares a row: the lanes of a warp, or all threads of the block.
+/// Threads that share a row: the lanes of a warp, or all threads of the block.
 template <bool by_warp>
 struct Team {
   static constexpr int most_threads = by_warp ? warp_row_threads : gpu::most_threads;

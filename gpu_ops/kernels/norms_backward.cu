@@ -135,9 +135,9 @@ TANDEM_DEVICE void clear_room(float* room) {
 template <bool by_warp>
 constexpr int sums_floats = by_warp ? columns_room : sums_room;
 
-/// In every thread of the warp or the block that shares a row: lanes pairwise, then warps in order. All of them call
-/// it, for the `turn`-th row: threads of a block use halves of the room in turns, so that who is late to read one finds
-/// it untouched while the next row is summed.
+/// Sums over the warp or the block that shares a row, returned in every thread: lanes pairwise, then warps in order.
+/// All threads call it, for the `turn`-th row: those of a block use halves of the room in turns, so that one that is
+/// late to read a half finds it untouched while the next row is summed.
 template <bool by_warp, bool centred>
 TANDEM_DEVICE RowSums row_sums(RowSums sums, float* room, std::int64_t turn) {
   if constexpr (centred) sums.g = warp_sum(sums.g);

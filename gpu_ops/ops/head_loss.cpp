@@ -82,7 +82,7 @@ class Head {
                  stream_);
   }
 
-  /// From the gradients of the logits of rows [begin, end) to that of the input.
+  /// Computes the gradient of the input from the gradients of the logits of rows [begin, end).
   void backward_input(std::int64_t begin, std::int64_t end) {
     matmul_.run({.m = end - begin,
                  .n = channels_,
@@ -95,7 +95,8 @@ class Head {
                 workspace_, stream_);
   }
 
-  /// From the gradients of rows' [begin, end) logits of the vocabulary's [first, last) to those rows of the weight's.
+  /// Computes rows [first, last) of the weight's gradient, f32 added to or bf16 written, from the gradients of the
+  /// logits of rows [begin, end).
   void backward_weight(const std::byte* gradients, std::int64_t begin, std::int64_t end, std::int64_t first,
                        std::int64_t last) {
     const TensorView dweight = head_.dweight.rows(first, last);

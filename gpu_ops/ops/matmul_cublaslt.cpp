@@ -294,7 +294,7 @@ class CublasLtMatmul final : public Matmul {
     point_at_operands(prepared.descriptor, p);
     const cublasStatus_t status = choose(handle_.get(), key, prepared);
     if (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != Epilogue::none) {
-      // So do versions say that they do not offer an epilogue. What is wrong without it, too, is wrong.
+      // Some versions refuse an epilogue in this way. Arguments that are wrong without it, too, are wrong.
       Product bare = p;
       bare.epilogue = Epilogue::none;
       bare.input = nullptr;
