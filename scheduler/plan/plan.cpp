@@ -304,7 +304,8 @@ std::size_t smallest_bytes(const ParameterLayout& layout, const OffloadOptions& 
          options.reserved_device_memory;
 }
 
-/// As much of the state on the device as fits; the plan that is least over host memory where that is too small for any.
+/// Plan of policy auto: as much of the state on the device as fits; the plan that is least over host memory where that
+/// is too small for any.
 Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                     std::size_t ceiling) {
   std::vector<Policy> candidates{Policy::device()};

@@ -23,7 +23,7 @@ constexpr std::int64_t smallest_piece = std::int64_t{1} << 16;
 // eight pieces are 2 ms at PCIe 5, and 0.1 GB.
 constexpr int pieces_in_flight = 8;
 constexpr int fewest_pieces_in_flight = 2;
-// On their way through the host: read, two each way of the link or on the CPU, and written.
+// Pieces of a file in flight on the host: read, two each way of the link or on the CPU, and written.
 constexpr int file_pieces_in_flight = 6;
 // Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
 constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;

@@ -9,11 +9,11 @@
 
 namespace tandem {
 
-/// Where subgroups that stay on the device lie among the others: updates run in forward order.
+/// Place of the subgroups that stay on the device among the others: updates run in forward order.
 enum class Residents : std::uint8_t { last, first, spread };
 
-/// So many subgroups resident; of the others this share streamed, spread evenly, so that CPU and device both always
-/// have work.
+/// Division of subgroups: `residents` of them resident; of the others `streamed_share` streamed, spread evenly, so that
+/// CPU and device both always have work.
 struct Division {
   std::size_t residents = 0;
   double streamed_share = 0.0;

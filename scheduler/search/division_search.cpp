@@ -125,7 +125,8 @@ void DivisionSearch::refine(const Division& division, double seconds) {
   }
 }
 
-/// That the CPU's update has; 0 where their number is the caller's, or where none is to spare.
+/// Threads of the CPU's update, which the search may vary; 0 where their number is the caller's, or where none is to
+/// spare.
 int DivisionSearch::threads_to_try() const {
   constexpr int enough = 4;
   const auto all = static_cast<int>(in_.profile.cpu_update_cores.value);

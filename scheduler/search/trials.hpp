@@ -35,7 +35,7 @@ struct SearchInput {
   double faster_than = unlimited;  ///< SearchSettings'
 };
 
-/// Where a setting is changed from, piece by piece.
+/// Setting from which a search goes on, piece by piece.
 struct Start {
   Setting setting;
   double seconds = 0.0;
@@ -70,7 +70,7 @@ class Trials {
 
   /// The fixed policies that fit, in the order in which they were considered.
   std::vector<Fitting> fitting();
-  /// With divisions that differ.
+  /// The fastest fixed policies that fit, at most `most`, with divisions that differ.
   std::vector<Fitting> fastest_policies(std::size_t most);
   /// The best of what streams no state and of what does. No paths: there was none.
   const std::array<Start, 2>& best_of_kind() const noexcept { return best_of_kind_; }

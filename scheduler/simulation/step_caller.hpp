@@ -53,7 +53,7 @@ class StepCaller {
 
   /// Passes behind the one that its thread is in or before, without the last, behind which there is no other.
   std::int64_t passes_to_skip() const;
-  /// As if so many passes had gone by.
+  /// Skips passes, as if so many had gone by.
   void skip(std::int64_t passes);
   /// Seconds that a step takes at least, from the beginning of its updates: a layer's forward waits for the updates of
   /// all before it and its own, which take at least as long as what they use most.

@@ -50,7 +50,7 @@ class StepLanes {
       lane < lane_count ? task(static_cast<Lane>(lane)) : copy(static_cast<InputCopies::Way>(lane - lane_count));
     }
   }
-  /// As if so many seconds had passed in which what runs now began, ended, and began again.
+  /// Skips seconds, as if the running flights had begun, ended, and begun again in them.
   void skip(double seconds);
 
  private:

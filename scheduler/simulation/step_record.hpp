@@ -27,7 +27,7 @@ class StepRecord {
 
   /// A pass begins on the caller's stream. Returns whether the last ones repeat each other.
   bool open_pass(double now, std::int64_t pending);
-  /// As if so many passes had gone by, each like the last. Returns how many seconds they take.
+  /// Adds passes that are skipped, each like the last one. Returns how many seconds they take.
   double skip(std::int64_t passes);
 
   /// Result of a step that ends now.

@@ -110,7 +110,7 @@ bool Simulator::start_compute() {
   return true;
 }
 
-/// On streams of the caller's own, beside the engine's.
+/// Starts copies of inputs on streams of the caller's own, beside the engine's.
 bool Simulator::start_input_copies() {
   bool moved = false;
   for (const InputCopies::Way way : InputCopies::ways) {
@@ -125,7 +125,7 @@ bool Simulator::start_input_copies() {
   return moved;
 }
 
-/// On the caller's stream. Passes that only repeat the last ones are left out.
+/// Opens a pass on the caller's stream, and skips passes that only repeat the last ones.
 void Simulator::open_pass() {
   if (options_.trace != nullptr || options_.each_micro_batch) return;
   if (!record_.open_pass(lanes_.now(), tasks_.pending())) return;

@@ -50,7 +50,7 @@ void TaskGraph::make_ready(const TaskNode& node) {
   ready_[static_cast<std::size_t>(node.task.lane)].emplace(priority, node.task.id);
 }
 
-/// Who waits at its end waits for one task less.
+/// Releases an edge: the task at its end waits for one task less.
 void TaskGraph::release(Edge& edge) {
   if (!std::exchange(edge.counts, false)) return;
   TaskNode& waiter = node(edge.second);

@@ -53,14 +53,14 @@ struct TaskNode {
   EdgeId after_done = no_edge;   ///< the list of those who are told when it is done
 };
 
-/// Between two tasks of device lanes a dependency is met once the first is issued: the second's stream
-/// waits for its event. Where one side is the CPU or the disk, it is met when the first is done. A caller's task waits
-/// as one of a device lane would, but is never among the ready ones: the caller begins it.
+/// Graph of the tasks in flight. Between two tasks of device lanes a dependency is met once the first is issued: the
+/// second's stream waits for its event. Where one side is the CPU or the disk, it is met when the first is done. A
+/// caller's task waits as one of a device lane would, but is never among the ready ones: the caller begins it.
 class TaskGraph {
  public:
   /// `first` is the id of the first task to be added; those before it count as done.
   explicit TaskGraph(TaskId first = 0) : nodes_(first) {}
-  /// As a new one, in the memory that it has.
+  /// Empties the graph, and keeps its memory.
   void restart(TaskId first);
 
   /// Adds a task whose id is the next one. Dependencies that are gone are met.

@@ -30,7 +30,7 @@ class Count {
   Traffic traffic;
 
  private:
-  /// With the gradients of so many micro-batches.
+  /// Passes a layer, with the gradients of so many micro-batches.
   void pass(int layer, int gradients) {
     const LayerUse use = lowering_.use(layer, tasks_);
     lowering_.prefetch(tasks_);
