@@ -18,9 +18,9 @@ std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& la
 /// The state of a save: of an engine, or of all of a group, which are in this process.
 class StateOfSave {
  public:
-  /// As OffloadEngine::begin_save of each. Rank by rank; all outlive it.
+  /// Begins a save of each engine, rank by rank, as OffloadEngine::begin_save; all must outlive it.
   explicit StateOfSave(std::span<OffloadEngine* const> engines);
-  /// As OffloadEngine::SaveScope::read.
+  /// Reads as OffloadEngine::SaveScope::read.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
 
  private:

@@ -65,9 +65,9 @@ class Executor {
   void finish_caller_task(TaskId id, StreamView stream);
   /// Blocks until the save task `id` is the next of its lane and all that it depends on is done.
   void begin_save_task(TaskId id);
-  /// It goes on: bytes have moved, which is progress for whoever waits for it. Does not block.
+  /// Notes progress of the save task: bytes have moved, which is progress for whoever waits for it. Does not block.
   void note_save_progress();
-  /// It is done. Does not block.
+  /// Ends the save task `id`. Does not block.
   void finish_save_task(TaskId id);
   /// Save tasks before `end` that have not begun are done as soon as what they depend on is. Does not block.
   void drop_save_tasks(TaskId end) noexcept;
@@ -83,7 +83,7 @@ class Executor {
   TaskId oldest();
   /// Totals so far.
   LaneSeconds busy();
-  /// As after a failure of its own, for the engine's work around the caller's tasks.
+  /// Fails the executor, as a failure of its own would: for the engine's work around the caller's tasks.
   void give_up(std::exception_ptr error);
   /// Called with the lock held, as each task is taken over; short.
   std::function<void(const Task&)> on_submit;

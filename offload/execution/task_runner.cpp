@@ -289,7 +289,7 @@ StateArrays TaskRunner::state_of(const Task& task) const {
   return storage_.subgroup(task.subgroup).state.from(within_subgroup(task), plan_.state);
 }
 
-/// Between the file and a buffer on the host.
+/// Moves state between the file and a buffer on the host.
 void TaskRunner::move_state(const Task& task) {
   const std::int64_t at = within_subgroup(task);
   if (task.kind == TaskKind::read_state) {

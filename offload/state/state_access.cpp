@@ -221,7 +221,7 @@ void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, 
                     master.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(end - at)));
 }
 
-/// From element `at` of the layer on.
+/// Writes own weights from element `at` of the layer on.
 void StateAccess::write_own_weights(int layer, std::int64_t at, std::span<const float> master) const {
   bf16* const host = storage_.has_host_weights(layer) ? storage_.host_weight(layer, at) : nullptr;
   bf16* const resident = storage_.resident_weights(layer);
@@ -261,7 +261,7 @@ std::string StateAccess::digest() const {
 
 std::string StateAccess::digest(const Reader& read) const { return digest(read, nullptr); }
 
-/// On this thread where there are no others.
+/// Digest of the state on `threads`, or on this thread where that is null.
 std::string StateAccess::digest(const Reader& read, Parallel* threads) const {
   StateDigest digest;
   for (const Parameter* p : layout_.owned_parameters()) {

@@ -58,7 +58,8 @@ class StateAccess {
   void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
   void write_own_weights(int layer, std::int64_t at, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
-  /// So many elements of a subgroup from `at` on, which are those from `offset` on of what is read or written.
+  /// `count` elements of a subgroup from `at` on, which are those from `offset` on of the values that are read or
+  /// written.
   struct Piece {
     int subgroup;
     std::int64_t at;
