@@ -119,7 +119,7 @@ ModelConfig mistral_7b() {  // version 0.3: no sliding window
   return c;
 }
 
-/// Also of phi-4.
+/// Shape of the phi-3 models and of phi-4.
 ModelConfig phi3(std::string name, const LlamaSizes& s, std::int64_t vocabulary, std::int64_t positions, double theta) {
   ModelConfig c = llama_family(std::move(name), "Phi3ForCausalLM", s);
   c.vocabulary = vocabulary;

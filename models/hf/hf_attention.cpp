@@ -36,7 +36,8 @@ void read_rotated(const Fields& f, ModelConfig& c) {
   }
 }
 
-/// Where config.json does not list them: layers that know no positions, most of them, or those above some.
+/// Whether a layer has a window where config.json does not list them: layers that know no positions, most layers, or
+/// those above some.
 bool windowed_by_default(const Fields& f, const HfArchitecture& a, const ModelConfig& c, std::size_t layer) {
   if (a.no_rope_layers) return !c.attention[layer].rotated;
   const auto index = static_cast<std::int64_t>(layer);

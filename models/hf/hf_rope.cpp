@@ -94,7 +94,7 @@ struct ScalingFields {
   void set(const char* key, std::optional<double> value) {
     if (value) json[key] = *value;
   }
-  /// As an integer, which it is in files.
+  /// Writes the positions as an integer, as in files.
   void set_original(double positions) { json[original_key] = static_cast<std::int64_t>(positions); }
 
   void operator()(const LinearRopeScaling& s) { json = {{"rope_type", "linear"}, {"factor", s.factor}}; }

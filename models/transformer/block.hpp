@@ -40,7 +40,8 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  /// Before any set of buffers: takes what all of them share, once. Of a selective shape what is not kept is.
+  /// Takes the buffers that all sets share, once and before any set. In a selective shape they are those that are not
+  /// kept.
   virtual void take_shared(Carver& carver) = 0;
   /// Takes one more set of buffers, `slot` 0, 1, ...: what lies between forward and backward of a layer.
   virtual void take_buffers(Carver& carver) = 0;

@@ -28,18 +28,18 @@ class Mlp {
   Mlp(const Mlp&) = delete;
   Mlp& operator=(const Mlp&) = delete;
 
-  /// As Block::take_shared.
+  /// Takes buffers that all blocks share, as Block::take_shared.
   virtual void take_shared(Carver& carver, MlpBuffers& b) const = 0;
   /// Takes buffers between forward and backward, in a copy of what take_shared() took.
   virtual void take(Carver& carver, MlpBuffers& b) const = 0;
 
-  /// Up to the activation, of x (N, C).
+  /// Computes the MLP of x (N, C) up to the activation.
   virtual void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const = 0;
-  /// The activation alone, again.
+  /// Computes the activation alone, again.
   virtual void activate(const BlockForward& call, const MlpBuffers& b) const = 0;
   /// y (N, C) = the MLP's result, after forward(); plus `residual` where that is not empty.
   virtual void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const = 0;
-  /// From dy, the gradient of the result, to dx, that of x, which is written or, where `accumulate`, added to. dx
+  /// Computes dx, the gradient of x, from dy, that of the result; dx is written or, where `accumulate`, added to. It
   /// may take the place of x. Adds to the gradients of the weights.
   virtual void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
                         bool accumulate) const = 0;

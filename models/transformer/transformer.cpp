@@ -104,7 +104,7 @@ struct Transformer::Impl {
   void forward(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream);
   void embed(ParameterAccess& parameters, std::size_t n, StreamView stream);
   TensorView head_input() const { return inputs->in_forward(static_cast<std::size_t>(config.layers), 0); }
-  /// In place; nothing where the factor is 1.
+  /// Scales x in place; does nothing where the factor is 1.
   void scale(TensorView x, double factor, StreamView stream) {
     if (factor != 1.0) ops->add_scaled(x, static_cast<float>(factor), {}, x, stream);
   }
