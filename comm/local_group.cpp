@@ -72,8 +72,8 @@ class Members {
   /// Blocks until all ranks have brought their calls, which lie there by rank until this one meets again. Throws what
   /// has ended the group, unless all had come before.
   const std::vector<Call>& meet(std::size_t which, int rank, const Call& call);
-  /// For a rank that leaves a call in which others may still read its memory, by an error: blocks until all leave it,
-  /// though no longer than the watchdog's time.
+  /// Ends the call of a rank that leaves it by an error, while others may still read its memory: blocks until all leave
+  /// it, though no longer than the watchdog's time.
   void withdraw(std::size_t which) noexcept;
 
   void fail(int rank, const std::exception_ptr& error) noexcept;
@@ -86,8 +86,8 @@ class Members {
     int arrived = 0;
     int withdrawn = 0;
     std::vector<bool> here;  ///< who has come
-    /// By generation, odd and even: nobody can come to the next but one before all have come to the next, and so have
-    /// read these.
+    /// Calls by generation, odd and even: nobody can come to the next but one before all have come to the next, and so
+    /// have read these.
     std::array<std::vector<Call>, 2> calls;
   };
 
@@ -131,7 +131,7 @@ void Members::wait_for_all(std::unique_lock<std::mutex>& lock, Meeting& meeting,
   const std::uint64_t generation = meeting.generation;
   const auto made = [&] { return static_cast<std::uint64_t>(meeting.arrived); };
   ProgressWatch progress(limit_, made());
-  // Whoever has come with all others has had the call, even if one of them has failed since.
+  // A rank that has come with all others has had the call, even if one of them has failed since.
   while (!meeting.changed.wait_for(lock, watch_tick, [&] { return meeting.generation != generation || failure_; })) {
     if (const auto seconds = progress.stalled(made())) give_up(meeting, what, *seconds);
   }
@@ -247,7 +247,7 @@ class LocalGroup final : public Group {
 
 template <class Each>
 void LocalGroup::for_peers(const Each& each) const {
-  // From the next one on, so that not all read from one.
+  // Begins with the next rank, so that not all read from one.
   for (int i = 1; i < members_.count(); ++i) each((rank_ + i) % members_.count());
 }
 
