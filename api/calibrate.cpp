@@ -455,12 +455,12 @@ void Calibration::measure_attention(std::int64_t n, std::int64_t c, DType type) 
   });
 }
 
-/// At least a byte.
+/// Scratch for the device's ops, at least a byte.
 MemoryBlock Calibration::scratch_of(const WorkspaceNeeds& needs) {
   return device_.allocate(std::max<std::size_t>(1, device_.ops().workspace_bytes(needs)), "calibration");
 }
 
-/// As a checkpoint is written: hashed on its way, flushed at its end.
+/// Measures the disk as a checkpoint is written: hashed on its way, flushed at its end.
 void Calibration::measure_disk() {
   if (options_.disk_folder.empty()) return;
   if (options_.progress) options_.progress("disk");
@@ -485,7 +485,7 @@ void Calibration::measure_disk() {
   profile_.disk_cores = figure_of(std::move(cores));
 }
 
-/// As state is read from a file and written to it, one way and both at once: past the page cache, a piece at a time.
+/// Measures a file of state as a run uses it, one way and both at once: past the page cache, a piece at a time.
 void Calibration::measure_file() {
   if (options_.state_folder.empty()) return;
   constexpr std::size_t piece = std::size_t{4} << 20;

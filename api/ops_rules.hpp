@@ -7,9 +7,9 @@
 
 namespace tandem {
 
-/// For kind "host" those of a host device of so many threads; for "cuda", whatever the threads, those of a GPU with
-/// cuBLASLt and cuDNN whose products leave GELU to kernels, also in builds without CUDA. Throws UsageError for another
-/// kind.
+/// Rules of the ops of a kind of device: "host", a host device of so many threads; "cuda", whatever the threads, a GPU
+/// with cuBLASLt and cuDNN whose products leave GELU to kernels, also in builds without CUDA. Throws UsageError for
+/// another kind.
 std::unique_ptr<OpsRules> rules_of(std::string_view kind, int threads);
 
 }  // namespace tandem
