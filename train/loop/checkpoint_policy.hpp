@@ -1,5 +1,5 @@
 #pragma once
-// When a run saves, what it keeps, and what its manifests say.
+// Policy of checkpoints: when a run saves, what it keeps, and what its manifests say.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -26,7 +26,8 @@ class CheckpointPolicy {
   void discard_later_checkpoints();
   /// Notes the seconds of a step that has ended.
   void note_step(double seconds);
-  /// After each step: hears of the save under way, and starts one that is due. Throws as CheckpointSaver::poll.
+  /// To be called after each step: takes in the result of the save under way, and starts one that is due. Throws as
+  /// CheckpointSaver::poll.
   void after_step();
   /// Saves the state that is there, unless it is saved. Blocks. Throws WriteError.
   void save_at_the_end();

@@ -23,7 +23,7 @@ std::string bar(std::int64_t step, std::int64_t steps) {
   return fmt::format("[{}{}] ", std::string(filled, '='), std::string(width - filled, ' '));
 }
 
-/// So much of a line as the terminal shows: what is longer would leave a line behind at every redraw.
+/// Part of a line that the terminal shows: a longer one would leave a line behind at every redraw.
 std::string fitted(std::string text) {
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return text;

@@ -46,7 +46,7 @@ class RankWorkers {
   /// Batch of micro-batch `micro` of a step, counted over all devices: number m is that of rank m mod size().
   HostBatch batch(std::int64_t micro);
 
-  /// As LoadedModel::evaluate, the windows shared among the ranks; the same bits.
+  /// Evaluates as LoadedModel::evaluate, the windows shared among the ranks; the same bits.
   std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
 
  private:

@@ -24,10 +24,10 @@ struct RunSetup : RunPlan {
 
   /// "cuda:0 NVIDIA H200", of several one after another.
   std::string device_names() const;
-  /// At most so far, of each device. What context and libraries take was measured when the device was opened; page
-  /// tables are counted as planned.
+  /// Peak bytes of each device so far. The memory of context and libraries was measured when the device was opened;
+  /// page tables are counted as planned.
   std::size_t peak_device_bytes() const;
-  /// All that may change a bit and is not the user's input.
+  /// Everything that may change a bit and is not the user's input.
   std::string compute_key() const;
 };
 
