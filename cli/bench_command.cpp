@@ -158,7 +158,7 @@ class Bench {
     const Json head = identity();
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
     const std::optional<KeptCompute> kept = kept_compute();
-    // Before anything takes long, but what is refused leaves nothing that the next try would meet.
+    // Makes the folder before anything takes long, and removes it on a refusal, so that the next try does not meet it.
     Unfinished made(flags_.out.empty() || fs::exists(flags_.out) ? fs::path() : fs::path(flags_.out));
     if (!flags_.out.empty()) create_directories_or_throw(flags_.out);
     if (executes()) {

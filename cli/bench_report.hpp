@@ -32,7 +32,7 @@ struct BenchReport {
   std::string html() const;
   /// The row with the least step time; null where nothing fits.
   const BenchRow* best() const;
-  /// For people.
+  /// Table for people.
   std::string table() const;
 };
 

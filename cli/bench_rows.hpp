@@ -78,7 +78,7 @@ class RowFile {
   /// than `head`, naming the first; InputError where the file cannot be read.
   static RowFile resume(const std::filesystem::path& file, const nlohmann::ordered_json& head);
 
-  /// As written; `resume` allows it keys that are not compared.
+  /// First line as written; `resume` allows it keys that are not compared.
   const nlohmann::ordered_json& head() const noexcept { return head_; }
   const std::vector<BenchRow>& rows() const noexcept { return rows_; }
   /// Handed to the system when it returns: it outlives the process. Throws WriteError.
