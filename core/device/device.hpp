@@ -1,7 +1,7 @@
 #pragma once
-// Device, Stream, Event: one interface, several devices. A stream is an ordered queue of work; an
-// event marks a point in it. Owners (`Stream`, `Event`) and views (`StreamView`, `EventView`) are two
-// types; a view must not outlive its owner.
+// The interface of devices, with their streams and events. A stream is an ordered queue of work; an event marks a point
+// in it. Owners (`Stream`, `Event`) and views (`StreamView`, `EventView`) are two types; a view must not outlive its
+// owner.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -99,30 +99,32 @@ struct DeviceInfo {
 /// others; for short kernels that others wait for. Without effect on copies and on the host device.
 enum class StreamPriority : std::uint8_t { usual, first };
 
-/// An accelerator and the host memory that belongs to it. Outlives its streams and events. Methods may be called from
-/// any thread; work on one stream runs in the order of the calls. Asynchronous methods return without waiting for the
-/// work, but for a copy whose host side is not pinned: it may block until the bytes have been read or written. They do
-/// not keep the memory alive: the caller does, until the stream has passed them. An error inside queued work fails the
-/// stream: later work on it is dropped and whoever waits for it gets the exception, also through events on other
-/// streams. All throw MisuseError for a stream or an event that is empty or of another device.
+/// An accelerator and the host memory that belongs to it. Must outlive its streams and events. Methods may be called
+/// from any thread; work on one stream runs in the order of the calls.
+/// Asynchronous methods return without waiting for the work, except for a copy whose host side is not pinned: that may
+/// block until the bytes have been read or written. The caller keeps the memory alive until the stream has passed the
+/// work.
+/// An error in queued work fails the stream: later work on it is dropped, and whoever waits for it gets the exception,
+/// also through events on other streams. All methods throw MisuseError for a stream or an event that is empty or of
+/// another device.
 class Device {
  public:
   virtual ~Device() = default;
 
   virtual const DeviceInfo& info() const noexcept = 0;
 
-  /// `name` identifies the stream in traces and errors.
+  /// A new stream. `name` identifies it in traces and errors.
   virtual Stream make_stream(std::string_view name = "caller", StreamPriority priority = StreamPriority::usual) = 0;
-  /// A stream around a native handle (`cudaStream_t`) that the caller keeps, and that must outlive it. Make it
-  /// non-blocking: another one is taken, and waits for the default stream. Starts a thread: wrap once, not each step.
-  /// Throws MisuseError on devices without native streams, and for CUDA's default streams.
+  /// A stream around a native handle (`cudaStream_t`) of the caller's, which must outlive it. Make the handle
+  /// non-blocking: a blocking one is accepted, but waits for the default stream. Starts a thread: wrap once, not each
+  /// step. Throws MisuseError on devices without native streams, and for CUDA's default streams.
   virtual Stream wrap_stream(void* native) = 0;
   /// Throws MisuseError where the stream is empty or belongs to another device.
   virtual void require_own(StreamView stream) const = 0;
   virtual Event make_event() = 0;
 
-  /// Device memory, uninitialised, aligned to `arena_alignment`. Blocks. Throws PlanError with the
-  /// names and sizes of what is held when the capacity would be passed.
+  /// Device memory, uninitialised, aligned to `arena_alignment`. Blocks. Throws PlanError, with names and sizes of the
+  /// present allocations, when the capacity would be passed.
   virtual MemoryBlock allocate(std::size_t bytes, std::string_view name) = 0;
   /// Host memory that copies reach at full speed: `bytes` bytes, zeroed, its pages present. Blocks. Where the system
   /// refuses to pin it (a limit of locked memory, WSL2), a device that was not opened as strict leaves it pageable from
@@ -133,9 +135,9 @@ class Device {
   virtual std::size_t allocated_bytes() const noexcept = 0;
   virtual std::size_t peak_bytes() const noexcept = 0;
 
-  /// Asynchronous, but may block where the host's memory is not pinned. Source and destination must stay valid and
-  /// untouched until `stream` has passed it. Device memory is of `allocate`, an engine's guards included: MisuseError
-  /// else, here and in `fill_zero`.
+  /// Copies `bytes` bytes. Asynchronous, but may block where the host's memory is not pinned. Source and destination
+  /// must stay valid and untouched until `stream` has passed the copy. Device memory must come from `allocate`, an
+  /// engine's guards included: MisuseError otherwise, here and in `fill_zero`.
   virtual void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) = 0;
   /// Copies from the memory of `peer`, a device of the same kind in this process or this one itself, to this device's.
   /// Asynchronous; the source must stay valid and untouched until `stream`, a stream of this device, has passed the
@@ -158,14 +160,15 @@ class Device {
   /// event is recorded again meanwhile, the one before or the new one, depends on the device: record it again only once
   /// nobody waits.
   virtual bool wait_for(EventView event, std::chrono::milliseconds time) = 0;
-  /// Calls `then` once everything queued on `stream` so far is done, with null, or with what failed the
-  /// stream. Called exactly once, on a thread of the device's; `then` must be short, must not throw and must
-  /// not call the device. Asynchronous.
+  /// Calls `then` once everything queued on `stream` so far is done, with null, or with the error that failed the
+  /// stream. Called exactly once, on a thread of the device's; `then` must be short, must not throw and must not call
+  /// the device. Asynchronous.
   virtual void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) = 0;
-  /// Blocks until everything queued on `stream` is done. Rethrows what failed it.
+  /// Blocks until everything queued on `stream` is done. Rethrows the error that failed it.
   virtual void synchronize(StreamView stream) = 0;
 
-  /// Takes named ranges of what is done on this device and for it; null where no profiler listens. The device's own.
+  /// Receiver of named ranges of the work on this device and for it, owned by the device; null where no profiler
+  /// listens.
   virtual RangeSink* ranges() noexcept { return nullptr; }
 
   /// Mathematics on this device.

@@ -1,5 +1,6 @@
 #pragma once
-// Devices that train one model together. Each has a rank, and whoever drives it sees the others through its `Group`.
+// Groups of devices that train one model together. Each device has a rank, and its thread sees the others through its
+// `Group`.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -40,9 +41,9 @@ class Group {
 
   virtual Rank rank() const noexcept = 0;
 
-  /// Part r of `buffer`, on the device, is rank r's own; afterwards all ranks have all parts. `parts`: one for each
-  /// rank, apart from each other, any of them empty. Blocks until every rank has made the call; the copies are queued
-  /// on `stream`. Once that has passed them, every other rank has also read what it takes from here.
+  /// Gathers `buffer`, on the device: part r is rank r's own; afterwards all ranks have all parts. `parts`: one for
+  /// each rank, apart from each other, any of them empty. Blocks until every rank has made the call; the copies are
+  /// queued on `stream`. Once that has passed them, every other rank has also read its copies from here.
   virtual void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) = 0;
   /// Gives rank q part q of every other rank's `from`. `to` receives this rank's part from the ranks below it and then
   /// from those above it, one after another, each of parts[its index].size() bytes. `from` and `to` are on the device

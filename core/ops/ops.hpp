@@ -236,10 +236,10 @@ class Ops : public OpsRules {
   /// tokens (N) i32; the caller has checked that they are below V.
   virtual void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
                          TensorView out, StreamView stream) = 0;
-  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. Or dtable bf16: of each
-  /// token the sum of its rows in their order, rounded once, and zeros where it has none. With `token_rows` (N, C) f32
-  /// of head_loss the sum of a token that row i is the first to have begins with row i of them, and what dtable holds
-  /// for tokens that have none stays.
+  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. A bf16 dtable is written:
+  /// for each token the sum of its rows in their order, rounded once; zeros where it has none. With the `token_rows`
+  /// (N, C) f32 of head_loss, a token's sum begins with the row of them at its first row i, and dtable keeps its values
+  /// for tokens that have no row.
   virtual void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
                                   TensorView dpositions, TensorView token_rows, StreamView stream) = 0;
 

@@ -1,6 +1,6 @@
 #pragma once
-// Which parameters a model has, in the order in which forward uses them, and where each lies in the
-// flat arrays of its layer.
+// Layout of the parameters of a model, in the order in which forward uses them, and where each lies in the flat arrays
+// of its layer.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -9,7 +9,7 @@ namespace tandem {
 
 enum class StateArray : std::uint8_t { master, m, v };
 
-/// In the order of checkpoints and of the digest.
+/// The arrays in the order of checkpoints and of the digest.
 constexpr std::array state_arrays = {StateArray::master, StateArray::m, StateArray::v};
 
 /// Arrays that a parameter has; a frozen one has its master alone, the widened weight.
