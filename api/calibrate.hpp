@@ -17,7 +17,7 @@ struct CalibrationOptions {
   /// finds next to nothing of so much state in the caches, and more would give the same figures in a longer time.
   std::size_t working_set = 0;
   std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty, and may throw
-  std::filesystem::path disk_folder{};                    ///< folder on the disk to measure for checkpoints; empty: none
+  std::filesystem::path disk_folder{};   ///< folder on the disk to measure for checkpoints; empty: none
   std::filesystem::path state_folder{};  ///< folder on the disk to measure for optimizer state; empty: none
 };
 

@@ -124,8 +124,9 @@ int parse_and_run(int argc, char** argv) {
   throw UsageError("command line", "no subcommand", "for example tandem train --help");
 }
 
-/// The first files that are opened would stand in for standard streams that are closed, and messages go into them.
-/// What takes their place fails as a closed one does: the input cannot be read, the outputs not written.
+/// Opens replacements for standard streams that are closed: the first files opened would otherwise take their places,
+/// and messages go into them. A replacement fails as a closed stream does: the input cannot be read, the outputs not
+/// written.
 void fill_closed_streams() noexcept {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;

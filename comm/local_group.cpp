@@ -85,7 +85,7 @@ class Members {
     std::uint64_t generation = 0;
     int arrived = 0;
     int withdrawn = 0;
-    std::vector<bool> here;  ///< who has come
+    std::vector<bool> here;  ///< ranks that have come
     /// Calls by generation, odd and even: nobody can come to the next but one before all have come to the next, and so
     /// have read these.
     std::array<std::vector<Call>, 2> calls;

@@ -13,7 +13,7 @@ struct Topology {
   int numa_nodes = 0;
   std::size_t cache_bytes = 0;             ///< bytes of all last-level caches together
   std::size_t memory_bytes = 0;            ///< installed, or the cgroup's limit where that is lower
-  std::size_t available_memory_bytes = 0;  ///< that may still be taken: the lower of MemAvailable and cgroup room
+  std::size_t available_memory_bytes = 0;  ///< bytes that may still be taken: the lower of MemAvailable and cgroup room
   std::size_t memory_room_bytes = 0;       ///< the most that may come free: the lower of installed and cgroup room
 };
 

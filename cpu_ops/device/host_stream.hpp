@@ -63,7 +63,7 @@ class HostStream final : public StreamImpl {
     TaskName name;
     std::function<void()> work{};
     std::function<void(std::exception_ptr)> then{};
-    std::shared_ptr<EventRecord> record{};  ///< to pass
+    std::shared_ptr<EventRecord> record{};  ///< event record that the task passes
     std::shared_ptr<EventRecord> awaited{};
   };
 

@@ -43,7 +43,7 @@ std::int64_t first_key(std::int64_t begin, std::int64_t n, const AttentionShape&
 
 /// The keys of a block that each query of another sees.
 struct Band {
-  std::int64_t ahead;  ///< distance from the block's first key to its first query, in tokens
+  std::int64_t ahead;  ///< distance from the first key to the first query, in tokens
   std::int64_t reach;  ///< keys that a query sees, itself among them
   std::int64_t keys;   ///< number of keys in the block
 

@@ -35,7 +35,7 @@ struct CudaDeviceOptions {
   std::size_t memory = 0;  ///< ceiling in bytes of all that the process takes there; 0: what is free, less a margin
   std::size_t pinned_piece = std::size_t{256} << 20;  ///< bytes of host memory registered at once, a multiple of 2 MiB
   Notice pageable{};           ///< told where host memory cannot be pinned and stays pageable; empty: that is an error
-  bool under_windows = false;  ///< which has the card, and its own needs of it: the margin without a ceiling is larger
+  bool under_windows = false;  ///< Windows has the card and needs memory of it: the margin without a ceiling is larger
   /// Makes the mathematics, and says what of it enters the compute key. Called with the device current.
   std::function<std::unique_ptr<Ops>()> make_ops{};
   std::function<std::string()> ops_key{};

@@ -41,8 +41,8 @@ struct Thread {
   Position position;
   std::vector<Copy> copies;         ///< under way
   std::vector<std::size_t> groups;  ///< ends of the groups within `copies`
-  std::size_t shared_arrays = 0;    ///< that it has asked for
-  std::int64_t barriers = 0;        ///< that it has come to
+  std::size_t shared_arrays = 0;    ///< shared arrays that it has asked for
+  std::int64_t barriers = 0;        ///< barriers that it has come to
   bool started = false;
   bool ended = false;
 };
@@ -73,7 +73,7 @@ struct Warp {
   std::vector<int> ready;  ///< threads that may run
   Meetings meetings;
   bool exchanging = false;                        ///< whether the lanes that wait are in an exchange
-  std::uint64_t values[2][gpu::warp_lanes] = {};  ///< that lanes exchange, by turns
+  std::uint64_t values[2][gpu::warp_lanes] = {};  ///< values that lanes exchange, by turns
 };
 
 struct SharedArray {

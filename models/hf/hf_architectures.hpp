@@ -50,7 +50,7 @@ struct HfArchitecture {
   bool mlp_bias = false;
   bool no_rope_layers = false;
   bool factors = false;           ///< Granite's multipliers
-  bool scaled_embedding = false;  ///< by the root of the width (Gemma)
+  bool scaled_embedding = false;  ///< embeddings are scaled by the root of the width (Gemma)
   bool query_pre_attn_scalar = false;
   WindowFields windows = WindowFields::none;
   HfExperts experts{};

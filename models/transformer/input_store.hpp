@@ -68,8 +68,8 @@ class InputStore {
   std::size_t layers_ = 0;
   std::size_t micro_batches_ = 1;  ///< micro-batches of the pass
   bool keep_ = false;
-  std::size_t next_read_ = 0;            ///< reads of backward before it have been looked after
-  std::vector<std::size_t> fetched_to_;  ///< by number, of those that left: the slot
+  std::size_t next_read_ = 0;            ///< first read of backward that has not been looked after
+  std::vector<std::size_t> fetched_to_;  ///< slot of each input that left, by number
   InputTraffic traffic_;
   std::size_t stride_ = 0;  ///< bytes between inputs on the host
   MemoryBlock host_;

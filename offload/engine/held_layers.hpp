@@ -34,7 +34,7 @@ class HeldLayers {
     LayerUse use;
     StreamView stream;
     std::vector<StreamView> also;
-    int exceptions = 0;  ///< in flight when it was asked for
+    int exceptions = 0;  ///< exceptions in flight when it was asked for
   };
   struct Gradients {
     std::uint64_t ticket = 0;

@@ -80,7 +80,7 @@ class StepCaller {
   TaskGraph& graph_;
 
   std::int64_t action_ = 0;
-  bool blocked_ = false;       ///< in the middle of `walk_[action_]`
+  bool blocked_ = false;       ///< waits in the middle of `walk_[action_]`
   TaskId begins_ = no_task;    ///< the caller's task that its thread wants to begin
   std::vector<TaskId> begun_;  ///< caller's tasks that its thread has begun since its last compute
   double zero_seconds_ = 0.0;  ///< seconds to zero fresh gradient buffers, before the next compute

@@ -49,7 +49,7 @@ class StepTasks {
   TaskGraph& graph_;
   TaskList& emitted_;
   TaskId first_id_ = 0;
-  std::vector<double> times_;  ///< by task, where micro-batches are coarsened: that it stands for
+  std::vector<double> times_;  ///< tasks that each task stands for, where micro-batches are coarsened
   std::int64_t pending_ = 0;
   std::int64_t submitted_ = 0;
 };

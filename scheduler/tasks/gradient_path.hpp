@@ -94,7 +94,7 @@ class GradientPath {
   std::vector<CompleteLayer> complete_layers_;
   int micro_batches_ = 1;
   int micro_end_ = 1;       ///< end of the micro-batches that pass through the layers at present
-  int layer_at_work_ = -1;  ///< whose gradients were asked for last
+  int layer_at_work_ = -1;  ///< layer whose gradients were asked for last
   int layers_to_commit_ = 0;
   int gradients_left_ = 0;              ///< gradients that are not complete, of all layers in these micro-batches
   std::vector<TaskId> before_;          ///< dependencies of the next commit, while it is emitted

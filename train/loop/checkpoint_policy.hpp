@@ -48,7 +48,7 @@ class CheckpointPolicy {
   RankWorkers& workers_;
   RunDirectory* directory_;
   std::unique_ptr<CheckpointSaver> saver_;  ///< null without a directory
-  std::int64_t saved_step_;                 ///< whose state is saved, or is being saved; -1: none
+  std::int64_t saved_step_;                 ///< step whose state is saved, or is being saved; -1: none
 };
 
 }  // namespace tandem

@@ -25,7 +25,7 @@ class PhaseClock {
 
  private:
   StreamMarks marks_;
-  std::vector<Phase> phases_;  ///< that begin with the marks
+  std::vector<Phase> phases_;  ///< phases that begin with the marks
   Phase current_ = Phase::idle;
   double since_ = 0.0;
 };

@@ -103,19 +103,19 @@ class CheckpointSaver {
   std::filesystem::path best_;
   std::filesystem::path written_;
   double began_ = 0.0;
-  double waited_ = 0.0;  ///< by updates, in all saves before this one
+  double waited_ = 0.0;  ///< seconds that updates waited in all saves before this one
   double seconds_ = 0.0;
-  Plan plan_;          ///< under which the save under way began
-  double disk_ = 0.0;  ///< bytes a second at which the last save went on; 0: not known
+  Plan plan_;          ///< plan under which the save under way began
+  double disk_ = 0.0;  ///< bytes a second of the last save; 0: not known
   double measured_disk_ = 0.0;
-  Steps alone_;   ///< since the last save
-  Steps beside_;  ///< that the save under way has had an effect on
+  Steps alone_;   ///< steps since the last save
+  Steps beside_;  ///< steps that the save under way has affected
   bool affects_step_ = false;
   std::optional<SaveSlowdown> predicted_;
   std::uint64_t total_bytes_ = 0;
   std::exception_ptr failure_;
   std::atomic<std::uint64_t> bytes_{0};
-  std::atomic<bool> state_is_read_{false};  ///< by the save under way: nothing waits for it any more
+  std::atomic<bool> state_is_read_{false};  ///< the save under way has read the state: nothing waits for it any more
   std::atomic<bool> done_{false};
   std::mutex mutex_;  ///< guards the wait for `done_`
   std::condition_variable wakes_;

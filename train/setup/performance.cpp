@@ -31,7 +31,7 @@ struct MlpWork {
   double sum_bytes = 0.0;         ///< bytes moved to add up the outputs of experts
   /// Bytes of one of its matrices, where reading them takes longer than multiplying by them.
   double weight_bytes = 0.0;
-  double kernels = 0.0;  ///< that experts take more
+  double kernels = 0.0;  ///< kernels that experts add
 };
 
 MlpWork mlp_work(const ModelConfig& c, const RunShape& shape) {

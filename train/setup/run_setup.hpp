@@ -34,7 +34,7 @@ struct RunSetup : RunPlan {
 /// Facts about the machine that the caller knows, in place of those that would be found.
 struct KnownMachine {
   const MachineProfile* profile = nullptr;  ///< rates; null: the calibration of this machine, where there is one
-  const Topology* host = nullptr;           ///< whose memory the host has; null: this machine's
+  const Topology* host = nullptr;           ///< machine whose memory the host has; null: this one
   LayerSeconds slower{1.0, 1.0};            ///< times that forward and backward take longer than the profile has it
 };
 
