@@ -159,7 +159,7 @@ class Bench {
     const Json head = identity();
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
     const std::optional<KeptCompute> kept = kept_compute();
-    // Before anything takes long, but what is refused leaves nothing that the next try would meet.
+    // Makes the folder before anything takes long, and removes it on a refusal, so that the next try does not meet it.
     Unfinished made(flags_.out.empty() || fs::exists(flags_.out) ? fs::path() : fs::path(flags_.out));
     if (!flags_.out.empty()) create_directories_or_throw(flags_.out);
     if (executes()) {
@@ -170,7 +170,7 @@ class Bench {
     made.keep();
   }
 
-  /// What must be the same where a bench goes on.
+  /// Settings that must be equal where a bench continues an earlier one.
   Json identity() const {
     Json head{{"version", version}, {"machine", report_.machine}, {"driver", profile_.driver}};
     head["profile"] = executes() ? "" : profile_toml(profile_);
@@ -219,7 +219,7 @@ class Bench {
       say("calibrating");
       CalibrationOptions quick;
       quick.seconds_per_figure = 0.15;
-      // Of a small model the caches hold much.
+      // The caches hold much of a small model.
       quick.working_set = calibrated_bytes_of_parameter * static_cast<std::size_t>(layout_.state_elements());
       quick.state_folder = state_folder(config_);
       quick.progress = [](std::string_view) {
@@ -250,7 +250,8 @@ class Bench {
                           json_document(Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}));
   }
 
-  /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.
+  /// Settings that the factors depend on: all that is common to all rows and policies, and the rates that they
+  /// multiply.
   Json identity_of_compute() const {
     Json of = identity();
     for (const std::string_view name : {"policies", "steps", "profile", "clip", "on-nonfinite"})
@@ -261,7 +262,8 @@ class Bench {
     return of;
   }
 
-  /// Of --compute-factors, where that file is there and asked for: a damaged one is told before anything is measured.
+  /// Factors kept in the file of --compute-factors, where that is there and asked for: a damaged one is reported before
+  /// anything is measured.
   std::optional<KeptCompute> kept_compute() const {
     const fs::path file = flags_.compute_factors;
     if (!executes() || on_the_device_alone() || file.empty() || !fs::exists(file)) return std::nullopt;
@@ -419,7 +421,7 @@ class Bench {
   MachineProfile profile_;  ///< nothing of it emulated
   LayerSeconds slower_{1.0, 1.0};
   std::vector<BenchRow> planned_;
-  std::optional<RowFile> file_;  ///< of --out
+  std::optional<RowFile> file_;  ///< rows in --out
   BenchReport report_;
 };
 

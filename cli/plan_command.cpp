@@ -38,19 +38,20 @@ struct PlanFlags {
 /// How what is not resident divides, without a simulation.
 struct ClosedForms {
   double cpu_share = 0.0;
-  double published_stride = 0.0;  ///< of fp32 state, without DRAM; infinite: nothing is streamed
+  /// The published stride, for fp32 state and without DRAM; infinite: nothing is streamed.
+  double published_stride = 0.0;
 };
 
-/// What is told of a plan, wherever it was made.
+/// Contents of the command's report, wherever the plan was made.
 struct Planned {
   std::string model;
   std::int64_t parameters = 0;
-  double targets = 0.0;  ///< of a step
+  double targets = 0.0;  ///< targets of a step
   Plan plan;
   MemoryPlan memory;
   std::string table;
   Saving saving;
-  std::string order;  ///< of micro-batches; empty where there is one
+  std::string order;  ///< order of the micro-batches; empty for a single one
   std::string activations;
   std::optional<Simulation> predicted;
   std::vector<Candidate> candidates;
@@ -293,8 +294,8 @@ std::int64_t largest_that(std::int64_t most, const std::function<bool(std::int64
   return low;
 }
 
-/// The same of a sequence's tokens: a multiple of 64, as is usual, or all of `most`; fewer than 64
-/// where even those do not fit.
+/// The largest number of tokens of a sequence for which `fits`: a multiple of 64, as is usual, or all of `most`; fewer
+/// than 64 where not even those fit.
 std::int64_t longest_that(std::int64_t most, const std::function<bool(std::int64_t)>& fits) {
   constexpr std::int64_t step = 64;
   const auto tokens = [&](std::int64_t steps) { return std::min(steps * step, most); };
@@ -371,7 +372,7 @@ int plan(const PlanFlags& flags) {
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
   ModelSource source = find_model(config.model);
-  // Of the model that is found, where that is what is asked.
+  // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") config.seq_len = sequence_length_of(config, source);
   try {
     const std::string fitted = flags.fit.empty() ? std::string() : fit(flags, config, source);

@@ -48,8 +48,8 @@ std::optional<TokenExtent> extent_of_header(const DataFile& file, std::optional<
   std::array<std::int32_t, 3> head{};  // magic, version, tokens
   file.read(0, std::as_writable_bytes(std::span(head)));
   if (head[0] != magic_uint16 && head[0] != magic_uint32) return std::nullopt;
-  // What llm.c writes: version 1 for GPT-2's tokens, 7 for Llama 3's (dev/data/data_common.py, HEADERS_INFO). 1 is
-  // taken for those too, as nothing else in the file would differ.
+  // Versions that llm.c writes: 1 for GPT-2's tokens, 7 for Llama 3's (dev/data/data_common.py, HEADERS_INFO). 1 is
+  // accepted for the latter too, as nothing else in the file would differ.
   if (head[1] != 1 && !(head[0] == magic_uint32 && head[1] == 7)) {
     throw InputError(fmt::format("token file {}", file.path().string()),
                      fmt::format("its header has version {}, which is not known", head[1]), "write it again");

@@ -22,17 +22,17 @@ bool is_token_file(const std::filesystem::path& file);
 std::filesystem::path mask_of(const std::filesystem::path& bin);
 bool is_mask(const std::filesystem::path& file);
 
-/// What the JSON beside a `.bin` says, as tools/prepare_data.py writes it. Every entry may be missing.
+/// Contents of the JSON beside a `.bin`, as tools/prepare_data.py writes it. Every entry may be missing.
 struct TokenDescription {
   std::optional<TokenWidth> width;
   TokenLayout layout = TokenLayout::stream;
   std::int64_t row_length = 0;  ///< tokens of a row; 0 for a stream
-  std::int64_t vocabulary = 0;  ///< of the tokenizer; 0: unknown
-  std::int64_t tokens = -1;     ///< in the file; -1: unknown
+  std::int64_t vocabulary = 0;  ///< entries of the tokenizer's vocabulary; 0: unknown
+  std::int64_t tokens = -1;     ///< tokens in the file; -1: unknown
 };
 /// Throws InputError on anything but an object whose entries make sense. `name` is for messages.
 TokenDescription parse_description(std::string_view json, const std::string& name);
-/// Of the JSON beside `bin`; empty where there is none.
+/// Description in the JSON beside `bin`; empty where there is none.
 std::optional<TokenDescription> description_of(const std::filesystem::path& bin);
 
 /// Where the tokens of a file begin, how wide one is, and how many there are.
@@ -42,8 +42,8 @@ struct TokenExtent {
   std::int64_t count = 0;
 };
 
-/// Of a `.bin`: its llm.c header, then the description, then uint16; `forced` wins over both. Throws
-/// InputError on a size, header or description that contradicts itself.
+/// Extent of the tokens of a `.bin`, by its llm.c header, then the description, then uint16; `forced` wins over both.
+/// Throws InputError on a size, header or description that contradicts itself.
 TokenExtent token_extent(const DataFile& file, std::optional<TokenWidth> forced,
                          const std::optional<TokenDescription>& description);
 

@@ -23,7 +23,7 @@ enum class TokenLayout : std::uint8_t { stream, rows };
 
 struct TokenSourceOptions {
   std::int64_t vocabulary = 0;            ///< every token must be below it
-  std::optional<TokenWidth> token_width;  ///< of `.bin` files, over what they say themselves
+  std::optional<TokenWidth> token_width;  ///< width of `.bin` files' tokens, whatever the files say
 };
 
 /// The tokens of all files, one after another in the order given. Text is bytes as tokens; a file that
@@ -48,7 +48,7 @@ class TokenSource {
   /// Tokens [position, position + tokens.size()). Throws MisuseError out of range, InputError where a
   /// file has changed under us: it has become shorter, or a token left the vocabulary.
   void read(std::int64_t position, std::span<std::int32_t> tokens) const;
-  /// The same of targets: the token where it is one, else -1.
+  /// Targets at [position, position + targets.size()): the token where it is a target, else -1. Throws as `read`.
   void read_targets(std::int64_t position, std::span<std::int32_t> targets) const;
 
  private:
@@ -72,7 +72,7 @@ class TokenSource {
 
   std::vector<Segment> segments_;
   std::int64_t size_ = 0;
-  std::int64_t only_read_ = 0;  // of them: no targets
+  std::int64_t only_read_ = 0;  // tokens without targets
   std::int64_t vocabulary_ = 0;
   std::int64_t row_length_ = 0;
   bool bytes_ = true;

@@ -28,7 +28,7 @@ constexpr const char* manifest_name = "manifest.json";
 constexpr const char* state_name = "state.safetensors";
 constexpr std::uintmax_t max_manifest_bytes = std::uintmax_t{256} << 20;
 
-/// Of the tensor that holds an array of a parameter.
+/// Name of the tensor that holds an array of a parameter.
 std::string tensor_name(StateArray array, const std::string& parameter) {
   constexpr std::array<const char*, state_arrays.size()> prefixes = {"master.", "m.", "v."};
   return prefixes[static_cast<std::size_t>(array)] + parameter;
@@ -72,7 +72,7 @@ Manifest read_manifest(const fs::path& directory) {
   corrupt(directory, fmt::format("{} has another content than when it was saved", file));
 }
 
-/// As the manifest lists it.
+/// Entry of the state in the manifest.
 const CheckpointFile& state_file(const fs::path& directory, const Manifest& manifest) {
   const auto& files = manifest.files;
   const auto found = std::find_if(files.begin(), files.end(), [](const auto& file) { return file.name == state_name; });
@@ -311,7 +311,7 @@ void Checkpoint::stream(const StateWriter& write) const {
   auto next = arrays.begin();
   ReadAhead file(directory_ / state_name);
   Hash128 hash;
-  std::uint64_t at = 0;  // of the piece in the file
+  std::uint64_t at = 0;  // position of the piece in the file
   for (auto piece = file.next(); !piece.empty(); piece = file.next()) {
     hash.add(piece.data(), piece.size());
     const std::uint64_t end = at + piece.size();

@@ -86,10 +86,10 @@ class Checkpoint {
 
 bool is_checkpoint(const std::filesystem::path& directory);
 
-/// Which checkpoint is looked for.
+/// Conditions on the checkpoint that is looked for.
 struct CheckpointSearch {
   CheckpointCheck check = CheckpointCheck::state;
-  std::int64_t before = std::numeric_limits<std::int64_t>::max();  ///< of an earlier step than this
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();  ///< the checkpoint is of an earlier step than this
 };
 
 /// The newest checkpoint below `root` that passes the check, or null; each one passed over is told to

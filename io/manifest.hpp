@@ -1,5 +1,6 @@
 #pragma once
-// What a checkpoint says of itself, beside the state: manifest.json. docs/checkpoints.md describes the keys.
+// The manifest of a checkpoint, manifest.json: everything about it but the state. docs/checkpoints.md describes the
+// keys.
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -36,7 +36,8 @@ void read_rotated(const Fields& f, ModelConfig& c) {
   }
 }
 
-/// Where config.json does not list them: layers that know no positions, most of them, or those above some.
+/// Whether a layer has a window where config.json does not list them: layers that know no positions, most layers, or
+/// those above some.
 bool windowed_by_default(const Fields& f, const HfArchitecture& a, const ModelConfig& c, std::size_t layer) {
   if (a.no_rope_layers) return !c.attention[layer].rotated;
   const auto index = static_cast<std::int64_t>(layer);
@@ -79,7 +80,7 @@ void read_attention(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   } else if (a.windows != WindowFields::none) {
     read_listed(f, a, c);
   }
-  // Those that hide nothing: the function is that of a model without.
+  // Windows that hide nothing are dropped: the function is that of a model without.
   if (c.window >= c.positions && c.scales_all) set_windows(c, false);
   const auto is_windowed = [](const AttentionKind& kind) { return kind.windowed; };
   if (std::ranges::none_of(c.attention, is_windowed)) c.window = 0;

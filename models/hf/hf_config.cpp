@@ -42,7 +42,7 @@ const HfArchitecture& architecture_of(const Fields& f) {
   f.refuse(fmt::format("the architecture {} is not supported", what), "use one of " + names);
 }
 
-/// Of a model that was read, or is built in.
+/// Architecture of a model that was read, or is built in.
 const HfArchitecture& architecture_of(const ModelConfig& c) {
   const auto found = std::ranges::find(hf_architectures, c.architecture, &HfArchitecture::name);
   if (found != std::end(hf_architectures)) return *found;
@@ -88,7 +88,7 @@ void read_gpt2(const Fields& f, ModelConfig& c) {
   c.head_dim = c.heads > 0 ? c.width / c.heads : 0;
 }
 
-/// Of a class that may have a default.
+/// A size that config.json may leave out if the class has a default, `fallback` above 0.
 std::int64_t size(const Fields& f, const char* key, std::int64_t fallback) {
   return fallback > 0 ? f.integer(key, fallback) : f.integer(key);
 }
@@ -250,7 +250,7 @@ ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
 }
 
 ModelConfig read_hf_config(const std::filesystem::path& config_json) {
-  const std::string name = config_json.string();  // what is wrong is said of the file
+  const std::string name = config_json.string();  // errors name the file
   ModelConfig c = parse_hf_config(read_text(config_json, fmt::format("model description {}", name)), name);
   c.name = model_name(config_json);
   return c;

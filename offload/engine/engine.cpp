@@ -58,7 +58,7 @@ OffloadEngine::OffloadEngine(Device& device, const ParameterLayout& layout, cons
 OffloadEngine::~OffloadEngine() {
   try {
     impl_->steps.end();
-  } catch (...) {  // of any type; whoever waited for the work has had it, or nobody wants it any more
+  } catch (...) {  // any type; whoever waited for the work has had the error, or nobody wants it any more
   }
 }
 
@@ -102,7 +102,7 @@ void OffloadEngine::also_used(std::uint64_t ticket, StreamView stream) { impl_->
 void OffloadEngine::release(std::uint64_t ticket, StreamView stream) noexcept {
   try {
     impl_->held.release(ticket, stream);
-  } catch (...) {  // of any type, from a stream of the caller's: the next call reports it
+  } catch (...) {  // any type, from a stream of the caller's: the next call reports it
     impl_->parts.give_up(std::current_exception());
   }
 }
@@ -110,7 +110,7 @@ void OffloadEngine::commit(std::uint64_t ticket, StreamView stream) { impl_->hel
 void OffloadEngine::abandon(std::uint64_t ticket) noexcept {
   try {
     impl_->held.abandon(ticket);
-  } catch (...) {  // as above
+  } catch (...) {  // any type, from a stream of the caller's: the next call reports it
     impl_->parts.give_up(std::current_exception());
   }
 }

@@ -28,7 +28,7 @@ class SaveReads {
     return read_(index, array, first, buffer);
   }
 
-  /// Those that are not made yet, for nobody but other ranks.
+  /// Makes the remaining reads, which only other ranks need.
   void make_rest(std::span<float> buffer) {
     const std::int64_t already = made_;
     std::int64_t passed = 0;
@@ -49,7 +49,7 @@ class SaveReads {
   std::int64_t made_ = 0;
 };
 
-/// What rank 0 has written; empty where it could not.
+/// The path that rank 0 has written; empty where it could not.
 std::filesystem::path broadcast_path(Group& group, const std::filesystem::path& written) {
   std::string text = written.string();
   std::uint64_t length = text.size();

@@ -56,7 +56,7 @@ class EngineParts {
   std::optional<Lowering> lowering;  ///< never empty; another one for another plan
   TaskRunner runner;
   TaskList tasks;     ///< emitted and not submitted
-  StallClock stalls;  ///< of the caller's streams, for updates that are not done
+  StallClock stalls;  ///< stalls of the caller's streams in waits for updates
   UpdateClock updates;
   Executor executor;  // last: it stops before what its tasks use goes
 };

@@ -20,7 +20,7 @@ class EngineState {
   EngineState(EngineParts& parts, EngineSteps& steps, StateStatus& status)
       : parts_(parts), steps_(steps), status_(status) {}
 
-  /// As OffloadEngine has them; `initialize` in pieces of at most so many elements.
+  /// Calls of OffloadEngine about its state; `initialize` in pieces of at most `largest_piece` elements.
   void initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
                   std::int64_t largest_piece);
   void read(const Parameter& parameter, StateArray array, std::span<float> values);
@@ -30,7 +30,8 @@ class EngineState {
   void adopt(const Plan& plan);
   std::shared_ptr<SaveReader> begin_save();
   std::string digest();
-  /// From here to `set_step` the state is of no step. `what`: the call that begins it, for messages.
+  /// Begins a load: until `set_step`, the state is not that of a whole step. `what`: the call that begins it, for
+  /// messages.
   void begin_load(const char* what);
 
  private:

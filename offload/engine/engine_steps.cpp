@@ -50,7 +50,7 @@ void EngineSteps::begin_step(const StepOptions& options) {
   require_options(options);
   options_ = options;
   pass_.kind = OpenPass::Kind::step;
-  stalled_until(0.0);  // of a step that was abandoned
+  stalled_until(0.0);  // forget the stalls of a step that was abandoned
   parts_.lowering->forget_before(parts_.executor.oldest());
   // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
   update_in_backward_ = options.max_grad_norm <= 0.0 && parts_.options.on_nonfinite == OnNonfinite::stop;

@@ -16,14 +16,14 @@ class EngineSteps {
   EngineSteps(EngineParts& parts, OpenPass& pass, const HeldLayers& held, StateStatus& status)
       : parts_(parts), pass_(pass), held_(held), status_(status), norm_(parts) {}
 
-  /// As OffloadEngine has them.
+  /// Calls of OffloadEngine about steps.
   void begin_step(const StepOptions& options);
   StepReport end_step();
   void abort_step();
   void begin_evaluation();
   void end_evaluation() noexcept;
   void wait();
-  /// For good: waits for what is in flight.
+  /// Ends for good: waits for what is in flight.
   void end();
   /// Throws MisuseError inside a step or an evaluation, and what failed the engine. Drops a step that was abandoned.
   void require_idle(const char* what);
@@ -42,8 +42,8 @@ class EngineSteps {
   const HeldLayers& held_;
   StateStatus& status_;
   GradientNorm norm_;
-  StepOptions options_;              ///< of the open step
-  bool update_in_backward_ = false;  ///< likewise
+  StepOptions options_;              ///< options of the open step
+  bool update_in_backward_ = false;  ///< whether the open step updates during backward
   std::uint64_t skipped_ = 0;        ///< steps
 };
 

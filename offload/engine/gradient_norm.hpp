@@ -20,7 +20,7 @@ class GradientNorm {
   double add_squares(int layer, double sum) const;
 
   EngineParts& parts_;
-  std::vector<double> squares_;  ///< of the gradients of each layer
+  std::vector<double> squares_;  ///< sum of squares of each layer's gradients
 };
 
 }  // namespace tandem

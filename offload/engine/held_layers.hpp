@@ -16,10 +16,10 @@ class HeldLayers {
   /// `owner`: what the guards are given back to. All must outlive it.
   HeldLayers(ParameterAccess& owner, EngineParts& parts, OpenPass& pass) : owner_(owner), parts_(parts), pass_(pass) {}
 
-  /// As OffloadEngine has them.
+  /// Calls of OffloadEngine about layers.
   WeightsGuard fetch(int layer, StreamView stream);
   GradientsGuard gradients(int layer, StreamView stream);
-  /// As ParameterAccess has them.
+  /// Calls of ParameterAccess by its guards.
   void also_used(std::uint64_t ticket, StreamView stream);
   void release(std::uint64_t ticket, StreamView stream);
   void commit(std::uint64_t ticket, StreamView stream);
@@ -34,7 +34,7 @@ class HeldLayers {
     LayerUse use;
     StreamView stream;
     std::vector<StreamView> also;
-    int exceptions = 0;  ///< in flight when it was asked for
+    int exceptions = 0;  ///< exceptions in flight when it was asked for
   };
   struct Gradients {
     std::uint64_t ticket = 0;

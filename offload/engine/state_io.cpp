@@ -39,7 +39,7 @@ std::size_t largest_parameter(const ParameterLayout& layout) {
 }
 
 std::size_t save_buffer_values(const ParameterLayout& layout) {
-  constexpr std::size_t piece = std::size_t{1} << 20;  // as the engine reads state where it is converted
+  constexpr std::size_t piece = std::size_t{1} << 20;  // the engine's own piece for state that it converts
   return std::min(piece, largest_parameter(layout));
 }
 

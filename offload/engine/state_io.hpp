@@ -18,9 +18,9 @@ std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& la
 /// The state of a save: of an engine, or of all of a group, which are in this process.
 class StateOfSave {
  public:
-  /// As OffloadEngine::begin_save of each. Rank by rank; all outlive it.
+  /// Begins a save of each engine, rank by rank, as OffloadEngine::begin_save; all must outlive it.
   explicit StateOfSave(std::span<OffloadEngine* const> engines);
-  /// As OffloadEngine::SaveScope::read.
+  /// Reads as OffloadEngine::SaveScope::read.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
 
  private:
@@ -51,7 +51,7 @@ class StateCopy {
 
 /// Reads the state of a save into the buffer that the checkpoint writer gives. Both must outlive it.
 StateReader state_reader(StateOfSave& state, const ParameterLayout& layout);
-/// The same through one engine's scope.
+/// Reads the state of a save through one engine's scope.
 StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout);
 
 /// Values of the largest parameter.

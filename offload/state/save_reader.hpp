@@ -38,7 +38,7 @@ class SaveReader {
   const std::vector<Task> tasks_;
   std::size_t next_ = 0;  ///< the task that is read, or will be
   bool begun_ = false;
-  std::int64_t element_ = 0;  ///< of the layer's flat arrays, where it goes on once begun
+  std::int64_t element_ = 0;  ///< next element in the layer's flat arrays, once begun
 };
 
 }  // namespace tandem

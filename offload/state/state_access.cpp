@@ -31,8 +31,8 @@ void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind k
   wait_to_the_end(device_, stream_, {"a copy of state", watchdog_seconds_});
 }
 
-/// Of [first, first + count) of a parameter, in order. Where one is cut, a record of coded moments ends: several
-/// threads write at once.
+/// Pieces of elements [first, first + count) of a parameter, in order. Cuts lie at the ends of records of coded
+/// moments, as several threads write at once.
 std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& parameter, std::int64_t first,
                                                        std::int64_t count, std::int64_t largest) const {
   const std::int64_t begin = parameter.offset + first;
@@ -209,7 +209,7 @@ void StateAccess::to_stored(StateArray array, std::span<const float> values, std
                  [&](float x) { return master ? bf16{numerics::master_residual(x)} : numerics::round_to_bf16(x); });
 }
 
-/// Of what is the rank's own.
+/// Writes the weights of the elements that are the rank's own.
 void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
   const LayerSlice& slice = storage_.slice(parameter.layer);
   const ElementRange& own = parameter.options.trainable ? slice.trained : slice.frozen;
@@ -221,7 +221,7 @@ void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, 
                     master.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(end - at)));
 }
 
-/// From element `at` of the layer on.
+/// Writes own weights from element `at` of the layer on.
 void StateAccess::write_own_weights(int layer, std::int64_t at, std::span<const float> master) const {
   bf16* const host = storage_.has_host_weights(layer) ? storage_.host_weight(layer, at) : nullptr;
   bf16* const resident = storage_.resident_weights(layer);
@@ -261,7 +261,7 @@ std::string StateAccess::digest() const {
 
 std::string StateAccess::digest(const Reader& read) const { return digest(read, nullptr); }
 
-/// On this thread where there are no others.
+/// Digest of the state on `threads`, or on this thread where that is null.
 std::string StateAccess::digest(const Reader& read, Parallel* threads) const {
   StateDigest digest;
   for (const Parameter* p : layout_.owned_parameters()) {

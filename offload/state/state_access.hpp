@@ -28,16 +28,16 @@ class StateAccess {
   /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage, all of them the
   /// rank's own, on the calling thread; any number of threads may. Blocks.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
-  /// The other way, of any elements: those that are not the rank's own are left out. A master also sets the weight.
-  /// Moments are rounded to nearest where the format keeps fewer bits, which leaves alone what was read from the same
-  /// format. On the threads of the device's host kernels, with part_elements of scratch each; to the device by few
-  /// large copies, with the scratch of `read`. Blocks.
+  /// Writes elements of one array, any of them: those that are not the rank's own are left out. A master also sets the
+  /// weight. Moments are rounded to nearest where the format keeps fewer bits, which leaves values read from the same
+  /// format unchanged. On the threads of the device's host kernels, with part_elements of scratch each; to the device
+  /// by few large copies, with the scratch of `read`. Blocks.
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
   /// Reads a range of one array of a parameter, as `read` does.
   using Reader = std::function<void(const Parameter&, StateArray, std::int64_t first, std::span<float>)>;
-  /// See docs/state-digest.md. On the same threads and scratch. Blocks.
+  /// Digest of the state, see docs/state-digest.md. On the threads and with the scratch of `write`. Blocks.
   std::string digest() const;
-  /// The same of what `read` gives, on the calling thread, a range after the other in one order.
+  /// Digest of what `read` gives, on the calling thread, a range after the other in one order.
   std::string digest(const Reader& read) const;
 
  private:
@@ -58,7 +58,8 @@ class StateAccess {
   void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
   void write_own_weights(int layer, std::int64_t at, std::span<const float> master) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
-  /// So many elements of a subgroup from `at` on, which are those from `offset` on of what is read or written.
+  /// `count` elements of a subgroup from `at` on, which are those from `offset` on of the values that are read or
+  /// written.
   struct Piece {
     int subgroup;
     std::int64_t at;

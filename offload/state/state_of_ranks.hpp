@@ -17,7 +17,8 @@ struct OwnedPart {
   std::int64_t count = 0;
 };
 
-/// Of elements [first, first + count) of a parameter, what each rank owns; ranks that own none of them are left out.
+/// Parts of elements [first, first + count) of a parameter that the ranks own; ranks that own none of them are left
+/// out.
 std::vector<OwnedPart> parts_of(const ParameterLayout& layout, const Parameter& parameter, std::int64_t first,
                                 std::int64_t count, int ranks);
 

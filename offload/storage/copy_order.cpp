@@ -87,7 +87,7 @@ class CopyOrder {
     }
   }
 
-  /// Those who were waiting for these bytes may be able to go.
+  /// Lets copies that were waiting for these bytes be tried again.
   void source_is_free(const Address& begin, std::size_t bytes) {
     for (auto it = first_overlap(by_target_, begin); meets(by_target_, it, begin, bytes); ++it) {
       candidates_.push_back(source_of(it->second));
@@ -167,7 +167,7 @@ class CopyOrder {
 
   std::size_t half_;
   Pending by_source_;  ///< still to be made
-  Pending by_target_;  ///< the same copies
+  Pending by_target_;  ///< the copies of `by_source_`, by target
   std::vector<Address> candidates_;
   std::vector<PlacedCopy> ordered_;
 };

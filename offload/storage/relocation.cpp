@@ -90,8 +90,8 @@ void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
   }
 }
 
-/// Of what the rank owns. The device's weights of a resident layer are always the newest; the host's may lack what the
-/// device updated.
+/// Asks for copies of the rank's own weights. The device's weights of a resident layer are always the newest; the
+/// host's may lack updates by the device.
 void Relocation::want_weights(const CarvedPlan& from, const CarvedPlan& to) {
   for (int l = 0; l < layout_.layer_count(); ++l) {
     const LayerSlice slice = slice_of(layout_.layer(l), from.plan.rank);

@@ -127,7 +127,7 @@ void StateFile::write(std::uint64_t at, std::span<const std::byte> bytes) {
   for_buffers(at, bytes, [&](std::uint64_t to, std::span<const std::byte> part) {
     const Blocks blocks(to, part.size());
     const std::lock_guard lock(sharing_);
-    // What is not overwritten of the first block and of the last.
+    // Keep the bytes of the first and the last block that are not overwritten.
     const auto keep = [&](std::uint64_t block) {
       read_blocks(block, {buffer.get() + (block - blocks.begin), direct_block_bytes});
     };

@@ -23,16 +23,17 @@ class StateFile {
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
 
-  /// Whole blocks: place, memory and number of bytes are multiples of direct_block_bytes. Throws InputError.
+  /// Reads whole blocks: place, memory and number of bytes are multiples of direct_block_bytes. Throws InputError.
   void read_blocks(std::uint64_t at, std::span<std::byte> bytes);
-  /// Throws WriteError.
+  /// Writes whole blocks. Throws WriteError.
   void write_blocks(std::uint64_t at, std::span<const std::byte> bytes);
-  /// Any range, through a buffer. Throws as above.
+  /// Reads any range, through a buffer. Throws InputError.
   void read(std::uint64_t at, std::span<std::byte> bytes);
-  /// The same; blocks that it shares with others' ranges keep what those have written. Throws InputError, too.
+  /// Writes any range, through a buffer; blocks that it shares with others' ranges keep what those have written. Throws
+  /// WriteError, InputError.
   void write(std::uint64_t at, std::span<const std::byte> bytes);
 
-  /// Whether the page cache is passed by.
+  /// Whether the file bypasses the page cache.
   bool direct() const noexcept { return direct_; }
 
  private:

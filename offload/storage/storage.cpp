@@ -160,8 +160,8 @@ Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan
   wait_to_the_end(device, stream, {"zeroed memory", watchdog_seconds});
 }
 
-/// What travels to the device and back comes first where the system refused to pin the end of the host's block: the
-/// CPU's own updates reach pageable memory as fast.
+/// Carves the blocks. State that travels to the device and back comes first where the system refused to pin the end of
+/// the host's block: the CPU's own updates reach pageable memory as fast.
 Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
   PlanCarver carver(layout, plan, device_block_, host_block_);
   MemoryLayout buffers(layout, plan, carver);
@@ -174,7 +174,7 @@ StateArrays Storage::file_buffer(int i, std::int64_t count) const {
   return arrays_at(carving_.file_buffers[static_cast<std::size_t>(i)], format_, count);
 }
 
-/// Of the piece that begins with element `at` of a subgroup.
+/// Place in the file of the piece that begins with element `at` of a subgroup.
 std::uint64_t Storage::place_in_file(int subgroup, std::int64_t at) const {
   const auto pieces = static_cast<std::uint64_t>(at / piece_elements_);
   return this->subgroup(subgroup).file_place + pieces * file_state_bytes(piece_elements_, format_);

@@ -39,12 +39,12 @@ struct Carving {
   std::vector<bf16*> resident_weights;  ///< by layer; null where not resident
   std::vector<bf16*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
   std::vector<bf16*> weight_buffers;
-  std::vector<std::byte*> gradient_buffers;  ///< of a layer at a time, as Layer::gradient_offset says
-  std::vector<std::byte*> receive_buffers;   ///< of what other ranks send of a gradient, one after another
+  std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
+  std::vector<std::byte*> receive_buffers;   ///< parts of a gradient that other ranks send, one after another
   std::vector<float*> sum_buffers;
   std::vector<bf16*> staging;
   std::vector<StateBuffer> state_buffers;
-  std::vector<std::byte*> file_buffers;  ///< of whole blocks
+  std::vector<std::byte*> file_buffers;  ///< whole blocks of the disk
   std::vector<SubgroupMemory> subgroups;
 };
 
@@ -66,7 +66,7 @@ class Storage {
 
   bf16* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
   bool has_host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)] != nullptr; }
-  /// Of an element that the rank owns.
+  /// Host weight of an element that the rank owns.
   bf16* host_weight(int layer, std::int64_t element) const {
     const auto l = static_cast<std::size_t>(layer);
     return carving_.host_weights[l] + slices_[l].place_of(element);
@@ -74,9 +74,9 @@ class Storage {
   bf16* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
   std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }
-  /// What the rank owns of a layer.
+  /// Slice of a layer that the rank owns.
   const LayerSlice& slice(int layer) const { return slices_[static_cast<std::size_t>(layer)]; }
-  /// For the rank's slice.
+  /// Sum buffer i, for the rank's slice.
   float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
   bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
   const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }
@@ -93,7 +93,7 @@ class Storage {
 
   std::size_t device_bytes() const noexcept { return device_block_.bytes(); }
   std::size_t host_bytes() const noexcept { return host_block_.bytes(); }
-  /// Of the host's, from its end, what the system refused to pin.
+  /// Bytes at the end of the host's block that the system refused to pin.
   std::size_t pageable_bytes() const noexcept { return pageable_bytes_; }
 
  private:

@@ -12,12 +12,12 @@
 
 namespace tandem {
 
-/// What a buffer holds. Its index is that of a layer, of a subgroup, or a number among those of its kind.
+/// Contents of a buffer. Its index is that of a layer, of a subgroup, or a number among the buffers of its kind.
 enum class Buffer : std::uint8_t {
   layer_weights,      ///< bf16 weights of a layer: on the device whole, on the host the rank's slice
   weights,            ///< bf16 weights of one layer at a time, of a size class
   gradient,           ///< gradient of one layer at a time, of a size class
-  received,           ///< what all other ranks send of one layer's gradient
+  received,           ///< parts of one layer's gradient that all other ranks send
   sum,                ///< fp32 sum of a layer's gradients, of the rank's slice
   staging,            ///< a piece of bf16 gradient or weights on its way
   streamed_state,     ///< a piece of state that the device updates
@@ -32,11 +32,13 @@ enum class Buffer : std::uint8_t {
 /// Order of the states in host memory.
 enum class HostStates : std::uint8_t {
   by_subgroup,     ///< plans that differ in who updates have state in the same places
-  streamed_first,  ///< those that travel to the device come first, as the system may pin no more than a first part
+  streamed_first,  ///< states that travel to the device come first, as the system may pin only the first part of a
+                   ///< block
 };
 
-/// Calls `out.row(name, place)` before the buffers of each row, and `out.take(buffer, index, bytes)` for each buffer,
-/// in the order in which they lie. Rows may be without buffers. `bytes` is not rounded up to the alignment of an arena.
+/// Walk through all buffers: calls `out.row(name, place)` before the buffers of each row, and `out.take(buffer, index,
+/// bytes)` for each buffer, in the order in which they lie. Rows may be without buffers. `bytes` is not rounded up to
+/// the alignment of an arena.
 template <class Out>
 class MemoryLayout {
  public:
@@ -82,8 +84,8 @@ class MemoryLayout {
     }
   }
 
-  /// What is copied most comes first: the system may pin no more than that. The buffers of a file's pieces are whole
-  /// blocks at the beginning of a page, as only such go past the page cache.
+  /// Buffers on the host, the most copied first, as the system may pin only the first part of a block. Buffers for
+  /// pieces of a file are whole blocks at the beginning of a page, as only such bypass the page cache.
   void on_host(HostStates order) {
     out_.row("optimizer, from a file", Place::pinned);
     repeat(Buffer::file_piece, plan_.file_buffers, file_state_bytes(plan_.piece_elements, plan_.state));
@@ -173,7 +175,7 @@ class MemoryLayout {
     for (int i = 0; i < count; ++i) out_.take(buffer, static_cast<std::size_t>(i), bytes);
   }
 
-  /// Numbered through all size classes.
+  /// Takes the buffers of all size classes, numbered from the first class to the last.
   template <class Bytes>
   void for_classes(Buffer buffer, int SizeClass::*count, Bytes bytes) {
     std::size_t index = 0;

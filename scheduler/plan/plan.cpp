@@ -93,7 +93,7 @@ struct Knobs {
   bool send_sums = false;
   bool small_pieces = true;
   int resident_layers = 0;
-  std::size_t file_bytes = 0;  ///< of state that leaves host memory for a file, at least
+  std::size_t file_bytes = 0;  ///< least bytes of state that leave host memory for a file
 };
 
 void check(const AdamW& adamw) {
@@ -127,13 +127,14 @@ Knobs smallest_knobs(const ParameterLayout& layout, const OffloadOptions& option
   return knobs;
 }
 
-/// Of the plan and all that is beside it, under options that hold the device's own reserve.
+/// Bytes by which the plan and everything beside it passes the host memory, under options that hold the device's own
+/// reserve.
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, const Plan& plan) noexcept {
   return over_host_memory(options, facts, plan.memory.host_bytes() + options.reserved_host_memory,
                           plan.memory.device_bytes() + options.reserved_device_memory);
 }
 
-/// What the plan takes on the device, the driver's share included.
+/// Bytes that the plan takes on the device, the driver's share included.
 std::size_t device_bytes_of(const Plan& plan, const PlanningFacts& facts) noexcept {
   return plan.memory.device_bytes() + page_table_bytes(plan.memory.bytes_in(Place::pinned), facts, plan.rank);
 }
@@ -183,8 +184,8 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
   return plan;
 }
 
-/// The same plan with as little of the state in a file as brings it under what host memory there is, or all of it. What
-/// is pinned of the host, and so the driver's share of the device, is less then.
+/// The plan with as little of the state in a file as brings it under the host memory that there is, or all of it. Less
+/// of the host is then pinned, and so the driver's share of the device is smaller.
 Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                         Knobs knobs, Plan plan) {
   const auto moved = [&] {
@@ -236,7 +237,7 @@ std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts
   return over(ceiling) > 0 ? std::string{} : fmt::format("--host-memory {}", megabytes_flag(ceiling));
 }
 
-/// What the plan does not take itself, so that its table names every byte under the ceilings. Of options with the
+/// Notes the memory beside the plan's own, so that its table names every byte under the ceilings. `options` hold the
 /// device's own reserve.
 void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFacts& facts) {
   plan.reserved_device_memory = options.reserved_device_memory - facts.device_reserved;
@@ -303,7 +304,8 @@ std::size_t smallest_bytes(const ParameterLayout& layout, const OffloadOptions& 
          options.reserved_device_memory;
 }
 
-/// As much of the state on the device as fits; the plan that is least over host memory where that is too small for any.
+/// Plan of policy auto: as much of the state on the device as fits; the plan that is least over host memory where that
+/// is too small for any.
 Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                     std::size_t ceiling) {
   std::vector<Policy> candidates{Policy::device()};
@@ -346,7 +348,7 @@ Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options
   return plan;
 }
 
-/// The same where it fits in host memory, too.
+/// plan_of_device() where the plan fits in host memory, too; none otherwise.
 std::optional<Plan> plan_that_fits(const ParameterLayout& layout, const OffloadOptions& options,
                                    const PlanningFacts& facts, std::size_t ceiling) {
   try {

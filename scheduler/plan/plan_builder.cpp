@@ -23,23 +23,23 @@ constexpr std::int64_t smallest_piece = std::int64_t{1} << 16;
 // eight pieces are 2 ms at PCIe 5, and 0.1 GB.
 constexpr int pieces_in_flight = 8;
 constexpr int fewest_pieces_in_flight = 2;
-// On their way through the host: read, two each way of the link or on the CPU, and written.
+// Pieces of a file in flight on the host: read, two each way of the link or on the CPU, and written.
 constexpr int file_pieces_in_flight = 6;
 // Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
 constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;
-// Of layers that are so far from each other the second's weights can come while those between compute.
+// Distance of two layers from which the second's weights can come while the layers between compute.
 constexpr int layers_apart = 8;
 // Layers within this ratio of the largest of a class share its buffers.
 constexpr double class_ratio = 0.5;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-/// Of a layer's state, those of the group's first rank: all where there is no other.
+/// Elements of a layer's state in the slice of the group's first rank: all where there is one rank.
 std::int64_t elements_of_state(const Layer& layer, const OffloadOptions& options) {
   return slice_of(layer, {0, options.rank.count}).trained.count();
 }
 
-/// Parameters of the largest.
+/// Parameters of the largest subgroup.
 std::int64_t subgroup_size(const ParameterLayout& layout, const OffloadOptions& options) {
   std::int64_t largest = 0;
   for (const Layer& layer : layout.layers()) largest = std::max(largest, elements_of_state(layer, options));
@@ -49,7 +49,7 @@ std::int64_t subgroup_size(const ParameterLayout& layout, const OffloadOptions& 
 
 std::int64_t subgroups_of(std::int64_t elements, std::int64_t size) { return (elements + size - 1) / size; }
 
-/// What all other ranks send of a layer's gradient: the largest part, of each.
+/// Bytes that all other ranks send of a layer's gradient, each as many as the largest part has.
 std::size_t receive_bytes(const Layer& layer, int ranks) {
   std::size_t largest = 0;
   for (const ByteRange& part : gradient_parts(layer, ranks)) largest = std::max(largest, part.size());
@@ -151,7 +151,8 @@ void PlanBuilder::assign_paths() {
   }
 }
 
-/// Of the state on the host, evenly, so that neither reading nor the memory's own updates stand still for long.
+/// Moves `bytes` of the state on the host to a file, evenly, so that neither reading nor the updates of state in memory
+/// stand still for long.
 void PlanBuilder::place_in_file(std::size_t bytes) {
   if (bytes == 0) return;
   const auto booked = [&](const Subgroup& s) { return booked_state_bytes(s.count(), plan_.state); };
@@ -251,14 +252,14 @@ std::vector<bool> PlanBuilder::lenders() const {
   return lends;
 }
 
-/// As many as are asked for where the layers that pass follow each other; one where so many lie between that there is
-/// time to fill it. Unless their number is asked for, a class with a buffer for each of these keeps them instead, in no
-/// more memory.
+/// Sizes the weight buffers of each class: as many as are asked for where the layers that pass follow each other; one
+/// where so many lie between that there is time to fill it. Unless their number is asked for, a class with a buffer for
+/// each of its layers keeps them resident instead, in no more memory.
 void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefetch) {
   struct Passing {
     int streamed = 0, held = 0;
-    int last = -1;          ///< of those that are not lent
-    int row = 0, most = 0;  ///< of them close to each other, so far and at most
+    int last = -1;          ///< last streamed layer that is not lent
+    int row = 0, most = 0;  ///< layers of the present row close to each other, and of the longest
   };
   std::vector<Passing> classes(plan_.size_classes.size());
   for (int l = 0; l < layout_.layer_count(); ++l) {
@@ -281,8 +282,9 @@ void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefet
   }
 }
 
-/// One buffer is filled while another empties where the next layer's gradient is of the same class, or, of
-/// micro-batches that follow each other, the same layer's. Those `held`, of shared layers, wait for their own backward.
+/// Sizes the gradient buffers: one is filled while another empties where the next layer's gradient is of the same
+/// class, or, with micro-batches that follow each other, the same layer's. Buffers that are `held`, of shared layers,
+/// wait for their own backward.
 void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers) {
   const std::vector<int> in_a_row = longest_rows(held);
   std::vector<int> open(plan_.size_classes.size());
@@ -304,7 +306,7 @@ void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradi
   }
 }
 
-/// Of each size class, how many layers with gradients follow each other, those whose buffers are held left out.
+/// By size class, the longest row of layers with gradients, without those whose buffers are held.
 std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const {
   std::vector<int> longest(plan_.size_classes.size());
   int row = 0;

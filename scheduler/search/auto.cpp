@@ -52,7 +52,7 @@ class Search {
   const SearchSettings& settings_;
   Trials trials_;
   DivisionSearch divisions_;
-  // Of `settle`:
+  // State of `settle`:
   Plan chosen_;
   Simulation simulation_;
   bool improved_ = false;

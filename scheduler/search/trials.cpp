@@ -15,11 +15,11 @@ constexpr std::int64_t few_pieces = 2000;
 constexpr std::int64_t coarse_pieces_of_many = 300;
 constexpr std::int64_t fewest_coarse_pieces = 120;
 
-/// That a simulation which is to be exact takes: 0, each piece for itself, but where a step of a large model and many
+/// Coarse pieces of a simulation that is to be exact: 0, each piece for itself, unless a step of a large model and many
 /// micro-batches would be tens of millions of tasks.
 std::int64_t coarse_pieces_at_most(const Plan& plan) {
   constexpr std::int64_t most_pieces = 1'000'000;
-  constexpr int passes = 4;  // those that follow repeat them
+  constexpr int passes = 4;  // passes that differ; later ones repeat them
   const Accumulation walked = coarsened({plan.max_micro_batches, plan.micro_batches_at_once}, fewest_micro_batches);
   const std::int64_t micro_batches = std::min(walked.micro_batches, passes * walked.at_once);
   std::int64_t pieces = 0;

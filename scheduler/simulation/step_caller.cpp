@@ -134,7 +134,7 @@ bool StepCaller::may_begin(TaskId id) {
 
 // -- its stream ------------------------------------------------------------------------------------------
 
-/// Of the caller's stream, what it zeroes left out.
+/// Seconds on the caller's stream, without those to zero buffers.
 double StepCaller::seconds_of(const Action& action) const {
   const LayerSeconds& seconds = compute_[static_cast<std::size_t>(action.layer)];
   if (action.kind == Action::Kind::compute_forward) return action.micro_batches * seconds.forward;

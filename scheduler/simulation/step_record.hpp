@@ -1,5 +1,5 @@
 #pragma once
-// What a simulated step comes to: seconds, rates and use of resources, as they come together.
+// Result of a simulated step as it accumulates: seconds, rates and use of resources.
 #include <cstdint>
 #include <vector>
 
@@ -28,12 +28,12 @@ class StepRecord {
 
   /// A pass begins on the caller's stream. Returns whether the last ones repeat each other.
   bool open_pass(double now, std::int64_t pending);
-  /// As if so many passes had gone by, each like the last. Returns how many seconds they take.
+  /// Adds passes that are skipped, each like the last one. Returns how many seconds they take.
   double skip(std::int64_t passes);
 
-  /// Of a step that has ended now.
+  /// Result of a step that ends now.
   Simulation result(double now, std::int64_t tasks, const CostModel& costs);
-  /// Of one that takes longer than this.
+  /// Result of a step that takes longer than this.
   Simulation given_up(double least_seconds, std::int64_t tasks);
 
  private:

@@ -96,7 +96,7 @@ bool Simulator::ended() const {
   return caller_.finished() && tasks_.graph().empty();
 }
 
-/// What the engine waits for at the end of a step.
+/// Whether the engine's wait at the end of a step is over.
 bool Simulator::gradients_complete() const {
   const std::vector<TaskId>& norms = lowering_.norm_tasks();
   return caller_.finished() &&
@@ -127,7 +127,7 @@ bool Simulator::start_compute() {
   return true;
 }
 
-/// On streams of the caller's own, beside the engine's.
+/// Starts copies of inputs on streams of the caller's own, beside the engine's.
 bool Simulator::start_input_copies() {
   bool moved = false;
   for (const InputCopies::Way way : InputCopies::ways) {
@@ -142,7 +142,7 @@ bool Simulator::start_input_copies() {
   return moved;
 }
 
-/// On the caller's stream. Passes that only repeat the last ones are left out.
+/// Opens a pass on the caller's stream, and skips passes that only repeat the last ones.
 void Simulator::open_pass() {
   if (options_.trace != nullptr || options_.each_micro_batch) return;
   if (!record_.open_pass(lanes_.now(), tasks_.pending())) return;

@@ -146,7 +146,7 @@ ConfigField choice(const Words& w, T TrainConfig::*member, std::vector<std::pair
       [all](T value) { return all.print(value); }, [](T) { return true; });
 }
 
-/// ... or none of them.
+/// One of a few words, or none.
 template <class T>
 ConfigField choice(const Words& w, std::optional<T> TrainConfig::*member,
                    std::vector<std::pair<std::string_view, T>> words) {

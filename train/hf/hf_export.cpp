@@ -43,7 +43,7 @@ struct Shard {
 
 std::size_t element_bytes(ExportType type) { return type == ExportType::fp32 ? sizeof(float) : sizeof(bf16); }
 
-/// In model order.
+/// Tensors to export, in model order.
 std::vector<ExportTensor> tensors_of(const ExportContent& content) {
   std::vector<ExportTensor> tensors;
   for (const Parameter* p : content.layout.owned_parameters()) {
@@ -58,7 +58,7 @@ std::vector<ExportTensor> tensors_of(const ExportContent& content) {
   return tensors;
 }
 
-/// As many in a shard as fit.
+/// Shards of tensors, as many in each as fit.
 std::vector<Shard> shards_of(const ExportContent& content) {
   std::vector<Shard> shards(1);
   for (ExportTensor& tensor : tensors_of(content)) {

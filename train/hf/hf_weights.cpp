@@ -42,7 +42,7 @@ std::vector<fs::path> tensor_files(const fs::path& directory) {
   return {files.begin(), files.end()};
 }
 
-/// What published files hold beside parameters: masks and tables that are computed.
+/// Whether a tensor of published files is no parameter: masks and tables that are computed.
 bool is_buffer(const std::string& name) {
   return std::ranges::any_of(std::array{".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"},
                              [&](const char* buffer) { return name.ends_with(buffer); });
@@ -94,7 +94,7 @@ const StoredTensor* HfWeights::find(const std::string& name) const {
   return nullptr;
 }
 
-/// Of a head that is tied a file may hold a copy. A head of its own would be lost without a word.
+/// Checks the copy of a tied head that a file may hold. A head that differs from the embedding would be lost silently.
 void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const {
   const auto head = tensors_.find(head_name);
   if (!config.tied_head || head == tensors_.end()) return;
@@ -114,7 +114,7 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
   std::set<const StoredTensor*> used;
   const auto check_tensor = [&](const Parameter& p, const HfTensor& tensor) {
     const StoredTensor* stored = find(tensor.name);
-    if (tensor.first_row > 0) return;  // of a tensor that an earlier parameter has asked for
+    if (tensor.first_row > 0) return;  // part of a tensor that an earlier parameter has asked for
     if (stored == nullptr) {
       missing.push_back(tensor.name);
       return;

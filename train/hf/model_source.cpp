@@ -25,7 +25,7 @@ namespace fs = std::filesystem;
 
 ModelConfig config_of(const Checkpoint& checkpoint) {
   const Manifest& manifest = checkpoint.manifest();
-  if (manifest.model_name.empty() && manifest.model_config == "{}") {  // as OffloadEngine::save leaves them
+  if (manifest.model_name.empty() && manifest.model_config == "{}") {  // saved by OffloadEngine::save
     throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
                      "a trainer of its own has saved it, and its manifest names no model",
                      "OffloadEngine::load reads it, and tandem digest");
@@ -57,7 +57,7 @@ ModelSource from_config_file(const fs::path& file) {
   return source;
 }
 
-/// What transformers keeps beside the weights of a model, and a model that is exported should have again.
+/// Files that transformers keeps beside the weights of a model, for its export.
 std::vector<fs::path> files_beside_weights(const fs::path& directory) {
   std::vector<fs::path> found;
   std::error_code ignored;
@@ -178,8 +178,8 @@ ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& pl
   return layout;
 }
 
-/// What config.json says of the function that the model computes: nothing of names, of how weights begin and are
-/// stored, of generation, and of how long a sequence may be, which the shapes tell where it matters.
+/// Keys of config.json that describe the function that the model computes: without names, initial values and storage of
+/// weights, generation, and the longest sequence, which shapes tell where it matters.
 nlohmann::json keys_of_the_function(const ModelConfig& config) {
   nlohmann::json json = parse_json<nlohmann::json>(hf_config_text(config, "float32"));
   for (const char* key :

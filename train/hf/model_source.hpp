@@ -1,5 +1,5 @@
 #pragma once
-// What --model stands for.
+// Sources of models: what --model may name.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -28,12 +28,12 @@ struct ModelSource {
   bool loads_weights() const noexcept { return !weights.empty() || checkpoint != nullptr; }
 };
 
-/// A built-in shape, a config.json, a Hugging Face directory, a checkpoint or a run directory (its newest
-/// good checkpoint). Throws UsageError where it is none of these, InputError where its files are bad. `typed` is what
-/// the name stood behind, for errors.
+/// The source that `name` stands for: a built-in shape, a config.json, a Hugging Face directory, a checkpoint or a run
+/// directory (its newest good checkpoint). Throws UsageError where it is none of these, InputError where its files are
+/// bad. `typed`: the flag before the name, for errors.
 ModelSource find_model(const std::string& name, std::string_view typed = "--model");
 
-/// The same, for commands that need weights. Throws UsageError where there are none.
+/// find_model() for commands that need weights. Throws UsageError where there are none.
 ModelSource find_trained_model(const std::string& name, std::string_view typed = "--model");
 
 /// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty

@@ -80,7 +80,7 @@ void CheckpointPolicy::discard_later_checkpoints() {
   }
 }
 
-/// At most: what is the best is known when it is there.
+/// Steps to the next save at most: that a state is the best is known when it is there.
 std::int64_t CheckpointPolicy::steps_to_next_save() const {
   const TrainConfig& config = run_.config();
   const std::int64_t step = run_.record.step;

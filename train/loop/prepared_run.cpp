@@ -94,7 +94,7 @@ void PreparedRun::resolve() {
   schedule = {own.lr_schedule, *own.lr, *own.min_lr, own.warmup_steps, own.decay_steps, own.steps};
 }
 
-/// From the checkpoint, or from the beginning.
+/// Sets the progress of the run: the checkpoint's, or the beginning.
 void PreparedRun::take_progress() {
   sampler.emplace(windows_, config().seed);
   const Manifest beginning;

@@ -16,14 +16,14 @@
 
 namespace tandem {
 
-/// What a run consists of but for what runs it. Nothing is on the disk yet.
+/// All parts of a run, prepared but not in memory. Nothing is on the disk yet.
 class PreparedRun {
  public:
   /// Checks in this order: configuration, lock of the run, model description, tensors, checkpoint, data, device, plan,
   /// and with `strict` the checkpoint's compute_key. Throws the Error of the first check that fails.
   explicit PreparedRun(TrainRequest request);
 
-  /// With all that was left open decided.
+  /// The configuration, with everything that was left open decided.
   const TrainConfig& config() const noexcept { return request.config; }
   /// Header and memory table, for people.
   std::string plan_text() const;
@@ -35,7 +35,8 @@ class PreparedRun {
   ModelSource source;
   std::unique_ptr<TokenSource> data;
   std::unique_ptr<TokenSource> eval_data;  ///< null where there is none
-  std::unique_ptr<Checkpoint> checkpoint;  ///< that it goes on from, until it is loaded; null: from the beginning
+  /// Checkpoint that the run goes on from, until it is loaded; null: from the beginning.
+  std::unique_ptr<Checkpoint> checkpoint;
   RunSetup setup;
   Schedule schedule;
   std::optional<WindowSampler> sampler;  ///< never empty
@@ -50,7 +51,7 @@ class PreparedRun {
   void check_schedule(const Manifest& manifest) const;
   void check_compute_key() const;
 
-  std::int64_t windows_ = 0;  ///< of the data
+  std::int64_t windows_ = 0;  ///< windows of the data
 };
 
 }  // namespace tandem

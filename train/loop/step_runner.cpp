@@ -25,7 +25,7 @@ StepResult StepRunner::step(double lr) {
   try {
     result.report = run_micro_batches(lr, result.targets);
   } catch (const TrainingError&) {
-    run_.sampler->restore(data_before);  // of a step that has not been
+    run_.sampler->restore(data_before);  // forgets the data of a step that has not been
     throw;
   }
   result.loss = sum_of_losses() / static_cast<double>(result.targets);
@@ -49,7 +49,7 @@ std::int64_t StepRunner::fill_batches() {
 
 /// Forward and backward over the batches as filled, then the update. Blocks until the losses are there.
 StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
-  PhaseProbe probe(workers_.first().engine(), clock_);  // of the first rank: the others do alike
+  PhaseProbe probe(workers_.first().engine(), clock_);  // measures the first rank: the others do alike
   const int micro_batches = static_cast<int>(run_.config().grad_accum) / workers_.size();
   StepReport of_first;
   workers_.run([&](LoadedModel& member, Rank rank) {

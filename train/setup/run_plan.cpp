@@ -149,7 +149,7 @@ class RunPlanner {
     return traffic.host_to_device + traffic.device_to_host;
   }
 
-  /// With so many micro-batches through each layer at once; none where they do not fit.
+  /// Plan with `count` micro-batches through each layer at once; none where they do not fit.
   std::optional<ShapePlan> several_at_once(RunShape shape, std::int64_t count) const {
     shape.micro_batches = count;
     try {
@@ -159,8 +159,8 @@ class RunPlanner {
     }
   }
 
-  /// As many micro-batches through each layer at once as fit, where one at a time does not, or where something crosses
-  /// the link for each of them and fewer bytes do so. Throws PlanError.
+  /// Plan with as many micro-batches through each layer at once as fit, where one at a time does not, or where
+  /// something crosses the link for each of them and fewer bytes do so. Throws PlanError.
   ShapePlan order_by_bytes(const RunShape& shape) const {
     std::optional<ShapePlan> one;
     try {
@@ -270,7 +270,7 @@ class RunPlanner {
     run_.saving.slowdown = predict_saving(run_.saving, run_.layout, run_.plan, known.profile, known.compute);
   }
 
-  const TrainConfig& config_;  ///< of one rank
+  const TrainConfig& config_;  ///< configuration of one rank
   const RunPurpose& purpose_;
   const RunMachine& machine_;
   HostRows rows_;

@@ -1,4 +1,4 @@
-// What a run's plan says of itself.
+// Text of a run's plan.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-/// As the table says it.
+/// Treatment of activations, as in the table.
 std::string activations_note(const ModelConfig& model, const RunShape& shape) {
   if (!shape.training) return "forward only";
   if (shape.offload_inputs) return "block recompute, inputs on the host";
