@@ -23,7 +23,7 @@ EngineParts::EngineParts(Device& of_device, const ParameterLayout& of_layout, co
       layout(of_layout),
       options(of_options),
       plan(checked_plan(of_plan, layout, options, group)),
-      storage(device, layout, plan, options.state_folder, options.watchdog_seconds),
+      storage(device, layout, plan, options.state_folder.value_or(std::filesystem::path()), options.watchdog_seconds),
       access(device, layout, plan, storage, options.watchdog_seconds),
       lowering(std::in_place, layout, plan),
       runner(device, layout, plan, storage, group),

@@ -169,6 +169,9 @@ std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts)
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
                              std::size_t device) noexcept;
 
+/// Whether the options keep the weights of some layers off the device.
+bool keeps_fewer_layers(const ParameterLayout& layout, const OffloadOptions& options) noexcept;
+
 /// Checks options before `make_plan` or an engine uses them. Throws UsageError on options that are out of range or
 /// contradict each other, MisuseError where the layout has no layers.
 void check_options(const ParameterLayout& layout, const OffloadOptions& options);

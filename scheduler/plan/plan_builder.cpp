@@ -43,7 +43,7 @@ std::int64_t elements_of_state(const Layer& layer, const OffloadOptions& options
 std::int64_t subgroup_size(const ParameterLayout& layout, const OffloadOptions& options) {
   std::int64_t largest = 0;
   for (const Layer& layer : layout.layers()) largest = std::max(largest, elements_of_state(layer, options));
-  const std::int64_t wanted = options.subgroup_size > 0 ? options.subgroup_size : default_subgroup;
+  const std::int64_t wanted = options.subgroup_size.value_or(default_subgroup);
   return std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
 }
 
@@ -106,7 +106,7 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
   plan_.policy = options.policy;
   plan_.rank = {0, options.rank.count};
   plan_.max_micro_batches = options.max_micro_batches;
-  plan_.update_threads = options.update_threads;
+  plan_.update_threads = options.update_threads.value_or(0);
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
   plan_.owners_make_gradients = options.owners_make_gradients;
   plan_.offloaded_input_bytes = options.offloaded_input_bytes;
@@ -137,17 +137,17 @@ void PlanBuilder::divide_state() {
       for (Subgroup& s : plan_.subgroups) s.updater = Updater::device;
       break;
   }
-  if (!options_.paths.empty()) assign_paths();
+  if (options_.paths) assign_paths();
 }
 
 void PlanBuilder::assign_paths() {
-  if (options_.paths.size() != plan_.subgroups.size()) {
+  if (options_.paths->size() != plan_.subgroups.size()) {
     throw MisuseError("options give a path for each of another number of subgroups");
   }
   for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
     Subgroup& s = plan_.subgroups[i];
-    s.tier = options_.paths[i] == UpdatePath::resident ? Tier::device : Tier::host;
-    s.updater = options_.paths[i] == UpdatePath::cpu ? Updater::cpu : Updater::device;
+    s.tier = (*options_.paths)[i] == UpdatePath::resident ? Tier::device : Tier::host;
+    s.updater = (*options_.paths)[i] == UpdatePath::cpu ? Updater::cpu : Updater::device;
   }
 }
 
@@ -276,7 +276,7 @@ void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefet
     const Passing& p = classes[c];
     int& buffers = plan_.size_classes[c].weight_buffers;
     buffers = std::min(p.streamed, std::min(p.most, prefetch) + p.held);
-    if (options_.resident_layers >= 0 || buffers < p.streamed) continue;
+    if (options_.resident_layers || buffers < p.streamed) continue;
     buffers = 0;
     for (LayerPlacement& l : plan_.layers) l.resident |= l.size_class == static_cast<int>(c);
   }

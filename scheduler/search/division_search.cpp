@@ -130,7 +130,7 @@ void DivisionSearch::refine(const Division& division, double seconds) {
 int DivisionSearch::threads_to_try() const {
   constexpr int enough = 4;
   const auto all = static_cast<int>(in_.profile.cpu_update_cores.value);
-  return in_.options.update_threads > 0 || all < enough ? 0 : all;
+  return in_.options.update_threads || all < enough ? 0 : all;
 }
 
 /// Tries fewer threads for the CPU's update of the same division: where DRAM is full, the bandwidth that they leave

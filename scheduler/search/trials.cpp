@@ -97,7 +97,7 @@ double Trials::seconds_with(const Setting& setting, double limit) {
   OffloadOptions options = in_.options;
   options.policy = Policy::static_share(0.0);  // paths stand in its place, and weights are as resident as fits
   options.paths = setting.paths;
-  options.update_threads = setting.update_threads;
+  options.update_threads = setting.update_threads > 0 ? std::optional(setting.update_threads) : std::nullopt;
   std::optional<Plan> made = plan(options);
   if (!made) return unlimited;
   made->policy = in_.options.policy;  // no fixed one

@@ -23,7 +23,7 @@ std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOption
   OffloadOptions roomy = options;
   PlanningFacts room = facts;
   // The caller's own share stays as it is: what is doubled is the whole card.
-  roomy.device_memory *= 2;
+  if (roomy.device_memory) *roomy.device_memory *= 2;
   room.device_capacity *= 2;
   machines.push_back({"twice the device memory", roomy, room, profile, as_it_is});
   MachineProfile wide = profile;

@@ -133,7 +133,7 @@ TEST(Auto, UpdatesOnFewerThreadsWhereThatIsFaster) {
   EXPECT_GT(choice.plan.update_threads, 0);
   EXPECT_LT(choice.plan.update_threads, 16);
   Plan on_all = choice.plan;
-  on_all.update_threads = 0;
+  on_all.update_threads = std::nullopt;
   EXPECT_GT(simulate(c.layout, on_all, c.machine, c.compute).step_seconds, 1.01 * choice.simulation.step_seconds);
   c.options.update_threads = 15;
   EXPECT_EQ(choice_of(c).plan.update_threads, 15) << "the caller's";

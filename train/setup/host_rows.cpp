@@ -65,7 +65,7 @@ HostRows host_rows(const RunPlan& run, const RunPurpose& purpose, const RunMachi
   rows.digest = in_parts(largest_parameter(run.layout), threads) * sizeof(float);
   rows.conversion = conversion_bytes(run, threads);
   // For each thread that reads parts for a digest; one for a save's larger ones.
-  if (!run.options.state_folder.empty()) {
+  if (run.options.state_folder) {
     rows.file = rows.digest + threads * 2 * direct_block_bytes + StateFile::buffer_bytes;
   }
   // Loading takes pieces of the same size, at another time.

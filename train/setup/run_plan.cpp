@@ -249,7 +249,7 @@ class RunPlanner {
     const std::size_t copy = part_of_rank(StateCopy::bytes(run_.layout), run_.options.rank);
     PlanningFacts facts = run_.facts;
     // Without a ceiling a margin is left for everybody else.
-    if (run_.options.host_memory == 0) facts.host_available -= facts.host_available / 10;
+    if (!run_.options.host_memory) facts.host_available -= facts.host_available / 10;
     const auto with_copy = [&](MemoryPlan memory) {
       std::erase_if(memory.entries, [](const MemoryEntry& e) { return e.name == "checkpoint buffer"; });
       memory.add("checkpoint copy", "run", Place::pageable, copy);

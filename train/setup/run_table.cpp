@@ -24,7 +24,7 @@ std::string file_note(const RunPlan& run) {
   std::size_t bytes = run.plan.file_bytes_of_step();
   for (const RunPlan& other : run.other_ranks) bytes += other.plan.file_bytes_of_step();
   return fmt::format("{} in {}, read and written in every step", format_bytes(bytes),
-                     run.options.state_folder.string());
+                     run.options.state_folder->string());
 }
 
 }  // namespace

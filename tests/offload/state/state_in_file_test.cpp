@@ -170,7 +170,7 @@ TEST(StateInAFile, NeedsAFolder) {
   o.offload.state_folder = "/nonexistent/folder";
   EXPECT_THAT([&] { OffloadEngine(device->device(), layout, o.offload, plan); },
               ThrowsMessage<WriteError>(HasSubstr("/nonexistent/folder")));
-  o.offload.state_folder.clear();
+  o.offload.state_folder.reset();
   EXPECT_THROW(OffloadEngine(device->device(), layout, o.offload, plan), MisuseError);
 }
 
