@@ -6,16 +6,15 @@ end, Parquet files in their row groups; every other file is one part.
 import contextlib
 import json
 import re
-import zlib
 from collections import namedtuple
-from pathlib import Path
 
+from .compression import is_compressed, opened
 from .errors import Refusal
-from .files import COMPRESSIONS, TABLES, holds_records, stem_of
+from .files import TABLES, holds_records, stem_of
 from .tables import row_groups, rows_before, table_records
 
-# kind: "text", "lines", "document" (of JSON), "parquet" or "arrow". begin, end: bytes of the file, of "parquet" row groups.
-# size: bytes of the file, or a share of them, for the progress that is told.
+# kind: "text", "lines", "document" (of JSON), "parquet" or "arrow". begin, end: bytes of the file, of "parquet" row groups; an
+# end of None is the file's. size: bytes of the file, or a share of them, for the progress that is told.
 Part = namedtuple("Part", "file kind begin end size")
 
 HEAD = 1 << 12  # bytes in which a file's kind is looked for
@@ -72,52 +71,7 @@ def lines_before(part):
     return count
 
 
-def reading(part, error):
-    """Refusal for an error of the operating system or of a compressed stream."""
-    what = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    if isinstance(error, OSError) and error.errno is not None:
-        return Refusal(f"{part}: cannot be read: {what}; give rights to it, or leave it out")
-    return Refusal(f"{part}: cannot be unpacked: {what}; it is damaged or cut off: get it again")
-
-
-# -- compression ----------------------------------------------------------------------------------------------
-
-def zstandard_errors():
-    """Exceptions of the package zstandard, where it is there."""
-    try:
-        import zstandard
-        return (zstandard.ZstdError,)
-    except ImportError:
-        return ()
-
-
-@contextlib.contextmanager
-def opened(name):
-    """The content of a file as a binary stream, unpacked where its name or its first bytes say so. Errors of the block are
-    refusals."""
-    import gzip
-    try:
-        with open(name, "rb") as raw:
-            first = raw.read(4)
-            raw.seek(0)
-            suffix = next((s for s in COMPRESSIONS if str(name).lower().endswith(s)), None)
-            if first[:2] == b"\x1f\x8b":
-                with gzip.open(raw) as stream:
-                    yield stream
-            elif first == b"\x28\xb5\x2f\xfd":
-                try:
-                    import zstandard
-                except ImportError:
-                    raise Refusal(f"{name}: compressed by zstd, and the Python package zstandard is missing; "
-                                  "try pip install zstandard") from None
-                yield zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
-            elif suffix and first:
-                raise Refusal(f"{name}: not compressed as {suffix} is; rename it without {suffix}, or get it again")
-            else:
-                yield raw
-    except (OSError, EOFError, zlib.error, *zstandard_errors()) as error:
-        raise reading(name, error) from None
-
+# -- lines ----------------------------------------------------------------------------------------------------
 
 def lines_of(stream):
     """Lines of a binary stream, with their ends; of unpacked ones too."""
@@ -203,8 +157,8 @@ def parts_of(paths, part_bytes):
         if kind == "parquet":
             groups = row_groups(name)
             parts += [Part(name, kind, i, i + 1, size // groups) for i in range(groups)]
-        elif kind != "lines" or size <= part_bytes or stem_of(path) != path.name.lower():
-            parts.append(Part(name, kind, 0, size, size))
+        elif kind != "lines" or size <= part_bytes or is_compressed(name):
+            parts.append(Part(name, kind, 0, None, size))
         else:
             begin = 0
             with opened(name) as file:
@@ -240,7 +194,7 @@ def line_records(part):
             stream.seek(part.begin)
         at, number = part.begin, 0
         for line in lines_of(stream):
-            if at >= part.end and stem_of(part.file) == Path(part.file).name.lower():
+            if part.end is not None and at >= part.end:
                 break
             number += 1
             place, begin = Place(part, number), at

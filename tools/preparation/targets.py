@@ -157,6 +157,8 @@ class Answers:
         end, shift = there[1], there[1] - here[1]
         while (token := self._special_at(whole, end)) and until.startswith(token, end - shift):
             end += len(token)
+        while whole[end:end + 1].isspace() and until[end - shift:end - shift + 1] == whole[end]:
+            end += 1
         return there[0] - (here[0] - begin), end
 
     def _header_length(self, i, begin, until):
