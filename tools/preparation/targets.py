@@ -96,17 +96,13 @@ class Answers:
         for i in self.indices:
             last = i + 1 == len(self.messages)
             until = whole if last else self._text(self.messages[:i + 1])
-            span = None
-            if until is not None:
-                begin = self._begin(i, until)
-                if begin is not None and whole.startswith(until):
-                    span = begin, len(until)
-                elif begin is not None and not last:
-                    span = self._rewritten(i, until, begin, whole)
-            elif not last:
+            begin = self._begin(i, until) if until is not None else None
+            if begin is not None and whole.startswith(until):
+                span = begin, len(until)
+            elif begin is not None:
+                span = self._rewritten(i, until, begin, whole)
+            else:
                 span = self._by_stand_ins(i, whole)
-            if last and span is None and (content := self._content(self.messages, i, whole)):
-                span = content[0], len(whole)
             if span is not None and span[0] >= at:
                 found.append((i, span))
                 at = span[1]
@@ -122,13 +118,16 @@ class Answers:
         header = self._text(self.messages[:i], True)
         if header and until.startswith(header):
             return len(header)
+        before = self._text(self.messages[:i]) if i else ""
+        if before is None or not until.startswith(before):
+            return None
         # The template opens an answer with more than this one has, such as thoughts: the answer begins where its content does.
         for message in ({"role": "assistant"}, self.messages[i]):
             texts = [self._text([*self.messages[:i], {**message, "content": content}]) for content in STAND_INS]
-            if None in texts:
+            if None in texts or texts[0] == texts[1]:
                 continue
             begin = common(*texts)
-            if any(stand_in in text for stand_in, text in zip(STAND_INS, texts)) and until.startswith(texts[0][:begin]):
+            if begin >= len(before) and until.startswith(texts[0][:begin]):
                 return begin
         return None
 
@@ -138,7 +137,7 @@ class Answers:
         if not messages[i].get("content"):
             return None
         texts = [self._text([*messages[:i], {**messages[i], "content": content}, *messages[i + 1:]]) for content in STAND_INS]
-        if None in texts or not all(stand_in in written for stand_in, written in zip(STAND_INS, texts)):
+        if None in texts or texts[0] == texts[1]:
             return None
         begin, behind = common(*texts), common_end(*texts)
         end = len(text) - behind
@@ -167,7 +166,7 @@ class Answers:
         return begin - len(before) if before and until.startswith(before) and len(before) < begin else min(begin, 1)
 
     def _by_stand_ins(self, i, whole):
-        """Span in `whole` of an answer's content and of the special tokens right behind it."""
+        """Span in `whole` of an answer's content and of the special tokens right behind it; None where it is not shown."""
         span = self._content(self.messages, i, whole)
         if span is None:
             return None
