@@ -6,7 +6,7 @@ from .folder import TokenizerFolder
 from .records import Chat, Text, normalise
 from .targets import Answers
 from .templates import REASONING, ChatTemplate
-from .tokens import EndToken, Encoder, find_end_token, load_tokenizer
+from .tokens import Encoder, find_end_token, load_tokenizer
 
 # How a chat is written for a model that brings no template of its own: before and behind each content.
 HEADER, BEHIND = "<|{role}|>\n", "\n"
@@ -83,6 +83,3 @@ def plain_chat(chat, place):
         pieces.append((HEADER.format(role=message["role"]), False))
         pieces.append((message["content"] + BEHIND, trained))
     return pieces
-
-
-__all__ = ["EndToken", "Pipeline", "Prepared"]

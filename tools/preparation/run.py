@@ -85,7 +85,8 @@ def preview(parts, pipeline, count):
     """Tells the end token, what was recognised, and the first records as the model will see them. Refuses the first ones
     where they cannot be prepared, before any work."""
     if pipeline.end is not None:
-        tell(f"end token {pipeline.end.text!r} (id {pipeline.end.id}): {pipeline.end.source}")
+        tell(f"end token {pipeline.end.text!r} (id {pipeline.end.id}): {pipeline.end.source}" +
+             ("; a chat ends as its template writes it" if pipeline.sources else ""))
     everything = ((place, raw) for part in parts for place, raw in records_of(part))
     for number, (place, raw) in enumerate(itertools.islice(everything, max(count, 1))):
         raw, cut = shown(raw)

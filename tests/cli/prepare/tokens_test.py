@@ -1,12 +1,16 @@
 """Tokens of texts and prompts: those of the tokenizer itself as transformers calls it, its end token, and targets by
 character offsets with every kind of tokenizer."""
-import peers
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import peers  # noqa: E402
 
 peers.run_under_one_with("tokenizers", "jinja2", "transformers")
 
 import json  # noqa: E402
 
-from prepare import PrepareTest, byte_level, first, main, sentencepiece, unigram, word_piece  # noqa: E402
+from common import PrepareTest, byte_level, first, main, sentencepiece, unigram, word_piece  # noqa: E402
 
 TEXTS = ["Hello how are you?", " What\n\n is  it? ", "caf\u00e9 \U0001f600 \ufb01ne na\u00efve", "<table> yes<|x|>no</table>", "\n",
          "def f(x):\n    return x + 1\n"]

@@ -1,6 +1,6 @@
 """What the tests of tools/prepare_data.py share: running it, small tokenizers, and what it wrote, as text and targets.
 
-The scripts that use it run under a Python with the packages of requirements.txt (peers.py)."""
+The scripts that use it run under a Python with the packages of requirements.txt (../peers.py)."""
 import json
 import logging
 import pathlib
@@ -12,9 +12,9 @@ import sys
 
 from program import ProgramTest, main  # noqa: F401
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 TOOL = ROOT / "tools" / "prepare_data.py"
-CASES = pathlib.Path(__file__).resolve().parent / "prepare_cases"
+CASES = pathlib.Path(__file__).resolve().parent / "cases"
 sys.path.insert(0, str(TOOL.parent))
 
 # What tokenizers are trained on: words, markup, and characters of several bytes.

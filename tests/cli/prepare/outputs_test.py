@@ -11,9 +11,10 @@ import subprocess
 import sys
 import time
 
-from program import ProgramTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from program import ProgramTest, main, wait_for  # noqa: E402
 
-TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "prepare_data.py"
+TOOL = pathlib.Path(__file__).resolve().parents[3] / "tools" / "prepare_data.py"
 # A package `tokenizers` with what the tool uses of it. A text with the word "slow" takes its time; $DIE_BEFORE=N kills the
 # process before the Nth time that it changes an output.
 STAND_IN = '''

@@ -1,5 +1,9 @@
-"""Small inputs on which tools/prepare_data.py once learnt something else than the user meant (prepare_cases/)."""
-import peers
+"""Small inputs on which tools/prepare_data.py once learnt something else than the user meant (cases/)."""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import peers  # noqa: E402
 
 peers.run_under_one_with("tokenizers", "jinja2", "transformers")
 
@@ -7,7 +11,7 @@ import gzip  # noqa: E402
 import json  # noqa: E402
 import shutil  # noqa: E402
 
-from prepare import CASES, PrepareTest, main  # noqa: E402
+from common import CASES, PrepareTest, main  # noqa: E402
 
 DATE = "2025-01-31"
 

@@ -1,5 +1,9 @@
 """Files that tools/prepare_data.py reads or refuses: names, compression, encodings, tables, folders, and lines in errors."""
-import peers
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import peers  # noqa: E402
 
 peers.run_under_one_with("tokenizers", "jinja2", "pyarrow", "zstandard")
 
@@ -9,10 +13,9 @@ import os  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
-import sys  # noqa: E402
 import time  # noqa: E402
 
-from prepare import TOOL, PrepareTest, byte_level, main  # noqa: E402
+from common import TOOL, PrepareTest, byte_level, main  # noqa: E402
 
 RECORDS = [{"prompt": f"{i}+{i}=", "completion": f"{2 * i} \u00e9"} for i in range(40)]
 LINES = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in RECORDS)

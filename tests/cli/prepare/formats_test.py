@@ -1,11 +1,16 @@
 """Records in the formats that people have: what each becomes, what is learnt of it, and what is refused by line and field."""
-import peers
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import peers  # noqa: E402
 
 peers.run_under_one_with("tokenizers", "jinja2")
 
 import json  # noqa: E402
 
-from prepare import PrepareTest, byte_level, main  # noqa: E402
+from common import PrepareTest, byte_level, main  # noqa: E402
+from program import ProgramTest  # noqa: E402
 
 TEMPLATE = (
     "{% if tools %}{% for t in tools %}({{ t.name or t.function.name }}){% endfor %}{% endif %}{% for m in messages %}[{{ m.role }}]"
@@ -387,6 +392,23 @@ class Formats(PrepareTest):
         self.assertEqual(self.written(held_out)[2]["records"], 4)
         left_out = next(line for line in result.stderr.splitlines() if line.startswith("left out, as outputs"))
         self.assertIn("out-validation.bin", left_out)
+
+    def test_the_program_trains_on_what_is_written(self):
+        records = self.records(*({"messages": [{"role": "user", "content": f"{i} and {i}?"}, {"role": "assistant", "content": str(2 * i)}]}
+                                 for i in range(40)))
+        self.succeed(self.prepare("--layout", "rows", "--row-length", "33", "--validation", "0.2", records))
+        description = self.written()[2]
+        model = self.file("config.json", json.dumps({
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "vocab_size": 512, "n_embd": 32, "n_layer": 1, "n_head": 2,
+            "n_positions": 32, "n_ctx": 32}))
+        run = self.root / "run"
+        self.succeed(self.run_program("train", "--model", model, "--data", self.out, "--eval-data", self.root / "out-validation.bin",
+                                      "--out", run, "--epochs", "1", "--device", "host", "--threads", "1"))
+        self.assertEqual(self.summary(run)["tokens"], description["targets"])
+        self.refused_by_program(self.train("--steps", "1", "--out", self.root / "other", data=self.out))
+
+    def refused_by_program(self, result):
+        ProgramTest.refused(self, result, 4, f"vocabulary of {self.written()[2]['vocab_size']}")
 
     def test_validation_overwrites_nothing_of_others(self):
         records = self.records({"text": "a"}, {"text": "b"})

@@ -1,12 +1,16 @@
 """Chats by templates in the manner of published families: the tokens are those of transformers, and the targets those of its
 generation masks, or, of templates without marks, the answers and the ends of their turns."""
-import peers
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import peers  # noqa: E402
 
 peers.run_under_one_with("tokenizers", "jinja2", "transformers")
 
 import re  # noqa: E402
 
-from prepare import PrepareTest, byte_level, main, sentencepiece, unigram, word_piece  # noqa: E402
+from common import PrepareTest, byte_level, main, sentencepiece, unigram, word_piece  # noqa: E402
 
 MARK, UNMARK = "{% generation %}", "{% endgeneration %}"
 TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "Weather of a city <now>",
