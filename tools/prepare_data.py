@@ -37,7 +37,7 @@ import signal
 import sys
 from pathlib import Path
 
-from preparation.errors import Interrupted, Refusal, WriteFailure
+from preparation.errors import Fault, Interrupted, Refusal, WriteFailure, fault_of
 from preparation.records import FORMATS
 from preparation.run import Settings, prepare
 from preparation.signals import Signals
@@ -50,7 +50,8 @@ def settings():
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder that holds one")
     parser.add_argument("--out", required=True, type=Path, metavar="NAME.bin",
                         help="the .bin to write; existing files are replaced only if this tool wrote them")
-    parser.add_argument("--format", dest="form", choices=FORMATS, default="auto", help="of the records (default auto: by fields)")
+    parser.add_argument("--format", dest="form", choices=FORMATS, default="auto",
+                        help="of the records (default auto: by their fields)")
     parser.add_argument("--show", type=int, default=1, metavar="N",
                         help="show the first N records as the model will see them (default 1; 0: none)")
     parser.add_argument("--validation", type=float, default=0.0, metavar="R",
@@ -58,7 +59,8 @@ def settings():
     parser.add_argument("--layout", choices=("stream", "rows"), default="stream", help="default stream")
     parser.add_argument("--row-length", type=int, metavar="TOKENS",
                         help="of rows: one more than train's --seq-len; longer records are cut (default: the longest)")
-    parser.add_argument("--end-token", metavar="TOKEN", help="behind each text (default: the one that the tokenizer's folder names)")
+    parser.add_argument("--end-token", metavar="TOKEN",
+                        help="behind each text (default: the one that the tokenizer's folder names)")
     parser.add_argument("--no-end-token", action="store_true", help="nothing between documents")
     parser.add_argument("--no-special-tokens", dest="special_tokens", action="store_false",
                         help="no token before a text, even where the tokenizer itself adds one")
@@ -85,6 +87,10 @@ def main():
         return ended(f"ended by {signal.Signals(number).name}: nothing was written; give the command again", 128 + number)
     except OSError as error:
         return ended(error, 1)
+    except Fault as fault:
+        return ended(fault, 1)
+    except Exception as error:
+        return ended(fault_of(error), 1)
     return 0
 
 

@@ -4,6 +4,7 @@ Errors are one line each, "WHAT: WHY; TRY", and carry the exit code of the comma
 """
 import contextlib
 import os
+import traceback
 
 
 class Refusal(Exception):
@@ -12,6 +13,17 @@ class Refusal(Exception):
 
 class WriteFailure(Exception):
     """What cannot be written and what to try (exit 7)."""
+
+
+class Fault(Exception):
+    """A fault of this tool itself (exit 1)."""
+
+
+def fault_of(error):
+    """The Fault that reports an unexpected exception."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    where = f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return Fault(f"a fault of this tool: {type(error).__name__}: {error} ({where}); report it with this line")
 
 
 class Interrupted(BaseException):

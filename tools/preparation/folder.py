@@ -48,6 +48,9 @@ class TokenizerFolder:
     def __init__(self, name):
         self.file = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
         if not self.file.is_file():
+            if (Path(name) / "tokenizer.model").is_file():
+                raise Refusal(f"--tokenizer {name}: a tokenizer.model alone; make a tokenizer.json of it: "
+                              "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)")
             raise Refusal(f"--tokenizer {name}: no tokenizer.json there; name the file, or a folder that holds it")
         self.path = self.file.parent
         self.config = object_in(self.path / "tokenizer_config.json")

@@ -103,7 +103,8 @@ def refuse_nul(where, content, begin):
     at = content.find(b"\0")
     if at >= 0:
         wide = content[at + 1:at + 2] not in (b"", b"\0") and content[at + 2:at + 3] == b"\0"
-        advice = "text in UTF-16 is converted by iconv -f UTF-16 -t UTF-8 FILE; else leave it out" if wide else "leave it out"
+        convert = "text in UTF-16 is converted by iconv -f UTF-16 -t UTF-8 FILE; else "
+        advice = (convert if wide else "") + "leave it out"
         raise Refusal(f"{where}: byte {begin + at} is NUL: no text; {advice}")
 
 
@@ -245,7 +246,8 @@ def document_records(part):
                 elif text[at:at + 1] != "]":
                     raise ValueError(f"no comma after record {number}")
     except RecursionError:
-        raise Refusal(f"{part.file}, line {line} (record {number}): its JSON is nested too deep; leave that record out") from None
+        raise Refusal(f"{part.file}, line {line} (record {number}): its JSON is nested too deep; leave that record "
+                      "out") from None
     except ValueError as error:
         where = f"{part.file}, line {getattr(error, 'lineno', line + text.count(chr(10), counted, at))}"
         raise Refusal(f"{where}: not JSON ({error}); mend it there") from None

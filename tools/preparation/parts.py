@@ -10,11 +10,12 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from .errors import Refusal, WriteFailure, flush, writing
+from .errors import Fault, Refusal, WriteFailure, fault_of, flush, writing
 from .inputs import records_of
 from .pipeline import Pipeline
 
-COUNTS = ("tokens", "records", "targets", "cut", "without_target", "untaught", "dropped", "tools_dropped", "open_ended", "doubled")
+COUNTS = ("tokens", "records", "targets", "cut", "without_target", "untaught", "dropped", "tools_dropped", "quoted", "open_ended",
+          "doubled")
 
 worker = {}
 
@@ -34,6 +35,10 @@ def work(connection, main_ends, options):
                 connection.send(do_part(job))
             except WriteFailure as failure:
                 connection.send(failure)
+            except MemoryError:
+                connection.send((job[0], f"{job[1].file}: too little memory; try fewer --workers"))
+            except Exception as error:
+                connection.send(fault_of(error))
     except Refusal as refusal:
         connection.send((None, str(refusal)))
     except (EOFError, ConnectionError):
@@ -72,7 +77,7 @@ def results(jobs, workers):
         while busy:
             for connection in multiprocessing.connection.wait(busy):
                 result = connection.recv()
-                if isinstance(result, WriteFailure):
+                if isinstance(result, (WriteFailure, Fault)):
                     raise result
                 yield result
                 job = next(waiting, None)
@@ -103,7 +108,8 @@ class PartFiles:
         self.counts["without_target"] += not learnt
         self.counts["doubled"] += prepared.encoded.doubled
         if found:
-            self.counts.update(dropped=len(found.dropped), tools_dropped=found.tools_dropped, open_ended=found.open_ended)
+            self.counts.update(dropped=len(found.dropped), tools_dropped=found.tools_dropped, quoted=found.quoted,
+                               open_ended=found.open_ended)
             if found.dropped and self.first_dropped is None:
                 self.first_dropped = f"{place}, message {found.dropped[0]}"
         if self.rows and not learnt:

@@ -90,7 +90,7 @@ def normalise(raw, place, wanted="auto", templated=False):
     """(format, Text, Prompt or Chat) of a record as it was read. `templated`: whether there is a template for chats, which
     Alpaca's records then become."""
     if not isinstance(raw, dict):
-        raise Refusal(f"{place}: a record is an object, {{...}}, and this is {type(raw).__name__}; write one record a line")
+        raise Refusal(f"{place}: a record is an object, {{...}}, and this is {described(raw)}; write one record a line")
     record = {key: value for key, value in raw.items() if value is not None}
     refuse_fields(record, place)
     form = recognise(record, place, wanted)
@@ -124,8 +124,10 @@ def string(value, name, place):
 
 
 def described(value):
-    return {dict: "an object", list: "a list", bool: "true or false", type(None): "null"}.get(type(value), "a number") \
-        if not isinstance(value, str) else "text"
+    """A value's kind, in words of JSON."""
+    kinds = {dict: "an object", list: "a list", bool: "true or false", type(None): "null", str: "text", int: "a number",
+             float: "a number", bytes: "bytes"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
 
 
 # -- prompts and instructions ---------------------------------------------------------------------------------
@@ -192,8 +194,8 @@ def chat(record, messages, name, place):
         raise Refusal(f"{place}: field chat_template_kwargs: an object of other variables was expected; mend it")
     if record.get("functions"):
         raise Refusal(f"{place}: field functions: an older form of tools; write it as tools")
-    return Chat(taken, trained, objects(record.get("tools"), "tools", place), objects(record.get("documents"), "documents", place),
-                variables)
+    tools, documents = (objects(record.get(name), name, place) for name in ("tools", "documents"))
+    return Chat(taken, trained, tools, documents, variables)
 
 
 def objects(value, name, place):

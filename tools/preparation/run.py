@@ -110,7 +110,10 @@ def warn(total, settings, outputs, pipeline):
             ("untaught", "answers are no targets: the chat template rewrites them once others follow"),
             ("dropped", f"messages or thoughts are not, or not whole, in what the chat template writes (the first: {first})"),
             ("tools_dropped", "chats have tools that the chat template does not write"),
-            ("open_ended", "chats where the template's {% generation %} blocks leave out the end of the turn: it is not learnt"),
+            ("quoted", "chats where the template writes arguments of calls, which are text, as a text within a text: write them as "
+             "objects"),
+            ("open_ended", "chats where the template's {% generation %} blocks leave out the end of the turn: it is not "
+             "learnt"),
             ("doubled", "texts begin with the tokenizer's beginning token: it is not written twice")):
         if total[key]:
             print(f"{total[key]} {what}", file=sys.stderr)

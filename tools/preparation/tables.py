@@ -22,6 +22,9 @@ def table_reading(name):
     pyarrow = arrow_package(name)
     try:
         yield pyarrow
+    except UnicodeDecodeError as error:
+        raise Refusal(f"{name}: text in it is not UTF-8 ({error.reason} 0x{error.object[error.start]:02x}); "
+                      "write it again") from None
     except (OSError, pyarrow.ArrowException) as error:
         raise Refusal(f"{name}: not a whole file of its kind ({' '.join(str(error).split())[:200]}); "
                       "get it again, or write it again") from None
@@ -57,7 +60,7 @@ def table_records(part):
     number = 0
     with table_reading(part.file) as pyarrow:
         for batch in batches(pyarrow, part):
-            for record in batch.to_pylist():
+            for record in batch.to_pylist(maps_as_pydicts="strict"):
                 number += 1
                 yield number, without_nulls(record)
 

@@ -13,8 +13,9 @@ from .templates import REASONING, TemplateFailure
 
 # text: the whole chat. spans: targets in characters. marked: whether the template marks them. untaught: answers that are
 # no targets as the template rewrites them. dropped: indices of messages whose text is not, or not whole, in the text.
-# tools_dropped: whether no tool is named in it. open_ended: whether the template's marks leave out an end-of-turn token.
-Targets = namedtuple("Targets", "text spans marked untaught dropped tools_dropped open_ended")
+# tools_dropped: whether no tool is named in it. quoted: whether arguments of a call, which are a text of JSON, are in it as a
+# text within a text. open_ended: whether the template's marks leave out an end-of-turn token.
+Targets = namedtuple("Targets", "text spans marked untaught dropped tools_dropped quoted open_ended")
 
 # Contents that differ in their first and their last character.
 STAND_INS = ("qzjvkQ", "wxhbgW")
@@ -54,9 +55,11 @@ class Answers:
             spans, untaught = self._by_prefixes(whole.text)
         taught = [span for i, span in spans if self.chat.trained[i]]
         dropped = dropped_messages(self.messages, whole.text, dict(spans) if not marked else {})
-        tools_dropped = bool(self.chat.tools) and not any(name in whole.text for name in map(tool_name, self.chat.tools) if name)
+        named = any(name in whole.text for name in map(tool_name, self.chat.tools or []) if name)
+        tools_dropped = bool(self.chat.tools) and not named
         open_ended = marked and any(self._is_open_ended(whole.text, *span) for span in taught)
-        return Targets(whole.text, taught, marked, untaught, dropped, tools_dropped, open_ended)
+        quoted = any(json.dumps(a, ensure_ascii=False) in whole.text for m in self.messages for a in arguments_of(m))
+        return Targets(whole.text, taught, marked, untaught, dropped, tools_dropped, quoted, open_ended)
 
     # -- marked by the template --
 
@@ -71,8 +74,8 @@ class Answers:
             prefix = self._write(self.messages[:i + 1], tracked=True)
             count = len(prefix.spans) if prefix and prefix.spans is not None else -1
             if not before <= count <= len(spans):
-                raise Refusal(f"{self.place}: the chat template marks {len(spans)} answers of {len(self.indices)}, so it is not "
-                              f"plain which is that of message {i} with weight 0; leave the weights out")
+                raise Refusal(f"{self.place}: the chat template marks {len(spans)} answers of {len(self.indices)}, so it is "
+                              f"not plain which is that of message {i} with weight 0; leave the weights out")
             found += [(i, span) for span in spans[before:count]]
             before = count
         return found, 0
@@ -147,6 +150,10 @@ class Answers:
     def _rewritten(self, i, until, begin, whole):
         """Span in `whole` of an answer that `until` ends with, where the template writes something else around it once
         others follow; None where it writes the answer itself otherwise."""
+        content = (self.messages[i].get("content") or "").strip()
+        same, at = common(until, whole), until.find(content, begin) if content else -1
+        if at >= 0 and begin <= same < at + len(content):  # the texts part within the content or before it
+            return None
         here, there = self._content(self.messages[:i + 1], i, until), self._content(self.messages, i, whole)
         if here is None or there is None or here[0] < begin:
             return None
@@ -190,6 +197,12 @@ def tool_name(tool):
     """Name of a tool or of a call of one; None where it has none."""
     holder = tool.get("function") if isinstance(tool, dict) and isinstance(tool.get("function"), dict) else tool
     return holder.get("name") if isinstance(holder, dict) else None
+
+
+def arguments_of(message):
+    """Arguments of calls that are written as a text of JSON, as OpenAI's interface gives them."""
+    calls = [c.get("function", c) for c in message.get("tool_calls") or []]
+    return [c["arguments"] for c in calls if isinstance(c, dict) and isinstance(c.get("arguments"), str) and c["arguments"]]
 
 
 def texts_of(message):

@@ -7,10 +7,23 @@ from .errors import Refusal
 # End tokens of published models, tried where a tokenizer's folder names none.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>")
 
-# ids, and a mask of 0 and 1, of equal length; offsets: (begin, end) of each token in characters of the text, (0, 0) of tokens
-# that stand for none of it. doubled: whether a beginning token was left out, as the text begins with it.
-Encoded = namedtuple("Encoded", "ids mask offsets doubled")
 EndToken = namedtuple("EndToken", "id text source")
+
+
+class Encoded:
+    """ids, and a mask of 0 and 1, of equal length. doubled: whether a beginning token was left out, as the text begins with
+    it."""
+
+    def __init__(self, encoding, mask, before=(), after=(), doubled=False):
+        """`mask`: of all tokens. `before`, `after`: ids around those of the text."""
+        self.ids, self.mask, self.doubled = [*before, *encoding.ids, *after], mask, doubled
+        self._encoding, self._around = encoding, (len(before), len(after))
+
+    @property
+    def offsets(self):
+        """(begin, end) of each token in characters of the text, (0, 0) of tokens that stand for none of it."""
+        before, after = self._around
+        return [(0, 0)] * before + list(self._encoding.offsets) + [(0, 0)] * after
 
 
 def load_tokenizer(folder):
@@ -120,17 +133,17 @@ class Encoder:
         or all where it is None; what ends the text is a target where its last token is."""
         refuse_half_pairs(text, place)
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        ids, offsets = list(encoding.ids), list(encoding.offsets)
-        mask = [1] * len(ids) if spans is None else mask_of(offsets, spans)
-        before, last = list(self.before), mask[-1] if mask else 1
+        ids = encoding.ids
+        mask = [1] * len(ids) if spans is None else mask_of(encoding.offsets, spans)
+        before, last = self.before, mask[-1] if mask else 1
         doubled = bool(before) and ids[:len(before)] == before
         if doubled:
             before = []
         after = list(self.after)
         if self.end is not None and [*ids, *after][-1:] != [self.end.id]:
             after.append(self.end.id)
-        return Encoded(before + ids + after, [int(spans is None)] * len(before) + mask + [last] * len(after),
-                       [(0, 0)] * len(before) + offsets + [(0, 0)] * len(after), doubled)
+        mask = [int(spans is None)] * len(before) + mask + [last] * len(after)
+        return Encoded(encoding, mask, before, after, doubled)
 
     def chat(self, text, place, spans, marked):
         """Encodes a chat as its template wrote it, without further tokens. `marked`: whether the template marks its answers;
@@ -141,4 +154,4 @@ class Encoder:
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         if marked:
             self.tokenizer.post_processor = None
-        return Encoded(list(encoding.ids), mask_of(encoding.offsets, spans, marked), list(encoding.offsets), False)
+        return Encoded(encoding, mask_of(encoding.offsets, spans, marked))

@@ -226,6 +226,13 @@ class Formats(PrepareTest):
         self.assertIn("data.jsonl, line 2, message 1", result.stderr)
         self.assertIn("1 chats have tools that the chat template does not write", result.stderr)
 
+    def test_arguments_that_a_template_quotes_are_told(self):
+        for arguments, told in (({"a": 1}, 0), ('{"a": 1}', 1)):
+            call = {"type": "function", "function": {"name": "get", "arguments": arguments}}
+            record = {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]}
+            result = self.succeed(self.prepare(self.records(record)))
+            self.assertEqual(result.stderr.count("a text within a text: write them as objects"), told)
+
     def test_templates_stand_where_models_have_them(self):
         default, tool_use = "{% for m in messages %}d{{ m.content }}!{% endfor %}", "{% for m in messages %}t{{ m.content }}!{% endfor %}"
         chat = {"messages": [USER, ANSWER]}
@@ -338,6 +345,8 @@ class Formats(PrepareTest):
         self.assertEqual(self.prepare("--format", "csv", records).returncode, 2)
         self.refused(self.prepare("--validation", "0.5", self.file("one.txt", "a")), "1 record cannot be split")
         self.refused(self.prepare(records, tokenizer=self.root), "no tokenizer.json there")
+        self.file("old/tokenizer.model", "x")
+        self.refused(self.prepare(records, tokenizer=self.root / "old"), "a tokenizer.model alone", "save_pretrained")
         self.refused(self.prepare(records, tokenizer=self.file("bad.json", "{}")), "--tokenizer", "bad.json")
 
     # -- what is told and split -------------------------------------------------------------------------------

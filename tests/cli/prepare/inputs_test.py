@@ -95,12 +95,27 @@ class Inputs(PrepareTest):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), paths[0])
         self.assertEqual(self.read(paths[0]), wanted)
 
+        # A column of maps gives objects.
+        text = pyarrow.string()
+        function = pyarrow.struct([("name", text), ("arguments", pyarrow.map_(text, text))])
+        calls = pyarrow.list_(pyarrow.struct([("function", function)]))
+        kind = pyarrow.list_(pyarrow.struct([("role", text), ("content", text), ("tool_calls", calls)]))
+        call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "get", "arguments": [("city", "Paris")]}}]}
+        pyarrow.parquet.write_table(pyarrow.table({"messages": pyarrow.array([[CHAT["messages"][0], call]], type=kind)}), paths[0])
+        self.read(paths[0])
+        self.assertIn("get Paris", self.text_and_targets()[1])
+
         self.out = self.root / "bad.bin"
         pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2]}), paths[0])
         self.refused(self.prepare(paths[0]), "one.parquet, record 1: a record needs", "'a'")
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist([*RECORDS[:9], {"prompt": "x", "completion": None}]), paths[1],
                                     row_group_size=4)
         self.refused(self.prepare(paths[1]), "groups.PARQUET, record 10: a record needs")
+        text = pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, pyarrow.py_buffer(b"\0\0\0\0\2\0\0\0"), pyarrow.py_buffer(b"a\xff")])
+        pyarrow.parquet.write_table(pyarrow.table({"text": text}), paths[0])
+        self.refused(self.prepare(paths[0]), "one.parquet: text in it is not UTF-8", "0xff")
+        pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([b"a"])}), paths[0])
+        self.refused(self.prepare(paths[0]), "one.parquet, record 1: field text", "it is bytes")
         paths[0].write_bytes(paths[1].read_bytes()[:-9])
         self.refused(self.prepare(paths[0]), "one.parquet: not a whole file")
         paths[3].write_bytes(b"ARROW1\0\0" + bytes(50))
