@@ -36,13 +36,17 @@ def is_front_matter(path):
         return False
 
 
-def metadata_in(folder, names):
+def is_card(path, found):
+    """Whether a file is the card of a data set, whose records lie beside it or in folders there."""
+    beside = (path.parent in other.parents for other in found if holds_records(other))
+    return path.name == "README.md" and any(beside) and is_front_matter(path)
+
+
+def metadata_in(names):
     """Names of the files of one folder that describe a data set and are no data themselves."""
     found = {name for name in names if name in DESCRIPTIONS}
     if any(name.endswith(".arrow") for name in names):
         found |= {"state.json"} & set(names)
-    if any(map(holds_records, set(names) - found)) and "README.md" in names and is_front_matter(folder / "README.md"):
-        found.add("README.md")
     return found
 
 
@@ -74,7 +78,7 @@ def files_in(folder, taken, left_out):
         left_out.outputs += [here / name for name in own]
         folders[:] = [name for name in folders if name not in own and name not in hidden]
         files = [name for name in files if is_regular(here / name)]
-        metadata = metadata_in(here, files)
+        metadata = metadata_in(files)
         for name in files:
             path = here / name
             if name.startswith("."):
@@ -85,7 +89,9 @@ def files_in(folder, taken, left_out):
                 left_out.metadata.append(path)
             else:
                 found.append(path)
-    return sorted(found, key=os.fsencode)
+    cards = [path for path in found if is_card(path, found)]
+    left_out.metadata += cards
+    return sorted(set(found) - set(cards), key=os.fsencode)
 
 
 def find_inputs(names, outputs):

@@ -115,8 +115,8 @@ def text_of(where, content, begin=0):
         return content.decode()
     except UnicodeDecodeError as error:
         byte = content[error.start]
-        raise Refusal(f"{where}: byte {begin + error.start} (0x{byte:02x}) is not UTF-8; if the text is in Latin-1, convert it: "
-                      "iconv -f LATIN1 -t UTF-8 FILE") from None
+        raise Refusal(f"{where}: byte {begin + error.start} (0x{byte:02x}) is not UTF-8; if the text is in Latin-1, convert "
+                      "it: iconv -f LATIN1 -t UTF-8 FILE") from None
 
 
 def kind_of(path):

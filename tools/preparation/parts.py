@@ -14,8 +14,8 @@ from .errors import Fault, Refusal, WriteFailure, fault_of, flush, writing
 from .inputs import records_of
 from .pipeline import Pipeline
 
-COUNTS = ("tokens", "records", "targets", "cut", "without_target", "untaught", "dropped", "tools_dropped", "quoted", "open_ended",
-          "doubled")
+COUNTS = ("tokens", "records", "targets", "cut", "without_target", "untaught", "dropped", "tools_dropped", "quoted",
+          "open_ended", "doubled")
 
 worker = {}
 

@@ -16,7 +16,7 @@ from .outputs import Outputs
 from .parts import make_parts, totals
 from .pipeline import Pipeline
 from .show import described
-from .templates import DATE
+from .templates import DATE, parse_date
 
 # Version of what records become: parts of another one are not gone on with.
 FORMAT_VERSION = 2
@@ -51,6 +51,7 @@ class Settings:
             raise Refusal(f"--validation {self.validation:g}: a share of the records is below 1, such as 0.02")
         if self.end_token is not None and self.no_end_token:
             raise Refusal("--end-token and --no-end-token: give one of them")
+        parse_date(self.date)
         if self.show < 0:
             raise Refusal("--show: a number of records, or 0 for none")
 
@@ -110,8 +111,8 @@ def warn(total, settings, outputs, pipeline):
             ("untaught", "answers are no targets: the chat template rewrites them once others follow"),
             ("dropped", f"messages or thoughts are not, or not whole, in what the chat template writes (the first: {first})"),
             ("tools_dropped", "chats have tools that the chat template does not write"),
-            ("quoted", "chats where the template writes arguments of calls, which are text, as a text within a text: write them as "
-             "objects"),
+            ("quoted", "chats where the template writes arguments of calls, which are text, as a text within a text: write "
+             "them as objects"),
             ("open_ended", "chats where the template's {% generation %} blocks leave out the end of the turn: it is not "
              "learnt"),
             ("doubled", "texts begin with the tokenizer's beginning token: it is not written twice")):
@@ -134,8 +135,6 @@ def prepare(settings, signals):
     outputs = Outputs(settings.out, settings.validation > 0)
     paths, left_out = find_inputs(settings.inputs, outputs)
     pipeline = Pipeline(**settings.pipeline())
-    if pipeline.sources:
-        pipeline.template()  # what is wrong with it is said before any work
     parts = parts_of(paths, settings.part_bytes)
     left_out.say()
     preview(parts, pipeline, settings.show)
@@ -149,6 +148,8 @@ def prepare(settings, signals):
                              pipeline)
         outputs.publish(folder, masked(descriptions), signals)
     warn(total, settings, outputs, pipeline)
+    if len(total["forms"]) > 1:
+        tell("formats: " + ", ".join(f"{count} {form}" for form, count in sorted(total["forms"].items())))
     for description, files in zip(descriptions, outputs.sets):
         tell(f"{description['records']} records, {description['tokens']} tokens of {description['dtype']}, "
              f"{description['targets']} of them targets, in {files.tokens}")

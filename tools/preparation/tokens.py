@@ -98,6 +98,17 @@ def mask_of(offsets, spans, strict=False):
     return mask
 
 
+def encode(tokenizer, text, place, add_special_tokens=False):
+    """The library's encoding of a text. What it throws is a refusal: also its panics, which are no Exception."""
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise Refusal(f"{place}: the tokenizer cannot encode the text: {' '.join(str(error).split())}; give another "
+                      "tokenizer, or leave the record out") from None
+
+
 def refuse_half_pairs(text, place):
     """JSON can write half of a surrogate pair, which is no character."""
     try:
@@ -120,7 +131,9 @@ class Encoder:
 
     def _special_tokens(self):
         """Ids that the post-processor writes before and behind a text."""
-        encoding = self.tokenizer.encode("a")
+        if self._post_processor is None:
+            return [], []
+        encoding = encode(self.tokenizer, "a", "--tokenizer", True)
         own = encoding.special_tokens_mask
         before = next((i for i, special in enumerate(own) if not special), len(own))
         after = next((i for i, special in enumerate(reversed(own)) if not special), 0)
@@ -132,7 +145,7 @@ class Encoder:
         """Encodes a text that no template wrote: with the tokenizer's special tokens and the end token. `spans` are targets,
         or all where it is None; what ends the text is a target where its last token is."""
         refuse_half_pairs(text, place)
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        encoding = encode(self.tokenizer, text, place)
         ids = encoding.ids
         mask = [1] * len(ids) if spans is None else mask_of(encoding.offsets, spans)
         before, last = self.before, mask[-1] if mask else 1
@@ -151,7 +164,7 @@ class Encoder:
         refuse_half_pairs(text, place)
         if marked:
             self.tokenizer.post_processor = self._post_processor
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        encoding = encode(self.tokenizer, text, place)
         if marked:
             self.tokenizer.post_processor = None
         return Encoded(encoding, mask_of(encoding.offsets, spans, marked))

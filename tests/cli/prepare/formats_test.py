@@ -362,6 +362,7 @@ class Formats(PrepareTest):
         self.assertEqual(shown.count("data.jsonl, line"), 2)
         ids = self.written()[0]
         self.assertRegex(shown, r"line 1: messages, roles user assistant: \d+ tokens, \d+ of them targets")
+        self.assertIn("formats: 1 messages, 1 prompt, 1 text\n", shown)
         self.assertEqual(self.succeed(self.prepare(chat)).stdout.count("data.jsonl, line"), 1)
         quiet = self.succeed(self.prepare("--show", "0", chat)).stdout
         self.assertEqual(quiet.count("context") + quiet.count("data.jsonl"), 0)
@@ -371,6 +372,34 @@ class Formats(PrepareTest):
         self.assertLess(len(shown), 2000)
         self.assertIn("characters ...", shown)
         self.assertIn("(its first 4000 characters)", shown)
+
+    def test_parts_of_another_command_are_not_gone_on_with(self):
+        from preparation.pipeline import Pipeline
+        from preparation.run import Settings, fingerprint
+        data = self.records({"text": "a"})
+
+        def key(**changes):
+            settings = Settings(inputs=[data], tokenizer=str(self.model), out=self.out, **changes)
+            return fingerprint(settings, [data], Pipeline(**settings.pipeline()))
+
+        found = [key()]
+        self.assertEqual(key(workers=7, show=3, validation=0.5), found[0])  # parts are the same
+        found += [key(**change) for change in ({"layout": "rows"}, {"layout": "rows", "row_length": 9}, {"form": "text"},
+                                               {"end_token": "!"}, {"no_end_token": True}, {"date": "2025-01-01"}, {"part_bytes": 9})]
+        self.file("model/chat_template.jinja", TEMPLATE + "x")
+        found.append(key())
+        self.file("model/tokenizer_config.json", json.dumps({"eos_token": "<|endoftext|>", "bos_token": "!"}))
+        found.append(key())
+        made = byte_level("<|endoftext|>", before="<|endoftext|>")
+        made.save(str(self.model / "tokenizer.json"))
+        found += [key(), key(special_tokens=False)]
+        self.records({"text": "ab"})
+        found.append(key())
+        import preparation.run
+        preparation.run.FORMAT_VERSION += 1
+        self.addCleanup(setattr, preparation.run, "FORMAT_VERSION", preparation.run.FORMAT_VERSION - 1)
+        found.append(key())
+        self.assertEqual(len(set(found)), len(found))
 
     def test_validation_splits_by_record(self):
         records = self.records(*({"prompt": f"{i}=", "completion": str(i)} for i in range(200)), name="d/data.jsonl")

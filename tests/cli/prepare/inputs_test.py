@@ -202,7 +202,7 @@ class Inputs(PrepareTest):
         self.file("d/.git/config", "b")
         self.file("d/sub/.gitattributes", "b")
         self.file("d/empty.txt", "")
-        self.file("d/sub/data.jsonl", '{"text": "c"}\n')
+        self.file("d/sub/data/part-0.jsonl", '{"text": "c"}\n')
         self.file("d/sub/README.md", "---\nlicense: mit\n---\n# Card\n")
         self.file("d/sub/dataset_infos.json", "{}")
         self.file("d/code/README.md", "# Of code\n")

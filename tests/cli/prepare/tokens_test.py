@@ -9,8 +9,10 @@ import peers  # noqa: E402
 peers.run_under_one_with("tokenizers", "jinja2", "transformers")
 
 import json  # noqa: E402
+import os  # noqa: E402
+import subprocess  # noqa: E402
 
-from common import PrepareTest, byte_level, first, main, sentencepiece, unigram, word_piece  # noqa: E402
+from common import TOOL, PrepareTest, byte_level, first, main, sentencepiece, unigram, word_piece  # noqa: E402
 
 TEXTS = ["Hello how are you?", " What\n\n is  it? ", "caf\u00e9 \U0001f600 \ufb01ne na\u00efve", "<table> yes<|x|>no</table>", "\n",
          "def f(x):\n    return x + 1\n"]
@@ -168,6 +170,23 @@ class Tokens(PrepareTest):
         self.assertEqual(self.text_and_targets(), ["<|begin|><|user|>\nhi\n<|assistant|>\nyo\n<|endoftext|>", "yo\n<|endoftext|>"])
         self.succeed(self.prepare("--no-special-tokens", chat))
         self.assertEqual(self.text_and_targets()[0], "<|user|>\nhi\n<|assistant|>\nyo\n<|endoftext|>")
+
+    def test_a_text_that_the_tokenizer_cannot_encode_is_refused(self):
+        from tokenizers import Tokenizer, models, pre_tokenizers
+        made = Tokenizer(models.WordLevel({"a": 0, "<eos>": 1}, unk_token="<unk>"))
+        made.pre_tokenizer = pre_tokenizers.Whitespace()
+        self.tokenizer(made)
+        self.refused(self.prepare(self.records({"text": "a"}, {"text": "a b"})), "data.jsonl, line 2: the tokenizer cannot encode")
+
+    def test_texts_need_no_package_for_templates(self):
+        self.tokenizer(byte_level("<|endoftext|>"), "{{ messages }}", eos_token="<|endoftext|>")
+        self.file("without/jinja2.py", "raise ImportError\n")
+        for record, code in (({"text": "a"}, 0), ({"messages": [{"role": "user", "content": "a"}]}, 2)):
+            path = self.records(record)
+            result = subprocess.run([sys.executable, TOOL, "--tokenizer", self.model, "--out", self.out, path], capture_output=True,
+                                    text=True, env={**os.environ, "PYTHONPATH": str(self.root / "without")})
+            self.assertEqual(result.returncode, code, result.stderr)
+            self.assertEqual(result.stderr.count("try pip install jinja2"), code // 2)
 
     def test_wide_vocabularies(self):
         made = byte_level("<|endoftext|>")
