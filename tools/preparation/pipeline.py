@@ -54,8 +54,9 @@ class Pipeline:
             encoded = self.encoder.chat(found.text, place, found.spans, found.marked)
             return Prepared(form, found.text, [m["role"] for m in record.messages], encoded, found)
         roles = [m["role"] for m in record.messages] if isinstance(record, Chat) else []
-        text, spans = joined(plain_chat(record, place) if isinstance(record, Chat) else record.pieces)
-        return Prepared(form, text, roles, self.encoder.text(text, place, spans), None)
+        pieces = plain_chat(record, place) if isinstance(record, Chat) else record.pieces
+        text, spans = joined(pieces)
+        return Prepared(form, text, roles, self.encoder.text(text, place, spans, pieces[-1][1]), None)
 
 
 def joined(pieces):

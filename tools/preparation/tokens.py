@@ -141,21 +141,21 @@ class Encoder:
             raise Refusal("the tokenizer writes special tokens inside a text; give --no-special-tokens")
         return encoding.ids[:before], encoding.ids[len(own) - after:]
 
-    def text(self, text, place, spans=None):
+    def text(self, text, place, spans=None, end_learnt=True):
         """Encodes a text that no template wrote: with the tokenizer's special tokens and the end token. `spans` are targets,
-        or all where it is None; what ends the text is a target where its last token is."""
+        or all where it is None; `end_learnt` says whether the tokens that end the text are."""
         refuse_half_pairs(text, place)
         encoding = encode(self.tokenizer, text, place)
         ids = encoding.ids
         mask = [1] * len(ids) if spans is None else mask_of(encoding.offsets, spans)
-        before, last = self.before, mask[-1] if mask else 1
+        before = self.before
         doubled = bool(before) and ids[:len(before)] == before
         if doubled:
             before = []
         after = list(self.after)
-        if self.end is not None and [*ids, *after][-1:] != [self.end.id]:
+        if self.end is not None and (after or ids)[-1:] != [self.end.id]:
             after.append(self.end.id)
-        mask = [int(spans is None)] * len(before) + mask + [last] * len(after)
+        mask = [int(spans is None)] * len(before) + mask + [int(end_learnt)] * len(after)
         return Encoded(encoding, mask, before, after, doubled)
 
     def chat(self, text, place, spans, marked):

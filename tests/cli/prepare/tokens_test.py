@@ -141,6 +141,9 @@ class Tokens(PrepareTest):
         self.assertEqual(self.encode({"text": "ab<|endoftext|>"})[0], [begin, *inner, end])
         self.assertEqual(self.encode({"text": "ab"}, special_tokens=False)[0], [*inner, end])
         self.assertEqual(self.encode({"prompt": "ab", "completion": "ab"})[1], [0] + [0] * len(inner) + [1] * len(inner) + [1])
+        # An answer that says nothing is learnt by its end; a chat that ends with a question is not.
+        self.assertEqual(self.encode({"prompt": "ab", "completion": ""})[1], [0] + [0] * len(inner) + [1])
+        self.assertEqual(sum(self.encode({"messages": [{"role": "user", "content": "ab"}]})[1]), 0)
         result = self.succeed(self.prepare(self.file("a.txt", "<|begin|>ab")))
         self.assertIn("1 texts begin with the tokenizer's beginning token: it is not written twice", result.stderr)
 
