@@ -45,6 +45,7 @@ from preparation.templates import DATE
 
 
 def settings():
+    """Settings of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", help="files and folders")
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder that holds one")
@@ -72,6 +73,7 @@ def settings():
 
 
 def main():
+    """Runs the command; returns its exit code."""
     given = settings()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
@@ -95,6 +97,7 @@ def main():
 
 
 def ended(why, code):
+    """Writes one line on standard error; returns the exit code."""
     print(f"prepare_data.py: error: {' '.join(str(why).split())}", file=sys.stderr)
     return code
 

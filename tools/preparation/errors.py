@@ -12,7 +12,7 @@ class Refusal(Exception):
 
 
 class WriteFailure(Exception):
-    """What cannot be written and what to try (exit 7)."""
+    """A failure to write: the path, why, and what to try (exit 7)."""
 
 
 class Fault(Exception):

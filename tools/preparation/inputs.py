@@ -45,8 +45,8 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Place:
-    """Where a record stands, as text: file and line, of a table or an array also the record. Lines before a part are
-    counted only when they are asked for."""
+    """Position of a record, as text: file and line, in a table or an array also the record. Lines before a part are counted
+    only when they are asked for."""
 
     def __init__(self, part, line, record=None, column=None):
         self.part, self.line, self.record, self.column = part, line, record, column
@@ -100,6 +100,7 @@ def refuse_binary(name, head):
 
 
 def refuse_nul(where, content, begin):
+    """Refuses bytes with a NUL, by its place in the file. `begin`: bytes of the file before them."""
     at = content.find(b"\0")
     if at >= 0:
         wide = content[at + 1:at + 2] not in (b"", b"\0") and content[at + 2:at + 3] == b"\0"
@@ -143,6 +144,7 @@ def kind_of(path):
 
 
 def is_json(text):
+    """Whether a text is one whole value of JSON."""
     try:
         json.loads(text)
     except (ValueError, RecursionError):
@@ -190,6 +192,7 @@ def records_of(part):
 
 
 def line_records(part):
+    """Records of a part of a file of JSON lines."""
     with opened(part.file) as stream:
         if part.begin:
             stream.seek(part.begin)
@@ -207,6 +210,7 @@ def line_records(part):
 
 
 def parse(place, text):
+    """The value that a line of JSON holds."""
     try:
         return json.loads(text)
     except RecursionError:

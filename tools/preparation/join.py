@@ -10,6 +10,7 @@ from .outputs import WRITER, is_masked
 
 
 def read_array(path):
+    """Numbers of 32 bits in a file of a part."""
     values = array.array("I")
     values.frombytes(path.read_bytes())
     return values
@@ -56,6 +57,7 @@ class TokenFile:
         self.tokens += len(ids)
 
     def close(self, durable=False):
+        """Closes both files; with `durable` they are on the disk then."""
         for file in (self._tokens_file, self._mask_file):
             if durable:
                 file.flush()

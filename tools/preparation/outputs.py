@@ -122,6 +122,7 @@ class OutputFiles:
         self.built_description = f"{prefix}description.json"
 
     def paths(self):
+        """The three paths."""
         return self.description, self.tokens, self.mask
 
 
@@ -137,6 +138,7 @@ class Outputs:
         self.sets = [self.training] + ([self.validation] if validation else [])
 
     def paths(self):
+        """Paths of all outputs and of the work folder."""
         return [*(path for files in self.sets for path in files.paths()), self.parts]
 
     def existing(self):

@@ -68,7 +68,7 @@ def worker_processes(count, options, signals):
 
 
 def results(jobs, workers):
-    """What do_part returns for each job, as it comes. There are no more workers than jobs."""
+    """Results of do_part for the jobs, in the order in which they end. There are no more workers than jobs."""
     waiting, busy = iter(jobs), set()
     try:
         for connection in workers:
@@ -98,6 +98,7 @@ class PartFiles:
         self.counts, self.forms, self.first_dropped = Counter(), Counter(), None
 
     def add(self, prepared, place):
+        """Takes a Prepared record; counts it, and leaves it out where a row would have no target."""
         ids, mask, found = prepared.encoded.ids, prepared.encoded.mask, prepared.targets
         self.forms[prepared.form] += 1
         if self.rows:

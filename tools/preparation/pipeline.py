@@ -8,7 +8,7 @@ from .targets import Answers
 from .templates import REASONING, ChatTemplate
 from .tokens import Encoder, find_end_token, load_tokenizer
 
-# How a chat is written for a model that brings no template of its own: before and behind each content.
+# Text before and behind each content of a chat, where the tokenizer brings no template.
 HEADER, BEHIND = "<|{role}|>\n", "\n"
 
 # form: one of FORMATS. text: what was encoded. roles: of a chat's messages. encoded: an Encoded. targets: of a chat that a
@@ -40,7 +40,7 @@ class Pipeline:
         return self._template
 
     def facts(self):
-        """What tokens depend on, as JSON writes it, beside tokenizer.json itself."""
+        """Facts that tokens depend on, beside tokenizer.json itself, as JSON writes them."""
         return [self.end and self.end.id, self.encoder.before, self.encoder.after, self.encoder.added, self.sources,
                 self.special_tokens, self.form, self.date]
 

@@ -82,6 +82,7 @@ def is_written_out(record, form):
 
 
 def fields(record):
+    """Names of a record's fields, for an error."""
     names = [repr(str(key)[:40]) for key in record]
     return (" ".join(names[:8]) + (" ..." if len(names) > 8 else "")) or "no field"
 
@@ -107,6 +108,7 @@ def normalise(raw, place, wanted="auto", templated=False):
 
 
 def refuse_fields(record, place):
+    """Refuses fields that ask for what is not done here."""
     for name, what in REFUSED.items():
         if record.get(name) not in (None, [], "", {}):
             raise Refusal(f"{place}: field {name}: {what} are not learnt; leave such records out, or the field")
@@ -118,6 +120,7 @@ def refuse_fields(record, place):
 
 
 def string(value, name, place):
+    """A field's text; refuses every other value."""
     if not isinstance(value, str):
         raise Refusal(f"{place}: field {name}: text was expected, and it is {described(value)}; write it as text")
     return value
@@ -133,6 +136,7 @@ def described(value):
 # -- prompts and instructions ---------------------------------------------------------------------------------
 
 def prompt(record, place):
+    """A Prompt of two texts, or a Chat of two lists of messages."""
     given, answer = record["prompt"], record["completion"]
     if isinstance(given, list) and isinstance(answer, list):
         first, second = chat(record, given, "prompt", place), chat({}, answer, "completion", place)
@@ -177,6 +181,7 @@ def alpaca(record, place, templated):
 # -- chats ----------------------------------------------------------------------------------------------------
 
 def chat(record, messages, name, place):
+    """A Chat of a record's messages, which stand in its field `name`."""
     if not isinstance(messages, list) or not messages:
         raise Refusal(f"{place}: field {name}: a list of messages was expected; write "
                       '[{"role": "user", "content": "..."}, ...]')
@@ -210,6 +215,7 @@ def objects(value, name, place):
 
 
 def parsed(text, name, place):
+    """The value of a text of JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -271,6 +277,7 @@ def calls_in(text, name, place):
 
 
 def tool_name(call):
+    """Name of the tool that a call names; None where it names none."""
     holder = call["function"] if isinstance(call.get("function"), dict) else call
     return holder.get("name") if isinstance(holder.get("name"), str) else None
 

@@ -25,7 +25,7 @@ SHOWN_TEXT = 4000  # characters of a text that are encoded only to be shown
 
 @dataclass
 class Settings:
-    """What the flags of tools/prepare_data.py say, with their defaults."""
+    """Settings of a preparation, with the defaults of the flags of tools/prepare_data.py."""
     inputs: list
     tokenizer: str
     out: Path

@@ -13,6 +13,7 @@ def visible(text):
 
 
 def shortened(text):
+    """A text without its middle where it is long."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2

@@ -36,6 +36,7 @@ def row_groups(name):
 
 
 def parquet(name):
+    """An opened Parquet file."""
     with table_reading(name) as pyarrow:
         return pyarrow.parquet.ParquetFile(name)
 

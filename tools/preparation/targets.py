@@ -44,6 +44,7 @@ class Answers:
         self.indices = [i for i, m in enumerate(self.messages) if m["role"] == "assistant"]
 
     def find(self):
+        """The Targets of the chat."""
         try:
             whole = self.template.write(self.chat, self.messages, tracked=True)
         except TemplateFailure as error:
@@ -83,7 +84,7 @@ class Answers:
     # -- found by renderings --
 
     def _write(self, messages, answer=False, tracked=False):
-        """What the template writes, or None where it fails: a part of a chat need not be one."""
+        """The Rendered chat, or None where the template fails: a part of a chat need not be one."""
         try:
             return self.template.write(self.chat, messages, answer, tracked)
         except TemplateFailure:
@@ -117,7 +118,7 @@ class Answers:
         return found, untaught
 
     def _begin(self, i, until):
-        """Where in `until`, the chat up to message i, its answer begins; None where that is not plain."""
+        """Character of `until`, the chat up to message i, at which its answer begins; None where that is not plain."""
         header = self._text(self.messages[:i], True)
         if header and until.startswith(header):
             return len(header)

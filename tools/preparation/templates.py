@@ -68,6 +68,7 @@ def environment_for(date):
 
 
 def failure(error):
+    """The TemplateFailure for whatever a template threw."""
     return TemplateFailure(f"{type(error).__name__}: {' '.join(str(error).split())}; mend it, or give a tokenizer folder "
                            "without it")
 

@@ -1,4 +1,4 @@
-"""What the tests of tools/prepare_data.py share: running it, small tokenizers, and what it wrote, as text and targets.
+"""Helpers of the tests of tools/prepare_data.py: running it, small tokenizers, and its outputs as text and targets.
 
 The scripts that use it run under a Python with the packages of requirements.txt (../peers.py)."""
 import json
@@ -17,7 +17,7 @@ TOOL = ROOT / "tools" / "prepare_data.py"
 CASES = pathlib.Path(__file__).resolve().parent / "cases"
 sys.path.insert(0, str(TOOL.parent))
 
-# What tokenizers are trained on: words, markup, and characters of several bytes.
+# Training text of the tokenizers: words, markup, and characters of several bytes.
 CORPUS = ["Hello how are you? I am fine, thank you.", "What is the weather in Paris today? It is sunny and 22 degrees.",
           "<table> yes no maybe </table>", '{"name": "get_weather", "arguments": {"city": "Paris"}}', "caf\u00e9 \u00fcber na\u00efve",
           "system user assistant tool\n\n", "def f(x):\n    return x + 1\n"] * 4
@@ -123,7 +123,7 @@ class PrepareTest(ProgramTest):
         return ids, list(mask.read_bytes()) if mask.exists() else [1] * len(ids), description
 
     def text_and_targets(self, out=None):
-        """What a byte-level tokenizer's ids say: the whole text, and what of it is learnt."""
+        """Text of a byte-level tokenizer's ids: the whole, and the part that is learnt."""
         from tokenizers import Tokenizer
         tokenizer = Tokenizer.from_file(str(self.model / "tokenizer.json"))
         ids, mask, _ = self.written(out)

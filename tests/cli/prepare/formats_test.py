@@ -142,7 +142,7 @@ class Formats(PrepareTest):
     # -- what a template does with answers --------------------------------------------------------------------
 
     def spans(self, template, *messages, **record):
-        """Of a chat by a template: what is learnt, how many answers are not, and which messages are dropped."""
+        """Learnt texts of a chat by a template, how many answers are not learnt, and which messages are dropped."""
         self.file("model/chat_template.jinja", template)
         prepared = self.pipeline().prepare({"messages": list(messages), **record}, "r")
         found = prepared.targets

@@ -216,7 +216,7 @@ class Inputs(PrepareTest):
             self.assertIn(why, line)
             for name in names:
                 self.assertIn(name, line)
-        # What is named is read.
+        # Files that are named are read.
         self.succeed(self.prepare("--show", "0", self.root / "d" / ".hidden", self.root / "d" / "sub" / "README.md"))
         self.assertTrue(self.text_and_targets()[0].startswith("b<|endoftext|>---\n"))
         self.out = self.root / "other.bin"

@@ -149,7 +149,7 @@ def with_date(tokenizer, date):
 class Families(PrepareTest):
     def reference(self, record, tokenizer, **options):
         return tokenizer.apply_chat_template(record["messages"], tools=record.get("tools"), documents=record.get("documents"),
-                                             return_dict=True, **record.get("chat_template_kwargs", {}), **options)
+                                             **record.get("chat_template_kwargs", {}), **options)
 
     def test_tokens_and_targets_of_marked_templates_are_those_of_transformers(self):
         count = 0
@@ -168,6 +168,26 @@ class Families(PrepareTest):
                     self.assertFalse(prepared.targets.open_ended)
                     count += 1
         self.assertGreaterEqual(count, 30)
+
+    def test_filters_and_names_that_templates_are_lent_are_those_of_transformers(self):
+        data = {"b": "caf\u00e9 <&>'", "a": [1, None, True, 2.5], "c": {"d": "\n"}}
+        record = {"messages": [USER, {**ANSWER, "data": data, "thinking": "hm", "name": None}], "tools": [data], "documents": [data]}
+        self.tokenizer(byte_level("<|endoftext|>"), "".join(
+            f"{{{{ {expression} }}}}\n" for expression in (
+                "messages[1].data | tojson", "messages[1].data | tojson(ensure_ascii=True)", "messages[1].data | tojson(indent=2)",
+                "messages[1].data | tojson(separators=(',', ':'))", "messages[1].data | tojson(sort_keys=True)", "tools | tojson(indent=4)",
+                "documents | tojson", "messages[1] | tojson", "messages[1].name is defined", "messages[1].reasoning_content", "bos_token",
+                "bos_token is defined", "eos_token", "image_token", "pad_token is defined", "add_generation_prompt", "nothing is defined",
+                "strftime_now('%d %b %Y, %A %j')", "range(3) | list", "dict(a=1) | tojson", "namespace(x=1).x")) +
+            "{% for i in range(9) %}{% if i == 1 %}{% continue %}{% endif %}{% if i > 3 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            eos_token="<|endoftext|>", bos_token=None, image_token="<|endoftext|>")
+        from preparation.records import normalise
+        tokenizer = with_date(self.transformers(), "2025-01-31")
+        pipeline = self.pipeline(date="2025-01-31")
+        _, chat = normalise(record, "record", templated=True)
+        written = pipeline.template().write(chat, chat.messages).text
+        self.assertEqual(written, self.reference(record, tokenizer, tokenize=False))
+        self.assertIn("caf\u00e9", written)
 
     def test_tokens_of_templates_without_marks_are_those_of_transformers(self):
         """Targets are those of the same template with marks, or more at the end: what the template writes behind a turn."""
