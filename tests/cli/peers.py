@@ -8,9 +8,11 @@ SKIPPED = 77  # CTest's return code for it
 
 
 def run_under_one_with(*modules):
-    """Goes on under a Python that imports `modules`: this one, $TANDEM_TEST_PYTHON, or that of the benchmarks."""
-    venv = pathlib.Path(__file__).resolve().parents[2] / "build" / "bench-venv" / "bin" / "python"
-    for python in filter(None, [os.environ.get("TANDEM_TEST_PYTHON"), str(venv), sys.executable]):
+    """Goes on under a Python that imports `modules`: $TANDEM_TEST_PYTHON, that which scripts/test makes for tests of data, that
+    of the benchmarks, or this one."""
+    build = pathlib.Path(__file__).resolve().parents[2] / "build"
+    made = [str(build / name / "bin" / "python") for name in ("data-venv", "bench-venv")]
+    for python in filter(None, [os.environ.get("TANDEM_TEST_PYTHON"), *made, sys.executable]):
         try:
             found = subprocess.run([python, "-c", f"import {', '.join(modules)}"], capture_output=True).returncode == 0
         except OSError:

@@ -11,34 +11,53 @@ import subprocess
 import sys
 import time
 
-from program import ProgramTest, main, wait_for
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+from program import ProgramTest, main, wait_for  # noqa: E402
 
-TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "prepare_data.py"
+TOOL = pathlib.Path(__file__).resolve().parents[3] / "tools" / "prepare_data.py"
 # A package `tokenizers` with what the tool uses of it. A text with the word "slow" takes its time; $DIE_BEFORE=N kills the
 # process before the Nth time that it changes an output.
 STAND_IN = '''
 import os, signal, time
 
+class Encoding:
+    def __init__(self, content):
+        self.ids = list(content)
+        self.offsets = [(i, i + 1) for i in range(len(content))]
+        self.special_tokens_mask = [0] * len(content)
+
 class Tokenizer:
+    post_processor = None
+
     @classmethod
     def from_file(cls, name):
         return cls()
 
+    def no_truncation(self):
+        pass
+
+    def no_padding(self):
+        pass
+
     def token_to_id(self, token):
         return 256 if token == "<|endoftext|>" else None
+
+    def id_to_token(self, number):
+        return "<|endoftext|>" if number == 256 else None
 
     def get_vocab_size(self, with_added_tokens=True):
         return 257
 
+    def get_added_tokens_decoder(self):
+        return {}
+
     def encode(self, text, add_special_tokens=True):
         time.sleep(0.05 * text.count("slow"))
-        made = Tokenizer()
-        made.ids = list(text.encode())
-        return made
+        return Encoding(text.encode())
 
 def mortal(function):
     def call(*arguments, **options):
-        if str(arguments[-1]).endswith(("out.bin", "out.json", "out.mask.bin")):
+        if str(arguments[-1]).endswith(("out.bin", "out.json", "out.mask.bin", "out-validation.bin", "out-validation.json")):
             left[0] -= 1
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -385,6 +404,29 @@ class PrepareOutput(ProgramTest):
                 self.assertTrue(self.consistent())
                 self.assertEqual(len(os.listdir(self.d)), 3 if new == masked else 2)
             self.assertGreaterEqual(deaths, 3)
+
+    def test_a_kill_between_renames_of_a_validation_set(self):
+        """No NAME.bin stands beside a description of another run, nor one set beside the other set of another run."""
+        old, new = (self.file(name, "".join(f'{{"text": "{i}{more}"}}\n' for i in range(10))) for name, more in (("o.jsonl", "a"), ("n.jsonl", "bc")))
+        sets = (self.out, self.d / "out-validation.bin")
+        deaths = 0
+        for at in range(1, 12):
+            self.fresh()
+            self.succeed(self.prepare("--out", self.out, "--validation", "0.2", old))
+            result = self.prepare("--out", self.out, "--validation", "0.2", new, DIE_BEFORE=str(at))
+            there = [path for path in sets if path.exists()]
+            sizes = {path.stat().st_size // {2: 1, 8: 1}[json.loads(path.with_suffix(".json").read_text())["records"]] for path in there}
+            for path in there:
+                description = json.loads(path.with_suffix(".json").read_text())
+                self.assertEqual(path.stat().st_size, 2 * description["tokens"])
+            self.assertLessEqual(len({size // (2 if size < 30 else 8) for size in sizes}), 1)
+            if result.returncode == 0:
+                break
+            self.assertEqual(result.returncode, -signal.SIGKILL, result.stderr)
+            deaths += 1
+            self.succeed(self.prepare("--out", self.out, "--validation", "0.2", new))
+            self.assertEqual(len(os.listdir(self.d)), 4)
+        self.assertGreaterEqual(deaths, 6)
 
     # -- several runs, and folders that cannot be written -----------------------------------------------------
 

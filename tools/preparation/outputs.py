@@ -1,5 +1,4 @@
-"""Outputs and inputs of prepare_data.py: recognition of files that it wrote, the work folder, the renames at the end, and the
-list of files to read.
+"""Output files: recognition of those that this tool wrote, the work folder, and the renames at the end.
 
 The outputs of `--out NAME.bin` are NAME.bin, NAME.json and NAME.mask.bin. NAME.parts is the work folder of a run, removed at
 its end. An existing file counts as this tool's own where it is
@@ -13,11 +12,11 @@ import fcntl
 import json
 import os
 import re
-import signal
 import stat
-import sys
 import time
 from pathlib import Path
+
+from .errors import Refusal, WriteFailure, writing
 
 WRITER = "tandem prepare_data"
 # Fields of a description as versions without "written_by" wrote it; "row_length" too where the layout is rows.
@@ -27,73 +26,7 @@ TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 LOCK = "tandem-prepare_data.lock"
 # In the work folder: a folder for the parts of one command, and the files in it.
 COMMAND = re.compile(r"[0-9a-f]{16}")
-PART = re.compile(r"\d{6,}\.(ids|mask|lengths|json|tmp)|tokens\.bin|mask\.bin|description\.json")
-
-
-class Refusal(Exception):
-    """One line: what is wrong and what to try (exit 2)."""
-
-
-class WriteFailure(Exception):
-    """One line: what cannot be written and what to try (exit 7)."""
-
-
-class Interrupted(BaseException):
-    """The signal that ends the run (exit 128 and its number)."""
-
-
-# -- signals --------------------------------------------------------------------------------------------------
-
-class Signals:
-    """SIGINT and SIGTERM raise Interrupted in the main thread, once; where they were ignored they still are."""
-
-    def __init__(self):
-        self._handled = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) is not signal.SIG_IGN]
-        self._owner, self._deferrals, self._pending = os.getpid(), 0, None
-        for number in self._handled:
-            signal.signal(number, self._interrupt)
-
-    def _interrupt(self, number, _):
-        if os.getpid() != self._owner:  # a worker that has just been forked
-            os._exit(128 + number)
-        self.ignore()
-        self._pending = number
-        if not self._deferrals:
-            raise Interrupted(number)
-
-    def ignore(self):
-        """From here on the run goes to its end."""
-        for number in self._handled:
-            signal.signal(number, signal.SIG_IGN)
-
-    @contextlib.contextmanager
-    def deferred(self):
-        """A signal in the block takes effect at its end."""
-        self._deferrals += 1
-        try:
-            yield
-        finally:
-            self._deferrals -= 1
-        if self._pending is not None and not self._deferrals:
-            raise Interrupted(self._pending)
-
-
-@contextlib.contextmanager
-def writing(path):
-    """Errors of the block as failures to write `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise WriteFailure(f"cannot write {path}: {error.strerror or error}; make room or give rights there, "
-                           "or name another --out") from None
-
-
-def flush(path, content):
-    """Writes a file through to the disk."""
-    with open(path, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
+PART = re.compile(r"\d{6,}\.(ids|mask|lengths|json|tmp)|(validation-)?(tokens\.bin|mask\.bin|description\.json)")
 
 
 # -- recognition of own files ---------------------------------------------------------------------------------
@@ -175,22 +108,46 @@ def identity(path):
     return found.st_dev, found.st_ino
 
 
-class Outputs:
-    """Names of the outputs of one run."""
+def validation_name(out):
+    """Path of the validation set beside the token file `out`."""
+    return out.with_name(f"{out.stem}-validation.bin")
 
-    def __init__(self, out):
+
+class OutputFiles:
+    """Paths of one token file and of what lies beside it, and their names in the work folder."""
+
+    def __init__(self, tokens, prefix=""):
+        self.tokens, self.description, self.mask = tokens, tokens.with_suffix(".json"), tokens.with_suffix(".mask.bin")
+        self.built_tokens, self.built_mask = f"{prefix}tokens.bin", f"{prefix}mask.bin"
+        self.built_description = f"{prefix}description.json"
+
+    def paths(self):
+        """The three paths."""
+        return self.description, self.tokens, self.mask
+
+
+class Outputs:
+    """Outputs of one run: NAME.bin, with `validation` also NAME-validation.bin, and the work folder NAME.parts."""
+
+    def __init__(self, out, validation=False):
         if out.suffix != ".bin" or out.name.endswith(".mask.bin"):
             raise Refusal(f"--out {out}: the name must end in .bin, and not in .mask.bin")
-        self.tokens, self.description = out, out.with_suffix(".json")
-        self.mask, self.parts = out.with_suffix(".mask.bin"), out.with_suffix(".parts")
+        self.tokens, self.parts = out, out.with_suffix(".parts")
+        self.training = OutputFiles(out)
+        self.validation = OutputFiles(validation_name(out), "validation-") if validation else None
+        self.sets = [self.training] + ([self.validation] if validation else [])
+
+    def paths(self):
+        """Paths of all outputs and of the work folder."""
+        return [*(path for files in self.sets for path in files.paths()), self.parts]
 
     def existing(self):
         """Path of each output that is there, by identity."""
-        return {identity(p): p for p in (self.tokens, self.description, self.mask, self.parts) if identity(p)}
+        return {identity(p): p for p in self.paths() if identity(p)}
 
     def refuse_files_of_others(self):
         """Refuses where a file, folder or link in the place of an output is not this tool's own."""
-        for path in (self.description, self.tokens, self.mask, self.parts):
+        for path in self.paths():
             if not os.path.lexists(path):
                 continue
             if path.is_symlink():
@@ -207,20 +164,30 @@ class Outputs:
                 raise Refusal(f"--out {self.tokens}: {path} {why}; name another --out, or move that away")
 
     def publish(self, built, masked, signals):
-        """Moves the files in the folder `built` to their places. The three cannot be replaced in one step, and a kill may
-        come between any two. The order is: remove NAME.bin, remove the mask, replace the description, then the mask, then
-        NAME.bin. NAME.bin is absent while the others change, so no description stands beside the tokens of another run. A
-        mask that is there always has the size that the description gives, so the next run recognises it as its own."""
+        """Moves the files in the folder `built` to their places; `masked` says of each set whether it has a mask. The files
+        cannot be replaced in one step, and a kill may come between any two. The order is: remove each NAME.bin, then of each
+        set remove the mask, replace the description, then the mask, then NAME.bin; the validation set first. A NAME.bin is
+        absent while the others change, so no description stands beside the tokens of another run. A mask that is there
+        always has the size that the description gives, so the next run recognises it as its own."""
         self.refuse_files_of_others()  # the work has taken its time
         signals.ignore()
         with writing(self.tokens):
-            for path in (self.tokens, self.mask):
+            for files in self.sets:
                 with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
-            os.replace(built / "description.json", self.description)
-            if masked:
-                os.replace(built / "mask.bin", self.mask)
-            os.replace(built / "tokens.bin", self.tokens)
+                    os.unlink(files.tokens)
+            for files, has_mask in reversed(list(zip(self.sets, masked))):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(files.mask)
+                os.replace(built / files.built_description, files.description)
+                if has_mask:
+                    os.replace(built / files.built_mask, files.mask)
+                os.replace(built / files.built_tokens, files.tokens)
+
+    def stale_validation(self):
+        """NAME-validation.bin of an earlier run that this one does not replace, or None: its records are in NAME.bin too."""
+        path = validation_name(self.tokens)
+        description = None if self.validation else read_description(path.with_suffix(".json"))
+        return path if description and description.get("validation_of") == self.tokens.name and path.exists() else None
 
     # -- work folder --
 
@@ -309,48 +276,3 @@ def try_lock(descriptor):
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
     return True
-
-
-# -- inputs ---------------------------------------------------------------------------------------------------
-
-def files_in(folder, taken, left_out):
-    """Files of a folder and those in it, in byte order of path, links not followed. Outputs of this tool, `taken` by identity
-    and recognised ones, go to the list `left_out`."""
-    found = []
-    for root, folders, files in os.walk(folder):
-        own = [name for name in folders if is_own_folder(Path(root, name))]
-        left_out += [Path(root, name) for name in own]
-        folders[:] = [name for name in folders if name not in own]
-        for path in (Path(root, name) for name in files):
-            if is_regular(path):
-                (left_out if identity(path) in taken or is_own_file(path) else found).append(path)
-    return sorted(found, key=os.fsencode)
-
-
-def find_inputs(names, outputs):
-    """Files to read, in order; refuses inputs that are outputs, and outputs in the place of other files. Changes nothing."""
-    paths, taken = [Path(name) for name in names], outputs.existing()
-    for path in paths:
-        if identity(path) in taken:
-            raise Refusal(f"--out {outputs.tokens}: {taken[identity(path)]} would be written and is an input ({path}); "
-                          "name another --out")
-    outputs.refuse_files_of_others()
-    found, left_out = [], []
-    for path in paths:
-        if not path.is_file() and not path.is_dir():
-            raise Refusal(f"{path}: no such file or folder")
-        if is_own(path):
-            raise Refusal(f"{path}: an output of this tool, no text; name what it was made of")
-        if path.is_file():
-            found.append(path)
-            continue
-        before = len(left_out)
-        files = files_in(path, taken, left_out)
-        if not files:
-            raise Refusal(f"{path}: it holds no files" + (" but outputs of this tool" if len(left_out) > before else ""))
-        found += files
-    if left_out:
-        named = sorted({str(path) for path in left_out})
-        more = f" and {len(named) - 6} more" if len(named) > 6 else ""
-        print(f"left out, as outputs of this tool: {', '.join(named[:6])}{more}", file=sys.stderr)
-    return found

@@ -1,0 +1,155 @@
+"""A whole preparation: from settings to published token files, and what is said of it."""
+import contextlib
+import hashlib
+import itertools
+import json
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import Refusal
+from .files import find_inputs
+from .inputs import parts_of, records_of
+from .join import build, masked
+from .outputs import Outputs
+from .parts import make_parts, totals
+from .pipeline import Pipeline
+from .show import described
+from .templates import DATE, parse_date
+
+# Version of what records become: parts of another one are not gone on with.
+FORMAT_VERSION = 2
+SHOWN_TEXT = 4000  # characters of a text that are encoded only to be shown
+
+
+@dataclass
+class Settings:
+    """Settings of a preparation, with the defaults of the flags of tools/prepare_data.py."""
+    inputs: list
+    tokenizer: str
+    out: Path
+    layout: str = "stream"
+    row_length: int | None = None
+    form: str = "auto"
+    end_token: str | None = None
+    no_end_token: bool = False
+    special_tokens: bool = True
+    date: str = DATE
+    validation: float = 0.0
+    show: int = 1
+    workers: int = os.cpu_count() or 1
+    part_bytes: int = 1 << 24
+
+    def check(self):
+        """Refuses settings that contradict each other or are out of range."""
+        if self.row_length is not None and (self.layout != "rows" or self.row_length < 2):
+            raise Refusal("--row-length: at least 2, and with --layout rows")
+        if self.workers < 1 or self.part_bytes < 1:
+            raise Refusal("--workers and --part-bytes must be at least 1")
+        if not 0 <= self.validation < 1:
+            raise Refusal(f"--validation {self.validation:g}: a share of the records is below 1, such as 0.02")
+        if self.end_token is not None and self.no_end_token:
+            raise Refusal("--end-token and --no-end-token: give one of them")
+        parse_date(self.date)
+        if self.show < 0:
+            raise Refusal("--show: a number of records, or 0 for none")
+
+    def pipeline(self):
+        """Arguments of the Pipeline."""
+        return {"tokenizer": self.tokenizer, "end_token": self.end_token, "no_end_token": self.no_end_token,
+                "special_tokens": self.special_tokens, "form": self.form, "date": self.date}
+
+
+def tell(text):
+    """A line on standard output; a reader that has gone does not end the work."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
+
+
+def fingerprint(settings, paths, pipeline):
+    """Two commands with the same one make the same parts."""
+    facts = [FORMAT_VERSION, settings.layout, settings.row_length, settings.part_bytes, pipeline.facts(),
+             hashlib.sha256(pipeline.file.read_bytes()).hexdigest(),
+             [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in paths]]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def shown(raw):
+    """A record cut to what is shown of it: a text alone may be as long as a book."""
+    if isinstance(raw, dict) and isinstance(raw.get("text"), str) and len(raw) == 1 and len(raw["text"]) > SHOWN_TEXT:
+        return {"text": raw["text"][:SHOWN_TEXT]}, True
+    return raw, False
+
+
+def preview(parts, pipeline, count):
+    """Tells the end token, what was recognised, and the first records as the model will see them. Refuses the first ones
+    where they cannot be prepared, before any work."""
+    if pipeline.end is not None:
+        tell(f"end token {pipeline.end.text!r} (id {pipeline.end.id}): {pipeline.end.source}" +
+             ("; a chat ends as its template writes it" if pipeline.sources else ""))
+    everything = ((place, raw) for part in parts for place, raw in records_of(part))
+    for number, (place, raw) in enumerate(itertools.islice(everything, max(count, 1))):
+        raw, cut = shown(raw)
+        prepared = pipeline.prepare(raw, place)
+        if number == 0:
+            template = "by the tokenizer's chat template" if prepared.targets else "without a chat template"
+            tell(f"recognised: {prepared.form}" + (f", written {template}" if prepared.roles else ""))
+        for line in described(prepared, place, pipeline.tokenizer) if number < count else ():
+            tell(line)
+        if cut and number < count:
+            tell(f"  (its first {SHOWN_TEXT} characters)")
+
+
+def warn(total, settings, outputs, pipeline):
+    """Tells on standard error what became of records otherwise than one may think."""
+    first = total["first_dropped"]
+    for key, what in (
+            ("cut", "records cut at --row-length"),
+            ("without_target", "records left out: without any target" if settings.layout == "rows" else
+             "records without any target: they are only read"),
+            ("untaught", "answers are no targets: the chat template rewrites them once others follow"),
+            ("dropped", f"messages or thoughts are not, or not whole, in what the chat template writes (the first: {first})"),
+            ("tools_dropped", "chats have tools that the chat template does not write"),
+            ("quoted", "chats where the template writes arguments of calls, which are text, as a text within a text: write "
+             "them as objects"),
+            ("open_ended", "chats where the template's {% generation %} blocks leave out the end of the turn: it is not "
+             "learnt"),
+            ("doubled", "texts begin with the tokenizer's beginning token: it is not written twice")):
+        if total[key]:
+            print(f"{total[key]} {what}", file=sys.stderr)
+    if pipeline.end is None and not settings.no_end_token and set(total["forms"]) - {"messages", "sharegpt"}:
+        print("no end token: the tokenizer's folder names none, so nothing says where a text ends; name one with --end-token",
+              file=sys.stderr)
+    if total["largest"] >= pipeline.vocabulary:
+        print(f"ids beyond {pipeline.file.name}, as transformers gives them: {' '.join(pipeline.new_tokens)}", file=sys.stderr)
+    stale = outputs.stale_validation()
+    if stale:
+        print(f"{stale} is of an earlier run: its records are in {outputs.tokens} too; prepare it again with --validation",
+              file=sys.stderr)
+
+
+def prepare(settings, signals):
+    """Prepares data. Raises Refusal, WriteFailure or Interrupted; then no output is written."""
+    settings.check()
+    outputs = Outputs(settings.out, settings.validation > 0)
+    paths, left_out = find_inputs(settings.inputs, outputs)
+    pipeline = Pipeline(**settings.pipeline())
+    parts = parts_of(paths, settings.part_bytes)
+    left_out.say()
+    preview(parts, pipeline, settings.show)
+    command = fingerprint(settings, paths, pipeline)[:16]
+    with outputs.work_folder(command, signals) as folder:
+        options = {"pipeline": settings.pipeline(), "folder": str(folder), "rows": settings.layout == "rows",
+                   "row_length": settings.row_length}
+        make_parts(folder, parts, options, settings.workers, signals)
+        total = totals(folder, len(parts))
+        descriptions = build(folder, len(parts), outputs, total, settings.layout, settings.row_length, settings.validation,
+                             pipeline)
+        outputs.publish(folder, masked(descriptions), signals)
+    warn(total, settings, outputs, pipeline)
+    if len(total["forms"]) > 1:
+        tell("formats: " + ", ".join(f"{count} {form}" for form, count in sorted(total["forms"].items())))
+    for description, files in zip(descriptions, outputs.sets):
+        tell(f"{description['records']} records, {description['tokens']} tokens of {description['dtype']}, "
+             f"{description['targets']} of them targets, in {files.tokens}")
