@@ -224,7 +224,9 @@ void TokenSource::require_known(const Segment& segment, std::int64_t index, std:
   throw InputError(fmt::format("data {}", segment.file.path().string()),
                    fmt::format("token {} at position {} is beyond the vocabulary of {}", shown, index, vocabulary_),
                    bytes_ ? "use a model that has a token for each byte"
-                          : "use the model's own tokens, or check the width with --token-dtype");
+                   : segment.file.path().extension() == ".npy"
+                       ? "use the model's own tokens"
+                       : "use the model's own tokens, or check the width with --token-dtype");
 }
 
 /// A byte 0 is in no text, and in most of all else.

@@ -46,6 +46,11 @@ std::string variable(const char* name) {
   return value == nullptr ? std::string() : value;
 }
 
+/// A path that may begin with "~/", as the hub's own programs take it.
+fs::path of_home(const std::string& path) {
+  return path.starts_with("~/") ? fs::path(variable("HOME")) / path.substr(2) : fs::path(path);
+}
+
 }  // namespace
 
 std::vector<std::string> nearest_shapes(std::string_view name) {
@@ -75,9 +80,9 @@ bool is_hub_name(std::string_view name) {
 
 fs::path hub_cache() {
   for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"}) {
-    if (const std::string folder = variable(name); !folder.empty()) return folder;
+    if (const std::string folder = variable(name); !folder.empty()) return of_home(folder);
   }
-  if (const std::string home = variable("HF_HOME"); !home.empty()) return fs::path(home) / "hub";
+  if (const std::string home = variable("HF_HOME"); !home.empty()) return of_home(home) / "hub";
   const std::string cache = variable("XDG_CACHE_HOME");
   return (cache.empty() ? fs::path(variable("HOME")) / ".cache" : fs::path(cache)) / "huggingface" / "hub";
 }
