@@ -468,7 +468,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   TrainConfig config = flags.config.config();
   if (config.model.empty()) config.model = "tiny-gpt2";
   check(flags, config);
-  ModelSource source = find_model(config.model);
+  ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = flags.out});
   config.seq_len = sequence_length(config, source.config);
   recompute_of(config, source.config);  // a contradiction is told before anything is measured
   const StopSignal signals;

@@ -60,6 +60,8 @@ TrainConfig ConfigFlags::config(const std::string& base) const {
   } else if (!base.empty() && std::filesystem::exists(base)) {
     read_config_toml(base, config);
   }
+  if (given("data")) config.mix.clear();
+  if (given("mix")) config.data.clear();
   if (given("steps")) config.epochs = 0.0;
   if (given("epochs")) config.steps = 0;
   for (const ConfigField& field : config_fields()) {

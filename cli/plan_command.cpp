@@ -357,9 +357,9 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
 
 /// The sequence length of a run: of data in rows, where that is given and here, theirs.
 std::int64_t sequence_length_of(const TrainConfig& config, const ModelSource& source) {
-  if (!config.data.empty() && config.seq_len == 0) {
+  if ((!config.data.empty() || !config.mix.empty()) && config.seq_len == 0) {
     try {
-      return sequence_length(config, source.config, *open_tokens(config.data, config, source));
+      return sequence_length(config, source.config, *open_training_data(config, source).sources.front());
     } catch (const Error& error) {
       spdlog::warn("the data is not read, so that sequences are as long as without it: {}", error.what());
     }
@@ -371,7 +371,7 @@ int plan(const PlanFlags& flags) {
   TrainConfig config = flags.config.config();
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
-  ModelSource source = find_model(config.model);
+  ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = config.out});
   // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") config.seq_len = sequence_length_of(config, source);
   try {
@@ -415,6 +415,8 @@ CommandFunction add_plan_command(CLI::App& program) {
   }
   command->get_option("--data")->description(
       "data of the run: where it is in rows, sequences are as long as they are. Default: a plan does without");
+  command->get_option("--mix")->description(
+      "the same of several sources with weights. Default: none. Example: --mix a.bin=0.7,b.bin=0.3");
   command
       ->add_option(
           "--profile", flags->profile,

@@ -4,18 +4,31 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/data_file.hpp"
+#include "data/token_headers.hpp"
 #include "data/token_source.hpp"
 
 namespace tandem::data_files {
 
-/// Regular files below `name` in byte order of path (links not followed), or the file itself. In a folder,
-/// masks and descriptions that belong to a `.bin` are not listed. Throws InputError where something is
-/// missing or may not be read.
-std::vector<std::filesystem::path> files_of(const std::filesystem::path& name);
+/// Files that a name stands for.
+struct FoundFiles {
+  std::vector<std::filesystem::path> files;
+  bool in_folder = false;  ///< the name is that of a folder
+  // Left out of a folder:
+  std::int64_t hidden = 0;  ///< files and folders whose names begin with a dot, each folder counted once
+  std::int64_t links = 0;
+};
 
+/// Regular files below `name` in byte order of path (links not followed, hidden ones left out), or the file itself. In
+/// a folder, masks, descriptions and indices that belong to token files are not listed. Throws InputError where
+/// something is missing or may not be read, and where a folder has nothing to list.
+FoundFiles files_of(const std::filesystem::path& name);
+
+/// Whether its name ends in `.bin` or `.npy`.
 bool is_token_file(const std::filesystem::path& file);
 
 /// Where the mask of a `.bin` lies: NAME.mask.bin beside NAME.bin.
@@ -35,16 +48,16 @@ TokenDescription parse_description(std::string_view json, const std::string& nam
 /// Description in the JSON beside `bin`; empty where there is none.
 std::optional<TokenDescription> description_of(const std::filesystem::path& bin);
 
-/// Where the tokens of a file begin, how wide one is, and how many there are.
-struct TokenExtent {
-  std::uint64_t offset = 0;
-  TokenWidth width = TokenWidth::byte;
-  std::int64_t count = 0;
-};
-
-/// Extent of the tokens of a `.bin`, by its llm.c header, then the description, then uint16; `forced` wins over both.
-/// Throws InputError on a size, header or description that contradicts itself.
+/// Extent of the tokens of a file, by its header (llm.c, NumPy), else the description, else the index beside it, else
+/// uint16, where the vocabulary has room in that and the content cannot be wider ids; `forced` wins over all but a
+/// NumPy header. Throws InputError on a size, header, description or index that contradicts itself, on a width that
+/// nothing states, and on files of another kind. `notices`: what is doubtful, in words.
 TokenExtent token_extent(const DataFile& file, std::optional<TokenWidth> forced,
-                         const std::optional<TokenDescription>& description);
+                         const std::optional<TokenDescription>& description, std::int64_t vocabulary,
+                         std::vector<std::string>& notices);
+
+/// Throws InputError where a file that would be read as text is of a kind that is no text, by its name (`in_folder`: it
+/// was found there) or its first bytes. Returns the bytes of its byte-order mark, which are no text either.
+std::uint64_t require_text(const DataFile& file, bool in_folder);
 
 }  // namespace tandem::data_files

@@ -9,10 +9,11 @@ namespace tandem {
 
 /// How a class says which layers have a sliding window.
 enum class WindowFields : std::uint8_t {
-  none,      ///< not at all
-  all,       ///< "sliding_window" is that of all layers
-  listed,    ///< "layer_types" lists the layers with a window
-  switched,  ///< "layer_types" lists them, where "use_sliding_window" is true
+  none,          ///< no windows
+  all,           ///< "sliding_window" is the window of all layers
+  listed,        ///< "layer_types" lists the layers with a window
+  switched,      ///< "layer_types" lists them, where "use_sliding_window" is true
+  switched_all,  ///< all layers have the window where "use_sliding_window" is true
 };
 
 /// Experts in the MLP's place, where a class has them.
@@ -121,7 +122,7 @@ inline constexpr HfArchitecture hf_architectures[] = {
      .model_type = "qwen3_moe",
      .qk_norm = QkNorm::per_head,
      .attention_bias = true,
-     .windows = WindowFields::switched,
+     .windows = WindowFields::switched_all,
      .experts = {.count = 128, .chosen = 8, .width_key = "moe_intermediate_size"},
      .sliding_window = 4096},
     {.name = "OlmoeForCausalLM",

@@ -78,7 +78,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
     return reads.read(index, array, first, values);
   };
   content.buffer = buffer;
-  content.beside = files;
+  content.beside = {files.begin(), files.end()};
   if (group() == nullptr) return write_checkpoint(directory, content);
   std::filesystem::path written;
   std::exception_ptr failure;

@@ -36,10 +36,17 @@ enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
 /// Reaction of a run to a checkpoint that cannot be written. The last checkpoint of a run always ends it.
 enum class OnSaveFailure : std::uint8_t { stop, go_on };
 
+/// A source of data and its weight, which is to those of the others as its windows are to theirs.
+struct MixEntry {
+  std::string path;
+  double weight = 1.0;
+};
+
 struct TrainConfig {
   std::string model;
   bool from_scratch = false;
   std::vector<std::string> data;
+  std::vector<MixEntry> mix;  ///< in place of data: sources with weights
   std::vector<std::string> eval_data;
   std::optional<TokenWidth> token_dtype;
   std::string out;

@@ -4,15 +4,17 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "data/mix_sampler.hpp"
 #include "data/token_source.hpp"
-#include "data/window_sampler.hpp"
 #include "io/checkpoint.hpp"
 #include "train/config/schedule.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/loop/run_record.hpp"
 #include "train/loop/train_request.hpp"
 #include "train/setup/run_setup.hpp"
+#include "train/setup/training_data.hpp"
 
 namespace tandem {
 
@@ -33,13 +35,13 @@ class PreparedRun {
 
   TrainRequest request;
   ModelSource source;
-  std::unique_ptr<TokenSource> data;
+  TrainingData data;
   std::unique_ptr<TokenSource> eval_data;  ///< null where there is none
   /// Checkpoint that the run goes on from, until it is loaded; null: from the beginning.
   std::unique_ptr<Checkpoint> checkpoint;
   RunSetup setup;
   Schedule schedule;
-  std::optional<WindowSampler> sampler;  ///< never empty
+  std::optional<MixSampler> sampler;  ///< never empty
   RunRecord record;
 
  private:
@@ -48,10 +50,11 @@ class PreparedRun {
   void open_data();
   void resolve();
   void take_progress();
+  void take_place(const Manifest& manifest);
   void check_schedule(const Manifest& manifest) const;
   void check_compute_key() const;
 
-  std::int64_t windows_ = 0;  ///< windows of the data
+  std::vector<MixPart> parts_;  ///< sources of the data
 };
 
 }  // namespace tandem

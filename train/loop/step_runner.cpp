@@ -13,7 +13,7 @@ StepRunner::StepRunner(PreparedRun& run, RankWorkers& workers)
     : run_(run), workers_(workers), clock_(*run.setup.device, run.setup.options.watchdog_seconds) {}
 
 StepResult StepRunner::step(double lr) {
-  const WindowSampler::State data_before = run_.sampler->state();
+  const MixSampler::State data_before = run_.sampler->state();
   StepResult result;
   result.targets = fill_batches();
   if (result.targets == 0) {
@@ -40,7 +40,8 @@ std::int64_t StepRunner::fill_batches() {
     const HostBatch batch = workers_.batch(micro);
     for (std::int64_t row = 0; row < run_.config().micro_batch; ++row) {
       const auto at = static_cast<std::size_t>(row) * length;
-      targets += read_window(*run_.data, run_.sampler->next(), batch.tokens.subspan(at, length),
+      const MixSampler::Draw draw = run_.sampler->next();
+      targets += read_window(*run_.data.sources[draw.source], draw.window, batch.tokens.subspan(at, length),
                              batch.targets.subspan(at, length));
     }
   }

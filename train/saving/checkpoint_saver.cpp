@@ -23,14 +23,14 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Files of the model's source may go while a long run lasts; state is worth more than they are.
-std::vector<fs::path> existing(const std::vector<fs::path>& files) {
-  std::vector<fs::path> found;
+std::vector<FileBeside> existing(const std::vector<FileBeside>& files) {
+  std::vector<FileBeside> found;
   std::error_code ignored;
   for (const auto& file : files) {
-    if (fs::is_regular_file(file, ignored))
+    if (fs::is_regular_file(file.from, ignored))
       found.push_back(file);
     else
-      spdlog::warn("{} has gone: checkpoints are written without it", file.string());
+      spdlog::warn("{} has gone: checkpoints are written without it", file.from.string());
   }
   return found;
 }

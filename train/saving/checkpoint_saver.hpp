@@ -30,7 +30,7 @@ struct SaverOptions {
   /// A copy is written at a SavePace; without one, as fast as can be. Where no step follows nothing is copied.
   bool copies = false;
   OnSaveFailure on_failure = OnSaveFailure::stop;
-  std::vector<std::filesystem::path> beside{};  ///< copied into every checkpoint, where they still exist
+  std::vector<FileBeside> beside{};  ///< copied into every checkpoint, where they still exist
   /// Predicts the steps beside a save under a plan, on a disk of so many bytes a second (0: not measured yet). Called
   /// on the saver's thread; may be empty.
   std::function<std::optional<SaveSlowdown>(const Plan& plan, double disk)> predict{};
