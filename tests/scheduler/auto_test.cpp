@@ -54,7 +54,8 @@ double best_of_all(const Case& c, std::size_t subgroups) {
     OffloadOptions options = c.options;
     options.policy = parse_policy("static:0");
     int rest = code;
-    for (std::size_t i = 0; i < subgroups; ++i, rest /= 3) options.paths.push_back(static_cast<UpdatePath>(rest % 3));
+    std::vector<UpdatePath>& paths = options.paths.emplace();
+    for (std::size_t i = 0; i < subgroups; ++i, rest /= 3) paths.push_back(static_cast<UpdatePath>(rest % 3));
     try {
       const Plan plan = make_plan(c.layout, options, c.facts);
       best = std::min(best, simulate(c.layout, plan, c.machine, c.compute).step_seconds);
@@ -133,7 +134,7 @@ TEST(Auto, UpdatesOnFewerThreadsWhereThatIsFaster) {
   EXPECT_GT(choice.plan.update_threads, 0);
   EXPECT_LT(choice.plan.update_threads, 16);
   Plan on_all = choice.plan;
-  on_all.update_threads = std::nullopt;
+  on_all.update_threads = 0;
   EXPECT_GT(simulate(c.layout, on_all, c.machine, c.compute).step_seconds, 1.01 * choice.simulation.step_seconds);
   c.options.update_threads = 15;
   EXPECT_EQ(choice_of(c).plan.update_threads, 15) << "the caller's";
