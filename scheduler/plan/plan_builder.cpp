@@ -77,7 +77,7 @@ class MemoryRows {
   void add(std::string_view name, Place place, std::size_t bytes) {
     row(name, place);
     bytes_ = bytes;
-    end_row();
+    row({}, place);
   }
 
  private:

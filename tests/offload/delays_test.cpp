@@ -42,7 +42,8 @@ void draw_plan(Draw& draw, ToyOptions& o) {
   o.offload.policy = parse_policy(policy);
   o.offload.prefetch_layers = 1 + draw.below(4);
   o.offload.subgroup_size = 1 + 1500 * draw.below(6);
-  if (policy != "device") o.offload.resident_layers = draw.below(7) - 1;
+  const auto resident = static_cast<int>(draw.below(7)) - 1;
+  if (policy != "device" && resident >= 0) o.offload.resident_layers = resident;
   if (draw.one_in(4)) o.offload.state = StateFormat::split;
   o.offload.overlap = !draw.one_in(8);
   o.at_once = 1 + draw.below(o.micro_batches);

@@ -17,7 +17,7 @@ TEST(UpdateThreads, AreThoseOfThePlan) {
   OffloadOptions options;
   options.policy = parse_policy("host");
   const auto plan_with = [&](int threads) {
-    options.update_threads = threads;
+    options.update_threads = threads > 0 ? std::optional(threads) : std::nullopt;
     return make_plan(layout, options, {device.info().capacity, 0});
   };
   OffloadEngine engine(device, layout, options, plan_with(3));

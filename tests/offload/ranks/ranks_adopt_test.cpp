@@ -43,7 +43,7 @@ Plan another_plan(ToyTrainer& t, const ToyOptions& o, const Change& change, Rank
   OffloadOptions options = o.offload;
   options.policy = parse_policy(change.to);
   options.resident_layers = std::string(change.to) == "device" ? std::nullopt : std::optional(change.resident);
-  options.subgroup_size = change.subgroup_size;
+  options.subgroup_size = change.subgroup_size > 0 ? std::optional(change.subgroup_size) : std::nullopt;
   options.max_micro_batches = t.engine().plan().max_micro_batches;
   options.micro_batches_at_once = t.engine().plan().micro_batches_at_once;
   options.rank = rank;

@@ -28,7 +28,7 @@ Plan another_plan(const ToyOptions& o, const std::string& policy, int resident, 
   OffloadOptions options = o.offload;
   options.policy = parse_policy(policy);
   options.resident_layers = policy == "device" ? std::nullopt : std::optional(resident);
-  options.subgroup_size = subgroup_size;
+  options.subgroup_size = subgroup_size > 0 ? std::optional(subgroup_size) : std::nullopt;
   options.max_micro_batches = std::max(options.max_micro_batches, o.micro_batches);
   return make_plan(testing::toy_layout(o), options, {o.device.capacity, 0});
 }
