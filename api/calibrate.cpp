@@ -23,14 +23,14 @@
 #include "cpu_ops/threads/parallel.hpp"
 #include "cpu_ops/update/update_kernels.hpp"
 #include "io/atomic_file.hpp"
-#include "offload/state_file.hpp"
+#include "offload/storage/state_file.hpp"
 
 namespace tandem {
 namespace {
 
-// With less it is not worth it.
+// Smallest working set worth measuring over.
 constexpr std::size_t least_bytes = std::size_t{8} << 20;
-// Of the device's room, and of the host's memory, that are taken.
+// Largest share of the free memory of the device, and of the host, that calibration takes.
 constexpr std::size_t part_of_device = 4;
 constexpr std::size_t part_of_host = 8;
 constexpr double kernel_bytes = 28.0;
@@ -107,8 +107,8 @@ class Calibration {
     }
     return figure_of(std::move(samples));
   }
-  /// The same of what the device does for `amount` when it is queued on `up_`. A GPU is given several at a time, as a
-  /// run gives them: between one that is waited for and the next it would stand still for as long as some of them take.
+  /// Rate of work that `queue` puts on `up_`, `amount` for each call. A GPU gets several calls at a time, as in a run:
+  /// waiting for each one would leave it idle for as long as some of them take.
   template <class Queue>
   Figure queued_rate(std::string_view what, double amount, Queue queue) {
     const auto queued = [&](int times) {
@@ -330,8 +330,8 @@ class CachedState {
   std::vector<bf16> gradient_, weight_;
 };
 
-/// What the arithmetic of a format allows, memory apart: it draws random bits, and a few cores are short of
-/// instructions before memory is. Of one core while all are at work.
+/// Rate of one core while all are at work, over state that stays in its cache: the arithmetic of a format without the
+/// memory. Drawing random bits can keep a few cores short of instructions before memory is the limit.
 Figure Calibration::core_rate(std::string_view what, StateFormat format) {
   Parallel& parallel = device_.host_kernels().parallel();
   const int threads = std::max(1, parallel.threads());
@@ -347,9 +347,9 @@ Figure Calibration::core_rate(std::string_view what, StateFormat format) {
 }
 
 Figure Calibration::device_rate(std::string_view what, StateFormat format) {
-  AdamPiece piece = piece_in(on_device_);  // of fp32 state, which takes the most
+  AdamPiece piece = piece_in(on_device_);  // holds fp32 state, the largest format
   piece.format = format;
-  device_.fill_zero(on_device_.data(), bytes_, up_);  // what one format has left is no state of another
+  device_.fill_zero(on_device_.data(), bytes_, up_);  // the bytes that one format left are not valid state of another
   const AdamCoefficients c = some_coefficients();
   return queued_rate(what, static_cast<double>(piece.count), [&] { device_.ops().adamw(piece, c, up_); });
 }
@@ -393,11 +393,11 @@ void Calibration::fill_operands(std::size_t bytes, const Stream& stream) {
   }
 }
 
-/// Of n tokens from c channels to four times as many, or to two on a GPU, so that those of a large model have room in
-/// the least that is measured over. Gradients of weights are as blocks write them.
+/// Operands of linear layers: n tokens, c channels in, 4c out on the host and 2c on a GPU, where the operands of a
+/// large model must fit into the smallest working set. Gradients of weights are bf16, as blocks write them.
 struct LinearOperands {
   TensorView x, dx, y, dw, w;
-  std::size_t bytes = 0;  ///< of all
+  std::size_t bytes = 0;  ///< bytes of all operands together
 };
 
 LinearOperands take_linear(Carver carver, std::int64_t n, std::int64_t c, DType type) {
@@ -455,12 +455,12 @@ void Calibration::measure_attention(std::int64_t n, std::int64_t c, DType type) 
   });
 }
 
-/// At least a byte.
+/// Scratch for the device's ops, at least a byte.
 MemoryBlock Calibration::scratch_of(const WorkspaceNeeds& needs) {
   return device_.allocate(std::max<std::size_t>(1, device_.ops().workspace_bytes(needs)), "calibration");
 }
 
-/// As a checkpoint is written: hashed on its way, flushed at its end.
+/// Measures the disk as a checkpoint is written: hashed on its way, flushed at its end.
 void Calibration::measure_disk() {
   if (options_.disk_folder.empty()) return;
   if (options_.progress) options_.progress("disk");
@@ -485,7 +485,7 @@ void Calibration::measure_disk() {
   profile_.disk_cores = figure_of(std::move(cores));
 }
 
-/// As state is read from a file and written to it, one way and both at once: past the page cache, a piece at a time.
+/// Measures a file of state as a run uses it, one way and both at once: past the page cache, a piece at a time.
 void Calibration::measure_file() {
   if (options_.state_folder.empty()) return;
   constexpr std::size_t piece = std::size_t{4} << 20;
@@ -502,7 +502,7 @@ void Calibration::measure_file() {
     for_pieces(first, [&](std::uint64_t at) { file.read_blocks(at, {memory(1), piece}); });
   };
   constexpr auto amount = static_cast<double>(pieces * piece);
-  write(pieces);  // what is read while another part is written
+  write(pieces);  // this round reads one part while it writes another
   profile_.file_write = rate("a file for state, written", amount, [&] { write(0); });
   profile_.file_read = rate("a file for state, read", amount, [&] { read(0); });
   profile_.file_both_ways = rate("a file for state, both ways", 2 * amount, [&] {

@@ -11,14 +11,14 @@
 namespace tandem {
 
 struct CalibrationOptions {
-  double seconds_per_figure = 0.4;  ///< what is spent on each of about 40 figures
-  /// Bytes that copies and updates are measured over, at least 256 MiB: what a run has that is to be predicted, but no
-  /// more than 0 stands for. That is four times the last level of caches, the host's or the device's: of so much state
-  /// a run finds next to nothing there, and over more the same is measured, in a longer time.
+  double seconds_per_figure = 0.4;  ///< time spent on each of about 40 figures
+  /// Bytes that copies and updates are measured over, at least 256 MiB: those of the run that is to be predicted, but
+  /// no more than the default. 0, the default: four times the last level of caches, the host's or the device's. A run
+  /// finds next to nothing of so much state in the caches, and more would give the same figures in a longer time.
   std::size_t working_set = 0;
   std::function<void(std::string_view what)> progress{};  ///< told before each figure; may be empty, and may throw
-  std::filesystem::path disk_folder{};                    ///< whose disk is measured; empty: none is
-  std::filesystem::path state_folder{};                   ///< the same as one for optimizer state
+  std::filesystem::path disk_folder{};   ///< folder on the disk to measure for checkpoints; empty: none
+  std::filesystem::path state_folder{};  ///< folder on the disk to measure for optimizer state; empty: none
 };
 
 /// Bytes of the working set for each parameter that is updated: master, moments, gradient and weight.

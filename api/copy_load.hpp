@@ -10,17 +10,18 @@
 
 namespace tandem {
 
-/// As a run copies: how fast a copy goes may depend on its size. Calls copy(at, count) for pieces of `bytes`.
+/// Calls copy(at, count) for pieces of `bytes` as large as those of a run, since the rate of a copy may depend on its
+/// size.
 template <class Copy>
 void in_pieces(std::size_t bytes, Copy copy) {
   constexpr std::size_t piece = std::size_t{16} << 20;
   for (std::size_t at = 0; at < bytes; at += piece) copy(at, std::min(piece, bytes - at));
 }
 
-/// Queued, as Device::copy.
+/// Queues a copy in pieces; blocks and throws as Device::copy does.
 void copy_in_pieces(Device& device, void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream);
 
-/// What is copied: `bytes` each way.
+/// Host and device buffers of a copy load: `bytes` are copied each way.
 struct CopyLoadMemory {
   const void* host_source;
   void* device_target;

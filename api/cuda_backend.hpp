@@ -12,10 +12,10 @@ namespace tandem {
 /// Empty where `open_cuda` can be expected to work, else why not: "no NVIDIA driver is installed". Takes no
 /// device memory.
 std::string why_no_cuda();
-/// What a device is to call where host memory cannot be pinned and stays pageable; empty with `strict`, which makes
-/// that an error. The factory's own, for whichever device it opens.
+/// Notice for a device whose host memory cannot be pinned and stays pageable; empty with `strict`, which makes that an
+/// error. Called by the factory for whichever device it opens.
 Notice pageable_notice(const DeviceOptions& options);
-/// `ordinal` below 0: the first that can be used. Throws DeviceError, PlanError.
+/// Opens GPU `ordinal`, below 0: the first that can be used. Throws DeviceError, PlanError.
 std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options);
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 #pragma once
-// The one place that knows every backend.
+// The device factory: the one place that knows every backend.
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -13,12 +13,12 @@
 namespace tandem {
 
 struct DeviceOptions {
-  std::size_t memory = 0;                   ///< ceiling in bytes, of context and libraries too (DeviceInfo::reserved);
-                                            ///< 0: what is free, less a margin
-  int threads = 0;                          ///< of the host device's kernels; 0: all cores
-  int update_threads = 0;                   ///< of the CPU update; 0: all cores, of the NUMA node where there is one
-  int numa_node = -1;                       ///< of pinned memory and the update's threads; -1: the GPU's, else wherever
-  double link_bytes_per_second = 0;         ///< host device: emulated link, each way; 0: none
+  std::size_t memory = 0;            ///< ceiling in bytes, of context and libraries too (DeviceInfo::reserved);
+                                     ///< 0: what is free, less a margin
+  int threads = 0;                   ///< threads of the host device's kernels; 0: all cores
+  int update_threads = 0;            ///< threads of the CPU update; 0: all cores, of the NUMA node where there is one
+  int numa_node = -1;                ///< NUMA node of pinned memory and the update's threads; -1: the GPU's, else any
+  double link_bytes_per_second = 0;  ///< host device: emulated link, each way; 0: none
   double update_parameters_per_second = 0;  ///< host device: emulated rate of the CPU update; 0: its own
   bool strict = false;                      ///< memory that cannot be pinned is an error; else it stays pageable
   Notice notice{};                          ///< told why "auto" takes the host device; may be empty
@@ -32,7 +32,7 @@ struct DeviceOptions {
 /// `memory` asks for, or none is left beside context and libraries.
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
 
-/// What planning needs to know of this device and machine: the device's whole ceiling, whatever is allocated under it
+/// Facts about this device and machine that planning needs: the device's whole ceiling, however much of it is allocated
 /// by now, and the host's memory that is free now.
 PlanningFacts profile_of(const Device& device);
 PlanningFacts profile_of(const Device& device, const Topology& machine);

@@ -1,5 +1,5 @@
 #pragma once
-// Where a measured profile is kept between runs.
+// Cache of measured profiles between runs.
 #include <filesystem>
 
 #include "core/device/device.hpp"

@@ -3,6 +3,9 @@
 Where a Python with torch and deepspeed for this GPU is at hand, ZeRO-3 with parameters and optimizer on the host trains
 the smaller of them too, and tandem once more under the memory that it took. What fails is said in the settings, and the
 rest goes on.
+
+Figures `..._without_norm_...` are of `host` and `auto` once more in steps that neither clip nor skip, whose updates run in
+backward: a bound of what hiding updates there can bring.
 """
 import gpu
 import harness
@@ -10,6 +13,9 @@ import harness
 # Half of the state of a 7B model would not fit under 16 GiB.
 POLICIES = ["host", "static:0.9", "interleave:2", "stream", "auto"]
 CEILINGS = {"llama_7b": "512MiB" if gpu.SMALL else "16GiB", "gpt2_xl": "512MiB" if gpu.SMALL else "4GiB"}
+
+
+WITHOUT_NORM = ["--clip", "0", "--on-nonfinite", "stop"]
 
 
 def add_figures(name, row, figures):
@@ -38,6 +44,7 @@ def compare(device, shape, ceiling, figures):
         else:
             ran[policy] = row
             add_figures(f"{shape.name}_{policy.replace(':', '_')}", row, figures)
+    failed += measure_without_norm(device, shape, [p for p in ("host", "auto") if p in ran], run, figures)
     fixed = [row["measured"]["step_seconds"] for policy, row in ran.items() if policy != "auto"]
     if "auto" in ran and fixed:
         figures.add(f"{shape.name}_auto_over_best", [ran["auto"]["measured"]["step_seconds"] / min(fixed)])
@@ -49,6 +56,20 @@ def compare(device, shape, ceiling, figures):
     return {"ceiling": ceiling, "micro_batch": micro_batch, "state": state, "policies": list(ran),
             "does_not_fit": refused, **gpu.failure(failed),
             "state_digest": digests if different > 1 else next(iter(digests.values()), None)}
+
+
+def measure_without_norm(device, shape, policies, run, figures):
+    """Adds the figures; returns what failed. What is trained is unclipped: the digest is another, one for all policies."""
+    failed, digests = [], set()
+    for policy in policies:
+        try:
+            row = device.steps(policy, *run, *WITHOUT_NORM)
+        except harness.BenchError as error:
+            failed.append(f"{policy} without the norm: {error}")
+        else:
+            add_figures(f"{shape.name}_{policy}_without_norm", row, figures)
+            digests.add(row["state_digest"])
+    return failed + ([f"{len(digests)} different state digests without the norm"] if len(digests) > 1 else [])
 
 
 def race_deepspeed(device, python, shape, micro_batch, figures):

@@ -49,7 +49,7 @@ def measure():
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     out = work / "run"
-    (work / "text.txt").write_bytes(random.Random(1).randbytes(1 << 20))
+    (work / "text.txt").write_bytes(random.Random(1).randbytes(1 << 20).replace(b"\0", b"\1"))
     command = [harness.program("tandem"), "train", "--model", "tiny-llama", "--data", work / "text.txt", "--out", out,
                "--device", "host", "--threads", "1", "--update-threads", "1", "--seq-len", "64", "--micro-batch", "4",
                "--steps", "1000000", "--metrics-port", "0", "--log-every", "0"]

@@ -38,14 +38,15 @@ using Json = nlohmann::ordered_json;
 // Change time and memory, never the state: so all rows of a sweep must agree in their digest.
 constexpr std::array<std::string_view, 7> sweepable{"device-memory", "host-memory",     "link-bandwidth", "update-rate",
                                                     "subgroup-size", "resident-layers", "prefetch-layers"};
-constexpr std::array<std::string_view, 16> fixed{"model",      "device",
+constexpr std::array<std::string_view, 18> fixed{"model",      "device",
                                                  "state",      "compute",
                                                  "recompute",  "offload-activations",
                                                  "freeze",     "micro-batch",
                                                  "grad-accum", "accumulation-order",
                                                  "seq-len",    "seed",
                                                  "threads",    "update-threads",
-                                                 "numa-node",  "state-dir"};
+                                                 "numa-node",  "state-dir",
+                                                 "clip",       "on-nonfinite"};
 constexpr std::string_view rows_name = "rows.jsonl";
 constexpr std::string_view profile_name = "profile.toml";
 constexpr std::string_view compute_key = "compute_measured";
@@ -158,7 +159,7 @@ class Bench {
     const Json head = identity();
     if (flags_.resume && fs::exists(out(rows_name))) return take_up(head);
     const std::optional<KeptCompute> kept = kept_compute();
-    // Before anything takes long, but what is refused leaves nothing that the next try would meet.
+    // Makes the folder before anything takes long, and removes it on a refusal, so that the next try does not meet it.
     Unfinished made(flags_.out.empty() || fs::exists(flags_.out) ? fs::path() : fs::path(flags_.out));
     if (!flags_.out.empty()) create_directories_or_throw(flags_.out);
     if (executes()) {
@@ -169,7 +170,7 @@ class Bench {
     made.keep();
   }
 
-  /// What must be the same where a bench goes on.
+  /// Settings that must be equal where a bench continues an earlier one.
   Json identity() const {
     Json head{{"version", version}, {"machine", report_.machine}, {"driver", profile_.driver}};
     head["profile"] = executes() ? "" : profile_toml(profile_);
@@ -218,7 +219,7 @@ class Bench {
       say("calibrating");
       CalibrationOptions quick;
       quick.seconds_per_figure = 0.15;
-      // Of a small model the caches hold much.
+      // The caches hold much of a small model.
       quick.working_set = calibrated_bytes_of_parameter * static_cast<std::size_t>(layout_.state_elements());
       quick.state_folder = state_folder(config_);
       quick.progress = [](std::string_view) {
@@ -249,17 +250,20 @@ class Bench {
                           json_document(Json{{"of", of}, {"slower", {slower_.forward, slower_.backward}}}));
   }
 
-  /// What the factors depend on: all that is the same for all rows and policies, and the rates that they are over.
+  /// Settings that the factors depend on: all that is common to all rows and policies, and the rates that they
+  /// multiply.
   Json identity_of_compute() const {
     Json of = identity();
-    for (const std::string_view name : {"policies", "steps", "profile"}) of.erase(std::string(name));
+    for (const std::string_view name : {"policies", "steps", "profile", "clip", "on-nonfinite"})
+      of.erase(std::string(name));
     for (const std::string_view name : sweepable) of.erase(std::string(name));
     of["parameters"] = report_.parameters;
     of["calibration"] = profile_toml(profile_);
     return of;
   }
 
-  /// Of --compute-factors, where that file is there and asked for: a damaged one is told before anything is measured.
+  /// Factors kept in the file of --compute-factors, where that is there and asked for: a damaged one is reported before
+  /// anything is measured.
   std::optional<KeptCompute> kept_compute() const {
     const fs::path file = flags_.compute_factors;
     if (!executes() || on_the_device_alone() || file.empty() || !fs::exists(file)) return std::nullopt;
@@ -283,6 +287,7 @@ class Bench {
   void measure_compute(TrainConfig bare) {
     say("measuring forward and backward");
     bare.policy = Policy::host();
+    bare.clip = 1.0;  // no update in backward
     try {
       RunSetup run = set_up_run(bare, source_.config, {.training = true, .saves = false, .predicts = false});
       BenchSteps steps(run, bare, source_);
@@ -416,7 +421,7 @@ class Bench {
   MachineProfile profile_;  ///< nothing of it emulated
   LayerSeconds slower_{1.0, 1.0};
   std::vector<BenchRow> planned_;
-  std::optional<RowFile> file_;  ///< of --out
+  std::optional<RowFile> file_;  ///< rows in --out
   BenchReport report_;
 };
 
@@ -463,7 +468,7 @@ int bench(const BenchFlags& flags, const ProgramContext& context) {
   TrainConfig config = flags.config.config();
   if (config.model.empty()) config.model = "tiny-gpt2";
   check(flags, config);
-  ModelSource source = find_model(config.model);
+  ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = flags.out});
   config.seq_len = sequence_length(config, source.config);
   recompute_of(config, source.config);  // a contradiction is told before anything is measured
   const StopSignal signals;

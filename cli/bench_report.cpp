@@ -22,7 +22,7 @@ struct Span {
   bool mixed = false;  ///< it stands for spans of other kinds, too
 
   double seconds() const noexcept { return end - begin; }
-  /// What is done, without what it is done to.
+  /// Kind of the work, without its object.
   std::string kind() const { return name.substr(0, name.find(' ')); }
 };
 
@@ -134,7 +134,7 @@ std::string measured_of(const BenchRow& row) {
   return row.measured ? fmt::format("{:.4f}", row.measured->step_seconds) : "-";
 }
 
-/// Of the steps that were measured.
+/// Spread of the measured steps as text.
 std::string spread_of(const BenchRow& row) {
   return row.measured ? fmt::format("{:.0f}%", 100.0 * row.measured->spread) : "-";
 }
@@ -268,7 +268,7 @@ std::string BenchReport::json() const {
             {"tokens_per_step", tokens},
             {"compute_measured", compute_measured},
             {"policies", Json::array()}};
-  // Of a sweep, what auto chose where it was fastest.
+  // In a sweep, the row of auto's choice where it was fastest.
   const BenchRow* chosen = nullptr;
   for (const BenchRow& row : rows) {
     json["policies"].push_back(json_of(row));

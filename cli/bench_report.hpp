@@ -21,7 +21,7 @@ struct BenchReport {
   std::string model;
   std::string command;
   double parameters = 0.0;
-  double tokens = 0.0;            ///< of a step
+  double tokens = 0.0;            ///< tokens of a step
   bool compute_measured = false;  ///< forward and backward are predicted as measured, not by the calibration alone
   std::vector<BenchRow> rows;
   std::size_t missing = 0;  ///< rows that an interruption left out
@@ -32,7 +32,7 @@ struct BenchReport {
   std::string html() const;
   /// The row with the least step time; null where nothing fits.
   const BenchRow* best() const;
-  /// For people.
+  /// Table for people.
   std::string table() const;
 };
 

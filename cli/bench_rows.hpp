@@ -1,6 +1,6 @@
 #pragma once
-// What `tandem bench` found, row by row: a policy under a setting. Rows are written as they end, so that an interrupted
-// bench goes on where it was.
+// Results of `tandem bench`, row by row: a policy under a setting. Rows are written as they end, so that an interrupted
+// bench can be continued.
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -14,7 +14,7 @@
 
 namespace tandem {
 
-/// Of one step: simulated, or medians over measured ones.
+/// Figures of one step: simulated, or medians over measured ones.
 struct StepFigures {
   double step_seconds = 0.0;
   double forward_seconds = 0.0;
@@ -25,13 +25,13 @@ struct StepFigures {
   std::string bound_by;
 };
 
-/// What only measured steps have.
+/// Figures of measured steps.
 struct MeasuredFigures : StepFigures {
   int steps = 0;
-  double spread = 0.0;  ///< of step_seconds: (longest - shortest) / median
+  double spread = 0.0;  ///< spread of step_seconds: (longest - shortest) / median
 };
 
-/// What was swept: names of flags and their values, as typed. Empty where nothing was.
+/// Setting of a sweep: names of flags and their values, as typed. Empty without a sweep.
 using BenchSetting = std::vector<std::pair<std::string, std::string>>;
 /// "device-memory 300MiB, link-bandwidth 1GB/s".
 std::string text_of(const BenchSetting& setting);
@@ -41,17 +41,17 @@ std::vector<BenchSetting> combinations(const std::vector<std::pair<std::string, 
 
 struct BenchRow {
   BenchSetting setting;
-  std::string policy;   ///< as asked for
+  std::string policy;   ///< the policy asked for
   std::string refusal;  ///< why it does not fit; the rest is empty then
   std::string resolved;
-  std::string activations;  ///< as of activations_of()
+  std::string activations;  ///< name by activations_of()
   double cpu_share = 0.0;
   double streamed_share = 0.0;
   double resident_share = 0.0;
   StepFigures predicted;
-  double ideal_step_seconds = 0.0;  ///< of the same plan without overhead, at most as predicted
+  double ideal_step_seconds = 0.0;  ///< seconds of a step of the same plan without overhead, at most as predicted
   std::optional<MeasuredFigures> measured;
-  std::uint64_t h2d_bytes = 0;  ///< of parameters and their state in a step: what the plan moves
+  std::uint64_t h2d_bytes = 0;  ///< bytes of parameters and their state that the plan moves in a step
   std::uint64_t d2h_bytes = 0;
   std::size_t planned_device_bytes = 0;
   std::size_t planned_host_bytes = 0;
@@ -78,7 +78,7 @@ class RowFile {
   /// than `head`, naming the first; InputError where the file cannot be read.
   static RowFile resume(const std::filesystem::path& file, const nlohmann::ordered_json& head);
 
-  /// As written; `resume` allows it keys that are not compared.
+  /// First line as written; `resume` allows it keys that are not compared.
   const nlohmann::ordered_json& head() const noexcept { return head_; }
   const std::vector<BenchRow>& rows() const noexcept { return rows_; }
   /// Handed to the system when it returns: it outlives the process. Throws WriteError.

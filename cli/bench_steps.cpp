@@ -58,8 +58,10 @@ double BenchSteps::one(bool apart) {
   if (StopSignal::received() != 0) throw BenchInterrupted{};
   if (apart) loaded_.engine().wait();
   PhaseProbe probe(loaded_.engine(), clock_);
-  loaded_.engine().begin_step(
-      {.lr = 1e-4, .max_grad_norm = 1.0, .micro_batches = static_cast<int>(config_.grad_accum), .gradient_scale = 1.0});
+  loaded_.engine().begin_step({.lr = 1e-4,
+                               .max_grad_norm = config_.clip,
+                               .micro_batches = static_cast<int>(config_.grad_accum),
+                               .gradient_scale = 1.0});
   const auto all = static_cast<std::size_t>(config_.grad_accum);
   for (std::size_t first = 0; first < all; first += at_once_) {
     const std::size_t n = std::min(at_once_, all - first);

@@ -72,7 +72,8 @@ Json json_of(const MachineProfile& profile, const std::filesystem::path& file) {
   return json;
 }
 
-/// What is measured must not end up in a profile that was named to be read, nor what is asked for be passed over.
+/// Refuses flags that contradict each other: a measurement must not overwrite a profile that was named to be read, and
+/// no flag may be ignored.
 void check(const CalibrateFlags& flags) {
   if (!flags.show && !flags.profile.empty()) {
     throw UsageError("--profile", "it goes with --show", "give --out FILE for a new profile");

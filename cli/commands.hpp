@@ -6,7 +6,7 @@
 
 namespace tandem {
 
-/// What was typed before the subcommand's own flags matter.
+/// Facts about the program's call that subcommands use beside their own flags.
 struct ProgramContext {
   std::string command_line;
 };

@@ -23,7 +23,7 @@ void ConfigFlags::add_to(CLI::App& command, const std::vector<std::string_view>&
     if (field.kind == ConfigField::Kind::boolean) {
       Switch& typed = switches_[name];
       command.add_flag(flag, typed.on, fmt::format("{}. --no-{} takes it back", help, name));
-      command.add_flag("--no-" + name, typed.off)->group("");  // what a run was begun with, or a file says
+      command.add_flag("--no-" + name, typed.off)->group("");  // undoes an earlier setting, of a run or a file
       continue;
     }
     const bool sweeps = is_in(swept, field.name);
@@ -60,6 +60,8 @@ TrainConfig ConfigFlags::config(const std::string& base) const {
   } else if (!base.empty() && std::filesystem::exists(base)) {
     read_config_toml(base, config);
   }
+  if (given("data")) config.mix.clear();
+  if (given("mix")) config.data.clear();
   if (given("steps")) config.epochs = 0.0;
   if (given("epochs")) config.steps = 0;
   for (const ConfigField& field : config_fields()) {

@@ -21,7 +21,7 @@ class ConfigFlags {
   TrainConfig config(const std::string& base = {}) const;
   bool given(std::string_view name) const;
   bool config_file_given() const { return !config_file_.empty(); }
-  /// As typed; empty where the flag was not.
+  /// Values of a flag as typed; empty where it was not given.
   std::vector<std::string> values(std::string_view name) const;
   /// --out as typed; empty where it was not.
   std::string out() const;

@@ -51,7 +51,7 @@ void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup&
 
 void require_model(const TrainConfig& config) { check_config(config); }
 
-/// What `parse` makes of a flag's value; a refusal names the flag.
+/// Parses a flag's value by `parse`; an error names the flag.
 template <class Parse>
 auto value_of(std::string_view flag, const Parse& parse) {
   try {

@@ -38,19 +38,20 @@ struct PlanFlags {
 /// How what is not resident divides, without a simulation.
 struct ClosedForms {
   double cpu_share = 0.0;
-  double published_stride = 0.0;  ///< of fp32 state, without DRAM; infinite: nothing is streamed
+  /// The published stride, for fp32 state and without DRAM; infinite: nothing is streamed.
+  double published_stride = 0.0;
 };
 
-/// What is told of a plan, wherever it was made.
+/// Contents of the command's report, wherever the plan was made.
 struct Planned {
   std::string model;
   std::int64_t parameters = 0;
-  double targets = 0.0;  ///< of a step
+  double targets = 0.0;  ///< targets of a step
   Plan plan;
   MemoryPlan memory;
   std::string table;
   Saving saving;
-  std::string order;  ///< of micro-batches; empty where there is one
+  std::string order;  ///< order of the micro-batches; empty for a single one
   std::string activations;
   std::optional<Simulation> predicted;
   std::vector<Candidate> candidates;
@@ -293,8 +294,8 @@ std::int64_t largest_that(std::int64_t most, const std::function<bool(std::int64
   return low;
 }
 
-/// The same of a sequence's tokens: a multiple of 64, as is usual, or all of `most`; fewer than 64
-/// where even those do not fit.
+/// The largest number of tokens of a sequence for which `fits`: a multiple of 64, as is usual, or all of `most`; fewer
+/// than 64 where not even those fit.
 std::int64_t longest_that(std::int64_t most, const std::function<bool(std::int64_t)>& fits) {
   constexpr std::int64_t step = 64;
   const auto tokens = [&](std::int64_t steps) { return std::min(steps * step, most); };
@@ -356,9 +357,9 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
 
 /// The sequence length of a run: of data in rows, where that is given and here, theirs.
 std::int64_t sequence_length_of(const TrainConfig& config, const ModelSource& source) {
-  if (!config.data.empty() && config.seq_len == 0) {
+  if ((!config.data.empty() || !config.mix.empty()) && config.seq_len == 0) {
     try {
-      return sequence_length(config, source.config, *open_tokens(config.data, config, source));
+      return sequence_length(config, source.config, *open_training_data(config, source).sources.front());
     } catch (const Error& error) {
       spdlog::warn("the data is not read, so that sequences are as long as without it: {}", error.what());
     }
@@ -370,8 +371,8 @@ int plan(const PlanFlags& flags) {
   TrainConfig config = flags.config.config();
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
-  ModelSource source = find_model(config.model);
-  // Of the model that is found, where that is what is asked.
+  ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = config.out});
+  // With --fit model the sequence length depends on the model that is found.
   if (flags.fit != "model") config.seq_len = sequence_length_of(config, source);
   try {
     const std::string fitted = flags.fit.empty() ? std::string() : fit(flags, config, source);
@@ -414,6 +415,8 @@ CommandFunction add_plan_command(CLI::App& program) {
   }
   command->get_option("--data")->description(
       "data of the run: where it is in rows, sequences are as long as they are. Default: a plan does without");
+  command->get_option("--mix")->description(
+      "the same of several sources with weights. Default: none. Example: --mix a.bin=0.7,b.bin=0.3");
   command
       ->add_option(
           "--profile", flags->profile,

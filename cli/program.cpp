@@ -59,7 +59,7 @@ std::string joined(int argc, char** argv) {
   return line;
 }
 
-/// What is typed goes into config.toml and JSON, which hold nothing else.
+/// Refuses arguments that are no UTF-8: they go into config.toml and JSON, which hold nothing else.
 void refuse_other_than_utf8(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) {
     if (is_utf8(argv[i])) continue;
@@ -124,8 +124,9 @@ int parse_and_run(int argc, char** argv) {
   throw UsageError("command line", "no subcommand", "for example tandem train --help");
 }
 
-/// The first files that are opened would stand in for standard streams that are closed, and messages go into them.
-/// What takes their place fails as a closed one does: the input cannot be read, the outputs not written.
+/// Opens replacements for standard streams that are closed: the first files opened would otherwise take their places,
+/// and messages go into them. A replacement fails as a closed stream does: the input cannot be read, the outputs not
+/// written.
 void fill_closed_streams() noexcept {
   for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
     if (::fcntl(stream, F_GETFD) != -1 || errno != EBADF) continue;
@@ -154,7 +155,7 @@ int run_program(int argc, char** argv) noexcept {
   try {
     bound_heaps();
     std::signal(SIGPIPE, SIG_IGN);  // a closed pipe is an error of writing, told like others
-    std::signal(SIGXFSZ, SIG_IGN);  // so is a limit on the size of files
+    std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is an error of writing, too
     set_up_logging();
     set_stall_handler([](const StalledError& error) { end_process_after(error, std::chrono::minutes(1)); });
     return parse_and_run(argc, argv);

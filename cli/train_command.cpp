@@ -10,6 +10,7 @@
 #include "cli/flags.hpp"
 #include "core/base/error.hpp"
 #include "models/config/config.hpp"
+#include "train/hf/model_names.hpp"
 #include "train/loop/trainer.hpp"
 #include "train/runtime/stop_signal.hpp"
 
@@ -42,8 +43,10 @@ void refuse_lost_paths(const ConfigFlags& flags, const TrainConfig& config, cons
                      fmt::format("go there, or give --{}", flag));
   };
   const std::vector<std::string> shapes = builtin_models();
-  if (std::ranges::find(shapes, config.model) == shapes.end()) check("model", config.model);
+  const bool is_shape = std::ranges::find(shapes, config.model) != shapes.end();
+  if (!is_shape && !cached_snapshot(config.model)) check("model", config.model);
   for (const std::string& name : config.data) check("data", name);
+  for (const MixEntry& entry : config.mix) check("mix", entry.path);
   for (const std::string& name : config.eval_data) check("eval-data", name);
   if (!config.state_dir.empty()) check("state-dir", config.state_dir);
 }

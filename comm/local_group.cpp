@@ -21,13 +21,13 @@
 namespace tandem {
 namespace {
 
-/// What a rank brings to a call. The caller's, and read by others only while all of them are in it.
+/// A rank's contribution to a call. Owned by the caller, and read by others only while all of them are in the call.
 struct Call {
   std::string_view name;
-  std::span<const ByteRange> parts{};  ///< of calls about device memory
-  int root = 0;                        ///< of calls about the host's
-  std::size_t bytes = 0;               ///< of these too
-  const std::byte* data = nullptr;     ///< what the others read
+  std::span<const ByteRange> parts{};  ///< parts of device memory; empty for calls about host memory
+  int root = 0;                        ///< calls about host memory: the rank that sends
+  std::size_t bytes = 0;               ///< calls about host memory: their length
+  const std::byte* data = nullptr;     ///< bytes that the others read
 
   bool agrees_with(const Call& other) const {
     return name == other.name && root == other.root && bytes == other.bytes && std::ranges::equal(parts, other.parts);
@@ -45,13 +45,13 @@ std::string message_of(const std::exception_ptr& error) {
     if (error) std::rethrow_exception(error);
   } catch (const std::exception& e) {
     return e.what();
-  } catch (...) {  // of another type: it has no words
+  } catch (...) {  // another type, which has no text
   }
   return "unknown error";
 }
 
-/// What all members share: who has come to which call, and what has ended the group. A call meets twice: to show what
-/// each rank brings, and to see that all are done with it.
+/// Shared state of all members: who has come to which call, and the error that has ended the group. A call meets twice:
+/// to show the contribution of each rank, and to see that all are done with it.
 class Members {
  public:
   Members(std::span<Device* const> devices, double watchdog_seconds)
@@ -72,8 +72,8 @@ class Members {
   /// Blocks until all ranks have brought their calls, which lie there by rank until this one meets again. Throws what
   /// has ended the group, unless all had come before.
   const std::vector<Call>& meet(std::size_t which, int rank, const Call& call);
-  /// For a rank that leaves a call in which others may still read its memory, by an error: blocks until all leave it,
-  /// though no longer than the watchdog's time.
+  /// Ends the call of a rank that leaves it by an error, while others may still read its memory: blocks until all leave
+  /// it, though no longer than the watchdog's time.
   void withdraw(std::size_t which) noexcept;
 
   void fail(int rank, const std::exception_ptr& error) noexcept;
@@ -85,9 +85,9 @@ class Members {
     std::uint64_t generation = 0;
     int arrived = 0;
     int withdrawn = 0;
-    std::vector<bool> here;  ///< who has come
-    /// By generation, odd and even: nobody can come to the next but one before all have come to the next, and so have
-    /// read these.
+    std::vector<bool> here;  ///< ranks that have come
+    /// Calls by generation, odd and even: nobody can come to the next but one before all have come to the next, and so
+    /// have read these.
     std::array<std::vector<Call>, 2> calls;
   };
 
@@ -131,7 +131,7 @@ void Members::wait_for_all(std::unique_lock<std::mutex>& lock, Meeting& meeting,
   const std::uint64_t generation = meeting.generation;
   const auto made = [&] { return static_cast<std::uint64_t>(meeting.arrived); };
   ProgressWatch progress(limit_, made());
-  // Whoever has come with all others has had the call, even if one of them has failed since.
+  // A rank that has come with all others has had the call, even if one of them has failed since.
   while (!meeting.changed.wait_for(lock, watch_tick, [&] { return meeting.generation != generation || failure_; })) {
     if (const auto seconds = progress.stalled(made())) give_up(meeting, what, *seconds);
   }
@@ -190,7 +190,7 @@ void Members::leave(int rank) noexcept {
   const std::lock_guard lock(mutex_);
   try {
     end(std::make_exception_ptr(PeerError(fmt::format("rank {} has left", rank))));
-  } catch (...) {  // as above
+  } catch (...) {  // no memory for the error: its own exception then ends the group
     end(std::current_exception());
   }
 }
@@ -247,7 +247,7 @@ class LocalGroup final : public Group {
 
 template <class Each>
 void LocalGroup::for_peers(const Each& each) const {
-  // From the next one on, so that not all read from one.
+  // Begins with the next rank, so that not all read from one.
   for (int i = 1; i < members_.count(); ++i) each((rank_ + i) % members_.count());
 }
 
@@ -265,7 +265,7 @@ void LocalGroup::leave() noexcept {
   });
 }
 
-/// What a rank throws ends the calls of the others, who would wait for it.
+/// Runs `body`; an exception of it ends the calls of the other ranks, who would wait for this one, and is rethrown.
 template <class Body>
 void LocalGroup::or_fail(const Body& body) {
   try {

@@ -75,7 +75,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
       : stream_(std::move(socket)), page_(page), open_(std::move(open)) {
     ++*open_;
     parser_.header_limit(header_limit);
-    parser_.body_limit(std::numeric_limits<std::uint64_t>::max());  // of what is dropped
+    parser_.body_limit(std::numeric_limits<std::uint64_t>::max());  // bodies are dropped, whatever their length
     stream_.expires_after(std::chrono::duration_cast<std::chrono::milliseconds>(time));
   }
   ~Connection() { --*open_; }

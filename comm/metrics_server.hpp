@@ -7,8 +7,8 @@
 namespace tandem {
 
 struct MetricsServerOptions {
-  int connections = 256;         ///< open at once; the next ones are closed at once
-  double request_seconds = 5.0;  ///< for a request to arrive whole and its answer to be taken
+  int connections = 256;         ///< connections open at once; further ones are closed at once
+  double request_seconds = 5.0;  ///< seconds for a request to arrive whole and its answer to be taken
 };
 
 class MetricsServer {
@@ -26,7 +26,7 @@ class MetricsServer {
   int port() const noexcept;
   /// "http://127.0.0.1:9400/metrics".
   std::string url() const;
-  /// What GET /metrics answers from now on. Thread-safe; waits for no client.
+  /// Sets the text that GET /metrics answers from now on. Thread-safe; waits for no client.
   void publish(std::string text);
 
  private:

@@ -13,58 +13,47 @@
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/base/nesting.hpp"
+#include "data/file_kind.hpp"
 
 namespace tandem::data_files {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t header_words = 256;  // llm.c: 256 words of 32 bits, the first three used
-constexpr std::int32_t magic_uint16 = 20240520;
-constexpr std::int32_t magic_uint32 = 20240801;
-
 [[noreturn]] void unreadable(const fs::path& path, const std::error_code& error) {
   throw InputError(fmt::format("cannot read {}", path.string()), error.message());
 }
 
-void collect(const fs::path& folder, std::vector<fs::path>& files) {
+void collect(const fs::path& folder, FoundFiles& found) {
   std::error_code error;
   fs::directory_iterator entries(folder, error);
   if (error) unreadable(folder, error);
   for (; entries != fs::directory_iterator(); entries.increment(error)) {
     const fs::file_status status = entries->symlink_status(error);
     if (error) unreadable(entries->path(), error);
-    if (fs::is_directory(status)) collect(entries->path(), files);
-    if (fs::is_regular_file(status)) files.push_back(entries->path());
+    // Hidden files of systems, editors and the hub's programs: nobody means them as data.
+    if (entries->path().filename().native().starts_with('.')) {
+      ++found.hidden;
+      continue;
+    }
+    if (fs::is_symlink(status)) ++found.links;
+    if (fs::is_directory(status)) collect(entries->path(), found);
+    if (fs::is_regular_file(status)) found.files.push_back(entries->path());
   }
   if (error) unreadable(folder, error);
 }
 
-std::size_t width_bytes(TokenWidth width) { return static_cast<std::size_t>(width); }
-
-std::optional<TokenExtent> extent_of_header(const DataFile& file, std::optional<TokenWidth> forced) {
-  constexpr std::size_t header_bytes = header_words * sizeof(std::int32_t);
-  if (file.size() < header_bytes) return std::nullopt;
-  std::array<std::int32_t, 3> head{};  // magic, version, tokens
-  file.read(0, std::as_writable_bytes(std::span(head)));
-  if (head[0] != magic_uint16 && head[0] != magic_uint32) return std::nullopt;
-  // What llm.c writes: version 1 for GPT-2's tokens, 7 for Llama 3's (dev/data/data_common.py, HEADERS_INFO). 1 is
-  // taken for those too, as nothing else in the file would differ.
-  if (head[1] != 1 && !(head[0] == magic_uint32 && head[1] == 7)) {
-    throw InputError(fmt::format("token file {}", file.path().string()),
-                     fmt::format("its header has version {}, which is not known", head[1]), "write it again");
-  }
-  const TokenWidth width = forced.value_or(head[0] == magic_uint16 ? TokenWidth::uint16 : TokenWidth::uint32);
-  const auto count = static_cast<std::int64_t>(static_cast<std::uint32_t>(head[2]));
-  const auto body = static_cast<std::int64_t>(file.size() - header_bytes);
-  if (count * static_cast<std::int64_t>(width_bytes(width)) != body) {
-    throw InputError(
-        fmt::format("token file {}", file.path().string()),
-        fmt::format("its header promises {} tokens of {}, but {} bytes follow", count, name_of(width), body),
-        "the file is cut off or of another width; write it again");
-  }
-  return TokenExtent{header_bytes, width, count};
+/// Whether a token file of that name lies beside `file`, to which it belongs.
+bool belongs_to_tokens(const fs::path& file) {
+  std::error_code ignored;
+  const auto is_beside = [&](const char* ending) {
+    return fs::exists(fs::path(file).replace_extension(ending), ignored);
+  };
+  if (file.extension() == ".json") return is_beside(".bin") || is_beside(".npy");
+  return file.extension() == ".idx" && is_beside(".bin");
 }
+
+std::size_t width_bytes(TokenWidth width) { return static_cast<std::size_t>(width); }
 
 [[noreturn]] void bad_description(const std::string& name, std::string_view why) {
   throw InputError(fmt::format("token description {}", name), why,
@@ -82,27 +71,33 @@ std::int64_t natural(const nlohmann::json& json, const char* key, std::int64_t f
 
 }  // namespace
 
-std::vector<fs::path> files_of(const fs::path& name) {
+FoundFiles files_of(const fs::path& name) {
   std::error_code error;
   const fs::file_status status = fs::status(name, error);
   if (!fs::exists(status)) {
     throw InputError(fmt::format("cannot read {}", name.string()), "no such file or folder");
   }
   if (error) unreadable(name, error);
-  if (!fs::is_directory(status)) return {name};
-  std::vector<fs::path> files;
-  collect(name, files);
-  std::erase_if(files, [](const fs::path& file) {
-    std::error_code ignored;
-    return is_mask(file) ||
-           (file.extension() == ".json" && fs::exists(fs::path(file).replace_extension(".bin"), ignored));
-  });
-  std::sort(files.begin(), files.end(), [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
-  if (files.empty()) throw InputError(fmt::format("folder {}", name.string()), "it holds no files");
-  return files;
+  FoundFiles found;
+  if (!fs::is_directory(status)) {
+    found.files.push_back(name);
+    return found;
+  }
+  found.in_folder = true;
+  collect(name, found);
+  std::erase_if(found.files, [](const fs::path& file) { return is_mask(file) || belongs_to_tokens(file); });
+  std::sort(found.files.begin(), found.files.end(),
+            [](const fs::path& a, const fs::path& b) { return a.native() < b.native(); });
+  if (!found.files.empty()) return found;
+  const std::string what = fmt::format("folder {}", name.string());
+  if (found.links == 0 && found.hidden == 0) throw InputError(what, "it holds no files");
+  throw InputError(
+      what,
+      fmt::format("it holds no files but {} links and {} hidden ones, which are not read", found.links, found.hidden),
+      "name the files themselves, or copy them: cp -rL");
 }
 
-bool is_token_file(const fs::path& file) { return file.extension() == ".bin"; }
+bool is_token_file(const fs::path& file) { return file.extension() == ".bin" || file.extension() == ".npy"; }
 
 bool is_mask(const fs::path& file) { return file.filename().string().ends_with(".mask.bin"); }
 
@@ -148,11 +143,69 @@ std::optional<TokenDescription> description_of(const fs::path& bin) {
   return parse_description(text, file.string());
 }
 
+namespace {
+
+std::array<std::byte, kind_bytes> first_bytes(const DataFile& file, std::size_t& known) {
+  std::array<std::byte, kind_bytes> first{};
+  known = static_cast<std::size_t>(std::min<std::uint64_t>(first.size(), file.size()));
+  file.read(0, std::span(first).first(known));
+  return first;
+}
+
+/// uint16, where nothing says so and nothing speaks against it.
+TokenWidth assumed_width(const DataFile& file, std::int64_t vocabulary) {
+  constexpr std::int64_t most = 1 << 16;
+  const std::string what = fmt::format("token file {}", file.path().string());
+  std::size_t known = 0;
+  const auto first = first_bytes(file, known);
+  if (const auto kind = kind_of_content(std::span(first).first(known), file.size())) {
+    throw InputError(what, fmt::format("it begins as {} does, and holds no token ids", kind->name),
+                     fmt::format("{}, or give --token-dtype", kind->advice));
+  }
+  if (vocabulary > most) {
+    throw InputError(
+        what,
+        fmt::format("nothing says how wide its tokens are, and 16 bits have no room for the vocabulary of {}",
+                    vocabulary),
+        "give --token-dtype uint32, or uint16 if they are");
+  }
+  const NarrowReading reading = read_as_uint16(file);
+  if (reading.three_of_four_are_zero) {
+    throw InputError(
+        what, "nothing says how wide its tokens are, and they look like 64-bit ids: of four 16-bit words three are 0",
+        "write them as uint32 and give --token-dtype uint32, or --token-dtype uint16 if they are");
+  }
+  if (reading.every_second_is_zero) {
+    throw InputError(
+        what, "nothing says how wide its tokens are, and they look like 32-bit ids: every second 16-bit word is 0",
+        "give --token-dtype uint32, or uint16 if they are");
+  }
+  return TokenWidth::uint16;
+}
+
+/// Token width of a `.bin` without header.
+TokenWidth width_of(const DataFile& file, std::optional<TokenWidth> forced,
+                    const std::optional<TokenDescription>& description, std::int64_t vocabulary) {
+  if (forced) return *forced;
+  const std::optional<TokenWidth> indexed = width_of_index(file);
+  const std::optional<TokenWidth> described = description ? description->width : std::nullopt;
+  if (indexed && described && *indexed != *described) {
+    throw InputError(fmt::format("token file {}", file.path().string()),
+                     fmt::format("its description says {}, its index {}", name_of(*described), name_of(*indexed)),
+                     "remove the one that is of other data");
+  }
+  if (described) return *described;
+  return indexed ? *indexed : assumed_width(file, vocabulary);
+}
+
+}  // namespace
+
 TokenExtent token_extent(const DataFile& file, std::optional<TokenWidth> forced,
-                         const std::optional<TokenDescription>& description) {
-  if (auto extent = extent_of_header(file, forced)) return *extent;
-  const auto described = forced ? forced : description ? description->width : std::nullopt;
-  const TokenWidth width = described.value_or(TokenWidth::uint16);
+                         const std::optional<TokenDescription>& description, std::int64_t vocabulary,
+                         std::vector<std::string>& notices) {
+  if (file.path().extension() == ".npy" || is_numpy(file)) return extent_of_numpy(file);
+  if (auto extent = extent_of_llmc(file, forced)) return *extent;
+  const TokenWidth width = width_of(file, forced, description, vocabulary);
   const std::uint64_t size = file.size();
   if (size % width_bytes(width) != 0) {
     throw InputError(fmt::format("token file {}", file.path().string()),
@@ -165,7 +218,37 @@ TokenExtent token_extent(const DataFile& file, std::optional<TokenWidth> forced,
                      fmt::format("it has {} tokens, its description promises {}", count, description->tokens),
                      "the file is cut off or of another run; write it again");
   }
-  return TokenExtent{0, width, count};
+  const TokenExtent extent{0, width, count};
+  if (looks_like_64_bit(file, extent)) {
+    notices.push_back(fmt::format("token file {}: every second token is 0, as in 64-bit ids that are read as uint32",
+                                  file.path().string()));
+  }
+  return extent;
+}
+
+std::uint64_t require_text(const DataFile& file, bool in_folder) {
+  const fs::path& path = file.path();
+  const auto refuse = [&](std::string_view why, std::string_view advice) {
+    throw InputError(fmt::format("data {}", path.string()), why, advice);
+  };
+  if (file.size() == 0) return 0;
+  std::size_t known = 0;
+  const auto bytes = first_bytes(file, known);
+  const auto first = std::span(bytes).first(known);
+  if (const auto kind = kind_of_content(first, file.size())) {
+    refuse(fmt::format("its first bytes are those of {}, which would be trained on as text", kind->name), kind->advice);
+  }
+  if (const auto kind = kind_of_name(path)) {
+    refuse(fmt::format("by its name it is {}, which would be trained on as text", kind->name), kind->advice);
+  }
+  std::string ending = path.extension().string();
+  std::ranges::transform(ending, ending.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; });
+  const bool records = begins_as_records({reinterpret_cast<const char*>(first.data()), first.size()});
+  if (ending == ".json" && (records || !in_folder)) {
+    refuse("by its name it is JSON, whose brackets and keys would be trained on as text",
+           "prepare it with tools/prepare_data.py, or name it .txt if that is meant");
+  }
+  return has_utf8_mark(first) ? utf8_mark_bytes : 0;
 }
 
 }  // namespace tandem::data_files

@@ -17,6 +17,7 @@
 #include "core/base/mapped_file.hpp"
 #include "core/params/state_digest.hpp"
 #include "io/file_hash.hpp"
+#include "io/plain_name.hpp"
 #include "io/read_ahead.hpp"
 
 namespace tandem {
@@ -28,7 +29,7 @@ constexpr const char* manifest_name = "manifest.json";
 constexpr const char* state_name = "state.safetensors";
 constexpr std::uintmax_t max_manifest_bytes = std::uintmax_t{256} << 20;
 
-/// Of the tensor that holds an array of a parameter.
+/// Name of the tensor that holds an array of a parameter.
 std::string tensor_name(StateArray array, const std::string& parameter) {
   constexpr std::array<const char*, state_arrays.size()> prefixes = {"master.", "m.", "v."};
   return prefixes[static_cast<std::size_t>(array)] + parameter;
@@ -72,7 +73,7 @@ Manifest read_manifest(const fs::path& directory) {
   corrupt(directory, fmt::format("{} has another content than when it was saved", file));
 }
 
-/// As the manifest lists it.
+/// Entry of the state in the manifest.
 const CheckpointFile& state_file(const fs::path& directory, const Manifest& manifest) {
   const auto& files = manifest.files;
   const auto found = std::find_if(files.begin(), files.end(), [](const auto& file) { return file.name == state_name; });
@@ -188,24 +189,24 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
 }
 
 /// Under their own names they must not replace each other, nor what makes up a checkpoint.
-void check_names(const std::vector<fs::path>& beside) {
+void check_names(const std::vector<FileBeside>& beside) {
   std::set<std::string> names = {manifest_name, state_name};
-  for (const fs::path& file : beside) {
-    const std::string name = file.filename().string();
-    if (name.empty()) throw MisuseError(fmt::format("{} beside a checkpoint", file.string()), "it names no file");
+  for (const auto& [from, name] : beside) {
+    if (!is_plain_name(name))
+      throw MisuseError(fmt::format("{} beside a checkpoint", from.string()), "it names no file");
     if (!names.insert(name).second) {
-      throw MisuseError(fmt::format("{} beside a checkpoint", file.string()),
+      throw MisuseError(fmt::format("{} beside a checkpoint", from.string()),
                         fmt::format("there is a {} in it already", name));
     }
   }
 }
 
-CheckpointFile copy_beside(const fs::path& from, const fs::path& directory, FileOps& ops) {
-  const MappedFile source(from);
-  FileWriter writer(directory / from.filename(), ops);
+CheckpointFile copy_beside(const FileBeside& file, const fs::path& directory, FileOps& ops) {
+  const MappedFile source(file.from);
+  FileWriter writer(directory / file.name, ops);
   writer.write(source.bytes().data(), source.bytes().size());
   writer.finish();
-  return {from.filename().string(), writer.bytes(), writer.hash()};
+  return {file.name, writer.bytes(), writer.hash()};
 }
 
 /// Puts a finished folder in its place. Where that fails, what was there before is there again.
@@ -258,7 +259,7 @@ fs::path write_checkpoint(const fs::path& root, const CheckpointContent& content
   create_directories_or_throw(hidden, ops);
   Unfinished guard(hidden, ops);
   manifest.files.clear();
-  for (const fs::path& file : content.beside) manifest.files.push_back(copy_beside(file, hidden, ops));
+  for (const FileBeside& file : content.beside) manifest.files.push_back(copy_beside(file, hidden, ops));
   manifest.files.push_back(write_state(hidden / state_name, content, ops));
   write_file_atomically(hidden / manifest_name, manifest_text(manifest), ops);
   sync_directory(hidden, ops);
@@ -311,7 +312,7 @@ void Checkpoint::stream(const StateWriter& write) const {
   auto next = arrays.begin();
   ReadAhead file(directory_ / state_name);
   Hash128 hash;
-  std::uint64_t at = 0;  // of the piece in the file
+  std::uint64_t at = 0;  // position of the piece in the file
   for (auto piece = file.next(); !piece.empty(); piece = file.next()) {
     hash.add(piece.data(), piece.size());
     const std::uint64_t end = at + piece.size();

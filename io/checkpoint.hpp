@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/params/state_array.hpp"
@@ -27,11 +28,21 @@ using StateReader = std::function<std::span<const float>(std::size_t index, Stat
 /// "step-00000100".
 std::string checkpoint_name(std::int64_t step);
 
+/// A file that a checkpoint takes along.
+struct FileBeside {
+  FileBeside(std::filesystem::path file) : from(std::move(file)), name(from.filename().string()) {}
+  FileBeside(std::filesystem::path file, std::string as) : from(std::move(file)), name(std::move(as)) {}
+  bool operator==(const FileBeside&) const = default;
+
+  std::filesystem::path from;
+  std::string name;  ///< in the checkpoint, without any folder
+};
+
 struct CheckpointContent {
   Manifest* manifest = nullptr;  ///< its state_digest and files are filled in
   StateReader read{};
   std::span<float> buffer{};                      ///< one value or more; empty where `read` needs none
-  std::vector<std::filesystem::path> beside{};    ///< files copied into the checkpoint under their own names
+  std::vector<FileBeside> beside{};               ///< files copied into the checkpoint
   std::function<void(std::uint64_t)> progress{};  ///< told how many bytes of state are written; may be empty
 };
 
@@ -86,10 +97,10 @@ class Checkpoint {
 
 bool is_checkpoint(const std::filesystem::path& directory);
 
-/// Which checkpoint is looked for.
+/// Conditions on the checkpoint that is looked for.
 struct CheckpointSearch {
   CheckpointCheck check = CheckpointCheck::state;
-  std::int64_t before = std::numeric_limits<std::int64_t>::max();  ///< of an earlier step than this
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();  ///< the checkpoint is of an earlier step than this
 };
 
 /// The newest checkpoint below `root` that passes the check, or null; each one passed over is told to

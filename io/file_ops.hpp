@@ -1,5 +1,5 @@
 #pragma once
-// What files need of the system, call by call, so that a test can fail, shorten or cut off any of them.
+// Calls of the system that files need, one function each, so that a test can fail, shorten or cut off any of them.
 #include <cstddef>
 #include <filesystem>
 

@@ -70,6 +70,19 @@ CheckpointFile file_of(const json& j, const std::string& where) {
   return file;
 }
 
+CheckpointMixPart mix_part_of(const json& j) {
+  return {j.at("share").get<double>(), natural(j.at("windows")), natural(j.at("epoch")), natural(j.at("position"))};
+}
+
+json sampler_of(const Manifest& m) {
+  json sampler{{"windows", m.sampler_windows}, {"epoch", m.sampler_epoch}, {"position", m.sampler_position}};
+  for (const CheckpointMixPart& p : m.mix) {
+    sampler["mix"].push_back(
+        {{"share", p.share}, {"windows", p.windows}, {"epoch", p.epoch}, {"position", p.position}});
+  }
+  return sampler;
+}
+
 Manifest from_json(const json& j, const std::string& where) {
   Manifest m;
   m.tandem_version = text(j, "tandem_version");
@@ -94,6 +107,10 @@ Manifest from_json(const json& j, const std::string& where) {
   m.sampler_windows = natural(j.at("sampler").at("windows"));
   m.sampler_epoch = natural(j.at("sampler").at("epoch"));
   m.sampler_position = natural(j.at("sampler").at("position"));
+  if (j.at("sampler").contains("mix")) {
+    for (const json& part : list(j.at("sampler"), "mix")) m.mix.push_back(mix_part_of(part));
+  }
+  if (j.contains("data_digest")) m.data_digest = text(j, "data_digest");
   for (const json& p : list(j, "parameters")) m.parameters.push_back(parameter_of(p, where));
   for (const json& f : list(j, "files")) m.files.push_back(file_of(f, where));
   return m;
@@ -134,28 +151,28 @@ std::string manifest_text(const Manifest& m) {
   }
   json files = json::array();
   for (const auto& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.hash}});
-  const json j{
-      {"format", Manifest::format},
-      {"tandem_version", m.tandem_version},
-      {"model", m.model_name},
-      {"model_config", part("model_config", m.model_config)},
-      {"token_kind", m.token_kind},
-      {"compute_key", m.compute_key},
-      {"schedule", m.schedule},
-      {"plan", m.plan.empty() ? json(nullptr) : part("plan", m.plan)},
-      {"state_digest", m.state_digest},
-      {"step", m.step},
-      {"adam_step", m.adam_step},
-      {"skipped_steps", m.skipped_steps},
-      {"tokens", m.tokens},
-      {"first_loss", or_null(m.first_loss)},
-      {"last_loss", or_null(m.last_loss)},
-      {"best_eval_loss", or_null(m.best_eval_loss)},
-      {"best_step", m.best_step},
-      {"seed", m.seed},
-      {"sampler", {{"windows", m.sampler_windows}, {"epoch", m.sampler_epoch}, {"position", m.sampler_position}}},
-      {"parameters", parameters},
-      {"files", files}};
+  json j{{"format", Manifest::format},
+         {"tandem_version", m.tandem_version},
+         {"model", m.model_name},
+         {"model_config", part("model_config", m.model_config)},
+         {"token_kind", m.token_kind},
+         {"compute_key", m.compute_key},
+         {"schedule", m.schedule},
+         {"plan", m.plan.empty() ? json(nullptr) : part("plan", m.plan)},
+         {"state_digest", m.state_digest},
+         {"step", m.step},
+         {"adam_step", m.adam_step},
+         {"skipped_steps", m.skipped_steps},
+         {"tokens", m.tokens},
+         {"first_loss", or_null(m.first_loss)},
+         {"last_loss", or_null(m.last_loss)},
+         {"best_eval_loss", or_null(m.best_eval_loss)},
+         {"best_step", m.best_step},
+         {"seed", m.seed},
+         {"sampler", sampler_of(m)},
+         {"parameters", parameters},
+         {"files", files}};
+  if (!m.data_digest.empty()) j["data_digest"] = m.data_digest;
   return json_document(j);
 }
 

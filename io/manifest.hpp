@@ -1,5 +1,6 @@
 #pragma once
-// What a checkpoint says of itself, beside the state: manifest.json. docs/checkpoints.md describes the keys.
+// The manifest of a checkpoint, manifest.json: everything about it but the state. docs/checkpoints.md describes the
+// keys.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -24,6 +25,12 @@ struct CheckpointFile {
   std::string hash;  ///< XXH3-128, 32 hexadecimal digits
 };
 
+/// Place in one of several sources of data.
+struct CheckpointMixPart {
+  double share = 1.0;  ///< share of all windows
+  std::int64_t windows = 0, epoch = 0, position = 0;
+};
+
 struct Manifest {
   static constexpr int format = 1;
   std::string tandem_version;
@@ -46,6 +53,8 @@ struct Manifest {
   std::int64_t sampler_windows = 0;
   std::int64_t sampler_epoch = 0;
   std::int64_t sampler_position = 0;
+  std::vector<CheckpointMixPart> mix;  ///< sources of --mix, in its order; else empty
+  std::string data_digest;             ///< digest of the data's content; empty: not known, as in older checkpoints
   std::vector<CheckpointParameter> parameters;
   std::vector<CheckpointFile> files;
 };

@@ -26,24 +26,17 @@ constexpr std::uint64_t header_limit = 100'000'000;  // bytes; the format's own 
 constexpr std::size_t length_bytes = 8;
 constexpr std::size_t header_alignment = 64;
 
-std::optional<std::uint64_t> bytes_of(std::string_view dtype) {
-  constexpr std::array<std::pair<std::string_view, int>, 15> known{{{"F64", 8},
-                                                                    {"I64", 8},
-                                                                    {"U64", 8},
-                                                                    {"F32", 4},
-                                                                    {"I32", 4},
-                                                                    {"U32", 4},
-                                                                    {"F16", 2},
-                                                                    {"BF16", 2},
-                                                                    {"I16", 2},
-                                                                    {"U16", 2},
-                                                                    {"I8", 1},
-                                                                    {"U8", 1},
-                                                                    {"BOOL", 1},
-                                                                    {"F8_E4M3", 1},
-                                                                    {"F8_E5M2", 1}}};
-  for (const auto& [name, bytes] : known) {
-    if (name == dtype) return static_cast<std::uint64_t>(bytes);
+/// Bits of an element of the format's types.
+std::optional<std::uint64_t> bits_of(std::string_view dtype) {
+  constexpr std::array known{
+      std::pair("F64", 64),        std::pair("I64", 64),        std::pair("U64", 64),    std::pair("F32", 32),
+      std::pair("I32", 32),        std::pair("U32", 32),        std::pair("F16", 16),    std::pair("BF16", 16),
+      std::pair("I16", 16),        std::pair("U16", 16),        std::pair("I8", 8),      std::pair("U8", 8),
+      std::pair("BOOL", 8),        std::pair("F8_E4M3", 8),     std::pair("F8_E5M2", 8), std::pair("F8_E8M0", 8),
+      std::pair("F8_E4M3FNUZ", 8), std::pair("F8_E5M2FNUZ", 8), std::pair("F6_E2M3", 6), std::pair("F6_E3M2", 6),
+      std::pair("F4", 4),          std::pair("C64", 64)};
+  for (const auto& [name, bits] : known) {
+    if (name == dtype) return static_cast<std::uint64_t>(bits);
   }
   return std::nullopt;
 }
@@ -91,9 +84,12 @@ std::pair<StoredTensor, Extent> entry_of(const std::filesystem::path& file, cons
   };
   StoredTensor tensor;
   tensor.dtype = part("dtype", json::value_t::string).get<std::string>();
-  const auto element = bytes_of(tensor.dtype);
-  if (!element) corrupt(file, fmt::format("tensor {} has unknown type {}", name, tensor.dtype));
-  std::uint64_t bytes = *element;
+  const auto element = bits_of(tensor.dtype);
+  if (!element) {
+    throw InputError(fmt::format("safetensors file {}", file.string()),
+                     fmt::format("tensor {} is of type {}, which is not known", name, tensor.dtype),
+                     "use a file whose weights are F32, F16 and BF16");
+  }
   std::uint64_t count = 1;
   for (const json& dim : part("shape", json::value_t::array)) {
     const std::uint64_t size = natural(file, name, dim);
@@ -104,7 +100,12 @@ std::pair<StoredTensor, Extent> entry_of(const std::filesystem::path& file, cons
     }
     tensor.shape.push_back(static_cast<std::int64_t>(size));
   }
-  bytes = *element * count;
+  constexpr std::uint64_t byte = 8;  // bits
+  if (*element * count % byte != 0) {
+    corrupt(file, fmt::format("tensor {}: shape ({}) of {} ends within a byte", name, fmt::join(tensor.shape, ", "),
+                              tensor.dtype));
+  }
+  const std::uint64_t bytes = *element * count / byte;
   const json& offsets = part("data_offsets", json::value_t::array);
   if (offsets.size() != 2) corrupt(file, fmt::format("tensor {} has no pair of offsets", name));
   const Extent extent{natural(file, name, offsets[0]), natural(file, name, offsets[1]), name};
@@ -155,9 +156,9 @@ void convert(const std::byte* from, std::span<float> to, const Convert& one) {
 }
 
 std::uint64_t bytes_of(const TensorSpec& spec) {
-  const auto element = bytes_of(spec.dtype);
+  const auto element = bits_of(spec.dtype);
   if (!element) throw MisuseError("safetensors writer", fmt::format("unknown type {}", spec.dtype));
-  std::uint64_t bytes = *element;
+  std::uint64_t bytes = *element / 8;
   for (const std::int64_t dim : spec.shape) bytes *= static_cast<std::uint64_t>(dim);
   return bytes;
 }
@@ -169,6 +170,10 @@ FileWay way_of(const std::vector<TensorSpec>& specs) {
 }
 
 }  // namespace
+
+bool is_narrow_or_complex(std::string_view dtype) {
+  return dtype.starts_with("F8") || dtype.starts_with("F6") || dtype.starts_with("F4") || dtype.starts_with("C");
+}
 
 void widen(const StoredTensor& tensor, std::int64_t first, std::span<float> values) {
   const auto count = static_cast<std::int64_t>(values.size());
@@ -190,6 +195,12 @@ SafetensorsReader::SafetensorsReader(const std::filesystem::path& file) : file_(
 void SafetensorsReader::parse() {
   const auto bytes = file_.bytes();
   const auto& path = file_.path();
+  constexpr std::string_view pointer = "version https://git-lfs.github.com/spec/";
+  if (std::string_view(reinterpret_cast<const char*>(bytes.data()), std::min(bytes.size(), pointer.size())) ==
+      pointer) {
+    throw InputError(fmt::format("safetensors file {}", path.string()),
+                     "it is a pointer of Git LFS, not the file itself", "fetch the file: git lfs pull");
+  }
   if (bytes.size() < length_bytes) corrupt(path, "it is shorter than its own header length");
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), sizeof(length));

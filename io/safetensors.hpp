@@ -25,13 +25,16 @@ struct StoredTensor {
   std::uint64_t begin = 0;           ///< place of its bytes in the file
 };
 
+/// Whether elements are of less than 16 bits and no integers, or complex: types of quantized models and their scales.
+bool is_narrow_or_complex(std::string_view dtype);
+
 /// Widens `tensor` (F32, F16 or BF16) into `values`, from element `first` on. Throws InputError on
 /// another type, MisuseError out of range.
 void widen(const StoredTensor& tensor, std::int64_t first, std::span<float> values);
 
 class SafetensorsReader {
  public:
-  /// Maps the file and checks the header whole: its length, JSON without repeated names, known dtypes,
+  /// Maps the file and checks the header whole: its length, JSON without repeated names, types of known size,
   /// shapes whose product does not overflow and agrees with the offsets, offsets inside the file,
   /// ascending, without overlap or gap. Throws InputError that names the file and the tensor.
   explicit SafetensorsReader(const std::filesystem::path& file);

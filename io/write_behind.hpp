@@ -43,7 +43,7 @@ class WriteBehind {
   FileOps& ops_;
   bool direct_ = false;  ///< past the page cache: whole blocks only
   std::array<DirectBuffer, 2> buffers_;
-  std::size_t filling_ = 0;  ///< which of them
+  std::size_t filling_ = 0;  ///< index of the buffer that is being filled
   std::size_t filled_ = 0;   ///< bytes in it
 
   std::mutex mutex_;

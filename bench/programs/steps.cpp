@@ -80,9 +80,9 @@ class Steps {
                                      .update_parameters_per_second = s.update_rate})),
         stream_(device_->make_stream("compute")) {
     options_.policy = parse_policy(s.policy);
-    options_.prefetch_layers = static_cast<int>(s.prefetch);
-    options_.resident_layers = options_.policy.kind == Policy::Kind::device ? -1 : static_cast<int>(s.resident);
-    options_.subgroup_size = s.subgroup;
+    if (s.prefetch > 0) options_.prefetch_layers = static_cast<int>(s.prefetch);
+    if (options_.policy.kind != Policy::Kind::device) options_.resident_layers = static_cast<int>(s.resident);
+    if (s.subgroup > 0) options_.subgroup_size = s.subgroup;
     options_.overlap = s.overlap != 0;
     plan_ = make_plan(layout_, options_, profile_of(*device_));
     std::size_t bytes = 0;

@@ -9,7 +9,8 @@
 
 namespace tandem {
 
-/// Of memory, lengths and places in the file, where the page cache is passed by: no disk has larger blocks.
+/// Alignment in bytes of memory, lengths and file offsets for direct I/O, which bypasses the page cache: no disk has
+/// larger blocks.
 constexpr std::size_t direct_block_bytes = 4096;
 
 struct FreeDirectBuffer {

@@ -65,7 +65,8 @@ struct DeviceError : Error {
       : Error(ExitCode::device, what, why, advice) {}
 };
 
-/// Another rank of a group has failed, and with it the group (exit 5): not what it failed by.
+/// Another rank of a group has failed, and with it the group (exit 5). Names the rank; that rank itself throws the
+/// cause.
 struct PeerError : DeviceError {
   using DeviceError::DeviceError;
 };

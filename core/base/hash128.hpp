@@ -1,15 +1,16 @@
 #pragma once
-// XXH3-128: of files in manifests, and of state.
+// XXH3-128, the hash of files in manifests and of state.
 #include <array>
 #include <cstddef>
 #include <memory>
 #include <string>
 
-struct XXH3_state_s;  // of xxHash
+struct XXH3_state_s;  // the state of the xxHash library
 
 namespace tandem {
 
-/// Of bytes as they come. The library's fastest way on this processor, where it can choose; the same hash on all.
+/// Hash of bytes in the order in which they are added. Uses the library's fastest code for this processor, where it can
+/// choose; the hash is the same on all.
 class Hash128 {
  public:
   /// Throws std::bad_alloc.
@@ -17,9 +18,9 @@ class Hash128 {
 
   void reset() noexcept;
   void add(const void* data, std::size_t bytes) noexcept;
-  /// Of all that was added so far, the most significant byte first.
+  /// Hash of all bytes added so far, the most significant byte first.
   std::array<unsigned char, 16> bytes() const noexcept;
-  /// The same as 32 hexadecimal digits.
+  /// `bytes()` as 32 hexadecimal digits.
   std::string text() const;
 
  private:

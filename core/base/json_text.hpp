@@ -21,7 +21,7 @@ extern template nlohmann::ordered_json parse_json<nlohmann::ordered_json>(std::s
 std::string json_text(const nlohmann::json& value, int indent = one_line);
 std::string json_text(const nlohmann::ordered_json& value, int indent = one_line);
 
-/// The same as files and standard output have it: levels two spaces apart, a line's end behind it.
+/// JSON text as in files and on standard output: levels indented by two spaces, with a line break at the end.
 std::string json_document(const nlohmann::json& value);
 std::string json_document(const nlohmann::ordered_json& value);
 

@@ -15,7 +15,7 @@
 namespace tandem {
 namespace {
 
-/// What the kernel calls sched_attr: glibc has no call for it before 2.41.
+/// The kernel's sched_attr: glibc has no wrapper for it before 2.41.
 struct SchedulingAttributes {
   std::uint32_t size = sizeof(SchedulingAttributes), policy = 0;
   std::uint64_t flags = 0;
@@ -39,7 +39,7 @@ std::thread start_thread(std::string_view name, std::function<void()> body) {
 }
 
 void wake_promptly() noexcept {
-  constexpr std::uint64_t shortest_slice_ns = 100'000;  // of what the kernel takes
+  constexpr std::uint64_t shortest_slice_ns = 100'000;  // the shortest that the kernel accepts
   constexpr std::uint64_t reset_on_fork = 1;
   SchedulingAttributes own;
   if (::syscall(SYS_sched_getattr, 0, &own, sizeof(own), 0) != 0) return;

@@ -10,9 +10,9 @@ namespace tandem {
 /// `name`. The caller joins it. Throws DeviceError.
 std::thread start_thread(std::string_view name, std::function<void()> body);
 
-/// Of the calling thread, which mostly sleeps: woken, it is to run at once, also where each core has a thread that
-/// computes. Linux 6.12 and later give way to it for that, as it asks for short slices of time; where it is an older one,
-/// or refuses, nothing changes. Threads that it starts are as others.
+/// Asks for short time slices for the calling thread, one that mostly sleeps: woken, it then runs at once even where
+/// each core has a thread that computes. Linux 6.12 and later grant it; an older kernel, or one that refuses, changes
+/// nothing. Threads that it starts have the usual slices.
 void wake_promptly() noexcept;
 
 }  // namespace tandem

@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-constexpr std::size_t largest = std::size_t{1} << 20;  // what tandem writes has a few thousand bytes
+constexpr std::size_t largest = std::size_t{1} << 20;  // bytes; tandem writes a few thousand
 
 /// Knows comments and strings, and nothing else of TOML.
 class Escaper {

@@ -92,7 +92,7 @@ class NamelessFile {
   }
   bool good() const noexcept { return good_; }
   std::size_t count() const noexcept { return count_; }
-  /// As many from `first` on as there are, at most all of `spans`.
+  /// Reads spans from `first` on: as many as there are, at most all of `spans`.
   std::span<const Span> read(std::size_t first, std::span<Span> spans) {
     const std::size_t wanted = std::min(spans.size(), count_ - first) * sizeof(Span);
     for (std::size_t done = 0; done < wanted;) {

@@ -1,5 +1,6 @@
 #pragma once
-// What CUDA takes of a card beside what a program asks for. Here, as a plan for a card elsewhere counts it too.
+// Memory that CUDA takes of a card beside what a program asks for. In core, since a plan for a card elsewhere counts it
+// too.
 #include <algorithm>
 #include <cstddef>
 
@@ -20,8 +21,9 @@ constexpr std::size_t default_cuda_ceiling(std::size_t available) {
   return available - std::min(available, std::max(least_margin, available / 20));
 }
 
-/// The same below Windows (WSL2), whose desktop and programs share the card: memory that they come to need is taken
-/// from whoever holds it, and what was taken is then reached at the speed of the link, without an error.
+/// The default ceiling in bytes below Windows (WSL2), whose desktop and programs share the card: memory that they come
+/// to need is taken from whoever holds it, and what was taken is then reached at the speed of the link, without an
+/// error.
 constexpr std::size_t default_cuda_ceiling_under_windows(std::size_t available) {
   constexpr std::size_t least_margin = std::size_t{768} << 20;
   return available - std::min(available, std::max(least_margin, available / 10));

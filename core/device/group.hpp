@@ -1,5 +1,6 @@
 #pragma once
-// Devices that train one model together. Each has a rank, and whoever drives it sees the others through its `Group`.
+// Groups of devices that train one model together. Each device has a rank, and its thread sees the others through its
+// `Group`.
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -9,7 +10,7 @@
 
 namespace tandem {
 
-/// Which of a group's members this is.
+/// One rank of a group of `count`.
 struct Rank {
   int index = 0;  ///< from 0 to count - 1
   int count = 1;
@@ -24,8 +25,8 @@ struct ByteRange {
   bool operator==(const ByteRange&) const = default;
 };
 
-/// What is said between the host's threads, apart from each other: each channel has one thread on every rank, and calls
-/// on it come in the same order on all.
+/// Independent channels for messages between the host's threads of the ranks: each channel has one thread on every
+/// rank, and its calls come in the same order on all ranks.
 enum class Channel : std::uint8_t { engine, save };
 constexpr int channel_count = 2;
 
@@ -40,24 +41,25 @@ class Group {
 
   virtual Rank rank() const noexcept = 0;
 
-  /// Part r of `buffer`, on the device, is rank r's own; afterwards all ranks have all parts. `parts`: one for each
-  /// rank, apart from each other, any of them empty. Blocks until every rank has made the call; the copies are queued
-  /// on `stream`. Once that has passed them, every other rank has also read what it takes from here.
+  /// Gathers `buffer`, on the device: part r is rank r's own; afterwards all ranks have all parts. `parts`: one for
+  /// each rank, apart from each other, any of them empty. Blocks until every rank has made the call; the copies are
+  /// queued on `stream`. Once that has passed them, every other rank has also read its copies from here.
   virtual void all_gather(std::byte* buffer, std::span<const ByteRange> parts, StreamView stream) = 0;
-  /// Rank q gets part q of every other rank's `from`: those of the ranks below it and then of those above it, one after
-  /// another in `to`, each of parts[q].size() bytes. `from` and `to` are on the device and apart. Blocks, is queued and
-  /// ends as `all_gather`.
+  /// Gives rank q part q of every other rank's `from`. `to` receives this rank's part from the ranks below it and then
+  /// from those above it, one after another, each of parts[its index].size() bytes. `from` and `to` are on the device
+  /// and do not overlap. Blocks, queues and ends as `all_gather`.
   virtual void all_to_all(const std::byte* from, std::span<const ByteRange> parts, std::byte* to,
                           StreamView stream) = 0;
 
-  /// Host memory: what `root` has is what all have afterwards. Blocks.
+  /// Copies `bytes` of rank `root`, in host memory, to all ranks. Blocks.
   virtual void broadcast(Channel channel, int root, std::span<std::byte> bytes) = 0;
 
-  /// This rank can do no more: ends the calls of all, those to come too. The first to fail is the one that is named.
+  /// Reports that this rank cannot go on, which ends the calls of all ranks, later ones too. Errors name the first rank
+  /// that failed.
   virtual void fail(std::exception_ptr error) noexcept = 0;
-  /// This rank makes no more calls, and the memory that it has shown is about to go. Blocks until no other rank reads
-  /// it, for the watchdog's time at most. To the others it is one that has failed, in every call that it has not made
-  /// to its end. Destroying the member does so too.
+  /// Ends this rank's part in the group: it makes no more calls, and the memory that it has shown is about to be freed.
+  /// Blocks until no other rank reads that memory, at most for the watchdog's time. In every call that this one has not
+  /// completed the others see a failed rank. The destructor does so too.
   virtual void leave() noexcept = 0;
 };
 

@@ -25,7 +25,7 @@ class MemoryLedger {
   void unbook(std::size_t bytes) noexcept { allocated_ -= bytes; }
   /// Booked bytes now lie at `data`. Throws std::bad_alloc.
   void enter(const void* data, std::size_t bytes, std::string_view name);
-  /// They no longer do: to be called before the memory is freed, as its address may come back at once.
+  /// Takes bytes out of the ledger: to be called before the memory is freed, as its address may come back at once.
   void leave(const void* data) noexcept;
 
   std::size_t capacity() const noexcept { return capacity_; }

@@ -1,6 +1,6 @@
 #pragma once
-// When streams pass some places, without anybody stopping for it: the device calls back as soon as a stream passes a
-// mark, and the callback looks at the clock.
+// Marks on streams, with the time when each was passed and without anybody stopping for it: the device calls back as
+// soon as a stream passes a mark, and the callback reads the clock.
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -43,7 +43,7 @@ class StreamMarks {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::size_t passed_ = 0;
-  std::vector<double> times_;  ///< of those set since the last `take`
+  std::vector<double> times_;  ///< times of the marks set since the last `take`
   std::vector<double> taken_;
 };
 

@@ -19,7 +19,8 @@ class End {
     reached_ = true;
     changed_.notify_all();
   }
-  /// What failed the stream, or null. `still` is asked from time to time, and may throw.
+  /// Waits for the end; returns the error that failed the stream, or null. `still` is called at each tick, and may
+  /// throw.
   template <class Still>
   std::exception_ptr wait(Still still) {
     std::unique_lock lock(mutex_);
@@ -45,7 +46,7 @@ void wait(Device& device, StreamView stream, const Watch& watch, OnStall on_stal
     if (seconds) on_stall(stalled(watch.what, *seconds, device.info().name));
   });
   if (!error) return;
-  // What was queued before it failed may still run.
+  // Work queued before the failure may still run.
   device.synchronize(stream);
   std::rethrow_exception(error);
 }

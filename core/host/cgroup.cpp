@@ -52,7 +52,7 @@ void lower(std::optional<T>& limit, std::optional<T> other) {
 }
 
 struct Mount {
-  std::string root;  ///< of the hierarchy, as seen at the mount point
+  std::string root;  ///< root of the hierarchy, as seen at the mount point
   fs::path point;
   bool version2 = false;
   std::string options;  ///< names the controllers of version 1

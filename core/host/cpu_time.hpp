@@ -5,8 +5,8 @@
 
 namespace tandem {
 
-double thread_cpu_seconds();   ///< of the calling thread
-double process_cpu_seconds();  ///< of all threads of this process
+double thread_cpu_seconds();   ///< CPU time of the calling thread
+double process_cpu_seconds();  ///< CPU time of all threads of this process
 
 /// Says how many cores other programs keep busy from its construction on: what the machine's cores worked, less what
 /// this process and its children that have ended did. What the kernel does by itself is others' work too.

@@ -64,7 +64,7 @@ void MappedMemory::populate(void* data, std::size_t bytes, Parallel& threads) {
 void* MappedMemory::provide(std::size_t bytes, const NumaNode* node, Parallel& threads) {
   const auto give_back = [bytes](void* data) { unmap(data, bytes); };
   std::unique_ptr<void, decltype(give_back)> memory(map(bytes), give_back);
-  // Before the pages exist: then they stay where they are.
+  // Placed before the pages exist, which then stay on that node.
   if (node != nullptr) node->place(memory.get(), bytes);
   populate(memory.get(), bytes, threads);
   return memory.release();

@@ -30,8 +30,8 @@ hwloc_topology_t machine() {
 
 struct NumaNode::Impl {
   int index = 0;
-  hwloc_const_nodeset_t nodes = nullptr;  ///< of the topology
-  OwnedBitmap processors;                 ///< that this process may run on
+  hwloc_const_nodeset_t nodes = nullptr;  ///< NUMA nodes of the topology
+  OwnedBitmap processors;                 ///< processors that this process may run on
 };
 
 NumaNode::NumaNode(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}

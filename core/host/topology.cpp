@@ -98,7 +98,7 @@ Topology read_topology(const std::filesystem::path& root) {
     result.available_memory_bytes = proc_kilobytes(root / "proc/meminfo", "MemAvailable:");
     apply(read_cgroup_limits(root), result);
   } catch (...) {
-    // What could be read stands; the rest stays unknown, as promised.
+    // Keep the fields read so far; the rest stays unknown, as documented.
   }
   return result;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// What this machine is, as far as it can be known. Zero or empty means unknown, never a guess.
+// Facts about this machine. Zero or empty means unknown, never a guess.
 #include <cstddef>
 #include <filesystem>
 #include <string>
@@ -11,9 +11,9 @@ struct Topology {
   int cores = 0;         ///< physical cores this process may run on
   int logical_cpus = 0;  ///< hardware threads this process may run on (affinity and cgroup quota respected)
   int numa_nodes = 0;
-  std::size_t cache_bytes = 0;             ///< of all caches of the last level together
+  std::size_t cache_bytes = 0;             ///< bytes of all last-level caches together
   std::size_t memory_bytes = 0;            ///< installed, or the cgroup's limit where that is lower
-  std::size_t available_memory_bytes = 0;  ///< that may still be taken: the lower of MemAvailable and cgroup room
+  std::size_t available_memory_bytes = 0;  ///< bytes that may still be taken: the lower of MemAvailable and cgroup room
   std::size_t memory_room_bytes = 0;       ///< the most that may come free: the lower of installed and cgroup room
 };
 

@@ -11,7 +11,8 @@
 namespace tandem {
 namespace {
 
-/// What lives during the whole run, and beside it the largest phase: phases follow one another.
+/// Peak of the plan's bytes: entries of the whole run and, beside them, the largest phase, as phases follow one
+/// another.
 template <class Counts>
 std::size_t most_at_once(const std::vector<MemoryEntry>& entries, Counts counts) noexcept {
   std::size_t always = 0;
@@ -134,7 +135,7 @@ std::string format_bytes(std::size_t bytes) {
   constexpr std::array<Unit, 4> units{{{"KiB", 1}, {"MiB", 1}, {"GiB", 2}, {"TiB", 2}}};
   double value = static_cast<double>(bytes) / 1024.0;
   std::size_t unit = 0;
-  // What would be printed as 1024.0 belongs to the next unit.
+  // A value that would print as 1024.0 gets the next unit.
   while (unit + 1 < units.size() && value >= 1023.95) {
     value /= 1024.0;
     ++unit;

@@ -51,12 +51,12 @@ class MemoryBlock {
 class Arena {
  public:
   Arena() = default;
-  /// Does not own `data`, which must be aligned to `arena_alignment` and outlive the arena. Throws MisuseError where it
-  /// is not aligned.
+  /// An arena over `data`, which it does not own; it must be aligned to `arena_alignment` and outlive the arena. Throws
+  /// MisuseError where it is not aligned.
   Arena(void* data, std::size_t bytes, std::string name);
 
-  /// Throws MisuseError with both names when the arena is exhausted: the plan and the carving
-  /// disagree, which is a fault of the program.
+  /// The next `bytes` bytes, aligned. Throws MisuseError with both names when the arena is exhausted: the plan and the
+  /// carving disagree, which is a fault of the program.
   void* carve(std::size_t bytes, std::string_view what);
   std::size_t used() const noexcept { return used_; }
   std::size_t bytes() const noexcept { return bytes_; }
@@ -68,7 +68,7 @@ class Arena {
   std::string name_;
 };
 
-/// Where a planned block lies. `file`: on a disk, and in no memory.
+/// Place of a planned block. `file`: on a disk, and in no memory.
 enum class Place : std::uint8_t { device, pinned, pageable, file };
 std::string_view name_of(Place place) noexcept;
 
@@ -80,17 +80,17 @@ struct MemoryEntry {
   std::size_t bytes = 0;
 };
 
-/// Every byte a run takes, by name. Plain data.
+/// Memory plan of a run: every byte that it takes, by name. Plain data.
 struct MemoryPlan {
   std::vector<MemoryEntry> entries;
 
   /// Appends an entry of `bytes` rounded up to the arena's alignment; entries of zero bytes are dropped.
   /// Throws MisuseError when the name is taken in that place.
   void add(std::string name, std::string phase, Place place, std::size_t bytes);
-  /// The last `bytes` of the pinned entries become pageable, all at most: the system refused to pin them. An entry of
+  /// Makes the last `bytes` of the pinned entries pageable, all at most: the system refused to pin them. An entry of
   /// which this is a part becomes two.
   void unpin(std::size_t bytes);
-  /// Each of these is what is held at most at one time: all of "run" and the largest other phase.
+  /// Bytes held at most at one time: all of "run" and the largest other phase.
   std::size_t device_bytes() const noexcept;
   std::size_t host_bytes() const noexcept;  ///< pinned and pageable
   std::size_t bytes_in(Place place) const noexcept;

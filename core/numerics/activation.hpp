@@ -45,7 +45,7 @@ TANDEM_HD float silu_derivative(float x) {
 /// SwiGLU and GeGLU (Shazeer, arXiv 2002.05202): silu(gate) * up, gelu(gate) * up.
 TANDEM_HD float swiglu(float gate, float up) { return mul(silu(gate), up); }
 
-/// What a gate does with its input, for kernels of either.
+/// The gate functions of swiglu and geglu, as template arguments of kernels.
 struct SiluGate {
   TANDEM_HD static float value(float x) { return silu(x); }
   TANDEM_HD static float derivative(float x) { return silu_derivative(x); }

@@ -19,8 +19,8 @@ struct AdamW {
   double weight_decay = 0.1;
 };
 
-/// What one step needs of them, rounded to fp32 once. A pure function of the step number: neither
-/// subgroup, processor, nor history enters (see `adam_coefficients`).
+/// Coefficients of one step, rounded to fp32 once. A pure function of the step number: neither subgroup, processor, nor
+/// history enters (see `adam_coefficients`).
 struct AdamCoefficients {
   float gradient_scale = 0.0F;  ///< multiplies the bf16 gradient: clip factor times unscaling
   float beta1 = 0.0F;
@@ -31,7 +31,7 @@ struct AdamCoefficients {
   float eps = 0.0F;
   float minus_step_size = 0.0F;  ///< -lr / (1 - beta1^t)
   float minus_decay = 0.0F;      ///< -lr * weight_decay; 0 where the parameter does not decay
-  std::uint64_t seed = 0;        ///< of stochastic rounding, with `step`
+  std::uint64_t seed = 0;        ///< seed of stochastic rounding, used with `step`
   std::uint64_t step = 0;        ///< t
 };
 

@@ -61,7 +61,7 @@ constexpr std::size_t update_bytes(StateFormat f, std::int64_t count) noexcept {
   return 2 * state_bytes(f, count) + static_cast<std::size_t>(count) * (f == StateFormat::fp32 ? 4 : 6);
 }
 
-/// The same of one element among many: 12, 10, 6, 4 and a 32nd; 28, 26, 18, 14 and a 16th.
+/// Average state bytes of one element among many: 12, 10, 6, 4 and a 32nd; 28, 26, 18, 14 and a 16th.
 constexpr double state_bytes_each(StateFormat f) noexcept {
   return static_cast<double>(state_bytes(f, coded_record)) / coded_record;
 }
@@ -92,7 +92,7 @@ struct AdamPiece {
   bf16* weight = nullptr;          ///< written: master rounded ties away from zero; read too unless fp32
   std::int64_t count = 0;
   StateFormat format = StateFormat::fp32;
-  std::uint64_t index = 0;  ///< of the first element among all state: what stochastic rounding is keyed by
+  std::uint64_t index = 0;  ///< index of the first element among all state, the key of stochastic rounding
 
   AdamPiece from(std::int64_t n) const noexcept {
     return {state.from(n, format), gradient + n, weight + n, count - n, format, index + static_cast<std::uint64_t>(n)};
@@ -127,9 +127,9 @@ TANDEM_HD std::uint32_t moment_bits(std::uint64_t seed, std::uint64_t step, std:
 /// Elements of byte_moments that a block of random bits serves.
 constexpr std::uint64_t coded_elements_per_block = 8;
 
-/// Of a word of random bits, what rounds m and what rounds v of the element in its lower half, and of the one in its
-/// upper half. v has the bits of m, their bytes exchanged: the upper byte nearly decides, so that both are nearly
-/// independent, and half as many bits are drawn.
+/// Random bits of coded moments: each half of a random word serves one element, its m and its v. v has the bits of m
+/// with their bytes exchanged: the upper byte nearly decides, so both roundings are nearly independent with half the
+/// draws.
 TANDEM_HD std::uint32_t half_of_word(std::uint32_t word, int half) { return half == 0 ? word & 0xffffu : word >> 16; }
 TANDEM_HD std::uint32_t increment_of_m(std::uint32_t half) { return random_increment(half); }
 TANDEM_HD std::uint32_t increment_of_v(std::uint32_t half) {
@@ -141,7 +141,7 @@ TANDEM_HD float load_master(const AdamPiece& p, std::int64_t i) {
   if constexpr (format == StateFormat::fp32) return static_cast<const float*>(p.state.master)[i];
   return join_master(p.weight[i], static_cast<const std::uint16_t*>(p.state.master)[i]);
 }
-/// And the weight.
+/// Stores a master, and the weight that is its rounding.
 template <StateFormat format>
 TANDEM_HD void store_master(const AdamPiece& p, std::int64_t i, float master) {
   p.weight[i] = weight_of_master(master);

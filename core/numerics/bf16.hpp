@@ -53,7 +53,7 @@ TANDEM_HD bf16 weight_of_master(float master) {
   return bf16{static_cast<std::uint16_t>(is_nan_bits(bits) ? quiet : rounded)};
 }
 
-/// The same of what is no NaN.
+/// `weight_of_master` for a master that is no NaN.
 TANDEM_HD bf16 weight_of_number(float master) {
   return bf16{static_cast<std::uint16_t>((float_bits(master) + 0x8000u) >> 16)};
 }

@@ -45,8 +45,8 @@ TANDEM_HD CodedBlock coded_block_at(void* records, std::int64_t i) {
 
 namespace numerics {
 
-/// Of a block with a NaN, all of which is NaN: of m by 0 times infinity, of v by its bits. Infinity becomes the largest
-/// that can be stored.
+/// Codes of a block that has a NaN; all its values decode to NaN: m as 0 times infinity, v by its bits. Infinity is
+/// stored as the largest value.
 constexpr std::uint32_t exponent_of_nan = 255;
 constexpr std::uint8_t m_code_of_nan = 0;
 constexpr std::uint8_t v_code_of_nan = 255;
@@ -55,7 +55,8 @@ constexpr std::uint32_t infinity_bits = 0x7f800000u;
 constexpr int below_code = 20;
 constexpr int below_exponent = 23;
 
-/// What rounding adds below a code: 16 random bits, in the middle of what they stand for; or half.
+/// Increments that rounding adds below a code. Stochastic: 16 random bits, centred in the interval that they stand for;
+/// to nearest: half.
 TANDEM_HD std::uint32_t random_increment(std::uint32_t bits) { return (bits << 4) + 8u; }
 constexpr std::uint32_t nearest_increment = 1u << (below_code - 1);
 
@@ -79,7 +80,7 @@ constexpr std::uint32_t m_linear_bits = (127u - 14u) << below_exponent;
 constexpr std::uint32_t m_binade = 1u << below_exponent;
 constexpr std::uint32_t most_m_code = 127;
 
-/// Of a block whose largest |m| has these bits.
+/// Exponent of a block whose largest |m| has these bits.
 TANDEM_HD std::uint32_t m_exponent(std::uint32_t largest) {
   return block_exponent(largest, least_m_exponent, most_m_exponent);
 }
@@ -93,7 +94,7 @@ TANDEM_HD float decode_m(std::uint32_t code, std::uint32_t exponent) {
   return bits_float(float_bits(m) | (code >> 7) << 31);
 }
 
-/// Of a block without a NaN; of one with any, anything.
+/// Code of m in a block without a NaN; in one with a NaN any code.
 TANDEM_HD std::uint8_t code_of_m(float m, std::uint32_t exponent, std::uint32_t increment) {
   const float relative = mul(bits_float(float_bits(m) & 0x7fffffffu), bits_float((254u - exponent) << below_exponent));
   // The sum makes of the bits a fixed-point number. It is the larger where codes are equally far apart.
@@ -115,7 +116,7 @@ constexpr std::uint32_t least_v_exponent = 31;
 constexpr std::uint32_t most_v_exponent = 254;
 constexpr std::uint32_t most_v_code = 255;
 
-/// Of a block whose largest |v| has these bits.
+/// Exponent of a block whose largest |v| has these bits.
 TANDEM_HD std::uint32_t v_exponent(std::uint32_t largest) {
   return block_exponent(largest, least_v_exponent, most_v_exponent);
 }
@@ -127,7 +128,7 @@ TANDEM_HD float decode_v(std::uint32_t code, std::uint32_t exponent) {
   return code == 0 ? 0.0F : bits_float((code << below_code) + v_base(exponent));
 }
 
-/// As code_of_m. Its sign is dropped: there is no negative v.
+/// Code of v, as code_of_m. The sign is dropped: there is no negative v.
 TANDEM_HD std::uint8_t code_of_v(float v, std::uint32_t exponent, std::uint32_t increment) {
   const std::uint32_t bits = float_bits(v) & 0x7fffffffu;
   const std::uint32_t rounded = bits + increment;

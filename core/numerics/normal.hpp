@@ -35,8 +35,8 @@ struct Direction {
   double cosine, sine;
 };
 
-/// Of the angle of so many turns, 0 to 1: the nearest quarter, and Taylor's series of the rest, at most an eighth.
-/// Within 1e-13.
+/// Cosine and sine of an angle in turns, 0 to 1, within 1e-13: the nearest quarter turn, and Taylor's series for the
+/// rest, at most an eighth.
 inline Direction direction_of(double turns) {
   constexpr double magic = 6755399441055744.0;  // 1.5 * 2^52: adding it rounds to an integer, which its low bits are
   const double quarters = 4.0 * turns, shifted = quarters + magic;

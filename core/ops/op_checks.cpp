@@ -33,7 +33,7 @@ class Operands {
     }
   }
 
-  /// The same, or empty.
+  /// `require` for an operand that may be empty.
   void optional(const TensorView& view, std::string_view name, DType dtype, const Shape& shape) const {
     if (view) require(view, name, dtype, shape);
   }
@@ -82,7 +82,7 @@ void attention_operands(const Operands& check, const AttentionShape& s, const He
   check.require(out, "out", q.dtype, {s.batch, s.sequence, s.heads * s.head_dim});
 }
 
-/// Of a routing with all its parts.
+/// Sizes of a routing whose views have been checked.
 struct Routed {
   std::int64_t tokens, choices, experts;
   std::int64_t rows() const { return tokens * choices; }

@@ -21,7 +21,7 @@ void expert_swiglu_backward(const TensorView& dy, const TensorView& gate, const 
                             const TensorView& dgate, const TensorView& dup, const TensorView& drouting_weights);
 void sum_rows(const TensorView& x, const Routing& routing, const TensorView& residual, const TensorView& y);
 
-/// (B, T, H D), whether it was passed so or as (B T, H D).
+/// The view as (B, T, H D), whether it was passed so or as (B T, H D).
 TensorView batched(const TensorView& view, const AttentionShape& shape);
 /// `out` (and `dout`) as `batched` returns them.
 void attention(const HeadsView& q, const HeadsView& k, const HeadsView& v, const TensorView& out, const TensorView& lse,
@@ -42,7 +42,7 @@ void rms_norm_backward(const TensorView& dy, const TensorView& x, const TensorVi
 
 void gelu(const TensorView& x, const TensorView& y);
 void gelu_backward(const TensorView& dy, const TensorView& x, const TensorView& dx);
-/// `name`: of an activation with a gate, in messages.
+/// Checks of activations with a gate; `name` is the activation's, for messages.
 void gated(std::string_view name, const TensorView& gate, const TensorView& up, const TensorView& y);
 void gated_backward(std::string_view name, const TensorView& dy, const TensorView& gate, const TensorView& up,
                     const TensorView& dgate, const TensorView& dup);
@@ -54,7 +54,7 @@ void embedding(const TensorView& tokens, const TensorView& table, const TensorVi
 void embedding_backward(const TensorView& dout, const TensorView& tokens, std::int64_t sequence,
                         const TensorView& dtable, const TensorView& dpositions, const TensorView& token_rows);
 
-/// For UpdateKernels too.
+/// Check of adamw, for UpdateKernels too.
 void adamw(const AdamPiece& piece);
 
 }  // namespace tandem::checks

@@ -27,9 +27,9 @@ struct WorkspaceNeeds {
   std::int64_t kv_heads = 0;    ///< key/value heads; 0: as many
   std::int64_t head_dim = 0;
   DType activations = DType::f32;
-  bool gradients = true;       ///< of calls with gradients too, not forward alone
-  std::int64_t head_rows = 0;  ///< of head_loss with a bf16 `dweight`: its rows that are written at once, V: all
-  bool token_rows = false;     ///< and with `token_rows`
+  bool gradients = true;       ///< calls with gradients too, not forward alone
+  std::int64_t head_rows = 0;  ///< rows_at_once of head_loss with a bf16 `dweight`; V: all
+  bool token_rows = false;     ///< head_loss with a bf16 `dweight` has `token_rows`
   std::int64_t experts = 0;    ///< E; 0: no call for experts
 };
 
@@ -41,7 +41,7 @@ struct AttentionShape {
   std::int64_t heads = 0;     ///< H
   std::int64_t kv_heads = 0;  ///< K, divides H
   std::int64_t head_dim = 0;  ///< D
-  float scale = 1.0F;         ///< of q k^T
+  float scale = 1.0F;         ///< factor of q k^T
   std::int64_t window = 0;    ///< positions that a token sees, itself among them; 0: all before it
 
   /// Heads of queries that share one of keys.
@@ -69,12 +69,13 @@ struct HeadLoss {
   float gradient_scale = 1.0F;  ///< gradients are of gradient_scale * sum(losses)
   TensorView dx;                ///< (N, C) activations, written; may be empty
   TensorView dweight;           ///< (V, C) f32, added to, or bf16, written whole; empty: weight is frozen
-  /// Of a bf16 `dweight` that the embedding's gradient is added to: the rows that this will change, before they are
-  /// rounded. Both or neither.
-  TensorView tokens{};      ///< (N) i32
+  /// Optional, for a bf16 `dweight` that the embedding's gradient is added to later: the rows of `dweight` which that
+  /// changes, before rounding. Both views or neither.
+  TensorView tokens{};      ///< (N) i32: row of `dweight` for each token
   TensorView token_rows{};  ///< (N, C) f32, written: row i of `dweight` row tokens[i]
-  /// Of a bf16 `dweight` rows that are written at once, of which the gradients of all N logits exist: 0: all of
-  /// them. Less than V: without `token_rows`, and the logits are made a second time. On the host the same bits.
+  /// Rows of a bf16 `dweight` that are written at once, with the logits' gradients of all N tokens. 0, the default: all
+  /// rows. Less than V: takes less memory, computes the logits twice, and excludes `token_rows`. The same bits on the
+  /// host.
   std::int64_t rows_at_once = 0;
   bool gradients() const noexcept { return dx || dweight; }
   bool writes_weight() const noexcept { return dweight && dweight.dtype == DType::bf16; }
@@ -86,20 +87,20 @@ struct HeadLoss {
 /// Which experts take which tokens (Shazeer et al., arXiv 1701.06538). Each of N tokens chooses K of E experts: slot
 /// n K + j is the j-th choice of token n. *Rows* are the slots sorted by expert, those of an expert in their order.
 struct Routing {
-  TensorView experts;  ///< (N, K) i32: of each slot; those of a token differ
-  TensorView weights;  ///< (N, K) f32: what the slot's expert counts for
+  TensorView experts;  ///< (N, K) i32: expert of each slot; those of a token differ
+  TensorView weights;  ///< (N, K) f32: factor of the output of the slot's expert
   TensorView begins;   ///< (E + 1) i32: where the rows of each expert begin; the last is N K
-  TensorView slots;    ///< (N K) i32: of each row
-  TensorView rows;     ///< (N, K) i32: of each slot
+  TensorView slots;    ///< (N K) i32: slot of each row
+  TensorView rows;     ///< (N, K) i32: row of each slot
 };
 
-/// Values of rows, (N K, C), or of tokens, (N, C): then those of a row are its token's.
+/// Values of rows, (N K, C), or of tokens, (N, C): each row then takes the values of its token.
 struct RowValues {
   TensorView values;
   bool of_tokens = false;
 };
 
-/// What of a run's memory depends on who computes: known without the device, so that runs elsewhere can be planned.
+/// Memory rules of a backend's ops: known without the device, so that runs elsewhere can be planned.
 class OpsRules {
  public:
   virtual ~OpsRules() = default;
@@ -235,10 +236,10 @@ class Ops : public OpsRules {
   /// tokens (N) i32; the caller has checked that they are below V.
   virtual void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
                          TensorView out, StreamView stream) = 0;
-  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. Or dtable bf16: of each
-  /// token the sum of its rows in their order, rounded once, and zeros where it has none. With `token_rows` (N, C) f32
-  /// of head_loss the sum of a token that row i is the first to have begins with row i of them, and what dtable holds
-  /// for tokens that have none stays.
+  /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. A bf16 dtable is written:
+  /// for each token the sum of its rows in their order, rounded once; zeros where it has none. With the `token_rows`
+  /// (N, C) f32 of head_loss, a token's sum begins with the row of them at its first row i, and dtable keeps its values
+  /// for tokens that have no row.
   virtual void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
                                   TensorView dpositions, TensorView token_rows, StreamView stream) = 0;
 

@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-/// Synchronous kernels over host memory, parallel inside. Thread-safe for disjoint data. What a
-/// worker throws is rethrown to the caller.
+/// Synchronous kernels over host memory, parallel inside. Thread-safe for disjoint data. An exception in a worker is
+/// rethrown to the caller.
 class UpdateKernels {
  public:
   virtual ~UpdateKernels() = default;

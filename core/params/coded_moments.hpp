@@ -7,10 +7,10 @@
 
 namespace tandem {
 
-/// Elements [first, first + values.size()) of `records`, of m or of v.
+/// Decodes elements [first, first + values.size()) of `records`, of m or of v.
 void decode_moments(StateArray array, const std::uint8_t* records, std::int64_t first, std::span<float> values);
-/// The other way, rounded to nearest; what these gave comes back bit for bit. Others in the blocks of the first and the
-/// last keep their values, if the new exponent has them.
+/// Encodes values, rounded to nearest; decoded values come back bit for bit. Other elements in the first and the last
+/// block keep their values, if the new exponent has them.
 void encode_moments(StateArray array, std::span<const float> values, std::uint8_t* records, std::int64_t first);
 
 }  // namespace tandem

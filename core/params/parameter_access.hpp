@@ -1,6 +1,6 @@
 #pragma once
-// How a model reaches its parameters: fetch a layer's weights, get its gradients, commit them. The
-// offload engine implements it; so can a test that keeps everything in plain memory.
+// Access of a model to its parameters: it fetches a layer's weights, gets its gradients, and commits them. The offload
+// engine implements it; so can a test that keeps everything in plain memory.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -13,7 +13,7 @@ namespace tandem {
 
 class ParameterAccess;
 
-/// Where the flat array of each layer that a guard covers begins: its own, and those it borrows from.
+/// Beginnings of the flat arrays of the layers that a guard covers: its own, and those it borrows from.
 struct LayerBases {
   static constexpr int capacity = 4;
   struct Entry {
@@ -26,12 +26,12 @@ struct LayerBases {
   void* of(int layer) const noexcept;  ///< null where absent
 };
 
-/// How a guard reaches what it came from, if that is still there.
+/// Link from a guard to its origin, null once that is gone.
 using AccessLink = std::shared_ptr<ParameterAccess*>;
 
-/// A layer's weights on the device, valid for work queued on the stream of the fetch (and those named
-/// by `also_used_on`) while the guard lives. Destroying it releases the buffer after that work.
-/// Move-only. Not thread-safe. One that outlives the engine is empty.
+/// A layer's weights on the device, valid for work queued on the stream of the fetch (and on those of `also_used_on`)
+/// while the guard lives. Destroying it releases the buffer after that work. Move-only. Not thread-safe. A guard that
+/// outlives the engine is empty.
 class [[nodiscard]] WeightsGuard {
  public:
   WeightsGuard() = default;
@@ -43,12 +43,13 @@ class [[nodiscard]] WeightsGuard {
   WeightsGuard& operator=(const WeightsGuard&) = delete;
   ~WeightsGuard();
 
-  /// bf16, the parameter's shape. Throws MisuseError where the layer has no such parameter or the guard is empty.
+  /// Weights of one parameter, bf16, of its shape. Throws MisuseError where the layer has no such parameter or the
+  /// guard is empty.
   TensorView operator[](std::string_view name) const&;
   TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
-  /// Makes `stream` wait for the weights too: call it before work that reads them is queued there. Their buffer is kept
-  /// until what is queued there by the time the guard goes is done. Throws MisuseError where the guard is empty, or the
-  /// stream is empty or belongs to another device.
+  /// Makes `stream` wait for the weights too: call it before queuing work there that reads them. The buffer is kept
+  /// until all work on `stream` is done that was queued before the guard goes. Throws MisuseError where the guard is
+  /// empty, or the stream is empty or belongs to another device.
   void also_used_on(StreamView stream);
 
  private:
@@ -64,7 +65,8 @@ class [[nodiscard]] WeightsGuard {
 
 /// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to; or, where a parameter's options
 /// say bf16, undefined at first, to be written whole. Must be committed once; destroying it uncommitted abandons the
-/// step. Of a tied parameter both layers have one buffer, which holds what the other has committed before.
+/// step. Both layers of a tied parameter have one buffer, which holds the gradient that the other layer has committed
+/// before.
 class [[nodiscard]] GradientsGuard {
  public:
   GradientsGuard() = default;
@@ -76,13 +78,14 @@ class [[nodiscard]] GradientsGuard {
   GradientsGuard& operator=(const GradientsGuard&) = delete;
   ~GradientsGuard();
 
-  /// Of the parameter's shape and the type that its options say; empty for a frozen parameter. Throws MisuseError where
-  /// the layer has no such parameter, or the guard is empty or committed.
+  /// Gradient of one parameter, of its shape and the type that its options say; empty for a frozen parameter. Throws
+  /// MisuseError where the layer has no such parameter, or the guard is empty or committed.
   TensorView operator[](std::string_view name) const&;
   TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
-  /// The work that fills them has been queued on `stream`: complete for this micro-batch. Other streams that write them
-  /// are the caller's to order: behind the stream of `gradients`, which zeroes, and before this one. Does not block.
-  /// Throws MisuseError where the guard is empty or committed, or the stream is empty or belongs to another device.
+  /// Commits the gradients: all work that fills them has been queued, and `stream` is the last to run it. Work on other
+  /// streams is the caller's to order: after the stream of `gradients`, which zeroes, and before this one. Does not
+  /// block. Throws MisuseError where the guard is empty or committed, or the stream is empty or belongs to another
+  /// device.
   void commit(StreamView stream);
 
  private:

@@ -1,6 +1,6 @@
 #pragma once
-// Which parameters a model has, in the order in which forward uses them, and where each lies in the
-// flat arrays of its layer.
+// Layout of the parameters of a model, in the order in which forward uses them, and where each lies in the flat arrays
+// of its layer.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,10 +14,11 @@ struct ParameterOptions {
   bool decay = true;      ///< weight decay applies
   bool trainable = true;  ///< false: no gradient, no optimizer state, no decay
   double lr_scale = 1.0;  ///< multiplies the learning rate
-  /// What the caller makes of its gradient in a micro-batch. f32: it adds to a buffer that is zero at first. bf16: it
-  /// writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined at first. That
-  /// takes half the memory, and no pass over it to zero, to add to and to round. Of a tied parameter the first that
-  /// commits writes it; whoever follows finds that, and changes it so that it is the sum of both, rounded once.
+  /// Type of the gradient that the caller writes in a micro-batch. f32, the default: it adds to a buffer that is zero
+  /// at first. bf16: it writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined
+  /// at first; that halves the memory, and saves the passes that zero, add and round it. A tied parameter with bf16 is
+  /// written by the first layer that commits; the layer that follows finds that gradient, and changes it to the sum of
+  /// both, rounded once.
   DType gradient = DType::f32;
 };
 
@@ -43,7 +44,7 @@ struct Parameter {
 struct Layer {
   std::string name;
   std::vector<Parameter> parameters;  ///< in order of declaration
-  std::int64_t elements = 0;          ///< of the flat weights, padded
+  std::int64_t elements = 0;          ///< length of the flat weights, padded
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
   std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
@@ -83,7 +84,7 @@ class ParameterLayout {
   int layer_count() const noexcept { return static_cast<int>(layers_.size()); }
   /// Throws std::out_of_range where there is none.
   const Layer& layer(int i) const { return layers_.at(static_cast<std::size_t>(i)); }
-  /// By full name; throws MisuseError where there is none. A tied name gives the owner.
+  /// Parameter by full name; throws MisuseError where there is none. A tied name gives the owner.
   const Parameter& parameter(std::string_view full_name) const;
   /// All parameters that own storage, in model order.
   std::vector<const Parameter*> owned_parameters() const;

@@ -17,7 +17,7 @@ constexpr std::int64_t state_digest_block = std::int64_t{1} << 20;
 /// order throw MisuseError. Not thread-safe.
 class StateDigest {
  public:
-  using BlockHash = std::array<unsigned char, 16>;  ///< of a block's fp32 bits, as Hash128::bytes
+  using BlockHash = std::array<unsigned char, 16>;  ///< hash of a block's fp32 bits, as Hash128::bytes
 
   StateDigest();
   ~StateDigest();

@@ -1,6 +1,6 @@
 #pragma once
-// A view of a tensor: where it lies, its shape and type. Views own nothing; who owns the memory and
-// how long it lives is stated where a view is handed out.
+// A view of a tensor: its memory, shape and type. Views own nothing; each function that returns one states who owns the
+// memory and how long it lives.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-/// Up to four dimensions, outermost first.
+/// Dimensions of a tensor, up to four, outermost first.
 class Shape {
  public:
   static constexpr int max_rank = 4;
@@ -33,7 +33,7 @@ class Shape {
   int rank_ = 0;
 };
 
-/// Dense, row-major, on device or host memory. Trivially copyable; empty when `data` is null.
+/// View of a tensor in device or host memory, dense and row-major. Trivially copyable; empty when `data` is null.
 struct TensorView {
   void* data = nullptr;
   DType dtype = DType::f32;
@@ -52,9 +52,9 @@ struct TensorView {
     return static_cast<T*>(data);
   }
 
-  /// The same memory under another shape of the same count. Throws MisuseError otherwise.
+  /// View of the same memory with another shape of equal count. Throws MisuseError otherwise.
   TensorView reshaped(Shape other) const;
-  /// Rows [begin, end) of the outermost dimension. Throws MisuseError where it has not so many.
+  /// Rows [begin, end) of the outermost dimension. Throws MisuseError where there are fewer.
   TensorView rows(std::int64_t begin, std::int64_t end) const;
 };
 

@@ -25,16 +25,16 @@ struct HostFaults {
   /// ("record" and "wait" for events). Thread-safe, and set before the first stream is made.
   std::function<void(std::string_view stream, std::string_view task)> before_task;
   std::function<void()> before_update{};  ///< may sleep or throw; called by host_kernels() before each AdamW
-  bool refuse_pinning = false;            ///< as a system whose limit of locked memory is reached
+  bool refuse_pinning = false;            ///< pinning fails, as under a system limit of locked memory
 };
 
 struct HostDeviceOptions {
   std::size_t capacity = 0;                 ///< bytes, hard ceiling; 0: the memory available, less a margin
-  int threads = 0;                          ///< of the device's kernels; 0: the CPUs of this process
-  int update_threads = 0;                   ///< of host_kernels(); 0: the CPUs of this process
+  int threads = 0;                          ///< threads of the device's kernels; 0: the CPUs of this process
+  int update_threads = 0;                   ///< threads of host_kernels(); 0: the CPUs of this process
   double link_bytes_per_second = 0;         ///< emulated bandwidth each way; 0: copies take what they take
   double update_parameters_per_second = 0;  ///< emulated rate of the CPU update; 0: it takes what it takes
-  int numa_node = -1;                       ///< of pinned memory and the CPU update's threads; -1: wherever
+  int numa_node = -1;                       ///< NUMA node of pinned memory and the CPU update's threads; -1: any
   bool poison_memory = false;               ///< fresh device memory is full of NaN
   bool pin = false;                         ///< lock pinned blocks into memory; the host device does not need it
   Notice pageable{};  ///< told where locking is refused and the block stays pageable; empty: an error
@@ -71,8 +71,7 @@ class HostDevice final : public Device {
   /// Throws MisuseError at the call where the device side does not lie in one live allocation, or the
   /// host side does. Checked again when the stream gets there: a buffer freed meanwhile fails the stream.
   void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) override;
-  /// Of another host device or this one. Checked like `copy`, each side where it should lie. As fast as it goes: no
-  /// emulated link is between them.
+  /// Copies from another host device or this one. Checked like `copy`, on both sides. No emulated link slows it down.
   void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) override;
   /// Device memory only; checked like `copy`.
   void fill_zero(void* to, std::size_t bytes, StreamView stream) override;
@@ -84,7 +83,7 @@ class HostDevice final : public Device {
   void wait(StreamView stream, EventView event) override;
   void wait_for_peer(StreamView stream, Device& peer, EventView event) override;
   bool wait_for(EventView event, std::chrono::milliseconds time) override;
-  /// On the stream's worker: it holds up that stream alone. Destroying the stream calls it too.
+  /// Calls `then` on the stream's worker, where it holds up that stream alone. Destroying the stream calls it too.
   void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) override;
   /// Throws MisuseError in a task of the stream itself.
   void synchronize(StreamView stream) override;
@@ -108,10 +107,10 @@ class HostDevice final : public Device {
   std::shared_ptr<const std::function<void(std::string_view, std::string_view)>> hook_;
   std::shared_ptr<HostDeviceMemory> memory_;
   std::shared_ptr<std::atomic<std::size_t>> pinned_;
-  std::shared_ptr<std::atomic<std::size_t>> unpinned_;  ///< of these, what the system refused to lock
+  std::shared_ptr<std::atomic<std::size_t>> unpinned_;  ///< bytes of pinned blocks that the system refused to lock
   std::unique_ptr<Pacer> to_device_;
   std::unique_ptr<Pacer> to_host_;
-  std::unique_ptr<UpdateKernels> device_kernels_;  ///< of ops_
+  std::unique_ptr<UpdateKernels> device_kernels_;  ///< kernels of ops_
   std::unique_ptr<UpdateKernels> host_kernels_;
   std::unique_ptr<Ops> ops_;
 };

@@ -63,7 +63,7 @@ class HostStream final : public StreamImpl {
     TaskName name;
     std::function<void()> work{};
     std::function<void(std::exception_ptr)> then{};
-    std::shared_ptr<EventRecord> record{};  ///< to pass
+    std::shared_ptr<EventRecord> record{};  ///< event record that the task passes
     std::shared_ptr<EventRecord> awaited{};
   };
 
@@ -78,7 +78,7 @@ class HostStream final : public StreamImpl {
 
   std::mutex mutex_;
   std::condition_variable work_;  ///< the worker's
-  std::condition_variable done_;  ///< of those who synchronize
+  std::condition_variable done_;  ///< notifies the threads in synchronize()
   std::deque<Task> queue_;
   std::uint64_t queued_ = 0;
   std::uint64_t finished_ = 0;

@@ -4,12 +4,12 @@
 
 namespace tandem {
 
-/// As memcpy. What is large goes past the caches: a store that first fetches the line it will overwrite takes a third
-/// of the memory's bandwidth for nothing, and pushes out what is in use. Other threads see the bytes after whatever
+/// Copies like memcpy, but large blocks bypass the caches: a store that first fetches the line it will overwrite takes
+/// a third of the memory's bandwidth for nothing, and evicts data in use. Other threads see the bytes after whatever
 /// orders this thread's writes for them. Under ASan and TSan it is memcpy, which they watch.
 void large_copy(void* to, const void* from, std::size_t bytes) noexcept;
 
-/// From this size on.
+/// Size in bytes from which copies bypass the caches.
 constexpr std::size_t large_copy_bytes = std::size_t{512} << 10;
 
 }  // namespace tandem

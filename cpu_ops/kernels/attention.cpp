@@ -43,9 +43,9 @@ std::int64_t first_key(std::int64_t begin, std::int64_t n, const AttentionShape&
 
 /// The keys of a block that each query of another sees.
 struct Band {
-  std::int64_t ahead;  ///< of the first query before the first key
+  std::int64_t ahead;  ///< distance from the first key to the first query, in tokens
   std::int64_t reach;  ///< keys that a query sees, itself among them
-  std::int64_t keys;   ///< of the block
+  std::int64_t keys;   ///< number of keys in the block
 
   std::int64_t first(std::int64_t query) const { return std::clamp<std::int64_t>(ahead + query + 1 - reach, 0, keys); }
   std::int64_t end(std::int64_t query) const { return std::min(keys, ahead + query + 1); }

@@ -1,5 +1,5 @@
 #pragma once
-// From views to typed kernels, and blocks of either activation type as fp32.
+// Typed kernels for views, and blocks of either activation type as fp32.
 #include <string>
 #include <string_view>
 

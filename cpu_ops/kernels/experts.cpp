@@ -51,13 +51,13 @@ void choose(const float* logits, std::int64_t experts, std::int64_t choices, std
   }
 }
 
-/// What makes a probability of a logit of one token.
+/// Softmax of one token's logits: gives the probability of each.
 struct Softmax {
   float largest, sum;
   float operator()(float logit) const { return numerics::div(numerics::exp(logit - largest), sum); }
 };
 
-/// Over all logits, or those of the chosen; their order is that of both.
+/// Softmax over all logits of a token, or over those of the chosen experts alone, summed in their order.
 Softmax softmax_of(const float* logits, std::int64_t experts, const std::int32_t* chosen, std::int64_t choices,
                    bool normalized) {
   const float largest = logits[chosen[0]];
@@ -70,7 +70,7 @@ Softmax softmax_of(const float* logits, std::int64_t experts, const std::int32_t
   return {largest, sum};
 }
 
-/// By expert, those of one in their order.
+/// Sorts slots by expert, those of one expert in their order.
 void sort_slots(const Route& r) {
   std::fill_n(r.begins, r.expert_count + 1, 0);
   for (std::int64_t slot = 0; slot < r.slots_count; ++slot) ++r.begins[r.experts[slot] + 1];

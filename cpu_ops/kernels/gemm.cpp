@@ -79,7 +79,7 @@ StoredBlock padded_copy(const StoredBlock& from, float* to, std::int64_t rows, s
   return {to, columns, rows, columns};
 }
 
-/// The same of a block of op(matrix), whose extents these are.
+/// Copies a block of op(matrix) into a dense one; `rows` and `columns` are those of op(matrix).
 StoredBlock padded_copy(Op op, const StoredBlock& from, float* to, std::int64_t rows, std::int64_t columns) {
   return op == Op::plain ? padded_copy(from, to, rows, columns) : padded_copy(from, to, columns, rows);
 }

@@ -23,10 +23,10 @@ struct SoftmaxRow {
   bool gradient;
 };
 
-/// What makes gradients of a row's logits.
+/// Statistics of a row of logits, from which its gradients follow.
 struct RowScale {
   float largest;
-  float factor;  ///< of exp(logit - largest)
+  float factor;  ///< multiplies exp(logit - largest)
 };
 
 struct RowLoss {
@@ -154,7 +154,7 @@ void head_loss(Parallel& parallel, const Workspace& workspace, const HeadLoss& h
   check_targets(targets, n, vocabulary);
   if (head.tokens) check_tokens("head_loss", head.tokens, vocabulary);
   const std::int64_t at_once = head_loss_rows(n, vocabulary);
-  // What is written whole is one product over all rows.
+  // A gradient written whole is one product over all rows.
   const bool whole = head.writes_weight() && !slices;
   const std::int64_t kept = whole ? n : at_once;
   auto* const scales = slices ? reinterpret_cast<RowScale*>(workspace.data) : nullptr;

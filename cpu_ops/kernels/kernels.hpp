@@ -20,7 +20,7 @@ void linear_backward_weight(Parallel& parallel, const Workspace& workspace, Tens
 void route(Parallel& parallel, TensorView logits, bool normalized, const Routing& routing);
 void route_backward(Parallel& parallel, TensorView drouting_weights, TensorView logits, bool normalized,
                     const Routing& routing, TensorView dlogits);
-/// Of the products of experts, of `tokens` tokens.
+/// Bytes of scratch for the products of experts over `tokens` tokens.
 std::size_t expert_scratch(std::int64_t tokens, std::int64_t in, std::int64_t out, int threads);
 void expert_linear(Parallel& parallel, const Workspace& workspace, RowValues x, TensorView w, const Routing& routing,
                    TensorView y);

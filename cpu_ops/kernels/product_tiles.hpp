@@ -196,7 +196,7 @@ struct WeightProduct {
             is_float<Dw> ? 0 : outputs.size * inputs.size};
   }
   std::int64_t tiles() const { return outputs.count * inputs.count; }
-  /// Of rows from `first` on, cut into `depth`.
+  /// Computes one tile from the rows from `first` on, in blocks of `depth`.
   void make_tile(std::int64_t first, const Blocks& depth, std::int64_t tile, const TileBuffers& buffer) const {
     const auto [o, on] = range_of(outputs, tile / inputs.count);
     const auto [i, width] = range_of(inputs, tile % inputs.count);

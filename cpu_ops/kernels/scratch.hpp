@@ -15,7 +15,7 @@ struct Workspace {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
 
-  /// What is left behind the first `taken` bytes (rounded up to the alignment).
+  /// The workspace behind the first `taken` bytes (rounded up to the alignment).
   Workspace after(std::size_t taken) const;
   /// Throws MisuseError where fewer than `needed` bytes were lent.
   void require(std::size_t needed) const;
@@ -31,7 +31,7 @@ class Scratch {
     at_ += bytes_of(count);
     return taken;
   }
-  /// What `floats(count)` takes.
+  /// Bytes that `floats(count)` takes.
   static constexpr std::size_t bytes_of(std::int64_t count) {
     return align_up(static_cast<std::size_t>(count) * sizeof(float));
   }

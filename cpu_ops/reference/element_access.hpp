@@ -20,7 +20,7 @@ inline void put(void* data, DType dtype, std::int64_t i, double value) {
 inline double get(const TensorView& view, std::int64_t i) { return get(view.data, view.dtype, i); }
 inline void put(const TensorView& view, std::int64_t i, double value) { put(view.data, view.dtype, i, value); }
 inline void add_to(const TensorView& view, std::int64_t i, double value) { put(view, i, get(view, i) + value); }
-/// As gradients of parameters are: f32 is added to, bf16 written.
+/// Adds or writes a parameter's gradient: f32 is added to, bf16 written.
 inline void add_or_write(const TensorView& view, std::int64_t i, double value) {
   if (view.dtype == DType::f32) return add_to(view, i, value);
   put(view, i, value);

@@ -7,7 +7,7 @@
 namespace tandem::reference {
 namespace {
 
-/// What normalised values are multiplied with: the sum is fp32's.
+/// Factor of a normalised value: weight and offset, added in fp32.
 double scale_of(NormWeight weight, std::int64_t channel) {
   return static_cast<double>(static_cast<float>(get(weight.values, channel)) + weight.offset);
 }

@@ -87,7 +87,7 @@ class PoolParallel final : public Parallel {
     } catch (...) {
       const std::lock_guard lock(mutex_);
       if (!job.error) job.error = std::current_exception();
-      job.next = job.count;  // what has not begun is left out
+      job.next = job.count;  // skips the calls that have not begun
     }
   }
 

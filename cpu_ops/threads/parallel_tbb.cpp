@@ -58,8 +58,9 @@ class WorkersBound final : public tbb::task_scheduler_observer {
     return of_thread;
   }
 
-  /// Who is inside when observing ends is never seen to leave, and would stay bound in every arena after this. Without
-  /// work workers leave within a fraction of a millisecond; the limit is for a machine that does not run them.
+  /// Waits until no thread is inside. A thread that is inside when observing ends is never seen to leave, and would
+  /// stay bound in every arena after this. Without work workers leave within a fraction of a millisecond; the limit is
+  /// for a machine that does not run them.
   void wait_until_all_left() const {
     using std::chrono::steady_clock;
     const auto limit = steady_clock::now() + std::chrono::seconds(1);

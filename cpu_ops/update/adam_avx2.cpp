@@ -168,9 +168,9 @@ class MomentBits {
  public:
   explicit MomentBits(const AdamCoefficients& c) : keys_(c.seed), step_(spread(c.step)) {}
 
-  /// Of the elements of eight blocks from `first` on: four vectors of 8.
+  /// Draws the bits of eight blocks of elements from `first` on: four vectors of 8.
   RandomBits draw(std::uint64_t first) const {
-    // So dealt, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
+    // In this order of lanes, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
     const __m256i lanes = _mm256_setr_epi64x(0, 2, 1, 3);
     RandomState low{_mm256_add_epi64(spread(first), lanes), step_};
     RandomState high{_mm256_add_epi64(spread(first + 4), lanes), step_};

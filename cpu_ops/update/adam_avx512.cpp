@@ -223,7 +223,7 @@ class MomentBits {
  public:
   explicit MomentBits(const AdamCoefficients& c) : keys_(c.seed), step_(spread(c.step)) {}
 
-  /// Of 32 elements, `first` a multiple of 32: eight blocks of the generator.
+  /// Draws the bits of 32 elements from `first`, a multiple of 32: eight blocks of the generator.
   EvenOdd draw(std::uint64_t first) const {
     const RandomState s = rounds(first / numerics::elements_per_block, _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
     constexpr __mmask16 lower_words = 0x5555, upper_words = 0xaaaa;
@@ -232,7 +232,7 @@ class MomentBits {
   }
   /// The words of eight blocks from `block` on, in order.
   TwoVectors words(std::uint64_t block) const {
-    // So dealt, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
+    // In this order of lanes, blocks follow one another when 64-bit lanes are interleaved within 128 bits.
     const RandomState s = rounds(block, _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7));
     return {{_mm512_unpacklo_epi64(s.words01, s.words23), _mm512_unpackhi_epi64(s.words01, s.words23)}};
   }

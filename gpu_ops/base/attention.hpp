@@ -14,7 +14,7 @@ struct CUstream_st;
 
 namespace tandem::gpu {
 
-constexpr std::int64_t most_head_dim = 256;  ///< of the plain kernels
+constexpr std::int64_t most_head_dim = 256;  ///< largest head dimension of the plain kernels
 constexpr const char* plain_is_slower = "attention runs in plain kernels, which are slower: ";
 
 /// Operands as in core/ops/ops.hpp. `lse` is the natural logarithm of each row's sum of exp(scale q k).
@@ -56,16 +56,16 @@ std::string attention_key();
 /// The plain kernels, whatever the build. The first call tells `slower`, which may be empty, `why` it is they that run.
 std::unique_ptr<Attention> make_plain_attention(Notice slower = {}, std::string why = {});
 
-/// What one launch of the plain kernels takes. Where a GPU also has a screen, a launch that runs for long holds that
-/// up, and below Windows one of two seconds may be ended by the system: long sequences go in parts.
+/// Limits of one launch of the plain kernels. Where a GPU also drives a screen, a long launch blocks that, and below
+/// Windows the system may end a launch of two seconds: long sequences go in parts.
 struct AttentionLimits {
-  double multiply_adds = 0x1p36;   ///< at most so many, a seventh of a second at 1 TFLOP/s
-  std::int64_t least_tiles = 256;  ///< but never fewer tiles than these, which a large card takes at once
+  double multiply_adds = 0x1p36;   ///< largest work of a launch, a seventh of a second at 1 TFLOP/s
+  std::int64_t least_tiles = 256;  ///< smallest number of tiles, whatever their work: a large card takes them at once
 };
-/// Of the kernels on tensor cores, of which the smallest cards do some 5 TFLOP/s: a fifth of a second, and a few times
-/// what a large card takes at once, so that little of it is idle while the last ones end.
+/// Limits of the kernels on tensor cores: a fifth of a second on the smallest cards, which do some 5 TFLOP/s, and
+/// several times the tiles that a large card takes at once, so that little of it is idle while the last ones end.
 constexpr AttentionLimits tensor_limits{.multiply_adds = 0x1p39, .least_tiles = 1024};
-/// Tiles of one launch, of which the largest takes so many multiply-adds.
+/// Number of tiles for one launch, where the largest tile takes `of_largest` multiply-adds.
 std::int64_t tiles_at_once(double of_largest, const AttentionLimits& limits);
 
 /// Blocks of queries against blocks of keys with a running maximum and sum (Dao et al., arXiv 2205.14135), so that (T,

@@ -22,7 +22,7 @@ AttentionSlices in_packets(const AttentionShape& shape, AttentionSlices slices) 
   return several && shape.sequence % 4 != 0 ? AttentionSlices{} : slices;
 }
 
-/// Of up to so many sequences, and of up to `units` key/value heads in all, at least one.
+/// Slices of up to `most_batch` sequences and of up to `units` key/value heads in all, at least one.
 AttentionSlices slices_of(const AttentionShape& shape, std::int64_t most_batch, std::int64_t units) {
   if (units < shape.kv_heads) return {1, largest_divisor(shape.kv_heads, units)};
   return {largest_divisor(shape.batch, std::min(most_batch, units / shape.kv_heads)), shape.kv_heads};
@@ -82,7 +82,7 @@ HeadsTensor heads_tensor(const AttentionShape& shape, std::int64_t batch, std::i
 }
 
 HeadsTensor statistics_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads) {
-  // Of a single sequence the first stride says nothing, and the library wants it packed.
+  // cuDNN wants a single sequence packed, although the first stride then has no meaning.
   const std::int64_t between = (batch == 1 ? heads : shape.heads) * shape.sequence;
   return {{batch, heads, shape.sequence, 1}, {between, shape.sequence, 1, 1}};
 }

@@ -12,8 +12,8 @@
 
 namespace tandem::gpu {
 
-/// Of each slice: `batch` sequences with all their heads, or one with the query heads of `kv_heads` key/value heads.
-/// Every slice of a call is alike. `batch` 0: the library is not to be asked.
+/// Size of a slice: `batch` sequences with all their heads, or one sequence with the query heads of `kv_heads`
+/// key/value heads. Every slice of a call is alike. `batch` 0: the library is not to be asked.
 struct AttentionSlices {
   std::int64_t batch = 0;
   std::int64_t kv_heads = 0;
@@ -24,13 +24,13 @@ struct AttentionSlices {
 /// enough blocks for every multiprocessor, and an eighth more for what lies beside them (sums, dk and dv of heads that
 /// share keys), without which a call would be cut in two wherever lengths and heads are powers of two.
 constexpr std::size_t preferred_workspace = std::size_t{288} << 20;
-/// What a single group of heads may have.
+/// Largest workspace, in bytes, of a single group of heads.
 constexpr std::size_t most_workspace = std::size_t{1} << 30;
 
 /// Largest workspace that backward of `batch` sequences with `kv_heads` of the key/value heads is granted: gradients of
 /// scores in whole tiles, a sum for each row, and where heads share keys dk and dv of each query head.
 std::size_t backward_workspace(const AttentionShape& shape, std::int64_t batch, std::int64_t kv_heads);
-/// The same of forward, which needs next to nothing.
+/// Workspace, in bytes, that forward is granted: it needs next to nothing.
 constexpr std::size_t forward_workspace = std::size_t{1} << 20;
 /// Multiply-adds of a slice of several sequences or heads in forward, at most: a quarter of a second of a small card. A
 /// screen on the same card, and Windows above it, wait for no longer; and it is far more than fills a card. (32 heads
@@ -43,7 +43,7 @@ constexpr double preferred_forward_work = 0x1p40;
 AttentionSlices forward_slices(const AttentionShape& shape, std::int64_t widest_row);
 AttentionSlices backward_slices(const AttentionShape& shape, std::int64_t widest_row);
 
-/// What backward of up to `shape.batch` such sequences has at most, however it is cut.
+/// Largest scratch, in bytes, of backward of up to `shape.batch` such sequences, however it is cut.
 std::size_t backward_scratch(const AttentionShape& shape);
 
 /// A tensor as cuDNN is told of it: (B, H, T, D), or (B, H, T, 1) of the statistics, in elements.
@@ -54,7 +54,7 @@ struct HeadsTensor {
 };
 /// `heads` heads of an operand whose tokens are `row_stride` elements apart.
 HeadsTensor heads_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads, std::int64_t row_stride);
-/// Of (B, H, T) f32.
+/// Statistics of attention, (B, H, T) f32, as a tensor of cuDNN's.
 HeadsTensor statistics_tensor(const AttentionShape& shape, std::int64_t batch, std::int64_t heads);
 
 /// Elements from the first of an operand to its part in a slice that begins with sequence `b` and head `h`.

@@ -24,7 +24,7 @@ constexpr std::size_t most_shared = std::size_t{99} << 10;
 /// Elements that one thread takes at once: 16 bytes of bf16, twice 16 bytes of fp32.
 constexpr int packet = 8;
 
-/// What one launch takes.
+/// Size of one launch.
 struct Geometry {
   std::int64_t grid = 0;         ///< blocks; 0: nothing to do, nothing is launched
   int block = 0;                 ///< threads of a block, a multiple of `warp_lanes`
@@ -45,7 +45,7 @@ struct Divisor {
   }
   constexpr std::uint32_t remainder(std::uint32_t dividend) const { return dividend - quotient(dividend) * number; }
 };
-/// Of 1 to 2^31.
+/// Divisor for `number`, 1 to 2^31.
 constexpr Divisor divisor_of(std::uint32_t number) {
   int shift = 31;
   while ((std::uint64_t{1} << (shift - 31)) < number) ++shift;
@@ -78,9 +78,9 @@ constexpr int warp_row_threads = warp_row_warps * warp_lanes;
 /// One warp for each row.
 constexpr Geometry warp_row_geometry(std::int64_t rows) { return {blocks_for(rows, warp_row_warps), warp_row_threads}; }
 
-/// Where element `at`, a multiple of a packet, of a row lies in a tile of shared memory whose rows are `dim` elements
-/// of 2 bytes, 32 or a multiple of 64. Where in the row a packet lies depends on the row, so that those of eight rows,
-/// which are read at once, lie in different banks.
+/// Offset of element `at`, a multiple of a packet, of a row in a tile of shared memory whose rows are `dim` elements of
+/// 2 bytes, 32 or a multiple of 64. The place of a packet in its row depends on the row, so that the packets of eight
+/// rows, which are read at once, lie in different banks.
 constexpr int tile_offset(int dim, int row, int at) {
   return row * dim + (at ^ (dim < 64 ? row / 2 % (packet / 2) : row % packet) * packet);
 }
@@ -91,7 +91,7 @@ struct Cut {
   std::int64_t size = 0;
 };
 
-/// At most `most_parts` pieces of at least `least_size`.
+/// Cut of an extent into at most `most_parts` pieces of at least `least_size`.
 constexpr Cut cut(std::int64_t extent, std::int64_t most_parts, std::int64_t least_size) {
   if (extent <= 0) return {};
   const std::int64_t even = ceil_div(extent, most_parts);

@@ -1,8 +1,8 @@
 #pragma once
-// What starts the kernels of kernels/*.cu: one function each, typed and checked by the caller (cuda_ops.cpp).
-// All are asynchronous on `stream`, operands as in core/ops/ops.hpp. Memory of any alignment is taken; 16-byte
-// accesses are used where the operands are aligned to them. Sums have an order that depends on shapes alone.
-// Throw DeviceError where the driver refuses a launch.
+// Launchers of the kernels in kernels/*.cu: one function each, typed and checked by the caller (cuda_ops.cpp). All are
+// asynchronous on `stream`, operands as in core/ops/ops.hpp. Memory of any alignment is taken; 16-byte accesses are
+// used where the operands are aligned to them. Sums have an order that depends on shapes alone. Throw DeviceError where
+// the driver refuses a launch.
 #include <cstddef>
 
 #include "core/ops/ops.hpp"
@@ -73,10 +73,10 @@ void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, T
 void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream);
 
 // -- softmax.cu ----------------------------------------------------------------------------------------------------
-/// What makes gradients of a row's logits.
+/// Factors that turn a row's logits into their gradients.
 struct RowScale {
   float largest;
-  float factor;  ///< of exp(logit - largest)
+  float factor;  ///< multiplies exp(logit - largest)
 };
 /// Rows of logits (n, V), `stride` elements apart, and what becomes of them.
 struct LogitRows {
@@ -89,15 +89,15 @@ struct LogitRows {
   float gradient_scale = 1.0F;
   std::int64_t rows = 0, size = 0, stride = 0;
   RowScale* scales = nullptr;  ///< (n) written by softmax_loss(), or null; read by softmax_gradients()
-  std::int64_t first = 0;      ///< of softmax_gradients(): what the first of the logits is in the vocabulary
+  std::int64_t first = 0;      ///< softmax_gradients() alone: index in the vocabulary of the first of these logits
 };
 void softmax_loss(const LogitRows& rows, CUstream_st* stream);
 /// Gradients of some columns of the logits, to the bits of softmax_loss().
 void softmax_gradients(const LogitRows& rows, CUstream_st* stream);
 
-/// Of each of n rows of `size` elements those that the n ids name; zero for one outside.
+/// Columns of a matrix: of each of n rows of `size` elements, the n elements that the ids name; zero for an id outside.
 struct ColumnGather {
-  const void* from = nullptr;  ///< (n, size), of f32 or bf16 as `to` (n, n)
+  const void* from = nullptr;  ///< (n, size), f32 or bf16 as `to` (n, n)
   void* to = nullptr;
   DType dtype = DType::f32;
   const std::int32_t* ids = nullptr;

@@ -23,7 +23,7 @@ struct Factor {
   bool transposed = false;
 };
 
-/// What is made of a b + bias before it is rounded and stored.
+/// Function applied to a b + bias before it is rounded and stored.
 enum class Epilogue : std::uint8_t {
   none,
   gelu,           ///< c = gelu(a b + bias), `input` = a b + bias
@@ -41,7 +41,7 @@ struct Product {
   DType c_dtype = DType::bf16;
   std::int64_t c_stride = 0;           ///< elements from one row of c to the next
   Epilogue epilogue = Epilogue::none;  ///< others without addend, and only where fuses() says so
-  void* input = nullptr;               ///< of GELU: (m, n), dtype and stride of c
+  void* input = nullptr;               ///< (m, n), dtype and stride of c: input of GELU
 };
 
 class Matmul {

@@ -15,7 +15,7 @@ constexpr std::int64_t most_logits = std::int64_t{32} << 20;
 /// Rows of which the gradient of the weight is made at once: each time it is read and written, 8 bytes an element,
 /// which 1,024 rows bring to 256 FLOPs a byte (an H100 has some 210, a card for games 110).
 constexpr std::int64_t enough_rows = 1024;
-/// And no more than 256 MiB of the logits' gradient in bf16 for it: 1,024 rows of a vocabulary of 131,072.
+/// Limit of these rows: 256 MiB of the logits' gradient in bf16, which are 1,024 rows of a vocabulary of 131,072.
 constexpr std::int64_t most_gradients = std::int64_t{128} << 20;
 
 std::int64_t most_rows(std::int64_t vocabulary) {
@@ -29,7 +29,7 @@ std::int64_t most_gradient_rows(std::int64_t vocabulary, DType activations) {
   return std::max(rows, std::min(enough_rows, most_gradients / std::max<std::int64_t>(1, vocabulary)));
 }
 
-/// As even parts of at most so many.
+/// Size of even parts of `rows`, at most `most` each.
 std::int64_t even_part(std::int64_t rows, std::int64_t most) {
   return std::max<std::int64_t>(1, cut(rows, ceil_div(std::max<std::int64_t>(1, rows), most), 1).size);
 }

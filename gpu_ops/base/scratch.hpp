@@ -23,8 +23,8 @@ struct HeadShape {
 /// Rows that exist at once, at least 1.
 struct HeadRows {
   std::int64_t logits = 1;
-  std::int64_t gradients = 1;     ///< of logits; as many where the latter are fp32, whose place they take
-  std::int64_t slice_logits = 1;  ///< of those logits that the rows of `dweight` written at once are made of
+  std::int64_t gradients = 1;     ///< rows of gradients of logits; fp32 gradients take the memory of their logits
+  std::int64_t slice_logits = 1;  ///< rows of logits from which the rows of `dweight` written at once are computed
 };
 /// A function of the shape alone. Of a `dweight` written whole the gradients of all rows exist at once.
 HeadRows head_loss_rows(const HeadShape& shape);
@@ -33,36 +33,37 @@ HeadRows most_head_loss_rows(const HeadShape& shape);
 /// Elements from one row of logits to the next: rows begin at multiples of 16 bytes, whatever the vocabulary.
 std::int64_t logit_stride(std::int64_t vocabulary);
 std::size_t logit_bytes(std::int64_t rows, std::int64_t vocabulary, DType dtype);
-/// Of one call; with `token_rows` also N columns of the gradients of all rows. Grows with each of its sizes.
+/// Bytes of scratch of one head_loss call; with `token_rows` also N columns of the gradients of all rows. Grows with
+/// each of its sizes.
 std::size_t head_loss_scratch(const HeadRows& at_once, const HeadShape& shape);
-/// What of it, at its beginning, a `dweight` in slices keeps of all rows: two floats each.
+/// Bytes at the beginning of that scratch that a `dweight` in slices keeps for all rows: two floats each.
 std::size_t row_scales_bytes(const HeadShape& shape);
 /// Elements from one row of those columns to the next.
 std::int64_t token_columns_stride(std::int64_t tokens);
 std::size_t token_columns_bytes(std::int64_t tokens, DType activations);
 
 // -- kernels.hpp ---------------------------------------------------------------------------------------------------
-/// Of norm_backward over rows of up to `channels` channels.
+/// Bytes of scratch of norm_backward over rows of up to `channels` channels.
 std::size_t norm_backward_scratch(std::int64_t channels);
-/// Of sums over rows of up to `channels` columns.
+/// Bytes of scratch of sums over rows of up to `channels` columns.
 std::size_t column_sums_scratch(std::int64_t channels);
 
 // -- attention.hpp -------------------------------------------------------------------------------------------------
-/// Of plain_attention_backward over `tokens` = B T.
+/// Bytes of scratch of plain_attention_backward over `tokens` = B T.
 std::size_t plain_attention_scratch(std::int64_t tokens, std::int64_t heads);
-/// Of a call that is cuDNN's where that takes it: statistics that nobody asked for, then the library's workspace; or
-/// what the plain kernels take.
+/// Bytes of scratch of a call that cuDNN may take: statistics that nobody asked for, then the library's workspace; or
+/// the scratch of the plain kernels.
 std::size_t cudnn_attention_scratch(const AttentionShape& shape, DType activations);
 
 // -- matmul.hpp ----------------------------------------------------------------------------------------------------
-/// Of every product by cuBLASLt.
+/// Bytes of workspace of every product by cuBLASLt.
 constexpr std::size_t cublaslt_workspace = std::size_t{32} << 20;
 
 // -- all of them ---------------------------------------------------------------------------------------------------
 /// The largest call of attention that a model within `needs` makes.
 AttentionShape largest_attention(const WorkspaceNeeds& needs);
-/// Of all calls within `needs`: the front belongs to matrix products, the rest to one kernel at a time. `matmul`,
-/// `attention`: what a product and the largest call of attention take.
+/// Bytes of scratch of all calls within `needs`: the front is for matrix products, the rest for one kernel at a time.
+/// `matmul`, `attention`: bytes that a product and the largest call of attention take.
 std::size_t ops_scratch(const WorkspaceNeeds& needs, std::size_t matmul, std::size_t attention);
 
 /// Rules of CudaOps on a card whose products leave GELU to kernels, as GeForce cards' do, with cuBLASLt and cuDNN.

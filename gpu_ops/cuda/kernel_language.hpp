@@ -35,7 +35,7 @@ TANDEM_DEVICE std::int64_t grid_size() { return static_cast<std::int64_t>(gridDi
 
 /// Every thread of the block arrives before one goes on; shared and global writes before it are seen after it.
 TANDEM_DEVICE void barrier() { __syncthreads(); }
-/// The same for the lanes of a warp.
+/// Barrier among the lanes of a warp.
 TANDEM_DEVICE void warp_barrier() { __syncwarp(); }
 
 /// The value of lane `lane ^ distance`. All lanes of the warp take part.
@@ -55,7 +55,7 @@ TANDEM_DEVICE T value_of_lane(T value, int lane) {
 }
 /// Bit i is what lane i says. All lanes of the warp take part.
 TANDEM_DEVICE std::uint32_t ballot(bool value) { return __ballot_sync(0xffffffffu, value); }
-/// Of a word: how many are set, and where the lowest is (of one that has any).
+/// Bit operations on a word: the number of set bits, and the place of the lowest one (in a word that has any).
 TANDEM_DEVICE int set_bits(std::uint32_t word) { return __popc(word); }
 TANDEM_DEVICE int lowest_bit(std::uint32_t word) { return __ffs(static_cast<int>(word)) - 1; }
 
@@ -67,7 +67,7 @@ TANDEM_DEVICE float exp2_estimate(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-/// Both as bf16, rounded to nearest even, `low` in the lower half (PTX ISA, cvt.rn.bf16x2.f32): the bits of
+/// Pair of bf16, rounded to nearest even, `low` in the lower half (PTX ISA, cvt.rn.bf16x2.f32): the bits of
 /// numerics::round_to_bf16 but for NaNs, which become one of them, whatever their sign and payload.
 TANDEM_DEVICE std::uint32_t bf16_pair(float low, float high) {
   std::uint32_t pair;
@@ -94,7 +94,7 @@ TANDEM_DEVICE void start_copy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(address), "l"(from) : "memory");
 }
-/// The same where `copies`, and zeros where not: `from` is not read then.
+/// Copies like start_copy where `copies`; writes zeros otherwise, and does not read `from`.
 TANDEM_DEVICE void start_copy_or_zeros(void* to, const void* from, bool copies) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
@@ -102,7 +102,7 @@ TANDEM_DEVICE void start_copy_or_zeros(void* to, const void* from, bool copies) 
                : "r"(address), "l"(from), "r"(copies ? 16 : 0)
                : "memory");
 }
-/// As start_copy(), 4 bytes, at multiples of 4.
+/// Copies like start_copy(), but 4 bytes, at multiples of 4.
 TANDEM_DEVICE void start_word_copy(void* to, const void* from) {
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(to));
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" : : "r"(address), "l"(from) : "memory");
@@ -142,7 +142,7 @@ TANDEM_DEVICE Words load_matrices(const bf16* row) {
                : "memory");
   return w;
 }
-/// The same of their transposes: elements 2 (l % 4) and the next one of column l / 4.
+/// Loads four matrices like load_matrices, but transposed: elements 2 (l % 4) and the next one of column l / 4.
 TANDEM_DEVICE Words load_transposed(const bf16* row) {
   Words w{};
   const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(row));

@@ -21,10 +21,10 @@ class CudaPinnedMemory;
 class CudaStream;
 class NvtxRanges;
 
-/// What is there. `why_none` is for people, and empty where a device can be used.
+/// Result of looking for CUDA devices. `why_none` is for people, and empty where a device can be used.
 struct CudaProbe {
-  int devices = 0;        ///< that the driver shows
-  int first_usable = -1;  ///< -1: none
+  int devices = 0;        ///< number of devices that the driver shows
+  int first_usable = -1;  ///< ordinal of the first that can be used; -1: none
   std::string why_none;   ///< "no NVIDIA driver is installed"
 };
 /// Asks the driver; takes no device memory. Does not throw.
@@ -35,11 +35,11 @@ struct CudaDeviceOptions {
   std::size_t memory = 0;  ///< ceiling in bytes of all that the process takes there; 0: what is free, less a margin
   std::size_t pinned_piece = std::size_t{256} << 20;  ///< bytes of host memory registered at once, a multiple of 2 MiB
   Notice pageable{};           ///< told where host memory cannot be pinned and stays pageable; empty: that is an error
-  bool under_windows = false;  ///< which has the card, and its own needs of it: the margin without a ceiling is larger
+  bool under_windows = false;  ///< Windows has the card and needs memory of it: the margin without a ceiling is larger
   /// Makes the mathematics, and says what of it enters the compute key. Called with the device current.
   std::function<std::unique_ptr<Ops>()> make_ops{};
   std::function<std::string()> ops_key{};
-  int numa_node = -1;  ///< of pinned memory and the CPU update's threads; -1: the one the GPU hangs on
+  int numa_node = -1;  ///< NUMA node of pinned memory and the CPU update's threads; -1: the GPU's own
   /// Makes the CPU's update kernels, to run near memory of the node (null: anywhere).
   std::function<std::unique_ptr<UpdateKernels>(std::shared_ptr<const NumaNode>)> make_host_kernels{};
 };
@@ -72,14 +72,14 @@ class CudaDevice final : public Device {
   std::size_t pageable_bytes() const noexcept override;
   std::size_t allocated_bytes() const noexcept override;
   std::size_t peak_bytes() const noexcept override;
-  /// Of the blocks of `allocate_pinned` that are alive, the bytes that are pinned.
+  /// Bytes that are pinned, of the blocks of `allocate_pinned` that are alive.
   std::size_t pinned_bytes() const noexcept;
 
   /// Throws MisuseError at the call where the device side does not lie in one live allocation, or the host
   /// side does. Host memory that is not pinned is copied too, but may block the caller.
   void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) override;
-  /// Of another CUDA device or this one; two devices may also be one card. Straight from card to card where they have
-  /// access to each other, which is enabled at the first copy, through the host else.
+  /// Copies from another CUDA device or this one; two devices may also be one card. The copy goes straight from card to
+  /// card where they have access to each other, which is enabled at the first copy, and through the host otherwise.
   void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) override;
   void fill_zero(void* to, std::size_t bytes, StreamView stream) override;
 
@@ -89,7 +89,7 @@ class CudaDevice final : public Device {
   void wait_for_peer(StreamView stream, Device& peer, EventView event) override;
   /// Asks from time to time, a millisecond apart at most. Follows the mark where it is moved meanwhile.
   bool wait_for(EventView event, std::chrono::milliseconds time) override;
-  /// On a thread of the stream's own; the stream does not wait for it.
+  /// Calls `then` on a thread of the stream's own; the stream does not wait for it.
   void call_after(StreamView stream, std::function<void(std::exception_ptr)> then) override;
   void synchronize(StreamView stream) override;
 

@@ -17,7 +17,7 @@ namespace runtime = gpu::runtime;
 
 namespace {
 
-constexpr std::size_t page = 4096;  // what is registered begins at one
+constexpr std::size_t page = 4096;  // registered memory begins at a multiple
 
 }  // namespace
 
@@ -99,8 +99,8 @@ void CudaPinnedMemory::pin(std::byte* data, std::size_t bytes, std::string_view 
   pageable_(refusal.what());
 }
 
-/// From the front, for as long as the system takes pieces, which halve where it refuses one and the rest may stay
-/// pageable. Returns the last refusal; empty where all is registered.
+/// Registers pieces from the front, for as long as the system takes them. They halve where it refuses one and the rest
+/// may stay pageable. Returns the last refusal; empty where all is registered.
 std::string CudaPinnedMemory::register_pieces(std::byte* data, Registered& block) {
   const runtime::CurrentDevice current(ordinal_);
   std::string refused;

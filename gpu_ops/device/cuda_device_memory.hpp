@@ -52,7 +52,8 @@ class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
   CudaPinnedMemory(int ordinal, std::shared_ptr<const NumaNode> node, std::size_t piece, std::string advice,
                    Notice pageable);
 
-  /// Of the size asked for; the system rounds up to whole pages, and provides them on `threads`. Throws DeviceError.
+  /// Allocates pinned memory of `bytes` bytes; the system rounds up to whole pages, and provides them on `threads`.
+  /// Throws DeviceError.
   MemoryBlock allocate(std::size_t bytes, std::string_view name, Parallel& threads);
   /// Bytes pinned, and bytes that could not be, of the blocks alive.
   std::size_t allocated() const noexcept { return allocated_; }
@@ -65,7 +66,7 @@ class CudaPinnedMemory : public std::enable_shared_from_this<CudaPinnedMemory> {
   /// A block's registered pieces lie one after the other from its beginning.
   struct Registered {
     std::size_t bytes = 0;
-    std::size_t unpinned = 0;  ///< of these, counted as pageable
+    std::size_t unpinned = 0;  ///< part of `bytes` that is counted as pageable
     std::vector<std::size_t> ends;
     std::size_t pinned() const noexcept { return ends.empty() ? 0 : ends.back(); }
   };

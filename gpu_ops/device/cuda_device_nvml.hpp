@@ -1,5 +1,5 @@
 #pragma once
-// What the driver's management library (NVML) tells of memory, where it is installed. Internal to gpu_ops.
+// Memory in use as the driver's management library (NVML) reports it, where it is installed. Internal to gpu_ops.
 #include <cstddef>
 #include <memory>
 #include <optional>

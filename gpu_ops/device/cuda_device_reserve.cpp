@@ -19,14 +19,16 @@ using namespace literals;
 // The driver loads a kernel's code when it is first launched (CUDA_MODULE_LOADING=LAZY), after the measurement, and
 // allocations are rounded up. An allowance, not a measurement: run_gpu_checks counts what a whole run takes.
 constexpr std::size_t loaded_later = 128_MiB;
-// What is less is no new context: it was there already, of the program that tandem is a part of.
+// Smallest growth that counts as a new context. A smaller one means that the program which uses tandem had made it
+// before.
 constexpr std::size_t smallest_context = 64_MiB;
 constexpr std::size_t most_unattributed = 64_MiB;
 
-/// What NVML counts, some hundreds of MiB that the driver keeps for itself among it, which CUDA's own count leaves out.
+/// Memory in use as NVML counts it, with some hundreds of MiB that the driver keeps for itself and that CUDA's own
+/// count leaves out.
 struct Usage {
-  std::optional<std::size_t> own;  ///< of this process; empty before it has a context, too
-  std::optional<std::size_t> all;  ///< of everybody
+  std::optional<std::size_t> own;  ///< bytes of this process; empty also before it has a context
+  std::optional<std::size_t> all;  ///< bytes of all processes
 };
 
 Usage usage_by(const Nvml* nvml) {

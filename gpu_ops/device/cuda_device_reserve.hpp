@@ -1,5 +1,5 @@
 #pragma once
-// What context and libraries take of a device's memory. Internal to gpu_ops.
+// Memory of a device that context and libraries take. Internal to gpu_ops.
 #include <cstddef>
 #include <functional>
 #include <string>

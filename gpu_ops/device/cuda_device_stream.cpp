@@ -93,7 +93,7 @@ void CudaStream::serve() noexcept {
     calls_.pop_front();
     lock.unlock();
     call.then(await(call));
-    call.then = nullptr;  // what the closure holds goes outside of the lock
+    call.then = nullptr;  // destroys the closure's contents outside of the lock
     lock.lock();
     if (call.event) spare_.push_back(std::move(call.event));
   }
@@ -101,7 +101,7 @@ void CudaStream::serve() noexcept {
 
 std::exception_ptr CudaStream::await(const Call& call) noexcept {
   if (call.error) {
-    // What was queued before the failure still runs.
+    // Work queued before the failure still runs.
     runtime::finish(ordinal_, native_);
     return call.error;
   }
@@ -127,7 +127,7 @@ void CudaEvent::record(CudaStream& stream) {
   stream.queue([&] { runtime::record(native_.get(), stream.native()); });
   error_ = stream.error();
   if (!error_) return;
-  try {  // what was queued before the stream failed may still run, and whoever waits is not told before it has
+  try {  // work queued before the failure may still run, and whoever waits must not be told earlier
     const runtime::CurrentDevice current(ordinal_);
     runtime::record(native_.get(), stream.native());
   } catch (const runtime::RuntimeError&) {  // a lost device runs nothing any more
@@ -140,7 +140,7 @@ void CudaEvent::hold(CudaStream& stream) {
   stream.queue([&] { runtime::wait(stream.native(), native_.get()); });
 }
 
-/// What keeps the runtime from telling, after the stream has failed, is no news.
+/// A failed stream may keep the runtime from answering; that is no error of its own.
 bool CudaEvent::has_passed() const {
   try {
     const runtime::CurrentDevice current(ordinal_);

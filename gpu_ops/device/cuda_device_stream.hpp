@@ -45,9 +45,9 @@ class CudaStream final : public StreamImpl {
       fail(std::current_exception());
     }
   }
-  /// From now on work is dropped, and whoever waits gets the first error.
+  /// Fails the stream: later work is dropped, and whoever waits gets the first error.
   void fail(std::exception_ptr error);
-  /// What failed it, or null.
+  /// The error that failed the stream, or null.
   std::exception_ptr error() const;
 
   /// Blocks. Rethrows what failed the stream.

@@ -14,7 +14,7 @@ namespace {
 class Image {
  public:
   explicit Image(const std::string& file) {
-    std::ostringstream read;  // of a folder nothing, and no exception
+    std::ostringstream read;  // stays empty for a folder, without an exception
     read << std::ifstream(file, std::ios::binary).rdbuf();
     bytes_ = read.str();
     const auto header = at<Elf64_Ehdr>(0);

@@ -1,5 +1,5 @@
 #pragma once
-// What a library's file says of it, read without loading it. Internal to gpu_ops.
+// Facts read from a library's file without loading it. Internal to gpu_ops.
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -1,5 +1,5 @@
 #pragma once
-// From a stream of the CUDA device to the handle that kernels and libraries take.
+// Handle of a CUDA device's stream, as kernels and libraries take it.
 #include "core/device/device.hpp"
 
 struct CUstream_st;

@@ -42,7 +42,7 @@ bool is_lost(cudaError_t code) {
   }
 }
 
-/// What CUDA's own words leave people to find out.
+/// Explanation that CUDA's own error texts leave out.
 std::string_view cause_of(cudaError_t code) {
   switch (code) {
     case cudaErrorUnsupportedPtxVersion:
@@ -73,9 +73,9 @@ int& last_used() {
                      lost);
 }
 
-/// For what a function of the runtime returned.
+/// Throws for an error that a function of the runtime returned.
 [[noreturn]] void refuse(cudaError_t code, std::string_view what) {
-  // What is left pending would be blamed on whoever asks next.
+  // A pending error would be blamed on the next call.
   static_cast<void>(cudaGetLastError());
   report(code, what);
 }
@@ -84,7 +84,7 @@ void check(cudaError_t code, std::string_view what) {
   if (code != cudaSuccess) refuse(code, what);
 }
 
-/// Where nothing can be told any more, nor has to be: the next call reports it.
+/// Drops an error where nothing can be reported, nor has to be: the next call reports it.
 void forgive(cudaError_t code) noexcept {
   if (code != cudaSuccess) static_cast<void>(cudaGetLastError());
 }
@@ -99,8 +99,9 @@ struct Driver {
   int (*pop)(CUctx_st** context);
 };
 
-/// Of CUDA's versions, one that has these functions as they are declared here. Not the build's own: a driver of an
-/// older minor version, which runs the program all the same, refuses to look for what it is told is newer than itself.
+/// The CUDA version that driver functions are looked up by: one that has them as declared here. Not the build's own,
+/// since a driver of an older minor version, which runs the program all the same, refuses a lookup by a version newer
+/// than its own.
 constexpr unsigned int driver_functions_of = 12000;
 
 template <class Function>
@@ -129,7 +130,7 @@ const Driver& driver() {
   return functions;
 }
 
-/// What the driver refuses leaves nothing pending in the runtime.
+/// Throws for an error of the driver, which leaves nothing pending in the runtime.
 void check_driver(int result, std::string_view what) {
   if (result != cudaSuccess) report(static_cast<cudaError_t>(result), what);
 }

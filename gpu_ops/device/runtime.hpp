@@ -1,10 +1,10 @@
 #pragma once
-// What the CUDA device asks of the CUDA runtime, and all of it: the one file behind this header is linked
-// against the real runtime in programs and against a fake of it in tests. Functions act on the device that
-// is current in the calling thread (CurrentDevice), never on the default stream, and never wait for the
-// whole device. Where none is, CUDA takes device 0 and makes a context there, which takes hundreds of MiB: what gives
-// something back, which any thread may do, is told the device. A call that the runtime refuses throws DeviceError with
-// the name of the error. Internal to gpu_ops.
+// All calls of the CUDA device to the CUDA runtime: the one file behind this header is linked against the real runtime
+// in programs and against a fake of it in tests. Functions act on the device that is current in the calling thread
+// (CurrentDevice), never on the default stream, and never wait for the whole device. Where no device is current, CUDA
+// takes device 0 and makes a context there, which takes hundreds of MiB; functions that free something, which any
+// thread may call, are therefore given the device. A call that the runtime refuses throws DeviceError with the name of
+// the error. Internal to gpu_ops.
 #include <cstddef>
 #include <memory>
 #include <string>
@@ -32,7 +32,7 @@ class RuntimeError : public DeviceError {
 
 /// CUDA's way to write versions: 13020 is 13.2.
 struct Versions {
-  int runtime = 0;  ///< of this build
+  int runtime = 0;  ///< version that this build was made with
   int driver = 0;   ///< newest that the driver supports; 0: no driver
 };
 Versions versions();
@@ -50,7 +50,7 @@ struct DeviceFacts {
   int major = 0;  ///< compute capability
   int minor = 0;
   int multiprocessors = 0;
-  std::size_t cache_bytes = 0;  ///< of the last level
+  std::size_t cache_bytes = 0;  ///< bytes of the last-level cache
   std::string pci_bus;          ///< "0000:65:00.0"
 };
 DeviceFacts facts_of(int ordinal);
@@ -58,7 +58,7 @@ DeviceFacts facts_of(int ordinal);
 /// Makes the context of a device, which takes memory there, where this process has none yet; it stays until the process
 /// ends. Does not make it current. Blocks.
 void make_context(int ordinal);
-/// Of the device that is current: 90 is 9.0.
+/// Compute capability of the current device: 90 is 9.0.
 int compute_capability();
 /// Makes a device current in this thread, for good.
 void use_device(int ordinal);
@@ -102,12 +102,12 @@ struct EventCloser {
 using OwnedStream = std::unique_ptr<CUstream_st, StreamCloser>;
 using OwnedEvent = std::unique_ptr<CUevent_st, EventCloser>;
 
-/// Of device `ordinal`, which is current. Does not synchronise with the default stream. `name` is for profilers,
+/// Stream of device `ordinal`, which is current. Does not synchronise with the default stream. `name` is for profilers,
 /// `priority` for kernels alone.
 OwnedStream make_stream(int ordinal, const std::string& name, StreamPriority priority);
 /// Blocks until what is queued is done, or dropped.
 void finish(int ordinal, CUstream_st* stream) noexcept;
-/// Of device `ordinal`, which is current. Without timing; whoever waits for it sleeps.
+/// Event of device `ordinal`, which is current. Without timing; whoever waits for it sleeps.
 OwnedEvent make_event(int ordinal);
 void record(CUevent_st* event, CUstream_st* stream);
 void wait(CUstream_st* stream, CUevent_st* event);
@@ -118,18 +118,18 @@ void synchronize(CUevent_st* event);
 // -- work --------------------------------------------------------------------------------------------
 
 void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, CUstream_st* stream);
-/// Of two devices that are not one, `to` and `stream` on device `to_ordinal`.
+/// Copies between two different devices, `to` and `stream` on device `to_ordinal`.
 void copy_peer(void* to, int to_ordinal, const void* from, int from_ordinal, std::size_t bytes, CUstream_st* stream);
 /// Lets copies to device `ordinal`, which is current, come straight from `peer`, another one, where the machine can do
 /// that. Where it cannot, or refuses, they pass through the host.
 void enable_peer(int ordinal, int peer);
 void fill_zero(void* to, std::size_t bytes, CUstream_st* stream);
 
-/// What the launch of a kernel returned, a cudaError_t: throws where it was refused, or reports the fault of an earlier
-/// one, which loses the device.
+/// Checks the cudaError_t that the launch of a kernel returned: throws where the launch was refused, or reports the
+/// fault of an earlier kernel, which loses the device.
 void require_launched(int result, std::string_view kernel);
-/// For libraries that queue work and say only that it failed: throws where it failed because the device is lost, which
-/// the stream then tells. Does not block.
+/// Checks for a lost device, after a library that queues work said only that it failed: throws where the device is
+/// lost, which its stream then reports. Does not block.
 void require_alive(CUstream_st* stream, std::string_view what);
 
 }  // namespace tandem::gpu::runtime

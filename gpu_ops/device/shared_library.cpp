@@ -60,7 +60,7 @@ void add_once(const fs::path& prefix, std::vector<fs::path>& prefixes) {
 /// Where the first `python3` of $PATH may live: the folder above its own. It may be a link to a virtual environment's
 /// interpreter, which is a link to the system's: the packages lie beside one of them, and nothing says beside which.
 std::vector<fs::path> prefixes_of_python() {
-  constexpr int most_links = 40;  // as the kernel has it
+  constexpr int most_links = 40;  // the kernel's limit
   std::vector<fs::path> prefixes;
   for (const fs::path folder : folders_in("PATH")) {
     std::error_code error;
@@ -71,7 +71,7 @@ std::vector<fs::path> prefixes_of_python() {
       // A folder on the way may be a link itself.
       const fs::path real = fs::canonical(interpreter.parent_path(), error);
       if (error) break;
-      // Those of the system come last.
+      // Folders of the system come last.
       if (real != "/usr/bin" && real != "/usr/local/bin") add_once(real.parent_path(), prefixes);
       interpreter = real / fs::read_symlink(interpreter, error);
     }

@@ -30,7 +30,7 @@ class SharedLibrary {
   /// Loads `name` from the folder that this one was loaded from, if it is there, for good: from then on whoever loads
   /// it by name finds it, wherever they look.
   void load_neighbour(const std::string& name) const;
-  /// What dlsym takes.
+  /// The handle for dlsym.
   void* native() const noexcept { return handle_; }
   /// The file it was loaded from.
   const std::string& file() const noexcept { return file_; }

@@ -40,15 +40,15 @@ struct Copy {
 struct Thread {
   Position position;
   std::vector<Copy> copies;         ///< under way
-  std::vector<std::size_t> groups;  ///< of them: where each ends
-  std::size_t shared_arrays = 0;    ///< that it has asked for
-  std::int64_t barriers = 0;        ///< that it has come to
+  std::vector<std::size_t> groups;  ///< ends of the groups within `copies`
+  std::size_t shared_arrays = 0;    ///< shared arrays that it has asked for
+  std::int64_t barriers = 0;        ///< barriers that it has come to
   bool started = false;
   bool ended = false;
 };
 
-/// Where threads wait for each other, two in turn: one may come to the next while others have yet to leave the last,
-/// and cannot get further ahead than that.
+/// Meeting points of threads that wait for each other, two in turn: one thread may come to the next while others have
+/// yet to leave the last, and cannot get further ahead than that.
 class Meetings {
  public:
   int turn() const { return turn_; }
@@ -72,8 +72,8 @@ class Meetings {
 struct Warp {
   std::vector<int> ready;  ///< threads that may run
   Meetings meetings;
-  bool exchanging = false;                        ///< what those who wait wait in
-  std::uint64_t values[2][gpu::warp_lanes] = {};  ///< that lanes exchange, by turns
+  bool exchanging = false;                        ///< whether the lanes that wait are in an exchange
+  std::uint64_t values[2][gpu::warp_lanes] = {};  ///< values that lanes exchange, by turns
 };
 
 struct SharedArray {
@@ -117,7 +117,7 @@ class Runner {
   std::vector<std::unique_ptr<Fiber>> fibers_;
   std::vector<Thread> threads_;
   std::vector<Warp> warps_;
-  std::vector<std::size_t> order_;  ///< of warps, the most favoured first
+  std::vector<std::size_t> order_;  ///< the warps, the most favoured first
   bool favour_ = false;             ///< whether one warp runs as far as it can, or all at about the same pace
   bool late_ = false;               ///< whether copies are made where they are waited for
   std::vector<SharedArray> shared_;
@@ -125,7 +125,7 @@ class Runner {
   std::mt19937_64 engine_;
   int running_ = 0;
   Meetings barriers_;
-  OrderedBy begin_, end_;  ///< of a block, for its threads and who runs the grid
+  OrderedBy begin_, end_;  ///< order of the block's threads and the thread that runs the grid
   OrderedBy arrays_;       ///< shared ones are there
   bool abandoning_ = false;
   std::exception_ptr failure_;

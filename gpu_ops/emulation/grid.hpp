@@ -45,7 +45,7 @@ void lose_device(bool lost);
 
 // -- called from within a kernel ---------------------------------------------------------------------------------
 
-/// Where the running thread stands.
+/// Position of the running thread.
 struct Position {
   int thread = 0;
   int block_size = 0;

@@ -193,8 +193,8 @@ inline void multiply_add(ProductPart& c, const Words& a, std::uint32_t b0, std::
   }
 }
 
-/// What lies between the members of a structure is not its value: where the compiler cannot clear it, only plain
-/// addresses are shown.
+/// Shows the emulation an argument's bytes. Padding between members is not part of the value: where the compiler cannot
+/// clear it, only plain addresses are shown.
 template <class T>
 void show_argument(const char* name, T& argument) {
   if constexpr (requires { __builtin_clear_padding(&argument); }) {

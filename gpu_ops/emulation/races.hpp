@@ -1,7 +1,7 @@
 #pragma once
-// What ThreadSanitizer is told of kernels under emulation, where it is part of the program: it takes fibers for
-// threads, and what orders them are the barriers alone. Files that include this are not instrumented themselves, but
-// what they call of the standard library may be.
+// Annotations of kernels under emulation for ThreadSanitizer, where it is part of the program: it takes fibers for
+// threads, and only barriers order them. Files that include this are not instrumented themselves; functions of the
+// standard library that they call may be.
 
 // Found in the program where it was built with ThreadSanitizer, null elsewhere.
 // NOLINTBEGIN(bugprone-reserved-identifier, readability-identifier-naming): names of the sanitizer's
@@ -18,7 +18,7 @@ extern "C" {
 
 namespace tandem::emulation {
 
-/// While there is one, what its fiber reads and writes is not seen: what the emulation itself does, in which the
+/// Guard that hides the reads and writes of its fiber from ThreadSanitizer: those of the emulation itself, in which the
 /// threads of a kernel take turns.
 class Unseen {
  public:
@@ -36,8 +36,8 @@ class Unseen {
   Unseen& operator=(const Unseen&) = delete;
 };
 
-/// What ThreadSanitizer is told of the order of a grid's threads: what one has done before `reached` is before what
-/// others do after `passed`.
+/// Order of a grid's threads, for ThreadSanitizer: work of one thread before `reached` comes before work of others
+/// after `passed`.
 class OrderedBy {
  public:
   void reached() {

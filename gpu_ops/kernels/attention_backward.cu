@@ -10,8 +10,8 @@ namespace {
 /// How rows are handed out for delta: a packet to a lane, and to a block all heads of some tokens, which lie side by
 /// side.
 struct DeltaWork {
-  int lanes;   ///< of a row, a power of two
-  int tokens;  ///< of a block
+  int lanes;   ///< lanes per row, a power of two
+  int tokens;  ///< tokens per block
   std::int64_t blocks;
 };
 /// Rows of which a thread has packets on their way at once.
@@ -37,7 +37,7 @@ TANDEM_DEVICE float packet_product(const Raw<T>& a, const Raw<T>& b) {
 struct FirstToken {
   std::int64_t b, t;
 };
-/// Where a statistic of a head lies, of the token `ahead` of the first: of the same sequence, or of a later one.
+/// Offset of a head's statistic, of the token `ahead` of the first: in the same sequence, or in a later one.
 TANDEM_DEVICE std::int64_t statistic_at(FirstToken token, int ahead, int head, const AttentionShape& shape) {
   for (token.t += ahead; token.t >= shape.sequence; token.t -= shape.sequence) ++token.b;
   return (token.b * shape.heads + head) * shape.sequence + token.t;

@@ -1,6 +1,6 @@
 #pragma once
-// What all attention kernels share: operands, statistics of rows, and how the tiles of a call are handed out. A block
-// owns a tile of rows of one head; four neighbouring threads, a quad, own the same rows of it.
+// Shared parts of all attention kernels: operands, statistics of rows, and how the tiles of a call are handed out. A
+// block owns a tile of rows of one head; four neighbouring threads, a quad, own the same rows of it.
 #include <algorithm>
 #include <cmath>
 #include <kernel_language.hpp>
@@ -72,12 +72,12 @@ struct TileOf {
   std::int64_t first;  ///< row
   std::int64_t b, h;
 };
-/// Of queries the longest rows first, so that the last blocks to run are short ones.
+/// Tile of queries, the longest rows first, so that the last blocks to run are short ones.
 TANDEM_DEVICE TileOf queries_of(std::int64_t i, int rows, const AttentionShape& shape) {
   const std::int64_t tiles = ceil_div(shape.sequence, rows), heads = shape.batch * shape.heads;
   return {(tiles - 1 - i / heads) * rows, i % heads / shape.heads, i % shape.heads};
 }
-/// Of keys, whose first are seen by most queries.
+/// Tile of keys, the first ones first, which most queries see.
 TANDEM_DEVICE TileOf keys_of(std::int64_t i, int rows, const AttentionShape& shape) {
   const std::int64_t heads = shape.batch * shape.kv_heads;
   return {i / heads * rows, i % heads / shape.kv_heads, i % shape.kv_heads};
@@ -105,7 +105,8 @@ struct Band {
   int ahead;
   int behind;
 };
-/// Of tiles of up to `rows` whose first rows these are. What is further than a tile is as good as a tile.
+/// Band of two tiles of up to `rows` rows, by their first query and first key. Distances beyond a tile are cut to its
+/// size.
 template <int rows>
 TANDEM_DEVICE Band band_of(std::int64_t first_query, std::int64_t first_key, std::int64_t reach) {
   const std::int64_t ahead = first_query - first_key, behind = ahead - reach;
@@ -129,9 +130,9 @@ TANDEM_DEVICE bool sees_any(const Band& band, const RowRange& queries, const Row
 
 // -- on the host ---------------------------------------------------------------------------------------------------
 
-/// What a kernel has to do.
+/// Work of one kernel.
 struct TileWork {
-  std::int64_t heads;  ///< of all sequences
+  std::int64_t heads;  ///< heads of all sequences
   double products;     ///< multiply-adds of a row with another, for each dimension
   std::size_t shared_bytes;
 };
@@ -162,10 +163,10 @@ inline void require_narrow_heads(const AttentionShape& shape) {
   throw MisuseError("attention: a head dimension above 256", std::to_string(shape.head_dim));
 }
 
-/// Of bf16 on tensor cores (attention_tensor*.cu).
+/// Attention of bf16 operands on tensor cores (attention_tensor*.cu).
 void tensor_attention(const ForwardOperands& operands, const AttentionShape& shape, const AttentionLimits& limits,
                       CUstream_st* stream);
-/// Where delta is there already.
+/// Backward on tensor cores, with delta already computed.
 void tensor_attention_backward(const BackwardOperands& operands, const AttentionShape& shape,
                                const AttentionLimits& limits, CUstream_st* stream);
 

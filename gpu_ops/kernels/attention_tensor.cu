@@ -15,7 +15,7 @@ constexpr int key_rows = dim <= 64    ? 64
 /// The running softmax of this thread's two rows, in powers of two.
 struct RunningRows {
   float largest[2] = {numerics::bits_float(lowest), numerics::bits_float(lowest)};
-  float sum[2] = {0.0F, 0.0F};  ///< of this thread's columns
+  float sum[2] = {0.0F, 0.0F};  ///< sums over this thread's columns
 };
 
 /// Takes in the products of the block's queries with a tile of keys: they become weights, and what came of earlier keys

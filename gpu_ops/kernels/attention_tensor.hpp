@@ -1,8 +1,8 @@
 #pragma once
-// What the attention kernels on tensor cores share. Four warps own a tile of 64 rows of a head, 16 rows each: as the
-// left factor of products, whose right factors are tiles of bf16 that pass through shared memory. A product of 16 rows
-// with 8 columns lies in the registers of a warp (ProductPart), a quad having two rows of it. Of heads wider than 128 a
-// thread's registers hold a single sum of a row's products: what else there is of own rows stays in shared memory.
+// Shared parts of the attention kernels on tensor cores. Four warps own a tile of 64 rows of a head, 16 rows each: as
+// the left factor of products, whose right factors are tiles of bf16 that pass through shared memory. A product of 16
+// rows with 8 columns lies in the registers of a warp (ProductPart), a quad having two rows of it. For heads wider than
+// 128 a thread's registers hold only one sum of a row's products: the other data of own rows stays in shared memory.
 #include <kernel_language.hpp>
 
 #include "gpu_ops/kernels/attention_operands.hpp"
@@ -17,12 +17,13 @@ struct TensorTiling {
   static constexpr int warps = 4;
   static constexpr int threads = warps * warp_lanes;
   static constexpr int rows = warps * warp_rows;
-  static constexpr int blocks = dim <= 64 ? 3 : 1;   ///< that a multiprocessor's registers have to hold
-  static constexpr bool wide = dim > 128;            ///< than registers have room for
-  static constexpr int buffers = wide ? 1 : 2;       ///< of what passes through shared memory
-  static constexpr int packets = dim / packet;       ///< of a row; also the products along it, eight columns each
-  static constexpr int steps = dim / 16;             ///< of a product over the dimensions
-  static constexpr int unrolled = wide ? 4 : steps;  ///< of those whose left factors are in shared memory
+  static constexpr int blocks = dim <= 64 ? 3 : 1;  ///< blocks that a multiprocessor's registers have to hold
+  static constexpr bool wide = dim > 128;           ///< wider than the registers have room for
+  static constexpr int buffers = wide ? 1 : 2;      ///< buffers for each operand that passes through shared memory
+  static constexpr int packets = dim / packet;  ///< packets of a row; also the products along it, eight columns each
+  static constexpr int steps = dim / 16;        ///< steps of a product over the dimensions
+  /// Unrolled steps of products whose left factors are in shared memory.
+  static constexpr int unrolled = wide ? 4 : steps;
 };
 
 /// The 16 rows of a warp times `columns` columns.
@@ -77,8 +78,8 @@ TANDEM_DEVICE float power_of(float product, float lse, const ScoreScale& scale) 
   return exp2_estimate(numerics::fma(scale.magnitude, product, -lse));
 }
 
-/// What gradients of weights become once they are known; those of scores come to `scale` times as much, by which the
-/// sums over them are multiplied when they are written.
+/// Gradient of a score from its weight and the weight's gradient, before the factor `scale`: sums over them are
+/// multiplied by it when they are written.
 TANDEM_DEVICE float unscaled_dscore(float weight, float dweight, float delta) { return weight * (dweight - delta); }
 
 // -- tiles in shared memory ----------------------------------------------------------------------------------------
@@ -89,7 +90,7 @@ TANDEM_DEVICE bf16* tile_at(bf16* tile, int row, int at) {
   return tile + tile_offset(dim, row, at);
 }
 
-/// Which packets of a tile this thread brings there: the same of each `at_once` rows, from `row` on.
+/// Packets of a tile that this thread copies there: the same ones of each `at_once` rows, from `row` on.
 template <int dim, int threads>
 struct OwnPackets {
   static constexpr int at_once = threads / TensorTiling<dim>::packets;
@@ -99,7 +100,7 @@ struct OwnPackets {
   TANDEM_DEVICE const bf16* in(const Head<bf16>& head, std::int64_t first) const {
     return head.data + (first + row) * head.stride + at;
   }
-  /// All of them are on their way when this returns.
+  /// Copies them; all are on their way when this returns.
   TANDEM_DEVICE void copy(const Head<bf16>& head, std::int64_t first, int rows, bf16* tile) const {
     const bf16* from = in(head, first);
     bf16* const to = tile_at<dim>(tile, row, at);
@@ -188,9 +189,9 @@ TANDEM_DEVICE void stage(const HeadPair& heads, std::int64_t first, int rows, co
   stage_heads<dim, threads, 2>({heads.a, heads.b}, first, rows, shape, aligned, {of_a, of_b});
 }
 
-/// Where a lane reads the rows of a tile that it names to the others: one of the first 16, and in every 16 dimensions
-/// the packet from `at` on, 0 or 8. Rows that are a multiple of eight further on lie as it does (tile_offset), so that
-/// what depends on the lane is computed once.
+/// Places in which a lane reads the rows of a tile that it names to the others: one of the first 16, and in every 16
+/// dimensions the packet from `at` on, 0 or 8. Rows that are a multiple of eight further on lie in the same way
+/// (tile_offset), so that the lane's part of an address is computed once.
 template <int dim>
 class LanePackets {
  public:
@@ -214,7 +215,8 @@ template <int dim>
 TANDEM_DEVICE LanePackets<dim> packets_of_rows(bf16* tile) {
   return {tile, own_lane() / 16 * 8 + own_lane() % 8, own_lane() / 8 % 2 * 8};
 }
-/// The same of sums over 16 of the rows: two of 16 dimensions, one of each eight.
+/// Rows of a tile as right factors of sums over 16 of them: two products with 16 of the dimensions, one with each
+/// eight.
 template <int dim>
 TANDEM_DEVICE LanePackets<dim> packets_of_columns(bf16* tile) {
   return {tile, own_lane() % 16, own_lane() / 16 * 8};
@@ -273,7 +275,7 @@ TANDEM_DEVICE Products<columns> with_rows(const Rows<dim>& own, bf16* tile, int 
   }
   return products;
 }
-/// The same of rows that stay in a tile of their own.
+/// Products of a warp's rows, kept in a tile of their own, with `columns` rows of another tile from `first` on.
 template <int columns, int dim>
 TANDEM_DEVICE Products<columns> with_rows(bf16* own, bf16* tile, int first) {
   const LanePackets<dim> rows = left_packets<dim>(own), others = packets_of_rows<dim>(tile);

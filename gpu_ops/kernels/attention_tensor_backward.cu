@@ -7,7 +7,7 @@
 namespace tandem::gpu {
 namespace {
 
-/// Of the rows in shared memory: more would not fit the registers.
+/// Rows in shared memory that a product takes at once: more would not fit the registers.
 template <int dim>
 constexpr int at_once = dim <= 64 ? 32 : 16;
 /// Queries of a buffer in shared memory, where dk and dv have them beside the block's keys and values.
@@ -24,7 +24,8 @@ struct OfRows {
   float x[2];
 };
 
-/// From products of own queries with keys and the gradients of their weights to those of scores, but for their scale.
+/// Turns products of own queries with keys, and the gradients of their weights, into gradients of scores, but for their
+/// scale.
 template <int columns>
 TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& products, const OfRows& lse,
                               const OfRows& delta, const ScoreScale& scale) {
@@ -106,7 +107,7 @@ struct StagedQueries {
 
   bf16* tile;
 };
-/// From query `first` of head h on.
+/// Stages queries of head h from query `first` on.
 template <int dim, int threads>
 TANDEM_DEVICE void stage_queries(const BackwardOperands& operands, std::int64_t b, std::int64_t h, std::int64_t first,
                                  const AttentionShape& shape, bool aligned, const StagedQueries<dim>& to) {
@@ -131,7 +132,7 @@ TANDEM_DEVICE OfRows pair_of(const float* statistics, int at) {
   return {{numerics::bits_float(pair.word[0]), numerics::bits_float(pair.word[1])}};
 }
 
-/// From the products of own keys with staged queries from `first` on to their weights.
+/// Turns the products of own keys with staged queries from `first` on into weights.
 template <int dim, int columns>
 TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<dim>& queries, int first,
                               const Band& band, const ScoreScale& scale) {
@@ -146,7 +147,7 @@ TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<d
     }
   }
 }
-/// From the gradients of weights to those of scores, but for their scale.
+/// Turns gradients of weights into those of scores, but for their scale.
 template <int dim, int columns>
 TANDEM_DEVICE void to_dscores(Products<columns>& dweights, const Products<columns>& weights,
                               const StagedQueries<dim>& queries, int first) {
@@ -169,9 +170,9 @@ struct StagedKeys {
 template <int dim>
 struct BothGradients {
   static constexpr int threads = TensorTiling<dim>::threads;
-  static constexpr int products = 4;  ///< of a key with a query
+  static constexpr int products = 4;  ///< products of a key with a query
 
-  /// Of `at_once` queries from `first` on.
+  /// Adds the gradients from `at_once` queries from `first` on.
   TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, int first, const Band& band,
                          const ScoreScale& scale) {
     auto weights = with_rows<at_once<dim>, dim>(own.keys, queries.tile, first);
@@ -191,7 +192,7 @@ struct BothGradients {
   Products<dim> dk = {}, dv = {};
 };
 
-/// The same of wide heads, of which a thread has room for one gradient: four warps make dv, and four more dk of the
+/// Gradients dk and dv of wide heads, where a thread has room for only one: four warps make dv, and four more dk of the
 /// same rows.
 template <int dim>
 struct OneGradient {

@@ -1,5 +1,5 @@
 #pragma once
-// What the attention kernels in fp32 share: tiles of rows of one head in shared memory. A quad owns a row of the
+// Shared parts of the attention kernels in fp32: tiles of rows of one head in shared memory. A quad owns a row of the
 // block's tile: each thread has every fourth score of the row, and a quarter of its dimensions in pieces of four.
 #include <kernel_language.hpp>
 
@@ -11,14 +11,14 @@ namespace tandem::gpu {
 template <int dim>
 struct Tiling {
   static constexpr int dimensions = dim;
-  static constexpr int rows = dim <= 128 ? 32 : 16;  ///< of a tile, queries or keys
+  static constexpr int rows = dim <= 128 ? 32 : 16;  ///< rows of a tile, queries or keys
   static constexpr int threads = rows * quad;
   static constexpr int pitch = dim + 4;         ///< floats from one row of a tile to the next, off the banks
-  static constexpr int score_pitch = rows + 1;  ///< the same in a tile of scores
+  static constexpr int score_pitch = rows + 1;  ///< floats from one row of a tile of scores to the next
   static constexpr int tile_floats = rows * pitch;
   static constexpr int score_floats = rows * score_pitch;
-  static constexpr int own_scores = rows / quad;       ///< of a row, for each thread of its quad
-  static constexpr int own_pieces = dim / (quad * 4);  ///< of four dimensions
+  static constexpr int own_scores = rows / quad;       ///< scores of a row for each thread of its quad
+  static constexpr int own_pieces = dim / (quad * 4);  ///< pieces of four dimensions for each thread
 };
 
 /// Four floats of shared memory at once.

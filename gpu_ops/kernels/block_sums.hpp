@@ -26,7 +26,8 @@ class BlockSums {
     if (place < room_size && place % most_warps >= warps) room[place] = 0.0F;
   }
 
-  /// In every thread: lanes pairwise at distances 16 ... 1, then warps in order. All threads of the block call it.
+  /// Sum over the threads of a block, returned in each: lanes pairwise at distances 16 ... 1, then warps in order. All
+  /// threads of the block call it.
   TANDEM_DEVICE float operator()(float value) {
     float* const half = room_ + turn_ * most_warps;
     turn_ = 1 - turn_;
@@ -49,7 +50,7 @@ struct SoftmaxSum {
   float sum;
 };
 
-/// Both parts in one. Where neither has seen a value above -inf, the sum is NaN or 0 as it was.
+/// Two parts of a softmax sum in one. Where neither has seen a value above -inf, the sum is NaN or 0 as it was.
 TANDEM_DEVICE SoftmaxSum merged(const SoftmaxSum& a, const SoftmaxSum& b) {
   const float largest = a.largest > b.largest ? a.largest : b.largest;
   if (b.sum == 0.0F) return {largest, a.sum};
@@ -58,8 +59,8 @@ TANDEM_DEVICE SoftmaxSum merged(const SoftmaxSum& a, const SoftmaxSum& b) {
           numerics::fma(a.sum, numerics::exp(a.largest - largest), b.sum * numerics::exp(b.largest - largest))};
 }
 
-/// Of all threads, in every thread: lanes pairwise at distances 16 ... 1, then warps in order. `room`: 2 * `most_warps`
-/// shared floats, free again when the call returns. All threads of the block call it.
+/// Softmax sum over the threads of a block, returned in each: lanes pairwise at distances 16 ... 1, then warps in
+/// order. `room`: 2 * `most_warps` shared floats, free again when the call returns. All threads of the block call it.
 TANDEM_DEVICE SoftmaxSum block_softmax_sum(SoftmaxSum part, float* room) {
   const int lane = thread_index() % warp_lanes, own_warp = thread_index() / warp_lanes;
   for (int distance = warp_lanes / 2; distance > 0; distance /= 2) {

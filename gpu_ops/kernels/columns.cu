@@ -13,7 +13,8 @@ namespace {
 
 /// Rows of a part at least.
 constexpr std::int64_t least_rows = 32;
-/// What is summed, and where the sums of the parts go: (parts, channels) each, null where they are not asked for.
+/// Operands of column sums, and where the sums of the parts go: (parts, channels) each, null where they are not asked
+/// for.
 template <class T>
 struct Columns {
   const T* dy;

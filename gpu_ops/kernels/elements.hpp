@@ -48,7 +48,7 @@ inline std::uint32_t numbered_items(const char* name, std::int64_t items) {
   if (items > INT32_MAX) throw MisuseError(name, "more items than a launch numbers: " + std::to_string(items));
   return static_cast<std::uint32_t>(items);
 }
-/// By an extent; where that is 0 there is nothing to divide.
+/// Divisor by an extent; where that is 0 there is nothing to divide.
 inline Divisor divisor_by(std::int64_t extent) {
   return divisor_of(extent > 0 ? static_cast<std::uint32_t>(extent) : 1);
 }
@@ -101,7 +101,7 @@ TANDEM_DEVICE Raw<bf16> packed(const Packet<bf16>& p) {
   return raw;
 }
 
-/// From and to a multiple of 16 bytes.
+/// Loads and stores at multiples of 16 bytes.
 template <class T>
 TANDEM_DEVICE Raw<T> wide_load_raw(const T* from) {
   Raw<T> raw;
@@ -223,10 +223,11 @@ TANDEM_DEVICE void with_span(const Span& span, const Body& body) {
   }
 }
 
-/// Of the warp.
+/// Lane of this thread in its warp.
 TANDEM_DEVICE int own_lane() { return thread_index() % warp_lanes; }
 
-/// The same, all lanes of a warp together: spans of some may have no elements.
+/// Calls body(span) for all of [0, count) like for_spans, but with all lanes of a warp together: spans of some may have
+/// no elements.
 template <class Body>
 TANDEM_DEVICE void for_warp_spans(std::int64_t count, bool aligned, const Body& body) {
   const std::int64_t stride = grid_size() * block_size() * packet;

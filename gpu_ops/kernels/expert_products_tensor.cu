@@ -57,7 +57,7 @@ struct RowsAlong {
   static constexpr int packets = depth / packet;
   const bf16* rows[copies];
   int count;         ///< rows that there are, of the tile: one or more
-  std::int64_t end;  ///< of the terms
+  std::int64_t end;  ///< end of the terms
 
   TANDEM_DEVICE static int row(int i) { return (thread_index() + i * threads) / packets; }
 
@@ -163,7 +163,7 @@ TANDEM_DEVICE void multiply(Sums& sums, int groups, bf16* left, bf16* right) {
   }
 }
 
-/// What each factor has looked up of a step, or its rows' places.
+/// One number for each factor: the result of look_up() in a step, or the place of its rows.
 struct OfBoth {
   std::uint32_t left, right;
 };
@@ -209,7 +209,7 @@ TANDEM_DEVICE Sums products(const Left& left, const Right& right, int terms, int
 /// Part of a result that a tile covers.
 template <class C>
 struct Target {
-  C* data;  ///< of the tile's first element
+  C* data;  ///< the tile's first element
   std::int64_t stride;
   std::int64_t rows, columns;  ///< from there on, of the tile and beyond
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the products of experts share: operands, and which tile of rows is a block's. How many rows an expert has is
-// known on the device alone, so that as many blocks are started as there can be tiles, and each looks for its own.
+// Shared parts of the products of experts: operands, and which tile of rows a block computes. How many rows an expert
+// has is known on the device alone, so that as many blocks are started as there can be tiles, and each finds its own.
 #include <kernel_language.hpp>
 
 #include "core/ops/ops.hpp"
@@ -15,12 +15,12 @@ template <class T>
 struct RowSource {
   const T* data;
   std::int64_t stride;
-  const std::int32_t* slots;  ///< of rows; null: a row has values of its own
+  const std::int32_t* slots;  ///< slot of each row; null: a row has values of its own
   Divisor choices;            ///< slots of a token
 
   TANDEM_DEVICE const T* row(std::int64_t i) const { return at_place(place(look_up(i))); }
-  /// The same in parts, the first of which may wait for memory: what tells where row i lies, below 2^31; which row of
-  /// `data` it is; and its address.
+  /// The steps of row(i), for kernels that prefetch: look_up() may wait for memory, and gives a number below 2^31;
+  /// place() makes it the row of `data`, and at_place() that row's address.
   TANDEM_DEVICE std::uint32_t look_up(std::int64_t i) const {
     return static_cast<std::uint32_t>(slots == nullptr ? i : slots[i]);
   }
@@ -65,7 +65,8 @@ TANDEM_DEVICE ExpertTile find_tile(const std::int32_t* begins, std::int64_t expe
     const std::int64_t own = base + lane;
     const std::int32_t begin = own < experts ? begins[own] : 0, end = own < experts ? begins[own + 1] : 0;
     const std::int32_t tiles = (end - begin + size - 1) / size;
-    std::int32_t upto = tiles, all = tiles;  // of the lanes up to this one, and of all, that have been added up
+    std::int32_t upto = tiles,
+                 all = tiles;  // sums over the lanes up to this one, and over all lanes, that have been added up
     for (int distance = 1; distance < warp_lanes; distance *= 2) {
       const std::int32_t others = shuffle_xor(all, distance);
       upto += (lane & distance) != 0 ? others : 0;

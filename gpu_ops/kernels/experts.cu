@@ -70,7 +70,7 @@ TANDEM_DEVICE float sum_of_all(const float* logits, std::int64_t experts, float 
   return warp_sum(sum);
 }
 
-/// What choice j says is written, and read again, by lane j % 32 alone.
+/// Chooses the experts of each token. Only lane j % 32 writes and reads again the results of choice j.
 TANDEM_KERNEL(warp_row_threads)
 choose_kernel(const float* logits, Routes r, bool normalized) {
   for_warp_rows(r.tokens, [&](std::int64_t token) {

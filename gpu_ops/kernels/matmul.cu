@@ -61,7 +61,7 @@ matmul_kernel(Strided<A> a, Strided<B> bt, const bf16* bias, const C* addend, C*
   }
 }
 
-/// As it is multiplied.
+/// A factor as it is multiplied, its strides exchanged where it is transposed.
 template <class T>
 Strided<T> strided(const Factor& factor) {
   const auto* const data = static_cast<const T*>(factor.data);

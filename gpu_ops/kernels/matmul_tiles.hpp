@@ -1,6 +1,6 @@
 #pragma once
-// What plain matrix products share: 64 x 64 tiles of a result, 16 x 16 threads with 4 x 4 sums each, factors through
-// shared memory as fp32. Sums run in order.
+// Shared parts of plain matrix products: 64 x 64 tiles of a result, 16 x 16 threads with 4 x 4 sums each, factors
+// through shared memory as fp32. Sums run in order.
 #include <kernel_language.hpp>
 
 #include "core/numerics/ieee.hpp"

@@ -20,7 +20,7 @@ struct WarpSums {
   TANDEM_DEVICE float operator()(float value) { return warp_sum(value); }
 };
 
-/// Who shares a row: the lanes of a warp, or all threads of the block.
+/// Threads that share a row: the lanes of a warp, or all threads of the block.
 template <bool by_warp>
 struct Team {
   static constexpr int most_threads = by_warp ? warp_row_threads : gpu::most_threads;
@@ -33,7 +33,7 @@ struct Team {
   TANDEM_DEVICE static std::int64_t stride() { return by_warp ? grid_size() * warp_row_warps : grid_size(); }
 };
 
-/// What a thread has of a row: `held` packets at most, all of them wide, read once and kept in registers, so that later
+/// A thread's part of a row: `held` packets at most, all of them wide, read once and kept in registers, so that later
 /// passes wait for nothing.
 template <class T, class Team, int held>
 class RowPart {

@@ -18,12 +18,13 @@ namespace {
 constexpr int held_packets(DType dtype, bool centred) { return dtype == DType::bf16 && !centred ? 4 : 2; }
 static_assert(std::int64_t{held_packets(DType::bf16, false)} * packet * most_threads == longest_held_norm);
 
-/// Of a NormBackward. Where gradients of weight and bias go: (parts, channels) each, null where they are not asked for.
+/// Operands of a NormBackward. Gradients of weight and bias go to parts, (parts, channels) each, null where they are
+/// not asked for.
 template <class T>
 struct Operands {
   const T *dy, *x;
   const bf16* weight;
-  float offset;                ///< of the weight
+  float offset;                ///< added to the weight
   const float *means, *rstds;  ///< means: null for RMSNorm
   T* dx;
   float *weight_parts, *bias_parts;
@@ -55,16 +56,17 @@ TANDEM_DEVICE RowStatistics statistics_of(const Operands<T>& n, std::int64_t row
   return {centred ? n.means[row] : 0.0F, n.rstds[row]};
 }
 
-/// What a thread needs of its rows, one at hand and the next on their way: in shared memory, since in registers a block
-/// would fill a multiprocessor, and nothing would run while its warps wait for each other. A thread copies and reads
-/// its own packets alone, so that it needs no barrier.
+/// A thread's packets of its rows, one row at hand and the next ones on their way: in shared memory, since in registers
+/// a block would fill a multiprocessor, and nothing would run while its warps wait for each other. A thread copies and
+/// reads its own packets alone, so that it needs no barrier.
 template <class T, bool accumulate, int held>
 class RowQueue {
  public:
   enum Operand { of_dy, of_x, of_dx };
   static constexpr int operands = accumulate ? 3 : 2;
-  static constexpr int rows = held == 1 ? 3 : 2;  ///< as many bytes on their way where a row has fewer
-  /// Of shared memory, for each thread of the block.
+  /// Rows in flight: three where a row has one packet a thread, so that as many bytes are on their way.
+  static constexpr int rows = held == 1 ? 3 : 2;
+  /// Bytes of shared memory for each thread of the block.
   static constexpr std::size_t bytes = sizeof(Raw<T>) * rows * operands * held;
 
   TANDEM_DEVICE RowQueue(const Operands<T>& n, Words* memory) : n_(n), memory_(memory) {}
@@ -87,7 +89,7 @@ class RowQueue {
     }
   }
 
-  /// Of a row that has arrived.
+  /// Packet k of an operand's row, once it has arrived.
   TANDEM_DEVICE Floats get(Operand operand, int k, std::int64_t turn) const {
     Raw<T> raw;
     for (int i = 0; i < parts; ++i) raw.part[i] = load_words(place(operand, k, i, turn));
@@ -133,9 +135,9 @@ TANDEM_DEVICE void clear_room(float* room) {
 template <bool by_warp>
 constexpr int sums_floats = by_warp ? columns_room : sums_room;
 
-/// In every thread of the warp or the block that shares a row: lanes pairwise, then warps in order. All of them call
-/// it, for the `turn`-th row: threads of a block use halves of the room in turns, so that who is late to read one finds
-/// it untouched while the next row is summed.
+/// Sums over the warp or the block that shares a row, returned in every thread: lanes pairwise, then warps in order.
+/// All threads call it, for the `turn`-th row: those of a block use halves of the room in turns, so that one that is
+/// late to read a half finds it untouched while the next row is summed.
 template <bool by_warp, bool centred>
 TANDEM_DEVICE RowSums row_sums(RowSums sums, float* room, std::int64_t turn) {
   if constexpr (centred) sums.g = warp_sum(sums.g);

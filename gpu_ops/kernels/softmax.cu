@@ -31,7 +31,8 @@ TANDEM_DEVICE SoftmaxSum row_softmax_sum(const float* logits, std::int64_t size,
   return block_softmax_sum(own, room);
 }
 
-/// Of a row whose target, where it has one, is `target` of these columns, or another.
+/// Writes the gradients of a row's logits. `target` is the target's index among these columns; any index outside them
+/// otherwise.
 template <class T>
 TANDEM_DEVICE void write_gradients(const LogitRows& r, std::int64_t row, std::int64_t target, const RowScale& scale,
                                    bool aligned) {

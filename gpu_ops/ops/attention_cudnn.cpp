@@ -54,8 +54,9 @@ std::size_t told_version(const SharedLibrary& library) {
   return version == nullptr ? 0 : version();
 }
 
-/// Of its first part's file, where that has it, a byte for each of its numbers. The library itself would load that part
-/// to answer, for good, and each that is tried later would find it by its name and answer by it.
+/// Version of a library of cuDNN, read from the file of its first part where that has it, a byte for each number. The
+/// library itself would load that part to answer, for good, and each library tried later would find the part by its
+/// name and answer by it.
 std::size_t version_of(const SharedLibrary& library) {
   const std::uint32_t packed =
       exported_number(library.neighbour(part_name("graph")), "cudnn_graph_version").value_or(0);
@@ -63,7 +64,7 @@ std::size_t version_of(const SharedLibrary& library) {
   return told_version(library);
 }
 
-/// What was found, once for the process.
+/// The cuDNN library of this process, looked for once.
 class Library {
  public:
   static Library& get() {
@@ -111,7 +112,7 @@ class Library {
                        version_text(oldest_version));
   }
 
-  /// Of those that are too old, the newest is told.
+  /// Whether the library is new enough. Of several that are too old, the error names the newest.
   bool accepts(const SharedLibrary& library) {
     const std::size_t version = version_of(library);
     if (version >= oldest_version) return true;
@@ -122,7 +123,7 @@ class Library {
     return false;
   }
 
-  /// What attention takes, each after what it needs itself.
+  /// Loads the parts of cuDNN that attention takes, each after those that it needs.
   static void load_parts(const SharedLibrary& cudnn) {
     for (const char* part : {"graph", "ops", "heuristic", "engines_precompiled", "engines_runtime_compiled"}) {
       cudnn.load_neighbour(part_name(part));
@@ -200,7 +201,7 @@ using TensorPtr = std::shared_ptr<fe::graph::Tensor_attributes>;
 /// A plan that can be run, or why there is none.
 struct Prepared {
   std::unique_ptr<Graph> graph;
-  std::int64_t index = 0;  ///< of the plan
+  std::int64_t index = 0;  ///< the plan's index
   AttentionPlan plan;
 };
 
@@ -274,7 +275,7 @@ std::size_t granted_workspace(const AttentionSlice& slice) {
                         : forward_workspace;
 }
 
-/// What the library takes itself to run on: a handle of the device that is there, or the description of another.
+/// Card that the library plans for: a handle of the device that is there, or the description of another.
 struct Card {
   cudnnHandle_t handle = nullptr;
   int sm = 0;
@@ -338,7 +339,7 @@ Prepared prepare(const AttentionSlice& slice, const Card& card) {
 
 // -- calls ---------------------------------------------------------------------------------------------------------
 
-/// What a plan depends on.
+/// Key of cached plans: everything that a plan depends on.
 struct Key {
   std::int64_t batch, sequence, heads, kv_heads, head_dim, reach;
   std::int64_t slice_batch, slice_kv_heads;
@@ -441,7 +442,7 @@ class CudnnAttention final : public Attention {
     const Prepared* const prepared =
         found(slice, why_not_asked(slice, call.q.dtype, call.q, call.k, call.v, call.out), stream);
     if (prepared == nullptr) return plain_attention(call, stream);
-    // The same kernel whether anybody asked for the statistics or not, and so the same bits.
+    // Statistics are always written, into scratch if nobody asked: the same kernel, and so the same bits.
     void* const lse = call.lse ? call.lse.data : scratch;
     std::byte* const workspace =
         static_cast<std::byte*>(scratch) + plain_attention_scratch(shape.batch * shape.sequence, shape.heads);
@@ -534,7 +535,7 @@ class CudnnAttention final : public Attention {
   Handle handle_;
   const int sm_;
   Notice slower_;
-  std::mutex mutex_;  ///< of the cache, and of the handle's stream
+  std::mutex mutex_;  ///< guards the cache and the handle's stream
   std::map<Key, Prepared> prepared_;
 };
 

@@ -1,6 +1,6 @@
 #pragma once
-// What cuDNN makes of a call of attention on a card that need not be there. No header of cuDNN is seen here. Internal
-// to gpu_ops.
+// cuDNN's plan for a call of attention, on a card that need not be there. This header includes none of cuDNN's.
+// Internal to gpu_ops.
 #include <cstddef>
 #include <string>
 
@@ -10,7 +10,7 @@ namespace tandem::gpu {
 
 /// A slice of a call in bf16, to the element: what a plan of cuDNN's depends on.
 struct AttentionSlice {
-  AttentionShape shape;    ///< of the whole call
+  AttentionShape shape;    ///< shape of the whole call
   AttentionSlices slices;  ///< how it is cut
   /// Elements from token to token; the last three of backward alone.
   std::int64_t q_row = 0, k_row = 0, v_row = 0, dq_row = 0, dk_row = 0, dv_row = 0;

@@ -15,8 +15,8 @@ namespace tandem {
 /// Tokens outside the vocabulary, which the caller excludes, write NaN and touch no other memory.
 std::unique_ptr<Ops> make_cuda_ops(Notice slower = {});
 
-/// What of the libraries behind these operations enters the compute key: the version of cuBLASLt, and who
-/// computes attention, as make_cuda_ops() found. Same exceptions.
+/// Part of the compute key that the libraries behind these operations determine: the version of cuBLASLt, and who
+/// computes attention, as make_cuda_ops() found. Throws as make_cuda_ops() does.
 std::string cuda_ops_key();
 
 }  // namespace tandem

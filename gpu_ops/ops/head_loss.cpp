@@ -51,7 +51,7 @@ class Head {
     return dtype_ == DType::f32 ? at : at + logit_bytes(rows, columns, DType::f32);
   }
 
-  /// Of rows [begin, end) those of the vocabulary's [first, last).
+  /// Computes the logits of rows [begin, end) for the part [first, last) of the vocabulary.
   void make_logits(std::int64_t begin, std::int64_t end, std::int64_t first, std::int64_t last) {
     matmul_.run({.m = end - begin,
                  .n = last - first,
@@ -82,7 +82,7 @@ class Head {
                  stream_);
   }
 
-  /// From the gradients of the logits of rows [begin, end) to that of the input.
+  /// Computes the gradient of the input from the gradients of the logits of rows [begin, end).
   void backward_input(std::int64_t begin, std::int64_t end) {
     matmul_.run({.m = end - begin,
                  .n = channels_,
@@ -95,7 +95,8 @@ class Head {
                 workspace_, stream_);
   }
 
-  /// From the gradients of rows' [begin, end) logits of the vocabulary's [first, last) to those rows of the weight's.
+  /// Computes rows [first, last) of the weight's gradient, f32 added to or bf16 written, from the gradients of the
+  /// logits of rows [begin, end).
   void backward_weight(const std::byte* gradients, std::int64_t begin, std::int64_t end, std::int64_t first,
                        std::int64_t last) {
     const TensorView dweight = head_.dweight.rows(first, last);
@@ -165,7 +166,7 @@ class Head {
   CUstream_st* stream_;
   DType dtype_;
   std::int64_t channels_, vocabulary_, stride_;
-  RowScale* scales_;  ///< of all rows, where the weight's gradient is written in slices
+  RowScale* scales_;  ///< scales of all rows, where the weight's gradient is written in slices
   float* logits_;
   std::byte* gradients_;
   std::byte* columns_;  ///< behind those of all rows, where these are kept

@@ -20,8 +20,8 @@
 namespace tandem::gpu {
 namespace {
 
-/// What NVIDIA recommends for its largest cards. The same everywhere: which algorithm the heuristic takes depends
-/// on it.
+/// Bytes of workspace that NVIDIA recommends for its largest cards. One size for all cards, as the heuristic's choice
+/// of an algorithm depends on it.
 constexpr std::size_t workspace_size = cublaslt_workspace;
 
 /// The functions of the library, by their own types.
@@ -94,12 +94,12 @@ using Descriptor = Owned<cublasLtMatmulDescOpaque_t>;
 using Layout = Owned<cublasLtMatrixLayoutOpaque_t>;
 using Preference = Owned<cublasLtMatmulPreferenceOpaque_t>;
 
-/// What an algorithm depends on.
+/// Key of cached algorithms: everything that the choice depends on.
 struct Key {
   std::int64_t m, n, k, a_stride, b_stride, c_stride;
   bool a_transposed, b_transposed, wide_c;
   Epilogue epilogue;
-  std::array<std::uint32_t, 6> alignment;  ///< of a, b, c, bias, addend, input, in bytes; of null 0
+  std::array<std::uint32_t, 6> alignment;  ///< alignment in bytes of a, b, c, bias, addend, input; 0 for null
   auto operator<=>(const Key&) const = default;
 };
 
@@ -294,7 +294,7 @@ class CublasLtMatmul final : public Matmul {
     point_at_operands(prepared.descriptor, p);
     const cublasStatus_t status = choose(handle_.get(), key, prepared);
     if (status == CUBLAS_STATUS_INVALID_VALUE && p.epilogue != Epilogue::none) {
-      // So do versions say that they do not offer an epilogue. What is wrong without it, too, is wrong.
+      // Some versions refuse an epilogue in this way. Arguments that are wrong without it, too, are wrong.
       Product bare = p;
       bare.epilogue = Epilogue::none;
       bare.input = nullptr;
@@ -308,7 +308,7 @@ class CublasLtMatmul final : public Matmul {
   Handle handle_;
   bool epilogues_;
   Notice slower_;
-  std::mutex mutex_;  ///< of the cache, and of the descriptor that a call points at its bias
+  std::mutex mutex_;  ///< guards the cache, and the descriptor that a call points at its bias
   std::map<Key, Prepared> prepared_;
 };
 

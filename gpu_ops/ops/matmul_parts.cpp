@@ -5,7 +5,7 @@
 namespace tandem::gpu {
 namespace {
 
-/// Of smaller extents the part that is left over would take as long as the rest.
+/// Smallest extent that is divided: below it the remaining part would take as long as the rest.
 constexpr std::int64_t least_divided = 4096;
 
 std::int64_t whole(std::int64_t extent) { return extent / packet * packet; }
@@ -42,7 +42,7 @@ Product rows_of(Product p, std::int64_t begin, std::int64_t count) {
   return p;
 }
 
-/// Of the sums those addends.
+/// The product's part that sums `count` addends from `begin` on.
 Product sums_of(Product p, std::int64_t begin, std::int64_t count) {
   p.a = moved(p.a, begin, false);
   p.b = moved(p.b, begin, true);

@@ -12,7 +12,7 @@
 #include "core/params/parameter_access.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/tensor/tensor.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "scheduler/plan/options.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/plan/policy.hpp"

@@ -26,7 +26,7 @@ ModelConfig gpt2(std::string name, std::int64_t layers, std::int64_t heads, std:
   return c;
 }
 
-/// What the models of the Llama family differ in most.
+/// Sizes in which the models of the Llama family differ most.
 struct LlamaSizes {
   std::int64_t layers, heads, kv_heads, width, head_dim, ffn;
 };
@@ -119,7 +119,7 @@ ModelConfig mistral_7b() {  // version 0.3: no sliding window
   return c;
 }
 
-/// Also of phi-4.
+/// Shape of the phi-3 models and of phi-4.
 ModelConfig phi3(std::string name, const LlamaSizes& s, std::int64_t vocabulary, std::int64_t positions, double theta) {
   ModelConfig c = llama_family(std::move(name), "Phi3ForCausalLM", s);
   c.vocabulary = vocabulary;
@@ -130,7 +130,7 @@ ModelConfig phi3(std::string name, const LlamaSizes& s, std::int64_t vocabulary,
   return c;
 }
 
-ModelConfig phi3_mini() {  // of 4,096 positions
+ModelConfig phi3_mini() {  // the model for 4,096 positions
   ModelConfig c = phi3("phi-3-mini", {32, 32, 32, 3072, 96, 8192}, 32064, 4096, 10000.0);
   c.window = 2047;
   c.attention.assign(32, {.windowed = true});
@@ -160,7 +160,7 @@ ModelConfig olmo2(std::string name, const LlamaSizes& s) {
   return c;
 }
 
-/// What Gemma 3 reads and writes text with.
+/// The language model of a Gemma 3, without its vision part.
 ModelConfig gemma3(std::string name, const LlamaSizes& s, std::int64_t vocabulary, std::int64_t positions,
                    std::int64_t window) {
   ModelConfig c = llama_family(std::move(name), "Gemma3ForCausalLM", s);

@@ -1,5 +1,5 @@
 #pragma once
-// What a model is: numbers from a Hugging Face config.json, or a built-in shape.
+// Description of a model: numbers from a Hugging Face config.json, or a built-in shape.
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -16,10 +16,10 @@ enum class Family : std::uint8_t { gpt2, llama };
 /// RMS norms of query and key before they are rotated.
 enum class QkNorm : std::uint8_t { none, per_head, whole };  // Qwen3; OLMo 2: over all heads at once
 
-/// What the gate of an MLP goes through: SwiGLU's, or Gemma's GeGLU.
+/// Activation of an MLP's gate: SiLU as in SwiGLU, or GELU as in Gemma's GeGLU.
 enum class Gate : std::uint8_t { silu, gelu };
 
-/// Of attention, what the layers of one model may differ by.
+/// Kind of attention of one layer; the layers of one model may differ in it.
 struct AttentionKind {
   bool rotated = true;    ///< false: knows no positions (SmolLM3)
   bool windowed = false;  ///< a token sees `ModelConfig::window` positions, itself among them
@@ -47,9 +47,9 @@ struct ModelConfig {
   double norm_eps = 1e-5;
   double initializer_range = 0.02;
   bool tied_head = true;
-  /// Its files are those of a model that sees, too: tensors are named accordingly, and others stand beside them.
+  /// Whether its files are those of a multimodal model: tensors are named accordingly, and others stand beside them.
   bool is_multimodal = false;
-  // Of the Llama family alone; GPT-2 always has biases.
+  // Llama family alone; GPT-2 always has biases.
   bool qkv_bias = false;  ///< Qwen2
   bool output_bias = false;
   bool mlp_bias = false;
@@ -57,32 +57,34 @@ struct ModelConfig {
   Gate gate = Gate::silu;
   // Granite's; Gemma has the first and the third. factors.
   double embedding_factor = 1.0;
-  double residual_factor = 1.0;             ///< of what attention and MLP add
-  std::optional<double> attention_scale{};  ///< of q k^T; 1 / sqrt(D) unless given
+  double residual_factor = 1.0;             ///< factor of the outputs of attention and MLP
+  std::optional<double> attention_scale{};  ///< factor of q k^T; 1 / sqrt(D) unless given
   double logits_divisor = 1.0;
-  bool norm_before = true;     ///< norms of what attention and MLP read
-  bool norm_after = false;     ///< of what they made: OLMo 2, which has none before them, and Gemma 3, which has both
+  bool norm_before = true;  ///< norms before attention and MLP
+  /// Norms after attention and MLP: OLMo 2, which has none before, and Gemma 3, which has both.
+  bool norm_after = false;
   double norm_offset = 0.0;    ///< added to the weights of all norms: 1 in Gemma
   bool fused_tensors = false;  ///< Phi-3: files hold query, key and value in one tensor, gate and up in another
   double rope_theta = 10000.0;
-  double rotated_share = 1.0;  ///< of each head
+  double rotated_share = 1.0;  ///< share of each head's elements that is rotated
   std::optional<RopeScaling> rope_scaling;
-  bool scales_all = true;                ///< false: RoPE is not scaled in layers with a window (OLMo 3, Gemma 3)
-  std::optional<double> window_theta{};  ///< of those layers, unless it is rope_theta too; not where all are scaled
-  std::vector<AttentionKind> attention;  ///< of each layer; empty: all rotated, none with a window
-  std::int64_t window = 0;               ///< where any layer has one
-  std::int64_t experts = 0;              ///< E, in place of one MLP; 0: none
-  std::int64_t chosen_experts = 0;       ///< K, of each token
-  bool normalized_weights = false;       ///< those of a token's experts add up to 1
+  bool scales_all = true;  ///< false: RoPE is not scaled in layers with a window (OLMo 3, Gemma 3)
+  /// Theta in layers with a window, where it differs from rope_theta; not with scales_all.
+  std::optional<double> window_theta{};
+  std::vector<AttentionKind> attention;  ///< kind of each layer; empty: all rotated, none with a window
+  std::int64_t window = 0;               ///< positions that a token sees in layers with a window; 0: no layer has one
+  std::int64_t experts = 0;              ///< E, experts in place of one MLP; 0: none
+  std::int64_t chosen_experts = 0;       ///< K, experts of each token
+  bool normalized_weights = false;       ///< weights of a token's experts add up to 1
   ExpertNames expert_names = ExpertNames::mlp;
-  /// What others may need and training does not, passed on as it came: key of config.json ("eos_token_id") and JSON of
-  /// its value.
+  /// Fields that training does not need and other programs may, unchanged: key of config.json ("eos_token_id") and JSON
+  /// of its value.
   std::vector<std::pair<std::string, std::string>> passed_on;
 
   AttentionKind attention_of(std::int64_t layer) const;
-  /// 0 where the layer has none.
+  /// Positions that a token sees in a layer with a window; 0 where the layer has none.
   std::int64_t window_of(std::int64_t layer) const { return attention_of(layer).windowed ? window : 0; }
-  /// Of layers with a window, or without.
+  /// Rotations of the layers with a window, or of those without.
   Rope rope(bool windowed) const {
     if (!windowed || scales_all) return {rope_theta, rope_scaling};
     return {window_theta.value_or(rope_theta), std::nullopt};

@@ -12,8 +12,8 @@ namespace {
 /// Where a rotation lies among those of a model.
 struct Rotation {
   double frequency;         ///< unscaled
-  std::int64_t index;       ///< of pairs
-  std::int64_t dimensions;  ///< that are rotated
+  std::int64_t index;       ///< index among the rotated pairs
+  std::int64_t dimensions;  ///< number of rotated dimensions
   double theta;
   std::int64_t sequence;
 };

@@ -16,7 +16,7 @@ struct LinearRopeScaling {
   bool operator==(const LinearRopeScaling&) const = default;
 };
 
-/// Slower beyond the positions alone, where no run goes ("dynamic").
+/// Rotations slower beyond the model's positions alone, where no run goes ("dynamic").
 struct DynamicRopeScaling {
   double factor = 1.0;
   bool operator==(const DynamicRopeScaling&) const = default;
@@ -31,7 +31,8 @@ struct Llama3RopeScaling {
   bool operator==(const Llama3RopeScaling&) const = default;
 };
 
-/// Likewise by the index of the rotation, and all of them longer ("yarn"; Peng et al., arXiv 2309.00071).
+/// Rotations of high index slower by `factor`, of low index kept, between them blended, and cosine and sine longer
+/// ("yarn"; Peng et al., arXiv 2309.00071).
 struct YarnRopeScaling {
   double factor = 1.0;
   double original_positions = 0.0;
@@ -63,7 +64,7 @@ struct Rope {
 
 /// Radians per position of rotation `index`, of rotary_dim / 2, in sequences of `sequence` tokens. Computed in double.
 double rope_frequency(const ModelConfig& config, const Rope& rope, std::int64_t index, std::int64_t sequence);
-/// What cosine and sine are multiplied with.
+/// Factor of cosine and sine.
 double rope_magnitude(const ModelConfig& config, const Rope& rope);
 /// (sequence, rotary_dim / 2, 2): cosine and sine of each position and rotation.
 std::vector<float> rope_table(const ModelConfig& config, const Rope& rope, std::int64_t sequence);

@@ -9,16 +9,17 @@ namespace tandem {
 
 /// How a class says which layers have a sliding window.
 enum class WindowFields : std::uint8_t {
-  none,      ///< not at all
-  all,       ///< "sliding_window" is that of all layers
-  listed,    ///< of the layers that "layer_types" lists
-  switched,  ///< likewise, where "use_sliding_window" is true
+  none,          ///< no windows
+  all,           ///< "sliding_window" is the window of all layers
+  listed,        ///< "layer_types" lists the layers with a window
+  switched,      ///< "layer_types" lists them, where "use_sliding_window" is true
+  switched_all,  ///< all layers have the window where "use_sliding_window" is true
 };
 
-/// Of a class that has experts in the MLP's place.
+/// Experts in the MLP's place, where a class has them.
 struct HfExperts {
-  std::int64_t count = 0;   ///< by default; 0: the class has none
-  std::int64_t chosen = 0;  ///< likewise, of each token
+  std::int64_t count = 0;   ///< default number of experts; 0: the class has none
+  std::int64_t chosen = 0;  ///< default number of experts for each token
   const char* count_key = "num_experts";
   const char* width_key = "intermediate_size";
   bool normalized = false;  ///< always; else "norm_topk_prob" says so
@@ -31,13 +32,12 @@ struct HfSizes {
 };
 
 struct HfArchitecture {
-  std::string_view name;        ///< as in "architectures"
-  std::string_view model_type;  ///< as in "model_type"
-  /// The class of models that see, too, of which this is what reads and writes text: its config.json has the fields in
-  /// "text_config".
+  std::string_view name;        ///< name in "architectures"
+  std::string_view model_type;  ///< name in "model_type"
+  /// The multimodal class whose language model this is: its config.json has the fields in "text_config".
   std::string_view seeing{}, seeing_type{};
   Family family = Family::llama;
-  // What ModelConfig has of the same names.
+  // Fields of ModelConfig with the same names.
   bool qkv_bias = false;
   QkNorm qk_norm = QkNorm::none;
   Gate gate = Gate::silu;
@@ -51,14 +51,14 @@ struct HfArchitecture {
   bool mlp_bias = false;
   bool no_rope_layers = false;
   bool factors = false;           ///< Granite's multipliers
-  bool scaled_embedding = false;  ///< by the root of the width (Gemma)
+  bool scaled_embedding = false;  ///< embeddings are scaled by the root of the width (Gemma)
   bool query_pre_attn_scalar = false;
   WindowFields windows = WindowFields::none;
   HfExperts experts{};
   // Defaults.
   HfSizes sizes{};
   std::int64_t sliding_window = 0;   ///< 0: none
-  std::int64_t window_interval = 4;  ///< of listed layers: every so many there is one without a window
+  std::int64_t window_interval = 4;  ///< distance of listed layers without a window
   double window_theta = 0.0;         ///< 0: that of the other layers
   bool tied_head = false;
   double norm_eps = 1e-6;
@@ -122,7 +122,7 @@ inline constexpr HfArchitecture hf_architectures[] = {
      .model_type = "qwen3_moe",
      .qk_norm = QkNorm::per_head,
      .attention_bias = true,
-     .windows = WindowFields::switched,
+     .windows = WindowFields::switched_all,
      .experts = {.count = 128, .chosen = 8, .width_key = "moe_intermediate_size"},
      .sliding_window = 4096},
     {.name = "OlmoeForCausalLM",

@@ -14,10 +14,20 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr const char* full = "full_attention";
 constexpr const char* sliding = "sliding_attention";
 
+/// Whether "use_sliding_window" must be true for a window.
+bool is_switched(const HfArchitecture& a) {
+  return a.windows == WindowFields::switched || a.windows == WindowFields::switched_all;
+}
+
+/// Whether no layer can be without the window.
+bool is_of_all_layers(const HfArchitecture& a) {
+  return a.windows == WindowFields::all || a.windows == WindowFields::switched_all;
+}
+
 /// The window, 0 where there is none. A default is switched off by an explicit null alone.
 std::int64_t read_window(const Fields& f, const HfArchitecture& a) {
   if (a.windows == WindowFields::none) return 0;
-  if (a.windows == WindowFields::switched && !f.boolean("use_sliding_window", false)) return 0;
+  if (is_switched(a) && !f.boolean("use_sliding_window", false)) return 0;
   if (!f.has("sliding_window")) return f.mentions("sliding_window") ? 0 : a.sliding_window;
   const std::int64_t window = f.integer("sliding_window");
   if (window < 1) f.refuse(fmt::format("'sliding_window' is {}, expected at least 1", window));
@@ -36,7 +46,8 @@ void read_rotated(const Fields& f, ModelConfig& c) {
   }
 }
 
-/// Where config.json does not list them: layers that know no positions, most of them, or those above some.
+/// Whether a layer has a window where config.json does not list them: layers that know no positions, most layers, or
+/// those above some.
 bool windowed_by_default(const Fields& f, const HfArchitecture& a, const ModelConfig& c, std::size_t layer) {
   if (a.no_rope_layers) return !c.attention[layer].rotated;
   const auto index = static_cast<std::int64_t>(layer);
@@ -74,12 +85,12 @@ void read_attention(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   c.attention.assign(static_cast<std::size_t>(c.layers), {});
   if (a.no_rope_layers) read_rotated(f, c);
   c.window = read_window(f, a);
-  if (a.windows == WindowFields::all) {
+  if (is_of_all_layers(a)) {
     set_windows(c, c.window > 0);
   } else if (a.windows != WindowFields::none) {
     read_listed(f, a, c);
   }
-  // Those that hide nothing: the function is that of a model without.
+  // Windows that hide nothing are dropped: the function is that of a model without.
   if (c.window >= c.positions && c.scales_all) set_windows(c, false);
   const auto is_windowed = [](const AttentionKind& kind) { return kind.windowed; };
   if (std::ranges::none_of(c.attention, is_windowed)) c.window = 0;
@@ -89,7 +100,7 @@ void read_attention(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
 OrderedJson attention_fields(const HfArchitecture& a, const ModelConfig& c) {
   OrderedJson json = OrderedJson::object();
   const bool windowed = c.window > 0;
-  if (a.windows == WindowFields::switched && windowed) json["use_sliding_window"] = true;
+  if (is_switched(a) && windowed) json["use_sliding_window"] = true;
   if (a.windows == WindowFields::all || a.windows == WindowFields::listed || windowed) {
     json["sliding_window"] = windowed ? OrderedJson(c.window) : OrderedJson(nullptr);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Of a Hugging Face config.json: which layers have a sliding window, and which know no positions.
+// Attention fields of a Hugging Face config.json: which layers have a sliding window, and which know no positions.
 #include <nlohmann/json_fwd.hpp>
 
 #include "models/config/config.hpp"

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <fstream>
 #include <iterator>
@@ -42,7 +43,7 @@ const HfArchitecture& architecture_of(const Fields& f) {
   f.refuse(fmt::format("the architecture {} is not supported", what), "use one of " + names);
 }
 
-/// Of a model that was read, or is built in.
+/// Architecture of a model that was read, or is built in.
 const HfArchitecture& architecture_of(const ModelConfig& c) {
   const auto found = std::ranges::find(hf_architectures, c.architecture, &HfArchitecture::name);
   if (found != std::end(hf_architectures)) return *found;
@@ -88,7 +89,7 @@ void read_gpt2(const Fields& f, ModelConfig& c) {
   c.head_dim = c.heads > 0 ? c.width / c.heads : 0;
 }
 
-/// Of a class that may have a default.
+/// A size that config.json may leave out if the class has a default, `fallback` above 0.
 std::int64_t size(const Fields& f, const char* key, std::int64_t fallback) {
   return fallback > 0 ? f.integer(key, fallback) : f.integer(key);
 }
@@ -162,9 +163,29 @@ std::string read_text(const std::filesystem::path& file, const std::string& what
   return text;
 }
 
+/// Python writes NaN, Infinity and -Infinity, which are no JSON. They become strings: a field that is read says so, and
+/// the others are no matter.
+std::string with_quoted_constants(std::string_view text) {
+  constexpr std::array<std::string_view, 3> constants{"-Infinity", "Infinity", "NaN"};
+  std::string result;
+  bool quoted = false;
+  for (std::size_t i = 0; i < text.size();) {
+    const std::string_view rest = text.substr(i);
+    const auto* const constant = std::ranges::find_if(constants, [&](auto c) { return rest.starts_with(c); });
+    const std::size_t taken = quoted && text[i] == '\\'                ? 2
+                              : !quoted && constant != constants.end() ? constant->size()
+                                                                       : 1;
+    const std::string_view part = rest.substr(0, taken);
+    if (part == "\"") quoted = !quoted;
+    result += !quoted && constant != constants.end() ? fmt::format("\"{}\"", part) : std::string(part);
+    i += taken;
+  }
+  return result;
+}
+
 Json parse(std::string_view text, const std::string& what) {
   if (nests_deeper(text)) throw UsageError(what, "it is nested too deep");
-  Json json = parse_json<Json>(text);
+  Json json = parse_json<Json>(with_quoted_constants(text));
   if (json.is_discarded()) throw UsageError(what, "it is not JSON");
   if (!json.is_object()) throw UsageError(what, "it is not a JSON object");
   return json;
@@ -250,10 +271,17 @@ ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
 }
 
 ModelConfig read_hf_config(const std::filesystem::path& config_json) {
-  const std::string name = config_json.string();  // what is wrong is said of the file
+  const std::string name = config_json.string();  // errors name the file
   ModelConfig c = parse_hf_config(read_text(config_json, fmt::format("model description {}", name)), name);
   c.name = model_name(config_json);
   return c;
+}
+
+std::string hf_token_kind(const std::filesystem::path& config_json) {
+  const std::string what = fmt::format("model description {}", config_json.string());
+  const Json json = parse(read_text(config_json, what), what);
+  const auto kind = json.find("tandem_token_kind");
+  return kind != json.end() && kind->is_string() ? kind->get<std::string>() : std::string();
 }
 
 std::string hf_config_text(const ModelConfig& config, std::string_view torch_dtype) {

@@ -39,7 +39,7 @@ void refuse_unsupported(const Fields& f) {
   }
 }
 
-/// What is said of layers without experts, and of the loss that balances them.
+/// Passes on fields for layers without experts, and for the loss that balances experts.
 void pass_on(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   const auto keep = [&](const char* key, const OrderedJson& value) { c.passed_on.emplace_back(key, json_text(value)); };
   const char* const width = "intermediate_size";

@@ -18,7 +18,7 @@ class Fields {
   [[noreturn]] void refuse(std::string_view why, std::string_view advice = {}) const;
 
   bool has(const char* key) const;
-  /// Also true of an explicit null.
+  /// Whether the key is there, if only with an explicit null.
   bool mentions(const char* key) const;
 
   std::int64_t integer(const char* key) const;

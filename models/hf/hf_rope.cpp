@@ -73,7 +73,7 @@ std::optional<RopeScaling> read_scaling(const Fields& f, const ModelConfig& c, d
   return DynamicRopeScaling{factor};
 }
 
-/// What stands beside the scaling comes before what it says itself; the class of Phi-3 has a default.
+/// Positions before scaling: a field beside the scaling comes before one in it; the class of Phi-3 has a default.
 double original_positions(const Fields& f, const Fields& scaling, const ModelConfig& c) {
   if (c.fused_tensors || f.has(original_key)) return f.number(original_key, 4096.0);
   return scaling.number(original_key, static_cast<double>(c.positions));
@@ -94,7 +94,7 @@ struct ScalingFields {
   void set(const char* key, std::optional<double> value) {
     if (value) json[key] = *value;
   }
-  /// As an integer, which it is in files.
+  /// Writes the positions as an integer, as in files.
   void set_original(double positions) { json[original_key] = static_cast<std::int64_t>(positions); }
 
   void operator()(const LinearRopeScaling& s) { json = {{"rope_type", "linear"}, {"factor", s.factor}}; }

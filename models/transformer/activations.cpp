@@ -27,7 +27,8 @@ struct Taker {
     for (MicroBatch& micro : a.micro) micro.normed = stream(carver);
   }
 
-  /// What a tied table's gradient is made of where it is made last, and what waits for the embedding where it is not.
+  /// Takes buffers for a tied table's gradient: the head's inputs where it is made last, and otherwise the rows that
+  /// wait for the embedding.
   void take_for_the_table(Carver& carver, Activations& a) const {
     const bool last = makes_table_last(config, shape);
     for (MicroBatch& micro : a.micro) {

@@ -13,21 +13,21 @@ namespace tandem {
 
 /// Rows of the memory plan, each carved on its own.
 struct ActivationRows {
-  Carver batch;      ///< tokens, targets, losses
-  Carver kept;       ///< what lies between forward and backward
-  Carver workspace;  ///< what only one block, or only the head, works with: buffers and scratch of the ops
-  Carver tables;     ///< constants
+  Carver batch;                     ///< tokens, targets, losses
+  Carver kept;                      ///< values kept between forward and backward
+  Carver workspace;                 ///< buffers and scratch of the ops within one block, or within the head
+  Carver tables;                    ///< constants
   std::size_t offloaded_bytes = 0;  ///< on the host: inputs that do not stay
 };
 
-/// What buffers depend on of the ops that work on them.
+/// Facts about the ops on which the sizes of buffers depend.
 struct OpsNeeds {
   std::size_t block_scratch = 0;  ///< bytes that a block's calls ask for
-  std::size_t ends_scratch = 0;   ///< those of embedding and head, where the vocabulary counts
-  bool repeats_gelu = true;       ///< as Ops says
+  std::size_t ends_scratch = 0;   ///< bytes that calls of embedding and head ask for, where the vocabulary counts
+  bool repeats_gelu = true;       ///< Ops::repeats_gelu
 };
 
-/// What each micro-batch that is kept at once has for itself.
+/// Buffers of one micro-batch, of those kept at once.
 struct MicroBatch {
   TensorView tokens, targets;  ///< (B, T) i32
   TensorView losses;           ///< (N) f32

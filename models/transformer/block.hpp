@@ -13,12 +13,12 @@
 
 namespace tandem {
 
-/// What a call of a block works on and with. Views are (N, C) in the compute type.
+/// Operands of a block's forward. Views are (N, C) in the compute type.
 struct BlockForward {
   Ops& ops;
   StreamView stream;
   const WeightsGuard& weights;
-  std::int64_t layer = 0;  ///< of blocks
+  std::int64_t layer = 0;  ///< index among the blocks
   TensorView x;            ///< read
   TensorView y;            ///< written; empty: only what backward needs is computed
 };
@@ -28,7 +28,7 @@ struct BlockBackward {
   StreamView stream;
   const WeightsGuard& weights;
   const GradientsGuard& gradients;
-  std::int64_t layer = 0;  ///< of blocks
+  std::int64_t layer = 0;  ///< index among the blocks
   TensorView x;            ///< the input of forward
   TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
 };
@@ -40,7 +40,8 @@ class Block {
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
 
-  /// Before any set of buffers: takes what all of them share, once. Of a selective shape what is not kept is.
+  /// Takes the buffers that all sets share, once and before any set. In a selective shape they are those that are not
+  /// kept.
   virtual void take_shared(Carver& carver) = 0;
   /// Takes one more set of buffers, `slot` 0, 1, ...: what lies between forward and backward of a layer.
   virtual void take_buffers(Carver& carver) = 0;

@@ -61,7 +61,7 @@ class Gpt2Block final : public Block {
     const auto offset = static_cast<std::size_t>(part * width_) * size_of(qkv.dtype);
     return {static_cast<std::byte*>(qkv.data) + offset, qkv.dtype, 3 * width_};
   }
-  /// As (B, T, C).
+  /// View as (B, T, C).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, width_}); }
 
   RunShape shape_;
@@ -71,7 +71,7 @@ class Gpt2Block final : public Block {
   std::int64_t ffn_;
   float eps_;
   AttentionShape attention_;
-  Gpt2Buffers shared_;  ///< of a selective shape: those with a star
+  Gpt2Buffers shared_;  ///< buffers with a star, in a selective shape
   std::vector<Gpt2Buffers> slots_;
 };
 

@@ -67,7 +67,7 @@ void InputStore::end_read(std::size_t i, std::size_t micro, StreamView stream) {
   fetch_next(leaves(n) ? fetched_to_[n] : slot(n), stream);
 }
 
-/// What backward reads next of all that left, into the slot that `after` has just done with.
+/// Fetches the next input that backward reads, of all that left, into the slot that `after` has just done with.
 void InputStore::fetch_next(std::size_t slot, StreamView after) {
   std::size_t n = 0;
   do {

@@ -38,13 +38,13 @@ class InputStore {
   /// `keep`: a backward will read the inputs again; else one micro-batch alone. Waits (on `stream`) for what an
   /// abandoned pass left under way.
   void begin_pass(std::size_t micro_batches, bool keep, StreamView stream);
-  /// Where input `i` of a micro-batch is to be written, once `stream` may.
+  /// Place in which input `i` of a micro-batch is to be written, once `stream` may.
   TensorView begin_write(std::size_t i, std::size_t micro, StreamView stream);
   /// `stream` has written it.
   void end_write(std::size_t i, std::size_t micro, StreamView stream);
-  /// Where forward finds it, before it writes the micro-batch's next but one.
+  /// Input in forward, before it writes the micro-batch's next but one.
   TensorView in_forward(std::size_t i, std::size_t micro) const { return slots_[slot(number(i, micro))]; }
-  /// Where backward finds it, once `stream` may read.
+  /// Input in backward, once `stream` may read.
   TensorView begin_read(std::size_t i, std::size_t micro, StreamView stream);
   /// Backward is done with it on `stream`.
   void end_read(std::size_t i, std::size_t micro, StreamView stream);
@@ -58,7 +58,7 @@ class InputStore {
   std::size_t count() const noexcept { return (layers_ + 1) * micro_batches_; }
   /// One that later inputs of the pass overwrite.
   bool leaves(std::size_t n) const noexcept { return keep_ && n + slots_.size() < count(); }
-  /// As forward fills them, and where an input lies in backward that did not leave.
+  /// Slot that forward fills, and in which an input that did not leave lies in backward.
   std::size_t slot(std::size_t n) const noexcept { return n % (keep_ ? slots_.size() : 2); }
   void* host(std::size_t n) const noexcept;
   void fetch_next(std::size_t slot, StreamView after);
@@ -66,10 +66,10 @@ class InputStore {
   Device& device_;
   std::vector<TensorView> slots_;
   std::size_t layers_ = 0;
-  std::size_t micro_batches_ = 1;  ///< of the pass
+  std::size_t micro_batches_ = 1;  ///< micro-batches of the pass
   bool keep_ = false;
-  std::size_t next_read_ = 0;            ///< reads of backward before it have been looked after
-  std::vector<std::size_t> fetched_to_;  ///< by number, of those that left: the slot
+  std::size_t next_read_ = 0;            ///< first read of backward that has not been looked after
+  std::vector<std::size_t> fetched_to_;  ///< slot of each input that left, by number
   InputTraffic traffic_;
   std::size_t stride_ = 0;  ///< bytes between inputs on the host
   MemoryBlock host_;

@@ -94,7 +94,7 @@ HfTensor gpt2_tensor(const ModelConfig& c, const Parameter& p) {
 /// The projections that Phi-3's files hold in one tensor, in the order in which they lie there.
 struct FusedTensor {
   std::string_view name;
-  std::vector<std::pair<std::string_view, std::int64_t>> parts;  ///< of the parameter, and its rows
+  std::vector<std::pair<std::string_view, std::int64_t>> parts;  ///< each parameter's name and rows
 };
 
 std::vector<FusedTensor> fused_tensors(const ModelConfig& c) {

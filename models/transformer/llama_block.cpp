@@ -31,7 +31,7 @@ struct LlamaBuffers {
   TensorView o, down;               ///< (N, C), with norms after attention and MLP: what these are of
   TensorView dbranch;               ///< (N, C), of all blocks: gradient of o or down, where a norm or a factor follows
   MlpBuffers mlp;
-  TensorView datt, dq, dk, dv;  ///< as att, q, k, v; over what `mlp` does not share
+  TensorView datt, dq, dk, dv;  ///< sizes of att, q, k, v; in memory that `mlp` does not share
 };
 
 class LlamaBlock final : public Block {
@@ -88,14 +88,14 @@ class LlamaBlock final : public Block {
     return carver.take(shape_.compute, {tokens_, width});
   }
   static HeadsView heads(TensorView x) { return {x.data, x.dtype, x.shape[1]}; }
-  /// As (B, T, H D).
+  /// View as (B, T, H D).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, query_}); }
-  /// What of q or k the norm is over, as rows: each head, as (N heads, D), or all of them.
+  /// Rows of q or k that a QK norm is over: each head, as (N heads, D), or all of a token's.
   TensorView norm_rows(TensorView x) const {
     if (config_.qk_norm == QkNorm::whole) return x;
     return x.reshaped({x.count() / config_.head_dim, config_.head_dim});
   }
-  /// Of the values of q or k so many have a norm of their own.
+  /// Number of norms among the values of q or k.
   std::int64_t norm_count(std::int64_t heads) const {
     return config_.qk_norm == QkNorm::whole ? tokens_ : tokens_ * heads;
   }
@@ -115,14 +115,14 @@ class LlamaBlock final : public Block {
   bool scaled() const { return config_.residual_factor != 1.0; }
   float factor() const { return static_cast<float>(config_.residual_factor); }
   NormWeight norm_weight(const WeightsGuard& weights, std::string_view name) const { return {weights[name], offset_}; }
-  /// Before the MLP. Where there is none after attention, it has that one's name.
+  /// Name of the norm before the MLP. Where there is no norm after attention, files give it that one's name.
   const char* middle_norm() const {
     return config_.norm_after ? "pre_feedforward_layernorm.weight" : "post_attention_layernorm.weight";
   }
-  /// What attention reads, and the MLP.
+  /// Inputs of attention and of the MLP.
   TensorView attention_input(TensorView x, const LlamaBuffers& b) const { return config_.norm_before ? b.norm1 : x; }
   TensorView mlp_input(const LlamaBuffers& b) const { return config_.norm_before ? b.norm2 : b.x1; }
-  /// Where the gradients of those gather: in place where they are no norms, which is then added to.
+  /// Places where the gradients of these inputs are added up: dy itself where the inputs are no norms.
   TensorView attention_input_gradient(TensorView dy, const LlamaBuffers& b) const {
     return config_.norm_before ? b.norm1 : dy;
   }
@@ -140,8 +140,8 @@ class LlamaBlock final : public Block {
   std::unique_ptr<Mlp> mlp_;
   bool has_table_, has_window_table_;
   TensorView table_;         ///< (T, R/2, 2) f32, R of D elements of a head are rotated
-  TensorView window_table_;  ///< likewise, of layers with a window, where theirs differs
-  LlamaBuffers shared_;      ///< of a selective shape: those with a star
+  TensorView window_table_;  ///< table of layers with a window, where theirs differs
+  LlamaBuffers shared_;      ///< buffers with a star, in a selective shape
   std::vector<LlamaBuffers> slots_;
 };
 
@@ -276,7 +276,7 @@ void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const 
   }
 }
 
-/// Of q and k, rotated.
+/// Norms of q and k, which are then rotated.
 void LlamaBlock::normalize_heads(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
   const StreamView s = call.stream;
@@ -349,7 +349,7 @@ void LlamaBlock::backward(const BlockBackward& call, std::size_t slot) {
   project_backward(call, b);
 }
 
-/// From dy to the gradient of what attention or MLP made before a norm or a factor: dy itself where there is neither.
+/// Gradient of the output of attention or MLP, before a norm or a factor, from dy: dy itself where there is neither.
 TensorView LlamaBlock::branch_backward(const BlockBackward& call, std::string_view name, TensorView made,
                                        TensorView rstd, const LlamaBuffers& b) const {
   if (scaled()) {
@@ -372,7 +372,7 @@ void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) 
   ops.rms_norm_backward(dinput, b.x1, norm_weight(w, middle_norm()), b.rstd2, dy, true, g[middle_norm()], s);
 }
 
-/// From the gradient of x1 to those of q, k (before rotation) and v.
+/// Computes the gradients of q, k (before rotation) and v from that of x1.
 void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffers& b) const {
   const auto& [ops, s, w, g, layer, x, dy] = call;
   const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd_o, b);

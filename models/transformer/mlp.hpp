@@ -15,8 +15,8 @@ struct MlpBuffers {
   TensorView act;       ///< (R, F), of all blocks in a selective shape; backward: its gradient
   TensorView logits;    ///< (N, E) f32, of the experts
   Routing routing;
-  // Of all blocks, in use within a call.
-  TensorView rows;              ///< (N K, C): what experts made, or the gradients of what they read
+  // Shared by all blocks, in use within a call.
+  TensorView rows;              ///< (N K, C): outputs of experts, or the gradients of their inputs
   TensorView dlogits;           ///< (N, E)
   TensorView drouting_weights;  ///< (N, K) f32
 };
@@ -28,24 +28,24 @@ class Mlp {
   Mlp(const Mlp&) = delete;
   Mlp& operator=(const Mlp&) = delete;
 
-  /// As Block::take_shared.
+  /// Takes buffers that all blocks share, as Block::take_shared.
   virtual void take_shared(Carver& carver, MlpBuffers& b) const = 0;
-  /// What lies between forward and backward, into a copy of what take_shared() took.
+  /// Takes buffers between forward and backward, in a copy of what take_shared() took.
   virtual void take(Carver& carver, MlpBuffers& b) const = 0;
 
-  /// Up to the activation, of x (N, C).
+  /// Computes the MLP of x (N, C) up to the activation.
   virtual void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const = 0;
-  /// The activation alone, again.
+  /// Computes the activation alone, again.
   virtual void activate(const BlockForward& call, const MlpBuffers& b) const = 0;
   /// y (N, C) = the MLP's result, after forward(); plus `residual` where that is not empty.
   virtual void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const = 0;
-  /// From dy, the gradient of the result, to dx, that of x, which is written or, where `accumulate`, added to. dx
+  /// Computes dx, the gradient of x, from dy, that of the result; dx is written or, where `accumulate`, added to. It
   /// may take the place of x. Adds to the gradients of the weights.
   virtual void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
                         bool accumulate) const = 0;
 };
 
-/// As the config has it. Arguments are copied.
+/// The MLP that the config asks for. Arguments are copied.
 std::unique_ptr<Mlp> make_mlp(const ModelConfig& config, const RunShape& shape);
 
 }  // namespace tandem

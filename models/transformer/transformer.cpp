@@ -45,7 +45,7 @@ void check(const ModelConfig& config, const RunShape& shape) {
   if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
 }
 
-/// Of all calls; those of a block do without the vocabulary.
+/// Needs of all calls; those of a block do without the vocabulary.
 WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
   const bool gpt2 = c.family == Family::gpt2;
   return {.tokens = shape.batch * shape.sequence,
@@ -104,7 +104,7 @@ struct Transformer::Impl {
   void forward(ParameterAccess& parameters, std::size_t n, bool keep, StreamView stream);
   void embed(ParameterAccess& parameters, std::size_t n, StreamView stream);
   TensorView head_input() const { return inputs->in_forward(static_cast<std::size_t>(config.layers), 0); }
-  /// In place; nothing where the factor is 1.
+  /// Scales x in place; does nothing where the factor is 1.
   void scale(TensorView x, double factor, StreamView stream) {
     if (factor != 1.0) ops->add_scaled(x, static_cast<float>(factor), {}, x, stream);
   }
@@ -251,7 +251,7 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
     GradientsGuard gradients = parameters.gradients(layer, stream);
     buffers.block->backward({*ops, stream, weights, gradients, layer - 1, x, buffers.micro[micro].normed}, kept);
     inputs->end_read(index, micro, stream);
-    if (micro + 1 == n) weights = {};  // as in head_step
+    if (micro + 1 == n) weights = {};  // lets the weights go before the commit, as in head_step
     gradients.commit(stream);
   }
 }
@@ -268,7 +268,7 @@ void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::siz
     if (tokens && table_last()) {
       if (micro == 0) weights = parameters.fetch(0, stream);
       loss(batch, batch.head_input, weights["tokens"], gradient_scale, {}, tokens, stream);
-      if (micro + 1 == n) weights = {};  // as in head_step
+      if (micro + 1 == n) weights = {};  // lets the weights go before the commit, as in head_step
     }
     if (tokens || positions) {
       scale(batch.normed, config.embedding_factor, stream);

@@ -30,12 +30,12 @@ ParameterLayout layout_of(const ModelConfig& config, DType products = DType::bf1
 struct HfTensor {
   std::string name;            ///< "transformer.h.0.attn.c_attn.weight", "model.layers.0.mlp.up_proj.weight"
   bool transposed = false;     ///< stored (I, O): GPT-2's Conv1D weights
-  std::int64_t first_row = 0;  ///< of the tensor's, that is the parameter's first: of Phi-3's fused projections
-  std::int64_t rows = 0;       ///< of the tensor
+  std::int64_t first_row = 0;  ///< tensor's row that is the parameter's first: for Phi-3's fused projections
+  std::int64_t rows = 0;       ///< rows of the tensor
 };
-/// Of how many tensors, each an equal part of it, a parameter consists: of one, unless it is of experts.
+/// Number of tensors that a parameter consists of, each an equal part of it: one, unless it is of experts.
 std::int64_t hf_tensor_count(const Parameter& parameter) noexcept;
-/// Of `index` of those, in their order.
+/// Tensor `index` of a parameter, in their order.
 HfTensor hf_tensor_of(const ModelConfig& config, const Parameter& parameter, std::int64_t index = 0);
 
 /// Writes the initial values of elements [first, first + values.size()) of one parameter: normal(0, initializer_range),
@@ -51,10 +51,11 @@ constexpr std::int64_t max_tokens = std::int64_t{1} << 24;
 
 /// The shapes of one run; all memory is booked from them.
 struct RunShape {
-  std::int64_t batch = 1;              ///< B, sequences of a micro-batch
-  std::int64_t sequence = 1;           ///< T
-  std::int64_t micro_batches = 1;      ///< kept at once: those that one call of `train` takes through each layer
-  DType compute = DType::f32;          ///< of activations
+  std::int64_t batch = 1;     ///< B, sequences of a micro-batch
+  std::int64_t sequence = 1;  ///< T
+  /// Micro-batches kept at once: those that one call of `train` takes through each layer.
+  std::int64_t micro_batches = 1;
+  DType compute = DType::f32;          ///< type of activations
   std::int64_t recomputed_blocks = 0;  ///< the first so many keep only their input: forward runs again in backward
   bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
   bool training = true;         ///< false: forward only, nothing is kept
@@ -66,19 +67,18 @@ struct RunShape {
 /// that they take more, and the weights are two; else f32. Where both are one table, the head writes all of it, and the
 /// embedding the rows of its tokens once more, which are summed in f32.
 DType ends_gradient(const ModelConfig& config, const RunShape& shape) noexcept;
-/// Of an output weight's gradient in bf16 the rows that are written at once: all, or, of more tokens, so many that the
-/// gradients of their logits take half of what that saves, no more than 256 MiB; then all logits are made once more.
-/// HeadLoss::rows_at_once.
+/// Rows of a bf16 gradient of the output weight that are written at once, HeadLoss::rows_at_once: all, or, with more
+/// tokens, so many that the gradients of their logits take half of the memory that this saves, no more than 256 MiB;
+/// all logits are then computed once more.
 std::int64_t head_rows_at_once(const ModelConfig& config, const RunShape& shape) noexcept;
 
 /// Whether all of a tied table's gradient is made in the embedding's visit of backward, for which the head's logits are
-/// computed once more, to the same bits: so with several micro-batches at once, whose gradients would else all wait for
-/// it. The engine's OffloadOptions::owners_make_gradients is to say the same.
+/// computed once more, to the same bits. It is with several micro-batches at once, whose gradients would otherwise all
+/// wait for it. Must equal the engine's OffloadOptions::owners_make_gradients.
 bool makes_table_last(const ModelConfig& config, const RunShape& shape) noexcept;
 
-/// What becomes of activations until backward: "kept", "selectively recomputed", "8 of 24 blocks recomputed", the same
-/// with
-/// ", others selectively", "recomputed", "recomputed, inputs offloaded".
+/// Name of the treatment of activations until backward: "kept", "selectively recomputed", "8 of 24 blocks recomputed",
+/// the latter also with ", others selectively", "recomputed", "recomputed, inputs offloaded".
 std::string activations_of(const ModelConfig& config, const RunShape& shape);
 
 /// One row of the model's own memory, for the plan.
@@ -98,17 +98,17 @@ class Transformer {
   const ModelConfig& config() const noexcept;
   const RunShape& shape() const noexcept;
 
-  /// What `bind` will carve, row by row, each aligned to `arena_alignment`; allocates nothing. `ops` is
-  /// asked for its workspace.
+  /// Rows of memory that `bind` will carve, each aligned to `arena_alignment`; allocates nothing. `ops` is asked for
+  /// its workspace.
   std::vector<ActivationEntry> memory(const OpsRules& ops) const;
   /// Carves its buffers from `arena` (memory of `device`, at least the device's sum of `memory()`), allocates
   /// the pinned rows, writes constant tables through `stream`, lends the workspace to the device's ops. Blocks
   /// until done. `device` must outlive the model.
   void bind(Device& device, Arena& arena, StreamView stream);
-  /// Lets go of what bind took; blocks until copies of its own are done. Call before the arena's memory goes.
+  /// Releases the memory that bind took; blocks until copies of its own are done. Call before the arena's memory goes.
   void unbind() noexcept;
 
-  /// Of block inputs that wait on the host, since bind.
+  /// Traffic of block inputs that wait on the host, since bind.
   InputTraffic input_traffic() const noexcept;
 
   /// Device buffers (B, T) i32 of micro-batch `micro` that the caller fills (by a copy on the stream of the next call)

@@ -61,7 +61,7 @@ Executor::Executor(const ExecutorParts& parts)
 Executor::~Executor() {
   end_threads();
   await_calls();
-  // What was queued before a call that threw has no call after it, and streams that go wait for it without a word.
+  // Work queued before a call that threw has no call after it, and streams wait for it silently when they go.
   streams_.wait_to_the_end(all_queued, watchdog_seconds_);
   if (group_ != nullptr) group_->leave();  // before the memory goes that others may still read
 }
@@ -240,8 +240,8 @@ void Executor::sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, P
   }
 }
 
-/// After every change, with the lock held. Waking a thread takes longer than all else that is done here for a
-/// task: only who sleeps is woken, and only where there is something to do for it.
+/// Wakes threads; called after every change, with the lock held. Waking a thread takes longer than all else that is
+/// done here for a task: only threads that sleep are woken, and only where there is something to do for them.
 void Executor::wake() {
   pass_dropped_saves();
   const auto notify = [](Worker& worker) {
@@ -339,7 +339,7 @@ void Executor::issue(std::unique_lock<std::mutex>& lock, TaskId id) {
   wake();
 }
 
-/// On a thread of the device's, or within `call_after`.
+/// Completes a task; called on a thread of the device's, or within `call_after`.
 void Executor::complete(TaskId id, std::exception_ptr error) {
   std::unique_lock lock(mutex_);
   finish(id, std::move(error));
@@ -428,7 +428,8 @@ void Executor::drop_save_tasks(TaskId end) noexcept {
   wake();
 }
 
-/// Behind what they depend on they keep their place: whoever waits for them waits through them for more.
+/// Passes save tasks that were dropped, once they are ready. They keep their place behind their dependencies: whoever
+/// waits for them waits through them for more.
 void Executor::pass_dropped_saves() {
   for (TaskId id = graph_.ready(Lane::disk); id != no_task && id < dropped_saves_end_; id = graph_.ready(Lane::disk)) {
     graph_.take(Lane::disk);

@@ -25,8 +25,8 @@
 
 namespace tandem {
 
-/// What the device does with copies to and from the engine's host memory: `block` where some of it is pageable, and the
-/// caller waits within the call.
+/// Behaviour of copies to and from the engine's host memory: `block` where some of it is pageable, and the caller waits
+/// within the call.
 enum class Copies : std::uint8_t { async, block };
 
 /// Parts that an executor works with. All of them must outlive the executor.
@@ -38,7 +38,7 @@ struct ExecutorParts {
   double watchdog_seconds = 300.0;  ///< without any progress, after which a wait fails
   bool overlap = true;              ///< without it at most one task runs at a time, the caller's included
   Copies copies = Copies::async;
-  std::span<const Lane> worker_lanes;  ///< those of no stream whose tasks there will be; read by the constructor alone
+  std::span<const Lane> worker_lanes;  ///< lanes without a stream that will have tasks; read by the constructor alone
   Group* group = nullptr;  ///< is told of failures, and its calls have a thread of their own; null where there are no
                            ///< other ranks
 };
@@ -65,9 +65,9 @@ class Executor {
   void finish_caller_task(TaskId id, StreamView stream);
   /// Blocks until the save task `id` is the next of its lane and all that it depends on is done.
   void begin_save_task(TaskId id);
-  /// It goes on: bytes have moved, which is progress for whoever waits for it. Does not block.
+  /// Notes progress of the save task: bytes have moved, which is progress for whoever waits for it. Does not block.
   void note_save_progress();
-  /// It is done. Does not block.
+  /// Ends the save task `id`. Does not block.
   void finish_save_task(TaskId id);
   /// Save tasks before `end` that have not begun are done as soon as what they depend on is. Does not block.
   void drop_save_tasks(TaskId end) noexcept;
@@ -83,7 +83,7 @@ class Executor {
   TaskId oldest();
   /// Totals so far.
   LaneSeconds busy();
-  /// As after a failure of its own, for the engine's work around the caller's tasks.
+  /// Fails the executor, as a failure of its own would: for the engine's work around the caller's tasks.
   void give_up(std::exception_ptr error);
   /// Called with the lock held, as each task is taken over; short.
   std::function<void(const Task&)> on_submit;
@@ -110,7 +110,7 @@ class Executor {
 
   /// Somebody else's thread that waits for `wanted`, which is empty while it does not.
   struct Waiter {
-    std::condition_variable wakes;  ///< what it waits for has come, or something failed
+    std::condition_variable wakes;  ///< notified when `wanted` has come, or something failed
     std::function<bool()> wanted;
   };
 

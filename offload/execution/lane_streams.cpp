@@ -56,7 +56,7 @@ void LaneStreams::wait_to_the_end(std::string_view what, double watchdog_seconds
       if (!stream) continue;
       try {
         tandem::wait_to_the_end(device_, stream, {what, watchdog_seconds});
-      } catch (...) {  // what failed the stream, which has been told
+      } catch (...) {  // the error that failed the stream, reported already
       }
     }
   }

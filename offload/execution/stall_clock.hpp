@@ -1,5 +1,5 @@
 #pragma once
-// How long streams stand still in some places, without anybody stopping for it.
+// Clock of stalls: seconds that streams stand still in some places, without anybody stopping for it.
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -18,7 +18,7 @@ class StallClock {
 
   /// A place that `stream` reaches with all that was queued on it so far done. Does not block.
   std::uint32_t reach(StreamView stream) { return marks_.set(stream); }
-  /// ... and that it leaves when it has done what has been queued since: what it waits for.
+  /// Marks that `stream` leaves the place once it has done the work queued since, which it waits for.
   void leave(std::uint32_t place, StreamView stream);
   /// Waits until streams are past all places. Seconds between reaching and leaving a place, of all places since the
   /// last call; those after `end` (trace_now's) left out. Throws StalledError where a stream stands still for

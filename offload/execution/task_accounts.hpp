@@ -5,7 +5,7 @@
 #include "core/base/named_range.hpp"
 #include "core/base/trace.hpp"
 #include "core/params/parameter_layout.hpp"
-#include "offload/engine.hpp"
+#include "offload/execution/engine_counters.hpp"
 #include "scheduler/tasks/task.hpp"
 #include "scheduler/tasks/task_graph.hpp"
 

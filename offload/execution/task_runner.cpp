@@ -191,7 +191,7 @@ const void* TaskRunner::caller_gradient(const Task& task) const {
   if (task.receive_buffer < 0) return storage_.gradient_buffer(task.buffer) + offset;
   const Rank own = plan_.rank;
   const ByteRange& part = parts_[static_cast<std::size_t>(task.layer)].gradient[static_cast<std::size_t>(own.index)];
-  // Those of the ranks below this one, then of those above it.
+  // Parts of the ranks below this one come first, then of those above it.
   const auto place = static_cast<std::size_t>(task.from_rank < own.index ? task.from_rank : task.from_rank - 1);
   return storage_.receive_buffer(task.receive_buffer) + place * part.size() + (offset - part.begin);
 }
@@ -289,7 +289,7 @@ StateArrays TaskRunner::state_of(const Task& task) const {
   return storage_.subgroup(task.subgroup).state.from(within_subgroup(task), plan_.state);
 }
 
-/// Between the file and a buffer on the host.
+/// Moves state between the file and a buffer on the host.
 void TaskRunner::move_state(const Task& task) {
   const std::int64_t at = within_subgroup(task);
   if (task.kind == TaskKind::read_state) {
@@ -302,7 +302,7 @@ void TaskRunner::move_state(const Task& task) {
   dram_bytes_ += task.bytes;
 }
 
-/// What a task updates, without weights: its state and its gradient.
+/// Operands of a task's update, without weights: state and gradient.
 AdamPiece TaskRunner::piece_of(const Task& task) const {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);

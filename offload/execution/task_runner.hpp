@@ -1,6 +1,6 @@
 #pragma once
-// What each task does: one function from a task to calls of the device or of the CPU's kernels, and the
-// counters of what was really executed.
+// Execution of tasks: one function from a task to calls of the device or of the CPU's kernels, and the counters of the
+// work that was really executed.
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -10,14 +10,14 @@
 #include "core/device/group.hpp"
 #include "core/ops/update_kernels.hpp"
 #include "core/params/parameter_layout.hpp"
-#include "offload/engine.hpp"
-#include "offload/storage.hpp"
+#include "offload/execution/engine_counters.hpp"
+#include "offload/storage/storage.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/tasks/task.hpp"
 
 namespace tandem {
 
-/// What an update of a step needs.
+/// Settings of the updates of a step.
 struct UpdateSettings {
   AdamW adamw;
   std::int64_t step = 1;  ///< Adam's t, from 1
@@ -96,7 +96,7 @@ class TaskRunner {
   std::vector<std::vector<Segment>> segments_;  ///< by layer
   std::vector<std::int64_t> first_state_;       ///< by layer: state elements of the layers before it
   std::vector<CoefficientClass> classes_;
-  std::array<std::vector<AdamCoefficients>, 2> coefficients_;  ///< of even and odd steps
+  std::array<std::vector<AdamCoefficients>, 2> coefficients_;  ///< coefficients of even and odd steps
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> bytes_from_peers_{0};

@@ -14,9 +14,9 @@ class UpdateClock {
   void note_done(const Task& task);
 
   bool running() const noexcept { return left_ > 0; }
-  /// When the last update of a step was done, as trace_now() has it.
+  /// Time when the last update of a step was done, by trace_now().
   double ended() const noexcept { return ended_; }
-  /// From the decision to update until the last update of the step was done; of all steps so far.
+  /// Seconds from the decision to update until the last update of the step was done, over all steps so far.
   double seconds() const noexcept { return seconds_; }
 
  private:

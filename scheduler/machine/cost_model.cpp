@@ -12,13 +12,13 @@ constexpr double half_bytes = 2.0;   // a bf16 weight or gradient
 constexpr double round_bytes = 6.0;  // fp32 read, bf16 written
 constexpr double copy_bytes = 4.0;   // bf16 read and written
 constexpr double save_bytes =
-    3.0;  // of memory for each that is saved: out of the state, into the page cache, to the disk
+    3.0;  // bytes of memory for each byte saved: out of the state, into the page cache, to the disk
 
 double at(ResourceShares& shares, Resource resource, double value) {
   return shares[static_cast<std::size_t>(resource)] = value;
 }
 
-/// Of the device's memory, for each element that is kept or added to a sum; `sums`: of several micro-batches.
+/// Bytes of the device's memory for each element that is kept or added to a sum; `sums`: over several micro-batches.
 double gradient_bytes(const Task& task, bool sums) {
   const bool keeps = task.kind == TaskKind::keep_gradient;
   double bytes = task.in_bf16 ? 0.0 : round_bytes;
@@ -38,7 +38,7 @@ struct Line {
   double operator()(double c) const { return all_streamed + (all_cpu - all_streamed) * c; }
 };
 
-/// For one parameter. The order does not matter: the largest counts.
+/// Times of one parameter, by resource, in any order: the largest counts.
 std::array<Line, 6> lines_of(const MachineProfile& p, const PathSetting& setting) {
   const PathBytes cpu = path_bytes(UpdatePath::cpu, setting);
   const PathBytes streamed = path_bytes(UpdatePath::streamed, setting);
@@ -230,8 +230,8 @@ TaskCost CostModel::copy(double bytes, bool to_device) const {
   return cost;
 }
 
-/// Of a rank that gets so many bytes from its peers and gives them as many, across its link and through the host, as
-/// where devices have no way of their own to each other.
+/// Cost of an exchange of one rank, which gets `bytes` from its peers and gives them as many, across its link and
+/// through the host, as where devices have no way of their own to each other.
 TaskCost CostModel::between_devices(double bytes) const {
   TaskCost cost;
   cost.seconds = latency_ + std::max({bytes / to_device_, bytes / to_host_, 2.0 * bytes / both_ways_,
@@ -265,7 +265,7 @@ TaskCost CostModel::on_cpu(double seconds, double dram_bytes, double core_share)
   return cost;
 }
 
-/// What crosses the link where state lives on the device is left out: no disk is as fast as a link.
+/// Cost of writing `bytes` of a save. Copies from state on the device are left out: no disk is as fast as a link.
 TaskCost CostModel::to_disk(double bytes) const {
   if (!(disk_ > 0.0)) throw MisuseError("a save is simulated on a machine whose disk is unknown");
   TaskCost cost;

@@ -1,6 +1,6 @@
 #pragma once
-// What work costs on a machine: the one place of every formula that turns bytes, parameters and FLOPs into
-// seconds. The derivations are in docs/performance-model.md.
+// Costs of work on a machine: the one place of every formula that turns bytes, parameters and FLOPs into seconds. The
+// derivations are in docs/performance-model.md.
 #include <array>
 #include <cstdint>
 #include <span>
@@ -14,10 +14,11 @@
 
 namespace tandem {
 
-/// What tasks in flight share. `link` is what both ways together may carry, `file` the same of the state's file.
+/// Resources that tasks in flight share. `link` is what both ways together may carry, `file` the same for the state's
+/// file.
 enum class Resource : std::uint8_t { device, to_device, to_host, link, dram, cores, file };
 constexpr int resource_count = 7;
-/// As reports name what bounds a step: "compute", "host to device", ..., "CPU".
+/// Name of a resource in reports of what bounds a step: "compute", "host to device", ..., "CPU".
 std::string_view name_of(Resource resource) noexcept;
 
 using ResourceShares = std::array<double, resource_count>;
@@ -30,10 +31,11 @@ struct TaskCost {
 
 // -- updates ---------------------------------------------------------------------------------------------
 
-/// What decides how many bytes a path moves.
+/// Placement and format, on which the bytes of an update path depend.
 struct PathSetting {
-  bool weights_resident = true;    ///< else they live on the host
-  bool gradient_on_device = true;  ///< of a streamed parameter: kept, else it goes to the host and comes back
+  bool weights_resident = true;  ///< false: weights live on the host
+  /// Gradient of a streamed parameter is kept on the device; false: it goes to the host and comes back.
+  bool gradient_on_device = true;
   double cpu_kernel_bytes = 28.0;  ///< DRAM bytes of the CPU's kernel in this format
   StateFormat state = StateFormat::fp32;
 };
@@ -47,7 +49,7 @@ struct PathBytes {
 };
 PathBytes path_bytes(UpdatePath path, const PathSetting& setting) noexcept;
 
-/// A profile, whose updates are of fp32 state, for another format: updates that move as many bytes a second.
+/// The profile, whose updates are of fp32 state, for another format: its updates move as many bytes a second.
 MachineProfile in_format(MachineProfile profile, StateFormat state);
 
 /// Seconds to update `parameters` that live on the host, share `cpu_share` of them on the CPU and the rest
@@ -68,8 +70,8 @@ double published_stride(double link, double device_update, double cpu_update, do
 struct PassWork {
   double matmul_flops = 0.0;
   double attention_flops = 0.0;
-  double memory_bytes = 0.0;  ///< of memory-bound kernels
-  double kernels = 0.0;       ///< launched
+  double memory_bytes = 0.0;  ///< bytes that memory-bound kernels move
+  double kernels = 0.0;       ///< kernels launched
 };
 struct LayerWork {
   PassWork forward;
@@ -81,11 +83,11 @@ struct LayerSeconds {
   double backward = 0.0;
 };
 
-/// Layers as nothing but matrix products of `tokens`, those of a micro-batch, with every weight of two dimensions or
-/// more: what is known without the model. Of a table that is only looked up that is too much.
+/// Work estimated without the model: each layer is nothing but matrix products of `tokens`, those of a micro-batch,
+/// with every weight of two dimensions or more. For a table that is only looked up this is too much.
 std::vector<LayerWork> matrix_work(const ParameterLayout& layout, double tokens, bool recompute = false);
 std::vector<LayerSeconds> compute_seconds(const MachineProfile& profile, std::span<const LayerWork> work);
-/// That the device computes in a step of so many micro-batches: no step is shorter.
+/// Seconds of computing on the device in a step of so many micro-batches: no step is shorter.
 double seconds_of_step(std::span<const LayerSeconds> compute, std::int64_t micro_batches) noexcept;
 
 // -- tasks -----------------------------------------------------------------------------------------------
@@ -94,22 +96,22 @@ double seconds_of_step(std::span<const LayerSeconds> compute, std::int64_t micro
 /// part of what is shared, at all times: so one device is modelled, with its part of DRAM and cores.
 class CostModel {
  public:
-  /// `update_threads`: a plan's (0: all).
+  /// `update_threads`: Plan::update_threads (0: all).
   CostModel(const MachineProfile& profile, StateFormat state, int update_threads = 0);
 
-  /// Of a task of any lane but the caller's. `sums`: several gradients of a layer add up in a step. `pieces`: as so
-  /// many equal tasks, one after another.
+  /// Cost of a task of any lane but the caller's. `sums`: several gradients of a layer add up in a step. `pieces`: the
+  /// task counts as so many equal tasks, one after another.
   TaskCost of(const Task& task, bool sums, double pieces = 1.0) const;
-  /// Of the caller's work that takes `seconds` alone.
+  /// Cost of the caller's work that takes `seconds` alone.
   TaskCost compute(double seconds) const;
-  /// Of bytes across the link.
+  /// Cost of copying bytes across the link.
   TaskCost copy(double bytes, bool to_device) const;
-  /// Of a disk that writes for this share of the time, for as long as it takes.
+  /// Cost of a disk that writes for this share of the time, for as long as it takes.
   TaskCost writing(double share) const;
   /// Seconds to write `bytes` of zeros on the device.
   double zero_seconds(double bytes) const { return bytes / device_bandwidth_; }
   double step_overhead() const { return step_overhead_; }
-  /// Of the host's cores, where the device is made of them: what its kernels take.
+  /// Share of the host's cores that the device's kernels take, where the device is made of them.
   double device_core_share() const { return device_core_share_; }
 
  private:

@@ -7,7 +7,7 @@ namespace tandem {
 void fair_speeds(std::span<const TaskCost* const> costs, std::span<double> speeds) {
   constexpr double undecided = -1.0;
   std::fill(speeds.begin(), speeds.end(), undecided);
-  ResourceShares fixed{};  // of each resource, by tasks whose speed is decided
+  ResourceShares fixed{};  // share of each resource that tasks with a decided speed use
   std::size_t left = costs.size();
   while (left > 0) {
     ResourceShares rising{};

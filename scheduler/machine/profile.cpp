@@ -10,7 +10,7 @@
 namespace tandem {
 namespace {
 
-constexpr double least_both_ways = 0.5;  // of one way alone
+constexpr double least_both_ways = 0.5;  // share of one way alone
 constexpr double kilo = 1e3;
 constexpr double giga = 1e9;
 constexpr double tera = 1e12;
@@ -175,7 +175,7 @@ MachineProfile with_link(MachineProfile p, double bytes_per_second) {
   const double before = p.to_device.value;
   for (Figure* figure : {&p.to_device, &p.to_host}) figure->value = std::min(figure->value, bytes_per_second);
   p.both_ways.value = std::min(p.both_ways.value, 2.0 * bytes_per_second);
-  // Whoever copies sleeps while the link is behind.
+  // The copying thread sleeps while the link is behind.
   p.copy_cores.value *= p.to_device.value / before;
   return p;
 }
@@ -185,7 +185,7 @@ MachineProfile with_update_rate(MachineProfile p, double parameters_per_second) 
   for (Figure* figure : {&p.cpu_update, &p.cpu_update_with_copies}) {
     figure->value = std::min(figure->value, parameters_per_second);
   }
-  // Whoever updates sleeps for the rest of the time.
+  // The updating threads sleep for the rest of the time.
   p.cpu_update_cores.value *= p.cpu_update.value / before;
   return p;
 }
@@ -205,7 +205,7 @@ MachineProfile with_update_threads(MachineProfile p, int threads) {
   const double all = p.cpu_update_cores.value;
   if (threads <= 0 || threads >= all) return p;
   double share = threads / all;
-  // What lies between two measured counts lies between their rates.
+  // Rates between two measured counts are interpolated.
   const ThreadFigures none{};
   const ThreadFigures* below = &none;
   for (const ThreadFigures& row : p.by_threads) {

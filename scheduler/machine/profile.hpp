@@ -1,6 +1,6 @@
 #pragma once
-// What a machine can do, as figures: measured by `tandem calibrate`, or written by hand for a machine that is
-// not at hand. The performance model knows nothing else about a machine.
+// Figures of a machine: measured by `tandem calibrate`, or written by hand for a machine that is not at hand. The
+// performance model knows nothing else about a machine.
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace tandem {
 
-/// One figure: the median of what was measured, or what somebody wrote.
+/// One figure: the median of measured samples, or a value that somebody wrote.
 struct Figure {
   double value = 0.0;
   double spread = 0.0;  ///< (largest - smallest) / median of the samples, see figure_of(); 0 where there is one
@@ -17,13 +17,13 @@ struct Figure {
   bool known() const noexcept { return value > 0.0; }
 };
 
-/// What was measured with this many threads; 0: not measured. For people, and for `--show`.
+/// Figures measured with this many threads; 0: not measured. For people, and for `--show`.
 struct ThreadFigures {
   int threads = 0;
   double dram_copy = 0.0;               ///< bytes a second, read and written
   double dram_read = 0.0;               ///< bytes a second
   double cpu_update = 0.0;              ///< parameters a second, nothing else running
-  double cpu_update_with_copies = 0.0;  ///< ... with copies both ways running
+  double cpu_update_with_copies = 0.0;  ///< parameters a second, with copies both ways running
 };
 
 /// Rates are of one device where they are the device's or its link's, and of the whole machine where they
@@ -34,10 +34,10 @@ struct MachineProfile {
   std::string device_kind;  ///< "host" or "cuda"
   std::string device;
   std::string driver;
-  std::string version;  ///< of tandem, that measured it
+  std::string version;  ///< version of tandem that measured it
 
-  Figure devices;  ///< that share the host
-  Figure cores;    ///< of the host, for everything that runs on it
+  Figure devices;  ///< devices that share the host
+  Figure cores;    ///< cores of the host, for everything that runs on it
   Figure numa_nodes;
   Figure host_memory;  ///< bytes
   Figure others_busy;  ///< cores that other programs kept busy while all this was measured; may be unknown
@@ -48,8 +48,8 @@ struct MachineProfile {
   Figure attention;            ///< FLOP/s of attention
   Figure device_bandwidth;     ///< bytes/s of the device's own memory, in memory-bound kernels
   Figure device_update;        ///< parameters/s of AdamW on the device, fp32 state
-  Figure device_bf16_moments;  ///< ... of state with bf16 moments; may be unknown
-  Figure device_byte_moments;  ///< ... of state with moments in a byte; may be unknown
+  Figure device_bf16_moments;  ///< parameters/s of AdamW on the device, state with bf16 moments; may be unknown
+  Figure device_byte_moments;  ///< parameters/s of AdamW on the device, state with moments in a byte; may be unknown
   Figure launch;               ///< seconds that a kernel takes at least
 
   Figure to_device;           ///< bytes/s, pinned, this way alone
@@ -64,9 +64,9 @@ struct MachineProfile {
   Figure dram;                    ///< bytes/s, read and written together, all threads
   Figure host_stream;             ///< bytes/s of a pass over gradients on the CPU, alone
   Figure cpu_update;              ///< parameters/s of AdamW on the CPU, all update threads, alone
-  Figure cpu_update_with_copies;  ///< ... with copies both ways running; may be unknown
-  Figure cpu_update_cores;        ///< cores that it occupies
-  Figure cpu_update_bytes;        ///< DRAM bytes for each parameter
+  Figure cpu_update_with_copies;  ///< parameters/s with copies both ways running; may be unknown
+  Figure cpu_update_cores;        ///< cores that the update occupies
+  Figure cpu_update_bytes;        ///< DRAM bytes that the update moves for each parameter
   Figure core_bf16_moments;       ///< parameters/s of AdamW by one core out of its cache; may be unknown
   Figure core_byte_moments;
 
@@ -74,8 +74,8 @@ struct MachineProfile {
   Figure disk_cores;  ///< cores that writing it occupies; may be unknown
 
   Figure file_read;       ///< bytes/s of a file past the page cache, read alone; may be unknown
-  Figure file_write;      ///< ... written alone
-  Figure file_both_ways;  ///< ... sum of both at once
+  Figure file_write;      ///< bytes/s of a file past the page cache, written alone
+  Figure file_both_ways;  ///< bytes/s, sum of reading and writing at once
 
   Figure step_overhead;  ///< seconds of a step that no task accounts for
   Figure task_overhead;  ///< seconds between a task being ready and running
@@ -89,7 +89,7 @@ struct MachineProfile {
   void check() const;
 };
 
-/// One figure of a profile: how files call it, in which unit, and what is credible.
+/// Field of a profile: its name in files, its unit, and the range of credible values.
 struct ProfileField {
   std::string_view section;  ///< "link"
   std::string_view key;      ///< "to_device"
@@ -109,36 +109,35 @@ MachineProfile parse_profile(std::string_view toml, std::string_view origin);
 /// Throws InputError where the file cannot be read, and as `parse_profile`.
 MachineProfile read_profile(const std::filesystem::path& file);
 
-/// What was measured, of at least one sample. Of ten and more the spread leaves out a tenth at either end: one that was
-/// interrupted says nothing of the others.
+/// Median and spread of at least one sample. With ten or more, the spread leaves out a tenth at either end: a sample
+/// that was interrupted says nothing about the others.
 Figure figure_of(std::vector<double> samples);
 
-/// What a link carries both ways at once, from what was measured that way and one way at a time. Less than half of one
-/// way alone is no link's doing: something else ran meanwhile. Then it is what the faster way carries alone.
+/// Rate of a link both ways at once, from the rate measured that way and those of one way alone. Less than half of one
+/// way alone means that something else ran meanwhile; the faster way's rate then stands for both.
 Figure both_ways_of(const Figure& measured, const Figure& to_device, const Figure& to_host);
 
-/// What a byte that DMA copies costs of DRAM, in bytes: what the CPU's update leaves of it, at
+/// DRAM traffic in bytes for each byte that DMA copies: the part of DRAM that the CPU's update leaves over, at
 /// `cpu_update_with_copies`, carries `beside` bytes/s of copies. DMA touches a byte once, but among the reads and
 /// writes of cores that may cost more than a byte of theirs. Where neither slows the other there is nothing to measure
-/// it by: then it is one byte, or less where DRAM as it was measured would not carry both.
+/// by: then it is one byte, or less where DRAM at its measured rate would not carry both.
 Figure copy_dram_of(const MachineProfile& profile, double beside);
 
-/// What looks wrong with the machine, or with the measurement, one line each: a link at half the rate one
-/// expects, pageable copies as fast as pinned ones, a spread too wide to plan with.
+/// Doubts about the machine or the measurement, one line each: a link at half the expected rate, pageable copies as
+/// fast as pinned ones, a spread too wide to plan with.
 std::vector<std::string> doubts(const MachineProfile& profile);
-/// The same machine behind a link that carries at most this many bytes a second each way, as the host device
-/// emulates it.
+/// The profile with a link that carries at most this many bytes a second each way, as the host device emulates it.
 MachineProfile with_link(MachineProfile profile, double bytes_per_second);
-/// The same machine with a CPU that updates at most so many parameters a second.
+/// The profile with a CPU that updates at most so many parameters a second.
 MachineProfile with_update_rate(MachineProfile profile, double parameters_per_second);
-/// The same machine where an update on the CPU takes so many threads at most (0: all): as fast as it was measured with
-/// so many, else in proportion.
+/// The profile with updates on at most so many threads of the CPU (0: all): as fast as measured with so many, or else
+/// in proportion.
 MachineProfile with_update_threads(MachineProfile profile, int threads);
-/// The same machine with so many of its devices at work together. Those made of the host's cores share them.
+/// The profile with so many of its devices at work together. Devices made of the host's cores share them.
 MachineProfile shared_by(MachineProfile profile, int devices);
-/// The same machine where nothing but the work itself takes time: no latency, no launch, no overhead.
+/// The profile without overhead: no latency, no launch, nothing but the work itself takes time.
 MachineProfile without_overhead(MachineProfile profile);
-/// In what two profiles are of different machines, "" where in nothing: CPU, device, driver, version.
+/// Differences between the machines of two profiles (CPU, device, driver, version); "" where there are none.
 std::string difference(const MachineProfile& a, const MachineProfile& b);
 
 }  // namespace tandem

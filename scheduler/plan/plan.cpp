@@ -93,7 +93,7 @@ struct Knobs {
   bool send_sums = false;
   bool small_pieces = true;
   int resident_layers = 0;
-  std::size_t file_bytes = 0;  ///< of state that leaves host memory for a file, at least
+  std::size_t file_bytes = 0;  ///< least bytes of state that leave host memory for a file
 };
 
 void check(const AdamW& adamw) {
@@ -121,19 +121,20 @@ Plan build(const ParameterLayout& layout, const OffloadOptions& options, const K
 /// The least demanding plan that the options allow.
 Knobs smallest_knobs(const ParameterLayout& layout, const OffloadOptions& options) {
   Knobs knobs;
-  if (options.prefetch_layers > 0) knobs.prefetch = options.prefetch_layers;
-  if (options.resident_layers >= 0) knobs.resident_layers = options.resident_layers;
+  knobs.prefetch = options.prefetch_layers.value_or(knobs.prefetch);
+  knobs.resident_layers = options.resident_layers.value_or(knobs.resident_layers);
   if (options.policy.kind == Policy::Kind::device) knobs.resident_layers = layout.layer_count();
   return knobs;
 }
 
-/// Of the plan and all that is beside it, under options that hold the device's own reserve.
+/// Bytes by which the plan and everything beside it passes the host memory, under options that hold the device's own
+/// reserve.
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, const Plan& plan) noexcept {
   return over_host_memory(options, facts, plan.memory.host_bytes() + options.reserved_host_memory,
                           plan.memory.device_bytes() + options.reserved_device_memory);
 }
 
-/// What the plan takes on the device, the driver's share included.
+/// Bytes that the plan takes on the device, the driver's share included.
 std::size_t device_bytes_of(const Plan& plan, const PlanningFacts& facts) noexcept {
   return plan.memory.device_bytes() + page_table_bytes(plan.memory.bytes_in(Place::pinned), facts, plan.rank);
 }
@@ -159,13 +160,13 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
   if (!attempt(wish)) wish = knobs;
   wish.send_sums = true;
   if (!attempt(wish)) wish = knobs;
-  if (options.prefetch_layers == 0) {
+  if (!options.prefetch_layers) {
     wish.prefetch = 2;
     if (!attempt(wish)) wish = knobs;
   }
   wish.keep_gradients = true;
   if (!attempt(wish)) wish = knobs;
-  if (options.resident_layers < 0 && options.policy.kind != Policy::Kind::device) {
+  if (!options.resident_layers && options.policy.kind != Policy::Kind::device) {
     int low = knobs.resident_layers;  // fits
     int high = layout.layer_count();
     // Without buffers for those that pass, all may take less than most of them.
@@ -183,8 +184,8 @@ Plan improve(const ParameterLayout& layout, const OffloadOptions& options, const
   return plan;
 }
 
-/// The same plan with as little of the state in a file as brings it under what host memory there is, or all of it. What
-/// is pinned of the host, and so the driver's share of the device, is less then.
+/// The plan with as little of the state in a file as brings it under the host memory that there is, or all of it. Less
+/// of the host is then pinned, and so the driver's share of the device is smaller.
 Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                         Knobs knobs, Plan plan) {
   const auto moved = [&] {
@@ -205,7 +206,7 @@ Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& opt
 
 std::size_t ceiling_of(const OffloadOptions& options, const PlanningFacts& facts) {
   const std::size_t most = facts.device_capacity + facts.device_reserved;
-  return options.device_memory > 0 ? std::min(options.device_memory, most) : most;
+  return std::min(options.device_memory.value_or(most), most);
 }
 
 std::string megabytes_flag(std::size_t bytes) {
@@ -227,16 +228,16 @@ std::string advice_of(const std::vector<std::string>& flags) {
 /// The ceiling of host memory that would do, as a flag; empty where none would. `host` and `device`: what a run takes.
 std::string ceiling_that_fits(OffloadOptions options, const PlanningFacts& facts, std::size_t host,
                               std::size_t device) {
-  const auto over = [&](std::size_t ceiling) {
+  const auto over = [&](std::optional<std::size_t> ceiling) {
     options.host_memory = ceiling;
     return over_host_memory(options, facts, host, device);
   };
-  const std::size_t needed = facts.device_is_host && over(0) > 0 ? host + device : host;
+  const std::size_t needed = facts.device_is_host && over(std::nullopt) > 0 ? host + device : host;
   const std::size_t ceiling = of_all_ranks(needed + rerun_slack_bytes, options.rank);
   return over(ceiling) > 0 ? std::string{} : fmt::format("--host-memory {}", megabytes_flag(ceiling));
 }
 
-/// What the plan does not take itself, so that its table names every byte under the ceilings. Of options with the
+/// Notes the memory beside the plan's own, so that its table names every byte under the ceilings. `options` hold the
 /// device's own reserve.
 void note_reserves(Plan& plan, const OffloadOptions& options, const PlanningFacts& facts) {
   plan.reserved_device_memory = options.reserved_device_memory - facts.device_reserved;
@@ -292,7 +293,7 @@ Plan plan_fixed(const ParameterLayout& layout, const OffloadOptions& options, co
   const std::size_t budget = ceiling > options.reserved_device_memory ? ceiling - options.reserved_device_memory : 0;
   if (device_bytes_of(plan, facts) > budget) refuse_device(layout, options, facts, plan, ceiling);
   plan = improve(layout, options, facts, knobs, std::move(plan), budget);
-  if (!options.state_folder.empty()) plan = with_state_in_file(layout, options, facts, knobs, std::move(plan));
+  if (options.state_folder) plan = with_state_in_file(layout, options, facts, knobs, std::move(plan));
   plan.device_memory = ceiling;
   return plan;
 }
@@ -303,7 +304,8 @@ std::size_t smallest_bytes(const ParameterLayout& layout, const OffloadOptions& 
          options.reserved_device_memory;
 }
 
-/// As much of the state on the device as fits; the plan that is least over host memory where that is too small for any.
+/// Plan of policy auto: as much of the state on the device as fits; the plan that is least over host memory where that
+/// is too small for any.
 Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options, const PlanningFacts& facts,
                     std::size_t ceiling) {
   std::vector<Policy> candidates{Policy::device()};
@@ -312,7 +314,7 @@ Plan plan_automatic(const ParameterLayout& layout, const OffloadOptions& options
   std::optional<Plan> least;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const OffloadOptions fixed = with_policy(options, candidates[i]);
-    if (i == 0 && options.resident_layers >= 0 && options.resident_layers < layout.layer_count()) continue;
+    if (i == 0 && keeps_fewer_layers(layout, options)) continue;
     // The last is refused in words, where nothing before it fits on the device either.
     if ((i + 1 < candidates.size() || least) && smallest_bytes(layout, fixed, facts) > ceiling) continue;
     Plan plan = plan_fixed(layout, fixed, facts, ceiling);
@@ -346,7 +348,7 @@ Plan plan_of_device(const ParameterLayout& layout, const OffloadOptions& options
   return plan;
 }
 
-/// The same where it fits in host memory, too.
+/// plan_of_device() where the plan fits in host memory, too; none otherwise.
 std::optional<Plan> plan_that_fits(const ParameterLayout& layout, const OffloadOptions& options,
                                    const PlanningFacts& facts, std::size_t ceiling) {
   try {
@@ -363,7 +365,7 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
   const auto fits = [&](const OffloadOptions& other) {
     return plan_that_fits(layout, other, facts, ceiling).has_value();
   };
-  if (!options.paths.empty()) return {};  // they stand in place of any policy
+  if (options.paths) return {};  // they stand in place of any policy
   OffloadOptions other = options;
   for (const StateFormat state :
        {options.state, StateFormat::split, StateFormat::bf16_moments, StateFormat::byte_moments}) {
@@ -371,7 +373,7 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
     other.state = state;
     other.policy = options.policy;
     if (!flag.empty() && fits(other)) return flag;
-    if (options.policy.kind == Policy::Kind::automatic || options.resident_layers >= 0) continue;
+    if (options.policy.kind == Policy::Kind::automatic || options.resident_layers) continue;
     other.policy = Policy::automatic();
     if (fits(other)) return flag + (flag.empty() ? "" : " ") + "--policy auto";
   }
@@ -381,7 +383,7 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
 /// A file for what is too much, as a flag; empty where one would not do.
 std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options, const PlanningFacts& facts,
                            std::size_t ceiling) {
-  if (!options.state_folder.empty()) return {};
+  if (options.state_folder) return {};
   options.state_folder = "DIR";
   const std::optional<Plan> plan = plan_that_fits(layout, options, facts, ceiling);
   if (!plan) return {};
@@ -395,8 +397,8 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
   const std::size_t device_each = plan.memory.device_bytes() + options.reserved_device_memory;
   const std::size_t host = of_all_ranks(host_each, options.rank), device = of_all_ranks(device_each, options.rank);
   std::string why;
-  if (options.host_memory > 0 && host > options.host_memory) {
-    why = fmt::format("it needs {}, the ceiling is {}", format_bytes(host), format_bytes(options.host_memory));
+  if (options.host_memory && host > *options.host_memory) {
+    why = fmt::format("it needs {}, the ceiling is {}", format_bytes(host), format_bytes(*options.host_memory));
   } else if (facts.device_is_host) {
     why = fmt::format("it needs {}, {} of it as the device's memory, {} is available", format_bytes(host + device),
                       format_bytes(device), format_bytes(host_room(options, facts)));
@@ -417,13 +419,17 @@ std::string file_that_fits(const ParameterLayout& layout, OffloadOptions options
   std::vector<std::string> fitting{flags_that_fit(layout, options, facts, ceiling)};
   if (fitting.front().empty()) fitting = {"a --state-dir with more room", "more host memory"};
   throw PlanError(
-      fmt::format("the optimizer state does not fit in {}", options.state_folder.string()),
+      fmt::format("the optimizer state does not fit in {}", options.state_folder->string()),
       fmt::format("{} of it have no room in memory, {} are free there",
                   format_bytes(of_all_ranks(plan.file_bytes_of_step(), options.rank)), format_bytes(facts.file_room)),
       advice_of(fitting), plan.table(), std::make_shared<const MemoryPlan>(plan.needs()));
 }
 
 }  // namespace
+
+bool keeps_fewer_layers(const ParameterLayout& layout, const OffloadOptions& options) noexcept {
+  return options.resident_layers && *options.resident_layers < layout.layer_count();
+}
 
 void check_options(const ParameterLayout& layout, const OffloadOptions& options) {
   if (layout.layer_count() == 0) throw MisuseError("the layout has no layers");
@@ -433,19 +439,24 @@ void check_options(const ParameterLayout& layout, const OffloadOptions& options)
     throw UsageError(fmt::format("rank {} of {}", options.rank.index, options.rank.count),
                      "ranks count from 0 to one less than there are");
   }
-  if (options.subgroup_size < 0) throw UsageError("subgroup size is negative");
+  if (options.device_memory == 0 || options.host_memory == 0) {
+    throw UsageError("a memory ceiling of 0 bytes", "nothing fits under it", "leave it out for all that there is");
+  }
+  if (options.subgroup_size.value_or(1) < 1) throw UsageError("subgroup size must be at least 1");
+  if (options.prefetch_layers.value_or(1) < 1) throw UsageError("prefetch layers must be at least 1");
+  if (options.resident_layers.value_or(0) < 0) throw UsageError("resident layers are negative");
+  if (options.state_folder && options.state_folder->empty()) throw UsageError("the folder for state has no name");
   if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
   if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
-  if (options.update_threads < 0) throw UsageError("update threads are negative");
+  if (options.update_threads.value_or(1) < 1) throw UsageError("update threads must be at least 1");
   if (!(options.watchdog_seconds > 0.0)) throw UsageError("the watchdog's time must be positive");
-  if (options.resident_layers > layout.layer_count()) {
-    throw UsageError(fmt::format("{} resident layers", options.resident_layers),
+  if (options.resident_layers.value_or(0) > layout.layer_count()) {
+    throw UsageError(fmt::format("{} resident layers", *options.resident_layers),
                      fmt::format("the model has {}", layout.layer_count()));
   }
-  if (options.policy.kind == Policy::Kind::device && options.resident_layers >= 0 &&
-      options.resident_layers < layout.layer_count()) {
+  if (options.policy.kind == Policy::Kind::device && keeps_fewer_layers(layout, options)) {
     throw UsageError("policy 'device' keeps every layer on the device",
-                     fmt::format("but {} resident layers were asked for", options.resident_layers),
+                     fmt::format("but {} resident layers were asked for", *options.resident_layers),
                      "leave out one of them");
   }
 }
@@ -460,7 +471,7 @@ std::size_t page_table_bytes(std::size_t pinned, const PlanningFacts& facts, Ran
 
 std::size_t host_room(const OffloadOptions& options, const PlanningFacts& facts) noexcept {
   if (facts.host_available == 0) return 0;
-  return std::max(facts.host_available, std::min(options.host_memory, facts.host_limit));
+  return std::max(facts.host_available, std::min(options.host_memory.value_or(0), facts.host_limit));
 }
 
 std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts& facts, std::size_t host,
@@ -469,7 +480,7 @@ std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts&
     const std::size_t bytes = of_all_ranks(each, options.rank);
     return limit > 0 && bytes > limit ? bytes - limit : std::size_t{0};
   };
-  return std::max(over(host, options.host_memory),
+  return std::max(over(host, options.host_memory.value_or(0)),
                   over(facts.device_is_host ? host + device : host, host_room(options, facts)));
 }
 

@@ -3,9 +3,13 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/tensor/layout_quantum.hpp"
+#include "scheduler/plan/memory_layout.hpp"
 #include "scheduler/plan/resident_layers.hpp"
 
 namespace tandem {
@@ -19,36 +23,33 @@ constexpr std::int64_t smallest_piece = std::int64_t{1} << 16;
 // eight pieces are 2 ms at PCIe 5, and 0.1 GB.
 constexpr int pieces_in_flight = 8;
 constexpr int fewest_pieces_in_flight = 2;
-// On their way through the host: read, two each way of the link or on the CPU, and written.
+// Pieces of a file in flight on the host: read, two each way of the link or on the CPU, and written.
 constexpr int file_pieces_in_flight = 6;
 // Large enough that an update's fixed cost does not show, small enough to divide a layer of any real model.
 constexpr std::int64_t default_subgroup = std::int64_t{8} << 20;
-// Of layers that are so far from each other the second's weights can come while those between compute.
+// Distance of two layers from which the second's weights can come while the layers between compute.
 constexpr int layers_apart = 8;
 // Layers within this ratio of the largest of a class share its buffers.
 constexpr double class_ratio = 0.5;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
-std::size_t bytes_of(std::int64_t elements, int bytes_each) {
-  return static_cast<std::size_t>(elements) * static_cast<std::size_t>(bytes_each);
-}
 
-/// Of a layer's state, those of the group's first rank: all where there is no other.
+/// Elements of a layer's state in the slice of the group's first rank: all where there is one rank.
 std::int64_t elements_of_state(const Layer& layer, const OffloadOptions& options) {
   return slice_of(layer, {0, options.rank.count}).trained.count();
 }
 
-/// Parameters of the largest.
+/// Parameters of the largest subgroup.
 std::int64_t subgroup_size(const ParameterLayout& layout, const OffloadOptions& options) {
   std::int64_t largest = 0;
   for (const Layer& layer : layout.layers()) largest = std::max(largest, elements_of_state(layer, options));
-  const std::int64_t wanted = options.subgroup_size > 0 ? options.subgroup_size : default_subgroup;
+  const std::int64_t wanted = options.subgroup_size.value_or(default_subgroup);
   return std::max(layout_quantum, std::min(round_up(wanted, layout_quantum), largest));
 }
 
 std::int64_t subgroups_of(std::int64_t elements, std::int64_t size) { return (elements + size - 1) / size; }
 
-/// What all other ranks send of a layer's gradient: the largest part, of each.
+/// Bytes that all other ranks send of a layer's gradient, each as many as the largest part has.
 std::size_t receive_bytes(const Layer& layer, int ranks) {
   std::size_t largest = 0;
   for (const ByteRange& part : gradient_parts(layer, ranks)) largest = std::max(largest, part.size());
@@ -61,6 +62,35 @@ void cut(Subgroup& s, const ElementRange& slice, std::int64_t part, std::int64_t
   s.begin = slice.begin + blocks * part / parts * layout_quantum;
   s.end = slice.begin + blocks * (part + 1) / parts * layout_quantum;
 }
+
+/// Adds up the buffers of each row, as an arena aligns them.
+class MemoryRows {
+ public:
+  explicit MemoryRows(MemoryPlan& memory) : memory_(memory) {}
+
+  void row(std::string_view name, Place place) {
+    end_row();
+    name_ = name;
+    place_ = place;
+  }
+  void take(Buffer, std::size_t, std::size_t bytes) { bytes_ += align_up(bytes); }
+  void add(std::string_view name, Place place, std::size_t bytes) {
+    row(name, place);
+    bytes_ = bytes;
+    end_row();
+  }
+
+ private:
+  void end_row() {
+    if (name_.empty()) return;
+    memory_.add(std::string(name_), "run", place_, std::exchange(bytes_, 0));
+  }
+
+  MemoryPlan& memory_;
+  std::string_view name_;
+  Place place_ = Place::device;
+  std::size_t bytes_ = 0;
+};
 
 }  // namespace
 
@@ -76,10 +106,11 @@ PlanBuilder::PlanBuilder(const ParameterLayout& layout, const OffloadOptions& op
   plan_.policy = options.policy;
   plan_.rank = {0, options.rank.count};
   plan_.max_micro_batches = options.max_micro_batches;
-  plan_.update_threads = options.update_threads;
+  plan_.update_threads = options.update_threads.value_or(0);
   plan_.micro_batches_at_once = std::min(options.micro_batches_at_once, options.max_micro_batches);
   plan_.owners_make_gradients = options.owners_make_gradients;
   plan_.offloaded_input_bytes = options.offloaded_input_bytes;
+  plan_.updates_in_backward = !options.clips && options.on_nonfinite == OnNonfinite::stop;
   plan_.state = options.state;
   plan_.spare_device_memory = align_up(options.spare_device_memory);
   plan_.spare_host_memory = align_up(options.spare_host_memory);
@@ -106,21 +137,22 @@ void PlanBuilder::divide_state() {
       for (Subgroup& s : plan_.subgroups) s.updater = Updater::device;
       break;
   }
-  if (!options_.paths.empty()) assign_paths();
+  if (options_.paths) assign_paths();
 }
 
 void PlanBuilder::assign_paths() {
-  if (options_.paths.size() != plan_.subgroups.size()) {
+  if (options_.paths->size() != plan_.subgroups.size()) {
     throw MisuseError("options give a path for each of another number of subgroups");
   }
   for (std::size_t i = 0; i < plan_.subgroups.size(); ++i) {
     Subgroup& s = plan_.subgroups[i];
-    s.tier = options_.paths[i] == UpdatePath::resident ? Tier::device : Tier::host;
-    s.updater = options_.paths[i] == UpdatePath::cpu ? Updater::cpu : Updater::device;
+    s.tier = (*options_.paths)[i] == UpdatePath::resident ? Tier::device : Tier::host;
+    s.updater = (*options_.paths)[i] == UpdatePath::cpu ? Updater::cpu : Updater::device;
   }
 }
 
-/// Of the state on the host, evenly, so that neither reading nor the memory's own updates stand still for long.
+/// Moves `bytes` of the state on the host to a file, evenly, so that neither reading nor the updates of state in memory
+/// stand still for long.
 void PlanBuilder::place_in_file(std::size_t bytes) {
   if (bytes == 0) return;
   const auto booked = [&](const Subgroup& s) { return booked_state_bytes(s.count(), plan_.state); };
@@ -168,8 +200,7 @@ Plan PlanBuilder::for_rank(const ParameterLayout& layout, const OffloadOptions& 
     const std::int64_t parts = end - s;
     for (std::int64_t part = 0; s != end; ++s, ++part) cut(*s, slice, part, parts);
   }
-  builder.book_device();
-  builder.book_host();
+  builder.book_rows();
   return std::move(builder).take();
 }
 
@@ -221,14 +252,14 @@ std::vector<bool> PlanBuilder::lenders() const {
   return lends;
 }
 
-/// As many as are asked for where the layers that pass follow each other; one where so many lie between that there is
-/// time to fill it. Unless their number is asked for, a class with a buffer for each of these keeps them instead, in no
-/// more memory.
+/// Sizes the weight buffers of each class: as many as are asked for where the layers that pass follow each other; one
+/// where so many lie between that there is time to fill it. Unless their number is asked for, a class with a buffer for
+/// each of its layers keeps them resident instead, in no more memory.
 void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefetch) {
   struct Passing {
     int streamed = 0, held = 0;
-    int last = -1;          ///< of those that are not lent
-    int row = 0, most = 0;  ///< of them close to each other, so far and at most
+    int last = -1;          ///< last streamed layer that is not lent
+    int row = 0, most = 0;  ///< layers of the present row close to each other, and of the longest
   };
   std::vector<Passing> classes(plan_.size_classes.size());
   for (int l = 0; l < layout_.layer_count(); ++l) {
@@ -245,14 +276,15 @@ void PlanBuilder::size_weight_buffers(const std::vector<bool>& lends, int prefet
     const Passing& p = classes[c];
     int& buffers = plan_.size_classes[c].weight_buffers;
     buffers = std::min(p.streamed, std::min(p.most, prefetch) + p.held);
-    if (options_.resident_layers >= 0 || buffers < p.streamed) continue;
+    if (options_.resident_layers || buffers < p.streamed) continue;
     buffers = 0;
     for (LayerPlacement& l : plan_.layers) l.resident |= l.size_class == static_cast<int>(c);
   }
 }
 
-/// One buffer is filled while another empties where the next layer's gradient is of the same class, or, of
-/// micro-batches that follow each other, the same layer's. Those `held`, of shared layers, wait for their own backward.
+/// Sizes the gradient buffers: one is filled while another empties where the next layer's gradient is of the same
+/// class, or, with micro-batches that follow each other, the same layer's. Buffers that are `held`, of shared layers,
+/// wait for their own backward.
 void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers) {
   const std::vector<int> in_a_row = longest_rows(held);
   std::vector<int> open(plan_.size_classes.size());
@@ -274,7 +306,7 @@ void PlanBuilder::size_gradient_buffers(const std::vector<bool>& held, int gradi
   }
 }
 
-/// Of each size class, how many layers with gradients follow each other, those whose buffers are held left out.
+/// By size class, the longest row of layers with gradients, without those whose buffers are held.
 std::vector<int> PlanBuilder::longest_rows(const std::vector<bool>& held) const {
   std::vector<int> longest(plan_.size_classes.size());
   int row = 0;
@@ -343,8 +375,7 @@ void PlanBuilder::place_sums() {
 
 void PlanBuilder::book_memory(bool small_pieces) {
   size_buffers(small_pieces);
-  book_device();
-  book_host();
+  book_rows();
 }
 
 void PlanBuilder::size_buffers(bool small_pieces) {
@@ -369,84 +400,13 @@ void PlanBuilder::size_buffers(bool small_pieces) {
   plan_.file_buffers = reads_file ? file_pieces_in_flight : 0;
 }
 
-void PlanBuilder::book_device() {
-  std::size_t resident = 0;
-  std::size_t streamed = 0;
-  std::size_t working = 0;
-  std::size_t receive_buffer = 0;
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    if (plan_.layers[static_cast<std::size_t>(l)].resident)
-      resident += align_up(bytes_of(layout_.layer(l).elements, 2));
-  }
-  for (const SizeClass& size : plan_.size_classes) {
-    streamed += static_cast<std::size_t>(size.weight_buffers) * align_up(bytes_of(size.weight_elements, 2));
-    working += static_cast<std::size_t>(size.gradient_buffers) * align_up(size.gradient_bytes);
-    receive_buffer += static_cast<std::size_t>(size.receive_buffers) * align_up(size.receive_bytes);
-  }
-  std::size_t kept = 0;
-  std::size_t sums = 0;
-  for (const SizeClass& size : plan_.size_classes) {
-    sums += static_cast<std::size_t>(size.sum_buffers) * align_up(bytes_of(size.sum_elements, 4));
-  }
-  std::size_t state = 0;
-  std::size_t norms = 0;
-  bool returns_gradient = false;
-  for (const Subgroup& s : plan_.subgroups) {
-    if (s.tier == Tier::device) state += booked_state_bytes(s.count(), plan_.state);
-    if (!s.gradient_on_device) {
-      returns_gradient |= s.updater == Updater::device;
-      continue;
-    }
-    kept += align_up(bytes_of(s.count(), 2));
-    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
-    if (plan_.gradients_of_step() > 1) sums += align_up(bytes_of(s.count(), 4));
-  }
-  const std::size_t piece = align_up(bytes_of(plan_.piece_elements, 2));
-  const std::size_t state_piece =
-      booked_state_bytes(plan_.piece_elements, plan_.state) + (returns_gradient ? piece : 0);
-  MemoryPlan& memory = plan_.memory;
-  memory.add("weights, resident", "run", Place::device, resident);
-  memory.add("weights, streamed", "run", Place::device, streamed);
-  memory.add("gradients, working", "run", Place::device, working);
-  memory.add("gradients, of other ranks", "run", Place::device, receive_buffer);
-  memory.add("gradients, staging", "run", Place::device, static_cast<std::size_t>(plan_.staging_pieces) * piece);
-  memory.add("gradients, kept", "run", Place::device, kept);
-  memory.add("gradients, accumulated", "run", Place::device, sums);
-  memory.add("gradient norm", "run", Place::device, norms);
-  memory.add("optimizer, resident", "run", Place::device, state);
-  memory.add("optimizer, streamed", "run", Place::device, static_cast<std::size_t>(plan_.state_buffers) * state_piece);
-  memory.add("spare", "run", Place::device, plan_.spare_device_memory);
-}
-
-void PlanBuilder::book_host() {
-  std::size_t weights = 0;
-  for (int l = 0; l < layout_.layer_count(); ++l) {
-    if (plan_.layers[static_cast<std::size_t>(l)].host_copy)
-      weights += align_up(bytes_of(slice_of(layout_.layer(l), plan_.rank).count(), 2));
-  }
-  std::size_t gradients = 0;
-  std::size_t sums = 0;
-  std::size_t state = 0;
-  std::size_t in_file = 0;
-  std::size_t norms = 0;
-  for (const Subgroup& s : plan_.subgroups) {
-    norms += align_up(bytes_of(s.count() / layout_quantum, 8));
-    if (s.tier == Tier::host) state += booked_state_bytes(s.count(), plan_.state);
-    if (s.tier == Tier::file) in_file += plan_.file_bytes(s);
-    if (s.gradient_on_device) continue;
-    gradients += align_up(bytes_of(s.count(), 2));
-    if (plan_.gradients_of_step() > 1 && !plan_.sends_sums) sums += align_up(bytes_of(s.count(), 4));
-  }
-  MemoryPlan& memory = plan_.memory;  // what is copied most comes first: the system may pin no more than that
-  memory.add("optimizer, from a file", "run", Place::pinned,
-             static_cast<std::size_t>(plan_.file_buffers) * file_state_bytes(plan_.piece_elements, plan_.state));
-  memory.add("weights", "run", Place::pinned, weights);
-  memory.add("gradients", "run", Place::pinned, gradients);
-  memory.add("gradient norm", "run", Place::pinned, norms);
-  memory.add("optimizer", "run", Place::pinned, state);
-  memory.add("optimizer, in a file", "run", Place::file, in_file);
-  memory.add("gradients, accumulated", "run", Place::pinned, sums);
-  memory.add("spare", "run", Place::pinned, plan_.spare_host_memory);
+void PlanBuilder::book_rows() {
+  MemoryRows rows(plan_.memory);
+  MemoryLayout out(layout_, plan_, rows);
+  out.on_device();
+  rows.add("spare", Place::device, plan_.spare_device_memory);
+  out.on_host(HostStates::by_subgroup);
+  rows.add("spare", Place::pinned, plan_.spare_host_memory);
 }
 
 }  // namespace tandem

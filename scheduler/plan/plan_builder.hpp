@@ -10,33 +10,33 @@
 
 namespace tandem {
 
-/// How many subgroups divide_state() cuts.
+/// Number of subgroups that divide_state() cuts.
 std::int64_t subgroup_count(const ParameterLayout& layout, const OffloadOptions& options);
 
-/// Call the steps in the order of declaration. Layout and options must outlive it.
+/// Builder of one plan. Call the steps in the order of declaration. Layout and options must outlive it.
 class PlanBuilder {
  public:
   PlanBuilder(const ParameterLayout& layout, const OffloadOptions& options);
 
   /// Cuts every layer's state into subgroups and gives each a tier and an updater, as the policy says.
   void divide_state();
-  /// So many bytes of it at least, as far as there are any on the host, live in a file instead.
+  /// Moves at least `bytes` of the state on the host, or all of it, to a file.
   void place_in_file(std::size_t bytes);
-  /// So many layers, those most worth it, keep their weights on the device; the others share buffers of their size
-  /// class: `prefetch` where its layers follow each other, one where many others lie between. Unless the options give
-  /// their number, a class that passes in as many buffers as it has layers stays too.
+  /// Keeps the weights of `resident_layers` layers on the device, those most worth it; the others share buffers of
+  /// their size class: `prefetch` where its layers follow each other, one where many others lie between. Unless the
+  /// options give the number of layers, a class that would need as many buffers as it has layers stays too.
   void place_weights(int resident_layers, int prefetch, int gradient_buffers);
-  /// Whether gradients of streamed subgroups stay on the device (those of resident ones always do), and whether others
-  /// add up there before they leave, where all micro-batches of a step pass through a layer at once.
+  /// Decides whether gradients of streamed subgroups stay on the device (those of resident ones always do), and whether
+  /// others add up there before they leave, where all micro-batches of a step pass through a layer at once.
   void place_gradients(bool keep_streamed, bool send_sums);
-  /// Sizes pieces and buffers, and names every byte. `small_pieces`: as little memory for what is on its
-  /// way as still lets a copy and the work on its neighbour overlap.
+  /// Sizes pieces and buffers, and names every byte. `small_pieces`: as little memory for pieces in flight as still
+  /// lets a copy and the work on its neighbour overlap.
   void book_memory(bool small_pieces);
 
   Plan take() && { return std::move(plan_); }
 
-  /// The plan of the rank that the options name, out of that of the group's first, whose slices are the largest: the
-  /// same subgroups, of its own slices.
+  /// The plan of the rank that the options name, from the plan of the group's first, whose slices are the largest: the
+  /// same subgroups, of the rank's own slices.
   static Plan for_rank(const ParameterLayout& layout, const OffloadOptions& options, Plan first);
 
  private:
@@ -53,8 +53,7 @@ class PlanBuilder {
   std::vector<int> longest_rows(const std::vector<bool>& held) const;
   void place_sums();
   void size_buffers(bool small_pieces);
-  void book_device();
-  void book_host();
+  void book_rows();
 
   const ParameterLayout& layout_;
   const OffloadOptions& options_;

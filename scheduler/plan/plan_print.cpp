@@ -31,6 +31,7 @@ json outline_of(const Plan& plan) {
   j["micro_batches_at_once"] = plan.micro_batches_at_once;
   j["owners_make_gradients"] = plan.owners_make_gradients;
   j["offloaded_input_bytes"] = plan.offloaded_input_bytes;
+  j["updates_in_backward"] = plan.updates_in_backward;
   j["update_threads"] = plan.update_threads;
   j["sends_sums"] = plan.sends_sums;
   j["device_memory"] = plan.device_memory;
@@ -97,6 +98,7 @@ std::string Plan::notes() const {
                   100.0 * static_cast<double>(s.streamed) / all, 100.0 * static_cast<double>(s.resident) / all);
   if (update_threads > 0)
     text += fmt::format("CPU updates on {} thread{}\n", update_threads, update_threads == 1 ? "" : "s");
+  if (updates_in_backward) text += "updates run in backward: none waits for the gradient norm\n";
   if (max_micro_batches > 1) text += fmt::format("order {}\n", order());
   return text;
 }

@@ -1,5 +1,5 @@
 #pragma once
-// How a user asks for a division of the optimizer's work.
+// Policies: how a user asks for a division of the optimizer's work.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -33,12 +33,12 @@ struct Policy {
 
   /// Throws UsageError where a number is out of its range.
   void check() const;
-  /// As `parse_policy` reads it: "interleave:4,resident=0.25".
+  /// Text that `parse_policy` reads back: "interleave:4,resident=0.25".
   std::string text() const;
   bool operator==(const Policy&) const = default;
 };
 
-/// Throws UsageError that names what is wrong and the accepted forms.
+/// The policy that `text` names. Throws UsageError that names what is wrong and the accepted forms.
 Policy parse_policy(std::string_view text);
 
 }  // namespace tandem

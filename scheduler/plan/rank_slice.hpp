@@ -1,6 +1,6 @@
 #pragma once
-// What each rank of a group owns of a layer. The slices of a layer are as equal as whole quanta allow, the first ranks'
-// the largest, so that a plan for rank 0 has room for any other's.
+// Slices of a layer that the ranks of a group own. They are as equal as whole quanta allow, the first ranks' the
+// largest, so that a plan for rank 0 has room for any other's.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -21,15 +21,15 @@ struct ElementRange {
 
 /// Ranks own state, gradient and weight of the same trained elements, and weights of frozen ones.
 struct LayerSlice {
-  ElementRange trained;  ///< of [0, Layer::state_elements)
-  ElementRange frozen;   ///< of what follows
+  ElementRange trained;  ///< part of [0, Layer::state_elements)
+  ElementRange frozen;   ///< part of the elements behind it
   std::int64_t count() const noexcept { return trained.count() + frozen.count(); }
-  /// Where an element of the slice, or the end of one of its ranges, lies in an array of nothing else.
+  /// Index of an element of the slice, or of the end of one of its ranges, in an array of this slice alone.
   std::int64_t place_of(std::int64_t element) const noexcept {
     const bool after = frozen.count() > 0 && element >= frozen.begin;
     return after ? trained.count() + element - frozen.begin : element - trained.begin;
   }
-  /// Calls call(begin, count) for the runs of neighbours that it is made of: one or two, none where it is empty.
+  /// Calls call(begin, count) for each run of neighbouring elements: one or two, none where the slice is empty.
   template <class Call>
   void for_runs(Call call) const {
     const bool one = trained.end == frozen.begin && trained.count() > 0;
@@ -41,17 +41,17 @@ struct LayerSlice {
 
 LayerSlice slice_of(const Layer& layer, Rank rank) noexcept;
 
-/// Bytes of all ranks where each has as many as the first.
+/// Bytes of all ranks together, where each has `each`.
 constexpr std::size_t of_all_ranks(std::size_t each, Rank rank) noexcept {
   return each * static_cast<std::size_t>(rank.count);
 }
-/// Of what all ranks have together, a rank's part, rounded up.
+/// One rank's part of the bytes that all ranks have together, rounded up.
 constexpr std::size_t part_of_rank(std::size_t all, Rank rank) noexcept {
   const auto ranks = static_cast<std::size_t>(rank.count);
   return (all + ranks - 1) / ranks;
 }
 
-/// By rank, the bytes in a layer's gradient buffer of what it owns.
+/// By rank, the bytes that it owns of a layer's gradient buffer.
 std::vector<ByteRange> gradient_parts(const Layer& layer, int ranks);
 /// By rank, the bytes of its trained and of its frozen elements in the layer's weights.
 std::array<std::vector<ByteRange>, 2> weight_parts(const Layer& layer, int ranks);

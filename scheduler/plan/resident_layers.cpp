@@ -28,7 +28,8 @@ std::vector<int> by_worth_of_residence(const ParameterLayout& layout, const Plan
   // stays; what the device has updated returns from one that does not, and is loaded for that where the weight is a
   // part of the master.
   const double from_cpu = -1.0, from_device = plan.state == StateFormat::fp32 ? 1.0 : 2.0;
-  std::vector<double> crossings(fetches.size());  // of all its elements: whole numbers, so that equals are equal
+  // Crossings of all elements of a layer: whole numbers, so that equals are equal.
+  std::vector<double> crossings(fetches.size());
   for (const Subgroup& s : plan.subgroups) {
     const double of_each = s.updater == Updater::cpu ? from_cpu : from_device;
     crossings[static_cast<std::size_t>(s.layer)] += of_each * static_cast<double>(s.count());

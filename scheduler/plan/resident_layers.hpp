@@ -1,5 +1,5 @@
 #pragma once
-// Which layers' weights are most worth the device's memory.
+// Order in which layers' weights are worth the device's memory.
 #include <vector>
 
 #include "core/params/parameter_layout.hpp"
@@ -7,8 +7,8 @@
 
 namespace tandem {
 
-/// Layers, that whose weights save most bytes across the link for each byte of memory first; of equals the first one.
-/// `plan`: its subgroups and order of micro-batches are what counts, its placement of weights is not looked at.
+/// Layers in order of worth: first the one whose weights save most bytes across the link for each byte of memory, of
+/// equal ones the first. `plan`: its subgroups and its order of micro-batches count, its placement of weights does not.
 std::vector<int> by_worth_of_residence(const ParameterLayout& layout, const Plan& plan);
 
 }  // namespace tandem

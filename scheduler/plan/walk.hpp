@@ -1,5 +1,5 @@
 #pragma once
-// What the caller's thread does in a step, one thing after another: forward and backward of tandem's models.
+// The work of the caller's thread in a step, one action after another: forward and backward of tandem's models.
 #include <cstdint>
 #include <vector>
 
@@ -9,11 +9,12 @@ struct Action {
   enum class Kind : std::uint8_t { fetch, compute_forward, gradients, compute_backward, release, commit };
   Kind kind = Kind::fetch;
   int layer = -1;
-  double micro_batches = 1.0;  ///< that it stands for: work on activations and gradients is as many times as long
-  bool opens_pass = false;     ///< the first compute of a pass through all layers
+  /// Micro-batches that the action stands for: work on activations and gradients takes as many times as long.
+  double micro_batches = 1.0;
+  bool opens_pass = false;  ///< the first compute of a pass through all layers
 };
 
-/// How many micro-batches a step has, and how many of them pass through each layer at once.
+/// Number of micro-batches of a step, and of those that pass through each layer at once.
 struct Accumulation {
   int micro_batches = 1;
   int at_once = 1;
@@ -21,12 +22,12 @@ struct Accumulation {
   int in_last_pass() const noexcept { return micro_batches - (passes() - 1) * at_once; }
 };
 
-/// A step: pass after pass, the last perhaps with fewer micro-batches. What all others do is kept once, since a step
-/// may have any number of them.
+/// A step: pass after pass, the last perhaps with fewer micro-batches. The actions of all other passes are kept once,
+/// since a step may have any number of them.
 struct Walk {
-  std::vector<Action> pass;  ///< of each but the last; never empty
+  std::vector<Action> pass;  ///< actions of each pass but the last; never empty
   std::vector<Action> last;
-  std::int64_t passes = 1;  ///< with the last
+  std::int64_t passes = 1;  ///< number of passes, the last included
 
   std::int64_t before_last() const noexcept { return (passes - 1) * static_cast<std::int64_t>(pass.size()); }
   std::int64_t size() const noexcept { return before_last() + static_cast<std::int64_t>(last.size()); }

@@ -26,8 +26,7 @@ std::vector<Policy> fixed_policies() {
 
 /// `device` keeps every layer there.
 bool contradicts(const ParameterLayout& layout, const OffloadOptions& options) {
-  return options.policy.kind == Policy::Kind::device && options.resident_layers >= 0 &&
-         options.resident_layers < layout.layer_count();
+  return options.policy.kind == Policy::Kind::device && keeps_fewer_layers(layout, options);
 }
 
 /// Fixed policies, what a search makes of the best of them, and a comparison of the two piece by piece.
@@ -52,7 +51,7 @@ class Search {
   const SearchSettings& settings_;
   Trials trials_;
   DivisionSearch divisions_;
-  // Of `settle`:
+  // State of `settle`:
   Plan chosen_;
   Simulation simulation_;
   bool improved_ = false;

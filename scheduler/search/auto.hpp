@@ -22,12 +22,12 @@ struct Choice {
   Plan plan;
   Simulation simulation;
   std::vector<Candidate> candidates;   ///< by step time, then those given up; those that do not fit last
-  double closed_form_cpu_share = 0.0;  ///< of what is not resident, by the closed form
-  int simulations = 0;                 ///< that it took
-  std::int64_t simulated_tasks = 0;    ///< ... and what they cost
+  double closed_form_cpu_share = 0.0;  ///< by the closed form, the CPU's share of the state that is not resident
+  int simulations = 0;                 ///< simulations that the search took
+  std::int64_t simulated_tasks = 0;    ///< simulated tasks, the cost of the search
 };
 
-/// What is known before a search begins, and what is asked of it.
+/// Settings of a search beside the options.
 struct SearchSettings {
   const Plan* present = nullptr;  ///< a plan that fits and is a candidate too; null: none
   /// Seconds of a step that the caller can have otherwise. Where the best that was found is sure to be slower the

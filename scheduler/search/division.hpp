@@ -9,11 +9,11 @@
 
 namespace tandem {
 
-/// Where subgroups that stay on the device lie among the others: updates run in forward order.
+/// Place of the subgroups that stay on the device among the others: updates run in forward order.
 enum class Residents : std::uint8_t { last, first, spread };
 
-/// So many subgroups resident; of the others this share streamed, spread evenly, so that CPU and device both always
-/// have work.
+/// Division of subgroups: `residents` of them resident; of the others `streamed_share` streamed, spread evenly, so that
+/// CPU and device both always have work.
 struct Division {
   std::size_t residents = 0;
   double streamed_share = 0.0;
@@ -21,12 +21,12 @@ struct Division {
   auto operator<=>(const Division&) const = default;
 };
 
-/// What is closest to the plan.
+/// The division closest to the plan.
 Division division_of(const Plan& plan);
-/// A path for each of so many subgroups.
+/// A path for each of `subgroups` subgroups.
 std::vector<UpdatePath> paths_of(const Division& division, std::size_t subgroups);
 
-/// What a search chooses: a path for each subgroup, and the threads of those on the CPU.
+/// Setting that a search varies: a path for each subgroup, and the threads of those on the CPU.
 struct Setting {
   std::vector<UpdatePath> paths;
   int update_threads = 0;

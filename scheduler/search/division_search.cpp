@@ -15,7 +15,7 @@ namespace {
 // Simulated tasks that a search may spend, and what it may have spent before it changes single subgroups.
 constexpr std::int64_t task_budget = 1'500'000;
 constexpr std::int64_t task_budget_of_shares = 750'000;
-// ... where there are many subgroups, on looking for a division.
+// Simulated tasks that a search with many subgroups may spend on looking for a division.
 constexpr std::int64_t task_budget_of_many = 1'500'000;
 
 constexpr std::array everywhere{Residents::last, Residents::first, Residents::spread};
@@ -60,9 +60,9 @@ std::size_t DivisionSearch::most_residents(double streamed_share) {
   return low;
 }
 
-/// What is not resident on the CPU, streamed, or divided by the closed form; beside each as many residents as fit, and
-/// fewer, since what they leave may be worth more to weights. From the best of these and of the policies the search
-/// goes on, several times: hills lie between.
+/// Tries divisions by share: the subgroups that are not resident all on the CPU, all streamed, or divided by the closed
+/// form; with each as many residents as fit, and fewer, since the room they leave may be worth more to weights. The
+/// search goes on several times, from the best of these and of the policies: local optima lie between.
 void DivisionSearch::try_shares() {
   constexpr std::size_t starts = 5;
   const MachineProfile profile = in_format(in_.profile, in_.options.state);
@@ -125,14 +125,16 @@ void DivisionSearch::refine(const Division& division, double seconds) {
   }
 }
 
-/// That the CPU's update has; 0 where their number is the caller's, or where none is to spare.
+/// Threads of the CPU's update, which the search may vary; 0 where their number is the caller's, or where none is to
+/// spare.
 int DivisionSearch::threads_to_try() const {
   constexpr int enough = 4;
   const auto all = static_cast<int>(in_.profile.cpu_update_cores.value);
-  return in_.options.update_threads > 0 || all < enough ? 0 : all;
+  return in_.options.update_threads || all < enough ? 0 : all;
 }
 
-/// Of the CPU's update, for the same division: where DRAM is full, what fewer leave of it goes to copies.
+/// Tries fewer threads for the CPU's update of the same division: where DRAM is full, the bandwidth that they leave
+/// over goes to copies.
 void DivisionSearch::try_threads() {
   constexpr int parts = 8;
   const int all = threads_to_try();
@@ -165,7 +167,7 @@ Start DivisionSearch::wander(Start start, double first_threshold, std::int64_t t
   const std::size_t tries = tries_of_each * start.setting.paths.size();
   const std::int64_t begun = trials_.spent();
   allowance_ = begun + tasks;
-  std::mt19937_64 random;  // the same in every search
+  std::mt19937_64 random;  // seeded alike in every search
   const int threads = threads_to_try();
   Start current = start;
   std::set<Setting> seen{current.setting};

@@ -14,7 +14,7 @@ class DivisionSearch {
   DivisionSearch(const SearchInput& input, Trials& trials) : in_(input), trials_(trials) {}
 
   void run();
-  /// Of what is not resident, by the closed form.
+  /// By the closed form, the CPU's share of the state that is not resident.
   double closed_form_cpu_share() const noexcept { return closed_form_cpu_share_; }
 
  private:
@@ -33,7 +33,7 @@ class DivisionSearch {
   Trials& trials_;
   double closed_form_cpu_share_ = 0.0;
   double enough_ = 0.0;         ///< seconds that are not worth looking for less
-  std::int64_t allowance_ = 0;  ///< what may have been spent before what is searched at the moment must end
+  std::int64_t allowance_ = 0;  ///< tasks that may have been spent when the present part of the search must end
 };
 
 }  // namespace tandem

@@ -29,13 +29,13 @@ double ratio(const StepRates& measured, const StepRates& predicted, Rate rate) {
   return measured.*rate > 0.0 && predicted.*rate > 0.0 ? measured.*rate / predicted.*rate : 1.0;
 }
 
-/// The same plan with every subgroup that is not resident on one path; none where it does not fit.
+/// The plan with every subgroup that is not resident on one path; none where it does not fit.
 std::optional<Plan> with_all(UpdatePath path, const Plan& plan, const ParameterLayout& layout, OffloadOptions options,
                              const PlanningFacts& facts) {
   options.policy = Policy::static_share(0.0);
-  options.paths.clear();
+  std::vector<UpdatePath>& paths = options.paths.emplace();
   for (const Subgroup& s : plan.subgroups) {
-    options.paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);
+    paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);
   }
   return find_plan(layout, options, facts);
 }
@@ -84,11 +84,11 @@ Replanner::Replanner(const ParameterLayout& layout, const OffloadOptions& option
       settings_(settings),
       warming_up_(settings.window) {
   // Within what is booked.
-  options_.state_folder.clear();
+  options_.state_folder.reset();
   options_.device_memory = plan_.memory.device_bytes() + options_.reserved_device_memory + facts_.device_reserved;
   options_.host_memory = plan_.memory.host_bytes() + options_.reserved_host_memory;
   facts_.host_available = 0;
-  facts_.pinned_per_page_table = 0;  // what it takes is taken
+  facts_.pinned_per_page_table = 0;  // the driver's page tables are taken already
 }
 
 std::optional<Replanner::Change> Replanner::after_step(const StepRates& measured) {

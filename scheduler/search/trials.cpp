@@ -15,11 +15,11 @@ constexpr std::int64_t few_pieces = 2000;
 constexpr std::int64_t coarse_pieces_of_many = 300;
 constexpr std::int64_t fewest_coarse_pieces = 120;
 
-/// That a simulation which is to be exact takes: 0, each piece for itself, but where a step of a large model and many
+/// Coarse pieces of a simulation that is to be exact: 0, each piece for itself, unless a step of a large model and many
 /// micro-batches would be tens of millions of tasks.
 std::int64_t coarse_pieces_at_most(const Plan& plan) {
   constexpr std::int64_t most_pieces = 1'000'000;
-  constexpr int passes = 4;  // those that follow repeat them
+  constexpr int passes = 4;  // passes that differ; later ones repeat them
   const Accumulation walked = coarsened({plan.max_micro_batches, plan.micro_batches_at_once}, fewest_micro_batches);
   const std::int64_t micro_batches = std::min(walked.micro_batches, passes * walked.at_once);
   std::int64_t pieces = 0;
@@ -97,7 +97,7 @@ double Trials::seconds_with(const Setting& setting, double limit) {
   OffloadOptions options = in_.options;
   options.policy = Policy::static_share(0.0);  // paths stand in its place, and weights are as resident as fits
   options.paths = setting.paths;
-  options.update_threads = setting.update_threads;
+  options.update_threads = setting.update_threads > 0 ? std::optional(setting.update_threads) : std::nullopt;
   std::optional<Plan> made = plan(options);
   if (!made) return unlimited;
   made->policy = in_.options.policy;  // no fixed one

@@ -25,7 +25,7 @@ constexpr double worthwhile = 1e-6;  // relative gain below which a change is no
 // A step that is longer by no more than this share is as good as any.
 constexpr double as_good_as_any = 1e-3;
 
-/// What plans are made and simulated from. All of it outlives the search.
+/// Inputs of planning and simulation. All of them outlive the search.
 struct SearchInput {
   const ParameterLayout& layout;
   const OffloadOptions& options;
@@ -35,7 +35,7 @@ struct SearchInput {
   double faster_than = unlimited;  ///< SearchSettings'
 };
 
-/// Where a setting is changed from, piece by piece.
+/// Setting from which a search goes on, piece by piece.
 struct Start {
   Setting setting;
   double seconds = 0.0;
@@ -70,18 +70,19 @@ class Trials {
 
   /// The fixed policies that fit, in the order in which they were considered.
   std::vector<Fitting> fitting();
-  /// With divisions that differ.
+  /// The fastest fixed policies that fit, at most `most`, with divisions that differ.
   std::vector<Fitting> fastest_policies(std::size_t most);
   /// The best of what streams no state and of what does. No paths: there was none.
   const std::array<Start, 2>& best_of_kind() const noexcept { return best_of_kind_; }
 
   bool none_fits() const noexcept { return fitting_.empty(); }
-  /// Of at least one that fits.
+  /// The best plan so far. At least one must fit.
   const Plan& best() const { return *best_; }
-  double best_seconds() const noexcept { return best_seconds_; }  ///< as `quickly` has it
+  double best_seconds() const noexcept { return best_seconds_; }  ///< seconds of the best plan, by `quickly`
   bool few() const { return best_->subgroups.size() <= few_subgroups; }
-  bool improved() const noexcept { return improved_; }      ///< whether the best is no fixed policy
-  std::vector<Plan>& passed() noexcept { return passed_; }  ///< what was the best for a while, and no fixed policy
+  bool improved() const noexcept { return improved_; }  ///< whether the best is no fixed policy
+  /// Plans that were the best for a while, and no fixed policy's.
+  std::vector<Plan>& passed() noexcept { return passed_; }
   std::vector<Candidate>& candidates() noexcept { return candidates_; }
 
   int simulations() const noexcept { return simulations_; }
@@ -97,7 +98,7 @@ class Trials {
   SearchInput in_;
   SimulationMemory memory_;
   std::vector<Candidate> candidates_;
-  std::vector<Plan> fitting_;  ///< of `candidates_` that fit, in their order
+  std::vector<Plan> fitting_;  ///< plans of the `candidates_` that fit, in their order
   std::optional<Plan> best_;
   double best_seconds_ = 0.0;
   std::array<Start, 2> best_of_kind_;

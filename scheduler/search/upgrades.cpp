@@ -23,7 +23,7 @@ std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOption
   OffloadOptions roomy = options;
   PlanningFacts room = facts;
   // The caller's own share stays as it is: what is doubled is the whole card.
-  roomy.device_memory *= 2;
+  if (roomy.device_memory) *roomy.device_memory *= 2;
   room.device_capacity *= 2;
   machines.push_back({"twice the device memory", roomy, room, profile, as_it_is});
   MachineProfile wide = profile;
@@ -36,7 +36,7 @@ std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOption
   MachineProfile cores = profile;
   for (Figure* f : {&cores.cores, &cores.cpu_update, &cores.host_stream}) f->value *= 2.0;
   cores.cpu_update_cores.value *= 2.0;
-  cores.by_threads.clear();  // of the threads that there are
+  cores.by_threads.clear();  // figures by thread count hold for the present threads alone
   machines.push_back({"twice the cores", options, facts, cores, as_it_is});
   if (chosen.file_buffers > 0) {
     MachineProfile disk = profile;
@@ -46,7 +46,7 @@ std::vector<Upgrade> upgrades(const ParameterLayout& layout, const OffloadOption
   std::vector<LayerSeconds> fast = as_it_is;
   for (LayerSeconds& s : fast) s = {s.forward / 2.0, s.backward / 2.0};
   machines.push_back({"a device of twice the arithmetic", options, facts, profile, fast});
-  // What is added may be left unused.
+  // A wider machine may leave its additions unused.
   const double at_most =
       simulate(layout, chosen, profile, compute, {.micro_batches = options.max_micro_batches}).step_seconds;
   const auto seconds_on = [&](const Wider& m) {

@@ -1,5 +1,5 @@
 #pragma once
-// What would help most.
+// Upgrades of a machine that would help most.
 #include <span>
 #include <string>
 #include <vector>
@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-/// What a wider machine would bring: the chosen policy's step with one resource doubled, chosen anew.
+/// Predicted effect of a wider machine: the step of the plan chosen anew with one resource doubled.
 struct Upgrade {
   std::string what;
   double step_seconds = 0.0;

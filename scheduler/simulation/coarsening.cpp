@@ -13,7 +13,8 @@ Accumulation coarsened(const Accumulation& whole, int most) noexcept {
 
 namespace {
 
-/// Of neighbours in `plan`, those that go the same way as one after another, where together they have `most` elements.
+/// Subgroups of `plan`, where in each window of up to `most` elements of a layer those on the same path are merged into
+/// one.
 std::vector<Subgroup> merged(const Plan& plan, std::int64_t most) {
   std::vector<Subgroup> all;
   std::size_t window = 0;  // its first in `all`
@@ -28,7 +29,7 @@ std::vector<Subgroup> merged(const Plan& plan, std::int64_t most) {
       all.push_back(s);
       continue;
     }
-    // Who is who among them does not matter: those behind it move on.
+    // The subgroups behind it move on; their order does not matter.
     alike->end += s.count();
     for (auto later = alike + 1; later != all.end(); ++later) {
       later->begin += s.count();
@@ -43,7 +44,7 @@ std::vector<Subgroup> merged(const Plan& plan, std::int64_t most) {
 Plan coarsened(const ParameterLayout& layout, Plan plan, std::int64_t coarse_pieces) {
   const std::int64_t most = std::max(plan.subgroup_size, layout.state_elements() / coarse_pieces);
   plan.subgroups = merged(plan, most);
-  // As much memory for what is on its way would be fewer buffers; fewer than three slow what streams.
+  // Fewest buffers of coarse pieces: the same memory would hold fewer, but fewer than three slow down streaming.
   constexpr int fewest_buffers = 3;
   const auto larger = static_cast<int>(std::min<std::int64_t>(most / plan.piece_elements, coarse_pieces));
   for (int* buffers : {&plan.staging_pieces, &plan.state_buffers}) {

@@ -8,21 +8,22 @@
 
 namespace tandem {
 
-/// What to simulate for `whole`: where more than `most` micro-batches pass at once, only `most` of them, of which all
-/// but the first and the last two stand for several each. They may, since each leaves its gradients in the same sum on
-/// the device: nothing but its own work tells one from another. A step of several passes keeps more, up to
-/// `micro_batches_of_rates` in each.
+/// Smaller accumulation that stands for `whole` in a simulation: where more than `most` micro-batches pass at once,
+/// only `most` of them, of which all but the first and the last two stand for several each. They may, since each leaves
+/// its gradients in the same sum on the device, and differs from the others in nothing but its own work. A step of
+/// several passes keeps more, up to `micro_batches_of_rates` in each.
 Accumulation coarsened(const Accumulation& whole, int most) noexcept;
 
 // Values of `most`.
-/// For a step's time. The first overlaps with what was before, and the last two with what follows: one is enough to
-/// stand for all between.
+/// Micro-batches for the seconds of a step. The first overlaps with what was before, and the last two with what
+/// follows: one is enough to stand for all between.
 constexpr int fewest_micro_batches = 4;
-/// For the same where inputs wait on the host. Work then waits for the copies of a few micro-batches before it, and
-/// none of these should stand for too many.
+/// Micro-batches for the seconds of a step whose inputs wait on the host. Work then waits for the copies of a few
+/// micro-batches before it, and none of these should stand for too many.
 constexpr int micro_batches_of_inputs = 8;
-/// For the rates that a run measures. How long computing takes depends on how much of it runs beside the sums of
-/// gradients, and of the micro-batches that repeat each other all but the first do: with so many it counts for little.
+/// Micro-batches for the rates that a run measures. How long computing takes depends on how much of it runs beside the
+/// sums of gradients, and all micro-batches that repeat each other but the first do: with so many, the first counts for
+/// little.
 constexpr int micro_batches_of_rates = 64;
 
 /// A plan of about `coarse pieces` pieces for each way of updating: neighbouring subgroups that are updated the same

@@ -30,7 +30,7 @@ InputCopies::Part InputCopies::read() {
   return part;
 }
 
-/// What backward reads next of all that left.
+/// Inputs that the next fetch stands for: the next input that backward reads of all that left; 0: there is none.
 double InputCopies::next_fetch() {
   while (looked_after_ < count()) {
     const std::size_t n = number_read(looked_after_++);

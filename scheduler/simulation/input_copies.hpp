@@ -53,10 +53,10 @@ class InputCopies {
 
   std::size_t inputs_;
   std::size_t slots_;
-  std::size_t micro_batches_ = 1;                    ///< of the pass
-  std::vector<double> stand_for_;                    ///< by input that forward has written in this pass
-  std::size_t read_ = 0;                             ///< by backward
-  std::size_t looked_after_ = 0;                     ///< reads of backward whose inputs stay, or are asked for
+  std::size_t micro_batches_ = 1;  ///< micro-batches of the pass
+  std::vector<double> stand_for_;  ///< inputs that each stands for, of those that forward has written in this pass
+  std::size_t read_ = 0;           ///< inputs that backward has read
+  std::size_t looked_after_ = 0;   ///< reads of backward whose inputs stay, or are asked for
   std::array<std::int64_t, ways.size()> awaited_{};  ///< copies of the step that queued work waits for
   std::array<std::int64_t, ways.size()> copied_{};
   std::array<std::deque<double>, ways.size()> queues_;

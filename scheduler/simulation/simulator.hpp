@@ -15,7 +15,7 @@
 
 namespace tandem {
 
-/// What simulations use one after another: to grow it anew is a good part of a small one.
+/// Memory that simulations use one after another: allocating it anew is a good part of a small simulation.
 struct SimulationMemory {
   TaskGraph graph;
   TaskList tasks;
@@ -47,7 +47,7 @@ struct SimulationOptions {
 
 /// How fast a step's work went, as predicted or as measured, waits left out: what follows from a profile's figures.
 struct StepRates {
-  double compute_seconds = 0.0;  ///< of forward and backward
+  double compute_seconds = 0.0;  ///< seconds of forward and backward
   double to_device = 0.0;        ///< bytes a second while copying; 0: nothing was copied
   double to_host = 0.0;
   double cpu_update = 0.0;  ///< parameters a second while updating; 0: none was updated
@@ -58,13 +58,13 @@ struct StepRates {
 struct Simulation {
   double step_seconds = 0.0;
   bool given_up = false;         ///< `step_seconds` is less than a step takes, and all else unknown
-  int steps = 1;                 ///< that were simulated
+  int steps = 1;                 ///< steps that were simulated
   double forward_seconds = 0.0;  ///< until the first gradient buffer is asked for, waits included
   double backward_seconds = 0.0;
   double update_seconds = 0.0;          ///< from the start of the updates to the end of the last
-  double exposed_update_seconds = 0.0;  ///< of these, those in which the caller's stream stands still in forward
-  ResourceShares use{};                 ///< mean over the step, of each resource
-  double cores_of_device = 0.0;         ///< of `use` of the CPU, what the device's kernels take: on the host device
+  double exposed_update_seconds = 0.0;  ///< part of update_seconds in which the caller's stream stands still in forward
+  ResourceShares use{};                 ///< mean share of each resource over the step
+  double cores_of_device = 0.0;         ///< cores in `use` that the device's kernels take, on the host device
   StepRates rates;
   std::int64_t tasks = 0;
   /// The resource that is used most, as a run would measure it; `name_of` says it in words. The host device's kernels

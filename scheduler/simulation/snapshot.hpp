@@ -8,7 +8,7 @@
 
 namespace tandem {
 
-/// What was done, and how fast.
+/// Work done, and the seconds that it took.
 struct Done {
   double seconds = 0.0;
   double amount = 0.0;  ///< bytes or parameters
@@ -17,7 +17,7 @@ struct Done {
     seconds += in_seconds;
     amount += more;
   }
-  /// What was done between the two, so many times.
+  /// Adds `times` times the work between two totals.
   void repeat(double times, const Done& before, const Done& after) noexcept {
     add(times * (after.seconds - before.seconds), times * (after.amount - before.amount));
   }

@@ -18,9 +18,9 @@ StepCaller::StepCaller(const ParameterLayout& layout, const Plan& plan, const Co
       tasks_(tasks),
       graph_(tasks.graph()),
       // The last layer computes the loss: it takes in what the one before it leaves, and leaves nothing.
-      inputs_(layout.layers().size() - 1, static_cast<std::size_t>(walked.at_once)) {
-  compute_left_ = static_cast<double>(walk_.passes - 1) * seconds_of(walk_.pass) + seconds_of(walk_.last);
-}
+      inputs_(layout.layers().size() - 1, static_cast<std::size_t>(walked.at_once)),
+      compute_of_step_(static_cast<double>(walk_.passes - 1) * seconds_of(walk_.pass) + seconds_of(walk_.last)),
+      compute_left_(compute_of_step_) {}
 
 TaskId StepCaller::warm_up() {
   TaskId next = 0;
@@ -59,7 +59,7 @@ TaskId StepCaller::warm_up() {
 }
 
 void StepCaller::begin_step() {
-  lowering_.begin_step(walked_.micro_batches);
+  lowering_.begin_step(walked_.micro_batches, plan_.updates_in_backward);
   lowering_.prefetch(tasks_.emitted());
   tasks_.submit();
 }
@@ -134,7 +134,7 @@ bool StepCaller::may_begin(TaskId id) {
 
 // -- its stream ------------------------------------------------------------------------------------------
 
-/// Of the caller's stream, what it zeroes left out.
+/// Seconds on the caller's stream, without those to zero buffers.
 double StepCaller::seconds_of(const Action& action) const {
   const LayerSeconds& seconds = compute_[static_cast<std::size_t>(action.layer)];
   if (action.kind == Action::Kind::compute_forward) return action.micro_batches * seconds.forward;

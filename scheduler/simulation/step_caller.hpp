@@ -16,7 +16,7 @@ namespace tandem {
 /// One piece of the caller's work on its stream.
 struct Compute {
   std::vector<TaskId> begins;  ///< the caller's tasks whose dependencies its stream waits for
-  std::vector<TaskId> ends;    ///< ... that are done with it
+  std::vector<TaskId> ends;    ///< the caller's tasks that are done with it
   int layer = 0;
   bool backward = false;
   bool opens_pass = false;
@@ -37,7 +37,10 @@ class StepCaller {
   TaskId warm_up();
   void begin_step();
   /// The step has ended: the next one is walked from its beginning.
-  void rewind() noexcept { action_ = 0; }
+  void rewind() noexcept {
+    action_ = 0;
+    compute_left_ = compute_of_step_;
+  }
   /// The caller's thread costs no time of its own: it goes on until it has to wait. Returns whether it did.
   bool advance();
   /// Nothing is left to do, by its thread or on its stream.
@@ -48,11 +51,12 @@ class StepCaller {
   const Compute& next() const { return computes_.front(); }
   Compute end_compute();
   InputCopies& inputs() noexcept { return inputs_; }
-  double seconds_left() const noexcept { return compute_left_; }  ///< of its stream, alone
+  /// Seconds left of the stream's work, if it ran alone.
+  double seconds_left() const noexcept { return compute_left_; }
 
   /// Passes behind the one that its thread is in or before, without the last, behind which there is no other.
   std::int64_t passes_to_skip() const;
-  /// As if so many passes had gone by.
+  /// Skips passes, as if so many had gone by.
   void skip(std::int64_t passes);
   /// Seconds that a step takes at least, from the beginning of its updates: a layer's forward waits for the updates of
   /// all before it and its own, which take at least as long as what they use most.
@@ -79,15 +83,16 @@ class StepCaller {
   TaskGraph& graph_;
 
   std::int64_t action_ = 0;
-  bool blocked_ = false;       ///< in the middle of `walk_[action_]`
+  bool blocked_ = false;       ///< waits in the middle of `walk_[action_]`
   TaskId begins_ = no_task;    ///< the caller's task that its thread wants to begin
-  std::vector<TaskId> begun_;  ///< ... that it has begun since its last compute
-  double zero_seconds_ = 0.0;  ///< of fresh gradient buffers, before the next compute
+  std::vector<TaskId> begun_;  ///< caller's tasks that its thread has begun since its last compute
+  double zero_seconds_ = 0.0;  ///< seconds to zero fresh gradient buffers, before the next compute
   LayerUse use_;
   GradientUse gradients_;
   std::deque<Compute> computes_;
   InputCopies inputs_;
-  double compute_left_ = 0.0;
+  const double compute_of_step_;  ///< seconds of its stream, alone
+  double compute_left_;
 };
 
 }  // namespace tandem

@@ -71,7 +71,7 @@ double StepLanes::pass_time(ResourceShares& use) {
     const double seconds = costs[i]->seconds;
     const double rest = flight.left * seconds / speeds[i] - step;
     for (std::size_t r = 0; r < use.size(); ++r) use[r] += step * speeds[i] * costs[i]->share[r];
-    // Those that end together end at once, whatever rounding left of them.
+    // Flights that end together end at once, whatever rounding left of them.
     constexpr double rounding = 1e-12;
     flight.left = seconds > 0.0 ? rest * speeds[i] / seconds : 0.0;
     if (rest > rounding * now_) continue;

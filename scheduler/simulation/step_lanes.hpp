@@ -33,7 +33,8 @@ class StepLanes {
   const Flight& of(Lane lane) const noexcept { return flights_[static_cast<std::size_t>(lane)]; }
   Flight& of(InputCopies::Way way) noexcept { return flights_[lane_count + static_cast<std::size_t>(way)]; }
 
-  /// As the executor's issuer: ready tasks go to their streams, a few ahead of what runs. Returns whether some did.
+  /// Queues ready tasks on their streams as the executor's issuer does, a few ahead of the running ones. Returns
+  /// whether it queued some.
   bool issue();
   /// Starts the head of each stream whose dependencies are done, and the readiest task of CPU, disk and file. Returns
   /// whether some were.
@@ -49,7 +50,7 @@ class StepLanes {
       lane < lane_count ? task(static_cast<Lane>(lane)) : copy(static_cast<InputCopies::Way>(lane - lane_count));
     }
   }
-  /// As if so many seconds had passed in which what runs now began, ended, and began again.
+  /// Skips seconds, as if the running flights had begun, ended, and begun again in them.
   void skip(double seconds);
 
  private:
@@ -60,7 +61,7 @@ class StepLanes {
   TaskGraph& graph_;
   const std::optional<TaskCost> writing_;
   std::array<std::deque<TaskId>, lane_count> queues_;  ///< issued to streams, the running one first
-  std::array<Flight, count> flights_;                  ///< those of inputs last, by way
+  std::array<Flight, count> flights_;                  ///< flights by lane, then those of inputs by way
   std::array<std::size_t, count> ended_{};
   std::size_t ended_count_ = 0;
   double now_ = 0.0;

@@ -3,11 +3,10 @@
 namespace tandem {
 
 void StepRecord::stand_still(double seconds) noexcept {
-  if (updates_left_ > 0 && backward_since_ < 0.0) result_.exposed_update_seconds += seconds;
+  if (backward_since_ < 0.0) result_.exposed_update_seconds += seconds;
 }
 
-void StepRecord::add(const Task& task, double seconds, double times, double now) {
-  if (is_update(task.kind) && --updates_left_ == 0) update_end_ = now;
+void StepRecord::add(const Task& task, double seconds, double times) {
   const double bytes = times * static_cast<double>(task.bytes);
   if (task.lane == Lane::host_to_device) to_device_.add(seconds, bytes);
   if (task.lane == Lane::device_to_host) to_host_.add(seconds, bytes);

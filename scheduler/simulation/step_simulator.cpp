@@ -21,7 +21,8 @@ Simulator::Simulator(const ParameterLayout& layout, const Plan& plan, const Mach
              {whole.micro_batches * plan.rank.count > 1, walked.micro_batches < whole.micro_batches, piece}, memory),
       caller_(layout, plan, costs_, compute, walked, whole, lowering_, tasks_),
       lanes_(layout, tasks_,
-             options.disk_share > 0.0 ? std::optional(costs_.writing(options.disk_share)) : std::nullopt) {}
+             options.disk_share > 0.0 ? std::optional(costs_.writing(options.disk_share)) : std::nullopt),
+      settles_(plan.updates_in_backward) {}
 
 Simulation Simulator::run() {
   tasks_.restart(caller_.warm_up());
@@ -41,15 +42,13 @@ Simulation Simulator::run() {
       changed = lanes_.issue() || changed;
       changed = start_heads() || changed;
     }
-    if (begun && finished()) break;
-    if (begun && saves_left_ > 0 && gradients_complete()) {
-      record_.begin_next_step();
-      caller_.rewind();
-      update();
+    if (begun && ends_a_step()) {
+      begin_next_step();
       begun = options_.overlap_updates;
       if (begun) begin_step();
       continue;
     }
+    if (begun && ended()) break;
     if (begun || !tasks_.graph().empty()) pass_time();
     if (gives_up()) return given_up();
   }
@@ -60,15 +59,13 @@ Simulation Simulator::run() {
 void Simulator::update() {
   TaskList& emitted = tasks_.emitted();
   lowering_.update(emitted);
-  record_.submit_updates(
-      std::count_if(emitted.begin(), emitted.end(), [](const Task& task) { return is_update(task.kind); }));
-  if (options_.save && !std::exchange(save_begun_, true)) {
+  if (options_.save && !settles_ && !std::exchange(save_begun_, true)) {
     const std::size_t before = emitted.size();
     lowering_.save(emitted);
     saves_left_ = static_cast<std::int64_t>(emitted.size() - before);
   }
   lowering_.end_pass();
-  if (options_.give_up_after < std::numeric_limits<double>::infinity()) {
+  if (!plan_.updates_in_backward && options_.give_up_after < std::numeric_limits<double>::infinity()) {
     least_ = std::max(least_, caller_.least_seconds(emitted));
   }
   tasks_.submit();
@@ -79,7 +76,27 @@ void Simulator::begin_step() {
   caller_.begin_step();
 }
 
-/// What the engine waits for at the end of a step.
+/// Whether a step ends that another follows.
+bool Simulator::ends_a_step() const { return (settles_ || saves_left_ > 0) && gradients_complete(); }
+
+void Simulator::begin_next_step() {
+  if (std::exchange(settles_, false)) {
+    record_ = {};
+    lanes_.skip(-lanes_.now());
+  } else {
+    record_.begin_next_step();
+  }
+  caller_.rewind();
+  update();
+}
+
+/// Whether the last step has ended. Where its updates run in backward, those that are left are the next one's to hide.
+bool Simulator::ended() const {
+  if (plan_.updates_in_backward && options_.overlap_updates) return gradients_complete();
+  return caller_.finished() && tasks_.graph().empty();
+}
+
+/// Whether the engine's wait at the end of a step is over.
 bool Simulator::gradients_complete() const {
   const std::vector<TaskId>& norms = lowering_.norm_tasks();
   return caller_.finished() &&
@@ -110,7 +127,7 @@ bool Simulator::start_compute() {
   return true;
 }
 
-/// On streams of the caller's own, beside the engine's.
+/// Starts copies of inputs on streams of the caller's own, beside the engine's.
 bool Simulator::start_input_copies() {
   bool moved = false;
   for (const InputCopies::Way way : InputCopies::ways) {
@@ -125,7 +142,7 @@ bool Simulator::start_input_copies() {
   return moved;
 }
 
-/// On the caller's stream. Passes that only repeat the last ones are left out.
+/// Opens a pass on the caller's stream, and skips passes that only repeat the last ones.
 void Simulator::open_pass() {
   if (options_.trace != nullptr || options_.each_micro_batch) return;
   if (!record_.open_pass(lanes_.now(), tasks_.pending())) return;
@@ -140,7 +157,7 @@ void Simulator::open_pass() {
 void Simulator::pass_time() {
   const bool computes = lanes_.of(Lane::caller).running;
   const double seconds = lanes_.pass_time(record_.use());
-  if (!computes) record_.stand_still(seconds);
+  if (!computes && tasks_.pending_updates() > 0) record_.stand_still(seconds);
   lanes_.for_ended([this](Lane lane) { finish(lane); }, [this](InputCopies::Way way) { finish_input_copy(way); });
 }
 
@@ -148,29 +165,31 @@ void Simulator::finish(Lane lane) {
   const Flight& flight = lanes_.of(lane);
   if (lane == Lane::caller) return finish_compute(flight);
   const Task& task = tasks_.graph().node(flight.id).task;
-  if (options_.trace != nullptr) {
+  if (options_.trace != nullptr && !settles_) {
     const std::string name = task.text(layout_.layer(task.layer).name);
-    options_.trace->span(name_of(lane), name, flight.begin, lanes_.now(), task.bytes);
+    options_.trace->span(name_of(lane), name, std::max(0.0, flight.begin), lanes_.now(), task.bytes);
   }
-  record_.add(task, lanes_.now() - flight.begin, tasks_.times(task), lanes_.now());
+  record_.add(task, lanes_.now() - flight.begin, tasks_.times(task));
   if (lane == Lane::disk) --saves_left_;
+  const bool updates = is_update(task.kind);
   tasks_.done(flight.id);
+  if (updates && tasks_.pending_updates() == 0) record_.end_updates(lanes_.now());
 }
 
 void Simulator::finish_compute(const Flight& flight) {
   record_.add_compute(lanes_.now() - flight.begin);
   const Compute ended = caller_.end_compute();
-  if (options_.trace != nullptr) {
+  if (options_.trace != nullptr && !settles_) {
     const std::string name =
         fmt::format("{} {}", ended.backward ? "backward" : "forward", layout_.layer(ended.layer).name);
-    options_.trace->span(name_of(Lane::caller), name, flight.begin, lanes_.now());
+    options_.trace->span(name_of(Lane::caller), name, std::max(0.0, flight.begin), lanes_.now());
   }
   for (const TaskId id : ended.ends) tasks_.done(id);
 }
 
 void Simulator::finish_input_copy(InputCopies::Way way) {
   caller_.inputs().copied(way);
-  if (options_.trace == nullptr) return;
+  if (options_.trace == nullptr || settles_) return;
   const char* name = way == InputCopies::Way::to_host ? "activations to host" : "activations to device";
   options_.trace->span(name, "input", lanes_.of(way).begin, lanes_.now(), plan_.offloaded_input_bytes);
 }

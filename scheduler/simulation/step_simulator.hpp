@@ -25,14 +25,16 @@ class Simulator {
  private:
   void update();
   void begin_step();
+  bool ends_a_step() const;
+  void begin_next_step();
   bool gradients_complete() const;
-  bool finished() const { return caller_.finished() && tasks_.graph().empty(); }
+  bool ended() const;
   bool start_heads();
   bool start_compute();
   bool start_input_copies();
   void open_pass();
   double least_seconds() const;
-  bool gives_up() const { return least_seconds() > options_.give_up_after; }
+  bool gives_up() const { return !settles_ && least_seconds() > options_.give_up_after; }
   void pass_time();
   void finish(Lane lane);
   void finish_compute(const Flight& flight);
@@ -47,6 +49,8 @@ class Simulator {
   StepCaller caller_;
   StepLanes lanes_;
   StepRecord record_;
+  /// The step at hand only leaves what a step finds: where updates run in backward, those of the step before.
+  bool settles_;
   bool save_begun_ = false;
   std::int64_t saves_left_ = 0;
   double least_ = 0.0;  ///< a step takes at least as long, its overhead left out

@@ -18,7 +18,10 @@ void StepTasks::restart(TaskId first) {
 void StepTasks::submit(const Action& stands_for) {
   submitted_ += static_cast<std::int64_t>(emitted_.size());
   pending_ += static_cast<std::int64_t>(emitted_.size());
-  for (std::size_t i = 0; i < emitted_.size(); ++i) graph_.add(emitted_[i], emitted_.dependencies(i));
+  for (std::size_t i = 0; i < emitted_.size(); ++i) {
+    if (is_update(emitted_[i].kind)) ++pending_updates_;
+    graph_.add(emitted_[i], emitted_.dependencies(i));
+  }
   if (coarseness_.stand_for_several) {
     for (const Task& task : emitted_) {
       times_.push_back(task.kind == TaskKind::fetch_weights ? 1.0 : stands_for.micro_batches);
@@ -29,6 +32,7 @@ void StepTasks::submit(const Action& stands_for) {
 
 void StepTasks::done(TaskId id) {
   --pending_;
+  if (is_update(graph_.node(id).task.kind)) --pending_updates_;
   graph_.mark_done(id);
 }
 

@@ -11,11 +11,11 @@
 
 namespace tandem {
 
-/// What the simulated tasks stand for.
+/// Coarseness of the simulated tasks: what they stand for.
 struct Coarseness {
   bool sums = false;               ///< several gradients of a layer add up in a step
   bool stand_for_several = false;  ///< some micro-batches do
-  std::int64_t piece = 0;          ///< elements of what coarse pieces are made of; 0: nothing is coarsened
+  std::int64_t piece = 0;          ///< elements of the pieces that a coarse piece is made of; 0: nothing is coarsened
 };
 
 /// Passes what a lowering emits on to the task graph.
@@ -31,10 +31,11 @@ class StepTasks {
   const TaskGraph& graph() const noexcept { return graph_; }
   /// Begins anew with the task of this id.
   void restart(TaskId first);
-  /// What an action has emitted, or an update.
+  /// Submits the tasks that an action, or an update, has emitted.
   void submit(const Action& stands_for = {});
   void done(TaskId id);
-  std::int64_t pending() const noexcept { return pending_; }      ///< tasks that are not done
+  std::int64_t pending() const noexcept { return pending_; }  ///< tasks that are not done
+  std::int64_t pending_updates() const noexcept { return pending_updates_; }
   std::int64_t submitted() const noexcept { return submitted_; }  ///< tasks altogether
 
   /// How many a task stands for.
@@ -49,8 +50,9 @@ class StepTasks {
   TaskGraph& graph_;
   TaskList& emitted_;
   TaskId first_id_ = 0;
-  std::vector<double> times_;  ///< by task, where micro-batches are coarsened: that it stands for
+  std::vector<double> times_;  ///< tasks that each task stands for, where micro-batches are coarsened
   std::int64_t pending_ = 0;
+  std::int64_t pending_updates_ = 0;
   std::int64_t submitted_ = 0;
 };
 

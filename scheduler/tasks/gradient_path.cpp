@@ -47,7 +47,7 @@ void GradientPath::begin_step(int micro_batches) {
   open_micro_batches(0);
 }
 
-/// As many as pass through the layers at once, or as are left.
+/// Opens the micro-batches from `first` on: as many as pass through the layers at once, or as are left.
 void GradientPath::open_micro_batches(int first) {
   micro_end_ = std::min(first + state_.plan.micro_batches_at_once, micro_batches_);
   gradients_left_ = layers_to_commit_ * (micro_end_ - first);
@@ -213,7 +213,8 @@ void GradientPath::send_gradient(int index, TaskList& out) {
   buffer.layer = -1;
 }
 
-/// What other ranks have of this one's part of the gradient in a buffer, into one for that. All read this one, too.
+/// Emits the exchange of a gradient buffer: receives the other ranks' parts of this rank's slice in a receive buffer,
+/// while all of them read their parts of this buffer. Returns the receive buffer.
 int GradientPath::all_to_all(int index, TaskList& out) {
   Buffer& from = at(buffers_, index);
   const Layer& layer = state_.layout.layer(from.layer);
@@ -236,7 +237,7 @@ int GradientPath::all_to_all(int index, TaskList& out) {
   return receive_buffer;
 }
 
-/// That which was filled longest ago.
+/// The receive buffer that was filled longest ago.
 int GradientPath::acquire_receive_buffer(int layer) const {
   const int size_class = state_.placement(layer).size_class;
   const auto age = [](const ReceiveBuffer& buffer) { return buffer.filled_by.empty() ? no_task : buffer.filled_by[0]; };
@@ -250,7 +251,7 @@ int GradientPath::acquire_receive_buffer(int layer) const {
   return best;
 }
 
-/// What makes a piece's gradient complete in its buffer.
+/// Tasks that make a piece's gradient complete in its buffer.
 const std::vector<TaskId>& GradientPath::fillers_of(const Task& piece) const {
   return piece.receive_buffer < 0 ? at(buffers_, piece.buffer).commit_tasks
                                   : at(receive_buffers_, piece.receive_buffer).filled_by;
@@ -276,7 +277,7 @@ void GradientPath::for_gradient_pieces(int subgroup, Body body) const {
 void GradientPath::send_part(Task piece, TaskList& out) {
   const auto& range = state_.subgroups_of(piece.layer);
   for (int s = range.first; s < range.end; ++s) {
-    // Whoever still uses the final gradient of the micro-batch or step before; it is not touched before it is due.
+    // Tasks that still use the final gradient of the micro-batch or step before; it is not touched before it is due.
     std::vector<RangeUse>& users = state_.users(s).of_gradient;
     const bool kept = state_.subgroup(s).gradient_on_device;
     if (kept || !state_.plan.sends_sums || piece.last_micro) {
@@ -311,7 +312,8 @@ void GradientPath::stage_piece(Task& piece, bool adds, TaskList& out) {
   user = staged;
 }
 
-/// To the host, where the final gradient is what `final_before_` uses: by way of staging, or as it is.
+/// Sends a piece to the host, where `final_before_` are the users of the final gradient: by way of staging, or as it
+/// is.
 void GradientPath::send_piece(Task piece, TaskList& out) {
   const bool sends_sums = state_.plan.sends_sums;
   const bool adds = sends_sums && gradients_of_step() > 1;

@@ -26,10 +26,10 @@ class GradientPath {
   void leave_out(int micro_batches) noexcept { micro_batches_ -= micro_batches; }
 
   GradientUse gradients(int layer, TaskList& out);
-  /// The caller has filled the gradients of a use of its layer, which has some.
+  /// Counts a use of a layer with gradients whose buffers the caller has filled.
   void count_commit(const GradientUse& use) { ++at(layers_, use.layer).committed; }
-  /// ... of which this is one. Emits its way if all have been added to it. Returns whether it is now complete, in all
-  /// micro-batches.
+  /// Commits one place of such a use. Emits the gradient's way if all layers have been added to it. Returns whether the
+  /// gradient is now complete, in all micro-batches.
   bool commit(const GradientUse& use, const GradientPlace& place, TaskList& out);
   /// Goes on to the next pass where all gradients of the present one are committed, and it is not the last. Returns
   /// whether it did.
@@ -51,7 +51,7 @@ class GradientPath {
     int size_class = 0;
     int layer = -1;  ///< -1: not open
     int micro = 0;
-    int commits = 0;                   ///< of the layers that add to it
+    int commits = 0;                   ///< commits so far, of the layers that add to it
     std::vector<TaskId> commit_tasks;  ///< theirs
     std::vector<TaskId> users;         ///< to wait for before it is overwritten
   };
@@ -63,7 +63,7 @@ class GradientPath {
   };
   struct LayerCommits {
     int asked = 0;         ///< micro-batches in which the caller has asked for gradients here
-    int committed = 0;     ///< ... and committed them
+    int committed = 0;     ///< micro-batches in which it has committed them
     int contributors = 1;  ///< layers that must commit: itself and its borrowers
   };
 
@@ -93,11 +93,11 @@ class GradientPath {
   std::vector<TaskId> norm_tasks_;
   std::vector<CompleteLayer> complete_layers_;
   int micro_batches_ = 1;
-  int micro_end_ = 1;       ///< of those that pass through the layers at the moment, the last one's successor
-  int layer_at_work_ = -1;  ///< whose gradients were asked for last
+  int micro_end_ = 1;       ///< end of the micro-batches that pass through the layers at present
+  int layer_at_work_ = -1;  ///< layer whose gradients were asked for last
   int layers_to_commit_ = 0;
-  int gradients_left_ = 0;              ///< of these layers in these micro-batches
-  std::vector<TaskId> before_;          ///< what the next commit depends on, while it is emitted
+  int gradients_left_ = 0;              ///< gradients that are not complete, of all layers in these micro-batches
+  std::vector<TaskId> before_;          ///< dependencies of the next commit, while it is emitted
   std::vector<RangeUse> final_before_;  ///< users of a subgroup's final gradient, while its next pieces are emitted
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What a caller holds while it works with a layer: places of its weights and of its gradients.
+// Uses of a layer by the caller: places of its weights and of its gradients.
 #include <array>
 #include <cstddef>
 
@@ -41,7 +41,7 @@ struct LayerUse {
   Places<WeightPlace> weights;
 };
 
-/// ... and of its gradients in one micro-batch.
+/// The caller's use of a layer's gradients in one micro-batch.
 struct GradientUse {
   TaskId id = no_task;
   int layer = -1;

@@ -49,15 +49,17 @@ class Lowering {
   /// micro-batches that pass through the layers at once, and, where the plan sends sums, before all micro-batches of
   /// the layer before are committed.
   GradientUse gradients(int layer, TaskList& out);
-  /// It has: emits, for every layer that is now complete, the way of its gradient.
+  /// The caller has filled the gradients of a use: emits, for every layer that is now complete, the way of its
+  /// gradient.
   void commit(const GradientUse& use, TaskList& out);
-  /// It has not, and will not: the buffers may be reused after the use's task, a commit of nothing.
+  /// The caller will not fill the gradients of a use: the buffers may be reused after the use's task, a commit of
+  /// nothing.
   void abandon(const GradientUse& use) { gradients_.abandon(use); }
   /// Whether every layer with state has been committed in every micro-batch.
   bool gradients_complete() const noexcept { return gradients_.complete(); }
   /// Emits the updates of all subgroups in forward order.
   void update(TaskList& out);
-  /// Between steps: emits the reading of all state as it is behind the updates emitted so far, in the order of a
+  /// Emits, between steps, the reading of all state as it is behind the updates emitted so far, in the order of a
   /// checkpoint, one task after another. The next update of a subgroup waits until its state has been read.
   void save(TaskList& out) { saves_.save(out); }
   /// Steps begun before the present one: `Task::step`.
@@ -65,7 +67,7 @@ class Lowering {
   /// The tasks after which the norm blocks of the present step lie on the host, a layer's behind those of the layer
   /// that was complete before it.
   const std::vector<TaskId>& norm_tasks() const noexcept { return gradients_.norm_tasks(); }
-  /// In the order in which they came.
+  /// Layers whose gradient is complete, in the order in which they came.
   const std::vector<CompleteLayer>& complete_layers() const noexcept { return gradients_.complete_layers(); }
 
   /// Weights have changed by other means than updates: every buffer must be fetched again. Throws

@@ -1,5 +1,5 @@
 #pragma once
-// What the parts of one lowering share: ids of tasks, users of subgroups, and buffers that are taken in turn.
+// Shared state of the parts of one lowering: ids of tasks, users of subgroups, and buffers that are taken in turn.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace tandem {
 
-// What somebody waits for right now comes first, then gradients (they free buffers that backward
-// needs), then updates.
+// Priorities: tasks that somebody waits for right now come first, then gradients (they free buffers that backward
+// needs), then updates: the layer is added to `priority_update`, as the next forward waits for low layers first.
 constexpr int priority_fetch = 0;
 constexpr int priority_gradient = 1;
 constexpr int priority_update = 2;
@@ -32,10 +32,10 @@ auto& at(Items& items, int index) {
   return items[static_cast<std::size_t>(index)];
 }
 
-/// What tasks are numbered by; goes on where one plan follows another.
+/// Counters that number tasks; they go on where one plan follows another.
 struct TaskCount {
   TaskId next_id = 0;
-  std::int64_t steps = 0;  ///< begun so far
+  std::int64_t steps = 0;  ///< steps begun so far
 };
 
 /// A task that uses elements [begin, end) of something.

@@ -27,7 +27,7 @@ class Ring {
   }
   /// Removes what comes before `number`. The elements are not destroyed: later pushes take their slots.
   void pop_before(std::int64_t number) noexcept { begin_ = number; }
-  /// As a new one, in the memory that it has.
+  /// Empties the ring, and keeps its memory.
   void restart(std::int64_t first = 0) noexcept { begin_ = end_ = first; }
 
  private:

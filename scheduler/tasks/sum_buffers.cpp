@@ -36,7 +36,7 @@ TaskId SumBuffers::add(Task& piece, TaskList& out) {
   piece.sum = buffer_of(piece.layer);
   Users& users = at(buffers_, piece.sum).users;
   const TaskId sum = state_.emit_like(out, piece, TaskKind::sum_gradient, Lane::device).id;
-  // Of the buffer: what a rank owns of a layer lies at its beginning.
+  // Positions in the buffer, at whose beginning a rank's slice of a layer lies.
   const std::int64_t slice = slice_of(state_.layout.layer(piece.layer), state_.plan.rank).trained.begin;
   const RangeUse use{piece.begin - slice, piece.end - slice, sum};
   // Sorted, apart from each other; mostly it is the same piece of the micro-batch before.

@@ -1,6 +1,6 @@
 #pragma once
-// What a plan is lowered to into: tasks with a resource, dependencies and bytes, and no closures. The executor
-// binds them to streams and workers, the simulator to durations.
+// Tasks that a plan is lowered to, with a resource, dependencies and bytes, and no closures. The executor binds them to
+// streams and workers, the simulator to durations.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -62,15 +62,15 @@ enum class TaskKind : std::uint8_t {
   save_state,           ///< disk: reads a range of one array of a parameter's state, for a checkpoint
 };
 std::string_view name_of(TaskKind kind) noexcept;
-/// Whether it is part of the update: what lies between the norm and the new weights. State on its way back to the host
-/// does not, for nobody waits for it before the next update.
+/// Whether the task is part of the update: between the norm and the new weights. State on its way back to the host is
+/// not, for nobody waits for it before the next update.
 bool is_update(TaskKind kind) noexcept;
 
 struct Task {
   TaskId id = no_task;
   TaskKind kind = TaskKind::layer_use;
   Lane lane = Lane::caller;
-  std::int64_t step = 0;  ///< begun before this one: what tells the updates of two steps apart
+  std::int64_t step = 0;  ///< steps begun before this one: tells the updates of two steps apart
   int priority = 0;       ///< lower first among the ready tasks of a lane; then by id
   int layer = -1;
   int subgroup = -1;       ///< index in Plan::subgroups
@@ -79,11 +79,11 @@ struct Task {
   int buffer = -1;          ///< weight, gradient or state buffer (index within its kind)
   int staging = -1;         ///< staging piece
   int sum = -1;             ///< buffer for a sum of gradients
-  int file_buffer = -1;     ///< on the host, of state that lives in a file
+  int file_buffer = -1;     ///< buffer on the host for state that lives in a file
   int receive_buffer = -1;  ///< buffer for what other ranks send; -1 in a piece of this rank's own gradient
-  int from_rank = 0;        ///< whose gradient a piece from there is
-  StateArray array = StateArray::master;  ///< that a save_state reads
-  bool first_micro = true;                ///< of the step's micro-batches, every rank's
+  int from_rank = 0;        ///< rank whose gradient a received piece is
+  StateArray array = StateArray::master;  ///< array that a save_state reads
+  bool first_micro = true;                ///< first of the step's micro-batches, every rank's
   bool last_micro = true;
   bool in_bf16 = false;     ///< gradient piece: the caller writes bf16, nothing is left to round
   std::uint64_t bytes = 0;  ///< across the link, or to or from a file
@@ -93,8 +93,8 @@ struct Task {
   std::string text(std::string_view layer_name) const;
 };
 
-/// Whether it is of a whole subgroup, not of a piece: on the CPU, and where nothing of it leaves the device; unless its
-/// state comes from a file.
+/// Whether the task is of a whole subgroup, not of a piece: on the CPU, and where nothing of it leaves the device;
+/// unless its state comes from a file.
 bool takes_subgroup_whole(const Task& task) noexcept;
 
 /// Bytes of memory that adding to a sum of gradients moves, a parameter: bf16 read, fp32 read and written.
@@ -109,7 +109,7 @@ class TaskList {
  public:
   /// The new last task.
   Task& add(const Task& task);
-  /// What the last task depends on; `no_task` is nothing.
+  /// Adds dependencies of the last task; `no_task` is none.
   void depends_on(TaskId first);
   void depends_on(std::span<const TaskId> first);
   std::span<const TaskId> dependencies(std::size_t i) const;

@@ -45,12 +45,12 @@ void TaskGraph::add(const Task& task, std::span<const TaskId> dependencies) {
 
 void TaskGraph::make_ready(const TaskNode& node) {
   if (node.task.lane == Lane::caller) return;
-  // What ranks exchange has one order on all of them, whatever is ready where.
+  // Exchanges between ranks have one order on all of them, whatever is ready where.
   const int priority = node.task.lane == Lane::peers ? 0 : node.task.priority;
   ready_[static_cast<std::size_t>(node.task.lane)].emplace(priority, node.task.id);
 }
 
-/// Who waits at its end waits for one task less.
+/// Releases an edge: the task at its end waits for one task less.
 void TaskGraph::release(Edge& edge) {
   if (!std::exchange(edge.counts, false)) return;
   TaskNode& waiter = node(edge.second);

@@ -41,26 +41,26 @@ struct Edge {
 /// *done* when the stream has passed it; a CPU task is both at once.
 struct TaskNode {
   Task task;
-  Event event;       ///< recorded behind it, while it is issued and not done; of the executor's
+  Event event;       ///< recorded behind the task, while it is issued and not done; the executor's
   NamedRange range;  ///< while its caller is at it; of the executor's
   bool issued = false;
   bool done = false;
-  double issued_at = 0.0;        ///< of the executor's
+  double issued_at = 0.0;        ///< the executor's time of issue, in seconds
   double ready_at = 0.0;         ///< when the last that it depends on was done, as `mark_done` was told
   int waiting_for = 0;           ///< dependencies not yet as far as this task needs them
   EdgeId first_edge = no_edge;   ///< its own dependencies are those from here to where the next task's begin
   EdgeId after_issue = no_edge;  ///< the list of those who become readier when it is issued
-  EdgeId after_done = no_edge;   ///< ... of those who are told when it is done
+  EdgeId after_done = no_edge;   ///< the list of those who are told when it is done
 };
 
-/// Between two tasks of device lanes a dependency is met once the first is issued: the second's stream
-/// waits for its event. Where one side is the CPU or the disk, it is met when the first is done. A caller's task waits
-/// as one of a device lane would, but is never among the ready ones: the caller begins it.
+/// Graph of the tasks in flight. Between two tasks of device lanes a dependency is met once the first is issued: the
+/// second's stream waits for its event. Where one side is the CPU or the disk, it is met when the first is done. A
+/// caller's task waits as one of a device lane would, but is never among the ready ones: the caller begins it.
 class TaskGraph {
  public:
   /// `first` is the id of the first task to be added; those before it count as done.
   explicit TaskGraph(TaskId first = 0) : nodes_(first) {}
-  /// As a new one, in the memory that it has.
+  /// Empties the graph, and keeps its memory.
   void restart(TaskId first);
 
   /// Adds a task whose id is the next one. Dependencies that are gone are met.
@@ -76,7 +76,7 @@ class TaskGraph {
   void take(Lane lane);
 
   bool known(TaskId id) const noexcept { return nodes_.holds(id); }
-  /// Of a known task. Valid until the next `add`.
+  /// Node of a known task. Valid until the next `add`.
   TaskNode& node(TaskId id) { return nodes_[id]; }
   const TaskNode& node(TaskId id) const { return nodes_[id]; }
   bool done(TaskId id) const noexcept { return !known(id) || node(id).done; }
@@ -106,7 +106,7 @@ class TaskGraph {
   EdgeId end_of_edges(TaskId id) const { return known(id + 1) ? node(id + 1).first_edge : edges_.end(); }
 
   Ring<TaskNode> nodes_;
-  Ring<TaskId> of_peers_;  ///< those of their lane that are not taken
+  Ring<TaskId> of_peers_;  ///< tasks of the peers' lane that are not taken
   Ring<Edge> edges_;       ///< in the order of the tasks that wait
   std::array<Ready, lane_count> ready_;
 };

@@ -30,7 +30,7 @@ class Count {
   Traffic traffic;
 
  private:
-  /// With the gradients of so many micro-batches.
+  /// Passes a layer, with the gradients of so many micro-batches.
   void pass(int layer, int gradients) {
     const LayerUse use = lowering_.use(layer, tasks_);
     lowering_.prefetch(tasks_);
@@ -63,7 +63,7 @@ class Count {
 }  // namespace
 
 Traffic traffic_of_step(const ParameterLayout& layout, Plan plan, int micro_batches) {
-  plan.piece_elements = plan.subgroup_size;  // as many bytes in fewer tasks
+  plan.piece_elements = plan.subgroup_size;  // fewer tasks for the same bytes
   Count count(layout, plan, micro_batches);
   count.step();
   count.step();  // from then on each step finds what the one before it left

@@ -13,8 +13,8 @@ struct Traffic {
   std::uint64_t from_peers = 0;  ///< other ranks' weights and gradients
 };
 
-/// Of one step among others, without what a cold start brings: of `micro_batches` forwards in layer order and backwards
-/// in its reverse, as many at once as the plan has pass through, none skipped, no evaluation between.
+/// Bytes of one step in the steady state, without those of a cold start: `micro_batches` forwards in layer order and
+/// backwards in its reverse, as many at once as the plan has pass through, none skipped, no evaluation between.
 Traffic traffic_of_step(const ParameterLayout& layout, Plan plan, int micro_batches);
 
 }  // namespace tandem

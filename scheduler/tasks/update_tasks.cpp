@@ -37,7 +37,7 @@ void UpdateTasks::update_layer(int layer, TaskList& out) {
 
 Task& UpdateTasks::emit(TaskList& out, TaskKind kind, Lane lane, const Task& piece) {
   Task& task = state_.emit_like(out, piece, kind, lane);
-  // Whoever still reads the old weights: uses of residents, fetches of the host's copy.
+  // Readers of the old weights: uses of residents, fetches of the host's copy.
   if (overwrites_weights(kind, state_.placement(piece.layer).resident)) out.depends_on(weights_.readers(piece.layer));
   return task;
 }
@@ -45,7 +45,7 @@ Task& UpdateTasks::emit(TaskList& out, TaskKind kind, Lane lane, const Task& pie
 /// The update of [begin, end) of a subgroup, yet without kind and lane.
 Task UpdateTasks::task_of(int subgroup, std::int64_t begin, std::int64_t end) const {
   Task task;
-  task.priority = priority_update;
+  task.priority = priority_update + state_.subgroup(subgroup).layer;
   task.step = state_.step;
   task.layer = state_.subgroup(subgroup).layer;
   task.subgroup = subgroup;
@@ -157,8 +157,8 @@ void UpdateTasks::update_piece_on_device(Task piece, TaskList& out) {
   store_piece(piece, update, out);
 }
 
-/// What the update of a piece needs from the host: streamed state, with its gradient where that lies there, and
-/// weights.
+/// Loads the parts of a piece's update that lie on the host: streamed state, with its gradient where that lies there,
+/// and weights.
 TaskId UpdateTasks::load_piece(const Task& piece, TaskId read, TaskList& out) {
   const Subgroup& group = state_.subgroup(piece.subgroup);
   const bool streamed = group.tier != Tier::device;
@@ -200,7 +200,7 @@ void UpdateTasks::store_piece(const Task& piece, TaskId updated, TaskList& out) 
   if (weights_resident && !streamed) users.push_back({piece.begin, piece.end, updated});
 }
 
-/// In its turn: the next piece's load waits for the buffer of state, its update for the staging.
+/// Stores a piece in its turn: the next piece's load waits for the buffer of state, its update for the staging.
 TaskId UpdateTasks::store(const Task& piece, TaskKind kind, std::uint64_t bytes, TaskId updated, TaskList& out) {
   Task& task = emit(out, kind, Lane::device_to_host, piece);
   task.priority = priority_gradient;

@@ -14,7 +14,7 @@ class UpdateTasks {
   /// Both must outlive it.
   UpdateTasks(LoweringState& state, WeightRing& weights);
 
-  /// All subgroups of a layer.
+  /// Emits the updates of all subgroups of a layer.
   void update_layer(int layer, TaskList& out);
 
  private:

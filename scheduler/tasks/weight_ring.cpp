@@ -108,7 +108,8 @@ void WeightRing::load(int layer, int index, TaskList& out) {
   out.depends_on(fetched);
 }
 
-/// What other ranks own of a layer, beside this one's own, which whoever calls this makes it wait for.
+/// Emits the gathering of a layer's other slices from the ranks that own them. The caller makes it wait for this rank's
+/// own slice.
 TaskId WeightRing::gather(int layer, int buffer, TaskList& out) {
   const Layer& of = state_.layout.layer(layer);
   Task& gather = state_.emit(out, TaskKind::gather_weights, Lane::peers, priority_fetch, layer);
@@ -159,7 +160,7 @@ void WeightRing::prefetch(TaskList& out) {
 
 // -- uses ------------------------------------------------------------------------------------------
 
-/// Of these layers, the buffers that are valid have so many holders more.
+/// Adds `by` to the holders of the buffers of these layers that are valid.
 void WeightRing::hold_valid(const std::vector<int>& layers, int by) {
   for (const int l : layers) {
     const int b = weights_of(l).buffer;

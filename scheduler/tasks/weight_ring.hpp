@@ -41,20 +41,20 @@ class WeightRing {
  private:
   struct Buffer {
     int size_class = 0;
-    int layer = -1;   ///< what it holds; -1 nothing valid
+    int layer = -1;   ///< layer that it holds; -1: nothing valid
     int holders = 0;  ///< uses not yet released
     TaskId filled_by = no_task;
     std::vector<TaskId> users;  ///< to wait for before it is overwritten
   };
   struct LayerWeights {
-    int buffer = -1;                 ///< that holds valid weights, -1 none
-    bool gradients_asked = false;    ///< in the present step
-    bool used_in_backward = false;   ///< of the present step
+    int buffer = -1;                 ///< buffer that holds valid weights; -1: none
+    bool gradients_asked = false;    ///< gradients were asked for in the present step
+    bool used_in_backward = false;   ///< used in backward of the present step
     bool needed_in_backward = true;  ///< false: its gradients came without its weights in the last step that had any
     std::vector<int> touchers;       ///< layers whose use needs this layer's weights
-    std::vector<TaskId> weight_writers;  ///< of the place that fetches or uses read
+    std::vector<TaskId> weight_writers;  ///< writers of the weights that fetches or uses read
     bool stale = false;                  ///< resident, and other ranks have newer weights of their slices than this one
-    std::vector<TaskId> stale_readers;   ///< of what they will overwrite
+    std::vector<TaskId> stale_readers;   ///< readers of the slices that other ranks' newer weights will overwrite
     std::vector<TaskId> uses;            ///< readers since the last update: uses where resident, else fetches
   };
 
@@ -76,7 +76,7 @@ class WeightRing {
   Direction direction_ = Direction::none;
   int position_ = -1;           ///< layer used last
   int open_uses_ = 0;           ///< not yet released
-  std::vector<TaskId> before_;  ///< what the next use depends on, while it is emitted
+  std::vector<TaskId> before_;  ///< dependencies of the next use, while it is emitted
 };
 
 }  // namespace tandem

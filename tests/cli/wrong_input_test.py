@@ -186,8 +186,8 @@ class Data(ProgramTest):
 
     def test_tokenizer_with_a_larger_vocabulary(self):
         data = self.file("big.bin", struct.pack("<200H", *([5] * 200)))
-        self.file("big.json", json.dumps({"dtype": "uint16", "vocab_size": 257}))
-        self.refuse_data(4, ["vocabulary of 257", "256"], data)
+        self.file("big.json", json.dumps({"dtype": "uint16", "vocab_size": 321}))
+        self.refuse_data(4, ["vocabulary of 321", "256"], data)
         self.file("big.json", json.dumps({"dtype": "uint16", "vocab_size": 256, "tokens": 201}))
         self.refuse_data(4, ["promises 201"], data)
         self.file("big.json", "{")

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "core/base/error.hpp"
+#include "data/mix_sampler.hpp"
 #include "data/token_source.hpp"
 #include "data/window_sampler.hpp"
 
@@ -126,6 +127,76 @@ TEST_F(Data, RefusesWhatContradictsItselfAndSaysWhere) {
   EXPECT_THAT(refusal({root_ / "hollow"}, {256, {}}), HasSubstr("holds no files"));
 }
 
+TEST_F(Data, AWidthThatNothingStatesIsTakenWhereNoOtherCanBeMeant) {
+  const std::vector<std::uint32_t> wide{7, 400, 9, 0};
+  EXPECT_THAT(refusal({file("wide.bin", wide)}, {1000, {}}), HasSubstr("look like 32-bit ids"));
+  EXPECT_THAT(refusal({file("wider.bin", std::vector<std::uint64_t>{7, 400})}, {1000, {}}),
+              HasSubstr("look like 64-bit ids"));
+  EXPECT_EQ(all(TokenSource({file("narrow.bin", std::vector<std::uint16_t>{7, 0, 9, 1})}, {1000, {}})),
+            (std::vector<std::int32_t>{7, 0, 9, 1}));
+  EXPECT_EQ(all(TokenSource({file("wide.bin", wide)}, {1000, TokenWidth::uint16})).size(), 8u) << "as the user says";
+  EXPECT_EQ(refusal({file("zeros.bin", std::vector<std::uint32_t>(9, 0))}, {1000, {}}), "accepted");
+  // 16 bits have room for 65,536 tokens.
+  const auto any = file("any.bin", std::vector<std::uint16_t>{1, 2, 3});
+  EXPECT_EQ(refusal({any}, {65536, {}}), "accepted");
+  EXPECT_THAT(refusal({any}, {65537, {}}), AllOf(HasSubstr("vocabulary of 65537"), HasSubstr("--token-dtype uint32")));
+  // Said, but hardly meant.
+  const TokenSource doubtful({file("ids.bin", std::vector<std::uint64_t>{7, 400})}, {1000, TokenWidth::uint32});
+  EXPECT_THAT(doubtful.notices(), testing::ElementsAre(HasSubstr("64-bit ids that are read as uint32")));
+}
+
+TEST_F(Data, ReadsFoldersOfNumpyArrays) {
+  const auto array = [&](const std::string& name, const std::string& type, const std::vector<std::int64_t>& values) {
+    const std::string head =
+        "{'descr': '" + type + "', 'fortran_order': False, 'shape': (" + std::to_string(values.size()) + ",), }\n";
+    std::string content = std::string("\x93NUMPY\1\0", 8) + static_cast<char>(head.size()) + '\0' + head;
+    for (const std::int64_t value : values) {
+      content.append(reinterpret_cast<const char*>(&value), static_cast<std::size_t>(type.back() - '0'));
+    }
+    return text(name, content);
+  };
+  array("folder/a.npy", "<u2", {1, 2});
+  array("folder/b.npy", "<i8", {3, 70000});
+  text("folder/b.json", R"({"vocab_size": 100000})");
+  EXPECT_EQ(all(TokenSource({root_ / "folder"}, {100000, {}})), (std::vector<std::int32_t>{1, 2, 3, 70000}));
+  EXPECT_THAT(refusal({array("c.npy", "<i8", {5, -1})}, {100000, {}}), HasSubstr("token -1 at position 1"));
+  EXPECT_THAT(refusal({array("d.npy", "<f8", {5})}, {100000, {}}), HasSubstr("'<f8'"));
+}
+
+TEST_F(Data, TextIsText) {
+  EXPECT_EQ(all(TokenSource({text("mark.txt", "\xef\xbb\xbfhi")}, {256, {}})), (std::vector<std::int32_t>{'h', 'i'}));
+  EXPECT_THAT(refusal({text("zero.txt", std::string("\xef\xbb\xbf"
+                                                    "a\0b",
+                                                    6))},
+                      {256, {}}),
+              HasSubstr("byte 4 is 0"));
+  std::string large(20'000'003, 'x');
+  large[9'000'001] = '\0';
+  large[15'000'001] = '\0';
+  EXPECT_THAT(refusal({text("large.txt", large)}, {256, {}}), HasSubstr("byte 9000001 is 0"));
+  EXPECT_THAT(refusal({text("a.txt", "\xff\xfeh")}, {256, {}}), HasSubstr("UTF-16"));
+  EXPECT_THAT(refusal({text("b.JSONL", "hi")}, {256, {}}), HasSubstr("tools/prepare_data.py"));
+  EXPECT_EQ(refusal({text("latin1.txt", "caf\xe9")}, {256, {}}), "accepted");
+}
+
+TEST_F(Data, ADigestIsOfContentNotOfNames) {
+  const auto digest = [&](const fs::path& name) { return TokenSource({name}, {256, {}}).digest(); };
+  const auto one = text("one/a.txt", "abcdef"), same = text("two/b.txt", "abcdef");
+  EXPECT_EQ(digest(one), digest(same));
+  EXPECT_NE(digest(one), digest(text("c.txt", "abcdeg")));
+  const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3});
+  const std::string plain = digest(bin);
+  file<std::uint8_t>("a.mask.bin", {1, 1, 0});
+  const std::string masked = digest(bin);
+  EXPECT_NE(masked, plain);
+  file<std::uint8_t>("a.mask.bin", {1, 0, 1});
+  EXPECT_NE(digest(bin), masked);
+  std::vector<std::uint16_t> many(9'000'000, 5);  // of several blocks
+  const std::string before = digest(file("m.bin", many));
+  many[8'999'999] = 6;
+  EXPECT_NE(digest(file("m.bin", many)), before);
+}
+
 TEST_F(Data, FindsTheFirstBadTokenOfAFileThatManyThreadsScan) {
   std::vector<std::uint16_t> tokens(20'000'003, 5);
   tokens[4'200'001] = 300;
@@ -229,6 +300,61 @@ TEST(WindowSampler, RefusesAStateOfOtherDataOrSeed) {
   EXPECT_THROW(WindowSampler(0, 7), MisuseError);
 }
 
+TEST(MixSampler, OfOneSourceItIsItsOrder) {
+  MixSampler mix({{.windows = 22}}, 7);
+  WindowSampler alone(22, 7);
+  for (int i = 0; i < 60; ++i) EXPECT_EQ(mix.next(), (MixSampler::Draw{0, alone.next()}));
+}
+
+TEST(MixSampler, DrawsByShareAndEachSourceInEpochsOfItsOwn) {
+  const std::vector<MixPart> parts = {{1000, 0.6}, {7, 0.3}, {1000, 0.1}};
+  MixSampler mix(parts, 42);
+  std::vector<std::vector<std::int64_t>> drawn(3);
+  for (int i = 0; i < 10000; ++i) {
+    const auto [source, window] = mix.next();
+    drawn.at(source).push_back(window);
+  }
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_NEAR(static_cast<double>(drawn[i].size()), 10000 * parts[i].share, 200) << i;  // 4 deviations
+    const auto windows = static_cast<std::ptrdiff_t>(parts[i].windows);
+    ASSERT_GE(std::ssize(drawn[i]), 900);
+    if (windows > std::ssize(drawn[i])) continue;
+    for (std::ptrdiff_t at = 0; at + windows <= std::ssize(drawn[i]); at += windows) {  // each window once an epoch
+      EXPECT_EQ(std::set(drawn[i].begin() + at, drawn[i].begin() + at + windows).size(), parts[i].windows);
+    }
+  }
+  EXPECT_NE(std::vector(drawn[0].begin(), drawn[0].begin() + 900),
+            std::vector(drawn[2].begin(), drawn[2].begin() + 900))
+      << "sources of one size have orders of their own";
+}
+
+TEST(MixSampler, ContinuesExactlyFromASavedState) {
+  const std::vector<MixPart> parts = {{22, 0.5}, {5, 0.5}};
+  MixSampler straight(parts, 7), first(parts, 7), second(parts, 7);
+  for (int i = 0; i < 37; ++i) EXPECT_EQ(straight.next(), first.next());
+  second.restore(first.state());
+  for (int i = 0; i < 60; ++i) EXPECT_EQ(second.next(), straight.next());
+}
+
+TEST(MixSampler, RefusesAStateOfOtherDataOrSeed) {
+  MixSampler mix({{22, 0.5}, {5, 0.5}}, 7);
+  const MixSampler::State good = mix.state();
+  const auto refused = [&](const auto& change) {
+    MixSampler::State state = good;
+    change(state);
+    EXPECT_THROW(mix.restore(state), InputError);
+  };
+  refused([](auto& state) { state.sources.pop_back(); });
+  refused([](auto& state) { state.sources[1].windows = 6; });
+  refused([](auto& state) { state.sources[0].seed = 8; });
+  refused([](auto& state) { state.sources[0].position = 23; });
+  refused([](auto& state) { state.drawn = 1; });
+  refused([](auto& state) { state.sources[0].epoch = INT64_MAX; });
+  EXPECT_EQ(mix.state(), good);
+  EXPECT_THROW(MixSampler({}, 7), MisuseError);
+  EXPECT_THROW(MixSampler({{22, 0.0}}, 7), MisuseError);
+}
+
 std::vector<std::int32_t> targets_of(const TokenSource& source, std::int64_t window, std::size_t length) {
   std::vector<std::int32_t> inputs(length);
   std::vector<std::int32_t> targets(length);
@@ -283,7 +409,7 @@ TEST_F(Data, RefusesDescriptionsThatContradict) {
     text("a.json", json);
     EXPECT_THAT(refusal({bin}, {10, {}}), HasSubstr(why)) << json;
   };
-  refused(R"({"vocab_size": 11})", "vocabulary of 11, the model 10");
+  refused(R"({"vocab_size": 75})", "vocabulary of 75, the model 10");
   refused(R"({"tokens": 5})", "promises 5");
   refused(R"({"layout": "rows"})", "row_length");
   refused(R"({"layout": "rows", "row_length": 3})", "no multiple of its row length");
@@ -291,6 +417,9 @@ TEST_F(Data, RefusesDescriptionsThatContradict) {
   refused(R"({"dtype": 3})", "no text");
   refused(R"({"tokens": -1})", "no natural number");
   refused("[", "not a JSON object");
+  text("a.json", R"({"vocab_size": 74})");  // some added tokens, of which none is in the data
+  EXPECT_THAT(TokenSource({bin}, {10, {}}).notices(),
+              testing::ElementsAre(HasSubstr("vocabulary of 74, the model 10")));
   text("a.json", R"({"dtype": null})");
   EXPECT_EQ(refusal({bin}, {10, {}}), "accepted");
   file<std::uint16_t>("b.bin", {1, 2, 3, 4});

@@ -114,7 +114,9 @@ TEST_F(Safetensors, RefusesHeadersThatLie) {
   refused("[1]", 0, "not a JSON object");
   refused("{\"a\":", 0, "not a JSON object");
   refused(R"({"a":5})", 0, "no proper");
-  refused(R"({"a":{"dtype":"F31","shape":[],"data_offsets":[0,4]}})", 4, "unknown type");
+  refused(R"({"a":{"dtype":"F31","shape":[],"data_offsets":[0,4]}})", 4, "is of type F31, which is not known");
+  refused(R"({"a":{"dtype":"F4","shape":[3],"data_offsets":[0,1]}})", 1, "ends within a byte");
+  refused(R"({"a":{"dtype":"F6_E2M3","shape":[8],"data_offsets":[0,8]}})", 8, "needs 6 bytes");
   refused(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,8]}})", 8, "needs 12 bytes");
   refused(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", 4, "no natural number");
   refused(R"({"a":{"dtype":"F32","shape":[1.5],"data_offsets":[0,4]}})", 4, "no natural number");

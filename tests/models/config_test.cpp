@@ -350,6 +350,12 @@ TEST(HfConfig, LayersHaveTheWindowsThatTheClassesGiveThem) {
       with(with(olmo2_text, "architectures", R"(["Olmo3ForCausalLM"])"), "num_hidden_layers", "5");
   EXPECT_EQ(windows(parsed(of_olmo3)), "www-w");
   EXPECT_EQ(parsed(of_olmo3).window, 4096);
+  const std::string moe = with(qwen3_moe_text, "use_sliding_window", "true");
+  const std::string every(48, 'w');  // whatever "max_window_layers" says
+  EXPECT_EQ(windows(parsed(with(moe, "sliding_window", "1024"))), every);
+  EXPECT_EQ(windows(parsed(with(with(moe, "sliding_window", "1024"), "max_window_layers", "28"))), every);
+  EXPECT_EQ(windows(parsed(moe)), std::string(48, '-')) << "its window is null";
+  EXPECT_EQ(windows(parsed(with(qwen3_moe_text, "sliding_window", "1024"))), std::string(48, '-')) << "not used";
   const std::string smollm3 = with(with(smollm3_text, "use_sliding_window", "true"), "sliding_window", "64");
   EXPECT_EQ(windows(parsed(with(smollm3, "num_hidden_layers", "5"))), "---w-") << "those that know no positions";
 }
@@ -497,10 +503,23 @@ TEST(HfConfig, WhatIsWrittenReadsBackTheSame) {
   for (const std::string& text :
        {with(with(qwen2_text, "use_sliding_window", "true"), "max_window_layers", "20"),
         with(with(smollm3_text, "use_sliding_window", "true"), "sliding_window", "64"),
+        with(with(qwen3_moe_text, "use_sliding_window", "true"), "sliding_window", "1024"),
         with(with(llama_text, "attention_bias", "true"), "mlp_bias", "true"),
         with(llama_text, "rope_scaling", R"({"type": "yarn", "factor": 2, "mscale": 0.5, "attention_factor": 1.5})")}) {
     expect_same(parsed(hf_config_text(parsed(text), "bfloat16")), parsed(text));
   }
+}
+
+TEST(HfConfig, NumbersThatJsonHasNotAreReadAsPythonReadsThem) {
+  const ModelConfig plain = parsed(llama_text);
+  const std::string more = R"({"a": [NaN, -Infinity, {"b": Infinity}], "c": "NaN \" Infinity\\",)";
+  expect_same(parsed(more + std::string(llama_text).substr(1)), plain);
+  EXPECT_THAT(refusal(with(llama_text, "rms_norm_eps", "NaN")),
+              HasSubstr("'rms_norm_eps' is \"NaN\", expected a number"));
+  EXPECT_THAT(refusal(with(llama_text, "hidden_size", "-Infinity")), HasSubstr("'hidden_size' is \"-Infinity\""));
+  EXPECT_THAT(refusal(R"({"a": Infinit})"), HasSubstr("not JSON"));
+  EXPECT_THAT(refusal(R"({"a": "Infinity)"), HasSubstr("not JSON"));
+  EXPECT_THAT(refusal("{\"a\": \"\\"), HasSubstr("not JSON"));
 }
 
 // Without, transformers would take its class's default, which a small vocabulary may not have.

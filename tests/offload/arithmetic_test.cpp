@@ -276,7 +276,7 @@ class Comparison {
 
 class EngineArithmetic : public ::testing::TestWithParam<std::tuple<std::string, StateFormat>> {
  protected:
-  static ToyOptions options(int resident_layers = -1) {
+  static ToyOptions options(std::optional<int> resident_layers = std::nullopt) {
     ToyOptions o = toy(std::get<0>(GetParam()));
     o.offload.state = std::get<1>(GetParam());
     if (o.offload.policy.kind != Policy::Kind::device) o.offload.resident_layers = resident_layers;
@@ -285,7 +285,7 @@ class EngineArithmetic : public ::testing::TestWithParam<std::tuple<std::string,
 };
 
 TEST_P(EngineArithmetic, AgreesWithDoubles) {
-  for (const int resident : {-1, 0}) {
+  for (const std::optional<int> resident : {std::optional<int>(), std::optional(0)}) {
     Comparison comparison(options(resident), 2, 1);
     comparison.train(three_steps, clip);
     const std::vector<double>& norms = comparison.norms();
@@ -314,10 +314,10 @@ TEST_P(EngineArithmetic, StepsOfFewerMicroBatchesThanPlannedAgreeWithDoubles) {
     return comparison.digest();
   }();
   for (const int at_once : {1, 3}) {
-    for (const int resident : {-1, 0}) {
+    for (const std::optional<int> resident : {std::optional<int>(), std::optional(0)}) {
       Comparison comparison(options(resident), 3, at_once);
       comparison.train(fewer_micro_batches, clip);
-      EXPECT_EQ(comparison.digest(), plain) << at_once << " at once, " << resident << " resident";
+      EXPECT_EQ(comparison.digest(), plain) << at_once << " at once, " << resident.value_or(-1) << " resident";
     }
   }
 }

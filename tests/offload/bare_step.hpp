@@ -1,6 +1,6 @@
 #pragma once
 // A step of an engine alone: nothing is computed.
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 
 namespace tandem::testing {
 

@@ -1,5 +1,5 @@
 // Copies made one after another have the effect of copies made at once, whatever overlaps what.
-#include "offload/copy_order.hpp"
+#include "offload/storage/copy_order.hpp"
 
 #include <gtest/gtest.h>
 

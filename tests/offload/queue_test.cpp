@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "scheduler/tasks/task_graph.hpp"
 #include "tests/offload/bare_step.hpp"
 #include "tests/offload/idle_device.hpp"

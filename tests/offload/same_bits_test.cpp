@@ -45,7 +45,7 @@ TEST_P(EveryPolicy, GivesTheSameBitsForEveryResidencyAndPrefetch) {
   for (const int resident : {0, 1, 6}) {
     for (const int prefetch : {1, 2, 4}) {
       ToyOptions o = toy(GetParam());
-      o.offload.resident_layers = fixed ? -1 : resident;
+      o.offload.resident_layers = fixed ? std::nullopt : std::optional(resident);
       o.offload.prefetch_layers = prefetch;
       expect_same(train_toy(o), reference());
     }
@@ -63,7 +63,7 @@ TEST_P(EveryPolicy, GivesTheSameBitsWhereTheCallerWritesBf16) {
         o.micro_batches = micro_batches;
         o.at_once = at_once;
         o.offload.subgroup_size = size;
-        o.offload.resident_layers = fixed || size == 4096 ? -1 : 0;
+        o.offload.resident_layers = fixed || size == 4096 ? std::nullopt : std::optional(0);
         expect_same(train_toy(o), expected);
       }
     }
@@ -88,7 +88,7 @@ TEST_P(EveryPolicy, GivesTheSameBitsWithSplitState) {
     ToyOptions o = toy(GetParam());
     o.offload.state = StateFormat::split;
     o.offload.subgroup_size = 2048;
-    o.offload.resident_layers = fixed ? -1 : resident;
+    o.offload.resident_layers = fixed ? std::nullopt : std::optional(resident);
     expect_same(train_toy(o), reference());
   }
 }
@@ -172,7 +172,7 @@ TEST_P(EveryPolicy, GivesTheSameBitsWithEvaluationsBetween) {
 TEST_P(EveryPolicy, GivesTheSameBitsWithThreeMicroBatches) {
   ToyOptions o = toy(GetParam());
   o.micro_batches = 3;
-  o.offload.resident_layers = std::string(GetParam()) == "device" ? -1 : 1;
+  o.offload.resident_layers = std::string(GetParam()) == "device" ? std::nullopt : std::optional(1);
   const ToyResult result = train_toy(o);
   expect_same(result, reference_of(3, false));
   EXPECT_NE(result.digest, reference().digest);
@@ -185,8 +185,8 @@ TEST_P(EveryPolicy, GivesTheSameBitsWhereMicroBatchesPassThroughALayerAtOnce) {
       ToyOptions o = toy(GetParam());
       o.micro_batches = micro_batches;
       o.at_once = at_once;
-      o.offload.resident_layers = fixed ? -1 : resident;
-      o.offload.subgroup_size = resident == 1 ? 2048 : 0;
+      o.offload.resident_layers = fixed ? std::nullopt : std::optional(resident);
+      if (resident == 1) o.offload.subgroup_size = 2048;
       o.offload.prefetch_layers = 1 + resident % 3;
       expect_same(train_toy(o), reference_of(micro_batches, false));
     }
@@ -210,7 +210,7 @@ TEST_P(EveryPolicy, GivesTheSameBitsWhereOwnersMakeAllOfATiedGradient) {
       o.micro_batches = micro_batches;
       o.at_once = at_once;
       o.owners_make = true;
-      o.offload.resident_layers = fixed ? -1 : resident;
+      o.offload.resident_layers = fixed ? std::nullopt : std::optional(resident);
       expect_same(train_toy(o), reference_of(micro_batches, false));
     }
   }
@@ -263,10 +263,10 @@ TEST_P(EveryPolicy, CountsUpdatesAsThePlanSays) {
 
 TEST_P(EveryPolicy, MovesTheBytesThatThePlanSays) {
   for (const int micro_batches : {1, 3}) {
-    for (const int resident : {0, 2, -1}) {
+    for (const std::optional<int> resident : {std::optional(0), std::optional(2), std::optional<int>()}) {
       ToyOptions o = toy(GetParam());
       o.micro_batches = micro_batches;
-      o.offload.resident_layers = std::string(GetParam()) == "device" ? -1 : resident;
+      o.offload.resident_layers = std::string(GetParam()) == "device" ? std::nullopt : resident;
       for (int at_once = 1; at_once <= micro_batches; ++at_once) {
         o.at_once = at_once;
         const ToyResult result = train_toy(o);

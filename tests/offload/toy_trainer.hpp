@@ -17,7 +17,7 @@
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
 #include "core/params/parameter_layout.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "tests/offload/toy_device.hpp"
 
 namespace tandem::testing {
@@ -255,12 +255,12 @@ inline ToyOptions toy(const std::string& policy) {
 
 /// The same with so large a share of the state that is on the host in a file instead: there is no more room for it.
 inline ToyOptions with_state_in_file(ToyOptions o, double share) {
-  o.offload.subgroup_size = o.offload.subgroup_size > 0 ? o.offload.subgroup_size : 1024;
+  o.offload.subgroup_size = o.offload.subgroup_size.value_or(1024);
   o.offload.max_micro_batches = std::max(o.offload.max_micro_batches, o.micro_batches);
   o.offload.micro_batches_at_once = o.at_once;
   o.offload.owners_make_gradients = o.owners_make;
   o.offload.state_folder = ::testing::TempDir();
-  o.offload.host_memory = 0;
+  o.offload.host_memory = std::nullopt;
   const Plan roomy = make_plan(toy_layout(o), o.offload, {o.device.capacity, 0});
   std::size_t state = 0;
   for (const Subgroup& s : roomy.subgroups) {

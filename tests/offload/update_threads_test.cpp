@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "tests/offload/bare_step.hpp"
 #include "tests/offload/idle_device.hpp"
 

@@ -54,7 +54,8 @@ double best_of_all(const Case& c, std::size_t subgroups) {
     OffloadOptions options = c.options;
     options.policy = parse_policy("static:0");
     int rest = code;
-    for (std::size_t i = 0; i < subgroups; ++i, rest /= 3) options.paths.push_back(static_cast<UpdatePath>(rest % 3));
+    std::vector<UpdatePath>& paths = options.paths.emplace();
+    for (std::size_t i = 0; i < subgroups; ++i, rest /= 3) paths.push_back(static_cast<UpdatePath>(rest % 3));
     try {
       const Plan plan = make_plan(c.layout, options, c.facts);
       best = std::min(best, simulate(c.layout, plan, c.machine, c.compute).step_seconds);

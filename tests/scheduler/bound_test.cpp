@@ -102,9 +102,9 @@ TEST(Bound, TheClosedFormAgreesWithTheSimulatorWhereItsAssumptionsHold) {
     OffloadOptions options;
     options.policy = parse_policy("static:0");
     options.subgroup_size = std::int64_t{1} << 20;
+    std::vector<UpdatePath>& paths = options.paths.emplace();
     for (int i = 0; i < 8 * 48; ++i) {
-      options.paths.push_back(i * cpu_of_eight / 8 != (i + 1) * cpu_of_eight / 8 ? UpdatePath::cpu
-                                                                                 : UpdatePath::streamed);
+      paths.push_back(i * cpu_of_eight / 8 != (i + 1) * cpu_of_eight / 8 ? UpdatePath::cpu : UpdatePath::streamed);
     }
     const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
     const double simulated = simulate(layout, plan, machine, compute, {.overlap_updates = false}).update_seconds;

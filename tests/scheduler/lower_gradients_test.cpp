@@ -20,7 +20,7 @@ TEST(LowerGradients, RefusedGradientsLeaveNoBufferOpen) {
   options.policy = parse_policy("host");
   options.resident_layers = 0;
   options.device_memory = smallest_device_memory(layout, options);
-  const Plan plan = make_plan(layout, options, {options.device_memory, 0});
+  const Plan plan = make_plan(layout, options, {*options.device_memory, 0});
   Lowering u(layout, plan);
   TaskList tasks;
   u.begin_step(1);

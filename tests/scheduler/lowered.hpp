@@ -48,7 +48,7 @@ struct Lowered {
     options.state = state;
     options.rank = rank;
     options.policy = parse_policy(policy);
-    options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : resident;
+    options.resident_layers = options.policy.kind == Policy::Kind::device ? std::nullopt : std::optional(resident);
     options.prefetch_layers = prefetch;
     options.max_micro_batches = order.micro_batches;
     options.micro_batches_at_once = order.at_once;

@@ -66,7 +66,7 @@ inline Plan plan_for(const ParameterLayout& layout, const std::string& policy, s
                      std::size_t device_memory = std::size_t{1} << 50) {
   OffloadOptions options;
   options.policy = parse_policy(policy);
-  options.subgroup_size = subgroup_size;
+  if (subgroup_size > 0) options.subgroup_size = subgroup_size;
   return make_plan(layout, options, {device_memory, 0});
 }
 

@@ -229,8 +229,8 @@ TEST(Plan, PoliciesOfOneDivisionAreOnePlan) {
           for (const auto& [micro_batches, at_once] : {std::pair{1, 1}, {4, 1}, {4, 4}}) {
             OffloadOptions options = with(name);
             options.state = state;
-            options.subgroup_size = subgroup;
-            options.resident_layers = resident;
+            if (subgroup > 0) options.subgroup_size = subgroup;
+            if (resident >= 0) options.resident_layers = resident;
             options.max_micro_batches = micro_batches;
             options.micro_batches_at_once = at_once;
             OffloadOptions same = options;
@@ -308,7 +308,7 @@ TEST(Plan, RefusalNamesASizeThatThenFits) {
     }
     options.device_memory = smallest_device_memory(layout, options);
     EXPECT_NO_THROW(make_plan(layout, options, {64_GiB, 0})) << policy;
-    options.device_memory -= 1;
+    --*options.device_memory;
     EXPECT_THROW(make_plan(layout, options, {64_GiB, 0}), PlanError) << policy;
   }
 }
@@ -415,14 +415,14 @@ TEST(Plan, TheHostCeilingIsTheCallersShareToo) {
   options.host_memory = engine + 100_MiB;
   const Plan plan = make_plan(transformer_like(), options, {64_GiB, 0});
   EXPECT_NE(plan.table().find(format_bytes(engine + 100_MiB)), std::string::npos) << plan.table();
-  options.host_memory -= 1;
+  --*options.host_memory;
   const std::string text = refusal(options, {64_GiB, 0});
   EXPECT_NE(text.find(format_bytes(engine + 100_MiB)), std::string::npos) << text;
   options.host_memory = advised_host_memory(text);
   EXPECT_NO_THROW(make_plan(transformer_like(), options, {64_GiB, 0}));
 
   // What is available is for both, too.
-  options.host_memory = 0;
+  options.host_memory = std::nullopt;
   EXPECT_NO_THROW(make_plan(transformer_like(), options, {64_GiB, engine + 100_MiB}));
   refusal(options, {64_GiB, engine + 100_MiB - 1});
 }
@@ -487,7 +487,7 @@ TEST(Plan, ACeilingOfHostMemoryMayInsistOnWhatIsNotFreeNow) {
   refusal(options, facts);
   facts.host_limit = needed;
   EXPECT_NO_THROW(make_plan(transformer_like(), options, facts));
-  options.host_memory = 0;
+  options.host_memory = std::nullopt;
   refusal(options, facts);
   facts.host_limit = 2 * needed;
   options.host_memory = advised_host_memory(refusal(options, facts));

@@ -274,7 +274,7 @@ class SimulatedRanks : public ::testing::TestWithParam<const char*> {
 
   Plan plan(Rank rank, int micro_batches = 1, int at_once = 1) const {
     OffloadOptions o = options_of(GetParam(), rank);
-    o.subgroup_size = 0;
+    o.subgroup_size.reset();
     o.max_micro_batches = micro_batches;
     o.micro_batches_at_once = at_once;
     return make_plan(layout_, o, facts);

@@ -113,8 +113,9 @@ TEST(Replan, BooksRoomForEveryDivisionUnderTheCeilings) {
   for (const UpdatePath path : {UpdatePath::cpu, UpdatePath::streamed}) {
     OffloadOptions options = run.options;
     options.policy = parse_policy("static:0");
+    std::vector<UpdatePath>& paths = options.paths.emplace();
     for (const Subgroup& s : run.plan.subgroups) {
-      options.paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);
+      paths.push_back(s.tier == Tier::device ? UpdatePath::resident : path);
     }
     const Plan other = make_plan(run.layout, options, run.facts);
     EXPECT_LE(other.memory.device_bytes(), run.plan.memory.device_bytes());

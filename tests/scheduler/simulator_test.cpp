@@ -60,6 +60,32 @@ TEST(Simulator, TheCpuUpdateHidesBehindForwardLayerByLayer) {
   EXPECT_NEAR(apart.exposed_update_seconds, layers * update, 0.01 * layers * update);
 }
 
+// An update that takes longer than backward is bound by the CPU alone: it stands still from the last update of a step to
+// the first gradient of the next. That takes updates of low layers first, as the next forward waits for these first.
+TEST(Simulator, UpdatesInBackwardLeaveTheCpuIdleForOneLayerAlone) {
+  const int layers = 8;
+  const ParameterLayout layout = testing::equal_layers(layers, layer_elements);
+  OffloadOptions options;
+  options.policy = parse_policy("host");
+  options.subgroup_size = layer_elements / 16;
+  options.on_nonfinite = OnNonfinite::stop;
+  const auto step = [&](bool clips) {
+    options.clips = clips;
+    const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+    EXPECT_EQ(plan.updates_in_backward, !clips);
+    return [&, plan](double forward) { return simulate(layout, plan, ideal(), compute_of(layers, forward)); };
+  };
+  const double update = layers * static_cast<double>(layer_elements) / 1e9;
+  const double forward = update / 48.0;
+  EXPECT_NEAR(step(false)(forward).step_seconds, update + 3.0 * forward, 0.02 * update);
+  EXPECT_NEAR(step(true)(forward).step_seconds, update + 3.0 * forward + 2.0 * (layers - 1) * forward, 0.02 * update);
+  // One that is shorter is hidden, but for what the first layer's own takes.
+  const double longer = update;
+  EXPECT_NEAR(step(false)(longer).step_seconds, layers * 3.0 * longer + update / layers, 0.01 * layers * longer);
+  // Its first subgroup of sixteen is updated while the last gradient arrives.
+  EXPECT_NEAR(step(false)(longer).exposed_update_seconds, update / layers * 15.0 / 16.0, 0.02 * update / layers);
+}
+
 // State on its way back is nobody's to wait for: neither do gradients, of which there are none yet, hold it up, nor is
 // it part of the update.
 TEST(Simulator, TheUpdateEndsWithTheLastNewWeights) {

@@ -50,13 +50,14 @@ TEST(StateInAFile, IsAsLittleAsTheCeilingAsksFor) {
       options.host_memory = all;
       EXPECT_EQ(testing::parameters_in_file(make_plan(layout, options, roomy)), 0);
       int plans = 0;
-      for (options.host_memory = all - all / 50; options.host_memory > all / 4; options.host_memory -= all / 10) {
+      for (std::size_t ceiling = all - all / 50; ceiling > all / 4; ceiling -= all / 10) {
+        options.host_memory = ceiling;
         const std::optional<Plan> plan = find_plan(layout, options, roomy);
         if (!plan) break;  // weights and gradients alone are more
         ++plans;
         const std::size_t host = plan->memory.host_bytes();
-        EXPECT_LE(host, options.host_memory);
-        EXPECT_GT(host + largest_booked(*plan), options.host_memory) << policy << ": one less would do";
+        EXPECT_LE(host, ceiling);
+        EXPECT_GT(host + largest_booked(*plan), ceiling) << policy << ": one less would do";
         EXPECT_EQ(plan->memory.bytes_in(Place::file), plan->file_bytes_of_step());
         EXPECT_GT(plan->file_buffers, 0);
       }
@@ -104,10 +105,10 @@ TEST(StateInAFile, IsAdvisedWhereMemoryIsTooSmall) {
   const ParameterLayout layout = layout_of_layers();
   options.host_memory = make_plan(layout, options, roomy).memory.host_bytes() * 3 / 4;
   const Plan with_file = make_plan(layout, options, roomy);
-  options.state_folder.clear();
+  options.state_folder.reset();
   const std::string flag = "--state-dir DIR on a fast disk, for " + format_bytes(with_file.file_bytes_of_step());
   EXPECT_THAT([&] { make_plan(layout, options, roomy); }, ThrowsMessage<PlanError>(HasSubstr(flag)));
-  options.host_memory /= 20;
+  *options.host_memory /= 20;
   EXPECT_THAT([&] { make_plan(layout, options, roomy); }, ThrowsMessage<PlanError>(Not(HasSubstr("--state-dir"))));
 }
 

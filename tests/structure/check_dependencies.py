@@ -29,7 +29,7 @@ MAY_INCLUDE = {
     "cpu_ops": {"core"},
     "gpu_ops": {"core"},
     "scheduler": {"core"},
-    "offload": {"core", "scheduler"},
+    "offload": {"core", "scheduler", "io"},
     "models": {"core"},
     "data": {"core"},
     "io": {"core"},
@@ -73,6 +73,12 @@ PARTS = {
         "simulation": {"plan", "tasks", "machine"},
         "search": {"plan", "tasks", "machine", "simulation"},
     },
+    "offload": {
+        "storage": set(),
+        "execution": {"storage"},
+        "state": {"storage", "execution"},
+        "engine": {"storage", "execution", "state"},
+    },
     "models": {
         "config": set(),
         "hf": {"config"},
@@ -90,6 +96,8 @@ PARTS = {
 }
 # Modules that may include some parts of another alone.
 ONLY_PARTS = {("offload", "scheduler"): {"plan", "tasks"}}
+# Modules that some parts of another alone may include.
+ONLY_FROM = {("offload", "io"): {"engine"}}
 # include/tandem/ is the outer face of api. No other module may depend on it but those above api.
 PUBLIC = "tandem"
 PUBLIC_USERS = {"api", "train", "cli"}
@@ -208,6 +216,9 @@ class Tree:
             self.report(path, 1, "part", f"lies in none of the parts of {module}: {' '.join(PARTS[module])}")
             return
         for line, _, include in includes_of(path):
+            users = ONLY_FROM.get((module, include.split("/")[0]))
+            if users is not None and part not in users:
+                self.report(path, line, "part", f"{module}/{part} may not include {include}")
             target = self.part_of(include)
             if target is None:
                 continue

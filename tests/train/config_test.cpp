@@ -43,6 +43,8 @@ TrainConfig unusual() {
   for (const ConfigField& field : config_fields()) {
     if (field.kind == ConfigField::Kind::boolean)
       field.set(config, "true");
+    else if (field.name == "mix")
+      set_config_field(config, field, {"a \"b\"\\c, d=0.25", "d\te=3,f=1"});
     else if (field.kind == ConfigField::Kind::list)
       set_config_field(config, field, {"a \"b\"\\c", "d\te"});
     else if (field.name != "epochs")
@@ -57,6 +59,9 @@ TEST_F(ConfigFile, EveryFieldComesBackFromToml) {
   read_config_toml(write(config_toml(config)), read);
   for (const ConfigField& field : config_fields()) EXPECT_EQ(field.get(read), field.get(config)) << field.name;
   EXPECT_EQ(read.data, (std::vector<std::string>{"a \"b\"\\c", "d\te"}));
+  ASSERT_EQ(read.mix.size(), 3u);
+  EXPECT_EQ(read.mix[0].path, "a \"b\"\\c, d");
+  EXPECT_EQ(read.mix[1].weight, 3.0);
 }
 
 TEST_F(ConfigFile, NamesInAnyScriptComeBack) {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
+#include "offload/engine/state_io.hpp"
 #include "tests/scheduler/advice.hpp"
 #include "tests/scheduler/machines.hpp"
 #include "train/setup/run_setup.hpp"

@@ -90,10 +90,13 @@ void set_config_field(TrainConfig& config, const ConfigField& field, const std::
     if (list) {
       TrainConfig fresh;
       for (const auto& value : values) field.set(fresh, value);
-      if (field.name == "data")
+      if (field.name == "data") {
         config.data = fresh.data;
-      else
+      } else if (field.name == "mix") {
+        config.mix = fresh.mix;
+      } else {
         config.eval_data = fresh.eval_data;
+      }
       return;
     }
     field.set(config, values.front());
@@ -137,6 +140,7 @@ void read_config_toml(const std::filesystem::path& file, TrainConfig& config) {
 void check_config(const TrainConfig& c) {
   if (c.model.empty())
     throw UsageError("--model", "missing", "for example --model tiny-gpt2; --list-models names the shapes");
+  if (!c.data.empty() && !c.mix.empty()) throw UsageError("--data and --mix", "both given", "give one of them");
   if (c.steps > 0 && c.epochs > 0) throw UsageError("--steps and --epochs", "both given", "give one of them");
   if (c.lr && c.min_lr && *c.min_lr > *c.lr) {
     throw UsageError("--min-lr", fmt::format("{} is above --lr {}", *c.min_lr, *c.lr), "give a smaller one");

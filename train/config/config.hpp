@@ -20,26 +20,33 @@
 
 namespace tandem {
 
-/// Of `--recompute`: however many blocks the model has.
+/// Number of blocks for `--recompute` that means all, however many the model has.
 constexpr std::int64_t all_blocks = std::numeric_limits<std::int64_t>::max();
 
-/// What of forward is computed again in backward.
+/// Part of forward that is computed again in backward.
 struct Recompute {
-  std::int64_t blocks = 0;  ///< the first so many, all of it
-  bool selective = false;   ///< of the others norms and activations
+  std::int64_t blocks = 0;  ///< number of first blocks of which all is computed again
+  bool selective = false;   ///< the other blocks compute norms and activations again
   bool operator==(const Recompute&) const = default;
 };
 
 /// Whether micro-batches go through forward and backward one after another, or all through each layer in one visit.
 enum class AccumulationOrder : std::uint8_t { automatic, micro_batch, layer };
 
-/// What a run does where a checkpoint cannot be written. The last one of a run always ends it.
+/// Reaction of a run to a checkpoint that cannot be written. The last checkpoint of a run always ends it.
 enum class OnSaveFailure : std::uint8_t { stop, go_on };
+
+/// A source of data and its weight, which is to those of the others as its windows are to theirs.
+struct MixEntry {
+  std::string path;
+  double weight = 1.0;
+};
 
 struct TrainConfig {
   std::string model;
   bool from_scratch = false;
   std::vector<std::string> data;
+  std::vector<MixEntry> mix;  ///< in place of data: sources with weights
   std::vector<std::string> eval_data;
   std::optional<TokenWidth> token_dtype;
   std::string out;

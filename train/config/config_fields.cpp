@@ -146,7 +146,7 @@ ConfigField choice(const Words& w, T TrainConfig::*member, std::vector<std::pair
       [all](T value) { return all.print(value); }, [](T) { return true; });
 }
 
-/// ... or none of them.
+/// One of a few words, or none.
 template <class T>
 ConfigField choice(const Words& w, std::optional<T> TrainConfig::*member,
                    std::vector<std::pair<std::string_view, T>> words) {
@@ -227,6 +227,33 @@ ConfigField layers(const Words& w, int TrainConfig::*member, int least, int auto
       [=](int value) { return value == automatic ? std::string("auto") : std::to_string(value); }, always);
 }
 
+/// Adds the entries of "a.bin=0.7,b.bin=0.3". A comma that no weight stands before belongs to a path.
+void add_mix(std::vector<MixEntry>& mix, std::string_view value) {
+  const auto refuse = [&](std::string_view entry, std::string_view why) {
+    throw UsageError(fmt::format("'{}'", entry), why, "give each path its weight, such as a.bin=0.7,b.bin=0.3");
+  };
+  std::size_t begin = 0;
+  for (std::size_t end = 0; begin <= value.size(); end = end + 1) {
+    end = std::min(value.find(',', std::max(begin, end)), value.size());
+    const std::string_view entry = value.substr(begin, end - begin);
+    const auto equal = entry.rfind('=');
+    if (equal == std::string_view::npos && end < value.size()) continue;
+    if (equal == std::string_view::npos || equal == 0) refuse(entry, "it has no path with a weight");
+    const double weight = parse_number(entry.substr(equal + 1));
+    if (!(weight > 0.0) || !std::isfinite(weight)) refuse(entry, "its weight is not above 0");
+    const std::string path(entry.substr(0, equal));
+    if (std::ranges::find(mix, path, &MixEntry::path) != mix.end()) refuse(entry, "its path is given twice");
+    mix.push_back({path, weight});
+    begin = end + 1;
+  }
+}
+
+std::vector<std::string> print_mix(const std::vector<MixEntry>& mix) {
+  std::vector<std::string> entries;
+  for (const MixEntry& entry : mix) entries.push_back(fmt::format("{}={}", entry.path, print_number(entry.weight)));
+  return entries;
+}
+
 void add_input_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
   all.push_back(text({"model", "NAME|PATH", "needed", "tiny-gpt2",
@@ -237,6 +264,11 @@ void add_input_fields(std::vector<ConfigField>& all) {
   all.push_back(list(
       {"data", "PATH...", "needed", "corpus/", "text files, folders of text (bytes as tokens), or .bin token files"},
       &C::data));
+  all.push_back(field(
+      {"mix", "PATH=WEIGHT,...", "none", "a.bin=0.7,b.bin=0.3",
+       "in place of --data: files or folders, and how many of the windows come of each"},
+      Kind::list, [](C& c, std::string_view value) { add_mix(c.mix, value); },
+      [](const C& c) { return print_mix(c.mix); }));
   all.push_back(list({"eval-data", "PATH...", "none", "held-out.txt", "the same, for validation"}, &C::eval_data));
   all.push_back(other(
       {"token-dtype", "TYPE", "what the file says, else uint16", "uint32", "width of .bin tokens: uint16 or uint32"},

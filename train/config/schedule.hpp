@@ -18,13 +18,13 @@ struct Schedule {
   std::int64_t decay_steps = 0;  ///< 0: all steps (linear, cosine), a tenth of them (wsd)
   std::int64_t steps = 1;
 
-  /// Of step 1 ... steps. Warm-up rises in a line and reaches lr at step `warmup_steps`.
+  /// Learning rate of step 1 ... steps. Warm-up rises in a line and reaches lr at step `warmup_steps`.
   double at(std::int64_t step) const noexcept;
-  /// Exact: the same schedule again by `of_text`.
+  /// Exact text, from which `of_text` makes an equal schedule.
   std::string text() const;
-  /// The same for people: rates to six digits.
+  /// Text for people: rates to six digits.
   std::string brief() const;
-  /// Of a `text`; none of another.
+  /// The schedule with this `text()`; none for other text.
   static std::optional<Schedule> of_text(const std::string& text);
   /// Whether the steps up to `step` are taken at the same rates.
   bool agrees_with(const Schedule& other, std::int64_t step) const noexcept;

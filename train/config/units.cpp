@@ -75,7 +75,7 @@ double parse_bandwidth(std::string_view text) {
   if (!take_suffix(number, "B/s")) refuse(text, form);
   const double factor = factor_of(number);
   const double value = scaled(text, number, factor, form);
-  if (value < 1.0) refuse(text, form);  // what is printed is whole
+  if (value < 1.0) refuse(text, form);  // printed bandwidths are whole
   return value;
 }
 

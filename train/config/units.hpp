@@ -21,7 +21,7 @@ std::int64_t parse_integer(std::string_view text);
 double parse_number(std::string_view text);
 /// Shortest text that reads back as the same number.
 std::string print_number(double value);
-/// The same value; what is not a number comes without its sign, which says nothing and would be printed.
+/// `value`, but NaN without its sign, which has no meaning and would be printed.
 double without_nan_sign(double value);
 
 /// "1.24 B", "124.4 M": parameters for people.

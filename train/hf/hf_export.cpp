@@ -16,6 +16,7 @@
 #include "models/hf/hf_config.hpp"
 #include "models/transformer/transformer.hpp"
 #include "train/hf/hf_weights.hpp"
+#include "train/hf/tokenizer_files.hpp"
 
 namespace tandem {
 namespace {
@@ -43,7 +44,7 @@ struct Shard {
 
 std::size_t element_bytes(ExportType type) { return type == ExportType::fp32 ? sizeof(float) : sizeof(bf16); }
 
-/// In model order.
+/// Tensors to export, in model order.
 std::vector<ExportTensor> tensors_of(const ExportContent& content) {
   std::vector<ExportTensor> tensors;
   for (const Parameter* p : content.layout.owned_parameters()) {
@@ -58,7 +59,7 @@ std::vector<ExportTensor> tensors_of(const ExportContent& content) {
   return tensors;
 }
 
-/// As many in a shard as fit.
+/// Shards of tensors, as many in each as fit.
 std::vector<Shard> shards_of(const ExportContent& content) {
   std::vector<Shard> shards(1);
   for (ExportTensor& tensor : tensors_of(content)) {
@@ -135,11 +136,13 @@ std::string config_text(const ExportContent& content) {
 /// Copies, and gives those a generation config that came without.
 void write_beside(const fs::path& folder, const ExportContent& content) {
   bool generation = false;
-  for (const fs::path& file : content.beside) {
-    const MappedFile source(file);
+  for (const FileBeside& file : content.beside) {
+    const MappedFile source(file.from);
     const std::string_view text(reinterpret_cast<const char*>(source.bytes().data()), source.bytes().size());
-    write_file_atomically(folder / file.filename(), text);
-    generation = generation || file.filename() == "generation_config.json";
+    const fs::path place = folder / place_in_folder(file.name);
+    create_directories_or_throw(place.parent_path());
+    write_file_atomically(place, text);
+    generation = generation || file.name == "generation_config.json";
   }
   if (!generation) {
     write_file_atomically(folder / "generation_config.json", json_document(Json{{"_from_model_config", true}}));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/params/parameter_layout.hpp"
+#include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
 
 namespace tandem {
@@ -18,8 +19,8 @@ struct ExportContent {
   const ParameterLayout& layout;
   bool bytes = false;  ///< its tokens are bytes of text: written into config.json as tandem_token_kind
   ExportType type = ExportType::bf16;
-  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< of tensors in a file; more where one tensor is larger
-  std::vector<std::filesystem::path> beside;           ///< copied: tokenizer files, generation_config.json
+  std::uint64_t shard_bytes = std::uint64_t{5} << 30;  ///< bytes of tensors in a file; more where one tensor is larger
+  std::vector<FileBeside> beside;                      ///< copied: tokenizer files, generation_config.json
   /// Gives each parameter's master.
   std::function<void(const Parameter&, std::int64_t first, std::span<float>)> values;
 };

@@ -42,7 +42,7 @@ std::vector<fs::path> tensor_files(const fs::path& directory) {
   return {files.begin(), files.end()};
 }
 
-/// What published files hold beside parameters: masks and tables that are computed.
+/// Whether a tensor of published files is no parameter: masks and tables that are computed.
 bool is_buffer(const std::string& name) {
   return std::ranges::any_of(std::array{".attn.bias", ".attn.masked_bias", "rotary_emb.inv_freq"},
                              [&](const char* buffer) { return name.ends_with(buffer); });
@@ -63,17 +63,28 @@ std::vector<std::int64_t> stored_shape(const Parameter& p, const HfTensor& tenso
   return shape;
 }
 
-bool HfWeights::present(const fs::path& directory) { return !tensor_files(directory).empty(); }
+std::vector<fs::path> HfWeights::files(const fs::path& directory) { return tensor_files(directory); }
 
 HfWeights::HfWeights(const fs::path& directory) : directory_(directory) {
-  for (const fs::path& file : tensor_files(directory)) files_.emplace_back(file);
+  const std::vector<fs::path> files = tensor_files(directory);
+  files_.reserve(files.size());
+  for (const fs::path& file : files) files_.emplace_back(file);
   for (const auto& file : files_) {
-    for (const auto& [name, tensor] : file.tensors()) {
-      if (!tensors_.emplace(name, &tensor).second) {
-        throw InputError(fmt::format("model {}", directory.string()), fmt::format("tensor {} is in two files", name));
-      }
-    }
+    for (const auto& [name, tensor] : file.tensors()) add(file, name, tensor);
   }
+}
+
+/// A tensor that two shards hold alike is one; of two that differ nobody can say which is meant.
+void HfWeights::add(const SafetensorsReader& file, const std::string& name, const StoredTensor& tensor) {
+  const auto [place, is_new] = tensors_.emplace(name, Placed{&tensor, &file});
+  if (is_new) return;
+  const auto& [known, known_file] = place->second;
+  if (known->dtype == tensor.dtype && known->shape == tensor.shape && std::ranges::equal(known->bytes, tensor.bytes))
+    return;
+  throw InputError(fmt::format("model {}", directory_.string()),
+                   fmt::format("{} and {} both hold tensor {}, but not alike", known_file->path().filename().string(),
+                               file.path().filename().string(), name),
+                   "copy or download the files again, or remove the one that does not belong there");
 }
 
 const StoredTensor* HfWeights::find(const std::string& name) const {
@@ -89,19 +100,27 @@ const StoredTensor* HfWeights::find(const std::string& name) const {
                                      {"model.", "model.language_model."}}) {
     if (!name.starts_with(ours)) continue;
     const auto found = tensors_.find(std::string(theirs) + name.substr(ours.size()));
-    if (found != tensors_.end()) return found->second;
+    if (found != tensors_.end()) return found->second.tensor;
   }
   return nullptr;
 }
 
-/// Of a head that is tied a file may hold a copy. A head of its own would be lost without a word.
+/// Tensor of a parameter's name; a tied embedding may have been saved under the name of the head alone.
+const StoredTensor* HfWeights::stored(const ModelConfig& config, const std::string& name) const {
+  const StoredTensor* const found = find(name);
+  const bool is_embedding = name == "model.embed_tokens.weight" || name == "transformer.wte.weight";
+  return found == nullptr && config.tied_head && is_embedding ? find(head_name) : found;
+}
+
+/// Checks the copy of a tied head that a file may hold. A head that differs from the embedding would be lost silently.
 void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const {
-  const auto head = tensors_.find(head_name);
-  if (!config.tied_head || head == tensors_.end()) return;
+  const StoredTensor* const head = find(head_name);
+  if (!config.tied_head || head == nullptr) return;
   const std::string name = hf_tensor_of(config, *layout.owned_parameters().front()).name;  // the embedding comes first
-  const StoredTensor& own = *head->second;
-  const StoredTensor& embedding = *find(name);
-  if (own.dtype == embedding.dtype && own.shape == embedding.shape && std::ranges::equal(own.bytes, embedding.bytes)) {
+  const StoredTensor& embedding = *stored(config, name);
+  if (&embedding == head) return;
+  if (head->dtype == embedding.dtype && head->shape == embedding.shape &&
+      std::ranges::equal(head->bytes, embedding.bytes)) {
     return;
   }
   throw InputError(fmt::format("tensors of {}", directory_.string()),
@@ -109,12 +128,26 @@ void HfWeights::check_tied_head(const ModelConfig& config, const ParameterLayout
                    "set \"tie_word_embeddings\" to false in config.json");
 }
 
+/// Throws InputError where tensors are of types of quantized or complex numbers, which are no weights as they stand.
+void HfWeights::check_types() const {
+  for (const auto& [name, placed] : tensors_) {
+    const std::string& type = placed.tensor->dtype;
+    if (!is_narrow_or_complex(type)) continue;
+    throw InputError(fmt::format("tensors of {}", directory_.string()),
+                     fmt::format("{} in {} is of type {}, and weights are read of F32, F16 and BF16", name,
+                                 placed.file->path().filename().string(), type),
+                     "use the model's bf16 or fp32 weights, of which the quantized ones were made");
+  }
+}
+
 void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) const {
+  check_types();
   std::vector<std::string> missing, misshapen, unexpected;
   std::set<const StoredTensor*> used;
+  const StoredTensor* const head = find(head_name);
   const auto check_tensor = [&](const Parameter& p, const HfTensor& tensor) {
-    const StoredTensor* stored = find(tensor.name);
-    if (tensor.first_row > 0) return;  // of a tensor that an earlier parameter has asked for
+    const StoredTensor* stored = this->stored(config, tensor.name);
+    if (tensor.first_row > 0) return;  // part of a tensor that an earlier parameter has asked for
     if (stored == nullptr) {
       missing.push_back(tensor.name);
       return;
@@ -131,8 +164,9 @@ void HfWeights::check(const ModelConfig& config, const ParameterLayout& layout) 
   for (const Parameter* p : layout.owned_parameters()) {
     for (std::int64_t i = 0; i < hf_tensor_count(*p); ++i) check_tensor(*p, hf_tensor_of(config, *p, i));
   }
-  for (const auto& [name, stored] : tensors_) {
-    const bool tied_head = config.tied_head && name == head_name;
+  for (const auto& [name, placed] : tensors_) {
+    const StoredTensor* const stored = placed.tensor;
+    const bool tied_head = config.tied_head && stored == head;
     const bool is_vision_tensor = config.is_multimodal && name.find("language_model.") == std::string::npos;
     if (!used.contains(stored) && !is_buffer(name) && !tied_head && !is_vision_tensor) unexpected.push_back(name);
   }
@@ -153,15 +187,15 @@ void HfWeights::read(const ModelConfig& config, const Parameter& p, std::int64_t
   while (!values.empty()) {
     const std::int64_t index = first / each, within = first % each;
     const auto part = values.first(std::min(values.size(), static_cast<std::size_t>(each - within)));
-    read_tensor(hf_tensor_of(config, p, index), p, within, part);
+    read_tensor(config, hf_tensor_of(config, p, index), p, within, part);
     first += static_cast<std::int64_t>(part.size());
     values = values.subspan(part.size());
   }
 }
 
-void HfWeights::read_tensor(const HfTensor& tensor, const Parameter& p, std::int64_t first,
+void HfWeights::read_tensor(const ModelConfig& config, const HfTensor& tensor, const Parameter& p, std::int64_t first,
                             std::span<float> values) const {
-  const StoredTensor* stored = find(tensor.name);
+  const StoredTensor* stored = this->stored(config, tensor.name);
   if (!tensor.transposed) return widen(*stored, tensor.first_row * (p.count / p.shape[0]) + first, values);
   const auto end = first + static_cast<std::int64_t>(values.size());
   const std::int64_t outputs = p.shape[0];

@@ -18,8 +18,10 @@ struct HfTensor;
 /// Mapped; only reading is done here.
 class HfWeights {
  public:
-  static bool present(const std::filesystem::path& directory);
-  /// Throws InputError on missing shards and corrupt files.
+  /// Files that its tensors lie in; empty where it has none. Throws InputError on an index that is none.
+  static std::vector<std::filesystem::path> files(const std::filesystem::path& directory);
+  static bool present(const std::filesystem::path& directory) { return !files(directory).empty(); }
+  /// Throws InputError on missing shards and corrupt files, and where two shards hold one tensor, but not alike.
   explicit HfWeights(const std::filesystem::path& directory);
 
   /// Throws InputError that names tensors missing, unexpected or misshapen, and where a tied head differs from the
@@ -31,12 +33,19 @@ class HfWeights {
 
  private:
   const StoredTensor* find(const std::string& name) const;
-  void read_tensor(const HfTensor& tensor, const Parameter& parameter, std::int64_t first,
+  const StoredTensor* stored(const ModelConfig& config, const std::string& name) const;
+  void add(const SafetensorsReader& file, const std::string& name, const StoredTensor& tensor);
+  void read_tensor(const ModelConfig& config, const HfTensor& tensor, const Parameter& parameter, std::int64_t first,
                    std::span<float> values) const;
+  void check_types() const;
   void check_tied_head(const ModelConfig& config, const ParameterLayout& layout) const;
   std::filesystem::path directory_;
   std::vector<SafetensorsReader> files_;
-  std::map<std::string, const StoredTensor*> tensors_;
+  struct Placed {
+    const StoredTensor* tensor;
+    const SafetensorsReader* file;
+  };
+  std::map<std::string, Placed> tensors_;
 };
 
 /// The shape of the tensor in such a file that a parameter is, or is part of, or that is part of the parameter.

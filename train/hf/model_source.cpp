@@ -6,17 +6,19 @@
 
 #include <algorithm>
 #include <cmath>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "models/hf/hf_config.hpp"
 #include "models/transformer/transformer.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/config/name_pattern.hpp"
 #include "train/hf/hf_weights.hpp"
+#include "train/hf/model_folder.hpp"
+#include "train/hf/model_names.hpp"
+#include "train/hf/tokenizer_files.hpp"
 
 namespace tandem {
 namespace {
@@ -25,7 +27,7 @@ namespace fs = std::filesystem;
 
 ModelConfig config_of(const Checkpoint& checkpoint) {
   const Manifest& manifest = checkpoint.manifest();
-  if (manifest.model_name.empty() && manifest.model_config == "{}") {  // as OffloadEngine::save leaves them
+  if (manifest.model_name.empty() && manifest.model_config == "{}") {  // saved by OffloadEngine::save
     throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
                      "a trainer of its own has saved it, and its manifest names no model",
                      "OffloadEngine::load reads it, and tandem digest");
@@ -42,7 +44,8 @@ ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
   ModelSource source;
   source.config = config_of(*checkpoint);
   source.bytes = checkpoint->manifest().token_kind == "bytes";
-  source.beside = checkpoint->files_beside();
+  const std::vector<fs::path> beside = checkpoint->files_beside();
+  source.beside = {beside.begin(), beside.end()};
   source.checkpoint = std::move(checkpoint);
   return source;
 }
@@ -50,26 +53,30 @@ ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
 ModelSource from_config_file(const fs::path& file) {
   ModelSource source;
   source.config = read_hf_config(file);
-  std::ifstream stream(file);
-  const auto json = parse_json<nlohmann::json>(std::string(std::istreambuf_iterator<char>(stream), {}));
-  const auto kind = json.find("tandem_token_kind");
-  source.bytes = kind != json.end() && *kind == "bytes";
+  source.bytes = hf_token_kind(file) == "bytes";
   return source;
 }
 
-/// What transformers keeps beside the weights of a model, and a model that is exported should have again.
-std::vector<fs::path> files_beside_weights(const fs::path& directory) {
-  std::vector<fs::path> found;
-  std::error_code ignored;
-  for (const char* name :
-       {"tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
-        "vocab.json", "merges.txt", "chat_template.jinja", "generation_config.json"}) {
-    if (fs::is_regular_file(directory / name, ignored)) found.push_back(directory / name);
-  }
-  return found;
+/// Throws where weights lie there that are not read, and random ones would be trained in their place.
+void refuse_foreign_weights(const fs::path& directory) {
+  const auto foreign = foreign_weights_in(directory);
+  if (!foreign) return;
+  throw InputError(fmt::format("model {}", directory.string()),
+                   fmt::format("it holds {} ({}) and no safetensors, without which random weights would be trained",
+                               foreign->file, foreign->format),
+                   fmt::format("{}; --from-scratch trains random weights", foreign->advice));
 }
 
-ModelSource from_directory(const fs::path& directory, std::string_view typed) {
+[[noreturn]] void refuse_folder(const fs::path& directory, std::string_view typed) {
+  const auto foreign = foreign_weights_in(directory);
+  throw UsageError(fmt::format("{} {}", typed, directory.string()),
+                   foreign ? fmt::format("a folder without config.json or checkpoints; it holds {} ({})", foreign->file,
+                                         foreign->format)
+                           : "a folder without config.json or checkpoints",
+                   foreign ? foreign->advice : "name a Hugging Face directory, a checkpoint or a run");
+}
+
+ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup) {
   if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory));
   if (fs::is_directory(directory / "checkpoints")) {
     auto newest = newest_checkpoint(directory / "checkpoints",
@@ -77,18 +84,78 @@ ModelSource from_directory(const fs::path& directory, std::string_view typed) {
     if (!newest) throw InputError(fmt::format("run {}", directory.string()), "it holds no good checkpoint");
     return from_checkpoint(std::move(newest));
   }
-  if (!fs::exists(directory / "config.json")) {
-    throw UsageError(fmt::format("{} {}", typed, directory.string()), "a folder without config.json or checkpoints",
-                     "name a Hugging Face directory, a checkpoint or a run");
-  }
+  const bool is_described = fs::exists(directory / "config.json");
+  if (!is_described || !lookup.from_scratch) refuse_adapter(directory, lookup.typed);
+  if (!is_described) refuse_folder(directory, lookup.typed);
   ModelSource source = from_config_file(directory / "config.json");
   if (HfWeights::present(directory)) source.weights = directory;
+  if (source.weights.empty() && !lookup.from_scratch) refuse_foreign_weights(directory);
   if (source.config.is_multimodal) {
     spdlog::warn("model {}: its vision tensors are left out, also of what is saved or exported; it is taken as {}",
                  directory.string(), source.config.architecture);
   }
   source.beside = files_beside_weights(directory);
   return source;
+}
+
+/// A config.json by whatever name; not a file of weights.
+ModelSource from_file(const fs::path& file, const ModelLookup& lookup) {
+  const auto foreign = foreign_weights_of_name(file);
+  if (!foreign && file.extension() != ".safetensors") return from_config_file(file);
+  throw UsageError(
+      fmt::format("{} {}", lookup.typed, file.string()),
+      fmt::format("a file of weights ({}), which is no model description", foreign ? foreign->format : "safetensors"),
+      foreign ? foreign->advice
+              : fmt::format("name its folder, {}", file.has_parent_path() ? file.parent_path().string() : "."));
+}
+
+/// Parts that a snapshot in the hub's cache lacks, in words; empty where it is whole.
+std::string lacking(const fs::path& snapshot, bool from_scratch) {
+  if (!fs::exists(snapshot / "config.json")) return "config.json";
+  if (from_scratch || foreign_weights_in(snapshot)) return {};  // weights in another format are told as such
+  const std::vector<fs::path> files = HfWeights::files(snapshot);
+  for (const fs::path& file : files) {
+    if (!fs::exists(file)) return file.filename().string();
+  }
+  return files.empty() ? "*.safetensors" : "";
+}
+
+ModelSource from_hub_cache(const std::string& name, const ModelLookup& lookup) {
+  const std::string what = fmt::format("{} {}", lookup.typed, name);
+  const std::string advice = fmt::format("if it is a name of the hub: hf download {}", name);
+  const auto snapshot = cached_snapshot(name);
+  if (!snapshot) {
+    throw UsageError(what,
+                     fmt::format("neither a built-in shape, nor a path that exists, nor in the hub's cache {}",
+                                 hub_cache().string()),
+                     advice);
+  }
+  if (const std::string part = lacking(*snapshot, lookup.from_scratch); !part.empty()) {
+    throw UsageError(what, fmt::format("it is not whole in the hub's cache: {} is not in {}", part, snapshot->string()),
+                     fmt::format("hf download {}", name));
+  }
+  ModelSource source = from_directory(*snapshot, lookup);
+  source.config.name = name.substr(name.find('/') + 1);
+  spdlog::info("model {}: {} in the hub's cache", name, snapshot->string());
+  return source;
+}
+
+[[noreturn]] void refuse_name(const std::string& name, const ModelLookup& lookup) {
+  const std::vector<std::string> near = nearest_shapes(name);
+  throw UsageError(fmt::format("{} {}", lookup.typed, name), "neither a built-in shape nor a path that exists",
+                   near.empty()
+                       ? "tandem --list-models names the shapes"
+                       : fmt::format("perhaps {}; tandem --list-models names the shapes", fmt::join(near, ", ")));
+}
+
+/// Throws where a path has the name of a built-in shape, unless it is the run's own folder.
+void refuse_ambiguous(const std::string& name, const ModelLookup& lookup) {
+  std::error_code ignored;
+  if (!fs::exists(fs::symlink_status(name, ignored))) return;
+  if (!lookup.out.empty() && fs::equivalent(name, lookup.out, ignored)) return;
+  throw UsageError(
+      fmt::format("{} {}", lookup.typed, name), "both a built-in shape and a path that is here",
+      fmt::format("write ./{} for the path; for the shape, which starts from random weights, rename the path", name));
 }
 
 std::string listing(const std::vector<std::string>& names) {
@@ -115,22 +182,23 @@ void check_checkpoint(const Checkpoint& checkpoint, const ParameterLayout& layou
 
 }  // namespace
 
-ModelSource find_model(const std::string& name, std::string_view typed) {
+ModelSource find_model(const std::string& name, const ModelLookup& lookup) {
   const auto builtin = builtin_models();
   if (std::find(builtin.begin(), builtin.end(), name) != builtin.end()) {
+    refuse_ambiguous(name, lookup);
     ModelSource source;
     source.config = builtin_model(name);
     return source;
   }
   std::error_code error;
-  if (fs::is_directory(name, error)) return from_directory(name, typed);
-  if (fs::exists(name, error)) return from_config_file(name);
-  throw UsageError(fmt::format("{} {}", typed, name), "neither a built-in shape nor a path that exists",
-                   "tandem --list-models names the shapes");
+  if (fs::is_directory(name, error)) return from_directory(name, lookup);
+  if (fs::exists(name, error)) return from_file(name, lookup);
+  if (is_hub_name(name)) return from_hub_cache(name, lookup);
+  refuse_name(name, lookup);
 }
 
 ModelSource find_trained_model(const std::string& name, std::string_view typed) {
-  ModelSource source = find_model(name, typed);
+  ModelSource source = find_model(name, {.typed = typed});
   if (!source.loads_weights()) {
     throw UsageError(fmt::format("{} {}", typed, name), "it has no weights",
                      "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");
@@ -178,8 +246,8 @@ ParameterLayout layout_with(const ModelConfig& config, const ParameterLayout& pl
   return layout;
 }
 
-/// What config.json says of the function that the model computes: nothing of names, of how weights begin and are
-/// stored, of generation, and of how long a sequence may be, which the shapes tell where it matters.
+/// Keys of config.json that describe the function that the model computes: without names, initial values and storage of
+/// weights, generation, and the longest sequence, which shapes tell where it matters.
 nlohmann::json keys_of_the_function(const ModelConfig& config) {
   nlohmann::json json = parse_json<nlohmann::json>(hf_config_text(config, "float32"));
   for (const char* key :

@@ -1,5 +1,5 @@
 #pragma once
-// What --model stands for.
+// Sources of models: what --model may name.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -21,19 +21,27 @@ class HfWeights;
 /// A model description and, where there are any, its weights.
 struct ModelSource {
   ModelConfig config;
-  std::filesystem::path weights;              ///< Hugging Face directory with tensors; empty: none
-  std::unique_ptr<Checkpoint> checkpoint;     ///< null: none
-  bool bytes = false;                         ///< its tokens are known to be bytes of text
-  std::vector<std::filesystem::path> beside;  ///< tokenizer and generation files that came with the weights
+  std::filesystem::path weights;           ///< Hugging Face directory with tensors; empty: none
+  std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
+  bool bytes = false;                      ///< its tokens are known to be bytes of text
+  std::vector<FileBeside> beside;          ///< tokenizer and generation files that came with the weights
   bool loads_weights() const noexcept { return !weights.empty() || checkpoint != nullptr; }
 };
 
-/// A built-in shape, a config.json, a Hugging Face directory, a checkpoint or a run directory (its newest
-/// good checkpoint). Throws UsageError where it is none of these, InputError where its files are bad. `typed` is what
-/// the name stood behind, for errors.
-ModelSource find_model(const std::string& name, std::string_view typed = "--model");
+/// Purpose of a lookup of a model.
+struct ModelLookup {
+  std::string_view typed = "--model";  ///< flag or word before the name, for errors
+  bool from_scratch = false;           ///< its weights are not wanted: those that cannot be read are no matter
+  std::filesystem::path out{};         ///< the run's own folder, which may have the name of a built-in shape
+};
 
-/// The same, for commands that need weights. Throws UsageError where there are none.
+/// The source that `name` stands for: a built-in shape, a config.json, a Hugging Face directory, a checkpoint, a run
+/// directory (its newest good checkpoint), or a name of the hub that is in its local cache. Throws UsageError where it
+/// is none of these, a built-in shape and a path at once, or an adapter; InputError where its files are bad, or weights
+/// lie there in a format that is not read.
+ModelSource find_model(const std::string& name, const ModelLookup& lookup = {});
+
+/// find_model() for commands that need weights. Throws UsageError where there are none.
 ModelSource find_trained_model(const std::string& name, std::string_view typed = "--model");
 
 /// The model's layout, but parameters whose Hugging Face name `pattern` is found in are not trained. An empty

@@ -46,16 +46,22 @@ Manifest CheckpointPolicy::manifest() const {
   m.tandem_version = version;
   m.model_name = run_.setup.model_config.name;
   m.model_config = hf_config_text(run_.setup.model_config, "float32");
-  m.token_kind = run_.data->bytes() ? "bytes" : "ids";
+  m.token_kind = run_.data.bytes() ? "bytes" : "ids";
   m.compute_key = run_.setup.compute_key();
   m.schedule = run_.schedule.text();
   m.plan = run_.setup.plan.outline_json();
   run_.record.write_to(m);
-  const auto& sampler = run_.sampler->state();
-  m.seed = sampler.seed;
-  m.sampler_windows = sampler.windows;
-  m.sampler_epoch = sampler.epoch;
-  m.sampler_position = sampler.position;
+  const MixSampler::State place = run_.sampler->state();
+  m.seed = place.sources.front().seed;
+  for (const WindowSampler::State& source : place.sources) m.sampler_windows += source.windows;
+  m.sampler_epoch = place.drawn / m.sampler_windows;
+  m.sampler_position = place.drawn % m.sampler_windows;
+  m.data_digest = run_.data.digest();
+  if (place.sources.size() == 1) return m;
+  for (std::size_t i = 0; i < place.sources.size(); ++i) {
+    const WindowSampler::State& source = place.sources[i];
+    m.mix.push_back({run_.sampler->parts()[i].share, source.windows, source.epoch, source.position});
+  }
   return m;
 }
 
@@ -80,7 +86,7 @@ void CheckpointPolicy::discard_later_checkpoints() {
   }
 }
 
-/// At most: what is the best is known when it is there.
+/// Steps to the next save at most: that a state is the best is known when it is there.
 std::int64_t CheckpointPolicy::steps_to_next_save() const {
   const TrainConfig& config = run_.config();
   const std::int64_t step = run_.record.step;

@@ -1,5 +1,5 @@
 #pragma once
-// When a run saves, what it keeps, and what its manifests say.
+// Policy of checkpoints: when a run saves, what it keeps, and what its manifests say.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -21,18 +21,18 @@ class CheckpointPolicy {
   CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
                    std::function<void(const std::string&)> say);
 
-  /// Of a run that was told to go on from before the last checkpoint here: removes those after it. The state that it
-  /// begins with is the newest one before configuration and metrics change, so that a kill at any moment leaves files
-  /// of one course.
+  /// Removes checkpoints after the one that the run was told to go on from. The state that the run begins with is then
+  /// the newest one before configuration and metrics change, so that a kill at any moment leaves files of one course.
   void discard_later_checkpoints();
-  /// A step has ended that took so long.
+  /// Notes the seconds of a step that has ended.
   void note_step(double seconds);
-  /// After each step: hears of the save under way, and starts one that is due. Throws as CheckpointSaver::poll.
+  /// To be called after each step: takes in the result of the save under way, and starts one that is due. Throws as
+  /// CheckpointSaver::poll.
   void after_step();
   /// Saves the state that is there, unless it is saved. Blocks. Throws WriteError.
   void save_at_the_end();
-  /// The same of a run that cannot go on: steps that do not count have left no trace in the state. A failure is a
-  /// warning.
+  /// Saves the state of a run that cannot go on, as save_at_the_end() does: steps that do not count have left no trace
+  /// in it. A failure is a warning.
   void save_best_effort();
   /// Share of the save under way that is written; empty where there is none.
   std::optional<double> progress() const;
@@ -48,7 +48,7 @@ class CheckpointPolicy {
   RankWorkers& workers_;
   RunDirectory* directory_;
   std::unique_ptr<CheckpointSaver> saver_;  ///< null without a directory
-  std::int64_t saved_step_;                 ///< whose state is saved, or is being saved; -1: none
+  std::int64_t saved_step_;                 ///< step whose state is saved, or is being saved; -1: none
 };
 
 }  // namespace tandem

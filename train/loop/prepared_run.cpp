@@ -17,6 +17,17 @@
 #include "train/setup/training_data.hpp"
 
 namespace tandem {
+namespace {
+
+/// Data that a checkpoint was trained on, for people.
+std::string text_of(const std::vector<CheckpointMixPart>& mix) {
+  if (mix.empty()) return "--data alone";
+  std::string shares;
+  for (const CheckpointMixPart& part : mix) shares += fmt::format("{}{:.6g}", shares.empty() ? "" : " to ", part.share);
+  return fmt::format("a mix of {}", shares);
+}
+
+}  // namespace
 
 PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_request)) {
   check_request();
@@ -31,7 +42,7 @@ PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_reque
 
 /// The model, and the checkpoint to go on from.
 void PreparedRun::open_model() {
-  source = find_model(config().model);
+  source = find_model(config().model, {.from_scratch = config().from_scratch, .out = config().out});
   if (config().from_scratch) {
     source.weights.clear();
     source.checkpoint.reset();
@@ -55,7 +66,8 @@ void PreparedRun::pass_over_checkpoint() {
 void PreparedRun::check_request() const {
   check_config(config());
   MetricsServer::check_address(config().metrics_address);
-  if (config().data.empty()) throw UsageError("--data", "missing", "for example --data corpus/");
+  if (config().data.empty() && config().mix.empty())
+    throw UsageError("--data", "missing", "for example --data corpus/");
   if (config().steps == 0 && config().epochs == 0.0)
     throw UsageError("--steps", "missing", "for example --steps 1000, or --epochs 1");
   for (const auto& [flag, given] :
@@ -72,9 +84,13 @@ void PreparedRun::check_request() const {
 
 void PreparedRun::open_data() {
   TrainConfig& own = request.config;
-  data = open_tokens(own.data, own, source);
-  own.seq_len = sequence_length(own, source.config, *data);
-  windows_ = require_windows(*data, own.seq_len, "--data");
+  data = open_training_data(own, source);
+  own.seq_len = sequence_length(own, source.config, *data.sources.front());
+  for (std::size_t i = 0; i < data.sources.size(); ++i) {
+    parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]), data.shares[i]});
+    if (own.mix.empty()) continue;
+    spdlog::info("{}: {:.3g}% of the windows; it has {}", data.names[i], 100.0 * data.shares[i], parts_[i].windows);
+  }
   if (own.eval_data.empty()) return;
   eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
   require_windows(*eval_data, own.seq_len, "--eval-data");
@@ -84,7 +100,9 @@ void PreparedRun::resolve() {
   TrainConfig& own = request.config;
   const std::int64_t per_step = own.micro_batch * own.grad_accum;
   if (own.steps == 0) {
-    const double steps = std::ceil(own.epochs * static_cast<double>(windows_) / static_cast<double>(per_step));
+    std::int64_t windows = 0;
+    for (const MixPart& part : parts_) windows += part.windows;
+    const double steps = std::ceil(own.epochs * static_cast<double>(windows) / static_cast<double>(per_step));
     own.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
     own.epochs = 0.0;
   }
@@ -94,23 +112,49 @@ void PreparedRun::resolve() {
   schedule = {own.lr_schedule, *own.lr, *own.min_lr, own.warmup_steps, own.decay_steps, own.steps};
 }
 
-/// From the checkpoint, or from the beginning.
+/// Sets the progress of the run: the checkpoint's, or the beginning.
 void PreparedRun::take_progress() {
-  sampler.emplace(windows_, config().seed);
+  sampler.emplace(parts_, config().seed);
   const Manifest beginning;
   const Manifest& m = checkpoint ? checkpoint->manifest() : beginning;
   if (checkpoint) {
-    if ((m.token_kind == "bytes") != data->bytes()) {
+    if ((m.token_kind == "bytes") != data.bytes()) {
       throw InputError("--data",
                        fmt::format("the checkpoint was trained on {}, this is {}", m.token_kind,
-                                   data->bytes() ? "text" : "token ids"),
+                                   data.bytes() ? "text" : "token ids"),
                        "resume with the same --data");
     }
-    sampler->restore({m.seed, m.sampler_windows, m.sampler_epoch, m.sampler_position});
+    take_place(m);
     check_schedule(m);
   }
   record = RunRecord::of(m);
   if (checkpoint) record.resumed_from = m.step;
+}
+
+/// Where the checkpoint stood in the data, which must be what it was trained on.
+void PreparedRun::take_place(const Manifest& m) {
+  MixSampler::State place;  // summed as unsigned numbers, as a checkpoint is not believed
+  place.drawn = static_cast<std::int64_t>(static_cast<std::uint64_t>(m.sampler_epoch) *
+                                              static_cast<std::uint64_t>(m.sampler_windows) +
+                                          static_cast<std::uint64_t>(m.sampler_position));
+  bool same_shares = m.mix.empty() || m.mix.size() == parts_.size();
+  for (std::size_t i = 0; i < m.mix.size(); ++i) {
+    const CheckpointMixPart& part = m.mix[i];
+    place.sources.push_back({m.seed, part.windows, part.epoch, part.position});
+    same_shares = same_shares && part.share == parts_[i].share;
+  }
+  if (m.mix.empty()) place.sources.push_back({m.seed, m.sampler_windows, m.sampler_epoch, m.sampler_position});
+  if (place.sources.size() != parts_.size() || !same_shares) {
+    throw InputError(config().mix.empty() ? "--data" : "--mix",
+                     fmt::format("checkpoint {} was trained on {}", checkpoint->directory().string(), text_of(m.mix)),
+                     "resume with the same sources and weights");
+  }
+  sampler->restore(place);
+  if (m.data_digest.empty() || m.data_digest == data.digest()) return;
+  throw InputError(
+      config().mix.empty() ? "--data" : "--mix",
+      fmt::format("its content is other than what checkpoint {} was trained on", checkpoint->directory().string()),
+      "resume with the data as it was; for other data begin a run with --model CHECKPOINT and another --out");
 }
 
 /// A cosine over more steps than before, for one, is another from its first step on.

@@ -4,26 +4,28 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include "data/mix_sampler.hpp"
 #include "data/token_source.hpp"
-#include "data/window_sampler.hpp"
 #include "io/checkpoint.hpp"
 #include "train/config/schedule.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/loop/run_record.hpp"
 #include "train/loop/train_request.hpp"
 #include "train/setup/run_setup.hpp"
+#include "train/setup/training_data.hpp"
 
 namespace tandem {
 
-/// What a run consists of but for what runs it. Nothing is on the disk yet.
+/// All parts of a run, prepared but not in memory. Nothing is on the disk yet.
 class PreparedRun {
  public:
   /// Checks in this order: configuration, lock of the run, model description, tensors, checkpoint, data, device, plan,
   /// and with `strict` the checkpoint's compute_key. Throws the Error of the first check that fails.
   explicit PreparedRun(TrainRequest request);
 
-  /// With all that was left open decided.
+  /// The configuration, with everything that was left open decided.
   const TrainConfig& config() const noexcept { return request.config; }
   /// Header and memory table, for people.
   std::string plan_text() const;
@@ -33,12 +35,13 @@ class PreparedRun {
 
   TrainRequest request;
   ModelSource source;
-  std::unique_ptr<TokenSource> data;
+  TrainingData data;
   std::unique_ptr<TokenSource> eval_data;  ///< null where there is none
-  std::unique_ptr<Checkpoint> checkpoint;  ///< that it goes on from, until it is loaded; null: from the beginning
+  /// Checkpoint that the run goes on from, until it is loaded; null: from the beginning.
+  std::unique_ptr<Checkpoint> checkpoint;
   RunSetup setup;
   Schedule schedule;
-  std::optional<WindowSampler> sampler;  ///< never empty
+  std::optional<MixSampler> sampler;  ///< never empty
   RunRecord record;
 
  private:
@@ -47,10 +50,11 @@ class PreparedRun {
   void open_data();
   void resolve();
   void take_progress();
+  void take_place(const Manifest& manifest);
   void check_schedule(const Manifest& manifest) const;
   void check_compute_key() const;
 
-  std::int64_t windows_ = 0;  ///< of the data
+  std::vector<MixPart> parts_;  ///< sources of the data
 };
 
 }  // namespace tandem

@@ -1,5 +1,5 @@
 #pragma once
-// Which checkpoint a run goes on from.
+// Checkpoint that a run goes on from.
 #include <cstdint>
 #include <filesystem>
 #include <limits>

@@ -1,5 +1,5 @@
 #pragma once
-// What people and programs see of a run while it goes on.
+// Output of a run for people and programs while it goes on.
 #include <memory>
 #include <optional>
 #include <string>

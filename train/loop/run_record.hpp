@@ -1,5 +1,5 @@
 #pragma once
-// How far a run has come, and what it has seen on the way.
+// Record of a run: how far it has come, and its losses on the way.
 #include <cstdint>
 #include <optional>
 
@@ -8,9 +8,9 @@
 namespace tandem {
 
 struct RunRecord {
-  /// As a checkpoint has it; of a manifest that holds nothing, the beginning.
+  /// The record in a checkpoint's manifest; the beginning of a run where the manifest holds none.
   static RunRecord of(const Manifest& manifest);
-  /// What checkpoints carry on.
+  /// Writes the fields that checkpoints carry on.
   void write_to(Manifest& manifest) const;
   /// Whether the state that is there now has been evaluated.
   bool evaluated() const noexcept { return evaluated_step == step; }
@@ -21,9 +21,9 @@ struct RunRecord {
   std::optional<std::int64_t> resumed_from{};
   std::optional<double> first_loss{};
   std::optional<double> last_loss{};
-  std::optional<double> eval_loss{};  ///< of `evaluated_step`
+  std::optional<double> eval_loss{};  ///< loss of the evaluation at `evaluated_step`
   std::int64_t evaluated_step = -1;
-  std::optional<double> best_loss{};  ///< of an evaluation
+  std::optional<double> best_loss{};  ///< best loss of an evaluation
   std::int64_t best_step = 0;
 };
 

@@ -10,10 +10,10 @@
 #include <string>
 #include <utility>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
 #include "core/host/topology.hpp"
 #include "io/atomic_file.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/config/units.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/loop/summary.hpp"
@@ -24,7 +24,7 @@ namespace {
 
 constexpr int skip_limit = 10;  // skipped steps in a row that end a run
 
-/// In trace and profiler.
+/// Name of a step in trace and profiler.
 std::string step_name(std::int64_t step) { return fmt::format("step {}", step); }
 
 std::unique_ptr<Trace> open_trace(const std::string& path) {
@@ -174,7 +174,8 @@ void StepLoop::end_step(StepMetrics metrics, const StepResult& result, double be
   output_.step(metrics, checkpoints_->progress(), directory_.get());
 }
 
-/// Where the machine is not as fast as its calibration has it, another division may be: state moves, no bit changes.
+/// Changes the plan where the machine is not as fast as its calibration and another division may be faster: state
+/// moves, no bit changes.
 void StepLoop::maybe_replan(const EngineCounters& counters) {
   const std::int64_t step = run_.record.step;
   if (!replanner_ || step == run_.config().steps) return;

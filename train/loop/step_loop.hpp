@@ -21,7 +21,7 @@ class StepLoop {
   /// it. Throws PlanError, DeviceError, InputError, UsageError, WriteError.
   StepLoop(PreparedRun& run, RunOutput& output);
 
-  /// As Trainer::run.
+  /// Runs the steps; returns and throws as Trainer::run.
   int run();
 
  private:

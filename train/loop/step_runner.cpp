@@ -13,7 +13,7 @@ StepRunner::StepRunner(PreparedRun& run, RankWorkers& workers)
     : run_(run), workers_(workers), clock_(*run.setup.device, run.setup.options.watchdog_seconds) {}
 
 StepResult StepRunner::step(double lr) {
-  const WindowSampler::State data_before = run_.sampler->state();
+  const MixSampler::State data_before = run_.sampler->state();
   StepResult result;
   result.targets = fill_batches();
   if (result.targets == 0) {
@@ -25,7 +25,7 @@ StepResult StepRunner::step(double lr) {
   try {
     result.report = run_micro_batches(lr, result.targets);
   } catch (const TrainingError&) {
-    run_.sampler->restore(data_before);  // of a step that has not been
+    run_.sampler->restore(data_before);  // forgets the data of a step that has not been
     throw;
   }
   result.loss = sum_of_losses() / static_cast<double>(result.targets);
@@ -40,7 +40,8 @@ std::int64_t StepRunner::fill_batches() {
     const HostBatch batch = workers_.batch(micro);
     for (std::int64_t row = 0; row < run_.config().micro_batch; ++row) {
       const auto at = static_cast<std::size_t>(row) * length;
-      targets += read_window(*run_.data, run_.sampler->next(), batch.tokens.subspan(at, length),
+      const MixSampler::Draw draw = run_.sampler->next();
+      targets += read_window(*run_.data.sources[draw.source], draw.window, batch.tokens.subspan(at, length),
                              batch.targets.subspan(at, length));
     }
   }
@@ -49,7 +50,7 @@ std::int64_t StepRunner::fill_batches() {
 
 /// Forward and backward over the batches as filled, then the update. Blocks until the losses are there.
 StepReport StepRunner::run_micro_batches(double lr, std::int64_t targets) {
-  PhaseProbe probe(workers_.first().engine(), clock_);  // of the first rank: the others do alike
+  PhaseProbe probe(workers_.first().engine(), clock_);  // measures the first rank: the others do alike
   const int micro_batches = static_cast<int>(run_.config().grad_accum) / workers_.size();
   StepReport of_first;
   workers_.run([&](LoadedModel& member, Rank rank) {

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "core/params/parameter_access.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "train/loop/prepared_run.hpp"
 #include "train/runtime/phase_clock.hpp"
 #include "train/runtime/rank_workers.hpp"

@@ -1,16 +1,16 @@
 #pragma once
-// What the steps of a run took, each by itself and all together.
+// Times and rates of a run's steps, each by itself and all together.
 #include <cstdint>
 #include <optional>
 #include <vector>
 
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "train/loop/step_runner.hpp"
 #include "train/report/run_directory.hpp"
 
 namespace tandem {
 
-/// Of all steps of a run; empty where there were none. Seconds.
+/// Summary of all steps of a run, in seconds; empty where there were none.
 struct StepSummary {
   std::optional<double> tokens_per_second;
   std::optional<double> step;
@@ -28,9 +28,9 @@ class StepStatistics {
   /// A step has ended: fills in what it took and used, of its metrics. `metrics.step_seconds` is there already.
   void note_step(StepMetrics& metrics, const StepResult& result, double forward, double backward,
                  const EngineCounters& counters);
-  /// What has been counted up to here is no later step's.
+  /// Starts to count for the next step: `counters` so far belong to earlier ones.
   void begin_step(const EngineCounters& counters) { before_ = counters; }
-  /// When the last step began.
+  /// Counters when the last step began.
   const EngineCounters& before() const noexcept { return before_; }
 
   bool empty() const noexcept { return step_.empty(); }

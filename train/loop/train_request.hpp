@@ -1,5 +1,5 @@
 #pragma once
-// What `tandem train` is asked for.
+// Request of `tandem train`.
 #include <string>
 
 #include "train/config/config.hpp"
@@ -13,7 +13,7 @@ struct TrainRequest {
   std::string resume_from;  ///< a checkpoint; empty: the newest good one in --out
   bool dry_run = false;
   bool quiet = false;
-  std::string command;  ///< as typed, for the summary
+  std::string command;  ///< the command as typed, for the summary
 };
 
 }  // namespace tandem

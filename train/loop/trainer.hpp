@@ -14,7 +14,7 @@ class StepLoop;
 /// A run whose inputs have all been checked and whose memory is planned; nothing is on the disk yet.
 class Trainer {
  public:
-  /// As PreparedRun.
+  /// Prepares the run; throws as PreparedRun.
   explicit Trainer(TrainRequest request);
   ~Trainer();
 

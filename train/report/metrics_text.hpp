@@ -9,7 +9,7 @@
 namespace tandem {
 
 struct RunMetrics {
-  const StepMetrics& metrics;  ///< of the last step
+  const StepMetrics& metrics;  ///< metrics of the last step
   std::int64_t steps = 0;      ///< the run is to take
   std::int64_t tokens = 0;     ///< targets so far
   std::int64_t skipped = 0;    ///< steps so far

@@ -23,7 +23,7 @@ std::string bar(std::int64_t step, std::int64_t steps) {
   return fmt::format("[{}{}] ", std::string(filled, '='), std::string(width - filled, ' '));
 }
 
-/// So much of a line as the terminal shows: what is longer would leave a line behind at every redraw.
+/// Part of a line that the terminal shows: a longer one would leave a line behind at every redraw.
 std::string fitted(std::string text) {
   winsize size{};
   if (::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_col == 0) return text;
@@ -51,7 +51,7 @@ void Progress::line(const std::string& text) {
 }
 
 void Progress::step(const StepMetrics& m, std::optional<double> saving) {
-  constexpr double weight = 0.1;  // of the newest step: a rate that neither jumps nor lags
+  constexpr double weight = 0.1;  // weight of the newest step: the rate neither jumps nor lags
   smoothed_ = smoothed_ == 0.0 ? m.step_seconds : (1.0 - weight) * smoothed_ + weight * m.step_seconds;
   if (quiet_ || every_ == 0 || (m.step % every_ != 0 && m.step != steps_)) return;
   const int width = static_cast<int>(std::to_string(steps_).size());

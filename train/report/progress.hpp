@@ -1,5 +1,5 @@
 #pragma once
-// What people see of a run: one live line on a terminal, plain lines elsewhere.
+// Progress of a run for people: one live line on a terminal, plain lines elsewhere.
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -125,7 +125,7 @@ void RunDirectory::lock() {
 void RunDirectory::close() noexcept {
   if (!begun_ && made_lock_) ::unlink((out_ / lock_name).c_str());
   for (const fs::path& folder : made_) {
-    if (!begun_) ::rmdir(folder.c_str());  // what anything lies in stays
+    if (!begun_) ::rmdir(folder.c_str());  // fails, and so keeps the folder, where anything lies in it
   }
   if (lock_ >= 0) ::close(lock_);
 }

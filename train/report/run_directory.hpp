@@ -49,7 +49,7 @@ class RunDirectory {
   std::filesystem::path checkpoints() const { return out_ / "checkpoints"; }
   bool has_config() const;
   void write_config(const std::string& toml);
-  /// As it lies there; empty where there is none.
+  /// Text of summary.json; empty where there is none.
   std::string summary() const;
   void write_summary(const std::string& json);
   void remove_summary() noexcept;

@@ -10,7 +10,7 @@
 
 #include "core/base/trace.hpp"
 #include "data/token_source.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "train/setup/host_batch.hpp"
 #include "train/setup/run_setup.hpp"
 

@@ -1,5 +1,5 @@
 #pragma once
-// When the device gets from one phase to the next, without anybody stopping for it.
+// Clock of phases: when the device gets from one to the next, without anybody stopping for it.
 #include <array>
 #include <cstdint>
 #include <vector>
@@ -16,8 +16,7 @@ class PhaseClock {
   /// `device` must outlive the clock, whose end waits until all marks have passed.
   PhaseClock(Device& device, double watchdog_seconds) : marks_(device, watchdog_seconds) {}
 
-  /// From this point of `stream` on, until the next mark, time belongs to `phase`. Does not block. One stream at a
-  /// time.
+  /// Begins `phase` at this point of `stream`, until the next mark. Does not block. One stream at a time.
   void mark(Phase phase, StreamView stream);
   /// Waits until all marks have passed and gives the seconds of each phase since the last call.
   /// A failed stream ends the waiting; the error itself reaches whoever uses the stream. Throws StalledError where it
@@ -26,7 +25,7 @@ class PhaseClock {
 
  private:
   StreamMarks marks_;
-  std::vector<Phase> phases_;  ///< that begin with the marks
+  std::vector<Phase> phases_;  ///< phases that begin with the marks
   Phase current_ = Phase::idle;
   double since_ = 0.0;
 };
@@ -36,7 +35,7 @@ class PhaseClock {
 class PhaseProbe final : public ParameterAccess {
  public:
   PhaseProbe(ParameterAccess& inner, PhaseClock& clock) : inner_(inner), clock_(clock) {}
-  /// Of one micro-batch, or of several at once.
+  /// Begins the forward of one micro-batch, or of several at once.
   void begin_forward(StreamView stream);
   WeightsGuard fetch(int layer, StreamView stream) override { return inner_.fetch(layer, stream); }
   GradientsGuard gradients(int layer, StreamView stream) override;

@@ -100,7 +100,7 @@ void RankWorkers::for_each_rank(const std::function<void(Rank)>& body) {
   throw_first(failures);
 }
 
-/// What a rank failed by itself; else word of it.
+/// Throws the first failure of a rank itself; without one, the first report of a peer's failure.
 void RankWorkers::throw_first(const std::vector<std::exception_ptr>& failures) {
   std::exception_ptr word;
   for (const std::exception_ptr& failure : failures) {

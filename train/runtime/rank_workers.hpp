@@ -30,7 +30,7 @@ class RankWorkers {
   int size() const noexcept { return static_cast<int>(members_.size()); }
   LoadedModel& first() noexcept { return *members_.front(); }
   LoadedModel& member(int rank) noexcept { return *members_[static_cast<std::size_t>(rank)]; }
-  /// Rank by rank.
+  /// Engines by rank.
   std::vector<OffloadEngine*> engines() const;
 
   /// Runs `body` for every rank, each on its thread, and blocks until all have come to its end. Where some throw, this
@@ -40,13 +40,13 @@ class RankWorkers {
   void wait();
   /// 32 hexadecimal digits. Blocks.
   std::string state_digest();
-  /// Of all ranks together; times are rank 0's.
+  /// Counters of all ranks together; times are rank 0's.
   EngineCounters counters() const;
 
-  /// Of a step, all devices' micro-batches count together: number m is that of rank m mod size().
+  /// Batch of micro-batch `micro` of a step, counted over all devices: number m is that of rank m mod size().
   HostBatch batch(std::int64_t micro);
 
-  /// As LoadedModel::evaluate, the windows shared among the ranks; the same bits.
+  /// Evaluates as LoadedModel::evaluate, the windows shared among the ranks; the same bits.
   std::optional<EvalResult> evaluate(const TokenSource& source, const std::function<bool()>& stop = {});
 
  private:
@@ -58,7 +58,7 @@ class RankWorkers {
   std::vector<RunSetup*> setups_;
   std::vector<std::unique_ptr<Group>> group_;  ///< empty where there is one device
   std::vector<std::unique_ptr<LoadedModel>> members_;
-  std::vector<std::unique_ptr<Worker>> workers_;  ///< of ranks 1 and above
+  std::vector<std::unique_ptr<Worker>> workers_;  ///< workers of ranks 1 and above
 };
 
 }  // namespace tandem

@@ -24,7 +24,7 @@ void handle_signals_by(void (*handler)(int)) {
 }
 
 void on_signal(int number) {
-  const int before = errno;  // of whatever it interrupts
+  const int before = errno;  // errno of the interrupted code
   caught = number;
   handle_signals_by(SIG_DFL);  // the second one is meant, whichever it is
   errno = before;

@@ -4,7 +4,7 @@
 
 namespace tandem {
 
-/// Of a program that a signal has ended, as shells have it.
+/// Exit code of a program that a signal has ended, as in shells.
 constexpr int exit_code_of(int signal) noexcept { return 128 + signal; }
 
 class StopSignal {

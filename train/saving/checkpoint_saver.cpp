@@ -23,14 +23,14 @@ namespace {
 namespace fs = std::filesystem;
 
 /// Files of the model's source may go while a long run lasts; state is worth more than they are.
-std::vector<fs::path> existing(const std::vector<fs::path>& files) {
-  std::vector<fs::path> found;
+std::vector<FileBeside> existing(const std::vector<FileBeside>& files) {
+  std::vector<FileBeside> found;
   std::error_code ignored;
   for (const auto& file : files) {
-    if (fs::is_regular_file(file, ignored))
+    if (fs::is_regular_file(file.from, ignored))
       found.push_back(file);
     else
-      spdlog::warn("{} has gone: checkpoints are written without it", file.string());
+      spdlog::warn("{} has gone: checkpoints are written without it", file.from.string());
   }
   return found;
 }
@@ -50,7 +50,8 @@ CheckpointSaver::CheckpointSaver(std::vector<OffloadEngine*> engines, SaverOptio
       options_(std::move(options)),
       say_(std::move(say)),
       pace_(options_.urgent, options_.clock) {
-  prune_checkpoints(options_.root, {});  // what a killed run left, also where this one has nothing to save
+  prune_checkpoints(options_.root,
+                    {});  // removes the leftovers of a killed run, also where this run has nothing to save
   if (!options_.copies) return;
   copy_ = std::make_unique<StateCopy>(engine_.layout(), engine_.device().host_kernels().parallel());
 }
@@ -172,7 +173,7 @@ void CheckpointSaver::write_state() {
   if (options_.predict) predicted_ = options_.predict(plan_, disk_);
 }
 
-/// What was not read is not read any more, and updates go on.
+/// Gives up the state that was not read, so that updates go on.
 void CheckpointSaver::let_go() {
   scope_.reset();
   state_is_read_ = true;
@@ -187,7 +188,7 @@ void CheckpointSaver::write() noexcept {
   } catch (...) {
     failure_ = std::current_exception();  // reaches whoever asks for the outcome
   }
-  let_go();  // of a save that failed, updates may still wait for what it has not read
+  let_go();  // updates may still wait for what a failed save has not read
   try {
     sample_process_memory();  // the high-water mark of saving, before the buffer goes
   } catch (...) {             // a figure, and no reason for a save to fail

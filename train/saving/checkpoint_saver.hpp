@@ -14,8 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include "api/state_io.hpp"
 #include "io/checkpoint.hpp"
+#include "offload/engine/state_io.hpp"
 #include "train/config/config.hpp"
 #include "train/saving/save_pace.hpp"
 #include "train/saving/save_prediction.hpp"
@@ -23,16 +23,16 @@
 namespace tandem {
 
 struct SaverOptions {
-  std::filesystem::path root;  ///< of the checkpoints
+  std::filesystem::path root;  ///< folder of the checkpoints
   int keep = 2;
   /// Reads the state into a copy first, which takes StateCopy::bytes of memory, and not at the pace of the disk, which
   /// takes a buffer of save_buffer_values. Either way an update waits until the state that it overwrites has been read.
   /// A copy is written at a SavePace; without one, as fast as can be. Where no step follows nothing is copied.
   bool copies = false;
   OnSaveFailure on_failure = OnSaveFailure::stop;
-  std::vector<std::filesystem::path> beside{};  ///< copied into every checkpoint, where they still exist
-  /// What steps beside a save are predicted to take under a plan, on a disk of so many bytes a second (0: not measured
-  /// yet). Called on the saver's thread; may be empty.
+  std::vector<FileBeside> beside{};  ///< copied into every checkpoint, where they still exist
+  /// Predicts the steps beside a save under a plan, on a disk of so many bytes a second (0: not measured yet). Called
+  /// on the saver's thread; may be empty.
   std::function<std::optional<SaveSlowdown>(const Plan& plan, double disk)> predict{};
   std::function<bool()> urgent{};  ///< whether training is about to end; asked on the saver's threads, may be empty
   PaceClock clock = PaceClock::real();
@@ -69,7 +69,7 @@ class CheckpointSaver {
   void set_best(const std::filesystem::path& best) { best_ = best; }
 
  private:
-  /// Of steps of one kind.
+  /// Number and seconds of steps of one kind.
   struct Steps {
     int count = 0;
     double seconds = 0.0;
@@ -92,32 +92,32 @@ class CheckpointSaver {
   SaverOptions options_;
   std::function<void(const std::string&)> say_;
   std::unique_ptr<StateCopy> copy_;
-  bool takes_copy_ = false;           ///< of the save under way
-  std::optional<StateOfSave> scope_;  ///< of the save under way; its thread lets it go
+  bool takes_copy_ = false;           ///< whether the save under way writes from a copy
+  std::optional<StateOfSave> scope_;  ///< state of the save under way; its thread lets it go
   std::vector<float> buffer_;         ///< where there is no copy, whose memory serves as well
   SavePace pace_;
-  double step_seconds_ = 0.0;  ///< of the last step
+  double step_seconds_ = 0.0;  ///< seconds of the last step
 
   Manifest manifest_;
   bool best_pending_ = false;
   std::filesystem::path best_;
   std::filesystem::path written_;
   double began_ = 0.0;
-  double waited_ = 0.0;  ///< by updates, in all saves before this one
+  double waited_ = 0.0;  ///< seconds that updates waited in all saves before this one
   double seconds_ = 0.0;
-  Plan plan_;          ///< under which the save under way began
-  double disk_ = 0.0;  ///< bytes a second at which the last save went on; 0: not known
+  Plan plan_;          ///< plan under which the save under way began
+  double disk_ = 0.0;  ///< bytes a second of the last save; 0: not known
   double measured_disk_ = 0.0;
-  Steps alone_;   ///< since the last save
-  Steps beside_;  ///< that the save under way has had an effect on
+  Steps alone_;   ///< steps since the last save
+  Steps beside_;  ///< steps that the save under way has affected
   bool affects_step_ = false;
   std::optional<SaveSlowdown> predicted_;
   std::uint64_t total_bytes_ = 0;
   std::exception_ptr failure_;
   std::atomic<std::uint64_t> bytes_{0};
-  std::atomic<bool> state_is_read_{false};  ///< by the save under way: nothing waits for it any more
+  std::atomic<bool> state_is_read_{false};  ///< the save under way has read the state: nothing waits for it any more
   std::atomic<bool> done_{false};
-  std::mutex mutex_;  ///< of the wait for `done_` to be set
+  std::mutex mutex_;  ///< guards the wait for `done_`
   std::condition_variable wakes_;
   bool under_way_ = false;
   std::thread thread_;

@@ -45,7 +45,7 @@ void SavePace::hurry() {
   changed_.notify_all();
 }
 
-/// By the steps as long as the last one was.
+/// Sets the time when the save is due, with steps as long as the last one was.
 void SavePace::aim() {
   const double gone = static_cast<double>(interval_.steps - steps_left_) * interval_.step_seconds;
   due_ = clock_.now() + interval_.usable() - gone;
@@ -64,10 +64,10 @@ void SavePace::wrote(std::size_t bytes, double seconds) {
   }
 }
 
-/// Behind a piece that was written until `end`, as things stand now.
+/// Seconds to rest behind a piece that was written until `end`, as things stand now.
 double SavePace::rest_after(std::size_t bytes, double seconds, double end) const {
   if (hurried_ || bytes_left_ == 0 || (urgent_ && urgent_())) return 0.0;
-  // Of those that are to come, if all are to be in time.
+  // Seconds for each of the remaining pieces, if all are to be in time.
   const double each = (due_ - end) * static_cast<double>(bytes) / static_cast<double>(bytes_left_);
   return std::clamp(each - seconds, 0.0, seconds * (1.0 / busy_share - 1.0));
 }

@@ -37,7 +37,7 @@ class SavePace {
   /// `urgent`, asked after each piece: whether nobody trains much longer. May be empty.
   explicit SavePace(std::function<bool()> urgent = {}, PaceClock clock = PaceClock::real());
 
-  /// From now on `bytes` are written, while so many steps of about so long go on.
+  /// Begins a save of `bytes`, beside so many steps of about so long.
   void begin(std::uint64_t bytes, SaveInterval interval);
   /// A step has ended, that took so long.
   void note_step(double seconds);

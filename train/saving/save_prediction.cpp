@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "api/state_io.hpp"
+#include "offload/engine/state_io.hpp"
 #include "scheduler/simulation/simulator.hpp"
 #include "train/saving/save_pace.hpp"
 

@@ -12,7 +12,7 @@
 
 namespace tandem {
 
-/// So many steps take that many times as long as others.
+/// Slowdown by a save: `steps` steps take `factor` times as long as others.
 struct SaveSlowdown {
   double factor = 1.0;
   int steps = 0;

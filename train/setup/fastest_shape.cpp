@@ -72,7 +72,7 @@ std::optional<FastestShape> Search::several_at_once(RunShape shape, double faste
   return best;
 }
 
-/// For one way of keeping activations, in the better order of micro-batches.
+/// Shape for one way of keeping activations, in the better order of micro-batches.
 FastestShape Search::in_better_order(const RunShape& shape, std::vector<LayerSeconds> layers,
                                      double faster_than) const {
   std::optional<FastestShape> first;
@@ -108,7 +108,7 @@ void Search::look_at(const RunShape& shape) {
   if (!best_ || faster(way.choice, best_->choice)) best_ = std::move(way);
 }
 
-/// Without what lies between no blocks and all.
+/// Tries the ways of keeping activations, without numbers of blocks between none and all.
 void Search::try_ways(RunShape shape) {
   do {
     try {

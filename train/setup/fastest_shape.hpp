@@ -21,11 +21,11 @@ bool keep_less(const TrainConfig& config, const ModelConfig& model, RunShape& sh
 /// Whether there is a plan of that shape.
 using ShapeFits = std::function<bool(const RunShape& shape)>;
 /// The fewest blocks that must be computed again for the shape to fit; all of them where it does not fit with fewer.
-/// What more of them take is never more memory.
+/// More of them never take more memory.
 std::int64_t fewest_recomputed(const ModelConfig& model, RunShape shape, const ShapeFits& fits);
 
-/// How many micro-batches may pass through a layer at once instead of one after another, most first; empty where the
-/// configuration leaves no choice, or a step has but one.
+/// Numbers of micro-batches that may pass through a layer at once instead of one after another, most first; empty where
+/// the configuration leaves no choice, or a step has but one.
 std::vector<std::int64_t> more_at_once(const TrainConfig& config, const RunShape& shape);
 /// The plan's order of micro-batches and why it is that one, in words; empty where there is one micro-batch.
 std::string order_text(const Plan& plan, std::string_view why);
@@ -38,10 +38,10 @@ struct FastestShape {
   RunShape shape;
   std::vector<LayerSeconds> compute;
   Choice choice;
-  std::string why;  ///< so many micro-batches pass through a layer at once; empty: nothing crosses the link for each
+  std::string why;  ///< reason for this number of micro-batches at once; empty: nothing crosses the link for each
 };
 
-/// What is known of a machine, asked shape by shape.
+/// Facts about a machine, asked shape by shape.
 struct ShapeMachine {
   /// Seconds of a micro-batch, layer by layer.
   std::function<std::vector<LayerSeconds>(const RunShape& shape)> compute;

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "api/state_io.hpp"
 #include "core/base/direct_buffer.hpp"
 #include "io/atomic_file.hpp"
-#include "offload/state_access.hpp"
-#include "offload/state_file.hpp"
+#include "offload/engine/state_io.hpp"
+#include "offload/state/state_access.hpp"
+#include "offload/storage/state_file.hpp"
 #include "scheduler/plan/plan_builder.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 #include "train/setup/host_batch.hpp"
@@ -14,11 +14,11 @@
 namespace tandem {
 namespace {
 
-/// What libraries take once a run goes: kernels that oneDNN compiles (3.4 MB of it), stacks, and for each thread what a
-/// matrix product packs (a MiB at a time) and its heap keeps. It cannot be known before; of one to four threads and
-/// 64 to 1,024 rows, 3 to 16 MB were seen, the most with two threads. Beside a GPU it is what driver, cuBLASLt and
-/// cuDNN keep of kernels that they load and compile when these are first asked for: 146 MiB were seen without cuDNN and
-/// 155 with it.
+/// Bytes that libraries take once a run goes: kernels that oneDNN compiles (3.4 MB of it), stacks, and for each thread
+/// the buffers that a matrix product packs (a MiB at a time) and its heap keeps. It cannot be known before; of one to
+/// four threads and 64 to 1,024 rows, 3 to 16 MB were seen, the most with two threads. Beside a GPU it is the memory
+/// that driver, cuBLASLt and cuDNN keep for kernels that they load and compile when these are first asked for: 146 MiB
+/// were seen without cuDNN and 155 with it.
 std::size_t libraries_in_use(const RunMachine& machine) noexcept {
   constexpr std::size_t beside_a_gpu = 192;
   const std::size_t mib =
@@ -26,8 +26,8 @@ std::size_t libraries_in_use(const RunMachine& machine) noexcept {
   return mib << 20;
 }
 
-/// What the engine knows of a subgroup: itself, who used it last, its tasks of a step and what they wait for. Lists
-/// grow by doubling; 0.9 to 1.9 KB were seen, most where it is streamed.
+/// Bytes that the engine keeps about a subgroup: itself, who used it last, its tasks of a step and what they wait for.
+/// Lists grow by doubling; 0.9 to 1.9 KB were seen, most where it is streamed.
 constexpr std::size_t bytes_of_subgroup = 2048;
 
 /// Bytes of `n` values that all threads read in parts, a value each.
@@ -65,10 +65,10 @@ HostRows host_rows(const RunPlan& run, const RunPurpose& purpose, const RunMachi
   rows.digest = in_parts(largest_parameter(run.layout), threads) * sizeof(float);
   rows.conversion = conversion_bytes(run, threads);
   // For each thread that reads parts for a digest; one for a save's larger ones.
-  if (!run.options.state_folder.empty()) {
+  if (run.options.state_folder) {
     rows.file = rows.digest + threads * 2 * direct_block_bytes + StateFile::buffer_bytes;
   }
-  // What is loaded passes in pieces too, at another time.
+  // Loading takes pieces of the same size, at another time.
   if (!purpose.saves && !purpose.resumes) return rows;
   rows.checkpoint = save_buffer_values(run.layout) * sizeof(float);
   if (way_of_file(StateCopy::bytes(run.layout)) == FileWay::direct) rows.writer = large_file_buffers;

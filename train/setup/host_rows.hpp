@@ -9,12 +9,12 @@ namespace tandem {
 
 /// Host bytes of one rank.
 struct HostRows {
-  std::size_t program = 0;  ///< what the process held before: code's own data, libraries, threads
+  std::size_t program = 0;  ///< bytes that the process held before: code's own data, libraries, threads
   std::size_t libraries = 0;
   std::size_t subgroups = 0;  ///< the engine's lists of them and of their tasks
   std::size_t batches = 0;
   std::size_t digest = 0;
-  std::size_t conversion = 0;  ///< of state that is not stored as fp32, while it is read or written
+  std::size_t conversion = 0;  ///< buffers for state that is not stored as fp32, while it is read or written
   std::size_t file = 0;        ///< blocks of state in a file, while it is read or written
   std::size_t checkpoint = 0;
   std::size_t writer = 0;

@@ -20,17 +20,18 @@ namespace {
 
 static_assert(InputStore::ring(1) == 1 + InputCopies::buffers_ahead, "the simulator sends inputs as the model does");
 
-/// What of a block's forward is computed again in backward.
+/// Part of a block's forward that is computed again in backward.
 enum class Again : std::uint8_t { nothing, selected, all };
 
-/// Of a block's MLP.
+/// Work of a block's MLP.
 struct MlpWork {
-  double product_flops = 0.0;  ///< of one of its matrices, in forward
+  double product_flops = 0.0;  ///< FLOPs of one of its matrices, in forward
   double router_flops = 0.0;
-  double activation_bytes = 0.0;  ///< of what the activation reads and writes
-  double sum_bytes = 0.0;         ///< of adding up what experts made
-  double weight_bytes = 0.0;      ///< of one of its matrices, where reading them takes longer than multiplying by them
-  double kernels = 0.0;           ///< that experts take more
+  double activation_bytes = 0.0;  ///< bytes that the activation reads and writes
+  double sum_bytes = 0.0;         ///< bytes moved to add up the outputs of experts
+  /// Bytes of one of its matrices, where reading them takes longer than multiplying by them.
+  double weight_bytes = 0.0;
+  double kernels = 0.0;  ///< kernels that experts add
 };
 
 MlpWork mlp_work(const ModelConfig& c, const RunShape& shape) {
@@ -63,7 +64,7 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t l
   const MlpWork mlp = mlp_work(c, shape);
   const auto queries = static_cast<double>(c.heads * c.head_dim);
   const auto keys = static_cast<double>(c.kv_heads * c.head_dim);
-  const double matrices = c.family == Family::gpt2 ? 2.0 : 3.0;  // of the MLP
+  const double matrices = c.family == Family::gpt2 ? 2.0 : 3.0;  // matrices of the MLP
   const auto element = static_cast<double>(size_of(shape.compute));
   LayerWork work;
   work.forward.matmul_flops =
@@ -145,7 +146,7 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
   constexpr double rows_at_once = 1024.0;
   const double each = whole ? 2.0 : 2.0 * std::ceil(tokens / rows_at_once) * sizeof(float);
   PassWork weight{.matmul_flops = product, .memory_bytes = each * vocabulary * width, .kernels = 3.0};
-  if (whole && head_rows_at_once(c, shape) < c.vocabulary) {  // of logits that are made once more
+  if (whole && head_rows_at_once(c, shape) < c.vocabulary) {  // the logits are computed once more
     weight.matmul_flops += product;
     weight.memory_bytes += logits;
   }
@@ -155,7 +156,7 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
     weight.kernels += 2.0;
   }
   const bool last = makes_table_last(c, shape);
-  if (last) {  // of logits that are made once more
+  if (last) {  // the logits are computed once more
     weight.matmul_flops += product;
     weight.memory_bytes += logits;
     weight.kernels += 3.0;
@@ -188,7 +189,7 @@ std::size_t offloaded_input_bytes(const ModelConfig& c, const RunShape& shape) n
 MachineProfile as_emulated(MachineProfile profile, const TrainConfig& config) {
   if (config.link_bandwidth > 0.0) profile = with_link(std::move(profile), config.link_bandwidth);
   if (config.update_rate > 0.0) {
-    // What is emulated is the rate of the run's own format, and profiles hold that of fp32 state.
+    // The emulated rate is that of the run's own format, profiles hold that of fp32 state.
     const auto of_fp32 = update_bytes_each(config.state) / update_bytes_each(StateFormat::fp32);
     profile = with_update_rate(std::move(profile), config.update_rate * of_fp32);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// What the performance model needs of a model and of this machine.
+// Inputs of the performance model: the work of a model, and the profile of this machine.
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,7 +15,7 @@ namespace tandem {
 /// Arithmetic of a micro-batch, layer by layer: matrix products, attention, and what is bound by memory.
 std::vector<LayerWork> work_of(const ModelConfig& config, const RunShape& shape);
 
-/// Of what a layer takes in for one micro-batch, where that waits on the host for backward; else 0.
+/// Bytes of a layer's input for one micro-batch, where it waits on the host for backward; otherwise 0.
 std::size_t offloaded_input_bytes(const ModelConfig& config, const RunShape& shape) noexcept;
 
 /// The profile with link and CPU update as slow as the configuration emulates them.

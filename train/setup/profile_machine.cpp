@@ -37,7 +37,7 @@ PlanningFacts facts_of(const MachineProfile& profile, const TrainConfig& config,
   }
   facts.device_capacity = memory - facts.device_reserved;
   const auto host = static_cast<std::size_t>(profile.host_memory.value);
-  // What is not this run's has its part of the host; ranks have theirs together.
+  // Devices that this run does not use have their part of the host; its ranks have theirs together.
   const auto devices = ranks > 1 ? std::size_t{1} : static_cast<std::size_t>(profile.devices.value);
   facts.host_available = (host - os_reserved_bytes(host)) / devices;
   facts.host_limit = host / devices;  // a ceiling above what is left to it is believed up to here

@@ -6,9 +6,9 @@
 #include <span>
 #include <utility>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
 #include "core/device/device_name.hpp"
+#include "offload/engine/state_io.hpp"
 #include "scheduler/plan/plan_builder.hpp"
 #include "scheduler/plan/rank_slice.hpp"
 #include "scheduler/search/replan.hpp"
@@ -149,7 +149,7 @@ class RunPlanner {
     return traffic.host_to_device + traffic.device_to_host;
   }
 
-  /// With so many micro-batches through each layer at once; none where they do not fit.
+  /// Plan with `count` micro-batches through each layer at once; none where they do not fit.
   std::optional<ShapePlan> several_at_once(RunShape shape, std::int64_t count) const {
     shape.micro_batches = count;
     try {
@@ -159,8 +159,8 @@ class RunPlanner {
     }
   }
 
-  /// As many micro-batches through each layer at once as fit, where one at a time does not, or where something crosses
-  /// the link for each of them and fewer bytes do so. Throws PlanError.
+  /// Plan with as many micro-batches through each layer at once as fit, where one at a time does not, or where
+  /// something crosses the link for each of them and fewer bytes do so. Throws PlanError.
   ShapePlan order_by_bytes(const RunShape& shape) const {
     std::optional<ShapePlan> one;
     try {
@@ -249,7 +249,7 @@ class RunPlanner {
     const std::size_t copy = part_of_rank(StateCopy::bytes(run_.layout), run_.options.rank);
     PlanningFacts facts = run_.facts;
     // Without a ceiling a margin is left for everybody else.
-    if (run_.options.host_memory == 0) facts.host_available -= facts.host_available / 10;
+    if (!run_.options.host_memory) facts.host_available -= facts.host_available / 10;
     const auto with_copy = [&](MemoryPlan memory) {
       std::erase_if(memory.entries, [](const MemoryEntry& e) { return e.name == "checkpoint buffer"; });
       memory.add("checkpoint copy", "run", Place::pageable, copy);
@@ -270,7 +270,7 @@ class RunPlanner {
     run_.saving.slowdown = predict_saving(run_.saving, run_.layout, run_.plan, known.profile, known.compute);
   }
 
-  const TrainConfig& config_;  ///< of one rank
+  const TrainConfig& config_;  ///< configuration of one rank
   const RunPurpose& purpose_;
   const RunMachine& machine_;
   HostRows rows_;

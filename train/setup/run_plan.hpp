@@ -16,22 +16,22 @@
 
 namespace tandem {
 
-/// What the run is for; decides what is booked.
+/// Purpose of a run; decides what is booked.
 struct RunPurpose {
   bool training = true;
-  bool saves = false;    ///< buffers for state on its way to checkpoints, or a copy of all of it
-  bool resumes = false;  ///< the same for its way from one
-  bool predicts = true;  ///< false: where it is enough to know what fits
+  bool saves = false;    ///< books buffers for state on its way to checkpoints, or a copy of all of it
+  bool resumes = false;  ///< books buffers for state on its way from a checkpoint
+  bool predicts = true;  ///< false: it is enough to know what fits
 };
 
 /// The machine that is planned for, of several devices each: an open device, or a profile.
 struct RunMachine {
   std::string device_kind;
-  int device_threads = 1;         ///< of the host device's kernels
-  int update_threads = 1;         ///< of the CPU update
+  int device_threads = 1;         ///< threads of the host device's kernels
+  int update_threads = 1;         ///< threads of the CPU update
   const OpsRules* ops = nullptr;  ///< rules of its operations; not owned, not null
   PlanningFacts facts;
-  std::size_t program_bytes = 0;          ///< of the process on the host, before the run takes memory; of all ranks
+  std::size_t program_bytes = 0;  ///< bytes of the process on the host before the run takes memory; all ranks together
   std::optional<MachineProfile> profile;  ///< rates, shared by all ranks; none: nothing is predicted
   LayerSeconds slower{1.0, 1.0};          ///< times that forward and backward take longer than the profile has it
 };
@@ -40,35 +40,36 @@ struct RunMachine {
 /// An assumption, so that a plan of a run is the same whether the run is begun or only planned.
 std::size_t program_bytes(std::string_view device_kind, std::size_t measured) noexcept;
 
-/// What is known of the machine's speed, and what follows from it.
+/// Speed of the machine as known, and the choices that follow from it.
 struct RunPrediction {
   MachineProfile profile;
   std::vector<LayerSeconds> compute;
   Choice choice;
 };
 
-/// Of a run on several devices, that of the first, whose slices are the largest, with those of the others.
+/// Plan of a run. On several devices it is the plan of the first rank, whose slices are the largest, with those of the
+/// others.
 struct RunPlan {
   ModelConfig model_config;
   RunShape shape;
   ParameterLayout layout;
   OffloadOptions options;
-  PlanningFacts facts;                      ///< that it was planned by; what is available counts what the process held
-  Plan plan;                                ///< of the engine
-  std::optional<RunPrediction> prediction;  ///< of a training run, where the machine's rates are known
-  std::string order;                        ///< of a step's micro-batches and why, in words; empty where it has one
-  MemoryPlan memory;                        ///< of the whole process: engine, model, program
-  std::size_t activation_bytes = 0;         ///< of the model, on the device
-  std::size_t page_tables = 0;              ///< the driver's, of all pinned memory, on the device
-  std::size_t batch_slots = 1;              ///< micro-batches whose tokens the host holds at once
-  Saving saving;                            ///< memory for it is booked
+  PlanningFacts facts;  ///< facts that it was planned by; available memory includes what the process held
+  Plan plan;            ///< plan of the engine
+  std::optional<RunPrediction> prediction;  ///< a training run's, where the machine's rates are known
+  std::string order;  ///< order of a step's micro-batches and its reason, in words; empty for a single micro-batch
+  MemoryPlan memory;  ///< memory of the whole process: engine, model, program
+  std::size_t activation_bytes = 0;    ///< bytes of the model on the device
+  std::size_t page_tables = 0;         ///< bytes that the driver takes on the device for all pinned memory
+  std::size_t batch_slots = 1;         ///< micro-batches whose tokens the host holds at once
+  Saving saving;                       ///< memory for it is booked
   std::vector<RunPlan> other_ranks{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
 
   int ranks() const noexcept { return 1 + static_cast<int>(other_ranks.size()); }
-  /// Of each device, and of all of the host.
+  /// Bytes of each device, and of all of the host.
   std::size_t planned_device_bytes() const noexcept { return memory.device_bytes(); }
   std::size_t planned_host_bytes() const { return all_memory().host_bytes(); }
-  /// Of the first device, and of the host for all.
+  /// Memory of the first device, and of the host for all ranks.
   MemoryPlan all_memory() const;
   /// Whether training may go on with another plan where it does not go as predicted. State in a file stays there.
   bool may_replan() const noexcept {

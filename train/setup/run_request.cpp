@@ -38,15 +38,15 @@ void require_file_rates(const TrainConfig& config, const MachineProfile& profile
 
 OffloadOptions offload_options(const TrainConfig& c) {
   OffloadOptions o;
-  o.state_folder = c.state_dir;
-  o.device_memory = c.device_memory;
-  o.host_memory = c.host_memory;
+  if (!c.state_dir.empty()) o.state_folder = c.state_dir;
+  if (c.device_memory > 0) o.device_memory = c.device_memory;
+  if (c.host_memory > 0) o.host_memory = c.host_memory;
   o.policy = c.policy;
-  o.subgroup_size = c.subgroup_size;
-  o.resident_layers = c.resident_layers;
-  o.prefetch_layers = c.prefetch_layers;
+  if (c.subgroup_size > 0) o.subgroup_size = c.subgroup_size;
+  if (c.resident_layers >= 0) o.resident_layers = c.resident_layers;
+  if (c.prefetch_layers > 0) o.prefetch_layers = c.prefetch_layers;
   o.max_micro_batches = static_cast<int>(c.grad_accum);
-  o.update_threads = c.update_threads;
+  if (c.update_threads > 0) o.update_threads = c.update_threads;
   o.state = c.state;
   o.seed = c.seed;
   o.adamw.beta1 = c.beta1;
@@ -54,6 +54,7 @@ OffloadOptions offload_options(const TrainConfig& c) {
   o.adamw.eps = c.eps;
   o.adamw.weight_decay = c.weight_decay;
   o.on_nonfinite = c.on_nonfinite;
+  o.clips = c.clip > 0.0;
   return o;
 }
 

@@ -21,7 +21,7 @@
 namespace tandem {
 namespace {
 
-/// What planning is to know, of a process that holds `program` bytes of the machine's memory already.
+/// Facts for planning, in a process that holds `program` bytes of the machine's memory already.
 PlanningFacts facts_of(const Device& device, const Topology& machine, std::size_t program) {
   PlanningFacts facts = profile_of(device, machine);
   if (facts.host_available > 0) facts.host_available += program;
@@ -29,7 +29,7 @@ PlanningFacts facts_of(const Device& device, const Topology& machine, std::size_
   return facts;
 }
 
-/// Where state would take the memory that it is to leave.
+/// Warns where the folder is in memory, which state is to leave.
 void warn_of_memory_as_disk(const std::filesystem::path& folder) {
   struct statfs system {};
   if (::statfs(folder.c_str(), &system) != 0) return;
@@ -56,7 +56,7 @@ void warn_of_insistence(const RunPlan& run) {
                format_bytes(run.facts.host_available));
 }
 
-/// Of one kind: what they compute is to have the same bits, whichever computes it.
+/// Opens devices of one kind: the same work must have the same bits on each.
 std::vector<std::unique_ptr<Device>> open_alike(const std::vector<std::string>& names, const DeviceOptions& options) {
   std::vector<std::unique_ptr<Device>> devices;
   for (const std::string& name : names) {
@@ -94,7 +94,8 @@ RunMachine machine_of(Device& device, const TrainConfig& config, const RunPurpos
   machine.update_threads = device.host_kernels().threads();
   machine.ops = &device.ops();
   machine.program_bytes = program_bytes(machine.device_kind, sample_process_memory().anonymous);
-  // As if it were held: what is assumed of the program takes no more of what is free than it does.
+  // The program's bytes count as held already: what is assumed of the program then takes no more of the free memory
+  // than it does.
   machine.facts = facts_of(device, host, machine.program_bytes);
   if (const std::filesystem::path folder = state_folder(config); !folder.empty()) {
     machine.facts.file_room = room_in(folder);

@@ -24,17 +24,17 @@ struct RunSetup : RunPlan {
 
   /// "cuda:0 NVIDIA H200", of several one after another.
   std::string device_names() const;
-  /// At most so far, of each device. What context and libraries take was measured when the device was opened; page
-  /// tables are counted as planned.
+  /// Peak bytes of each device so far. The memory of context and libraries was measured when the device was opened;
+  /// page tables are counted as planned.
   std::size_t peak_device_bytes() const;
-  /// All that may change a bit and is not the user's input.
+  /// Everything that may change a bit and is not the user's input.
   std::string compute_key() const;
 };
 
-/// What the caller knows of the machine, in place of what would be found.
+/// Facts about the machine that the caller knows, in place of those that would be found.
 struct KnownMachine {
   const MachineProfile* profile = nullptr;  ///< rates; null: the calibration of this machine, where there is one
-  const Topology* host = nullptr;           ///< whose memory the host has; null: this machine's
+  const Topology* host = nullptr;           ///< machine whose memory the host has; null: this one
   LayerSeconds slower{1.0, 1.0};            ///< times that forward and backward take longer than the profile has it
 };
 

@@ -1,4 +1,4 @@
-// What a run's plan says of itself.
+// Text of a run's plan.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 namespace tandem {
 namespace {
 
-/// As the table says it.
+/// Treatment of activations, as in the table.
 std::string activations_note(const ModelConfig& model, const RunShape& shape) {
   if (!shape.training) return "forward only";
   if (shape.offload_inputs) return "block recompute, inputs on the host";
@@ -24,7 +24,7 @@ std::string file_note(const RunPlan& run) {
   std::size_t bytes = run.plan.file_bytes_of_step();
   for (const RunPlan& other : run.other_ranks) bytes += other.plan.file_bytes_of_step();
   return fmt::format("{} in {}, read and written in every step", format_bytes(bytes),
-                     run.options.state_folder.string());
+                     run.options.state_folder->string());
 }
 
 }  // namespace

@@ -1,8 +1,10 @@
 #include "train/setup/training_data.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/spdlog.h>
 
 #include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
 #include "train/setup/run_request.hpp"
 
 namespace tandem {
@@ -11,9 +13,52 @@ std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, 
                                          const ModelSource& source, std::string_view flag) {
   auto data = std::make_unique<TokenSource>(std::vector<std::filesystem::path>(names.begin(), names.end()),
                                             TokenSourceOptions{source.config.vocabulary, config.token_dtype});
+  for (const std::string& notice : data->notices()) spdlog::warn("{}", notice);
   if (data->bytes() && source.loads_weights() && !source.bytes) {
     throw UsageError(flag, "text would be fed as bytes to a model whose weights expect its own tokens",
                      "make token files with tools/prepare_data.py, or train with --from-scratch");
+  }
+  return data;
+}
+
+namespace {
+
+void require_alike(const TokenSource& first, const TokenSource& other, const std::string& name) {
+  const auto refuse = [&](std::string_view why, std::string_view advice) {
+    throw InputError(fmt::format("--mix {}", name), why, advice);
+  };
+  if (first.bytes() != other.bytes()) {
+    refuse("text and token files are mixed", "give one kind; tools/prepare_data.py makes a .bin of text");
+  }
+  if (first.row_length() != other.row_length()) {
+    refuse("its layout is another than that of the sources before it", "give sources of one layout and row length");
+  }
+}
+
+}  // namespace
+
+std::string TrainingData::digest() const {
+  if (sources.size() == 1) return sources.front()->digest();
+  Hash128 hash;
+  for (const auto& source : sources) hash.add(source->digest().data(), source->digest().size());
+  return hash.text();
+}
+
+TrainingData open_training_data(const TrainConfig& config, const ModelSource& source) {
+  TrainingData data;
+  if (config.mix.empty()) {
+    data.sources.push_back(open_tokens(config.data, config, source));
+    data.names = {"--data"};
+    data.shares = {1.0};
+    return data;
+  }
+  double weights = 0.0;
+  for (const MixEntry& entry : config.mix) weights += entry.weight;
+  for (const MixEntry& entry : config.mix) {
+    data.sources.push_back(open_tokens({entry.path}, config, source, "--mix"));
+    require_alike(*data.sources.front(), *data.sources.back(), entry.path);
+    data.names.push_back(fmt::format("--mix {}", entry.path));
+    data.shares.push_back(entry.weight / weights);
   }
   return data;
 }

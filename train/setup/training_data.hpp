@@ -17,6 +17,21 @@ namespace tandem {
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, const TrainConfig& config,
                                          const ModelSource& source, std::string_view flag = "--data");
 
+/// Data that a run is trained on.
+struct TrainingData {
+  std::vector<std::unique_ptr<TokenSource>> sources;  ///< one of --data, or those of --mix; alike in kind and layout
+  std::vector<std::string> names;                     ///< name of each, for messages
+  std::vector<double> shares;                         ///< share of each of all windows; they add up to 1
+
+  bool bytes() const noexcept { return sources.front()->bytes(); }
+  /// Digest of the content of all, in their order.
+  std::string digest() const;
+};
+
+/// Opens --data or --mix, one of which must be given. Throws as open_tokens does, and InputError where sources of a mix
+/// differ in kind or layout.
+TrainingData open_training_data(const TrainConfig& config, const ModelSource& source);
+
 /// The sequence length of a run over `data`: as given; else a row's for data in rows, and the model's positions
 /// but at most 1024 for a stream. Throws InputError where rows are longer than the model's positions.
 std::int64_t sequence_length(const TrainConfig& config, const ModelConfig& model, const TokenSource& data);

@@ -19,7 +19,7 @@
 #include "core/base/stall.hpp"
 #include "gpu_ops/device/native_stream.hpp"
 #include "gpu_ops/emulation/grid.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "tests/gpu_ops/device/fake_device.hpp"
 #include "tests/gpu_ops/device/toy_machine.hpp"
 #include "tests/offload/least_memory.hpp"

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/local_group.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "tests/offload/allocations/counted_new.hpp"
 #include "tests/offload/idle_device.hpp"
 
@@ -51,7 +51,8 @@ class IdleTrainer {
     OffloadOptions options;
     options.policy = parse_policy(shape.policy);
     options.subgroup_size = layout_quantum;
-    options.resident_layers = options.policy.kind == Policy::Kind::device ? -1 : shape.resident_layers;
+    options.resident_layers =
+        options.policy.kind == Policy::Kind::device ? std::nullopt : std::optional(shape.resident_layers);
     options.prefetch_layers = 2;
     options.max_micro_batches = shape.micro_batches;
     options.micro_batches_at_once = shape.at_once;

@@ -42,7 +42,7 @@ void PrintTo(const Change& c, std::ostream* out) {
 Plan another_plan(ToyTrainer& t, const ToyOptions& o, const Change& change, Rank rank) {
   OffloadOptions options = o.offload;
   options.policy = parse_policy(change.to);
-  options.resident_layers = std::string(change.to) == "device" ? -1 : change.resident;
+  options.resident_layers = std::string(change.to) == "device" ? std::nullopt : std::optional(change.resident);
   options.subgroup_size = change.subgroup_size;
   options.max_micro_batches = t.engine().plan().max_micro_batches;
   options.micro_batches_at_once = t.engine().plan().micro_batches_at_once;

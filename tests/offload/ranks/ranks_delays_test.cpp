@@ -65,9 +65,9 @@ std::string text_of(const ToyOptions& o) {
   return fmt::format(
       "{}, {} resident, prefetch {}, subgroups of {}, {}, overlap {}, {} micro-batches, {} at once, frozen ends {}, "
       "clip {}, evaluations {}",
-      o.offload.policy.text(), o.offload.resident_layers, o.offload.prefetch_layers, o.offload.subgroup_size,
-      name_of(o.offload.state), o.offload.overlap, o.micro_batches, o.at_once, o.frozen_ends, o.max_grad_norm,
-      o.evaluate_between);
+      o.offload.policy.text(), o.offload.resident_layers.value_or(-1), o.offload.prefetch_layers.value_or(0),
+      o.offload.subgroup_size.value_or(0), name_of(o.offload.state), o.offload.overlap, o.micro_batches, o.at_once,
+      o.frozen_ends, o.max_grad_norm, o.evaluate_between);
 }
 
 class DelaysOfRanks : public ::testing::TestWithParam<int> {};

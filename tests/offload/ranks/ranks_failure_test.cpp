@@ -37,7 +37,7 @@ constexpr double patience = 20.0;
 ToyOptions options(const std::string& policy = "interleave:2,resident=0.3") {
   ToyOptions o = toy(policy);
   o.frozen_ends = true;
-  o.offload.resident_layers = policy == "device" ? -1 : 2;
+  o.offload.resident_layers = policy == "device" ? std::nullopt : std::optional(2);
   o.offload.subgroup_size = 2048;
   o.offload.watchdog_seconds = patience;
   return o;

@@ -15,9 +15,9 @@
 #include <thread>
 #include <utility>
 
-#include "api/state_io.hpp"
 #include "core/base/error.hpp"
 #include "io/checkpoint.hpp"
+#include "offload/engine/state_io.hpp"
 #include "tests/offload/ranks/toy_group.hpp"
 
 namespace tandem {

@@ -57,7 +57,7 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneForEverySubgroupSizeAndResidency) {
       o.micro_batches = 4;
       o.at_once = resident == 1 ? 2 : 1;
       o.offload.subgroup_size = size;
-      o.offload.resident_layers = fixed() ? -1 : resident;
+      o.offload.resident_layers = fixed() ? std::nullopt : std::optional(resident);
       o.offload.prefetch_layers = 1 + resident % 3;
       expect_same(train_toy_group(o, 2), reference(4), 4);
     }
@@ -87,7 +87,7 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneBetweenFrozenLayers) {
       o.frozen_ends = true;
       o.evaluate_between = true;
       o.gradient = bf16_gradients ? DType::bf16 : DType::f32;
-      o.offload.resident_layers = fixed() ? -1 : resident;
+      o.offload.resident_layers = fixed() ? std::nullopt : std::optional(resident);
       expect_same(train_toy_group(o, 2), reference(2, true), 2);
     }
   }
@@ -115,7 +115,7 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneWhereUpdatesRunInBackward) {
   const ToyResult& expected = testing::reference_of(o);
   o.offload.policy = parse_policy(GetParam());
   o.offload.on_nonfinite = OnNonfinite::stop;
-  o.offload.resident_layers = fixed() ? -1 : 2;
+  o.offload.resident_layers = fixed() ? std::nullopt : std::optional(2);
   expect_same(train_toy_group(o, 2), expected, 2);
 }
 
@@ -150,7 +150,7 @@ TEST_P(RanksOfEveryPolicy, MoveTheBytesAndTakeTheMemoryThatTheirPlansSay) {
   for (const int ranks : {2, 3}) {
     ToyOptions o = toy(GetParam());
     o.micro_batches = 2 * ranks;
-    o.offload.resident_layers = fixed() ? -1 : 2;
+    o.offload.resident_layers = fixed() ? std::nullopt : std::optional(2);
     const ParameterLayout layout = testing::toy_layout(o);
     std::uint64_t updated = 0;
     for (const ToyResult& result : train_toy_group(o, ranks)) {

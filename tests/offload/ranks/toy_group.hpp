@@ -66,7 +66,7 @@ inline ToyOptions with_state_in_files(ToyOptions o, int ranks, double share) {
   const OffloadOptions in_file = with_state_in_file(of_rank, share).offload;
   o.offload.subgroup_size = in_file.subgroup_size;
   o.offload.state_folder = in_file.state_folder;
-  o.offload.host_memory = in_file.host_memory * static_cast<std::size_t>(ranks);
+  o.offload.host_memory = *in_file.host_memory * static_cast<std::size_t>(ranks);
   return o;
 }
 

@@ -27,7 +27,7 @@ ToyOptions roomy(const std::string& policy) {
 Plan another_plan(const ToyOptions& o, const std::string& policy, int resident, std::int64_t subgroup_size) {
   OffloadOptions options = o.offload;
   options.policy = parse_policy(policy);
-  options.resident_layers = policy == "device" ? -1 : resident;
+  options.resident_layers = policy == "device" ? std::nullopt : std::optional(resident);
   options.subgroup_size = subgroup_size;
   options.max_micro_batches = std::max(options.max_micro_batches, o.micro_batches);
   return make_plan(testing::toy_layout(o), options, {o.device.capacity, 0});

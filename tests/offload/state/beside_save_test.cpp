@@ -16,7 +16,7 @@
 #include <thread>
 #include <utility>
 
-#include "api/state_io.hpp"
+#include "offload/engine/state_io.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "cpu_ops/device/host_device.hpp"
-#include "offload/engine.hpp"
+#include "offload/engine/engine.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "core/base/error.hpp"
-#include "offload/state_file.hpp"
+#include "offload/storage/state_file.hpp"
 #include "tests/offload/toy_trainer.hpp"
 #include "tests/scheduler/in_file.hpp"
 
@@ -170,7 +170,7 @@ TEST(StateInAFile, NeedsAFolder) {
   o.offload.state_folder = "/nonexistent/folder";
   EXPECT_THAT([&] { OffloadEngine(device->device(), layout, o.offload, plan); },
               ThrowsMessage<WriteError>(HasSubstr("/nonexistent/folder")));
-  o.offload.state_folder.clear();
+  o.offload.state_folder.reset();
   EXPECT_THROW(OffloadEngine(device->device(), layout, o.offload, plan), MisuseError);
 }
 

@@ -1,0 +1,117 @@
+// Saving and loading of an engine's state: here, because the engine itself knows no files.
+#include <algorithm>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/base/error.hpp"
+#include "core/base/version.hpp"
+#include "io/checkpoint.hpp"
+#include "offload/engine/engine.hpp"
+#include "offload/engine/state_io.hpp"
+
+namespace tandem {
+namespace {
+
+/// The reads of a save, in the order of a checkpoint. Every rank of a group makes them, whichever writes what they
+/// give.
+class SaveReads {
+ public:
+  SaveReads(OffloadEngine::SaveScope& scope, const ParameterLayout& layout)
+      : read_(state_reader(scope, layout)), parameters_(layout.owned_parameters()) {}
+
+  std::span<const float> read(std::size_t index, StateArray array, std::int64_t first, std::span<float> buffer) {
+    ++made_;
+    return read_(index, array, first, buffer);
+  }
+
+  /// Makes the remaining reads, which only other ranks need.
+  void make_rest(std::span<float> buffer) {
+    const std::int64_t already = made_;
+    std::int64_t passed = 0;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      for (const StateArray array : arrays_of(parameters_[i]->options.trainable)) {
+        const std::int64_t count = parameters_[i]->count, piece = std::ssize(buffer);
+        for (std::int64_t first = 0; first < count; first += piece) {
+          if (passed++ < already) continue;
+          read(i, array, first, buffer.first(static_cast<std::size_t>(std::min(piece, count - first))));
+        }
+      }
+    }
+  }
+
+ private:
+  StateReader read_;
+  std::vector<const Parameter*> parameters_;
+  std::int64_t made_ = 0;
+};
+
+/// The path that rank 0 has written; empty where it could not.
+std::filesystem::path broadcast_path(Group& group, const std::filesystem::path& written) {
+  std::string text = written.string();
+  std::uint64_t length = text.size();
+  group.broadcast(Channel::save, 0, std::as_writable_bytes(std::span(&length, 1)));
+  text.resize(length);
+  group.broadcast(Channel::save, 0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace
+
+std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory,
+                                          const std::vector<std::filesystem::path>& files) {
+  Manifest manifest;
+  manifest.tandem_version = version;
+  manifest.model_config = std::string("{}");
+  manifest.step = manifest.adam_step = step();
+  manifest.plan = plan().outline_json();
+  manifest.parameters = checkpoint_parameters(layout());
+  std::vector<float> buffer(save_buffer_values(layout()));
+  SaveScope scope = begin_save();
+  SaveReads reads(scope, layout());
+  CheckpointContent content;
+  content.manifest = &manifest;
+  content.read = [&](std::size_t index, StateArray array, std::int64_t first, std::span<float> values) {
+    return reads.read(index, array, first, values);
+  };
+  content.buffer = buffer;
+  content.beside = {files.begin(), files.end()};
+  if (group() == nullptr) return write_checkpoint(directory, content);
+  std::filesystem::path written;
+  std::exception_ptr failure;
+  try {
+    if (group()->rank().index == 0) written = write_checkpoint(directory, content);
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  reads.make_rest(buffer);
+  written = broadcast_path(*group(), written);
+  if (failure) std::rethrow_exception(failure);
+  if (written.empty()) throw WriteError(directory.string(), "rank 0 could not write the checkpoint");
+  return written;
+}
+
+std::filesystem::path OffloadEngine::load(const std::filesystem::path& directory) {
+  std::unique_ptr<Checkpoint> checkpoint;
+  std::string passed_over;
+  if (is_checkpoint(directory)) {
+    checkpoint = std::make_unique<Checkpoint>(directory);
+  } else {
+    checkpoint = newest_checkpoint(directory, [&](const std::filesystem::path&, const std::string& why) {
+      if (passed_over.empty()) passed_over = why;
+    });
+  }
+  if (!checkpoint) {
+    throw InputError(directory.string(), passed_over.empty() ? "there is no checkpoint in it" : passed_over);
+  }
+  check_belongs(*checkpoint, layout());
+  begin_load();
+  OffloadEngine* const self = this;
+  load_state({&self, 1}, *checkpoint);
+  return checkpoint->directory();
+}
+
+}  // namespace tandem

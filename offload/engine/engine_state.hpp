@@ -1,0 +1,48 @@
+#pragma once
+// An engine's state between steps: made, read, written, saved, and moved to where another plan has it.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "core/params/state_array.hpp"
+#include "offload/engine/engine_parts.hpp"
+#include "offload/engine/engine_status.hpp"
+#include "offload/engine/engine_steps.hpp"
+#include "offload/state/save_reader.hpp"
+
+namespace tandem {
+
+class EngineState {
+ public:
+  /// All must outlive it.
+  EngineState(EngineParts& parts, EngineSteps& steps, StateStatus& status)
+      : parts_(parts), steps_(steps), status_(status) {}
+
+  /// Calls of OffloadEngine about its state; `initialize` in pieces of at most `largest_piece` elements.
+  void initialize(const std::function<void(const Parameter&, std::int64_t, std::span<float>)>& values,
+                  std::int64_t largest_piece);
+  void read(const Parameter& parameter, StateArray array, std::span<float> values);
+  void write(const Parameter& parameter, StateArray array, std::span<const float> values);
+  void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
+  void set_step(std::int64_t step);
+  void adopt(const Plan& plan);
+  std::shared_ptr<SaveReader> begin_save();
+  std::string digest();
+  /// Begins a load: until `set_step`, the state is not that of a whole step. `what`: the call that begins it, for
+  /// messages.
+  void begin_load(const char* what);
+
+ private:
+  enum class Extent : std::uint8_t { part, whole };
+  const Parameter& owned(const Parameter& parameter, Extent extent, std::int64_t first, std::size_t count) const;
+  void require_adoptable(const Plan& plan) const;
+
+  EngineParts& parts_;
+  EngineSteps& steps_;
+  StateStatus& status_;
+  std::weak_ptr<SaveReader> saving_;
+};
+
+}  // namespace tandem

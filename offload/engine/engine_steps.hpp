@@ -1,0 +1,50 @@
+#pragma once
+// Steps and evaluations of an engine: what begins, what ends, and what an end decides.
+#include <cstdint>
+
+#include "offload/engine/engine.hpp"
+#include "offload/engine/engine_parts.hpp"
+#include "offload/engine/engine_status.hpp"
+#include "offload/engine/gradient_norm.hpp"
+#include "offload/engine/held_layers.hpp"
+
+namespace tandem {
+
+class EngineSteps {
+ public:
+  /// All must outlive it.
+  EngineSteps(EngineParts& parts, OpenPass& pass, const HeldLayers& held, StateStatus& status)
+      : parts_(parts), pass_(pass), held_(held), status_(status), norm_(parts) {}
+
+  /// Calls of OffloadEngine about steps.
+  void begin_step(const StepOptions& options);
+  StepReport end_step();
+  void abort_step();
+  void begin_evaluation();
+  void end_evaluation() noexcept;
+  void wait();
+  /// Ends for good: waits for what is in flight.
+  void end();
+  /// Throws MisuseError inside a step or an evaluation, and what failed the engine. Drops a step that was abandoned.
+  void require_idle(const char* what);
+
+  std::uint64_t skipped() const noexcept { return skipped_; }
+
+ private:
+  void require_options(const StepOptions& options) const;
+  void require_complete() const;
+  double stalled_until(double end);
+  double clip_factor(double norm) const;
+  void set_update(double scale);
+
+  EngineParts& parts_;
+  OpenPass& pass_;
+  const HeldLayers& held_;
+  StateStatus& status_;
+  GradientNorm norm_;
+  StepOptions options_;              ///< options of the open step
+  bool update_in_backward_ = false;  ///< whether the open step updates during backward
+  std::uint64_t skipped_ = 0;        ///< steps
+};
+
+}  // namespace tandem

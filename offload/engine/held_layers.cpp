@@ -1,0 +1,147 @@
+#include "offload/engine/held_layers.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include "core/base/error.hpp"
+
+namespace tandem {
+
+template <class Held>
+Held HeldLayers::take(std::vector<Held>& list, std::uint64_t ticket) {
+  const auto it = std::find_if(list.begin(), list.end(), [&](const Held& h) { return h.ticket == ticket; });
+  if (it == list.end()) throw MisuseError("a guard was given back twice, or belongs to another engine");
+  Held held = std::move(*it);
+  list.erase(it);
+  return held;
+}
+
+LayerBases HeldLayers::bases_of(const LayerUse& use) const {
+  LayerBases bases;
+  for (const WeightPlace& place : use.weights) {
+    bases.add(place.layer, place.buffer >= 0 ? parts_.storage.weight_buffer(place.buffer)
+                                             : parts_.storage.resident_weights(place.layer));
+  }
+  return bases;
+}
+
+WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
+  if (pass_.kind == OpenPass::Kind::none) throw MisuseError("fetch outside a step and an evaluation");
+  parts_.device.require_own(stream);
+  Weights held;
+  held.ticket = next_ticket_++;
+  held.stream = stream;
+  held.exceptions = std::uncaught_exceptions();
+  held.use = parts_.lowering->use(layer, parts_.tasks);
+  parts_.prefetch();
+  parts_.submit();
+  weights_.push_back(held);
+  WeightsGuard guard(&owner_, &parts_.layout, layer, held.ticket, bases_of(held.use), stream);
+  const bool updating = pass_.kind == OpenPass::Kind::step && parts_.updates.running();
+  const std::uint32_t place = updating ? parts_.stalls.reach(stream) : 0;
+  parts_.executor.begin_caller_task(held.use.id, stream, "fetching layer");
+  if (updating) parts_.stalls.leave(place, stream);
+  return guard;
+}
+
+void HeldLayers::also_used(std::uint64_t ticket, StreamView stream) {
+  parts_.device.require_own(stream);
+  for (Weights& held : weights_) {
+    if (held.ticket != ticket) continue;
+    parts_.executor.begin_caller_task(held.use.id, stream, "fetching layer");
+    held.also.push_back(stream);
+    return;
+  }
+  throw MisuseError("a guard was used after it was given back");
+}
+
+void HeldLayers::release(std::uint64_t ticket, StreamView stream) {
+  const Weights held = take(weights_, ticket);
+  const bool unwinding = std::uncaught_exceptions() > held.exceptions;  // the caller
+  if (unwinding && pass_.kind == OpenPass::Kind::step) pass_.abandon(parts_, "an exception left a step");
+  for (const StreamView other : held.also) {
+    const Event joined = parts_.device.make_event();
+    parts_.device.record(joined, other);
+    parts_.device.wait(stream, joined);
+  }
+  parts_.lowering->release(held.use);
+  parts_.executor.finish_caller_task(held.use.id, stream);
+  parts_.prefetch();
+  parts_.submit();
+}
+
+/// Two layers that share parameters add to one buffer, which only one stream does in order.
+void HeldLayers::require_one_stream(int layer, StreamView stream) const {
+  const std::vector<int>& borrows = parts_.layout.layer(layer).borrows;
+  for (const Gradients& held : gradients_) {
+    if (held.stream == stream) continue;
+    for (const GradientPlace& place : held.use.gradients) {
+      if (place.layer != layer && std::find(borrows.begin(), borrows.end(), place.layer) == borrows.end()) continue;
+      throw MisuseError(fmt::format("gradients of layers '{}' and '{}', which share parameters, on two streams",
+                                    parts_.layout.layer(held.use.layer).name, parts_.layout.layer(layer).name),
+                        {}, "commit the one before asking for the other");
+    }
+  }
+}
+
+GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
+  if (pass_.kind != OpenPass::Kind::step) throw MisuseError("gradients outside a step");
+  parts_.device.require_own(stream);
+  if (layer >= 0 && layer < parts_.layout.layer_count()) require_one_stream(layer, stream);
+  Gradients held;
+  held.ticket = next_ticket_++;
+  held.stream = stream;
+  held.use = parts_.lowering->gradients(layer, parts_.tasks);
+  parts_.submit();
+  gradients_.push_back(held);
+  LayerBases bases;
+  for (const GradientPlace& place : held.use.gradients)
+    bases.add(place.layer, parts_.storage.gradient_buffer(place.buffer));
+  GradientsGuard guard(&owner_, &parts_.layout, layer, held.ticket, bases);
+  parts_.executor.begin_caller_task(held.use.id, stream, "gradients of layer");
+  for (const GradientPlace& place : held.use.gradients) {
+    if (place.fresh) clear_gradients(place, stream);
+  }
+  return guard;
+}
+
+/// Clears the fp32 gradients, which callers add to, and the padding of those that they write.
+void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) {
+  const Layer& layer = parts_.layout.layer(place.layer);
+  std::byte* const buffer = parts_.storage.gradient_buffer(place.buffer);
+  const auto clear = [&](std::int64_t begin, std::int64_t end) {
+    const std::size_t first = layer.gradient_offset(begin), last = layer.gradient_offset(end);
+    if (last > first) parts_.device.fill_zero(buffer + first, last - first, stream);
+  };
+  clear(0, layer.summed_elements);
+  for (const Parameter& p : layer.parameters) {
+    if (p.tied() || !p.options.trainable || p.offset < layer.summed_elements) continue;
+    clear(p.offset + p.count, p.offset + p.padded_count);
+  }
+}
+
+void HeldLayers::commit(std::uint64_t ticket, StreamView stream) {
+  parts_.device.require_own(stream);
+  const Gradients held = take(gradients_, ticket);
+  parts_.lowering->commit(held.use, parts_.tasks);
+  parts_.submit();
+  parts_.executor.finish_caller_task(held.use.id, stream);
+}
+
+void HeldLayers::abandon(std::uint64_t ticket) {
+  const Gradients held = take(gradients_, ticket);
+  pass_.abandon(parts_, "gradients were not committed");
+  parts_.lowering->abandon(held.use);
+  parts_.executor.finish_caller_task(held.use.id, held.stream);
+}
+
+void HeldLayers::require_none(const char* what) const {
+  if (!weights_.empty() || !gradients_.empty()) {
+    throw MisuseError(fmt::format("{} while a layer is held", what), {}, "let guards go first");
+  }
+}
+
+}  // namespace tandem

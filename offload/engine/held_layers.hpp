@@ -1,0 +1,59 @@
+#pragma once
+// Layers whose weights or gradients the caller holds through guards.
+#include <cstdint>
+#include <vector>
+
+#include "core/params/parameter_access.hpp"
+#include "offload/engine/engine_parts.hpp"
+#include "offload/engine/engine_status.hpp"
+#include "scheduler/tasks/lowering.hpp"
+
+namespace tandem {
+
+/// Gives weights and gradients out, and takes them back by the ticket of their guard.
+class HeldLayers {
+ public:
+  /// `owner`: what the guards are given back to. All must outlive it.
+  HeldLayers(ParameterAccess& owner, EngineParts& parts, OpenPass& pass) : owner_(owner), parts_(parts), pass_(pass) {}
+
+  /// Calls of OffloadEngine about layers.
+  WeightsGuard fetch(int layer, StreamView stream);
+  GradientsGuard gradients(int layer, StreamView stream);
+  /// Calls of ParameterAccess by its guards.
+  void also_used(std::uint64_t ticket, StreamView stream);
+  void release(std::uint64_t ticket, StreamView stream);
+  void commit(std::uint64_t ticket, StreamView stream);
+  void abandon(std::uint64_t ticket);
+
+  /// Throws MisuseError where a guard is held: `what` would wait for it for ever.
+  void require_none(const char* what) const;
+
+ private:
+  struct Weights {
+    std::uint64_t ticket = 0;
+    LayerUse use;
+    StreamView stream;
+    std::vector<StreamView> also;
+    int exceptions = 0;  ///< exceptions in flight when it was asked for
+  };
+  struct Gradients {
+    std::uint64_t ticket = 0;
+    GradientUse use;
+    StreamView stream;
+  };
+
+  template <class Held>
+  static Held take(std::vector<Held>& list, std::uint64_t ticket);
+  LayerBases bases_of(const LayerUse& use) const;
+  void require_one_stream(int layer, StreamView stream) const;
+  void clear_gradients(const GradientPlace& place, StreamView stream);
+
+  ParameterAccess& owner_;
+  EngineParts& parts_;
+  OpenPass& pass_;
+  std::vector<Weights> weights_;
+  std::vector<Gradients> gradients_;
+  std::uint64_t next_ticket_ = 1;
+};
+
+}  // namespace tandem

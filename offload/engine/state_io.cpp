@@ -1,0 +1,133 @@
+#include "offload/engine/state_io.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/base/error.hpp"
+#include "core/host/mapped_memory.hpp"
+#include "offload/state/state_of_ranks.hpp"
+
+namespace tandem {
+namespace {
+
+template <class Source>
+StateReader reader_of(Source& source, const ParameterLayout& layout) {
+  return [&source, parameters = layout.owned_parameters()](std::size_t index, StateArray array, std::int64_t first,
+                                                           std::span<float> buffer) {
+    source.read(*parameters.at(index), array, first, buffer);
+    return std::span<const float>(buffer);
+  };
+}
+
+}  // namespace
+
+std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout) {
+  std::vector<CheckpointParameter> result;
+  for (const Parameter* p : layout.owned_parameters()) {
+    CheckpointParameter parameter{p->full_name, {}, p->options.trainable};
+    for (int i = 0; i < p->shape.rank(); ++i) parameter.shape.push_back(p->shape[i]);
+    result.push_back(std::move(parameter));
+  }
+  return result;
+}
+
+std::size_t largest_parameter(const ParameterLayout& layout) {
+  std::int64_t count = 0;
+  for (const Parameter* p : layout.owned_parameters()) count = std::max(count, p->count);
+  return static_cast<std::size_t>(count);
+}
+
+std::size_t save_buffer_values(const ParameterLayout& layout) {
+  constexpr std::size_t piece = std::size_t{1} << 20;  // the engine's own piece for state that it converts
+  return std::min(piece, largest_parameter(layout));
+}
+
+StateOfSave::StateOfSave(std::span<OffloadEngine* const> engines) : layout_(engines.front()->layout()) {
+  for (OffloadEngine* engine : engines) scopes_.push_back(engine->begin_save());
+}
+
+void StateOfSave::read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) {
+  const int ranks = static_cast<int>(scopes_.size());
+  for (const OwnedPart& part : parts_of(layout_, parameter, first, std::ssize(values), ranks)) {
+    const auto at = static_cast<std::size_t>(part.first - first);
+    scopes_[static_cast<std::size_t>(part.rank)].read_own(parameter, array, part.first,
+                                                          values.subspan(at, static_cast<std::size_t>(part.count)));
+  }
+}
+
+StateReader state_reader(StateOfSave& state, const ParameterLayout& layout) { return reader_of(state, layout); }
+StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout) {
+  return reader_of(scope, layout);
+}
+
+std::size_t StateCopy::bytes(const ParameterLayout& layout) {
+  std::size_t values = 0;
+  for (const Parameter* p : layout.owned_parameters()) {
+    values += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable).size();
+  }
+  return align_up(values * sizeof(float));
+}
+
+StateCopy::StateCopy(const ParameterLayout& layout, Parallel& threads) : parameters_(layout.owned_parameters()) {
+  std::size_t offset = 0;
+  for (const Parameter* p : parameters_) {
+    offsets_.push_back(offset);
+    offset += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable).size();
+  }
+  const std::size_t size = bytes(layout);
+  // With its pages: the first save must not hold training up any longer than the next.
+  memory_ = MemoryBlock(MappedMemory::provide(size, nullptr, threads), size, &MappedMemory::unmap);
+}
+
+std::span<float> StateCopy::writable(std::size_t index, StateArray array) const {
+  const Parameter& p = *parameters_.at(index);
+  if (!p.options.trainable && array != StateArray::master) return {};
+  const auto count = static_cast<std::size_t>(p.count);
+  return {static_cast<float*>(memory_.data()) + offsets_[index] + static_cast<std::size_t>(array) * count, count};
+}
+
+std::span<const float> StateCopy::part(std::size_t index, StateArray array) const { return writable(index, array); }
+
+std::span<float> StateCopy::memory() const {
+  return {static_cast<float*>(memory_.data()), memory_.bytes() / sizeof(float)};
+}
+
+void StateCopy::take(StateOfSave& state) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    for (const StateArray array : state_arrays) {
+      const auto values = writable(i, array);
+      if (!values.empty()) state.read(*parameters_[i], array, 0, values);
+    }
+  }
+}
+
+void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) {
+  const auto expected = checkpoint_parameters(layout);
+  const auto& stored = checkpoint.manifest().parameters;
+  const auto refuse = [&](const std::string& why) {
+    throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()), why,
+                     "resume with the model and --freeze it was saved with");
+  };
+  if (stored.size() != expected.size()) {
+    refuse(fmt::format("it has {} parameters, the model {}", stored.size(), expected.size()));
+  }
+  for (std::size_t i = 0; i < stored.size(); ++i) {
+    if (stored[i].name != expected[i].name || stored[i].shape != expected[i].shape) {
+      refuse(fmt::format("its parameter {} does not fit the model's {}", stored[i].name, expected[i].name));
+    }
+    if (stored[i].trainable != expected[i].trainable) {
+      refuse(fmt::format("parameter {} is frozen in one and trained in the other", stored[i].name));
+    }
+  }
+}
+
+void load_state(std::span<OffloadEngine* const> engines, const Checkpoint& checkpoint) {
+  const auto parameters = engines.front()->layout().owned_parameters();
+  checkpoint.stream([&](std::size_t index, StateArray array, std::int64_t first, std::span<const float> values) {
+    for (OffloadEngine* engine : engines) engine->write(*parameters.at(index), array, first, values);
+  });
+  for (OffloadEngine* engine : engines) engine->set_step(checkpoint.manifest().adam_step);
+}
+
+}  // namespace tandem

@@ -1,0 +1,68 @@
+#pragma once
+// The engine's state to and from checkpoints.
+#include <cstddef>
+#include <filesystem>
+#include <span>
+#include <vector>
+
+#include "core/host/parallel.hpp"
+#include "core/memory/memory.hpp"
+#include "io/checkpoint.hpp"
+#include "offload/engine/engine.hpp"
+
+namespace tandem {
+
+/// The parameters of a layout as a checkpoint lists them.
+std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout);
+
+/// The state of a save: of an engine, or of all of a group, which are in this process.
+class StateOfSave {
+ public:
+  /// Begins a save of each engine, rank by rank, as OffloadEngine::begin_save; all must outlive it.
+  explicit StateOfSave(std::span<OffloadEngine* const> engines);
+  /// Reads as OffloadEngine::SaveScope::read.
+  void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values);
+
+ private:
+  const ParameterLayout& layout_;
+  std::vector<OffloadEngine::SaveScope> scopes_;
+};
+
+/// All that a checkpoint holds of an engine, in host memory, so that training can go on while it is written.
+class StateCopy {
+ public:
+  /// Bytes it takes: 12 for each trained value, 4 for each frozen one.
+  static std::size_t bytes(const ParameterLayout& layout);
+  /// Takes the memory, its pages too, on `threads`. `layout` must outlive it.
+  StateCopy(const ParameterLayout& layout, Parallel& threads);
+  /// Copies the state of a save. Blocks; waits for the updates that came before it.
+  void take(StateOfSave& state);
+  /// One array of an owned parameter, as last taken; empty for moments of a frozen one.
+  std::span<const float> part(std::size_t index, StateArray array) const;
+  /// All of it, for other use until the next `take`.
+  std::span<float> memory() const;
+
+ private:
+  std::span<float> writable(std::size_t index, StateArray array) const;
+  std::vector<const Parameter*> parameters_;
+  std::vector<std::size_t> offsets_;  // in values, of each parameter's master
+  MemoryBlock memory_;
+};
+
+/// Reads the state of a save into the buffer that the checkpoint writer gives. Both must outlive it.
+StateReader state_reader(StateOfSave& state, const ParameterLayout& layout);
+/// Reads the state of a save through one engine's scope.
+StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout& layout);
+
+/// Values of the largest parameter.
+std::size_t largest_parameter(const ParameterLayout& layout);
+/// Values of the buffer through which state passes into a checkpoint: 4 MiB of them, or the largest parameter.
+std::size_t save_buffer_values(const ParameterLayout& layout);
+
+/// Throws InputError where the checkpoint belongs to another model or another --freeze.
+void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout);
+
+/// Restores every parameter and the step count, of an engine, or of all of a group. Blocks.
+void load_state(std::span<OffloadEngine* const> engines, const Checkpoint& checkpoint);
+
+}  // namespace tandem

@@ -1,0 +1,62 @@
+#include "offload/state/save_reader.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "core/base/error.hpp"
+#include "offload/state/state_of_ranks.hpp"
+
+namespace tandem {
+
+SaveReader::SaveReader(Executor& executor, const StateAccess& access, const ParameterLayout& layout, Group* group,
+                       std::vector<Task> tasks)
+    : executor_(executor), access_(access), layout_(layout), group_(group), tasks_(std::move(tasks)) {}
+
+SaveReader::~SaveReader() {
+  if (begun_) executor_.finish_save_task(tasks_[next_].id);
+  if (!tasks_.empty()) executor_.drop_save_tasks(tasks_.back().id + 1);
+}
+
+/// The task to which an element of the layer's flat arrays must belong.
+const Task& SaveReader::expected(const Parameter& p, StateArray array, std::int64_t element) const {
+  if (next_ < tasks_.size()) {
+    const Task& task = tasks_[next_];
+    const bool same = task.layer == p.layer && task.array == array;
+    if (same && element == (begun_ ? element_ : task.begin)) return task;
+  }
+  throw MisuseError(fmt::format("a save reads element {} of {}", element - p.offset, p.full_name),
+                    "it is not what comes next",
+                    "read all owned parameters in model order, each array from its beginning");
+}
+
+void SaveReader::read(const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
+  read_of_ranks(group_, Channel::save, layout_, p, first, values,
+                [&](std::int64_t at, std::span<float> own) { read_own(p, array, at, own); });
+}
+
+void SaveReader::read_own(const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
+  while (!values.empty()) {
+    const Task& task = expected(p, array, p.offset + first);
+    if (!begun_) {
+      executor_.begin_save_task(task.id);
+      element_ = task.begin;
+      begun_ = true;
+    }
+    const std::int64_t count = std::min(static_cast<std::int64_t>(values.size()), task.end - element_);
+    access_.read(p, array, first, values.first(static_cast<std::size_t>(count)));
+    values = values.subspan(static_cast<std::size_t>(count));
+    first += count;
+    element_ += count;
+    if (element_ < task.end) {
+      executor_.note_save_progress();
+      continue;
+    }
+    executor_.finish_save_task(task.id);
+    begun_ = false;
+    ++next_;
+  }
+}
+
+}  // namespace tandem

@@ -1,0 +1,286 @@
+#include "offload/state/state_access.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/error.hpp"
+#include "core/base/hash128.hpp"
+#include "core/device/watched_wait.hpp"
+#include "core/ops/update_kernels.hpp"
+#include "core/params/coded_moments.hpp"
+
+namespace tandem {
+namespace {
+
+// Elements read or written at a time: 4 MiB of fp32, and no more beside it where other formats are converted.
+constexpr std::int64_t chunk_elements = std::int64_t{1} << 20;
+
+}  // namespace
+
+StateAccess::StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
+                         double watchdog_seconds)
+    : device_(device),
+      layout_(layout),
+      plan_(plan),
+      storage_(storage),
+      stream_(device.make_stream("state access")),
+      watchdog_seconds_(watchdog_seconds) {}
+
+void StateAccess::copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const {
+  device_.copy(to, from, bytes, kind, stream_);
+  wait_to_the_end(device_, stream_, {"a copy of state", watchdog_seconds_});
+}
+
+/// Pieces of elements [first, first + count) of a parameter, in order. Cuts lie at the ends of records of coded
+/// moments, as several threads write at once.
+std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& parameter, std::int64_t first,
+                                                       std::int64_t count, std::int64_t largest) const {
+  const std::int64_t begin = parameter.offset + first;
+  const std::int64_t end = begin + count;
+  const auto all = plan_.subgroups.begin();
+  const auto first_of_it = std::partition_point(all, plan_.subgroups.end(), [&](const Subgroup& s) {
+    return s.layer < parameter.layer || (s.layer == parameter.layer && s.end <= begin);
+  });
+  std::vector<Piece> pieces;
+  for (auto s = first_of_it; s != plan_.subgroups.end() && s->layer == parameter.layer && s->begin < end; ++s) {
+    const std::int64_t to = std::min(end, s->end);
+    for (std::int64_t at = std::max(begin, s->begin); at < to;) {
+      const std::int64_t next = std::min(to, at + largest - at % layout_quantum);
+      pieces.push_back({static_cast<int>(s - all), at - s->begin, at - begin, next - at});
+      at = next;
+    }
+  }
+  return pieces;
+}
+
+void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_t first,
+                       std::span<float> values) const {
+  if (!parameter.options.trainable) {
+    if (array == StateArray::master) return read_weights(parameter, first, values);
+    std::fill(values.begin(), values.end(), 0.0F);
+    return;
+  }
+  for (const Piece& p : pieces_of(parameter, first, std::ssize(values), chunk_elements)) {
+    read_piece(p.subgroup, array, p.at,
+               values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
+  }
+}
+
+/// Stored bytes of one array of a subgroup, from element `at` on, into `to`; or from `to` where `write`.
+void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const {
+  const Tier tier = tier_of(subgroup);
+  if (tier == Tier::file) {
+    return write ? storage_.write_file(subgroup, array, at, bytes) : storage_.read_file(subgroup, array, at, bytes);
+  }
+  const StateArrays from = storage_.subgroup(subgroup).state.from(at, plan_.state);
+  void* const stored = array == StateArray::master ? from.master : array == StateArray::m ? from.m : from.v;
+  if (tier == Tier::host) {
+    write ? std::memcpy(stored, bytes.data(), bytes.size()) : std::memcpy(bytes.data(), stored, bytes.size());
+  } else if (write) {
+    copy(stored, bytes.data(), bytes.size(), CopyKind::host_to_device);
+  } else {
+    copy(bytes.data(), stored, bytes.size(), CopyKind::device_to_host);
+  }
+}
+
+bool StateAccess::stored_as_fp32(StateArray array) const noexcept {
+  const bool master = array == StateArray::master;
+  return (master ? master_bytes(plan_.state, 1) : moment_bytes(plan_.state, 1)) == sizeof(float);
+}
+
+bool StateAccess::stored_in_records(StateArray array) const noexcept {
+  return array != StateArray::master && plan_.state == StateFormat::byte_moments;
+}
+
+void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
+  const bool master = array == StateArray::master;
+  if (stored_as_fp32(array)) {
+    return move(subgroup, array, at, std::as_writable_bytes(values), /*write=*/false);
+  }
+  if (stored_in_records(array)) {
+    const std::int64_t past = at % coded_record;
+    std::vector<std::uint8_t> records(coded_bytes(past + std::ssize(values)));
+    move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/false);
+    return decode_moments(array, records.data(), past, values);
+  }
+  std::vector<bf16> halves(values.size());
+  move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/false);
+  if (!master) {
+    std::transform(halves.begin(), halves.end(), values.begin(), numerics::bf16_to_float);
+    return;
+  }
+  // The weights are the master's other half: from where the subgroup's updater writes them.
+  const Subgroup& s = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  const bool resident = plan_.layers[static_cast<std::size_t>(s.layer)].resident && s.updater == Updater::device;
+  const std::vector<bf16> weights = load_weights(s.layer, resident, s.begin + at, values.size());
+  std::transform(weights.begin(), weights.end(), halves.begin(), values.begin(),
+                 [](bf16 weight, bf16 residual) { return numerics::join_master(weight, residual.bits); });
+}
+
+/// Weights [begin, begin + count) of a layer, from the device where `resident`, else from the host.
+std::vector<bf16> StateAccess::load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const {
+  std::vector<bf16> weights(count);
+  const std::size_t bytes = count * sizeof(bf16);
+  if (resident) {
+    copy(weights.data(), storage_.resident_weights(layer) + begin, bytes, CopyKind::device_to_host);
+  } else {
+    std::memcpy(weights.data(), storage_.host_weight(layer, begin), bytes);
+  }
+  return weights;
+}
+
+void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
+  const bool resident = !storage_.has_host_weights(parameter.layer);
+  constexpr auto chunk = static_cast<std::size_t>(chunk_elements);
+  for (std::size_t done = 0; done < values.size(); done += chunk) {
+    const std::int64_t begin = parameter.offset + first + static_cast<std::int64_t>(done);
+    const auto weights = load_weights(parameter.layer, resident, begin, std::min(chunk, values.size() - done));
+    std::transform(weights.begin(), weights.end(), values.begin() + static_cast<std::ptrdiff_t>(done),
+                   numerics::bf16_to_float);
+  }
+}
+
+void StateAccess::write(const Parameter& parameter, StateArray array, std::int64_t first,
+                        std::span<const float> values) const {
+  if (parameter.options.trainable) {
+    const auto write_one = [&](const Piece& p) {
+      write_piece(p.subgroup, array, p.at,
+                  values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
+    };
+    std::vector<Piece> pieces = pieces_of(parameter, first, std::ssize(values), part_elements);
+    const auto at_once = [&](const Piece& p) { return tier_of(p.subgroup) != Tier::host; };
+    std::erase_if(pieces, at_once);
+    device_.host_kernels().parallel().run(std::ssize(pieces),
+                                          [&](std::int64_t i) { write_one(pieces[static_cast<std::size_t>(i)]); });
+    // A copy and the wait for it take as long as the bytes of a small part: the device's are large, one after another,
+    // and so are the file's.
+    for (const Piece& p : pieces_of(parameter, first, std::ssize(values), chunk_elements)) {
+      if (at_once(p)) write_one(p);
+    }
+  }
+  if (array == StateArray::master) write_weights(parameter, first, values);
+}
+
+void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
+  if (stored_as_fp32(array)) {
+    // `move` only reads what it writes to the state.
+    std::byte* const bytes = reinterpret_cast<std::byte*>(const_cast<float*>(values.data()));
+    return move(subgroup, array, at, {bytes, values.size_bytes()}, /*write=*/true);
+  }
+  if (stored_in_records(array)) return write_records(subgroup, array, at, values);
+  std::vector<bf16> halves(values.size());
+  for_parts(subgroup, 0, std::ssize(values), [&](std::int64_t begin, std::int64_t count) {
+    const auto first = static_cast<std::size_t>(begin), n = static_cast<std::size_t>(count);
+    to_stored(array, values.subspan(first, n), std::span(halves).subspan(first, n));
+  });
+  move(subgroup, array, at, std::as_writable_bytes(std::span(halves)), /*write=*/true);
+}
+
+void StateAccess::write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
+  const std::int64_t past = at % coded_record;
+  const std::int64_t end = past + std::ssize(values);
+  std::vector<std::uint8_t> records(coded_bytes(end));
+  // Elements of the first and the last record that are not written stay what they are.
+  if (past != 0 || end % coded_record != 0) {
+    move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/false);
+  }
+  for_parts(subgroup, past, end, [&](std::int64_t begin, std::int64_t count) {
+    const auto first = static_cast<std::size_t>(begin - past), n = static_cast<std::size_t>(count);
+    encode_moments(array, values.subspan(first, n), records.data(), begin);
+  });
+  move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/true);
+}
+
+/// Calls part(begin, count) for all of [begin, end), cut where a record ends: of a subgroup not in memory, which is not
+/// written by one of the threads, by all of them.
+template <class Part>
+void StateAccess::for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const {
+  if (tier_of(subgroup) == Tier::host) return part(begin, end - begin);
+  const std::int64_t first = begin / part_elements;
+  device_.host_kernels().parallel().run((end + part_elements - 1) / part_elements - first, [&](std::int64_t i) {
+    const std::int64_t from = std::max(begin, (first + i) * part_elements);
+    part(from, std::min(end, (first + i + 1) * part_elements) - from);
+  });
+}
+
+void StateAccess::to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const {
+  const bool master = array == StateArray::master;
+  std::transform(values.begin(), values.end(), halves.begin(),
+                 [&](float x) { return master ? bf16{numerics::master_residual(x)} : numerics::round_to_bf16(x); });
+}
+
+/// Writes the weights of the elements that are the rank's own.
+void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const {
+  const LayerSlice& slice = storage_.slice(parameter.layer);
+  const ElementRange& own = parameter.options.trainable ? slice.trained : slice.frozen;
+  const std::int64_t begin = parameter.offset + first;
+  const std::int64_t at = std::max(begin, own.begin);
+  const std::int64_t end = std::min(begin + std::ssize(master), own.end);
+  if (at >= end) return;
+  write_own_weights(parameter.layer, at,
+                    master.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(end - at)));
+}
+
+/// Writes own weights from element `at` of the layer on.
+void StateAccess::write_own_weights(int layer, std::int64_t at, std::span<const float> master) const {
+  bf16* const host = storage_.has_host_weights(layer) ? storage_.host_weight(layer, at) : nullptr;
+  bf16* const resident = storage_.resident_weights(layer);
+  UpdateKernels& kernels = device_.host_kernels();
+  if (host != nullptr) kernels.weights_of_master(master.data(), host, std::ssize(master));
+  if (resident == nullptr) return;
+  if (host != nullptr) return copy(resident + at, host, master.size() * sizeof(bf16), CopyKind::host_to_device);
+  // No more bytes than all threads' parts of fp32, which the plan counts for a digest: there is none meanwhile.
+  const std::int64_t scratch = std::min(chunk_elements, 2 * std::max(1, kernels.parallel().threads()) * part_elements);
+  std::vector<bf16> weights(std::min(master.size(), static_cast<std::size_t>(scratch)));
+  for (std::size_t done = 0; done < master.size(); done += weights.size()) {
+    const std::size_t count = std::min(weights.size(), master.size() - done);
+    kernels.weights_of_master(master.data() + done, weights.data(), static_cast<std::int64_t>(count));
+    copy(resident + at + done, weights.data(), count * sizeof(bf16), CopyKind::host_to_device);
+  }
+}
+
+StateDigest::BlockHash StateAccess::hash_block(const Parameter& parameter, StateArray array, std::int64_t first,
+                                               const Reader& read) {
+  const std::int64_t end = std::min(first + state_digest_block, parameter.count);
+  Hash128 hash;
+  std::vector<float> values(static_cast<std::size_t>(std::min(part_elements, end - first)));
+  for (std::int64_t at = first; at < end; at += part_elements) {
+    const auto part = std::span(values).first(static_cast<std::size_t>(std::min(part_elements, end - at)));
+    read(parameter, array, at, part);
+    hash.add(part.data(), part.size_bytes());
+  }
+  return hash.bytes();
+}
+
+std::string StateAccess::digest() const {
+  const auto read_own = [this](const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
+    read(p, array, first, values);
+  };
+  return digest(read_own, &device_.host_kernels().parallel());
+}
+
+std::string StateAccess::digest(const Reader& read) const { return digest(read, nullptr); }
+
+/// Digest of the state on `threads`, or on this thread where that is null.
+std::string StateAccess::digest(const Reader& read, Parallel* threads) const {
+  StateDigest digest;
+  for (const Parameter* p : layout_.owned_parameters()) {
+    const std::int64_t blocks = (p->count + state_digest_block - 1) / state_digest_block;
+    std::vector<StateDigest::BlockHash> hashes(state_arrays.size() * static_cast<std::size_t>(blocks));
+    const auto hash = [&](std::int64_t i) {
+      const StateArray array = state_arrays[static_cast<std::size_t>(i / blocks)];
+      hashes[static_cast<std::size_t>(i)] = hash_block(*p, array, i % blocks * state_digest_block, read);
+    };
+    if (threads != nullptr) threads->run(std::ssize(hashes), hash);
+    for (std::int64_t i = 0; threads == nullptr && i < std::ssize(hashes); ++i) hash(i);
+    digest.begin_parameter(p->full_name);
+    for (std::int64_t i = 0; i < std::ssize(hashes); ++i) {
+      digest.add_block(hashes[static_cast<std::size_t>(i)]);
+      if ((i + 1) % blocks == 0) digest.end_array();
+    }
+    digest.end_parameter();
+  }
+  return digest.text();
+}
+
+}  // namespace tandem

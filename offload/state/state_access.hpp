@@ -1,0 +1,81 @@
+#pragma once
+// Reading and writing parameters and their optimizer state wherever the plan keeps them. Only while no
+// task in flight touches what is asked for.
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/device/device.hpp"
+#include "core/host/parallel.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "core/params/state_digest.hpp"
+#include "offload/storage/storage.hpp"
+#include "scheduler/plan/plan.hpp"
+
+namespace tandem {
+
+class StateAccess {
+ public:
+  /// All must outlive it. A copy that takes longer than `watchdog_seconds` is told as a stall, and waited for.
+  StateAccess(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
+              double watchdog_seconds);
+
+  /// Elements that a thread takes at a time where all work: what it makes of them stays in its cache.
+  static constexpr std::int64_t part_elements = std::int64_t{1} << 16;
+
+  /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage, all of them the
+  /// rank's own, on the calling thread; any number of threads may. Blocks.
+  void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
+  /// Writes elements of one array, any of them: those that are not the rank's own are left out. A master also sets the
+  /// weight. Moments are rounded to nearest where the format keeps fewer bits, which leaves values read from the same
+  /// format unchanged. On the threads of the device's host kernels, with part_elements of scratch each; to the device
+  /// by few large copies, with the scratch of `read`. Blocks.
+  void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
+  /// Reads a range of one array of a parameter, as `read` does.
+  using Reader = std::function<void(const Parameter&, StateArray, std::int64_t first, std::span<float>)>;
+  /// Digest of the state, see docs/state-digest.md. On the threads and with the scratch of `write`. Blocks.
+  std::string digest() const;
+  /// Digest of what `read` gives, on the calling thread, a range after the other in one order.
+  std::string digest(const Reader& read) const;
+
+ private:
+  static StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first,
+                                           const Reader& read);
+  std::string digest(const Reader& read, Parallel* threads) const;
+  void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
+  void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  void write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
+  template <class Part>
+  void for_parts(int subgroup, std::int64_t begin, std::int64_t end, const Part& part) const;
+  void to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const;
+  Tier tier_of(int subgroup) const noexcept { return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier; }
+  void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
+  bool stored_as_fp32(StateArray array) const noexcept;
+  bool stored_in_records(StateArray array) const noexcept;
+  std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;
+  void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
+  void write_own_weights(int layer, std::int64_t at, std::span<const float> master) const;
+  void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
+  /// `count` elements of a subgroup from `at` on, which are those from `offset` on of the values that are read or
+  /// written.
+  struct Piece {
+    int subgroup;
+    std::int64_t at;
+    std::int64_t offset;
+    std::int64_t count;
+  };
+  std::vector<Piece> pieces_of(const Parameter& parameter, std::int64_t first, std::int64_t count,
+                               std::int64_t largest) const;
+  void copy(void* to, const void* from, std::size_t bytes, CopyKind kind) const;
+
+  Device& device_;
+  const ParameterLayout& layout_;
+  const Plan& plan_;
+  const Storage& storage_;
+  Stream stream_;
+  double watchdog_seconds_;
+};
+
+}  // namespace tandem

@@ -1,0 +1,116 @@
+#pragma once
+// All memory of an engine: booked once, carved as the plan says, never grown.
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/device/device.hpp"
+#include "core/memory/memory.hpp"
+#include "core/numerics/adam_state.hpp"
+#include "core/params/parameter_layout.hpp"
+#include "core/params/state_array.hpp"
+#include "offload/storage/state_file.hpp"
+#include "scheduler/plan/plan.hpp"
+#include "scheduler/plan/rank_slice.hpp"
+
+namespace tandem {
+
+/// Where one subgroup's arrays lie; null where the plan has none. `norm`: one fp64 per layout_quantum.
+struct SubgroupMemory {
+  StateArrays state;         ///< on the subgroup's tier; null where that is a file
+  bf16* gradient = nullptr;  ///< final gradient: on the device where gradient_on_device, else on the host
+  float* sum = nullptr;      ///< accumulator beside it
+  double* device_norm = nullptr;
+  double* host_norm = nullptr;
+  std::uint64_t file_place = 0;  ///< where its state begins in the file
+  std::int64_t file_count = 0;   ///< elements of it there
+};
+
+struct StateBuffer {
+  StateArrays state;
+  bf16* gradient = nullptr;  ///< where gradients of streamed subgroups come from the host
+};
+
+/// Where everything of a plan lies in the two blocks.
+struct Carving {
+  std::vector<bf16*> resident_weights;  ///< by layer; null where not resident
+  std::vector<bf16*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
+  std::vector<bf16*> weight_buffers;
+  std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
+  std::vector<std::byte*> receive_buffers;   ///< parts of a gradient that other ranks send, one after another
+  std::vector<float*> sum_buffers;
+  std::vector<bf16*> staging;
+  std::vector<StateBuffer> state_buffers;
+  std::vector<std::byte*> file_buffers;  ///< whole blocks of the disk
+  std::vector<SubgroupMemory> subgroups;
+};
+
+class Storage {
+ public:
+  /// Allocates and zeroes everything; what the plan has in a file, in `folder`. Blocks. Throws PlanError, DeviceError,
+  /// WriteError; MisuseError where the carving and the plan's total differ. What takes longer than `watchdog_seconds`,
+  /// here and in `carve_anew`, is told as a stall, and waited for.
+  Storage(Device& device, const ParameterLayout& layout, const Plan& plan, const std::filesystem::path& folder,
+          double watchdog_seconds);
+
+  /// Throws PlanError where the blocks are too small for another plan, what that has spare not counted.
+  void require_room_for(const Plan& plan) const;
+  /// Carves the same blocks as another plan of the same layout and state format says, which must fit, and moves state
+  /// and weights to where it has them, bit for bit; all else is undefined. Neither has state in a file. While no task
+  /// is in flight. Takes 4 MiB of host memory beside the blocks. Blocks. Throws DeviceError, after which the contents
+  /// are lost.
+  void carve_anew(Device& device, const ParameterLayout& layout, const Plan& from, const Plan& to);
+
+  bf16* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
+  bool has_host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)] != nullptr; }
+  /// Host weight of an element that the rank owns.
+  bf16* host_weight(int layer, std::int64_t element) const {
+    const auto l = static_cast<std::size_t>(layer);
+    return carving_.host_weights[l] + slices_[l].place_of(element);
+  }
+  bf16* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
+  std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
+  std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }
+  /// Slice of a layer that the rank owns.
+  const LayerSlice& slice(int layer) const { return slices_[static_cast<std::size_t>(layer)]; }
+  /// Sum buffer i, for the rank's slice.
+  float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
+  bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
+  const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }
+  /// The arrays of a piece of `count` elements in a buffer for state that lives in the file.
+  StateArrays file_buffer(int i, std::int64_t count) const;
+  /// A piece of a subgroup from its element `at` on, with which a piece of the plan begins: between file and buffer.
+  void read_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
+  void write_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
+  /// Stored bytes of one array of a subgroup in the file, from element `at` on.
+  void read_file(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes) const;
+  void write_file(int subgroup, StateArray array, std::int64_t at, std::span<const std::byte> bytes) const;
+
+  const SubgroupMemory& subgroup(int i) const { return carving_.subgroups[static_cast<std::size_t>(i)]; }
+
+  std::size_t device_bytes() const noexcept { return device_block_.bytes(); }
+  std::size_t host_bytes() const noexcept { return host_block_.bytes(); }
+  /// Bytes at the end of the host's block that the system refused to pin.
+  std::size_t pageable_bytes() const noexcept { return pageable_bytes_; }
+
+ private:
+  Carving carve(const ParameterLayout& layout, const Plan& plan) const;
+  std::uint64_t place_in_file(int subgroup, std::int64_t at) const;
+  template <class Byte, class Move>
+  void for_file_ranges(int subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes, const Move& move) const;
+
+  MemoryBlock device_block_;
+  MemoryBlock host_block_;
+  std::size_t pageable_bytes_ = 0;
+  std::vector<LayerSlice> slices_;  ///< by layer
+  Carving carving_;
+  double watchdog_seconds_;
+  StateFormat format_;
+  std::int64_t piece_elements_;
+  std::unique_ptr<StateFile> file_;  ///< null where all state is in memory; with it, there is no other plan
+};
+
+}  // namespace tandem

@@ -1,0 +1,179 @@
+#include "train/hf/model_folder.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <vector>
+
+#include "core/base/error.hpp"
+#include "core/base/json_text.hpp"
+
+namespace tandem {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// In the order in which they say what a folder holds.
+enum class Format : std::uint8_t {
+  gguf,
+  zero,
+  distributed,
+  pytorch,
+  pickled,
+  tensorflow,
+  flax,
+  onnx,
+  unfinished,
+  trainer
+};
+
+bool starts_with_any(std::string_view name, std::initializer_list<std::string_view> beginnings) {
+  return std::ranges::any_of(beginnings, [&](std::string_view b) { return name.starts_with(b); });
+}
+
+bool ends_with_any(std::string_view name, std::initializer_list<std::string_view> endings) {
+  return std::ranges::any_of(endings, [&](std::string_view e) { return name.ends_with(e); });
+}
+
+std::optional<Format> format_of(std::string_view name) {
+  if (ends_with_any(name, {".gguf"})) return Format::gguf;
+  if (starts_with_any(name, {"zero_pp_rank_", "bf16_zero_pp_rank_", "global_step", "mp_rank_"})) return Format::zero;
+  if (name == ".metadata" || ends_with_any(name, {".distcp"})) return Format::distributed;
+  if (starts_with_any(name, {"optimizer.", "scheduler.", "scaler.", "rng_state", "training_args."}))
+    return Format::trainer;
+  if (name.find(".ckpt.") != name.npos || ends_with_any(name, {".h5"})) return Format::tensorflow;
+  if (name.starts_with("pytorch_model") && ends_with_any(name, {".bin", ".bin.index.json"})) return Format::pytorch;
+  if (ends_with_any(name, {".pt", ".pth", ".ckpt"})) return Format::pickled;
+  if (ends_with_any(name, {".bin"}) && name.find("model") != name.npos) return Format::pickled;
+  if (ends_with_any(name, {".msgpack", ".msgpack.index.json"})) return Format::flax;
+  if (ends_with_any(name, {".onnx"})) return Format::onnx;
+  if (ends_with_any(name, {".incomplete", ".part", ".crdownload", ".aria2"})) return Format::unfinished;
+  return std::nullopt;
+}
+
+std::string_view name_of(Format format) {
+  switch (format) {
+    case Format::gguf:
+      return "GGUF";
+    case Format::zero:
+      return "DeepSpeed ZeRO";
+    case Format::distributed:
+      return "PyTorch's distributed checkpoint, as FSDP writes it";
+    case Format::pytorch:
+    case Format::pickled:
+      return "PyTorch";
+    case Format::tensorflow:
+      return "TensorFlow";
+    case Format::flax:
+      return "Flax";
+    case Format::onnx:
+      return "ONNX";
+    case Format::unfinished:
+      return "a download that has not ended";
+    case Format::trainer:
+      return "the state of another trainer, whose weights are missing";
+  }
+  return "unknown";
+}
+
+std::string converted_by(std::string_view folder, std::string_view more) {
+  return fmt::format(
+      "make safetensors of it: python -c \"from transformers import AutoModelForCausalLM as M; "
+      "M.from_pretrained('{0}'{1}).save_pretrained('{0}-safetensors')\"",
+      folder, more);
+}
+
+std::string advice_of(Format format, const std::string& folder, const std::string& file) {
+  switch (format) {
+    case Format::gguf:
+      return converted_by(folder, fmt::format(", gguf_file='{}'", file));
+    case Format::zero:
+      return fmt::format("make safetensors of it: python zero_to_fp32.py {0} {0}-safetensors --safe_serialization",
+                         folder);
+    case Format::distributed:
+      return fmt::format("make safetensors of it: accelerate merge-weights {0} {0}-safetensors", folder);
+    case Format::pytorch:
+      return converted_by(folder, "");
+    case Format::pickled:
+      return "make safetensors of it: load it with the program that wrote it, and save the model with save_pretrained";
+    case Format::tensorflow:
+      return "make safetensors of it with transformers 4: from_pretrained(..., from_tf=True), then save_pretrained";
+    case Format::flax:
+      return "make safetensors of it with transformers 4: from_pretrained(..., from_flax=True), then save_pretrained";
+    case Format::onnx:
+      return "name the model that it was made of, as safetensors";
+    case Format::unfinished:
+      return "let the download end, or begin it anew, until there are *.safetensors";
+    case Format::trainer:
+      return "copy the model's *.safetensors into the folder";
+  }
+  return {};
+}
+
+ForeignWeights made(Format format, const fs::path& folder, const std::string& file) {
+  const std::string name = folder.empty() ? "." : folder.string();
+  return {file, name_of(format), advice_of(format, name, file)};
+}
+
+/// Names in a folder, hidden ones among them, sorted; of folders in it those of its checkpoint shards, too.
+std::vector<std::string> names_in(const fs::path& folder, bool nested) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end; it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    names.push_back(name);
+    std::error_code ignored;
+    if (!nested || !fs::is_directory(it->path(), ignored)) continue;
+    for (const std::string& inner : names_in(it->path(), false)) {
+      if (format_of(inner) == Format::distributed) names.push_back(name + "/" + inner);
+    }
+  }
+  std::ranges::sort(names);
+  return names;
+}
+
+/// Base model in an adapter's description, as far as it can be read.
+std::string base_of(const fs::path& description) {
+  std::ifstream in(description, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const auto json = parse_json<nlohmann::json>(text);
+  const auto base = json.is_object() ? json.find("base_model_name_or_path") : json.end();
+  return base != json.end() && base->is_string() ? base->get<std::string>() : std::string();
+}
+
+}  // namespace
+
+std::optional<ForeignWeights> foreign_weights_of_name(const fs::path& file) {
+  const auto format = format_of(file.filename().string());
+  if (!format) return std::nullopt;
+  return made(*format, file.parent_path(), file.filename().string());
+}
+
+std::optional<ForeignWeights> foreign_weights_in(const fs::path& folder) {
+  std::optional<std::pair<Format, std::string>> best;
+  for (const std::string& name : names_in(folder, true)) {
+    const auto format = format_of(fs::path(name).filename().string());
+    if (format && (!best || *format < best->first)) best.emplace(*format, name);
+  }
+  if (!best) return std::nullopt;
+  return made(best->first, folder, best->second);
+}
+
+void refuse_adapter(const fs::path& folder, std::string_view typed) {
+  std::error_code ignored;
+  for (const char* name : {"adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"}) {
+    if (!fs::exists(folder / name, ignored)) continue;
+    const std::string base = base_of(folder / "adapter_config.json");
+    throw UsageError(
+        fmt::format("{} {}", typed, folder.string()),
+        fmt::format("it holds an adapter ({}){}, which is not applied", name, base.empty() ? "" : " of " + base),
+        "merge it into its base (peft: merge_and_unload, then save_pretrained), or name a folder of the base alone");
+  }
+}
+
+}  // namespace tandem
