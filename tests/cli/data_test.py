@@ -2,7 +2,7 @@
 import json
 import struct
 
-from program import SMALL, ProgramTest, main
+from program import ProgramTest, main
 
 
 class Masks(ProgramTest):

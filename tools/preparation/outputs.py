@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import time
-from pathlib import Path
 
 from .errors import Refusal, WriteFailure, writing
 

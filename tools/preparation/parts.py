@@ -17,6 +17,7 @@ from .pipeline import Pipeline
 COUNTS = ("tokens", "records", "targets", "cut", "without_target", "untaught", "dropped", "tools_dropped", "quoted",
           "open_ended", "doubled")
 
+FORK = multiprocessing.get_context("fork")  # a worker has the main process's modules, and its copies of pipes to close
 worker = {}
 
 
@@ -54,7 +55,8 @@ def worker_processes(count, options, signals):
         with signals.deferred():
             for _ in range(count):
                 connection, other_end = multiprocessing.Pipe()
-                process = multiprocessing.Process(target=work, args=(other_end, [*workers, connection], options), daemon=True)
+                arguments = (other_end, [*workers, connection], options)
+                process = FORK.Process(target=work, args=arguments, daemon=True)
                 process.start()
                 workers[connection] = process
                 other_end.close()

@@ -144,6 +144,8 @@ class Answers:
         if None in texts or texts[0] == texts[1]:
             return None
         begin, behind = common(*texts), common_end(*texts)
+        if any(len(written) - begin - behind != len(content) for content, written in zip(STAND_INS, texts)):
+            return None  # written more than once, or in parts
         end = len(text) - behind
         same = begin <= end and text.startswith(texts[0][:begin]) and text.endswith(texts[0][len(texts[0]) - behind:])
         return (begin, end) if same else None

@@ -184,7 +184,12 @@ class Formats(PrepareTest):
 
     def test_answers_that_are_not_found_are_refused(self):
         self.file("model/chat_template.jinja", "{% for m in messages | reverse %}{{ m.role }}{{ m.content | length }}{% endfor %}")
-        self.refused(self.prepare(self.records({"messages": [USER, ANSWER]})), "data.jsonl, line 1: messages[1]", "generation")
+        chat = self.records({"messages": [USER, {**ANSWER, "content": "here"}]})
+        self.refused(self.prepare(chat), "data.jsonl, line 1: messages[1]", "generation")
+        # A content that also stands before the chat, but for some: what differs is more than the answer.
+        self.file("model/chat_template.jinja", "{% if messages[-1].content[0] != 'h' %}{{ messages[-1].content }}{% endif %}"
+                  "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}?{% endif %}")
+        self.refused(self.prepare(chat), "data.jsonl, line 1: messages[1]", "generation")
 
     def test_marks_decide_where_a_template_has_them(self):
         template = ("{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!"

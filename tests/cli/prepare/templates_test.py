@@ -169,6 +169,27 @@ class Families(PrepareTest):
                     count += 1
         self.assertGreaterEqual(count, 30)
 
+    def test_every_kind_of_tokenizer(self):
+        template = ("{% for m in messages %}<|{{ m.role }}|>\n{% if m.role == 'assistant' %}{% generation %}{{ m.content }}</s>"
+                    "{% endgeneration %}{% else %}{{ m.content }}</s>{% endif %}{{ '\n' }}{% endfor %}"
+                    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}")
+        contents = ("I am fine", " yes\n\n no ", "caf\u00e9 \U0001f600 \ufb01ne na\u00efve", "<table></s>no", "A\u0301 \u00c9", "")
+        for make in (lambda: byte_level("</s>"), lambda: byte_level("</s>", trim=False), sentencepiece,
+                     lambda: sentencepiece(scheme="always"), lambda: sentencepiece(scheme="first"), unigram,
+                     lambda: word_piece("</s>")):
+            self.tokenizer(make(), template, eos_token="</s>")
+            reference, pipeline = self.transformers(), self.pipeline()
+            self.file("model/chat_template.jinja", template.replace(MARK, "").replace(UNMARK, ""))
+            unmarked = self.pipeline()
+            for content in contents:
+                with self.subTest(make, content=content):
+                    record = {"messages": [USER, {**ANSWER, "content": content}, USER, ANSWER]}
+                    wanted = self.reference(record, reference, return_assistant_tokens_mask=True)
+                    encoded, plain = (p.prepare(record, "record").encoded for p in (pipeline, unmarked))
+                    self.assertEqual((encoded.ids, encoded.mask), (wanted["input_ids"], wanted["assistant_masks"]))
+                    self.assertEqual(plain.ids, wanted["input_ids"])
+                    self.assertEqual([i for i, (have, want) in enumerate(zip(plain.mask, encoded.mask)) if want and not have], [])
+
     def test_filters_and_names_that_templates_are_lent_are_those_of_transformers(self):
         data = {"b": "caf\u00e9 <&>'", "a": [1, None, True, 2.5], "c": {"d": "\n"}}
         record = {"messages": [USER, {**ANSWER, "data": data, "thinking": "hm", "name": None}], "tools": [data], "documents": [data]}
