@@ -32,7 +32,7 @@ constexpr std::array signatures{
     Signature{"\x1f\x8b\x08"sv, {"a gzip file", "unpack it with gunzip, or prepare it with tools/prepare_data.py"}},
     Signature{"\x28\xb5\x2f\xfd"sv, {"a zstd file", "unpack it with unzstd, or prepare it with tools/prepare_data.py"}},
     Signature{"\xfd\x37zXZ\0"sv, {"an xz file", unpack}},
-    Signature{"BZh91AY&SY"sv, {"a bzip2 file", unpack}},
+    Signature{"1AY&SY"sv, {"a bzip2 file", unpack}, 4},
     Signature{"\x04\x22\x4d\x18"sv, {"an lz4 file", unpack}},
     Signature{"7z\xbc\xaf\x27\x1c"sv, {"a 7z archive", unpack}},
     Signature{"Rar!\x1a\x07"sv, {"a RAR archive", unpack}},
@@ -88,6 +88,11 @@ constexpr std::array endings{
     Ending{".idx"sv, {"an index of token files", "name the .bin beside it"}},
 };
 
+std::string lower_case(std::string text) {
+  std::ranges::transform(text, text.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; });
+  return text;
+}
+
 }  // namespace
 
 std::optional<FileKind> kind_of_content(std::span<const std::byte> first, std::uint64_t size) {
@@ -102,13 +107,14 @@ std::optional<FileKind> kind_of_content(std::span<const std::byte> first, std::u
 }
 
 std::optional<FileKind> kind_of_name(const std::filesystem::path& file) {
-  std::string name = file.filename().string();
-  std::ranges::transform(name, name.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; });
+  const std::string name = lower_case(file.filename().string());
   for (const Ending& ending : endings) {
     if (name.ends_with(ending.text)) return ending.kind;
   }
   return std::nullopt;
 }
+
+bool is_json(const std::filesystem::path& file) { return lower_case(file.extension().string()) == ".json"; }
 
 bool begins_as_records(std::string_view first) {
   constexpr auto blank = " \t\r\n"sv;
@@ -119,7 +125,7 @@ bool begins_as_records(std::string_view first) {
     return next != std::string_view::npos && first[next] == '{';
   }
   // The object of a document ends where the file does.
-  return first[begin] == '{' && first.find("}\n{") != std::string_view::npos;
+  return first[begin] == '{' && (first.find("}\n{") != first.npos || first.find("}\r\n{") != first.npos);
 }
 
 bool has_utf8_mark(std::span<const std::byte> first) {

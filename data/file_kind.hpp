@@ -25,7 +25,10 @@ std::optional<FileKind> kind_of_content(std::span<const std::byte> first, std::u
 /// Kind of a file by the ending of its name, in upper or lower case: records (JSON lines, Parquet, ...) and archives.
 std::optional<FileKind> kind_of_name(const std::filesystem::path& file);
 
+/// Whether its name ends in `.json`, in upper or lower case.
+bool is_json(const std::filesystem::path& file);
 /// Whether the text of a `.json` file begins as records do: a list of objects, or an object on each of several lines.
+/// `first`: as many bytes as the first record may have.
 bool begins_as_records(std::string_view first);
 
 /// Whether the file has the byte-order mark of UTF-8, three bytes that are no text.

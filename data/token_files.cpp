@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <system_error>
+#include <vector>
 
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
@@ -145,20 +146,25 @@ std::optional<TokenDescription> description_of(const fs::path& bin) {
 
 namespace {
 
-std::array<std::byte, kind_bytes> first_bytes(const DataFile& file, std::size_t& known) {
-  std::array<std::byte, kind_bytes> first{};
-  known = static_cast<std::size_t>(std::min<std::uint64_t>(first.size(), file.size()));
-  file.read(0, std::span(first).first(known));
+/// As many as there are, `most` at most.
+std::vector<std::byte> first_bytes(const DataFile& file, std::uint64_t most = kind_bytes) {
+  std::vector<std::byte> first(static_cast<std::size_t>(std::min(most, file.size())));
+  file.read(0, first);
   return first;
+}
+
+/// Whether a `.json` holds records: its name is that of a document, too.
+bool holds_records(const DataFile& file) {
+  constexpr std::uint64_t longest_record = 1U << 20;
+  const std::vector<std::byte> first = first_bytes(file, longest_record);
+  return begins_as_records({reinterpret_cast<const char*>(first.data()), first.size()});
 }
 
 /// uint16, where nothing says so and nothing speaks against it.
 TokenWidth assumed_width(const DataFile& file, std::int64_t vocabulary) {
   constexpr std::int64_t most = 1 << 16;
   const std::string what = fmt::format("token file {}", file.path().string());
-  std::size_t known = 0;
-  const auto first = first_bytes(file, known);
-  if (const auto kind = kind_of_content(std::span(first).first(known), file.size())) {
+  if (const auto kind = kind_of_content(first_bytes(file), file.size())) {
     throw InputError(what, fmt::format("it begins as {} does, and holds no token ids", kind->name),
                      fmt::format("{}, or give --token-dtype", kind->advice));
   }
@@ -232,19 +238,14 @@ std::uint64_t require_text(const DataFile& file, bool in_folder) {
     throw InputError(fmt::format("data {}", path.string()), why, advice);
   };
   if (file.size() == 0) return 0;
-  std::size_t known = 0;
-  const auto bytes = first_bytes(file, known);
-  const auto first = std::span(bytes).first(known);
+  const std::vector<std::byte> first = first_bytes(file);
   if (const auto kind = kind_of_content(first, file.size())) {
     refuse(fmt::format("its first bytes are those of {}, which would be trained on as text", kind->name), kind->advice);
   }
   if (const auto kind = kind_of_name(path)) {
     refuse(fmt::format("by its name it is {}, which would be trained on as text", kind->name), kind->advice);
   }
-  std::string ending = path.extension().string();
-  std::ranges::transform(ending, ending.begin(), [](char c) { return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c; });
-  const bool records = begins_as_records({reinterpret_cast<const char*>(first.data()), first.size()});
-  if (ending == ".json" && (records || !in_folder)) {
+  if (is_json(path) && (!in_folder || holds_records(file))) {
     refuse("by its name it is JSON, whose brackets and keys would be trained on as text",
            "prepare it with tools/prepare_data.py, or name it .txt if that is meant");
   }

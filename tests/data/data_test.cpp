@@ -179,6 +179,34 @@ TEST_F(Data, TextIsText) {
   EXPECT_EQ(refusal({text("latin1.txt", "caf\xe9")}, {256, {}}), "accepted");
 }
 
+TEST_F(Data, RecordsInFoldersAreNoText) {
+  text("folder/a.txt", "hello");
+  const auto said = [&](const std::string& json) {
+    text("folder/b.json", json);
+    return refusal({root_ / "folder"}, {256, {}});
+  };
+  const std::string record = R"({"text": ")" + std::string(5000, 'x') + R"("})";
+  EXPECT_THAT(said(" [\n  {\"text\": 1}]"), HasSubstr("b.json"));
+  EXPECT_THAT(said(record + "\n" + record), HasSubstr("b.json"));
+  EXPECT_THAT(said(record + "\r\n" + record), HasSubstr("b.json"));
+  EXPECT_EQ(said("{\n  \"name\": {\n  }\n}"), "accepted");
+  EXPECT_EQ(said("[1, 2]"), "accepted");
+  EXPECT_EQ(said(""), "accepted");
+}
+
+TEST_F(Data, HiddenFilesAreLeftOutAndTold) {
+  text("folder/a.txt", "hello");
+  text("folder/.b.txt", "other");
+  text("folder/.cache/c.txt", "other");
+  fs::create_symlink("a.txt", root_ / "folder" / "link");
+  text("folder/z.txt", "");
+  const TokenSource source({root_ / "folder"}, {256, {}});
+  EXPECT_EQ(source.size(), 5);
+  EXPECT_THAT(source.notices(),
+              testing::ElementsAre(HasSubstr("2 hidden files"), HasSubstr("1 link"), HasSubstr("1 empty file")));
+  EXPECT_EQ(TokenSource({root_ / "folder" / ".b.txt"}, {256, {}}).size(), 5) << "what is named is meant";
+}
+
 TEST_F(Data, ADigestIsOfContentNotOfNames) {
   const auto digest = [&](const fs::path& name) { return TokenSource({name}, {256, {}}).digest(); };
   const auto one = text("one/a.txt", "abcdef"), same = text("two/b.txt", "abcdef");

@@ -229,12 +229,12 @@ ConfigField layers(const Words& w, int TrainConfig::*member, int least, int auto
 
 /// Adds the entries of "a.bin=0.7,b.bin=0.3". A comma that no weight stands before belongs to a path.
 void add_mix(std::vector<MixEntry>& mix, std::string_view value) {
-  const auto refuse = [&](std::string_view entry, std::string_view why) {
+  const auto refuse = [](std::string_view entry, std::string_view why) {
     throw UsageError(fmt::format("'{}'", entry), why, "give each path its weight, such as a.bin=0.7,b.bin=0.3");
   };
   std::size_t begin = 0;
-  for (std::size_t end = 0; begin <= value.size(); end = end + 1) {
-    end = std::min(value.find(',', std::max(begin, end)), value.size());
+  for (std::size_t end = 0; begin <= value.size(); ++end) {
+    end = std::min(value.find(',', end), value.size());
     const std::string_view entry = value.substr(begin, end - begin);
     const auto equal = entry.rfind('=');
     if (equal == std::string_view::npos && end < value.size()) continue;
@@ -257,13 +257,14 @@ std::vector<std::string> print_mix(const std::vector<MixEntry>& mix) {
 void add_input_fields(std::vector<ConfigField>& all) {
   using C = TrainConfig;
   all.push_back(text({"model", "NAME|PATH", "needed", "tiny-gpt2",
-                      "built-in shape, Hugging Face directory, config.json, checkpoint or run directory"},
+                      "built-in shape, Hugging Face directory, config.json, checkpoint or run directory, or org/name "
+                      "in the hub's cache"},
                      &C::model));
   all.push_back(
       flag({"from-scratch", "", "off", "", "random weights even where the directory has some"}, &C::from_scratch));
-  all.push_back(list(
-      {"data", "PATH...", "needed", "corpus/", "text files, folders of text (bytes as tokens), or .bin token files"},
-      &C::data));
+  all.push_back(list({"data", "PATH...", "needed", "corpus/",
+                      "text files, folders of text (bytes as tokens), or .bin or .npy token files"},
+                     &C::data));
   all.push_back(field(
       {"mix", "PATH=WEIGHT,...", "none", "a.bin=0.7,b.bin=0.3",
        "in place of --data: files or folders, and how many of the windows come of each"},
@@ -271,7 +272,8 @@ void add_input_fields(std::vector<ConfigField>& all) {
       [](const C& c) { return print_mix(c.mix); }));
   all.push_back(list({"eval-data", "PATH...", "none", "held-out.txt", "the same, for validation"}, &C::eval_data));
   all.push_back(other(
-      {"token-dtype", "TYPE", "what the file says, else uint16", "uint32", "width of .bin tokens: uint16 or uint32"},
+      {"token-dtype", "TYPE", "what the file says, else uint16 where no other can be meant", "uint32",
+       "width of .bin tokens: uint16 or uint32"},
       &C::token_dtype, [](std::string_view v) { return std::optional(parse_token_width(v)); },
       [](std::optional<TokenWidth> v) { return name_of(*v); },
       [](std::optional<TokenWidth> v) { return v.has_value(); }));
