@@ -164,6 +164,8 @@ class Answers:
         if whole[max(there[0] - len(lead), 0):there[0]] != lead or whole[slice(*there)] != until[slice(*here)]:
             return None
         end, shift = there[1], there[1] - here[1]
+        if whole.startswith(until[here[1]:], end):  # the end of the turn is the same
+            return there[0] - (here[0] - begin), len(until) + shift
         while (token := self._special_at(whole, end)) and until.startswith(token, end - shift):
             end += len(token)
         while whole[end:end + 1].isspace() and until[end - shift:end - shift + 1] == whole[end]:

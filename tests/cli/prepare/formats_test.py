@@ -170,6 +170,12 @@ class Formats(PrepareTest):
         template = "{{ messages | length }}{% for m in messages %}{{ m.content }}{% endfor %}"
         self.assertEqual(self.spans(template, *chat("a", "b")), (["b"], 0, []))
         self.assertEqual(self.spans(template, *chat("a", "b", "c", "d")), (["b", "d"], 0, []))
+        # Tools before the last question alone, as Mistral's: an answer is the same after other text, or not.
+        template = ("{% for m in messages %}{% if m.role == 'user' %}{% if loop.index0 >= messages | length - 2 %}(tools){% endif %}"
+                    "<{{ m.content }}>{% else %}{% if loop.last %}THOUGHTS{% endif %}{{ m.content }}$<|endoftext|>{% endif %}{% endfor %}")
+        self.assertEqual(self.spans(template.replace("THOUGHTS", ""), *chat("a", "b", "c", "d")),
+                         (["b$<|endoftext|>", "d$<|endoftext|>"], 0, []))
+        self.assertEqual(self.spans(template.replace("THOUGHTS", "[]"), *chat("a", "b", "c", "d")), (["[]d$<|endoftext|>"], 1, []))
         # A chat that is written backwards, where no prefix is one.
         template = "{% for m in messages | reverse %}[{{ m.role }}]{{ m.content | upper }}<|endoftext|>!{% endfor %}"
         self.assertEqual(self.spans(template, *chat("a", "b"))[0], ["B<|endoftext|>"])
