@@ -75,6 +75,8 @@ struct Ending {
 constexpr std::array endings{
     Ending{".jsonl"sv, {"a file of records", prepare}},
     Ending{".ndjson"sv, {"a file of records", prepare}},
+    Ending{".csv"sv, {"a table of records", "write it as JSON lines or Parquet for tools/prepare_data.py"}},
+    Ending{".tsv"sv, {"a table of records", "write it as JSON lines or Parquet for tools/prepare_data.py"}},
     Ending{".parquet"sv, {"a Parquet file", prepare}},
     Ending{".arrow"sv, {"an Arrow file", "write it as Parquet or JSON lines for tools/prepare_data.py"}},
     Ending{".feather"sv, {"an Arrow file", "write it as Parquet or JSON lines for tools/prepare_data.py"}},

@@ -391,7 +391,8 @@ class Texts(ProgramTest):
                 self.refused(self.take(self.root / f"folder-{name}"), 4, "b.txt", word)
 
     def test_records_are_not_trained_on_as_text(self):
-        for name in ("a.jsonl", "a.JSONL", "a.ndjson", "a.json", "a.jsonl.gz", "a.parquet", "a.arrow", "a.tar", "a.zst"):
+        for name in ("a.jsonl", "a.JSONL", "a.ndjson", "a.json", "a.jsonl.gz", "a.csv", "a.TSV", "a.parquet", "a.arrow", "a.tar",
+                     "a.zst"):
             with self.subTest(name=name):
                 data = self.file(name, (json.dumps({"text": self.LINE}) + "\n") * 3)
                 self.refused(self.take(data), 4, name, "tools/prepare_data.py")

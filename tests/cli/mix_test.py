@@ -113,8 +113,10 @@ class Mixing(ProgramTest):
     def test_what_is_no_mix(self):
         a, b = self.a, self.b
         for mix, code, words in [
-                (f"{a}=0.7,{b}=0", 2, ["--mix", "not above 0"]), (f"{a}=-1,{b}=1", 2, ["--mix", "not above 0"]),
+                (f"{a}=0.7,{b}=0", 2, ["--mix", "from 1e-9 to 1e9"]), (f"{a}=-1,{b}=1", 2, ["--mix", "from 1e-9 to 1e9"]),
                 (f"{a}=x,{b}=1", 2, ["--mix"]), (f"{a}=nan,{b}=1", 2, ["--mix"]), (f"{a}=inf", 2, ["--mix"]),
+                (f"{a}=1e308,{b}=1e308", 2, ["from 1e-9 to 1e9"]), (f"{a}=1e-300,{b}=1", 2, ["from 1e-9 to 1e9"]),
+                (f"{a}=1,{a.parent}/./{a.name}=2", 2, ["--mix", "twice"]),
                 (f"{a},{b}", 2, ["--mix", "weight"]), (f"{a}=1,", 2, ["--mix", "weight"]), ("=1", 2, ["--mix", "no path"]),
                 (f"{a}=1,{a}=2", 2, ["--mix", "twice"]), (f"{a}=1,{self.root}/none=1", 4, ["none", "no such file"]),
                 (f"{a}=1,{self.text}=1", 4, ["--mix", "mixed"]),

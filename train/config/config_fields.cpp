@@ -227,6 +227,13 @@ ConfigField layers(const Words& w, int TrainConfig::*member, int least, int auto
       [=](int value) { return value == automatic ? std::string("auto") : std::to_string(value); }, always);
 }
 
+// Weights of a mix: within these bounds every source has a share, and their sum is a number.
+constexpr double least_mix_weight = 1e-9;
+constexpr double most_mix_weight = 1e9;
+
+/// "a.bin" of "./a.bin".
+std::filesystem::path normal_path(std::string_view path) { return std::filesystem::path(path).lexically_normal(); }
+
 /// Adds the entries of "a.bin=0.7,b.bin=0.3". A comma that no weight stands before belongs to a path.
 void add_mix(std::vector<MixEntry>& mix, std::string_view value) {
   const auto refuse = [](std::string_view entry, std::string_view why) {
@@ -240,9 +247,12 @@ void add_mix(std::vector<MixEntry>& mix, std::string_view value) {
     if (equal == std::string_view::npos && end < value.size()) continue;
     if (equal == std::string_view::npos || equal == 0) refuse(entry, "it has no path with a weight");
     const double weight = parse_number(entry.substr(equal + 1));
-    if (!(weight > 0.0) || !std::isfinite(weight)) refuse(entry, "its weight is not above 0");
+    if (!(weight >= least_mix_weight && weight <= most_mix_weight)) refuse(entry, "its weight is not from 1e-9 to 1e9");
     const std::string path(entry.substr(0, equal));
-    if (std::ranges::find(mix, path, &MixEntry::path) != mix.end()) refuse(entry, "its path is given twice");
+    const auto same_file = [place = normal_path(path)](const MixEntry& other) {
+      return normal_path(other.path) == place;
+    };
+    if (std::ranges::any_of(mix, same_file)) refuse(entry, "its path is given twice");
     mix.push_back({path, weight});
     begin = end + 1;
   }
