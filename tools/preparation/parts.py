@@ -15,7 +15,7 @@ from .inputs import records_of
 from .pipeline import Pipeline
 
 COUNTS = ("tokens", "records", "targets", "cut", "without_target", "untaught", "dropped", "tools_dropped", "quoted",
-          "open_ended", "doubled")
+          "open_ended", "joined", "doubled")
 
 FORK = multiprocessing.get_context("fork")  # a worker has the main process's modules, and its copies of pipes to close
 worker = {}
@@ -112,9 +112,9 @@ class PartFiles:
         self.counts["doubled"] += prepared.encoded.doubled
         if found:
             self.counts.update(dropped=len(found.dropped), tools_dropped=found.tools_dropped, quoted=found.quoted,
-                               open_ended=found.open_ended)
+                               open_ended=found.open_ended, joined=found.joined)
             if found.dropped and self.first_dropped is None:
-                self.first_dropped = f"{place}, message {found.dropped[0]}"
+                self.first_dropped = f"{place}: {prepared.names[found.dropped[0]]}"
         if self.rows and not learnt:
             return
         self.counts["untaught"] += found.untaught if found else 0

@@ -19,7 +19,7 @@ from .show import described
 from .templates import DATE, parse_date
 
 # Version of what records become: parts of another one are not gone on with.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SHOWN_TEXT = 4000  # characters of a text that are encoded only to be shown
 
 
@@ -110,6 +110,7 @@ def warn(total, settings, outputs, pipeline):
              "records without any target: they are only read"),
             ("untaught", "answers are no targets: the chat template rewrites them once others follow"),
             ("dropped", f"messages or thoughts are not, or not whole, in what the chat template writes (the first: {first})"),
+            ("joined", "chats have content parts that the chat template does not take: it is given one text of them"),
             ("tools_dropped", "chats have tools that the chat template does not write"),
             ("quoted", "chats where the template writes arguments of calls, which are text, as a text within a text: write "
              "them as objects"),

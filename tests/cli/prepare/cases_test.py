@@ -66,7 +66,7 @@ class Cases(PrepareTest):
                 self.assertEqual(prepared.encoded.ids, self.transformers().apply_chat_template(record["messages"])["input_ids"])
         result = self.succeed(self.prepare(CASES / "answers" / "thought.jsonl"))
         self.assertIn("1 messages or thoughts are not, or not whole, in what the chat template writes", result.stderr)
-        self.assertIn("thought.jsonl, line 1, message 1", result.stderr)
+        self.assertIn("thought.jsonl, line 1: messages[1]", result.stderr)
 
     def test_a_text_is_encoded_once(self):
         self.folder("word-marks/tok")

@@ -197,6 +197,37 @@ class Formats(PrepareTest):
                   "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}?{% endif %}")
         self.refused(self.prepare(chat), "data.jsonl, line 1: messages[1]", "generation")
 
+    def test_answers_of_which_a_template_writes_nothing_are_refused(self):
+        loop = "{% for c in m.content %}{{ c.text }}{% endfor %}"
+        parts = "[{{ m.role }}]" + loop + "!"
+        marked = "[{{ m.role }}]{% generation %}" + loop + "!{% endgeneration %}"
+        no_calls, thoughts = "[{{ m.role }}]{{ m.content or '' }}<|endoftext|>", "[{{ m.role }}]{{ m.content.split('|')[-1] }}<|endoftext|>"
+        call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+        lists, other = 'messages[1]: the chat template writes nothing of this answer; it takes lists of parts: write each content as [{"type"', (
+            "messages[1]: the chat template writes nothing of this answer; give another template")
+        for each, answer, why in [(parts, ANSWER, lists), (marked, ANSWER, lists), ("[{{ m.role }}]!", ANSWER, other),
+                                  ("[{{ m.role }}]!", {**ANSWER, "content": [{"type": "text", "text": "yo"}]}, other),
+                                  (no_calls, call, other), (thoughts, {**ANSWER, "content": "hm|"}, other)]:
+            with self.subTest(each, answer=answer):
+                self.file("model/chat_template.jinja", f"{{% for m in messages %}}{each}{{% endfor %}}")
+                self.refused(self.prepare(self.records({"messages": [USER, answer]})), "data.jsonl, line 1: " + why)
+                # One that is not learnt, and thoughts beside an answer, are only counted.
+                self.succeed(self.prepare(self.records({"messages": [USER, {**answer, "weight": 0}]}, {"text": "a"})))
+                self.out.unlink(), self.out.with_suffix(".json").unlink(), self.out.with_suffix(".mask.bin").unlink()
+        for each, answer, dropped in [(no_calls, {**ANSWER, "thinking": "hm"}, [1]), (thoughts, {**ANSWER, "content": "hm|yo"}, [1]),
+                                      ("[{{ m.role }}]{{ m.content | upper }}!", {**ANSWER, "content": "yes"}, [0, 1]),
+                                      (no_calls, {**ANSWER, "tool_calls": [CALL]}, [1]), (no_calls, {**ANSWER, "content": " "}, [])]:
+            self.assertEqual(self.spans(f"{{% for m in messages %}}{each}{{% endfor %}}", USER, answer)[2], dropped)
+
+    def test_content_parts_that_a_template_does_not_take_are_told(self):
+        chat = {"messages": [{**USER, "content": [{"type": "text", "text": "hi"}]}, ANSWER]}
+        result = self.succeed(self.prepare(self.records(chat, {"messages": [USER, ANSWER]})))
+        self.assertIn("1 chats have content parts that the chat template does not take: it is given one text of them", result.stderr)
+        self.assertIn("[user]hi![assistant]yo!", self.text_and_targets()[0])
+        self.file("model/chat_template.jinja", "{{ raise_exception('no') }}{{ '' + messages[0].content }}")
+        self.out.unlink()
+        self.refused(self.prepare(self.records(chat)), "line 1: the chat template refuses the chat: no")
+
     def test_marks_decide_where_a_template_has_them(self):
         template = ("{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!"
                     "{% endgeneration %}{% else %}{{ m.content }}!{% endif %}{% endfor %}")
@@ -234,7 +265,7 @@ class Formats(PrepareTest):
         thoughts = {"messages": [USER, {**ANSWER, "reasoning_content": "deep"}], "tools": [CALL]}
         result = self.succeed(self.prepare(self.records({"messages": [USER, ANSWER]}, thoughts)))
         self.assertIn("1 messages or thoughts are not, or not whole", result.stderr)
-        self.assertIn("data.jsonl, line 2, message 1", result.stderr)
+        self.assertIn("data.jsonl, line 2: messages[1]", result.stderr)
         self.assertIn("1 chats have tools that the chat template does not write", result.stderr)
 
     def test_arguments_that_a_template_quotes_are_told(self):
