@@ -26,6 +26,7 @@ ROLES = {"human": "user", "user": "user", "prompter": "user", "usr": "user", "cu
          "system": "system", "developer": "developer",
          "tool": "tool", "observation": "tool", "tool_response": "tool", "function_response": "tool",
          "tool_output": "tool", "tool_result": "tool", "ipython": "ipython", "function": "function"}
+KNOWN_ROLES = tuple(dict.fromkeys(ROLES.values()))
 CALLS = ("function_call", "tool_call", "tool_calls")  # roles of an assistant that calls tools
 WEIGHTS = ("weight", "train", "training", "trainable", "loss")
 # Fields of a record that mean something that is not done here: why, and what to do.

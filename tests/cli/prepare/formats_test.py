@@ -138,6 +138,28 @@ class Formats(PrepareTest):
         self.assertEqual(mask[:6], [0, 0, 1, 1, 1, 1])
         self.assertIn("1 records left out: without any target", result.stderr)
         self.assertRegex(result.stderr, r"\d records cut at --row-length")
+        # Of the first record that is shown the cut too; and where no target is left, what to do.
+        self.assertNotIn("cut here", result.stdout)
+        chat = self.records({"prompt": "123456", "completion": "a+"}, {"text": "b"})
+        result = self.succeed(self.prepare("--layout", "rows", "--row-length", "7", chat))
+        self.assertIn("  TARGET  | a\n  (cut here by --row-length 7: 2 tokens behind it, 2 of them targets)\n", result.stdout)
+        result = self.succeed(self.prepare("--layout", "rows", "--row-length", "3", chat))
+        self.assertIn("  context | 123\n  (cut here by --row-length 3: 6 tokens behind it, 3 of them targets; without a target before it, "
+                      "the record is left out)\n", result.stdout)
+        self.assertIn("1 records left out: without any target, 1 of them as their targets stand beyond --row-length", result.stderr)
+        for path in self.root.glob("out.*"):
+            path.unlink()
+        self.refused(self.prepare("--layout", "rows", "--row-length", "3", self.records({"prompt": "123456", "completion": "a"})),
+                     "--row-length 3: no record has a target within it, and the longest record has 8 tokens; give a larger one")
+
+    def test_roles_that_no_one_knows_are_told(self):
+        chat = [USER, {"role": "asistant", "content": "b"}, {"role": "Narrator", "content": "c"}, ANSWER]
+        told = "2 messages have a role that is none of user assistant system developer tool ipython function: their text is context, never learnt "
+        for lines in ([{"messages": [USER, ANSWER]}, {"messages": chat}], [{"text": "a"}, {"messages": chat}]):
+            result = self.succeed(self.prepare(self.records(*lines)))
+            self.assertIn(f'{told}(the first: {self.root}/data.jsonl, line 2: messages[1], role "asistant")\n', result.stderr)
+            self.without_template() if self.model.joinpath("chat_template.jinja").exists() else None
+        self.assertNotIn("a role", self.succeed(self.prepare(self.records({"messages": [USER, ANSWER]}))).stderr)
 
     # -- what a template does with answers --------------------------------------------------------------------
 
