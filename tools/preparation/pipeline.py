@@ -25,7 +25,7 @@ class Pipeline:
     def __init__(self, tokenizer, end_token=None, no_end_token=False, special_tokens=True, form="auto", date=None):
         folder = TokenizerFolder(tokenizer)
         self.file, self.form, self.date = folder.file, form, date
-        self.tokenizer, self.new_tokens = load_tokenizer(folder)
+        self.tokenizer, self.new_tokens, self.overridden = load_tokenizer(folder)
         # Ids of tokenizer.json; tokens that only the folder's other files name come behind them.
         self.vocabulary = self.tokenizer.get_vocab_size(with_added_tokens=True) - len(self.new_tokens)
         self.end = None if no_end_token else find_end_token(self.tokenizer, folder, end_token, self.new_tokens)
@@ -42,7 +42,7 @@ class Pipeline:
     def facts(self):
         """Facts that tokens depend on, beside tokenizer.json itself, as JSON writes them."""
         return [self.end and self.end.id, self.encoder.before, self.encoder.after, self.encoder.added, self.sources,
-                self.special_tokens, self.form, self.date]
+                self.overridden, self.special_tokens, self.form, self.date]
 
     def prepare(self, raw, place):
         """The Prepared record of what inputs.records_of gives; refuses it by its place."""

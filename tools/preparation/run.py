@@ -123,6 +123,9 @@ def warn(total, settings, outputs, pipeline):
             ("doubled", "texts begin with the tokenizer's beginning token: it is not written twice")):
         if total[key]:
             print(f"{total[key]} {what}", file=sys.stderr)
+    for setting, value, before in pipeline.overridden:
+        print(f"{pipeline.file} has {json.dumps(before)} for {setting}, and tokenizer_config.json with its tokenizer_class "
+              f"{json.dumps(value)}, which is taken, as in transformers", file=sys.stderr)
     if pipeline.end is None and not settings.no_end_token and set(total["forms"]) - {"messages", "sharegpt"}:
         print("no end token: the tokenizer's folder names none, so nothing says where a text ends; name one with --end-token",
               file=sys.stderr)
