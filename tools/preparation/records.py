@@ -33,7 +33,7 @@ WEIGHTS = ("weight", "train", "training", "trainable", "loss")
 REFUSED = {
     "images": "pictures", "image": "pictures", "videos": "pictures", "video": "pictures", "audios": "sound", "audio": "sound",
     "chosen": "preferences", "rejected": "preferences", "chosen_messages": "preferences", "rejected_messages": "preferences",
-    "kto_tag": "preferences", "input_ids": "token ids", "loss_mask": "token ids",
+    "kto_tag": "preferences", "input_ids": "token ids", "loss_mask": "masks of tokens",
 }
 TEXTS = ("text", "input_text", "output_text")  # types of content parts
 
@@ -68,6 +68,11 @@ def recognise(record, place, wanted="auto"):
     if len(found) == 2 and found[1] == "text" and is_written_out(record, found[0]):
         found.pop()  # the column `text` of Alpaca's data: the same once more
     if not found:
+        holder = next((key for key, value in record.items() if isinstance(value, list) and value and
+                       isinstance(value[0], dict) and formats_of(value[0])), None)
+        if holder is not None:
+            raise Refusal(f"{place}: the records are a list in field {holder!r}; write that list alone: "
+                          f"jq '.[{json.dumps(holder)}]' FILE")
         raise Refusal(f'{place}: a record needs "messages", "conversations", "instruction" and "output", "prompt" and '
                       f'"completion", or "text"; this one has {fields(record)}')
     if len(found) > 1:

@@ -320,7 +320,9 @@ class Formats(PrepareTest):
                 ("tokenizer_config.json", "[" * 100000, "nested too deep"),
                 ("tokenizer_config.json", '{"chat_template": [{"name": "rag", "template": "x"}]}', "called default"),
                 ("tokenizer_config.json", '{"chat_template": 1}', "no text"), ("chat_template.jinja", b"\xff", "byte 0 is not UTF-8"),
-                ("chat_template.json", "", "not JSON")]:
+                ("chat_template.json", "", "not JSON"),
+                ("tokenizer_config.json", '{"eos_token": 5}', "model/tokenizer_config.json: eos_token: a token's text, or an object"),
+                ("special_tokens_map.json", '{"pad_token": {"id": 5}}', "model/special_tokens_map.json: pad_token: a token's text")]:
             path = self.file(f"model/{name}", content)
             self.refused(self.prepare(self.records(chat)), *words)
             path.unlink()
@@ -330,7 +332,7 @@ class Formats(PrepareTest):
         for template, *words in [
                 ("{% for %}", "TemplateSyntaxError"), ("{{ nothing.at.all }}", "line 1", "UndefinedError"),
                 ("{{ ''.__class__.__mro__ }}", "SecurityError"), ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
-                ("{{ 1 // 0 }}", "ZeroDivisionError"), ("{{ raise_exception('no\nline') }}", "refuses the chat: no line")]:
+                ("{{ 1 // 0 }}", "the chat template fails: ZeroDivisionError: "), ("{{ raise_exception('no\nline') }}", "refuses the chat: no line")]:
             self.file("model/chat_template.jinja", template)
             self.refused(self.prepare(chat), "the chat template", *words)
 
@@ -354,6 +356,7 @@ class Formats(PrepareTest):
                 ({"instruction": "a", "output": "b", "history": ["x"]}, "field history"),
                 ({"prompt": "a", "chosen": "b", "rejected": "c"}, "field chosen", "preferences"),
                 ({"text": "a", "images": ["x.png"]}, "field images", "pictures"), ({"input_ids": [1]}, "field input_ids", "token ids"),
+                ({"text": "a", "loss_mask": [1]}, "field loss_mask: masks of tokens"),
                 (chat(), "field messages", "a list of messages"), (chat("a"), "messages[0] is text"),
                 ({"messages": "a"}, "field messages", "a list of messages"), (chat({"content": "a"}), "messages[0].role is null"),
                 (chat(USER, {"role": "assistant"}), "messages[1].content is null"),
