@@ -21,6 +21,7 @@ Targets = namedtuple("Targets", "text spans marked untaught dropped tools_droppe
 
 # Contents that differ in their first and their last character.
 STAND_INS = ("qzjvkQ", "wxhbgW")
+CHANCE = 16  # characters below which an answer may be in a text by chance
 # A field of content parts that is in the text only where a template writes the parts themselves, rather than their texts.
 PROBE = "zqxjkvZ"
 
@@ -100,24 +101,24 @@ class Answers:
             return
         i = taught[-1]
         message = self.messages[i]
-        content, said = texts_in(message.get("content")), texts_of(message)
-        if not any(map(str.strip, content)) and not message.get("tool_calls"):
-            return
+        content = texts_in(message.get("content"))
+        said = [t for t in (*content, *map(tool_name, message.get("tool_calls") or [])) if isinstance(t, str) and t.strip()]
         own = [whole[slice(*span)] for j, span in spans if marked or j == i]
         text = "\n".join(own) if own else whole
-        if any(holds(text, [line]) for part in said for line in part.splitlines() if line.strip()):
+        seen = any(holds(text, [line]) for part in said for line in part.splitlines())
+        if not said or seen and sum(map(len, said)) >= CHANCE:
             return
         # It may be written in other letters: then not as an empty one is, nor as any other is.
         empty = self._with_content(self.messages, i, "")
         empty[i] = {key: value for key, value in empty[i].items() if key != "tool_calls"}
-        others = [self._text(self._with_content(self.messages, i, stand_in)) for stand_in in STAND_INS]
-        if self._text(empty) != whole and others[0] != others[1]:
+        others = {self._text(self._with_content(self.messages, i, stand_in)) for stand_in in STAND_INS}
+        if self._text(empty) != whole and (seen or len(others) > 1 or None in others):
             return
         where = self.chat.names[i]
         advice = "give another template, or leave such records out"
-        if not isinstance(message.get("content"), list):
+        if len(others) == 1 and not isinstance(message.get("content"), list):
             parts = [{**m, "content": [{"type": "text", "text": m.get("content") or ""}]} for m in self.messages]
-            if any(map(str.strip, content)) and holds(self._text(parts) or "", content):
+            if STAND_INS[0] in (self._text(self._with_content(parts, i, STAND_INS[0])) or ""):
                 advice = 'it takes lists of parts: write each content as [{"type": "text", "text": "..."}]'
         raise Refusal(f"{self.place}: {where}: the chat template writes nothing of this answer; {advice}")
 

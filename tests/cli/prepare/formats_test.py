@@ -228,6 +228,8 @@ class Formats(PrepareTest):
         lists, other = 'messages[1]: the chat template writes nothing of this answer; it takes lists of parts: write each content as [{"type"', (
             "messages[1]: the chat template writes nothing of this answer; give another template")
         for each, answer, why in [(parts, ANSWER, lists), (marked, ANSWER, lists), ("[{{ m.role }}]!", ANSWER, other),
+                                  ("[{{ m.role }}]!", {**ANSWER, "content": "a"}, other), ("[{{ m.role }}]{{ m.thinking }}!", {
+                                      **ANSWER, "thinking": "hm"}, other),
                                   ("[{{ m.role }}]!", {**ANSWER, "content": [{"type": "text", "text": "yo"}]}, other),
                                   (no_calls, call, other), (thoughts, {**ANSWER, "content": "hm|"}, other)]:
             with self.subTest(each, answer=answer):
@@ -289,6 +291,12 @@ class Formats(PrepareTest):
         self.assertIn("1 messages or thoughts are not, or not whole", result.stderr)
         self.assertIn("data.jsonl, line 2: messages[1]", result.stderr)
         self.assertIn("1 chats have tools that the chat template does not write", result.stderr)
+        # The message is named as it stands in the record.
+        for record, name in (({**thoughts, "system": "S"}, "messages[1]"), ({"prompt": [USER], "completion": thoughts["messages"][1:]},
+                                                                           "completion[0]"),
+                             ({"conversations": thoughts["messages"]}, "conversations[1]")):
+            result = self.succeed(self.prepare(self.records(record)))
+            self.assertIn(f"data.jsonl, line 1: {name})", result.stderr)
 
     def test_arguments_that_a_template_quotes_are_told(self):
         for arguments, told in (({"a": 1}, 0), ('{"a": 1}', 1)):
