@@ -57,18 +57,15 @@ def load_tokenizer(folder):
 def override(tokenizer, folder):
     """Sets what the class in tokenizer_config.json sets in transformers; returns (setting, value, that of tokenizer.json) of
     each that was another."""
-    from tokenizers import normalizers, pre_tokenizers
     name = folder.config.get("tokenizer_class")
     name = name.removesuffix("Fast") if isinstance(name, str) else ""
     changed = []
-    for classes, part, kind in ((PREFIX_SPACE, tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel),
-                                (BERT, tokenizer.normalizer, normalizers.BertNormalizer)):
-        if not isinstance(part, kind):
-            continue
-        for setting, default in classes.get(name, {}).items():
+    for classes, holder, kind in ((PREFIX_SPACE, "pre_tokenizer", "ByteLevel"), (BERT, "normalizer", "BertNormalizer")):
+        part = getattr(tokenizer, holder) if name in classes else None
+        for setting, default in classes[name].items() if type(part).__name__ == kind else ():
             own = OWN_NAMES.get(setting, setting)
             value, before = folder.config.get(setting, default), getattr(part, own)
-            if value not in (True, False) and (value, default) != (None, None):
+            if not isinstance(value, bool) and (value, default) != (None, None):
                 raise Refusal(f"{folder.path / 'tokenizer_config.json'}: {setting}: true or false was expected; mend it")
             setattr(part, own, value)
             # Accents that nothing is said of are stripped where letters are lowered.
