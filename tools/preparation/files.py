@@ -11,6 +11,7 @@ DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json"}
 # Suffixes of files of records, each perhaps followed by one of COMPRESSIONS; in lower case.
 LINES = (".jsonl", ".ndjson", ".json")
 TABLES = (".parquet", ".arrow", ".feather")
+VALUES = (".csv", ".tsv")  # tables that are not read
 COMPRESSIONS = (".gz", ".zst")
 
 
@@ -105,6 +106,8 @@ def find_inputs(names, outputs):
     outputs.refuse_files_of_others()
     found, left_out = [], LeftOut()
     for path in paths:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise Refusal(f"{path}: not a regular file; write what it gives to a file, and name that")
         if not path.is_file() and not path.is_dir():
             raise Refusal(f"{path}: no such file or folder; check the name")
         if is_own(path):

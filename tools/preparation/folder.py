@@ -55,6 +55,13 @@ class TokenizerFolder:
         self.path = self.file.parent
         self.config = object_in(self.path / "tokenizer_config.json")
         self.map = object_in(self.path / "special_tokens_map.json")
+        for name, content in (("tokenizer_config.json", self.config), ("special_tokens_map.json", self.map)):
+            for key in NAMED:
+                token = content.get(key)
+                text = token.get("content") if isinstance(token, dict) else token
+                if not isinstance(text, str) and token is not None:
+                    raise Refusal(f"{self.path / name}: {key}: a token's text, or an object with its content, was expected; "
+                                  "mend it")
 
     def special_tokens(self):
         """Special tokens by name, as transformers gives them to templates: those that are null are not there."""

@@ -6,11 +6,12 @@ end, Parquet files in their row groups; every other file is one part.
 import contextlib
 import json
 import re
+import sys
 from collections import namedtuple
 
 from .compression import is_compressed, opened
 from .errors import Refusal
-from .files import TABLES, holds_records, stem_of
+from .files import TABLES, VALUES, holds_records, stem_of
 from .tables import row_groups, rows_before, table_records
 
 # kind: "text", "lines", "document" (of JSON), "parquet" or "arrow". begin, end: bytes of the file, of "parquet" row groups; an
@@ -19,7 +20,7 @@ Part = namedtuple("Part", "file kind begin end size")
 
 HEAD = 1 << 12  # bytes in which a file's kind is looked for
 BINARY = [  # (offset, bytes, what it is, what to do)
-    (0, b"\x93NUMPY", "an array of NumPy", "ids are trained on as a .bin: array.tofile('NAME.bin')"),
+    (0, b"\x93NUMPY", "an array of NumPy", "token ids are trained on as they are: tandem train --data NAME.npy"),
     (0, b"MMIDIDX\0", "an index of Megatron's", "name the text that it was made of"),
     (0, b"PK\x03\x04", "a zip archive", "unpack it and name what is in it"),
     (0, b"%PDF", "a PDF", "extract its text first"),
@@ -124,6 +125,10 @@ def kind_of(path):
     """Kind of a file by name and first bytes, with refusals of what is read as none. No name beside a .bin ends in .idx."""
     name = str(path)
     stem = stem_of(path)
+    if stem.endswith(VALUES):
+        tabs = ", sep='\\t'" if stem.endswith(".tsv") else ""
+        raise Refusal(f"{name}: a table of values, and records are read from JSON lines and Parquet; convert it: "
+                      f"pandas.read_csv('{path.name}'{tabs}).to_json('NAME.jsonl', orient='records', lines=True)")
     if stem.endswith(".parquet"):
         return "parquet"
     if stem.endswith(TABLES):
@@ -209,21 +214,43 @@ def line_records(part):
                 yield place, parse(place, text_of(place, line, begin))
 
 
+class DoubledKey(Exception):
+    """A key that stands twice in one object of JSON."""
+
+
+def object_of(pairs):
+    """An object of JSON by its keys and values; of a key that stands twice Python would take the last one."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise DoubledKey(next(key for key in keys if keys.count(key) > 1)[:40])
+    return found
+
+
+def refuse_json(error, place, what):
+    """The Refusal of a record for what the module json threw. `what`: for an error of syntax, with {} in the place of it."""
+    if isinstance(error, RecursionError):
+        return Refusal(f"{place}: its JSON is nested too deep; leave that record out")
+    if isinstance(error, DoubledKey):
+        return Refusal(f"{place}: the key {json.dumps(str(error))} stands twice in one object; leave one of them out")
+    if "integer string conversion" in str(error):
+        return Refusal(f"{place}: a number of more than {sys.get_int_max_str_digits()} digits; write it as text")
+    return Refusal(f"{place}: " + what.format(error))
+
+
 def parse(place, text):
     """The value that a line of JSON holds."""
     try:
-        return json.loads(text)
-    except RecursionError:
-        raise Refusal(f"{place}: its JSON is nested too deep; leave that record out") from None
-    except ValueError as error:
-        raise Refusal(f"{place}: not a line of JSON ({error}); each line holds one record, {{...}}") from None
+        return json.loads(text, object_pairs_hook=object_of)
+    except (RecursionError, DoubledKey, ValueError) as error:
+        raise refuse_json(error, place, "not a line of JSON ({}); each line holds one record, {{...}}") from None
 
 
 def document_records(part):
     """Records of a JSON document: the entries of an array, or objects one after another."""
     with opened(part.file) as stream:
         text = text_of(part.file, stream.read()).removeprefix("\ufeff")
-    decoder, at, in_array = json.JSONDecoder(), 0, False
+    decoder, at, in_array = json.JSONDecoder(object_pairs_hook=object_of), 0, False
     number, line, counted = 0, 1, 0
     try:
         while True:
@@ -249,9 +276,8 @@ def document_records(part):
                     at += 1
                 elif text[at:at + 1] != "]":
                     raise ValueError(f"no comma after record {number}")
-    except RecursionError:
-        raise Refusal(f"{part.file}, line {line} (record {number}): its JSON is nested too deep; leave that record "
-                      "out") from None
+    except (RecursionError, DoubledKey) as error:
+        raise refuse_json(error, Place(part, line, number), "") from None
     except ValueError as error:
         where = f"{part.file}, line {getattr(error, 'lineno', line + text.count(chr(10), counted, at))}"
-        raise Refusal(f"{where}: not JSON ({error}); mend it there") from None
+        raise refuse_json(error, where, "not JSON ({}); mend it there") from None

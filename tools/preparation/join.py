@@ -82,6 +82,9 @@ def add_part(folder, index, held_out, first, files, whole):
 
 def build(folder, count, outputs, total, layout, row_length, share, pipeline):
     """Writes all outputs into the work folder, from its parts. Returns a description of each."""
+    if total["tokens"] == 0 and total["cut_off"]:
+        raise Refusal(f"--row-length {row_length}: no record has a target within it, and the longest record has "
+                      f"{total['uncut']} tokens; give a larger one, or shorter records")
     if total["tokens"] == 0:
         raise Refusal("no tokens: the inputs are empty, or no record has a target; give others")
     held_out = chosen_for_validation(total["records"], share)

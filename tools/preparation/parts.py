@@ -13,9 +13,12 @@ from pathlib import Path
 from .errors import Fault, Refusal, WriteFailure, fault_of, flush, writing
 from .inputs import records_of
 from .pipeline import Pipeline
+from .records import KNOWN_ROLES
 
-COUNTS = ("tokens", "records", "targets", "cut", "without_target", "untaught", "dropped", "tools_dropped", "quoted",
-          "open_ended", "doubled")
+COUNTS = ("tokens", "records", "targets", "cut", "cut_off", "without_target", "untaught", "dropped", "unknown_roles",
+          "tools_dropped", "quoted", "open_ended", "joined", "doubled")
+LARGEST = ("longest", "uncut", "largest")  # kept and whole records in tokens, and the largest id
+FIRST = ("first_dropped", "first_unknown_role")  # places of the first messages of which something is told
 
 FORK = multiprocessing.get_context("fork")  # a worker has the main process's modules, and its copies of pipes to close
 worker = {}
@@ -97,24 +100,31 @@ class PartFiles:
     def __init__(self, rows, row_length):
         self.rows, self.row_length = rows, row_length
         self.ids, self.mask, self.lengths = array.array("I"), bytearray(), array.array("I")
-        self.counts, self.forms, self.first_dropped = Counter(), Counter(), None
+        self.counts, self.forms, self.first, self.uncut = Counter(), Counter(), dict.fromkeys(FIRST), 0
 
     def add(self, prepared, place):
         """Takes a Prepared record; counts it, and leaves it out where a row would have no target."""
         ids, mask, found = prepared.encoded.ids, prepared.encoded.mask, prepared.targets
         self.forms[prepared.form] += 1
+        self.uncut = max(self.uncut, len(ids))
+        whole = mask
         if self.rows:
             longest = self.row_length or len(ids)
             self.counts["cut"] += len(ids) > longest
             ids, mask = ids[:longest], mask[:longest]
         learnt = any(mask[1:]) if self.rows else any(mask)
         self.counts["without_target"] += not learnt
+        self.counts["cut_off"] += self.rows and not learnt and any(whole[1:])
+        for role, name in zip(prepared.roles, prepared.names):
+            if role not in KNOWN_ROLES:
+                self.counts["unknown_roles"] += 1
+                self.first["first_unknown_role"] = self.first["first_unknown_role"] or f"{place}: {name}, role {json.dumps(role)}"
         self.counts["doubled"] += prepared.encoded.doubled
         if found:
             self.counts.update(dropped=len(found.dropped), tools_dropped=found.tools_dropped, quoted=found.quoted,
-                               open_ended=found.open_ended)
-            if found.dropped and self.first_dropped is None:
-                self.first_dropped = f"{place}, message {found.dropped[0]}"
+                               open_ended=found.open_ended, joined=found.joined)
+            if found.dropped and not self.first["first_dropped"]:
+                self.first["first_dropped"] = f"{place}: {prepared.names[found.dropped[0]]}"
         if self.rows and not learnt:
             return
         self.counts["untaught"] += found.untaught if found else 0
@@ -126,7 +136,7 @@ class PartFiles:
         """Writes the files; the description last, which makes the part count."""
         self.counts.update(tokens=len(self.ids), records=len(self.lengths), targets=sum(self.mask))
         done = {**{key: self.counts[key] for key in COUNTS}, "longest": max(self.lengths, default=0),
-                "largest": max(self.ids, default=0), "forms": dict(self.forms), "first_dropped": self.first_dropped}
+                "uncut": self.uncut, "largest": max(self.ids, default=0), "forms": dict(self.forms), **self.first}
         with writing(base.parent):
             flush(f"{base}.ids", self.ids.tobytes())
             flush(f"{base}.mask", bytes(self.mask))
@@ -175,12 +185,11 @@ def make_parts(folder, parts, options, workers, signals):
 
 
 def totals(folder, count):
-    """Sums over the descriptions of all parts, the longest record, and the first message that a template drops."""
+    """Sums and maxima over the descriptions of all parts, and the first of FIRST in them."""
     done = [json.loads((folder / f"{i:06}.json").read_text()) for i in range(count)]
     forms = Counter()
     for part in done:
         forms.update(part["forms"])
     return {**{key: sum(part[key] for part in done) for key in COUNTS},
-            "longest": max((part["longest"] for part in done), default=0),
-            "largest": max((part["largest"] for part in done), default=0), "forms": dict(forms),
-            "first_dropped": next((part["first_dropped"] for part in done if part["first_dropped"]), None)}
+            **{key: max((part[key] for part in done), default=0) for key in LARGEST}, "forms": dict(forms),
+            **{key: next((part[key] for part in done if part[key]), None) for key in FIRST}}

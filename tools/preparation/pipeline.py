@@ -3,7 +3,7 @@ from collections import namedtuple
 
 from .errors import Refusal
 from .folder import TokenizerFolder
-from .records import Chat, Text, normalise
+from .records import Chat, Text, normalise, with_joined_parts
 from .targets import Answers
 from .templates import REASONING, ChatTemplate
 from .tokens import Encoder, find_end_token, load_tokenizer
@@ -11,9 +11,9 @@ from .tokens import Encoder, find_end_token, load_tokenizer
 # Text before and behind each content of a chat, where the tokenizer brings no template.
 HEADER, BEHIND = "<|{role}|>\n", "\n"
 
-# form: one of FORMATS. text: what was encoded. roles: of a chat's messages. encoded: an Encoded. targets: of a chat that a
-# template wrote, else None.
-Prepared = namedtuple("Prepared", "form text roles encoded targets")
+# form: one of FORMATS. text: what was encoded. roles, names: of a chat's messages, and where each stands in the record.
+# encoded: an Encoded. targets: of a chat that a template wrote, else None.
+Prepared = namedtuple("Prepared", "form text roles names encoded targets")
 
 
 class Pipeline:
@@ -25,7 +25,7 @@ class Pipeline:
     def __init__(self, tokenizer, end_token=None, no_end_token=False, special_tokens=True, form="auto", date=None):
         folder = TokenizerFolder(tokenizer)
         self.file, self.form, self.date = folder.file, form, date
-        self.tokenizer, self.new_tokens = load_tokenizer(folder)
+        self.tokenizer, self.new_tokens, self.overridden = load_tokenizer(folder)
         # Ids of tokenizer.json; tokens that only the folder's other files name come behind them.
         self.vocabulary = self.tokenizer.get_vocab_size(with_added_tokens=True) - len(self.new_tokens)
         self.end = None if no_end_token else find_end_token(self.tokenizer, folder, end_token, self.new_tokens)
@@ -42,21 +42,21 @@ class Pipeline:
     def facts(self):
         """Facts that tokens depend on, beside tokenizer.json itself, as JSON writes them."""
         return [self.end and self.end.id, self.encoder.before, self.encoder.after, self.encoder.added, self.sources,
-                self.special_tokens, self.form, self.date]
+                self.overridden, self.special_tokens, self.form, self.date]
 
     def prepare(self, raw, place):
         """The Prepared record of what inputs.records_of gives; refuses it by its place."""
         form, record = normalise(raw, place, self.form, bool(self.sources))
         if isinstance(record, Text):
-            return Prepared(form, record.text, [], self.encoder.text(record.text, place), None)
+            return Prepared(form, record.text, [], [], self.encoder.text(record.text, place), None)
+        roles, names = ([m["role"] for m in record.messages], record.names) if isinstance(record, Chat) else ([], [])
         if isinstance(record, Chat) and self.template():
             found = Answers(self.template(), record, place, self.encoder.added).find()
             encoded = self.encoder.chat(found.text, place, found.spans, found.marked)
-            return Prepared(form, found.text, [m["role"] for m in record.messages], encoded, found)
-        roles = [m["role"] for m in record.messages] if isinstance(record, Chat) else []
+            return Prepared(form, found.text, roles, names, encoded, found)
         pieces = plain_chat(record, place) if isinstance(record, Chat) else record.pieces
         text, spans = joined(pieces)
-        return Prepared(form, text, roles, self.encoder.text(text, place, spans, pieces[-1][1]), None)
+        return Prepared(form, text, roles, names, self.encoder.text(text, place, spans, pieces[-1][1]), None)
 
 
 def joined(pieces):
@@ -76,10 +76,10 @@ def plain_chat(chat, place):
             raise Refusal(f"{place}: field {name}: the tokenizer brings no chat template to write them; give one that does, or "
                           "leave such records out")
     pieces = []
-    for i, (message, trained) in enumerate(zip(chat.messages, chat.trained)):
+    for message, where, trained in zip(map(with_joined_parts, chat.messages), chat.names, chat.trained):
         for name in ("tool_calls", *REASONING):
             if message.get(name):
-                raise Refusal(f"{place}: messages[{i}].{name}: the tokenizer brings no chat template to write them; give one "
+                raise Refusal(f"{place}: {where}.{name}: the tokenizer brings no chat template to write them; give one "
                               "that does, or leave such records out")
         pieces.append((HEADER.format(role=message["role"]), False))
         pieces.append((message["content"] + BEHIND, trained))

@@ -14,9 +14,10 @@ FORMATS = ("auto", "sharegpt", "alpaca", "messages", "prompt", "text")
 Text = namedtuple("Text", "text")
 # pieces: (text, whether it is learnt), in order.
 Prompt = namedtuple("Prompt", "pieces")
-# messages: as transformers takes them. trained: whether each is learnt, where it is the assistant's. tools, documents: lists
-# or None. variables: more that the record gives to the template.
-Chat = namedtuple("Chat", "messages trained tools documents variables")
+# messages: as transformers takes them; a content may be a list of parts. names: where each stands in the record, such as
+# messages[0]. trained: whether each is learnt, where it is the assistant's. tools, documents: lists or None. variables: more
+# that the record gives to the template.
+Chat = namedtuple("Chat", "messages names trained tools documents variables")
 
 # Spellings of roles, in lower case; in `messages` a role that is not here is left to the template.
 ROLES = {"human": "user", "user": "user", "prompter": "user", "usr": "user", "customer": "user",
@@ -25,13 +26,14 @@ ROLES = {"human": "user", "user": "user", "prompter": "user", "usr": "user", "cu
          "system": "system", "developer": "developer",
          "tool": "tool", "observation": "tool", "tool_response": "tool", "function_response": "tool",
          "tool_output": "tool", "tool_result": "tool", "ipython": "ipython", "function": "function"}
+KNOWN_ROLES = tuple(dict.fromkeys(ROLES.values()))
 CALLS = ("function_call", "tool_call", "tool_calls")  # roles of an assistant that calls tools
 WEIGHTS = ("weight", "train", "training", "trainable", "loss")
 # Fields of a record that mean something that is not done here: why, and what to do.
 REFUSED = {
     "images": "pictures", "image": "pictures", "videos": "pictures", "video": "pictures", "audios": "sound", "audio": "sound",
     "chosen": "preferences", "rejected": "preferences", "chosen_messages": "preferences", "rejected_messages": "preferences",
-    "kto_tag": "preferences", "input_ids": "token ids", "loss_mask": "token ids",
+    "kto_tag": "preferences", "input_ids": "token ids", "loss_mask": "masks of tokens",
 }
 TEXTS = ("text", "input_text", "output_text")  # types of content parts
 
@@ -66,6 +68,11 @@ def recognise(record, place, wanted="auto"):
     if len(found) == 2 and found[1] == "text" and is_written_out(record, found[0]):
         found.pop()  # the column `text` of Alpaca's data: the same once more
     if not found:
+        holder = next((key for key, value in record.items() if isinstance(value, list) and value and
+                       isinstance(value[0], dict) and formats_of(value[0])), None)
+        if holder is not None:
+            raise Refusal(f"{place}: the records are a list in field {holder!r}; write that list alone: "
+                          f"jq '.[{json.dumps(holder)}]' FILE")
         raise Refusal(f'{place}: a record needs "messages", "conversations", "instruction" and "output", "prompt" and '
                       f'"completion", or "text"; this one has {fields(record)}')
     if len(found) > 1:
@@ -142,7 +149,7 @@ def prompt(record, place):
         first, second = chat(record, given, "prompt", place), chat({}, answer, "completion", place)
         # Answers of the prompt are read only.
         trained = [False] * len(first.messages) + second.trained
-        return first._replace(messages=first.messages + second.messages, trained=trained)
+        return first._replace(messages=first.messages + second.messages, names=first.names + second.names, trained=trained)
     if isinstance(given, list) != isinstance(answer, list):
         raise Refusal(f"{place}: prompt is {described(given)}, completion is {described(answer)}; write both as text, or both "
                       "as messages")
@@ -164,9 +171,12 @@ def alpaca(record, place, templated):
     if templated:
         pairs = [*history, (f"{instruction}\n{more}" if more else instruction, output)]
         messages = [{"role": "system", "content": system}] if system else []
-        for question, answer in pairs:
+        names = ["system"] if system else []
+        for number, (question, answer) in enumerate(pairs):
             messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        return chat({"tools": record.get("tools")}, messages, "messages", place)
+            turn = f"history[{number}]"
+            names += [f"{turn}[0]", f"{turn}[1]"] if number < len(history) else ["instruction", "output"]
+        return chat({"tools": record.get("tools")}, messages, "messages", place)._replace(names=names)
     if record.get("tools"):
         raise Refusal(f"{place}: field tools: the tokenizer brings no chat template to write them; give one that does")
     pieces, turns = [], [*((question, "", answer) for question, answer in history), (instruction, more, output)]
@@ -186,13 +196,14 @@ def chat(record, messages, name, place):
         raise Refusal(f"{place}: field {name}: a list of messages was expected; write "
                       '[{"role": "user", "content": "..."}, ...]')
     taken = [message_of(m, f"{name}[{i}]", place) for i, m in enumerate(messages)]
-    trained = [t for _, t in taken]
+    names, trained = [f"{name}[{i}]" for i in range(len(taken))], [t for _, t in taken]
     taken = [m for m, _ in taken]
     system = record.get("system")
     if system:
         if taken[0]["role"] == "system":
             raise Refusal(f"{place}: field system beside a message of the system; leave one of them out")
         taken.insert(0, {"role": "system", "content": string(system, "system", place)})
+        names.insert(0, "system")
         trained.insert(0, False)
     variables = record.get("chat_template_kwargs") or {}
     if not isinstance(variables, dict) or {"messages", "tools", "documents", "add_generation_prompt"} & set(variables):
@@ -200,7 +211,7 @@ def chat(record, messages, name, place):
     if record.get("functions"):
         raise Refusal(f"{place}: field functions: an older form of tools; write it as tools")
     tools, documents = (objects(record.get(name), name, place) for name in ("tools", "documents"))
-    return Chat(taken, trained, tools, documents, variables)
+    return Chat(taken, names, trained, tools, documents, variables)
 
 
 def objects(value, name, place):
@@ -283,7 +294,7 @@ def tool_name(call):
 
 
 def refuse_parts(message, name, place):
-    """Makes one text of content parts; refuses contents that are none, and calls that are not lists."""
+    """Refuses contents that are no text, nor a list of parts that are, and calls that are not lists."""
     if message.get("function_call") is not None:
         if message.get("tool_calls"):
             raise Refusal(f"{place}: {name} has function_call and tool_calls; leave one of them out")
@@ -302,7 +313,8 @@ def refuse_parts(message, name, place):
             raise Refusal(f"{place}: {name}.{field} is not learnt; leave such records out")
     content = message.get("content")
     if isinstance(content, list):
-        message["content"] = "".join(part_text(part, f"{name}.content[{i}]", place) for i, part in enumerate(content))
+        for i, part in enumerate(content):
+            refuse_part(part, f"{name}.content[{i}]", place)
     elif content is None and not message.get("tool_calls"):
         if not any(message.get(key) for key in REASONING):
             raise Refusal(f"{place}: {name}.content is null; write a text there, or leave the message out")
@@ -310,12 +322,21 @@ def refuse_parts(message, name, place):
         raise Refusal(f"{place}: {name}.content is {described(content)}; write it as text")
 
 
-def part_text(part, name, place):
-    """Text of a content part."""
-    if isinstance(part, str):
-        return part
+def refuse_part(part, name, place):
+    """Refuses a content part that is no text."""
     kind = part.get("type", "text") if isinstance(part, dict) else None
-    if kind in TEXTS and isinstance(part.get("text"), str):
-        return part["text"]
+    if isinstance(part, str) or kind in TEXTS and isinstance(part.get("text"), str):
+        return
     what = f"of type {kind}" if isinstance(kind, str) else described(part)
     raise Refusal(f"{place}: {name} is {what}; only text is learnt: leave such records out")
+
+
+def texts_in(content):
+    """Texts of a message's content, which is a text, a list of parts, or None."""
+    parts = content if isinstance(content, list) else [content or ""]
+    return [part if isinstance(part, str) else part["text"] for part in parts]
+
+
+def with_joined_parts(message):
+    """A message with its content parts as one text."""
+    return {**message, "content": "".join(texts_in(message["content"]))} if isinstance(message.get("content"), list) else message

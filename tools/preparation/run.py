@@ -15,11 +15,12 @@ from .join import build, masked
 from .outputs import Outputs
 from .parts import make_parts, totals
 from .pipeline import Pipeline
+from .records import KNOWN_ROLES
 from .show import described
 from .templates import DATE, parse_date
 
 # Version of what records become: parts of another one are not gone on with.
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SHOWN_TEXT = 4000  # characters of a text that are encoded only to be shown
 
 
@@ -82,7 +83,7 @@ def shown(raw):
     return raw, False
 
 
-def preview(parts, pipeline, count):
+def preview(parts, pipeline, count, row_length):
     """Tells the end token, what was recognised, and the first records as the model will see them. Refuses the first ones
     where they cannot be prepared, before any work."""
     if pipeline.end is not None:
@@ -95,7 +96,7 @@ def preview(parts, pipeline, count):
         if number == 0:
             template = "by the tokenizer's chat template" if prepared.targets else "without a chat template"
             tell(f"recognised: {prepared.form}" + (f", written {template}" if prepared.roles else ""))
-        for line in described(prepared, place, pipeline.tokenizer) if number < count else ():
+        for line in described(prepared, place, pipeline.tokenizer, row_length) if number < count else ():
             tell(line)
         if cut and number < count:
             tell(f"  (its first {SHOWN_TEXT} characters)")
@@ -103,13 +104,17 @@ def preview(parts, pipeline, count):
 
 def warn(total, settings, outputs, pipeline):
     """Tells on standard error what became of records otherwise than one may think."""
-    first = total["first_dropped"]
+    first, strange = total["first_dropped"], total["first_unknown_role"]
+    cut_off = f", {total['cut_off']} of them as their targets stand beyond --row-length" if total["cut_off"] else ""
     for key, what in (
             ("cut", "records cut at --row-length"),
-            ("without_target", "records left out: without any target" if settings.layout == "rows" else
+            ("without_target", f"records left out: without any target{cut_off}" if settings.layout == "rows" else
              "records without any target: they are only read"),
             ("untaught", "answers are no targets: the chat template rewrites them once others follow"),
             ("dropped", f"messages or thoughts are not, or not whole, in what the chat template writes (the first: {first})"),
+            ("unknown_roles", f"messages have a role that is none of {' '.join(KNOWN_ROLES)}: their text is context, never learnt "
+             f"(the first: {strange})"),
+            ("joined", "chats have content parts that the chat template does not take: it is given one text of them"),
             ("tools_dropped", "chats have tools that the chat template does not write"),
             ("quoted", "chats where the template writes arguments of calls, which are text, as a text within a text: write "
              "them as objects"),
@@ -118,6 +123,9 @@ def warn(total, settings, outputs, pipeline):
             ("doubled", "texts begin with the tokenizer's beginning token: it is not written twice")):
         if total[key]:
             print(f"{total[key]} {what}", file=sys.stderr)
+    for setting, value, before in pipeline.overridden:
+        print(f"{pipeline.file} has {json.dumps(before)} for {setting}, and tokenizer_config.json with its tokenizer_class "
+              f"{json.dumps(value)}, which is taken, as in transformers", file=sys.stderr)
     if pipeline.end is None and not settings.no_end_token and set(total["forms"]) - {"messages", "sharegpt"}:
         print("no end token: the tokenizer's folder names none, so nothing says where a text ends; name one with --end-token",
               file=sys.stderr)
@@ -137,7 +145,7 @@ def prepare(settings, signals):
     pipeline = Pipeline(**settings.pipeline())
     parts = parts_of(paths, settings.part_bytes)
     left_out.say()
-    preview(parts, pipeline, settings.show)
+    preview(parts, pipeline, settings.show, settings.row_length)
     command = fingerprint(settings, paths, pipeline)[:16]
     with outputs.work_folder(command, signals) as folder:
         options = {"pipeline": settings.pipeline(), "folder": str(folder), "rows": settings.layout == "rows",

@@ -20,10 +20,11 @@ def shortened(text):
     return f"{text[:half]} [... {len(text) - LONGEST} characters ...] {text[-half:]}"
 
 
-def stretches(prepared, tokenizer):
-    """(whether it is learnt, text) of runs of tokens with the same mask; tokens that stand for no text are written by name."""
+def stretches(prepared, tokenizer, longest):
+    """(whether it is learnt, text) of runs of the first `longest` tokens with the same mask; tokens that stand for no text are
+    written by name."""
     encoded, at = prepared.encoded, 0
-    tokens = zip(encoded.ids, encoded.mask, encoded.offsets)
+    tokens = itertools.islice(zip(encoded.ids, encoded.mask, encoded.offsets), longest)
     for learnt, run in itertools.groupby(tokens, key=lambda token: token[1]):
         pieces = []
         for i, _, (begin, end) in run:
@@ -35,12 +36,16 @@ def stretches(prepared, tokenizer):
         yield bool(learnt), "".join(pieces)
 
 
-def described(prepared, place, tokenizer):
-    """Lines that show a record: the format, how many tokens, and each stretch as context or as TARGET."""
+def described(prepared, place, tokenizer, row_length=None):
+    """Lines that show a record: the format, how many tokens, each stretch as context or as TARGET, and where rows cut it."""
     encoded = prepared.encoded
     roles = f", roles {' '.join(dict.fromkeys(prepared.roles))}" if prepared.roles else ""
     yield (f"{place}: {prepared.form}{roles}: {len(encoded.ids)} tokens, {sum(encoded.mask)} of them targets")
-    for learnt, text in stretches(prepared, tokenizer):
+    for learnt, text in stretches(prepared, tokenizer, row_length):
         label = "TARGET " if learnt else "context"
         for number, line in enumerate(visible(shortened(text)).removesuffix("\n").split("\n")):
             yield f"  {label if number == 0 else ' ' * len(label)} | {line}"
+    beyond = encoded.mask[row_length:] if row_length else []
+    if beyond:
+        left = "" if any(encoded.mask[1:row_length]) else "; without a target before it, the record is left out"
+        yield f"  (cut here by --row-length {row_length}: {len(beyond)} tokens behind it, {sum(beyond)} of them targets{left})"

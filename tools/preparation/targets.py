@@ -3,22 +3,27 @@
 Where an answer stands is told by the template's {% generation %} blocks, which are taken as transformers takes them; without
 them by growing prefixes of the chat, compared by character; where a prefix is not what the whole begins with, by stand-ins
 in the place of the answer's content. An answer that is not found ends with a refusal, or, where the template rewrites it
-once others follow, is no target.
+once others follow, is no target. So does a last answer of which the template writes nothing.
 """
 import json
 from collections import namedtuple
 
 from .errors import Refusal
+from .records import texts_in, with_joined_parts
 from .templates import REASONING, TemplateFailure
 
 # text: the whole chat. spans: targets in characters. marked: whether the template marks them. untaught: answers that are
 # no targets as the template rewrites them. dropped: indices of messages whose text is not, or not whole, in the text.
 # tools_dropped: whether no tool is named in it. quoted: whether arguments of a call, which are a text of JSON, are in it as a
-# text within a text. open_ended: whether the template's marks leave out an end-of-turn token.
-Targets = namedtuple("Targets", "text spans marked untaught dropped tools_dropped quoted open_ended")
+# text within a text. open_ended: whether the template's marks leave out an end-of-turn token. joined: whether content parts
+# were given to the template as one text, as it takes no lists of them.
+Targets = namedtuple("Targets", "text spans marked untaught dropped tools_dropped quoted open_ended joined")
 
 # Contents that differ in their first and their last character.
 STAND_INS = ("qzjvkQ", "wxhbgW")
+CHANCE = 16  # characters below which an answer may be in a text by chance
+# A field of content parts that is in the text only where a template writes the parts themselves, rather than their texts.
+PROBE = "zqxjkvZ"
 
 
 def common(one, other):
@@ -40,27 +45,91 @@ class Answers:
 
     def __init__(self, template, chat, place, added):
         self.template, self.chat, self.place, self.added = template, chat, place, added
-        self.messages = chat.messages
+        self.messages, self.joined = chat.messages, False
         self.indices = [i for i, m in enumerate(self.messages) if m["role"] == "assistant"]
 
     def find(self):
         """The Targets of the chat."""
-        try:
-            whole = self.template.write(self.chat, self.messages, tracked=True)
-        except TemplateFailure as error:
-            raise Refusal(f"{self.place}: the chat template {error}") from None
+        whole = self._whole()
         marked = self.template.marks_answers(self.chat) and whole.spans is not None
         if marked:
             spans, untaught = self._marked(whole.spans)
         else:
             spans, untaught = self._by_prefixes(whole.text)
+        self._refuse_unwritten(whole.text, spans, marked)
         taught = [span for i, span in spans if self.chat.trained[i]]
         dropped = dropped_messages(self.messages, whole.text, dict(spans) if not marked else {})
         named = any(name in whole.text for name in map(tool_name, self.chat.tools or []) if name)
         tools_dropped = bool(self.chat.tools) and not named
         open_ended = marked and any(self._is_open_ended(whole.text, *span) for span in taught)
         quoted = any(json.dumps(a, ensure_ascii=False) in whole.text for m in self.messages for a in arguments_of(m))
-        return Targets(whole.text, taught, marked, untaught, dropped, tools_dropped, quoted, open_ended)
+        return Targets(whole.text, taught, marked, untaught, dropped, tools_dropped, quoted, open_ended,
+                       self.joined)
+
+    def _whole(self):
+        """The Rendered chat. Content parts are given to the template as they are, as transformers gives them; to one that does
+        not take them as one text, and `messages` are such from then on."""
+        whole, why = self._tried(self.messages)
+        lists = [m["content"] for m in self.messages if isinstance(m.get("content"), list)]
+        if lists and (whole is None or self._writes_parts() or written(lists, whole.text) < len(lists)):
+            joined = list(map(with_joined_parts, self.messages))
+            other, why_joined = self._tried(joined)
+            if whole is None or self._writes_parts() or other and written(lists, other.text) > written(lists, whole.text):
+                # Of two failures the one that the template's author wrote says more.
+                whole, why = other, why if (why or "").startswith("refuses") else why_joined
+                self.messages, self.joined = joined, True
+        if whole is None:
+            raise Refusal(f"{self.place}: the chat template {why}")
+        return whole
+
+    def _tried(self, messages):
+        """(Rendered, None) of a chat, or (None, why the template failed)."""
+        try:
+            return self.template.write(self.chat, messages, tracked=True), None
+        except TemplateFailure as error:
+            return None, str(error)
+
+    def _writes_parts(self):
+        """Whether the template writes content parts themselves, with their braces, rather than their texts."""
+        return PROBE in (self._text([probed(m) for m in self.messages]) or "")
+
+    def _refuse_unwritten(self, whole, spans, marked):
+        """Refuses a chat whose last answer has a text or calls, and the template writes nothing of them: what is learnt
+        would be the end of a turn alone."""
+        taught = [i for i in self.indices if self.chat.trained[i]]
+        if not taught or taught[-1] != self.indices[-1] and taught[-1] not in dict(spans):
+            return
+        i = taught[-1]
+        message = self.messages[i]
+        content = texts_in(message.get("content"))
+        said = [t for t in (*content, *map(tool_name, message.get("tool_calls") or [])) if isinstance(t, str) and t.strip()]
+        own = [whole[slice(*span)] for j, span in spans if marked or j == i]
+        text = "\n".join(own) if own else whole
+        seen = any(holds(text, [line]) for part in said for line in part.splitlines())
+        if not said or seen and sum(map(len, said)) >= CHANCE:
+            return
+        # It may be written in other letters: then not as an empty one is, nor as any other is.
+        empty = self._with_content(self.messages, i, "")
+        empty[i] = {key: value for key, value in empty[i].items() if key != "tool_calls"}
+        others = {self._text(self._with_content(self.messages, i, stand_in)) for stand_in in STAND_INS}
+        if self._text(empty) != whole and (seen or len(others) > 1 or None in others):
+            return
+        where = self.chat.names[i]
+        advice = "give another template, or leave such records out"
+        if len(others) == 1 and not isinstance(message.get("content"), list):
+            parts = [{**m, "content": [{"type": "text", "text": m.get("content") or ""}]} for m in self.messages]
+            if STAND_INS[0] in (self._text(self._with_content(parts, i, STAND_INS[0])) or ""):
+                advice = 'it takes lists of parts: write each content as [{"type": "text", "text": "..."}]'
+        raise Refusal(f"{self.place}: {where}: the chat template writes nothing of this answer; {advice}")
+
+    @staticmethod
+    def _with_content(messages, i, text):
+        """Messages with another content of message i, which is of the same form."""
+        content = messages[i].get("content")
+        if isinstance(content, list):
+            first = content[0] if content else {"type": "text"}
+            text = [{**first, "text": text} if isinstance(first, dict) else text]
+        return [*messages[:i], {**messages[i], "content": text}, *messages[i + 1:]]
 
     # -- marked by the template --
 
@@ -76,7 +145,7 @@ class Answers:
             count = len(prefix.spans) if prefix and prefix.spans is not None else -1
             if not before <= count <= len(spans):
                 raise Refusal(f"{self.place}: the chat template marks {len(spans)} answers of {len(self.indices)}, so it is "
-                              f"not plain which is that of message {i} with weight 0; leave the weights out")
+                              f"not plain which is that of {self.chat.names[i]} with weight 0; leave the weights out")
             found += [(i, span) for span in spans[before:count]]
             before = count
         return found, 0
@@ -111,7 +180,7 @@ class Answers:
                 found.append((i, span))
                 at = span[1]
             elif last:
-                raise Refusal(f"{self.place}: messages[{i}]: it is not plain where in the chat template's text this answer "
+                raise Refusal(f"{self.place}: {self.chat.names[i]}: it is not plain where in the chat template's text this answer "
                               "stands; give a template with {% generation %} blocks, or a tokenizer folder without one")
             else:
                 untaught += 1
@@ -126,8 +195,8 @@ class Answers:
         if before is None or not until.startswith(before):
             return None
         # The template opens an answer with more than this one has, such as thoughts: the answer begins where its content does.
-        for message in ({"role": "assistant"}, self.messages[i]):
-            texts = [self._text([*self.messages[:i], {**message, "content": content}]) for content in STAND_INS]
+        for message in ({"role": "assistant", "content": self.messages[i].get("content")}, self.messages[i]):
+            texts = [self._text(self._with_content([*self.messages[:i], message], i, content)) for content in STAND_INS]
             if None in texts or texts[0] == texts[1]:
                 continue
             begin = common(*texts)
@@ -140,7 +209,7 @@ class Answers:
         stand-ins do not show it."""
         if not messages[i].get("content"):
             return None
-        texts = [self._text([*messages[:i], {**messages[i], "content": content}, *messages[i + 1:]]) for content in STAND_INS]
+        texts = [self._text(self._with_content(messages, i, content)) for content in STAND_INS]
         if None in texts or texts[0] == texts[1]:
             return None
         begin, behind = common(*texts), common_end(*texts)
@@ -153,7 +222,7 @@ class Answers:
     def _rewritten(self, i, until, begin, whole):
         """Span in `whole` of an answer that `until` ends with, where the template writes something else around it once
         others follow; None where it writes the answer itself otherwise."""
-        content = (self.messages[i].get("content") or "").strip()
+        content = "".join(texts_in(self.messages[i].get("content"))).strip()
         same, at = common(until, whole), until.find(content, begin) if content else -1
         if at >= 0 and begin <= same < at + len(content):  # the texts part within the content or before it
             return None
@@ -214,7 +283,7 @@ def texts_of(message):
     """Texts of a message that its template should write: thoughts, content, and names of the tools that it calls."""
     thoughts = next((message[key] for key in REASONING if isinstance(message.get(key), str)), "")
     calls = message.get("tool_calls") or []
-    return [t for t in (thoughts, message.get("content"), *map(tool_name, calls)) if isinstance(t, str) and t.strip()]
+    return [t for t in (thoughts, *texts_in(message.get("content")), *map(tool_name, calls)) if isinstance(t, str) and t.strip()]
 
 
 def holds(text, parts, begin=0):
@@ -229,6 +298,19 @@ def holds(text, parts, begin=0):
             place, length = min(places)
             at = place + length
     return True
+
+
+def written(contents, text):
+    """How many of the contents, which are lists of parts, stand in a text."""
+    return sum(holds(text, texts_in(content)) for content in contents)
+
+
+def probed(message):
+    """A message with a field PROBE in its content parts."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return message
+    return {**message, "content": [{**part, PROBE: PROBE} if isinstance(part, dict) else part for part in parts]}
 
 
 def dropped_messages(messages, whole, spans):

@@ -69,8 +69,8 @@ def environment_for(date):
 
 def failure(error):
     """The TemplateFailure for whatever a template threw."""
-    return TemplateFailure(f"{type(error).__name__}: {' '.join(str(error).split())}; mend it, or give a tokenizer folder "
-                           "without it")
+    return TemplateFailure(f"fails: {type(error).__name__}: {' '.join(str(error).split())}; mend it, or give a tokenizer "
+                           "folder without it")
 
 
 def spans_in(tracked):
@@ -110,7 +110,7 @@ class ChatTemplate:
             try:
                 compiled = environment.from_string(sources[name])
             except Exception as error:
-                raise Refusal(f"the chat template: {failure(error)}") from None
+                raise Refusal(f"the chat template {failure(error)}") from None
             self._compiled[name] = environment, compiled
 
     def _chosen(self, chat):

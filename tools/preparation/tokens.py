@@ -7,6 +7,15 @@ from .errors import Refusal
 # End tokens of published models, tried where a tokenizer's folder names none.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|im_end|>", "</s>", "<eos>")
 
+# Classes of transformers, without "Fast", that set these settings of tokenizer.json anew: from tokenizer_config.json, or to
+# the default here where that says nothing.
+PREFIX_SPACE = {f"{name}Tokenizer": {"add_prefix_space": False} for name in (
+    "GPT2", "GPTNeoX", "CodeGen", "Whisper", "Roberta", "Longformer", "Bart", "LED", "Mvp", "Deberta")}
+BERT = {f"{name}Tokenizer": {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": True} for name in (
+    "Bert", "DistilBert", "Electra", "MobileBert", "MPNet", "Funnel", "LayoutLM", "Lxmert", "SqueezeBert")}
+# Names of settings in tokenizer.json, where they differ.
+OWN_NAMES = {"do_lower_case": "lowercase", "tokenize_chinese_chars": "handle_chinese_chars"}
+
 EndToken = namedtuple("EndToken", "id text source")
 
 
@@ -29,7 +38,8 @@ class Encoded:
 def load_tokenizer(folder):
     """The tokenizer of a TokenizerFolder, as transformers would load it, without its saved truncation and padding.
 
-    Returns it and the special tokens that it takes from the folder's other files and that tokenizer.json has no id for."""
+    Returns it, the special tokens that it takes from the folder's other files and that tokenizer.json has no id for, and
+    settings in which tokenizer_config.json overrides it."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # processes are the parallelism
     try:
         from tokenizers import Tokenizer
@@ -41,7 +51,28 @@ def load_tokenizer(folder):
         raise Refusal(f"--tokenizer {folder.file}: {' '.join(str(error).split())}; get the file again") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    return tokenizer, add_tokens(tokenizer, folder)
+    return tokenizer, add_tokens(tokenizer, folder), override(tokenizer, folder)
+
+
+def override(tokenizer, folder):
+    """Sets what the class in tokenizer_config.json sets in transformers; returns (setting, value, that of tokenizer.json) of
+    each that was another."""
+    name = folder.config.get("tokenizer_class")
+    name = name.removesuffix("Fast") if isinstance(name, str) else ""
+    changed = []
+    for classes, holder, kind in ((PREFIX_SPACE, "pre_tokenizer", "ByteLevel"), (BERT, "normalizer", "BertNormalizer")):
+        part = getattr(tokenizer, holder) if name in classes else None
+        for setting, default in classes[name].items() if type(part).__name__ == kind else ():
+            own = OWN_NAMES.get(setting, setting)
+            value, before = folder.config.get(setting, default), getattr(part, own)
+            if not isinstance(value, bool) and (value, default) != (None, None):
+                raise Refusal(f"{folder.path / 'tokenizer_config.json'}: {setting}: true or false was expected; mend it")
+            setattr(part, own, value)
+            # Accents that nothing is said of are stripped where letters are lowered.
+            value, before = (getattr(part, "lowercase") if v is None else v for v in (value, before))
+            if value != before:
+                changed.append((setting, value, before))
+    return changed
 
 
 def add_tokens(tokenizer, folder):

@@ -66,7 +66,7 @@ class Cases(PrepareTest):
                 self.assertEqual(prepared.encoded.ids, self.transformers().apply_chat_template(record["messages"])["input_ids"])
         result = self.succeed(self.prepare(CASES / "answers" / "thought.jsonl"))
         self.assertIn("1 messages or thoughts are not, or not whole, in what the chat template writes", result.stderr)
-        self.assertIn("thought.jsonl, line 1, message 1", result.stderr)
+        self.assertIn("thought.jsonl, line 1: messages[1]", result.stderr)
 
     def test_a_text_is_encoded_once(self):
         self.folder("word-marks/tok")
@@ -135,7 +135,7 @@ class Cases(PrepareTest):
         self.refused(self.prepare(files / "l1.txt"), "l1.txt: byte 3 (0xe9) is not UTF-8", "iconv -f LATIN1")
         self.refused(self.prepare(files / "a.parquet"), "a.parquet", "again")
         header = b"\x93NUMPY\x01\x00v\x00{'descr': '<u2', 'fortran_order': False, 'shape': (4,), }\n" + bytes(8)
-        self.refused(self.prepare(self.file("tokens.npy", header)), "tokens.npy: byte 0: an array of NumPy", "tofile")
+        self.refused(self.prepare(self.file("tokens.npy", header)), "tokens.npy: byte 0: an array of NumPy", "tandem train --data")
 
 
 if __name__ == "__main__":

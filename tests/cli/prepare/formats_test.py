@@ -138,6 +138,28 @@ class Formats(PrepareTest):
         self.assertEqual(mask[:6], [0, 0, 1, 1, 1, 1])
         self.assertIn("1 records left out: without any target", result.stderr)
         self.assertRegex(result.stderr, r"\d records cut at --row-length")
+        # Of the first record that is shown the cut too; and where no target is left, what to do.
+        self.assertNotIn("cut here", result.stdout)
+        chat = self.records({"prompt": "123456", "completion": "a+"}, {"text": "b"})
+        result = self.succeed(self.prepare("--layout", "rows", "--row-length", "7", chat))
+        self.assertIn("  TARGET  | a\n  (cut here by --row-length 7: 2 tokens behind it, 2 of them targets)\n", result.stdout)
+        result = self.succeed(self.prepare("--layout", "rows", "--row-length", "3", chat))
+        self.assertIn("  context | 123\n  (cut here by --row-length 3: 6 tokens behind it, 3 of them targets; without a target before it, "
+                      "the record is left out)\n", result.stdout)
+        self.assertIn("1 records left out: without any target, 1 of them as their targets stand beyond --row-length", result.stderr)
+        for path in self.root.glob("out.*"):
+            path.unlink()
+        self.refused(self.prepare("--layout", "rows", "--row-length", "3", self.records({"prompt": "123456", "completion": "a"})),
+                     "--row-length 3: no record has a target within it, and the longest record has 8 tokens; give a larger one")
+
+    def test_roles_that_no_one_knows_are_told(self):
+        chat = [USER, {"role": "asistant", "content": "b"}, {"role": "Narrator", "content": "c"}, ANSWER]
+        told = "2 messages have a role that is none of user assistant system developer tool ipython function: their text is context, never learnt "
+        for lines in ([{"messages": [USER, ANSWER]}, {"messages": chat}], [{"text": "a"}, {"messages": chat}]):
+            result = self.succeed(self.prepare(self.records(*lines)))
+            self.assertIn(f'{told}(the first: {self.root}/data.jsonl, line 2: messages[1], role "asistant")\n', result.stderr)
+            self.without_template() if self.model.joinpath("chat_template.jinja").exists() else None
+        self.assertNotIn("a role", self.succeed(self.prepare(self.records({"messages": [USER, ANSWER]}))).stderr)
 
     # -- what a template does with answers --------------------------------------------------------------------
 
@@ -197,6 +219,39 @@ class Formats(PrepareTest):
                   "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}?{% endif %}")
         self.refused(self.prepare(chat), "data.jsonl, line 1: messages[1]", "generation")
 
+    def test_answers_of_which_a_template_writes_nothing_are_refused(self):
+        loop = "{% for c in m.content %}{{ c.text }}{% endfor %}"
+        parts = "[{{ m.role }}]" + loop + "!"
+        marked = "[{{ m.role }}]{% generation %}" + loop + "!{% endgeneration %}"
+        no_calls, thoughts = "[{{ m.role }}]{{ m.content or '' }}<|endoftext|>", "[{{ m.role }}]{{ m.content.split('|')[-1] }}<|endoftext|>"
+        call = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+        lists, other = 'messages[1]: the chat template writes nothing of this answer; it takes lists of parts: write each content as [{"type"', (
+            "messages[1]: the chat template writes nothing of this answer; give another template")
+        for each, answer, why in [(parts, ANSWER, lists), (marked, ANSWER, lists), ("[{{ m.role }}]!", ANSWER, other),
+                                  ("[{{ m.role }}]!", {**ANSWER, "content": "a"}, other), ("[{{ m.role }}]{{ m.thinking }}!", {
+                                      **ANSWER, "thinking": "hm"}, other),
+                                  ("[{{ m.role }}]!", {**ANSWER, "content": [{"type": "text", "text": "yo"}]}, other),
+                                  (no_calls, call, other), (thoughts, {**ANSWER, "content": "hm|"}, other)]:
+            with self.subTest(each, answer=answer):
+                self.file("model/chat_template.jinja", f"{{% for m in messages %}}{each}{{% endfor %}}")
+                self.refused(self.prepare(self.records({"messages": [USER, answer]})), "data.jsonl, line 1: " + why)
+                # One that is not learnt, and thoughts beside an answer, are only counted.
+                self.succeed(self.prepare(self.records({"messages": [USER, {**answer, "weight": 0}]}, {"text": "a"})))
+                self.out.unlink(), self.out.with_suffix(".json").unlink(), self.out.with_suffix(".mask.bin").unlink()
+        for each, answer, dropped in [(no_calls, {**ANSWER, "thinking": "hm"}, [1]), (thoughts, {**ANSWER, "content": "hm|yo"}, [1]),
+                                      ("[{{ m.role }}]{{ m.content | upper }}!", {**ANSWER, "content": "yes"}, [0, 1]),
+                                      (no_calls, {**ANSWER, "tool_calls": [CALL]}, [1]), (no_calls, {**ANSWER, "content": " "}, [])]:
+            self.assertEqual(self.spans(f"{{% for m in messages %}}{each}{{% endfor %}}", USER, answer)[2], dropped)
+
+    def test_content_parts_that_a_template_does_not_take_are_told(self):
+        chat = {"messages": [{**USER, "content": [{"type": "text", "text": "hi"}]}, ANSWER]}
+        result = self.succeed(self.prepare(self.records(chat, {"messages": [USER, ANSWER]})))
+        self.assertIn("1 chats have content parts that the chat template does not take: it is given one text of them", result.stderr)
+        self.assertIn("[user]hi![assistant]yo!", self.text_and_targets()[0])
+        self.file("model/chat_template.jinja", "{{ raise_exception('no') }}{{ '' + messages[0].content }}")
+        self.out.unlink()
+        self.refused(self.prepare(self.records(chat)), "line 1: the chat template refuses the chat: no")
+
     def test_marks_decide_where_a_template_has_them(self):
         template = ("{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!"
                     "{% endgeneration %}{% else %}{{ m.content }}!{% endif %}{% endfor %}")
@@ -234,8 +289,14 @@ class Formats(PrepareTest):
         thoughts = {"messages": [USER, {**ANSWER, "reasoning_content": "deep"}], "tools": [CALL]}
         result = self.succeed(self.prepare(self.records({"messages": [USER, ANSWER]}, thoughts)))
         self.assertIn("1 messages or thoughts are not, or not whole", result.stderr)
-        self.assertIn("data.jsonl, line 2, message 1", result.stderr)
+        self.assertIn("data.jsonl, line 2: messages[1]", result.stderr)
         self.assertIn("1 chats have tools that the chat template does not write", result.stderr)
+        # The message is named as it stands in the record.
+        for record, name in (({**thoughts, "system": "S"}, "messages[1]"), ({"prompt": [USER], "completion": thoughts["messages"][1:]},
+                                                                           "completion[0]"),
+                             ({"conversations": thoughts["messages"]}, "conversations[1]")):
+            result = self.succeed(self.prepare(self.records(record)))
+            self.assertIn(f"data.jsonl, line 1: {name})", result.stderr)
 
     def test_arguments_that_a_template_quotes_are_told(self):
         for arguments, told in (({"a": 1}, 0), ('{"a": 1}', 1)):
@@ -267,7 +328,9 @@ class Formats(PrepareTest):
                 ("tokenizer_config.json", "[" * 100000, "nested too deep"),
                 ("tokenizer_config.json", '{"chat_template": [{"name": "rag", "template": "x"}]}', "called default"),
                 ("tokenizer_config.json", '{"chat_template": 1}', "no text"), ("chat_template.jinja", b"\xff", "byte 0 is not UTF-8"),
-                ("chat_template.json", "", "not JSON")]:
+                ("chat_template.json", "", "not JSON"),
+                ("tokenizer_config.json", '{"eos_token": 5}', "model/tokenizer_config.json: eos_token: a token's text, or an object"),
+                ("special_tokens_map.json", '{"pad_token": {"id": 5}}', "model/special_tokens_map.json: pad_token: a token's text")]:
             path = self.file(f"model/{name}", content)
             self.refused(self.prepare(self.records(chat)), *words)
             path.unlink()
@@ -277,7 +340,7 @@ class Formats(PrepareTest):
         for template, *words in [
                 ("{% for %}", "TemplateSyntaxError"), ("{{ nothing.at.all }}", "line 1", "UndefinedError"),
                 ("{{ ''.__class__.__mro__ }}", "SecurityError"), ("{% for i in range(10 ** 9) %}{% endfor %}", "OverflowError"),
-                ("{{ 1 // 0 }}", "ZeroDivisionError"), ("{{ raise_exception('no\nline') }}", "refuses the chat: no line")]:
+                ("{{ 1 // 0 }}", "the chat template fails: ZeroDivisionError: "), ("{{ raise_exception('no\nline') }}", "refuses the chat: no line")]:
             self.file("model/chat_template.jinja", template)
             self.refused(self.prepare(chat), "the chat template", *words)
 
@@ -301,6 +364,7 @@ class Formats(PrepareTest):
                 ({"instruction": "a", "output": "b", "history": ["x"]}, "field history"),
                 ({"prompt": "a", "chosen": "b", "rejected": "c"}, "field chosen", "preferences"),
                 ({"text": "a", "images": ["x.png"]}, "field images", "pictures"), ({"input_ids": [1]}, "field input_ids", "token ids"),
+                ({"text": "a", "loss_mask": [1]}, "field loss_mask: masks of tokens"),
                 (chat(), "field messages", "a list of messages"), (chat("a"), "messages[0] is text"),
                 ({"messages": "a"}, "field messages", "a list of messages"), (chat({"content": "a"}), "messages[0].role is null"),
                 (chat(USER, {"role": "assistant"}), "messages[1].content is null"),

@@ -143,7 +143,7 @@ class Inputs(PrepareTest):
             ("nul.txt", b"a" * 70000 + b"\0", "byte 70000 is NUL", "leave it out"),
             ("latin.jsonl", b'{"text": "a"}\n{"text": "\xe9"}\n', "latin.jsonl, line 2: byte 24 (0xe9)", "LATIN1"),
             ("nul.jsonl", b'{"text": "a"}\n{"text": "\0"}\n', "byte 24 is NUL", "leave"),
-            ("a.npy", b"\x93NUMPY\x01\x00", "byte 0: an array of NumPy", "tofile"),
+            ("a.npy", b"\x93NUMPY\x01\x00", "byte 0: an array of NumPy", "tandem train --data NAME.npy"),
             ("a.idx", b"MMIDIDX\0\0" + bytes(40), "byte 0: an index", "text that it was made of"),
             ("a.zip", b"PK\x03\x04" + bytes(30), "byte 0: a zip archive", "unpack"),
             ("a.docx", b"PK\x03\x04" + bytes(30), "a zip archive", "unpack"),
@@ -181,10 +181,29 @@ class Inputs(PrepareTest):
                  ("spread.json", '{\n "text": "a",\n "b": }\n', "spread.json, line 3: not JSON"),
                  ("gone.jsonl.gz", gzip.compress(b'{"text": "a"}\n{"no": 1}\n'), "gone.jsonl.gz, line 2: a record needs"),
                  ("half.jsonl", '{"text": "a\\ud800b"}\n', "half.jsonl, line 1: \\ud800 is half"),
-                 ("big.jsonl", '{"text": ' + "9" * 5000 + "}", "big.jsonl, line 1")]
+                 ("big.jsonl", '{"text": ' + "9" * 5000 + "}", "big.jsonl, line 1: a number of more than 4300 digits; write it as text"),
+                 ("big.json", '[{"text":\n ' + "9" * 5000 + "}]", "big.json, line 1: a number of more than 4300 digits"),
+                 ("twice.jsonl", '{"text": "a"}\n{"text": "a", "text": "b"}\n', 'twice.jsonl, line 2: the key "text" stands twice'),
+                 ("twice.json", '[{"text": "a"},\n{"text": "a", "m": {"k": 1, "k": 2}}]', 'twice.json, line 2 (record 2): the key "k" stands'),
+                 ("held.json", json.dumps({"version": "1", "data": [{"text": "a"}]}), "held.json, line 1: the records are a list in field "
+                  "'data'; write that list alone: jq '.[\"data\"]'"),
+                 ("held.jsonl", '{"ids": [1], "no": [{"a": 1}]}', "held.jsonl, line 1: a record needs")]
         for name, content, *words in cases:
             with self.subTest(name):
                 self.refused(self.prepare(self.file(name, content)), *words)
+
+    def test_tables_of_values_are_refused_with_how_to_convert_them(self):
+        for name in ("a.csv", "A.TSV", "a.csv.gz", "d/a.csv"):
+            content = "instruction,output\na,b\n".encode()
+            path = self.file(name, gzip.compress(content) if name.endswith("gz") else content)
+            for given in {path, path.parent} if name.startswith("d/") else {path}:
+                self.refused(self.prepare(given), f"{path}: a table of values", f"pandas.read_csv('{path.name}'",
+                             "sep='\\t').to_json(" if "TSV" in name else "').to_json(")
+
+    def test_what_is_no_regular_file_is_told(self):
+        os.mkfifo(self.root / "pipe")
+        for path in ("/dev/null", self.root / "pipe"):
+            self.refused(self.prepare(path), f"{path}: not a regular file; write what it gives to a file")
 
     def test_lines_are_counted_in_the_file_in_every_part(self):
         lines = ['{"text": "%d"}' % i for i in range(500)]

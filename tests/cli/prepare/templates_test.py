@@ -241,6 +241,49 @@ class Families(PrepareTest):
                 self.assertEqual(re.sub(r"<\|endoftext\|>$", "", text), learnt)
         self.assertGreaterEqual(count, 30)
 
+    def test_content_parts_are_given_as_they_are(self):
+        """Templates that work on each part write what transformers does; those that take texts alone are given one text."""
+        loop = "{% for c in m.content %}{% if c.type == 'text' %}{{ TEXT }}{% endif %}{% endfor %}"
+        either = "{% if m.content is string %}{{ m.content }}{% else %}{{ PARTS }}{% endif %}"
+        chatml = ("{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}[[CONTENT<|im_end|>\n]]{% else %}CONTENT"
+                  "<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
+        smol = ("{% for m in messages %}{{ m.role | capitalize }}{% if m.content[0].type == 'image' %}:{% else %}: {% endif %}"
+                "[[" + loop.replace("TEXT", "c.text") + "<|im_end|>]]\n{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}")
+        parts = [{"type": "text", "text": " How\nare "}, {"type": "text", "text": "you?"}]
+        answer = [{"type": "text", "text": "I am"}, {"type": "text", "text": " fine "}]
+        chats = [[{**USER, "content": parts}, {**ANSWER, "content": answer}, {**USER, "content": parts[1:]}, {**ANSWER, "content": answer[:1]}],
+                 [{**USER, "content": parts[:1]}, ANSWER], [USER, {**ANSWER, "content": answer}],
+                 [SYSTEM, {**USER, "content": parts}, {**ANSWER, "content": answer, "weight": 0}, USER, ANSWER]]
+        for content, learnt in [(loop.replace("TEXT", "c.text"), "I am fine "), (loop.replace("TEXT", "c.text | trim"), "I amfine"),
+                                (either.replace("PARTS", "m.content | map(attribute='text') | join('\n')"), "I am\n fine "),
+                                (either.replace("PARTS", "m.content[0].text ~ '+' ~ m.content[-1].text"), "I am+ fine "), (smol, "I am fine ")]:
+            template = content if "messages" in content else chatml.replace("CONTENT", content)
+            for marks in ((MARK, UNMARK), ("", "")):
+                if marks[0] and template == smol:  # it marks what the user says too
+                    continue
+                self.tokenizer(byte_level("<|im_start|>", "<|im_end|>"), template.replace("[[", marks[0]).replace("]]", marks[1]))
+                pipeline, tokenizer = self.pipeline(), self.transformers()
+                for number, chat in enumerate(chats):
+                    if number and "is string" not in template:
+                        continue  # texts are not written by it
+                    with self.subTest(content, marks=marks, chat=number):
+                        prepared = pipeline.prepare({"messages": chat}, "record")
+                        self.assertEqual(prepared.encoded.ids, tokenizer.apply_chat_template(chat)["input_ids"])
+                        spans = [prepared.text[b:e].removesuffix("\n") for b, e in prepared.targets.spans]
+                        space = " " * (template == smol)
+                        wanted = {0: 2, 1: 1, 2: 1, 3: 1}[number]
+                        self.assertEqual(len(spans), wanted)
+                        if number in (0, 2):
+                            self.assertEqual(spans[0], f"{space}{learnt}<|im_end|>")
+                        self.assertEqual((prepared.targets.joined, prepared.targets.untaught), (False, 0))
+        for content in ("m.content", "m.content | trim", "'' + m.content", "m.content.strip()", "m.content | string", "m.content | tojson"):
+            self.tokenizer(byte_level("<|im_start|>", "<|im_end|>"), chatml.replace("CONTENT", f"{{{{ {content} }}}}").replace("[[", "")
+                           .replace("]]", ""))
+            texts = [{**m, "content": "".join(p["text"] for p in m["content"])} for m in chats[0]]
+            prepared = self.pipeline().prepare({"messages": chats[0]}, "record")
+            self.assertEqual(prepared.text, self.transformers().apply_chat_template(texts, tokenize=False))
+            self.assertEqual((prepared.targets.joined, len(prepared.targets.spans)), (True, 2))
+
 
 if __name__ == "__main__":
     main()

@@ -64,6 +64,52 @@ class Tokens(PrepareTest):
                             self.assertEqual(learnt, int(end > at), (token, begin, end))
                         self.assertEqual(encoded.mask, sorted(encoded.mask))
 
+    def test_settings_of_a_class_go_before_those_of_the_tokenizer(self):
+        """Classes of transformers set some settings of tokenizer.json anew, others none; ids are those of transformers."""
+        from tokenizers import normalizers, pre_tokenizers
+        texts = [*TEXTS, "CAF\u00c9 \u4f60\u597d\u4e16", "Hello"]
+
+        def byte_levels():
+            for space in (False, True):
+                made = byte_level("<|endoftext|>", "<s>", "</s>", "<unk>", "<pad>", "<mask>")
+                made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=space)
+                yield made, {"add_prefix_space": space}, [{}, {"add_prefix_space": True}, {"add_prefix_space": False}]
+
+        def word_pieces():
+            for lower, strip, chinese in ((True, None, True), (False, True, False), (True, False, True)):
+                made = word_piece("[CLS]", "[SEP]", "[PAD]", "[MASK]")
+                made.normalizer = normalizers.BertNormalizer(lowercase=lower, strip_accents=strip, handle_chinese_chars=chinese)
+                yield made, {"do_lower_case": lower, "strip_accents": lower if strip is None else strip,
+                             "tokenize_chinese_chars": chinese}, [
+                    {}, {"do_lower_case": False}, {"do_lower_case": True, "strip_accents": False}, {"strip_accents": True},
+                    {"tokenize_chinese_chars": False, "strip_accents": None}]
+
+        changed = 0
+        for families, classes in ((byte_levels, ("GPT2TokenizerFast", "GPT2Tokenizer", "RobertaTokenizerFast", "GPTNeoXTokenizerFast",
+                                                 "WhisperTokenizer", "PreTrainedTokenizerFast")),
+                                  (word_pieces, ("BertTokenizerFast", "DistilBertTokenizer", "MPNetTokenizer", "ElectraTokenizerFast",
+                                                 "PreTrainedTokenizerFast"))):
+            for made, own, configs in families():
+                for name in classes:
+                    for config in configs:
+                        self.tokenizer(made, tokenizer_class=name, **config)
+                        pipeline, reference = self.pipeline(no_end_token=True, special_tokens=False), self.transformers()
+                        with self.subTest(name, own=own, config=config):
+                            for text in texts:
+                                self.assertEqual(pipeline.prepare({"text": text}, "r").encoded.ids,
+                                                 reference(text, add_special_tokens=False)["input_ids"])
+                            self.assertEqual([(s, b) for s, _, b in pipeline.overridden],
+                                             [(s, own[s]) for s, value, _ in pipeline.overridden if value != own[s]])
+                            changed += bool(pipeline.overridden)
+        self.assertGreater(changed, 20)
+        self.tokenizer(byte_level("<|endoftext|>"), tokenizer_class="GPT2TokenizerFast", add_prefix_space=True)
+        result = self.succeed(self.prepare(self.file("a.txt", "Hello")))
+        self.assertIn(f"{self.model}/tokenizer.json has false for add_prefix_space, and tokenizer_config.json with its tokenizer_class "
+                      "true, which is taken, as in transformers\n", result.stderr)
+        self.file("model/tokenizer_config.json", json.dumps({"tokenizer_class": "GPT2TokenizerFast", "add_prefix_space": "yes"}))
+        self.out.unlink()
+        self.refused(self.prepare(self.root / "a.txt"), "tokenizer_config.json: add_prefix_space: true or false was expected")
+
     def test_a_token_across_the_border_is_a_target_and_is_not_cut(self):
         self.tokenizer(byte_level("<|endoftext|>"))
         pipeline = self.pipeline()
