@@ -3,8 +3,9 @@
 if(NOT CMAKE_CXX_COMPILER_ID STREQUAL "Clang")
   message(FATAL_ERROR "TANDEM_FUZZ needs clang: -DCMAKE_CXX_COMPILER=clang++")
 endif()
-add_compile_options(-O1 -g1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
-                    -D_GLIBCXX_ASSERTIONS)
+# By tandem_flags, which precompiled headers have too: they must be compiled like the files that take them.
+target_compile_options(tandem_flags INTERFACE -O1 -g1 -fno-omit-frame-pointer -fsanitize=fuzzer-no-link,address,undefined
+                                              -fno-sanitize-recover=all -D_GLIBCXX_ASSERTIONS)
 add_link_options(-fsanitize=fuzzer,address,undefined)
 foreach(module core scheduler models data io train)
   add_subdirectory(${module} EXCLUDE_FROM_ALL)

@@ -47,8 +47,8 @@ std::pair<std::string, std::uint64_t> numpy_header(const DataFile& file) {
   file.read(0, std::as_writable_bytes(std::span(head)).first(static_cast<std::size_t>(known)));
   const bool first_version = head[6] == 1;  // its length has 2 bytes, that of later ones 4
   const std::uint64_t begin = first_version ? 10 : 12;
-  const std::uint64_t length =
-      head[8] + (head[9] << 8U) + (first_version ? 0U : (head[10] << 16U) + (head[11] * 1ULL << 24U));
+  std::uint64_t length = 0;
+  for (std::size_t i = begin; i-- > 8;) length = length << 8U | head[i];  // little endian
   if (head[6] < 1 || head[6] > 3 || length > most || begin + length > file.size()) {
     bad_numpy(file, "its NumPy header is cut off or of a version that is not known");
   }
