@@ -6,7 +6,11 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <chrono>
+#include <condition_variable>
 #include <functional>
+#include <future>
+#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -148,10 +152,26 @@ TEST(SavePace, DoesNotRestWhereTheRunIsAboutToEnd) {
 }
 
 TEST(SavePace, HurryWakesAThreadThatRests) {
-  SavePace pace;  // on the real clock, with a rest that no test would see the end of
+  std::promise<void> rests, wrote;
+  std::once_flag once;
+  PaceClock clock = PaceClock::real();
+  clock.wait = [&, real = clock.wait](std::condition_variable& changed, std::unique_lock<std::mutex>& lock,
+                                      double until) {
+    // With the lock, which `hurry` needs: that comes after the wait has begun.
+    std::call_once(once, [&] { rests.set_value(); });
+    real(changed, lock, until);
+  };
+  SavePace pace({}, clock);
   pace.begin(10 * piece, {1 << 30, 1.0});
-  std::thread disk([&] { pace.wrote(piece, 1e6); });
+  std::thread disk([&] {
+    pace.wrote(piece, 1e6);  // with a rest that no test would see the end of
+    wrote.set_value();
+  });
+  rests.get_future().wait();
   pace.hurry();
+  const bool is_awake = wrote.get_future().wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+  EXPECT_TRUE(is_awake);
+  if (!is_awake) pace.note_step(1.0);  // wakes it too
   disk.join();
 }
 
