@@ -95,6 +95,17 @@ class Inputs(PrepareTest):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), paths[0])
         self.assertEqual(self.read(paths[0]), wanted)
 
+        # So do arguments of calls, of which each function has its own.
+        day = {"role": "assistant", "content": None, "tool_calls": [
+            {"type": "function", "function": {"name": "ask", "arguments": {"day": "Monday"}}}]}
+        self.file("model/chat_template.jinja",
+                  "{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}{{ c.function.name }} "
+                  "{{ c.function.arguments | tojson }}{% endfor %}!{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}")
+        chats = [{"messages": [CHAT["messages"][0], answer], "tools": [{"name": "get"}, {"name": "ask"}]} for answer in (call, day)]
+        wanted = self.read(self.records(*chats))
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(chats), paths[0])
+        self.assertEqual(self.read(paths[0]), wanted)
+
         # A column of maps gives objects.
         text = pyarrow.string()
         function = pyarrow.struct([("name", text), ("arguments", pyarrow.map_(text, text))])
@@ -103,7 +114,7 @@ class Inputs(PrepareTest):
         call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "get", "arguments": [("city", "Paris")]}}]}
         pyarrow.parquet.write_table(pyarrow.table({"messages": pyarrow.array([[CHAT["messages"][0], call]], type=kind)}), paths[0])
         self.read(paths[0])
-        self.assertIn("get Paris", self.text_and_targets()[1])
+        self.assertIn('get {"city": "Paris"}', self.text_and_targets()[1])
 
         self.out = self.root / "bad.bin"
         pyarrow.parquet.write_table(pyarrow.table({"a": [1, 2]}), paths[0])
@@ -199,6 +210,11 @@ class Inputs(PrepareTest):
             for given in {path, path.parent} if name.startswith("d/") else {path}:
                 self.refused(self.prepare(given), f"{path}: a table of values", f"pandas.read_csv('{path.name}'",
                              "sep='\\t').to_json(" if "TSV" in name else "').to_json(")
+
+    def test_a_nul_far_behind_the_beginning_is_refused(self):
+        for name, content, at in (("a.txt", b"a" * 300000 + b"\0b", 300000),
+                                  ("a.jsonl", b'{"text": "a"}\n' * 20000 + b'{"text": "\0"}\n', 280010)):
+            self.refused(self.prepare(self.file(name, content)), f"byte {at} is NUL")
 
     def test_what_is_no_regular_file_is_told(self):
         os.mkfifo(self.root / "pipe")
