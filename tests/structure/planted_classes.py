@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import check_classes
+from planted_report import report
 
 NAME = "Planted"
 
@@ -149,20 +150,15 @@ def try_unbalanced():
 
 
 def main():
-    failures = [try_case(*case) for case in CASES]
-    failures += [
+    outcomes = [try_case(*case) for case in CASES]
+    outcomes += [
         try_known(600, 600, None),
         try_known(601, 600, f"{NAME} has 601 lines"),
         try_known(500, 600, f"core/{NAME} need not be in KNOWN any more"),
         try_known(0, 600, f"core/{NAME} need not be in KNOWN any more"),
         try_unbalanced(),
     ]
-    count = len(failures)
-    failures = [f for f in failures if f]
-    for failure in failures:
-        print(failure)
-    print(f"{count} cases, {len(failures)} failures")
-    return 1 if failures else 0
+    return report(outcomes)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import check_comments
+from planted_report import report
 
 # Text, lines that must be reported.
 PLANTED = [
@@ -75,19 +76,13 @@ def main():
         root = Path(folder) / "tree"
         (root / "core").mkdir(parents=True)
         (root / "core/right.hpp").write_text("/// Number of parts.\nint a;\n", encoding="utf-8")
-        failures = [try_planted(root, f"core/base/planted{suffix}", text, lines)
+        outcomes = [try_planted(root, f"core/base/planted{suffix}", text, lines)
                     for text, lines in PLANTED for suffix in sorted(check_comments.SOURCES)]
-        failures += [try_planted(root, f"{module}/planted.hpp", *PLANTED[0]) for module in check_comments.FOLDERS]
-        failures += [try_planted(root, name, PLANTED[0][0], []) for name in LEFT_OUT]
+        outcomes += [try_planted(root, f"{module}/planted.hpp", *PLANTED[0]) for module in check_comments.FOLDERS]
+        outcomes += [try_planted(root, name, PLANTED[0][0], []) for name in LEFT_OUT]
         empty_code, _ = check(Path(folder) / "nothing")
-    count = len(failures) + 1
-    failures = [f for f in failures if f]
-    if empty_code == 0:
-        failures.append("passed where there is no tree at all")
-    for failure in failures:
-        print(failure)
-    print(f"{count} cases, {len(failures)} failures")
-    return 1 if failures else 0
+    outcomes.append("passed where there is no tree at all" if empty_code == 0 else None)
+    return report(outcomes)
 
 
 if __name__ == "__main__":

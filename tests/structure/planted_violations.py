@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from planted_report import report
+
 CHECK = Path(__file__).with_name("check_dependencies.py")
 KEPT = {".hpp", ".h", ".cpp", ".cu", ".cuh", ".py", ".in"}
 README = "README.md"
@@ -160,16 +162,11 @@ def main(arguments):
         if code != 0:
             print(f"the tree itself does not pass:\n{output}")
             return 1
-        failures = [try_planted(root, *planted) for planted in PLANTED]
-        failures += [try_transitive(root), try_without_readme(root), try_crowded(root), try_part_without_readme(root)]
+        outcomes = [try_planted(root, *planted) for planted in PLANTED]
+        outcomes += [try_transitive(root), try_without_readme(root), try_crowded(root), try_part_without_readme(root)]
         empty_code, _ = check(Path(folder) / "nothing")
-    failures = [f for f in failures if f]
-    if empty_code == 0:
-        failures.append("passed where there is no tree at all")
-    for failure in failures:
-        print(failure)
-    print(f"{len(PLANTED) + 5} cases, {len(failures)} failures")
-    return 1 if failures else 0
+    outcomes.append("passed where there is no tree at all" if empty_code == 0 else None)
+    return report(outcomes)
 
 
 if __name__ == "__main__":
