@@ -5,9 +5,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
-
 #include <nlohmann/json.hpp>
+#include <vector>
 
 #include "core/base/error.hpp"
 #include "core/ops/update_kernels.hpp"
@@ -565,6 +566,20 @@ TEST(Plan, SaysOnHowManyThreadsTheCpuUpdates) {
   EXPECT_EQ(plan_of("host").table().find("CPU updates on"), std::string::npos);
   options.update_threads = -1;
   EXPECT_THROW(make_plan(transformer_like(), options, {64_GiB, 0}), UsageError);
+}
+
+TEST(Plan, RefusesOptionsThatAreGivenAndNone) {
+  const std::vector<std::function<void(OffloadOptions&)>> none{
+      [](OffloadOptions& o) { o.device_memory = 0; },    [](OffloadOptions& o) { o.host_memory = 0; },
+      [](OffloadOptions& o) { o.subgroup_size = 0; },    [](OffloadOptions& o) { o.prefetch_layers = 0; },
+      [](OffloadOptions& o) { o.resident_layers = -1; }, [](OffloadOptions& o) { o.update_threads = 0; },
+      [](OffloadOptions& o) { o.state_folder = ""; }};
+  for (std::size_t i = 0; i < none.size(); ++i) {
+    OffloadOptions options = with("host");
+    EXPECT_NO_THROW(check_options(transformer_like(), options));
+    none[i](options);
+    EXPECT_THROW(check_options(transformer_like(), options), UsageError) << i;
+  }
 }
 
 }  // namespace
