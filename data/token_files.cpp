@@ -146,7 +146,7 @@ std::optional<TokenDescription> description_of(const fs::path& bin) {
 
 namespace {
 
-/// As many as there are, `most` at most.
+/// First bytes of a file, `most` at most.
 std::vector<std::byte> first_bytes(const DataFile& file, std::uint64_t most = kind_bytes) {
   std::vector<std::byte> first(static_cast<std::size_t>(std::min(most, file.size())));
   file.read(0, first);

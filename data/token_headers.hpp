@@ -1,5 +1,5 @@
 #pragma once
-// Where the tokens of a file begin and how wide they are, as the file's own header or an index beside it says. Internal
+// Place and width of the tokens of a file, as the file's own header or an index beside it says. Internal
 // to data.
 #include <cstdint>
 #include <filesystem>
@@ -26,7 +26,7 @@ bool is_numpy(const DataFile& file);
 /// InputError on any other, and where the file is no NumPy array.
 TokenExtent extent_of_numpy(const DataFile& file);
 
-/// Where the index of a `.bin` would lie: NAME.idx beside NAME.bin.
+/// Path that the index of a `.bin` would have: NAME.idx beside NAME.bin.
 std::filesystem::path index_of(const std::filesystem::path& bin);
 /// Width of the tokens of a `.bin` with an index beside it, as Megatron writes both; empty where there is none. Throws
 /// InputError on an index of another format or of another file, or of tokens that are no unsigned numbers.

@@ -20,7 +20,7 @@ std::size_t array_bytes(StateFormat format, StateArray array, std::int64_t eleme
   return array == StateArray::master ? master_bytes(format, elements) : moment_bytes(format, elements);
 }
 
-/// Where an array of `count` elements of state begins behind the first, in bytes.
+/// Bytes between the beginning of `count` elements of state and that of one of their arrays.
 std::size_t array_offset(StateFormat format, StateArray array, std::int64_t count) {
   if (array == StateArray::master) return 0;
   const std::size_t m = align_up(master_bytes(format, count));

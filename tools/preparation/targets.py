@@ -75,7 +75,7 @@ class Answers:
             joined = list(map(with_joined_parts, self.messages))
             other, why_joined = self._tried(joined)
             if whole is None or self._writes_parts() or other and written(lists, other.text) > written(lists, whole.text):
-                # Of two failures the one that the template's author wrote says more.
+                # The failure that the template's author wrote says more than the other.
                 whole, why = other, why if (why or "").startswith("refuses") else why_joined
                 self.messages, self.joined = joined, True
         if whole is None:

@@ -9,11 +9,11 @@
 
 namespace tandem {
 
-/// Those in a Hugging Face folder, by the names that transformers gives them. A named chat template, which lies in a
-/// folder of its own, gets a name without one: "additional_chat_templates.NAME.jinja".
+/// Files of a tokenizer in a Hugging Face folder, by the names that transformers gives them. A named chat template,
+/// which lies in a folder of its own, gets a name without one: "additional_chat_templates.NAME.jinja".
 std::vector<FileBeside> files_beside_weights(const std::filesystem::path& folder);
 
-/// Where a file of that name in a checkpoint belongs in a Hugging Face folder.
+/// Path in a Hugging Face folder of a file that has this name in a checkpoint.
 std::filesystem::path place_in_folder(std::string_view name);
 
 }  // namespace tandem

@@ -131,7 +131,7 @@ void PreparedRun::take_progress() {
   if (checkpoint) record.resumed_from = m.step;
 }
 
-/// Where the checkpoint stood in the data, which must be what it was trained on.
+/// Takes the checkpoint's place in the data, which must be the data that it was trained on.
 void PreparedRun::take_place(const Manifest& m) {
   MixSampler::State place;  // summed as unsigned numbers, as a checkpoint is not believed
   place.drawn = static_cast<std::int64_t>(static_cast<std::uint64_t>(m.sampler_epoch) *

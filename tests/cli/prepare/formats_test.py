@@ -138,7 +138,7 @@ class Formats(PrepareTest):
         self.assertEqual(mask[:6], [0, 0, 1, 1, 1, 1])
         self.assertIn("1 records left out: without any target", result.stderr)
         self.assertRegex(result.stderr, r"\d records cut at --row-length")
-        # Of the first record that is shown the cut too; and where no target is left, what to do.
+        # The cut of the first record is shown too; and where no target is left, what to do.
         self.assertNotIn("cut here", result.stdout)
         chat = self.records({"prompt": "123456", "completion": "a+"}, {"text": "b"})
         result = self.succeed(self.prepare("--layout", "rows", "--row-length", "7", chat))
