@@ -321,7 +321,7 @@ void add_pointwise(Gpu& gpu) {
     const TensorView x{
         g.slot<bf16>(0), DType::bf16, {g.sizes().rows() / sequence, sequence, g.sizes().channels / dim, dim}};
     const TensorView table{g.slot<float>(4), DType::f32, {sequence, dim / 2, 2}};
-    g.ops().rope(x, table, false, g.stream());
+    g.ops().rope(x, table, {}, false, g.stream());
   });
 }
 

@@ -69,11 +69,21 @@ class Operands {
 /// A gradient that may be added to in f32 or written whole in bf16.
 DType of_gradient(const TensorView& view) { return view.dtype == DType::bf16 ? DType::bf16 : DType::f32; }
 
+void records(const Operands& check, const RecordsView& view) {
+  check.that((view.first == nullptr) == (view.end == nullptr), "records without where they begin, or end");
+}
+
+void token_rows_of(const Operands& check, const TokenRows& rows) {
+  check.that(rows.sequence > 0, "the sequence is not positive");
+  records(check, rows.records);
+}
+
 void attention_operands(const Operands& check, const AttentionShape& s, const HeadsView& q, const HeadsView& k,
                         const HeadsView& v, const TensorView& out) {
   check.that(s.batch >= 0 && s.sequence > 0 && s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0,
              "a dimension is not positive");
   check.that(s.window >= 0, "the window is negative");
+  records(check, s.records);
   check.that(s.heads % s.kv_heads == 0, "key/value heads do not divide the query heads");
   check.heads(q, "q", q.dtype, s.heads, s.head_dim);
   check.that(q.dtype != DType::i32, "q is i32");
@@ -257,8 +267,9 @@ void attention_backward(const TensorView& dout, const HeadsView& q, const HeadsV
   check.heads(dv, "dv", q.dtype, shape.kv_heads, shape.head_dim);
 }
 
-void rope(const TensorView& x, const TensorView& table) {
+void rope(const TensorView& x, const TensorView& table, const RecordsView& of) {
   const Operands check("rope");
+  records(check, of);
   check.activations(x, "x", 4);
   check.that(table.shape.rank() == 3 && table.shape[1] >= 1 && table.shape[1] <= x.shape[3] / 2,
              "the table has no pairs, or more than a head");
@@ -340,31 +351,31 @@ void add_scaled(const TensorView& x, const TensorView& residual, const TensorVie
 
 // -- embedding ---------------------------------------------------------------------------------------------------
 
-void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, std::int64_t sequence,
+void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, const TokenRows& rows,
                const TensorView& out) {
   const Operands check("embedding");
   check.activations(out, "out", 2);
   const std::int64_t n = out.shape[0], channels = out.shape[1];
   check.that(tokens.count() == n, "tokens " + tokens.shape.text() + " against out " + out.shape.text());
   check.require(tokens, "tokens", DType::i32, tokens.shape);
-  check.that(sequence > 0, "the sequence is not positive");
+  token_rows_of(check, rows);
   check.that(table.shape.rank() == 2, "table is not a matrix");
   check.require(table, "table", DType::bf16, {table.shape[0], channels});
-  check.that(!positions || (positions.shape.rank() == 2 && positions.shape[0] >= std::min(sequence, n)),
+  check.that(!positions || (positions.shape.rank() == 2 && positions.shape[0] >= std::min(rows.sequence, n)),
              "fewer positions than the sequence: " + positions.shape.text());
   check.optional(positions, "positions", DType::bf16, {positions.shape[0], channels});
 }
 
-void embedding_backward(const TensorView& dout, const TensorView& tokens, std::int64_t sequence,
+void embedding_backward(const TensorView& dout, const TensorView& tokens, const TokenRows& rows,
                         const TensorView& dtable, const TensorView& dpositions, const TensorView& token_rows) {
   const Operands check("embedding_backward");
   check.activations(dout, "dout", 2);
   const std::int64_t n = dout.shape[0], channels = dout.shape[1];
   check.that(tokens.count() == n, "tokens " + tokens.shape.text() + " against dout " + dout.shape.text());
   check.require(tokens, "tokens", DType::i32, tokens.shape);
-  check.that(sequence > 0, "the sequence is not positive");
+  token_rows_of(check, rows);
   check.optional(dtable, "dtable", of_gradient(dtable), {dtable.shape[0], channels});
-  check.that(!dpositions || (dpositions.shape.rank() == 2 && dpositions.shape[0] >= std::min(sequence, n)),
+  check.that(!dpositions || (dpositions.shape.rank() == 2 && dpositions.shape[0] >= std::min(rows.sequence, n)),
              "fewer positions than the sequence: " + dpositions.shape.text());
   check.optional(dpositions, "dpositions", DType::f32, {dpositions.shape[0], channels});
   check.that(!token_rows || (dtable && dtable.dtype == DType::bf16), "token_rows of a dtable that is added to");

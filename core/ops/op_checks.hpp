@@ -29,7 +29,7 @@ void attention(const HeadsView& q, const HeadsView& k, const HeadsView& v, const
 void attention_backward(const TensorView& dout, const HeadsView& q, const HeadsView& k, const HeadsView& v,
                         const TensorView& out, const TensorView& lse, const HeadsView& dq, const HeadsView& dk,
                         const HeadsView& dv, const AttentionShape& shape);
-void rope(const TensorView& x, const TensorView& table);
+void rope(const TensorView& x, const TensorView& table, const RecordsView& of);
 
 void layer_norm(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& y,
                 const TensorView& mean, const TensorView& rstd);
@@ -49,9 +49,9 @@ void gated_backward(std::string_view name, const TensorView& dy, const TensorVie
 void add(const TensorView& a, const TensorView& b, const TensorView& y);
 void add_scaled(const TensorView& x, const TensorView& residual, const TensorView& y);
 
-void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, std::int64_t sequence,
+void embedding(const TensorView& tokens, const TensorView& table, const TensorView& positions, const TokenRows& rows,
                const TensorView& out);
-void embedding_backward(const TensorView& dout, const TensorView& tokens, std::int64_t sequence,
+void embedding_backward(const TensorView& dout, const TensorView& tokens, const TokenRows& rows,
                         const TensorView& dtable, const TensorView& dpositions, const TensorView& token_rows);
 
 /// Check of adamw, for UpdateKernels too.

@@ -33,8 +33,17 @@ struct WorkspaceNeeds {
   std::int64_t experts = 0;    ///< E; 0: no call for experts
 };
 
-/// Causal self-attention of query head h with key/value head h / (heads / kv_heads): token t sees the tokens after
-/// t - reach(), up to itself.
+/// Records of packed rows, which neither see each other nor count each other's positions: of each token (b, t) the
+/// first token of its record and one past the last, as positions in its row. (B, T) i32 on the device, both or neither;
+/// none: each row is one record. Values are the caller's to keep right: nothing checks them.
+struct RecordsView {
+  const std::int32_t* first = nullptr;
+  const std::int32_t* end = nullptr;
+  constexpr explicit operator bool() const noexcept { return first != nullptr; }
+};
+
+/// Causal self-attention of query head h with key/value head h / (heads / kv_heads): token t sees the tokens of its
+/// record after t - reach(), up to itself.
 struct AttentionShape {
   std::int64_t batch = 0;     ///< B
   std::int64_t sequence = 0;  ///< T
@@ -43,6 +52,7 @@ struct AttentionShape {
   std::int64_t head_dim = 0;  ///< D
   float scale = 1.0F;         ///< factor of q k^T
   std::int64_t window = 0;    ///< positions that a token sees, itself among them; 0: all before it
+  RecordsView records{};      ///< of all B rows
 
   /// Heads of queries that share one of keys.
   constexpr std::int64_t group() const noexcept { return heads / kv_heads; }
@@ -50,6 +60,19 @@ struct AttentionShape {
   constexpr bool windowed() const noexcept { return window > 0 && window < sequence; }
   /// `window`, with one value for all that hide nothing: bits, plans and choices depend on this alone.
   constexpr std::int64_t reach() const noexcept { return windowed() ? window : sequence; }
+};
+
+/// Rows that N tokens lie in one after another.
+struct TokenRows {
+  std::int64_t sequence = 1;  ///< T
+  RecordsView records{};
+
+  constexpr TokenRows(std::int64_t length, RecordsView of = {})
+      : sequence(length), records(of) {}  // NOLINT(*-explicit-*)
+  /// Position of token n within its record.
+  constexpr std::int64_t position(std::int64_t n) const noexcept {
+    return n % sequence - (records.first == nullptr ? 0 : records.first[n]);
+  }
 };
 
 /// Operands of attention: token (b, t) of head h starts at data + (b T + t) row_stride + h D elements,
@@ -185,7 +208,7 @@ class Ops : public OpsRules {
 
   // -- attention ---------------------------------------------------------------------------------------
   /// out (B, T, H D) dense; lse (B, H, T) f32: log of the softmax denominators, for backward.
-  /// Never forms (T, T), and with a window does work of T times the window. `lse` may be empty.
+  /// Never forms (T, T), and does work of T times the window or the records' length. `lse` may be empty.
   virtual void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                          const AttentionShape& shape, StreamView stream) = 0;
   /// dq, dk, dv are written. `dout`, `out`: (B, T, H D).
@@ -193,9 +216,10 @@ class Ops : public OpsRules {
                                   TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
                                   StreamView stream) = 0;
   /// Rotary embedding in place on the first R elements of each head of x (B, T, heads, D), halves convention (element i
-  /// pairs with i + R/2). table (T, R/2, 2) f32: cosine and sine of each position and frequency, R at most D. `inverse`
-  /// rotates back, which is also the backward; where cosine and sine are longer than 1 it is the backward alone.
-  virtual void rope(TensorView x, TensorView table, bool inverse, StreamView stream) = 0;
+  /// pairs with i + R/2). table (T, R/2, 2) f32: cosine and sine of each position and frequency, R at most D. Positions
+  /// are those within `records`. `inverse` rotates back, which is also the backward; where cosine and sine are longer
+  /// than 1 it is the backward alone.
+  virtual void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) = 0;
 
   // -- norms over the last dimension: x (N, C), weight (C) bf16 ------------------------------------------
   /// y = (x - mean) * rstd * weight + bias. mean, rstd (N) f32, written, for backward.
@@ -232,15 +256,15 @@ class Ops : public OpsRules {
   virtual void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) = 0;
 
   // -- embedding -----------------------------------------------------------------------------------------
-  /// out (N, C) = table[token] (V, C) bf16 + positions[t] (P, C) bf16 or empty, t = row modulo `sequence`.
-  /// tokens (N) i32; the caller has checked that they are below V.
-  virtual void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+  /// out (N, C) = table[token] (V, C) bf16 + positions[p] (P, C) bf16 or empty, p the position within its record of row
+  /// t = n modulo `sequence`. tokens (N) i32; the caller has checked that they are below V.
+  virtual void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,
                          TensorView out, StreamView stream) = 0;
   /// dtable (V, C), dpositions (P, C) f32 added to in the order of rows; each may be empty. A bf16 dtable is written:
   /// for each token the sum of its rows in their order, rounded once; zeros where it has none. With the `token_rows`
   /// (N, C) f32 of head_loss, a token's sum begins with the row of them at its first row i, and dtable keeps its values
   /// for tokens that have no row.
-  virtual void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+  virtual void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,
                                   TensorView dpositions, TensorView token_rows, StreamView stream) = 0;
 
   // -- optimizer: as UpdateKernels, on device memory; the same bits -----------------------------------------

@@ -134,9 +134,9 @@ void HostOps::attention_backward(TensorView dout, HeadsView q, HeadsView k, Head
   });
 }
 
-void HostOps::rope(TensorView x, TensorView table, bool inverse, StreamView stream) {
-  checks::rope(x, table);
-  enqueue_(stream, "rope", [this, x, table, inverse] { fast::rope(*parallel_, x, table, inverse); });
+void HostOps::rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) {
+  checks::rope(x, table, records);
+  enqueue_(stream, "rope", [this, x, table, records, inverse] { fast::rope(*parallel_, x, table, inverse, records); });
 }
 
 // -- norms -------------------------------------------------------------------------------------------------------
@@ -221,19 +221,19 @@ void HostOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
 
 // -- embedding ---------------------------------------------------------------------------------------------------
 
-void HostOps::embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+void HostOps::embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,
                         TensorView out, StreamView stream) {
-  checks::embedding(tokens, table, positions, sequence, out);
-  enqueue_(stream, "embedding", [this, tokens, table, positions, sequence, out] {
-    fast::embedding(*parallel_, tokens, table, positions, sequence, out);
+  checks::embedding(tokens, table, positions, rows, out);
+  enqueue_(stream, "embedding", [this, tokens, table, positions, rows, out] {
+    fast::embedding(*parallel_, tokens, table, positions, rows, out);
   });
 }
 
-void HostOps::embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+void HostOps::embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,
                                  TensorView dpositions, TensorView token_rows, StreamView stream) {
-  checks::embedding_backward(dout, tokens, sequence, dtable, dpositions, token_rows);
-  enqueue_(stream, "embedding_backward", [this, dout, tokens, sequence, dtable, dpositions, token_rows] {
-    fast::embedding_backward(*parallel_, dout, tokens, sequence, dtable, dpositions, token_rows);
+  checks::embedding_backward(dout, tokens, rows, dtable, dpositions, token_rows);
+  enqueue_(stream, "embedding_backward", [this, dout, tokens, rows, dtable, dpositions, token_rows] {
+    fast::embedding_backward(*parallel_, dout, tokens, rows, dtable, dpositions, token_rows);
   });
 }
 

@@ -58,7 +58,7 @@ class HostOps : public Ops {
   void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                           HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
                           StreamView stream) override;
-  void rope(TensorView x, TensorView table, bool inverse, StreamView stream) override;
+  void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) override;
 
   void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                   float eps, StreamView stream) override;
@@ -80,9 +80,9 @@ class HostOps : public Ops {
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
 
-  void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
+  void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out,
                  StreamView stream) override;
-  void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+  void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,
                           TensorView dpositions, TensorView token_rows, StreamView stream) override;
 
   void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) override;

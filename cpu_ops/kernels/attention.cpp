@@ -36,9 +36,30 @@ Head<T> head_of(const TensorView& dense, const AttentionShape& shape, std::int64
   return head_of<T>(HeadsView{dense.data, dense.dtype, shape.heads * shape.head_dim}, shape, b, h);
 }
 
-/// First key, of a whole block of `n`, that any of the queries from `begin` on sees.
-std::int64_t first_key(std::int64_t begin, std::int64_t n, const AttentionShape& shape) {
-  return std::max<std::int64_t>(0, begin + 1 - shape.reach()) / n * n;
+/// Some queries of one record: [begin, begin + rows) of the row, a whole number of blocks behind the record's first.
+struct QueryBlock {
+  std::int64_t record, begin, rows;
+};
+
+/// Calls `use` with the blocks of `n` queries, or what is left of a record, that begin among tokens [begin, begin + n)
+/// of row b. A record is cut as it would be in a row of its own: the same sums in the same order.
+template <class Use>
+void for_blocks_from(std::int64_t begin, std::int64_t n, std::int64_t b, const AttentionShape& shape, const Use& use) {
+  const std::int64_t end = std::min(begin + n, shape.sequence);
+  if (!shape.records) return use(QueryBlock{0, begin, end - begin});
+  const std::int32_t *const first = shape.records.first + b * shape.sequence, *const last = shape.records.end +
+                                                                                            b * shape.sequence;
+  for (std::int64_t t = begin; t < end;) {
+    const std::int64_t record = first[t], within = (t - record) % n;
+    const std::int64_t next = std::min<std::int64_t>(last[t], t + n - within);
+    if (within == 0) use(QueryBlock{record, t, next - t});
+    t = next;
+  }
+}
+
+/// First key, a whole number of blocks of `n` behind the record's first, that any query of a block sees.
+std::int64_t first_key(const QueryBlock& queries, std::int64_t n, const AttentionShape& shape) {
+  return queries.record + std::max<std::int64_t>(0, queries.begin - queries.record + 1 - shape.reach()) / n * n;
 }
 
 /// The keys of a block that each query of another sees.
@@ -130,13 +151,14 @@ struct ForwardHead {
   float* lse;  ///< (T) or null
 };
 
-/// Queries [begin, begin + rows) of one head.
+/// A block of queries of one head.
 template <class T>
-void forward_block(const ForwardHead<T>& head, std::int64_t begin, std::int64_t rows, const AttentionShape& shape,
+void forward_block(const ForwardHead<T>& head, const QueryBlock& queries, const AttentionShape& shape,
                    const ForwardBuffers& buffer) {
+  const std::int64_t begin = queries.begin, rows = queries.rows;
   const std::int64_t dim = shape.head_dim, n = block_of(shape.sequence);
   const FloatBlock q = as_floats(head.q.row(begin), head.q.stride, rows, dim, buffer.queries);
-  const std::int64_t first_block = first_key(begin, n, shape);
+  const std::int64_t first_block = first_key(queries, n, shape);
   for (std::int64_t key = first_block; key <= begin; key += n) {
     const bool first = key == first_block;
     const std::int64_t keys = key == begin ? rows : n;
@@ -211,15 +233,16 @@ struct BackwardHead {
   const float* lse;  ///< (T)
 };
 
-/// Queries [begin, begin + rows) of one query head: writes their dq, adds to the dk and dv of all keys they see.
+/// A block of queries of one query head: writes their dq, adds to the dk and dv of all keys they see.
 template <class T>
-void backward_block(const BackwardHead<T>& head, const FloatBlock& keys, const FloatBlock& values, std::int64_t begin,
-                    std::int64_t rows, const AttentionShape& shape, const BackwardBuffers& buffer) {
+void backward_block(const BackwardHead<T>& head, const FloatBlock& keys, const FloatBlock& values,
+                    const QueryBlock& queries, const AttentionShape& shape, const BackwardBuffers& buffer) {
+  const std::int64_t begin = queries.begin, rows = queries.rows;
   const std::int64_t dim = shape.head_dim, n = block_of(shape.sequence);
   const FloatBlock q = as_floats(head.q.row(begin), head.q.stride, rows, dim, buffer.queries);
   const FloatBlock dout = as_floats(head.dout.row(begin), head.dout.stride, rows, dim, buffer.dout);
   row_products(dout, Head<T>{head.out.row(begin), head.out.stride}, rows, dim, buffer.delta);
-  const std::int64_t first_block = first_key(begin, n, shape);
+  const std::int64_t first_block = first_key(queries, n, shape);
   for (std::int64_t key = first_block; key <= begin; key += n) {
     const std::int64_t width = key == begin ? rows : n;
     const float* const k = keys.data + key * keys.stride;
@@ -263,8 +286,9 @@ void attention(Parallel& parallel, const Workspace& workspace, HeadsView q, Head
       const ForwardHead<T> head{head_of<T>(q, shape, b, h), head_of<T>(k, shape, b, h / group),
                                 head_of<T>(v, shape, b, h / group), head_of<T>(out, shape, b, h),
                                 lse ? lse.as<float>() + (b * shape.heads + h) * shape.sequence : nullptr};
-      forward_block(head, begin, std::min(n, shape.sequence - begin), shape,
-                    ForwardBuffers(scratch, n, shape.head_dim));
+      const ForwardBuffers buffer(scratch, n, shape.head_dim);
+      for_blocks_from(begin, n, b, shape,
+                      [&](const QueryBlock& queries) { forward_block(head, queries, shape, buffer); });
     });
   });
 }
@@ -290,7 +314,9 @@ void attention_backward(Parallel& parallel, const Workspace& workspace, TensorVi
                                    head_of<T>(dout, shape, b, h), head_of<T>(dq, shape, b, h),
                                    lse.as<float>() + (b * shape.heads + h) * length};
         for (std::int64_t begin = 0; begin < length; begin += n) {
-          backward_block(head, keys, values, begin, std::min(n, length - begin), shape, buffer);
+          for_blocks_from(begin, n, b, shape, [&](const QueryBlock& queries) {
+            backward_block(head, keys, values, queries, shape, buffer);
+          });
         }
       }
       const Head<T> dk_head = head_of<T>(dk, shape, b, key_head), dv_head = head_of<T>(dv, shape, b, key_head);

@@ -60,19 +60,19 @@ void gather_sums(Parallel& parallel, const T* dout, const std::int32_t* ids, std
 
 }  // namespace
 
-void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,
                TensorView out) {
   const std::int64_t n = tokens.count(), channels = table.shape[1];
   const std::int32_t* const ids = tokens.as<std::int32_t>();
-  const bf16 *const rows = table.as<bf16>(), *const places = optional<bf16>(positions);
+  const bf16 *const vectors = table.as<bf16>(), *const places = optional<bf16>(positions);
   check_tokens("embedding", tokens, table.shape[0]);
   with_activation(out.dtype, [&]<class T>(T) {
     T* const target = out.as<T>();
-    for_ranges(parallel, n, 16, [=](std::int64_t begin, std::int64_t length) {
+    for_ranges(parallel, n, 16, [=, rows = rows](std::int64_t begin, std::int64_t length) {
       vectorised([=] {
         for (std::int64_t i = begin; i < begin + length; ++i) {
-          const bf16* const row = rows + ids[i] * channels;
-          const bf16* const place = places == nullptr ? nullptr : places + i % sequence * channels;
+          const bf16* const row = vectors + ids[i] * channels;
+          const bf16* const place = places == nullptr ? nullptr : places + rows.position(i) * channels;
           T* const y = target + i * channels;
           if (place == nullptr) {
 #pragma GCC ivdep
@@ -87,7 +87,7 @@ void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorVi
   });
 }
 
-void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, std::int64_t sequence,
+void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, const TokenRows& rows,
                         TensorView dtable, TensorView dpositions, TensorView token_rows) {
   const std::int64_t n = tokens.count(), channels = dout.shape[1];
   const std::int32_t* const ids = tokens.as<std::int32_t>();
@@ -103,7 +103,7 @@ void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, 
     }
     if (dpositions) {
       scatter_add(parallel, gradient, n, channels, dpositions.as<float>(),
-                  [=](std::int64_t i) { return i % sequence; });
+                  [rows](std::int64_t i) { return rows.position(i); });
     }
   });
 }

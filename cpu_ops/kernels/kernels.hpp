@@ -49,7 +49,7 @@ std::size_t attention_backward_scratch(std::int64_t sequence, std::int64_t head_
 void attention_backward(Parallel& parallel, const Workspace& workspace, TensorView dout, HeadsView q, HeadsView k,
                         HeadsView v, TensorView out, TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv,
                         const AttentionShape& shape);
-void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse);
+void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse, RecordsView records = {});
 
 void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,
                 TensorView rstd, float eps);
@@ -71,9 +71,9 @@ void add(Parallel& parallel, TensorView a, TensorView b, TensorView y);
 void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView residual, TensorView y);
 
 /// Throws MisuseError for a token that is negative or not below V, before anything is written.
-void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+void embedding(Parallel& parallel, TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,
                TensorView out);
-void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, std::int64_t sequence,
+void embedding_backward(Parallel& parallel, TensorView dout, TensorView tokens, const TokenRows& rows,
                         TensorView dtable, TensorView dpositions, TensorView token_rows = {});
 
 }  // namespace tandem::fast

@@ -105,16 +105,17 @@ void add_scaled(Parallel& parallel, TensorView x, float factor, TensorView resid
   });
 }
 
-void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse) {
-  const std::int64_t sequence = x.shape[1], heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
+void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse, RecordsView records) {
+  const TokenRows rows(x.shape[1], records);
+  const std::int64_t heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
   const float* const rotations = table.as<float>();
   const float sign = inverse ? -1.0F : 1.0F;
   with_activation(x.dtype, [&]<class T>(T) {
     T* const data = x.as<T>();
-    for_ranges(parallel, x.shape[0] * sequence, 8, [=](std::int64_t begin, std::int64_t length) {
+    for_ranges(parallel, x.shape[0] * rows.sequence, 8, [=](std::int64_t begin, std::int64_t length) {
       vectorised([=] {
         for (std::int64_t token = begin; token < begin + length; ++token) {
-          const float* const rotation = rotations + token % sequence * 2 * half;
+          const float* const rotation = rotations + rows.position(token) * 2 * half;
           for (std::int64_t h = 0; h < heads; ++h) {
             T* const low = data + (token * heads + h) * dim;
             T* const high = low + half;

@@ -50,9 +50,10 @@ class Sum {
   std::vector<double> values_;
 };
 
-/// First key that query t sees.
-std::int64_t first_seen(const AttentionShape& s, std::int64_t t) {
-  return std::max<std::int64_t>(0, t + 1 - s.reach());
+/// First key that query t of row b sees.
+std::int64_t first_seen(const AttentionShape& s, std::int64_t b, std::int64_t t) {
+  const std::int64_t record = s.records ? s.records.first[b * s.sequence + t] : 0;
+  return std::max(record, t + 1 - s.reach());
 }
 
 template <class Body>
@@ -69,7 +70,7 @@ void for_queries(const AttentionShape& s, const Body& body) {
 void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& s) {
   const HeadsView o = dense(out, s);
   for_queries(s, [&](std::int64_t b, std::int64_t h, std::int64_t t, std::int64_t g) {
-    const std::int64_t first = first_seen(s, t);
+    const std::int64_t first = first_seen(s, b, t);
     std::vector<double> p(static_cast<std::size_t>(t + 1 - first));
     double largest = -INFINITY, sum = 0.0;
     for (std::int64_t j = first; j <= t; ++j) {
@@ -97,7 +98,7 @@ void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, 
     const std::int64_t q_at = at(q, s, b, t, h), o_at = at(o, s, b, t, h);
     const double delta = dot(d_o, o_at, o, o_at, s.head_dim);
     const double log_sum = get(lse, (b * s.heads + h) * s.sequence + t);
-    for (std::int64_t j = first_seen(s, t); j <= t; ++j) {
+    for (std::int64_t j = first_seen(s, b, t); j <= t; ++j) {
       const std::int64_t k_at = at(k, s, b, j, g), v_at = at(v, s, b, j, g);
       const double p = std::exp(scale * dot(q, q_at, k, k_at, s.head_dim) - log_sum);
       const double ds = scale * p * (dot(d_o, o_at, v, v_at, s.head_dim) - delta);
@@ -113,13 +114,14 @@ void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, 
   sum_dv.write();
 }
 
-void rope(TensorView x, TensorView table, bool inverse) {
-  const std::int64_t sequence = x.shape[1], heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
-  for (std::int64_t token = 0; token < x.shape[0] * sequence; ++token) {
+void rope(TensorView x, TensorView table, bool inverse, RecordsView records) {
+  const TokenRows rows(x.shape[1], records);
+  const std::int64_t heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
+  for (std::int64_t token = 0; token < x.shape[0] * rows.sequence; ++token) {
     for (std::int64_t h = 0; h < heads; ++h) {
       for (std::int64_t i = 0; i < half; ++i) {
         const std::int64_t low = (token * heads + h) * dim + i, high = low + half;
-        const std::int64_t angle = (token % sequence * half + i) * 2;
+        const std::int64_t angle = (rows.position(token) * half + i) * 2;
         const double cosine = get(table, angle), sine = inverse ? -get(table, angle + 1) : get(table, angle + 1);
         const double a = get(x, low), b = get(x, high);
         put(x, low, a * cosine - b * sine);

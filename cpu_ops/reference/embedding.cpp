@@ -5,18 +5,18 @@
 
 namespace tandem::reference {
 
-void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out) {
+void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out) {
   const std::int64_t channels = table.shape[1];
   for (std::int64_t n = 0; n < tokens.count(); ++n) {
     const std::int64_t token = tokens.as<std::int32_t>()[n];
     for (std::int64_t c = 0; c < channels; ++c) {
-      const double place = positions ? get(positions, n % sequence * channels + c) : 0.0;
+      const double place = positions ? get(positions, rows.position(n) * channels + c) : 0.0;
       put(out, n * channels + c, get(table, token * channels + c) + place);
     }
   }
 }
 
-void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& lengths, TensorView dtable,
                         TensorView dpositions, TensorView token_rows) {
   const std::int64_t channels = dout.shape[1];
   const bool whole = dtable && dtable.dtype == DType::bf16;
@@ -34,7 +34,7 @@ void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequenc
       const double gradient = get(dout, n * channels + c);
       if (whole) rows[static_cast<std::size_t>(token * channels + c)] += gradient;
       if (dtable && !whole) add_to(dtable, token * channels + c, gradient);
-      if (dpositions) add_to(dpositions, n % sequence * channels + c, gradient);
+      if (dpositions) add_to(dpositions, lengths.position(n) * channels + c, gradient);
     }
   }
   for (std::size_t i = 0; i < rows.size(); ++i) put(dtable, static_cast<std::int64_t>(i), rows[i]);

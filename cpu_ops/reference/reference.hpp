@@ -25,7 +25,7 @@ void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorV
 void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape);
 void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                         HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape);
-void rope(TensorView x, TensorView table, bool inverse);
+void rope(TensorView x, TensorView table, bool inverse, RecordsView records = {});
 
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                 float eps);
@@ -44,8 +44,8 @@ void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dg
 void add(TensorView a, TensorView b, TensorView y);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y);
 
-void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out);
-void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out);
+void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,
                         TensorView dpositions, TensorView token_rows = {});
 
 void adamw(const AdamPiece& piece, const AdamCoefficients& c);

@@ -1,7 +1,8 @@
 #pragma once
 // Causal attention. Two implementations: cuDNN's (attention_cudnn.cpp), and plain kernels (kernels/attention*.cu)
 // that are the reference, serve the emulated build and builds without cuDNN's headers, and take what the library does
-// not. Both keep the same statistics, so that either's backward may follow either's forward.
+// not, such as packed rows: its deterministic backward keeps gradients of scores for whole rows of each record. Both
+// keep the same statistics, so that either's backward may follow either's forward.
 #include <cstddef>
 #include <cstdint>
 #include <memory>

@@ -29,7 +29,7 @@ void geglu_backward(TensorView dy, TensorView gate, TensorView up, TensorView dg
                     CUstream_st* stream);
 void add(TensorView a, TensorView b, TensorView y, CUstream_st* stream);
 void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, CUstream_st* stream);
-void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream);
+void rope(TensorView x, TensorView table, RecordsView records, bool inverse, CUstream_st* stream);
 
 // -- norms.cu ------------------------------------------------------------------------------------------------------
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
@@ -62,7 +62,7 @@ void add_parts(const PartSums& a, const PartSums& b, std::int64_t count, std::in
 
 // -- embedding.cu --------------------------------------------------------------------------------------------------
 /// A token outside the vocabulary makes its row NaN.
-void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
+void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out,
                CUstream_st* stream);
 /// dtable (V, C) f32 += rows of dout, in their order: the bits of one addition after the other; or bf16 = their sums,
 /// rounded once, each beginning with the token's first row of `token_rows` where there are any. A token outside the
@@ -70,7 +70,7 @@ void embedding(TensorView tokens, TensorView table, TensorView positions, std::i
 void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, TensorView token_rows,
                         CUstream_st* stream);
 /// dpositions (P, C) += rows of dout, in their order.
-void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream);
+void position_backward(TensorView dout, const TokenRows& rows, TensorView dpositions, CUstream_st* stream);
 
 // -- softmax.cu ----------------------------------------------------------------------------------------------------
 /// Factors that turn a row's logits into their gradients.

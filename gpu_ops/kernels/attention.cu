@@ -15,14 +15,13 @@ struct Running {
 
 /// Takes in the scores of this quad's query with the staged keys: weights into this row of `weights`.
 template <int dim>
-TANDEM_DEVICE void weigh(Running<dim>& row, const float* query, const float* keys, const Band& band, float scale,
-                         float* weights) {
+TANDEM_DEVICE void weigh(Running<dim>& row, const float* query, const float* keys, const Seen& seen, int first_key,
+                         float scale, float* weights) {
   Scores<dim> score = row_products<dim>(query, keys);
   float top = row.largest;
   TANDEM_UNROLL
   for (int j = 0; j < Tiling<dim>::own_scores; ++j) {
-    const bool seen = sees(band, thread_index() / quad, column_of(j));
-    score.x[j] = seen ? scale * score.x[j] : numerics::bits_float(minus_infinity);
+    score.x[j] = sees(seen, first_key + column_of(j)) ? scale * score.x[j] : numerics::bits_float(minus_infinity);
     top = score.x[j] > top ? score.x[j] : top;
   }
   top = quad_max(top);
@@ -50,18 +49,19 @@ attention_kernel(ForwardOperands operands, AttentionShape shape, std::int64_t fi
   float* const others = queries + Size::tile_floats;  // keys, then values
   const int row = thread_index() / quad;
   float* const weights = others + Size::tile_floats + row * Size::score_pitch;
-  const auto [first_query, b, h] = queries_of(first_tile + block_index(), Size::rows, shape);
+  const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
+  const auto [first_query, b, h] = tile;
   const std::int64_t t = first_query + row, group = shape.group();
   const Head<float> k = head_at<float>(operands.k, shape, b, h / group),
                     v = head_at<float>(operands.v, shape, b, h / group);
   stage_rows<dim>(head_at<float>(operands.q, shape, b, h), first_query, shape, aligned, queries);
   Running<dim> running = {numerics::bits_float(lowest), 0.0F, {}};
-  const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
+  const Seen seen = keys_seen(b, t, shape, operands.reach);
+  const std::int64_t first_key = first_key_of(tile, Size::rows, shape, operands.reach);
   for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
     stage_rows<dim>(k, key, shape, aligned, others);
     barrier();
-    const Band band = band_of<Size::rows>(first_query, key, operands.reach);
-    weigh(running, queries + row * Size::pitch, others, band, shape.scale, weights);
+    weigh(running, queries + row * Size::pitch, others, seen, static_cast<int>(key), shape.scale, weights);
     barrier();
     stage_rows<dim>(v, key, shape, aligned, others);
     barrier();

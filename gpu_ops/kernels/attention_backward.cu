@@ -102,7 +102,8 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_ti
   float* const values = keys + Size::tile_floats;
   const int row = thread_index() / quad;
   float* const dscores = values + Size::tile_floats + row * Size::score_pitch;
-  const auto [first_query, b, h] = queries_of(first_tile + block_index(), Size::rows, shape);
+  const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
+  const auto [first_query, b, h] = tile;
   const std::int64_t t = first_query + row, group = shape.group();
   const Head<float> k = head_at<float>(operands.k, shape, b, h / group),
                     v = head_at<float>(operands.v, shape, b, h / group);
@@ -112,17 +113,17 @@ dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_ti
   const float lse = t < shape.sequence ? operands.lse[statistic] : 0.0F;
   const float delta = t < shape.sequence ? operands.delta[statistic] : 0.0F;
   Quarter<dim> sums = {};
-  const std::int64_t first_key = first_key_of(first_query, Size::rows, operands.reach);
+  const Seen own = keys_seen(b, t, shape, operands.reach);
+  const std::int64_t first_key = first_key_of(tile, Size::rows, shape, operands.reach);
   for (std::int64_t key = first_key; key <= first_query; key += Size::rows) {
     stage_rows<dim>(k, key, shape, aligned, keys);
     stage_rows<dim>(v, key, shape, aligned, values);
     barrier();
     const Scores<dim> products = row_products<dim>(queries + row * Size::pitch, keys);
     const Scores<dim> dweights = row_products<dim>(douts + row * Size::pitch, values);
-    const Band band = band_of<Size::rows>(first_query, key, operands.reach);
     TANDEM_UNROLL
     for (int j = 0; j < Size::own_scores; ++j) {
-      const bool seen = sees(band, row, column_of(j));
+      const bool seen = sees(own, static_cast<int>(key) + column_of(j));
       const float weight = seen ? weight_of(products.x[j], lse, shape.scale) : 0.0F;
       dscores[column_of(j)] = dscore_of(weight, dweights.x[j], delta, shape.scale);
     }
@@ -147,8 +148,10 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_t
   float* const weights = douts + Size::tile_floats + row * Size::score_pitch;
   float* const dscores = weights + Size::score_floats;
   const std::int64_t group = shape.group();
-  const auto [first_key, b, kv] = keys_of(first_tile + block_index(), Size::rows, shape);
-  const std::int64_t t = first_key + row, end = end_of_queries(first_key, Size::rows, operands.reach, shape.sequence);
+  const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
+  const auto [first_key, b, kv] = tile;
+  const std::int64_t t = first_key + row, end = end_of_queries(tile, Size::rows, shape, operands.reach);
+  const Seen own = queries_seen(b, t, shape, operands.reach);
   stage_rows<dim>(head_at<float>(operands.k, shape, b, kv), first_key, shape, aligned, keys);
   stage_rows<dim>(head_at<float>(operands.v, shape, b, kv), first_key, shape, aligned, values);
   Quarter<dim> dk = {}, dv = {};
@@ -161,11 +164,10 @@ dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t first_t
       barrier();
       const Scores<dim> products = row_products<dim>(keys + row * Size::pitch, queries);
       const Scores<dim> dweights = row_products<dim>(values + row * Size::pitch, douts);
-      const Band band = band_of<Size::rows>(query, first_key, operands.reach);
       TANDEM_UNROLL
       for (int j = 0; j < Size::own_scores; ++j) {
         const std::int64_t u = query + column_of(j);
-        const bool seen = sees(band, column_of(j), row) && u < shape.sequence;
+        const bool seen = sees(own, static_cast<int>(u)) && u < shape.sequence;
         const float weight = seen ? weight_of(products.x[j], lse[u], shape.scale) : 0.0F;
         weights[column_of(j)] = weight;
         dscores[column_of(j)] = seen ? dscore_of(weight, dweights.x[j], delta[u], shape.scale) : 0.0F;

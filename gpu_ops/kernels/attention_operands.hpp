@@ -83,49 +83,63 @@ TANDEM_DEVICE TileOf keys_of(std::int64_t i, int rows, const AttentionShape& sha
   return {i / heads * rows, i % heads / shape.kv_heads, i % shape.kv_heads};
 }
 
+/// Rows of a tile, both ends among them.
+struct RowRange {
+  int first, last;
+};
+
+/// Positions [first, end) of the tokens that one token sees, or that see it.
+struct Seen {
+  int first, end;
+};
+TANDEM_DEVICE bool sees(const Seen& seen, int position) { return position >= seen.first && position < seen.end; }
+
+/// Index of token t of row b among all; of the last where it lies behind that.
+TANDEM_DEVICE std::int64_t token_at(std::int64_t b, std::int64_t t, const AttentionShape& shape) {
+  return b * shape.sequence + (t < shape.sequence ? t : shape.sequence - 1);
+}
+/// Keys that query t of row b sees.
+TANDEM_DEVICE Seen keys_seen(std::int64_t b, std::int64_t t, const AttentionShape& shape, std::int64_t reach) {
+  const std::int64_t first = t + 1 - reach;
+  const std::int64_t record = shape.records ? shape.records.first[token_at(b, t, shape)] : 0;
+  return {static_cast<int>(first > record ? first : record), static_cast<int>(t + 1)};
+}
+/// Queries that see key t of row b; they may reach beyond the row's last token.
+TANDEM_DEVICE Seen queries_seen(std::int64_t b, std::int64_t t, const AttentionShape& shape, std::int64_t reach) {
+  const std::int64_t end = t + reach;
+  const std::int64_t record = shape.records ? shape.records.end[token_at(b, t, shape)] : end;
+  return {static_cast<int>(t), static_cast<int>(end < record ? end : record)};
+}
+
+/// What the rows of a range see, by its first and its last: neither end of what a row sees lies before that of the row
+/// before it.
+struct SeenByRange {
+  Seen first_row, last_row;
+};
+/// Whether each row sees all positions of `others`.
+TANDEM_DEVICE bool sees_all(const SeenByRange& rows, const RowRange& others) {
+  return others.first >= rows.last_row.first && others.last < rows.first_row.end;
+}
+/// Whether any row may see any position of `others`.
+TANDEM_DEVICE bool sees_any(const SeenByRange& rows, const RowRange& others) {
+  return others.first < rows.last_row.end && others.last >= rows.first_row.first;
+}
+
 /// First key, of a whole tile of `rows`, that any of the queries from `first_query` on sees.
-TANDEM_DEVICE std::int64_t first_key_of(std::int64_t first_query, int rows, std::int64_t reach) {
-  const std::int64_t first = first_query + 1 - reach;
-  return first > 0 ? first / rows * rows : 0;
+TANDEM_DEVICE std::int64_t first_key_of(const TileOf& queries, int rows, const AttentionShape& shape,
+                                        std::int64_t reach) {
+  return keys_seen(queries.b, queries.first, shape, reach).first / rows * rows;
 }
 /// End of the keys that any of `rows` queries from `first_query` on sees.
 TANDEM_DEVICE std::int64_t end_of_keys(std::int64_t first_query, int rows, std::int64_t sequence) {
   const std::int64_t end = first_query + rows;
   return end < sequence ? end : sequence;
 }
-/// End of the queries that see any of `rows` keys from `first_key` on.
-TANDEM_DEVICE std::int64_t end_of_queries(std::int64_t first_key, int rows, std::int64_t reach, std::int64_t sequence) {
-  const std::int64_t end = first_key + rows - 1 + reach;
-  return end < sequence ? end : sequence;
-}
-
-/// Which keys of a tile the queries of another see, by their numbers within the tiles: those after a query's own and
-/// `behind` more, up to its own and `ahead` more.
-struct Band {
-  int ahead;
-  int behind;
-};
-/// Band of two tiles of up to `rows` rows, by their first query and first key. Distances beyond a tile are cut to its
-/// size.
-template <int rows>
-TANDEM_DEVICE Band band_of(std::int64_t first_query, std::int64_t first_key, std::int64_t reach) {
-  const std::int64_t ahead = first_query - first_key, behind = ahead - reach;
-  return {ahead < rows ? static_cast<int>(ahead) : rows, behind > -rows ? static_cast<int>(behind) : -rows};
-}
-TANDEM_DEVICE bool sees(const Band& band, int query, int key) {
-  return key <= query + band.ahead && key > query + band.behind;
-}
-/// Rows of a tile, both ends among them.
-struct RowRange {
-  int first, last;
-};
-/// Whether each of `queries` sees all of `keys`: the first has the fewest ahead, and the last the fewest behind.
-TANDEM_DEVICE bool sees_all(const Band& band, const RowRange& queries, const RowRange& keys) {
-  return keys.last <= queries.first + band.ahead && keys.first > queries.last + band.behind;
-}
-/// Whether any of `queries` may see any of `keys`.
-TANDEM_DEVICE bool sees_any(const Band& band, const RowRange& queries, const RowRange& keys) {
-  return keys.first <= queries.last + band.ahead && keys.last > queries.first + band.behind;
+/// End of the queries that see any of `rows` keys.
+TANDEM_DEVICE std::int64_t end_of_queries(const TileOf& keys, int rows, const AttentionShape& shape,
+                                          std::int64_t reach) {
+  const std::int64_t end = queries_seen(keys.b, end_of_keys(keys.first, rows, shape.sequence) - 1, shape, reach).end;
+  return end < shape.sequence ? end : shape.sequence;
 }
 
 // -- on the host ---------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
   const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
   const std::int64_t group = shape.group();
   const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
-  const std::int64_t begin = first_key_of(tile.first, key_rows<dim>, operands.reach);
+  const std::int64_t begin = first_key_of(tile, key_rows<dim>, shape, operands.reach);
   const auto copy = [&](int i, int to) {
     bf16* const keys = tiles + to * buffer;
     stage<dim>(others, begin + i * key_rows<dim>, key_rows<dim>, shape, aligned, keys, keys + buffer / 2);
@@ -76,18 +76,17 @@ tensor_attention_kernel(ForwardOperands operands, AttentionShape shape, std::int
   if (!Size::wide) staged();
   const auto queries = own_factors<dim>(own);
   const ScoreScale scale = score_scale(shape.scale);
+  const OwnSeen seen =
+      own_seen(tile.first, [&](std::int64_t t) { return keys_seen(tile.b, t, shape, operands.reach); });
   RunningRows rows;
   Products<dim> out = {};
   const int count = tiles_between(begin, end_of_keys(tile.first, Size::rows, shape.sequence), key_rows<dim>);
   const int free = for_tiles<Size::buffers>(count, copy, [&](int i, int from) {
     bf16* const keys = tiles + from * buffer;  // and the values behind them
-    const Band band = band_of<Size::rows>(tile.first, begin + i * key_rows<dim>, operands.reach);
-    const RowRange all{0, key_rows<dim> - 1};
-    if (!sees_any(band, own_range(), all)) return;
+    const int first = static_cast<int>(begin) + i * key_rows<dim>;
+    if (!sees_any(seen.warp, {first, first + key_rows<dim> - 1})) return;
     auto products = with_rows<key_rows<dim>, dim>(queries, keys, 0);
-    if (scale.negative || !sees_all(band, own_range(), all)) {
-      sign_and_hide(products, scale.negative, [&](int row, int column) { return sees(band, row, column); });
-    }
+    sign_and_hide(products, scale.negative, seen, first);
     weigh(rows, products, out, scale.magnitude);
     add_weighted(out, products, keys, key_rows<dim>);
   });

@@ -41,8 +41,17 @@ TANDEM_DEVICE int own_row(int half) { return warp_row() + own_lane() / quad + ha
 /// Column of element `e` of product j.
 TANDEM_DEVICE int own_column(int j, int e) { return j * 8 + own_lane() % quad * 2 + e % 2; }
 
-/// This warp's rows of the tile.
-TANDEM_DEVICE RowRange own_range() { return {warp_row(), warp_row() + 15}; }
+/// What this warp's rows of a tile see, and each of this thread's two.
+struct OwnSeen {
+  SeenByRange warp;
+  Seen row[2];
+};
+/// `seen(t)`: what the token at position t sees; `first`: position of the tile's first row.
+template <class SeenBy>
+TANDEM_DEVICE OwnSeen own_seen(std::int64_t first, const SeenBy& seen) {
+  return {{seen(first + warp_row()), seen(first + warp_row() + 15)},
+          {seen(first + own_row(0)), seen(first + own_row(1))}};
+}
 
 // -- weights -------------------------------------------------------------------------------------------------------
 
@@ -60,15 +69,16 @@ TANDEM_DEVICE ScoreScale score_scale(float scale) {
   return {std::fmax(std::fabs(in_powers_of_two(scale)), numerics::bits_float(smallest_normal)), scale < 0.0F};
 }
 
-/// Gives products the sign of the scale, and those that are not `seen(row, column)` -inf.
-template <int columns, class Seen>
-TANDEM_DEVICE void sign_and_hide(Products<columns>& products, bool negative, const Seen& seen) {
+/// Gives products with tokens from position `first` on the sign of the scale, and those that are not seen -inf.
+template <int columns>
+TANDEM_DEVICE void sign_and_hide(Products<columns>& products, bool negative, const OwnSeen& seen, int first) {
+  if (!negative && sees_all(seen.warp, {first, first + columns - 1})) return;
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; ++j) {
     for (int e = 0; e < 4; ++e) {
       float& x = products.at[j].x[e];
       x = negative ? -x : x;
-      if (!seen(own_row(e / 2), own_column(j, e))) x = numerics::bits_float(minus_infinity);
+      if (!sees(seen.row[e / 2], first + own_column(j, e))) x = numerics::bits_float(minus_infinity);
     }
   }
 }

@@ -50,7 +50,7 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t f
   const TileOf tile = queries_of(first_tile + block_index(), Size::rows, shape);
   const std::int64_t group = shape.group();
   const HeadPair others = pair_at(operands.k, operands.v, shape, tile.b, tile.h / group);
-  const std::int64_t begin = first_key_of(tile.first, key_rows<dim>, operands.reach);
+  const std::int64_t begin = first_key_of(tile, key_rows<dim>, shape, operands.reach);
   const auto copy = [&](int i, int to) {
     bf16* const keys = tiles + to * buffer;
     stage<dim>(others, begin + i * key_rows<dim>, key_rows<dim>, shape, aligned, keys, keys + buffer / 2);
@@ -65,6 +65,8 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t f
     copy(0, 0);
   }
   const ScoreScale scale = score_scale(shape.scale);
+  const OwnSeen seen =
+      own_seen(tile.first, [&](std::int64_t t) { return keys_seen(tile.b, t, shape, operands.reach); });
   OfRows lse, delta;
   TANDEM_UNROLL
   for (int half = 0; half < 2; ++half) {
@@ -77,15 +79,12 @@ tensor_dq_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t f
   const int count = tiles_between(begin, end_of_keys(tile.first, Size::rows, shape.sequence), key_rows<dim>);
   const int free = for_tiles<Size::buffers>(count, copy, [&](int i, int from) {
     bf16* const keys = tiles + from * buffer;  // and the values behind them
-    const Band band = band_of<Size::rows>(tile.first, begin + i * key_rows<dim>, operands.reach);
+    const int first_key = static_cast<int>(begin) + i * key_rows<dim>;
     TANDEM_UNROLL
     for (int first = 0; first < key_rows<dim>; first += at_once<dim>) {
-      const RowRange some{first, first + at_once<dim> - 1};
-      if (!sees_any(band, own_range(), some)) continue;
+      if (!sees_any(seen.warp, {first_key + first, first_key + first + at_once<dim> - 1})) continue;
       auto products = with_rows<at_once<dim>, dim>(queries, keys, first);
-      if (scale.negative || !sees_all(band, own_range(), some)) {
-        sign_and_hide(products, scale.negative, [&](int row, int key) { return sees(band, row, first + key); });
-      }
+      sign_and_hide(products, scale.negative, seen, first_key + first);
       auto dscores = with_rows<at_once<dim>, dim>(douts, keys, key_rows<dim> + first);
       to_dscores(dscores, products, lse, delta, scale);
       add_weighted(sums, dscores, keys, first);
@@ -132,16 +131,20 @@ TANDEM_DEVICE OfRows pair_of(const float* statistics, int at) {
   return {{numerics::bits_float(pair.word[0]), numerics::bits_float(pair.word[1])}};
 }
 
-/// Turns the products of own keys with staged queries from `first` on into weights.
+/// Some of the staged queries.
+struct SomeQueries {
+  int first;     ///< row of the buffer
+  int position;  ///< where that is
+};
+
+/// Turns the products of own keys with staged queries from `some` on into weights.
 template <int dim, int columns>
-TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<dim>& queries, int first,
-                              const Band& band, const ScoreScale& scale) {
-  if (scale.negative || !sees_all(band, {first, first + columns - 1}, own_range())) {
-    sign_and_hide(products, scale.negative, [&](int row, int query) { return sees(band, first + query, row); });
-  }
+TANDEM_DEVICE void to_weights(Products<columns>& products, const StagedQueries<dim>& queries, const SomeQueries& some,
+                              const OwnSeen& seen, const ScoreScale& scale) {
+  sign_and_hide(products, scale.negative, seen, some.position);
   TANDEM_UNROLL
   for (int j = 0; j < columns / 8; ++j) {
-    const OfRows lse = pair_of(queries.lse(), first + own_column(j, 0));
+    const OfRows lse = pair_of(queries.lse(), some.first + own_column(j, 0));
     for (int e = 0; e < 4; ++e) {
       products.at[j].x[e] = power_of(products.at[j].x[e], in_powers_of_two(lse.x[e % 2]), scale);
     }
@@ -172,11 +175,12 @@ struct BothGradients {
   static constexpr int threads = TensorTiling<dim>::threads;
   static constexpr int products = 4;  ///< products of a key with a query
 
-  /// Adds the gradients from `at_once` queries from `first` on.
-  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, int first, const Band& band,
-                         const ScoreScale& scale) {
+  /// Adds the gradients from `at_once` queries from `some` on.
+  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, const SomeQueries& some,
+                         const OwnSeen& seen, const ScoreScale& scale) {
+    const int first = some.first;
     auto weights = with_rows<at_once<dim>, dim>(own.keys, queries.tile, first);
-    to_weights(weights, queries, first, band, scale);
+    to_weights(weights, queries, some, seen, scale);
     add_weighted(dv, weights, queries.tile, query_rows<dim> + first);
     auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.tile, query_rows<dim> + first);
     to_dscores(dscores, weights, queries, first);
@@ -199,10 +203,11 @@ struct OneGradient {
   static constexpr int threads = 2 * TensorTiling<dim>::threads;
   static constexpr int products = 5;
 
-  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, int first, const Band& band,
-                         const ScoreScale& scale) {
+  TANDEM_DEVICE void add(const StagedKeys& own, const StagedQueries<dim>& queries, const SomeQueries& some,
+                         const OwnSeen& seen, const ScoreScale& scale) {
+    const int first = some.first;
     auto factors = with_rows<at_once<dim>, dim>(own.keys, queries.tile, first);
-    to_weights(factors, queries, first, band, scale);
+    to_weights(factors, queries, some, seen, scale);
     if (!of_values) {
       auto dscores = with_rows<at_once<dim>, dim>(own.values, queries.tile, query_rows<dim> + first);
       to_dscores(dscores, factors, queries, first);
@@ -237,7 +242,7 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t 
   };
   const TileOf tile = keys_of(first_tile + block_index(), Size::rows, shape);
   const int group = static_cast<int>(shape.group());
-  const std::int64_t end = end_of_queries(tile.first, Size::rows, operands.reach, shape.sequence);
+  const std::int64_t end = end_of_queries(tile, Size::rows, shape, operands.reach);
   const int of_head = tiles_between(tile.first, end, query_rows<dim>);
   int next = 0, next_head = 0, now = 0;  // tiles of a head, which follow those of the one before it
   const auto copy = [&](int, int to) {
@@ -250,14 +255,16 @@ tensor_dkv_kernel(BackwardOperands operands, AttentionShape shape, std::int64_t 
                       own.keys, own.values);
   if (Size::buffers > 1) copy(0, 0);
   const ScoreScale scale = score_scale(shape.scale);
+  const OwnSeen seen =
+      own_seen(tile.first, [&](std::int64_t t) { return queries_seen(tile.b, t, shape, operands.reach); });
   KeyGradients<dim> gradients;
   for_tiles<Size::buffers>(group * of_head, copy, [&](int, int from) {
-    const Band band = band_of<Size::rows>(now * query_rows<dim>, 0, operands.reach);
+    const int position = static_cast<int>(tile.first) + now * query_rows<dim>;
     now = now + 1 == of_head ? 0 : now + 1;
     TANDEM_UNROLL_BY(1)
     for (int first = 0; first < query_rows<dim>; first += at_once<dim>) {
-      if (!sees_any(band, {first, first + at_once<dim> - 1}, own_range())) continue;
-      gradients.add(own, queries_in(from), first, band, scale);
+      if (!sees_any(seen.warp, {position + first, position + first + at_once<dim> - 1})) continue;
+      gradients.add(own, queries_in(from), {first, position + first}, seen, scale);
     }
   });
   gradients.write(pair_at(operands.dk, operands.dv, shape, tile.b, tile.h), tile.first, shape, aligned, own);

@@ -10,7 +10,8 @@ namespace {
 constexpr std::uint32_t quiet_nan = 0x7fc00000u;
 
 struct EmbeddingShape {
-  std::int64_t tokens, vocabulary, channels, sequence;
+  std::int64_t tokens, vocabulary, channels;
+  TokenRows rows;
 };
 
 /// `positions` is null where there are none.
@@ -22,7 +23,7 @@ embedding_kernel(const std::int32_t* ids, const bf16* table, const bf16* positio
     const std::int64_t id = ids[row];
     const bool known = id >= 0 && id < shape.vocabulary;
     const bf16* const from = table + (known ? id : 0) * shape.channels;
-    const bf16* const place = positions == nullptr ? nullptr : positions + row % shape.sequence * shape.channels;
+    const bf16* const place = positions == nullptr ? nullptr : positions + shape.rows.position(row) * shape.channels;
     T* const to = out + row * shape.channels;
     for_row_spans(shape.channels, aligned, [&](const Span& span) {
       Floats p = load(from, span);
@@ -67,12 +68,12 @@ TANDEM_DEVICE void add_rows(float* sum, const T* x, const std::int64_t (&rows)[a
   });
 }
 
-/// Which of the rows from `begin` on name `id`: bit i of word w stands for row begin + 32 w + i. All threads of the
+/// Which of the rows from `begin` on are `wanted`: bit i of word w stands for row begin + 32 w + i. All threads of the
 /// block call it and may read `words` when it returns, until they call it again.
-TANDEM_DEVICE void find_rows(const std::int32_t* ids, std::int64_t begin, std::int64_t end, std::int32_t id,
-                             std::uint32_t* words) {
+template <class Wanted>
+TANDEM_DEVICE void find_rows(std::int64_t begin, std::int64_t end, std::uint32_t* words, const Wanted& wanted) {
   const std::int64_t row = begin + thread_index();
-  const std::uint32_t found = ballot(row < end && ids[row] == id);
+  const std::uint32_t found = ballot(row < end && wanted(row));
   barrier();
   if (thread_index() % warp_lanes == 0) words[thread_index() / warp_lanes] = found;
   barrier();
@@ -81,7 +82,7 @@ TANDEM_DEVICE void find_rows(const std::int32_t* ids, std::int64_t begin, std::i
 /// Whether a row before `row` names its token.
 TANDEM_DEVICE bool seen_before(const std::int32_t* ids, std::int64_t row, std::uint32_t* words) {
   for (std::int64_t begin = 0; begin < row; begin += most_threads) {
-    find_rows(ids, begin, row, ids[row], words);
+    find_rows(begin, row, words, [&](std::int64_t other) { return ids[other] == ids[row]; });
     for (int w = 0; w < most_warps; ++w) {
       if (words[w] != 0) return true;
     }
@@ -89,13 +90,13 @@ TANDEM_DEVICE bool seen_before(const std::int32_t* ids, std::int64_t row, std::u
   return false;
 }
 
-/// Calls `add(rows, count)` for the rows from `first` on that name `id`, in their order, up to `ahead` at once. By all
-/// threads of the block.
-template <class Add>
-TANDEM_DEVICE void for_rows_of(const std::int32_t* ids, std::int64_t first, std::int64_t end, std::int32_t id,
-                               std::uint32_t* words, const Add& add) {
+/// Calls `add(rows, count)` for the rows from `first` on that are `wanted`, in their order, up to `ahead` at once. By
+/// all threads of the block.
+template <class Wanted, class Add>
+TANDEM_DEVICE void for_rows(std::int64_t first, std::int64_t end, std::uint32_t* words, const Wanted& wanted,
+                            const Add& add) {
   for (std::int64_t begin = first; begin < end; begin += most_threads) {
-    find_rows(ids, begin, end, id, words);
+    find_rows(begin, end, words, wanted);
     int w = 0;
     std::uint32_t left = words[0];
     while (true) {
@@ -123,7 +124,8 @@ embedding_backward_kernel(const T* dout, const std::int32_t* ids, float* dtable,
     const std::int32_t id = ids[row];
     if (id < 0 || id >= shape.vocabulary || seen_before(ids, row, words)) continue;
     float* const sum = dtable + id * shape.channels;
-    for_rows_of(ids, row, shape.tokens, id, words, [&](const std::int64_t(&rows)[ahead], int count) {
+    const auto names = [&](std::int64_t other) { return ids[other] == id; };
+    for_rows(row, shape.tokens, words, names, [&](const std::int64_t(&rows)[ahead], int count) {
       add_rows(sum, dout, rows, count, shape.channels, aligned);
     });
   }
@@ -144,13 +146,14 @@ whole_embedding_backward_kernel(const T* dout, const std::int32_t* ids, const fl
   for (std::int64_t row = block_index(); row < shape.tokens; row += grid_size()) {
     const std::int32_t id = ids[row];
     if (id < 0 || id >= shape.vocabulary || seen_before(ids, row, words)) continue;
+    const auto names = [&](std::int64_t other) { return ids[other] == id; };
     for (std::int64_t first = 0; first < shape.channels; first += packet * most_threads) {
       const std::int64_t at = first + packet * thread_index();
       const bool mine = at < shape.channels;
       const Span span = mine ? span_at(at, shape.channels, aligned) : Span{0, 0, false};
       Floats sum = {};
       if (mine && begun != nullptr) sum = load(begun + row * shape.channels, span);
-      for_rows_of(ids, row, shape.tokens, id, words, [&](const std::int64_t(&rows)[ahead], int count) {
+      for_rows(row, shape.tokens, words, names, [&](const std::int64_t(&rows)[ahead], int count) {
         if (mine) add_spans(sum, dout, rows, count, shape.channels, span);
       });
       if (mine) store(dtable + id * shape.channels, span, sum);
@@ -162,19 +165,34 @@ whole_embedding_backward_kernel(const T* dout, const std::int32_t* ids, const fl
 template <class T>
 TANDEM_KERNEL(most_threads)
 position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape, bool aligned) {
-  const std::int64_t used = shape.sequence < shape.tokens ? shape.sequence : shape.tokens;
+  const std::int64_t sequence = shape.rows.sequence, used = sequence < shape.tokens ? sequence : shape.tokens;
   for (std::int64_t place = block_index(); place < used; place += grid_size()) {
     float* const sum = dpositions + place * shape.channels;
-    for (std::int64_t row = place; row < shape.tokens; row += ahead * shape.sequence) {
+    for (std::int64_t row = place; row < shape.tokens; row += ahead * sequence) {
       std::int64_t rows[ahead];
       int count = 0;
       TANDEM_UNROLL
       for (int i = 0; i < ahead; ++i) {
-        rows[i] = row + i * shape.sequence;
+        rows[i] = row + i * sequence;
         if (rows[i] < shape.tokens) ++count;
       }
       add_rows(sum, dout, rows, count, shape.channels, aligned);
     }
+  }
+}
+
+/// Likewise where rows are packed: a position has rows wherever a record is that long.
+template <class T>
+TANDEM_KERNEL(most_threads)
+packed_position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape, bool aligned) {
+  TANDEM_SHARED(std::uint32_t, words, most_warps);
+  const std::int64_t sequence = shape.rows.sequence, used = sequence < shape.tokens ? sequence : shape.tokens;
+  for (std::int64_t place = block_index(); place < used; place += grid_size()) {
+    float* const sum = dpositions + place * shape.channels;
+    const auto is_there = [&](std::int64_t row) { return shape.rows.position(row) == place; };
+    for_rows(place, shape.tokens, words, is_there, [&](const std::int64_t(&rows)[ahead], int count) {
+      add_rows(sum, dout, rows, count, shape.channels, aligned);
+    });
   }
 }
 
@@ -195,9 +213,9 @@ void write_embedding_backward(const TensorView& dout, const TensorView& tokens, 
 
 }  // namespace
 
-void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
+void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out,
                CUstream_st* stream) {
-  const EmbeddingShape shape{tokens.count(), table.shape[0], table.shape[1], sequence};
+  const EmbeddingShape shape{tokens.count(), table.shape[0], table.shape[1], rows};
   with_activation(out.dtype, [&]<class T>(T) {
     launch("embedding", embedding_kernel<T>, row_geometry(shape.tokens, shape.channels), stream,
            tokens.as<std::int32_t>(), table.as<bf16>(), optional<bf16>(positions), out.as<T>(), shape,
@@ -216,12 +234,18 @@ void embedding_backward(TensorView dout, TensorView tokens, TensorView dtable, T
   });
 }
 
-void position_backward(TensorView dout, std::int64_t sequence, TensorView dpositions, CUstream_st* stream) {
-  const EmbeddingShape shape{dout.shape[0], 0, dout.shape[1], sequence};
-  const std::int64_t used = sequence < shape.tokens ? sequence : shape.tokens;
+void position_backward(TensorView dout, const TokenRows& rows, TensorView dpositions, CUstream_st* stream) {
+  const EmbeddingShape shape{dout.shape[0], 0, dout.shape[1], rows};
+  const std::int64_t used = rows.sequence < shape.tokens ? rows.sequence : shape.tokens;
   with_activation(dout.dtype, [&]<class T>(T) {
-    launch("position_backward", position_backward_kernel<T>, row_geometry(used, shape.channels), stream, dout.as<T>(),
-           dpositions.as<float>(), shape, whole_packets<bf16>(shape.channels) && aligned(dout.data, dpositions.data));
+    const bool whole = whole_packets<bf16>(shape.channels) && aligned(dout.data, dpositions.data);
+    if (rows.records) {
+      launch("position_backward", packed_position_backward_kernel<T>, Geometry{blocks_for(used, 1), most_threads},
+             stream, dout.as<T>(), dpositions.as<float>(), shape, whole);
+    } else {
+      launch("position_backward", position_backward_kernel<T>, row_geometry(used, shape.channels), stream, dout.as<T>(),
+             dpositions.as<float>(), shape, whole);
+    }
   });
 }
 

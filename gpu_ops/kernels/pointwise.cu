@@ -85,6 +85,7 @@ constexpr int heads_at_once = 2;
 
 struct RopeShape {
   std::int64_t heads, dim, half;    ///< 2 half of dim elements are turned
+  const std::int32_t* first;        ///< (tokens) where each token's record begins in its row, or null
   Divisor sequence, groups, spans;  ///< groups: of heads; spans: of a head's pairs
 };
 
@@ -94,7 +95,8 @@ TANDEM_KERNEL_BY(most_threads, sizeof(T) == sizeof(bf16) ? 4 : 1)
 rope_kernel(T* x, const float* table, RopeShape shape, std::uint32_t items, float sign, bool aligned) {
   for_items(items, [&](std::uint32_t i) {
     const std::uint32_t group = shape.spans.quotient(i), token = shape.groups.quotient(group);
-    const std::int64_t head = shape.groups.remainder(group) * heads_at_once, place = shape.sequence.remainder(token);
+    const std::int64_t head = shape.groups.remainder(group) * heads_at_once;
+    const std::int64_t place = shape.sequence.remainder(token) - (shape.first == nullptr ? 0 : shape.first[token]);
     T* const first = x + (token * shape.heads + head) * shape.dim;
     const auto is_head = [&](int h) { return h == 0 || head + h < shape.heads; };
     with_span(span_at(shape.spans.remainder(i) * packet, shape.half, aligned), [&](const Span& span) {
@@ -198,11 +200,11 @@ void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, C
   });
 }
 
-void rope(TensorView x, TensorView table, bool inverse, CUstream_st* stream) {
+void rope(TensorView x, TensorView table, RecordsView records, bool inverse, CUstream_st* stream) {
   const std::int64_t heads = x.shape[2], dim = x.shape[3], half = table.shape[1];
   const std::int64_t groups = ceil_div(heads, heads_at_once), spans = ceil_div(half, packet);
   const std::uint32_t items = numbered_items("rope", x.shape[0] * x.shape[1] * groups * spans);
-  const RopeShape shape{heads, dim, half, divisor_by(x.shape[1]), divisor_by(groups), divisor_by(spans)};
+  const RopeShape shape{heads, dim, half, records.first, divisor_by(x.shape[1]), divisor_by(groups), divisor_by(spans)};
   with_activation(x.dtype, [&]<class T>(T) {
     launch("rope", rope_kernel<T>, Geometry{blocks_for(items, most_threads), most_threads}, stream, x.as<T>(),
            table.as<float>(), shape, items, inverse ? -1.0F : 1.0F,

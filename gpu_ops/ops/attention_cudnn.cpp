@@ -433,6 +433,7 @@ class CudnnAttention final : public Attention {
   void forward(const AttentionForward& call, void* scratch, CUstream_st* stream) override {
     const AttentionShape& shape = call.shape;
     if (shape.batch == 0) return;
+    if (shape.records) return plain_attention(call, stream);
     const AttentionSlice slice{.shape = shape,
                                .slices = forward_slices(shape, widest(shape, call.q, call.k, call.v)),
                                .q_row = call.q.row_stride,
@@ -452,6 +453,7 @@ class CudnnAttention final : public Attention {
   void backward(const AttentionBackward& call, void* scratch, CUstream_st* stream) override {
     const AttentionShape& shape = call.shape;
     if (shape.batch == 0) return;
+    if (shape.records) return plain_attention_backward(call, scratch, stream);
     const AttentionSlice slice{
         .shape = shape,
         .slices = backward_slices(shape, widest(shape, call.q, call.k, call.v, call.dq, call.dk, call.dv)),

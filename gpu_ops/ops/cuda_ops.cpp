@@ -60,7 +60,7 @@ class CudaOps final : public Ops {
   void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                           HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
                           StreamView stream) override;
-  void rope(TensorView x, TensorView table, bool inverse, StreamView stream) override;
+  void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) override;
 
   void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
                   float eps, StreamView stream) override;
@@ -82,9 +82,9 @@ class CudaOps final : public Ops {
   void add(TensorView a, TensorView b, TensorView y, StreamView stream) override;
   void add_scaled(TensorView x, float factor, TensorView residual, TensorView y, StreamView stream) override;
 
-  void embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence, TensorView out,
+  void embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows, TensorView out,
                  StreamView stream) override;
-  void embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+  void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,
                           TensorView dpositions, TensorView token_rows, StreamView stream) override;
 
   void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) override;
@@ -284,9 +284,9 @@ void CudaOps::attention_backward(TensorView dout, HeadsView q, HeadsView k, Head
   attention_->backward({dout, q, k, v, out, lse, dq, dk, dv, shape}, attention_scratch(shape, q.dtype), native);
 }
 
-void CudaOps::rope(TensorView x, TensorView table, bool inverse, StreamView stream) {
-  checks::rope(x, table);
-  gpu::rope(x, table, inverse, native_stream(stream));
+void CudaOps::rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) {
+  checks::rope(x, table, records);
+  gpu::rope(x, table, records, inverse, native_stream(stream));
 }
 
 // -- norms -------------------------------------------------------------------------------------------------------
@@ -363,18 +363,18 @@ void CudaOps::add_scaled(TensorView x, float factor, TensorView residual, Tensor
 
 // -- embedding ---------------------------------------------------------------------------------------------------
 
-void CudaOps::embedding(TensorView tokens, TensorView table, TensorView positions, std::int64_t sequence,
+void CudaOps::embedding(TensorView tokens, TensorView table, TensorView positions, const TokenRows& rows,
                         TensorView out, StreamView stream) {
-  checks::embedding(tokens, table, positions, sequence, out);
-  gpu::embedding(tokens, table, positions, sequence, out, native_stream(stream));
+  checks::embedding(tokens, table, positions, rows, out);
+  gpu::embedding(tokens, table, positions, rows, out, native_stream(stream));
 }
 
-void CudaOps::embedding_backward(TensorView dout, TensorView tokens, std::int64_t sequence, TensorView dtable,
+void CudaOps::embedding_backward(TensorView dout, TensorView tokens, const TokenRows& rows, TensorView dtable,
                                  TensorView dpositions, TensorView token_rows, StreamView stream) {
-  checks::embedding_backward(dout, tokens, sequence, dtable, dpositions, token_rows);
+  checks::embedding_backward(dout, tokens, rows, dtable, dpositions, token_rows);
   CUstream_st* const native = native_stream(stream);
   if (dtable) gpu::embedding_backward(dout, tokens, dtable, token_rows, native);
-  if (dpositions) gpu::position_backward(dout, sequence, dpositions, native);
+  if (dpositions) gpu::position_backward(dout, rows, dpositions, native);
 }
 
 // -- optimizer ---------------------------------------------------------------------------------------------------

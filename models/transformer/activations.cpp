@@ -19,6 +19,10 @@ struct Taker {
       MicroBatch& micro = a.micro.emplace_back();
       micro.tokens = carver.take(DType::i32, {shape.batch, shape.sequence});
       micro.targets = carver.take(DType::i32, {shape.batch, shape.sequence});
+      if (shape.packed) {
+        micro.record_first = carver.take(DType::i32, {shape.batch, shape.sequence});
+        micro.record_end = carver.take(DType::i32, {shape.batch, shape.sequence});
+      }
       micro.losses = carver.take(DType::f32, {tokens});
     }
   }

@@ -13,7 +13,7 @@ namespace tandem {
 
 /// Rows of the memory plan, each carved on its own.
 struct ActivationRows {
-  Carver batch;                     ///< tokens, targets, losses
+  Carver batch;                     ///< tokens, targets, records, losses
   Carver kept;                      ///< values kept between forward and backward
   Carver workspace;                 ///< buffers and scratch of the ops within one block, or within the head
   Carver tables;                    ///< constants
@@ -30,10 +30,17 @@ struct OpsNeeds {
 /// Buffers of one micro-batch, of those kept at once.
 struct MicroBatch {
   TensorView tokens, targets;  ///< (B, T) i32
+  TensorView record_first;     ///< (B, T) i32, of a packed shape: where each token's record begins
+  TensorView record_end;       ///< likewise, one past its last token
   TensorView losses;           ///< (N) f32
   TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
   TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, before the embedding's part
   TensorView head_input;       ///< (N, C) or empty: the head's normalised input, where makes_table_last()
+
+  RecordsView records() const {
+    if (!record_first) return {};
+    return {record_first.as<std::int32_t>(), record_end.as<std::int32_t>()};
+  }
 };
 
 struct Activations {

@@ -64,6 +64,12 @@ class Gpt2Block final : public Block {
   /// View as (B, T, C).
   TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, width_}); }
 
+  AttentionShape attention(RecordsView records) const {
+    AttentionShape shape = attention_;
+    shape.records = records;
+    return shape;
+  }
+
   RunShape shape_;
   bool shares_act_;
   std::int64_t tokens_;
@@ -139,7 +145,8 @@ void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
   const StreamView s = call.stream;
   normalize_input(call, b);
   ops.linear(b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv, s);
-  ops.attention(third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att), b.lse, attention_, s);
+  ops.attention(third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att), b.lse, attention(call.records),
+                s);
   ops.linear_add(b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1, s);
   normalize_middle(call, b);
   ops.linear_gelu(b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act, s);
@@ -162,7 +169,7 @@ void Gpt2Block::backward(const BlockBackward& call, std::size_t slot) {
 
 /// `dy` becomes the gradient of x1.
 void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy] = call;
   add_linear_gradients(call, dy, b.act, g["mlp.c_proj.weight"], g["mlp.c_proj.bias"]);
   const TensorView dup = b.act;
   ops.linear_gelu_backward_input(dy, w["mlp.c_proj.weight"], b.up, dup, s);
@@ -175,12 +182,12 @@ void Gpt2Block::mlp_backward(const BlockBackward& call, const Gpt2Buffers& b) co
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers& b) const {
-  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy] = call;
   add_linear_gradients(call, dy, b.att, g["attn.c_proj.weight"], g["attn.c_proj.bias"]);
   const TensorView datt = b.ln2;
   ops.linear_backward_input(dy, w["attn.c_proj.weight"], datt, false, s);
   ops.attention_backward(by_sequence(datt), third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att),
-                         b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention_, s);
+                         b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention(records), s);
   add_linear_gradients(call, b.dqkv, b.ln1, g["attn.c_attn.weight"], g["attn.c_attn.bias"]);
   const TensorView dln1 = b.ln1;
   ops.linear_backward_input(b.dqkv, w["attn.c_attn.weight"], dln1, false, s);

@@ -73,7 +73,8 @@ class LlamaBlock final : public Block {
   void project(const BlockForward& call, const LlamaBuffers& b) const;
   void normalize_heads(const BlockForward& call, const LlamaBuffers& b) const;
   void normalize_middle(const BlockForward& call, const LlamaBuffers& b) const;
-  void rotate(Ops& ops, TensorView q, TensorView k, std::int64_t layer, bool inverse, StreamView stream) const;
+  template <class Call>
+  void rotate(const Call& call, TensorView q, TensorView k, bool inverse) const;
   void write_table(Device& device, TensorView table, const Rope& rope, StreamView stream) const;
   void add_attention(const BlockForward& call, const LlamaBuffers& b) const;
   void add_mlp(const BlockForward& call, const LlamaBuffers& b) const;
@@ -100,9 +101,11 @@ class LlamaBlock final : public Block {
     return config_.qk_norm == QkNorm::whole ? tokens_ : tokens_ * heads;
   }
   bool qk_norm() const { return config_.qk_norm != QkNorm::none; }
-  AttentionShape attention(std::int64_t layer) const {
+  template <class Call>
+  AttentionShape attention(const Call& call) const {
     AttentionShape shape = attention_;
-    shape.window = config_.window_of(layer);
+    shape.window = config_.window_of(call.layer);
+    shape.records = call.records;
     return shape;
   }
   template <class Predicate>
@@ -242,16 +245,17 @@ void LlamaBlock::write_table(Device& device, TensorView table, const Rope& rope,
   device.synchronize(stream);  // `values` goes
 }
 
-void LlamaBlock::rotate(Ops& ops, TensorView q, TensorView k, std::int64_t layer, bool inverse,
-                        StreamView stream) const {
-  const AttentionKind kind = config_.attention_of(layer);
+/// Rotates q and k of a forward, or their gradients of a backward.
+template <class Call>
+void LlamaBlock::rotate(const Call& call, TensorView q, TensorView k, bool inverse) const {
+  const AttentionKind kind = config_.attention_of(call.layer);
   if (!kind.rotated) return;
   const TensorView table = kind.windowed && has_window_table_ ? window_table_ : table_;
   const auto view = [&](TensorView x, std::int64_t count) {
     return x.reshaped({shape_.batch, shape_.sequence, count, config_.head_dim});
   };
-  ops.rope(view(q, config_.heads), table, inverse, stream);
-  ops.rope(view(k, config_.kv_heads), table, inverse, stream);
+  call.ops.rope(view(q, config_.heads), table, call.records, inverse, call.stream);
+  call.ops.rope(view(k, config_.kv_heads), table, call.records, inverse, call.stream);
 }
 
 void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b) const {
@@ -272,7 +276,7 @@ void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const 
   if (qk_norm()) {
     normalize_heads(call, b);
   } else {
-    rotate(call.ops, b.q, b.k, call.layer, false, s);
+    rotate(call, b.q, b.k, false);
   }
 }
 
@@ -284,7 +288,7 @@ void LlamaBlock::normalize_heads(const BlockForward& call, const LlamaBuffers& b
                     s);
   call.ops.rms_norm(norm_rows(b.k), norm_weight(w, "self_attn.k_norm.weight"), norm_rows(b.k_rotated), b.rstd_k, eps_,
                     s);
-  rotate(call.ops, b.q_rotated, b.k_rotated, call.layer, false, s);
+  rotate(call, b.q_rotated, b.k_rotated, false);
 }
 
 /// x1, of attention's result.
@@ -325,8 +329,8 @@ void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
   const LlamaBuffers& b = slots_.at(slot);
   normalize_input(call, b);
   project(call, b);
-  call.ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse,
-                     attention(call.layer), call.stream);
+  call.ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse, attention(call),
+                     call.stream);
   add_attention(call, b);
   normalize_middle(call, b);
   mlp_->forward(call, mlp_input(b), b.mlp);
@@ -364,7 +368,7 @@ TensorView LlamaBlock::branch_backward(const BlockBackward& call, std::string_vi
 
 /// `dy` becomes the gradient of x1.
 void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy] = call;
   const TensorView ddown = branch_backward(call, "post_feedforward_layernorm.weight", b.down, b.rstd_down, b);
   const TensorView dinput = mlp_input_gradient(dy, b);
   mlp_->backward(call, ddown, mlp_input(b), b.mlp, dinput, !config_.norm_before);
@@ -374,18 +378,18 @@ void LlamaBlock::mlp_backward(const BlockBackward& call, const LlamaBuffers& b) 
 
 /// Computes the gradients of q, k (before rotation) and v from that of x1.
 void LlamaBlock::attention_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy] = call;
   const TensorView d_o = branch_backward(call, "post_attention_layernorm.weight", b.o, b.rstd_o, b);
   add_linear_gradients(call, d_o, b.att, g["self_attn.o_proj.weight"],
                        bias_of(config_.output_bias, g, "self_attn.o_proj.bias"));
   ops.linear_backward_input(d_o, w["self_attn.o_proj.weight"], b.datt, false, s);
   ops.attention_backward(by_sequence(b.datt), heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att),
-                         b.lse, heads(b.dq), heads(b.dk), heads(b.dv), attention(layer), s);
-  rotate(ops, b.dq, b.dk, layer, true, s);
+                         b.lse, heads(b.dq), heads(b.dk), heads(b.dv), attention(call), s);
+  rotate(call, b.dq, b.dk, true);
 }
 
 void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy] = call;
   const TensorView dq = norm_rows(b.dq);
   const TensorView dk = norm_rows(b.dk);
   ops.rms_norm_backward(dq, norm_rows(b.q), norm_weight(w, "self_attn.q_norm.weight"), b.rstd_q, dq, false,
@@ -396,7 +400,7 @@ void LlamaBlock::qk_norm_backward(const BlockBackward& call, const LlamaBuffers&
 
 /// `dy`, the gradient of x1, becomes the gradient of x.
 void LlamaBlock::project_backward(const BlockBackward& call, const LlamaBuffers& b) const {
-  const auto& [ops, s, w, g, layer, x, dy] = call;
+  const auto& [ops, s, w, g, layer, records, x, dy] = call;
   const TensorView input = attention_input(x, b), dinput = attention_input_gradient(dy, b);
   const bool biased = config_.qkv_bias;
   add_linear_gradients(call, b.dq, input, g["self_attn.q_proj.weight"], bias_of(biased, g, "self_attn.q_proj.bias"));

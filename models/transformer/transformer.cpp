@@ -149,7 +149,8 @@ void Transformer::Impl::embed(ParameterAccess& parameters, std::size_t n, Stream
   const TensorView positions = config.family == Family::gpt2 ? weights["positions"] : TensorView{};
   for (std::size_t micro = 0; micro < n; ++micro) {
     const TensorView out = inputs->begin_write(0, micro, stream);
-    ops->embedding(flat(buffers.micro[micro].tokens), weights["tokens"], positions, shape.sequence, out, stream);
+    const MicroBatch& batch = buffers.micro[micro];
+    ops->embedding(flat(batch.tokens), weights["tokens"], positions, {shape.sequence, batch.records()}, out, stream);
     scale(out, config.embedding_factor, stream);
     inputs->end_write(0, micro, stream);
   }
@@ -164,7 +165,9 @@ void Transformer::Impl::forward(ParameterAccess& parameters, std::size_t n, bool
     const WeightsGuard weights = parameters.fetch(static_cast<int>(i) + 1, stream);
     for (std::size_t micro = 0; micro < n; ++micro) {
       const TensorView x = inputs->in_forward(i, micro), y = inputs->begin_write(i + 1, micro, stream);
-      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), x, y}, keep ? slot(i, micro, n) : 0);
+      const RecordsView records = buffers.micro[micro].records();
+      buffers.block->forward({*ops, stream, weights, static_cast<std::int64_t>(i), records, x, y},
+                             keep ? slot(i, micro, n) : 0);
       inputs->end_write(i + 1, micro, stream);
     }
   }
@@ -242,14 +245,15 @@ void Transformer::Impl::backward_block(ParameterAccess& parameters, std::size_t 
   for (std::size_t micro = 0; micro < n; ++micro) {
     const TensorView x = inputs->begin_read(index, micro, stream);
     const std::size_t kept = slot(index, micro, n);
-    const BlockForward again{*ops, stream, weights, layer - 1, x, {}};
+    const MicroBatch& batch = buffers.micro[micro];
+    const BlockForward again{*ops, stream, weights, layer - 1, batch.records(), x, {}};
     if (index < first_kept) {
       buffers.block->forward(again, kept);
     } else if (keeps_selectively(config, shape)) {
       buffers.block->complete(again, kept);
     }
     GradientsGuard gradients = parameters.gradients(layer, stream);
-    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, x, buffers.micro[micro].normed}, kept);
+    buffers.block->backward({*ops, stream, weights, gradients, layer - 1, batch.records(), x, batch.normed}, kept);
     inputs->end_read(index, micro, stream);
     if (micro + 1 == n) weights = {};  // lets the weights go before the commit, as in head_step
     gradients.commit(stream);
@@ -273,7 +277,7 @@ void Transformer::Impl::backward_embedding(ParameterAccess& parameters, std::siz
     if (tokens || positions) {
       scale(batch.normed, config.embedding_factor, stream);
       const bool whole = tokens && tokens.dtype == DType::bf16;
-      ops->embedding_backward(batch.normed, flat(batch.tokens), shape.sequence, tokens, positions,
+      ops->embedding_backward(batch.normed, flat(batch.tokens), {shape.sequence, batch.records()}, tokens, positions,
                               whole ? batch.token_rows : TensorView{}, stream);
     }
     gradients.commit(stream);
@@ -336,6 +340,8 @@ InputTraffic Transformer::input_traffic() const noexcept {
 
 TensorView Transformer::tokens(std::int64_t micro) const { return impl_->micro_batch(micro).tokens; }
 TensorView Transformer::targets(std::int64_t micro) const { return impl_->micro_batch(micro).targets; }
+TensorView Transformer::record_first(std::int64_t micro) const { return impl_->micro_batch(micro).record_first; }
+TensorView Transformer::record_end(std::int64_t micro) const { return impl_->micro_batch(micro).record_end; }
 TensorView Transformer::losses(std::int64_t micro) const { return impl_->micro_batch(micro).losses; }
 
 void Transformer::train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n) {

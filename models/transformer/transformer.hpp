@@ -60,6 +60,7 @@ struct RunShape {
   bool selective = false;       ///< the others keep what products and attention made: norms and activations run again
   bool training = true;         ///< false: forward only, nothing is kept
   bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
+  bool packed = false;          ///< sequences hold several records, and attention and positions stay within each
 };
 
 /// The type of the gradients of token embedding and output weight for a shape's micro-batches: bf16, written whole,
@@ -115,6 +116,10 @@ class Transformer {
   /// before each call below: input tokens; targets, negative where not a target.
   TensorView tokens(std::int64_t micro = 0) const;
   TensorView targets(std::int64_t micro = 0) const;
+  /// Likewise, of a packed shape, and empty of others: RecordsView::first and ::end of each token. The first must be at
+  /// most, and the end above, the token's own position.
+  TensorView record_first(std::int64_t micro = 0) const;
+  TensorView record_end(std::int64_t micro = 0) const;
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
   TensorView losses(std::int64_t micro = 0) const;
 

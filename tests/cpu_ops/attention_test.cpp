@@ -2,6 +2,7 @@
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
+#include "tests/cpu_ops/packed_records.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -179,16 +180,77 @@ TEST_P(AttentionDerivative, IsTheReferencesBackward) {
 
 /// Forward and backward by the fast kernels.
 struct Results {
-  Results(const Packed& in, const Tensor& dout, const AttentionShape& s)
+  Results(const Packed& in, const Tensor& dout, const AttentionShape& s, Parallel& threads = *arenas()[1])
       : out(dout.dtype(), out_shape(s)), lse(DType::f32, lse_shape(s)), d(dout.dtype(), s) {
-    LentWorkspace lent(std::max(fast::attention_scratch(s.sequence, s.head_dim, 2),
-                                fast::attention_backward_scratch(s.sequence, s.head_dim, 2)));
-    fast::attention(*arenas()[1], lent.get(), in.q(), in.k(), in.v(), out, lse, s);
-    fast::attention_backward(*arenas()[1], lent.get(), dout, in.q(), in.k(), in.v(), out, lse, d.q(), d.k(), d.v(), s);
+    LentWorkspace lent(std::max(fast::attention_scratch(s.sequence, s.head_dim, threads.threads()),
+                                fast::attention_backward_scratch(s.sequence, s.head_dim, threads.threads())));
+    fast::attention(threads, lent.get(), in.q(), in.k(), in.v(), out, lse, s);
+    fast::attention_backward(threads, lent.get(), dout, in.q(), in.k(), in.v(), out, lse, d.q(), d.k(), d.v(), s);
   }
   Tensor out, lse;
   Packed d;
 };
+
+/// Heads and windows that records are packed under: the window shorter and longer than most, of one token, and none.
+std::vector<AttentionShape> packed_shapes(const PackedRecords& records) {
+  std::vector<AttentionShape> all;
+  for (const std::int64_t window : {0, 1, 37, 64, 100}) {
+    all.push_back({2, 200, 4, 2, 16, 0.25F, window, records.view()});
+    all.push_back({2, 200, 1, 1, 5, 0.4F, window, records.view()});
+  }
+  return all;
+}
+
+TEST_P(Attention, PackedRecordsAreTheReference) {
+  const PackedRecords records = two_packed_rows();
+  for (const AttentionShape& s : packed_shapes(records)) {
+    SCOPED_TRACE("window " + std::to_string(s.window));
+    Random random(13);
+    const Packed in(random, GetParam(), s);
+    const Tensor dout = random.tensor(GetParam(), out_shape(s));
+    Tensor out(GetParam(), out_shape(s)), lse(DType::f32, lse_shape(s));
+    Packed d(GetParam(), s);
+    reference::attention(in.q(), in.k(), in.v(), out, lse, s);
+    reference::attention_backward(dout, in.q(), in.k(), in.v(), out, lse, d.q(), d.k(), d.v(), s);
+    const Results one(in, dout, s, *arenas()[0]), five(in, dout, s, *arenas()[2]);
+    EXPECT_CLOSE(one.out, out);
+    EXPECT_CLOSE(one.lse, lse);
+    EXPECT_CLOSE(one.d.buffer, d.buffer);
+    EXPECT_SAME_BITS(five.out, one.out);
+    EXPECT_SAME_BITS(five.lse, one.lse);
+    EXPECT_SAME_BITS(five.d.buffer, one.d.buffer);
+  }
+}
+
+/// Rows of a record, `width` elements each, out of a packed tensor.
+Tensor rows_of(const Tensor& packed, const PackedRecord& record, std::int64_t sequence, std::int64_t width) {
+  Tensor rows(packed.dtype(), {1, record.length, width});
+  const std::int64_t from = (record.row * sequence + record.first) * width;
+  for (std::int64_t i = 0; i < rows.count(); ++i) rows.set(i, static_cast<float>(packed.get(from + i)));
+  return rows;
+}
+
+TEST_P(Attention, APackedRecordHasTheBitsOfOneAlone) {
+  const PackedRecords records = two_packed_rows();
+  for (const AttentionShape& s : packed_shapes(records)) {
+    Random random(14);
+    const Packed in(random, GetParam(), s);
+    const Tensor dout = random.tensor(GetParam(), out_shape(s));
+    const Results packed(in, dout, s);
+    for (const PackedRecord& record : records.all) {
+      SCOPED_TRACE(std::to_string(record.length) + " tokens from " + std::to_string(record.first) + ", window " +
+                   std::to_string(s.window));
+      AttentionShape own = s;
+      own.batch = 1, own.sequence = record.length, own.records = {};
+      const std::int64_t width = in.buffer.view().shape[2], dense = s.heads * s.head_dim;
+      Packed alone(GetParam(), own);
+      alone.buffer = rows_of(in.buffer, record, s.sequence, width);
+      const Results results(alone, rows_of(dout, record, s.sequence, dense), own);
+      EXPECT_SAME_BITS(results.out, rows_of(packed.out, record, s.sequence, dense));
+      EXPECT_SAME_BITS(results.d.buffer, rows_of(packed.d.buffer, record, s.sequence, width));
+    }
+  }
+}
 
 class AttentionWindow : public ::testing::TestWithParam<DType> {
  protected:
@@ -296,6 +358,28 @@ TEST_P(Rope, IsTheReferenceAndTheInverseUndoesIt) {
         EXPECT_LE(relative_error(y, x), 2 * tolerance(GetParam()));
       }
     }
+  }
+}
+
+TEST_P(Rope, PackedRecordsBeginAtPositionZeroAgain) {
+  const PackedRecords records = two_packed_rows();
+  Random random(12);
+  const Tensor table = random.tensor(DType::f32, {200, 8, 2}), x = random.tensor(GetParam(), {2, 200, 3, 16});
+  Tensor expected = x;
+  reference::rope(expected, table, false, records.view());
+  for (const PackedRecord& record : records.all) {
+    SCOPED_TRACE(record.first);
+    Tensor alone(GetParam(), {1, record.length, 3, 16}), angles(DType::f32, {record.length, 8, 2});
+    const std::int64_t from = (record.row * 200 + record.first) * 48;
+    for (std::int64_t i = 0; i < alone.count(); ++i) alone.set(i, static_cast<float>(x.get(from + i)));
+    for (std::int64_t i = 0; i < angles.count(); ++i) angles.set(i, static_cast<float>(table.get(i)));
+    reference::rope(alone, angles, false);
+    for (std::int64_t i = 0; i < alone.count(); ++i) ASSERT_EQ(expected.get(from + i), alone.get(i)) << i;
+  }
+  for (const auto& arena : arenas()) {
+    Tensor y = x;
+    fast::rope(*arena, y, table, false, records.view());
+    EXPECT_CLOSE(y, expected);
   }
 }
 

@@ -71,12 +71,12 @@ TEST_F(HostOpsTest, RefusalsNameTheOperationAndTheShapesAndQueueNothing) {
   EXPECT_THAT(refusal([&] { ops_.attention(heads, heads, heads, x, {}, backwards, {}); }),
               ::testing::HasSubstr("window"));
   EXPECT_THAT(refusal([&] {
-                ops_.rope(x.view().reshaped({1, 5, 8, 3}), rows, false, {});
+                ops_.rope(x.view().reshaped({1, 5, 8, 3}), rows, {}, false, {});
               }),
               ::testing::HasSubstr("no pairs"));
   const Tensor wide(DType::f32, {5, 2, 2});
   EXPECT_THAT(refusal([&] {
-                ops_.rope(x.view().reshaped({1, 5, 8, 3}), wide, false, {});
+                ops_.rope(x.view().reshaped({1, 5, 8, 3}), wide, {}, false, {});
               }),
               ::testing::HasSubstr("more than a head"));
   EXPECT_TRUE(queue_.empty());

@@ -2,6 +2,7 @@
 #include "cpu_ops/kernels/kernels.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "tests/cpu_ops/op_testing.hpp"
+#include "tests/cpu_ops/packed_records.hpp"
 
 namespace tandem::testing {
 namespace {
@@ -153,6 +154,34 @@ TEST_P(Embedding, ForwardAndBackwardAreTheReference) {
         EXPECT_SAME_BITS(dp, dp_expected);
       }
     }
+  }
+}
+
+TEST_P(Embedding, PackedRecordsBeginAtPositionZeroAgain) {
+  const std::int64_t vocabulary = 11, channels = 52;
+  const PackedRecords records = two_packed_rows();
+  const TokenRows rows(200, records.view());
+  Random random(6);
+  const Tensor ids = random.tokens({400}, 11), table = random.tensor(DType::bf16, {vocabulary, channels});
+  const Tensor places = random.tensor(DType::bf16, {200, channels}), dout = random.tensor(GetParam(), {400, channels});
+  Tensor out(GetParam(), {400, channels}), dplaces(DType::f32, {200, channels});
+  Tensor out_expected = out, dplaces_expected = dplaces;
+  reference::embedding(ids, table, places, rows, out_expected);
+  reference::embedding_backward(dout, ids, rows, {}, dplaces_expected);
+  for (const PackedRecord& record : records.all) {
+    const std::int64_t first = record.row * 200 + record.first;
+    const float place = static_cast<float>(places.get(0)),
+                row = static_cast<float>(table.get(ids.view().as<std::int32_t>()[first] * channels));
+    Tensor sum(GetParam(), {1});
+    sum.set(0, place + row);
+    EXPECT_EQ(out_expected.get(first * channels), sum.get(0));
+  }
+  for (const auto& arena : arenas()) {
+    fast::embedding(*arena, ids, table, places, rows, out);
+    EXPECT_SAME_BITS(out, out_expected);
+    std::fill_n(dplaces.view().as<float>(), dplaces.count(), 0.0F);
+    fast::embedding_backward(*arena, dout, ids, rows, {}, dplaces);
+    EXPECT_SAME_BITS(dplaces, dplaces_expected);
   }
 }
 

@@ -53,12 +53,18 @@ void Rig::load_random(std::uint64_t seed) {
 }
 
 void Rig::set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets, std::int64_t micro) {
-  const auto copy = [&](TensorView to, std::span<const std::int32_t> from) {
-    if (from.size_bytes() != to.bytes()) throw MisuseError("batch of another size");
-    device_.copy(to.data, from.data(), to.bytes(), CopyKind::host_to_device, stream_);
-  };
-  copy(model_.tokens(micro), tokens);
-  copy(model_.targets(micro), targets);
+  write(model_.tokens(micro), tokens);
+  write(model_.targets(micro), targets);
+}
+
+void Rig::set_records(std::span<const std::int32_t> first, std::span<const std::int32_t> end, std::int64_t micro) {
+  write(model_.record_first(micro), first);
+  write(model_.record_end(micro), end);
+}
+
+void Rig::write(TensorView to, std::span<const std::int32_t> from) {
+  if (from.size_bytes() != to.bytes()) throw MisuseError("batch of another size");
+  device_.copy(to.data, from.data(), to.bytes(), CopyKind::host_to_device, stream_);
   device_.synchronize(stream_);
 }
 

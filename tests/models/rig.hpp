@@ -29,6 +29,8 @@ class Rig {
   void load_random(std::uint64_t seed);
   /// (B, T) each.
   void set_batch(std::span<const std::int32_t> tokens, std::span<const std::int32_t> targets, std::int64_t micro = 0);
+  /// (B, T) each, of a packed shape.
+  void set_records(std::span<const std::int32_t> first, std::span<const std::int32_t> end, std::int64_t micro = 0);
   /// Losses of `n` micro-batches at once, one behind the other; leaves gradients.
   std::vector<float> train(float gradient_scale, std::int64_t n = 1);
   std::vector<float> evaluate();
@@ -44,6 +46,7 @@ class Rig {
 
  private:
   std::vector<float> read(TensorView view);
+  void write(TensorView to, std::span<const std::int32_t> from);
 
   ModelConfig config_;
   HostDevice device_;

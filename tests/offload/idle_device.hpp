@@ -40,7 +40,7 @@ class IdleOps : public Ops {
   void attention(HeadsView, HeadsView, HeadsView, TensorView, TensorView, const AttentionShape&, StreamView) override {}
   void attention_backward(TensorView, HeadsView, HeadsView, HeadsView, TensorView, TensorView, HeadsView, HeadsView,
                           HeadsView, const AttentionShape&, StreamView) override {}
-  void rope(TensorView, TensorView, bool, StreamView) override {}
+  void rope(TensorView, TensorView, RecordsView, bool, StreamView) override {}
   void layer_norm(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, float, StreamView) override {}
   void layer_norm_backward(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, bool, TensorView,
                            TensorView, StreamView) override {}
@@ -55,8 +55,8 @@ class IdleOps : public Ops {
   void geglu_backward(TensorView, TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void add(TensorView, TensorView, TensorView, StreamView) override {}
   void add_scaled(TensorView, float, TensorView, TensorView, StreamView) override {}
-  void embedding(TensorView, TensorView, TensorView, std::int64_t, TensorView, StreamView) override {}
-  void embedding_backward(TensorView, TensorView, std::int64_t, TensorView, TensorView, TensorView,
+  void embedding(TensorView, TensorView, TensorView, const TokenRows&, TensorView, StreamView) override {}
+  void embedding_backward(TensorView, TensorView, const TokenRows&, TensorView, TensorView, TensorView,
                           StreamView) override {}
   void adamw(const AdamPiece&, const AdamCoefficients&, StreamView) override {}
   void weights_of_master(const float*, bf16*, std::int64_t, StreamView) override {}

@@ -7,6 +7,7 @@
 #include "gpu_ops/base/attention.hpp"
 #include "gpu_ops/base/scratch.hpp"
 #include "gpu_ops/device/native_stream.hpp"
+#include "tests/cpu_ops/packed_records.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {
@@ -16,8 +17,12 @@ namespace {
 struct Problem {
   AttentionShape shape;
   Tensor q, k, v, dout, out, lse, dq, dk, dv;
+  const PackedRecords* records = nullptr;  ///< those that the rows are packed with
 
-  Problem(DType dtype, const AttentionShape& s) : Problem(dtype, s, Random(11)) {}
+  Problem(DType dtype, const AttentionShape& s, const PackedRecords* packed = nullptr) : Problem(dtype, s, Random(11)) {
+    records = packed;
+    if (packed != nullptr) shape.records = packed->view();
+  }
 
  private:
   static Shape rows(const AttentionShape& s, std::int64_t heads) { return {s.batch, s.sequence, heads * s.head_dim}; }
@@ -36,11 +41,37 @@ struct Problem {
 
 HeadsView heads(const TensorView& of) { return {of.data, of.dtype, of.shape[2]}; }
 
+/// Compares the bits of the rows of tokens [first, last).
+void expect_same_rows(const Tensor& actual, const Tensor& expected, std::int64_t first, std::int64_t last) {
+  const std::size_t row = static_cast<std::size_t>(expected.view().shape[2]) * size_of(expected.dtype());
+  const auto rows = [&](const Tensor& of) {
+    return std::vector<std::uint8_t>(of.bytes().begin() + first * static_cast<std::ptrdiff_t>(row),
+                                     of.bytes().begin() + last * static_cast<std::ptrdiff_t>(row));
+  };
+  EXPECT_EQ(rows(actual), rows(expected));
+}
+
+/// Other values for all tokens but a record's.
+void replace_others(Tensor& rows, const PackedRecord& record, Random& random) {
+  const Shape shape = rows.view().shape;
+  const std::int64_t first = record.row * shape[1] + record.first;
+  for (std::int64_t token = 0; token < shape[0] * shape[1]; ++token) {
+    for (std::int64_t i = 0; i < shape[2]; ++i) {
+      const float value = random.normal(3.0F);
+      if (token < first || token >= first + record.length) rows.set(token * shape[2] + i, value);
+    }
+  }
+}
+
 class PlainAttention : public OpsTest {
  protected:
   /// out, lse, dq, dk and dv.
   std::vector<Tensor> run(const Problem& p, const std::optional<gpu::AttentionLimits>& limits) {
-    const AttentionShape& s = p.shape;
+    AttentionShape s = p.shape;
+    const PackedRecords none(s.sequence, {});
+    const PackedRecords& records = p.records ? *p.records : none;
+    const Operand first = bench().put(records.first), end = bench().put(records.end);
+    if (p.records) s.records = {first.as<std::int32_t>(), end.as<std::int32_t>()};
     const auto floats = static_cast<std::int64_t>(gpu::plain_attention_scratch(s.batch * s.sequence, s.heads) / 4);
     const Operand scratch = bench().put(Tensor(DType::f32, {floats}));
     const Operand q = bench().put(p.q), k = bench().put(p.k), v = bench().put(p.v), dout = bench().put(p.dout);
@@ -82,6 +113,48 @@ TEST_P(PlainAttention, IsTheReference) {
   }
 }
 
+/// Shapes of two rows of 200 tokens: every size of tile, heads that share keys, negative scales, windows.
+const AttentionShape packed_shapes[] = {{2, 200, 4, 2, 64, 0.125F},      {2, 200, 2, 1, 128, 0.1F, 37},
+                                        {2, 200, 1, 1, 24, 0.2F, 64},    {2, 200, 2, 1, 200, 0.07F},
+                                        {2, 200, 2, 1, 64, -0.125F, 70}, {2, 200, 1, 1, 80, -0.11F}};
+
+TEST_P(PlainAttention, KeepsPackedRecordsApart) {
+  const PackedRecords records = two_packed_rows();
+  for (const AttentionShape& s : packed_shapes) {
+    SCOPED_TRACE("dim " + std::to_string(s.head_dim) + ", window " + std::to_string(s.window));
+    const Problem p(dtype(), s, &records), expected(dtype(), s, &records);
+    reference::attention(heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse, expected.shape);
+    reference::attention_backward(p.dout, heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse,
+                                  heads(expected.dq), heads(expected.dk), heads(expected.dv), expected.shape);
+    const auto results = under_all_schedules([&] { return run(p, {}); });
+    EXPECT_WITHIN(results[0], expected.out, dtype(), true);
+    EXPECT_WITHIN(results[1], expected.lse, dtype(), false);
+    EXPECT_WITHIN(results[2], expected.dq, dtype(), true);
+    EXPECT_WITHIN(results[3], expected.dk, dtype(), true);
+    EXPECT_WITHIN(results[4], expected.dv, dtype(), true);
+  }
+}
+
+// A record has the same bits whatever its neighbours hold: none of it comes to them, nor of them to it.
+TEST_P(PlainAttention, APackedRecordDoesNotDependOnOthers) {
+  const PackedRecords records = two_packed_rows();
+  for (const AttentionShape& s : packed_shapes) {
+    const Problem clean(dtype(), s, &records);
+    const std::vector<Tensor> expected = run(clean, {});
+    for (const PackedRecord& record : records.all) {
+      SCOPED_TRACE("dim " + std::to_string(s.head_dim) + ", record from " + std::to_string(record.first));
+      Problem other = clean;
+      Random random(15);
+      for (Tensor* of : {&other.q, &other.k, &other.v, &other.dout}) replace_others(*of, record, random);
+      const std::vector<Tensor> results = run(other, {});
+      const std::int64_t first = record.row * s.sequence + record.first;
+      for (const std::size_t result : {0U, 2U, 3U, 4U}) {
+        expect_same_rows(results[result], expected[result], first, first + record.length);
+      }
+    }
+  }
+}
+
 // Long sequences go in several launches: here of as few tiles as it takes to have several of short ones.
 TEST_P(PlainAttention, HasTheSameBitsInAnyNumberOfLaunches) {
   // 3 tiles of f32, 2 of bf16, of each of 8 heads, and of each of 4 with keys.
@@ -99,16 +172,6 @@ TEST_P(PlainAttention, HasTheSameBitsInAnyNumberOfLaunches) {
 void spoil(Tensor& rows, std::int64_t first, std::int64_t last) {
   const std::int64_t width = rows.view().shape[2];
   for (std::int64_t i = first * width; i < last * width; ++i) rows.set(i, NAN);
-}
-
-/// The same bits in the rows of tokens [first, last).
-void expect_same_rows(const Tensor& actual, const Tensor& expected, std::int64_t first, std::int64_t last) {
-  const std::size_t row = static_cast<std::size_t>(expected.view().shape[2]) * size_of(expected.dtype());
-  const auto rows = [&](const Tensor& of) {
-    return std::vector<std::uint8_t>(of.bytes().begin() + first * static_cast<std::ptrdiff_t>(row),
-                                     of.bytes().begin() + last * static_cast<std::ptrdiff_t>(row));
-  };
-  EXPECT_EQ(rows(actual), rows(expected));
 }
 
 TEST_P(PlainAttention, TilesOutsideOfTheWindowAreLeftOut) {

@@ -1,5 +1,6 @@
 // Activations, sums, rotations and embeddings by GPU kernels are their formulas.
 #include "cpu_ops/reference/reference.hpp"
+#include "tests/cpu_ops/packed_records.hpp"
 #include "tests/gpu_ops/kernels/bench.hpp"
 
 namespace tandem::testing {
@@ -151,9 +152,9 @@ TEST_P(PointwiseOps, RopeIsTheReferenceAndTheInverseUndoesIt) {
         reference::rope(expected, table, inverse);
         const auto results = under_all_schedules([&] {
           const Operand y = bench().put(x, offset), angles = bench().put(table, offset / 4 * 4);
-          ops().rope(y, angles, inverse, stream());
+          ops().rope(y, angles, {}, inverse, stream());
           const Tensor turned = bench().get(y);
-          ops().rope(y, angles, !inverse, stream());
+          ops().rope(y, angles, {}, !inverse, stream());
           return std::vector<Tensor>{turned, bench().get(y)};
         });
         EXPECT_WITHIN(results[0], expected, dtype(), false);
@@ -190,6 +191,37 @@ TEST_P(PointwiseOps, EmbeddingAndItsGradientAreTheReferenceToTheBit) {
       EXPECT_SAME_BITS(results[1], dt_expected);
       EXPECT_SAME_BITS(results[2], dp_expected);
     }
+  }
+}
+
+TEST_P(PointwiseOps, PositionsOfPackedRecordsAreTheReferences) {
+  const PackedRecords records = two_packed_rows();
+  for (const std::int64_t channels : {1, 24, 130}) {
+    Random random(14);
+    const Tensor ids = random.tokens({400}, 11), table = random.tensor(DType::bf16, {11, channels});
+    const Tensor places = random.tensor(DType::bf16, {200, channels}), dout = random.tensor(dtype(), {400, channels});
+    const Tensor angles = random.tensor(DType::f32, {200, 8, 2}), x = random.tensor(dtype(), {2, 200, 3, 16});
+    Tensor out_expected(dtype(), {400, channels}), dplaces_expected = random.tensor(DType::f32, {200, channels});
+    const Tensor dplaces_before = dplaces_expected;
+    Tensor turned_expected = x;
+    const TokenRows rows(200, records.view());
+    reference::embedding(ids, table, places, rows, out_expected);
+    reference::embedding_backward(dout, ids, rows, {}, dplaces_expected);
+    reference::rope(turned_expected, angles, true, records.view());
+    const auto results = under_all_schedules([&] {
+      const Operand first = bench().put(records.first), end = bench().put(records.end);
+      const TokenRows there(200, {first.as<std::int32_t>(), end.as<std::int32_t>()});
+      const Operand i = bench().put(ids), t = bench().put(table), p = bench().put(places), d = bench().put(dout);
+      const Operand out = bench().put(Tensor(dtype(), {400, channels})), dp = bench().put(dplaces_before);
+      const Operand y = bench().put(x), a = bench().put(angles);
+      ops().embedding(i, t, p, there, out, stream());
+      ops().embedding_backward(d, i, there, {}, dp, {}, stream());
+      ops().rope(y, a, there.records, true, stream());
+      return std::vector<Tensor>{bench().get(out), bench().get(dp), bench().get(y)};
+    });
+    EXPECT_SAME_BITS(results[0], out_expected);
+    EXPECT_SAME_BITS(results[1], dplaces_expected);
+    EXPECT_WITHIN(results[2], turned_expected, dtype(), false);
   }
 }
 

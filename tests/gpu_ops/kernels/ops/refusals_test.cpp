@@ -71,7 +71,7 @@ TEST_F(RefusedOps, AreThoseOfMoreThanALaunchNumbers) {
   // Nothing is read of arrays that are refused.
   const Operand few = bench().put(Tensor(DType::bf16, {1})), angles = bench().put(Tensor(DType::f32, {1, 1, 2}));
   const TensorView heads{few.view().data, DType::bf16, {std::int64_t{1} << 31, 1, 1, 2}};
-  EXPECT_THAT(refusal([&] { ops().rope(heads, angles, false, stream()); }), ::testing::HasSubstr("2147483648"));
+  EXPECT_THAT(refusal([&] { ops().rope(heads, angles, {}, false, stream()); }), ::testing::HasSubstr("2147483648"));
 }
 
 TEST_F(RefusedOps, AWorkspaceThatIsTooSmallIsSeenBeforeItIsUsed) {
