@@ -61,13 +61,21 @@ std::size_t width_bytes(TokenWidth width) { return static_cast<std::size_t>(widt
                    "expected what tools/prepare_data.py writes, such as {\"dtype\": \"uint16\"}");
 }
 
+constexpr std::uint64_t most_natural = std::uint64_t{1} << 48;
+
+bool is_natural(const nlohmann::json& json, const char* key) {
+  return json.contains(key) && json[key].is_number_unsigned() && json[key].get<std::uint64_t>() <= most_natural;
+}
+
 std::int64_t natural(const nlohmann::json& json, const char* key, std::int64_t fallback, const std::string& name) {
   if (!json.contains(key) || json[key].is_null()) return fallback;
-  constexpr std::uint64_t most = std::uint64_t{1} << 48;
-  if (!json[key].is_number_unsigned() || json[key].get<std::uint64_t>() > most) {
-    bad_description(name, fmt::format("its \"{}\" is no natural number", key));
-  }
+  if (!is_natural(json, key)) bad_description(name, fmt::format("its \"{}\" is no natural number", key));
   return json[key].get<std::int64_t>();
+}
+
+/// A number that only some runs need: anything else is as if it were not there, as other programs may write text there.
+std::int64_t natural_or_unknown(const nlohmann::json& json, const char* key) {
+  return is_natural(json, key) ? json[key].get<std::int64_t>() : -1;
 }
 
 }  // namespace
@@ -120,15 +128,19 @@ TokenDescription parse_description(std::string_view text, const std::string& nam
   }
   if (!dtype.empty()) description.width = parse_token_width(dtype);
   const std::string layout = word("layout");
-  if (!layout.empty() && layout != "stream" && layout != "rows") {
-    bad_description(name, fmt::format("layout \"{}\" is neither stream nor rows", layout));
+  if (!layout.empty() && layout != "stream" && layout != "rows" && layout != "packed") {
+    bad_description(name, fmt::format("layout \"{}\" is none of stream, rows and packed", layout));
   }
   description.vocabulary = natural(json, "vocab_size", 0, name);
   description.tokens = natural(json, "tokens", -1, name);
-  if (layout != "rows") return description;
-  description.layout = TokenLayout::rows;
+  description.end_token = natural_or_unknown(json, "end_token");
+  description.records = natural_or_unknown(json, "records");
+  if (layout != "rows" && layout != "packed") return description;
+  description.layout = layout == "rows" ? TokenLayout::rows : TokenLayout::packed;
   description.row_length = natural(json, "row_length", 0, name);
-  if (description.row_length < 2) bad_description(name, "layout rows needs a \"row_length\" of at least 2");
+  if (description.row_length < 2) {
+    bad_description(name, fmt::format("layout {} needs a \"row_length\" of at least 2", layout));
+  }
   return description;
 }
 

@@ -40,6 +40,8 @@ struct TokenDescription {
   std::optional<TokenWidth> width;
   TokenLayout layout = TokenLayout::stream;
   std::int64_t row_length = 0;  ///< tokens of a row; 0 for a stream
+  std::int64_t end_token = -1;  ///< id of the token that ends a document; -1: unknown
+  std::int64_t records = -1;    ///< documents or other records in the file; -1: unknown
   std::int64_t vocabulary = 0;  ///< entries of the tokenizer's vocabulary; 0: unknown
   std::int64_t tokens = -1;     ///< tokens in the file; -1: unknown
 };

@@ -74,6 +74,21 @@ void tokens_in_pieces(const DataFile& file, std::uint64_t offset, TokenWidth wid
 /// Tokens that are hashed together: a file's digest does not depend on the threads that share it.
 constexpr std::int64_t block_tokens = std::int64_t{1} << 22;
 
+// Bits of a mask's byte.
+constexpr std::byte target_bit{1};
+constexpr std::byte first_bit{2};  // first token of a record: nothing predicts it, so it is no target
+
+bool is_target(std::byte mask) noexcept { return (mask & (target_bit | first_bit)) == target_bit; }
+bool is_first(std::byte mask) noexcept { return (mask & first_bit) != std::byte{0}; }
+
+template <class Token>
+std::int64_t count_of(std::int64_t wanted, std::int64_t items, const Token& token) {
+  std::int64_t count = 0;
+  for (std::int64_t i = 0; i < items; ++i)
+    count += static_cast<std::uint64_t>(token(i)) == static_cast<std::uint64_t>(wanted) ? 1 : 0;
+  return count;
+}
+
 void add_number(Hash128& hash, std::int64_t number) { hash.add(&number, sizeof(number)); }
 void add_text(Hash128& hash, std::string_view text) { hash.add(text.data(), text.size()); }
 
@@ -104,7 +119,7 @@ std::string_view name_of(TokenWidth width) noexcept {
 }
 
 TokenSource::TokenSource(const std::vector<std::filesystem::path>& names, const TokenSourceOptions& options)
-    : vocabulary_(options.vocabulary) {
+    : vocabulary_(options.vocabulary), document_attention_(options.document_attention) {
   for (const auto& name : names) add_name(name, options);
   const std::string what = fmt::format("data {}", names.empty() ? std::string("(none)") : names.front().string());
   if (size_ == 0) throw InputError(what, "it holds no tokens");
@@ -145,6 +160,11 @@ void TokenSource::add_name(const std::filesystem::path& name, const TokenSourceO
 void TokenSource::add(DataFile file, bool in_folder, const TokenSourceOptions& options) {
   Segment segment{.file = std::move(file), .begin = size_};
   if (bytes_) {
+    if (document_attention_) {
+      throw InputError(fmt::format("data {}", segment.file.path().string()),
+                       "document attention needs end tokens, and text has none",
+                       "make a token file of it with tools/prepare_data.py, or train without --document-attention");
+    }
     segment.offset = data_files::require_text(segment.file, in_folder);
     segment.count = static_cast<std::int64_t>(segment.file.size() - segment.offset);
     if (segment.offset > 0) ++marks_;
@@ -171,17 +191,47 @@ void TokenSource::add_tokens(Segment& segment, const TokenSourceOptions& options
     notices_.push_back(fmt::format("{}: {}; no token may be beyond that", what, why));
   }
   const auto extent = data_files::token_extent(segment.file, options.token_width, description, vocabulary_, notices_);
-  join_layout(segment.file.path(), description ? description->row_length : 0, extent.count);
+  join_layout(segment.file.path(), description.value_or(data_files::TokenDescription()), extent.count);
   segment.offset = extent.offset;
   segment.width = extent.width;
   segment.count = extent.count;
+  if (document_attention_) add_end_token(segment, description);
   add_mask(segment);
+}
+
+void TokenSource::add_end_token(Segment& segment,
+                                const std::optional<data_files::TokenDescription>& description) const {
+  if (layout_ == TokenLayout::packed) return;
+  const std::filesystem::path& path = segment.file.path();
+  const std::string what = fmt::format("data {}", path.string());
+  if (layout_ == TokenLayout::rows) {
+    throw InputError(what, "document attention is for streams, and each of its rows is one record already",
+                     "train without --document-attention");
+  }
+  const std::string json = std::filesystem::path(path).replace_extension(".json").string();
+  if (!description || description->end_token < 0) {
+    throw InputError(what, "document attention needs the token that ends a document, and nothing states it",
+                     fmt::format("add \"end_token\": ID to {}", json));
+  }
+  if (description->end_token >= vocabulary_) {
+    throw InputError(
+        what, fmt::format("its end token {} is beyond the vocabulary of {}", description->end_token, vocabulary_),
+        fmt::format("correct \"end_token\" in {}", json));
+  }
+  segment.end_token = description->end_token;
+  segment.records = description->records;
 }
 
 void TokenSource::add_mask(Segment& segment) {
   const auto file = data_files::mask_of(segment.file.path());
   std::error_code error;
-  if (!std::filesystem::exists(file, error)) return;
+  if (!std::filesystem::exists(file, error)) {
+    if (layout_ != TokenLayout::packed || segment.count == 0) return;
+    throw InputError(fmt::format("data {}", segment.file.path().string()),
+                     fmt::format("packed rows need a mask, which says where records begin, and {} is missing",
+                                 file.filename().string()),
+                     "put it beside the tokens, or write both again with tools/prepare_data.py");
+  }
   segment.mask.emplace(file);
   if (static_cast<std::int64_t>(segment.mask->size()) != segment.count) {
     throw InputError(fmt::format("mask {}", file.string()),
@@ -192,23 +242,41 @@ void TokenSource::add_mask(Segment& segment) {
   Hash128 hash;
   in_pieces(*segment.mask, 0, segment.count, 1, [&](std::int64_t first, const std::byte* mask, std::int64_t items) {
     hash.add(mask, static_cast<std::size_t>(items));
-    const auto* const odd = std::find_if(mask, mask + items, [](std::byte b) { return b > std::byte{1}; });
-    if (odd != mask + items) {
-      throw InputError(fmt::format("mask {}", file.string()),
-                       fmt::format("byte {} is {}, neither 0 nor 1", first + (odd - mask), static_cast<int>(*odd)),
-                       "write it again with tools/prepare_data.py");
-    }
-    only_read_ += std::count(mask, mask + items, std::byte{0});
+    check_mask(segment, first, {mask, static_cast<std::size_t>(items)});
+    only_read_ += items - std::count_if(mask, mask + items, is_target);
   });
   segment.mask_hash = hash.text();
   masked_ = true;
 }
 
-void TokenSource::join_layout(const std::filesystem::path& file, std::int64_t row_length, std::int64_t count) {
-  if (size_ > 0 && row_length != row_length_) {
+/// Checks bytes of a mask, the first of which has the index `first`.
+void TokenSource::check_mask(const Segment& segment, std::int64_t first, std::span<const std::byte> mask) const {
+  const auto refuse = [&](std::int64_t index, std::string_view why) {
+    throw InputError(
+        fmt::format("mask {}", segment.mask->path().string()),
+        fmt::format("byte {} is {}, {}", index, static_cast<int>(mask[static_cast<std::size_t>(index - first)]), why),
+        "write it again with tools/prepare_data.py");
+  };
+  const bool packed = layout_ == TokenLayout::packed;
+  const std::byte most = packed ? target_bit | first_bit : target_bit;
+  const auto odd = std::find_if(mask.begin(), mask.end(), [&](std::byte b) { return b > most; });
+  if (odd != mask.end()) refuse(first + (odd - mask.begin()), packed ? "not of 0 to 3" : "neither 0 nor 1");
+  if (!packed) return;
+  const std::int64_t end = first + static_cast<std::int64_t>(mask.size());
+  for (std::int64_t row = (first + row_length_ - 1) / row_length_ * row_length_; row < end; row += row_length_) {
+    if (!is_first(mask[static_cast<std::size_t>(row - first)]))
+      refuse(row, "but a row of packed data begins a record there: 2");
+  }
+}
+
+void TokenSource::join_layout(const std::filesystem::path& file, const data_files::TokenDescription& description,
+                              std::int64_t count) {
+  const std::int64_t row_length = description.row_length;
+  if (size_ > 0 && (description.layout != layout_ || row_length != row_length_)) {
     throw InputError(fmt::format("data {}", file.string()), "its layout is another than that of the files before it",
                      "give files of one layout and row length");
   }
+  layout_ = description.layout;
   row_length_ = row_length;
   if (row_length > 0 && count % row_length != 0) {
     throw InputError(fmt::format("data {}", file.string()),
@@ -240,12 +308,14 @@ void TokenSource::require_no_zero(const Segment& segment, std::int64_t first, co
       "leave the file out, write it as UTF-8, or prepare it with tools/prepare_data.py");
 }
 
-/// Checks a block of tokens, and returns its hash.
-std::string TokenSource::check_range(const Segment& segment, std::int64_t begin, std::int64_t end) const {
+/// Checks a block of tokens.
+TokenSource::Checked TokenSource::check_range(const Segment& segment, std::int64_t begin, std::int64_t end) const {
   Hash128 hash;
+  std::int64_t ends = 0;
   tokens_in_pieces(segment.file, segment.offset, segment.width, begin, end,
                    [&](std::int64_t first, std::int64_t items, const auto& token) {
                      hash.add(token.bytes, static_cast<std::size_t>(items) * static_cast<std::size_t>(segment.width));
+                     if (segment.end_token >= 0) ends += count_of(segment.end_token, items, token);
                      if (bytes_) require_no_zero(segment, first, token.bytes, items);
                      if (bytes_ && vocabulary_ >= 256) return;
                      std::uint64_t most = 0;
@@ -253,20 +323,20 @@ std::string TokenSource::check_range(const Segment& segment, std::int64_t begin,
                      if (most < static_cast<std::uint64_t>(vocabulary_)) return;
                      for (std::int64_t i = 0; i < items; ++i) require_known(segment, first + i, token(i));
                    });
-  return hash.text();
+  return {hash.text(), ends};
 }
 
 /// Checks all blocks of a segment, shared by threads.
-std::string TokenSource::check_segment(const Segment& segment) const {
+TokenSource::Checked TokenSource::check_segment(const Segment& segment) const {
   const auto most_workers = static_cast<std::int64_t>(std::clamp(std::thread::hardware_concurrency(), 1U, 16U));
   const std::int64_t blocks = (segment.count + block_tokens - 1) / block_tokens;
   const std::int64_t workers = std::min(most_workers, blocks);
-  std::vector<std::string> hashes(static_cast<std::size_t>(blocks));
+  std::vector<Checked> checked(static_cast<std::size_t>(blocks));
   std::vector<std::exception_ptr> errors(static_cast<std::size_t>(workers));
   const auto work = [&](std::int64_t worker) noexcept {
     try {
       for (std::int64_t i = blocks * worker / workers; i < blocks * (worker + 1) / workers; ++i) {
-        hashes[static_cast<std::size_t>(i)] =
+        checked[static_cast<std::size_t>(i)] =
             check_range(segment, i * block_tokens, std::min(segment.count, (i + 1) * block_tokens));
       }
     } catch (...) {
@@ -282,20 +352,40 @@ std::string TokenSource::check_segment(const Segment& segment) const {
     if (error) std::rethrow_exception(error);  // the first part's: the first bad token of the file
   }
   Hash128 hash;
-  for (const std::string& block : hashes) add_text(hash, block);
-  return hash.text();
+  std::int64_t ends = 0;
+  for (const Checked& block : checked) {
+    add_text(hash, block.hash);
+    ends += block.ends;
+  }
+  return {hash.text(), ends};
 }
 
 void TokenSource::check_tokens() {
   Hash128 hash;
   add_number(hash, row_length_);
+  if (layout_ == TokenLayout::packed) add_text(hash, "packed");
   for (const auto& segment : segments_) {
+    const Checked checked = check_segment(segment);
     add_number(hash, static_cast<std::int64_t>(segment.width));
     add_number(hash, segment.count);
-    add_text(hash, check_segment(segment));
+    add_text(hash, checked.hash);
     add_text(hash, segment.mask_hash);
+    if (document_attention()) notice_documents(segment, checked.ends);
   }
   digest_ = hash.text();
+}
+
+/// Tells where end tokens hardly end the documents: those of chats may end each turn.
+void TokenSource::notice_documents(const Segment& segment, std::int64_t ends) {
+  const std::string what = fmt::format("data {}", segment.file.path().string());
+  if (ends == 0) {
+    notices_.push_back(
+        fmt::format("{}: its end token {} is not in it, so it is one document", what, segment.end_token));
+  } else if (segment.records >= 0 && ends != segment.records) {
+    notices_.push_back(
+        fmt::format("{}: its end token {} is {} times in its {} records; document attention cuts at each", what,
+                    segment.end_token, ends, segment.records));
+  }
 }
 
 /// Calls `use(segment, index, part)` for each part of `values`, which stand for the tokens from `position` on: it lies
@@ -334,18 +424,42 @@ void TokenSource::read(std::int64_t position, std::span<std::int32_t> tokens) co
   });
 }
 
-void TokenSource::read_targets(std::int64_t position, std::span<std::int32_t> targets) const {
-  read(position, targets);
-  if (!masked_) return;
-  each_segment(position, targets, [](const Segment& segment, std::int64_t index, std::span<std::int32_t> part) {
+/// Calls `use(value, byte)` for each of `values` whose token has a byte of a mask; they stand for the tokens from
+/// `position` on.
+template <class Use>
+void TokenSource::each_mask(std::int64_t position, std::span<std::int32_t> values, const Use& use) const {
+  each_segment(position, values, [&](const Segment& segment, std::int64_t index, std::span<std::int32_t> part) {
     if (!segment.mask) return;
     in_pieces(*segment.mask, static_cast<std::uint64_t>(index), static_cast<std::int64_t>(part.size()), 1,
               [&](std::int64_t first, const std::byte* mask, std::int64_t items) {
-                for (std::int64_t i = 0; i < items; ++i) {
-                  if (mask[i] == std::byte{0}) part[static_cast<std::size_t>(first + i)] = -1;
-                }
+                for (std::int64_t i = 0; i < items; ++i) use(part[static_cast<std::size_t>(first + i)], mask[i]);
               });
   });
+}
+
+void TokenSource::read_targets(std::int64_t position, std::span<std::int32_t> targets) const {
+  read(position, targets);
+  if (!masked_) return;
+  each_mask(position, targets, [](std::int32_t& target, std::byte mask) {
+    if (!is_target(mask)) target = -1;
+  });
+}
+
+void TokenSource::read_record_starts(std::int64_t position, std::span<std::int32_t> starts) const {
+  if (!bounded()) throw MisuseError("record starts of data without records");
+  if (starts.empty()) return;
+  if (layout_ == TokenLayout::packed) {
+    each_mask(position, starts, [](std::int32_t& start, std::byte mask) { start = is_first(mask) ? 1 : 0; });
+    return;
+  }
+  if (position == 0) starts.front() = 1;
+  // A token starts a document where the one before it ends another.
+  const auto known = starts.subspan(position == 0 ? 1 : 0);
+  each_segment(position == 0 ? 0 : position - 1, known,
+               [&](const Segment& segment, std::int64_t index, std::span<std::int32_t> part) {
+                 read_tokens(segment, index, part);
+                 for (std::int32_t& value : part) value = value == segment.end_token ? 1 : 0;
+               });
 }
 
 }  // namespace tandem

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.hpp"
@@ -15,7 +16,7 @@ std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept {
 }
 
 std::int64_t require_windows(const TokenSource& source, std::int64_t length, std::string_view name) {
-  if (source.layout() == TokenLayout::rows) {
+  if (source.layout() != TokenLayout::stream) {
     if (source.row_length() > length + 1) {
       throw InputError(
           fmt::format("{} in rows", name),
@@ -33,9 +34,48 @@ std::int64_t require_windows(const TokenSource& source, std::int64_t length, std
   return windows;
 }
 
-std::int64_t read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
-                         std::span<std::int32_t> targets) {
-  const bool rows = source.layout() == TokenLayout::rows;
+namespace {
+
+void require_alike(const WindowView& window) {
+  const std::size_t length = window.inputs.size();
+  const std::size_t records = window.record_first.empty() && window.record_end.empty() ? 0 : length;
+  if (window.targets.size() == length && window.record_first.size() == records && window.record_end.size() == records) {
+    return;
+  }
+  throw MisuseError("spans of a window differ in length",
+                    fmt::format("{} inputs, {} targets, {} and {} ends of records", length, window.targets.size(),
+                                window.record_first.size(), window.record_end.size()));
+}
+
+/// Starts of records (1, else 0) to the positions at which each input's record begins and ends.
+void bound_records(std::span<std::int32_t> first, std::span<std::int32_t> end) {
+  std::int32_t begin = 0;
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    if (first[i] != 0) begin = static_cast<std::int32_t>(i);
+    first[i] = begin;
+  }
+  for (std::size_t i = first.size(); i-- > 0;) {
+    const bool last = i + 1 == first.size() || first[i + 1] != first[i];
+    end[i] = last ? static_cast<std::int32_t>(i + 1) : end[i + 1];
+  }
+}
+
+/// Records of a window of which the first `length` inputs are tokens from `position` on, and the others padding.
+void read_records(const TokenSource& source, std::int64_t position, std::size_t length, const WindowView& window) {
+  std::ranges::fill(window.record_first, 0);
+  if (source.bounded()) {
+    source.read_record_starts(position, window.record_first.first(length));
+    if (length < window.record_first.size()) window.record_first[length] = 1;
+  }
+  bound_records(window.record_first, window.record_end);
+}
+
+}  // namespace
+
+std::int64_t read_window(const TokenSource& source, std::int64_t index, const WindowView& window) {
+  require_alike(window);
+  const auto [inputs, targets] = std::pair(window.inputs, window.targets);
+  const bool rows = source.layout() != TokenLayout::stream;
   const auto length = rows ? static_cast<std::size_t>(source.row_length() - 1) : inputs.size();
   const std::int64_t begin = index * (rows ? source.row_length() : static_cast<std::int64_t>(length));
   source.read(begin, inputs.first(length));
@@ -43,6 +83,7 @@ std::int64_t read_window(const TokenSource& source, std::int64_t index, std::spa
   // Padding comes last, where causal attention lets no target see it.
   std::fill(inputs.begin() + static_cast<std::ptrdiff_t>(length), inputs.end(), 0);
   std::fill(targets.begin() + static_cast<std::ptrdiff_t>(length), targets.end(), -1);
+  if (!window.record_first.empty()) read_records(source, begin, length, window);
   return std::count_if(targets.begin(), targets.end(), [](std::int32_t target) { return target >= 0; });
 }
 

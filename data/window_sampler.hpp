@@ -1,7 +1,7 @@
 #pragma once
 // Which window of the data comes next. In a stream, window i of length L feeds tokens [iL, iL + L) and
-// predicts [iL + 1, iL + L + 1); an incomplete last one is dropped. In rows, window i is row i: its tokens
-// but the last are fed, those but the first predicted, and what is left of L is padding that is no target.
+// predicts [iL + 1, iL + L + 1); an incomplete last one is dropped. In rows, also packed ones, window i is row i: its
+// tokens but the last are fed, those but the first predicted, and what is left of L is padding that is no target.
 #include <cstdint>
 #include <span>
 
@@ -14,10 +14,20 @@ std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept;
 /// Windows of a source. Throws InputError, which calls it `name`, where it is shorter than one, or its rows are longer.
 std::int64_t require_windows(const TokenSource& source, std::int64_t length, std::string_view name = "data");
 
-/// Fills inputs and targets, `length` each, with window `index`; a position without target is -1. Returns
-/// how many targets there are.
-std::int64_t read_window(const TokenSource& source, std::int64_t index, std::span<std::int32_t> inputs,
-                         std::span<std::int32_t> targets);
+/// Where one window goes, `length` values each.
+struct WindowView {
+  std::span<std::int32_t> inputs;
+  std::span<std::int32_t> targets;  ///< -1 where there is none
+  /// Position in the window of the first input of each input's record, and one past that of its last; both or neither
+  /// (empty).
+  std::span<std::int32_t> record_first{};
+  std::span<std::int32_t> record_end{};
+};
+
+/// Fills the view with window `index`, and returns how many targets there are. Records are cut at the ends of the
+/// window, and padding of the data or of the window is a record of its own. Of data that is not bounded the whole
+/// window is one record. Throws as TokenSource::read, and MisuseError where the spans differ in length.
+std::int64_t read_window(const TokenSource& source, std::int64_t index, const WindowView& window);
 
 /// A permutation of [0, count) as a function of key and epoch alone: a Feistel network over the next power
 /// of four, walked until it lands inside. Needs no memory, and any element can be asked for alone.

@@ -272,7 +272,7 @@ TEST_F(Data, WindowsFeedAndPredictNeighbouringTokens) {
   EXPECT_EQ(window_count(6, 3), 1);
   EXPECT_EQ(window_count(0, 3), 0);
   std::vector<std::int32_t> inputs(3), targets(3);
-  read_window(source, 1, inputs, targets);
+  read_window(source, 1, {inputs, targets});
   EXPECT_EQ(inputs, (std::vector<std::int32_t>{'d', 'e', 'f'}));
   EXPECT_EQ(targets, (std::vector<std::int32_t>{'e', 'f', 'g'}));
   EXPECT_THROW(require_windows(source, 8), InputError);
@@ -386,7 +386,7 @@ TEST(MixSampler, RefusesAStateOfOtherDataOrSeed) {
 std::vector<std::int32_t> targets_of(const TokenSource& source, std::int64_t window, std::size_t length) {
   std::vector<std::int32_t> inputs(length);
   std::vector<std::int32_t> targets(length);
-  read_window(source, window, inputs, targets);
+  read_window(source, window, {inputs, targets});
   return targets;
 }
 
@@ -401,7 +401,7 @@ TEST_F(Data, AMaskSaysWhichTokensAreTargets) {
   EXPECT_EQ(targets_of(source, 0, 8), (std::vector<std::int32_t>{-1, 3, 4, -1, -1, 7, 8, 9}));  // over the seam
   std::vector<std::int32_t> inputs(3);
   std::vector<std::int32_t> targets(3);
-  EXPECT_EQ(read_window(source, 1, inputs, targets), 1);
+  EXPECT_EQ(read_window(source, 1, {inputs, targets}), 1);
   EXPECT_EQ(inputs, (std::vector<std::int32_t>{4, 5, 6}));
 }
 
@@ -423,10 +423,10 @@ TEST_F(Data, RowsAreNeverJoinedAndPaddingIsNoTarget) {
   EXPECT_EQ(require_windows(source, 5), 2);
   std::vector<std::int32_t> inputs(5);
   std::vector<std::int32_t> targets(5);
-  EXPECT_EQ(read_window(source, 1, inputs, targets), 1);
+  EXPECT_EQ(read_window(source, 1, {inputs, targets}), 1);
   EXPECT_EQ(inputs, (std::vector<std::int32_t>{4, 5, 0, 0, 0}));
   EXPECT_EQ(targets, (std::vector<std::int32_t>{5, -1, -1, -1, -1}));
-  EXPECT_EQ(read_window(source, 0, inputs, targets), 2);
+  EXPECT_EQ(read_window(source, 0, {inputs, targets}), 2);
   EXPECT_EQ(targets, (std::vector<std::int32_t>{2, 3, -1, -1, -1}));
   EXPECT_THROW(require_windows(source, 2), InputError);
 }
@@ -441,7 +441,7 @@ TEST_F(Data, RefusesDescriptionsThatContradict) {
   refused(R"({"tokens": 5})", "promises 5");
   refused(R"({"layout": "rows"})", "row_length");
   refused(R"({"layout": "rows", "row_length": 3})", "no multiple of its row length");
-  refused(R"({"layout": "columns"})", "neither stream nor rows");
+  refused(R"({"layout": "columns"})", "none of stream, rows and packed");
   refused(R"({"dtype": 3})", "no text");
   refused(R"({"tokens": -1})", "no natural number");
   refused("[", "not a JSON object");

@@ -41,8 +41,8 @@ std::int64_t StepRunner::fill_batches() {
     for (std::int64_t row = 0; row < run_.config().micro_batch; ++row) {
       const auto at = static_cast<std::size_t>(row) * length;
       const MixSampler::Draw draw = run_.sampler->next();
-      targets += read_window(*run_.data.sources[draw.source], draw.window, batch.tokens.subspan(at, length),
-                             batch.targets.subspan(at, length));
+      targets += read_window(*run_.data.sources[draw.source], draw.window,
+                             {batch.tokens.subspan(at, length), batch.targets.subspan(at, length)});
     }
   }
   return targets;

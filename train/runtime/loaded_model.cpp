@@ -95,7 +95,7 @@ std::int64_t LoadedModel::evaluate_batch(const TokenSource& source, std::int64_t
   std::int64_t tokens = 0;
   for (std::int64_t window = first; window < std::min(first + shape.batch, end); ++window) {
     const auto at = static_cast<std::size_t>(window - first) * length;
-    tokens += read_window(source, window, host.tokens.subspan(at, length), host.targets.subspan(at, length));
+    tokens += read_window(source, window, {host.tokens.subspan(at, length), host.targets.subspan(at, length)});
   }
   upload(host);
   setup_.model->evaluate(*engine_, stream_);

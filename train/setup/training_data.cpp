@@ -30,7 +30,7 @@ void require_alike(const TokenSource& first, const TokenSource& other, const std
   if (first.bytes() != other.bytes()) {
     refuse("text and token files are mixed", "give one kind; tools/prepare_data.py makes a .bin of text");
   }
-  if (first.row_length() != other.row_length()) {
+  if (first.layout() != other.layout() || first.row_length() != other.row_length()) {
     refuse("its layout is another than that of the sources before it", "give sources of one layout and row length");
   }
 }
