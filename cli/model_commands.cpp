@@ -76,8 +76,7 @@ int eval(const EvalFlags& flags) {
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
   check_weights(source, forward_layout(source.config));
   const auto data = open_tokens(config.data, config, source);
-  config.seq_len = sequence_length(config, source.config, *data);
-  require_windows(*data, config.seq_len, "--data");
+  take_sequences(config, source.config, *data, "--data");
   RunSetup setup = forward_setup(config, source);
   LoadedModel model(setup, nullptr);
   load_weights(model, source, setup);

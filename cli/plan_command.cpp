@@ -46,7 +46,8 @@ struct ClosedForms {
 struct Planned {
   std::string model;
   std::int64_t parameters = 0;
-  double targets = 0.0;  ///< targets of a step
+  double targets = 0.0;  ///< targets of a step, as a sample of the data has them
+  double tokens = 0.0;   ///< all tokens of a step
   Plan plan;
   MemoryPlan memory;
   std::string table;
@@ -76,13 +77,14 @@ Json shares_of(const Plan::Shares& shares) {
       {"cpu", share(shares.cpu)}, {"gpu_streamed", share(shares.streamed)}, {"gpu_resident", share(shares.resident)}};
 }
 
-Json json_of(const Simulation& s, double targets) {
+Json json_of(const Simulation& s, double targets, double tokens) {
   return {{"step_seconds", s.step_seconds},
           {"forward_seconds", s.forward_seconds},
           {"backward_seconds", s.backward_seconds},
           {"update_seconds", s.update_seconds},
           {"exposed_update_seconds", s.exposed_update_seconds},
           {"tokens_per_second", targets / s.step_seconds},
+          {"all_tokens_per_second", tokens / s.step_seconds},
           {"bound_by", name_of(s.bound_by())}};
 }
 
@@ -123,7 +125,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"looks_wrong", planned.doubts},
             {"advice", advice_of(planned)}};
   if (planned.predicted) {
-    json["predicted"] = json_of(*planned.predicted, planned.targets);
+    json["predicted"] = json_of(*planned.predicted, planned.targets, planned.tokens);
     json["bound_by"] = name_of(planned.predicted->bound_by());
   }
   if (!fitted.empty()) json["fit"] = fitted;
@@ -162,15 +164,21 @@ Json json_of(const PlanError& error, const std::string& model) {
           {"advice", error.what()}};
 }
 
+/// Target tokens a second; where the data has others too, also of all.
+std::string rates(const Planned& planned) {
+  const double seconds = planned.predicted->step_seconds;
+  if (planned.targets == planned.tokens) return fmt::format("{:.0f} tokens/s", planned.targets / seconds);
+  return fmt::format("{:.0f} target tokens/s, {:.0f} of all tokens", planned.targets / seconds,
+                     planned.tokens / seconds);
+}
+
 std::string time_table(const Planned& planned) {
   const Simulation& s = *planned.predicted;
   return fmt::format(
-      "{:<28}{:>12}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}   {:.0f} "
-      "tokens/s, "
+      "{:<28}{:>12}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}\n{:<28}{:>12.4f}   {}, "
       "bound by {}\n",
       "time", "seconds", "forward", s.forward_seconds, "backward", s.backward_seconds, "update", s.update_seconds,
-      "waiting for weights", s.exposed_update_seconds, "step", s.step_seconds, planned.targets / s.step_seconds,
-      name_of(s.bound_by()));
+      "waiting for weights", s.exposed_update_seconds, "step", s.step_seconds, rates(planned), name_of(s.bound_by()));
 }
 
 std::string text_of(const ClosedForms& forms) {
@@ -355,16 +363,16 @@ std::string fit(const PlanFlags& flags, TrainConfig& config, ModelSource& source
   return {};
 }
 
-/// The sequence length of a run: of data in rows, where that is given and here, theirs.
-std::int64_t sequence_length_of(const TrainConfig& config, const ModelSource& source) {
-  if ((!config.data.empty() || !config.mix.empty()) && config.seq_len == 0) {
+/// Sets the sequence length of a run, and what its data says of its sequences, where that is given and here.
+void take_sequences_of(TrainConfig& config, const ModelSource& source) {
+  if (!config.data.empty() || !config.mix.empty()) {
     try {
-      return sequence_length(config, source.config, *open_training_data(config, source).sources.front());
+      return take_sequences(config, source.config, open_training_data(config, source));
     } catch (const Error& error) {
-      spdlog::warn("the data is not read, so that sequences are as long as without it: {}", error.what());
+      spdlog::warn("the data is not read, so that sequences are as without it: {}", error.what());
     }
   }
-  return sequence_length(config, source.config);
+  config.seq_len = sequence_length(config, source.config);
 }
 
 int plan(const PlanFlags& flags) {
@@ -373,13 +381,14 @@ int plan(const PlanFlags& flags) {
   check_config(config);
   ModelSource source = find_model(config.model, {.from_scratch = config.from_scratch, .out = config.out});
   // With --fit model the sequence length depends on the model that is found.
-  if (flags.fit != "model") config.seq_len = sequence_length_of(config, source);
+  if (flags.fit != "model") take_sequences_of(config, source);
   try {
     const std::string fitted = flags.fit.empty() ? std::string() : fit(flags, config, source);
     Planned planned =
         flags.profile.empty() ? plan_here(flags, config, source.config) : plan_elsewhere(flags, config, source.config);
     planned.model = source.config.name;
-    planned.targets = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
+    planned.tokens = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
+    planned.targets = planned.tokens * config.sequences.target_share;
     if (flags.json) {
       print_output(json_document(json_of(planned, fitted)));
       return 0;

@@ -420,34 +420,98 @@ double attention_flop(const AttentionShape& s, bool backward) {
          static_cast<double>(s.sequence * s.sequence);
 }
 
+/// Where records begin and end in rows that are full of them, (B, T) each: lengths drawn log-normally, median 180, sigma
+/// 0.8, the last of a row cut at its end.
+struct Records {
+  explicit Records(const AttentionShape& shape) {
+    std::mt19937_64 random(1);
+    std::lognormal_distribution<double> lengths(std::log(180.0), 0.8);
+    for (std::int64_t b = 0; b < shape.batch; ++b) {
+      for (std::int64_t at = 0; at < shape.sequence;) {
+        const auto drawn = std::max<std::int64_t>(2, static_cast<std::int64_t>(lengths(random)));
+        const std::int64_t length = std::min(drawn, shape.sequence - at);
+        first.insert(first.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(at));
+        at += length;
+        end.insert(end.end(), static_cast<std::size_t>(length), static_cast<std::int32_t>(at));
+        squares += static_cast<double>(length * length);
+      }
+    }
+  }
+  std::vector<std::int32_t> first, end;
+  double squares = 0.0;  ///< of the lengths, added up
+};
+
+/// The call's shape with these records on the device.
+AttentionShape with_records(Gpu& g, Gpu::Taker& taker, AttentionShape shape, const Records& records) {
+  const auto put = [&](const std::vector<std::int32_t>& values) {
+    const TensorView there = taker.take({shape.batch, shape.sequence}, DType::i32);
+    g.device().copy(there.data, values.data(), there.bytes(), CopyKind::host_to_device, g.stream());
+    g.device().synchronize(g.stream());
+    return there.as<std::int32_t>();
+  };
+  shape.records.first = put(records.first);
+  shape.records.end = put(records.end);
+  return shape;
+}
+
+struct AttentionOperands {
+  AttentionShape shape;
+  TensorView q, k, v, out, lse, dout, dq, dk, dv;
+
+  static HeadsView heads(const TensorView& t) { return {t.data, t.dtype, t.shape[2]}; }
+  void forward(Gpu& g) const { g.ops().attention(heads(q), heads(k), heads(v), out, lse, shape, g.stream()); }
+  void backward(Gpu& g) const {
+    g.ops().attention_backward(dout, heads(q), heads(k), heads(v), out, lse, heads(dq), heads(dk), heads(dv), shape,
+                               g.stream());
+  }
+};
+
+AttentionOperands take_attention(Gpu::Taker& taker, const AttentionShape& shape) {
+  const std::int64_t width = shape.heads * shape.head_dim, narrow = shape.kv_heads * shape.head_dim;
+  const auto tokens = [&](std::int64_t w) { return taker.take({shape.batch, shape.sequence, w}, DType::bf16); };
+  AttentionOperands o;
+  o.shape = shape;
+  for (TensorView* of_queries : {&o.q, &o.out, &o.dout, &o.dq}) *of_queries = tokens(width);
+  for (TensorView* of_keys : {&o.k, &o.v, &o.dk, &o.dv}) *of_keys = tokens(narrow);
+  o.lse = taker.take({shape.batch, shape.heads, shape.sequence}, DType::f32);
+  return o;
+}
+
 void add_attention(Gpu& gpu) {
   for (const auto& [name, shape] : gpu.sizes().heads) {
-    struct Operands {
-      TensorView q, k, v, out, lse, dout, dq, dk, dv;
-    };
     const auto take = [shape = shape](Gpu& g) {
       Gpu::Taker taker(g);
-      const std::int64_t width = shape.heads * shape.head_dim, narrow = shape.kv_heads * shape.head_dim;
-      const auto tokens = [&](std::int64_t w) { return taker.take({shape.batch, shape.sequence, w}, DType::bf16); };
-      Operands o;
-      for (TensorView* of_queries : {&o.q, &o.out, &o.dout, &o.dq}) *of_queries = tokens(width);
-      for (TensorView* of_keys : {&o.k, &o.v, &o.dk, &o.dv}) *of_keys = tokens(narrow);
-      o.lse = taker.take({shape.batch, shape.heads, shape.sequence}, DType::f32);
+      return take_attention(taker, shape);
+    };
+    add(gpu, "attention/forward/" + name, [take, flop = attention_flop(shape, false)](Gpu& g) {
+      return Work{.flop = flop, .run = [&g, o = take(g)] { o.forward(g); }};
+    });
+    add(gpu, "attention/backward/" + name, [take, flop = attention_flop(shape, true)](Gpu& g) {
+      const AttentionOperands o = take(g);
+      o.forward(g);
+      return Work{.flop = flop, .run = [&g, o] { o.backward(g); }};
+    });
+  }
+}
+
+void add_packed_attention(Gpu& gpu) {
+  for (const auto& [name, shape] : gpu.sizes().heads) {
+    if (shape.window != 0) continue;
+    const Records records(shape);
+    const double share = records.squares / static_cast<double>(shape.batch * shape.sequence * shape.sequence);
+    const auto take = [shape = shape, records](Gpu& g) {
+      Gpu::Taker taker(g);
+      AttentionOperands o = take_attention(taker, shape);
+      o.shape = with_records(g, taker, shape, records);
       return o;
     };
-    const auto view = [](const TensorView& t) { return HeadsView{t.data, t.dtype, t.shape[2]}; };
-    add(gpu, "attention/forward/" + name, [take, view, shape = shape](Gpu& g) {
-      return Work{.flop = attention_flop(shape, false), .run = [&g, view, shape, o = take(g)] {
-                    g.ops().attention(view(o.q), view(o.k), view(o.v), o.out, o.lse, shape, g.stream());
-                  }};
+    add(gpu, "attention/packed_forward/" + name, [take, flop = attention_flop(shape, false) * share](Gpu& g) {
+      return Work{.flop = flop, .run = [&g, o = take(g)] { o.forward(g); }};
     });
-    add(gpu, "attention/backward/" + name, [take, view, shape = shape](Gpu& g) {
-      const Operands o = take(g);
-      g.ops().attention(view(o.q), view(o.k), view(o.v), o.out, o.lse, shape, g.stream());
-      return Work{.flop = attention_flop(shape, true), .run = [&g, view, shape, o] {
-                    g.ops().attention_backward(o.dout, view(o.q), view(o.k), view(o.v), o.out, o.lse, view(o.dq),
-                                               view(o.dk), view(o.dv), shape, g.stream());
-                  }};
+    add(gpu, "attention/packed_backward/" + name, [take, flop = attention_flop(shape, true) * share](Gpu& g) {
+      const AttentionOperands o = take(g);
+      o.forward(g);
+      return Work{.flop = flop, .run = [&g, o] { o.backward(g); }};
     });
   }
 }
@@ -488,7 +552,7 @@ int run(int argc, char** argv) {
     benchmark::AddCustomContext("device", gpu.device().info().name);
     benchmark::AddCustomContext("compute_key", gpu.device().info().compute_key);
     for (const auto add_some : {add_copies, add_optimizer, add_norms, add_pointwise, add_products, add_experts,
-                                add_attention, add_head_loss}) {
+                                add_attention, add_packed_attention, add_head_loss}) {
       add_some(gpu);
     }
     benchmark::RunSpecifiedBenchmarks();

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <limits>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -42,6 +43,14 @@ struct MixEntry {
   double weight = 1.0;
 };
 
+/// Facts of the sequences that a run trains on, known once its data is opened; no flag sets them.
+struct SequenceFacts {
+  bool packed = false;  ///< sequences may hold several records, and attention and positions stay within each
+  /// Length of a record -> its number in a sequence, on average over a sample. Empty: each sequence is one record.
+  std::map<std::int64_t, double> records;
+  double target_share = 1.0;  ///< share of tokens that are targets
+};
+
 struct TrainConfig {
   std::string model;
   bool from_scratch = false;
@@ -49,6 +58,7 @@ struct TrainConfig {
   std::vector<MixEntry> mix;  ///< in place of data: sources with weights
   std::vector<std::string> eval_data;
   std::optional<TokenWidth> token_dtype;
+  bool document_attention = false;  ///< documents of a stream are records, which do not see each other
   std::string out;
   std::string device = "auto";
   std::size_t device_memory = 0;  ///< bytes; 0: what is free, less a margin
@@ -67,8 +77,9 @@ struct TrainConfig {
   std::int64_t grad_accum = 1;
   AccumulationOrder accumulation_order = AccumulationOrder::automatic;
   std::int64_t seq_len = 0;  ///< 0: the model's positions, at most 1024
-  std::int64_t steps = 0;    ///< 0: given by epochs
-  double epochs = 0.0;       ///< 0: given by steps
+  SequenceFacts sequences;
+  std::int64_t steps = 0;  ///< 0: given by epochs
+  double epochs = 0.0;     ///< 0: given by steps
   std::optional<double> lr;
   std::optional<double> min_lr;
   std::int64_t warmup_steps = 0;

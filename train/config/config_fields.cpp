@@ -287,6 +287,9 @@ void add_input_fields(std::vector<ConfigField>& all) {
       &C::token_dtype, [](std::string_view v) { return std::optional(parse_token_width(v)); },
       [](std::optional<TokenWidth> v) { return name_of(*v); },
       [](std::optional<TokenWidth> v) { return v.has_value(); }));
+  all.push_back(flag({"document-attention", "", "off", "",
+                      "attention and positions stay within documents, which end tokens of a .bin separate"},
+                     &C::document_attention));
   all.push_back(text(
       {"out", "DIR", "nothing is saved", "runs/first", "run directory: configuration, metrics, summary, checkpoints"},
       &C::out));

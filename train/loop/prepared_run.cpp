@@ -85,15 +85,14 @@ void PreparedRun::check_request() const {
 void PreparedRun::open_data() {
   TrainConfig& own = request.config;
   data = open_training_data(own, source);
-  own.seq_len = sequence_length(own, source.config, *data.sources.front());
+  if (!own.eval_data.empty()) eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
+  take_sequences(own, source.config, data, eval_data.get());
   for (std::size_t i = 0; i < data.sources.size(); ++i) {
     parts_.push_back({require_windows(*data.sources[i], own.seq_len, data.names[i]), data.shares[i]});
     if (own.mix.empty()) continue;
     spdlog::info("{}: {:.3g}% of the windows; it has {}", data.names[i], 100.0 * data.shares[i], parts_[i].windows);
   }
-  if (own.eval_data.empty()) return;
-  eval_data = open_tokens(own.eval_data, own, source, "--eval-data");
-  require_windows(*eval_data, own.seq_len, "--eval-data");
+  if (eval_data) require_windows(*eval_data, own.seq_len, "--eval-data");
 }
 
 void PreparedRun::resolve() {

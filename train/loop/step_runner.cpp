@@ -32,17 +32,16 @@ StepResult StepRunner::step(double lr) {
   return result;
 }
 
-/// Tokens and targets of the step's micro-batches. Returns how many targets there are.
+/// Fills tokens, targets and records of the step's micro-batches. Returns how many targets there are.
 std::int64_t StepRunner::fill_batches() {
   const auto length = static_cast<std::size_t>(run_.config().seq_len);
   std::int64_t targets = 0;
   for (std::int64_t micro = 0; micro < run_.config().grad_accum; ++micro) {
     const HostBatch batch = workers_.batch(micro);
     for (std::int64_t row = 0; row < run_.config().micro_batch; ++row) {
-      const auto at = static_cast<std::size_t>(row) * length;
       const MixSampler::Draw draw = run_.sampler->next();
       targets += read_window(*run_.data.sources[draw.source], draw.window,
-                             {batch.tokens.subspan(at, length), batch.targets.subspan(at, length)});
+                             batch.window(static_cast<std::size_t>(row), length));
     }
   }
   return targets;

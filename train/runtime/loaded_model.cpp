@@ -45,12 +45,23 @@ HostBatch LoadedModel::batch(std::size_t slot) const {
   return host_batch_in(batches_.data(), setup_.model->shape(), slot);
 }
 
+/// Fills a batch with rows of no targets, each one record.
+void LoadedModel::clear(const HostBatch& batch) const {
+  std::ranges::fill(batch.tokens, 0);
+  std::ranges::fill(batch.targets, -1);
+  std::ranges::fill(batch.record_first, 0);
+  std::ranges::fill(batch.record_end, static_cast<std::int32_t>(setup_.model->shape().sequence));
+}
+
 void LoadedModel::upload(const HostBatch& batch, std::int64_t micro) {
   const auto up = [&](const TensorView& view, std::span<const std::int32_t> values) {
     setup_.device->copy(view.data, values.data(), values.size_bytes(), CopyKind::host_to_device, stream_);
   };
   up(setup_.model->tokens(micro), batch.tokens);
   up(setup_.model->targets(micro), batch.targets);
+  if (batch.record_first.empty()) return;
+  up(setup_.model->record_first(micro), batch.record_first);
+  up(setup_.model->record_end(micro), batch.record_end);
 }
 
 void LoadedModel::download_losses(const HostBatch& batch, std::int64_t micro) {
@@ -90,12 +101,10 @@ std::int64_t LoadedModel::evaluate_batch(const TokenSource& source, std::int64_t
   const RunShape& shape = setup_.model->shape();
   const auto length = static_cast<std::size_t>(shape.sequence);
   const HostBatch host = batch(0);
-  std::fill(host.tokens.begin(), host.tokens.end(), 0);
-  std::fill(host.targets.begin(), host.targets.end(), -1);
+  clear(host);
   std::int64_t tokens = 0;
   for (std::int64_t window = first; window < std::min(first + shape.batch, end); ++window) {
-    const auto at = static_cast<std::size_t>(window - first) * length;
-    tokens += read_window(source, window, {host.tokens.subspan(at, length), host.targets.subspan(at, length)});
+    tokens += read_window(source, window, host.window(static_cast<std::size_t>(window - first), length));
   }
   upload(host);
   setup_.model->evaluate(*engine_, stream_);
@@ -107,8 +116,7 @@ std::int64_t LoadedModel::evaluate_batch(const TokenSource& source, std::int64_t
 void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values) {
   const HostBatch host = batch(0);
   if (tokens.size() > host.tokens.size()) throw MisuseError("prompt longer than the model's sequence");
-  std::fill(host.tokens.begin(), host.tokens.end(), 0);
-  std::fill(host.targets.begin(), host.targets.end(), -1);
+  clear(host);
   std::copy(tokens.begin(), tokens.end(), host.tokens.begin());
   const auto scope = engine_->evaluation();
   upload(host);

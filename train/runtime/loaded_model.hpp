@@ -57,6 +57,7 @@ class LoadedModel {
   void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);
 
  private:
+  void clear(const HostBatch& batch) const;
   void upload(const HostBatch& batch, std::int64_t micro = 0);
   void download_losses(const HostBatch& batch, std::int64_t micro = 0);
   void wait(std::string_view what);

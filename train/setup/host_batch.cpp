@@ -5,7 +5,8 @@
 namespace tandem {
 namespace {
 
-constexpr std::size_t parts = 3;  // tokens, targets, losses
+/// Tokens, targets and losses, and where records begin and end.
+std::size_t parts_of(const RunShape& shape) { return shape.packed ? 5 : 3; }
 
 std::size_t values_of(const RunShape& shape) { return static_cast<std::size_t>(shape.batch * shape.sequence); }
 
@@ -13,15 +14,26 @@ std::size_t part_bytes(const RunShape& shape) { return align_up(values_of(shape)
 
 }  // namespace
 
-std::size_t host_batch_bytes(const RunShape& shape, std::size_t slots) { return slots * parts * part_bytes(shape); }
+std::size_t host_batch_bytes(const RunShape& shape, std::size_t slots) {
+  return slots * parts_of(shape) * part_bytes(shape);
+}
 
 HostBatch host_batch_in(void* memory, const RunShape& shape, std::size_t slot) {
   auto* const base = static_cast<std::byte*>(memory) + host_batch_bytes(shape, slot);
-  const auto part = [&](std::size_t i) { return base + i * part_bytes(shape); };
   const std::size_t count = values_of(shape);
-  return {{reinterpret_cast<std::int32_t*>(part(0)), count},
-          {reinterpret_cast<std::int32_t*>(part(1)), count},
-          {reinterpret_cast<float*>(part(2)), count}};
+  const auto part = [&](std::size_t i) {
+    return std::span(reinterpret_cast<std::int32_t*>(base + i * part_bytes(shape)), count);
+  };
+  HostBatch batch{part(0), part(1), {reinterpret_cast<float*>(part(2).data()), count}, {}, {}};
+  if (shape.packed) batch.record_first = part(3), batch.record_end = part(4);
+  return batch;
+}
+
+WindowView HostBatch::window(std::size_t index, std::size_t length) const {
+  const auto part = [&](std::span<std::int32_t> all) {
+    return all.empty() ? all : all.subspan(index * length, length);
+  };
+  return {part(tokens), part(targets), part(record_first), part(record_end)};
 }
 
 }  // namespace tandem

@@ -1,9 +1,10 @@
 #pragma once
-// Tokens, targets and losses of micro-batches in host memory, where copies to and from the device find them.
+// Tokens, targets, records and losses of micro-batches in host memory, where copies to and from the device find them.
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "data/window_sampler.hpp"
 #include "models/transformer/transformer.hpp"
 
 namespace tandem {
@@ -13,6 +14,11 @@ struct HostBatch {
   std::span<std::int32_t> tokens;
   std::span<std::int32_t> targets;
   std::span<float> losses;
+  std::span<std::int32_t> record_first;  ///< of a packed shape, as RecordsView has them; else empty
+  std::span<std::int32_t> record_end;
+
+  /// Room for the `index`th window of `length` tokens.
+  WindowView window(std::size_t index, std::size_t length) const;
 };
 
 /// Bytes of the batches of `slots` micro-batches.

@@ -58,7 +58,19 @@ MlpWork mlp_work(const ModelConfig& c, const RunShape& shape) {
   return work;
 }
 
-LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t layer, Again again) {
+/// Positions that a token sees on average, of sequences that hold such records.
+double positions_seen_in(const SequenceFacts& sequences, std::int64_t sequence, std::int64_t window) {
+  if (sequences.records.empty()) return positions_seen(sequence, window);
+  double seen = 0.0, tokens = 0.0;
+  for (const auto& [length, count] : sequences.records) {
+    tokens += count * static_cast<double>(length);
+    seen += count * static_cast<double>(length) * positions_seen(length, window);
+  }
+  return seen / tokens;
+}
+
+LayerWork block_work(const ModelConfig& c, const RunShape& shape, const SequenceFacts& sequences, std::int64_t layer,
+                     Again again) {
   const auto tokens = static_cast<double>(shape.batch * shape.sequence);
   const auto width = static_cast<double>(c.width);
   const MlpWork mlp = mlp_work(c, shape);
@@ -69,8 +81,9 @@ LayerWork block_work(const ModelConfig& c, const RunShape& shape, std::int64_t l
   LayerWork work;
   work.forward.matmul_flops =
       2.0 * tokens * width * (2.0 * queries + 2.0 * keys) + matrices * mlp.product_flops + mlp.router_flops;
-  // Two products of (T, T) with each head, of which the causal mask leaves half, and a window less.
-  const double in_sight = positions_seen(shape.sequence, c.window_of(layer)) / positions_seen(shape.sequence, 0);
+  // Two products of (T, T) with each head, of which the causal mask leaves half, and a window or records less.
+  const double in_sight =
+      positions_seen_in(sequences, shape.sequence, c.window_of(layer)) / positions_seen(shape.sequence, 0);
   work.forward.attention_flops = 2.0 * tokens * static_cast<double>(shape.sequence) * queries * in_sight;
   // Two norms and two residual sums over the width, rotations, the activation over the MLP's inner width.
   work.forward.memory_bytes = tokens * element * (10.0 * width + 2.0 * (queries + keys)) + mlp.activation_bytes +
@@ -170,12 +183,12 @@ EndsWork ends_work(const ModelConfig& c, const RunShape& shape) {
 
 }  // namespace
 
-std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape) {
+std::vector<LayerWork> work_of(const ModelConfig& c, const RunShape& shape, const SequenceFacts& sequences) {
   const EndsWork ends = ends_work(c, shape);
   const Again of_kept = shape.selective ? Again::selected : Again::nothing;
   std::vector<LayerWork> work{ends.embedding};
   for (std::int64_t i = 0; i < c.layers; ++i) {
-    work.push_back(block_work(c, shape, i, i < shape.recomputed_blocks ? Again::all : of_kept));
+    work.push_back(block_work(c, shape, sequences, i, i < shape.recomputed_blocks ? Again::all : of_kept));
   }
   work.push_back(ends.head);
   return work;

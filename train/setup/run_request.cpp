@@ -97,7 +97,8 @@ RunShape run_shape(const TrainConfig& config, const ModelConfig& model, DType co
           .recomputed_blocks = recompute.blocks,
           .selective = recompute.selective,
           .training = training,
-          .offload_inputs = config.offload_activations && training};
+          .offload_inputs = config.offload_activations && training,
+          .packed = config.sequences.packed};
 }
 
 ParameterLayout training_layout(const TrainConfig& config, const ModelConfig& model, const RunShape& shape) {

@@ -151,7 +151,9 @@ std::size_t RunSetup::peak_device_bytes() const {
 std::string RunSetup::compute_key() const {
   // `split` holds what `fp32` does; only rounded moments make another run of it.
   const std::string state = rounds_moments(plan.state) ? fmt::format("; state {}", name_of(plan.state)) : "";
-  return fmt::format("tandem {}; {}; compute {}{}", version, device->info().compute_key, name_of(shape.compute), state);
+  const char* packed = shape.packed ? "; packed" : "";
+  return fmt::format("tandem {}; {}; compute {}{}{}", version, device->info().compute_key, name_of(shape.compute),
+                     state, packed);
 }
 
 }  // namespace tandem

@@ -5,6 +5,8 @@
 
 #include "core/base/error.hpp"
 #include "core/base/hash128.hpp"
+#include "data/record_lengths.hpp"
+#include "data/window_sampler.hpp"
 #include "train/setup/run_request.hpp"
 
 namespace tandem {
@@ -12,7 +14,9 @@ namespace tandem {
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, const TrainConfig& config,
                                          const ModelSource& source, std::string_view flag) {
   auto data = std::make_unique<TokenSource>(std::vector<std::filesystem::path>(names.begin(), names.end()),
-                                            TokenSourceOptions{source.config.vocabulary, config.token_dtype});
+                                            TokenSourceOptions{.vocabulary = source.config.vocabulary,
+                                                               .token_width = config.token_dtype,
+                                                               .document_attention = config.document_attention});
   for (const std::string& notice : data->notices()) spdlog::warn("{}", notice);
   if (data->bytes() && source.loads_weights() && !source.bytes) {
     throw UsageError(flag, "text would be fed as bytes to a model whose weights expect its own tokens",
@@ -37,11 +41,45 @@ void require_alike(const TokenSource& first, const TokenSource& other, const std
 
 }  // namespace
 
+namespace {
+
+/// Adds what a sample of a source's windows holds, `share` of all windows being of it.
+void add_sequences(SequenceFacts& facts, const TokenSource& source, std::int64_t length, double share) {
+  const WindowStatistics sample = window_statistics(source, length);
+  const double each = share / static_cast<double>(sample.windows);
+  facts.packed = source.bounded();
+  if (facts.packed) {
+    for (const auto& [tokens, count] : sample.records) facts.records[tokens] += each * static_cast<double>(count);
+  }
+  facts.target_share += each * static_cast<double>(sample.targets) / static_cast<double>(length);
+}
+
+}  // namespace
+
 std::string TrainingData::digest() const {
-  if (sources.size() == 1) return sources.front()->digest();
+  const std::string documents = sources.front()->document_attention() ? "; documents apart" : "";
+  if (sources.size() == 1) return sources.front()->digest() + documents;
   Hash128 hash;
   for (const auto& source : sources) hash.add(source->digest().data(), source->digest().size());
-  return hash.text();
+  return hash.text() + documents;
+}
+
+void take_sequences(TrainConfig& config, const ModelConfig& model, const TrainingData& data,
+                    const TokenSource* eval_data) {
+  config.seq_len = sequence_length(config, model, *data.sources.front());
+  config.sequences = {.records = {}, .target_share = 0.0};
+  for (std::size_t i = 0; i < data.sources.size(); ++i) {
+    require_windows(*data.sources[i], config.seq_len, data.names[i]);
+    add_sequences(config.sequences, *data.sources[i], config.seq_len, data.shares[i]);
+  }
+  if (eval_data != nullptr && eval_data->bounded()) config.sequences.packed = true;
+}
+
+void take_sequences(TrainConfig& config, const ModelConfig& model, const TokenSource& source, std::string_view name) {
+  config.seq_len = sequence_length(config, model, source);
+  config.sequences = {.records = {}, .target_share = 0.0};
+  require_windows(source, config.seq_len, name);
+  add_sequences(config.sequences, source, config.seq_len, 1.0);
 }
 
 TrainingData open_training_data(const TrainConfig& config, const ModelSource& source) {

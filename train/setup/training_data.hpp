@@ -24,13 +24,20 @@ struct TrainingData {
   std::vector<double> shares;                         ///< share of each of all windows; they add up to 1
 
   bool bytes() const noexcept { return sources.front()->bytes(); }
-  /// Digest of the content of all, in their order.
+  /// Digest of the content of all, in their order, and of whether their documents are records.
   std::string digest() const;
 };
 
 /// Opens --data or --mix, one of which must be given. Throws as open_tokens does, and InputError where sources of a mix
 /// differ in kind or layout.
 TrainingData open_training_data(const TrainConfig& config, const ModelSource& source);
+
+/// Sets the sequence length of a run over `data`, and the facts of its sequences; `eval_data` may be null. Throws as
+/// sequence_length, and InputError where a source has no window.
+void take_sequences(TrainConfig& config, const ModelConfig& model, const TrainingData& data,
+                    const TokenSource* eval_data = nullptr);
+/// The same for a single source, as for an evaluation.
+void take_sequences(TrainConfig& config, const ModelConfig& model, const TokenSource& source, std::string_view name);
 
 /// The sequence length of a run over `data`: as given; else a row's for data in rows, and the model's positions
 /// but at most 1024 for a stream. Throws InputError where rows are longer than the model's positions.
