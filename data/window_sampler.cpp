@@ -38,7 +38,7 @@ namespace {
 
 void require_alike(const WindowView& window) {
   const std::size_t length = window.inputs.size();
-  const std::size_t records = window.record_first.empty() && window.record_end.empty() ? 0 : length;
+  const std::size_t records = window.record_first.empty() ? 0 : length;
   if (window.targets.size() == length && window.record_first.size() == records && window.record_end.size() == records) {
     return;
   }

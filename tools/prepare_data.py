@@ -3,11 +3,12 @@
 
     tools/prepare_data.py --tokenizer model/ --out data/train.bin corpus/ more.txt
     tools/prepare_data.py --tokenizer model/ --out data/chat.bin --layout rows --row-length 513 chat.jsonl
+    tools/prepare_data.py --tokenizer model/ --out data/chat.bin --layout packed --row-length 4097 chat.jsonl
 
 Writes NAME.bin (uint16, or uint32 for vocabularies beyond 65,536), NAME.json beside it, and NAME.mask.bin
-where not every token is a target: a byte per token, 1 where it is one. With --validation R also NAME-validation.bin and
-what lies beside it. Existing files of these names, and a folder NAME.parts, are replaced only if this tool wrote them and
-none of them is an input; else nothing is done (exit 2).
+where not every token is a target: a byte per token, 1 where it is one, in packed rows 2 at the first token of a record.
+With --validation R also NAME-validation.bin and what lies beside it. Existing files of these names, and a folder
+NAME.parts, are replaced only if this tool wrote them and none of them is an input; else nothing is done (exit 2).
 
 Inputs are files and folders (read recursively in byte order of path; links, hidden files, outputs of this tool and
 descriptions of data sets in them are left out). Names are read in any case:
@@ -25,7 +26,8 @@ Chats are written by the template that the tokenizer's folder brings (needs the 
 sandbox), else with a line <|role|> before each content. See docs/data.md.
 
 Layouts: stream joins documents by the end token, to be cut in windows; rows gives each record a row of its own,
-padded, and never joins two. Work is done in parts of --part-bytes of input, in parallel. They lie in NAME.parts,
+padded, and never joins two; packed puts several whole records into a row, which do not see each other, and pads what
+is left of it. Work is done in parts of --part-bytes of input, in parallel. They lie in NAME.parts,
 which is removed at the end, also after an error, Ctrl-C or SIGTERM. After SIGKILL or a power failure the same command
 goes on with the parts that are missing.
 
@@ -57,9 +59,10 @@ def settings():
                         help="show the first N records as the model will see them (default 1; 0: none)")
     parser.add_argument("--validation", type=float, default=0.0, metavar="R",
                         help="share of the records for NAME-validation.bin, such as 0.02 (default: none)")
-    parser.add_argument("--layout", choices=("stream", "rows"), default="stream", help="default stream")
+    parser.add_argument("--layout", choices=("stream", "rows", "packed"), default="stream", help="default stream")
     parser.add_argument("--row-length", type=int, metavar="TOKENS",
-                        help="of rows: one more than train's --seq-len; longer records are cut (default: the longest)")
+                        help="of rows, also packed ones: one more than train's --seq-len; longer records are cut (default: the "
+                        "longest)")
     parser.add_argument("--end-token", metavar="TOKEN",
                         help="behind each text (default: the one that the tokenizer's folder names)")
     parser.add_argument("--no-end-token", action="store_true", help="nothing between documents")

@@ -109,6 +109,9 @@ class Mixing(ProgramTest):
         other = self.tokens("rc", 0, 17 * 5, layout="rows", row_length=17)
         self.refused(self.run_mix("x", mix=f"{a}=1,{other}=1"), 4, "--mix", str(other), "layout")
         self.refused(self.run_mix("x", mix=f"{a}=1,{self.b}=1"), 4, "--mix", str(self.b), "layout")
+        packed = self.tokens("packed", 0, 33 * 5, layout="packed", row_length=33)
+        self.file("packed.mask.bin", (b"\2" + b"\1" * 32) * 5)
+        self.refused(self.run_mix("x", mix=f"{a}=1,{packed}=1"), 4, "--mix", str(packed), "layout")
 
     def test_what_is_no_mix(self):
         a, b = self.a, self.b

@@ -15,48 +15,15 @@
 #include "data/mix_sampler.hpp"
 #include "data/token_source.hpp"
 #include "data/window_sampler.hpp"
+#include "tests/data/data_files.hpp"
 
 namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
+using Data = DataFiles;
 using testing::AllOf;
 using testing::HasSubstr;
-
-class Data : public testing::Test {
- protected:
-  void SetUp() override {
-    root_ = fs::path(testing::TempDir()) / ("tandem_data_" + std::to_string(::getpid()) + "_" +
-                                            testing::UnitTest::GetInstance()->current_test_info()->name());
-    fs::create_directories(root_);
-  }
-  void TearDown() override { fs::remove_all(root_); }
-  template <class T>
-  fs::path file(const std::string& name, const std::vector<T>& values) {
-    const fs::path path = root_ / name;
-    fs::create_directories(path.parent_path());
-    std::ofstream(path, std::ios::binary)
-        .write(reinterpret_cast<const char*>(values.data()), static_cast<std::streamsize>(values.size() * sizeof(T)));
-    return path;
-  }
-  fs::path text(const std::string& name, const std::string& content) {
-    return file(name, std::vector<char>(content.begin(), content.end()));
-  }
-  static std::vector<std::int32_t> all(const TokenSource& source) {
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(source.size()));
-    source.read(0, tokens);
-    return tokens;
-  }
-  static std::string refusal(const std::vector<fs::path>& names, const TokenSourceOptions& options) {
-    try {
-      TokenSource source(names, options);
-    } catch (const InputError& error) {
-      return error.what();
-    }
-    return "accepted";
-  }
-  fs::path root_;
-};
 
 template <class T>
 std::vector<T> with_header(std::int32_t magic, std::int32_t count, const std::vector<T>& tokens,

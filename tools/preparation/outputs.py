@@ -53,13 +53,13 @@ def read_description(path):
         if set(content) != OLDER_FIELDS | rows:
             return None
     counts = all(type(content.get(key)) is int for key in ("tokens", "targets"))
-    known = content.get("dtype") in ("uint16", "uint32") and content.get("layout") in ("stream", "rows")
+    known = content.get("dtype") in ("uint16", "uint32") and content.get("layout") in ("stream", "rows", "packed")
     return content if counts and known else None
 
 
 def is_masked(layout, tokens, targets):
     """Whether a NAME.mask.bin belongs to the tokens."""
-    return layout == "rows" or targets != tokens
+    return layout != "stream" or targets != tokens
 
 
 def is_own_file(path):

@@ -44,8 +44,8 @@ class Settings:
 
     def check(self):
         """Refuses settings that contradict each other or are out of range."""
-        if self.row_length is not None and (self.layout != "rows" or self.row_length < 2):
-            raise Refusal("--row-length: at least 2, and with --layout rows")
+        if self.row_length is not None and (self.layout == "stream" or self.row_length < 2):
+            raise Refusal("--row-length: at least 2, and with --layout rows or --layout packed")
         if self.workers < 1 or self.part_bytes < 1:
             raise Refusal("--workers and --part-bytes must be at least 1")
         if not 0 <= self.validation < 1:
@@ -108,7 +108,7 @@ def warn(total, settings, outputs, pipeline):
     cut_off = f", {total['cut_off']} of them as their targets stand beyond --row-length" if total["cut_off"] else ""
     for key, what in (
             ("cut", "records cut at --row-length"),
-            ("without_target", f"records left out: without any target{cut_off}" if settings.layout == "rows" else
+            ("without_target", f"records left out: without any target{cut_off}" if settings.layout != "stream" else
              "records without any target: they are only read"),
             ("untaught", "answers are no targets: the chat template rewrites them once others follow"),
             ("dropped", f"messages or thoughts are not, or not whole, in what the chat template writes (the first: {first})"),
@@ -148,16 +148,19 @@ def prepare(settings, signals):
     preview(parts, pipeline, settings.show, settings.row_length)
     command = fingerprint(settings, paths, pipeline)[:16]
     with outputs.work_folder(command, signals) as folder:
-        options = {"pipeline": settings.pipeline(), "folder": str(folder), "rows": settings.layout == "rows",
+        options = {"pipeline": settings.pipeline(), "folder": str(folder), "rows": settings.layout != "stream",
                    "row_length": settings.row_length}
         make_parts(folder, parts, options, settings.workers, signals)
         total = totals(folder, len(parts))
-        descriptions = build(folder, len(parts), outputs, total, settings.layout, settings.row_length, settings.validation,
-                             pipeline)
+        descriptions, filled = build(folder, len(parts), outputs, total, settings.layout, settings.row_length,
+                                     settings.validation, pipeline)
         outputs.publish(folder, masked(descriptions), signals)
     warn(total, settings, outputs, pipeline)
     if len(total["forms"]) > 1:
         tell("formats: " + ", ".join(f"{count} {form}" for form, count in sorted(total["forms"].items())))
-    for description, files in zip(descriptions, outputs.sets):
+    for description, files, tokens in zip(descriptions, outputs.sets, filled):
+        if settings.layout == "packed":
+            tell(f"packed {description['records']:,} records in {description['rows']:,} rows of {description['row_length']:,}: "
+                 f"{tokens / description['tokens']:.1%} full")
         tell(f"{description['records']} records, {description['tokens']} tokens of {description['dtype']}, "
              f"{description['targets']} of them targets, in {files.tokens}")
