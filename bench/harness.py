@@ -126,6 +126,8 @@ def peers(*modules):
         except BenchError:
             run([*install, "torch", "numpy"])
     missing = [module for module in modules if not imports(python, [module])]
+    if "tokenizers" in missing:
+        run([*install, "tokenizers"])
     if "transformers" in missing:
         run([*install, "transformers"])
     if "deepspeed" in missing:  # it compiles its optimizer at first use

@@ -22,6 +22,7 @@ import harness
 import instruction_sets
 import metrics
 import overlap
+import packing
 import predict
 import published
 import simulate
@@ -31,7 +32,7 @@ import streaming
 BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts, "cpu-train": cpu_train,
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
-              "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "predict": predict,
+              "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
               "published": published, "simulate": simulate, "state-file": state_file, "streaming": streaming}
 
 

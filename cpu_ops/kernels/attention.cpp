@@ -62,6 +62,14 @@ std::int64_t first_key(const QueryBlock& queries, std::int64_t n, const Attentio
   return queries.record + std::max<std::int64_t>(0, queries.begin - queries.record + 1 - shape.reach()) / n * n;
 }
 
+/// Calls `use(key, keys)` with the first and the number of the keys of each block of `n` that any query sees, in order.
+template <class Use>
+void for_keys_of(const QueryBlock& queries, std::int64_t n, const AttentionShape& shape, const Use& use) {
+  for (std::int64_t key = first_key(queries, n, shape); key <= queries.begin; key += n) {
+    use(key, key == queries.begin ? queries.rows : n);
+  }
+}
+
 /// The keys of a block that each query of another sees.
 struct Band {
   std::int64_t ahead;  ///< distance from the first key to the first query, in tokens
@@ -158,10 +166,8 @@ void forward_block(const ForwardHead<T>& head, const QueryBlock& queries, const 
   const std::int64_t begin = queries.begin, rows = queries.rows;
   const std::int64_t dim = shape.head_dim, n = block_of(shape.sequence);
   const FloatBlock q = as_floats(head.q.row(begin), head.q.stride, rows, dim, buffer.queries);
-  const std::int64_t first_block = first_key(queries, n, shape);
-  for (std::int64_t key = first_block; key <= begin; key += n) {
-    const bool first = key == first_block;
-    const std::int64_t keys = key == begin ? rows : n;
+  bool first = true;
+  for_keys_of(queries, n, shape, [&](std::int64_t key, std::int64_t keys) {
     const FloatBlock k = as_floats(head.k.row(key), head.k.stride, keys, dim, buffer.keys);
     const FloatBlock v = as_floats(head.v.row(key), head.v.stride, keys, dim, buffer.values);
     gemm(Op::plain, Op::transposed, rows, keys, dim, shape.scale, q.data, q.stride, k.data, k.stride, 0.0F,
@@ -170,7 +176,8 @@ void forward_block(const ForwardHead<T>& head, const QueryBlock& queries, const 
     softmax_block({buffer.scores, buffer.largest, buffer.sum, buffer.out, rows, dim, band, first});
     gemm(Op::plain, Op::plain, rows, dim, keys, 1.0F, buffer.scores, keys, v.data, v.stride, first ? 0.0F : 1.0F,
          buffer.out, dim);
-  }
+    first = false;
+  });
   write_queries(buffer.out, buffer.sum, rows, dim, Head<T>{head.out.row(begin), head.out.stride});
   for (std::int64_t i = 0; head.lse != nullptr && i < rows; ++i) {
     head.lse[begin + i] =
@@ -242,9 +249,8 @@ void backward_block(const BackwardHead<T>& head, const FloatBlock& keys, const F
   const FloatBlock q = as_floats(head.q.row(begin), head.q.stride, rows, dim, buffer.queries);
   const FloatBlock dout = as_floats(head.dout.row(begin), head.dout.stride, rows, dim, buffer.dout);
   row_products(dout, Head<T>{head.out.row(begin), head.out.stride}, rows, dim, buffer.delta);
-  const std::int64_t first_block = first_key(queries, n, shape);
-  for (std::int64_t key = first_block; key <= begin; key += n) {
-    const std::int64_t width = key == begin ? rows : n;
+  bool first = true;
+  for_keys_of(queries, n, shape, [&](std::int64_t key, std::int64_t width) {
     const float* const k = keys.data + key * keys.stride;
     const float* const v = values.data + key * values.stride;
     gemm(Op::plain, Op::transposed, rows, width, dim, shape.scale, q.data, q.stride, k, keys.stride, 0.0F,
@@ -257,13 +263,27 @@ void backward_block(const BackwardHead<T>& head, const FloatBlock& keys, const F
          buffer.dvalues + key * dim, dim);
     gemm(Op::transposed, Op::plain, width, dim, rows, 1.0F, buffer.dscores, width, q.data, q.stride, 1.0F,
          buffer.dkeys + key * dim, dim);
-    gemm(Op::plain, Op::plain, rows, dim, width, 1.0F, buffer.dscores, width, k, keys.stride,
-         key == first_block ? 0.0F : 1.0F, buffer.dqueries, dim);
-  }
+    gemm(Op::plain, Op::plain, rows, dim, width, 1.0F, buffer.dscores, width, k, keys.stride, first ? 0.0F : 1.0F,
+         buffer.dqueries, dim);
+    first = false;
+  });
   store_block(buffer.dqueries, rows, dim, head.dq.row(begin), head.dq.stride);
 }
 
 }  // namespace
+
+std::int64_t attention_scores(const AttentionShape& shape) {
+  const std::int64_t n = block_of(shape.sequence);
+  std::int64_t scores = 0;
+  for (std::int64_t b = 0; b < shape.batch; ++b) {
+    for (std::int64_t begin = 0; begin < shape.sequence; begin += n) {
+      for_blocks_from(begin, n, b, shape, [&](const QueryBlock& queries) {
+        for_keys_of(queries, n, shape, [&](std::int64_t, std::int64_t keys) { scores += queries.rows * keys; });
+      });
+    }
+  }
+  return scores;
+}
 
 std::size_t attention_scratch(std::int64_t sequence, std::int64_t head_dim, int threads) {
   return static_cast<std::size_t>(threads) * ForwardBuffers::bytes(block_of(sequence), head_dim);

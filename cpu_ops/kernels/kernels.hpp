@@ -49,6 +49,9 @@ std::size_t attention_backward_scratch(std::int64_t sequence, std::int64_t head_
 void attention_backward(Parallel& parallel, const Workspace& workspace, TensorView dout, HeadsView q, HeadsView k,
                         HeadsView v, TensorView out, TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv,
                         const AttentionShape& shape);
+/// Scores that attention makes for one head of all rows: those that tokens see, and the others of the blocks that these
+/// are in.
+std::int64_t attention_scores(const AttentionShape& shape);
 void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse, RecordsView records = {});
 
 void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,

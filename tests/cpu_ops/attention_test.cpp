@@ -230,6 +230,26 @@ Tensor rows_of(const Tensor& packed, const PackedRecord& record, std::int64_t se
   return rows;
 }
 
+TEST(AttentionScores, BlocksThatNoQuerySeesAreNotMade) {
+  const PackedRecords records = two_packed_rows();
+  AttentionShape s{2, 200, 1, 1, 16, 0.25F};
+  const auto of_record = [](std::int64_t length) {  // blocks of 64 queries, each with the keys up to its last
+    std::int64_t scores = 0;
+    for (std::int64_t begin = 0; begin < length; begin += 64) {
+      const std::int64_t end = std::min(begin + 64, length);
+      scores += (end - begin) * end;
+    }
+    return scores;
+  };
+  EXPECT_EQ(fast::attention_scores(s), 2 * of_record(200));
+  s.records = records.view();
+  std::int64_t expected = 0;
+  for (const PackedRecord& record : records.all) expected += of_record(record.length);
+  EXPECT_EQ(fast::attention_scores(s), expected);
+  s.window = 1;  // the diagonal's blocks, and for a token that begins one none before it
+  EXPECT_LT(fast::attention_scores(s), expected);
+}
+
 TEST_P(Attention, APackedRecordHasTheBitsOfOneAlone) {
   const PackedRecords records = two_packed_rows();
   for (const AttentionShape& s : packed_shapes(records)) {
