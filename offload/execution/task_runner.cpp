@@ -121,14 +121,15 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::all_to_all_gradient:
       return all_to_all_gradient(task, stream);
     case TaskKind::round_gradient:
-      return device_.ops().round(static_cast<const float*>(caller_gradient(task)), storage_.staging(task.staging),
-                                 task.count(), stream);
+      return round_gradient(task, stream);
     case TaskKind::sum_gradient:
       return sum_gradient(task, stream);
     case TaskKind::keep_gradient:
       return keep_gradient(task, stream);
     case TaskKind::flush_gradient:
       return flush_gradient(task, stream);
+    case TaskKind::norm_gradient:
+      return norm_of(static_cast<const bf16*>(caller_gradient(task)), task, stream);
     case TaskKind::fetch_norm:
       return fetch_norm(task, stream);
     case TaskKind::load_state:
@@ -207,10 +208,23 @@ void TaskRunner::add_gradient(const Task& task, float* sum, bf16* rounded, Strea
   if (task.last_micro) ops.round(sum, rounded, task.count(), stream);
 }
 
+void TaskRunner::round_gradient(const Task& task, StreamView stream) {
+  bf16* const rounded = storage_.staging(task.staging);
+  device_.ops().round(static_cast<const float*>(caller_gradient(task)), rounded, task.count(), stream);
+  if (plan_.norms_on_device()) norm_of(rounded, task, stream);
+}
+
 void TaskRunner::sum_gradient(const Task& task, StreamView stream) {
   bf16* const rounded = task.staging < 0 ? nullptr : storage_.staging(task.staging);
   const std::int64_t at = task.begin - storage_.slice(task.layer).trained.begin;
   add_gradient(task, storage_.sum_buffer(task.sum) + at, rounded, stream);
+  if (task.last_micro) norm_of(rounded, task, stream);
+}
+
+/// Norm blocks of a range of a final gradient that leaves the device.
+void TaskRunner::norm_of(const bf16* gradient, const Task& task, StreamView stream) {
+  device_.ops().norm_blocks(gradient, task.count(), storage_.gradient_norm(task.buffer) + task.begin / layout_quantum,
+                            stream);
 }
 
 void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
@@ -254,7 +268,10 @@ void TaskRunner::fetch_norm(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
   const std::int64_t block = at / layout_quantum;
-  to_host(memory.host_norm + block, memory.device_norm + block, task.bytes, stream);
+  const double* const made = plan_.subgroups[static_cast<std::size_t>(task.subgroup)].gradient_on_device
+                                 ? memory.device_norm + block
+                                 : storage_.gradient_norm(task.buffer) + task.begin / layout_quantum;
+  to_host(memory.host_norm + block, made, task.bytes, stream);
 }
 
 void TaskRunner::load_state(const Task& task, StreamView stream) {

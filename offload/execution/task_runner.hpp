@@ -69,7 +69,9 @@ class TaskRunner {
   void all_to_all_gradient(const Task& task, StreamView stream);
   const void* caller_gradient(const Task& task) const;
   void add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream);
+  void round_gradient(const Task& task, StreamView stream);
   void sum_gradient(const Task& task, StreamView stream);
+  void norm_of(const bf16* gradient, const Task& task, StreamView stream);
   void keep_gradient(const Task& task, StreamView stream);
   void flush_gradient(const Task& task, StreamView stream);
   void fetch_norm(const Task& task, StreamView stream);

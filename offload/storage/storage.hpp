@@ -42,6 +42,7 @@ struct Carving {
   std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
   std::vector<std::byte*> receive_buffers;   ///< parts of a gradient that other ranks send, one after another
   std::vector<float*> sum_buffers;
+  std::vector<double*> gradient_norms;  ///< norm blocks of each gradient buffer, where the device makes those
   std::vector<bf16*> staging;
   std::vector<StateBuffer> state_buffers;
   std::vector<std::byte*> file_buffers;  ///< whole blocks of the disk
@@ -78,6 +79,8 @@ class Storage {
   const LayerSlice& slice(int layer) const { return slices_[static_cast<std::size_t>(layer)]; }
   /// Sum buffer i, for the rank's slice.
   float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
+  /// Norm blocks of gradient buffer i, for the whole layer.
+  double* gradient_norm(int i) const { return carving_.gradient_norms[static_cast<std::size_t>(i)]; }
   bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
   const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }
   /// The arrays of a piece of `count` elements in a buffer for state that lives in the file.

@@ -325,6 +325,8 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
       return between_devices(bytes);
     case TaskKind::round_gradient:
       return on_device(count * round_bytes / device_bandwidth_, count * round_bytes);
+    case TaskKind::norm_gradient:
+      return on_device(count * half_bytes / device_bandwidth_, count * half_bytes);
     case TaskKind::sum_gradient:
     case TaskKind::keep_gradient: {
       const double each = gradient_bytes(task, sums);

@@ -26,6 +26,7 @@ enum class Buffer : std::uint8_t {
   subgroup_gradient,  ///< bf16 gradient of a step
   subgroup_sum,       ///< fp32 sum beside it
   subgroup_norm,      ///< fp64 sum of squares of each layout_quantum
+  gradient_norm,      ///< likewise of the gradient of one layer at a time, of a size class
   subgroup_state,     ///< master, m and v, each aligned; in a file piece by piece
 };
 
@@ -75,6 +76,11 @@ class MemoryLayout {
     }
     out_.row("gradient norm", Place::device);
     for_kept([&](const Subgroup& s, std::size_t i) { out_.take(Buffer::subgroup_norm, i, norm_bytes(s)); });
+    if (sends_norms()) {
+      for_classes(Buffer::gradient_norm, &SizeClass::gradient_buffers, [](const SizeClass& size) {
+        return bytes_of(size.gradient_elements / layout_quantum, fp64_bytes);
+      });
+    }
     out_.row("optimizer, resident", Place::device);
     states_of(Tier::device, [](const Subgroup&) { return true; });
     out_.row("optimizer, streamed", Place::device);
@@ -134,6 +140,9 @@ class MemoryLayout {
     }
     return false;
   }
+
+  /// Whether some gradient goes to the host whose norm the device makes.
+  bool sends_norms() const { return plan_.norms_on_device() && plan_.sends_gradients(); }
 
   template <class Call>
   void for_layers(Call call) const {

@@ -105,6 +105,9 @@ struct Plan {
 
   /// Gradients of a layer that add up to a step's, at most: those of every rank's micro-batches.
   int gradients_of_step() const noexcept { return max_micro_batches * rank.count; }
+  /// Whether gradients leave the device as they are final, so that the device makes their norm: the host would have to
+  /// read all of them once more, while it updates or the caller waits.
+  bool norms_on_device() const noexcept { return sends_sums || gradients_of_step() == 1; }
   /// Text of the fields that must be equal on all ranks of a group, since they exchange weights and gradients in one
   /// order.
   std::string common_text() const;

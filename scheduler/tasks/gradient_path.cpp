@@ -285,6 +285,7 @@ void GradientPath::send_part(Task piece, TaskList& out) {
       users.clear();
     }
     piece.subgroup = s;
+    norm_makers_.clear();
     for_gradient_pieces(s, [&](std::int64_t begin, std::int64_t end) {
       piece.begin = begin;
       piece.end = end;
@@ -295,6 +296,7 @@ void GradientPath::send_part(Task piece, TaskList& out) {
         send_piece(piece, out);
       }
     });
+    if (!kept && state_.plan.norms_on_device() && piece.last_micro) send_norm(piece, out);
   }
 }
 
@@ -307,6 +309,7 @@ void GradientPath::stage_piece(Task& piece, bool adds, TaskList& out) {
   out.depends_on(fillers_of(piece));
   users_of(piece).push_back(staged);
   if (!rounds) return;
+  if (piece.last_micro) norm_makers_.push_back(staged);
   TaskId& user = state_.staging.user(piece.staging);
   out.depends_on(user);
   user = staged;
@@ -336,11 +339,37 @@ void GradientPath::send_piece(Task piece, TaskList& out) {
     users_of(piece).push_back(flushed);
   }
   depend_on_users(final_before_, piece.begin, piece.end, out);
-
+  if (state_.plan.norms_on_device()) {
+    state_.users(piece.subgroup).of_gradient.push_back({piece.begin, piece.end, flushed});
+    return;
+  }
   const TaskId accumulation = state_.emit_like(out, piece, TaskKind::accumulate_gradient, Lane::cpu).id;
   out.depends_on(flushed);
   state_.users(piece.subgroup).of_gradient.push_back({piece.begin, piece.end, accumulation});
   if (piece.last_micro) norm_tasks_.push_back(accumulation);
+}
+
+/// Sends the norm blocks of a subgroup whose final gradient leaves the device: those of staged pieces are made with
+/// them, the others here. `piece`: any of the subgroup.
+void GradientPath::send_norm(Task piece, TaskList& out) {
+  const Subgroup& group = state_.subgroup(piece.subgroup);
+  const bool adds = gradients_of_step() > 1;
+  const std::int64_t border = state_.layout.layer(piece.layer).summed_elements;
+  piece.staging = -1;
+  piece.begin = adds ? group.end : std::clamp(border, group.begin, group.end);
+  piece.end = group.end;
+  if (piece.begin < piece.end) {
+    norm_makers_.push_back(state_.emit_like(out, piece, TaskKind::norm_gradient, Lane::device).id);
+    out.depends_on(fillers_of(piece));
+    users_of(piece).push_back(norm_makers_.back());
+  }
+  piece.begin = group.begin;
+  Task& fetch = state_.emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);
+  fetch.bytes = static_cast<std::uint64_t>(fetch.count() / layout_quantum) * sizeof(double);
+  const TaskId fetched = fetch.id;
+  out.depends_on(norm_makers_);
+  at(buffers_, piece.buffer).users.push_back(fetched);
+  norm_tasks_.push_back(fetched);
 }
 
 /// Into the final gradient on the device, which `final_before_` uses.

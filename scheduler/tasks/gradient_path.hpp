@@ -81,6 +81,7 @@ class GradientPath {
   int gradients_of_step() const noexcept { return micro_batches_ * state_.plan.rank.count; }
   void stage_piece(Task& piece, bool adds, TaskList& out);
   void send_piece(Task piece, TaskList& out);
+  void send_norm(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);
   template <class Body>
   void for_gradient_pieces(int subgroup, Body body) const;
@@ -97,6 +98,7 @@ class GradientPath {
   int layer_at_work_ = -1;  ///< layer whose gradients were asked for last
   int layers_to_commit_ = 0;
   int gradients_left_ = 0;              ///< gradients that are not complete, of all layers in these micro-batches
+  std::vector<TaskId> norm_makers_;     ///< tasks that make norm blocks of a subgroup, while its pieces are emitted
   std::vector<TaskId> before_;          ///< dependencies of the next commit, while it is emitted
   std::vector<RangeUse> final_before_;  ///< users of a subgroup's final gradient, while its next pieces are emitted
 };

@@ -50,6 +50,8 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "flush_gradient";
     case TaskKind::accumulate_gradient:
       return "accumulate_gradient";
+    case TaskKind::norm_gradient:
+      return "norm_gradient";
     case TaskKind::fetch_norm:
       return "fetch_norm";
     case TaskKind::load_state:
@@ -114,6 +116,7 @@ void TaskList::clear() noexcept {
 bool takes_subgroup_whole(const Task& task) noexcept {
   switch (task.kind) {
     case TaskKind::keep_gradient:
+    case TaskKind::norm_gradient:
     case TaskKind::fetch_norm:
       return true;
     case TaskKind::update_cpu:

@@ -44,12 +44,13 @@ enum class TaskKind : std::uint8_t {
   fetch_weights,        ///< h2d: a layer's weights into a buffer
   gather_weights,       ///< peers: what other ranks own of a layer's weights, into a buffer or the resident layer
   all_to_all_gradient,  ///< peers: what other ranks have of this one's part of a layer's gradient
-  round_gradient,       ///< device: fp32 gradient piece to bf16, into staging
-  sum_gradient,         ///< device: gradient piece as bf16, added to the others; last, their sum to bf16, into staging
+  round_gradient,       ///< device: fp32 gradient piece to bf16, into staging; where it is final, its norm blocks
+  sum_gradient,         ///< device: gradient piece as bf16, added to the others; last, their sum likewise into staging
   keep_gradient,        ///< device: a subgroup's gradient as bf16 (and accumulator), stays on the device
   flush_gradient,       ///< d2h: staged piece, or one that the caller has written in bf16, to the host
   accumulate_gradient,  ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
-  fetch_norm,           ///< d2h: norm blocks of what is kept on the device
+  norm_gradient,        ///< device: norm blocks of the part of a subgroup's gradient that leaves as the caller wrote it
+  fetch_norm,           ///< d2h: norm blocks that the device has made of a subgroup's gradient
   load_state,           ///< h2d: a piece of state, and of gradient where that lies on the host
   update_streamed,      ///< device: AdamW on a loaded piece
   store_state,          ///< d2h: the updated piece

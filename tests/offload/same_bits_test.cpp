@@ -298,7 +298,8 @@ bool counts_memory_and_time(const ToyOptions& o) {
   const EngineCounters& c = result.counters;
   std::uint64_t folded = 0, updated = 0;
   for (const Subgroup& s : result.plan.subgroups) {
-    if (!s.gradient_on_device) folded += static_cast<std::uint64_t>(s.count());
+    const bool read_on_host = !s.gradient_on_device && !result.plan.norms_on_device();
+    if (read_on_host) folded += static_cast<std::uint64_t>(s.count());
     if (s.updater == Updater::cpu) updated += static_cast<std::uint64_t>(s.count());
   }
   const std::uint64_t cpu = 2 * folded + (o.offload.state == StateFormat::fp32 ? 28 : 26) * updated;

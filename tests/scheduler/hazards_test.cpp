@@ -119,6 +119,11 @@ int check_hazards(const Lowered& run) {
       EXPECT_NE(t.from_rank, run.plan.rank.index);
       check.touch(i, key("receive buffer", t.receive_buffer), false);
     };
+    // Norm blocks of what leaves the device, beside the gradient buffer.
+    const auto norm_blocks = [&](bool write) {
+      for_gradients(run, t.layer, t.begin, t.end,
+                    [&](std::int64_t b) { check.touch(i, key("norm blocks", t.buffer, b), write); });
+    };
     switch (t.kind) {
       case TaskKind::layer_use: {
         std::vector<int> used{t.layer};
@@ -151,6 +156,7 @@ int check_hazards(const Lowered& run) {
       case TaskKind::round_gradient:
         caller_gradient();
         check.touch(i, key("staging", t.staging), true);
+        if (run.plan.norms_on_device()) norm_blocks(true);
         break;
       case TaskKind::gather_weights:
         if (t.buffer >= 0) {
@@ -168,6 +174,7 @@ int check_hazards(const Lowered& run) {
         caller_gradient();
         if (t.staging >= 0) check.touch(i, key("staging", t.staging), true);
         EXPECT_TRUE(t.staging >= 0 || (t.in_bf16 && !t.last_micro));
+        if (t.last_micro) norm_blocks(true);
         for (std::int64_t b = t.begin; b < t.end; b += layout_quantum) {
           check.touch(i, key("sum", t.sum, b - slice_of(run.layout.layer(t.layer), run.plan.rank).trained.begin), true);
         }
@@ -188,7 +195,13 @@ int check_hazards(const Lowered& run) {
       case TaskKind::accumulate_gradient:
         gradient(true);
         break;
+      case TaskKind::norm_gradient:
+        for_gradients(run, t.layer, t.begin, t.end,
+                      [&](std::int64_t b) { check.touch(i, key("gradient buffer", t.buffer, b), false); });
+        norm_blocks(true);
+        break;
       case TaskKind::fetch_norm:
+        if (!run.plan.subgroups[static_cast<std::size_t>(t.subgroup)].gradient_on_device) norm_blocks(false);
         break;
       case TaskKind::read_state:
         check.touch(i, key("file buffer", t.file_buffer), true);
@@ -391,7 +404,8 @@ TEST(HazardCheck, FindsADroppedDependencyOfStateInAFile) {
 
 TEST(HazardCheck, FindsADroppedDependencyOfAGradientInBf16) {
   for (const auto& [policy, reader] :
-       {std::pair("host", TaskKind::flush_gradient), std::pair("device", TaskKind::keep_gradient)}) {
+       {std::pair("host", TaskKind::flush_gradient), std::pair("host", TaskKind::norm_gradient),
+        std::pair("host", TaskKind::fetch_norm), std::pair("device", TaskKind::keep_gradient)}) {
     Lowered run(policy, 0, 2, StateFormat::fp32, {1, 1}, DType::bf16);
     run.steps(2);
     EXPECT_EQ(check_hazards(run), 0);
@@ -417,6 +431,7 @@ TEST(HazardCheck, FindsADroppedDependencyOfASum) {
   run.steps(2);
   EXPECT_EQ(check_hazards(run), 0);
   EXPECT_GT(failures_without(run, TaskKind::sum_gradient), 0);
+  EXPECT_GT(failures_without(run, TaskKind::fetch_norm), 0);
 }
 
 }  // namespace

@@ -104,6 +104,36 @@ TEST(Lower, WhatTheCallerWritesInBf16CrossesTheLinkAsItIs) {
   }
 }
 
+// The host would read all gradients once more. Each norm block crosses the link once, in a copy for each subgroup.
+TEST(Lower, TheDeviceMakesTheNormOfWhatLeavesItFinal) {
+  for (const DType products : {DType::f32, DType::bf16}) {
+    for (const Order order : {Order{1, 1}, Order{3, 1}, Order{3, 3}}) {
+      Lowered run("host", 0, 2, StateFormat::fp32, order, products);
+      run.steps(1);
+      std::int64_t on_host = 0, made = 0;
+      std::map<int, std::uint64_t> fetched;  // bytes by subgroup
+      for (const Task& t : run.tasks) {
+        const bool rounds = t.kind == TaskKind::round_gradient || t.kind == TaskKind::sum_gradient;
+        if (t.kind == TaskKind::accumulate_gradient && t.last_micro) on_host += t.count();
+        if (t.kind == TaskKind::norm_gradient || (rounds && t.last_micro)) made += t.count();
+        if (t.kind == TaskKind::fetch_norm) {
+          EXPECT_TRUE(fetched.emplace(t.subgroup, t.bytes).second);
+        }
+      }
+      const bool by_device = order.micro_batches == 1 || order.at_once > 1;
+      EXPECT_EQ(run.plan.norms_on_device(), by_device);
+      EXPECT_EQ(on_host, by_device ? 0 : run.layout.state_elements());
+      EXPECT_EQ(fetched.size(), by_device ? run.plan.subgroups.size() : 0);
+      if (!by_device) continue;
+      EXPECT_EQ(made, run.layout.state_elements());
+      for (const auto& [subgroup, bytes] : fetched) {
+        const auto count = static_cast<std::uint64_t>(run.plan.subgroups[static_cast<std::size_t>(subgroup)].count());
+        EXPECT_EQ(bytes, count / layout_quantum * sizeof(double));
+      }
+    }
+  }
+}
+
 TEST(Lower, ASaveReadsEveryValueOnceInTheOrderOfTheFile) {
   Lowered run("static:0.5");
   Lowering u(run.layout, run.plan);

@@ -82,8 +82,7 @@ TEST(Simulator, UpdatesInBackwardLeaveTheCpuIdleForOneLayerAlone) {
   // One that is shorter is hidden, but for what the first layer's own takes.
   const double longer = update;
   EXPECT_NEAR(step(false)(longer).step_seconds, layers * 3.0 * longer + update / layers, 0.01 * layers * longer);
-  // Its first subgroup of sixteen is updated while the last gradient arrives.
-  EXPECT_NEAR(step(false)(longer).exposed_update_seconds, update / layers * 15.0 / 16.0, 0.02 * update / layers);
+  EXPECT_NEAR(step(false)(longer).exposed_update_seconds, update / layers, 0.02 * update / layers);
 }
 
 // State on its way back is nobody's to wait for: neither do gradients, of which there are none yet, hold it up, nor is
@@ -312,7 +311,9 @@ TEST(Simulator, CoarsePiecesTakeAsLongAsTheirPiecesInFarFewerTasks) {
             step.simulated({.coarse_pieces = 1 < at_once && at_once < micro_batches ? 120 : 300});
         const double error = std::abs(coarse_pieces.step_seconds / exact.step_seconds - 1.0);
         EXPECT_LT(error, 0.05) << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
-        EXPECT_LT(coarse_pieces.tasks * 3, exact.tasks)
+        // Norms and updates of a subgroup are no pieces: with a single micro-batch they are more of the tasks.
+        const double fewer = micro_batches == 1 ? 2.5 : 3.0;
+        EXPECT_LT(static_cast<double>(coarse_pieces.tasks) * fewer, static_cast<double>(exact.tasks))
             << seed << ' ' << policy << ' ' << micro_batches << ' ' << at_once;
         worst = std::max(worst, error);
       }
@@ -470,7 +471,8 @@ TEST(Simulator, AHugePlanIsLoweredToAsManyTasksAsItsPieces) {
   const Plan plan = testing::plan_for(layout, "host", 7000 * 1024);
   ASSERT_EQ(plan.subgroups.size(), 10'000U);
   const Simulation s = simulate(layout, plan, testing::desktop(), compute_of(80, 0.03));
-  EXPECT_GT(s.tasks, 200'000);
+  const std::int64_t pieces_of_subgroup = (7000 * 1024 + plan.piece_elements - 1) / plan.piece_elements;
+  EXPECT_GT(s.tasks, 10'000 * (pieces_of_subgroup + 2));  // each piece is sent; norm and update are of a subgroup
   EXPECT_EQ(s.bound_by(), Resource::dram);
 }
 
