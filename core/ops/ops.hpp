@@ -52,7 +52,7 @@ struct AttentionShape {
   std::int64_t head_dim = 0;  ///< D
   float scale = 1.0F;         ///< factor of q k^T
   std::int64_t window = 0;    ///< positions that a token sees, itself among them; 0: all before it
-  RecordsView records{};      ///< of all B rows
+  RecordsView records{};      ///< records of all B rows
 
   /// Heads of queries that share one of keys.
   constexpr std::int64_t group() const noexcept { return heads / kv_heads; }

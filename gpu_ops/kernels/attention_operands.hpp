@@ -111,8 +111,8 @@ TANDEM_DEVICE Seen queries_seen(std::int64_t b, std::int64_t t, const AttentionS
   return {static_cast<int>(t), static_cast<int>(end < record ? end : record)};
 }
 
-/// What the rows of a range see, by its first and its last: neither end of what a row sees lies before that of the row
-/// before it.
+/// Positions that the rows of a range see, by its first and its last: neither end of what a row sees lies before that
+/// of the row before it.
 struct SeenByRange {
   Seen first_row, last_row;
 };

@@ -41,7 +41,7 @@ TANDEM_DEVICE int own_row(int half) { return warp_row() + own_lane() / quad + ha
 /// Column of element `e` of product j.
 TANDEM_DEVICE int own_column(int j, int e) { return j * 8 + own_lane() % quad * 2 + e % 2; }
 
-/// What this warp's rows of a tile see, and each of this thread's two.
+/// Positions that this warp's rows of a tile see, and each of this thread's two.
 struct OwnSeen {
   SeenByRange warp;
   Seen row[2];

@@ -181,7 +181,7 @@ position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape,
   }
 }
 
-/// Likewise where rows are packed: a position has rows wherever a record is that long.
+/// A block for each position of packed rows: a position has rows wherever a record is that long.
 template <class T>
 TANDEM_KERNEL(most_threads)
 packed_position_backward_kernel(const T* dout, float* dpositions, EmbeddingShape shape, bool aligned) {

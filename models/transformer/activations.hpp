@@ -31,7 +31,7 @@ struct OpsNeeds {
 struct MicroBatch {
   TensorView tokens, targets;  ///< (B, T) i32
   TensorView record_first;     ///< (B, T) i32, of a packed shape: where each token's record begins
-  TensorView record_end;       ///< likewise, one past its last token
+  TensorView record_end;       ///< (B, T) i32, of a packed shape: one past the last token of each token's record
   TensorView losses;           ///< (N) f32
   TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
   TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, before the embedding's part

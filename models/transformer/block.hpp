@@ -19,7 +19,7 @@ struct BlockForward {
   StreamView stream;
   const WeightsGuard& weights;
   std::int64_t layer = 0;  ///< index among the blocks
-  RecordsView records;     ///< of the rows of x
+  RecordsView records;     ///< records of the rows of x
   TensorView x;            ///< read
   TensorView y;            ///< written; empty: only what backward needs is computed
 };
@@ -30,7 +30,7 @@ struct BlockBackward {
   const WeightsGuard& weights;
   const GradientsGuard& gradients;
   std::int64_t layer = 0;  ///< index among the blocks
-  RecordsView records;     ///< of the rows of x
+  RecordsView records;     ///< records of the rows of x
   TensorView x;            ///< the input of forward
   TensorView dy;           ///< gradient of the output; becomes the gradient of the input, in place
 };

@@ -116,8 +116,8 @@ class Transformer {
   /// before each call below: input tokens; targets, negative where not a target.
   TensorView tokens(std::int64_t micro = 0) const;
   TensorView targets(std::int64_t micro = 0) const;
-  /// Likewise, of a packed shape, and empty of others: RecordsView::first and ::end of each token. The first must be at
-  /// most, and the end above, the token's own position.
+  /// RecordsView::first and ::end of each token, (B, T) i32, which the caller fills likewise; empty where the shape is
+  /// not packed. The first must be at most, and the end above, the token's own position.
   TensorView record_first(std::int64_t micro = 0) const;
   TensorView record_end(std::int64_t micro = 0) const;
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.

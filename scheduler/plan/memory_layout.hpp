@@ -26,7 +26,7 @@ enum class Buffer : std::uint8_t {
   subgroup_gradient,  ///< bf16 gradient of a step
   subgroup_sum,       ///< fp32 sum beside it
   subgroup_norm,      ///< fp64 sum of squares of each layout_quantum
-  gradient_norm,      ///< likewise of the gradient of one layer at a time, of a size class
+  gradient_norm,      ///< fp64 sums of squares of a gradient buffer, of a size class
   subgroup_state,     ///< master, m and v, each aligned; in a file piece by piece
 };
 

@@ -14,7 +14,7 @@ struct HostBatch {
   std::span<std::int32_t> tokens;
   std::span<std::int32_t> targets;
   std::span<float> losses;
-  std::span<std::int32_t> record_first;  ///< of a packed shape, as RecordsView has them; else empty
+  std::span<std::int32_t> record_first;  ///< RecordsView::first of a packed shape; else empty
   std::span<std::int32_t> record_end;
 
   /// Room for the `index`th window of `length` tokens.
