@@ -8,6 +8,7 @@ namespace tandem {
 
 /// Facts about the program's call that subcommands use beside their own flags.
 struct ProgramContext {
+  std::string program;  ///< the program as it was called, a word for a shell
   std::string command_line;
 };
 

@@ -26,6 +26,7 @@
 #include "core/base/version.hpp"
 #include "core/host/isa.hpp"
 #include "models/config/config.hpp"
+#include "train/report/next_commands.hpp"
 #include "train/runtime/end_stalled.hpp"
 
 namespace tandem {
@@ -49,14 +50,13 @@ int report_fault(std::string_view what) {
 
 std::string joined(int argc, char** argv) {
   std::string line = "tandem";
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    const bool plain = !word.empty() && word.find_first_of(" \t\n\"'\\$`*?;&|<>()") == std::string::npos;
-    std::string quoted;
-    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    line += plain ? " " + word : " '" + quoted + "'";
-  }
+  for (int i = 1; i < argc; ++i) line += " " + shell_word(argv[i]);
   return line;
+}
+
+/// The program as a user would call it again.
+std::string program_word(int argc, char** argv) {
+  return shell_word(argc > 0 && *argv[0] != '\0' ? argv[0] : "tandem");
 }
 
 /// Refuses arguments that are no UTF-8: they go into config.toml and JSON, which hold nothing else.
@@ -116,7 +116,7 @@ int parse_and_run(int argc, char** argv) {
     print_output(text);
     return 0;
   }
-  const ProgramContext context{joined(argc, argv)};
+  const ProgramContext context{program_word(argc, argv), joined(argc, argv)};
   for (const auto& [app, run] : commands) {
     if (app->parsed()) return run(context);
   }
