@@ -51,6 +51,7 @@ struct Planned {
   MemoryPlan memory;
   std::string table;
   Saving saving;
+  std::optional<CheckpointSpace> checkpoints;
   std::string order;  ///< order of the micro-batches; empty for a single one
   std::string activations;
   std::optional<Simulation> predicted;
@@ -96,6 +97,14 @@ Json json_of(const Saving& saving) {
   return json;
 }
 
+Json json_of(const std::optional<CheckpointSpace>& checkpoints) {
+  if (!checkpoints) return nullptr;
+  const auto& [bytes, at_once, there, available, folder] = *checkpoints;
+  return {{"bytes", bytes},
+          {"at_once", at_once > 0 ? Json(at_once) : Json(nullptr)},
+          {"free_bytes", available ? Json(*available) : Json(nullptr)}};
+}
+
 std::string advice_of(const Planned& planned) {
   if (planned.upgrades.empty() || !planned.predicted) return {};
   const Upgrade& best = planned.upgrades.front();
@@ -120,6 +129,7 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"predicted", nullptr},
             {"bound_by", nullptr},
             {"saving", json_of(planned.saving)},
+            {"checkpoints", json_of(planned.checkpoints)},
             {"looks_wrong", planned.doubts},
             {"advice", advice_of(planned)}};
   if (planned.predicted) {
@@ -158,6 +168,7 @@ Json json_of(const PlanError& error, const std::string& model) {
           {"predicted", nullptr},
           {"bound_by", nullptr},
           {"saving", nullptr},
+          {"checkpoints", nullptr},
           {"looks_wrong", Json::array()},
           {"advice", error.what()}};
 }
@@ -233,6 +244,7 @@ Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunP
   planned.memory = run.all_memory();
   planned.table = run.table();
   planned.saving = run.saving;
+  planned.checkpoints = run.checkpoints;
   planned.order = run.order;
   planned.activations = activations_of(run.model_config, run.shape);
   planned.parameters = run.layout.parameter_count();
