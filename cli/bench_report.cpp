@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "cli/html_page.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"
@@ -94,37 +96,6 @@ Json timeline_of(const std::filesystem::path& trace) {
   return timeline;
 }
 
-/// JSON that may stand inside a script: nothing in it ends the element.
-std::string in_script(const Json& json) {
-  std::string text = json_text(json);
-  for (std::size_t at = text.find("</"); at != std::string::npos; at = text.find("</", at + 3))
-    text.insert(at + 1, 1, '\\');
-  return text;
-}
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
-
 std::string error_of(const BenchRow& row) {
   if (!row.measured) return "-";
   return fmt::format("{:+.0f}%", 100.0 * (row.predicted.step_seconds / row.measured->step_seconds - 1.0));
@@ -162,21 +133,6 @@ std::string table_rows(const BenchReport& report) {
   }
   return rows;
 }
-
-// The policy of its content keeps the page from asking any network for anything.
-constexpr std::string_view head = R"html(<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
-<title>tandem bench</title><style>
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1rem;color:#222;background:#fff}
-h1{margin:0}h2{margin-top:2rem}code{font-size:.75rem}p code{overflow-wrap:anywhere}
-table{border-collapse:collapse;width:100%;display:block;overflow-x:auto;font-size:.9rem}
-td,th{border-bottom:1px solid #ccc;padding:.25rem .5rem;text-align:left}th,td:not([colspan]){white-space:nowrap}
-.plot{position:relative;height:22rem;margin:1rem 0}
-@media print{body{max-width:none;padding:0}h2{break-after:avoid}.plot{break-inside:avoid;max-height:850px}
-table{font-size:.65rem;display:table}td code{font-size:.6rem;white-space:normal;overflow-wrap:anywhere}}
-</style></head><body>
-)html";
 
 constexpr std::string_view plots = R"html(
 const report = JSON.parse(document.getElementById("report").textContent);
@@ -291,37 +247,28 @@ std::string BenchReport::json() const {
 std::string BenchReport::html() const {
   Json data = parse_json<Json>(json());
   data["timeline"] = timeline.empty() ? Json::array() : timeline_of(timeline);
-  std::string page(head);
-  page +=
-      fmt::format("<h1>{}</h1>\n<p>{}<br><code>{}</code></p>\n", escaped(model), escaped(machine), escaped(command));
+  HtmlPage page("tandem bench");
+  page.add(
+      fmt::format("<h1>{}</h1>\n<p>{}<br><code>{}</code></p>\n", escaped(model), escaped(machine), escaped(command)));
   if (best() != nullptr) {
-    page += fmt::format("<p>Best: <b>{}</b>, {:.4f} s a step.</p>\n", escaped(best()->name()), best()->step_seconds());
+    page.add(
+        fmt::format("<p>Best: <b>{}</b>, {:.4f} s a step.</p>\n", escaped(best()->name()), best()->step_seconds()));
   }
-  if (missing > 0) page += fmt::format("<p>Interrupted: {} rows are missing.</p>\n", missing);
-  page +=
+  if (missing > 0) page.add(fmt::format("<p>Interrupted: {} rows are missing.</p>\n", missing));
+  page.add(
       "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>spread</th><th>error</th><th>bound "
       "by</th>"
       "<th>to device / host</th><th>device memory</th><th>state digest</th></tr>\n" +
-      table_rows(*this) + "</table>\n";
-  const auto plot = [&](std::string_view title, std::string_view id) {
-    page += fmt::format(
-        "<h2>{0}</h2><div class=\"plot\"><canvas id=\"{1}\" role=\"img\" aria-label=\"{0}\"></canvas></div>\n", title,
-        id);
-  };
-  plot("Step time by phase", "steps");
+      table_rows(*this) + "</table>\n");
+  page.add_plot("Step time by phase", "steps");
   const bool swept = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) { return !row.setting.empty(); });
-  if (swept) plot("Step time by setting", "sweep");
-  plot("Update rate by share", "updates");
-  plot("Memory by policy", "memory");
-  plot(best() == nullptr ? "Timeline of one step"
-                         : fmt::format("Timeline of one step: {}, simulated", escaped(best()->name())),
-       "timeline");
-  page += fmt::format("<script type=\"application/json\" id=\"report\">{}</script>\n<script>", in_script(data));
-  page += chart_library();
-  page += "</script>\n<script>";
-  page += plots;
-  page += "</script></body></html>\n";
-  return page;
+  if (swept) page.add_plot("Step time by setting", "sweep");
+  page.add_plot("Update rate by share", "updates");
+  page.add_plot("Memory by policy", "memory");
+  page.add_plot(best() == nullptr ? "Timeline of one step"
+                                  : fmt::format("Timeline of one step: {}, simulated", escaped(best()->name())),
+                "timeline");
+  return std::move(page).finish(data, plots);
 }
 
 std::string BenchReport::table() const {
