@@ -114,6 +114,12 @@ std::string link_bytes_of(const BenchRow& row) {
   return fmt::format("{} / {}", format_bytes(row.h2d_bytes), format_bytes(row.d2h_bytes));
 }
 
+/// All rows must end with one; empty where nothing was measured.
+std::string digest_of(const std::vector<BenchRow>& rows) {
+  const auto measured = std::ranges::find_if(rows, [](const BenchRow& row) { return !row.state_digest.empty(); });
+  return measured == rows.end() ? std::string() : measured->state_digest;
+}
+
 std::string table_rows(const BenchReport& report) {
   std::string rows;
   for (const BenchRow& row : report.rows) {
@@ -122,11 +128,10 @@ std::string table_rows(const BenchReport& report) {
     rows += fmt::format("<tr><td>{}{}</td>", escaped(row.policy), setting);
     if (row.fits()) {
       rows += fmt::format(
-          "<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td>"
-          "</tr>\n",
-          row.predicted.step_seconds, measured_of(row), spread_of(row), error_of(row), row.predicted.bound_by,
-          link_bytes_of(row), format_bytes(row.planned_device_bytes),
-          row.state_digest.empty() ? "-" : row.state_digest);
+          "<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0f}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+          row.predicted.step_seconds, measured_of(row), spread_of(row), error_of(row),
+          report.tokens / row.step_seconds(), row.predicted.bound_by, link_bytes_of(row),
+          format_bytes(row.planned_device_bytes));
     } else {
       rows += fmt::format("<td colspan=\"8\">{}</td></tr>\n", escaped(row.refusal));
     }
@@ -142,7 +147,9 @@ const name = p => p.setting ? p.policy + ", " + text(p.setting) : p.policy;
 const names = fit.flatMap(p => p.measured ? [name(p) + ", measured", "predicted"] : [name(p) + ", predicted"]);
 const steps = fit.flatMap(p => p.measured ? [p.measured, p.predicted] : [p.predicted]);
 const exposed = s => Math.min(s.exposed_update_seconds, s.forward_seconds);
-const base = {responsive: true, maintainAspectRatio: false, animation: false};
+const is_drawn = (item, data) => data.datasets[item.datasetIndex].data.some(v => v !== null && v !== 0);
+const legend = {labels: {filter: is_drawn}};
+const base = {responsive: true, maintainAspectRatio: false, animation: false, plugins: {legend}};
 const axis = text => ({title: {display: true, text}, beginAtZero: true});
 const colors = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222"];
 const charts = [];
@@ -179,15 +186,29 @@ if (document.getElementById("sweep")) draw("sweep", [], {type: "line", data: {la
   options: {...base, scales: {x: {ticks: {autoSkip: false}}, y: axis("seconds a step")}}});
 const rate = s => report.parameters / s.update_seconds / 1e9;
 const updates = key => fit.filter(p => p[key] && p[key].update_seconds > 0).map(p => ({x: p.plan.cpu_share, y: rate(p[key]), name: name(p)}));
+// The name of each policy beside its points; a phone has no room for them.
+const named = {id: "named", afterDatasetsDraw(chart) {
+  if (chart.width < 500) return;
+  const {ctx, chartArea} = chart;
+  ctx.save();
+  ctx.font = "12px system-ui, sans-serif";
+  ctx.fillStyle = "#222222";
+  chart.data.datasets.forEach((set, i) => set.label === (fit.some(p => p.measured) ? "measured" : "predicted") &&
+    chart.getDatasetMeta(i).data.forEach((point, j) => {
+      const text = set.data[j].name, width = ctx.measureText(text).width, right = point.x + 9 + width > chartArea.right;
+      ctx.fillText(text, right ? point.x - 9 - width : point.x + 9, point.y + 4);
+    }));
+  ctx.restore();
+}};
 const machines = [...new Set(report.bound.map(b => b.machine || ""))];
-draw("updates", [], {type: "scatter", data: {datasets: [
+draw("updates", [], {type: "scatter", plugins: [named], data: {datasets: [
   ...machines.map((machine, i) => ({label: machine ? "bound, " + machine : "bound, nothing resident", showLine: true, pointRadius: 0,
     borderDash: [[], [8, 4], [2, 3], [8, 4, 2, 4]][i % 4], borderColor: ["#222222", "#888888", "#bb5500", "#5500bb"][i % 4], pointStyle: "line",
     data: report.bound.filter(b => (b.machine || "") === machine).map(b => ({x: b.cpu_share, y: b.parameters_per_second / 1e9}))})),
   {label: "measured", data: updates("measured"), backgroundColor: "#ee6677", pointRadius: 6, clip: false},
   {label: "predicted", data: updates("predicted"), backgroundColor: "#4477aa", pointStyle: "triangle", pointRadius: 6, clip: false}]},
   options: {...base, scales: {x: {...axis("share updated on the CPU"), max: 1}, y: {type: "logarithmic", title: {display: true, text: "1e9 parameters a second"}}},
-    plugins: {legend: {labels: {usePointStyle: true}}, tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
+    plugins: {legend: {labels: {usePointStyle: true, filter: is_drawn}}, tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
 draw("memory", fit.flatMap(p => [name(p), ""]), {type: "bar", data: {labels: fit.map(name), datasets: [
   {label: "device", data: fit.map(p => p.planned_device_bytes / 2 ** 20), backgroundColor: "#4477aa"},
   {label: "host", data: fit.map(p => p.planned_host_bytes / 2 ** 20), backgroundColor: "#ccbb44"}]},
@@ -256,10 +277,12 @@ std::string BenchReport::html() const {
   }
   if (missing > 0) page.add(fmt::format("<p>Interrupted: {} rows are missing.</p>\n", missing));
   page.add(
-      "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>spread</th><th>error</th><th>bound "
-      "by</th>"
-      "<th>to device / host</th><th>device memory</th><th>state digest</th></tr>\n" +
+      "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>spread</th><th>error</th>"
+      "<th>tokens/s</th><th>bound by</th><th>to device / host</th><th>device memory</th></tr>\n" +
       table_rows(*this) + "</table>\n");
+  if (const std::string digest = digest_of(rows); !digest.empty()) {
+    page.add(fmt::format("<p>State digest of every row that was measured: <code>{}</code></p>\n", digest));
+  }
   page.add_plot("Step time by phase", "steps");
   const bool swept = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) { return !row.setting.empty(); });
   if (swept) page.add_plot("Step time by setting", "sweep");

@@ -61,12 +61,12 @@ std::string escaped(std::string_view text) {
   return result;
 }
 
-HtmlPage::HtmlPage(std::string_view title)
-    : text_(fmt::format("{}<title>{}</title>{}", head, escaped(title), style)) {}
+HtmlPage::HtmlPage(std::string_view title) : text_(fmt::format("{}<title>{}</title>{}", head, escaped(title), style)) {}
 
 void HtmlPage::add_plot(std::string_view heading, std::string_view id) {
-  add(fmt::format("<h2>{0}</h2><div class=\"plot\"><canvas id=\"{1}\" role=\"img\" aria-label=\"{0}\"></canvas></div>\n",
-                  heading, id));
+  add(fmt::format(
+      "<h2>{0}</h2><div class=\"plot\"><canvas id=\"{1}\" role=\"img\" aria-label=\"{0}\"></canvas></div>\n", heading,
+      id));
 }
 
 std::string HtmlPage::finish(const nlohmann::ordered_json& data, std::string_view script) && {

@@ -51,7 +51,10 @@ void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup&
   });
 }
 
-void require_model(const TrainConfig& config) { check_config(config); }
+void require_model(const TrainConfig& config) {
+  if (config.model.empty()) throw UsageError("--model", "missing", "for example --model runs/first");
+  check_config(config);
+}
 
 /// Parses a flag's value by `parse`; an error names the flag.
 template <class Parse>
@@ -77,7 +80,7 @@ int eval(const EvalFlags& flags) {
   const ModelSource source = find_trained_model(config.model);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
   check_weights(source, forward_layout(source.config));
-  const auto data = open_tokens(config.data, config, source);
+  const auto data = open_tokens(config.data, config, source, "--data", DataUse::evaluation);
   config.seq_len = sequence_length(config, source.config, *data);
   require_windows(*data, config.seq_len, "--data");
   RunSetup setup = forward_setup(config, source);
@@ -192,8 +195,8 @@ struct DigestFlags {
 
 int digest(const DigestFlags& flags) {
   const fs::path directory = flags.source;
-  const auto checkpoint = is_run(directory) ? newest_of(directory, CheckpointCheck::state)
-                                            : std::make_unique<Checkpoint>(directory);
+  const auto checkpoint =
+      is_run(directory) ? newest_of(directory, CheckpointCheck::state) : std::make_unique<Checkpoint>(directory);
   const std::string text = checkpoint->state_digest();
   const Manifest& manifest = checkpoint->manifest();
   if (flags.json) {
@@ -228,7 +231,8 @@ struct BestCheckpoint {
 
 BestCheckpoint best_of(const fs::path& run) {
   if (!is_run(run)) {
-    throw UsageError(fmt::format("export {} --best", run.string()), "it is no run, which would know its best checkpoint",
+    throw UsageError(fmt::format("export {} --best", run.string()),
+                     "it is no run, which would know its best checkpoint",
                      "name the folder of a run, or leave out --best");
   }
   const auto newest = newest_of(run, CheckpointCheck::all_but_state);
@@ -291,6 +295,8 @@ CommandFunction add_sample_command(CLI::App& program) {
   auto* command = program.add_subcommand("sample", "continues a prompt");
   auto flags = std::make_shared<SampleFlags>();
   flags->config.add_to(*command, with({"seed"}));
+  command->get_option("--seed")->description(
+      "of the draws: the same prompt, flags and seed make the same tokens. Default: 42. Example: --seed 7");
   command
       ->add_option("--prompt", flags->prompt,
                    "text for a model of bytes, token ids otherwise. Needed. Example: --prompt 'The '")

@@ -33,8 +33,7 @@ void refuse_other_file(const fs::path& file) {
   in.read(begin.data(), begin.size());
   const std::string_view text(begin.data(), static_cast<std::size_t>(in.gcount()));
   if (fs::is_regular_file(file, ignored) && text.find("<title>tandem report</title>") != text.npos) return;
-  throw WriteError(fmt::format("--out {}", file.string()), "it exists and is no report of tandem",
-                   "name another file");
+  throw WriteError(fmt::format("--out {}", file.string()), "it exists and is no report of tandem", "name another file");
 }
 
 int report(const ReportFlags& flags) {
@@ -57,11 +56,14 @@ int report(const ReportFlags& flags) {
 CommandFunction add_report_command(CLI::App& program) {
   auto* command = program.add_subcommand("report", "writes a run as one HTML page with plots");
   auto flags = std::make_shared<ReportFlags>();
-  command->add_option("run", flags->run, "run directory, also of a run that still trains")->required()->type_name("DIR");
+  command->add_option("run", flags->run, "run directory, also of a run that still trains")
+      ->required()
+      ->type_name("DIR");
   command
-      ->add_option("--out", flags->out,
-                   "file of the page; an earlier report is replaced, no other file is. Default: report.html in the run. "
-                   "Example: --out first.html")
+      ->add_option(
+          "--out", flags->out,
+          "file of the page; an earlier report is replaced, no other file is. Default: report.html in the run. "
+          "Example: --out first.html")
       ->type_name("FILE");
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");
   command->footer("Example: tandem report runs/first");

@@ -147,9 +147,10 @@ RunReport::RunReport(const fs::path& run) : run_(run) {
     if (auto point = point_of(text)) points_.push_back(std::move(*point));
   }
   if (points_.empty()) {
-    throw InputError(fmt::format("report {}", run.string()),
-                     in.is_open() ? "its metrics.jsonl has no step yet" : "it is no run: there is no metrics.jsonl in it",
-                     "name the --out of a run that has taken a step");
+    throw InputError(
+        fmt::format("report {}", run.string()),
+        in.is_open() ? "its metrics.jsonl has no step yet" : "it is no run: there is no metrics.jsonl in it",
+        "name the --out of a run that has taken a step");
   }
   std::ifstream summary(run / "summary.json");
   summary_ = parse_json<Json>(std::string(std::istreambuf_iterator<char>(summary), {}));
@@ -192,8 +193,10 @@ std::vector<std::pair<std::string, std::string>> RunReport::facts() const {
   add_number("device memory, peak", "peak_device_bytes", bytes);
   add_number("host memory, peak", "peak_host_bytes", bytes);
   add_number("skipped steps", "skipped_steps", plain);
-  for (const auto& [name, key] : {std::pair("state digest", "state_digest"), {"compute key", "compute_key"},
-                                  {"version", "version"}, {"command", "command"}})
+  for (const auto& [name, key] : {std::pair("state digest", "state_digest"),
+                                  {"compute key", "compute_key"},
+                                  {"version", "version"},
+                                  {"command", "command"}})
     add_text(name, key);
   return rows;
 }
@@ -231,8 +234,12 @@ std::string RunReport::html() const {
   page.add("</table>\n");
   const std::size_t together = (points_.size() + most_points - 1) / most_points;
   if (together > 1) page.add(fmt::format("<p>A point of a plot is the mean of {} steps.</p>\n", together));
-  for (const auto& [heading, id] : {std::pair("Loss", "loss"), {"Gradient norm", "norm"}, {"Learning rate", "lr"},
-                                    {"Tokens a second", "rate"}, {"Memory", "memory"}, {"Bound of the step", "bound"}})
+  for (const auto& [heading, id] : {std::pair("Loss", "loss"),
+                                    {"Gradient norm", "norm"},
+                                    {"Learning rate", "lr"},
+                                    {"Tokens a second", "rate"},
+                                    {"Memory", "memory"},
+                                    {"Bound of the step", "bound"}})
     page.add_plot(heading, id);
   return std::move(page).finish(data(), plots);
 }

@@ -19,7 +19,11 @@ namespace tandem {
 
 CheckpointPolicy::CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
                                    std::function<void(const std::string&)> say)
-    : run_(run), workers_(workers), directory_(directory), say_(std::move(say)), saved_step_(saved ? run.record.step : -1) {
+    : run_(run),
+      workers_(workers),
+      directory_(directory),
+      say_(std::move(say)),
+      saved_step_(saved ? run.record.step : -1) {
   if (directory == nullptr) return;
   saver_ = std::make_unique<CheckpointSaver>(workers.engines(),
                                              SaverOptions{.root = directory->checkpoints(),

@@ -17,7 +17,8 @@ namespace tandem {
 class CheckpointPolicy {
  public:
   /// All must outlive it. `directory`: of the run; null: nothing is saved. `saved`: whether the state that the run
-  /// begins with is a checkpoint in that directory. `say` is told of every checkpoint that is done, and of every new best one.
+  /// begins with is a checkpoint in that directory. `say` is told of every checkpoint that is done, and of every new
+  /// best one.
   CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
                    std::function<void(const std::string&)> say);
 

@@ -41,7 +41,7 @@ class Progress {
   bool quiet_;
   Terminal terminal_;
   bool live_ = false;
-  double smoothed_ = 0.0;  // seconds a step
+  double smoothed_ = 0.0;            // seconds a step
   std::optional<double> eval_loss_;  // last one
 };
 

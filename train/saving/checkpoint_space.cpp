@@ -24,7 +24,8 @@ std::int64_t saves_of(const TrainConfig& config) {
     return config.steps == 0 ? many / 4 : config.steps / steps;
   };
   const std::int64_t periodic = every(config.checkpoint_every);
-  const bool ends_with_one = config.checkpoint_every > 0 && config.steps > 0 && config.steps % config.checkpoint_every == 0;
+  const bool ends_with_one =
+      config.checkpoint_every > 0 && config.steps > 0 && config.steps % config.checkpoint_every == 0;
   return periodic + (ends_with_one ? 0 : 1) + (config.keep_best ? every(config.eval_every) : 0);
 }
 
@@ -66,8 +67,9 @@ void CheckpointSpace::require(OnSaveFailure on_failure) const {
   const bool several = *available >= bytes;
   throw WriteError(
       fmt::format("--out {}", folder.string()),
-      several ? fmt::format("its checkpoints need {} more, and {} are free", format_bytes(wanted), format_bytes(*available))
-              : fmt::format("a checkpoint needs {}, and {} are free", format_bytes(bytes), format_bytes(*available)),
+      several
+          ? fmt::format("its checkpoints need {} more, and {} are free", format_bytes(wanted), format_bytes(*available))
+          : fmt::format("a checkpoint needs {}, and {} are free", format_bytes(bytes), format_bytes(*available)),
       several ? "make room, keep fewer (--keep 1), or name a folder on another disk"
               : "make room, or name a folder on another disk");
 }

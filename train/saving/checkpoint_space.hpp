@@ -12,11 +12,11 @@
 namespace tandem {
 
 struct CheckpointSpace {
-  std::size_t bytes = 0;                    ///< bytes of one checkpoint, about
-  std::int64_t at_once = 1;                 ///< checkpoints that lie beside each other, at most; 0: of every save
-  std::int64_t there = 0;                   ///< checkpoints that lie in the folder already
-  std::optional<std::size_t> available{};   ///< free bytes on the disk of the folder; empty: unknown
-  std::filesystem::path folder{};           ///< --out as typed; empty: none is given
+  std::size_t bytes = 0;                   ///< bytes of one checkpoint, about
+  std::int64_t at_once = 1;                ///< checkpoints that lie beside each other, at most; 0: of every save
+  std::int64_t there = 0;                  ///< checkpoints that lie in the folder already
+  std::optional<std::size_t> available{};  ///< free bytes on the disk of the folder; empty: unknown
+  std::filesystem::path folder{};          ///< --out as typed; empty: none is given
 
   /// Bytes that the run writes beside what lies there.
   std::size_t needed() const noexcept;

@@ -9,7 +9,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import browser  # noqa: E402
-from program import ProgramTest, main  # noqa: E402
+from program import SMALL, ProgramTest, main  # noqa: E402
 
 PLOTS = ["loss", "norm", "lr", "rate", "memory", "bound"]
 # A page without a browser: it notes what is drawn.
@@ -19,9 +19,15 @@ const scripts = [...page.matchAll(/<script>([\\s\\S]*?)<\\/script>/g)].map(m => 
 const data = page.match(/<script type="application\\/json" id="report">([\\s\\S]*?)<\\/script>/)[1];
 global.window = {innerWidth: 1280};
 global.addEventListener = () => {};
-global.document = {getElementById: id => ({id, textContent: data, parentElement: {style: {}}})};
-global.Chart = class { constructor(canvas, config) {
-  drawn[canvas.id] = config.data.datasets.map(d => ({label: d.label, data: d.data})); } };
+global.document = {getElementById: id => page.includes(`id="${id}"`) ? {id, textContent: data, parentElement: {style: {}}} : null};
+global.Chart = class { constructor(canvas, {data, options, plugins}) {
+  const filter = ((options.plugins || {}).legend || {labels: {}}).labels?.filter || (() => true), names = [];
+  const ctx = {save() {}, restore() {}, measureText: () => ({width: 40}), fillText: (text, x) => names.push([text, x])};
+  const chart = {width: 800, chartArea: {right: 790}, ctx, data, getDatasetMeta: i => ({data: data.datasets[i].data.map(
+    point => ({x: 780 * point.x, y: 50}))})};
+  (plugins || []).forEach(plugin => plugin.afterDatasetsDraw(chart));
+  drawn[canvas.id] = data.datasets.map((d, i) => ({label: d.label, data: d.data, names, legend: filter({datasetIndex: i}, data)}));
+} };
 (0, eval)(scripts.at(-1));
 console.log(JSON.stringify(drawn));
 """
@@ -90,6 +96,26 @@ class Report(ProgramTest):
         page = (self.root / "page.html").read_text()
         self.assertIn("3000, and the run has not ended", page)
         self.assertIn("the mean of 2 steps", page)
+
+    @unittest.skipUnless(shutil.which("node"), "needs Node")
+    def test_the_page_of_bench(self):
+        """A legend names what is drawn alone, points have the names of their policies, and no digest is cut off."""
+        out = self.root / "bench"
+        bench = ["bench", "--model", "tiny-gpt2", *SMALL, "--policies", "host", "stream"]
+        self.succeed(self.run_program(*bench, "--profile", "12gb-pcie4", "--out", out))
+        updates = self.drawn(out / "report.html")["updates"]
+        self.assertEqual([d["label"] for d in updates if d["legend"]], ["bound, nothing resident", "predicted"])
+        names = dict(updates[0]["names"])
+        self.assertEqual(set(names), {"host", "stream"})
+        for x in names.values():
+            self.assertTrue(0 <= x <= 790 - 40, names)
+        self.succeed(self.run_program(*bench, "--steps", "1", "--out", self.root / "measured"))
+        page = (self.root / "measured" / "report.html").read_text()
+        digest = json.loads((self.root / "measured" / "report.json").read_text())["policies"][0]["state_digest"]
+        shown = re.sub(r"<script[\s\S]*", "", page)
+        self.assertIn(f"measured: <code>{digest}</code></p>", shown)
+        self.assertEqual(shown.count(digest), 1)
+        self.assertIn("<th>tokens/s</th>", shown)
 
     def test_json(self):
         out = self.run_of("2")
