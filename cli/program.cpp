@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/program_texts.hpp"
 #include "core/base/error.hpp"
 #include "core/base/stall.hpp"
 #include "core/base/utf8.hpp"
@@ -89,8 +90,9 @@ int parse_and_run(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   program.fallthrough();
   std::vector<std::pair<CLI::App*, CommandFunction>> commands;
-  for (auto* add : {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
-                    add_sample_command, add_digest_command, add_export_command, add_report_command}) {
+  for (auto* add :
+       {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
+        add_sample_command, add_digest_command, add_export_command, add_report_command, add_completion_command}) {
     CommandFunction run = add(program);
     commands.emplace_back(program.get_subcommands({}).back(), std::move(run));
   }
