@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <malloc.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -13,6 +13,8 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <system_error>
@@ -28,6 +30,7 @@
 #include "core/host/isa.hpp"
 #include "models/config/config.hpp"
 #include "train/report/next_commands.hpp"
+#include "train/report/progress.hpp"
 #include "train/runtime/end_stalled.hpp"
 
 namespace tandem {
@@ -70,8 +73,19 @@ void refuse_other_than_utf8(int argc, char** argv) {
   }
 }
 
+/// Standard error, where a message does not stand behind a run's live line.
+class MessageSink final : public spdlog::sinks::base_sink<std::mutex> {
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t text;
+    formatter_->format(message, text);
+    clear_live_line();
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  }
+  void flush_() override { std::fflush(stderr); }
+};
+
 void set_up_logging() {
-  auto logger = spdlog::stderr_color_mt("tandem");
+  auto logger = std::make_shared<spdlog::logger>("tandem", std::make_shared<MessageSink>());
   logger->set_pattern("tandem: %l: %v");
   spdlog::set_default_logger(std::move(logger));
 }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <limits>
 #include <string_view>
@@ -13,6 +14,8 @@ namespace tandem {
 namespace {
 
 constexpr std::string_view between = "  ";  // between two fields
+
+std::atomic<bool> live{false};  ///< whether the terminal's last line is the live one
 
 std::string rate(double tokens_per_second) {
   return tokens_per_second >= 10000 ? fmt::format("{:.1f}k", tokens_per_second / 1000.0)
@@ -27,18 +30,23 @@ std::string bar_of(std::int64_t step, std::int64_t steps) {
 
 }  // namespace
 
+void clear_live_line() noexcept {
+  if (!live.exchange(false)) return;
+  std::fputs("\r\x1b[K", stdout);
+  std::fflush(stdout);
+}
+
 Progress::Progress(std::int64_t steps, std::int64_t every, bool quiet)
     : steps_(steps), every_(every), quiet_(quiet), terminal_(Terminal::of_standard_output()) {}
 
 Progress::~Progress() {
-  if (live_) std::fputs("\n", stdout);
+  if (live.exchange(false)) std::fputs("\n", stdout);
   std::fflush(stdout);
 }
 
 void Progress::line(const std::string& text) {
   if (quiet_) return;
-  if (live_) std::fputs("\n", stdout);
-  live_ = false;
+  if (live.exchange(false)) std::fputs("\n", stdout);
   std::fputs((text + "\n").c_str(), stdout);
   std::fflush(stdout);
 }
@@ -82,15 +90,14 @@ std::string Progress::fitted(const std::vector<Field>& fields, const std::string
 
 /// A line that stays, in place of the live one.
 void Progress::keep(const std::string& text) {
-  if (live_) std::fputs("\r\x1b[K", stdout);
-  live_ = false;
+  clear_live_line();
   line(text);
 }
 
 void Progress::redraw(const std::string& text) {
   std::fputs(("\r\x1b[K" + text).c_str(), stdout);
   std::fflush(stdout);
-  live_ = true;
+  live = true;
 }
 
 void Progress::step(const StepMetrics& m, std::optional<double> saving) {

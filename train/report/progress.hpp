@@ -10,6 +10,10 @@
 
 namespace tandem {
 
+/// Takes the live line off the terminal, so that other output does not stand behind it; the next step draws it anew.
+/// Any thread may call it.
+void clear_live_line() noexcept;
+
 class Progress {
  public:
   /// Prints to standard output. A line stays every `every` steps; on a terminal with `every` 1 only the live line is
@@ -40,7 +44,6 @@ class Progress {
   std::int64_t every_;
   bool quiet_;
   Terminal terminal_;
-  bool live_ = false;
   double smoothed_ = 0.0;            // seconds a step
   std::optional<double> eval_loss_;  // last one
 };

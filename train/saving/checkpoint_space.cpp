@@ -57,6 +57,7 @@ std::string CheckpointSpace::text() const {
   if (at_once == 0) text += " each, and every one is kept";
   if (at_once > 1) text += fmt::format(" each, {} at once at most", at_once);
   if (available) text += fmt::format("; {} free in {}", format_bytes(*available), folder.string());
+  if (available && needed() > *available) text += ", too little";
   return text;
 }
 

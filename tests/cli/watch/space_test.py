@@ -45,7 +45,7 @@ class Space(ProgramTest):
                 self.assertEqual((planned["at_once"], planned["free_bytes"]), (count, None))
         beside = json.loads(self.plan("--json", "--out", self.root / "not" / "there").stdout)["checkpoints"]
         disk = os.statvfs(self.root)
-        self.assertAlmostEqual(beside["free_bytes"], disk.f_bavail * disk.f_frsize, delta=256 * MIB)
+        self.assertAlmostEqual(beside["free_bytes"], disk.f_bavail * disk.f_frsize, delta=1024 * MIB)
         self.assertIn(" each, 3 at once at most\n", self.plan(*every).stdout)
 
     @unittest.skipUnless(may_mount(), "needs a name space of mounts")
@@ -61,6 +61,8 @@ class Space(ProgramTest):
                     self.succeed(result)
                     continue
                 self.refused(result, code, words)
+                planned = self.on_disk_of(int(room * one), "plan", *flags[:2] if flags[:1] == every[:1] else [])[0]
+                self.assertIn(", too little\n", self.succeed(planned).stdout)
                 self.assertNotIn("step 1/", result.stdout)
                 self.assertEqual(left, [])
 
@@ -72,11 +74,13 @@ class Space(ProgramTest):
         self.assertIn("step 4/4", result.stdout)
 
     def train_on_disk_of(self, size, *flags):
-        """A run whose --out lies on a disk of so many bytes. Returns what became of it, and the files left there."""
+        return self.on_disk_of(size, "train", "--data", str(self.text), "--steps", "4", *flags)
+
+    def on_disk_of(self, size, command, *flags):
+        """A command whose --out lies on a disk of so many bytes. Returns what became of it, and the files left there."""
         disk = self.root / "disk"
         disk.mkdir(exist_ok=True)
-        command = [PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL, "--steps", "4", "--out",
-                   str(disk / "run"), *flags]
+        command = [PROGRAM, command, "--model", "tiny-gpt2", *SMALL, "--out", str(disk / "run"), *flags]
         listing = self.root / "listing"
         script = (f"mount -t tmpfs -o size={size} none {disk} && {shlex.join(command)}; code=$?; "
                   f"ls -A {disk} > {listing}; exit $code")

@@ -20,13 +20,13 @@ ORDER = list(FIELD)
 
 
 class OnATerminal(ProgramTest):
-    def watch(self, *arguments, columns=80, **variables):
+    def watch(self, *arguments, columns=80, code=0, **variables):
         """All that the run writes to a terminal of so many columns."""
         ours, its = pty.openpty()
         fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
         environment = {k: v for k, v in self.environment().items() if k != "NO_COLOR"}
         process = subprocess.Popen([PROGRAM, "train", "--model", "tiny-gpt2", "--data", str(self.text), *SMALL,
-                                    *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.PIPE,
+                                    *map(str, arguments)], stdin=subprocess.DEVNULL, stdout=its, stderr=its if code else subprocess.PIPE,
                                    env={**environment, "TERM": "xterm", **variables})
         os.close(its)
         written = b""
@@ -40,7 +40,7 @@ class OnATerminal(ProgramTest):
             written += piece
         os.close(ours)
         errors = process.communicate(timeout=120)[1]
-        self.assertEqual(process.returncode, 0, errors)
+        self.assertEqual(process.returncode, code, errors)
         return written.decode().replace("\r\n", "\n")
 
     def drawn(self, written):
@@ -99,6 +99,14 @@ class OnATerminal(ProgramTest):
         self.assertNotRegex(self.watch("--steps", "2", NO_COLOR="1"), COLOUR)
         self.assertRegex(self.watch("--steps", "2", NO_COLOR=""), COLOUR)
         self.assertNotIn("\x1b", self.watch("--steps", "2", TERM="dumb"))
+
+    def test_a_warning_does_not_stand_behind_the_live_line(self):
+        written = self.watch("--steps", "40", "--lr", "1e38", code=6)  # steps are skipped until the run ends
+        _, kept = self.drawn(written)
+        warnings = [line for line in kept if "skipped: its gradient" in line]
+        self.assertGreaterEqual(len(warnings), 10)
+        for line in warnings:
+            self.assertTrue(line.startswith("tandem: warning: step"), line)
 
     def test_in_a_pipe_each_step_has_a_plain_line(self):
         result = self.succeed(self.train("--steps", "3", "--eval-data", self.held_out(), "--eval-every", "2"))
