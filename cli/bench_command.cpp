@@ -17,6 +17,7 @@
 #include "cli/bench_steps.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "cli/shipped_profiles.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"
@@ -153,7 +154,7 @@ class Bench {
       profile_ = identify(*device);
       report_.machine = fmt::format("{}, {}", profile_.cpu.empty() ? "CPU unknown" : profile_.cpu, device->info().name);
     } else {
-      profile_ = read_profile(flags_.profile);
+      profile_ = find_profile(flags_.profile);
       report_.machine = fmt::format("{}, simulated", profile_.name);
     }
     const Json head = identity();

@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <utility>
 
+#include "cli/html_page.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"
@@ -94,37 +96,6 @@ Json timeline_of(const std::filesystem::path& trace) {
   return timeline;
 }
 
-/// JSON that may stand inside a script: nothing in it ends the element.
-std::string in_script(const Json& json) {
-  std::string text = json_text(json);
-  for (std::size_t at = text.find("</"); at != std::string::npos; at = text.find("</", at + 3))
-    text.insert(at + 1, 1, '\\');
-  return text;
-}
-
-std::string escaped(std::string_view text) {
-  std::string result;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      default:
-        result += c;
-    }
-  }
-  return result;
-}
-
 std::string error_of(const BenchRow& row) {
   if (!row.measured) return "-";
   return fmt::format("{:+.0f}%", 100.0 * (row.predicted.step_seconds / row.measured->step_seconds - 1.0));
@@ -143,6 +114,12 @@ std::string link_bytes_of(const BenchRow& row) {
   return fmt::format("{} / {}", format_bytes(row.h2d_bytes), format_bytes(row.d2h_bytes));
 }
 
+/// All rows must end with one; empty where nothing was measured.
+std::string digest_of(const std::vector<BenchRow>& rows) {
+  const auto measured = std::ranges::find_if(rows, [](const BenchRow& row) { return !row.state_digest.empty(); });
+  return measured == rows.end() ? std::string() : measured->state_digest;
+}
+
 std::string table_rows(const BenchReport& report) {
   std::string rows;
   for (const BenchRow& row : report.rows) {
@@ -151,32 +128,16 @@ std::string table_rows(const BenchReport& report) {
     rows += fmt::format("<tr><td>{}{}</td>", escaped(row.policy), setting);
     if (row.fits()) {
       rows += fmt::format(
-          "<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}</code></td>"
-          "</tr>\n",
-          row.predicted.step_seconds, measured_of(row), spread_of(row), error_of(row), row.predicted.bound_by,
-          link_bytes_of(row), format_bytes(row.planned_device_bytes),
-          row.state_digest.empty() ? "-" : row.state_digest);
+          "<td>{:.4f}</td><td>{}</td><td>{}</td><td>{}</td><td>{:.0f}</td><td>{}</td><td>{}</td><td>{}</td></tr>\n",
+          row.predicted.step_seconds, measured_of(row), spread_of(row), error_of(row),
+          report.tokens / row.step_seconds(), row.predicted.bound_by, link_bytes_of(row),
+          format_bytes(row.planned_device_bytes));
     } else {
       rows += fmt::format("<td colspan=\"8\">{}</td></tr>\n", escaped(row.refusal));
     }
   }
   return rows;
 }
-
-// The policy of its content keeps the page from asking any network for anything.
-constexpr std::string_view head = R"html(<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'">
-<title>tandem bench</title><style>
-body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:0 auto;padding:1rem;color:#222;background:#fff}
-h1{margin:0}h2{margin-top:2rem}code{font-size:.75rem}p code{overflow-wrap:anywhere}
-table{border-collapse:collapse;width:100%;display:block;overflow-x:auto;font-size:.9rem}
-td,th{border-bottom:1px solid #ccc;padding:.25rem .5rem;text-align:left}th,td:not([colspan]){white-space:nowrap}
-.plot{position:relative;height:22rem;margin:1rem 0}
-@media print{body{max-width:none;padding:0}h2{break-after:avoid}.plot{break-inside:avoid;max-height:850px}
-table{font-size:.65rem;display:table}td code{font-size:.6rem;white-space:normal;overflow-wrap:anywhere}}
-</style></head><body>
-)html";
 
 constexpr std::string_view plots = R"html(
 const report = JSON.parse(document.getElementById("report").textContent);
@@ -186,7 +147,9 @@ const name = p => p.setting ? p.policy + ", " + text(p.setting) : p.policy;
 const names = fit.flatMap(p => p.measured ? [name(p) + ", measured", "predicted"] : [name(p) + ", predicted"]);
 const steps = fit.flatMap(p => p.measured ? [p.measured, p.predicted] : [p.predicted]);
 const exposed = s => Math.min(s.exposed_update_seconds, s.forward_seconds);
-const base = {responsive: true, maintainAspectRatio: false, animation: false};
+const is_drawn = (item, data) => data.datasets[item.datasetIndex].data.some(v => v !== null && v !== 0);
+const legend = {labels: {filter: is_drawn}};
+const base = {responsive: true, maintainAspectRatio: false, animation: false, plugins: {legend}};
 const axis = text => ({title: {display: true, text}, beginAtZero: true});
 const colors = ["#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb", "#222222"];
 const charts = [];
@@ -223,15 +186,29 @@ if (document.getElementById("sweep")) draw("sweep", [], {type: "line", data: {la
   options: {...base, scales: {x: {ticks: {autoSkip: false}}, y: axis("seconds a step")}}});
 const rate = s => report.parameters / s.update_seconds / 1e9;
 const updates = key => fit.filter(p => p[key] && p[key].update_seconds > 0).map(p => ({x: p.plan.cpu_share, y: rate(p[key]), name: name(p)}));
+// The name of each policy beside its points; a phone has no room for them.
+const named = {id: "named", afterDatasetsDraw(chart) {
+  if (chart.width < 500) return;
+  const {ctx, chartArea} = chart;
+  ctx.save();
+  ctx.font = "12px system-ui, sans-serif";
+  ctx.fillStyle = "#222222";
+  chart.data.datasets.forEach((set, i) => set.label === (fit.some(p => p.measured) ? "measured" : "predicted") &&
+    chart.getDatasetMeta(i).data.forEach((point, j) => {
+      const text = set.data[j].name, width = ctx.measureText(text).width, right = point.x + 9 + width > chartArea.right;
+      ctx.fillText(text, right ? point.x - 9 - width : point.x + 9, point.y + 4);
+    }));
+  ctx.restore();
+}};
 const machines = [...new Set(report.bound.map(b => b.machine || ""))];
-draw("updates", [], {type: "scatter", data: {datasets: [
+draw("updates", [], {type: "scatter", plugins: [named], data: {datasets: [
   ...machines.map((machine, i) => ({label: machine ? "bound, " + machine : "bound, nothing resident", showLine: true, pointRadius: 0,
     borderDash: [[], [8, 4], [2, 3], [8, 4, 2, 4]][i % 4], borderColor: ["#222222", "#888888", "#bb5500", "#5500bb"][i % 4], pointStyle: "line",
     data: report.bound.filter(b => (b.machine || "") === machine).map(b => ({x: b.cpu_share, y: b.parameters_per_second / 1e9}))})),
   {label: "measured", data: updates("measured"), backgroundColor: "#ee6677", pointRadius: 6, clip: false},
   {label: "predicted", data: updates("predicted"), backgroundColor: "#4477aa", pointStyle: "triangle", pointRadius: 6, clip: false}]},
   options: {...base, scales: {x: {...axis("share updated on the CPU"), max: 1}, y: {type: "logarithmic", title: {display: true, text: "1e9 parameters a second"}}},
-    plugins: {legend: {labels: {usePointStyle: true}}, tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
+    plugins: {legend: {labels: {usePointStyle: true, filter: is_drawn}}, tooltip: {callbacks: {label: c => (c.raw.name || "") + " " + c.raw.y.toFixed(3)}}}}});
 draw("memory", fit.flatMap(p => [name(p), ""]), {type: "bar", data: {labels: fit.map(name), datasets: [
   {label: "device", data: fit.map(p => p.planned_device_bytes / 2 ** 20), backgroundColor: "#4477aa"},
   {label: "host", data: fit.map(p => p.planned_host_bytes / 2 ** 20), backgroundColor: "#ccbb44"}]},
@@ -291,37 +268,30 @@ std::string BenchReport::json() const {
 std::string BenchReport::html() const {
   Json data = parse_json<Json>(json());
   data["timeline"] = timeline.empty() ? Json::array() : timeline_of(timeline);
-  std::string page(head);
-  page +=
-      fmt::format("<h1>{}</h1>\n<p>{}<br><code>{}</code></p>\n", escaped(model), escaped(machine), escaped(command));
+  HtmlPage page("tandem bench");
+  page.add(
+      fmt::format("<h1>{}</h1>\n<p>{}<br><code>{}</code></p>\n", escaped(model), escaped(machine), escaped(command)));
   if (best() != nullptr) {
-    page += fmt::format("<p>Best: <b>{}</b>, {:.4f} s a step.</p>\n", escaped(best()->name()), best()->step_seconds());
+    page.add(
+        fmt::format("<p>Best: <b>{}</b>, {:.4f} s a step.</p>\n", escaped(best()->name()), best()->step_seconds()));
   }
-  if (missing > 0) page += fmt::format("<p>Interrupted: {} rows are missing.</p>\n", missing);
-  page +=
-      "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>spread</th><th>error</th><th>bound "
-      "by</th>"
-      "<th>to device / host</th><th>device memory</th><th>state digest</th></tr>\n" +
-      table_rows(*this) + "</table>\n";
-  const auto plot = [&](std::string_view title, std::string_view id) {
-    page += fmt::format(
-        "<h2>{0}</h2><div class=\"plot\"><canvas id=\"{1}\" role=\"img\" aria-label=\"{0}\"></canvas></div>\n", title,
-        id);
-  };
-  plot("Step time by phase", "steps");
+  if (missing > 0) page.add(fmt::format("<p>Interrupted: {} rows are missing.</p>\n", missing));
+  page.add(
+      "<table><tr><th>policy</th><th>predicted, s</th><th>measured, s</th><th>spread</th><th>error</th>"
+      "<th>tokens/s</th><th>bound by</th><th>to device / host</th><th>device memory</th></tr>\n" +
+      table_rows(*this) + "</table>\n");
+  if (const std::string digest = digest_of(rows); !digest.empty()) {
+    page.add(fmt::format("<p>State digest of every row that was measured: <code>{}</code></p>\n", digest));
+  }
+  page.add_plot("Step time by phase", "steps");
   const bool swept = std::any_of(rows.begin(), rows.end(), [](const BenchRow& row) { return !row.setting.empty(); });
-  if (swept) plot("Step time by setting", "sweep");
-  plot("Update rate by share", "updates");
-  plot("Memory by policy", "memory");
-  plot(best() == nullptr ? "Timeline of one step"
-                         : fmt::format("Timeline of one step: {}, simulated", escaped(best()->name())),
-       "timeline");
-  page += fmt::format("<script type=\"application/json\" id=\"report\">{}</script>\n<script>", in_script(data));
-  page += chart_library();
-  page += "</script>\n<script>";
-  page += plots;
-  page += "</script></body></html>\n";
-  return page;
+  if (swept) page.add_plot("Step time by setting", "sweep");
+  page.add_plot("Update rate by share", "updates");
+  page.add_plot("Memory by policy", "memory");
+  page.add_plot(best() == nullptr ? "Timeline of one step"
+                                  : fmt::format("Timeline of one step: {}, simulated", escaped(best()->name())),
+                "timeline");
+  return std::move(page).finish(data, plots);
 }
 
 std::string BenchReport::table() const {

@@ -2,7 +2,6 @@
 // The report of `tandem bench`, as JSON, as text, and as one page that needs no network.
 #include <filesystem>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "cli/bench_rows.hpp"
@@ -35,8 +34,5 @@ struct BenchReport {
   /// Table for people.
   std::string table() const;
 };
-
-/// Chart.js, which draws the report's plots, minified; embedded when tandem is built.
-std::string_view chart_library() noexcept;
 
 }  // namespace tandem

@@ -11,6 +11,7 @@
 #include "api/profile_cache.hpp"
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "cli/shipped_profiles.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/device/device_name.hpp"
@@ -83,13 +84,19 @@ void check(const CalibrateFlags& flags) {
   }
 }
 
+int show(const CalibrateFlags& flags, const MachineProfile& profile, const std::filesystem::path& file) {
+  print_output(flags.json ? json_document(json_of(profile, file))
+                          : explained(profile) + fmt::format("profile: {}\n", file.string()));
+  return 0;
+}
+
 int run_calibrate(const CalibrateFlags& flags) {
   check(flags);
   const TrainConfig config = flags.config.config();
   require_one_device(config.device, "calibrate");
+  if (!flags.profile.empty()) return show(flags, find_profile(flags.profile), flags.profile);
   const std::unique_ptr<Device> device = open_device(config.device, device_options(config));
-  std::filesystem::path file = flags.profile;
-  if (file.empty()) file = cached_profile_path(*device);
+  std::filesystem::path file = cached_profile_path(*device);
   if (flags.show) {
     if (file.empty() || !std::filesystem::exists(file)) {
       throw UsageError("calibrate --show", "this machine has not been calibrated", "run tandem calibrate first");
@@ -108,10 +115,7 @@ int run_calibrate(const CalibrateFlags& flags) {
     require_writable(file);
     cache_profile(calibrate(*device, options), file);
   }
-  const MachineProfile profile = read_profile(file);
-  print_output(flags.json ? json_document(json_of(profile, file))
-                          : explained(profile) + fmt::format("profile: {}\n", file.string()));
-  return 0;
+  return show(flags, read_profile(file), file);
 }
 
 }  // namespace
@@ -127,7 +131,7 @@ CommandFunction add_calibrate_command(CLI::App& program) {
   command->add_flag("--show", flags->show, "explains the profile and what looks wrong; measures nothing. Default: off");
   command
       ->add_option("--profile", flags->profile,
-                   "with --show: another profile. Example: --profile profiles/24gb-pcie4.toml")
+                   "with --show: another profile, a file or the name of a shipped one. Example: --profile 24gb-pcie4")
       ->type_name("FILE");
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");
   command->footer("Example: tandem calibrate --show");

@@ -8,6 +8,7 @@ namespace tandem {
 
 /// Facts about the program's call that subcommands use beside their own flags.
 struct ProgramContext {
+  std::string program;  ///< the program as it was called, a word for a shell
   std::string command_line;
 };
 
@@ -21,6 +22,7 @@ CommandFunction add_eval_command(CLI::App& program);
 CommandFunction add_sample_command(CLI::App& program);
 CommandFunction add_digest_command(CLI::App& program);
 CommandFunction add_export_command(CLI::App& program);
+CommandFunction add_report_command(CLI::App& program);
 
 /// Prints to standard output. Throws WriteError where nobody takes it.
 void print_output(const std::string& text);

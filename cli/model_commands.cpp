@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <sstream>
 
 #include "cli/commands.hpp"
@@ -15,6 +16,7 @@
 #include "core/base/json_text.hpp"
 #include "core/numerics/bf16.hpp"
 #include "data/window_sampler.hpp"
+#include "io/checkpoint.hpp"
 #include "train/config/units.hpp"
 #include "train/hf/hf_export.hpp"
 #include "train/hf/model_source.hpp"
@@ -49,7 +51,10 @@ void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup&
   });
 }
 
-void require_model(const TrainConfig& config) { check_config(config); }
+void require_model(const TrainConfig& config) {
+  if (config.model.empty()) throw UsageError("--model", "missing", "for example --model runs/first");
+  check_config(config);
+}
 
 /// Parses a flag's value by `parse`; an error names the flag.
 template <class Parse>
@@ -75,7 +80,7 @@ int eval(const EvalFlags& flags) {
   const ModelSource source = find_trained_model(config.model);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
   check_weights(source, forward_layout(source.config));
-  const auto data = open_tokens(config.data, config, source);
+  const auto data = open_tokens(config.data, config, source, "--data", DataUse::evaluation);
   take_sequences(config, source.config, *data, "--data");
   RunSetup setup = forward_setup(config, source);
   LoadedModel model(setup, nullptr);
@@ -168,6 +173,20 @@ int sample(const SampleFlags& flags) {
 
 // -- digest ----------------------------------------------------------------------------------------------
 
+bool is_run(const fs::path& directory) {
+  std::error_code ignored;
+  return !is_checkpoint(directory) && fs::is_directory(directory / "checkpoints", ignored);
+}
+
+/// Newest good checkpoint of a run.
+std::unique_ptr<Checkpoint> newest_of(const fs::path& run, CheckpointCheck check) {
+  auto checkpoint = newest_checkpoint(
+      run / "checkpoints", [](const fs::path&, const std::string& why) { spdlog::warn("passed over: {}", why); },
+      {.check = check});
+  if (!checkpoint) throw InputError(fmt::format("run {}", run.string()), "it holds no good checkpoint");
+  return checkpoint;
+}
+
 struct DigestFlags {
   std::string source;
   bool json = false;
@@ -175,16 +194,8 @@ struct DigestFlags {
 
 int digest(const DigestFlags& flags) {
   const fs::path directory = flags.source;
-  std::error_code ignored;
-  std::unique_ptr<Checkpoint> checkpoint;
-  if (!is_checkpoint(directory) && fs::is_directory(directory / "checkpoints", ignored)) {
-    checkpoint = newest_checkpoint(directory / "checkpoints", [](const fs::path&, const std::string& why) {
-      spdlog::warn("passed over: {}", why);
-    });
-    if (!checkpoint) throw InputError(fmt::format("run {}", flags.source), "it holds no good checkpoint");
-  } else {
-    checkpoint = std::make_unique<Checkpoint>(directory);
-  }
+  const auto checkpoint =
+      is_run(directory) ? newest_of(directory, CheckpointCheck::state) : std::make_unique<Checkpoint>(directory);
   const std::string text = checkpoint->state_digest();
   const Manifest& manifest = checkpoint->manifest();
   if (flags.json) {
@@ -206,13 +217,38 @@ struct ExportFlags {
   std::string to;
   std::string dtype = "bf16";
   std::string shard_size = "5GiB";
+  bool best = false;
   bool json = false;
 };
+
+/// Checkpoint of a run with the lowest loss on its evaluation data.
+struct BestCheckpoint {
+  fs::path directory;
+  std::int64_t step = 0;
+  double loss = 0.0;
+};
+
+BestCheckpoint best_of(const fs::path& run) {
+  if (!is_run(run)) {
+    throw UsageError(fmt::format("export {} --best", run.string()),
+                     "it is no run, which would know its best checkpoint",
+                     "name the folder of a run, or leave out --best");
+  }
+  const auto newest = newest_of(run, CheckpointCheck::all_but_state);
+  const Manifest& manifest = newest->manifest();
+  if (manifest.best_step == 0 || !manifest.best_eval_loss) {
+    throw UsageError(fmt::format("export {} --best", run.string()), "the run has kept no best checkpoint",
+                     "train with --eval-data, --eval-every and --keep-best, or leave out --best");
+  }
+  return {run / "checkpoints" / checkpoint_name(manifest.best_step), manifest.best_step, *manifest.best_eval_loss};
+}
 
 int export_model(const ExportFlags& flags) {
   const std::size_t shard_bytes = value_of("--shard-size", [&] { return parse_size(flags.shard_size); });
   if (shard_bytes == 0) throw UsageError("--shard-size 0", "out of range", "for example --shard-size 5GiB");
-  const ModelSource source = find_trained_model(flags.source, "export");
+  std::optional<BestCheckpoint> best;
+  if (flags.best) best = best_of(flags.source);
+  const ModelSource source = find_trained_model(best ? best->directory.string() : flags.source, "export");
   const ParameterLayout layout = frozen_layout(source.config, "");
   const ParameterValues values = initial_values(source, layout, 0);
   std::error_code ignored;
@@ -228,11 +264,13 @@ int export_model(const ExportFlags& flags) {
                        .beside = source.beside,
                        .values = values});
   if (flags.json) {
-    print_output(
-        json_document(Json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}}));
+    Json json{{"directory", flags.to}, {"dtype", flags.dtype}, {"parameters", layout.parameter_count()}};
+    if (best) json["best"] = {{"step", best->step}, {"eval_loss", best->loss}};
+    print_output(json_document(json));
   } else {
     print_output(
-        fmt::format("{} parameters as {} in {}\n", format_count(layout.parameter_count()), flags.dtype, flags.to));
+        fmt::format("{} parameters as {} in {}{}\n", format_count(layout.parameter_count()), flags.dtype, flags.to,
+                    best ? fmt::format(", of step {}, eval loss {:.4f}", best->step, best->loss) : std::string()));
   }
   return 0;
 }
@@ -256,6 +294,8 @@ CommandFunction add_sample_command(CLI::App& program) {
   auto* command = program.add_subcommand("sample", "continues a prompt");
   auto flags = std::make_shared<SampleFlags>();
   flags->config.add_to(*command, with({"seed"}));
+  command->get_option("--seed")->description(
+      "of the draws: the same prompt, flags and seed make the same tokens. Default: 42. Example: --seed 7");
   command
       ->add_option("--prompt", flags->prompt,
                    "text for a model of bytes, token ids otherwise. Needed. Example: --prompt 'The '")
@@ -300,6 +340,9 @@ CommandFunction add_export_command(CLI::App& program) {
       ->add_option("--shard-size", flags->shard_size,
                    "tensors of a file, at most, but one tensor at least. Default: 5GiB. Example: --shard-size 2GiB")
       ->type_name("BYTES");
+  command->add_flag("--best", flags->best,
+                    "of a run trained with --keep-best: its checkpoint with the lowest loss on --eval-data. Default: "
+                    "its newest checkpoint");
   add_json(*command, flags->json);
   command->footer("Example: tandem export runs/first --to exported --dtype bf16");
   return [flags](const ProgramContext&) { return export_model(*flags); };

@@ -12,6 +12,7 @@
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "cli/shipped_profiles.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "scheduler/machine/cost_model.hpp"
@@ -31,6 +32,7 @@ struct PlanFlags {
   ConfigFlags config;
   std::string profile;
   std::string fit;
+  std::string tokens;
   bool explain = false;
   bool json = false;
 };
@@ -46,12 +48,14 @@ struct ClosedForms {
 struct Planned {
   std::string model;
   std::int64_t parameters = 0;
-  double targets = 0.0;  ///< targets of a step, as a sample of the data has them
-  double tokens = 0.0;   ///< all tokens of a step
+  double targets = 0.0;     ///< targets of a step, as a sample of the data has them
+  double all_tokens = 0.0;  ///< all tokens of a step
+  std::int64_t tokens = 0;  ///< tokens whose time is asked for; 0: none
   Plan plan;
   MemoryPlan memory;
   std::string table;
   Saving saving;
+  std::optional<CheckpointSpace> checkpoints;
   std::string order;  ///< order of the micro-batches; empty for a single one
   std::string activations;
   std::optional<Simulation> predicted;
@@ -98,6 +102,18 @@ Json json_of(const Saving& saving) {
   return json;
 }
 
+Json json_of(const std::optional<CheckpointSpace>& checkpoints) {
+  if (!checkpoints) return nullptr;
+  const auto& [bytes, at_once, there, available, folder] = *checkpoints;
+  return {{"bytes", bytes},
+          {"at_once", at_once > 0 ? Json(at_once) : Json(nullptr)},
+          {"free_bytes", available ? Json(*available) : Json(nullptr)}};
+}
+
+double seconds_of_tokens(const Planned& planned) {
+  return static_cast<double>(planned.tokens) / planned.targets * planned.predicted->step_seconds;
+}
+
 std::string advice_of(const Planned& planned) {
   if (planned.upgrades.empty() || !planned.predicted) return {};
   const Upgrade& best = planned.upgrades.front();
@@ -122,12 +138,14 @@ Json json_of(const Planned& planned, const std::string& fitted) {
             {"predicted", nullptr},
             {"bound_by", nullptr},
             {"saving", json_of(planned.saving)},
+            {"checkpoints", json_of(planned.checkpoints)},
             {"looks_wrong", planned.doubts},
             {"advice", advice_of(planned)}};
   if (planned.predicted) {
-    json["predicted"] = json_of(*planned.predicted, planned.targets, planned.tokens);
+    json["predicted"] = json_of(*planned.predicted, planned.targets, planned.all_tokens);
     json["bound_by"] = name_of(planned.predicted->bound_by());
   }
+  if (planned.tokens > 0) json["tokens"] = {{"count", planned.tokens}, {"seconds", seconds_of_tokens(planned)}};
   if (!fitted.empty()) json["fit"] = fitted;
   for (const Candidate& c : planned.candidates) {
     Json row{{"policy", c.policy.text()}, {"improved", c.improved}, {"fits", c.fits}};
@@ -160,6 +178,7 @@ Json json_of(const PlanError& error, const std::string& model) {
           {"predicted", nullptr},
           {"bound_by", nullptr},
           {"saving", nullptr},
+          {"checkpoints", nullptr},
           {"looks_wrong", Json::array()},
           {"advice", error.what()}};
 }
@@ -167,9 +186,9 @@ Json json_of(const PlanError& error, const std::string& model) {
 /// Target tokens a second; where the data has others too, also of all.
 std::string rates(const Planned& planned) {
   const double seconds = planned.predicted->step_seconds;
-  if (planned.targets == planned.tokens) return fmt::format("{:.0f} tokens/s", planned.targets / seconds);
+  if (planned.targets == planned.all_tokens) return fmt::format("{:.0f} tokens/s", planned.targets / seconds);
   return fmt::format("{:.0f} target tokens/s, {:.0f} of all tokens", planned.targets / seconds,
-                     planned.tokens / seconds);
+                     planned.all_tokens / seconds);
 }
 
 std::string time_table(const Planned& planned) {
@@ -182,43 +201,51 @@ std::string time_table(const Planned& planned) {
 }
 
 std::string text_of(const ClosedForms& forms) {
-  std::string text =
-      fmt::format("the closed form updates {:.0f}% of what is not resident on the CPU", 100.0 * forms.cpu_share);
-  if (std::isinf(forms.published_stride)) return text + "; the published form would stream no subgroup\n";
-  return text + fmt::format("; the published form would stream one subgroup in {:.1f}\n", forms.published_stride);
+  std::string text = fmt::format("rules of thumb: of the state that is not resident, {:.0f}% updated on the CPU (here)",
+                                 100.0 * forms.cpu_share);
+  if (std::isinf(forms.published_stride)) return text + "; no subgroup streamed (as published)\n";
+  return text + fmt::format("; one subgroup in {:.1f} streamed (as published)\n", forms.published_stride);
 }
 
-/// Only the way of keeping activations that was chosen has candidates.
-std::string heading_of_candidates(const Planned& planned) {
-  return fmt::format("policies with activations {}{} (behind '>' a simulation was given up: its step takes longer)\n",
-                     planned.activations, planned.order.empty() ? "" : " and this order");
-}
-
-std::string explanation(const Planned& planned) {
-  constexpr std::size_t shown = 8;
-  const Simulation& s = *planned.predicted;
-  std::string text = "why: mean use over the step:";
+/// "compute 34%, host to device 56%", those that are used at all.
+std::string text_of_use(const ResourceShares& use) {
+  std::string text;
   for (int r = 0; r < resource_count; ++r) {
-    const double use = s.use[static_cast<std::size_t>(r)];
-    if (static_cast<Resource>(r) == Resource::file && use == 0.0) continue;  // few plans have any
-    text += fmt::format("{} {} {:.0f}%", r > 0 ? "," : "", name_of(static_cast<Resource>(r)), 100.0 * use);
+    const double share = use[static_cast<std::size_t>(r)];
+    if (static_cast<Resource>(r) == Resource::file && share == 0.0) continue;  // few plans have any
+    text += fmt::format("{}{} {:.0f}%", text.empty() ? "" : ", ", name_of(static_cast<Resource>(r)), 100.0 * share);
   }
-  text += "\n";
-  if (!planned.order.empty()) text += fmt::format("order {}\n", planned.order);
-  if (planned.closed_forms) text += text_of(*planned.closed_forms);
-  text += heading_of_candidates(planned);
+  return text;
+}
+
+/// The policies that were compared. Only the way of keeping activations that was chosen has any.
+std::string text_of_candidates(const Planned& planned) {
+  constexpr std::size_t shown = 8;
+  std::string text = fmt::format("policies compared, with activations {}{}; \"or more\": given up once it was slower\n",
+                                 planned.activations, planned.order.empty() ? "" : " and this order");
   std::size_t count = 0;
   std::size_t refused = 0;
   for (const Candidate& c : planned.candidates) {
     if (!c.fits) ++refused;
     if (!c.fits || count++ >= shown) continue;
-    text += fmt::format("{} {:<28}{}{:>9.4f} s  {}\n", count == 1 ? "chosen" : "  then",
-                        c.policy.text() + (c.improved ? ", a division of its own" : ""),
-                        c.simulation.given_up ? '>' : ' ', c.simulation.step_seconds, format_bytes(c.device_bytes));
+    text += fmt::format("{} {:<30}{:>9.4f} s {:<8} {} of device memory\n", count == 1 ? "chosen" : "  then",
+                        c.improved ? "auto, a division of its own" : c.policy.text(), c.simulation.step_seconds,
+                        c.simulation.given_up ? "or more" : "", format_bytes(c.device_bytes));
   }
-  if (refused > 0) text += fmt::format("{} of {} policies do not fit\n", refused, planned.candidates.size());
+  if (count > shown) text += fmt::format("{} others are slower\n", count - shown);
+  if (refused > 0) text += fmt::format("{} of {} do not fit\n", refused, planned.candidates.size());
+  return text;
+}
+
+std::string explanation(const Planned& planned) {
+  const Simulation& s = *planned.predicted;
+  std::string text = fmt::format("share of the step in which each part is busy: {}\n", text_of_use(s.use));
+  if (!planned.order.empty()) text += fmt::format("order of micro-batches: {}\n", planned.order);
+  text += text_of_candidates(planned);
+  if (planned.closed_forms) text += text_of(*planned.closed_forms);
+  if (!planned.upgrades.empty()) text += "the same step on other hardware:\n";
   for (const Upgrade& u : planned.upgrades) {
-    text += fmt::format("with {:<34}{:>9.4f} s  {:+.0f}%\n", u.what, u.step_seconds,
+    text += fmt::format("  {:<35}{:>9.4f} s  {:+.0f}%\n", u.what, u.step_seconds,
                         std::round(100.0 * (u.step_seconds / s.step_seconds - 1.0)) + 0.0);  // no -0
   }
   return text;
@@ -235,18 +262,33 @@ std::optional<ClosedForms> closed_forms(const TrainConfig& config, const Choice&
                      published_stride(link, profile.device_update.value, cpu_update, at_once)};
 }
 
+[[noreturn]] void refuse_unpredicted(std::string_view flag) {
+  throw UsageError(flag, "this machine has not been calibrated", "run tandem calibrate, or give --profile");
+}
+
+std::int64_t tokens_of(const PlanFlags& flags) {
+  if (flags.tokens.empty()) return 0;
+  try {
+    const std::int64_t tokens = parse_count(flags.tokens);
+    if (tokens > 0) return tokens;
+  } catch (const UsageError& error) {
+    throw UsageError("--tokens", error.what());
+  }
+  throw UsageError(fmt::format("--tokens {}", flags.tokens), "out of range", "give at least 1");
+}
+
 Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunPlan& run) {
   Planned planned;
   planned.plan = run.plan;
   planned.memory = run.all_memory();
   planned.table = run.table();
   planned.saving = run.saving;
+  planned.checkpoints = run.checkpoints;
   planned.order = run.order;
   planned.activations = activations_of(run.model_config, run.shape);
   planned.parameters = run.layout.parameter_count();
   if (!run.prediction) {
-    if (flags.explain)
-      throw UsageError("--explain", "this machine has not been calibrated", "run tandem calibrate, or give --profile");
+    if (flags.explain) refuse_unpredicted("--explain");
     return planned;
   }
   const RunPrediction& known = *run.prediction;
@@ -262,7 +304,7 @@ Planned planned_of(const PlanFlags& flags, const TrainConfig& config, const RunP
 constexpr RunPurpose purpose_of_plan{.training = true, .saves = true};
 
 Planned plan_elsewhere(const PlanFlags& flags, const TrainConfig& config, const ModelConfig& model) {
-  const ProfileMachine elsewhere = machine_of(read_profile(flags.profile), config);
+  const ProfileMachine elsewhere = machine_of(find_profile(flags.profile), config);
   return planned_of(flags, config, plan_run(config, model, purpose_of_plan, elsewhere.machine));
 }
 
@@ -281,7 +323,7 @@ void require_fit(const PlanFlags& flags, const TrainConfig& config, const ModelC
     set_up_run(config, model, purpose);
     return;
   }
-  require_fit(config, model, purpose, machine_of(read_profile(flags.profile), config).machine);
+  require_fit(config, model, purpose, machine_of(find_profile(flags.profile), config).machine);
 }
 
 // -- fit -------------------------------------------------------------------------------------------------
@@ -376,6 +418,7 @@ void take_sequences_of(TrainConfig& config, const ModelSource& source) {
 }
 
 int plan(const PlanFlags& flags) {
+  const std::int64_t tokens = tokens_of(flags);
   TrainConfig config = flags.config.config();
   if (flags.fit == "model" && config.model.empty()) config.model = builtin_models().front();
   check_config(config);
@@ -387,8 +430,10 @@ int plan(const PlanFlags& flags) {
     Planned planned =
         flags.profile.empty() ? plan_here(flags, config, source.config) : plan_elsewhere(flags, config, source.config);
     planned.model = source.config.name;
-    planned.tokens = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
-    planned.targets = planned.tokens * config.sequences.target_share;
+    planned.tokens = tokens;
+    if (tokens > 0 && !planned.predicted) refuse_unpredicted("--tokens");
+    planned.all_tokens = static_cast<double>(config.micro_batch * config.grad_accum * config.seq_len);
+    planned.targets = planned.all_tokens * config.sequences.target_share;
     if (flags.json) {
       print_output(json_document(json_of(planned, fitted)));
       return 0;
@@ -399,6 +444,11 @@ int plan(const PlanFlags& flags) {
     text += planned.saving.text();
     if (planned.predicted) {
       text += time_table(planned);
+      if (planned.tokens > 0) {
+        text +=
+            fmt::format("{} tokens{:>{}}   at this rate, without evaluation and saving\n", format_count(planned.tokens),
+                        format_duration(seconds_of_tokens(planned)), 33 - format_count(planned.tokens).size());
+      }
       if (flags.explain) text += explanation(planned);
     } else {
       text += "no prediction: run `tandem calibrate` once, or give --profile\n";
@@ -429,10 +479,14 @@ CommandFunction add_plan_command(CLI::App& program) {
   command
       ->add_option(
           "--profile", flags->profile,
-          "plans for the machine of this profile, whose system keeps 3 GiB and a 64th of the host's memory unless "
-          "--host-memory is given. Default: this machine, as calibrated. Example: --profile "
-          "profiles/24gb-pcie4.toml")
+          "plans for the machine of this profile, a file or the name of a shipped one, whose system keeps 3 GiB and a "
+          "64th of the host's memory unless --host-memory is given. Default: this machine, as calibrated. Example: "
+          "--profile 24gb-pcie4")
       ->type_name("FILE");
+  command
+      ->add_option("--tokens", flags->tokens,
+                   "says how long so many target tokens take, as predicted. Default: no tokens. Example: --tokens 10M")
+      ->type_name("TOKENS");
   command->add_flag("--explain", flags->explain,
                     "says why: what is used how much, the runners-up, what would help most. Default: off");
   command
@@ -441,8 +495,7 @@ CommandFunction add_plan_command(CLI::App& program) {
       ->type_name("WHAT")
       ->check(CLI::IsMember({"micro-batch", "seq-len", "model"}));
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");
-  command->footer(
-      "Example: tandem plan --model llama3.1-8b --seq-len 2048 --profile profiles/24gb-pcie4.toml --explain");
+  command->footer("Example: tandem plan --model llama3.1-8b --seq-len 2048 --profile 24gb-pcie4 --explain");
   return [flags](const ProgramContext&) { return plan(*flags); };
 }
 

@@ -3,7 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <malloc.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/sinks/base_sink.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
@@ -13,6 +13,8 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <memory>
+#include <mutex>
 #include <new>
 #include <optional>
 #include <system_error>
@@ -20,12 +22,15 @@
 #include <vector>
 
 #include "cli/commands.hpp"
+#include "cli/program_texts.hpp"
 #include "core/base/error.hpp"
 #include "core/base/stall.hpp"
 #include "core/base/utf8.hpp"
 #include "core/base/version.hpp"
 #include "core/host/isa.hpp"
 #include "models/config/config.hpp"
+#include "train/report/next_commands.hpp"
+#include "train/report/progress.hpp"
 #include "train/runtime/end_stalled.hpp"
 
 namespace tandem {
@@ -49,14 +54,13 @@ int report_fault(std::string_view what) {
 
 std::string joined(int argc, char** argv) {
   std::string line = "tandem";
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    const bool plain = !word.empty() && word.find_first_of(" \t\n\"'\\$`*?;&|<>()") == std::string::npos;
-    std::string quoted;
-    for (const char c : word) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    line += plain ? " " + word : " '" + quoted + "'";
-  }
+  for (int i = 1; i < argc; ++i) line += " " + shell_word(argv[i]);
   return line;
+}
+
+/// The program as a user would call it again.
+std::string program_word(int argc, char** argv) {
+  return shell_word(argc > 0 && *argv[0] != '\0' ? argv[0] : "tandem");
 }
 
 /// Refuses arguments that are no UTF-8: they go into config.toml and JSON, which hold nothing else.
@@ -69,8 +73,19 @@ void refuse_other_than_utf8(int argc, char** argv) {
   }
 }
 
+/// Standard error, where a message does not stand behind a run's live line.
+class MessageSink final : public spdlog::sinks::base_sink<std::mutex> {
+  void sink_it_(const spdlog::details::log_msg& message) override {
+    spdlog::memory_buf_t text;
+    formatter_->format(message, text);
+    clear_live_line();
+    std::fwrite(text.data(), 1, text.size(), stderr);
+  }
+  void flush_() override { std::fflush(stderr); }
+};
+
 void set_up_logging() {
-  auto logger = spdlog::stderr_color_mt("tandem");
+  auto logger = std::make_shared<spdlog::logger>("tandem", std::make_shared<MessageSink>());
   logger->set_pattern("tandem: %l: %v");
   spdlog::set_default_logger(std::move(logger));
 }
@@ -89,8 +104,9 @@ int parse_and_run(int argc, char** argv) {
       ->check(CLI::IsMember({"debug", "info", "warning", "error"}));
   program.fallthrough();
   std::vector<std::pair<CLI::App*, CommandFunction>> commands;
-  for (auto* add : {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
-                    add_sample_command, add_digest_command, add_export_command}) {
+  for (auto* add :
+       {add_train_command, add_plan_command, add_calibrate_command, add_bench_command, add_eval_command,
+        add_sample_command, add_digest_command, add_export_command, add_report_command, add_completion_command}) {
     CommandFunction run = add(program);
     commands.emplace_back(program.get_subcommands({}).back(), std::move(run));
   }
@@ -116,7 +132,7 @@ int parse_and_run(int argc, char** argv) {
     print_output(text);
     return 0;
   }
-  const ProgramContext context{joined(argc, argv)};
+  const ProgramContext context{program_word(argc, argv), joined(argc, argv)};
   for (const auto& [app, run] : commands) {
     if (app->parsed()) return run(context);
   }

@@ -9,9 +9,12 @@
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
 #include "core/base/error.hpp"
+#include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
 #include "train/hf/model_names.hpp"
 #include "train/loop/trainer.hpp"
+#include "train/report/next_commands.hpp"
+#include "train/report/run_directory.hpp"
 #include "train/runtime/stop_signal.hpp"
 
 namespace tandem {
@@ -25,19 +28,39 @@ struct TrainFlags {
   bool quiet = false;
 };
 
+namespace fs = std::filesystem;
+
+/// Folder of the run that holds a checkpoint; empty where it lies in none.
+fs::path run_of(const fs::path& checkpoint) {
+  const fs::path folder = (checkpoint / "").parent_path().parent_path();  // also where the name ends in a slash
+  return is_checkpoint(checkpoint) && folder.filename() == "checkpoints" ? folder.parent_path() : fs::path();
+}
+
 /// `--resume` where nothing says what to train.
-void refuse_without_run(const std::string& out) {
-  if (out.empty()) throw UsageError("--resume", "there is no --out to resume", "give the --out of a run");
+void refuse_without_run(const std::string& named, const std::string& out) {
+  std::error_code ignored;
+  if (!named.empty() && !fs::exists(named, ignored)) {
+    throw InputError(fmt::format("--resume {}", named), "there is no such folder", "name the folder of a run");
+  }
+  if (const fs::path run = run_of(named); out.empty() && !run.empty()) {
+    throw UsageError(fmt::format("--resume {}", named), "a checkpoint, and there is no --out to go on in",
+                     fmt::format("--resume {0} goes on from the newest; with --out {0} it goes on from this one, and "
+                                 "later ones are removed",
+                                 shell_word(run.string())));
+  }
+  if (out.empty()) {
+    throw UsageError("--resume", named.empty() ? "there is no --out to resume" : "it names no run",
+                     "name the folder of a run, for example --resume runs/first");
+  }
   throw UsageError("--resume", fmt::format("--out {} holds no run, which would say what to train", out),
                    "name the folder of a run, or give --model and --data too");
 }
 
-/// Relative paths of a run are those of the folder where it began: nobody typed them here.
+/// Relative paths of a run, which older versions kept as typed, are those of the folder where it began.
 void refuse_lost_paths(const ConfigFlags& flags, const TrainConfig& config, const std::string& base) {
   const auto check = [&](const std::string& flag, const std::string& name) {
     std::error_code ignored;
-    if (flags.given(flag) || std::filesystem::path(name).is_absolute() || std::filesystem::exists(name, ignored))
-      return;
+    if (flags.given(flag) || fs::path(name).is_absolute() || fs::exists(name, ignored)) return;
     throw UsageError(fmt::format("{}: --{} {}", base, flag, name),
                      "there is none here; a relative path is one from the folder where the run began",
                      fmt::format("go there, or give --{}", flag));
@@ -51,17 +74,34 @@ void refuse_lost_paths(const ConfigFlags& flags, const TrainConfig& config, cons
   if (!config.state_dir.empty()) check("state-dir", config.state_dir);
 }
 
+/// Folder of the run that is resumed: --out, or what --resume names; empty where it is neither.
+std::string run_to_resume(const TrainFlags& flags) {
+  if (flags.resume->count() == 0) return {};
+  const std::string out = flags.config.out();
+  if (!out.empty() || is_checkpoint(flags.resume_from) || !holds_run(flags.resume_from)) return out;
+  return flags.resume_from;
+}
+
+/// The run that --resume names is --out too, unless the file of --config has one.
+void go_on_in(const std::string& run, const TrainFlags& flags, TrainRequest& request) {
+  if (flags.config.config_file_given() && !request.config.out.empty()) return;
+  request.config.out = run;
+  request.resume_from.clear();
+}
+
 int train(const TrainFlags& flags, const ProgramContext& context) {
   TrainRequest request;
   request.resume = flags.resume->count() > 0;
   request.resume_from = flags.resume_from;
   request.dry_run = flags.dry_run;
   request.quiet = flags.quiet;
+  request.program = context.program;
   request.command = context.command_line;
-  const std::string out = flags.config.out();
-  const std::string base = request.resume && !out.empty() ? out + "/config.toml" : "";
+  const std::string run = run_to_resume(flags);
+  const std::string base = run.empty() ? "" : run + "/config.toml";
   request.config = flags.config.config(base);
-  if (request.resume && request.config.model.empty()) refuse_without_run(out);
+  if (!run.empty() && flags.config.out().empty()) go_on_in(run, flags, request);
+  if (request.resume && request.config.model.empty()) refuse_without_run(flags.resume_from, run);
   if (!base.empty() && !flags.config.config_file_given()) refuse_lost_paths(flags.config, request.config, base);
   if (flags.quiet && request.config.metrics_port == 0) {
     throw UsageError("--metrics-port 0", "with --quiet nobody would learn the port", "name one");
@@ -84,8 +124,9 @@ CommandFunction add_train_command(CLI::App& program) {
   flags->config.add_to(*command);
   flags->resume = command
                       ->add_option("--resume", flags->resume_from,
-                                   "goes on from the newest good checkpoint in --out, or from the one named; takes "
-                                   "OUT/config.toml where no --config is given. Example: --resume")
+                                   "goes on with the run that is named, or that of --out, from its newest good "
+                                   "checkpoint, or from the checkpoint that is named; takes the run's config.toml "
+                                   "where no --config is given. Example: --resume runs/first")
                       ->type_name("[DIR]")
                       ->expected(0, 1);
   command->add_flag("--dry-run", flags->dry_run, "checks everything and prints the plan; trains nothing. Default: off");

@@ -34,6 +34,19 @@ install(EXPORT tandem NAMESPACE tandem:: FILE tandemTargets.cmake DESTINATION ${
 install(CODE "set(header_dir \"\${CMAKE_INSTALL_PREFIX}/${header_dir}\")
 set(header_roots \"${PROJECT_SOURCE_DIR}/include\" \"${PROJECT_SOURCE_DIR}\" \"${PROJECT_BINARY_DIR}/generated\")")
 install(SCRIPT cmake/TandemInstalledHeaders.cmake)
+# Completion and man page are made by the program that is installed.
+foreach(text "bash|bash-completion/completions/tandem" "zsh|zsh/site-functions/_tandem"
+             "fish|fish/vendor_completions.d/tandem.fish" "man|man/man1/tandem.1")
+  string(REPLACE "|" ";" text "${text}")
+  list(GET text 0 kind)
+  list(GET text 1 file)
+  cmake_path(SET made ${PROJECT_BINARY_DIR}/generated/share/${file})
+  cmake_path(GET file PARENT_PATH folder)
+  file(MAKE_DIRECTORY ${PROJECT_BINARY_DIR}/generated/share/${folder})
+  install(CODE "execute_process(COMMAND \"$<TARGET_FILE:tandem>\" completion ${kind} OUTPUT_FILE \"${made}\"
+                COMMAND_ERROR_IS_FATAL ANY)")
+  install(FILES ${made} DESTINATION ${CMAKE_INSTALL_DATADIR}/${folder})
+endforeach()
 install(FILES LICENSE NOTICE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tandem)
 
 configure_package_config_file(cmake/tandemConfig.cmake.in ${PROJECT_BINARY_DIR}/tandemConfig.cmake

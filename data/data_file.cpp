@@ -15,7 +15,7 @@ namespace {
 
 [[noreturn]] void changed(const std::filesystem::path& file, const std::string& how) {
   throw InputError(fmt::format("data {}", file.string()), fmt::format("it has changed since the start: {}", how),
-                   "leave data as it is while a run reads it; --resume goes on from the last checkpoint");
+                   "leave data as it is while it is read; training goes on from its last checkpoint with --resume");
 }
 
 void allow_many_open_files() {

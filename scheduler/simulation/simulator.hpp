@@ -57,9 +57,10 @@ struct StepRates {
 /// the updates of one step, then forward and backward of the next, with what overlaps.
 struct Simulation {
   double step_seconds = 0.0;
-  bool given_up = false;         ///< `step_seconds` is less than a step takes, and all else unknown
-  int steps = 1;                 ///< steps that were simulated
-  double forward_seconds = 0.0;  ///< until the first gradient buffer is asked for, waits included
+  bool given_up = false;  ///< `step_seconds` is less than a step takes, and all else unknown
+  int steps = 1;          ///< steps that were simulated
+  double forward_seconds =
+      0.0;  ///< until the first gradient buffer of a pass is asked for, waits included; of all passes
   double backward_seconds = 0.0;
   double update_seconds = 0.0;          ///< from the start of the updates to the end of the last
   double exposed_update_seconds = 0.0;  ///< part of update_seconds in which the caller's stream stands still in forward

@@ -27,6 +27,7 @@ struct Snapshot {
   double now = 0.0;
   std::int64_t pending = 0;  ///< tasks that are not done
   double compute = 0.0;      ///< seconds
+  double backward = 0.0;     ///< seconds
   Done to_device, to_host;
   ResourceShares use{};
 };

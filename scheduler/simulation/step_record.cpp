@@ -3,7 +3,7 @@
 namespace tandem {
 
 void StepRecord::stand_still(double seconds) noexcept {
-  if (backward_since_ < 0.0) result_.exposed_update_seconds += seconds;
+  if (!reached_backward_) result_.exposed_update_seconds += seconds;
 }
 
 void StepRecord::add(const Task& task, double seconds, double times) {
@@ -15,7 +15,7 @@ void StepRecord::add(const Task& task, double seconds, double times) {
 
 bool StepRecord::open_pass(double now, std::int64_t pending) {
   if (openings_.size() == 3) openings_.erase(openings_.begin());
-  openings_.push_back({now, pending, compute_seconds_, to_device_, to_host_, result_.use});
+  openings_.push_back({now, pending, compute_seconds_, backward_seconds_, to_device_, to_host_, result_.use});
   return repeat(openings_);
 }
 
@@ -26,6 +26,7 @@ double StepRecord::skip(std::int64_t passes) {
   const double seconds = times * (to.now - from.now);
   const auto repeat = [times](double& sum, double before, double after) { sum += times * (after - before); };
   repeat(compute_seconds_, from.compute, to.compute);
+  repeat(backward_seconds_, from.backward, to.backward);
   to_device_.repeat(times, from.to_device, to.to_device);
   to_host_.repeat(times, from.to_host, to.to_host);
   for (std::size_t r = 0; r < result_.use.size(); ++r) repeat(result_.use[r], from.use[r], to.use[r]);
@@ -35,8 +36,9 @@ double StepRecord::skip(std::int64_t passes) {
 
 Simulation StepRecord::result(double now, std::int64_t tasks, const CostModel& costs) {
   result_.tasks = tasks;
-  result_.backward_seconds = backward_since_ < 0.0 ? 0.0 : now - backward_since_;
-  result_.forward_seconds = now - result_.backward_seconds;
+  if (in_backward_) backward_seconds_ += now - backward_since_;
+  result_.backward_seconds = backward_seconds_ / result_.steps;
+  result_.forward_seconds = now / result_.steps - result_.backward_seconds;
   result_.update_seconds = update_end_;
   for (double& use : result_.use) use = now > 0.0 ? use / now : 0.0;
   result_.cores_of_device = result_.use[static_cast<std::size_t>(Resource::device)] * costs.device_core_share();

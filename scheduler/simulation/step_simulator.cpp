@@ -122,7 +122,10 @@ bool Simulator::start_compute() {
   if (lanes_.of(Lane::caller).running || !caller_.may_compute()) return false;
   const Compute& next = caller_.next();
   if (next.backward) record_.begin_backward(lanes_.now());
-  if (next.opens_pass) open_pass();
+  if (next.opens_pass) {
+    record_.begin_forward();
+    open_pass();
+  }
   lanes_.start(lanes_.of(Lane::caller), no_task, costs_.compute(next.seconds));
   return true;
 }
@@ -177,7 +180,7 @@ void Simulator::finish(Lane lane) {
 }
 
 void Simulator::finish_compute(const Flight& flight) {
-  record_.add_compute(lanes_.now() - flight.begin);
+  record_.add_compute(lanes_.now() - flight.begin, lanes_.now());
   const Compute ended = caller_.end_compute();
   if (options_.trace != nullptr && !settles_) {
     const std::string name =

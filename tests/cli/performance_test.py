@@ -158,14 +158,14 @@ class OtherMachines(ProgramTest):
         stride = 1 + (3 / b + 1 / ug) / (1 / uc - 1 / (2 * b))
         self.assertAlmostEqual(whole["published_stride"], stride, places=6)
         text = self.succeed(self.run_program(*plan, "--explain")).stdout
-        self.assertIn(f"on the CPU; the published form would stream one subgroup in {stride:.1f}\n", text)
-        self.assertIn(f"\npolicies with activations {whole['activations']} (behind '>' a simulation was given up", text)
-        self.assertNotIn("closed form", self.succeed(self.run_program(*plan, "--explain", "--policy", "host")).stdout)
+        self.assertIn(f"on the CPU (here); one subgroup in {stride:.1f} streamed (as published)\n", text)
+        self.assertIn(f"\npolicies compared, with activations {whole['activations']}; \"or more\": given up", text)
+        self.assertNotIn("rules of thumb", self.succeed(self.run_program(*plan, "--explain", "--policy", "host")).stdout)
         # A CPU that keeps pace with the link leaves nothing to stream.
         fast = self.file("fast.toml", re.sub(r"(?m)^update = \{ value = 1.22143e\+09", "update = { value = 1e+12",
                                              (PROFILES / "8gb-pcie4.toml").read_text()))
         plan[-1] = fast
-        self.assertIn("would stream no subgroup", self.succeed(self.run_program(*plan, "--explain")).stdout)
+        self.assertIn("no subgroup streamed", self.succeed(self.run_program(*plan, "--explain")).stdout)
 
     def test_a_save_is_predicted_where_the_profile_knows_the_disk(self):
         def planned(disk, *flags, model="llama3.2-1b"):

@@ -21,7 +21,7 @@ import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = Path(sys.argv.pop(1)).resolve() if len(sys.argv) > 1 else ROOT / "build" / "tandem"
-SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "sample", "export", "digest")
+SUBCOMMANDS = ("train", "plan", "calibrate", "bench", "eval", "sample", "export", "digest", "report")
 NOWHERE = ["--device", "cuda:99"]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(60))
@@ -120,7 +120,7 @@ class Folder:
         """Puts the runs that this command reads where it looks for them, and clears what it is to make."""
         for name in ("one", "two", "run", "runs", "out", "tuned", "exported", "bench-1", "bench-2", "x"):
             shutil.rmtree(self.root / name, ignore_errors=True)
-        reads = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a == "--model" or a == "--out" and "--resume" in arguments]
+        reads = [arguments[i + 1] for i, a in enumerate(arguments[:-1]) if a in ("--model", "--resume") or a == "--out" and "--resume" in arguments]
         for name in [*reads, *arguments[1:2]]:
             if name.split("/")[0] in ("run", "runs"):
                 shutil.copytree(self.root / "kept", self.root / name, dirs_exist_ok=True)

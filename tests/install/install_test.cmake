@@ -17,6 +17,14 @@ endfunction()
 
 run("install" ${CMAKE_COMMAND} --install ${BUILD} --prefix ${area}/prefix)
 
+foreach(text bash-completion/completions/tandem zsh/site-functions/_tandem fish/vendor_completions.d/tandem.fish
+             man/man1/tandem.1)
+  file(READ ${area}/prefix/share/${text} content)
+  if(NOT content MATCHES "tandem")
+    leave("${text} was not installed")
+  endif()
+endforeach()
+
 # A package that names the tree it was built in works only while that tree is there.
 file(GLOB_RECURSE package ${area}/prefix/*.cmake)
 if(NOT package)

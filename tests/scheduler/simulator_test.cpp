@@ -44,6 +44,25 @@ TEST(Simulator, AStepWithoutUpdatesIsItsCompute) {
   EXPECT_EQ(s.bound_by(), Resource::device);
 }
 
+TEST(Simulator, PhasesAreOfAllMicroBatches) {
+  const ParameterLayout layout = testing::equal_layers(4, layer_elements);
+  for (const auto& [micro_batches, at_once] : {std::pair{6, 1}, {6, 2}, {6, 6}, {40, 1}}) {
+    OffloadOptions options;
+    options.policy = Policy::device();
+    options.max_micro_batches = micro_batches;
+    options.micro_batches_at_once = at_once;
+    const Plan plan = make_plan(layout, options, {std::size_t{1} << 50, 0});
+    const Simulation s = simulate(layout, plan, ideal(), compute_of(4, 0.1), {.micro_batches = micro_batches});
+    // The last layer is used for forward and backward at once: of several micro-batches, all but the first begin it in
+    // backward.
+    const int passes = micro_batches / at_once;
+    const double forward = 0.3 * micro_batches + 0.1 * passes;
+    EXPECT_NEAR(s.forward_seconds, forward, 0.01 * micro_batches) << micro_batches << " " << at_once;
+    EXPECT_NEAR(s.backward_seconds, 1.2 * micro_batches - forward, 0.01 * micro_batches)
+        << micro_batches << " " << at_once;
+  }
+}
+
 TEST(Simulator, TheCpuUpdateHidesBehindForwardLayerByLayer) {
   const int layers = 8;
   const ParameterLayout layout = testing::equal_layers(layers, layer_elements);
@@ -60,8 +79,8 @@ TEST(Simulator, TheCpuUpdateHidesBehindForwardLayerByLayer) {
   EXPECT_NEAR(apart.exposed_update_seconds, layers * update, 0.01 * layers * update);
 }
 
-// An update that takes longer than backward is bound by the CPU alone: it stands still from the last update of a step to
-// the first gradient of the next. That takes updates of low layers first, as the next forward waits for these first.
+// An update that takes longer than backward is bound by the CPU alone: it stands still from the last update of a step
+// to the first gradient of the next. That takes updates of low layers first, as the next forward waits for these first.
 TEST(Simulator, UpdatesInBackwardLeaveTheCpuIdleForOneLayerAlone) {
   const int layers = 8;
   const ParameterLayout layout = testing::equal_layers(layers, layer_elements);

@@ -434,8 +434,10 @@ void add_report_fields(std::vector<ConfigField>& all) {
       {"on-save-failure", "ACTION", "stop", "continue",
        "a checkpoint that cannot be written: stop, or continue with the old one kept (the last one always stops)"},
       &C::on_save_failure, {{"stop", OnSaveFailure::stop}, {"continue", OnSaveFailure::go_on}}));
-  all.push_back(integer<std::int64_t>({"log-every", "STEPS", "1", "10", "print every so many steps; 0: none"},
-                                      &C::log_every, 0, many));
+  all.push_back(
+      integer<std::int64_t>({"log-every", "STEPS", "1", "10",
+                             "leave a line every so many steps (on a terminal with 1: the live line alone); 0: none"},
+                            &C::log_every, 0, many));
   all.push_back(text({"trace", "FILE", "none", "trace.json", "write a Perfetto trace"}, &C::trace));
   all.push_back(integer<int>({"metrics-port", "PORT", "none", "9400",
                               "serve Prometheus metrics over HTTP at /metrics; 0: a free port, which is printed"},

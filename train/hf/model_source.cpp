@@ -58,13 +58,13 @@ ModelSource from_config_file(const fs::path& file) {
 }
 
 /// Throws where weights lie there that are not read, and random ones would be trained in their place.
-void refuse_foreign_weights(const fs::path& directory) {
+void refuse_foreign_weights(const fs::path& directory, const ModelLookup& lookup) {
   const auto foreign = foreign_weights_in(directory);
   if (!foreign) return;
   throw InputError(fmt::format("model {}", directory.string()),
-                   fmt::format("it holds {} ({}) and no safetensors, without which random weights would be trained",
-                               foreign->file, foreign->format),
-                   fmt::format("{}; --from-scratch trains random weights", foreign->advice));
+                   fmt::format("it holds {} ({}) and no safetensors{}", foreign->file, foreign->format,
+                               lookup.trains ? ", without which random weights would be trained" : ""),
+                   foreign->advice + (lookup.trains ? "; --from-scratch trains random weights" : ""));
 }
 
 [[noreturn]] void refuse_folder(const fs::path& directory, std::string_view typed) {
@@ -89,7 +89,7 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup)
   if (!is_described) refuse_folder(directory, lookup.typed);
   ModelSource source = from_config_file(directory / "config.json");
   if (HfWeights::present(directory)) source.weights = directory;
-  if (source.weights.empty() && !lookup.from_scratch) refuse_foreign_weights(directory);
+  if (source.weights.empty() && !lookup.from_scratch) refuse_foreign_weights(directory, lookup);
   if (source.config.is_multimodal) {
     spdlog::warn("model {}: its vision tensors are left out, also of what is saved or exported; it is taken as {}",
                  directory.string(), source.config.architecture);
@@ -141,6 +141,10 @@ ModelSource from_hub_cache(const std::string& name, const ModelLookup& lookup) {
 }
 
 [[noreturn]] void refuse_name(const std::string& name, const ModelLookup& lookup) {
+  if (!lookup.trains) {
+    throw UsageError(fmt::format("{} {}", lookup.typed, name), "there is no such path",
+                     "name a Hugging Face directory, a checkpoint or a run");
+  }
   const std::vector<std::string> near = nearest_shapes(name);
   throw UsageError(fmt::format("{} {}", lookup.typed, name), "neither a built-in shape nor a path that exists",
                    near.empty()
@@ -198,7 +202,7 @@ ModelSource find_model(const std::string& name, const ModelLookup& lookup) {
 }
 
 ModelSource find_trained_model(const std::string& name, std::string_view typed) {
-  ModelSource source = find_model(name, {.typed = typed});
+  ModelSource source = find_model(name, {.typed = typed, .trains = false});
   if (!source.loads_weights()) {
     throw UsageError(fmt::format("{} {}", typed, name), "it has no weights",
                      "name a Hugging Face directory with *.safetensors, a checkpoint or a run directory");

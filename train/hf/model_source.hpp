@@ -31,6 +31,7 @@ struct ModelSource {
 /// Purpose of a lookup of a model.
 struct ModelLookup {
   std::string_view typed = "--model";  ///< flag or word before the name, for errors
+  bool trains = true;                  ///< false: weights are needed, and no advice is for training
   bool from_scratch = false;           ///< its weights are not wanted: those that cannot be read are no matter
   std::filesystem::path out{};         ///< the run's own folder, which may have the name of a built-in shape
 };

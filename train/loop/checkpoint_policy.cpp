@@ -1,5 +1,6 @@
 #include "train/loop/checkpoint_policy.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -18,7 +19,11 @@ namespace tandem {
 
 CheckpointPolicy::CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
                                    std::function<void(const std::string&)> say)
-    : run_(run), workers_(workers), directory_(directory), saved_step_(saved ? run.record.step : -1) {
+    : run_(run),
+      workers_(workers),
+      directory_(directory),
+      say_(std::move(say)),
+      saved_step_(saved ? run.record.step : -1) {
   if (directory == nullptr) return;
   saver_ = std::make_unique<CheckpointSaver>(workers.engines(),
                                              SaverOptions{.root = directory->checkpoints(),
@@ -28,7 +33,7 @@ CheckpointPolicy::CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDi
                                                           .beside = run.source.beside,
                                                           .predict = predictor(),
                                                           .urgent = [] { return StopSignal::received() != 0; }},
-                                             std::move(say));
+                                             say_);
   const std::int64_t best = run.record.best_step;
   if (best > 0) saver_->set_best(directory->checkpoints() / checkpoint_name(best));
 }
@@ -115,6 +120,10 @@ void CheckpointPolicy::save_if_best() {
   RunRecord& record = run_.record;
   if (!record.evaluated() || !record.eval_loss || !std::isfinite(*record.eval_loss)) return;
   if (record.best_loss && *record.eval_loss >= *record.best_loss) return;
+  say_(fmt::format("step {}: eval loss {:.4f} is the lowest so far{}; saved as the best", record.step,
+                   *record.eval_loss,
+                   record.best_loss ? fmt::format(" (before: {:.4f}, step {})", *record.best_loss, record.best_step)
+                                    : std::string()));
   record.best_loss = record.eval_loss;
   record.best_step = record.step;
   save(true);

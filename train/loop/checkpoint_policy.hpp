@@ -17,7 +17,8 @@ namespace tandem {
 class CheckpointPolicy {
  public:
   /// All must outlive it. `directory`: of the run; null: nothing is saved. `saved`: whether the state that the run
-  /// begins with is a checkpoint in that directory. `say` is told of every checkpoint that is done.
+  /// begins with is a checkpoint in that directory. `say` is told of every checkpoint that is done, and of every new
+  /// best one.
   CheckpointPolicy(PreparedRun& run, RankWorkers& workers, RunDirectory* directory, bool saved,
                    std::function<void(const std::string&)> say);
 
@@ -47,6 +48,7 @@ class CheckpointPolicy {
   PreparedRun& run_;
   RankWorkers& workers_;
   RunDirectory* directory_;
+  std::function<void(const std::string&)> say_;
   std::unique_ptr<CheckpointSaver> saver_;  ///< null without a directory
   std::int64_t saved_step_;                 ///< step whose state is saved, or is being saved; -1: none
 };

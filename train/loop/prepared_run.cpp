@@ -37,6 +37,7 @@ PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_reque
   take_progress();
   setup = set_up_run(config(), source.config,
                      {.training = true, .saves = !config().out.empty(), .resumes = checkpoint != nullptr});
+  if (setup.checkpoints && record.step < config().steps) setup.checkpoints->require(config().on_save_failure);
   check_compute_key();
 }
 

@@ -22,7 +22,8 @@ namespace tandem {
 class PreparedRun {
  public:
   /// Checks in this order: configuration, lock of the run, model description, tensors, checkpoint, data, device, plan,
-  /// and with `strict` the checkpoint's compute_key. Throws the Error of the first check that fails.
+  /// room for checkpoints, and with `strict` the checkpoint's compute_key. Throws the Error of the first check that
+  /// fails.
   explicit PreparedRun(TrainRequest request);
 
   /// The configuration, with everything that was left open decided.

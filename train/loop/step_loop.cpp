@@ -16,7 +16,9 @@
 #include "offload/engine/state_io.hpp"
 #include "train/config/units.hpp"
 #include "train/loop/resume_point.hpp"
+#include "train/loop/run_paths.hpp"
 #include "train/loop/summary.hpp"
+#include "train/report/next_commands.hpp"
 #include "train/runtime/stop_signal.hpp"
 
 namespace tandem {
@@ -99,12 +101,15 @@ void StepLoop::open_files() {
   const bool branches = run_.record.resumed_from && names_a_checkpoint(run_.request);  // else what is later is damaged
   if (branches && has_later_checkpoints(directory_->checkpoints(), step)) checkpoints_->discard_later_checkpoints();
   // One that takes no step may be without the flags of those that did.
-  if (step < run_.config().steps || !directory_->has_config()) directory_->write_config(config_toml(run_.config()));
+  if (step < run_.config().steps || !directory_->has_config()) {
+    directory_->write_config(config_toml(with_absolute_paths(run_.config())));
+  }
   directory_->open_metrics(step);
 }
 
 int StepLoop::run() {
   const RunRecord& record = run_.record;
+  if (record.resumed_from && record.step >= run_.config().steps) say_finished();
   try {
     while (record.step < run_.config().steps && StopSignal::received() == 0) {
       train_step();
@@ -227,8 +232,29 @@ void StepLoop::finish(bool interrupted) {
     directory_->write_summary(text);
   }
   if (trace_) trace_->write(run_.config().trace);
-  if (interrupted) output_.line(fmt::format("stopped by a signal after step {}", run_.record.step));
+  if (interrupted) {
+    output_.line(fmt::format("stopped by a signal after step {} of {}", run_.record.step, run_.config().steps));
+  }
   output_.line(fmt::format("state_digest {}", digest));
+  if (directory_) say_what_next(interrupted);
+}
+
+/// A run that is resumed, but had taken all its steps.
+void StepLoop::say_finished() {
+  output_.line(
+      fmt::format("finished: all {} steps of this run are taken and none is left; a larger --steps goes on beyond them",
+                  run_.record.step));
+}
+
+void StepLoop::say_what_next(bool interrupted) {
+  const RunRecord& record = run_.record;
+  const EndedRun ended{.program = run_.request.program,
+                       .out = run_.config().out,
+                       .bytes = run_.data.bytes(),
+                       .step = record.step,
+                       .best_step = record.best_step,
+                       .best_loss = record.best_loss};
+  output_.line(interrupted ? "to go on:\n  " + resume_command(ended) : commands_after(ended));
 }
 
 }  // namespace tandem

@@ -35,6 +35,8 @@ class StepLoop {
   bool evaluation_due() const;
   void maybe_replan(const EngineCounters& counters);
   void finish(bool interrupted);
+  void say_finished();
+  void say_what_next(bool interrupted);
 
   PreparedRun& run_;
   RunOutput& output_;

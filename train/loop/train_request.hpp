@@ -13,7 +13,8 @@ struct TrainRequest {
   std::string resume_from;  ///< a checkpoint; empty: the newest good one in --out
   bool dry_run = false;
   bool quiet = false;
-  std::string command;  ///< the command as typed, for the summary
+  std::string program = "tandem";  ///< the program as it was called, a word for a shell
+  std::string command;             ///< the command as typed, for the summary
 };
 
 }  // namespace tandem

@@ -15,6 +15,7 @@
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "io/atomic_file.hpp"
+#include "train/report/next_commands.hpp"
 
 namespace tandem {
 namespace {
@@ -54,8 +55,9 @@ bool holds_run(const fs::path& out) {
 
 void refuse_held(const fs::path& out) {
   if (!holds_run(out)) return;
-  throw UsageError(fmt::format("--out {}", out.string()), "it already holds a run",
-                   "add --resume, or name another folder");
+  throw UsageError(
+      fmt::format("--out {}", out.string()), "it already holds a run",
+      fmt::format("train --resume {} goes on with it; else name another folder", shell_word(out.string())));
 }
 
 std::string StepMetrics::json() const {

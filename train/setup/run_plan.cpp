@@ -56,6 +56,7 @@ class RunPlanner {
     }
     book(run_);
     for (int rank = 1; rank < run_.options.rank.count; ++rank) run_.other_ranks.push_back(of_rank(rank));
+    if (purpose_.saves && purpose_.training) run_.checkpoints = checkpoint_space(config_, run_.layout);
     if (purpose_.saves && config_.checkpoint_every > 0) book_saving();
     return std::move(run_);
   }

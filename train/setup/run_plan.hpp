@@ -12,6 +12,7 @@
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/search/auto.hpp"
 #include "train/config/config.hpp"
+#include "train/saving/checkpoint_space.hpp"
 #include "train/saving/save_prediction.hpp"
 
 namespace tandem {
@@ -59,10 +60,11 @@ struct RunPlan {
   std::optional<RunPrediction> prediction;  ///< a training run's, where the machine's rates are known
   std::string order;  ///< order of a step's micro-batches and its reason, in words; empty for a single micro-batch
   MemoryPlan memory;  ///< memory of the whole process: engine, model, program
-  std::size_t activation_bytes = 0;    ///< bytes of the model on the device
-  std::size_t page_tables = 0;         ///< bytes that the driver takes on the device for all pinned memory
-  std::size_t batch_slots = 1;         ///< micro-batches whose tokens the host holds at once
-  Saving saving;                       ///< memory for it is booked
+  std::size_t activation_bytes = 0;              ///< bytes of the model on the device
+  std::size_t page_tables = 0;                   ///< bytes that the driver takes on the device for all pinned memory
+  std::size_t batch_slots = 1;                   ///< micro-batches whose tokens the host holds at once
+  Saving saving;                                 ///< memory for it is booked
+  std::optional<CheckpointSpace> checkpoints{};  ///< empty where nothing is saved
   std::vector<RunPlan> other_ranks{};  ///< rank by rank from 1 on; without a prediction, saving or order of their own
 
   int ranks() const noexcept { return 1 + static_cast<int>(other_ranks.size()); }

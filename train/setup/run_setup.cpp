@@ -126,6 +126,7 @@ RunSetup set_up_run(const TrainConfig& config, const ModelConfig& model, const R
   if (machine.profile) machine.profile = shared_by(*std::move(machine.profile), static_cast<int>(names.size()));
   machine.slower = known.slower;
   RunPlan plan = plan_run(config, model, purpose, machine);
+  if (plan.checkpoints) look_at_disk(*plan.checkpoints, config.out);
   if (purpose.predicts) warn_of_insistence(plan);
   std::vector<RunPlan> others = plan.other_ranks;
   RunSetup run = setup_of(std::move(plan), std::move(devices.front()));

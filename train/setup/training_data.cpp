@@ -12,7 +12,7 @@
 namespace tandem {
 
 std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, const TrainConfig& config,
-                                         const ModelSource& source, std::string_view flag) {
+                                         const ModelSource& source, std::string_view flag, DataUse use) {
   auto data = std::make_unique<TokenSource>(std::vector<std::filesystem::path>(names.begin(), names.end()),
                                             TokenSourceOptions{.vocabulary = source.config.vocabulary,
                                                                .token_width = config.token_dtype,
@@ -20,7 +20,8 @@ std::unique_ptr<TokenSource> open_tokens(const std::vector<std::string>& names, 
   for (const std::string& notice : data->notices()) spdlog::warn("{}", notice);
   if (data->bytes() && source.loads_weights() && !source.bytes) {
     throw UsageError(flag, "text would be fed as bytes to a model whose weights expect its own tokens",
-                     "make token files with tools/prepare_data.py, or train with --from-scratch");
+                     fmt::format("make token files with tools/prepare_data.py{}",
+                                 use == DataUse::training ? ", or train with --from-scratch" : ""));
   }
   return data;
 }
