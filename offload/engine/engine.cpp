@@ -71,6 +71,9 @@ void OffloadEngine::initialize(const std::function<void(const Parameter&, std::i
 }
 void OffloadEngine::begin_step(const StepOptions& options) { impl_->steps.begin_step(options); }
 StepReport OffloadEngine::end_step() { return impl_->steps.end_step(); }
+double OffloadEngine::end_gradients() { return impl_->steps.end_gradients(); }
+StepReport OffloadEngine::update(const UpdateValues& values) { return impl_->steps.update(values); }
+StepReport OffloadEngine::skip() { return impl_->steps.skip(); }
 void OffloadEngine::abort_step() { impl_->steps.abort_step(); }
 WeightsGuard OffloadEngine::fetch(int layer, StreamView stream) { return impl_->held.fetch(layer, stream); }
 GradientsGuard OffloadEngine::gradients(int layer, StreamView stream) { return impl_->held.gradients(layer, stream); }

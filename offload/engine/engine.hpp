@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -14,6 +15,7 @@
 #include "core/base/trace.hpp"
 #include "core/device/device.hpp"
 #include "core/device/group.hpp"
+#include "core/numerics/adam.hpp"
 #include "core/params/parameter_access.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "core/params/state_array.hpp"
@@ -22,13 +24,24 @@
 
 namespace tandem {
 
+/// Values by which `update` changes the state.
+struct UpdateValues {
+  double scale = 1.0;  ///< factor of the added gradients: 1 / loss scale, times what clips them
+  double lr = 1e-3;
+  std::optional<AdamW> adamw{};  ///< none: OffloadOptions::adamw
+};
+
 struct StepOptions {
   double lr = 1e-3;
-  double max_grad_norm = 0.0;  ///< bound to which the gradient's global norm is clipped; 0: no clipping
+  double max_grad_norm = 0.0;  ///< bound to which end_step clips the gradient's global norm; 0: no clipping
   /// Micro-batches of the step on this rank, 1 to OffloadOptions::max_micro_batches. Gradients of all micro-batches of
   /// all ranks are *added up*: for their mean, divide each loss by the number of them all.
   int micro_batches = 1;
-  double gradient_scale = 1.0;  ///< factor of the added gradients (1 / loss scale)
+  double gradient_scale = 1.0;   ///< factor of the added gradients (1 / loss scale)
+  std::optional<AdamW> adamw{};  ///< none: OffloadOptions::adamw
+  /// Whether end_gradients may be followed by `skip`, or by `update` with other values than these: then no update
+  /// begins before it is called. Of use where updates would run in backward; else they never begin earlier.
+  bool decides_at_end = false;
 };
 
 struct StepReport {
@@ -95,6 +108,20 @@ class OffloadEngine final : public ParameterAccess {
   /// without a step, where it was abandoned, while a guard is held, and before every layer has committed its gradients
   /// in every micro-batch; an open step stays open.
   StepReport end_step();
+  /// The first half of end_step, for callers who clip, unscale or skip by rules of their own: waits for the gradients
+  /// and returns the global norm of their sum, before any scale, which may be infinite or NaN. `update`, `skip` or
+  /// `abort_step` ends the step. In a group every rank must decide alike. Throws as end_step without a step or before
+  /// all gradients are committed; an open step stays open.
+  double end_gradients();
+  /// Starts the updates after end_gradients, and returns while they may still run. The bits are those of these values,
+  /// whatever begin_step was told; clipping is in `scale`. Throws, with nothing changed and the step still open,
+  /// MisuseError without end_gradients, on values out of range, on gradients whose norm is not finite (call `skip`),
+  /// and where updates have run in backward by other values than these (StepOptions::decides_at_end). Where those have
+  /// run by a norm that is not finite, TrainingError as end_step does.
+  StepReport update(const UpdateValues& values);
+  /// Ends the step after end_gradients without an update: all state is bit-identical. Throws MisuseError without
+  /// end_gradients, and where updates have run in backward.
+  StepReport skip();
   /// Drops the open step: all state is as before begin_step. Blocks until its work has drained. Throws MisuseError
   /// without a step and while a guard is held.
   void abort_step();

@@ -15,7 +15,8 @@ struct OpenPass {
   void abandon(EngineParts& parts, std::string_view why);
 
   Kind kind = Kind::none;
-  bool abandoned = false;  ///< the step; the next call that begins something drops it
+  bool gradients_ended = false;  ///< the step's: they are complete, and what becomes of them is to be decided
+  bool abandoned = false;        ///< the step; the next call that begins something drops it
 };
 
 /// Whether the engine's state is that of a step, and of which.

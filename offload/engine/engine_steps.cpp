@@ -9,6 +9,23 @@
 #include "core/ops/update_kernels.hpp"
 
 namespace tandem {
+namespace {
+
+void require_hyperparameters(const std::optional<AdamW>& adamw, const char* call) {
+  if (!adamw) return;
+  try {
+    check_adamw(*adamw);
+  } catch (const UsageError& error) {
+    throw MisuseError(fmt::format("{}: {}", call, error.what()));
+  }
+}
+
+bool same(const std::optional<AdamW>& a, const std::optional<AdamW>& b) {
+  if (!a || !b) return a.has_value() == b.has_value();
+  return a->beta1 == b->beta1 && a->beta2 == b->beta2 && a->eps == b->eps && a->weight_decay == b->weight_decay;
+}
+
+}  // namespace
 
 void EngineSteps::end() {
   if (pass_.kind == OpenPass::Kind::step) pass_.abandon(parts_, "an engine ended inside a step");
@@ -37,6 +54,7 @@ void EngineSteps::require_options(const StepOptions& options) const {
                                   options.gradient_scale, options.max_grad_norm),
                       "the first two are finite, the last is not negative");
   }
+  require_hyperparameters(options.adamw, "begin_step");
   if (options.micro_batches < 1 || options.micro_batches > parts_.plan.max_micro_batches) {
     throw MisuseError(fmt::format("a step of {} micro-batches", options.micro_batches),
                       fmt::format("the plan allows 1 to {}", parts_.plan.max_micro_batches),
@@ -53,9 +71,10 @@ void EngineSteps::begin_step(const StepOptions& options) {
   stalled_until(0.0);  // forget the stalls of a step that was abandoned
   parts_.lowering->forget_before(parts_.executor.oldest());
   // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
-  update_in_backward_ = options.max_grad_norm <= 0.0 && parts_.options.on_nonfinite == OnNonfinite::stop;
+  update_in_backward_ =
+      options.max_grad_norm <= 0.0 && parts_.options.on_nonfinite == OnNonfinite::stop && !options.decides_at_end;
   parts_.lowering->begin_step(options.micro_batches, update_in_backward_);
-  if (update_in_backward_) set_update(options.gradient_scale);
+  if (update_in_backward_) set_update(expected());
   parts_.prefetch();
   parts_.submit();
 }
@@ -79,39 +98,112 @@ void EngineSteps::abort_step() {
   parts_.lowering->end_pass();
 }
 
-void EngineSteps::require_complete() const {
-  if (pass_.kind != OpenPass::Kind::step) throw MisuseError("end_step without a step");
-  held_.require_none("end_step");
-  if (pass_.abandoned) throw MisuseError("end_step of an abandoned step", {}, "call abort_step");
+void EngineSteps::require_complete(const char* call) const {
+  if (pass_.kind != OpenPass::Kind::step) throw MisuseError(fmt::format("{} without a step", call));
+  held_.require_none(call);
+  if (pass_.abandoned) throw MisuseError(fmt::format("{} of an abandoned step", call), {}, "call abort_step");
+  if (pass_.gradients_ended) {
+    throw MisuseError(fmt::format("{} after end_gradients", call), {}, "call update, skip or abort_step");
+  }
   if (!parts_.lowering->gradients_complete()) {
-    throw MisuseError("end_step before every layer has committed its gradients in every micro-batch");
+    throw MisuseError(fmt::format("{} before every layer has committed its gradients in every micro-batch", call));
   }
 }
 
-StepReport EngineSteps::end_step() {
-  require_complete();
-  StepReport report;
-  report.gradient_norm = std::abs(options_.gradient_scale) * norm_.wait();
-  report.exposed_update_seconds = stalled_until(parts_.updates.ended());
-  const bool finite = std::isfinite(report.gradient_norm);
+void EngineSteps::require_ended(const char* call) const {
+  if (pass_.kind == OpenPass::Kind::step && pass_.abandoned) {
+    throw MisuseError(fmt::format("{} of an abandoned step", call), {}, "call abort_step");
+  }
+  if (pass_.kind == OpenPass::Kind::step && pass_.gradients_ended) return;
+  throw MisuseError(fmt::format("{} before end_gradients", call));
+}
+
+/// Values that begin_step was told.
+UpdateValues EngineSteps::expected() const { return {options_.gradient_scale, options_.lr, options_.adamw}; }
+
+void EngineSteps::require_values(const UpdateValues& values) const {
+  if (!std::isfinite(values.lr) || !std::isfinite(values.scale)) {
+    throw MisuseError(fmt::format("an update of lr {} with gradients times {}", values.lr, values.scale),
+                      "both are finite");
+  }
+  require_hyperparameters(values.adamw, "update");
+  if (!update_in_backward_) return;
+  const UpdateValues done = expected();
+  if (done.lr == values.lr && done.scale == values.scale && same(done.adamw, values.adamw)) return;
+  throw MisuseError("update with other values than begin_step was told, by which updates have run in backward", {},
+                    "begin steps with StepOptions::decides_at_end");
+}
+
+double EngineSteps::end_gradients() {
+  require_complete("end_gradients");
+  norm_of_sum_ = norm_.wait();
+  exposed_ = stalled_until(parts_.updates.ended());
+  pass_.gradients_ended = true;
+  return norm_of_sum_;
+}
+
+/// The updates that ran in backward have used gradients that are not finite.
+void EngineSteps::throw_unfinished() {
+  if (update_in_backward_) status_.is = StateStatus::Is::unfinished;
+  throw TrainingError(fmt::format("update {}: the gradient norm is not finite", status_.step + 1), {},
+                      "lower the learning rate, or go on from the last checkpoint");
+}
+
+/// Ends the pass, not what has become of it.
+StepReport EngineSteps::close() {
   parts_.lowering->end_pass();
-  pass_.kind = OpenPass::Kind::none;
-  if (!finite && parts_.options.on_nonfinite == OnNonfinite::stop) {
-    if (update_in_backward_) status_.is = StateStatus::Is::unfinished;
-    throw TrainingError(fmt::format("update {}: the gradient norm is not finite", status_.step + 1), {},
-                        "lower the learning rate, or go on from the last checkpoint");
-  }
-  report.skipped = !finite;
-  if (finite) {
-    if (!update_in_backward_) set_update(options_.gradient_scale * clip_factor(report.gradient_norm));
-    ++status_.step;
-    parts_.lowering->update(parts_.tasks);
-    parts_.submit();
-    if (!parts_.options.overlap) report.exposed_update_seconds += parts_.executor.drain("waiting for updates");
-  } else {
-    ++skipped_;
-  }
+  pass_ = {};
+  StepReport report;
+  report.exposed_update_seconds = exposed_;
   report.step = status_.step;
+  return report;
+}
+
+StepReport EngineSteps::update(const UpdateValues& values) {
+  require_ended("update");
+  require_values(values);
+  const double norm = std::abs(values.scale) * norm_of_sum_;
+  if (!std::isfinite(norm)) {
+    if (!update_in_backward_) throw MisuseError("update of gradients whose norm is not finite", {}, "call skip");
+    close();
+    throw_unfinished();
+  }
+  StepReport report = close();
+  report.gradient_norm = norm;
+  if (!update_in_backward_) set_update(values);
+  report.step = ++status_.step;
+  parts_.lowering->update(parts_.tasks);
+  parts_.submit();
+  if (!parts_.options.overlap) report.exposed_update_seconds += parts_.executor.drain("waiting for updates");
+  return report;
+}
+
+StepReport EngineSteps::skip() {
+  require_ended("skip");
+  if (update_in_backward_) {
+    throw MisuseError("skip of a step whose updates have run in backward", {},
+                      "begin steps with StepOptions::decides_at_end");
+  }
+  StepReport report = close();
+  report.gradient_norm = std::abs(options_.gradient_scale) * norm_of_sum_;
+  report.skipped = true;
+  ++skipped_;
+  return report;
+}
+
+StepReport EngineSteps::end_step() {
+  require_complete("end_step");
+  const double norm = std::abs(options_.gradient_scale) * end_gradients();
+  const bool finite = std::isfinite(norm);
+  if (!finite && parts_.options.on_nonfinite == OnNonfinite::stop) {
+    close();
+    throw_unfinished();
+  }
+  if (!finite) return skip();
+  UpdateValues values = expected();
+  values.scale *= clip_factor(norm);
+  StepReport report = update(values);
+  report.gradient_norm = norm;
   return report;
 }
 
@@ -120,10 +212,11 @@ double EngineSteps::clip_factor(double norm) const {
   return limit > 0.0 && norm > limit ? limit / norm : 1.0;
 }
 
-void EngineSteps::set_update(double scale) {
+void EngineSteps::set_update(const UpdateValues& values) {
   const OffloadOptions& options = parts_.options;
-  parts_.runner.set_update({options.adamw, status_.step + 1, options.seed, options_.lr, scale},
-                           parts_.lowering->step());
+  parts_.runner.set_update(
+      {values.adamw.value_or(options.adamw), status_.step + 1, options.seed, values.lr, values.scale},
+      parts_.lowering->step());
 }
 
 // -- evaluations -----------------------------------------------------------------------------------------
@@ -140,7 +233,7 @@ void EngineSteps::begin_evaluation() {
 
 void EngineSteps::end_evaluation() noexcept {
   parts_.lowering->end_pass();
-  pass_.kind = OpenPass::Kind::none;
+  pass_ = {};
 }
 
 }  // namespace tandem

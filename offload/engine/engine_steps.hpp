@@ -19,6 +19,9 @@ class EngineSteps {
   /// Calls of OffloadEngine about steps.
   void begin_step(const StepOptions& options);
   StepReport end_step();
+  double end_gradients();
+  StepReport update(const UpdateValues& values);
+  StepReport skip();
   void abort_step();
   void begin_evaluation();
   void end_evaluation() noexcept;
@@ -32,10 +35,15 @@ class EngineSteps {
 
  private:
   void require_options(const StepOptions& options) const;
-  void require_complete() const;
+  void require_complete(const char* call) const;
+  void require_ended(const char* call) const;
+  void require_values(const UpdateValues& values) const;
+  UpdateValues expected() const;
   double stalled_until(double end);
   double clip_factor(double norm) const;
-  void set_update(double scale);
+  void set_update(const UpdateValues& values);
+  StepReport close();
+  [[noreturn]] void throw_unfinished();
 
   EngineParts& parts_;
   OpenPass& pass_;
@@ -44,6 +52,8 @@ class EngineSteps {
   GradientNorm norm_;
   StepOptions options_;              ///< options of the open step
   bool update_in_backward_ = false;  ///< whether the open step updates during backward
+  double norm_of_sum_ = 0.0;         ///< norm of the added gradients, after end_gradients
+  double exposed_ = 0.0;             ///< exposed update seconds of the step before, likewise
   std::uint64_t skipped_ = 0;        ///< steps
 };
 

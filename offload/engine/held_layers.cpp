@@ -28,8 +28,16 @@ LayerBases HeldLayers::bases_of(const LayerUse& use) const {
   return bases;
 }
 
+/// Throws MisuseError where the step's gradients have ended.
+void HeldLayers::require_open(const char* call, int layer) const {
+  if (!pass_.gradients_ended) return;
+  throw MisuseError(fmt::format("{} of layer {} after end_gradients", call, layer), {},
+                    "call update, skip or abort_step first");
+}
+
 WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
   if (pass_.kind == OpenPass::Kind::none) throw MisuseError("fetch outside a step and an evaluation");
+  require_open("fetch", layer);
   parts_.device.require_own(stream);
   Weights held;
   held.ticket = next_ticket_++;
@@ -89,6 +97,7 @@ void HeldLayers::require_one_stream(int layer, StreamView stream) const {
 
 GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
   if (pass_.kind != OpenPass::Kind::step) throw MisuseError("gradients outside a step");
+  require_open("gradients", layer);
   parts_.device.require_own(stream);
   if (layer >= 0 && layer < parts_.layout.layer_count()) require_one_stream(layer, stream);
   Gradients held;

@@ -44,6 +44,7 @@ class HeldLayers {
 
   template <class Held>
   static Held take(std::vector<Held>& list, std::uint64_t ticket);
+  void require_open(const char* call, int layer) const;
   LayerBases bases_of(const LayerUse& use) const;
   void require_one_stream(int layer, StreamView stream) const;
   void clear_gradients(const GradientPlace& place, StreamView stream);

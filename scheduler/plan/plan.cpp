@@ -96,18 +96,6 @@ struct Knobs {
   std::size_t file_bytes = 0;  ///< least bytes of state that leave host memory for a file
 };
 
-void check(const AdamW& adamw) {
-  const auto is_decay = [](double beta) { return beta >= 0.0 && beta < 1.0; };
-  const auto is_finite = [](double value) { return std::isfinite(static_cast<float>(value)) && value >= 0.0; };
-  const bool divides = static_cast<float>(adamw.eps) > 0.0F;  // without eps, 0 / 0 where there was no gradient yet
-  if (is_decay(adamw.beta1) && is_decay(adamw.beta2) && is_finite(adamw.eps) && divides &&
-      is_finite(adamw.weight_decay))
-    return;
-  throw UsageError(fmt::format("AdamW with betas {} and {}, eps {}, weight decay {}", adamw.beta1, adamw.beta2,
-                               adamw.eps, adamw.weight_decay),
-                   "betas are at least 0 and below 1, eps is above 0 and weight decay at least 0, both finite in fp32");
-}
-
 Plan build(const ParameterLayout& layout, const OffloadOptions& options, const Knobs& knobs) {
   PlanBuilder builder(layout, options);
   builder.divide_state();
@@ -431,10 +419,22 @@ bool keeps_fewer_layers(const ParameterLayout& layout, const OffloadOptions& opt
   return options.resident_layers && *options.resident_layers < layout.layer_count();
 }
 
+void check_adamw(const AdamW& adamw) {
+  const auto is_decay = [](double beta) { return beta >= 0.0 && beta < 1.0; };
+  const auto is_finite = [](double value) { return std::isfinite(static_cast<float>(value)) && value >= 0.0; };
+  const bool divides = static_cast<float>(adamw.eps) > 0.0F;  // without eps, 0 / 0 where there was no gradient yet
+  if (is_decay(adamw.beta1) && is_decay(adamw.beta2) && is_finite(adamw.eps) && divides &&
+      is_finite(adamw.weight_decay))
+    return;
+  throw UsageError(fmt::format("AdamW with betas {} and {}, eps {}, weight decay {}", adamw.beta1, adamw.beta2,
+                               adamw.eps, adamw.weight_decay),
+                   "betas are at least 0 and below 1, eps is above 0 and weight decay at least 0, both finite in fp32");
+}
+
 void check_options(const ParameterLayout& layout, const OffloadOptions& options) {
   if (layout.layer_count() == 0) throw MisuseError("the layout has no layers");
   options.policy.check();
-  check(options.adamw);
+  check_adamw(options.adamw);
   if (options.rank.count < 1 || options.rank.index < 0 || options.rank.index >= options.rank.count) {
     throw UsageError(fmt::format("rank {} of {}", options.rank.index, options.rank.count),
                      "ranks count from 0 to one less than there are");

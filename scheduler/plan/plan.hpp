@@ -175,6 +175,10 @@ std::size_t over_host_memory(const OffloadOptions& options, const PlanningFacts&
 /// Whether the options keep the weights of some layers off the device.
 bool keeps_fewer_layers(const ParameterLayout& layout, const OffloadOptions& options) noexcept;
 
+/// Throws UsageError on hyperparameters out of range: betas are at least 0 and below 1, eps is above 0, weight decay at
+/// least 0, both finite in fp32.
+void check_adamw(const AdamW& adamw);
+
 /// Checks options before `make_plan` or an engine uses them. Throws UsageError on options that are out of range or
 /// contradict each other, MisuseError where the layout has no layers.
 void check_options(const ParameterLayout& layout, const OffloadOptions& options);

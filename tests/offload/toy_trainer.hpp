@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -42,6 +43,9 @@ struct ToyOptions {
   int nan_layer = 1;     ///< ... in this layer
   bool evaluate_between = false;
   bool uneven = false;  ///< gradients of micro-batches are so apart that the order in which they add up is seen
+  /// How steps begin and end, where not as usual.
+  std::function<void(StepOptions&)> begin{};
+  std::function<StepReport(OffloadEngine&)> end{};
   Trace* trace = nullptr;
   int claimed_rank = -1;  ///< instead of that in the group
 };
@@ -135,7 +139,9 @@ class ToyTrainer {
   }
 
   void begin_step() {
-    engine_->begin_step({.lr = o_.lr, .max_grad_norm = o_.max_grad_norm, .micro_batches = o_.micro_batches});
+    StepOptions options{.lr = o_.lr, .max_grad_norm = o_.max_grad_norm, .micro_batches = o_.micro_batches};
+    if (o_.begin) o_.begin(options);
+    engine_->begin_step(options);
     losses_.assign(static_cast<std::size_t>(o_.micro_batches), 0.0F);
   }
 
@@ -146,7 +152,7 @@ class ToyTrainer {
       for (int l = 0; l < layout_.layer_count(); ++l) forward(l, first, end);
       for (int l = layout_.layer_count() - 1; l >= 0; --l) backward(l, s, first, end);
     }
-    const StepReport report = engine_->end_step();
+    const StepReport report = o_.end ? o_.end(*engine_) : engine_->end_step();
     device_->synchronize(stream_);
     result.norms.push_back(report.gradient_norm);
     result.exposed.push_back(report.exposed_update_seconds);

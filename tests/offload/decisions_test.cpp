@@ -1,0 +1,174 @@
+// What becomes of a step's gradients, decided by the caller: the bits are those of the values that `update` was given.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <string>
+
+#include "core/base/error.hpp"
+#include "tests/offload/toy_trainer.hpp"
+
+namespace tandem {
+namespace {
+
+using testing::toy;
+using testing::ToyOptions;
+using testing::ToyResult;
+using testing::ToyTrainer;
+
+constexpr double lr = 1e-2, clip = 1.0;
+const AdamW other_adamw{.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.02};
+
+/// Clips as end_step does, from the norm alone.
+StepReport clipped(OffloadEngine& engine) {
+  const double norm = engine.end_gradients();
+  if (!std::isfinite(norm)) return engine.skip();
+  return engine.update({.scale = norm > clip ? clip / norm : 1.0, .lr = lr});
+}
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const MisuseError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// A step up to its end.
+void compute(ToyTrainer& t) {
+  t.begin_step();
+  for (int l = 0; l < t.layout().layer_count(); ++l) t.forward(l);
+  for (int l = t.layout().layer_count() - 1; l >= 0; --l) t.backward(l, 0, 0);
+}
+
+class Decisions : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(Decisions, ClippingByTheCallerHasTheBitsOfEndStep) {
+  for (const int micro_batches : {1, 3}) {
+    ToyOptions o = toy(GetParam());
+    o.micro_batches = micro_batches;
+    o.nan_at_step = 1;
+    const ToyResult expected = train_toy(o);
+    EXPECT_EQ(expected.skipped, 1);
+    o.end = clipped;
+    const ToyResult actual = train_toy(o);
+    EXPECT_EQ(actual.digest, expected.digest);
+    EXPECT_EQ(actual.skipped, expected.skipped);
+    EXPECT_EQ(actual.counters.skipped_steps, 1U);
+  }
+}
+
+TEST_P(Decisions, WhatBeginStepExpectedLeavesNoTrace) {
+  ToyOptions o = toy(GetParam());
+  o.max_grad_norm = 0.0;
+  o.begin = [](StepOptions& options) {
+    options.lr = 3e-3;
+    options.gradient_scale = 0.25;
+    options.adamw = other_adamw;
+  };
+  const ToyResult expected = train_toy(o);
+  o.begin = {};  // told of 1e-2 and the options' hyperparameters
+  o.end = [](OffloadEngine& engine) {
+    engine.end_gradients();
+    return engine.update({.scale = 0.25, .lr = 3e-3, .adamw = other_adamw});
+  };
+  EXPECT_EQ(train_toy(o).digest, expected.digest);
+  o.end = {};
+  EXPECT_NE(train_toy(o).digest, expected.digest);
+}
+
+TEST_P(Decisions, WhereUpdatesRunInBackwardTheyAreByWhatBeginStepWasTold) {
+  ToyOptions o = toy(GetParam());
+  o.max_grad_norm = 0.0;
+  o.offload.on_nonfinite = OnNonfinite::stop;
+  o.offload.clips = false;
+  const ToyResult expected = train_toy(o);
+  o.end = [](OffloadEngine& engine) {
+    engine.end_gradients();
+    EXPECT_THAT(message_of([&] { engine.update({.lr = 2 * lr}); }), ::testing::HasSubstr("decides_at_end"));
+    EXPECT_THAT(message_of([&] { engine.update({.lr = lr, .adamw = other_adamw}); }),
+                ::testing::HasSubstr("decides_at_end"));
+    EXPECT_THAT(message_of([&] { engine.skip(); }), ::testing::HasSubstr("decides_at_end"));
+    return engine.update({.lr = lr});
+  };
+  EXPECT_EQ(train_toy(o).digest, expected.digest);
+  // The same plan serves steps that are decided at their end.
+  o.begin = [](StepOptions& options) {
+    options.lr = 2 * lr;
+    options.decides_at_end = true;
+  };
+  o.end = [](OffloadEngine& engine) {
+    engine.end_gradients();
+    return engine.update({.lr = lr});
+  };
+  EXPECT_EQ(train_toy(o).digest, expected.digest);
+}
+
+TEST_P(Decisions, ASkippedOrAbandonedStepLeavesNoTrace) {
+  ToyTrainer t(toy(GetParam()));
+  compute(t);
+  t.engine().end_step();
+  const std::string before = t.engine().state_digest();
+  compute(t);
+  const double norm = t.engine().end_gradients();
+  const StepReport skipped = t.engine().skip();
+  EXPECT_TRUE(skipped.skipped);
+  EXPECT_EQ(skipped.step, 1);
+  EXPECT_EQ(skipped.gradient_norm, norm);
+  EXPECT_EQ(t.engine().state_digest(), before);
+  compute(t);
+  t.engine().end_gradients();
+  t.engine().abort_step();
+  EXPECT_EQ(t.engine().state_digest(), before);
+  EXPECT_EQ(t.engine().counters().skipped_steps, 1U);
+}
+
+INSTANTIATE_TEST_SUITE_P(Policies, Decisions,
+                         ::testing::Values("device", "host", "stream", "static:0.3", "interleave:2,resident=0.4"));
+
+TEST(Decisions, CallsOutOfOrderAreRefusedAndChangeNothing) {
+  ToyTrainer t(toy("host"));
+  EXPECT_THAT(message_of([&] { t.engine().end_gradients(); }), ::testing::HasSubstr("end_gradients without a step"));
+  EXPECT_THAT(message_of([&] { t.engine().update({}); }), ::testing::HasSubstr("update before end_gradients"));
+  EXPECT_THAT(message_of([&] { t.engine().skip(); }), ::testing::HasSubstr("skip before end_gradients"));
+  t.begin_step();
+  EXPECT_THAT(message_of([&] { t.engine().end_gradients(); }), ::testing::HasSubstr("every layer"));
+  EXPECT_THAT(message_of([&] { t.engine().update({}); }), ::testing::HasSubstr("update before end_gradients"));
+  t.engine().abort_step();
+  compute(t);
+  t.engine().end_gradients();
+  EXPECT_THAT(message_of([&] { t.engine().end_gradients(); }), ::testing::HasSubstr("after end_gradients"));
+  EXPECT_THAT(message_of([&] { t.engine().end_step(); }), ::testing::HasSubstr("end_step after end_gradients"));
+  EXPECT_THAT(message_of([&] { (void)t.engine().fetch(0, t.stream()); }), ::testing::HasSubstr("fetch of layer 0"));
+  EXPECT_THAT(message_of([&] { (void)t.engine().gradients(1, t.stream()); }),
+              ::testing::HasSubstr("gradients of layer 1 after end_gradients"));
+  EXPECT_THAT(message_of([&] { t.engine().begin_step({}); }), ::testing::HasSubstr("inside a step"));
+  for (const UpdateValues& wrong :
+       {UpdateValues{.lr = NAN}, {.scale = INFINITY}, {.adamw = AdamW{.beta1 = 1.0}}, {.adamw = AdamW{.eps = 0.0}}}) {
+    EXPECT_NE(message_of([&] { t.engine().update(wrong); }), "");
+  }
+  const StepReport report = t.engine().update({.lr = lr});
+  EXPECT_EQ(report.step, 1);
+  EXPECT_THAT(message_of([&] { t.engine().update({.lr = lr}); }), ::testing::HasSubstr("update before end_gradients"));
+  EXPECT_EQ(t.engine().step(), 1);
+}
+
+TEST(Decisions, GradientsThatAreNotFiniteAreNotForUpdates) {
+  ToyOptions o = toy("interleave:2");
+  o.nan_at_step = 0;
+  o.steps = 1;
+  o.end = [](OffloadEngine& engine) {
+    EXPECT_TRUE(std::isnan(engine.end_gradients()));
+    EXPECT_THAT(message_of([&] { engine.update({.lr = lr}); }), ::testing::HasSubstr("call skip"));
+    return engine.skip();
+  };
+  const ToyResult skipped = train_toy(o);
+  o.steps = 0;
+  EXPECT_EQ(skipped.digest, train_toy(o).digest);
+}
+
+}  // namespace
+}  // namespace tandem
