@@ -122,6 +122,16 @@ TEST_F(Records, ADocumentEndsWithItsEndToken) {
   EXPECT_EQ(c.end, (Ids{3, 3, 3})) << "cut at the window";
 }
 
+TEST_F(Records, AFileBeginsADocument) {
+  const TokenSource source({stream({1, 9, 2, 3}), stream({4, 5, 9, 6}, "t")}, documents());
+  Ids starts(8, 99);
+  source.read_record_starts(0, starts);
+  EXPECT_EQ(starts, (Ids{1, 0, 1, 0, 1, 0, 0, 1})) << "also where the file before it does not end with an end token";
+  Ids some(2, 99);
+  source.read_record_starts(4, some);
+  EXPECT_EQ(some, (Ids{1, 0}));
+}
+
 TEST_F(Records, EachFileHasItsEndToken) {
   const auto other = stream({9, 8, 1}, "t", R"({"dtype": "uint16", "end_token": 8})");
   const TokenSource source({stream({1, 8, 2, 9}), other}, documents());
