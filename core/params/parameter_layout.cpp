@@ -53,6 +53,11 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
     throw MisuseError(fmt::format("parameter '{}' has lr_scale {}", full_name, options.lr_scale),
                       "it must be finite and not negative");
   }
+  constexpr int most_groups = 1024;
+  if (options.group < 0 || options.group >= most_groups) {
+    throw MisuseError(fmt::format("parameter '{}' is of group {}", full_name, options.group),
+                      fmt::format("groups are 0 to {}", most_groups - 1));
+  }
   if (options.gradient == DType::i32) throw MisuseError(fmt::format("parameter '{}' has an i32 gradient", full_name));
   Parameter parameter;
   parameter.name = name;
@@ -153,6 +158,14 @@ std::int64_t ParameterLayout::parameter_count() const noexcept {
   std::int64_t count = 0;
   for (const Layer& layer : layers_) {
     for (const Parameter& p : layer.parameters) count += p.tied() ? 0 : p.count;
+  }
+  return count;
+}
+
+int ParameterLayout::group_count() const noexcept {
+  int count = 1;
+  for (const Layer& layer : layers_) {
+    for (const Parameter& p : layer.parameters) count = std::max(count, p.options.group + 1);
   }
   return count;
 }

@@ -14,6 +14,7 @@ struct ParameterOptions {
   bool decay = true;      ///< weight decay applies
   bool trainable = true;  ///< false: no gradient, no optimizer state, no decay
   double lr_scale = 1.0;  ///< multiplies the learning rate
+  int group = 0;          ///< index of its learning rate and hyperparameters in UpdateValues::groups
   /// Type of the gradient that the caller writes in a micro-batch. f32, the default: it adds to a buffer that is zero
   /// at first. bf16: it writes the gradient whole, rounded to nearest even, into a buffer whose contents are undefined
   /// at first; that halves the memory, and saves the passes that zero, add and round it. A tied parameter with bf16 is
@@ -62,7 +63,8 @@ class ParameterLayout {
   class LayerBuilder {
    public:
     /// Appends a parameter. `shape` counts elements. Throws MisuseError where its full name is taken, the name is empty
-    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, or the gradient's type is i32.
+    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, group is not in [0, 1024), or the
+    /// gradient's type is i32.
     LayerBuilder& add(std::string_view name, Shape shape, ParameterOptions options = {});
 
    private:
@@ -90,6 +92,7 @@ class ParameterLayout {
   std::vector<const Parameter*> owned_parameters() const;
   std::int64_t parameter_count() const noexcept;  ///< without padding, tied ones once
   std::int64_t state_elements() const noexcept;   ///< sum over layers, padded
+  int group_count() const noexcept;               ///< one more than the highest group of a parameter; at least 1
   /// Equal for two layouts whose storage is the same: the same layers in the same order, with parameters of the same
   /// counts, frozen and tied alike and with gradients of the same types; names and shapes do not enter.
   std::string storage_hash() const;

@@ -24,11 +24,18 @@
 
 namespace tandem {
 
-/// Values by which `update` changes the state.
-struct UpdateValues {
-  double scale = 1.0;  ///< factor of the added gradients: 1 / loss scale, times what clips them
+/// Learning rate and hyperparameters of one group of parameters.
+struct GroupValues {
   double lr = 1e-3;
   std::optional<AdamW> adamw{};  ///< none: OffloadOptions::adamw
+};
+
+/// Values by which `update` changes the state.
+struct UpdateValues {
+  double scale = 1.0;                 ///< factor of the added gradients: 1 / loss scale, times what clips them
+  double lr = 1e-3;                   ///< learning rate of all groups, where `groups` is empty
+  std::optional<AdamW> adamw{};       ///< likewise; none: OffloadOptions::adamw
+  std::vector<GroupValues> groups{};  ///< by ParameterOptions::group, as many as ParameterLayout::group_count()
 };
 
 struct StepOptions {
@@ -37,8 +44,9 @@ struct StepOptions {
   /// Micro-batches of the step on this rank, 1 to OffloadOptions::max_micro_batches. Gradients of all micro-batches of
   /// all ranks are *added up*: for their mean, divide each loss by the number of them all.
   int micro_batches = 1;
-  double gradient_scale = 1.0;   ///< factor of the added gradients (1 / loss scale)
-  std::optional<AdamW> adamw{};  ///< none: OffloadOptions::adamw
+  double gradient_scale = 1.0;        ///< factor of the added gradients (1 / loss scale)
+  std::optional<AdamW> adamw{};       ///< none: OffloadOptions::adamw
+  std::vector<GroupValues> groups{};  ///< in place of lr and adamw, as UpdateValues::groups
   /// Whether end_gradients may be followed by `skip`, or by `update` with other values than these: then no update
   /// begins before it is called. Of use where updates would run in backward; else they never begin earlier.
   bool decides_at_end = false;

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <exception>
 
@@ -11,18 +12,26 @@
 namespace tandem {
 namespace {
 
-void require_hyperparameters(const std::optional<AdamW>& adamw, const char* call) {
-  if (!adamw) return;
+void require_values_of(const GroupValues& group, const char* call) {
+  if (!std::isfinite(group.lr)) throw MisuseError(fmt::format("{} with lr {}", call, group.lr), "it is finite");
+  if (!group.adamw) return;
   try {
-    check_adamw(*adamw);
+    check_adamw(*group.adamw);
   } catch (const UsageError& error) {
     throw MisuseError(fmt::format("{}: {}", call, error.what()));
   }
 }
 
-bool same(const std::optional<AdamW>& a, const std::optional<AdamW>& b) {
-  if (!a || !b) return a.has_value() == b.has_value();
-  return a->beta1 == b->beta1 && a->beta2 == b->beta2 && a->eps == b->eps && a->weight_decay == b->weight_decay;
+bool same(const GroupValues& a, const GroupValues& b) {
+  if (a.lr != b.lr || a.adamw.has_value() != b.adamw.has_value()) return false;
+  return !a.adamw || (a.adamw->beta1 == b.adamw->beta1 && a.adamw->beta2 == b.adamw->beta2 &&
+                      a.adamw->eps == b.adamw->eps && a.adamw->weight_decay == b.adamw->weight_decay);
+}
+
+bool same(const UpdateValues& a, const UpdateValues& b) {
+  const auto equal = [](const GroupValues& x, const GroupValues& y) { return same(x, y); };
+  if (a.scale != b.scale || !std::ranges::equal(a.groups, b.groups, equal)) return false;
+  return !a.groups.empty() || same({a.lr, a.adamw}, {b.lr, b.adamw});
 }
 
 }  // namespace
@@ -49,12 +58,12 @@ void EngineSteps::wait() {
 // -- steps -----------------------------------------------------------------------------------------------
 
 void EngineSteps::require_options(const StepOptions& options) const {
-  if (!std::isfinite(options.lr) || !std::isfinite(options.gradient_scale) || !(options.max_grad_norm >= 0.0)) {
-    throw MisuseError(fmt::format("a step of lr {}, gradient scale {}, clipped at {}", options.lr,
-                                  options.gradient_scale, options.max_grad_norm),
-                      "the first two are finite, the last is not negative");
+  if (!std::isfinite(options.gradient_scale) || !(options.max_grad_norm >= 0.0)) {
+    throw MisuseError(
+        fmt::format("a step of gradient scale {}, clipped at {}", options.gradient_scale, options.max_grad_norm),
+        "the first is finite, the last is not negative");
   }
-  require_hyperparameters(options.adamw, "begin_step");
+  require_groups(options.lr, options.adamw, options.groups, "begin_step");
   if (options.micro_batches < 1 || options.micro_batches > parts_.plan.max_micro_batches) {
     throw MisuseError(fmt::format("a step of {} micro-batches", options.micro_batches),
                       fmt::format("the plan allows 1 to {}", parts_.plan.max_micro_batches),
@@ -119,17 +128,26 @@ void EngineSteps::require_ended(const char* call) const {
 }
 
 /// Values that begin_step was told.
-UpdateValues EngineSteps::expected() const { return {options_.gradient_scale, options_.lr, options_.adamw}; }
+UpdateValues EngineSteps::expected() const {
+  return {options_.gradient_scale, options_.lr, options_.adamw, options_.groups};
+}
+
+void EngineSteps::require_groups(double lr, const std::optional<AdamW>& adamw, std::span<const GroupValues> groups,
+                                 const char* call) const {
+  require_values_of({lr, adamw}, call);
+  for (const GroupValues& group : groups) require_values_of(group, call);
+  const int count = parts_.layout.group_count();
+  if (groups.empty() || std::ssize(groups) == count) return;
+  throw MisuseError(fmt::format("{} with values of {} groups", call, groups.size()),
+                    fmt::format("the layout's parameters are of {}", count));
+}
 
 void EngineSteps::require_values(const UpdateValues& values) const {
-  if (!std::isfinite(values.lr) || !std::isfinite(values.scale)) {
-    throw MisuseError(fmt::format("an update of lr {} with gradients times {}", values.lr, values.scale),
-                      "both are finite");
+  if (!std::isfinite(values.scale)) {
+    throw MisuseError(fmt::format("update with gradients times {}", values.scale), "that is finite");
   }
-  require_hyperparameters(values.adamw, "update");
-  if (!update_in_backward_) return;
-  const UpdateValues done = expected();
-  if (done.lr == values.lr && done.scale == values.scale && same(done.adamw, values.adamw)) return;
+  require_groups(values.lr, values.adamw, values.groups, "update");
+  if (!update_in_backward_ || same(expected(), values)) return;
   throw MisuseError("update with other values than begin_step was told, by which updates have run in backward", {},
                     "begin steps with StepOptions::decides_at_end");
 }
@@ -214,9 +232,13 @@ double EngineSteps::clip_factor(double norm) const {
 
 void EngineSteps::set_update(const UpdateValues& values) {
   const OffloadOptions& options = parts_.options;
-  parts_.runner.set_update(
-      {values.adamw.value_or(options.adamw), status_.step + 1, options.seed, values.lr, values.scale},
-      parts_.lowering->step());
+  groups_.clear();
+  for (const GroupValues& group : values.groups) groups_.push_back({group.lr, group.adamw.value_or(options.adamw)});
+  if (groups_.empty()) {
+    groups_.assign(static_cast<std::size_t>(parts_.layout.group_count()),
+                   {values.lr, values.adamw.value_or(options.adamw)});
+  }
+  parts_.runner.set_update({groups_, status_.step + 1, options.seed, values.scale}, parts_.lowering->step());
 }
 
 // -- evaluations -----------------------------------------------------------------------------------------

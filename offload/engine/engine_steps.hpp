@@ -1,6 +1,9 @@
 #pragma once
 // Steps and evaluations of an engine: what begins, what ends, and what an end decides.
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
 
 #include "offload/engine/engine.hpp"
 #include "offload/engine/engine_parts.hpp"
@@ -39,6 +42,8 @@ class EngineSteps {
   void require_ended(const char* call) const;
   void require_values(const UpdateValues& values) const;
   UpdateValues expected() const;
+  void require_groups(double lr, const std::optional<AdamW>& adamw, std::span<const GroupValues> groups,
+                      const char* call) const;
   double stalled_until(double end);
   double clip_factor(double norm) const;
   void set_update(const UpdateValues& values);
@@ -50,11 +55,12 @@ class EngineSteps {
   const HeldLayers& held_;
   StateStatus& status_;
   GradientNorm norm_;
-  StepOptions options_;              ///< options of the open step
-  bool update_in_backward_ = false;  ///< whether the open step updates during backward
-  double norm_of_sum_ = 0.0;         ///< norm of the added gradients, after end_gradients
-  double exposed_ = 0.0;             ///< exposed update seconds of the step before, likewise
-  std::uint64_t skipped_ = 0;        ///< steps
+  StepOptions options_;                ///< options of the open step
+  bool update_in_backward_ = false;    ///< whether the open step updates during backward
+  double norm_of_sum_ = 0.0;           ///< norm of the added gradients, after end_gradients
+  std::vector<GroupSettings> groups_;  ///< of the update that is set, all groups
+  double exposed_ = 0.0;               ///< exposed update seconds of the step before, likewise
+  std::uint64_t skipped_ = 0;          ///< steps
 };
 
 }  // namespace tandem

@@ -32,11 +32,11 @@ TaskRunner::TaskRunner(Device& device, const ParameterLayout& layout, const Plan
 }
 
 int TaskRunner::coefficient_class(const ParameterOptions& options) {
-  for (std::size_t i = 0; i < classes_.size(); ++i) {
-    if (classes_[i].decay == options.decay && classes_[i].lr_scale == options.lr_scale) return static_cast<int>(i);
-  }
-  classes_.push_back({options.decay, options.lr_scale});
-  return static_cast<int>(classes_.size()) - 1;
+  const CoefficientClass own{options.decay, options.lr_scale, options.group};
+  const auto found = std::ranges::find(classes_, own);
+  const auto index = static_cast<int>(found - classes_.begin());
+  if (found == classes_.end()) classes_.push_back(own);
+  return index;
 }
 
 void TaskRunner::build_segments() {
@@ -66,7 +66,8 @@ void TaskRunner::set_update(const UpdateSettings& settings, std::int64_t step) {
   std::vector<AdamCoefficients>& coefficients = coefficients_[static_cast<std::size_t>(step % 2)];
   coefficients.clear();
   for (const CoefficientClass& c : classes_) {
-    coefficients.push_back(numerics::adam_coefficients(settings.adamw, settings.step, settings.lr * c.lr_scale,
+    const GroupSettings& group = settings.groups[static_cast<std::size_t>(c.group)];
+    coefficients.push_back(numerics::adam_coefficients(group.adamw, settings.step, group.lr * c.lr_scale,
                                                        settings.gradient_scale, c.decay, settings.seed));
   }
 }

@@ -4,6 +4,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "core/device/device.hpp"
@@ -17,12 +18,17 @@
 
 namespace tandem {
 
+/// Learning rate and hyperparameters of one group of parameters.
+struct GroupSettings {
+  double lr = 0.0;
+  AdamW adamw;
+};
+
 /// Settings of the updates of a step.
 struct UpdateSettings {
-  AdamW adamw;
-  std::int64_t step = 1;  ///< Adam's t, from 1
+  std::span<const GroupSettings> groups;  ///< by ParameterOptions::group
+  std::int64_t step = 1;                  ///< Adam's t, from 1
   std::uint64_t seed = 0;
-  double lr = 0.0;
   double gradient_scale = 1.0;
 };
 
@@ -53,6 +59,8 @@ class TaskRunner {
   struct CoefficientClass {
     bool decay = true;
     double lr_scale = 1.0;
+    int group = 0;
+    bool operator==(const CoefficientClass&) const = default;
   };
 
   void build_segments();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/base/error.hpp"
 #include "tests/offload/toy_trainer.hpp"
@@ -107,6 +108,40 @@ TEST_P(Decisions, WhereUpdatesRunInBackwardTheyAreByWhatBeginStepWasTold) {
   EXPECT_EQ(train_toy(o).digest, expected.digest);
 }
 
+TEST_P(Decisions, GroupsHaveTheirOwnValues) {
+  ToyOptions o = toy(GetParam());
+  o.grouped = true;
+  o.max_grad_norm = 0.0;
+  const auto trained = [&](std::vector<GroupValues> groups) {
+    o.end = [groups](OffloadEngine& engine) {
+      engine.end_gradients();
+      return engine.update({.lr = lr, .groups = groups});
+    };
+    return train_toy(o).digest;
+  };
+  AdamW still = o.offload.adamw;
+  still.weight_decay = 0.0;
+  const GroupValues plain{.lr = lr}, faster{.lr = 4 * lr}, without_decay{.lr = lr, .adamw = still};
+  const std::string together = trained({});
+  EXPECT_EQ(trained({plain, plain, plain}), together);
+  const std::string of_scale = trained({plain, plain, faster}), of_decay = trained({plain, plain, without_decay});
+  const std::string of_vectors = trained({plain, {.lr = lr, .adamw = other_adamw}, plain});
+  // What begin_step is told of groups, where the end is not the caller's.
+  o.end = {};
+  o.begin = [&](StepOptions& options) { options.groups = {plain, {.lr = lr, .adamw = other_adamw}, plain}; };
+  EXPECT_EQ(train_toy(o).digest, of_vectors);
+  EXPECT_NE(of_vectors, together);
+  o.begin = {};
+  // The same by options of the parameters.
+  o.lr_scale = 4.0;
+  EXPECT_EQ(train_toy(o).digest, of_scale);
+  EXPECT_NE(of_scale, together);
+  o.lr_scale = 1.0;
+  o.decays = false;
+  EXPECT_EQ(train_toy(o).digest, of_decay);
+  EXPECT_NE(of_decay, together);
+}
+
 TEST_P(Decisions, ASkippedOrAbandonedStepLeavesNoTrace) {
   ToyTrainer t(toy(GetParam()));
   compute(t);
@@ -150,6 +185,10 @@ TEST(Decisions, CallsOutOfOrderAreRefusedAndChangeNothing) {
        {UpdateValues{.lr = NAN}, {.scale = INFINITY}, {.adamw = AdamW{.beta1 = 1.0}}, {.adamw = AdamW{.eps = 0.0}}}) {
     EXPECT_NE(message_of([&] { t.engine().update(wrong); }), "");
   }
+  EXPECT_THAT(message_of([&] {
+                t.engine().update({.groups = {{.lr = lr}, {.lr = lr}}});
+              }),
+              ::testing::HasSubstr("values of 2 groups"));
   const StepReport report = t.engine().update({.lr = lr});
   EXPECT_EQ(report.step, 1);
   EXPECT_THAT(message_of([&] { t.engine().update({.lr = lr}); }), ::testing::HasSubstr("update before end_gradients"));

@@ -31,6 +31,9 @@ struct ToyOptions {
   std::int64_t width = 3000;    ///< of the plain layers: padding and odd sizes everywhere
   DType gradient = DType::f32;  ///< of the plain layers' largest parameter
   bool frozen_ends = false;     ///< a layer without state in front and another behind
+  bool grouped = false;         ///< biases and norms are of group 1, `w` of the last plain layer of group 2
+  bool decays = true;           ///< `w` of that layer decays
+  double lr_scale = 1.0;        ///< lr_scale of it
   bool tied = true;             ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
@@ -67,15 +70,21 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
     if (o.frozen_ends) layout.add_layer(name).add("still", {2000}, {.trainable = false});
   };
   add_frozen("stem");
-  layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false});
+  const int vectors = o.grouped ? 1 : 0;
+  layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false, .group = vectors});
   for (int i = 0; i < o.layers; ++i) {
     auto layer = layout.add_layer("h." + std::to_string(i));
     // In this order what is summed lies first, whatever the type of the other's gradient.
-    layer.add("b", {33}, {.decay = false, .lr_scale = 0.5})
+    const bool last = i + 1 == o.layers;
+    layer.add("b", {33}, {.decay = false, .lr_scale = 0.5, .group = vectors})
         .add("frozen", {5}, {.trainable = false})
-        .add("w", {o.width}, {.gradient = o.gradient});
+        .add("w", {o.width},
+             {.decay = !last || o.decays,
+              .lr_scale = last ? o.lr_scale : 1.0,
+              .group = last && o.grouped ? 2 : 0,
+              .gradient = o.gradient});
   }
-  layout.add_layer("last").add("norm", {65}, {.decay = false}).add("table", {7, 901});
+  layout.add_layer("last").add("norm", {65}, {.decay = false, .group = vectors}).add("table", {7, 901});
   add_frozen("crown");
   if (o.tied) layout.tie("first.table", "last.table");
   return layout;
