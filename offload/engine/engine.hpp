@@ -34,7 +34,7 @@ struct GroupValues {
 struct UpdateValues {
   double scale = 1.0;                 ///< factor of the added gradients: 1 / loss scale, times what clips them
   double lr = 1e-3;                   ///< learning rate of all groups, where `groups` is empty
-  std::optional<AdamW> adamw{};       ///< likewise; none: OffloadOptions::adamw
+  std::optional<AdamW> adamw{};       ///< hyperparameters of all groups, likewise; none: OffloadOptions::adamw
   std::vector<GroupValues> groups{};  ///< by ParameterOptions::group, as many as ParameterLayout::group_count()
 };
 

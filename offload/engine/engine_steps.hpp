@@ -58,7 +58,7 @@ class EngineSteps {
   StepOptions options_;                ///< options of the open step
   bool update_in_backward_ = false;    ///< whether the open step updates during backward
   double norm_of_sum_ = 0.0;           ///< norm of the added gradients, after end_gradients
-  std::vector<GroupSettings> groups_;  ///< of the update that is set, all groups
+  std::vector<GroupSettings> groups_;  ///< settings of the update that is set, group by group
   double exposed_ = 0.0;               ///< exposed update seconds of the step before, likewise
   std::uint64_t skipped_ = 0;          ///< steps
 };
