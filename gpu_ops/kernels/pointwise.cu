@@ -96,7 +96,8 @@ rope_kernel(T* x, const float* table, RopeShape shape, std::uint32_t items, floa
   for_items(items, [&](std::uint32_t i) {
     const std::uint32_t group = shape.spans.quotient(i), token = shape.groups.quotient(group);
     const std::int64_t head = shape.groups.remainder(group) * heads_at_once;
-    const std::int64_t place = shape.sequence.remainder(token) - (shape.first == nullptr ? 0 : shape.first[token]);
+    const std::int64_t in_row = shape.sequence.remainder(token);
+    const std::int64_t place = shape.first == nullptr ? in_row : in_row - shape.first[token];
     T* const first = x + (token * shape.heads + head) * shape.dim;
     const auto is_head = [&](int h) { return h == 0 || head + h < shape.heads; };
     with_span(span_at(shape.spans.remainder(i) * packet, shape.half, aligned), [&](const Span& span) {
