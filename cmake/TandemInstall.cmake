@@ -34,6 +34,9 @@ install(EXPORT tandem NAMESPACE tandem:: FILE tandemTargets.cmake DESTINATION ${
 install(CODE "set(header_dir \"\${CMAKE_INSTALL_PREFIX}/${header_dir}\")
 set(header_roots \"${PROJECT_SOURCE_DIR}/include\" \"${PROJECT_SOURCE_DIR}\" \"${PROJECT_BINARY_DIR}/generated\")")
 install(SCRIPT cmake/TandemInstalledHeaders.cmake)
+# The tokenizer of `tandem sample`, which finds it from where the program lies.
+install(PROGRAMS tools/tokenizer_process.py DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/tools)
+install(DIRECTORY tools/preparation DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/tools PATTERN "__pycache__" EXCLUDE)
 install(FILES LICENSE NOTICE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tandem)
 
 configure_package_config_file(cmake/tandemConfig.cmake.in ${PROJECT_BINARY_DIR}/tandemConfig.cmake

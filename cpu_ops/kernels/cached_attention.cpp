@@ -19,7 +19,7 @@ constexpr std::int64_t block = 64;
 template <class T>
 struct Query {
   const T* q;
-  const T *keys, *values;  ///< of the head's sequence, from position 0 on
+  const T *keys, *values;  ///< the sequence's, from position 0 on
   std::int64_t stride;     ///< elements between positions
   T* out;
   std::int64_t first, end;  ///< positions that it sees

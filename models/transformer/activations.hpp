@@ -51,7 +51,7 @@ struct Activations {
   TensorView mean, rstd;              ///< (N) f32, of the head's norm
   TensorView dnormed;                 ///< (N, C): gradient of `normed`
   TensorView logits;                  ///< (1, V) f32, of a cached shape (B, V)
-  std::vector<KeyValueCache> caches;  ///< of each block, of a cached shape
+  std::vector<KeyValueCache> caches;  ///< a cached shape's, one for each block
   TensorView block_scratch;           ///< lent to the ops while they work for a block
   TensorView ends_scratch;            ///< and for embedding and head
   std::unique_ptr<Block> block;

@@ -29,7 +29,7 @@ struct BlockForward {
   RecordsView records;                 ///< of the rows of x
   TensorView x;                        ///< read
   TensorView y;                        ///< written; empty: only what backward needs is computed
-  const CachedCall* cached = nullptr;  ///< of a cached shape, where x may have fewer rows than the shape; else null
+  const CachedCall* cached = nullptr;  ///< set for a cached shape, whose x may have fewer rows than it; else null
 
   bool few_rows() const { return cached != nullptr && cached->decodes; }
 };

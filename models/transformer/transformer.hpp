@@ -135,8 +135,8 @@ class Transformer {
   /// most, and the end above, the token's own position.
   TensorView record_first(std::int64_t micro = 0) const;
   TensorView record_end(std::int64_t micro = 0) const;
-  /// Of a cached shape: for each token that `decode` takes its place in its part less its position in its sequence, as
-  /// CachedTokens has it, and its sequence's row of the cache.
+  /// Device buffers of a cached shape: for each token that `decode` takes its place in its part less its position in
+  /// its sequence, as CachedTokens has it, and its sequence's row of the cache.
   TensorView cache_first() const;
   TensorView cache_rows() const;
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.

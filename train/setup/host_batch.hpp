@@ -16,7 +16,7 @@ struct HostBatch {
   std::span<float> losses;
   std::span<std::int32_t> record_first;  ///< of a packed shape, as RecordsView has them; else empty
   std::span<std::int32_t> record_end;
-  std::span<std::int32_t> cache_first;  ///< of a cached shape, as Transformer::decode has it; else empty
+  std::span<std::int32_t> cache_first;  ///< a cached shape's, as Transformer::decode has it; else empty
   std::span<std::int32_t> cache_rows;
 
   /// Room for the `index`th window of `length` tokens.
