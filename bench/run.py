@@ -25,6 +25,7 @@ import overlap
 import packing
 import predict
 import published
+import sample
 import simulate
 import state_file
 import streaming
@@ -33,7 +34,7 @@ BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
-              "published": published, "simulate": simulate, "state-file": state_file, "streaming": streaming}
+              "published": published, "sample": sample, "simulate": simulate, "state-file": state_file, "streaming": streaming}
 
 
 def main():

@@ -1,26 +1,22 @@
-// tandem eval, sample, digest, export: what is done with a trained model.
+// tandem eval, digest, export: what is done with a trained model, but for text.
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
-#include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 #include "cli/commands.hpp"
 #include "cli/flags.hpp"
+#include "cli/trained_model.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
-#include "core/numerics/bf16.hpp"
 #include "data/window_sampler.hpp"
 #include "io/checkpoint.hpp"
 #include "train/config/units.hpp"
 #include "train/hf/hf_export.hpp"
 #include "train/hf/model_source.hpp"
-#include "train/loop/sampler.hpp"
 #include "train/setup/training_data.hpp"
 
 namespace tandem {
@@ -29,41 +25,9 @@ namespace {
 using Json = nlohmann::ordered_json;
 namespace fs = std::filesystem;
 
-const std::vector<std::string_view> machine_fields{"model",           "device",         "device-memory",
-                                                   "host-memory",     "link-bandwidth", "resident-layers",
-                                                   "prefetch-layers", "compute",        "threads"};
-
-std::vector<std::string_view> with(std::vector<std::string_view> names) {
-  names.insert(names.end(), machine_fields.begin(), machine_fields.end());
-  return names;
-}
-
-/// A model without optimizer state: every parameter frozen at the weight that training would compute with.
+/// A run of forwards alone.
 RunSetup forward_setup(const TrainConfig& config, const ModelSource& source) {
   return set_up_run(config, source.config, {.training = false, .saves = false});
-}
-
-void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {
-  const ParameterValues values = initial_values(source, setup.layout, 0);
-  model.engine().initialize([&](const Parameter& p, std::int64_t first, std::span<float> to) {
-    values(p, first, to);
-    for (float& x : to) x = numerics::bf16_to_float(numerics::weight_of_master(x));
-  });
-}
-
-void require_model(const TrainConfig& config) {
-  if (config.model.empty()) throw UsageError("--model", "missing", "for example --model runs/first");
-  check_config(config);
-}
-
-/// Parses a flag's value by `parse`; an error names the flag.
-template <class Parse>
-auto value_of(std::string_view flag, const Parse& parse) {
-  try {
-    return parse();
-  } catch (const UsageError& error) {
-    throw UsageError(std::string(flag), error.what());
-  }
 }
 
 // -- eval ------------------------------------------------------------------------------------------------
@@ -75,7 +39,7 @@ struct EvalFlags {
 
 int eval(const EvalFlags& flags) {
   TrainConfig config = flags.config.config();
-  require_model(config);
+  check_config(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
   const ModelSource source = find_trained_model(config.model);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions
@@ -92,82 +56,6 @@ int eval(const EvalFlags& flags) {
     print_output(fmt::format("loss {:.6f} over {} tokens in {} windows of {}\n", without_nan_sign(result.loss),
                              result.tokens, result.windows, config.seq_len));
   }
-  return 0;
-}
-
-// -- sample ----------------------------------------------------------------------------------------------
-
-struct SampleFlags {
-  ConfigFlags config;
-  SampleOptions options;
-  std::string prompt;
-  bool json = false;
-};
-
-std::vector<std::int32_t> prompt_tokens(const std::string& prompt, const ModelSource& source) {
-  std::vector<std::int32_t> tokens;
-  if (source.bytes) {
-    for (const char c : prompt) tokens.push_back(static_cast<unsigned char>(c));
-  } else {
-    std::string spaced = prompt;
-    std::replace(spaced.begin(), spaced.end(), ',', ' ');
-    std::istringstream words(spaced);
-    for (std::string word; words >> word;) {
-      const std::int64_t id =
-          value_of("--prompt, which takes token ids for this model", [&] { return parse_integer(word); });
-      if (id < 0 || id >= source.config.vocabulary) {
-        throw UsageError(fmt::format("--prompt: token {}", id),
-                         fmt::format("the vocabulary has {}", source.config.vocabulary),
-                         "give token ids such as --prompt '15496 11'");
-      }
-      tokens.push_back(static_cast<std::int32_t>(id));
-    }
-  }
-  if (tokens.empty())
-    throw UsageError("--prompt", "empty", "give a text, or token ids where the model has a tokenizer of its own");
-  return tokens;
-}
-
-std::string shown(std::span<const std::int32_t> tokens, bool bytes) {
-  if (bytes) return text_of_bytes(tokens);
-  std::string text;
-  for (const std::int32_t token : tokens) text += fmt::format("{}{}", text.empty() ? "" : " ", token);
-  return text;
-}
-
-void check(const SampleOptions& options) {
-  const auto refuse = [](std::string_view flag, auto value, std::string_view range) {
-    throw UsageError(fmt::format("--{} {}", flag, value), "out of range", fmt::format("use {}", range));
-  };
-  if (options.max_tokens < 1) refuse("max-tokens", options.max_tokens, "at least 1");
-  if (!std::isfinite(options.temperature) || options.temperature < 0.0)
-    refuse("temperature", options.temperature, "a number of at least 0");
-  if (options.top_k < 0) refuse("top-k", options.top_k, "at least 0");
-}
-
-int sample(const SampleFlags& flags) {
-  TrainConfig config = flags.config.config();
-  require_model(config);
-  check(flags.options);
-  const ModelSource source = find_trained_model(config.model);
-  auto prompt = prompt_tokens(flags.prompt, source);
-  const auto wanted = static_cast<std::int64_t>(prompt.size()) + flags.options.max_tokens;
-  config.seq_len = std::min(source.config.positions, wanted);
-  config.micro_batch = 1;
-  RunSetup setup = forward_setup(config, source);
-  LoadedModel model(setup, nullptr);
-  load_weights(model, source, setup);
-  SampleOptions options = flags.options;
-  options.seed = config.seed;
-  const auto made = sample_tokens(model, setup, prompt, options, [](std::int32_t) {});
-  if (flags.json) {
-    Json json{{"prompt", flags.prompt}, {"tokens", made}};
-    if (source.bytes) json["text"] = text_of_bytes(made);
-    print_output(json_document(json));
-    return 0;
-  }
-  prompt.insert(prompt.end(), made.begin(), made.end());
-  print_output(shown(prompt, source.bytes) + "\n");
   return 0;
 }
 
@@ -284,36 +172,10 @@ void add_json(CLI::App& command, bool& json) {
 CommandFunction add_eval_command(CLI::App& program) {
   auto* command = program.add_subcommand("eval", "loss of a model over data, window after window");
   auto flags = std::make_shared<EvalFlags>();
-  flags->config.add_to(*command, with({"data", "token-dtype", "seq-len", "micro-batch"}));
+  flags->config.add_to(*command, with_machine_fields({"data", "token-dtype", "seq-len", "micro-batch"}));
   add_json(*command, flags->json);
   command->footer("Example: tandem eval --model runs/first --data held-out.txt --json");
   return [flags](const ProgramContext&) { return eval(*flags); };
-}
-
-CommandFunction add_sample_command(CLI::App& program) {
-  auto* command = program.add_subcommand("sample", "continues a prompt");
-  auto flags = std::make_shared<SampleFlags>();
-  flags->config.add_to(*command, with({"seed"}));
-  command->get_option("--seed")->description(
-      "of the draws: the same prompt, flags and seed make the same tokens. Default: 42. Example: --seed 7");
-  command
-      ->add_option("--prompt", flags->prompt,
-                   "text for a model of bytes, token ids otherwise. Needed. Example: --prompt 'The '")
-      ->type_name("TEXT");
-  command
-      ->add_option("--max-tokens", flags->options.max_tokens, "tokens to make. Default: 100. Example: --max-tokens 40")
-      ->type_name("TOKENS");
-  command
-      ->add_option("--temperature", flags->options.temperature,
-                   "0: always the likeliest. Default: 0.8. Example: --temperature 0.5")
-      ->type_name("VALUE");
-  command
-      ->add_option("--top-k", flags->options.top_k,
-                   "draw from the k likeliest; 0: from all. Default: 0. Example: --top-k 40")
-      ->type_name("TOKENS");
-  add_json(*command, flags->json);
-  command->footer("Example: tandem sample --model runs/first --prompt 'The '");
-  return [flags](const ProgramContext&) { return sample(*flags); };
 }
 
 CommandFunction add_digest_command(CLI::App& program) {

@@ -47,6 +47,9 @@ foreach(text "bash|bash-completion/completions/tandem" "zsh|zsh/site-functions/_
                 COMMAND_ERROR_IS_FATAL ANY)")
   install(FILES ${made} DESTINATION ${CMAKE_INSTALL_DATADIR}/${folder})
 endforeach()
+# The tokenizer of `tandem sample`, which finds it from where the program lies.
+install(PROGRAMS tools/tokenizer_process.py DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/tools)
+install(DIRECTORY tools/preparation DESTINATION ${CMAKE_INSTALL_DATADIR}/tandem/tools PATTERN "__pycache__" EXCLUDE)
 install(FILES LICENSE NOTICE THIRD_PARTY.md DESTINATION ${CMAKE_INSTALL_DATADIR}/doc/tandem)
 
 configure_package_config_file(cmake/tandemConfig.cmake.in ${PROJECT_BINARY_DIR}/tandemConfig.cmake

@@ -125,8 +125,10 @@ std::int64_t row_values(const Operands& check, const RowValues& x, std::string_v
 
 // -- linear ------------------------------------------------------------------------------------------------------
 
-void linear(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y) {
-  const Operands check("linear");
+namespace {
+
+void forward_product(const Operands& check, const TensorView& x, const TensorView& w, const TensorView& bias,
+                     const TensorView& y) {
   check.activations(x, "x", 2);
   check.activations(y, "y", 2);
   const std::int64_t out = y.shape[1];
@@ -134,6 +136,16 @@ void linear(const TensorView& x, const TensorView& w, const TensorView& bias, co
   check.require(y, "y", y.dtype, {x.shape[0], out});
   check.require(w, "w", DType::bf16, {out, x.shape[1]});
   check.optional(bias, "bias", DType::bf16, {out});
+}
+
+}  // namespace
+
+void linear(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y) {
+  forward_product(Operands("linear"), x, w, bias, y);
+}
+
+void linear_rows(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y) {
+  forward_product(Operands("linear_rows"), x, w, bias, y);
 }
 
 void linear_backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx) {
@@ -267,13 +279,50 @@ void attention_backward(const TensorView& dout, const HeadsView& q, const HeadsV
   check.heads(dv, "dv", q.dtype, shape.kv_heads, shape.head_dim);
 }
 
+namespace {
+
+/// A cache, and the places of N tokens in it.
+void cached(const Operands& check, const KeyValueCache& cache, const CachedTokens& tokens, const AttentionShape& s,
+            DType dtype) {
+  check.that(s.batch == 1 && s.sequence >= 0 && s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0,
+             "the shape is not one row of tokens");
+  check.that(s.window >= 0, "the window is negative");
+  check.that(s.heads % s.kv_heads == 0, "key/value heads do not divide the query heads");
+  check.that(tokens.rows != nullptr && tokens.records, "tokens without places in the cache");
+  check.that(cache.keys.shape.rank() == 3, "the cache is not of rows of positions");
+  const Shape places{cache.keys.shape[0], cache.keys.shape[1], s.kv_heads * s.head_dim};
+  check.require(cache.keys, "the cache's keys", dtype, places);
+  check.require(cache.values, "the cache's values", dtype, places);
+}
+
+}  // namespace
+
+void store_keys_values(const HeadsView& k, const HeadsView& v, const KeyValueCache& cache, const CachedTokens& tokens,
+                       const AttentionShape& shape) {
+  const Operands check("store_keys_values");
+  cached(check, cache, tokens, shape, k.dtype);
+  check.that(k.dtype != DType::i32, "k is i32");
+  check.heads(k, "k", k.dtype, shape.kv_heads, shape.head_dim);
+  check.heads(v, "v", k.dtype, shape.kv_heads, shape.head_dim);
+}
+
+void cached_attention(const HeadsView& q, const KeyValueCache& cache, const CachedTokens& tokens, const TensorView& out,
+                      const AttentionShape& shape) {
+  const Operands check("cached_attention");
+  cached(check, cache, tokens, shape, q.dtype);
+  check.that(q.dtype != DType::i32, "q is i32");
+  check.heads(q, "q", q.dtype, shape.heads, shape.head_dim);
+  check.require(out, "out", q.dtype, {shape.sequence, shape.heads * shape.head_dim});
+}
+
 void rope(const TensorView& x, const TensorView& table, const RecordsView& of) {
   const Operands check("rope");
   records(check, of);
   check.activations(x, "x", 4);
   check.that(table.shape.rank() == 3 && table.shape[1] >= 1 && table.shape[1] <= x.shape[3] / 2,
              "the table has no pairs, or more than a head");
-  check.require(table, "table", DType::f32, {x.shape[1], table.shape[1], 2});
+  const std::int64_t positions = of ? table.shape[0] : x.shape[1];
+  check.require(table, "table", DType::f32, {positions, table.shape[1], 2});
 }
 
 // -- norms -------------------------------------------------------------------------------------------------------
@@ -361,8 +410,9 @@ void embedding(const TensorView& tokens, const TensorView& table, const TensorVi
   token_rows_of(check, rows);
   check.that(table.shape.rank() == 2, "table is not a matrix");
   check.require(table, "table", DType::bf16, {table.shape[0], channels});
-  check.that(!positions || (positions.shape.rank() == 2 && positions.shape[0] >= std::min(rows.sequence, n)),
-             "fewer positions than the sequence: " + positions.shape.text());
+  check.that(
+      !positions || (positions.shape.rank() == 2 && (rows.records || positions.shape[0] >= std::min(rows.sequence, n))),
+      "fewer positions than the sequence: " + positions.shape.text());
   check.optional(positions, "positions", DType::bf16, {positions.shape[0], channels});
 }
 

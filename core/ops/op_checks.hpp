@@ -6,6 +6,7 @@
 namespace tandem::checks {
 
 void linear(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y);
+void linear_rows(const TensorView& x, const TensorView& w, const TensorView& bias, const TensorView& y);
 void linear_backward_input(const TensorView& dy, const TensorView& w, const TensorView& dx);
 void linear_backward_weight(const TensorView& dy, const TensorView& x, const TensorView& dw, const TensorView& dbias);
 void head_loss(const HeadLoss& head);
@@ -29,6 +30,10 @@ void attention(const HeadsView& q, const HeadsView& k, const HeadsView& v, const
 void attention_backward(const TensorView& dout, const HeadsView& q, const HeadsView& k, const HeadsView& v,
                         const TensorView& out, const TensorView& lse, const HeadsView& dq, const HeadsView& dk,
                         const HeadsView& dv, const AttentionShape& shape);
+void store_keys_values(const HeadsView& k, const HeadsView& v, const KeyValueCache& cache, const CachedTokens& tokens,
+                       const AttentionShape& shape);
+void cached_attention(const HeadsView& q, const KeyValueCache& cache, const CachedTokens& tokens, const TensorView& out,
+                      const AttentionShape& shape);
 void rope(const TensorView& x, const TensorView& table, const RecordsView& of);
 
 void layer_norm(const TensorView& x, const TensorView& weight, const TensorView& bias, const TensorView& y,

@@ -31,11 +31,13 @@ struct WorkspaceNeeds {
   std::int64_t head_rows = 0;  ///< rows_at_once of head_loss with a bf16 `dweight`; V: all
   bool token_rows = false;     ///< head_loss with a bf16 `dweight` has `token_rows`
   std::int64_t experts = 0;    ///< E; 0: no call for experts
+  bool cached = false;         ///< cached_attention in place of attention
 };
 
 /// Records of packed rows, which neither see each other nor count each other's positions: of each token (b, t) the
 /// first token of its record and one past the last, as positions in its row. (B, T) i32 on the device, both or neither;
-/// none: each row is one record. Values are the caller's to keep right: nothing checks them.
+/// none: each row is one record. Where only positions within records are asked for, `first` may be negative: a record
+/// that begins before its row. Values are the caller's to keep right: nothing checks them.
 struct RecordsView {
   const std::int32_t* first = nullptr;
   const std::int32_t* end = nullptr;
@@ -73,6 +75,20 @@ struct TokenRows {
   constexpr std::int64_t position(std::int64_t n) const noexcept {
     return n % sequence - (records.first == nullptr ? 0 : records.first[n]);
   }
+};
+
+/// Keys and values of tokens that a model has seen, each a row of S positions for every sequence: (B, S, K D).
+struct KeyValueCache {
+  TensorView keys, values;
+};
+
+/// N tokens whose sequences have their earlier tokens in a cache. Values are the caller's to keep right: rows below B,
+/// positions below S.
+struct CachedTokens {
+  const std::int32_t* rows = nullptr;  ///< (N) i32 on the device: the row of each token's sequence in the cache
+  RecordsView records{};               ///< (1, N): n less the position of token n in its sequence is `first`
+
+  constexpr std::int64_t position(std::int64_t n) const noexcept { return n - records.first[n]; }
 };
 
 /// Operands of attention: token (b, t) of head h starts at data + (b T + t) row_stride + h D elements,
@@ -151,6 +167,9 @@ class Ops : public OpsRules {
   // -- linear: x (N, I), w (O, I), bias (O) bf16 or empty, y (N, O) ------------------------------------
   /// y = x w^T + bias. `y` may be f32 while x is bf16.
   virtual void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) = 0;
+  /// y = x w^T + bias of few rows, bound by reading w: the bits of a row of y depend on its row of x alone, not on N.
+  /// Others than those of linear().
+  virtual void linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) = 0;
   /// dx (N, I) = dy w, or += where `accumulate`.
   virtual void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate,
                                      StreamView stream) = 0;
@@ -215,10 +234,17 @@ class Ops : public OpsRules {
   virtual void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out,
                                   TensorView lse, HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
                                   StreamView stream) = 0;
+  /// Writes k and v of N tokens, (N, K D) each, to their places in `cache`.
+  virtual void store_keys_values(HeadsView k, HeadsView v, const KeyValueCache& cache, const CachedTokens& tokens,
+                                 const AttentionShape& shape, StreamView stream) = 0;
+  /// out (N, H D): each of N tokens over the tokens of its sequence in `cache`, its own among them. `shape` is of one
+  /// row of N tokens; its window is honoured, its records are not read. A token's bits depend on what it sees alone.
+  virtual void cached_attention(HeadsView q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                                const AttentionShape& shape, StreamView stream) = 0;
   /// Rotary embedding in place on the first R elements of each head of x (B, T, heads, D), halves convention (element i
   /// pairs with i + R/2). table (T, R/2, 2) f32: cosine and sine of each position and frequency, R at most D. Positions
-  /// are those within `records`. `inverse` rotates back, which is also the backward; where cosine and sine are longer
-  /// than 1 it is the backward alone.
+  /// are those within `records`, with which the table has as many rows as they need. `inverse` rotates back, which is
+  /// also the backward; where cosine and sine are longer than 1 it is the backward alone.
   virtual void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) = 0;
 
   // -- norms over the last dimension: x (N, C), weight (C) bf16 ------------------------------------------

@@ -17,6 +17,7 @@ std::size_t HostRules::workspace_bytes(const WorkspaceNeeds& needs) const {
                 needs.experts > 0 ? fast::expert_scratch(needs.tokens, needs.channels, needs.channels, threads_) : 0,
                 fast::head_loss_scratch(needs.tokens, needs.channels, needs.vocabulary, needs.activations, threads_,
                                         needs.gradients ? needs.head_rows : 0, needs.token_rows),
+                needs.cached ? fast::cached_attention_scratch(needs.head_dim, threads_) : 0,
                 fast::attention_scratch(needs.sequence, needs.head_dim, threads_),
                 fast::attention_backward_scratch(needs.sequence, needs.head_dim, threads_)}));
 }
@@ -33,6 +34,11 @@ void HostOps::linear(TensorView x, TensorView w, TensorView bias, TensorView y, 
   checks::linear(x, w, bias, y);
   enqueue_(stream, "linear",
            [this, x, w, bias, y, lent = workspace_] { fast::linear(*parallel_, lent, x, w, bias, y); });
+}
+
+void HostOps::linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) {
+  checks::linear_rows(x, w, bias, y);
+  enqueue_(stream, "linear_rows", [this, x, w, bias, y] { fast::linear_rows(*parallel_, x, w, bias, y); });
 }
 
 void HostOps::linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) {
@@ -131,6 +137,21 @@ void HostOps::attention_backward(TensorView dout, HeadsView q, HeadsView k, Head
   checks::attention_backward(dout, q, k, v, out, lse, dq, dk, dv, shape);
   enqueue_(stream, "attention_backward", [this, dout, q, k, v, out, lse, dq, dk, dv, shape, lent = workspace_] {
     fast::attention_backward(*parallel_, lent, dout, q, k, v, out, lse, dq, dk, dv, shape);
+  });
+}
+
+void HostOps::store_keys_values(HeadsView k, HeadsView v, const KeyValueCache& cache, const CachedTokens& tokens,
+                                const AttentionShape& shape, StreamView stream) {
+  checks::store_keys_values(k, v, cache, tokens, shape);
+  enqueue_(stream, "store_keys_values",
+           [k, v, cache, tokens, shape] { fast::store_keys_values(k, v, cache, tokens, shape); });
+}
+
+void HostOps::cached_attention(HeadsView q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                               const AttentionShape& shape, StreamView stream) {
+  checks::cached_attention(q, cache, tokens, out, shape);
+  enqueue_(stream, "cached_attention", [this, q, cache, tokens, out, shape, lent = workspace_] {
+    fast::cached_attention(*parallel_, lent, q, cache, tokens, out, shape);
   });
 }
 

@@ -36,6 +36,7 @@ class HostOps : public Ops {
   void bind_workspace(void* data, std::size_t bytes) override;
 
   void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
+  void linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
   void head_loss(const HeadLoss& head, StreamView stream) override;
@@ -58,6 +59,10 @@ class HostOps : public Ops {
   void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                           HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
                           StreamView stream) override;
+  void store_keys_values(HeadsView k, HeadsView v, const KeyValueCache& cache, const CachedTokens& tokens,
+                         const AttentionShape& shape, StreamView stream) override;
+  void cached_attention(HeadsView q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                        const AttentionShape& shape, StreamView stream) override;
   void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) override;
 
   void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,

@@ -12,6 +12,8 @@ namespace tandem::fast {
 
 std::size_t linear_scratch(std::int64_t rows, std::int64_t in, std::int64_t out, DType activations, int threads);
 void linear(Parallel& parallel, const Workspace& workspace, TensorView x, TensorView w, TensorView bias, TensorView y);
+/// Products by vectors: each row's sums run in 32 lanes over its inputs, whatever the number of rows.
+void linear_rows(Parallel& parallel, TensorView x, TensorView w, TensorView bias, TensorView y);
 void linear_backward_input(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView w, TensorView dx,
                            bool accumulate);
 void linear_backward_weight(Parallel& parallel, const Workspace& workspace, TensorView dy, TensorView x, TensorView dw,
@@ -52,6 +54,11 @@ void attention_backward(Parallel& parallel, const Workspace& workspace, TensorVi
 /// Scores that attention makes for one head of all rows: those that tokens see, and the others of the blocks that these
 /// are in.
 std::int64_t attention_scores(const AttentionShape& shape);
+void store_keys_values(HeadsView k, HeadsView v, const KeyValueCache& cache, const CachedTokens& tokens,
+                       const AttentionShape& shape);
+std::size_t cached_attention_scratch(std::int64_t head_dim, int threads);
+void cached_attention(Parallel& parallel, const Workspace& workspace, HeadsView q, const KeyValueCache& cache,
+                      const CachedTokens& tokens, TensorView out, const AttentionShape& shape);
 void rope(Parallel& parallel, TensorView x, TensorView table, bool inverse, RecordsView records = {});
 
 void layer_norm(Parallel& parallel, TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean,

@@ -89,6 +89,33 @@ void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView
   });
 }
 
+void cached_attention(HeadsView q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                      const AttentionShape& s) {
+  const std::int64_t length = cache.keys.shape[1], width = cache.keys.shape[2];
+  for (std::int64_t n = 0; n < s.sequence; ++n) {
+    const std::int64_t last = tokens.position(n), row = tokens.rows[n] * length * width;
+    const HeadsView k{cache.keys.data, cache.keys.dtype, width}, v{cache.values.data, cache.values.dtype, width};
+    for (std::int64_t h = 0; h < s.heads; ++h) {
+      const std::int64_t first = s.window > 0 ? std::max<std::int64_t>(0, last + 1 - s.window) : 0;
+      const auto key_at = [&](std::int64_t j) { return row + j * width + h / s.group() * s.head_dim; };
+      std::vector<double> p;
+      for (std::int64_t j = first; j <= last; ++j) {
+        p.push_back(static_cast<double>(s.scale) * dot(q, n * q.row_stride + h * s.head_dim, k, key_at(j), s.head_dim));
+      }
+      const double largest = *std::max_element(p.begin(), p.end());
+      double sum = 0.0;
+      for (double& x : p) sum += x = std::exp(x - largest);
+      for (std::int64_t d = 0; d < s.head_dim; ++d) {
+        double value = 0.0;
+        for (std::int64_t j = first; j <= last; ++j) {
+          value += p[static_cast<std::size_t>(j - first)] / sum * get(v.data, v.dtype, key_at(j) + d);
+        }
+        put(out, (n * s.heads + h) * s.head_dim + d, value);
+      }
+    }
+  }
+}
+
 void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                         HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& s) {
   const HeadsView o = dense(out, s), d_o = dense(dout, s);

@@ -25,6 +25,8 @@ void sum_rows(TensorView x, const Routing& routing, TensorView residual, TensorV
 void attention(HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse, const AttentionShape& shape);
 void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                         HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape);
+void cached_attention(HeadsView q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                      const AttentionShape& shape);
 void rope(TensorView x, TensorView table, bool inverse, RecordsView records = {});
 
 void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,

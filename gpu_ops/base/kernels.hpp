@@ -105,6 +105,14 @@ struct ColumnGather {
 };
 void gather_columns(const ColumnGather& gather, CUstream_st* stream);
 
+// -- cached.cu -----------------------------------------------------------------------------------------------------
+void linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, CUstream_st* stream);
+void store_keys_values(const HeadsView& k, const HeadsView& v, const KeyValueCache& cache, const CachedTokens& tokens,
+                       const AttentionShape& shape, CUstream_st* stream);
+/// Heads of at most 256 dimensions, else MisuseError.
+void cached_attention(const HeadsView& q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                      const AttentionShape& shape, CUstream_st* stream);
+
 // -- experts.cu ----------------------------------------------------------------------------------------------------
 void route(TensorView logits, bool normalized, const Routing& routing, CUstream_st* stream);
 void route_backward(TensorView drouting_weights, TensorView logits, bool normalized, const Routing& routing,

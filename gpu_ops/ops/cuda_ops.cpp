@@ -31,6 +31,7 @@ class CudaOps final : public Ops {
   }
 
   void linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
+  void linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) override;
   void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) override;
   void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias, StreamView stream) override;
   void linear_add(TensorView x, TensorView w, TensorView bias, TensorView residual, TensorView y,
@@ -60,6 +61,10 @@ class CudaOps final : public Ops {
   void attention_backward(TensorView dout, HeadsView q, HeadsView k, HeadsView v, TensorView out, TensorView lse,
                           HeadsView dq, HeadsView dk, HeadsView dv, const AttentionShape& shape,
                           StreamView stream) override;
+  void store_keys_values(HeadsView k, HeadsView v, const KeyValueCache& cache, const CachedTokens& tokens,
+                         const AttentionShape& shape, StreamView stream) override;
+  void cached_attention(HeadsView q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                        const AttentionShape& shape, StreamView stream) override;
   void rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) override;
 
   void layer_norm(TensorView x, TensorView weight, TensorView bias, TensorView y, TensorView mean, TensorView rstd,
@@ -150,6 +155,11 @@ gpu::Product backward_input(const TensorView& dy, const TensorView& w, const Ten
 void CudaOps::linear(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) {
   checks::linear(x, w, bias, y);
   multiply(forward(x, w, bias, y), native_stream(stream));
+}
+
+void CudaOps::linear_rows(TensorView x, TensorView w, TensorView bias, TensorView y, StreamView stream) {
+  checks::linear_rows(x, w, bias, y);
+  gpu::linear_rows(x, w, bias, y, native_stream(stream));
 }
 
 void CudaOps::linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate, StreamView stream) {
@@ -282,6 +292,18 @@ void CudaOps::attention_backward(TensorView dout, HeadsView q, HeadsView k, Head
   checks::attention_backward(dout, q, k, v, out, lse, dq, dk, dv, shape);
   CUstream_st* const native = native_stream(stream);
   attention_->backward({dout, q, k, v, out, lse, dq, dk, dv, shape}, attention_scratch(shape, q.dtype), native);
+}
+
+void CudaOps::store_keys_values(HeadsView k, HeadsView v, const KeyValueCache& cache, const CachedTokens& tokens,
+                                const AttentionShape& shape, StreamView stream) {
+  checks::store_keys_values(k, v, cache, tokens, shape);
+  gpu::store_keys_values(k, v, cache, tokens, shape, native_stream(stream));
+}
+
+void CudaOps::cached_attention(HeadsView q, const KeyValueCache& cache, const CachedTokens& tokens, TensorView out,
+                               const AttentionShape& shape, StreamView stream) {
+  checks::cached_attention(q, cache, tokens, out, shape);
+  gpu::cached_attention(q, cache, tokens, out, shape, native_stream(stream));
 }
 
 void CudaOps::rope(TensorView x, TensorView table, RecordsView records, bool inverse, StreamView stream) {

@@ -23,12 +23,26 @@ struct Taker {
         micro.record_first = carver.take(DType::i32, {shape.batch, shape.sequence});
         micro.record_end = carver.take(DType::i32, {shape.batch, shape.sequence});
       }
+      if (shape.cached > 0) {
+        micro.record_first = carver.take(DType::i32, {shape.batch, shape.sequence});
+        micro.cache_rows = carver.take(DType::i32, {shape.batch, shape.sequence});
+      }
       micro.losses = carver.take(DType::f32, {tokens});
     }
   }
 
+  void take_caches(Carver& carver, Activations& a) const {
+    if (shape.cached == 0) return;
+    const Shape rows{shape.batch, shape.cached, config.kv_heads * config.head_dim};
+    for (std::int64_t i = 0; i < config.layers; ++i) {
+      a.caches.push_back({carver.take(shape.compute, rows), carver.take(shape.compute, rows)});
+    }
+  }
+
   void take_normed(Carver& carver, Activations& a) const {
-    for (MicroBatch& micro : a.micro) micro.normed = stream(carver);
+    for (MicroBatch& micro : a.micro) {
+      micro.normed = shape.cached > 0 ? carver.take(shape.compute, {shape.batch, config.width}) : stream(carver);
+    }
   }
 
   /// Takes buffers for a tied table's gradient: the head's inputs where it is made last, and otherwise the rows that
@@ -61,7 +75,8 @@ struct Taker {
     const auto gradient = [&] {
       if (shape.training) a.dnormed = stream(carver);
     };
-    const auto logits = [&] { a.logits = carver.take(DType::f32, {1, config.vocabulary}); };
+    const std::int64_t rows = shape.cached > 0 ? shape.batch : 1;
+    const auto logits = [&] { a.logits = carver.take(DType::f32, {rows, config.vocabulary}); };
     carver.overlay(gradient, logits);
   }
 
@@ -94,8 +109,10 @@ Activations take_activations(const ModelConfig& config, const RunShape& shape, c
   Activations a;
   RunShape of_block = shape;
   of_block.selective = keeps_selectively(config, shape);
+  if (shape.cached > 0) of_block.batch = 1, of_block.sequence = most_cached_tokens(shape);
   a.block = make_block(config, of_block, ops.repeats_gelu);
   a.block->take_tables(rows.tables);
+  taker.take_caches(rows.cache, a);
   taker.take_batches(rows.batch, a);
   taker.take_inputs(shape.training ? rows.kept : rows.workspace, a);
   if (shape.training) {

@@ -17,6 +17,7 @@ struct ActivationRows {
   Carver kept;                      ///< values kept between forward and backward
   Carver workspace;                 ///< buffers and scratch of the ops within one block, or within the head
   Carver tables;                    ///< constants
+  Carver cache;                     ///< keys and values of a cached shape
   std::size_t offloaded_bytes = 0;  ///< on the host: inputs that do not stay
 };
 
@@ -32,25 +33,27 @@ struct MicroBatch {
   TensorView tokens, targets;  ///< (B, T) i32
   TensorView record_first;     ///< (B, T) i32, of a packed shape: where each token's record begins
   TensorView record_end;       ///< (B, T) i32, of a packed shape: one past the last token of each token's record
+  TensorView cache_rows;       ///< (B, T) i32, of a cached shape: row of each token's sequence
   TensorView losses;           ///< (N) f32
   TensorView normed;           ///< (N, C): the head's normalised input, later the gradient that runs backward
   TensorView token_rows;       ///< (N, C) f32 or empty: rows of a tied table's gradient, before the embedding's part
   TensorView head_input;       ///< (N, C) or empty: the head's normalised input, where makes_table_last()
 
   RecordsView records() const {
-    if (!record_first) return {};
+    if (!record_end) return {};
     return {record_first.as<std::int32_t>(), record_end.as<std::int32_t>()};
   }
 };
 
 struct Activations {
   std::vector<MicroBatch> micro;
-  std::vector<TensorView> inputs;  ///< (N, C): slots for the inputs of each block and of the head
-  TensorView mean, rstd;           ///< (N) f32, of the head's norm
-  TensorView dnormed;              ///< (N, C): gradient of `normed`
-  TensorView logits;               ///< (1, V) f32
-  TensorView block_scratch;        ///< lent to the ops while they work for a block
-  TensorView ends_scratch;         ///< and for embedding and head
+  std::vector<TensorView> inputs;     ///< (N, C): slots for the inputs of each block and of the head
+  TensorView mean, rstd;              ///< (N) f32, of the head's norm
+  TensorView dnormed;                 ///< (N, C): gradient of `normed`
+  TensorView logits;                  ///< (1, V) f32, of a cached shape (B, V)
+  std::vector<KeyValueCache> caches;  ///< a cached shape's, one for each block
+  TensorView block_scratch;           ///< lent to the ops while they work for a block
+  TensorView ends_scratch;            ///< and for embedding and head
   std::unique_ptr<Block> block;
 };
 

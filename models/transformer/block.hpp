@@ -13,15 +13,25 @@
 
 namespace tandem {
 
+/// Place of a call's tokens in the cache of its layer.
+struct CachedCall {
+  KeyValueCache cache;
+  CachedTokens tokens;
+  bool decodes = false;  ///< tokens of one sequence each, few: none's bits depend on the others
+};
+
 /// Operands of a block's forward. Views are (N, C) in the compute type.
 struct BlockForward {
   Ops& ops;
   StreamView stream;
   const WeightsGuard& weights;
-  std::int64_t layer = 0;  ///< index among the blocks
-  RecordsView records;     ///< records of the rows of x
-  TensorView x;            ///< read
-  TensorView y;            ///< written; empty: only what backward needs is computed
+  std::int64_t layer = 0;              ///< index among the blocks
+  RecordsView records;                 ///< records of the rows of x
+  TensorView x;                        ///< read
+  TensorView y;                        ///< written; empty: only what backward needs is computed
+  const CachedCall* cached = nullptr;  ///< set for a cached shape, whose x may have fewer rows than it; else null
+
+  bool few_rows() const { return cached != nullptr && cached->decodes; }
 };
 
 struct BlockBackward {
@@ -71,6 +81,24 @@ template <class Guard>
 TensorView bias_of(bool has, const Guard& guard, std::string_view name) {
   return has ? guard[name] : TensorView{};
 }
+
+/// Linear layers of forward: for few rows they read the weight as it lies, see Ops::linear_rows.
+void linear(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView y);
+void linear_add(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView residual,
+                TensorView y);
+void linear_gelu(const BlockForward& call, TensorView x, TensorView w, TensorView bias, TensorView up, TensorView act);
+
+/// Projections of a block's tokens that attention takes.
+struct Projections {
+  HeadsView q, k, v;
+};
+/// Attention of forward, into out (B, T, H D): over the tokens of the call, or over their sequences in the cache, into
+/// which their keys and values then go.
+void attend(const BlockForward& call, const Projections& of, TensorView out, TensorView lse,
+            const AttentionShape& shape);
+
+/// The first rows of a buffer that may be empty.
+inline TensorView first_rows(TensorView buffer, std::int64_t n) { return buffer ? buffer.rows(0, n) : buffer; }
 
 /// A linear layer's parameter gradients, left out where all of them are frozen.
 void add_linear_gradients(const BlockBackward& call, TensorView dy, TensorView x, TensorView dweight,

@@ -62,11 +62,15 @@ class Gpt2Block final : public Block {
     return {static_cast<std::byte*>(qkv.data) + offset, qkv.dtype, 3 * width_};
   }
   /// View as (B, T, C).
-  TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, width_}); }
+  TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, x.shape[0] / shape_.batch, width_}); }
+  /// Buffers of forward for the first `n` tokens.
+  static Gpt2Buffers first_tokens(Gpt2Buffers b, std::int64_t n);
 
-  AttentionShape attention(RecordsView records) const {
+  template <class Call>
+  AttentionShape attention(const Call& call) const {
     AttentionShape shape = attention_;
-    shape.records = records;
+    shape.sequence = call.x.shape[0] / shape_.batch;
+    shape.records = call.records;
     return shape;
   }
 
@@ -138,20 +142,25 @@ void Gpt2Block::normalize_middle(const BlockForward& call, const Gpt2Buffers& b)
   call.ops.layer_norm(b.x1, w["ln_2.weight"], w["ln_2.bias"], b.ln2, b.mean2, b.rstd2, eps_, call.stream);
 }
 
+Gpt2Buffers Gpt2Block::first_tokens(Gpt2Buffers b, std::int64_t n) {
+  for (TensorView* rows :
+       {&b.mean1, &b.rstd1, &b.mean2, &b.rstd2, &b.ln1, &b.qkv, &b.att, &b.x1, &b.ln2, &b.up, &b.act}) {
+    *rows = first_rows(*rows, n);
+  }
+  return b;
+}
+
 void Gpt2Block::forward(const BlockForward& call, std::size_t slot) {
-  const Gpt2Buffers& b = slots_.at(slot);
+  const Gpt2Buffers b = call.cached ? first_tokens(slots_.at(slot), call.x.shape[0]) : slots_.at(slot);
   const WeightsGuard& w = call.weights;
-  Ops& ops = call.ops;
-  const StreamView s = call.stream;
   normalize_input(call, b);
-  ops.linear(b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv, s);
-  ops.attention(third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att), b.lse, attention(call.records),
-                s);
-  ops.linear_add(b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1, s);
+  linear(call, b.ln1, w["attn.c_attn.weight"], w["attn.c_attn.bias"], b.qkv);
+  attend(call, {third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2)}, by_sequence(b.att), b.lse, attention(call));
+  linear_add(call, b.att, w["attn.c_proj.weight"], w["attn.c_proj.bias"], call.x, b.x1);
   normalize_middle(call, b);
-  ops.linear_gelu(b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act, s);
+  linear_gelu(call, b.ln2, w["mlp.c_fc.weight"], w["mlp.c_fc.bias"], b.up, b.act);
   if (!call.y) return;
-  ops.linear_add(b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y, s);
+  linear_add(call, b.act, w["mlp.c_proj.weight"], w["mlp.c_proj.bias"], b.x1, call.y);
 }
 
 void Gpt2Block::complete(const BlockForward& call, std::size_t slot) {
@@ -187,7 +196,7 @@ void Gpt2Block::attention_backward(const BlockBackward& call, const Gpt2Buffers&
   const TensorView datt = b.ln2;
   ops.linear_backward_input(dy, w["attn.c_proj.weight"], datt, false, s);
   ops.attention_backward(by_sequence(datt), third(b.qkv, 0), third(b.qkv, 1), third(b.qkv, 2), by_sequence(b.att),
-                         b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention(records), s);
+                         b.lse, third(b.dqkv, 0), third(b.dqkv, 1), third(b.dqkv, 2), attention(call), s);
   add_linear_gradients(call, b.dqkv, b.ln1, g["attn.c_attn.weight"], g["attn.c_attn.bias"]);
   const TensorView dln1 = b.ln1;
   ops.linear_backward_input(b.dqkv, w["attn.c_attn.weight"], dln1, false, s);

@@ -40,6 +40,7 @@ class LlamaBlock final : public Block {
       : config_(config),
         shape_(shape),
         tokens_(shape.batch * shape.sequence),
+        positions_(shape.cached > 0 ? shape.cached : shape.sequence),
         query_(config.heads * config.head_dim),
         key_(config.kv_heads * config.head_dim),
         eps_(static_cast<float>(config.norm_eps)),
@@ -90,20 +91,23 @@ class LlamaBlock final : public Block {
   }
   static HeadsView heads(TensorView x) { return {x.data, x.dtype, x.shape[1]}; }
   /// View as (B, T, H D).
-  TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, shape_.sequence, query_}); }
+  TensorView by_sequence(TensorView x) const { return x.reshaped({shape_.batch, x.shape[0] / shape_.batch, query_}); }
+  /// Buffers of forward for the first `n` tokens.
+  LlamaBuffers first_tokens(LlamaBuffers b, std::int64_t n) const;
   /// Rows of q or k that a QK norm is over: each head, as (N heads, D), or all of a token's.
   TensorView norm_rows(TensorView x) const {
     if (config_.qk_norm == QkNorm::whole) return x;
     return x.reshaped({x.count() / config_.head_dim, config_.head_dim});
   }
-  /// Number of norms among the values of q or k.
-  std::int64_t norm_count(std::int64_t heads) const {
-    return config_.qk_norm == QkNorm::whole ? tokens_ : tokens_ * heads;
+  /// Number of norms among the values of q or k of so many tokens.
+  std::int64_t norm_count(std::int64_t tokens, std::int64_t heads) const {
+    return config_.qk_norm == QkNorm::whole ? tokens : tokens * heads;
   }
   bool qk_norm() const { return config_.qk_norm != QkNorm::none; }
   template <class Call>
   AttentionShape attention(const Call& call) const {
     AttentionShape shape = attention_;
+    shape.sequence = call.x.shape[0] / shape_.batch;
     shape.window = config_.window_of(call.layer);
     shape.records = call.records;
     return shape;
@@ -136,13 +140,14 @@ class LlamaBlock final : public Block {
   ModelConfig config_;
   RunShape shape_;
   std::int64_t tokens_;
+  std::int64_t positions_;  ///< rows of the tables
   std::int64_t query_;
   std::int64_t key_;
   float eps_, offset_;
   AttentionShape attention_;
   std::unique_ptr<Mlp> mlp_;
   bool has_table_, has_window_table_;
-  TensorView table_;         ///< (T, R/2, 2) f32, R of D elements of a head are rotated
+  TensorView table_;         ///< (positions, R/2, 2) f32, R of D elements of a head are rotated
   TensorView window_table_;  ///< table of layers with a window, where theirs differs
   LlamaBuffers shared_;      ///< buffers with a star, in a selective shape
   std::vector<LlamaBuffers> slots_;
@@ -178,8 +183,8 @@ void LlamaBlock::take_statistics(Carver& carver, LlamaBuffers& b) const {
     b.rstd_down = of_rows();
   }
   if (qk_norm()) {
-    b.rstd_q = carver.take(DType::f32, {norm_count(config_.heads)});
-    b.rstd_k = carver.take(DType::f32, {norm_count(config_.kv_heads)});
+    b.rstd_q = carver.take(DType::f32, {norm_count(tokens_, config_.heads)});
+    b.rstd_k = carver.take(DType::f32, {norm_count(tokens_, config_.kv_heads)});
   }
   if (shape_.training) b.lse = carver.take(DType::f32, {shape_.batch, config_.heads, shape_.sequence});
 }
@@ -229,7 +234,7 @@ void LlamaBlock::take_buffers(Carver& carver) {
 }
 
 void LlamaBlock::take_tables(Carver& carver) {
-  const auto take = [&] { return carver.take(DType::f32, {shape_.sequence, config_.rotary_dim() / 2, 2}); };
+  const auto take = [&] { return carver.take(DType::f32, {positions_, config_.rotary_dim() / 2, 2}); };
   if (has_table_) table_ = take();
   if (has_window_table_) window_table_ = take();
 }
@@ -240,7 +245,7 @@ void LlamaBlock::write_tables(Device& device, StreamView stream) {
 }
 
 void LlamaBlock::write_table(Device& device, TensorView table, const Rope& rope, StreamView stream) const {
-  const std::vector<float> values = rope_table(config_, rope, shape_.sequence);
+  const std::vector<float> values = rope_table(config_, rope, positions_);
   device.copy(table.data, values.data(), table.bytes(), CopyKind::host_to_device, stream);
   device.synchronize(stream);  // `values` goes
 }
@@ -252,7 +257,7 @@ void LlamaBlock::rotate(const Call& call, TensorView q, TensorView k, bool inver
   if (!kind.rotated) return;
   const TensorView table = kind.windowed && has_window_table_ ? window_table_ : table_;
   const auto view = [&](TensorView x, std::int64_t count) {
-    return x.reshaped({shape_.batch, shape_.sequence, count, config_.head_dim});
+    return x.reshaped({shape_.batch, x.shape[0] / shape_.batch, count, config_.head_dim});
   };
   call.ops.rope(view(q, config_.heads), table, call.records, inverse, call.stream);
   call.ops.rope(view(k, config_.kv_heads), table, call.records, inverse, call.stream);
@@ -265,10 +270,9 @@ void LlamaBlock::normalize_input(const BlockForward& call, const LlamaBuffers& b
 
 void LlamaBlock::project(const BlockForward& call, const LlamaBuffers& b) const {
   const WeightsGuard& w = call.weights;
-  const StreamView s = call.stream;
   const TensorView x = attention_input(call.x, b);
   const auto product = [&](const char* weight, const char* bias_name, TensorView y) {
-    call.ops.linear(x, w[weight], bias_of(config_.qkv_bias, w, bias_name), y, s);
+    linear(call, x, w[weight], bias_of(config_.qkv_bias, w, bias_name), y);
   };
   product("self_attn.q_proj.weight", "self_attn.q_proj.bias", b.q);
   product("self_attn.k_proj.weight", "self_attn.k_proj.bias", b.k);
@@ -297,11 +301,11 @@ void LlamaBlock::add_attention(const BlockForward& call, const LlamaBuffers& b) 
   const TensorView weight = w["self_attn.o_proj.weight"];
   const TensorView o_bias = bias_of(config_.output_bias, w, "self_attn.o_proj.bias");
   if (scaled()) {
-    call.ops.linear(b.att, weight, o_bias, b.x1, call.stream);
+    linear(call, b.att, weight, o_bias, b.x1);
     return call.ops.add_scaled(b.x1, factor(), call.x, b.x1, call.stream);
   }
-  if (!config_.norm_after) return call.ops.linear_add(b.att, weight, o_bias, call.x, b.x1, call.stream);
-  call.ops.linear(b.att, weight, o_bias, b.o, call.stream);
+  if (!config_.norm_after) return linear_add(call, b.att, weight, o_bias, call.x, b.x1);
+  linear(call, b.att, weight, o_bias, b.o);
   call.ops.rms_norm(b.o, norm_weight(w, "post_attention_layernorm.weight"), b.x1, b.rstd_o, eps_, call.stream);
   call.ops.add(call.x, b.x1, b.x1, call.stream);
 }
@@ -325,12 +329,22 @@ void LlamaBlock::add_mlp(const BlockForward& call, const LlamaBuffers& b) const 
   if (call.y) call.ops.add(b.x1, call.y, call.y, call.stream);
 }
 
+LlamaBuffers LlamaBlock::first_tokens(LlamaBuffers b, std::int64_t n) const {
+  for (TensorView* rows : {&b.rstd1, &b.rstd2, &b.rstd_o, &b.rstd_down, &b.norm1, &b.q, &b.k, &b.v, &b.q_rotated,
+                           &b.k_rotated, &b.att, &b.x1, &b.norm2, &b.o, &b.down}) {
+    *rows = first_rows(*rows, n);
+  }
+  b.rstd_q = first_rows(b.rstd_q, norm_count(n, config_.heads));
+  b.rstd_k = first_rows(b.rstd_k, norm_count(n, config_.kv_heads));
+  b.mlp = mlp_->first_tokens(b.mlp, n);
+  return b;
+}
+
 void LlamaBlock::forward(const BlockForward& call, std::size_t slot) {
-  const LlamaBuffers& b = slots_.at(slot);
+  const LlamaBuffers b = call.cached ? first_tokens(slots_.at(slot), call.x.shape[0]) : slots_.at(slot);
   normalize_input(call, b);
   project(call, b);
-  call.ops.attention(heads(b.q_rotated), heads(b.k_rotated), heads(b.v), by_sequence(b.att), b.lse, attention(call),
-                     call.stream);
+  attend(call, {heads(b.q_rotated), heads(b.k_rotated), heads(b.v)}, by_sequence(b.att), b.lse, attention(call));
   add_attention(call, b);
   normalize_middle(call, b);
   mlp_->forward(call, mlp_input(b), b.mlp);

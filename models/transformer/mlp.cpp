@@ -21,10 +21,14 @@ class DenseMlp final : public Mlp {
     b.up = activation(carver);
     if (!selective_) b.act = activation(carver);
   }
+  MlpBuffers first_tokens(MlpBuffers b, std::int64_t n) const override {
+    for (TensorView* rows : {&b.gate, &b.up, &b.act}) *rows = first_rows(*rows, n);
+    return b;
+  }
   void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const override {
     const WeightsGuard& w = call.weights;
-    call.ops.linear(x, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate, call.stream);
-    call.ops.linear(x, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up, call.stream);
+    linear(call, x, w["mlp.gate_proj.weight"], bias_of(biased_, w, "mlp.gate_proj.bias"), b.gate);
+    linear(call, x, w["mlp.up_proj.weight"], bias_of(biased_, w, "mlp.up_proj.bias"), b.up);
     activate(call, b);
   }
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
@@ -34,8 +38,8 @@ class DenseMlp final : public Mlp {
   void finish(const BlockForward& call, const MlpBuffers& b, TensorView residual, TensorView y) const override {
     const TensorView weight = call.weights["mlp.down_proj.weight"];
     const TensorView down_bias = bias_of(biased_, call.weights, "mlp.down_proj.bias");
-    if (residual) return call.ops.linear_add(b.act, weight, down_bias, residual, y, call.stream);
-    call.ops.linear(b.act, weight, down_bias, y, call.stream);
+    if (residual) return linear_add(call, b.act, weight, down_bias, residual, y);
+    linear(call, b.act, weight, down_bias, y);
   }
   void backward(const BlockBackward& call, TensorView dy, TensorView x, const MlpBuffers& b, TensorView dx,
                 bool accumulate) const override;
@@ -103,6 +107,12 @@ class ExpertMlp final : public Mlp {
     b.up = activation(carver);
     if (!selective_) b.act = activation(carver);
   }
+  MlpBuffers first_tokens(MlpBuffers b, std::int64_t n) const override {
+    Routing& r = b.routing;
+    for (TensorView* rows : {&b.logits, &r.experts, &r.weights, &r.rows}) *rows = first_rows(*rows, n);
+    for (TensorView* rows : {&b.gate, &b.up, &b.act, &b.rows, &r.slots}) *rows = first_rows(*rows, n * choices_);
+    return b;
+  }
   void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const override;
   void activate(const BlockForward& call, const MlpBuffers& b) const override {
     call.ops.expert_swiglu(b.gate, b.up, b.routing, b.act, call.stream);
@@ -127,7 +137,7 @@ void ExpertMlp::forward(const BlockForward& call, TensorView x, const MlpBuffers
   const StreamView s = call.stream;
   const WeightsGuard& w = call.weights;
   const RowValues input{x, /*of_tokens=*/true};
-  ops.linear(x, w["mlp.gate.weight"], {}, b.logits, s);
+  linear(call, x, w["mlp.gate.weight"], {}, b.logits);
   ops.route(b.logits, normalized_, b.routing, s);
   ops.expert_linear(input, w["mlp.experts.gate_proj.weight"], b.routing, b.gate, s);
   ops.expert_linear(input, w["mlp.experts.up_proj.weight"], b.routing, b.up, s);

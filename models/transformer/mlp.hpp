@@ -33,6 +33,9 @@ class Mlp {
   /// Takes buffers between forward and backward, in a copy of what take_shared() took.
   virtual void take(Carver& carver, MlpBuffers& b) const = 0;
 
+  /// Buffers of forward for the first `n` tokens.
+  virtual MlpBuffers first_tokens(MlpBuffers b, std::int64_t n) const = 0;
+
   /// Computes the MLP of x (N, C) up to the activation.
   virtual void forward(const BlockForward& call, TensorView x, const MlpBuffers& b) const = 0;
   /// Computes the activation alone, again.

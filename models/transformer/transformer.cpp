@@ -43,10 +43,30 @@ void check(const ModelConfig& config, const RunShape& shape) {
     throw MisuseError("block inputs are offloaded only where all blocks are computed again");
   }
   if (shape.compute == DType::i32) throw MisuseError("the compute type of a transformer is i32");
+  if (shape.cached == 0) return;
+  if (shape.cached < 0 || shape.cached > config.positions || shape.training || shape.packed) {
+    throw MisuseError(fmt::format("a cache of {} positions", shape.cached),
+                      fmt::format("{} has {}, for forward alone", config.name, config.positions));
+  }
+}
+
+/// Needs of `decode`, which has no loss, and multiplies few rows without scratch.
+WorkspaceNeeds decoding_needs(const ModelConfig& c, const RunShape& shape) {
+  const std::int64_t attended = c.family == Family::gpt2 ? 3 * c.width : c.heads * c.head_dim;
+  return {.tokens = most_cached_tokens(shape),
+          .sequence = 1,
+          .vocabulary = 1,
+          .channels = std::max({c.width, c.ffn, c.experts, attended}),
+          .head_dim = c.head_dim,
+          .activations = shape.compute,
+          .gradients = false,
+          .experts = c.experts,
+          .cached = true};
 }
 
 /// Needs of all calls; those of a block do without the vocabulary.
 WorkspaceNeeds workspace_needs(const ModelConfig& c, const RunShape& shape) {
+  if (shape.cached > 0) return decoding_needs(c, shape);
   const bool gpt2 = c.family == Family::gpt2;
   return {.tokens = shape.batch * shape.sequence,
           .sequence = shape.sequence,
@@ -131,6 +151,17 @@ struct Transformer::Impl {
   std::size_t slot(std::size_t index, std::size_t micro, std::size_t n) const {
     return index < first_kept ? 0 : (index - first_kept) * n + micro;
   }
+  TensorView decode(ParameterAccess& parameters, std::span<const CachedPart> parts, StreamView stream);
+  /// A part's tokens: which of the pass, and where they lie in a layer's cache.
+  struct PartOfPass {
+    std::int64_t first, end;
+    CachedCall call;
+    TensorView rows(TensorView pass) const { return pass.rows(first, end); }
+    RecordsView records() const { return call.tokens.records; }
+  };
+  std::vector<PartOfPass> parts_of_pass(std::span<const CachedPart> parts) const;
+  TensorView decoded_logits(const WeightsGuard& head, std::span<const PartOfPass> parts, StreamView stream);
+  std::int64_t decoded_positions = 0;
   const MicroBatch& micro_batch(std::int64_t i) const {
     if (i < 0 || i >= std::ssize(buffers.micro)) throw MisuseError(fmt::format("micro-batch {} at once", i));
     return buffers.micro[static_cast<std::size_t>(i)];
@@ -291,6 +322,77 @@ void Transformer::Impl::backward(ParameterAccess& parameters, std::size_t n, flo
   backward_embedding(parameters, n, gradient_scale, stream);
 }
 
+std::vector<Transformer::Impl::PartOfPass> Transformer::Impl::parts_of_pass(std::span<const CachedPart> parts) const {
+  const MicroBatch& batch = buffers.micro.front();
+  std::vector<PartOfPass> made;
+  std::int64_t at = 0, logit_rows = 0;
+  for (const CachedPart& part : parts) {
+    const std::int64_t most = part.decodes ? shape.batch : shape.sequence;
+    if (part.tokens < 1 || part.tokens > most || part.tokens > token_count - at) {
+      throw MisuseError(fmt::format("a part of {} tokens", part.tokens),
+                        fmt::format("the shape has room for {}", most));
+    }
+    // Ends of records serve backward alone.
+    const std::int32_t* const first = batch.record_first.as<std::int32_t>() + at;
+    made.push_back(
+        {at, at + part.tokens, {{}, {batch.cache_rows.as<std::int32_t>() + at, {first, first}}, part.decodes}});
+    at += part.tokens;
+    logit_rows += part.decodes ? part.tokens : 1;
+  }
+  if (logit_rows > shape.batch) {
+    throw MisuseError(fmt::format("logits of {} tokens", logit_rows), fmt::format("the shape has {}", shape.batch));
+  }
+  return made;
+}
+
+TensorView Transformer::Impl::decode(ParameterAccess& parameters, std::span<const CachedPart> parts,
+                                     StreamView stream) {
+  std::vector<PartOfPass> pass = parts_of_pass(parts);
+  inputs->begin_pass(1, /*keep=*/false, stream);
+  lend(buffers.ends_scratch);
+  {
+    const WeightsGuard weights = parameters.fetch(0, stream);
+    const TensorView positions = config.family == Family::gpt2 ? weights["positions"] : TensorView{};
+    const TensorView out = inputs->begin_write(0, 0, stream), tokens = flat(buffers.micro.front().tokens);
+    for (const PartOfPass& part : pass) {
+      ops->embedding(part.rows(tokens), weights["tokens"], positions, {part.end - part.first, part.records()},
+                     part.rows(out), stream);
+      scale(part.rows(out), config.embedding_factor, stream);
+    }
+    inputs->end_write(0, 0, stream);
+  }
+  lend(buffers.block_scratch);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(config.layers); ++i) {
+    const WeightsGuard weights = parameters.fetch(static_cast<int>(i) + 1, stream);
+    const TensorView x = inputs->in_forward(i, 0), y = inputs->begin_write(i + 1, 0, stream);
+    for (PartOfPass& part : pass) {
+      part.call.cache = buffers.caches[i];
+      buffers.block->forward(
+          {*ops, stream, weights, static_cast<std::int64_t>(i), part.records(), part.rows(x), part.rows(y), &part.call},
+          0);
+    }
+    inputs->end_write(i + 1, 0, stream);
+  }
+  lend(buffers.ends_scratch);
+  decoded_positions += pass.empty() ? 0 : pass.back().end;
+  const WeightsGuard head = parameters.fetch(head_layer, stream);
+  return decoded_logits(head, pass, stream);
+}
+
+TensorView Transformer::Impl::decoded_logits(const WeightsGuard& head, std::span<const PartOfPass> parts,
+                                             StreamView stream) {
+  const TensorView normed = buffers.micro.front().normed;
+  std::int64_t made = 0;
+  for (const PartOfPass& part : parts) {
+    const std::int64_t first = part.call.decodes ? part.first : part.end - 1, count = part.end - first;
+    normalize(head, head_input().rows(first, part.end), normed.rows(made, made + count), stream);
+    made += count;
+  }
+  const TensorView logits = buffers.logits.rows(0, made);
+  ops->linear_rows(normed.rows(0, made), head["lm_head"], {}, logits, stream);
+  return logits;
+}
+
 Transformer::Transformer(ModelConfig config, RunShape shape) {
   check(config, shape);
   impl_ = std::make_unique<Impl>(std::move(config), shape);
@@ -308,7 +410,8 @@ std::vector<ActivationEntry> Transformer::memory(const OpsRules& ops) const {
                                             {"activations, kept", rows.kept.bytes()},
                                             {"activations, offloaded", rows.offloaded_bytes, Place::pinned},
                                             {"workspace", rows.workspace.bytes()},
-                                            {"tables", rows.tables.bytes()}};
+                                            {"tables", rows.tables.bytes()},
+                                            {"activations, keys and values", rows.cache.bytes()}};
   std::vector<ActivationEntry> entries;
   std::ranges::copy_if(all, std::back_inserter(entries), [](const ActivationEntry& e) { return e.bytes > 0; });
   return entries;
@@ -321,7 +424,8 @@ void Transformer::bind(Device& device, Arena& arena, StreamView stream) {
     const auto found = std::ranges::find(entries, row, &ActivationEntry::name);
     return Carver(found == entries.end() ? nullptr : arena.carve(found->bytes, row));
   };
-  ActivationRows rows{place("batch"), place("activations, kept"), place("workspace"), place("tables")};
+  ActivationRows rows{place("batch"), place("activations, kept"), place("workspace"), place("tables"),
+                      place("activations, keys and values")};
   m.buffers = take_activations(m.config, m.shape, needs_of(m.config, m.shape, device.ops()), rows);
   m.inputs.emplace(device, m.buffers.inputs, static_cast<std::size_t>(m.config.layers),
                    static_cast<std::size_t>(m.shape.micro_batches));
@@ -342,6 +446,8 @@ TensorView Transformer::tokens(std::int64_t micro) const { return impl_->micro_b
 TensorView Transformer::targets(std::int64_t micro) const { return impl_->micro_batch(micro).targets; }
 TensorView Transformer::record_first(std::int64_t micro) const { return impl_->micro_batch(micro).record_first; }
 TensorView Transformer::record_end(std::int64_t micro) const { return impl_->micro_batch(micro).record_end; }
+TensorView Transformer::cache_first() const { return impl_->micro_batch(0).record_first; }
+TensorView Transformer::cache_rows() const { return impl_->micro_batch(0).cache_rows; }
 TensorView Transformer::losses(std::int64_t micro) const { return impl_->micro_batch(micro).losses; }
 
 void Transformer::train(ParameterAccess& parameters, float gradient_scale, StreamView stream, std::int64_t n) {
@@ -372,6 +478,14 @@ void Transformer::evaluate(ParameterAccess& parameters, StreamView stream) {
                     .dweight = {}},
                    stream);
 }
+
+TensorView Transformer::decode(ParameterAccess& parameters, std::span<const CachedPart> parts, StreamView stream) {
+  impl_->check_ready(/*needs_training=*/false);
+  if (impl_->shape.cached == 0) throw MisuseError("transformer of a shape without a cache asked to decode");
+  return impl_->decode(parameters, parts, stream);
+}
+
+std::int64_t Transformer::decoded_positions() const noexcept { return impl_->decoded_positions; }
 
 TensorView Transformer::logits(ParameterAccess& parameters, std::int64_t position, StreamView stream) {
   Impl& m = *impl_;

@@ -61,6 +61,20 @@ struct RunShape {
   bool training = true;         ///< false: forward only, nothing is kept
   bool offload_inputs = false;  ///< where all are computed again: their inputs wait on the host for backward
   bool packed = false;          ///< sequences hold several records, and attention and positions stay within each
+  /// Positions of each of B rows of a cache of keys and values, for `decode` and nothing else, which takes at most T
+  /// tokens of a sequence at once; 0: no cache.
+  std::int64_t cached = 0;
+};
+
+/// Most tokens that a block of a cached shape takes at once.
+constexpr std::int64_t most_cached_tokens(const RunShape& shape) noexcept {
+  return shape.sequence > shape.batch ? shape.sequence : shape.batch;
+}
+
+/// Tokens that pass through a block together, over the cache.
+struct CachedPart {
+  std::int64_t tokens = 0;
+  bool decodes = false;  ///< the next token of as many sequences; else the next tokens of one
 };
 
 /// The type of the gradients of token embedding and output weight for a shape's micro-batches: bf16, written whole,
@@ -84,7 +98,8 @@ std::string activations_of(const ModelConfig& config, const RunShape& shape);
 
 /// One row of the model's own memory, for the plan.
 struct ActivationEntry {
-  std::string name;  ///< "batch", "activations, kept", "activations, offloaded", "workspace", "tables"
+  std::string name;  ///< "batch", "activations, kept", "activations, offloaded", "activations, keys and values",
+                     ///< "workspace", "tables"
   std::size_t bytes = 0;
   Place place = Place::device;
 };
@@ -120,6 +135,10 @@ class Transformer {
   /// not packed. The first must be at most, and the end above, the token's own position.
   TensorView record_first(std::int64_t micro = 0) const;
   TensorView record_end(std::int64_t micro = 0) const;
+  /// Device buffers of a cached shape: for each token that `decode` takes its place in its part less its position in
+  /// its sequence, as CachedTokens has it, and its sequence's row of the cache.
+  TensorView cache_first() const;
+  TensorView cache_rows() const;
   /// (B T) f32 on the device: loss of each target after `train` or `evaluate`.
   TensorView losses(std::int64_t micro = 0) const;
 
@@ -133,6 +152,15 @@ class Transformer {
   /// Forward, then logits (V) f32 of position `position` of sequence 0, into device memory that the
   /// model owns. Asynchronous.
   TensorView logits(ParameterAccess& parameters, std::int64_t position, StreamView stream);
+  /// Forward of the first tokens of `tokens()`, part after part, over the cache, which then has their keys and values.
+  /// Earlier positions of their sequences must be there. A part has at most T tokens of one sequence, or B that each
+  /// have their own. Returns logits (R, V) f32, at most B rows, in device memory that the model owns: of each token of
+  /// a part that decodes, of the last of one that does not. Fetches layers 0 ... L + 1 once each, for all parts. The
+  /// bits of a part do not depend on the others; those of a token in a part that decodes depend on its sequence alone.
+  /// Asynchronous. Needs a cached shape, throws MisuseError.
+  TensorView decode(ParameterAccess& parameters, std::span<const CachedPart> parts, StreamView stream);
+  /// Positions that `decode` has computed since bind.
+  std::int64_t decoded_positions() const noexcept;
 
  private:
   struct Impl;

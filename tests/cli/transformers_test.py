@@ -163,6 +163,25 @@ class Transformers(ProgramTest):
                     loss = self.evaluate(folder)
                     self.assertLess(abs(loss / expected - 1), 1e-5)
 
+    def test_greedy_tokens_are_those_of_generate(self):
+        prompt = self.ids[:9]
+        for name, model in self.built():
+            with self.subTest(name):
+                folder = self.root / f"{name}-generated"
+                stored = of_type(model, torch.bfloat16)
+                stored.generation_config.eos_token_id = [2, 3]
+                stored.save_pretrained(folder)
+                with torch.no_grad():
+                    made = load(folder).generate(prompt[None], attention_mask=torch.ones_like(prompt[None]), do_sample=False,
+                                                 max_new_tokens=30, pad_token_id=0)[0, len(prompt):].tolist()
+                ended = next((i for i, token in enumerate(made) if token in (2, 3)), len(made))
+                result = self.run_program("sample", "--model", folder, *ONE[:4], "--prompt-ids",
+                                          " ".join(map(str, prompt.tolist())), "--temperature", "0", "--max-tokens", "30",
+                                          "--json")
+                sample = json.loads(self.succeed(result).stdout)
+                self.assertEqual(sample["tokens"], made[:ended])
+                self.assertEqual(sample["finish"], "length" if ended == len(made) else "end token")
+
     def test_what_comes_in_goes_out_bit_by_bit(self):
         for name, model in self.built():
             for flag, dtype in [("fp32", torch.float32), ("bf16", torch.bfloat16)]:

@@ -86,6 +86,16 @@ std::vector<float> Rig::evaluate() {
 
 std::vector<float> Rig::logits(std::int64_t position) { return read(model_.logits(parameters_, position, stream_)); }
 
+std::vector<float> Rig::decode(const Decoded& batch, std::span<const CachedPart> parts) {
+  const auto write_first = [&](TensorView to, const std::vector<std::int32_t>& from) {
+    write(to.reshaped({to.count()}).rows(0, static_cast<std::int64_t>(from.size())), from);
+  };
+  write_first(model_.tokens(), batch.tokens);
+  write_first(model_.cache_first(), batch.first);
+  write_first(model_.cache_rows(), batch.rows);
+  return read(model_.decode(parameters_, parts, stream_));
+}
+
 std::vector<float> Rig::read(TensorView view) {
   std::vector<float> values(static_cast<std::size_t>(view.count()));
   device_.copy(values.data(), view.as<float>(), view.bytes(), CopyKind::device_to_host, stream_);

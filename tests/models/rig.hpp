@@ -35,6 +35,12 @@ class Rig {
   std::vector<float> train(float gradient_scale, std::int64_t n = 1);
   std::vector<float> evaluate();
   std::vector<float> logits(std::int64_t position);
+  /// Tokens that decode() takes, at most (B, T), of a cached shape.
+  struct Decoded {
+    std::vector<std::int32_t> tokens, first, rows;
+  };
+  /// Logits of the parts, one behind the other.
+  std::vector<float> decode(const Decoded& batch, std::span<const CachedPart> parts);
   Gradients gradients(std::size_t micro = 0);
 
   PlainParameters& parameters() { return parameters_; }

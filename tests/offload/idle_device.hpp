@@ -25,6 +25,7 @@ class IdleOps : public Ops {
   std::size_t workspace_bytes(const WorkspaceNeeds&) const override { return 0; }
   void bind_workspace(void*, std::size_t) override {}
   void linear(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
+  void linear_rows(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void linear_backward_input(TensorView, TensorView, TensorView, bool, StreamView) override {}
   void linear_backward_weight(TensorView, TensorView, TensorView, TensorView, StreamView) override {}
   void head_loss(const HeadLoss&, StreamView) override {}
@@ -40,6 +41,10 @@ class IdleOps : public Ops {
   void attention(HeadsView, HeadsView, HeadsView, TensorView, TensorView, const AttentionShape&, StreamView) override {}
   void attention_backward(TensorView, HeadsView, HeadsView, HeadsView, TensorView, TensorView, HeadsView, HeadsView,
                           HeadsView, const AttentionShape&, StreamView) override {}
+  void store_keys_values(HeadsView, HeadsView, const KeyValueCache&, const CachedTokens&, const AttentionShape&,
+                         StreamView) override {}
+  void cached_attention(HeadsView, const KeyValueCache&, const CachedTokens&, TensorView, const AttentionShape&,
+                        StreamView) override {}
   void rope(TensorView, TensorView, RecordsView, bool, StreamView) override {}
   void layer_norm(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, float, StreamView) override {}
   void layer_norm_backward(TensorView, TensorView, TensorView, TensorView, TensorView, TensorView, bool, TensorView,

@@ -90,6 +90,7 @@ PARTS = {
         "saving": {"config"},
         "setup": {"config", "hf", "saving"},
         "runtime": {"config", "setup"},
+        "sampling": {"config", "hf", "setup", "runtime"},
         "report": {"config"},
         "loop": {"config", "hf", "saving", "setup", "runtime", "report"},
     },

@@ -120,10 +120,51 @@ void LoadedModel::logits(std::span<const std::int32_t> tokens, std::int64_t posi
   std::copy(tokens.begin(), tokens.end(), host.tokens.begin());
   const auto scope = engine_->evaluation();
   upload(host);
-  const TensorView result = setup_.model->logits(*engine_, position, stream_);
+  download_logits(setup_.model->logits(*engine_, position, stream_), values);
+}
+
+void LoadedModel::download_logits(const TensorView& logits, std::span<float> values) {
+  if (logits.bytes() != values.size_bytes()) throw MisuseError("logits into room of another size");
   wait("logits");  // before the device knows of memory that goes with an exception
-  setup_.device->copy(values.data(), result.data, values.size_bytes(), CopyKind::device_to_host, stream_);
+  setup_.device->copy(values.data(), logits.data, values.size_bytes(), CopyKind::device_to_host, stream_);
   wait_to_the_end(*setup_.device, stream_, {"logits", setup_.options.watchdog_seconds});
+}
+
+std::vector<CachedPart> LoadedModel::upload_steps(std::span<const CachedStep> steps, bool decodes) {
+  const RunShape& shape = setup_.model->shape();
+  const HostBatch host = batch(0);
+  std::vector<CachedPart> parts;
+  std::size_t at = 0;
+  for (const CachedStep& step : steps) {
+    const auto count = static_cast<std::int64_t>(step.tokens.size());
+    if (step.row < 0 || step.row >= shape.batch || step.position < 0 || count > shape.cached - step.position ||
+        at + step.tokens.size() > host.tokens.size() || (decodes && count != 1)) {
+      throw MisuseError("tokens that the cache has no room for");
+    }
+    const std::int64_t before = decodes ? static_cast<std::int64_t>(at) : 0;
+    std::ranges::copy(step.tokens, host.tokens.begin() + static_cast<std::ptrdiff_t>(at));
+    for (std::size_t i = at; i < at + step.tokens.size(); ++i) {
+      host.cache_first[i] = static_cast<std::int32_t>(before - step.position);
+      host.cache_rows[i] = static_cast<std::int32_t>(step.row);
+    }
+    at += step.tokens.size();
+    parts.push_back({count, false});
+  }
+  const auto up = [&](const TensorView& to, std::span<const std::int32_t> from) {
+    setup_.device->copy(to.data, from.data(), at * sizeof(std::int32_t), CopyKind::host_to_device, stream_);
+  };
+  up(setup_.model->tokens(), host.tokens);
+  up(setup_.model->cache_first(), host.cache_first);
+  up(setup_.model->cache_rows(), host.cache_rows);
+  if (decodes) parts = {{static_cast<std::int64_t>(steps.size()), true}};
+  return parts;
+}
+
+void LoadedModel::decode(std::span<const CachedStep> steps, bool decodes, std::span<float> values) {
+  if (steps.empty()) return;
+  const auto scope = engine_->evaluation();
+  const std::vector<CachedPart> parts = upload_steps(steps, decodes);
+  download_logits(setup_.model->decode(*engine_, parts, stream_), values);
 }
 
 }  // namespace tandem

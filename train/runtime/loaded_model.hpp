@@ -7,6 +7,7 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "core/base/trace.hpp"
 #include "data/token_source.hpp"
@@ -20,6 +21,13 @@ struct EvalResult {
   double loss = 0.0;  ///< mean over predicted tokens
   std::int64_t tokens = 0;
   std::int64_t windows = 0;
+};
+
+/// Tokens of a sequence that follow the first `position` ones, which lie in a row of the cache.
+struct CachedStep {
+  std::int64_t row = 0;
+  std::int64_t position = 0;
+  std::span<const std::int32_t> tokens;
 };
 
 /// One thread drives it. `setup` and `trace` (may be null) must outlive it.
@@ -55,10 +63,17 @@ class LoadedModel {
   /// Logits (V) of position `position` after `tokens`, at most the sequence. Blocks, and throws as `wait_for_losses`
   /// does.
   void logits(std::span<const std::int32_t> tokens, std::int64_t position, std::span<float> values);
+  /// Puts tokens of a cached shape through the model, behind what the cache has of their sequences, and logits (V)
+  /// after the last token of each step into `values`, step by step. `decodes`: the steps are of one token each, whose
+  /// bits depend on their own sequences alone; else each step is computed on its own. At most as many steps as the
+  /// cache has rows, of at most the shape's sequence. Blocks, and throws as `wait_for_losses` does.
+  void decode(std::span<const CachedStep> steps, bool decodes, std::span<float> values);
 
  private:
   void clear(const HostBatch& batch) const;
   void upload(const HostBatch& batch, std::int64_t micro = 0);
+  std::vector<CachedPart> upload_steps(std::span<const CachedStep> steps, bool decodes);
+  void download_logits(const TensorView& logits, std::span<float> values);
   void download_losses(const HostBatch& batch, std::int64_t micro = 0);
   void wait(std::string_view what);
 

@@ -5,8 +5,8 @@
 namespace tandem {
 namespace {
 
-/// Tokens, targets and losses, and where records begin and end.
-std::size_t parts_of(const RunShape& shape) { return shape.packed ? 5 : 3; }
+/// Tokens, targets and losses, and where records begin and end, or sequences begin and lie in a cache.
+std::size_t parts_of(const RunShape& shape) { return shape.packed || shape.cached > 0 ? 5 : 3; }
 
 std::size_t values_of(const RunShape& shape) { return static_cast<std::size_t>(shape.batch * shape.sequence); }
 
@@ -24,8 +24,9 @@ HostBatch host_batch_in(void* memory, const RunShape& shape, std::size_t slot) {
   const auto part = [&](std::size_t i) {
     return std::span(reinterpret_cast<std::int32_t*>(base + i * part_bytes(shape)), count);
   };
-  HostBatch batch{part(0), part(1), {reinterpret_cast<float*>(part(2).data()), count}, {}, {}};
+  HostBatch batch{part(0), part(1), {reinterpret_cast<float*>(part(2).data()), count}, {}, {}, {}, {}};
   if (shape.packed) batch.record_first = part(3), batch.record_end = part(4);
+  if (shape.cached > 0) batch.cache_first = part(3), batch.cache_rows = part(4);
   return batch;
 }
 

@@ -16,6 +16,8 @@ struct HostBatch {
   std::span<float> losses;
   std::span<std::int32_t> record_first;  ///< RecordsView::first of a packed shape; else empty
   std::span<std::int32_t> record_end;
+  std::span<std::int32_t> cache_first;  ///< a cached shape's, as Transformer::decode has it; else empty
+  std::span<std::int32_t> cache_rows;
 
   /// Room for the `index`th window of `length` tokens.
   WindowView window(std::size_t index, std::size_t length) const;

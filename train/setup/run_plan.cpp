@@ -45,6 +45,7 @@ class RunPlanner {
     run_.options.rank = rank;
     run_.batch_slots = purpose.training ? static_cast<std::size_t>(config.grad_accum) : 1;
     run_.shape = run_shape(config, model, compute_type(config, machine.device_kind), purpose.training);
+    run_.shape.cached = purpose.cached;
     run_.layout = purpose.training ? training_layout(config, model, run_.shape) : forward_layout(model);
     rows_ = host_rows(run_, purpose, machine);
   }

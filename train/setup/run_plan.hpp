@@ -20,9 +20,10 @@ namespace tandem {
 /// Purpose of a run; decides what is booked.
 struct RunPurpose {
   bool training = true;
-  bool saves = false;    ///< books buffers for state on its way to checkpoints, or a copy of all of it
-  bool resumes = false;  ///< books buffers for state on its way from a checkpoint
-  bool predicts = true;  ///< false: it is enough to know what fits
+  bool saves = false;       ///< books buffers for state on its way to checkpoints, or a copy of all of it
+  bool resumes = false;     ///< books buffers for state on its way from a checkpoint
+  bool predicts = true;     ///< false: it is enough to know what fits
+  std::int64_t cached = 0;  ///< RunShape::cached, of a run that decodes
 };
 
 /// The machine that is planned for, of several devices each: an open device, or a profile.

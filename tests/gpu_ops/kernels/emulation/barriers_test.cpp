@@ -138,6 +138,21 @@ TEST_F(Barriers, OfTheSumsInTheNormsBackward) {
   EXPECT_THAT(idle, only({3}));
 }
 
+TEST_F(Barriers, OfCachedAttention) {
+  const AttentionShape shape{1, 1, 1, 1, 24, 0.2F};
+  const Tensor q = random_.tensor(DType::f32, {1, 24}), keys = random_.tensor(DType::f32, {1, 20, 24});
+  Tensor places(DType::i32, {2});
+  places.view().as<std::int32_t>()[1] = -19;  // the last of the positions of row 0
+  const auto idle = idle_barriers([&] {
+    const Operand query = bench().put(q), cache = bench().put(keys), at = bench().put(places);
+    const Operand out = zeros(DType::f32, {1, 24});
+    const auto* const place = at.as<std::int32_t>();
+    ops().cached_attention(query.heads(24), {cache, cache}, {place, {place + 1, place + 1}}, out, shape, {});
+    return std::vector<Tensor>{bench().get(out)};
+  });
+  EXPECT_THAT(idle, only({}));
+}
+
 TEST_F(Barriers, OfTheColumnSums) {
   const Shape shape{40, 24};  // one block, which writes two sums one after the other
   const Tensor x = random_.tensor(DType::f32, shape), dy = random_.tensor(DType::f32, shape);

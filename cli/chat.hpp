@@ -1,0 +1,23 @@
+#pragma once
+// A conversation with a model, line by line.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "train/sampling/generator.hpp"
+#include "train/sampling/tokenizer_process.hpp"
+
+namespace tandem {
+
+struct ChatSettings {
+  GenerateOptions options;
+  std::vector<std::string> stops;
+  std::string system;          ///< message that the conversation begins with; empty: none
+  std::int64_t positions = 0;  ///< length of the generator's cache
+};
+
+/// Reads lines from standard input and answers each on standard output, until the input ends or a line is /exit; /reset
+/// forgets the conversation. SIGINT ends the answer under way. Blocks. Throws WriteError where nobody takes the output.
+void chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings& settings);
+
+}  // namespace tandem

@@ -1,0 +1,25 @@
+#include "cli/trained_model.hpp"
+
+#include <array>
+
+#include "core/numerics/bf16.hpp"
+
+namespace tandem {
+
+std::vector<std::string_view> with_machine_fields(std::vector<std::string_view> names) {
+  constexpr std::array<std::string_view, 9> fields{"model",           "device",         "device-memory",
+                                                   "host-memory",     "link-bandwidth", "resident-layers",
+                                                   "prefetch-layers", "compute",        "threads"};
+  names.insert(names.end(), fields.begin(), fields.end());
+  return names;
+}
+
+void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {
+  const ParameterValues values = initial_values(source, setup.layout, 0);
+  model.engine().initialize([&](const Parameter& p, std::int64_t first, std::span<float> to) {
+    values(p, first, to);
+    for (float& x : to) x = numerics::bf16_to_float(numerics::weight_of_master(x));
+  });
+}
+
+}  // namespace tandem

@@ -1,0 +1,29 @@
+#pragma once
+// A trained model for forwards alone, as `eval` and `sample` use it.
+#include <string_view>
+#include <vector>
+
+#include "cli/flags.hpp"
+#include "core/base/error.hpp"
+#include "train/hf/model_source.hpp"
+#include "train/runtime/loaded_model.hpp"
+
+namespace tandem {
+
+/// `names` and the fields of the configuration that say which model, and where it runs.
+std::vector<std::string_view> with_machine_fields(std::vector<std::string_view> names);
+
+/// Fills a model without optimizer state: every parameter frozen at the weight that training would compute with.
+void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup);
+
+/// Calls `parse` for a flag's value; an error names the flag.
+template <class Parse>
+auto value_of(std::string_view flag, const Parse& parse) {
+  try {
+    return parse();
+  } catch (const UsageError& error) {
+    throw UsageError(std::string(flag), error.what());
+  }
+}
+
+}  // namespace tandem

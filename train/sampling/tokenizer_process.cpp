@@ -1,0 +1,200 @@
+#include "train/sampling/tokenizer_process.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <system_error>
+
+#include "core/base/error.hpp"
+
+namespace tandem {
+namespace {
+
+using Json = nlohmann::json;
+namespace fs = std::filesystem;
+
+constexpr std::string_view script_name = "tokenizer_process.py";
+constexpr const char* advice =
+    "install it, name a Python that has it in TANDEM_PYTHON, or give token ids with --prompt-ids";
+
+/// The script, of an installed program or of the source tree that a program was built in.
+fs::path script_path() {
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  fs::path folder = program.parent_path();
+  for (int level = 0; level < 4 && !folder.empty(); ++level, folder = folder.parent_path()) {
+    for (const char* tools : {"share/tandem/tools", "tools"}) {
+      fs::path script = folder / tools / script_name;
+      if (fs::is_regular_file(script, error)) return script;
+    }
+  }
+  throw UsageError(fmt::format("the tokenizer needs {}, which lies nowhere near {}", script_name, program.string()),
+                   "the installation is not whole", "install tandem again, or give token ids with --prompt-ids");
+}
+
+std::string python_name() {
+  const char* const named = std::getenv("TANDEM_PYTHON");
+  return named != nullptr && *named != '\0' ? named : "python3";
+}
+
+/// The last line of a file that is open for reading.
+std::string last_line_of(int file) {
+  std::string text;
+  std::array<char, 4096> piece{};
+  off_t at = 0;
+  for (ssize_t got = 0; (got = ::pread(file, piece.data(), piece.size(), at)) > 0; at += got) {
+    text.append(piece.data(), static_cast<std::size_t>(got));
+  }
+  while (!text.empty() && (text.back() == '\n' || text.back() == ' ')) text.pop_back();
+  const std::size_t line = text.rfind('\n');
+  return line == std::string::npos ? text : text.substr(line + 1);
+}
+
+struct Pipe {
+  int read = -1, write = -1;
+  Pipe() {
+    std::array<int, 2> ends{};
+    if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
+    read = ends[0];
+    write = ends[1];
+  }
+};
+
+/// Runs in the child alone, and calls nothing that another thread's locks may hold up.
+[[noreturn]] void become(const char* const* arguments, int in, int out, int errors, pid_t parent) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  std::signal(SIGINT, SIG_IGN);
+  std::signal(SIGPIPE, SIG_DFL);
+  if (::getppid() == parent && ::dup2(in, STDIN_FILENO) >= 0 && ::dup2(out, STDOUT_FILENO) >= 0 &&
+      ::dup2(errors, STDERR_FILENO) >= 0) {
+    ::execvp(arguments[0], const_cast<char* const*>(arguments));
+  }
+  ::_exit(127);
+}
+
+void write_all(int file, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t done = ::write(file, text.data(), text.size());
+    if (done < 0 && errno != EINTR) return;  // the answer that then does not come tells why
+    if (done > 0) text.remove_prefix(static_cast<std::size_t>(done));
+  }
+}
+
+std::vector<std::int32_t> ids_of(const Json& answer) { return answer.at("ids").get<std::vector<std::int32_t>>(); }
+
+}  // namespace
+
+fs::path tokenizer_folder(const ModelSource& source) {
+  const auto found = std::ranges::find(source.beside, "tokenizer.json", &FileBeside::name);
+  return found == source.beside.end() ? fs::path() : found->from.parent_path();
+}
+
+class TokenizerProcess::Stream final : public TextStream {
+ public:
+  Stream(TokenizerProcess& process, std::int64_t number) : process_(process), number_(number) {}
+  std::string next(std::int32_t token) override {
+    return text(process_.ask(Json{{"stream", number_}, {"next", token}}.dump()));
+  }
+  std::string end() override { return text(process_.ask(Json{{"stream", number_}, {"end", true}}.dump())); }
+
+ private:
+  static std::string text(const std::string& answer) { return Json::parse(answer).at("text").get<std::string>(); }
+  TokenizerProcess& process_;
+  std::int64_t number_;
+};
+
+TokenizerProcess::TokenizerProcess(const fs::path& folder) : python_(python_name()) {
+  start(script_path(), folder);
+  try {
+    has_template_ = Json::parse(ask("{}")).at("template").get<bool>();
+  } catch (...) {
+    end();
+    throw;
+  }
+}
+
+TokenizerProcess::~TokenizerProcess() { end(); }
+
+void TokenizerProcess::start(const fs::path& script, const fs::path& folder) {
+  const Pipe requests, answers;
+  errors_ = ::memfd_create("tokenizer errors", MFD_CLOEXEC);
+  // No compiled modules are left beside the script.
+  const std::array<const char*, 5> arguments{python_.c_str(), "-B", script.c_str(), folder.c_str(), nullptr};
+  const pid_t own = ::getpid();
+  process_ = ::fork();
+  if (process_ == 0) become(arguments.data(), requests.read, answers.write, errors_, own);
+  ::close(requests.read);
+  ::close(answers.write);
+  to_ = requests.write;
+  from_ = answers.read;
+  if (process_ < 0) throw std::system_error(errno, std::generic_category(), "fork");
+}
+
+void TokenizerProcess::end() noexcept {
+  for (int* file : {&to_, &from_, &errors_}) {
+    if (*file >= 0) ::close(*file);
+    *file = -1;
+  }
+  if (process_ <= 0) return;
+  ::kill(process_, SIGKILL);
+  while (::waitpid(process_, nullptr, 0) < 0 && errno == EINTR) continue;
+  process_ = -1;
+}
+
+void TokenizerProcess::refuse_ended() {
+  int status = 0;
+  while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) continue;
+  process_ = -1;
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
+    throw UsageError(fmt::format("the tokenizer needs Python, and {} cannot be started", python_),
+                     "it is not installed or not found", advice);
+  }
+  const std::string why = last_line_of(errors_);
+  throw UsageError("the tokenizer's process has ended", why.empty() ? fmt::format("status {}", status) : why, advice);
+}
+
+std::string TokenizerProcess::ask(const std::string& request) {
+  write_all(to_, request + "\n");
+  std::array<char, 65536> piece{};
+  std::size_t line = std::string::npos;
+  while ((line = ahead_.find('\n')) == std::string::npos) {
+    const ssize_t got = ::read(from_, piece.data(), piece.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) refuse_ended();
+    ahead_.append(piece.data(), static_cast<std::size_t>(got));
+  }
+  std::string answer = ahead_.substr(0, line);
+  ahead_.erase(0, line + 1);
+  const Json read = Json::parse(answer, nullptr, /*allow_exceptions=*/false);
+  if (!read.is_object()) throw UsageError("the tokenizer's process", "answers what is no JSON: " + answer, advice);
+  if (read.contains("error")) throw UsageError("the tokenizer", read["error"].get<std::string>());
+  return answer;
+}
+
+std::vector<std::int32_t> TokenizerProcess::tokens_of(const std::string& text) {
+  return ids_of(Json::parse(ask(Json{{"encode", text}}.dump())));
+}
+
+std::unique_ptr<TextStream> TokenizerProcess::stream(std::span<const std::int32_t> before) {
+  const std::vector<std::int32_t> ids(before.begin(), before.end());
+  static_cast<void>(ask(Json{{"stream", streams_}, {"begin", ids}}.dump()));
+  return std::make_unique<Stream>(*this, streams_++);
+}
+
+std::vector<std::int32_t> TokenizerProcess::tokens_of_chat(const std::vector<ChatMessage>& messages) {
+  Json chat = Json::array();
+  for (const ChatMessage& message : messages) chat.push_back({{"role", message.role}, {"content", message.content}});
+  return ids_of(Json::parse(ask(Json{{"chat", chat}}.dump())));
+}
+
+}  // namespace tandem

@@ -1,0 +1,63 @@
+#pragma once
+// The tokenizer of a model: a Python process (tools/tokenizer_process.py) that encodes, decodes and writes chats, over
+// a pair of pipes. A request and its answer are a line of JSON each.
+#include <sys/types.h>
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "train/hf/model_source.hpp"
+#include "train/sampling/text_codec.hpp"
+
+namespace tandem {
+
+/// Folder with the tokenizer.json that came with the weights; empty where there is none.
+std::filesystem::path tokenizer_folder(const ModelSource& source);
+
+struct ChatMessage {
+  std::string role;  ///< "system", "user", "assistant"
+  std::string content;
+};
+
+/// One thread drives it. The process ends with this one, however that ends, and takes no notice of Ctrl-C.
+class TokenizerProcess final : public TextCodec {
+ public:
+  /// Starts the process for the tokenizer of `folder`, by $TANDEM_PYTHON, else python3, and waits until it is ready.
+  /// Throws UsageError in one line where there is no such Python, where it lacks the packages, or with the reason why
+  /// the tokenizer cannot be used.
+  explicit TokenizerProcess(const std::filesystem::path& folder);
+  ~TokenizerProcess() override;
+  TokenizerProcess(const TokenizerProcess&) = delete;
+  TokenizerProcess& operator=(const TokenizerProcess&) = delete;
+
+  /// Tokens with the special ones that the tokenizer writes before a text. Throws UsageError as the process refuses.
+  std::vector<std::int32_t> tokens_of(const std::string& text) override;
+  /// Must not outlive this. Special tokens have no text.
+  std::unique_ptr<TextStream> stream(std::span<const std::int32_t> before) override;
+  /// Tokens of a chat as the model's template writes it, up to where the assistant's answer begins. Throws UsageError.
+  std::vector<std::int32_t> tokens_of_chat(const std::vector<ChatMessage>& messages);
+  /// Whether the model has a chat template.
+  bool has_template() const noexcept { return has_template_; }
+
+ private:
+  class Stream;
+
+  /// The answer to a request, both JSON. Throws UsageError where the process has ended or refuses.
+  std::string ask(const std::string& request);
+  [[noreturn]] void refuse_ended();
+  void start(const std::filesystem::path& script, const std::filesystem::path& folder);
+  void end() noexcept;
+
+  std::string python_;
+  pid_t process_ = -1;
+  int to_ = -1, from_ = -1;
+  int errors_ = -1;    ///< file in memory that the process writes its errors to
+  std::string ahead_;  ///< read behind the last line
+  bool has_template_ = false;
+  std::int64_t streams_ = 0;
+};
+
+}  // namespace tandem
