@@ -94,6 +94,13 @@ PARTS = {
         "report": {"config"},
         "loop": {"config", "hf", "saving", "setup", "runtime", "report"},
     },
+    "cli": {
+        "common": set(),
+        "bench": {"common"},
+        "sampling": {"common"},
+        "commands": {"common"},
+        "program": {"common"},
+    },
 }
 # Modules that may include some parts of another alone.
 ONLY_PARTS = {("offload", "scheduler"): {"plan", "tasks"}}

@@ -63,7 +63,7 @@ PLANTED = [
     ("io/planted.cpp", "// line\n" * 600, None),
     ("core/numerics/planted.hpp", "#pragma once\n#ifdef __CUDACC__\n#endif\n", None),
     ("train/runtime/planted.cpp", '#include "offload/engine/engine.hpp"\n#include "tandem/engine.hpp"\n', None),
-    ("cli/planted.cpp", '#include "cpu_ops/device/host_device.hpp"\n', None),
+    ("cli/common/planted.cpp", '#include "cpu_ops/device/host_device.hpp"\n', None),
     ("cpu_ops/kernels/planted.cpp", "#include <oneapi/dnnl/dnnl.hpp>\n/*\n#include \"train/config/config.hpp\"\n*/\n", None),
     ("cpu_ops/update/adam_unnamed.cpp", "// by a pattern\n", None),
     ("io/braced_planted.hpp", "#pragma once\n", None),

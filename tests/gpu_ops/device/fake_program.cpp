@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-#include "cli/program.hpp"
+#include "cli/program/program.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_cuda.hpp"
 
 namespace fake = tandem::fake_cuda;

@@ -1,4 +1,4 @@
-#include "cli/bench_rows.hpp"
+#include "cli/bench/bench_rows.hpp"
 
 #include <fmt/format.h>
 

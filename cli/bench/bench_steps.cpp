@@ -1,4 +1,4 @@
-#include "cli/bench_steps.hpp"
+#include "cli/bench/bench_steps.hpp"
 
 #include <algorithm>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "cli/chat.hpp"
+#include "cli/sampling/chat.hpp"
 
 #include <fmt/format.h>
 #include <spdlog/spdlog.h>
@@ -10,7 +10,7 @@
 #include <optional>
 #include <string_view>
 
-#include "cli/commands.hpp"
+#include "cli/common/commands.hpp"
 #include "core/base/error.hpp"
 #include "core/base/utf8.hpp"
 

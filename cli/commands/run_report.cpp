@@ -1,4 +1,4 @@
-#include "cli/run_report.hpp"
+#include "cli/commands/run_report.hpp"
 
 #include <fmt/format.h>
 
@@ -8,7 +8,7 @@
 #include <map>
 #include <utility>
 
-#include "cli/html_page.hpp"
+#include "cli/common/html_page.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/memory/memory.hpp"

@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <span>
 
-#include "cli/bench_rows.hpp"
+#include "cli/bench/bench_rows.hpp"
 #include "train/config/config.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/runtime/loaded_model.hpp"

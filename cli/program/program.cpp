@@ -1,4 +1,4 @@
-#include "cli/program.hpp"
+#include "cli/program/program.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -21,8 +21,8 @@
 #include <utility>
 #include <vector>
 
-#include "cli/commands.hpp"
-#include "cli/program_texts.hpp"
+#include "cli/common/commands.hpp"
+#include "cli/program/program_texts.hpp"
 #include "core/base/error.hpp"
 #include "core/base/stall.hpp"
 #include "core/base/utf8.hpp"

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/commands.hpp"
-#include "cli/flags.hpp"
-#include "cli/shipped_profiles.hpp"
+#include "cli/common/commands.hpp"
+#include "cli/common/flags.hpp"
+#include "cli/common/shipped_profiles.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "scheduler/machine/cost_model.hpp"

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-#include "cli/program_texts.hpp"
+#include "cli/program/program_texts.hpp"
 
 namespace tandem {
 namespace {

@@ -1,4 +1,4 @@
-#include "cli/trained_model.hpp"
+#include "cli/common/trained_model.hpp"
 
 #include <array>
 

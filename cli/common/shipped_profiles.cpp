@@ -1,4 +1,4 @@
-#include "cli/shipped_profiles.hpp"
+#include "cli/common/shipped_profiles.hpp"
 
 #include <fmt/format.h>
 

@@ -1,4 +1,4 @@
-#include "cli/bench_report.hpp"
+#include "cli/bench/bench_report.hpp"
 
 #include <fmt/format.h>
 
@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "cli/html_page.hpp"
+#include "cli/common/html_page.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"

@@ -7,8 +7,8 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "cli/commands.hpp"
-#include "cli/run_report.hpp"
+#include "cli/commands/run_report.hpp"
+#include "cli/common/commands.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "io/atomic_file.hpp"

@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <memory>
 
-#include "cli/commands.hpp"
-#include "cli/flags.hpp"
+#include "cli/common/commands.hpp"
+#include "cli/common/flags.hpp"
 #include "core/base/error.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"

@@ -1,3 +1,3 @@
-#include "cli/program.hpp"
+#include "cli/program/program.hpp"
 
 int main(int argc, char** argv) { return tandem::run_program(argc, argv); }

@@ -1,4 +1,4 @@
-#include "cli/flags.hpp"
+#include "cli/common/flags.hpp"
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/flags.hpp"
+#include "cli/common/flags.hpp"
 #include "core/base/error.hpp"
 #include "train/hf/model_source.hpp"
 #include "train/runtime/loaded_model.hpp"

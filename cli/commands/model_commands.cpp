@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/commands.hpp"
-#include "cli/flags.hpp"
-#include "cli/trained_model.hpp"
+#include "cli/common/commands.hpp"
+#include "cli/common/flags.hpp"
+#include "cli/common/trained_model.hpp"
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
 #include "data/window_sampler.hpp"

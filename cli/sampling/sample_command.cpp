@@ -10,10 +10,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
-#include "cli/chat.hpp"
-#include "cli/commands.hpp"
-#include "cli/flags.hpp"
-#include "cli/trained_model.hpp"
+#include "cli/common/commands.hpp"
+#include "cli/common/flags.hpp"
+#include "cli/common/trained_model.hpp"
+#include "cli/sampling/chat.hpp"
 #include "core/base/json_text.hpp"
 #include "core/base/utf8.hpp"
 #include "train/sampling/end_tokens.hpp"

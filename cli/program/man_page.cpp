@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "cli/program_texts.hpp"
+#include "cli/program/program_texts.hpp"
 #include "core/base/version.hpp"
 
 namespace tandem {

@@ -1,10 +1,10 @@
-#include "cli/program_texts.hpp"
+#include "cli/program/program_texts.hpp"
 
 #include <algorithm>
 #include <memory>
 #include <utility>
 
-#include "cli/shipped_profiles.hpp"
+#include "cli/common/shipped_profiles.hpp"
 #include "core/base/version.hpp"
 #include "models/config/config.hpp"
 

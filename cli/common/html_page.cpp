@@ -1,4 +1,4 @@
-#include "cli/html_page.hpp"
+#include "cli/common/html_page.hpp"
 
 #include <fmt/format.h>
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "cli/bench_rows.hpp"
+#include "cli/bench/bench_rows.hpp"
 
 namespace tandem {
 
