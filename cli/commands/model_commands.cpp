@@ -172,7 +172,8 @@ void add_json(CLI::App& command, bool& json) {
 CommandFunction add_eval_command(CLI::App& program) {
   auto* command = program.add_subcommand("eval", "loss of a model over data, window after window");
   auto flags = std::make_shared<EvalFlags>();
-  flags->config.add_to(*command, with_machine_fields({"data", "token-dtype", "seq-len", "micro-batch"}));
+  flags->config.add_to(*command,
+                       with_machine_fields({"data", "token-dtype", "document-attention", "seq-len", "micro-batch"}));
   add_json(*command, flags->json);
   command->footer("Example: tandem eval --model runs/first --data held-out.txt --json");
   return [flags](const ProgramContext&) { return eval(*flags); };

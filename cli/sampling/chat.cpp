@@ -44,10 +44,17 @@ class Interrupts {
   struct sigaction before_ {};
 };
 
+constexpr const char* commands = "(/reset begins anew, /exit or Ctrl-D ends the conversation, Ctrl-C an answer)\n";
+
 /// Lines of standard input.
 class Lines {
  public:
-  /// The next line, without its end; nothing where the input has ended. An interrupt empties a line that was begun.
+  explicit Lines(bool terminal) : terminal_(terminal) {}
+  /// Whether an interrupt has ended the input.
+  bool interrupted() const noexcept { return interrupted_; }
+
+  /// The next line, without its end; nothing where the input has ended. An interrupt empties a line that was begun at a
+  /// terminal, and ends other input.
   std::optional<std::string> next() {
     for (;;) {
       if (const std::size_t end = held_.find('\n'); end != std::string::npos) {
@@ -59,7 +66,12 @@ class Lines {
       const ssize_t got = ::read(STDIN_FILENO, piece.data(), piece.size());
       if (got < 0 && errno == EINTR) {
         held_.clear();
-        if (Interrupts::take()) print_output("\n(Ctrl-D or /exit ends the conversation)\n> ");
+        const bool interrupted = Interrupts::take();
+        if (interrupted && !terminal_) {
+          interrupted_ = true;
+          return std::nullopt;
+        }
+        if (interrupted) print_output(fmt::format("\n{}> ", commands));
         continue;
       }
       if (got <= 0) return held_.empty() ? std::nullopt : std::optional(std::exchange(held_, {}));
@@ -68,6 +80,8 @@ class Lines {
   }
 
  private:
+  const bool terminal_;
+  bool interrupted_ = false;
   std::string held_;
 };
 
@@ -92,9 +106,9 @@ class Conversation {
     }
     if (std::ssize(tokens) > settings_.positions) {
       spdlog::warn(
-          "the conversation has {} tokens, and the cache {} positions: /reset begins anew, --context N makes "
-          "room",
-          tokens.size(), settings_.positions);
+          "the line is left out: with it the conversation has {} tokens, and there are {} positions; /reset begins "
+          "anew{}",
+          tokens.size(), settings_.positions, more_room());
     }
     if (tokens.empty() || std::ssize(tokens) > settings_.positions) return messages_.pop_back();
     messages_.push_back({"assistant", answer_to(tokens)});
@@ -113,17 +127,17 @@ class Conversation {
     const Continuation made =
         generator_.go_on(tokens, settings_.options, rounds_++, [&](std::size_t, std::int32_t token) {
           show(filter.pass(stream->next(token)));
-          return !filter.stopped() && !Interrupts::take();
+          return !filter.stopped() && interrupts == 0;
         });
     show(filter.pass(stream->end()));
     show(filter.rest());
     print_output("\n");
     if (made.finish == Finish::positions) {
-      spdlog::warn("the cache's {} positions are full: /reset begins anew, --context N makes room",
-                   settings_.positions);
+      spdlog::warn("all {} positions are full; /reset begins anew{}", settings_.positions, more_room());
     }
     return answer;
   }
+  std::string_view more_room() const { return settings_.may_grow ? ", --context N makes room" : ""; }
 
   Generator& generator_;
   TokenizerProcess& tokenizer_;
@@ -134,11 +148,12 @@ class Conversation {
 
 }  // namespace
 
-void chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings& settings) {
-  const Interrupts interrupted;
+bool chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings& settings) {
+  const Interrupts counted;
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
   Conversation conversation(generator, tokenizer, settings);
-  Lines lines;
+  Lines lines(terminal);
+  if (terminal) print_output(commands);
   for (;;) {
     if (terminal) print_output("> ");
     const std::optional<std::string> line = lines.next();
@@ -146,13 +161,17 @@ void chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings&
     if (line->empty()) continue;
     if (*line == "/reset") {
       conversation.reset();
+    } else if (line->starts_with('/') && line->find(' ') == std::string::npos) {
+      spdlog::error("{} is no command: there are /reset and /exit", *line);
     } else if (!is_utf8(*line)) {
       spdlog::error("the line holds bytes that are no UTF-8: it is left out");
     } else {
       conversation.answer(*line);
+      static_cast<void>(Interrupts::take());  // it has ended the answer
     }
   }
   if (terminal) print_output("\n");
+  return lines.interrupted();
 }
 
 }  // namespace tandem

@@ -14,10 +14,12 @@ struct ChatSettings {
   std::vector<std::string> stops;
   std::string system;          ///< message that the conversation begins with; empty: none
   std::int64_t positions = 0;  ///< length of the generator's cache
+  bool may_grow = false;       ///< whether the model has more positions than that
 };
 
 /// Reads lines from standard input and answers each on standard output, until the input ends or a line is /exit; /reset
-/// forgets the conversation. SIGINT ends the answer under way. Blocks. Throws WriteError where nobody takes the output.
-void chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings& settings);
+/// forgets the conversation. SIGINT ends the answer under way, and between answers the conversation where the input is no terminal.
+/// Returns whether it was ended so. Blocks. Throws WriteError where nobody takes the output.
+bool chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings& settings);
 
 }  // namespace tandem

@@ -122,7 +122,7 @@ void choose_codec(Prompts& prompts, const SampleFlags& flags, const ModelSource&
   } else if (source.bytes) {
     prompts.codec = byte_codec();
   } else if (!folder.empty()) {
-    prompts.codec = std::make_unique<TokenizerProcess>(folder);
+    prompts.codec = std::make_unique<TokenizerProcess>(folder, source.config.vocabulary);
   } else {
     prompts.codec = id_codec(source.config.vocabulary, "--prompt");
     prompts.text = false;
@@ -198,7 +198,7 @@ class Answer {
 /// A prompt as it stands before its continuation.
 std::string shown_prompt(const Prompts& prompts, std::size_t index, bool bytes) {
   if (!prompts.text) return fmt::format("{}", fmt::join(prompts.tokens[index], " "));
-  return bytes ? text_of_bytes(prompts.tokens[index]) : prompts.texts[index];
+  return bytes ? text_of_bytes(prompts.tokens[index]) : printable(prompts.texts[index]);
 }
 
 /// Continues prompts and tells what came, as text or for --json.
@@ -299,16 +299,22 @@ int run_chat(const SampleFlags& flags, const TrainConfig& config, const ModelSou
   if (folder.empty()) {
     throw UsageError("--chat", "the model came without a tokenizer", "put its tokenizer.json beside the weights");
   }
-  TokenizerProcess tokenizer(folder);
+  TokenizerProcess tokenizer(folder, source.config.vocabulary);
   if (!tokenizer.has_template()) {
     throw UsageError("--chat", "the tokenizer brings no chat template",
                      "put a chat_template.jinja beside it, or use --prompt");
   }
-  const std::int64_t positions = std::min(flags.context.value_or(usual_context), source.config.positions);
+  const std::int64_t most = source.config.positions;
+  if (flags.context && *flags.context > most) {
+    throw UsageError(fmt::format("--context {}", *flags.context), fmt::format("the model has {} positions", most),
+                     "leave it out for as many as usual");
+  }
+  const std::int64_t positions = std::min(flags.context.value_or(usual_context), most);
   CachedModel model(config, source, 1, positions, positions);
-  chat(model.generator(), tokenizer,
-       {{flags.draw, flags.tokens_wanted(), end_tokens(source)}, flags.stops, flags.system, positions});
-  return 0;
+  constexpr int interrupted_code = 130;
+  const ChatSettings settings{
+      {flags.draw, flags.tokens_wanted(), end_tokens(source)}, flags.stops, flags.system, positions, positions < most};
+  return chat(model.generator(), tokenizer, settings) ? interrupted_code : 0;
 }
 
 int sample(SampleFlags flags) {

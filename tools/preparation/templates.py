@@ -4,6 +4,7 @@ A template is a program from elsewhere: whatever it throws is a TemplateFailure 
 """
 import datetime
 import json
+import sys
 from collections import namedtuple
 
 from .errors import Refusal
@@ -41,7 +42,8 @@ def environment_for(date):
         from jinja2.ext import Extension
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError:
-        raise Refusal("the tokenizer brings a chat template, and jinja2 is missing; try pip install jinja2") from None
+        raise Refusal("the tokenizer brings a chat template, and jinja2 is missing; try "
+                      f"{sys.executable} -m pip install jinja2") from None
 
     class Generation(Extension):
         """Blocks {% generation %}: the answers, as the author of a template marks them."""

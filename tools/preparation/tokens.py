@@ -1,5 +1,6 @@
 """A tokenizer as records need it: its end token, its special tokens, and one encoding of a text with its targets."""
 import os
+import sys
 from collections import namedtuple
 
 from .errors import Refusal
@@ -44,7 +45,7 @@ def load_tokenizer(folder):
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise Refusal("the Python package tokenizers is missing; try pip install tokenizers") from None
+        raise Refusal(f"the Python package tokenizers is missing; try {sys.executable} -m pip install tokenizers") from None
     try:
         tokenizer = Tokenizer.from_file(str(folder.file))
     except Exception as error:  # the library throws nothing narrower

@@ -151,6 +151,12 @@ void PreparedRun::take_place(const Manifest& m) {
   }
   sampler->restore(place);
   if (m.data_digest.empty() || m.data_digest == data.digest()) return;
+  if (m.data_digest.substr(0, m.data_digest.find(';')) == data.digest().substr(0, data.digest().find(';'))) {
+    throw InputError("--document-attention",
+                     fmt::format("checkpoint {} was trained {} it", checkpoint->directory().string(),
+                                 config().document_attention ? "without" : "with"),
+                     "resume as it was begun; for another run begin one with --model CHECKPOINT and another --out");
+  }
   throw InputError(
       config().mix.empty() ? "--data" : "--mix",
       fmt::format("its content is other than what checkpoint {} was trained on", checkpoint->directory().string()),

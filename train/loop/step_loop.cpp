@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <malloc.h>
 #include <spdlog/spdlog.h>
+#include <algorithm>
 
 #include <cmath>
 #include <filesystem>
@@ -41,6 +42,15 @@ std::unique_ptr<RunDirectory> open_directory(const PreparedRun& run) {
 }
 
 double dram_rate(const RunSetup& setup) { return setup.prediction ? setup.prediction->profile.dram.value : 0.0; }
+
+/// How a model of tokens is asked, by the files that came with it.
+PromptKind prompt_of(const ModelSource& source) {
+  const auto has = [&](std::string_view name) {
+    return std::ranges::any_of(source.beside, [&](const FileBeside& file) { return file.name == name; });
+  };
+  if (!has("tokenizer.json")) return PromptKind::ids;
+  return has("chat_template.jinja") || has("chat_template.json") ? PromptKind::chat : PromptKind::text;
+}
 
 }  // namespace
 
@@ -250,7 +260,7 @@ void StepLoop::say_what_next(bool interrupted) {
   const RunRecord& record = run_.record;
   const EndedRun ended{.program = run_.request.program,
                        .out = run_.config().out,
-                       .bytes = run_.data.bytes(),
+                       .prompt = run_.data.bytes() ? PromptKind::text : prompt_of(run_.source),
                        .step = record.step,
                        .best_step = record.best_step,
                        .best_loss = record.best_loss};

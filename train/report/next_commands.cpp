@@ -12,6 +12,18 @@ bool is_plain(char c) {
   return letter || std::string_view("_./:=,@%+-").find(c) != std::string_view::npos;
 }
 
+std::string_view flag_of(PromptKind prompt) {
+  switch (prompt) {
+    case PromptKind::chat:
+      return "--chat";
+    case PromptKind::text:
+      return "--prompt 'The '";
+    case PromptKind::ids:
+      break;
+  }
+  return "--prompt '1 2 3'";
+}
+
 /// "DIR/exported" for any spelling of DIR.
 std::string export_folder(const std::string& out) { return out + (out.ends_with('/') ? "exported" : "/exported"); }
 
@@ -31,8 +43,8 @@ std::string resume_command(const EndedRun& run) {
 std::string commands_after(const EndedRun& run) {
   const std::string out = shell_word(run.out);
   const std::string to = shell_word(export_folder(run.out));
-  std::string text = fmt::format("next:\n  {} sample --model {} --prompt {}\n  {} export {} --to {}", run.program, out,
-                                 run.bytes ? "'The '" : "'1 2 3'", run.program, out, to);
+  std::string text = fmt::format("next:\n  {} sample --model {} {}\n  {} export {} --to {}", run.program, out,
+                                 flag_of(run.prompt), run.program, out, to);
   if (run.best_step == 0 || run.best_step == run.step) return text;
   text += fmt::format("\nthe best checkpoint is that of step {}", run.best_step);
   if (run.best_loss) text += fmt::format(", eval loss {:.4f}", *run.best_loss);

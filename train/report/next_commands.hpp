@@ -10,11 +10,14 @@ namespace tandem {
 /// A word of a command line, in quotes where a shell would read it otherwise.
 std::string shell_word(std::string_view word);
 
+/// Form in which a model is asked: by token ids, by a text, or in a chat of its template.
+enum class PromptKind : std::uint8_t { ids, text, chat };
+
 /// A run that ends, as far as its next commands depend on it.
 struct EndedRun {
   std::string program;  ///< the program as it was called; a word for a shell
   std::string out;      ///< folder of the run, as typed
-  bool bytes = false;   ///< its tokens are bytes of text
+  PromptKind prompt = PromptKind::ids;
   std::int64_t step = 0;
   std::int64_t best_step = 0;         ///< step whose checkpoint is kept as the best; 0: none
   std::optional<double> best_loss{};  ///< its loss on the evaluation data

@@ -90,7 +90,20 @@ void write_all(int file, std::string_view text) {
   }
 }
 
-std::vector<std::int32_t> ids_of(const Json& answer) { return answer.at("ids").get<std::vector<std::int32_t>>(); }
+/// A field of an answer.
+template <class T>
+T field_of(const std::string& answer, const char* name) {
+  try {
+    return Json::parse(answer).at(name).get<T>();
+  } catch (const Json::exception&) {
+    throw UsageError("the tokenizer's process", fmt::format("answers without \"{}\": {}", name, answer), advice);
+  }
+}
+
+std::string text_of_status(int status) {
+  return WIFSIGNALED(status) ? fmt::format("by signal {}", WTERMSIG(status))
+                             : fmt::format("with exit code {}", WEXITSTATUS(status));
+}
 
 }  // namespace
 
@@ -108,15 +121,16 @@ class TokenizerProcess::Stream final : public TextStream {
   std::string end() override { return text(process_.ask(Json{{"stream", number_}, {"end", true}}.dump())); }
 
  private:
-  static std::string text(const std::string& answer) { return Json::parse(answer).at("text").get<std::string>(); }
+  static std::string text(const std::string& answer) { return field_of<std::string>(answer, "text"); }
   TokenizerProcess& process_;
   std::int64_t number_;
 };
 
-TokenizerProcess::TokenizerProcess(const fs::path& folder) : python_(python_name()) {
+TokenizerProcess::TokenizerProcess(const fs::path& folder, std::int64_t vocabulary)
+    : python_(python_name()), vocabulary_(vocabulary) {
   start(script_path(), folder);
   try {
-    has_template_ = Json::parse(ask("{}")).at("template").get<bool>();
+    has_template_ = field_of<bool>(ask("{}"), "template");
   } catch (...) {
     end();
     throw;
@@ -160,7 +174,8 @@ void TokenizerProcess::refuse_ended() {
                      "it is not installed or not found", advice);
   }
   const std::string why = last_line_of(errors_);
-  throw UsageError("the tokenizer's process has ended", why.empty() ? fmt::format("status {}", status) : why, advice);
+  throw UsageError(fmt::format("the tokenizer's process, of {}, has ended", python_),
+                   why.empty() ? text_of_status(status) : why, advice);
 }
 
 std::string TokenizerProcess::ask(const std::string& request) {
@@ -181,8 +196,21 @@ std::string TokenizerProcess::ask(const std::string& request) {
   return answer;
 }
 
+std::vector<std::int32_t> TokenizerProcess::ids_of(const std::string& answer) const {
+  std::vector<std::int32_t> ids;
+  for (const std::int64_t id : field_of<std::vector<std::int64_t>>(answer, "ids")) {
+    if (id < 0 || id >= vocabulary_) {
+      throw UsageError(fmt::format("token {} of the tokenizer", id),
+                       fmt::format("the model's vocabulary has {}", vocabulary_),
+                       "the tokenizer beside the weights is another model's");
+    }
+    ids.push_back(static_cast<std::int32_t>(id));
+  }
+  return ids;
+}
+
 std::vector<std::int32_t> TokenizerProcess::tokens_of(const std::string& text) {
-  return ids_of(Json::parse(ask(Json{{"encode", text}}.dump())));
+  return ids_of(ask(Json{{"encode", text}}.dump()));
 }
 
 std::unique_ptr<TextStream> TokenizerProcess::stream(std::span<const std::int32_t> before) {
@@ -194,7 +222,7 @@ std::unique_ptr<TextStream> TokenizerProcess::stream(std::span<const std::int32_
 std::vector<std::int32_t> TokenizerProcess::tokens_of_chat(const std::vector<ChatMessage>& messages) {
   Json chat = Json::array();
   for (const ChatMessage& message : messages) chat.push_back({{"role", message.role}, {"content", message.content}});
-  return ids_of(Json::parse(ask(Json{{"chat", chat}}.dump())));
+  return ids_of(ask(Json{{"chat", chat}}.dump()));
 }
 
 }  // namespace tandem

@@ -27,8 +27,8 @@ class TokenizerProcess final : public TextCodec {
  public:
   /// Starts the process for the tokenizer of `folder`, by $TANDEM_PYTHON, else python3, and waits until it is ready.
   /// Throws UsageError in one line where there is no such Python, where it lacks the packages, or with the reason why
-  /// the tokenizer cannot be used.
-  explicit TokenizerProcess(const std::filesystem::path& folder);
+  /// the tokenizer cannot be used. Tokens must be below `vocabulary`.
+  TokenizerProcess(const std::filesystem::path& folder, std::int64_t vocabulary);
   ~TokenizerProcess() override;
   TokenizerProcess(const TokenizerProcess&) = delete;
   TokenizerProcess& operator=(const TokenizerProcess&) = delete;
@@ -48,10 +48,13 @@ class TokenizerProcess final : public TextCodec {
   /// The answer to a request, both JSON. Throws UsageError where the process has ended or refuses.
   std::string ask(const std::string& request);
   [[noreturn]] void refuse_ended();
+  /// Throws UsageError where an id is not below the vocabulary.
+  std::vector<std::int32_t> ids_of(const std::string& answer) const;
   void start(const std::filesystem::path& script, const std::filesystem::path& folder);
   void end() noexcept;
 
   std::string python_;
+  std::int64_t vocabulary_;
   pid_t process_ = -1;
   int to_ = -1, from_ = -1;
   int errors_ = -1;    ///< file in memory that the process writes its errors to

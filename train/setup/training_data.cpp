@@ -67,20 +67,24 @@ std::string TrainingData::digest() const {
 
 void take_sequences(TrainConfig& config, const ModelConfig& model, const TrainingData& data,
                     const TokenSource* eval_data) {
-  config.seq_len = sequence_length(config, model, *data.sources.front());
-  config.sequences = {.records = {}, .target_share = 0.0};
+  const std::int64_t length = sequence_length(config, model, *data.sources.front());
+  SequenceFacts facts{.records = {}, .target_share = 0.0};
   for (std::size_t i = 0; i < data.sources.size(); ++i) {
-    require_windows(*data.sources[i], config.seq_len, data.names[i]);
-    add_sequences(config.sequences, *data.sources[i], config.seq_len, data.shares[i]);
+    require_windows(*data.sources[i], length, data.names[i]);
+    add_sequences(facts, *data.sources[i], length, data.shares[i]);
   }
-  if (eval_data != nullptr && eval_data->bounded()) config.sequences.packed = true;
+  if (eval_data != nullptr && eval_data->bounded()) facts.packed = true;
+  config.seq_len = length;
+  config.sequences = std::move(facts);
 }
 
 void take_sequences(TrainConfig& config, const ModelConfig& model, const TokenSource& source, std::string_view name) {
-  config.seq_len = sequence_length(config, model, source);
-  config.sequences = {.records = {}, .target_share = 0.0};
-  require_windows(source, config.seq_len, name);
-  add_sequences(config.sequences, source, config.seq_len, 1.0);
+  const std::int64_t length = sequence_length(config, model, source);
+  require_windows(source, length, name);
+  SequenceFacts facts{.records = {}, .target_share = 0.0};
+  add_sequences(facts, source, length, 1.0);
+  config.seq_len = length;
+  config.sequences = std::move(facts);
 }
 
 TrainingData open_training_data(const TrainConfig& config, const ModelSource& source) {

@@ -10,6 +10,7 @@ peers.run_under_one_with("tokenizers", "jinja2")
 import re  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
+import time  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from small_model import HOST, SampleTest, main  # noqa: E402
@@ -81,6 +82,26 @@ class Chat(SampleTest):
         self.assertEqual(program.returncode, 0, errors)
         made = self.tokenizer.encode((begun + rest).rstrip("\n")).ids
         self.assertLess(len(made), 150, "the answer went on")
+
+    def test_ctrl_c_between_answers_ends_a_piped_conversation(self):
+        program = subprocess.Popen([PROGRAM, "sample", "--model", str(self.model), *HOST, "--chat", *GREEDY], stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=self.environment())
+        self.addCleanup(program.kill)
+        program.stdin.write("/reset\nHello\n")
+        program.stdin.flush()
+        self.assertTrue(program.stdout.readline())
+        for _ in range(60):  # the first may still find it at the answer
+            program.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            if program.poll() is not None:
+                break
+        self.assertEqual(program.poll(), 130)
+        program.communicate()
+
+    def test_what_is_no_command_is_not_sent_to_the_model(self):
+        result = self.chat("/help\n/exit\n")
+        self.assertEqual(result.stdout, "")
+        self.assertIn("/help is no command", result.stderr)
 
     def test_a_tokenizer_without_a_template_is_refused(self):
         (self.model / "chat_template.jinja").unlink()
