@@ -39,7 +39,7 @@ struct EvalFlags {
 
 int eval(const EvalFlags& flags) {
   TrainConfig config = flags.config.config();
-  check_config(config);
+  require_model(config);
   if (config.data.empty()) throw UsageError("--data", "missing", "for example --data held-out.txt");
   const ModelSource source = find_trained_model(config.model);
   static_cast<void>(sequence_length(config, source.config));  // refuses one beyond the positions

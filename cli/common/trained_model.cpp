@@ -14,6 +14,11 @@ std::vector<std::string_view> with_machine_fields(std::vector<std::string_view> 
   return names;
 }
 
+void require_model(const TrainConfig& config) {
+  if (config.model.empty()) throw UsageError("--model", "missing", "for example --model runs/first");
+  check_config(config);
+}
+
 void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup) {
   const ParameterValues values = initial_values(source, setup.layout, 0);
   model.engine().initialize([&](const Parameter& p, std::int64_t first, std::span<float> to) {

@@ -13,6 +13,9 @@ namespace tandem {
 /// `names` and the fields of the configuration that say which model, and where it runs.
 std::vector<std::string_view> with_machine_fields(std::vector<std::string_view> names);
 
+/// Checks a configuration that must name a model. Throws UsageError.
+void require_model(const TrainConfig& config);
+
 /// Fills a model without optimizer state: every parameter frozen at the weight that training would compute with.
 void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup& setup);
 

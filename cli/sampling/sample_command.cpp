@@ -319,7 +319,7 @@ int run_chat(const SampleFlags& flags, const TrainConfig& config, const ModelSou
 
 int sample(SampleFlags flags) {
   const TrainConfig config = flags.config.config();
-  check_config(config);
+  require_model(config);
   check_flags(flags);
   flags.draw.seed = config.seed;
   const ModelSource source = find_trained_model(config.model);
