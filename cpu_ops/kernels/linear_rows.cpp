@@ -14,6 +14,8 @@ constexpr int lanes = 32;
 constexpr std::int64_t outputs = 32;
 /// Rows of x that share a reading of the weight: their sums have to stay in registers.
 constexpr std::int64_t rows_at_once = 4;
+/// Outputs of a row, where there are fewer rows: several sums under way hide how long each addition takes.
+constexpr std::int64_t outputs_at_once = 4;
 
 template <class X, class Y>
 struct RowsProduct {
@@ -24,48 +26,71 @@ struct RowsProduct {
   std::int64_t rows, in, out;
 };
 
-/// Sums of one output for `rows` rows of x: lane i % 32 takes input i, then lanes pairwise at distances 16 ... 1. The
-/// order is that of one row, however many there are.
-template <int rows, class X>
-inline void sum_products(const X* x, const bf16* w, std::int64_t in, float (&sums)[rows]) {
-  float lane[rows][lanes] = {};
+/// A sum's lanes: lane i % 32 takes input i.
+struct Lanes {
+  float sum[lanes] = {};
+
+  /// Adds the lanes pairwise at distances 16 ... 1.
+  float total() {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      for (int j = 0; j < distance; ++j) sum[j] += sum[j + distance];
+    }
+    return sum[0];
+  }
+};
+
+/// A block of outputs for a block of rows. The order of a sum is the same in every block.
+template <int rows, int outs, class X, class Y>
+inline void make_block(const RowsProduct<X, Y>& p, std::int64_t row, std::int64_t output) {
+  const X* const x = p.x + row * p.in;
+  const bf16* const w = p.w + output * p.in;
+  Lanes lane[outs][rows];
   std::int64_t i = 0;
-  for (; i + lanes <= in; i += lanes) {
-    float weight[lanes];
-    for (int j = 0; j < lanes; ++j) weight[j] = numerics::bf16_to_float(w[i + j]);
-    for (int r = 0; r < rows; ++r) {
-      const X* const row = x + r * in + i;
-      for (int j = 0; j < lanes; ++j) lane[r][j] = numerics::fma(to_float(row[j]), weight[j], lane[r][j]);
+  for (; i + lanes <= p.in; i += lanes) {
+    for (int o = 0; o < outs; ++o) {
+      // The next block's line, which would else be waited for.
+      __builtin_prefetch(w + (o + outs) * p.in + i);
+      float weight[lanes];
+      for (int j = 0; j < lanes; ++j) weight[j] = numerics::bf16_to_float(w[o * p.in + i + j]);
+      for (int r = 0; r < rows; ++r) {
+        float* const sum = lane[o][r].sum;
+        const X* const from = x + r * p.in + i;
+        for (int j = 0; j < lanes; ++j) sum[j] = numerics::fma(to_float(from[j]), weight[j], sum[j]);
+      }
     }
   }
-  for (int r = 0; r < rows; ++r) {
-    for (std::int64_t rest = i; rest < in; ++rest) {
-      float& sum = lane[r][rest - i];
-      sum = numerics::fma(to_float(x[r * in + rest]), numerics::bf16_to_float(w[rest]), sum);
+  for (int o = 0; o < outs; ++o) {
+    const float added = p.bias == nullptr ? 0.0F : to_float(p.bias[output + o]);
+    for (int r = 0; r < rows; ++r) {
+      for (std::int64_t rest = i; rest < p.in; ++rest) {
+        float& sum = lane[o][r].sum[rest - i];
+        sum = numerics::fma(to_float(x[r * p.in + rest]), numerics::bf16_to_float(w[o * p.in + rest]), sum);
+      }
+      p.y[(row + r) * p.out + output + o] = from_float<Y>(lane[o][r].total() + added);
     }
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      for (int j = 0; j < distance; ++j) lane[r][j] += lane[r][j + distance];
-    }
-    sums[r] = lane[r][0];
   }
 }
 
-template <int rows, class X, class Y>
-inline void make_output(const RowsProduct<X, Y>& p, std::int64_t row, std::int64_t output) {
-  float sums[rows];
-  sum_products<rows>(p.x + row * p.in, p.w + output * p.in, p.in, sums);
-  const float added = p.bias == nullptr ? 0.0F : to_float(p.bias[output]);
-  for (int r = 0; r < rows; ++r) p.y[(row + r) * p.out + output] = from_float<Y>(sums[r] + added);
+/// `outs` outputs for all rows.
+template <int outs, class X, class Y>
+inline void make_rows(const RowsProduct<X, Y>& p, std::int64_t output) {
+  std::int64_t row = 0;
+  if constexpr (outs == 1) {
+    for (; row + rows_at_once <= p.rows; row += rows_at_once) make_block<rows_at_once, 1>(p, row, output);
+  }
+  for (; row < p.rows; ++row) make_block<1, outs>(p, row, output);
 }
 
 template <class X, class Y>
 void make_outputs(const RowsProduct<X, Y>& p, std::int64_t begin, std::int64_t length) {
   vectorised([=] {
-    for (std::int64_t output = begin; output < begin + length; ++output) {
-      std::int64_t row = 0;
-      for (; row + rows_at_once <= p.rows; row += rows_at_once) make_output<rows_at_once>(p, row, output);
-      for (; row < p.rows; ++row) make_output<1>(p, row, output);
+    std::int64_t output = begin;
+    if (p.rows < rows_at_once) {
+      for (; output + outputs_at_once <= begin + length; output += outputs_at_once) {
+        make_rows<outputs_at_once>(p, output);
+      }
     }
+    for (; output < begin + length; ++output) make_rows<1>(p, output);
   });
 }
 
