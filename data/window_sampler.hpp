@@ -14,7 +14,7 @@ std::int64_t window_count(std::int64_t tokens, std::int64_t length) noexcept;
 /// Windows of a source. Throws InputError, which calls it `name`, where it is shorter than one, or its rows are longer.
 std::int64_t require_windows(const TokenSource& source, std::int64_t length, std::string_view name = "data");
 
-/// Where one window goes, `length` values each.
+/// Room for one window, `length` values each.
 struct WindowView {
   std::span<std::int32_t> inputs;
   std::span<std::int32_t> targets;  ///< -1 where there is none

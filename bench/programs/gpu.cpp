@@ -420,7 +420,7 @@ double attention_flop(const AttentionShape& s, bool backward) {
          static_cast<double>(s.sequence * s.sequence);
 }
 
-/// Where records begin and end in rows that are full of them, (B, T) each: lengths drawn log-normally, median 180, sigma
+/// Beginnings and ends of records in rows that are full of them, (B, T) each: lengths drawn log-normally, median 180, sigma
 /// 0.8, the last of a row cut at its end.
 struct Records {
   explicit Records(const AttentionShape& shape) {

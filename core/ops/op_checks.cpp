@@ -78,13 +78,17 @@ void token_rows_of(const Operands& check, const TokenRows& rows) {
   records(check, rows.records);
 }
 
+void heads_and_window(const Operands& check, const AttentionShape& s) {
+  check.that(s.window >= 0, "the window is negative");
+  check.that(s.heads % s.kv_heads == 0, "key/value heads do not divide the query heads");
+}
+
 void attention_operands(const Operands& check, const AttentionShape& s, const HeadsView& q, const HeadsView& k,
                         const HeadsView& v, const TensorView& out) {
   check.that(s.batch >= 0 && s.sequence > 0 && s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0,
              "a dimension is not positive");
-  check.that(s.window >= 0, "the window is negative");
+  heads_and_window(check, s);
   records(check, s.records);
-  check.that(s.heads % s.kv_heads == 0, "key/value heads do not divide the query heads");
   check.heads(q, "q", q.dtype, s.heads, s.head_dim);
   check.that(q.dtype != DType::i32, "q is i32");
   check.heads(k, "k", q.dtype, s.kv_heads, s.head_dim);
@@ -286,8 +290,7 @@ void cached(const Operands& check, const KeyValueCache& cache, const CachedToken
             DType dtype) {
   check.that(s.batch == 1 && s.sequence >= 0 && s.heads > 0 && s.kv_heads > 0 && s.head_dim > 0,
              "the shape is not one row of tokens");
-  check.that(s.window >= 0, "the window is negative");
-  check.that(s.heads % s.kv_heads == 0, "key/value heads do not divide the query heads");
+  heads_and_window(check, s);
   check.that(tokens.rows != nullptr && tokens.records, "tokens without places in the cache");
   check.that(cache.keys.shape.rank() == 3, "the cache is not of rows of positions");
   const Shape places{cache.keys.shape[0], cache.keys.shape[1], s.kv_heads * s.head_dim};

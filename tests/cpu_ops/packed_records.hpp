@@ -8,7 +8,7 @@
 
 namespace tandem::testing {
 
-/// Where one record of a row lies.
+/// Place of one record of a row.
 struct PackedRecord {
   std::int64_t row, first, length;
 };

@@ -88,7 +88,7 @@ double distance(std::span<const float> actual, std::span<const float> expected) 
   return most / std::max(largest_of(expected), 1e-30);
 }
 
-/// The same of the parameter whose gradient differs most. Gradients that are nothing but rounding, as of biases that a
+/// Largest distance of a parameter's gradients. Gradients that are nothing but rounding, as of biases that a
 /// softmax cancels, are measured by the largest of all.
 double distance(const Gradients& actual, const Gradients& expected) {
   double most = 0.0, overall = 0.0;

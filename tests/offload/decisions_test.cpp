@@ -1,4 +1,4 @@
-// What becomes of a step's gradients, decided by the caller: the bits are those of the values that `update` was given.
+// Steps whose gradients the caller decides about: the bits are those of the values that `update` was given.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,11 +9,13 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "tests/offload/misuse_message.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
 namespace {
 
+using testing::message_of;
 using testing::toy;
 using testing::ToyOptions;
 using testing::ToyResult;
@@ -27,15 +29,6 @@ StepReport clipped(OffloadEngine& engine) {
   const double norm = engine.end_gradients();
   if (!std::isfinite(norm)) return engine.skip();
   return engine.update({.scale = norm > clip ? clip / norm : 1.0, .lr = lr});
-}
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const MisuseError& error) {
-    return error.what();
-  }
-  return "";
 }
 
 /// A step up to its end.
@@ -96,7 +89,7 @@ TEST_P(Decisions, WhereUpdatesRunInBackwardTheyAreByWhatBeginStepWasTold) {
     return engine.update({.lr = lr});
   };
   EXPECT_EQ(train_toy(o).digest, expected.digest);
-  // The same plan serves steps that are decided at their end.
+  // Steps that are decided at their end may have such a plan, too.
   o.begin = [](StepOptions& options) {
     options.lr = 2 * lr;
     options.decides_at_end = true;
@@ -126,13 +119,13 @@ TEST_P(Decisions, GroupsHaveTheirOwnValues) {
   EXPECT_EQ(trained({plain, plain, plain}), together);
   const std::string of_scale = trained({plain, plain, faster}), of_decay = trained({plain, plain, without_decay});
   const std::string of_vectors = trained({plain, {.lr = lr, .adamw = other_adamw}, plain});
-  // What begin_step is told of groups, where the end is not the caller's.
+  // Groups as begin_step is told of them, where the end is not the caller's.
   o.end = {};
   o.begin = [&](StepOptions& options) { options.groups = {plain, {.lr = lr, .adamw = other_adamw}, plain}; };
   EXPECT_EQ(train_toy(o).digest, of_vectors);
   EXPECT_NE(of_vectors, together);
   o.begin = {};
-  // The same by options of the parameters.
+  // Options of the parameters have the same bits.
   o.lr_scale = 4.0;
   EXPECT_EQ(train_toy(o).digest, of_scale);
   EXPECT_NE(of_scale, together);

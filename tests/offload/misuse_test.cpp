@@ -11,24 +11,17 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "tests/offload/misuse_message.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
 namespace {
 
+using testing::message_of;
 using testing::toy;
 using testing::ToyOptions;
 using testing::ToyResult;
 using testing::ToyTrainer;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const MisuseError& error) {
-    return error.what();
-  }
-  return "";
-}
 
 TEST(Misuse, StepsMustBePaired) {
   ToyTrainer t(toy("host"));

@@ -46,6 +46,10 @@ namespace {
 
 /// Adds what a sample of a source's windows holds, `share` of all windows being of it.
 void add_sequences(SequenceFacts& facts, const TokenSource& source, std::int64_t length, double share) {
+  if (source.layout() == TokenLayout::stream && !source.masked() && !source.bounded()) {
+    facts.target_share += share;  // every window is one record, and all of it targets
+    return;
+  }
   const WindowStatistics sample = window_statistics(source, length);
   const double each = share / static_cast<double>(sample.windows);
   facts.packed = source.bounded();
@@ -81,10 +85,8 @@ void take_sequences(TrainConfig& config, const ModelConfig& model, const Trainin
 void take_sequences(TrainConfig& config, const ModelConfig& model, const TokenSource& source, std::string_view name) {
   const std::int64_t length = sequence_length(config, model, source);
   require_windows(source, length, name);
-  SequenceFacts facts{.records = {}, .target_share = 0.0};
-  add_sequences(facts, source, length, 1.0);
   config.seq_len = length;
-  config.sequences = std::move(facts);
+  config.sequences.packed = source.bounded();
 }
 
 TrainingData open_training_data(const TrainConfig& config, const ModelSource& source) {

@@ -40,7 +40,7 @@ TrainingData open_training_data(const TrainConfig& config, const ModelSource& so
 /// sequence_length, and InputError where a source has no window.
 void take_sequences(TrainConfig& config, const ModelConfig& model, const TrainingData& data,
                     const TokenSource* eval_data = nullptr);
-/// Sets them for a single source, as of an evaluation.
+/// Sets the length and whether records are kept apart for an evaluation, which nothing is predicted of.
 void take_sequences(TrainConfig& config, const ModelConfig& model, const TokenSource& source, std::string_view name);
 
 /// The sequence length of a run over `data`: as given; else a row's for data in rows, and the model's positions

@@ -41,7 +41,7 @@ TEST(AttentionTiles, EightRowsAreReadWithoutBankConflicts) {
   }
 }
 
-/// What the ranges say of each other against what their rows do. A range of rows that sees some may be taken for one
+/// Holds what ranges say of each other against what their rows do. A range of rows that sees some may be taken for one
 /// that sees any between them.
 template <class SeenBy>
 void expect_as_rows(const SeenBy& seen, const gpu::RowRange& rows, const gpu::RowRange& others) {
