@@ -5,7 +5,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import peers  # noqa: E402
 
-peers.run_under_one_with("tokenizers", "jinja2", "transformers")
+peers.run_under_one_with("tokenizers", "jinja2", "transformers", "pyarrow")
 
 import gzip  # noqa: E402
 import json  # noqa: E402
