@@ -181,7 +181,7 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
       }
       digest.end_array();
     }
-    digest.end_parameter();
+    digest.end_parameter(parameter.missed_updates);
   }
   writer.finish();
   manifest.state_digest = digest.text();
@@ -363,7 +363,7 @@ std::string Checkpoint::state_digest() const {
       }
       digest.end_array();
     }
-    digest.end_parameter();
+    digest.end_parameter(parameter.missed_updates);
   }
   return digest.text();
 }

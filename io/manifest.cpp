@@ -47,7 +47,8 @@ std::optional<double> optional_number(const json& object, const char* key) {
 json or_null(const std::optional<double>& value) { return value ? json(*value) : json(nullptr); }
 
 CheckpointParameter parameter_of(const json& j, const std::string& where) {
-  CheckpointParameter parameter{text(j, "name"), {}, j.at("trainable").get<bool>()};
+  CheckpointParameter parameter{.name = text(j, "name"), .shape = {}, .trainable = j.at("trainable").get<bool>()};
+  if (j.contains("missed_updates")) parameter.missed_updates = natural(j.at("missed_updates"));
   std::int64_t count = 1;
   for (const json& dim : list(j, "shape")) {
     parameter.shape.push_back(natural(dim));
@@ -148,6 +149,7 @@ std::string manifest_text(const Manifest& m) {
   json parameters = json::array();
   for (const auto& p : m.parameters) {
     parameters.push_back({{"name", p.name}, {"shape", p.shape}, {"trainable", p.trainable}});
+    if (p.missed_updates > 0) parameters.back()["missed_updates"] = p.missed_updates;
   }
   json files = json::array();
   for (const auto& f : m.files) files.push_back({{"name", f.name}, {"bytes", f.bytes}, {"xxh3_128", f.hash}});

@@ -15,6 +15,7 @@ struct CheckpointParameter {
   std::string name;
   std::vector<std::int64_t> shape;
   bool trainable = true;
+  std::int64_t missed_updates = 0;  ///< updates of the state that left this parameter as it was
   std::int64_t count() const noexcept;
 };
 

@@ -116,6 +116,20 @@ TensorView GradientsGuard::operator[](std::string_view name) const& {
   return view_of(p, bases_, layout_->layer(p.layer).gradient_offset(p.offset), p.options.gradient);
 }
 
+void GradientsGuard::leave_out(std::string_view name) {
+  if (access() == nullptr) throw MisuseError(fmt::format("'{}' left out of an empty or committed guard", name));
+  const Layer& layer = layout_->layer(layer_);
+  const int index = layer.find(name);
+  if (index < 0 || !storage_of(*layout_, layer_, name).options.trainable) {
+    throw MisuseError(fmt::format("layer '{}' has no trained parameter '{}' to leave out", layer.name, name));
+  }
+  access()->leave_out(ticket_, static_cast<std::size_t>(index));
+}
+
+void ParameterAccess::leave_out(std::uint64_t, std::size_t) {
+  throw MisuseError("a gradient was left out of a step in which none may be absent", {}, "set StepOptions::absent");
+}
+
 void GradientsGuard::commit(StreamView stream) {
   if (access() == nullptr) throw MisuseError("gradients committed twice, or through an empty guard");
   // Where this throws, the guard keeps its ticket and abandons the step when it goes.

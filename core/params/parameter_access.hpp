@@ -82,6 +82,10 @@ class [[nodiscard]] GradientsGuard {
   /// MisuseError where the layer has no such parameter, or the guard is empty or committed.
   TensorView operator[](std::string_view name) const&;
   TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
+  /// Says that one parameter has no gradient in this micro-batch, in a step that allows it (StepOptions::absent): what
+  /// lies in its buffer does not count. Throws MisuseError where it does not allow it, the layer has no such trained
+  /// parameter, or the guard is empty or committed.
+  void leave_out(std::string_view name);
   /// Commits the gradients: all work that fills them has been queued, and `stream` is the last to run it. Work on other
   /// streams is the caller's to order: after the stream of `gradients`, which zeroes, and before this one. Does not
   /// block. Throws MisuseError where the guard is empty or committed, or the stream is empty or belongs to another
@@ -117,6 +121,8 @@ class ParameterAccess {
   friend class GradientsGuard;
   virtual void also_used(std::uint64_t ticket, StreamView stream) = 0;
   virtual void release(std::uint64_t ticket, StreamView stream) noexcept = 0;
+  /// `parameter`: its index in its layer. Refuses unless overridden.
+  virtual void leave_out(std::uint64_t ticket, std::size_t parameter);
   virtual void commit(std::uint64_t ticket, StreamView stream) = 0;
   virtual void abandon(std::uint64_t ticket) noexcept = 0;
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <vector>
 
@@ -75,10 +76,18 @@ void StateDigest::end_array() {
   ++impl_->arrays;
 }
 
-void StateDigest::end_parameter() {
+void StateDigest::end_parameter(std::int64_t missed_updates) {
   impl_->require_open();
   if (impl_->arrays != arrays_of_a_parameter || impl_->in_block != 0) {
     throw MisuseError("state digest: a parameter needs master, m and v", fmt::format("{} arrays ended", impl_->arrays));
+  }
+  if (missed_updates < 0) throw MisuseError("state digest: a parameter that missed a negative number of updates");
+  if (missed_updates > 0) {
+    std::array<unsigned char, sizeof(std::int64_t)> bytes{};  // little endian
+    for (std::size_t i = 0; i < bytes.size(); ++i) {
+      bytes[i] = static_cast<unsigned char>(static_cast<std::uint64_t>(missed_updates) >> (8 * i));
+    }
+    impl_->parameter.add(bytes.data(), bytes.size());
   }
   const auto hash = impl_->parameter.bytes();
   impl_->whole.add(hash.data(), hash.size());

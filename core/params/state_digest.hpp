@@ -31,7 +31,9 @@ class StateDigest {
   /// blocks can be hashed side by side.
   void add_block(const BlockHash& hash);
   void end_array();
-  void end_parameter();
+  /// `missed_updates`: updates of the state that left this parameter as it was. Throws MisuseError where they are
+  /// negative.
+  void end_parameter(std::int64_t missed_updates = 0);
   /// 32 hexadecimal digits over all parameters ended so far.
   std::string text() const;
 

@@ -25,8 +25,9 @@ class OffloadEngine::Impl {
   Impl(OffloadEngine& engine, Device& device, const ParameterLayout& layout, const OffloadOptions& options,
        const Plan& plan, Trace* trace, Group* group)
       : parts(device, layout, options, plan, trace, group),
-        held(engine, parts, pass),
-        steps(parts, pass, held, status),
+        present(parts.layout, parts.plan.owners_make_gradients),
+        held(engine, parts, pass, present),
+        steps(parts, pass, held, present, status),
         state(parts, steps, status) {}
 
   EngineCounters counters();
@@ -34,6 +35,7 @@ class OffloadEngine::Impl {
   EngineParts parts;
   StateStatus status;
   OpenPass pass;
+  PresentGradients present;
   HeldLayers held;
   EngineSteps steps;
   EngineState state;
@@ -70,6 +72,7 @@ void OffloadEngine::initialize(const std::function<void(const Parameter&, std::i
   impl_->state.initialize(values, initial_piece);
 }
 void OffloadEngine::begin_step(const StepOptions& options) { impl_->steps.begin_step(options); }
+void OffloadEngine::begin_micro_batch(bool last) { impl_->steps.begin_micro_batch(last); }
 StepReport OffloadEngine::end_step() { return impl_->steps.end_step(); }
 double OffloadEngine::end_gradients() { return impl_->steps.end_gradients(); }
 StepReport OffloadEngine::update(const UpdateValues& values) { return impl_->steps.update(values); }
@@ -90,6 +93,12 @@ void OffloadEngine::write(const Parameter& parameter, StateArray array, std::int
 }
 std::int64_t OffloadEngine::step() const noexcept { return impl_->status.step; }
 void OffloadEngine::set_step(std::int64_t step) { impl_->state.set_step(step); }
+std::int64_t OffloadEngine::missed_updates(const Parameter& parameter) const {
+  return impl_->state.missed_updates(parameter);
+}
+void OffloadEngine::set_missed_updates(const Parameter& parameter, std::int64_t updates) {
+  impl_->state.set_missed_updates(parameter, updates);
+}
 void OffloadEngine::begin_load() { impl_->state.begin_load("load"); }
 void OffloadEngine::adopt(const Plan& plan) { impl_->state.adopt(plan); }
 OffloadEngine::SaveScope OffloadEngine::begin_save() { return SaveScope(impl_->state.begin_save()); }
@@ -108,6 +117,10 @@ void OffloadEngine::release(std::uint64_t ticket, StreamView stream) noexcept {
   } catch (...) {  // any type, from a stream of the caller's: the next call reports it
     impl_->parts.give_up(std::current_exception());
   }
+}
+void OffloadEngine::leave_out(std::uint64_t ticket, std::size_t parameter) {
+  if (!impl_->pass.may_be_absent) return ParameterAccess::leave_out(ticket, parameter);  // refuses
+  impl_->held.leave_out(ticket, parameter);
 }
 void OffloadEngine::commit(std::uint64_t ticket, StreamView stream) { impl_->held.commit(ticket, stream); }
 void OffloadEngine::abandon(std::uint64_t ticket) noexcept {

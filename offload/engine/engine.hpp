@@ -38,12 +38,24 @@ struct UpdateValues {
   std::vector<GroupValues> groups{};  ///< by ParameterOptions::group, as many as ParameterLayout::group_count()
 };
 
+/// Treatment of layers and parameters that have no gradient in a micro-batch, or in none of a step.
+enum class Absent : std::uint8_t {
+  refuse,  ///< every layer commits in every micro-batch
+  zero,    ///< they count as a gradient of zero
+  skip,    ///< what has none in a whole step stays as it is: master, moments, and the number of its updates, as PyTorch
+           ///< treats a gradient of None
+};
+
 struct StepOptions {
   double lr = 1e-3;
   double max_grad_norm = 0.0;  ///< bound to which end_step clips the gradient's global norm; 0: no clipping
   /// Micro-batches of the step on this rank, 1 to OffloadOptions::max_micro_batches. Gradients of all micro-batches of
   /// all ranks are *added up*: for their mean, divide each loss by the number of them all.
   int micro_batches = 1;
+  /// Whether the step may have fewer micro-batches than that: it ends with those that have begun. The last one's
+  /// gradients become final at the end of the step, unless begin_micro_batch says that it is the last.
+  bool open_ended = false;
+  Absent absent = Absent::refuse;
   double gradient_scale = 1.0;        ///< factor of the added gradients (1 / loss scale)
   std::optional<AdamW> adamw{};       ///< none: OffloadOptions::adamw
   std::vector<GroupValues> groups{};  ///< in place of lr and adamw, as UpdateValues::groups
@@ -107,6 +119,13 @@ class OffloadEngine final : public ParameterAccess {
   /// an lr or gradient_scale that is not finite and on a negative max_grad_norm; TrainingError where the state is not
   /// that of a whole step.
   void begin_step(const StepOptions& options);
+  /// Begins the step's next micro-batch: the one before is over, also for layers that have not committed in it.
+  /// begin_step begins the first; and where every layer commits in every micro-batch, the next one begins by itself.
+  /// The call does nothing in a micro-batch in which no gradients were asked for yet. `last`: no other follows, which
+  /// saves an open-ended step a pass over its gradients at the end. Does not block. Throws, with nothing changed,
+  /// MisuseError outside a step, while gradients are held, where a layer is missing that may not be, beyond
+  /// StepOptions::micro_batches, and where several micro-batches pass through the layers at once.
+  void begin_micro_batch(bool last = false);
   /// Ends a step: waits for the gradients, takes the norm, decides, and starts the updates; returns while they may
   /// still run. A step whose norm is not finite is skipped and leaves all state bit-identical; with OnNonfinite::stop
   /// it throws TrainingError. With `stop` and without clipping, subgroups update during backward, as soon as their
@@ -203,6 +222,11 @@ class OffloadEngine final : public ParameterAccess {
   /// step. Throws MisuseError for a negative number.
   std::int64_t step() const noexcept;
   void set_step(std::int64_t step);
+  /// Number of those updates that left a parameter as it was, since it had no gradient (Absent::skip). Adam's t for it
+  /// is step() without them. `set_missed_updates` is called after `set_step`, which sets all to 0. Throws MisuseError
+  /// where the layout has no such parameter, and for a number that is negative or above step(); not inside a step.
+  std::int64_t missed_updates(const Parameter& parameter) const;
+  void set_missed_updates(const Parameter& parameter, std::int64_t updates);
   /// Writes `directory/step-XXXXXXXX`, a checkpoint as docs/checkpoints.md describes, and returns its path. It appears
   /// under its name only when it is whole and on the disk. `files`, the caller's own state, are copied into it under
   /// their own names: they are whole where the checkpoint is, and `load` finds them unaltered. Takes host memory for a
@@ -243,6 +267,7 @@ class OffloadEngine final : public ParameterAccess {
  protected:
   void also_used(std::uint64_t ticket, StreamView stream) override;
   void release(std::uint64_t ticket, StreamView stream) noexcept override;
+  void leave_out(std::uint64_t ticket, std::size_t parameter) override;
   void commit(std::uint64_t ticket, StreamView stream) override;
   void abandon(std::uint64_t ticket) noexcept override;
 

@@ -68,7 +68,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   manifest.model_config = std::string("{}");
   manifest.step = manifest.adam_step = step();
   manifest.plan = plan().outline_json();
-  manifest.parameters = checkpoint_parameters(layout());
+  manifest.parameters = checkpoint_parameters(*this);
   std::vector<float> buffer(save_buffer_values(layout()));
   SaveScope scope = begin_save();
   SaveReads reads(scope, layout());

@@ -72,6 +72,30 @@ void EngineState::set_step(std::int64_t step) {
   if (step < 0) throw MisuseError("a negative step");
   status_.is = StateStatus::Is::whole;
   status_.step = step;
+  status_.missed.clear();
+}
+
+/// Index of a parameter among the owned ones.
+std::size_t EngineState::index_of(const Parameter& parameter) const {
+  const Parameter& p = parts_.layout.parameter(parameter.full_name);
+  const std::vector<const Parameter*> all = parts_.layout.owned_parameters();
+  return static_cast<std::size_t>(std::ranges::find(all, &p) - all.begin());
+}
+
+std::int64_t EngineState::missed_updates(const Parameter& parameter) const {
+  const std::size_t index = index_of(parameter);
+  return status_.missed.empty() ? 0 : status_.missed[index];
+}
+
+void EngineState::set_missed_updates(const Parameter& parameter, std::int64_t updates) {
+  steps_.require_idle("set_missed_updates");
+  const std::size_t index = index_of(parameter);
+  if (updates < 0 || updates > status_.step) {
+    throw MisuseError(fmt::format("parameter {} with {} missed updates", parameter.full_name, updates),
+                      fmt::format("the state has {}", status_.step));
+  }
+  if (status_.missed.empty()) status_.missed.resize(parts_.layout.owned_parameters().size());
+  status_.missed[index] = updates;
 }
 
 void EngineState::require_adoptable(const Plan& plan) const {
@@ -118,13 +142,13 @@ std::string EngineState::digest() {
   steps_.require_idle("state_digest");
   status_.require_whole();
   steps_.wait();
-  if (parts_.group == nullptr) return parts_.access.digest();
+  if (parts_.group == nullptr) return parts_.access.digest(status_.missed);
   const auto read = [this](const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
     read_of_ranks(parts_.group, Channel::engine, parts_.layout, p, first, values,
                   [&](std::int64_t at, std::span<float> own) { parts_.access.read(p, array, at, own); });
   };
   std::string text;
-  parts_.for_all_ranks([&] { text = parts_.access.digest(read); });
+  parts_.for_all_ranks([&] { text = parts_.access.digest(status_.missed, read); });
   return text;
 }
 

@@ -27,6 +27,8 @@ class EngineState {
   void write(const Parameter& parameter, StateArray array, std::span<const float> values);
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values);
   void set_step(std::int64_t step);
+  std::int64_t missed_updates(const Parameter& parameter) const;
+  void set_missed_updates(const Parameter& parameter, std::int64_t updates);
   void adopt(const Plan& plan);
   std::shared_ptr<SaveReader> begin_save();
   std::string digest();
@@ -37,6 +39,7 @@ class EngineState {
  private:
   enum class Extent : std::uint8_t { part, whole };
   const Parameter& owned(const Parameter& parameter, Extent extent, std::int64_t first, std::size_t count) const;
+  std::size_t index_of(const Parameter& parameter) const;
   void require_adoptable(const Plan& plan) const;
 
   EngineParts& parts_;

@@ -2,6 +2,7 @@
 // Status of an engine: the open step or evaluation, and whether its state is that of a step.
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 #include "offload/engine/engine_parts.hpp"
 
@@ -17,6 +18,7 @@ struct OpenPass {
   Kind kind = Kind::none;
   bool gradients_ended = false;  ///< the step's: they are complete, and what becomes of them is to be decided
   bool abandoned = false;        ///< the step; the next call that begins something drops it
+  bool may_be_absent = false;    ///< the step's gradients, of some layers or parameters
 };
 
 /// Whether the engine's state is that of a step, and of which.
@@ -29,6 +31,8 @@ struct StateStatus {
 
   Is is = Is::unset;
   std::int64_t step = 0;  ///< updates applied so far
+  /// Updates that left a parameter as it was, by its index among the owned ones; empty: none did so.
+  std::vector<std::int64_t> missed;
 };
 
 }  // namespace tandem

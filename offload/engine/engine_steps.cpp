@@ -64,11 +64,31 @@ void EngineSteps::require_options(const StepOptions& options) const {
         "the first is finite, the last is not negative");
   }
   require_groups(options.lr, options.adamw, options.groups, "begin_step");
+  require_extent(options);
+}
+
+void EngineSteps::require_extent(const StepOptions& options) const {
   if (options.micro_batches < 1 || options.micro_batches > parts_.plan.max_micro_batches) {
     throw MisuseError(fmt::format("a step of {} micro-batches", options.micro_batches),
                       fmt::format("the plan allows 1 to {}", parts_.plan.max_micro_batches),
                       "plan with OffloadOptions::max_micro_batches");
   }
+  if ((options.open_ended || options.absent != Absent::refuse) && parts_.plan.micro_batches_at_once > 1) {
+    throw MisuseError(fmt::format("begin_step of {} step in which {} micro-batches pass through the layers at once",
+                                  options.open_ended ? "an open-ended" : "a", parts_.plan.micro_batches_at_once),
+                      options.open_ended ? "their number must be known" : "every layer must commit in all of them",
+                      "plan with OffloadOptions::micro_batches_at_once = 1");
+  }
+  if (options.absent != Absent::refuse && updates_in_backward(options)) {
+    throw MisuseError("begin_step with absent gradients, and updates in backward",
+                      "a step that stops at a gradient that is not finite and does not clip updates in backward",
+                      "set StepOptions::decides_at_end");
+  }
+}
+
+/// Nothing of a step need wait for its norm where that neither scales nor takes back an update.
+bool EngineSteps::updates_in_backward(const StepOptions& options) const {
+  return options.max_grad_norm <= 0.0 && parts_.options.on_nonfinite == OnNonfinite::stop && !options.decides_at_end;
 }
 
 void EngineSteps::begin_step(const StepOptions& options) {
@@ -79,11 +99,24 @@ void EngineSteps::begin_step(const StepOptions& options) {
   pass_.kind = OpenPass::Kind::step;
   stalled_until(0.0);  // forget the stalls of a step that was abandoned
   parts_.lowering->forget_before(parts_.executor.oldest());
-  // Nothing of a step need wait for its norm where that neither scales nor takes back an update.
-  update_in_backward_ =
-      options.max_grad_norm <= 0.0 && parts_.options.on_nonfinite == OnNonfinite::stop && !options.decides_at_end;
-  parts_.lowering->begin_step(options.micro_batches, update_in_backward_);
+  update_in_backward_ = updates_in_backward(options);
+  pass_.may_be_absent = options.absent != Absent::refuse;
+  present_.begin_step(options.absent == Absent::skip);
+  parts_.lowering->begin_step({options.micro_batches, options.open_ended, pass_.may_be_absent}, update_in_backward_);
   if (update_in_backward_) set_update(expected());
+  parts_.prefetch();
+  parts_.submit();
+}
+
+void EngineSteps::begin_micro_batch(bool last) {
+  if (pass_.kind != OpenPass::Kind::step) throw MisuseError("begin_micro_batch without a step");
+  if (pass_.abandoned) throw MisuseError("begin_micro_batch of an abandoned step", {}, "call abort_step");
+  if (pass_.gradients_ended) throw MisuseError("begin_micro_batch after end_gradients");
+  held_.require_no_gradients("begin_micro_batch");
+  if (parts_.plan.micro_batches_at_once > 1) {
+    throw MisuseError("begin_micro_batch where several pass through the layers at once");
+  }
+  parts_.lowering->begin_micro_batch(last, parts_.tasks);
   parts_.prefetch();
   parts_.submit();
 }
@@ -114,8 +147,9 @@ void EngineSteps::require_complete(const char* call) const {
   if (pass_.gradients_ended) {
     throw MisuseError(fmt::format("{} after end_gradients", call), {}, "call update, skip or abort_step");
   }
-  if (!parts_.lowering->gradients_complete()) {
-    throw MisuseError(fmt::format("{} before every layer has committed its gradients in every micro-batch", call));
+  if (const std::string missing = parts_.lowering->missing_gradients(); !missing.empty()) {
+    throw MisuseError(fmt::format("{} before every layer has committed its gradients in every micro-batch", call),
+                      missing);
   }
 }
 
@@ -154,6 +188,9 @@ void EngineSteps::require_values(const UpdateValues& values) const {
 
 double EngineSteps::end_gradients() {
   require_complete("end_gradients");
+  agree_on_present();
+  parts_.lowering->end_gradients(options_.absent == Absent::zero ? Missing::zeros : Missing::left, parts_.tasks);
+  parts_.submit();
   norm_of_sum_ = norm_.wait();
   exposed_ = stalled_until(parts_.updates.ended());
   pass_.gradients_ended = true;
@@ -190,6 +227,7 @@ StepReport EngineSteps::update(const UpdateValues& values) {
   report.gradient_norm = norm;
   if (!update_in_backward_) set_update(values);
   report.step = ++status_.step;
+  count_missed();
   parts_.lowering->update(parts_.tasks);
   parts_.submit();
   if (!parts_.options.overlap) report.exposed_update_seconds += parts_.executor.drain("waiting for updates");
@@ -238,7 +276,41 @@ void EngineSteps::set_update(const UpdateValues& values) {
     groups_.assign(static_cast<std::size_t>(parts_.layout.group_count()),
                    {values.lr, values.adamw.value_or(options.adamw)});
   }
-  parts_.runner.set_update({groups_, status_.step + 1, options.seed, values.scale}, parts_.lowering->step());
+  gather_exceptions();
+  parts_.runner.set_update({groups_, exceptions_, status_.step + 1, options.seed, values.scale},
+                           parts_.lowering->step());
+}
+
+/// Parameters that the update treats unlike the others: those without a gradient, and those that have missed some.
+void EngineSteps::gather_exceptions() {
+  exceptions_.clear();
+  const std::span<const unsigned char> present = present_.all();
+  if (!present_.tracks() && status_.missed.empty()) return;
+  exceptions_.resize(present.size());
+  for (std::size_t p = 0; p < present.size(); ++p) {
+    exceptions_[p].absent = present_.tracks() && !present_.has(p);
+    if (!status_.missed.empty()) exceptions_[p].missed_updates = status_.missed[p];
+  }
+}
+
+/// Of the update that was set.
+void EngineSteps::count_missed() {
+  if (!present_.tracks()) return;
+  status_.missed.resize(exceptions_.size());
+  for (std::size_t p = 0; p < exceptions_.size(); ++p) status_.missed[p] += exceptions_[p].absent ? 1 : 0;
+}
+
+/// All ranks have gradients of the same parameters, or the step ends here for all.
+void EngineSteps::agree_on_present() {
+  if (parts_.group == nullptr || !present_.tracks()) return;
+  parts_.for_all_ranks([&] {
+    const std::span<const unsigned char> own = present_.all();
+    std::vector<unsigned char> first(own.begin(), own.end());
+    parts_.group->broadcast(Channel::engine, 0, std::as_writable_bytes(std::span(first)));
+    if (std::ranges::equal(own, first)) return;
+    throw MisuseError(fmt::format("rank {} has gradients of other parameters than rank 0", parts_.group->rank().index),
+                      {}, "leave out the same ones on every rank");
+  });
 }
 
 // -- evaluations -----------------------------------------------------------------------------------------

@@ -10,17 +10,20 @@
 #include "offload/engine/engine_status.hpp"
 #include "offload/engine/gradient_norm.hpp"
 #include "offload/engine/held_layers.hpp"
+#include "offload/engine/present_gradients.hpp"
 
 namespace tandem {
 
 class EngineSteps {
  public:
   /// All must outlive it.
-  EngineSteps(EngineParts& parts, OpenPass& pass, const HeldLayers& held, StateStatus& status)
-      : parts_(parts), pass_(pass), held_(held), status_(status), norm_(parts) {}
+  EngineSteps(EngineParts& parts, OpenPass& pass, const HeldLayers& held, PresentGradients& present,
+              StateStatus& status)
+      : parts_(parts), pass_(pass), held_(held), present_(present), status_(status), norm_(parts) {}
 
   /// Calls of OffloadEngine about steps.
   void begin_step(const StepOptions& options);
+  void begin_micro_batch(bool last);
   StepReport end_step();
   double end_gradients();
   StepReport update(const UpdateValues& values);
@@ -38,29 +41,36 @@ class EngineSteps {
 
  private:
   void require_options(const StepOptions& options) const;
+  void require_extent(const StepOptions& options) const;
+  void agree_on_present();
   void require_complete(const char* call) const;
   void require_ended(const char* call) const;
   void require_values(const UpdateValues& values) const;
   UpdateValues expected() const;
   void require_groups(double lr, const std::optional<AdamW>& adamw, std::span<const GroupValues> groups,
                       const char* call) const;
+  bool updates_in_backward(const StepOptions& options) const;
   double stalled_until(double end);
   double clip_factor(double norm) const;
   void set_update(const UpdateValues& values);
+  void gather_exceptions();
+  void count_missed();
   StepReport close();
   [[noreturn]] void throw_unfinished();
 
   EngineParts& parts_;
   OpenPass& pass_;
   const HeldLayers& held_;
+  PresentGradients& present_;
   StateStatus& status_;
   GradientNorm norm_;
-  StepOptions options_;                ///< options of the open step
-  bool update_in_backward_ = false;    ///< whether the open step updates during backward
-  double norm_of_sum_ = 0.0;           ///< norm of the added gradients, after end_gradients
-  std::vector<GroupSettings> groups_;  ///< settings of the update that is set, group by group
-  double exposed_ = 0.0;               ///< exposed update seconds of the step before, likewise
-  std::uint64_t skipped_ = 0;          ///< steps
+  StepOptions options_;                         ///< options of the open step
+  bool update_in_backward_ = false;             ///< whether the open step updates during backward
+  double norm_of_sum_ = 0.0;                    ///< norm of the added gradients, after end_gradients
+  std::vector<GroupSettings> groups_;           ///< settings of the update that is set, group by group
+  std::vector<ParameterException> exceptions_;  ///< likewise, by owned parameter; empty: none
+  double exposed_ = 0.0;                        ///< exposed update seconds of the step before, likewise
+  std::uint64_t skipped_ = 0;                   ///< steps
 };
 
 }  // namespace tandem

@@ -10,6 +10,8 @@
 
 namespace tandem {
 
+const std::string& HeldLayers::name_of(int layer) const { return parts_.layout.layer(layer).name; }
+
 template <class Held>
 Held HeldLayers::take(std::vector<Held>& list, std::uint64_t ticket) {
   const auto it = std::find_if(list.begin(), list.end(), [&](const Held& h) { return h.ticket == ticket; });
@@ -125,6 +127,7 @@ void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) 
     const std::size_t first = layer.gradient_offset(begin), last = layer.gradient_offset(end);
     if (last > first) parts_.device.fill_zero(buffer + first, last - first, stream);
   };
+  if (pass_.may_be_absent) return clear(0, layer.state_elements);  // what nobody writes
   clear(0, layer.summed_elements);
   for (const Parameter& p : layer.parameters) {
     if (p.tied() || !p.options.trainable || p.offset < layer.summed_elements) continue;
@@ -132,9 +135,16 @@ void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) 
   }
 }
 
+void HeldLayers::leave_out(std::uint64_t ticket, std::size_t parameter) {
+  for (Gradients& held : gradients_) {
+    if (held.ticket == ticket) held.left_out.push_back(parameter);
+  }
+}
+
 void HeldLayers::commit(std::uint64_t ticket, StreamView stream) {
   parts_.device.require_own(stream);
   const Gradients held = take(gradients_, ticket);
+  present_.add(held.use.layer, held.left_out);
   parts_.lowering->commit(held.use, parts_.tasks);
   parts_.submit();
   parts_.executor.finish_caller_task(held.use.id, stream);
@@ -148,9 +158,18 @@ void HeldLayers::abandon(std::uint64_t ticket) {
 }
 
 void HeldLayers::require_none(const char* what) const {
-  if (!weights_.empty() || !gradients_.empty()) {
-    throw MisuseError(fmt::format("{} while a layer is held", what), {}, "let guards go first");
-  }
+  require_no_gradients(what);
+  if (weights_.empty()) return;
+  throw MisuseError(fmt::format("{} while the weights of layer {} are held", what,
+                                name_of(weights_.front().use.weights.begin()->layer)),
+                    {}, "let the guard go first");
+}
+
+void HeldLayers::require_no_gradients(const char* what) const {
+  if (gradients_.empty()) return;
+  throw MisuseError(
+      fmt::format("{} while the gradients of layer {} are held", what, name_of(gradients_.front().use.layer)), {},
+      "commit them, or let the guard go, first");
 }
 
 }  // namespace tandem

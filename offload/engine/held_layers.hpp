@@ -1,11 +1,14 @@
 #pragma once
 // Layers whose weights or gradients the caller holds through guards.
+#include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/params/parameter_access.hpp"
 #include "offload/engine/engine_parts.hpp"
 #include "offload/engine/engine_status.hpp"
+#include "offload/engine/present_gradients.hpp"
 #include "scheduler/tasks/lowering.hpp"
 
 namespace tandem {
@@ -14,7 +17,8 @@ namespace tandem {
 class HeldLayers {
  public:
   /// `owner`: what the guards are given back to. All must outlive it.
-  HeldLayers(ParameterAccess& owner, EngineParts& parts, OpenPass& pass) : owner_(owner), parts_(parts), pass_(pass) {}
+  HeldLayers(ParameterAccess& owner, EngineParts& parts, OpenPass& pass, PresentGradients& present)
+      : owner_(owner), parts_(parts), pass_(pass), present_(present) {}
 
   /// Calls of OffloadEngine about layers.
   WeightsGuard fetch(int layer, StreamView stream);
@@ -22,11 +26,14 @@ class HeldLayers {
   /// Calls of ParameterAccess by its guards.
   void also_used(std::uint64_t ticket, StreamView stream);
   void release(std::uint64_t ticket, StreamView stream);
+  void leave_out(std::uint64_t ticket, std::size_t parameter);
   void commit(std::uint64_t ticket, StreamView stream);
   void abandon(std::uint64_t ticket);
 
   /// Throws MisuseError where a guard is held: `what` would wait for it for ever.
   void require_none(const char* what) const;
+  /// The same for gradients alone.
+  void require_no_gradients(const char* what) const;
 
  private:
   struct Weights {
@@ -40,10 +47,12 @@ class HeldLayers {
     std::uint64_t ticket = 0;
     GradientUse use;
     StreamView stream;
+    std::vector<std::size_t> left_out;  ///< indices of parameters in the layer
   };
 
   template <class Held>
   static Held take(std::vector<Held>& list, std::uint64_t ticket);
+  const std::string& name_of(int layer) const;
   void require_open(const char* call, int layer) const;
   LayerBases bases_of(const LayerUse& use) const;
   void require_one_stream(int layer, StreamView stream) const;
@@ -52,6 +61,7 @@ class HeldLayers {
   ParameterAccess& owner_;
   EngineParts& parts_;
   OpenPass& pass_;
+  PresentGradients& present_;
   std::vector<Weights> weights_;
   std::vector<Gradients> gradients_;
   std::uint64_t next_ticket_ = 1;

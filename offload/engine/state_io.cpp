@@ -25,10 +25,17 @@ StateReader reader_of(Source& source, const ParameterLayout& layout) {
 std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout) {
   std::vector<CheckpointParameter> result;
   for (const Parameter* p : layout.owned_parameters()) {
-    CheckpointParameter parameter{p->full_name, {}, p->options.trainable};
+    CheckpointParameter parameter{.name = p->full_name, .shape = {}, .trainable = p->options.trainable};
     for (int i = 0; i < p->shape.rank(); ++i) parameter.shape.push_back(p->shape[i]);
     result.push_back(std::move(parameter));
   }
+  return result;
+}
+
+std::vector<CheckpointParameter> checkpoint_parameters(const OffloadEngine& engine) {
+  std::vector<CheckpointParameter> result = checkpoint_parameters(engine.layout());
+  const std::vector<const Parameter*> owned = engine.layout().owned_parameters();
+  for (std::size_t i = 0; i < owned.size(); ++i) result[i].missed_updates = engine.missed_updates(*owned[i]);
   return result;
 }
 
@@ -127,7 +134,13 @@ void load_state(std::span<OffloadEngine* const> engines, const Checkpoint& check
   checkpoint.stream([&](std::size_t index, StateArray array, std::int64_t first, std::span<const float> values) {
     for (OffloadEngine* engine : engines) engine->write(*parameters.at(index), array, first, values);
   });
-  for (OffloadEngine* engine : engines) engine->set_step(checkpoint.manifest().adam_step);
+  const std::vector<CheckpointParameter>& stored = checkpoint.manifest().parameters;
+  for (OffloadEngine* engine : engines) {
+    engine->set_step(checkpoint.manifest().adam_step);
+    for (std::size_t i = 0; i < stored.size(); ++i) {
+      if (stored[i].missed_updates > 0) engine->set_missed_updates(*parameters.at(i), stored[i].missed_updates);
+    }
+  }
 }
 
 }  // namespace tandem

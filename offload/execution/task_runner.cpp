@@ -41,59 +41,88 @@ int TaskRunner::coefficient_class(const ParameterOptions& options) {
 
 void TaskRunner::build_segments() {
   std::int64_t elements = 0;
+  std::size_t owned = 0;
   for (const Layer& layer : layout_.layers()) {
     first_state_.push_back(elements);
     elements += layer.state_elements;
-    std::vector<Segment> segments;
+    std::vector<ParameterSegment> parameters;
     for (const Parameter& p : layer.parameters) {
-      if (p.tied() || !p.options.trainable) continue;
-      segments.push_back({p.offset, p.offset + p.padded_count, coefficient_class(p.options)});
+      if (p.tied()) continue;
+      const std::size_t index = owned++;
+      if (!p.options.trainable) continue;
+      parameters.push_back({p.offset, p.offset + p.padded_count, p.count, index, coefficient_class(p.options)});
     }
-    std::sort(segments.begin(), segments.end(), [](const Segment& a, const Segment& b) { return a.begin < b.begin; });
+    std::ranges::sort(parameters, {}, &ParameterSegment::begin);
     std::vector<Segment> merged;
-    for (const Segment& s : segments) {
-      if (!merged.empty() && merged.back().end == s.begin && merged.back().coefficients == s.coefficients) {
-        merged.back().end = s.end;
+    for (const ParameterSegment& p : parameters) {
+      if (!merged.empty() && merged.back().end == p.begin && merged.back().coefficients == p.coefficients) {
+        merged.back().end = p.end;
       } else {
-        merged.push_back(s);
+        merged.push_back({p.begin, p.end, p.coefficients});
       }
     }
     segments_.push_back(std::move(merged));
+    parameters_.push_back(std::move(parameters));
   }
 }
 
 void TaskRunner::set_update(const UpdateSettings& settings, std::int64_t step) {
-  std::vector<AdamCoefficients>& coefficients = coefficients_[static_cast<std::size_t>(step % 2)];
-  coefficients.clear();
-  for (const CoefficientClass& c : classes_) {
+  StepCoefficients& coefficients = coefficients_[static_cast<std::size_t>(step % 2)];
+  coefficients.of_classes.clear();
+  const auto of = [&](const CoefficientClass& c, std::int64_t t) {
     const GroupSettings& group = settings.groups[static_cast<std::size_t>(c.group)];
-    coefficients.push_back(numerics::adam_coefficients(group.adamw, settings.step, group.lr * c.lr_scale,
-                                                       settings.gradient_scale, c.decay, settings.seed));
+    return numerics::adam_coefficients(group.adamw, t, group.lr * c.lr_scale, settings.gradient_scale, c.decay,
+                                       settings.seed);
+  };
+  for (const CoefficientClass& c : classes_) coefficients.of_classes.push_back(of(c, settings.step));
+  coefficients.of_parameters.assign(settings.exceptions.size(), {});
+  coefficients.absent.assign(settings.exceptions.size(), 0);
+  if (settings.exceptions.empty()) return;
+  for (const std::vector<ParameterSegment>& layer : parameters_) {
+    for (const ParameterSegment& p : layer) {
+      const ParameterException& exception = settings.exceptions[p.owned];
+      coefficients.absent[p.owned] = exception.absent ? 1 : 0;
+      coefficients.of_parameters[p.owned] =
+          of(classes_[static_cast<std::size_t>(p.coefficients)], settings.step - exception.missed_updates);
+    }
   }
 }
 
-/// Parameters in [begin, end) of a layer's state, without padding.
-std::int64_t TaskRunner::real_parameters(int layer, std::int64_t begin, std::int64_t end) const {
+const TaskRunner::StepCoefficients& TaskRunner::coefficients_of(const Task& task) const {
+  return coefficients_[static_cast<std::size_t>(task.step % 2)];
+}
+
+/// Parameters that a task updates, without padding.
+std::int64_t TaskRunner::updated_parameters(const Task& task) const {
+  const StepCoefficients& step = coefficients_of(task);
   std::int64_t count = 0;
-  for (const Parameter& p : layout_.layer(layer).parameters) {
-    if (p.tied() || !p.options.trainable) continue;
-    count += std::max<std::int64_t>(0, std::min(end, p.offset + p.count) - std::max(begin, p.offset));
+  for (const ParameterSegment& p : parameters_[static_cast<std::size_t>(task.layer)]) {
+    if (!step.absent.empty() && step.absent[p.owned] != 0) continue;
+    count += std::max<std::int64_t>(0, std::min(task.end, p.begin + p.count) - std::max(task.begin, p.begin));
   }
   return count;
 }
 
-/// Calls `call(piece, coefficients)` for each run of equal hyperparameters in the task's range; `piece`
-/// points at the range's first element.
+/// Calls `call(piece, coefficients)` for each run of equal hyperparameters in the task's range that is to be updated;
+/// `piece` points at the range's first element.
 template <class Call>
 void TaskRunner::for_segments(const Task& task, AdamPiece piece, Call call) const {
-  const std::vector<AdamCoefficients>& coefficients = coefficients_[static_cast<std::size_t>(task.step % 2)];
-  for (const Segment& s : segments_[static_cast<std::size_t>(task.layer)]) {
-    const std::int64_t begin = std::max(s.begin, task.begin);
-    const std::int64_t end = std::min(s.end, task.end);
-    if (begin >= end) continue;
+  const StepCoefficients& step = coefficients_of(task);
+  const auto layer = static_cast<std::size_t>(task.layer);
+  const auto update = [&](const auto& segment, const AdamCoefficients& coefficients) {
+    const std::int64_t begin = std::max(segment.begin, task.begin);
+    const std::int64_t end = std::min(segment.end, task.end);
+    if (begin >= end) return;
     AdamPiece part = piece.from(begin - task.begin);
     part.count = end - begin;
-    call(part, coefficients[static_cast<std::size_t>(s.coefficients)]);
+    call(part, coefficients);
+  };
+  if (step.of_parameters.empty()) {
+    for (const Segment& s : segments_[layer]) update(s, step.of_classes[static_cast<std::size_t>(s.coefficients)]);
+    return;
+  }
+  for (const ParameterSegment& p : parameters_[layer]) {
+    if (step.absent[p.owned] == 0) update(p, step.of_parameters[p.owned]);
   }
 }
 
@@ -131,6 +160,8 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
       return flush_gradient(task, stream);
     case TaskKind::norm_gradient:
       return norm_of(static_cast<const bf16*>(caller_gradient(task)), task, stream);
+    case TaskKind::finish_gradient:
+      return finish_on_device(task, stream);
     case TaskKind::fetch_norm:
       return fetch_norm(task, stream);
     case TaskKind::load_state:
@@ -160,6 +191,7 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
 
 void TaskRunner::run(const Task& task) {
   if (task.kind == TaskKind::accumulate_gradient) return accumulate_gradient(task);
+  if (task.kind == TaskKind::finish_gradient) return finish_on_cpu(task);
   if (task.kind == TaskKind::update_cpu) return update_on_cpu(task);
   if (task.kind == TaskKind::read_state || task.kind == TaskKind::write_state) return move_state(task);
   throw MisuseError("task is not one of a worker's lane", std::string(name_of(task.kind)));
@@ -258,6 +290,32 @@ void TaskRunner::accumulate_gradient(const Task& task) {
   dram_bytes_ += accumulation_bytes(task);
 }
 
+void TaskRunner::finish_on_cpu(const Task& task) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const std::int64_t at = within_subgroup(task);
+  bf16* const gradient = memory.gradient + at;
+  UpdateKernels& kernels = device_.host_kernels();
+  if (task.first_micro) {
+    std::fill_n(gradient, task.count(), bf16{});
+  } else {
+    kernels.round(memory.sum + at, gradient, task.count());
+  }
+  kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
+  dram_bytes_ += accumulation_bytes(task);
+}
+
+void TaskRunner::finish_on_device(const Task& task, StreamView stream) {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  const std::int64_t at = within_subgroup(task);
+  bf16* const gradient = memory.gradient + at;
+  if (task.first_micro) {
+    device_.fill_zero(gradient, bf16_bytes(task.count()), stream);
+  } else {
+    device_.ops().round(memory.sum + at, gradient, task.count(), stream);
+  }
+  device_.ops().norm_blocks(gradient, task.count(), memory.device_norm + at / layout_quantum, stream);
+}
+
 void TaskRunner::flush_gradient(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
@@ -344,8 +402,7 @@ void TaskRunner::update_on_device(const Task& task, StreamView stream) {
   piece.weight = updated_weights(task);
   for_segments(task, piece,
                [&](const AdamPiece& part, const AdamCoefficients& c) { device_.ops().adamw(part, c, stream); });
-  (streamed ? updated_streamed_ : updated_resident_) +=
-      static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
+  (streamed ? updated_streamed_ : updated_resident_) += static_cast<std::uint64_t>(updated_parameters(task));
 }
 
 void TaskRunner::update_on_cpu(const Task& task) {
@@ -355,7 +412,7 @@ void TaskRunner::update_on_cpu(const Task& task) {
   for_segments(task, piece,
                [&](const AdamPiece& part, const AdamCoefficients& c) { kernels.adamw(part, c, plan_.update_threads); });
   dram_bytes_ += update_bytes(plan_.state, task.count());
-  updated_cpu_ += static_cast<std::uint64_t>(real_parameters(task.layer, task.begin, task.end));
+  updated_cpu_ += static_cast<std::uint64_t>(updated_parameters(task));
 }
 
 EngineCounters TaskRunner::counters() const {

@@ -24,10 +24,17 @@ struct GroupSettings {
   AdamW adamw;
 };
 
+/// One parameter's update where it is not like that of the others.
+struct ParameterException {
+  bool absent = false;              ///< it has no gradient, and stays as it is
+  std::int64_t missed_updates = 0;  ///< earlier updates of the state that left it as it was
+};
+
 /// Settings of the updates of a step.
 struct UpdateSettings {
-  std::span<const GroupSettings> groups;  ///< by ParameterOptions::group
-  std::int64_t step = 1;                  ///< Adam's t, from 1
+  std::span<const GroupSettings> groups;           ///< by ParameterOptions::group
+  std::span<const ParameterException> exceptions;  ///< by owned parameter, in model order; empty: there are none
+  std::int64_t step = 1;                           ///< Adam's t, from 1
   std::uint64_t seed = 0;
   double gradient_scale = 1.0;
 };
@@ -54,7 +61,21 @@ class TaskRunner {
   struct Segment {
     std::int64_t begin = 0;
     std::int64_t end = 0;
+    int coefficients = 0;  ///< index of its class
+  };
+  /// One parameter's run.
+  struct ParameterSegment {
+    std::int64_t begin = 0;
+    std::int64_t end = 0;    ///< with padding
+    std::int64_t count = 0;  ///< without
+    std::size_t owned = 0;   ///< index among the owned parameters
     int coefficients = 0;
+  };
+  /// Coefficients of one step's updates.
+  struct StepCoefficients {
+    std::vector<AdamCoefficients> of_classes;
+    std::vector<AdamCoefficients> of_parameters;  ///< by owned parameter; empty: those of its class
+    std::vector<unsigned char> absent;            ///< likewise
   };
   struct CoefficientClass {
     bool decay = true;
@@ -68,7 +89,8 @@ class TaskRunner {
   StateArrays state_of(const Task& task) const;
   void move_state(const Task& task);
   int coefficient_class(const ParameterOptions& options);
-  std::int64_t real_parameters(int layer, std::int64_t begin, std::int64_t end) const;
+  const StepCoefficients& coefficients_of(const Task& task) const;
+  std::int64_t updated_parameters(const Task& task) const;
   template <class Call>
   void for_segments(const Task& task, AdamPiece piece, Call call) const;
 
@@ -87,6 +109,8 @@ class TaskRunner {
   void store_state(const Task& task, StreamView stream);
   void update_on_device(const Task& task, StreamView stream);
   void accumulate_gradient(const Task& task);
+  void finish_on_cpu(const Task& task);
+  void finish_on_device(const Task& task, StreamView stream);
   void update_on_cpu(const Task& task);
   bf16* updated_weights(const Task& task) const;
   void to_device(void* to, const void* from, std::size_t bytes, StreamView stream);
@@ -102,11 +126,12 @@ class TaskRunner {
     std::array<std::vector<ByteRange>, 2> weights;
     std::vector<ByteRange> gradient;
   };
-  std::vector<Parts> parts_;                    ///< empty where there is one rank
-  std::vector<std::vector<Segment>> segments_;  ///< by layer
-  std::vector<std::int64_t> first_state_;       ///< by layer: state elements of the layers before it
+  std::vector<Parts> parts_;                               ///< empty where there is one rank
+  std::vector<std::vector<Segment>> segments_;             ///< by layer
+  std::vector<std::vector<ParameterSegment>> parameters_;  ///< by layer
+  std::vector<std::int64_t> first_state_;                  ///< by layer: state elements of the layers before it
   std::vector<CoefficientClass> classes_;
-  std::array<std::vector<AdamCoefficients>, 2> coefficients_;  ///< coefficients of even and odd steps
+  std::array<StepCoefficients, 2> coefficients_;  ///< coefficients of even and odd steps
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> bytes_from_peers_{0};

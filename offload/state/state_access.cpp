@@ -252,18 +252,21 @@ StateDigest::BlockHash StateAccess::hash_block(const Parameter& parameter, State
   return hash.bytes();
 }
 
-std::string StateAccess::digest() const {
+std::string StateAccess::digest(std::span<const std::int64_t> missed) const {
   const auto read_own = [this](const Parameter& p, StateArray array, std::int64_t first, std::span<float> values) {
     read(p, array, first, values);
   };
-  return digest(read_own, &device_.host_kernels().parallel());
+  return digest(missed, read_own, &device_.host_kernels().parallel());
 }
 
-std::string StateAccess::digest(const Reader& read) const { return digest(read, nullptr); }
+std::string StateAccess::digest(std::span<const std::int64_t> missed, const Reader& read) const {
+  return digest(missed, read, nullptr);
+}
 
 /// Digest of the state on `threads`, or on this thread where that is null.
-std::string StateAccess::digest(const Reader& read, Parallel* threads) const {
+std::string StateAccess::digest(std::span<const std::int64_t> missed, const Reader& read, Parallel* threads) const {
   StateDigest digest;
+  std::size_t index = 0;
   for (const Parameter* p : layout_.owned_parameters()) {
     const std::int64_t blocks = (p->count + state_digest_block - 1) / state_digest_block;
     std::vector<StateDigest::BlockHash> hashes(state_arrays.size() * static_cast<std::size_t>(blocks));
@@ -278,7 +281,8 @@ std::string StateAccess::digest(const Reader& read, Parallel* threads) const {
       digest.add_block(hashes[static_cast<std::size_t>(i)]);
       if ((i + 1) % blocks == 0) digest.end_array();
     }
-    digest.end_parameter();
+    digest.end_parameter(missed.empty() ? 0 : missed[index]);
+    ++index;
   }
   return digest.text();
 }

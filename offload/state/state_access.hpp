@@ -35,15 +35,16 @@ class StateAccess {
   void write(const Parameter& parameter, StateArray array, std::int64_t first, std::span<const float> values) const;
   /// Reads a range of one array of a parameter, as `read` does.
   using Reader = std::function<void(const Parameter&, StateArray, std::int64_t first, std::span<float>)>;
-  /// Digest of the state, see docs/state-digest.md. On the threads and with the scratch of `write`. Blocks.
-  std::string digest() const;
+  /// Digest of the state, see docs/state-digest.md. `missed`: updates that each owned parameter has missed; empty:
+  /// none. On the threads and with the scratch of `write`. Blocks.
+  std::string digest(std::span<const std::int64_t> missed) const;
   /// Digest of what `read` gives, on the calling thread, a range after the other in one order.
-  std::string digest(const Reader& read) const;
+  std::string digest(std::span<const std::int64_t> missed, const Reader& read) const;
 
  private:
   static StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first,
                                            const Reader& read);
-  std::string digest(const Reader& read, Parallel* threads) const;
+  std::string digest(std::span<const std::int64_t> missed, const Reader& read, Parallel* threads) const;
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
   void write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;

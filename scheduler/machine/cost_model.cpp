@@ -335,6 +335,11 @@ TaskCost CostModel::of_piece(const Task& task, double count, double bytes, bool 
     case TaskKind::update_streamed:
     case TaskKind::update_resident:
       return on_device(count / device_update_, count * device_update_bytes_);
+    case TaskKind::finish_gradient: {
+      const double moved = count * finish_bytes;
+      return task.lane == Lane::cpu ? on_cpu(moved / host_stream_, moved, cpu_core_share_)
+                                    : on_device(moved / device_bandwidth_, moved);
+    }
     case TaskKind::accumulate_gradient: {
       const double moved = static_cast<double>(accumulation_bytes(task)) * count / static_cast<double>(task.count());
       return on_cpu(moved / host_stream_, moved, cpu_core_share_);

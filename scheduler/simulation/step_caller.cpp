@@ -26,7 +26,7 @@ TaskId StepCaller::warm_up() {
   TaskId next = 0;
   TaskList& emitted = tasks_.emitted();
   emitted.clear();
-  lowering_.begin_step(1);
+  lowering_.begin_step({.micro_batches = 1});
   lowering_.prefetch(emitted);
   const bool alone = walked_.micro_batches == 1;
   const Walk step = alone ? walk_ : walk_of(layout_.layer_count(), {}, {}, plan_.owners_make_gradients);
@@ -59,7 +59,7 @@ TaskId StepCaller::warm_up() {
 }
 
 void StepCaller::begin_step() {
-  lowering_.begin_step(walked_.micro_batches, plan_.updates_in_backward);
+  lowering_.begin_step({.micro_batches = walked_.micro_batches}, plan_.updates_in_backward);
   lowering_.prefetch(tasks_.emitted());
   tasks_.submit();
 }

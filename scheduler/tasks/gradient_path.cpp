@@ -1,5 +1,7 @@
 #include "scheduler/tasks/gradient_path.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string>
 
@@ -32,23 +34,28 @@ std::int64_t GradientPath::buffer_elements(int buffer) const {
   return at(state_.plan.size_classes, buffers_.at(static_cast<std::size_t>(buffer)).size_class).gradient_elements;
 }
 
-void GradientPath::begin_step(int micro_batches) {
+void GradientPath::begin_step(const StepExtent& extent) {
   norm_tasks_.clear();
   complete_layers_.clear();
-  micro_batches_ = micro_batches;
+  extent_ = extent;
+  micro_batches_ = extent.micro_batches;
   for (Buffer& buffer : buffers_) {
     if (buffer.layer < 0) continue;  // else left by an abandoned step
     append(buffer.users, buffer.commit_tasks);
     buffer.layer = -1;
   }
   sums_.release_all();
-  for (LayerCommits& layer : layers_) layer.asked = layer.committed = 0;
+  for (LayerCommits& layer : layers_) {
+    layer.asked = layer.committed = layer.added = 0;
+    layer.complete = false;
+  }
   layer_at_work_ = -1;
   open_micro_batches(0);
 }
 
 /// Opens the micro-batches from `first` on: as many as pass through the layers at once, or as are left.
 void GradientPath::open_micro_batches(int first) {
+  micro_begin_ = first;
   micro_end_ = std::min(first + state_.plan.micro_batches_at_once, micro_batches_);
   gradients_left_ = layers_to_commit_ * (micro_end_ - first);
 }
@@ -59,8 +66,98 @@ bool GradientPath::next_pass() {
   return true;
 }
 
-bool GradientPath::complete() const noexcept {
-  return layers_to_commit_ == 0 || (gradients_left_ == 0 && micro_end_ == micro_batches_);
+/// Whether gradients were asked for in the micro-batches that pass at present.
+bool GradientPath::begun() const noexcept {
+  return std::ranges::any_of(layers_, [this](const LayerCommits& layer) { return layer.asked > micro_begin_; });
+}
+
+/// The first layer, as backward comes to it, that has not committed in these micro-batches, in words; empty: all have.
+std::string GradientPath::missing_in_pass() const {
+  if (gradients_left_ == 0) return {};
+  for (int l = state_.layout.layer_count() - 1; l >= 0; --l) {
+    const Layer& layer = state_.layout.layer(l);
+    const bool adds = std::ranges::any_of(state_.touched_by(l), [&](int owner) {
+      return state_.layout.layer(owner).state_elements > 0 && state_.plan.adds_to(owner, l);
+    });
+    const int committed = at(layers_, l).committed;
+    if (adds && committed < micro_end_) return fmt::format("layer {} has not in micro-batch {}", layer.name, committed);
+  }
+  return {};
+}
+
+/// Why the step is not complete, in words; empty: it is.
+std::string GradientPath::missing() const {
+  if (layers_to_commit_ == 0) return {};
+  const bool untouched = !begun();
+  if (!extent_.may_be_absent && !(extent_.open_ended && untouched && micro_begin_ > 0)) {
+    if (std::string missing = missing_in_pass(); !missing.empty()) return missing;
+  }
+  if (extent_.open_ended || micro_end_ == micro_batches_) return {};
+  return fmt::format("{} of {} micro-batches have begun", untouched ? micro_begin_ : micro_end_, micro_batches_);
+}
+
+void GradientPath::begin_micro_batch(bool last, TaskList& out) {
+  if (begun()) {
+    if (const std::string missing = missing_in_pass(); !extent_.may_be_absent && !missing.empty()) {
+      throw MisuseError("begin_micro_batch before every layer has committed its gradients", missing);
+    }
+    if (micro_end_ >= micro_batches_) {
+      throw MisuseError("begin_micro_batch after the last one", fmt::format("the step has {}", micro_batches_));
+    }
+    close_buffers(out);
+    open_micro_batches(micro_end_);
+    for (LayerCommits& layer : layers_) layer.asked = layer.committed = micro_begin_;
+  }
+  if (last) micro_batches_ = micro_end_;
+}
+
+/// Sends what some layer has left open, of those that add to it.
+void GradientPath::close_buffers(TaskList& out) {
+  for (int b = 0; b < buffer_count(); ++b) {
+    if (at(buffers_, b).layer >= 0) send_gradient(b, out);
+  }
+}
+
+void GradientPath::end_step(Missing missing, TaskList& out) {
+  if (extent_.open_ended && micro_batches_ > 1) micro_batches_ = begun() ? micro_end_ : std::max(1, micro_begin_);
+  close_buffers(out);
+  gradients_left_ = 0;
+  for (int l = state_.layout.layer_count() - 1; l >= 0; --l) {
+    const LayerCommits& commits = at(layers_, l);
+    if (commits.complete || state_.layout.layer(l).state_elements == 0) continue;
+    if (commits.added > 0 || missing == Missing::zeros) finish(l, out);
+  }
+}
+
+/// Makes a layer's gradient final where it was not known that no micro-batch would follow, or where there is none.
+void GradientPath::finish(int layer, TaskList& out) {
+  Task piece;
+  piece.priority = priority_gradient;
+  piece.step = state_.step;
+  piece.layer = layer;
+  piece.first_micro = at(layers_, layer).added == 0;
+  const auto& range = state_.subgroups_of(layer);
+  for (int s = range.first; s < range.end; ++s) {
+    piece.subgroup = s;
+    finish_subgroup(piece, out);
+  }
+  complete(layer);
+}
+
+void GradientPath::finish_subgroup(Task piece, TaskList& out) {
+  const Subgroup& group = state_.subgroup(piece.subgroup);
+  const bool kept = group.gradient_on_device;
+  std::vector<RangeUse>& users = state_.users(piece.subgroup).of_gradient;
+  final_before_.swap(users);
+  users.clear();
+  for_pieces(state_.plan, group, kept, [&](std::int64_t begin, std::int64_t end) {
+    piece.begin = begin;
+    piece.end = end;
+    const TaskId finished = state_.emit_like(out, piece, TaskKind::finish_gradient, kept ? Lane::device : Lane::cpu).id;
+    depend_on_users(final_before_, begin, end, out);
+    users.push_back({begin, end, finished});
+    kept ? fetch_kept_norm(piece, finished, out) : norm_tasks_.push_back(finished);
+  });
 }
 
 void GradientPath::forget_before(TaskId id) {
@@ -169,15 +266,12 @@ GradientUse GradientPath::gradients(int layer, TaskList& out) {
   return use;
 }
 
-bool GradientPath::commit(const GradientUse& use, const GradientPlace& place, TaskList& out) {
+void GradientPath::commit(const GradientUse& use, const GradientPlace& place, TaskList& out) {
   Buffer& buffer = at(buffers_, place.buffer);
   buffer.commit_tasks.push_back(use.id);
-  if (++buffer.commits < at(layers_, place.layer).contributors) return false;
+  if (++buffer.commits < at(layers_, place.layer).contributors) return;
   send_gradient(place.buffer, out);
   --gradients_left_;
-  if (use.micro < micro_batches_ - 1) return false;
-  complete_layers_.push_back({place.layer, norm_tasks_.size()});
-  return true;
 }
 
 void GradientPath::abandon(const GradientUse& use) {
@@ -196,8 +290,9 @@ void GradientPath::send_gradient(int index, TaskList& out) {
   const Rank& own = state_.plan.rank;
   const int receive_buffer = own.count > 1 ? all_to_all(index, out) : -1;
   // In one order for all: that of the micro-batches, and in each that of the ranks.
+  LayerCommits& commits = at(layers_, buffer.layer);
+  const bool last = buffer.micro == micro_batches_ - 1;
   for (int rank = 0; rank < own.count; ++rank) {
-    const int number = buffer.micro * own.count + rank;
     Task piece;
     piece.priority = priority_gradient;
     piece.step = state_.step;
@@ -205,11 +300,15 @@ void GradientPath::send_gradient(int index, TaskList& out) {
     piece.buffer = index;
     piece.receive_buffer = rank == own.index ? -1 : receive_buffer;
     piece.from_rank = rank;
-    piece.first_micro = number == 0;
-    piece.last_micro = number == gradients_of_step() - 1;
+    piece.first_micro = commits.added == 0 && rank == 0;
+    piece.last_micro = last && rank == own.count - 1;
     send_part(piece, out);
   }
-  if (buffer.micro == micro_batches_ - 1) sums_.release(buffer.layer);
+  ++commits.added;
+  if (last) {
+    sums_.release(buffer.layer);
+    complete(buffer.layer);
+  }
   buffer.layer = -1;
 }
 
@@ -380,12 +479,17 @@ void GradientPath::keep_piece(const Task& piece, TaskList& out) {
   depend_on_users(final_before_, piece.begin, piece.end, out);
   users_of(piece).push_back(keep);
   users.push_back({piece.begin, piece.end, keep});
-  if (!piece.last_micro) return;
+  if (piece.last_micro) fetch_kept_norm(piece, keep, out);
+}
+
+/// Fetches the norm blocks that `made` leaves on the device, of a piece of gradient that stays there.
+void GradientPath::fetch_kept_norm(const Task& piece, TaskId made, TaskList& out) {
   Task& fetch = state_.emit_like(out, piece, TaskKind::fetch_norm, Lane::device_to_host);
   fetch.bytes = static_cast<std::uint64_t>((fetch.count() + layout_quantum - 1) / layout_quantum) * sizeof(double);
-  out.depends_on(keep);
-  users.push_back({piece.begin, piece.end, fetch.id});
-  norm_tasks_.push_back(fetch.id);
+  const TaskId fetched = fetch.id;
+  out.depends_on(made);
+  state_.users(piece.subgroup).of_gradient.push_back({piece.begin, piece.end, fetched});
+  norm_tasks_.push_back(fetched);
 }
 
 }  // namespace tandem

@@ -1,6 +1,7 @@
 #pragma once
 // The way of gradients: from the buffers that the caller fills to where their update finds them.
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "scheduler/tasks/layer_use.hpp"
@@ -15,6 +16,19 @@ struct CompleteLayer {
   std::size_t norm_tasks_end = 0;  ///< its own among `Lowering::norm_tasks` begin where those of the one before end
 };
 
+/// Micro-batches and gradients of a step, as its caller begins it.
+struct StepExtent {
+  int micro_batches = 1;
+  bool open_ended = false;     ///< so many at most: the step ends with those that have begun
+  bool may_be_absent = false;  ///< layers need not commit gradients in every micro-batch
+};
+
+/// What becomes of the layers that have no gradient in a whole step.
+enum class Missing : std::uint8_t {
+  left,   ///< they stay as they are
+  zeros,  ///< their gradient is zero
+};
+
 /// Gradient buffers, what other ranks send, sums, and the final gradients. Part of a `Lowering`, whose members of the
 /// same names say what these do.
 class GradientPath {
@@ -22,20 +36,22 @@ class GradientPath {
   /// The state must outlive it.
   explicit GradientPath(LoweringState& state);
 
-  void begin_step(int micro_batches);
+  void begin_step(const StepExtent& extent);
   void leave_out(int micro_batches) noexcept { micro_batches_ -= micro_batches; }
+  void begin_micro_batch(bool last, TaskList& out);
+  void end_step(Missing missing, TaskList& out);
 
   GradientUse gradients(int layer, TaskList& out);
   /// Counts a use of a layer with gradients whose buffers the caller has filled.
   void count_commit(const GradientUse& use) { ++at(layers_, use.layer).committed; }
-  /// Commits one place of such a use. Emits the gradient's way if all layers have been added to it. Returns whether the
-  /// gradient is now complete, in all micro-batches.
-  bool commit(const GradientUse& use, const GradientPlace& place, TaskList& out);
+  /// Commits one place of such a use. Emits the gradient's way if all layers have been added to it.
+  void commit(const GradientUse& use, const GradientPlace& place, TaskList& out);
   /// Goes on to the next pass where all gradients of the present one are committed, and it is not the last. Returns
   /// whether it did.
   bool next_pass();
   void abandon(const GradientUse& use);
-  bool complete() const noexcept;
+  std::string missing() const;
+  bool has_gradient(int layer) const noexcept { return at(layers_, layer).complete; }
 
   const std::vector<TaskId>& norm_tasks() const noexcept { return norm_tasks_; }
   const std::vector<CompleteLayer>& complete_layers() const noexcept { return complete_layers_; }
@@ -62,12 +78,23 @@ class GradientPath {
     std::vector<TaskId> users;      ///< to wait for before it is overwritten
   };
   struct LayerCommits {
-    int asked = 0;         ///< micro-batches in which the caller has asked for gradients here
-    int committed = 0;     ///< micro-batches in which it has committed them
-    int contributors = 1;  ///< layers that must commit: itself and its borrowers
+    int asked = 0;          ///< micro-batches in which the caller has asked for gradients here
+    int committed = 0;      ///< micro-batches in which it has committed them
+    int contributors = 1;   ///< layers that must commit: itself and its borrowers
+    int added = 0;          ///< gradients of the step that are on their way to the final one
+    bool complete = false;  ///< the final one is, or will be when the tasks emitted so far are done
   };
 
   void open_micro_batches(int first);
+  bool begun() const noexcept;
+  std::string missing_in_pass() const;
+  void close_buffers(TaskList& out);
+  void finish(int layer, TaskList& out);
+  void finish_subgroup(Task piece, TaskList& out);
+  void complete(int layer) {
+    at(layers_, layer).complete = true;
+    complete_layers_.push_back({layer, norm_tasks_.size()});
+  }
   void require_next_micro_batch(int layer) const;
   int open_buffer(int layer, int micro) const noexcept;
   int acquire_buffer(int layer, int micro);
@@ -83,6 +110,7 @@ class GradientPath {
   void send_piece(Task piece, TaskList& out);
   void send_norm(Task piece, TaskList& out);
   void keep_piece(const Task& piece, TaskList& out);
+  void fetch_kept_norm(const Task& piece, TaskId made, TaskList& out);
   template <class Body>
   void for_gradient_pieces(int subgroup, Body body) const;
 
@@ -93,7 +121,9 @@ class GradientPath {
   std::vector<LayerCommits> layers_;
   std::vector<TaskId> norm_tasks_;
   std::vector<CompleteLayer> complete_layers_;
-  int micro_batches_ = 1;
+  int micro_batches_ = 1;  ///< of the step, at most where it is open-ended
+  StepExtent extent_;
+  int micro_begin_ = 0;     ///< first of the micro-batches that pass through the layers at present
   int micro_end_ = 1;       ///< end of the micro-batches that pass through the layers at present
   int layer_at_work_ = -1;  ///< layer whose gradients were asked for last
   int layers_to_commit_ = 0;

@@ -5,12 +5,23 @@ namespace tandem {
 Lowering::Lowering(const ParameterLayout& layout, const Plan& plan, TaskCount begin)
     : state_(layout, plan, begin), weights_(state_), gradients_(state_), updates_(state_, weights_), saves_(state_) {}
 
-void Lowering::begin_step(int micro_batches, bool update_in_backward) {
+void Lowering::begin_step(const StepExtent& extent, bool update_in_backward) {
   ++state_.step;
   update_in_backward_ = update_in_backward;
+  updated_layers_ = 0;
   weights_.begin_step();
-  gradients_.begin_step(micro_batches);
+  gradients_.begin_step(extent);
   weights_.enter(WeightRing::Direction::forward);
+}
+
+void Lowering::begin_micro_batch(bool last, TaskList& out) {
+  gradients_.begin_micro_batch(last, out);
+  weights_.enter(WeightRing::Direction::forward);
+}
+
+void Lowering::end_gradients(Missing missing, TaskList& out) {
+  gradients_.end_step(missing, out);
+  update_complete(out);
 }
 
 void Lowering::begin_evaluation() { weights_.enter(WeightRing::Direction::evaluation); }
@@ -27,17 +38,25 @@ void Lowering::commit(const GradientUse& use, TaskList& out) {
   // A layer without state may be committed too, even behind the last one that counts.
   if (use.gradients.empty()) return;
   gradients_.count_commit(use);
-  for (const GradientPlace& place : use.gradients) {
-    const bool complete = gradients_.commit(use, place, out);
-    if (complete && update_in_backward_) updates_.update_layer(place.layer, out);
-  }
+  for (const GradientPlace& place : use.gradients) gradients_.commit(use, place, out);
+  update_complete(out);
   // Forward through all layers, then backward, for as many micro-batches as pass at once.
   if (gradients_.next_pass()) weights_.enter(WeightRing::Direction::forward);
 }
 
+/// Updates, in backward, the layers whose gradient has become complete.
+void Lowering::update_complete(TaskList& out) {
+  if (!update_in_backward_) return;
+  const std::vector<CompleteLayer>& complete = gradients_.complete_layers();
+  for (; updated_layers_ < complete.size(); ++updated_layers_)
+    updates_.update_layer(complete[updated_layers_].layer, out);
+}
+
 void Lowering::update(TaskList& out) {
   if (update_in_backward_) return;
-  for (int l = 0; l < state_.layout.layer_count(); ++l) updates_.update_layer(l, out);
+  for (int l = 0; l < state_.layout.layer_count(); ++l) {
+    if (gradients_.has_gradient(l)) updates_.update_layer(l, out);
+  }
 }
 
 void Lowering::forget_before(TaskId id) {

@@ -3,6 +3,7 @@
 // buffer and which task last touched what, so that every hazard becomes a dependency. Pure bookkeeping:
 // no threads, no bytes, no time. The executor and the simulator drive the same code.
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/params/parameter_access.hpp"
@@ -29,9 +30,15 @@ class Lowering {
 
   /// `update_in_backward`: a layer's updates follow as soon as its gradient is complete, and `update` has
   /// nothing left to do.
-  void begin_step(int micro_batches, bool update_in_backward = false);
+  void begin_step(const StepExtent& extent, bool update_in_backward = false);
   /// The step has so many micro-batches fewer than it began with: whole passes, none of them begun, and not the last.
   void leave_out(int micro_batches) noexcept { gradients_.leave_out(micro_batches); }
+  /// The micro-batch before is over, also for layers that have not committed in it. `last`: none follows this one. The
+  /// caller is still in it where it has asked for no gradients yet. Throws MisuseError where layers are missing that
+  /// may not be, and beyond the step's micro-batches. Not with several micro-batches at once.
+  void begin_micro_batch(bool last, TaskList& out);
+  /// The caller commits no more gradients of this step: makes those final that are not yet.
+  void end_gradients(Missing missing, TaskList& out);
   void begin_evaluation();
   /// Forgets an open step's or evaluation's place; buffers stay as they are.
   void end_pass();
@@ -55,9 +62,10 @@ class Lowering {
   /// The caller will not fill the gradients of a use: the buffers may be reused after the use's task, a commit of
   /// nothing.
   void abandon(const GradientUse& use) { gradients_.abandon(use); }
-  /// Whether every layer with state has been committed in every micro-batch.
-  bool gradients_complete() const noexcept { return gradients_.complete(); }
-  /// Emits the updates of all subgroups in forward order.
+  /// Empty where the step's gradients may end; else what is missing, in words.
+  std::string missing_gradients() const { return gradients_.missing(); }
+  bool gradients_complete() const { return missing_gradients().empty(); }
+  /// Emits the updates of all layers with a gradient in forward order.
   void update(TaskList& out);
   /// Emits, between steps, the reading of all state as it is behind the updates emitted so far, in the order of a
   /// checkpoint, one task after another. The next update of a subgroup waits until its state has been read.
@@ -83,12 +91,15 @@ class Lowering {
   std::int64_t gradient_buffer_elements(int buffer) const { return gradients_.buffer_elements(buffer); }
 
  private:
+  void update_complete(TaskList& out);
+
   LoweringState state_;  // before its users
   WeightRing weights_;
   GradientPath gradients_;
   UpdateTasks updates_;
   SaveTasks saves_;
   bool update_in_backward_ = false;
+  std::size_t updated_layers_ = 0;  ///< of `complete_layers`, in backward
 };
 
 }  // namespace tandem

@@ -50,6 +50,8 @@ std::string_view name_of(TaskKind kind) noexcept {
       return "flush_gradient";
     case TaskKind::accumulate_gradient:
       return "accumulate_gradient";
+    case TaskKind::finish_gradient:
+      return "finish_gradient";
     case TaskKind::norm_gradient:
       return "norm_gradient";
     case TaskKind::fetch_norm:
@@ -84,6 +86,7 @@ std::string Task::text(std::string_view layer_name) const {
 }
 
 std::uint64_t accumulation_bytes(const Task& task) noexcept {
+  if (task.kind == TaskKind::finish_gradient) return static_cast<std::uint64_t>(task.count()) * finish_bytes;
   const bool alone = task.first_micro && task.last_micro;
   return static_cast<std::uint64_t>(task.count()) *
          static_cast<std::uint64_t>((alone ? 0 : sum_bytes) + (task.last_micro ? 2 : 0));
@@ -124,6 +127,8 @@ bool takes_subgroup_whole(const Task& task) noexcept {
       return task.file_buffer < 0;
     case TaskKind::update_resident:
       return task.staging < 0;
+    case TaskKind::finish_gradient:
+      return task.lane == Lane::device;
     default:
       return false;
   }

@@ -49,18 +49,20 @@ enum class TaskKind : std::uint8_t {
   keep_gradient,        ///< device: a subgroup's gradient as bf16 (and accumulator), stays on the device
   flush_gradient,       ///< d2h: staged piece, or one that the caller has written in bf16, to the host
   accumulate_gradient,  ///< cpu: accumulate a piece, and on the last micro-batch its norm blocks
-  norm_gradient,        ///< device: norm blocks of the part of a subgroup's gradient that leaves as the caller wrote it
-  fetch_norm,           ///< d2h: norm blocks that the device has made of a subgroup's gradient
-  load_state,           ///< h2d: a piece of state, and of gradient where that lies on the host
-  update_streamed,      ///< device: AdamW on a loaded piece
-  store_state,          ///< d2h: the updated piece
-  update_resident,      ///< device: AdamW on a resident subgroup; on a piece of it where the weights are the host's
-  store_weights,        ///< d2h: updated weights of a piece, from staging
-  update_cpu,           ///< cpu: AdamW on a subgroup
-  push_weights,         ///< h2d: updated weights of a subgroup into the resident layer
-  read_state,           ///< file_read: a piece of state into a buffer on the host
-  write_state,          ///< file_write: the updated piece, back to its place
-  save_state,           ///< disk: reads a range of one array of a parameter's state, for a checkpoint
+  finish_gradient,  ///< cpu, device: a sum, rounded, and its norm blocks, where no micro-batch was known as the last;
+                    ///< as `first_micro` there is no sum, and the gradient becomes zero
+  norm_gradient,    ///< device: norm blocks of the part of a subgroup's gradient that leaves as the caller wrote it
+  fetch_norm,       ///< d2h: norm blocks that the device has made of a subgroup's gradient
+  load_state,       ///< h2d: a piece of state, and of gradient where that lies on the host
+  update_streamed,  ///< device: AdamW on a loaded piece
+  store_state,      ///< d2h: the updated piece
+  update_resident,  ///< device: AdamW on a resident subgroup; on a piece of it where the weights are the host's
+  store_weights,    ///< d2h: updated weights of a piece, from staging
+  update_cpu,       ///< cpu: AdamW on a subgroup
+  push_weights,     ///< h2d: updated weights of a subgroup into the resident layer
+  read_state,       ///< file_read: a piece of state into a buffer on the host
+  write_state,      ///< file_write: the updated piece, back to its place
+  save_state,       ///< disk: reads a range of one array of a parameter's state, for a checkpoint
 };
 std::string_view name_of(TaskKind kind) noexcept;
 /// Whether the task is part of the update: between the norm and the new weights. State on its way back to the host is
@@ -100,8 +102,11 @@ bool takes_subgroup_whole(const Task& task) noexcept;
 
 /// Bytes of memory that adding to a sum of gradients moves, a parameter: bf16 read, fp32 read and written.
 constexpr int sum_bytes = 10;
-/// Bytes of host memory that a `accumulate_gradient` moves: for the sum, where there are several micro-batches, and for
-/// the norm after the last.
+/// Bytes of memory that a sum takes a parameter to become the final gradient: fp32 read, bf16 written, read for the
+/// norm.
+constexpr int finish_bytes = 8;
+/// Bytes of host memory that an `accumulate_gradient` or a `finish_gradient` moves: for the sum, where there are
+/// several micro-batches, and for the norm after the last.
 std::uint64_t accumulation_bytes(const Task& task) noexcept;
 
 /// Tasks in the order in which they are emitted, each with what it depends on. Cleared and filled again, it

@@ -16,7 +16,7 @@ class Count {
         lowering_(layout, plan) {}
 
   void step() {
-    lowering_.begin_step(micro_batches_);
+    lowering_.begin_step({.micro_batches = micro_batches_});
     lowering_.prefetch(tasks_);
     for (int first = 0; first < micro_batches_; first += at_once_) {
       for (int l = 0; l < layers_; ++l) pass(l, 0);

@@ -31,7 +31,7 @@ inline Traffic planned_traffic(const ParameterLayout& layout, const Plan& plan, 
   TaskList tasks;
   const int at_once = plan.micro_batches_at_once;
   for (int step = 0; step < steps; ++step) {
-    lowering.begin_step(micro_batches);
+    lowering.begin_step({.micro_batches = micro_batches});
     lowering.prefetch(tasks);
     for (int first = 0; first < micro_batches; first += at_once) {
       const int gradients = std::min(at_once, micro_batches - first);

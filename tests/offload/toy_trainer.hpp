@@ -46,6 +46,12 @@ struct ToyOptions {
   int nan_layer = 1;     ///< ... in this layer
   bool evaluate_between = false;
   bool uneven = false;  ///< gradients of micro-batches are so apart that the order in which they add up is seen
+  /// Parameters that have no gradient in a micro-batch of a step, by their layers and names; layers of which all have
+  /// none are not asked for gradients.
+  std::function<bool(int step, int micro, const Parameter&)> absent{};
+  bool zero_instead = false;                                ///< their gradients are zeros
+  enum class Says : std::uint8_t { nothing, begin, last };  ///< calls of begin_micro_batch
+  Says says = Says::nothing;
   /// How steps begin and end, where not as usual.
   std::function<void(StepOptions&)> begin{};
   std::function<StepReport(OffloadEngine&)> end{};
@@ -158,6 +164,9 @@ class ToyTrainer {
     begin_step();
     for (int first = 0; first < o_.micro_batches; first += o_.at_once) {
       const int end = std::min(first + o_.at_once, o_.micro_batches);
+      if (o_.says != ToyOptions::Says::nothing) {
+        engine_->begin_micro_batch(o_.says == ToyOptions::Says::last && end == o_.micro_batches);
+      }
       for (int l = 0; l < layout_.layer_count(); ++l) forward(l, first, end);
       for (int l = layout_.layer_count() - 1; l >= 0; --l) backward(l, s, first, end);
     }
@@ -218,14 +227,34 @@ class ToyTrainer {
 
   /// d/dw of 0.5 (w - target)^2, a target per micro-batch: depends on the weight's bits.
   void backward_one(int l, int s, int micro, const WeightsGuard& weights) {
+    const std::vector<Parameter>& parameters = layout_.layer(l).parameters;
+    const auto absent = [&](const Parameter& p) {
+      return !p.options.trainable || (o_.absent && !o_.zero_instead && o_.absent(s, micro, p));
+    };
+    if (o_.absent && !o_.zero_instead && std::ranges::all_of(parameters, absent)) return;
     GradientsGuard gradients = engine_->gradients(l, stream_);
-    for (const Parameter& p : layout_.layer(l).parameters) {
+    for (const Parameter& p : parameters) {
       if (o_.owners_make && p.tied()) continue;
+      if (p.options.trainable && absent(p)) {
+        gradients.leave_out(p.name);
+        continue;
+      }
+      if (o_.absent && o_.absent(s, micro, p)) {
+        add_zeros(gradients[p.name], weights[p.name]);
+        continue;
+      }
       if (o_.owners_make && p.name == "table")
         add_part(layout_.layer_count() - 1, s, micro, weights[p.name], gradients[p.name]);
       add_part(l, s, micro, weights[p.name], gradients[p.name]);
     }
     gradients.commit(stream_);
+  }
+
+  void add_zeros(TensorView g, TensorView w) {
+    if (!g) return;
+    toy_device_->enqueue(stream_, "toy backward", w, g, [g](const bf16*, void* out) {
+      for (std::int64_t i = 0; g.dtype == DType::bf16 && i < g.count(); ++i) add_gradient(g.dtype, out, i, 0.0F);
+    });
   }
 
   /// That of layer `l` to a gradient; none where it is empty.

@@ -193,6 +193,7 @@ int check_hazards(const Lowered& run) {
         gradient(true);
         break;
       case TaskKind::accumulate_gradient:
+      case TaskKind::finish_gradient:
         gradient(true);
         break;
       case TaskKind::norm_gradient:

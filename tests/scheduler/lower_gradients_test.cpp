@@ -23,7 +23,7 @@ TEST(LowerGradients, RefusedGradientsLeaveNoBufferOpen) {
   const Plan plan = make_plan(layout, options, {*options.device_memory, 0});
   Lowering u(layout, plan);
   TaskList tasks;
-  u.begin_step(1);
+  u.begin_step({.micro_batches = 1});
   const GradientUse second = u.gradients(2, tasks);
   const GradientUse first = u.gradients(1, tasks);
   EXPECT_THROW(u.gradients(3, tasks), MisuseError) << "the embedding's buffer is taken";

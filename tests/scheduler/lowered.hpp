@@ -82,7 +82,7 @@ struct Lowered {
   void steps(int count, bool saving = false) {
     Lowering u(layout, plan);
     for (int s = 0; s < count; ++s) {
-      u.begin_step(order.micro_batches);
+      u.begin_step({.micro_batches = order.micro_batches});
       u.prefetch(tasks);
       for (int first = 0; first < order.micro_batches; first += order.at_once) {
         const int at_once = std::min(order.at_once, order.micro_batches - first);

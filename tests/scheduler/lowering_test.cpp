@@ -165,7 +165,7 @@ TEST(Lower, AnUpdateWaitsForTheStateThatItOverwritesAndNoMore) {
   std::map<TaskId, Task> saves;
   for (const Task& t : run.tasks) saves[t.id] = t;
   run.tasks.clear();
-  u.begin_step(1);
+  u.begin_step({.micro_batches = 1});
   u.update(run.tasks);
   int updates = 0;
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
@@ -233,10 +233,10 @@ FirstLayer first_layer_of(bool trained, bool used_in_backward) {
   };
   for (int step = 0; step < 3; ++step) {
     tasks.clear();
-    lowering.begin_step(1);  // one that is abandoned in forward
+    lowering.begin_step({.micro_batches = 1});  // one that is abandoned in forward
     use(0);
     lowering.end_pass();
-    lowering.begin_step(1);
+    lowering.begin_step({.micro_batches = 1});
     for (int l = 0; l <= blocks + 1; ++l) use(l);
     fill(blocks + 1);
     for (int l = blocks; l > 0; --l) {
@@ -321,7 +321,7 @@ TEST(Lower, WhereSumsLeaveALayerAfterTheOtherIsCommitted) {
   Lowered run("host", 0, 2, StateFormat::fp32, {2, 2});
   ASSERT_TRUE(run.plan.sends_sums);
   Lowering u(run.layout, run.plan);
-  u.begin_step(2);
+  u.begin_step({.micro_batches = 2});
   u.commit(u.gradients(3, run.tasks), run.tasks);
   EXPECT_THROW(u.gradients(2, run.tasks), MisuseError);
   u.commit(u.gradients(3, run.tasks), run.tasks);
@@ -343,7 +343,7 @@ TEST(Lower, TwoSumsAreOpenAtOnceWhereALayerCompletesAnothersGradient) {
   Lowering u(layout, plan);
   TaskList tasks;
   for (int step = 0; step < 2; ++step) {
-    u.begin_step(3);
+    u.begin_step({.micro_batches = 3});
     for (int l = 2; l >= 0; --l) {
       for (int micro = 0; micro < 3; ++micro) u.commit(u.gradients(l, tasks), tasks);
     }
@@ -391,7 +391,7 @@ TEST(Lower, GradientsAskedForOutOfTurnAreRefused) {
   for (const int at_once : {1, 2}) {
     Lowered run("host", 0, 2, StateFormat::fp32, {4, at_once});
     Lowering u(run.layout, run.plan);
-    u.begin_step(4);
+    u.begin_step({.micro_batches = 4});
     const GradientUse first = u.gradients(3, run.tasks);
     EXPECT_THROW(u.gradients(3, run.tasks), MisuseError);  // the first is not committed
     u.commit(first, run.tasks);
@@ -404,7 +404,7 @@ TEST(Lower, AnAbandonedStepLeavesNoGradientOpen) {
   Lowered run("host", 0, 2, StateFormat::fp32, {3, 3});
   Lowering u(run.layout, run.plan);
   for (int attempt = 0; attempt < 4; ++attempt) {
-    u.begin_step(3);
+    u.begin_step({.micro_batches = 3});
     for (int micro = 0; micro < 2; ++micro) {  // of the head: the embedding's stay open
       const GradientUse use = u.gradients(6, run.tasks);
       for (const GradientPlace& place : use.gradients) EXPECT_TRUE(place.fresh) << place.layer;
@@ -414,7 +414,7 @@ TEST(Lower, AnAbandonedStepLeavesNoGradientOpen) {
     u.end_pass();
   }
   run.tasks.clear();
-  u.begin_step(3);
+  u.begin_step({.micro_batches = 3});
   for (int l = 6; l >= 0; --l) {
     for (int micro = 0; micro < 3; ++micro) u.commit(u.gradients(l, run.tasks), run.tasks);
   }

@@ -86,7 +86,7 @@ void CheckpointSaver::wait_for_the_thread() {
 bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   finish(false);
   manifest_ = std::move(manifest);
-  manifest_.parameters = checkpoint_parameters(engine_.layout());
+  manifest_.parameters = checkpoint_parameters(engine_);
   manifest_.adam_step = engine_.step();
   best_pending_ = best;
   began_ = trace_now();
