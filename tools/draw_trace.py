@@ -18,7 +18,8 @@ COLOURS = [("forward", "#4e79a7"), ("layer_use", "#4e79a7"), ("backward", "#2f4b
            ("fetch_weights", "#f28e2b"), ("push_weights", "#f28e2b"), ("load_state", "#e15759"),
            ("store_state", "#e15759"), ("store_weights", "#ffbe7d"), ("flush_gradient", "#59a14f"),
            ("round_gradient", "#8cd17d"), ("sum_gradient", "#8cd17d"), ("keep_gradient", "#8cd17d"),
-           ("accumulate_gradient", "#8cd17d"), ("fetch_norm", "#b6992d"), ("save_state", "#76b7b2"), ("update", "#b07aa1")]
+           ("accumulate_gradient", "#8cd17d"), ("finish_gradient", "#8cd17d"), ("fetch_norm", "#b6992d"),
+           ("save_state", "#76b7b2"), ("update", "#b07aa1")]
 
 
 def fail(message):

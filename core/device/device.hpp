@@ -23,8 +23,11 @@ class UpdateKernels;
 using Notice = std::function<void(const std::string&)>;
 
 /// A backend's stream. Destroying it waits for the work queued on it, and never throws.
-class StreamImpl {
+class StreamImpl : public std::enable_shared_from_this<StreamImpl> {
  public:
+  StreamImpl() = default;
+  StreamImpl(const StreamImpl&) = delete;
+  StreamImpl& operator=(const StreamImpl&) = delete;
   virtual ~StreamImpl() = default;
   virtual const std::string& name() const noexcept = 0;
 };
@@ -42,6 +45,8 @@ class StreamView {
   StreamImpl* impl() const noexcept { return impl_; }
   explicit operator bool() const noexcept { return impl_ != nullptr; }
   bool operator==(const StreamView&) const = default;
+  /// Shares the stream with its owner: it lives as long as what is returned. Null for an empty view.
+  std::shared_ptr<StreamImpl> share() const { return impl_ == nullptr ? nullptr : impl_->weak_from_this().lock(); }
 
  private:
   StreamImpl* impl_ = nullptr;
@@ -51,11 +56,13 @@ class Stream {
  public:
   Stream() = default;
   explicit Stream(std::unique_ptr<StreamImpl> impl) : impl_(std::move(impl)) {}
+  Stream(Stream&&) = default;
+  Stream& operator=(Stream&&) = default;
   operator StreamView() const& noexcept { return StreamView(impl_.get()); }  // NOLINT: a view of it is meant
   operator StreamView() const&& = delete;                                    // the view would outlive it
 
  private:
-  std::unique_ptr<StreamImpl> impl_;
+  std::shared_ptr<StreamImpl> impl_;
 };
 
 class EventView {
@@ -137,15 +144,16 @@ class Device {
 
   /// Copies `bytes` bytes. Asynchronous, but may block where the host's memory is not pinned. Source and destination
   /// must stay valid and untouched until `stream` has passed the copy. Device memory must come from `allocate`, an
-  /// engine's guards included: MisuseError otherwise, here and in `fill_zero`.
+  /// engine's guards included: MisuseError otherwise, here and in `fill`.
   virtual void copy(void* to, const void* from, std::size_t bytes, CopyKind kind, StreamView stream) = 0;
   /// Copies from the memory of `peer`, a device of the same kind in this process or this one itself, to this device's.
   /// Asynchronous; the source must stay valid and untouched until `stream`, a stream of this device, has passed the
   /// copy. Both sides come from `allocate` of their devices, the peer's alive until then. Throws MisuseError otherwise,
   /// and where the peer is of another kind.
   virtual void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) = 0;
-  /// Asynchronous.
-  virtual void fill_zero(void* to, std::size_t bytes, StreamView stream) = 0;
+  /// Sets each of `bytes` bytes to `byte`. Asynchronous.
+  virtual void fill(void* to, unsigned char byte, std::size_t bytes, StreamView stream) = 0;
+  void fill_zero(void* to, std::size_t bytes, StreamView stream) { fill(to, 0, bytes, stream); }
 
   /// Marks the present end of `stream`. Recording again moves the mark. Asynchronous.
   virtual void record(EventView event, StreamView stream) = 0;

@@ -39,6 +39,14 @@ void* LayerBases::of(int layer) const noexcept {
   return nullptr;
 }
 
+ParameterAccess* WeightsGuard::access() const noexcept {
+  return access_ && *access_ != nullptr && (*access_)->holds(ticket_) ? *access_ : nullptr;
+}
+
+ParameterAccess* GradientsGuard::access() const noexcept {
+  return access_ && *access_ != nullptr && (*access_)->holds(ticket_) ? *access_ : nullptr;
+}
+
 WeightsGuard::WeightsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,
                            LayerBases bases, StreamView stream)
     : access_(access->link_), layout_(layout), layer_(layer), ticket_(ticket), bases_(bases), stream_(stream) {}
@@ -77,8 +85,9 @@ void WeightsGuard::also_used_on(StreamView stream) {
 }
 
 void WeightsGuard::release() noexcept {
-  const AccessLink link = std::exchange(access_, nullptr);
-  if (link && *link != nullptr) (*link)->release(ticket_, stream_);
+  ParameterAccess* const origin = access();
+  access_ = nullptr;
+  if (origin != nullptr) origin->release(ticket_, stream_);
 }
 
 GradientsGuard::GradientsGuard(ParameterAccess* access, const ParameterLayout* layout, int layer, std::uint64_t ticket,

@@ -31,7 +31,8 @@ using AccessLink = std::shared_ptr<ParameterAccess*>;
 
 /// A layer's weights on the device, valid for work queued on the stream of the fetch (and on those of `also_used_on`)
 /// while the guard lives. Destroying it releases the buffer after that work. Move-only. Not thread-safe. A guard that
-/// outlives the engine is empty.
+/// outlives the engine, or a step that abort_step has dropped, is empty. The engine shares the streams of a guard with
+/// their owners, who may let go of them first; a native stream that was wrapped must outlive the guard.
 class [[nodiscard]] WeightsGuard {
  public:
   WeightsGuard() = default;
@@ -54,7 +55,7 @@ class [[nodiscard]] WeightsGuard {
 
  private:
   void release() noexcept;
-  ParameterAccess* access() const noexcept { return access_ ? *access_ : nullptr; }
+  ParameterAccess* access() const noexcept;
   AccessLink access_;
   const ParameterLayout* layout_ = nullptr;
   int layer_ = -1;
@@ -66,7 +67,7 @@ class [[nodiscard]] WeightsGuard {
 /// A layer's gradient buffers for one micro-batch: f32, zero at first, to be added to; or, where a parameter's options
 /// say bf16, undefined at first, to be written whole. Must be committed once; destroying it uncommitted abandons the
 /// step. Both layers of a tied parameter have one buffer, which holds the gradient that the other layer has committed
-/// before.
+/// before. Empty as a guard of weights is.
 class [[nodiscard]] GradientsGuard {
  public:
   GradientsGuard() = default;
@@ -93,7 +94,7 @@ class [[nodiscard]] GradientsGuard {
   void commit(StreamView stream);
 
  private:
-  ParameterAccess* access() const noexcept { return access_ ? *access_ : nullptr; }
+  ParameterAccess* access() const noexcept;
   AccessLink access_;
   const ParameterLayout* layout_ = nullptr;
   int layer_ = -1;
@@ -119,6 +120,8 @@ class ParameterAccess {
  protected:
   friend class WeightsGuard;
   friend class GradientsGuard;
+  /// Whether the guard of a ticket still holds what it was given. After `abort_step` it does not.
+  virtual bool holds(std::uint64_t) const noexcept { return true; }
   virtual void also_used(std::uint64_t ticket, StreamView stream) = 0;
   virtual void release(std::uint64_t ticket, StreamView stream) noexcept = 0;
   /// `parameter`: its index in its layer. Refuses unless overridden.

@@ -72,13 +72,16 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
   return *this;
 }
 
-ParameterLayout::LayerBuilder ParameterLayout::add_layer(std::string_view name) {
+ParameterLayout::LayerBuilder ParameterLayout::add_layer(std::string_view name, const LayerOptions& options) {
   if (name.empty()) throw MisuseError("layer without a name");
   require_utf8(name);
   for (const Layer& layer : layers_) {
     if (layer.name == name) throw MisuseError(fmt::format("layer '{}' is declared twice", name));
   }
-  layers_.emplace_back().name = name;
+  if (options.uses < 1) throw MisuseError(fmt::format("layer '{}' with {} uses", name, options.uses));
+  Layer& layer = layers_.emplace_back();
+  layer.name = name;
+  layer.uses = options.uses;
   return {this, layer_count() - 1};
 }
 
@@ -89,7 +92,7 @@ void ParameterLayout::tie(std::string_view owner_name, std::string_view shared_n
   if (owner == nullptr || shared == nullptr) {
     throw MisuseError(what, fmt::format("'{}' is not declared", owner == nullptr ? owner_name : shared_name));
   }
-  if (owner->layer == shared->layer) throw MisuseError(what, "both are in one layer");
+  if (owner == shared) throw MisuseError(what, "they are one");
   if (!(owner->shape == shared->shape)) {
     throw MisuseError(what, fmt::format("shapes {} and {} differ", owner->shape.text(), shared->shape.text()));
   }
@@ -112,11 +115,12 @@ void ParameterLayout::tie(std::string_view owner_name, std::string_view shared_n
   Layer& borrower = layers_[static_cast<std::size_t>(shared_layer)];
   const bool borrows =
       std::find(borrower.borrows.begin(), borrower.borrows.end(), owner->layer) != borrower.borrows.end();
-  if (!borrows && borrower.borrows.size() + 1 >= LayerBases::capacity) {
+  const bool elsewhere = owner->layer != shared_layer;
+  if (elsewhere && !borrows && borrower.borrows.size() + 1 >= LayerBases::capacity) {
     throw MisuseError(what,
                       fmt::format("layer '{}' borrows from {} layers already", borrower.name, borrower.borrows.size()));
   }
-  if (!borrows) borrower.borrows.push_back(owner->layer);
+  if (elsewhere && !borrows) borrower.borrows.push_back(owner->layer);
   shared->tied_layer = owner->layer;
   shared->tied_index = layer(owner->layer).find(owner->name);
   shared->options = owner->options;
@@ -135,6 +139,7 @@ std::string ParameterLayout::storage_hash() const {
   for (const Layer& layer : layers_) {
     const auto parameters = static_cast<std::int64_t>(layer.parameters.size());
     hash.add(&parameters, sizeof parameters);
+    hash.add(&layer.uses, sizeof layer.uses);
     for (const Parameter& p : layer.parameters) {
       const std::array<std::int64_t, 5> of{p.count, p.options.trainable ? 1 : 0, p.tied_layer, p.tied_index,
                                            p.options.gradient == DType::bf16 ? 1 : 0};

@@ -39,6 +39,13 @@ struct Parameter {
   bool tied() const noexcept { return tied_layer >= 0; }
 };
 
+struct LayerOptions {
+  /// Uses of the layer in backward of a micro-batch, each of which commits gradients: what the layer is used for
+  /// several times in forward. They add to one buffer, as those of tied parameters do, which is held from the first to
+  /// the last.
+  int uses = 1;
+};
+
 /// One layer: the unit of fetching. Trainable parameters come first in its flat arrays, so that the
 /// optimizer state is the prefix [0, state_elements); and of those the ones with f32 gradients, so that a buffer for
 /// the layer's gradients is their sums and then the bf16 of the others.
@@ -48,6 +55,7 @@ struct Layer {
   std::int64_t elements = 0;          ///< length of the flat weights, padded
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
+  int uses = 1;                       ///< as LayerOptions has it
   std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
   /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
   /// `state_elements`, one past the last, it gives the size of the buffer.
@@ -74,12 +82,12 @@ class ParameterLayout {
     int layer_;
   };
 
-  /// Throws MisuseError when the name is taken, empty or no UTF-8.
-  LayerBuilder add_layer(std::string_view name);
+  /// Throws MisuseError when the name is taken, empty or no UTF-8, and for fewer uses than one.
+  LayerBuilder add_layer(std::string_view name, const LayerOptions& options = {});
   /// `shared` ("head.weight") uses the storage of `owner` ("embedding.tokens"); both declared, of one
-  /// shape and with gradients of one type, in different layers, neither tied yet, `shared` no owner itself. A layer
-  /// shares parameters of three others at most. Gradients of both go into one buffer and are counted once; the owner's
-  /// options hold for both. Throws MisuseError otherwise.
+  /// shape and with gradients of one type, neither tied yet, `shared` no owner itself. Any number of layers may share a
+  /// parameter, and one layer have it under several names; a layer shares parameters of three others at most. Gradients
+  /// of both go into one buffer and are counted once; the owner's options hold for both. Throws MisuseError otherwise.
   void tie(std::string_view owner, std::string_view shared);
 
   const std::vector<Layer>& layers() const noexcept { return layers_; }

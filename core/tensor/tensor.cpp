@@ -2,10 +2,15 @@
 
 namespace tandem {
 
-Shape::Shape(std::initializer_list<std::int64_t> dims) {
-  if (dims.size() > max_rank) throw MisuseError("shape has more than four dimensions");
+Shape::Shape(std::span<const std::int64_t> dims) {
+  if (dims.size() > max_rank) {
+    throw MisuseError("shape has " + std::to_string(dims.size()) + " dimensions", "at most " + std::to_string(max_rank),
+                      "join some of them");
+  }
+  std::int64_t product = 1;
   for (const std::int64_t d : dims) {
     if (d < 0) throw MisuseError("shape has a negative dimension");
+    if (__builtin_mul_overflow(product, d, &product)) throw MisuseError("shape has too many elements");
     dims_[static_cast<std::size_t>(rank_++)] = d;
   }
 }

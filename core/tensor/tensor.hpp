@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <span>
 #include <string>
 
 #include "core/base/error.hpp"
@@ -12,14 +13,15 @@
 
 namespace tandem {
 
-/// Dimensions of a tensor, up to four, outermost first.
+/// Dimensions of a tensor, up to eight, outermost first.
 class Shape {
  public:
-  static constexpr int max_rank = 4;
+  static constexpr int max_rank = 8;
 
   Shape() = default;
-  /// Throws MisuseError for more than four dimensions and for a negative one.
-  Shape(std::initializer_list<std::int64_t> dims);
+  /// Throws MisuseError for more than max_rank dimensions, for a negative one, and where their product overflows.
+  explicit Shape(std::span<const std::int64_t> dims);
+  Shape(std::initializer_list<std::int64_t> dims) : Shape(std::span(dims.begin(), dims.size())) {}
 
   int rank() const noexcept { return rank_; }
   std::int64_t operator[](int i) const noexcept { return dims_[static_cast<std::size_t>(i)]; }

@@ -204,14 +204,14 @@ void HostDevice::copy_from(Device& peer, void* to, const void* from, std::size_t
   });
 }
 
-void HostDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
+void HostDevice::fill(void* to, unsigned char byte, std::size_t bytes, StreamView stream) {
   HostStream& queue = own(stream);
   if (bytes == 0) return;
-  constexpr std::string_view action = "fill with zeros writes";
+  constexpr std::string_view action = "a fill writes";
   memory_->ledger().require_inside(to, bytes, action);
-  queue.enqueue("fill zero", [=, this] {
+  queue.enqueue("fill", [=, this] {
     memory_->ledger().require_inside(to, bytes, action);
-    std::memset(to, 0, bytes);
+    std::memset(to, byte, bytes);
   });
 }
 

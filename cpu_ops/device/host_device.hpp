@@ -74,7 +74,7 @@ class HostDevice final : public Device {
   /// Copies from another host device or this one. Checked like `copy`, on both sides. No emulated link slows it down.
   void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) override;
   /// Device memory only; checked like `copy`.
-  void fill_zero(void* to, std::size_t bytes, StreamView stream) override;
+  void fill(void* to, unsigned char byte, std::size_t bytes, StreamView stream) override;
 
   void record(EventView event, StreamView stream) override;
   /// Waits for the record that is the last at the time of this call; recording again later does not

@@ -247,11 +247,11 @@ void CudaDevice::reach(int ordinal) {
   reached_.insert(ordinal);
 }
 
-void CudaDevice::fill_zero(void* to, std::size_t bytes, StreamView stream) {
+void CudaDevice::fill(void* to, unsigned char byte, std::size_t bytes, StreamView stream) {
   CudaStream& queue = own(stream);
   if (bytes == 0) return;
-  memory_->ledger().require_inside(to, bytes, "fill with zeros writes");
-  queue.queue([&] { runtime::fill_zero(to, bytes, queue.native()); });
+  memory_->ledger().require_inside(to, bytes, "a fill writes");
+  queue.queue([&] { runtime::fill(to, byte, bytes, queue.native()); });
 }
 
 void CudaDevice::record(EventView event, StreamView stream) { own(event).record(own(stream)); }

@@ -81,7 +81,7 @@ class CudaDevice final : public Device {
   /// Copies from another CUDA device or this one; two devices may also be one card. The copy goes straight from card to
   /// card where they have access to each other, which is enabled at the first copy, and through the host otherwise.
   void copy_from(Device& peer, void* to, const void* from, std::size_t bytes, StreamView stream) override;
-  void fill_zero(void* to, std::size_t bytes, StreamView stream) override;
+  void fill(void* to, unsigned char byte, std::size_t bytes, StreamView stream) override;
 
   void record(EventView event, StreamView stream) override;
   void wait(StreamView stream, EventView event) override;

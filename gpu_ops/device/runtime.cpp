@@ -353,8 +353,8 @@ void enable_peer(int ordinal, int peer) {
   forgive(code);
 }
 
-void fill_zero(void* to, std::size_t bytes, CUstream_st* stream) {
-  check(cudaMemsetAsync(to, 0, bytes, stream), "queueing a fill");
+void fill(void* to, unsigned char byte, std::size_t bytes, CUstream_st* stream) {
+  check(cudaMemsetAsync(to, byte, bytes, stream), "queueing a fill");
 }
 
 void require_launched(int result, std::string_view kernel) {

@@ -123,7 +123,7 @@ void copy_peer(void* to, int to_ordinal, const void* from, int from_ordinal, std
 /// Lets copies to device `ordinal`, which is current, come straight from `peer`, another one, where the machine can do
 /// that. Where it cannot, or refuses, they pass through the host.
 void enable_peer(int ordinal, int peer);
-void fill_zero(void* to, std::size_t bytes, CUstream_st* stream);
+void fill(void* to, unsigned char byte, std::size_t bytes, CUstream_st* stream);
 
 /// Checks the cudaError_t that the launch of a kernel returned: throws where the launch was refused, or reports the
 /// fault of an earlier kernel, which loses the device.

@@ -77,7 +77,10 @@ StepReport OffloadEngine::end_step() { return impl_->steps.end_step(); }
 double OffloadEngine::end_gradients() { return impl_->steps.end_gradients(); }
 StepReport OffloadEngine::update(const UpdateValues& values) { return impl_->steps.update(values); }
 StepReport OffloadEngine::skip() { return impl_->steps.skip(); }
-void OffloadEngine::abort_step() { impl_->steps.abort_step(); }
+void OffloadEngine::abort_step() {
+  if (impl_->pass.kind == OpenPass::Kind::step) impl_->held.empty_all();
+  impl_->steps.abort_step();
+}
 WeightsGuard OffloadEngine::fetch(int layer, StreamView stream) { return impl_->held.fetch(layer, stream); }
 GradientsGuard OffloadEngine::gradients(int layer, StreamView stream) { return impl_->held.gradients(layer, stream); }
 void OffloadEngine::wait() { impl_->steps.wait(); }
@@ -110,6 +113,11 @@ const ParameterLayout& OffloadEngine::layout() const noexcept { return impl_->pa
 EngineCounters OffloadEngine::counters() const { return impl_->counters(); }
 std::size_t OffloadEngine::device_bytes() const noexcept { return impl_->parts.storage.device_bytes(); }
 std::size_t OffloadEngine::host_bytes() const noexcept { return impl_->parts.storage.host_bytes(); }
+TensorView OffloadEngine::resident_weights(const Parameter& parameter) const {
+  return impl_->held.resident_weights(parameter);
+}
+void OffloadEngine::wait_for_weights(int layer, StreamView stream) { impl_->held.wait_for_weights(layer, stream); }
+bool OffloadEngine::holds(std::uint64_t ticket) const noexcept { return impl_->held.holds(ticket); }
 void OffloadEngine::also_used(std::uint64_t ticket, StreamView stream) { impl_->held.also_used(ticket, stream); }
 void OffloadEngine::release(std::uint64_t ticket, StreamView stream) noexcept {
   try {

@@ -149,8 +149,8 @@ class OffloadEngine final : public ParameterAccess {
   /// Ends the step after end_gradients without an update: all state is bit-identical. Throws MisuseError without
   /// end_gradients, and where updates have run in backward.
   StepReport skip();
-  /// Drops the open step: all state is as before begin_step. Blocks until its work has drained. Throws MisuseError
-  /// without a step and while a guard is held.
+  /// Drops the open step: all state is as before begin_step. Guards that are held are empty from then on, so that a
+  /// handler of an exception may call it. Blocks until the step's work has drained. Throws MisuseError without a step.
   void abort_step();
 
   /// Guards as in ParameterAccess. Both also throw MisuseError where guards hold all buffers that the plan has. `fetch`
@@ -159,6 +159,17 @@ class OffloadEngine final : public ParameterAccess {
   /// shares a parameter with it has gradients on another stream that are not committed yet.
   WeightsGuard fetch(int layer, StreamView stream) override;
   GradientsGuard gradients(int layer, StreamView stream) override;
+
+  /// Weights of a parameter whose layer stays on the device, bf16, of its shape: for callers whose modules hold weights
+  /// themselves. The address is the same until `adopt` or the engine's end. The contents are those of the last update
+  /// for work that a stream does behind `wait_for_weights`; a step's update waits for reads that were queued before the
+  /// layer's gradients were committed, on the stream that committed them. The caller does not write them, but by
+  /// `write`. Throws MisuseError where the plan does not keep the layer on the device
+  /// (OffloadOptions::resident_layers), or the layout has no such parameter.
+  TensorView resident_weights(const Parameter& parameter) const;
+  /// Makes `stream` wait until the weights of a layer that stays on the device are those of the last update. Blocks and
+  /// throws as `fetch`, and as `resident_weights`; also outside a step.
+  void wait_for_weights(int layer, StreamView stream);
 
   /// Scope for forwards alone: any number of fetches in any number of passes; no gradients. Waits for updates in flight
   /// layer by layer only. The constructor throws MisuseError inside a step or another evaluation, TrainingError where
@@ -265,6 +276,7 @@ class OffloadEngine final : public ParameterAccess {
   std::size_t host_bytes() const noexcept;
 
  protected:
+  bool holds(std::uint64_t ticket) const noexcept override;
   void also_used(std::uint64_t ticket, StreamView stream) override;
   void release(std::uint64_t ticket, StreamView stream) noexcept override;
   void leave_out(std::uint64_t ticket, std::size_t parameter) override;

@@ -43,7 +43,7 @@ WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
   parts_.device.require_own(stream);
   Weights held;
   held.ticket = next_ticket_++;
-  held.stream = stream;
+  held.stream = SharedStream(stream);
   held.exceptions = std::uncaught_exceptions();
   held.use = parts_.lowering->use(layer, parts_.tasks);
   parts_.prefetch();
@@ -57,12 +57,45 @@ WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
   return guard;
 }
 
+void HeldLayers::require_resident(int layer) const {
+  if (layer < 0 || layer >= parts_.layout.layer_count()) throw MisuseError(fmt::format("no layer {}", layer));
+  if (parts_.plan.layers[static_cast<std::size_t>(layer)].resident) return;
+  throw MisuseError(fmt::format("weights of layer {} have no address of their own", name_of(layer)),
+                    "the plan does not keep them on the device", "plan with OffloadOptions::resident_layers");
+}
+
+TensorView HeldLayers::resident_weights(const Parameter& parameter) const {
+  const Parameter& p = parts_.layout.parameter(parameter.full_name);
+  require_resident(p.layer);
+  return {parts_.storage.resident_weights(p.layer) + p.offset, DType::bf16, p.shape};
+}
+
+void HeldLayers::wait_for_weights(int layer, StreamView stream) {
+  require_resident(layer);
+  parts_.device.require_own(stream);
+  const LayerUse use = parts_.lowering->use_resident(layer, parts_.tasks);
+  parts_.submit();
+  parts_.executor.begin_caller_task(use.id, stream, "waiting for the weights of layer");
+  parts_.lowering->release(use);
+  parts_.executor.finish_caller_task(use.id, stream);
+}
+
+bool HeldLayers::holds(std::uint64_t ticket) const noexcept {
+  const auto is = [ticket](const auto& held) { return held.ticket == ticket; };
+  return std::ranges::any_of(weights_, is) || std::ranges::any_of(gradients_, is);
+}
+
+void HeldLayers::empty_all() {
+  while (!gradients_.empty()) abandon(gradients_.back().ticket);
+  while (!weights_.empty()) release(weights_.back().ticket, weights_.back().stream.view);
+}
+
 void HeldLayers::also_used(std::uint64_t ticket, StreamView stream) {
   parts_.device.require_own(stream);
   for (Weights& held : weights_) {
     if (held.ticket != ticket) continue;
     parts_.executor.begin_caller_task(held.use.id, stream, "fetching layer");
-    held.also.push_back(stream);
+    held.also.emplace_back(stream);
     return;
   }
   throw MisuseError("a guard was used after it was given back");
@@ -72,22 +105,32 @@ void HeldLayers::release(std::uint64_t ticket, StreamView stream) {
   const Weights held = take(weights_, ticket);
   const bool unwinding = std::uncaught_exceptions() > held.exceptions;  // the caller
   if (unwinding && pass_.kind == OpenPass::Kind::step) pass_.abandon(parts_, "an exception left a step");
-  for (const StreamView other : held.also) {
+  for (const SharedStream& other : held.also) {
     const Event joined = parts_.device.make_event();
-    parts_.device.record(joined, other);
+    parts_.device.record(joined, other.view);
     parts_.device.wait(stream, joined);
   }
   parts_.lowering->release(held.use);
+  if (parts_.options.poison_released) poison(held.use, stream);
   parts_.executor.finish_caller_task(held.use.id, stream);
   parts_.prefetch();
   parts_.submit();
+}
+
+/// Fills the buffers of a use with NaN, behind the caller's work, unless another guard holds them.
+void HeldLayers::poison(const LayerUse& use, StreamView stream) {
+  constexpr unsigned char of_nan = 0xFF;
+  for (const WeightPlace& place : parts_.lowering->drop_idle(use)) {
+    const auto elements = static_cast<std::size_t>(parts_.layout.layer(place.layer).elements);
+    parts_.device.fill(parts_.storage.weight_buffer(place.buffer), of_nan, elements * sizeof(bf16), stream);
+  }
 }
 
 /// Two layers that share parameters add to one buffer, which only one stream does in order.
 void HeldLayers::require_one_stream(int layer, StreamView stream) const {
   const std::vector<int>& borrows = parts_.layout.layer(layer).borrows;
   for (const Gradients& held : gradients_) {
-    if (held.stream == stream) continue;
+    if (held.stream.view == stream) continue;
     for (const GradientPlace& place : held.use.gradients) {
       if (place.layer != layer && std::find(borrows.begin(), borrows.end(), place.layer) == borrows.end()) continue;
       throw MisuseError(fmt::format("gradients of layers '{}' and '{}', which share parameters, on two streams",
@@ -104,7 +147,7 @@ GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
   if (layer >= 0 && layer < parts_.layout.layer_count()) require_one_stream(layer, stream);
   Gradients held;
   held.ticket = next_ticket_++;
-  held.stream = stream;
+  held.stream = SharedStream(stream);
   held.use = parts_.lowering->gradients(layer, parts_.tasks);
   parts_.submit();
   gradients_.push_back(held);
@@ -154,7 +197,7 @@ void HeldLayers::abandon(std::uint64_t ticket) {
   const Gradients held = take(gradients_, ticket);
   pass_.abandon(parts_, "gradients were not committed");
   parts_.lowering->abandon(held.use);
-  parts_.executor.finish_caller_task(held.use.id, held.stream);
+  parts_.executor.finish_caller_task(held.use.id, held.stream.view);
 }
 
 void HeldLayers::require_none(const char* what) const {

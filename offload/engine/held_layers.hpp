@@ -2,6 +2,7 @@
 // Layers whose weights or gradients the caller holds through guards.
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,39 +24,53 @@ class HeldLayers {
   /// Calls of OffloadEngine about layers.
   WeightsGuard fetch(int layer, StreamView stream);
   GradientsGuard gradients(int layer, StreamView stream);
+  TensorView resident_weights(const Parameter& parameter) const;
+  void wait_for_weights(int layer, StreamView stream);
   /// Calls of ParameterAccess by its guards.
+  bool holds(std::uint64_t ticket) const noexcept;
   void also_used(std::uint64_t ticket, StreamView stream);
   void release(std::uint64_t ticket, StreamView stream);
   void leave_out(std::uint64_t ticket, std::size_t parameter);
   void commit(std::uint64_t ticket, StreamView stream);
   void abandon(std::uint64_t ticket);
 
+  /// Takes back what guards hold, whose work the caller has queued so far: they are empty from then on.
+  void empty_all();
   /// Throws MisuseError where a guard is held: `what` would wait for it for ever.
   void require_none(const char* what) const;
   /// The same for gradients alone.
   void require_no_gradients(const char* what) const;
 
  private:
+  /// A stream of the caller's, which lives as long as a guard is of it.
+  struct SharedStream {
+    StreamView view;
+    std::shared_ptr<StreamImpl> owner;
+    SharedStream() = default;
+    explicit SharedStream(StreamView of) : view(of), owner(of.share()) {}
+  };
   struct Weights {
     std::uint64_t ticket = 0;
     LayerUse use;
-    StreamView stream;
-    std::vector<StreamView> also;
+    SharedStream stream;
+    std::vector<SharedStream> also;
     int exceptions = 0;  ///< exceptions in flight when it was asked for
   };
   struct Gradients {
     std::uint64_t ticket = 0;
     GradientUse use;
-    StreamView stream;
+    SharedStream stream;
     std::vector<std::size_t> left_out;  ///< indices of parameters in the layer
   };
 
   template <class Held>
   static Held take(std::vector<Held>& list, std::uint64_t ticket);
   const std::string& name_of(int layer) const;
+  void require_resident(int layer) const;
   void require_open(const char* call, int layer) const;
   LayerBases bases_of(const LayerUse& use) const;
   void require_one_stream(int layer, StreamView stream) const;
+  void poison(const LayerUse& use, StreamView stream);
   void clear_gradients(const GradientPlace& place, StreamView stream);
 
   ParameterAccess& owner_;

@@ -62,7 +62,10 @@ struct OffloadOptions {
   /// Whether steps clip the gradient norm (StepOptions::max_grad_norm > 0). Where they do not, and stop at a gradient
   /// that is not finite, updates run in backward. For the performance model alone.
   bool clips = true;
-  bool overlap = true;              ///< false: one task after another, to measure what overlap is worth
+  bool overlap = true;  ///< false: one task after another, to measure what overlap is worth
+  /// For debugging: fills a weight buffer with NaN when its guard goes, so that a view which outlives the guard is
+  /// seen. A layer is then copied anew for each use; those that stay on the device are left alone.
+  bool poison_released = false;
   double watchdog_seconds = 300.0;  ///< a wait without any progress for this long ends with StalledError
 };
 

@@ -448,6 +448,13 @@ void check_options(const ParameterLayout& layout, const OffloadOptions& options)
   if (options.state_folder && options.state_folder->empty()) throw UsageError("the folder for state has no name");
   if (options.max_micro_batches < 1) throw UsageError("micro-batches per step must be at least 1");
   if (options.micro_batches_at_once < 1) throw UsageError("micro-batches at once must be at least 1");
+  if (std::min(options.micro_batches_at_once, options.max_micro_batches) > 1) {
+    for (const Layer& layer : layout.layers()) {
+      if (layer.uses == 1) continue;
+      throw UsageError(fmt::format("layer {} is used {} times in backward", layer.name, layer.uses),
+                       "its gradient is held meanwhile, of one micro-batch", "let one micro-batch pass at a time");
+    }
+  }
   if (options.update_threads.value_or(1) < 1) throw UsageError("update threads must be at least 1");
   if (!(options.watchdog_seconds > 0.0)) throw UsageError("the watchdog's time must be positive");
   if (options.resident_layers.value_or(0) > layout.layer_count()) {

@@ -239,8 +239,14 @@ void PlanBuilder::place_weights(int resident_layers, int prefetch, int gradient_
   for (const Subgroup& s : plan_.subgroups) {
     if (s.updater == Updater::cpu) placement(s.layer).host_copy = true;
   }
-  const std::vector<bool> none(lends.size());
-  size_gradient_buffers(plan_.owners_make_gradients ? none : lends, gradient_buffers);
+  size_gradient_buffers(layers_with_held_gradients(lends), gradient_buffers);
+}
+
+/// Layers whose gradient buffers stay open while others pass: until all uses have added to them.
+std::vector<bool> PlanBuilder::layers_with_held_gradients(const std::vector<bool>& lends) const {
+  std::vector<bool> held = plan_.owners_make_gradients ? std::vector<bool>(lends.size()) : lends;
+  for (std::size_t l = 0; l < held.size(); ++l) held[l] = held[l] || layout_.layers()[l].uses > 1;
+  return held;
 }
 
 /// Layers that others share parameters of: they stay held while others pass.

@@ -48,6 +48,7 @@ class PlanBuilder {
   void size_classes();
   LayerPlacement& placement(int layer) { return plan_.layers[static_cast<std::size_t>(layer)]; }
   std::vector<bool> lenders() const;
+  std::vector<bool> layers_with_held_gradients(const std::vector<bool>& lends) const;
   void size_weight_buffers(const std::vector<bool>& lends, int prefetch);
   void size_gradient_buffers(const std::vector<bool>& held, int gradient_buffers);
   std::vector<int> longest_rows(const std::vector<bool>& held) const;

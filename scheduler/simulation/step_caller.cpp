@@ -45,6 +45,9 @@ TaskId StepCaller::warm_up() {
         break;
       case Action::Kind::commit:
         lowering_.commit(gradients_, emitted);
+        for (int use = 1; use < layout_.layer(action.layer).uses; ++use) {
+          lowering_.commit(lowering_.gradients(action.layer, emitted), emitted);
+        }
         break;
       case Action::Kind::compute_forward:
       case Action::Kind::compute_backward:
@@ -114,9 +117,18 @@ bool StepCaller::act(const Action& action) {
       lowering_.commit(gradients_, emitted);
       tasks_.submit(action);
       end_with_last_compute(gradients_.id);
+      for (int use = 1; use < layout_.layer(action.layer).uses; ++use) commit_again(action);
       return true;
   }
   return true;
+}
+
+/// A further use of a layer in the same backward, whose time is in that of the first.
+void StepCaller::commit_again(const Action& action) {
+  gradients_ = lowering_.gradients(action.layer, tasks_.emitted());
+  lowering_.commit(gradients_, tasks_.emitted());
+  tasks_.submit(action);
+  end_with_last_compute(gradients_.id);
 }
 
 /// The caller's thread has queued all work of its task: issued, and done when its stream gets there.

@@ -69,6 +69,7 @@ class StepCaller {
   void queue_compute(const Action& action, bool backward);
   InputCopies::Part inputs_of(const Action& action, bool backward);
   void end_with_last_compute(TaskId id);
+  void commit_again(const Action& action);
   bool may_begin(TaskId id);
   bool may_run(const Compute& compute) const;
 

@@ -1,6 +1,7 @@
 #include "scheduler/tasks/gradient_path.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>
@@ -15,8 +16,10 @@ GradientPath::GradientPath(LoweringState& state) : state_(state), sums_(state), 
   for (int l = 0; l < state.layout.layer_count(); ++l) {
     const Layer& layer = state.layout.layer(l);
     if (layer.state_elements > 0) ++layers_to_commit_;
+    at(layers_, l).uses = layer.uses;
+    at(layers_, l).contributions += layer.uses;
     for (const int owner : layer.borrows) {
-      if (state.plan.adds_to(owner, l)) ++at(layers_, owner).contributors;
+      if (state.plan.adds_to(owner, l)) at(layers_, owner).contributions += layer.uses;
     }
   }
   for (int c = 0; c < static_cast<int>(state.plan.size_classes.size()); ++c) {
@@ -68,7 +71,8 @@ bool GradientPath::next_pass() {
 
 /// Whether gradients were asked for in the micro-batches that pass at present.
 bool GradientPath::begun() const noexcept {
-  return std::ranges::any_of(layers_, [this](const LayerCommits& layer) { return layer.asked > micro_begin_; });
+  return std::ranges::any_of(layers_,
+                             [this](const LayerCommits& layer) { return layer.asked > micro_begin_ * layer.uses; });
 }
 
 /// The first layer, as backward comes to it, that has not committed in these micro-batches, in words; empty: all have.
@@ -80,7 +84,9 @@ std::string GradientPath::missing_in_pass() const {
       return state_.layout.layer(owner).state_elements > 0 && state_.plan.adds_to(owner, l);
     });
     const int committed = at(layers_, l).committed;
-    if (adds && committed < micro_end_) return fmt::format("layer {} has not in micro-batch {}", layer.name, committed);
+    if (adds && committed < micro_end_ * layer.uses) {
+      return fmt::format("layer {} has not in micro-batch {}", layer.name, committed / layer.uses);
+    }
   }
   return {};
 }
@@ -106,7 +112,7 @@ void GradientPath::begin_micro_batch(bool last, TaskList& out) {
     }
     close_buffers(out);
     open_micro_batches(micro_end_);
-    for (LayerCommits& layer : layers_) layer.asked = layer.committed = micro_begin_;
+    for (LayerCommits& layer : layers_) layer.asked = layer.committed = micro_begin_ * layer.uses;
   }
   if (last) micro_batches_ = micro_end_;
 }
@@ -194,8 +200,10 @@ int GradientPath::acquire_buffer(int layer, int micro) {
     if (best < 0 || age(b) < age(best)) best = b;
   }
   if (best < 0) {
-    throw MisuseError("no gradient buffer is free for layer " + state_.layout.layer(layer).name,
-                      "every buffer of its size holds gradients that are not committed", "commit in backward order");
+    throw MisuseError(
+        "no gradient buffer is free for layer " + state_.layout.layer(layer).name,
+        "those of its size hold gradients of " + open_layers(size_class) + ", to which some layer has not added",
+        "commit in backward order");
   }
   Buffer& buffer = at(buffers_, best);
   buffer.layer = layer;
@@ -205,6 +213,15 @@ int GradientPath::acquire_buffer(int layer, int micro) {
   return best;
 }
 
+/// Names of the layers in open buffers of a size class.
+std::string GradientPath::open_layers(int size_class) const {
+  std::vector<std::string> names;
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.size_class == size_class && buffer.layer >= 0) names.push_back(state_.layout.layer(buffer.layer).name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
 /// A layer's micro-batches come one after another, so that their sum has one order.
 void GradientPath::require_next_micro_batch(int layer) const {
   const LayerCommits& commits = at(layers_, layer);
@@ -212,14 +229,14 @@ void GradientPath::require_next_micro_batch(int layer) const {
   if (commits.asked > commits.committed) {
     throw MisuseError("gradients of layer " + name + " of the micro-batch before are not committed");
   }
-  if (state_.plan.sends_sums && layer_at_work_ >= 0 && layer_at_work_ != layer) {
+  if (state_.plan.sends_sums && micro_batches_ > 1 && layer_at_work_ >= 0 && layer_at_work_ != layer) {
     if (at(layers_, layer_at_work_).committed < micro_batches_) {
       throw MisuseError("gradients of layer " + name + " before all micro-batches of layer " +
                             state_.layout.layer(layer_at_work_).name + " are committed",
                         "the plan adds them up on the device, a layer at a time");
     }
   }
-  if (commits.asked == micro_end_) {
+  if (commits.asked == micro_end_ * commits.uses) {
     throw MisuseError("gradients of layer " + name + " are already committed in this micro-batch",
                       state_.plan.micro_batches_at_once > 1 ? "and in all that pass through the layers at once" : "");
   }
@@ -241,7 +258,7 @@ GradientUse GradientPath::gradients(int layer, TaskList& out) {
   LayerCommits& commits = at(layers_, layer);
   GradientUse use;
   use.layer = layer;
-  use.micro = commits.asked;
+  use.micro = commits.asked / commits.uses;
   try {
     open_gradients(use);
   } catch (const Error&) {
@@ -269,7 +286,7 @@ GradientUse GradientPath::gradients(int layer, TaskList& out) {
 void GradientPath::commit(const GradientUse& use, const GradientPlace& place, TaskList& out) {
   Buffer& buffer = at(buffers_, place.buffer);
   buffer.commit_tasks.push_back(use.id);
-  if (++buffer.commits < at(layers_, place.layer).contributors) return;
+  if (++buffer.commits < at(layers_, place.layer).contributions) return;
   send_gradient(place.buffer, out);
   --gradients_left_;
 }

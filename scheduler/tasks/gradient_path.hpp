@@ -78,9 +78,10 @@ class GradientPath {
     std::vector<TaskId> users;      ///< to wait for before it is overwritten
   };
   struct LayerCommits {
-    int asked = 0;          ///< micro-batches in which the caller has asked for gradients here
-    int committed = 0;      ///< micro-batches in which it has committed them
-    int contributors = 1;   ///< layers that must commit: itself and its borrowers
+    int uses = 1;           ///< of the layer in each micro-batch
+    int asked = 0;          ///< uses for which the caller has asked for gradients
+    int committed = 0;      ///< uses in which it has committed them
+    int contributions = 0;  ///< commits that make its gradient of a micro-batch: its own and its borrowers'
     int added = 0;          ///< gradients of the step that are on their way to the final one
     bool complete = false;  ///< the final one is, or will be when the tasks emitted so far are done
   };
@@ -98,6 +99,7 @@ class GradientPath {
   void require_next_micro_batch(int layer) const;
   int open_buffer(int layer, int micro) const noexcept;
   int acquire_buffer(int layer, int micro);
+  std::string open_layers(int size_class) const;
   void open_gradients(GradientUse& use);
   void send_gradient(int buffer, TaskList& out);
   int all_to_all(int buffer, TaskList& out);

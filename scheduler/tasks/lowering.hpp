@@ -46,8 +46,13 @@ class Lowering {
   /// The caller is about to use a layer. Throws MisuseError when every buffer that could hold it is held
   /// by a use that has not been released.
   LayerUse use(int layer, TaskList& out) { return weights_.use(layer, out); }
+  /// The same for a layer that stays on the device, also outside a step.
+  LayerUse use_resident(int layer, TaskList& out) { return weights_.use_resident(layer, out); }
   /// The caller's work of a use has been queued.
   void release(const LayerUse& use) { weights_.release(use); }
+  /// Forgets what the weight buffers of a released use hold, unless another use still does: returns their places, which
+  /// the caller's stream may write until the use's task is done.
+  std::vector<WeightPlace> drop_idle(const LayerUse& use) { return weights_.drop_idle(use); }
   /// Fetches what comes next into buffers that nobody holds.
   void prefetch(TaskList& out) { weights_.prefetch(out); }
 

@@ -10,7 +10,8 @@ namespace {
 class Count {
  public:
   Count(const ParameterLayout& layout, const Plan& plan, int micro_batches)
-      : layers_(layout.layer_count()),
+      : layout_(layout),
+        layers_(layout.layer_count()),
         at_once_(plan.micro_batches_at_once),
         micro_batches_(micro_batches),
         lowering_(layout, plan) {}
@@ -34,7 +35,7 @@ class Count {
   void pass(int layer, int gradients) {
     const LayerUse use = lowering_.use(layer, tasks_);
     lowering_.prefetch(tasks_);
-    for (int micro = 0; micro < gradients; ++micro) {
+    for (int i = 0; i < gradients * layout_.layer(layer).uses; ++i) {
       const GradientUse filled = lowering_.gradients(layer, tasks_);
       lowering_.commit(filled, tasks_);
     }
@@ -53,6 +54,7 @@ class Count {
     tasks_.clear();
   }
 
+  const ParameterLayout& layout_;
   int layers_;
   int at_once_;
   int micro_batches_;

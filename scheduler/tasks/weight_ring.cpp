@@ -1,5 +1,8 @@
 #include "scheduler/tasks/weight_ring.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <limits>
 #include <string>
@@ -78,10 +81,19 @@ int WeightRing::acquire(int layer, bool only_idle, TaskList& out) {
   if (only_idle && (best < 0 || best_distance <= distance_to(layer))) return -1;
   if (best < 0) {
     throw MisuseError("no weight buffer is free for layer " + state_.layout.layer(layer).name,
-                      "every buffer of its size is held by a guard", "release a layer before fetching the next");
+                      "guards hold " + held_layers(size_class), "release a layer before fetching the next");
   }
   load(layer, best, out);
   return best;
+}
+
+/// Names of the layers in buffers of a size class that are held.
+std::string WeightRing::held_layers(int size_class) const {
+  std::vector<std::string> names;
+  for (const Buffer& buffer : buffers_) {
+    if (buffer.size_class == size_class && buffer.holders > 0) names.push_back(state_.layout.layer(buffer.layer).name);
+  }
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 void WeightRing::load(int layer, int index, TaskList& out) {
@@ -200,15 +212,30 @@ LayerUse WeightRing::use(int layer, TaskList& out) {
     hold_valid(needed, -1);
     throw;
   }
-  use.id = state_.emit(out, TaskKind::layer_use, Lane::caller, priority_fetch, layer).id;
-  out.depends_on(before_);
-  for (const WeightPlace& place : use.weights) {
-    auto& readers = place.buffer >= 0 ? at(buffers_, place.buffer).users : weights_of(place.layer).uses;
-    readers.push_back(use.id);
-  }
-  ++open_uses_;
+  use.id = emit_use(layer, use.weights, out);
   if (direction_ == Direction::forward && layer == last_layer()) direction_ = Direction::backward;
   return use;
+}
+
+/// A use of a resident layer alone, of none that it borrows from, which leaves the caller where it is.
+LayerUse WeightRing::use_resident(int layer, TaskList& out) {
+  before_.clear();
+  LayerUse use;
+  use.weights.add(place_for_use(layer, out));
+  use.id = emit_use(layer, use.weights, out);
+  return use;
+}
+
+/// Emits the task of a use, behind `before_`.
+TaskId WeightRing::emit_use(int layer, const Places<WeightPlace>& weights, TaskList& out) {
+  const TaskId id = state_.emit(out, TaskKind::layer_use, Lane::caller, priority_fetch, layer).id;
+  out.depends_on(before_);
+  for (const WeightPlace& place : weights) {
+    auto& readers = place.buffer >= 0 ? at(buffers_, place.buffer).users : weights_of(place.layer).uses;
+    readers.push_back(id);
+  }
+  ++open_uses_;
+  return id;
 }
 
 void WeightRing::release(const LayerUse& use) {
@@ -216,6 +243,20 @@ void WeightRing::release(const LayerUse& use) {
   for (const WeightPlace& place : use.weights) {
     if (place.buffer >= 0) --at(buffers_, place.buffer).holders;
   }
+}
+
+/// Forgets what the buffers of a use hold, unless another use still does. Returns their places.
+std::vector<WeightPlace> WeightRing::drop_idle(const LayerUse& use) {
+  std::vector<WeightPlace> dropped;
+  for (const WeightPlace& place : use.weights) {
+    if (place.buffer < 0) continue;
+    Buffer& buffer = at(buffers_, place.buffer);
+    if (buffer.holders > 0 || buffer.layer != place.layer) continue;
+    buffer.layer = -1;
+    weights_of(place.layer).buffer = -1;
+    dropped.push_back(place);
+  }
+  return dropped;
 }
 
 // -- new weights -----------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 #pragma once
 // Weights on the device: which layer lies in which buffer, what is fetched into it, and who reads it.
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "scheduler/tasks/layer_use.hpp"
@@ -23,7 +24,9 @@ class WeightRing {
   void enter_backward(int layer) noexcept;
 
   LayerUse use(int layer, TaskList& out);
+  LayerUse use_resident(int layer, TaskList& out);
   void release(const LayerUse& use);
+  std::vector<WeightPlace> drop_idle(const LayerUse& use);
   void prefetch(TaskList& out);
 
   // An update of a layer's weights: it begins, its tasks wait for readers and are added, it ends.
@@ -61,12 +64,14 @@ class WeightRing {
   LayerWeights& weights_of(int layer) { return at(layers_, layer); }
   int last_layer() const noexcept { return state_.layout.layer_count() - 1; }
   int acquire(int layer, bool only_idle, TaskList& out);
+  std::string held_layers(int size_class) const;
   void load(int layer, int buffer, TaskList& out);
   TaskId gather(int layer, int buffer, TaskList& out);
   void gather_resident(int layer, TaskList& out);
   void prefetch_resident(TaskList& out);
   void hold_valid(const std::vector<int>& layers, int by);
   WeightPlace place_for_use(int layer, TaskList& out);
+  TaskId emit_use(int layer, const Places<WeightPlace>& weights, TaskList& out);
   int distance_to(int layer) const noexcept;
   int steps_until(int layer) const noexcept;
 

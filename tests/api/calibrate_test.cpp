@@ -207,7 +207,7 @@ class WatchingDevice final : public testing::IdleDevice {
   void copy(void* to, const void* from, std::size_t bytes, CopyKind, StreamView) override {
     std::memcpy(to, from, bytes);
   }
-  void fill_zero(void* to, std::size_t bytes, StreamView) override { std::memset(to, 0, bytes); }
+  void fill(void* to, unsigned char byte, std::size_t bytes, StreamView) override { std::memset(to, byte, bytes); }
   void synchronize(StreamView) override { ++waits; }
   WatchingOps& ops() noexcept override { return ops_; }
 

@@ -83,6 +83,26 @@ TEST_P(OpenSteps, HaveThoseBitsWhereUpdatesRunInBackward) {
   }
 }
 
+/// A layer that is used twice in backward has the gradient of both.
+TEST_P(OpenSteps, AddTheGradientsOfALayersTwoUses) {
+  for (const int micro_batches : {1, 3}) {
+    ToyOptions o = toy(GetParam());
+    o.micro_batches = micro_batches;
+    o.twice = ToyOptions::Twice::in_one_use;
+    const std::string expected = train_toy(o).digest;
+    o.twice = ToyOptions::Twice::in_two;
+    for (const bool small : {false, true}) {
+      if (small && std::string(GetParam()) != "device") {
+        o.offload.resident_layers = 0;
+        o.offload.prefetch_layers = 1;
+      }
+      EXPECT_EQ(train_toy(o).digest, expected);
+    }
+    o.twice = ToyOptions::Twice::no;
+    EXPECT_NE(train_toy(o).digest, expected);
+  }
+}
+
 class AbsentGradients : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(AbsentGradients, CountAsZero) {

@@ -67,6 +67,129 @@ TEST(Guards, OneThatOutlivesItsEvaluationIsNotWaitedFor) {
   EXPECT_EQ(t.engine().state_digest(), digest_of(toy("host"), 0));
 }
 
+TEST(Guards, OnesThatAreHeldAreEmptyOnceTheStepIsAborted) {
+  for (const char* policy : {"host", "interleave:2", "device"}) {
+    ToyTrainer t(toy(policy));
+    ToyResult result;
+    t.step(0, result);
+    const auto fails_inside = [&] {
+      t.engine().begin_step({});
+      const WeightsGuard weights = t.engine().fetch(1, t.stream());
+      GradientsGuard gradients = t.engine().gradients(4, t.stream());
+      try {
+        throw std::runtime_error("the caller's own");
+      } catch (...) {
+        t.engine().abort_step();  // while both are in scope
+        EXPECT_THROW((void)weights["w"], MisuseError);
+        EXPECT_THROW((void)gradients["w"], MisuseError);
+        EXPECT_THROW(gradients.commit(t.stream()), MisuseError);
+        throw;
+      }
+    };
+    EXPECT_THROW(fails_inside(), std::runtime_error);
+    t.step(1, result);
+    EXPECT_EQ(t.engine().state_digest(), digest_of(toy(policy), 2));
+  }
+}
+
+TEST(Guards, KeepTheirStreams) {
+  ToyOptions o = toy("host");
+  ToyTrainer t(o);
+  t.engine().begin_step({});
+  {
+    std::optional<Stream> first = t.device().make_stream("first"), second = t.device().make_stream("second");
+    WeightsGuard weights = t.engine().fetch(1, *first);
+    weights.also_used_on(*second);
+    const GradientsGuard gradients = t.engine().gradients(4, *first);
+    first.reset();
+    second.reset();
+    EXPECT_EQ(weights["w"].count(), t.layout().parameter("h.0.w").count);
+  }
+  t.engine().abort_step();
+  EXPECT_EQ(t.engine().state_digest(), digest_of(o, 0));
+}
+
+TEST(Guards, NamesOfThoseThatHoldAllBuffers) {
+  ToyOptions o = toy("host");
+  o.offload.resident_layers = 0;
+  o.offload.prefetch_layers = 1;
+  ToyTrainer t(o);
+  t.engine().begin_step({});
+  {
+    std::vector<WeightsGuard> held;
+    std::string message;
+    try {
+      for (int l = 1; l < 5; ++l) held.push_back(t.engine().fetch(l, t.stream()));
+    } catch (const MisuseError& error) {
+      message = error.what();
+    }
+    EXPECT_NE(message.find("no weight buffer is free for layer h.1"), std::string::npos) << message;
+    EXPECT_NE(message.find("guards hold h.0"), std::string::npos) << message;
+  }
+  t.engine().abort_step();
+}
+
+/// A value of a view's memory as the device has it, behind all that is queued on the trainer's stream.
+bf16 value_of(ToyTrainer& t, TensorView view) {
+  bf16 value{};
+  t.toy_device().enqueue(t.stream(), "value", view, {}, [&value](const bf16* values, void*) { value = values[0]; });
+  t.device().synchronize(t.stream());
+  return value;
+}
+
+TEST(Guards, AViewThatOutlivesOneIsSeenWherePoisonIsAskedFor) {
+  for (const char* policy : {"host", "interleave:2"}) {
+    ToyOptions o = toy(policy);
+    o.offload.resident_layers = 0;
+    const std::string expected = digest_of(o, 2);
+    o.offload.poison_released = true;
+    EXPECT_EQ(digest_of(o, 2), expected);
+    ToyTrainer t(o);
+    const auto scope = t.engine().evaluation();
+    TensorView stale;
+    {
+      const WeightsGuard one = t.engine().fetch(1, t.stream());
+      const WeightsGuard two = t.engine().fetch(1, t.stream());
+      stale = one["w"];
+    }
+    EXPECT_TRUE(std::isnan(numerics::bf16_to_float(value_of(t, stale))));
+    const WeightsGuard again = t.engine().fetch(1, t.stream());
+    { const WeightsGuard other = t.engine().fetch(1, t.stream()); }
+    EXPECT_FALSE(std::isnan(numerics::bf16_to_float(value_of(t, again["w"]))));  // still held
+  }
+}
+
+TEST(ResidentWeights, HaveOneAddressAndTheLastUpdate) {
+  for (const char* policy : {"device", "host", "static:0.5"}) {
+    ToyOptions o = toy(policy);
+    if (std::string(policy) != "device") o.offload.resident_layers = o.layers + 2;
+    ToyTrainer t(o);
+    ToyResult result;
+    const Parameter& p = t.layout().parameter("h.1.w");
+    const TensorView view = t.engine().resident_weights(p);
+    for (int step = 0; step < 3; ++step) {
+      t.step(step, result);
+      t.engine().wait_for_weights(p.layer, t.stream());
+      const bf16 seen = value_of(t, view);
+      std::vector<float> master(static_cast<std::size_t>(p.count));
+      t.engine().read(p, StateArray::master, master);
+      EXPECT_EQ(seen.bits, numerics::weight_of_master(master[0]).bits) << policy;
+      EXPECT_EQ(t.engine().resident_weights(p).data, view.data);
+    }
+    EXPECT_EQ(t.engine().state_digest(), digest_of(o, 3));
+  }
+}
+
+TEST(ResidentWeights, AreNotThoseOfALayerThatIsStreamed) {
+  ToyOptions o = toy("host");
+  o.offload.resident_layers = 0;
+  ToyTrainer t(o);
+  const Parameter& p = t.layout().parameter("h.1.w");
+  EXPECT_THROW((void)t.engine().resident_weights(p), MisuseError);
+  EXPECT_THROW(t.engine().wait_for_weights(p.layer, t.stream()), MisuseError);
+  EXPECT_THROW(t.engine().wait_for_weights(99, t.stream()), MisuseError);
+}
+
 TEST(Guards, OnesThatOutliveTheEngineAreEmpty) {
   ToyOptions o = toy("stream");
   o.offload.watchdog_seconds = 1e6;  // nobody waits for them

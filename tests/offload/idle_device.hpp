@@ -123,7 +123,7 @@ class IdleDevice : public Device {
   std::size_t peak_bytes() const noexcept override { return 0; }
   void copy(void*, const void*, std::size_t, CopyKind, StreamView) override {}
   void copy_from(Device&, void*, const void*, std::size_t, StreamView) override {}
-  void fill_zero(void*, std::size_t, StreamView) override {}
+  void fill(void*, unsigned char, std::size_t, StreamView) override {}
   void record(EventView, StreamView) override {}
   void wait(StreamView, EventView) override {}
   void wait_for_peer(StreamView, Device&, EventView) override {}

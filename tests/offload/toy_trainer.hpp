@@ -37,7 +37,10 @@ struct ToyOptions {
   bool tied = true;             ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
-  int at_once = 1;           ///< micro-batches that pass through a layer in one use
+  int at_once = 1;  ///< micro-batches that pass through a layer in one use
+  /// Layer h.1 has a second part of its gradient, in the same use or in an earlier one of backward.
+  enum class Twice : std::uint8_t { no, in_one_use, in_two };
+  Twice twice = Twice::no;
   bool owners_make = false;  ///< both parts of the shared parameter's gradient come in its owner's use
   double lr = 1e-2;
   double max_grad_norm = 1.0;
@@ -79,7 +82,8 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
   const int vectors = o.grouped ? 1 : 0;
   layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false, .group = vectors});
   for (int i = 0; i < o.layers; ++i) {
-    auto layer = layout.add_layer("h." + std::to_string(i));
+    const bool two_uses = i == 1 && o.twice == ToyOptions::Twice::in_two;
+    auto layer = layout.add_layer("h." + std::to_string(i), {.uses = two_uses ? 2 : 1});
     // In this order what is summed lies first, whatever the type of the other's gradient.
     const bool last = i + 1 == o.layers;
     layer.add("b", {33}, {.decay = false, .lr_scale = 0.5, .group = vectors})
@@ -206,6 +210,16 @@ class ToyTrainer {
 
   void backward(int l, int s, int micro) { backward(l, s, micro, micro + 1); }
   void backward(int l, int s, int first, int end) {
+    using Twice = ToyOptions::Twice;
+    const int twice = layer_used_twice();
+    if (o_.twice == Twice::in_two && l == twice + 2) {
+      const WeightsGuard weights = engine_->fetch(twice, stream_);
+      for (int micro = first; micro < end; ++micro) {
+        GradientsGuard gradients = engine_->gradients(twice, stream_);
+        add_second_part(twice, s, micro, weights, gradients);
+        gradients.commit(stream_);
+      }
+    }
     const WeightsGuard weights = engine_->fetch(l, stream_);
     for (int micro = first; micro < end; ++micro) backward_one(l, s, micro, weights);
   }
@@ -233,6 +247,9 @@ class ToyTrainer {
     };
     if (o_.absent && !o_.zero_instead && std::ranges::all_of(parameters, absent)) return;
     GradientsGuard gradients = engine_->gradients(l, stream_);
+    if (o_.twice == ToyOptions::Twice::in_one_use && l == layer_used_twice()) {
+      add_second_part(l, s, micro, weights, gradients);
+    }
     for (const Parameter& p : parameters) {
       if (o_.owners_make && p.tied()) continue;
       if (p.options.trainable && absent(p)) {
@@ -248,6 +265,14 @@ class ToyTrainer {
       add_part(l, s, micro, weights[p.name], gradients[p.name]);
     }
     gradients.commit(stream_);
+  }
+
+  int layer_used_twice() const { return o_.frozen_ends ? 3 : 2; }
+
+  void add_second_part(int l, int s, int micro, const WeightsGuard& weights, GradientsGuard& gradients) {
+    for (const Parameter& p : layout_.layer(l).parameters) {
+      add_part(l + 50, s, micro, weights[p.name], gradients[p.name]);
+    }
   }
 
   void add_zeros(TensorView g, TensorView w) {
