@@ -70,6 +70,8 @@ class Lowering {
   /// Empty where the step's gradients may end; else what is missing, in words.
   std::string missing_gradients() const { return gradients_.missing(); }
   bool gradients_complete() const { return missing_gradients().empty(); }
+  /// Whether the step has a final gradient of a layer.
+  bool has_gradient(int layer) const noexcept { return gradients_.has_gradient(layer); }
   /// Emits the updates of all layers with a gradient in forward order.
   void update(TaskList& out);
   /// Emits, between steps, the reading of all state as it is behind the updates emitted so far, in the order of a

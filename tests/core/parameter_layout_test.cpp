@@ -150,11 +150,32 @@ TEST(ParameterLayout, RefusesWrongTies) {
   EXPECT_THAT([&] { layout.tie("a.w", "b.none"); }, ThrowsMessage<MisuseError>(HasSubstr("'b.none' is not declared")));
   EXPECT_THAT([&] { layout.tie("a.none", "b.w"); }, ThrowsMessage<MisuseError>(HasSubstr("'a.none' is not declared")));
   EXPECT_THAT([&] { layout.tie("a.row", "b.w"); }, ThrowsMessage<MisuseError>(HasSubstr("(1, 4) and (4)")));
-  EXPECT_THAT([&] { layout.tie("a.w", "a.v"); }, ThrowsMessage<MisuseError>(HasSubstr("one layer")));
+  EXPECT_THAT([&] { layout.tie("a.w", "a.w"); }, ThrowsMessage<MisuseError>(HasSubstr("they are one")));
   layout.tie("a.w", "b.w");
   EXPECT_THROW(layout.tie("a.v", "b.w"), MisuseError) << "twice";
   EXPECT_THROW(layout.tie("b.w", "c.w"), MisuseError) << "owner is tied itself";
   EXPECT_THROW(layout.tie("c.w", "a.w"), MisuseError) << "shared is an owner";
+}
+
+TEST(ParameterLayout, OneLayerMayHaveAParameterUnderTwoNames) {
+  ParameterLayout layout;
+  layout.add_layer("a").add("first", {4}).add("w", {500, 3}).add("again", {500, 3});
+  layout.add_layer("b").add("w", {500, 3});
+  layout.tie("a.w", "a.again");
+  layout.tie("a.w", "b.w");
+  EXPECT_TRUE(layout.layer(0).borrows.empty());
+  EXPECT_EQ(layout.layer(0).parameters[2].offset, layout.layer(0).parameters[1].offset);
+  EXPECT_EQ(layout.layer(0).elements, 1024 + 2048);
+  EXPECT_EQ(layout.parameter_count(), 4 + 1500);
+  EXPECT_EQ(&layout.parameter("a.again"), &layout.parameter("b.w"));
+}
+
+TEST(ParameterLayout, ALayerIsUsedAtLeastOnce) {
+  ParameterLayout layout;
+  EXPECT_THAT([&] { layout.add_layer("a", {.uses = 0}); }, ThrowsMessage<MisuseError>(HasSubstr("0 uses")));
+  EXPECT_EQ(layout.layer_count(), 0);
+  layout.add_layer("a", {.uses = 3});
+  EXPECT_EQ(layout.layer(0).uses, 3);
 }
 
 TEST(ParameterLayout, RefusesMoreLoansThanAGuardCanHold) {

@@ -123,8 +123,9 @@ TEST(Guards, NamesOfThoseThatHoldAllBuffers) {
     } catch (const MisuseError& error) {
       message = error.what();
     }
-    EXPECT_NE(message.find("no weight buffer is free for layer h.1"), std::string::npos) << message;
-    EXPECT_NE(message.find("guards hold h.0"), std::string::npos) << message;
+    EXPECT_NE(message.find("no weight buffer is free for layer h."), std::string::npos) << message;
+    EXPECT_NE(message.find("guards hold h."), std::string::npos) << message;
+    EXPECT_NE(message.find("h.0"), std::string::npos) << message;
   }
   t.engine().abort_step();
 }

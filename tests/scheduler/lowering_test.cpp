@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <map>
 #include <set>
-#include <vector>
 
 #include "core/base/error.hpp"
 #include "core/ops/update_kernels.hpp"
@@ -165,21 +164,64 @@ TEST(Lower, AnUpdateWaitsForTheStateThatItOverwritesAndNoMore) {
   std::map<TaskId, Task> saves;
   for (const Task& t : run.tasks) saves[t.id] = t;
   run.tasks.clear();
-  u.begin_step({.micro_batches = 1});
+  u.begin_step({.micro_batches = 1, .may_be_absent = true});
+  u.end_gradients(Missing::zeros, run.tasks);
   u.update(run.tasks);
   int updates = 0;
   for (std::size_t i = 0; i < run.tasks.size(); ++i) {
     const Task& t = run.tasks[i];
     if (t.kind != TaskKind::update_cpu) continue;
     ++updates;
-    ASSERT_EQ(run.tasks.dependencies(i).size(), 1U);
-    const Task& save = saves.at(run.tasks.dependencies(i).front());
+    std::vector<Task> waits_for;
+    for (const TaskId id : run.tasks.dependencies(i)) {
+      if (saves.contains(id)) waits_for.push_back(saves.at(id));
+    }
+    ASSERT_EQ(waits_for.size(), 1U);
+    const Task& save = waits_for.front();
     EXPECT_EQ(save.array, StateArray::v);
     EXPECT_LT(save.begin, t.end);
     EXPECT_GT(save.end, t.begin);
   }
   EXPECT_EQ(updates, static_cast<int>(run.plan.subgroups.size()));
   EXPECT_GT(updates, 7);
+}
+
+TEST(Lower, ALayerWithoutAGradientIsNotUpdatedUnlessThatIsZero) {
+  for (const Missing missing : {Missing::left, Missing::zeros}) {
+    Lowered run("host");
+    Lowering u(run.layout, run.plan);
+    u.begin_step({.micro_batches = 1, .may_be_absent = true});
+    for (const int l : {5, 2}) u.commit(u.gradients(l, run.tasks), run.tasks);
+    u.end_gradients(missing, run.tasks);
+    u.update(run.tasks);
+    std::set<int> updated;
+    for (const Task& t : run.tasks) {
+      if (t.kind == TaskKind::update_cpu) updated.insert(t.layer);
+    }
+    EXPECT_EQ(updated.contains(2), true);
+    EXPECT_EQ(updated.contains(3), missing == Missing::zeros);
+    EXPECT_EQ(u.has_gradient(3), missing == Missing::zeros);
+  }
+}
+
+TEST(Lower, ASumIsFinishedWhereNoLastMicroBatchWasKnown) {
+  for (const bool known : {false, true}) {
+    Lowered run("host", 0, 2, StateFormat::fp32, {4, 1});
+    Lowering u(run.layout, run.plan);
+    u.begin_step({.micro_batches = 4, .open_ended = true});
+    for (int micro = 0; micro < 2; ++micro) {
+      u.begin_micro_batch(known && micro == 1, run.tasks);
+      for (int l = run.layout.layer_count() - 1; l >= 0; --l) u.commit(u.gradients(l, run.tasks), run.tasks);
+    }
+    EXPECT_TRUE(u.gradients_complete());
+    const std::size_t before = run.tasks.size();
+    u.end_gradients(Missing::left, run.tasks);
+    EXPECT_EQ(run.tasks.size() == before, known);
+    for (std::size_t i = before; i < run.tasks.size(); ++i) {
+      EXPECT_EQ(run.tasks[i].kind, TaskKind::finish_gradient);
+      EXPECT_FALSE(run.tasks[i].first_micro);
+    }
+  }
 }
 
 /// Fetches by layer.
