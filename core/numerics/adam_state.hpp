@@ -14,9 +14,11 @@ namespace tandem {
 
 /// `fp32`: three fp32 arrays. `split`: the master is the bf16 weight and a 16-bit residual (`join_master`),
 /// lossless. `bf16_moments`: `split`, and moments in bf16, rounded stochastically. `byte_moments`: `split`, and moments
-/// in a byte each (core/numerics/moment_codes.hpp), rounded likewise.
-enum class StateFormat : std::uint8_t { fp32, split, bf16_moments, byte_moments };
+/// in a byte each (core/numerics/moment_codes.hpp), rounded likewise. `fp32_weights`: of parameters whose weights are
+/// kept in fp32, beside any of the others: the weight is the master, moments and gradients are fp32.
+enum class StateFormat : std::uint8_t { fp32, split, bf16_moments, byte_moments, fp32_weights };
 
+/// Those that are chosen for parameters whose weights are bf16.
 inline constexpr std::array state_formats = {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments,
                                              StateFormat::byte_moments};
 
@@ -39,12 +41,15 @@ void with_format(StateFormat format, const Body& body) {
       return body(Format<StateFormat::bf16_moments>());
     case StateFormat::byte_moments:
       return body(Format<StateFormat::byte_moments>());
+    case StateFormat::fp32_weights:
+      return body(Format<StateFormat::fp32_weights>());
   }
 }
 
 /// Bytes of `count` elements of each array; of `byte_moments` those of whole records, which also makes them the
 /// distance to element `count`, a multiple of `coded_record`.
 constexpr std::size_t master_bytes(StateFormat f, std::int64_t count) noexcept {
+  if (f == StateFormat::fp32_weights) return 0;
   return static_cast<std::size_t>(count) * (f == StateFormat::fp32 ? 4 : 2);
 }
 constexpr std::size_t moment_bytes(StateFormat f, std::int64_t count) noexcept {
@@ -55,10 +60,18 @@ constexpr std::size_t state_bytes(StateFormat f, std::int64_t count) noexcept {
   return master_bytes(f, count) + 2 * moment_bytes(f, count);
 }
 
+/// Bytes of `count` weights, and of their final gradients.
+constexpr std::size_t weight_bytes(StateFormat f, std::int64_t count) noexcept {
+  return static_cast<std::size_t>(count) * (f == StateFormat::fp32_weights ? 4 : 2);
+}
+constexpr std::size_t gradient_bytes(StateFormat f, std::int64_t count) noexcept { return weight_bytes(f, count); }
+/// Whether an update reads the weights, as they are the master or half of it.
+constexpr bool reads_weights(StateFormat f) noexcept { return f != StateFormat::fp32; }
+
 /// Bytes of memory that an update of `count` elements moves: state read and written, the gradient read, the weight
 /// written, and read too where it is half of the master.
 constexpr std::size_t update_bytes(StateFormat f, std::int64_t count) noexcept {
-  return 2 * state_bytes(f, count) + static_cast<std::size_t>(count) * (f == StateFormat::fp32 ? 4 : 6);
+  return 2 * state_bytes(f, count) + gradient_bytes(f, count) + weight_bytes(f, count) * (reads_weights(f) ? 2 : 1);
 }
 
 /// Average state bytes of one element among many: 12, 10, 6, 4 and a 32nd; 28, 26, 18, 14 and a 16th.
@@ -71,7 +84,7 @@ constexpr double update_bytes_each(StateFormat f) noexcept {
 
 /// Three arrays of a contiguous range of state, of the types that the format says. Not owned.
 struct StateArrays {
-  void* master = nullptr;  ///< fp32: float; else std::uint16_t, the residual beside the weight
+  void* master = nullptr;  ///< fp32: float; fp32_weights: none; else std::uint16_t, the residual beside the weight
   void* m = nullptr;       ///< float; bf16_moments: bf16; byte_moments: records
   void* v = nullptr;
 
@@ -93,9 +106,21 @@ struct AdamPiece {
   std::int64_t count = 0;
   StateFormat format = StateFormat::fp32;
   std::uint64_t index = 0;  ///< index of the first element among all state, the key of stochastic rounding
+  // Of fp32_weights, in place of those above:
+  const float* fp32_gradient = nullptr;  ///< read
+  float* fp32_weight = nullptr;          ///< the master, read and written
 
   AdamPiece from(std::int64_t n) const noexcept {
-    return {state.from(n, format), gradient + n, weight + n, count - n, format, index + static_cast<std::uint64_t>(n)};
+    AdamPiece rest{state.from(n, format), gradient,   weight, count - n, format, index + static_cast<std::uint64_t>(n),
+                   fp32_gradient,         fp32_weight};
+    if (format == StateFormat::fp32_weights) {
+      rest.fp32_gradient += n;
+      rest.fp32_weight += n;
+    } else {
+      rest.gradient += n;
+      rest.weight += n;
+    }
+    return rest;
   }
 };
 
@@ -139,16 +164,26 @@ TANDEM_HD std::uint32_t increment_of_v(std::uint32_t half) {
 template <StateFormat format>
 TANDEM_HD float load_master(const AdamPiece& p, std::int64_t i) {
   if constexpr (format == StateFormat::fp32) return static_cast<const float*>(p.state.master)[i];
+  if constexpr (format == StateFormat::fp32_weights) return p.fp32_weight[i];
   return join_master(p.weight[i], static_cast<const std::uint16_t*>(p.state.master)[i]);
+}
+template <StateFormat format>
+TANDEM_HD float load_gradient(const AdamPiece& p, std::int64_t i) {
+  if constexpr (format == StateFormat::fp32_weights) return p.fp32_gradient[i];
+  return bf16_to_float(p.gradient[i]);
 }
 /// Stores a master, and the weight that is its rounding.
 template <StateFormat format>
 TANDEM_HD void store_master(const AdamPiece& p, std::int64_t i, float master) {
-  p.weight[i] = weight_of_master(master);
-  if constexpr (format == StateFormat::fp32) {
-    static_cast<float*>(p.state.master)[i] = master;
+  if constexpr (format == StateFormat::fp32_weights) {
+    p.fp32_weight[i] = master;
   } else {
-    static_cast<std::uint16_t*>(p.state.master)[i] = master_residual(master);
+    p.weight[i] = weight_of_master(master);
+    if constexpr (format == StateFormat::fp32) {
+      static_cast<float*>(p.state.master)[i] = master;
+    } else {
+      static_cast<std::uint16_t*>(p.state.master)[i] = master_residual(master);
+    }
   }
 }
 
@@ -163,7 +198,7 @@ TANDEM_HD void adamw_element(const AdamPiece& p, std::int64_t i, const AdamCoeff
     s.m = static_cast<const float*>(p.state.m)[i];
     s.v = static_cast<const float*>(p.state.v)[i];
   }
-  s = adamw(s, bf16_to_float(p.gradient[i]), c);
+  s = adamw(s, load_gradient<format>(p, i), c);
   store_master<format>(p, i, s.master);
   if constexpr (format == StateFormat::bf16_moments) {
     const std::uint32_t random = moment_bits(c.seed, c.step, p.index + static_cast<std::uint64_t>(i));

@@ -297,8 +297,10 @@ class Ops : public OpsRules {
   virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) = 0;
   virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) = 0;
   virtual void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) = 0;
+  virtual void accumulate(float* sum, const float* gradient, bool first, std::int64_t count, StreamView stream) = 0;
   virtual void round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) = 0;
   virtual void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) = 0;
+  virtual void norm_blocks(const float* gradient, std::int64_t count, double* partial, StreamView stream) = 0;
 };
 
 }  // namespace tandem

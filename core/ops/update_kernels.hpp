@@ -22,11 +22,13 @@ class UpdateKernels {
   virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count) = 0;
   /// sum[i] = gradient[i] where `first`, else sum[i] + gradient[i]; fp32.
   virtual void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count) = 0;
+  virtual void accumulate(float* sum, const float* gradient, bool first, std::int64_t count) = 0;
   /// gradient[i] = sum[i] rounded to nearest even.
   virtual void round(const float* sum, bf16* gradient, std::int64_t count) = 0;
   /// partial[b] = sum of squares of block b of `layout_quantum` elements, see
   /// core/numerics/norm_block.hpp; the last block may be short.
   virtual void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) = 0;
+  virtual void norm_blocks(const float* gradient, std::int64_t count, double* partial) = 0;
   /// The threads that the kernels run on, also for other work on host memory: they are near it.
   virtual Parallel& parallel() noexcept = 0;
   int threads() noexcept { return parallel().threads(); }

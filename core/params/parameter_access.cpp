@@ -76,7 +76,7 @@ WeightsGuard::~WeightsGuard() { release(); }
 TensorView WeightsGuard::operator[](std::string_view name) const& {
   if (access() == nullptr) throw MisuseError(fmt::format("weights of '{}' read through an empty guard", name));
   const Parameter& p = storage_of(*layout_, layer_, name);
-  return view_of(p, bases_, static_cast<std::size_t>(p.offset) * size_of(DType::bf16), DType::bf16);
+  return view_of(p, bases_, layout_->layer(p.layer).weight_offset(p.offset), p.options.weight);
 }
 
 void WeightsGuard::also_used_on(StreamView stream) {

@@ -44,8 +44,8 @@ class [[nodiscard]] WeightsGuard {
   WeightsGuard& operator=(const WeightsGuard&) = delete;
   ~WeightsGuard();
 
-  /// Weights of one parameter, bf16, of its shape. Throws MisuseError where the layer has no such parameter or the
-  /// guard is empty.
+  /// Weights of one parameter, of its shape and the type that its options say. Throws MisuseError where the layer has
+  /// no such parameter or the guard is empty.
   TensorView operator[](std::string_view name) const&;
   TensorView operator[](std::string_view name) const&& = delete;  // the view would outlive its guard
   /// Makes `stream` wait for the weights too: call it before queuing work there that reads them. The buffer is kept

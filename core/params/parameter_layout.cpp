@@ -38,6 +38,12 @@ std::size_t Layer::gradient_offset(std::int64_t element) const noexcept {
          static_cast<std::size_t>(element - summed) * size_of(DType::bf16);
 }
 
+std::size_t Layer::weight_offset(std::int64_t element) const noexcept {
+  const std::int64_t whole = std::min(element, fp32_elements) + std::max<std::int64_t>(0, element - frozen_fp32_begin);
+  return static_cast<std::size_t>(whole) * size_of(DType::f32) +
+         static_cast<std::size_t>(element - whole) * size_of(DType::bf16);
+}
+
 ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_view name, Shape shape,
                                                                   ParameterOptions options) {
   Layer& layer = layout_->layers_.at(static_cast<std::size_t>(layer_));
@@ -59,6 +65,11 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
                       fmt::format("groups are 0 to {}", most_groups - 1));
   }
   if (options.gradient == DType::i32) throw MisuseError(fmt::format("parameter '{}' has an i32 gradient", full_name));
+  if (options.weight == DType::i32) throw MisuseError(fmt::format("parameter '{}' has i32 weights", full_name));
+  if (options.weight == DType::f32 && options.gradient != DType::f32) {
+    throw MisuseError(fmt::format("parameter '{}' has f32 weights and a bf16 gradient", full_name), {},
+                      "declare its gradient f32");
+  }
   Parameter parameter;
   parameter.name = name;
   parameter.full_name = full_name;
@@ -103,6 +114,10 @@ void ParameterLayout::tie(std::string_view owner_name, std::string_view shared_n
     throw MisuseError(what, fmt::format("gradients of {} and {}", name_of(owner->options.gradient),
                                         name_of(shared->options.gradient)));
   }
+  if (owner->options.weight != shared->options.weight) {
+    throw MisuseError(
+        what, fmt::format("weights of {} and {}", name_of(owner->options.weight), name_of(shared->options.weight)));
+  }
   const int shared_layer = shared->layer;
   const int shared_index = layer(shared_layer).find(shared->name);
   for (const Layer& other : layers_) {
@@ -141,8 +156,12 @@ std::string ParameterLayout::storage_hash() const {
     hash.add(&parameters, sizeof parameters);
     hash.add(&layer.uses, sizeof layer.uses);
     for (const Parameter& p : layer.parameters) {
-      const std::array<std::int64_t, 5> of{p.count, p.options.trainable ? 1 : 0, p.tied_layer, p.tied_index,
-                                           p.options.gradient == DType::bf16 ? 1 : 0};
+      const std::array<std::int64_t, 6> of{p.count,
+                                           p.options.trainable ? 1 : 0,
+                                           p.tied_layer,
+                                           p.tied_index,
+                                           p.options.gradient == DType::bf16 ? 1 : 0,
+                                           p.options.weight == DType::f32 ? 1 : 0};
       hash.add(of.data(), sizeof of);
     }
   }
@@ -191,9 +210,14 @@ void ParameterLayout::place(Layer& layer) {
     }
     return offset;
   };
-  layer.summed_elements = append([](const ParameterOptions& o) { return o.trainable && o.gradient == DType::f32; });
-  layer.state_elements = append([](const ParameterOptions& o) { return o.trainable && o.gradient != DType::f32; });
-  layer.elements = append([](const ParameterOptions& o) { return !o.trainable; });
+  using Options = ParameterOptions;
+  const auto whole = [](const Options& o) { return o.weight == DType::f32; };
+  layer.fp32_elements = append([&](const Options& o) { return o.trainable && whole(o); });
+  layer.summed_elements =
+      append([&](const Options& o) { return o.trainable && !whole(o) && o.gradient == DType::f32; });
+  layer.state_elements = append([](const Options& o) { return o.trainable && o.gradient != DType::f32; });
+  layer.frozen_fp32_begin = append([&](const Options& o) { return !o.trainable && !whole(o); });
+  layer.elements = append([&](const Options& o) { return !o.trainable && whole(o); });
   // A tied parameter says where its owner lies, also after the owner's layer has grown.
   for (Layer& other : layers_) {
     for (Parameter& p : other.parameters) {

@@ -21,6 +21,9 @@ struct ParameterOptions {
   /// written by the first layer that commits; the layer that follows finds that gradient, and changes it to the sum of
   /// both, rounded once.
   DType gradient = DType::f32;
+  /// Type of the weights: bf16, rounded from the fp32 master; or f32, which are the master themselves, never rounded,
+  /// and neither are their gradients. For norms, routers, biases, small heads. With f32 gradients alone.
+  DType weight = DType::bf16;
 };
 
 /// One parameter of a layer. Its elements occupy [offset, offset + count) of the layer's flat arrays,
@@ -48,31 +51,37 @@ struct LayerOptions {
 
 /// One layer: the unit of fetching. Trainable parameters come first in its flat arrays, so that the
 /// optimizer state is the prefix [0, state_elements); and of those the ones with f32 gradients, so that a buffer for
-/// the layer's gradients is their sums and then the bf16 of the others.
+/// the layer's gradients is their sums and then the bf16 of the others. Trainable parameters with f32 weights are the
+/// first of all, frozen ones the last.
 struct Layer {
   std::string name;
   std::vector<Parameter> parameters;  ///< in order of declaration
   std::int64_t elements = 0;          ///< length of the flat weights, padded
   std::int64_t state_elements = 0;    ///< trainable part, padded
   std::int64_t summed_elements = 0;   ///< the part of it with f32 gradients, padded
-  int uses = 1;                       ///< as LayerOptions has it
-  std::vector<int> borrows;           ///< layers whose parameters this one shares through ties
+  std::int64_t fp32_elements = 0;     ///< the part of that with f32 weights, padded
+  std::int64_t frozen_fp32_begin =
+      0;                     ///< where frozen elements with f32 weights begin; `elements` where there are none
+  int uses = 1;              ///< as LayerOptions has it
+  std::vector<int> borrows;  ///< layers whose parameters this one shares through ties
   /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
   /// `state_elements`, one past the last, it gives the size of the buffer.
   std::size_t gradient_offset(std::int64_t element) const noexcept;
+  /// The same of the layer's weights. Asked for `elements` it gives their bytes.
+  std::size_t weight_offset(std::int64_t element) const noexcept;
   /// Index in `parameters`, or -1.
   int find(std::string_view parameter) const noexcept;
 };
 
-/// Built once, then read. Weights are bf16, the master state fp32.
+/// Built once, then read. Weights are bf16 unless their options say f32, the master state fp32.
 class ParameterLayout {
  public:
   /// Adds parameters to one layer. A handle: valid while the layout lives.
   class LayerBuilder {
    public:
     /// Appends a parameter. `shape` counts elements. Throws MisuseError where its full name is taken, the name is empty
-    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, group is not in [0, 1024), or the
-    /// gradient's type is i32.
+    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, group is not in [0, 1024), the
+    /// gradient's or the weight's type is i32, or an f32 weight has a bf16 gradient.
     LayerBuilder& add(std::string_view name, Shape shape, ParameterOptions options = {});
 
    private:
@@ -85,9 +94,10 @@ class ParameterLayout {
   /// Throws MisuseError when the name is taken, empty or no UTF-8, and for fewer uses than one.
   LayerBuilder add_layer(std::string_view name, const LayerOptions& options = {});
   /// `shared` ("head.weight") uses the storage of `owner` ("embedding.tokens"); both declared, of one
-  /// shape and with gradients of one type, neither tied yet, `shared` no owner itself. Any number of layers may share a
-  /// parameter, and one layer have it under several names; a layer shares parameters of three others at most. Gradients
-  /// of both go into one buffer and are counted once; the owner's options hold for both. Throws MisuseError otherwise.
+  /// shape and with weights and gradients of one type, neither tied yet, `shared` no owner itself. Any number of layers
+  /// may share a parameter, and one layer have it under several names; a layer shares parameters of three others at
+  /// most. Gradients of both go into one buffer and are counted once; the owner's options hold for both. Throws
+  /// MisuseError otherwise.
   void tie(std::string_view owner, std::string_view shared);
 
   const std::vector<Layer>& layers() const noexcept { return layers_; }
@@ -102,7 +112,7 @@ class ParameterLayout {
   std::int64_t state_elements() const noexcept;   ///< sum over layers, padded
   int group_count() const noexcept;               ///< one more than the highest group of a parameter; at least 1
   /// Equal for two layouts whose storage is the same: the same layers in the same order, with parameters of the same
-  /// counts, frozen and tied alike and with gradients of the same types; names and shapes do not enter.
+  /// counts, frozen and tied alike and with weights and gradients of the same types; names and shapes do not enter.
   std::string storage_hash() const;
 
  private:

@@ -270,8 +270,14 @@ void HostOps::weights_of_master(const float* master, bf16* weight, std::int64_t 
 void HostOps::accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) {
   enqueue_(stream, "accumulate", [=, this] { kernels_.accumulate(sum, gradient, first, count); });
 }
+void HostOps::accumulate(float* sum, const float* gradient, bool first, std::int64_t count, StreamView stream) {
+  enqueue_(stream, "accumulate", [=, this] { kernels_.accumulate(sum, gradient, first, count); });
+}
 void HostOps::round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) {
   enqueue_(stream, "round", [=, this] { kernels_.round(sum, gradient, count); });
+}
+void HostOps::norm_blocks(const float* gradient, std::int64_t count, double* partial, StreamView stream) {
+  enqueue_(stream, "norm_blocks", [=, this] { kernels_.norm_blocks(gradient, count, partial); });
 }
 void HostOps::norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) {
   enqueue_(stream, "norm_blocks", [=, this] { kernels_.norm_blocks(gradient, count, partial); });

@@ -93,8 +93,10 @@ class HostOps : public Ops {
   void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) override;
   void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) override;
   void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) override;
+  void accumulate(float* sum, const float* gradient, bool first, std::int64_t count, StreamView stream) override;
   void round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) override;
   void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) override;
+  void norm_blocks(const float* gradient, std::int64_t count, double* partial, StreamView stream) override;
 
  private:
   std::shared_ptr<Parallel> parallel_;

@@ -19,8 +19,14 @@ class WrappedKernels final : public UpdateKernels {
   void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count) override {
     inner_->accumulate(sum, gradient, first, count);
   }
+  void accumulate(float* sum, const float* gradient, bool first, std::int64_t count) override {
+    inner_->accumulate(sum, gradient, first, count);
+  }
   void round(const float* sum, bf16* gradient, std::int64_t count) override { inner_->round(sum, gradient, count); }
   void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) override {
+    inner_->norm_blocks(gradient, count, partial);
+  }
+  void norm_blocks(const float* gradient, std::int64_t count, double* partial) override {
     inner_->norm_blocks(gradient, count, partial);
   }
   Parallel& parallel() noexcept override { return inner_->parallel(); }

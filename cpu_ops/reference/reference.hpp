@@ -52,8 +52,11 @@ void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& row
 
 void adamw(const AdamPiece& piece, const AdamCoefficients& c);
 void weights_of_master(const float* master, bf16* weight, std::int64_t count);
-void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count);
+/// Of bf16 and fp32 gradients.
+template <class T>
+void accumulate(float* sum, const T* gradient, bool first, std::int64_t count);
 void round(const float* sum, bf16* gradient, std::int64_t count);
-void norm_blocks(const bf16* gradient, std::int64_t count, double* partial);
+template <class T>
+void norm_blocks(const T* gradient, std::int64_t count, double* partial);
 
 }  // namespace tandem::reference

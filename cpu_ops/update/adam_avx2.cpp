@@ -76,16 +76,27 @@ __m128i round_stochastically(__m256 x, __m256i bits) {
 template <StateFormat format>
 __m256 load_master(const AdamPiece& p, std::int64_t i) {
   if constexpr (format == StateFormat::fp32) return _mm256_loadu_ps(element<float>(p.state.master, i));
+  if constexpr (format == StateFormat::fp32_weights) return _mm256_loadu_ps(p.fp32_weight + i);
   return join_master(p.weight + i, element<std::uint16_t>(p.state.master, i));
 }
 template <StateFormat format>
 void store_master(const AdamPiece& p, std::int64_t i, __m256 master) {
-  if constexpr (format == StateFormat::fp32) {
-    _mm256_storeu_ps(element<float>(p.state.master, i), master);
+  if constexpr (format == StateFormat::fp32_weights) {
+    _mm256_storeu_ps(p.fp32_weight + i, master);
   } else {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(element<std::uint16_t>(p.state.master, i)),
-                     low_halves(_mm256_castps_si256(master)));
+    if constexpr (format == StateFormat::fp32) {
+      _mm256_storeu_ps(element<float>(p.state.master, i), master);
+    } else {
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(element<std::uint16_t>(p.state.master, i)),
+                       low_halves(_mm256_castps_si256(master)));
+    }
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p.weight + i), weight_of_master(master));
   }
+}
+template <StateFormat format>
+__m256 load_gradient(const AdamPiece& p, std::int64_t i) {
+  if constexpr (format == StateFormat::fp32_weights) return _mm256_loadu_ps(p.fp32_gradient + i);
+  return widen(p.gradient + i);
 }
 template <StateFormat format>
 __m256 load_moment(void* array, std::int64_t i) {
@@ -108,7 +119,7 @@ struct Moments {
 /// numerics::adamw, eight at once, but for storing the new moments, which it returns.
 template <StateFormat format>
 Moments adamw_eight(const AdamPiece& p, std::int64_t i, const Coefficients& c, Moments moments) {
-  const __m256 g = _mm256_mul_ps(widen(p.gradient + i), c.gradient_scale);
+  const __m256 g = _mm256_mul_ps(load_gradient<format>(p, i), c.gradient_scale);
   const __m256 old = load_master<format>(p, i);
   const __m256 m = _mm256_fmadd_ps(c.beta1, moments.m, _mm256_mul_ps(c.one_minus_beta1, g));
   const __m256 v = _mm256_fmadd_ps(_mm256_mul_ps(c.one_minus_beta2, g), g, _mm256_mul_ps(c.beta2, moments.v));
@@ -116,7 +127,6 @@ Moments adamw_eight(const AdamPiece& p, std::int64_t i, const Coefficients& c, M
   const __m256 decayed = _mm256_fmadd_ps(c.minus_decay, old, old);
   const __m256 master = _mm256_fmadd_ps(c.minus_step_size, _mm256_div_ps(m, denominator), decayed);
   store_master<format>(p, i, master);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p.weight + i), weight_of_master(master));
   return {m, v};
 }
 
@@ -330,6 +340,9 @@ void adamw_avx2(const AdamPiece& piece, const AdamCoefficients& coefficients) {
       break;
     case StateFormat::byte_moments:
       done = adamw_blocks(piece, c, coefficients);
+      break;
+    case StateFormat::fp32_weights:
+      done = adamw_groups<StateFormat::fp32_weights>(piece, c);
       break;
   }
   adamw_between(done, piece.count, piece, coefficients);

@@ -159,6 +159,20 @@ std::int64_t adamw_lines(const AdamPiece& piece, const Coefficients& c) {
   return i;
 }
 
+/// Whole groups of sixteen elements whose weights are their masters. Returns how many elements that were.
+std::int64_t adamw_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
+  std::int64_t i = 0;
+  for (; i + 16 <= p.count; i += 16) {
+    const Sixteen old{_mm512_loadu_ps(p.fp32_weight + i), _mm512_loadu_ps(at(p.state.m, i, 4)),
+                      _mm512_loadu_ps(at(p.state.v, i, 4))};
+    const Sixteen updated = adamw(old, _mm512_loadu_ps(p.fp32_gradient + i), c);
+    _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
+    _mm512_storeu_ps(element<float>(p.state.v, i), updated.v);
+    _mm512_storeu_ps(p.fp32_weight + i, updated.master);
+  }
+  return i;
+}
+
 // -- moments in bf16 -------------------------------------------------------------------------------------
 // Every array has 16 bits an element, so 32 elements are a vector, and the even and the odd ones of them two vectors
 // of 32 bits: widened and narrowed by a shift or a mask each, where halves in order would have to be shuffled. With
@@ -451,6 +465,9 @@ void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& coefficients) 
       break;
     case StateFormat::byte_moments:
       done = adamw_blocks(piece, c, coefficients);
+      break;
+    case StateFormat::fp32_weights:
+      done = adamw_of_fp32_weights(piece, c);
       break;
   }
   adamw_between(done, piece.count, piece, coefficients);

@@ -50,7 +50,13 @@ double norm_block_dispatched(Isa isa, const bf16* gradient, std::int64_t count) 
   return numerics::norm_block(gradient, count);
 }
 
-void norm_blocks_dispatched(Isa isa, const bf16* gradient, std::int64_t count, double* partial) {
+/// fp32 gradients are those of few parameters: one text for all instruction sets.
+double norm_block_dispatched(Isa, const float* gradient, std::int64_t count) {
+  return numerics::norm_block(gradient, count);
+}
+
+template <class T>
+void norm_blocks_dispatched(Isa isa, const T* gradient, std::int64_t count, double* partial) {
   for (std::int64_t begin = 0; begin < count; begin += layout_quantum) {
     partial[begin / layout_quantum] =
         norm_block_dispatched(isa, gradient + begin, std::min(layout_quantum, count - begin));
@@ -66,15 +72,16 @@ void weights_dispatched(Isa isa, const float* master, bf16* weight, std::int64_t
       isa);
 }
 
-void accumulate_dispatched(Isa isa, float* sum, const bf16* gradient, bool first, std::int64_t count) {
+template <class T>
+void accumulate_dispatched(Isa isa, float* sum, const T* gradient, bool first, std::int64_t count) {
   vectorised(
       [=] {
         if (first) {
 #pragma GCC ivdep
-          for (std::int64_t i = 0; i < count; ++i) sum[i] = numerics::bf16_to_float(gradient[i]);
+          for (std::int64_t i = 0; i < count; ++i) sum[i] = numerics::widened(gradient[i]);
         } else {
 #pragma GCC ivdep
-          for (std::int64_t i = 0; i < count; ++i) sum[i] = sum[i] + numerics::bf16_to_float(gradient[i]);
+          for (std::int64_t i = 0; i < count; ++i) sum[i] = sum[i] + numerics::widened(gradient[i]);
         }
       },
       isa);
@@ -111,21 +118,35 @@ class HostUpdateKernels final : public UpdateKernels {
     for_pieces(count, [&](std::int64_t at, std::int64_t n) { weights_dispatched(isa_, master + at, weight + at, n); });
   }
   void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count) override {
-    for_pieces(count, [&](std::int64_t at, std::int64_t n) {
-      accumulate_dispatched(isa_, sum + at, gradient + at, first, n);
-    });
+    accumulate_pieces(sum, gradient, first, count);
+  }
+  void accumulate(float* sum, const float* gradient, bool first, std::int64_t count) override {
+    accumulate_pieces(sum, gradient, first, count);
   }
   void round(const float* sum, bf16* gradient, std::int64_t count) override {
     for_pieces(count, [&](std::int64_t at, std::int64_t n) { round_dispatched(isa_, sum + at, gradient + at, n); });
   }
   void norm_blocks(const bf16* gradient, std::int64_t count, double* partial) override {
-    for_pieces(count, [&](std::int64_t at, std::int64_t n) {
-      norm_blocks_dispatched(isa_, gradient + at, n, partial + at / layout_quantum);
-    });
+    norms_of_pieces(gradient, count, partial);
+  }
+  void norm_blocks(const float* gradient, std::int64_t count, double* partial) override {
+    norms_of_pieces(gradient, count, partial);
   }
   Parallel& parallel() noexcept override { return *parallel_; }
 
  private:
+  template <class T>
+  void accumulate_pieces(float* sum, const T* gradient, bool first, std::int64_t count) {
+    for_pieces(count, [&](std::int64_t at, std::int64_t n) {
+      accumulate_dispatched(isa_, sum + at, gradient + at, first, n);
+    });
+  }
+  template <class T>
+  void norms_of_pieces(const T* gradient, std::int64_t count, double* partial) {
+    for_pieces(count, [&](std::int64_t at, std::int64_t n) {
+      norm_blocks_dispatched(isa_, gradient + at, n, partial + at / layout_quantum);
+    });
+  }
   template <class Body>
   void for_pieces(std::int64_t count, const Body& body) {
     parallel_->run(pieces_of(count), [&](std::int64_t i) { with_piece(count, i, body); });

@@ -15,8 +15,10 @@ namespace tandem::gpu {
 void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* stream);
 void weights_of_master(const float* master, bf16* weight, std::int64_t count, CUstream_st* stream);
 void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, CUstream_st* stream);
+void accumulate(float* sum, const float* gradient, bool first, std::int64_t count, CUstream_st* stream);
 void round(const float* sum, bf16* gradient, std::int64_t count, CUstream_st* stream);
 void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, CUstream_st* stream);
+void norm_blocks(const float* gradient, std::int64_t count, double* partial, CUstream_st* stream);
 
 // -- pointwise.cu --------------------------------------------------------------------------------------------------
 void gelu(TensorView x, TensorView y, CUstream_st* stream);

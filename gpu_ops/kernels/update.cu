@@ -31,6 +31,8 @@ template <StateFormat format>
 TANDEM_DEVICE Floats load_master(const AdamPiece& p, const Span& span) {
   if constexpr (format == StateFormat::fp32) {
     return load(static_cast<const float*>(p.state.master), span);
+  } else if constexpr (format == StateFormat::fp32_weights) {
+    return load(static_cast<const float*>(p.fp32_weight), span);
   } else {
     Floats master = load(static_cast<const bf16*>(p.weight), span);
     const Floats residual = load(static_cast<const bf16*>(p.state.master), span);
@@ -43,12 +45,23 @@ TANDEM_DEVICE Floats load_master(const AdamPiece& p, const Span& span) {
 
 template <StateFormat format>
 TANDEM_DEVICE void store_master(const AdamPiece& p, const Span& span, const Floats& master) {
-  if constexpr (format == StateFormat::fp32) {
+  if constexpr (format == StateFormat::fp32_weights) {
+    store_exactly(p.fp32_weight, span, master);
+  } else if constexpr (format == StateFormat::fp32) {
     store_exactly(static_cast<float*>(p.state.master), span, master);
   } else {
     Packet<bf16> residual;
     for (int i = 0; i < packet; ++i) residual.x[i] = bf16{numerics::master_residual(master.x[i])};
     store_exactly(static_cast<bf16*>(p.state.master), span, residual);
+  }
+}
+
+template <StateFormat format>
+TANDEM_DEVICE Floats load_gradient(const AdamPiece& p, const Span& span) {
+  if constexpr (format == StateFormat::fp32_weights) {
+    return load(p.fp32_gradient, span);
+  } else {
+    return load(p.gradient, span);
   }
 }
 
@@ -102,7 +115,7 @@ adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
   for_spans(p.count, aligned, [&](const Span& span) {
     Floats master = load_master<format>(p, span);
     Floats m = load_moment<format>(p.state.m, span), v = load_moment<format>(p.state.v, span);
-    const Floats gradient = load(p.gradient, span);
+    const Floats gradient = load_gradient<format>(p, span);
     for (int i = 0; i < packet; ++i) {
       const numerics::AdamElement next = numerics::adamw({master.x[i], m.x[i], v.x[i]}, gradient.x[i], c);
       master.x[i] = next.master;
@@ -111,7 +124,7 @@ adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
     }
     store_master<format>(p, span, master);
     store_moments<format>(p, span, m, v, c);
-    store_exactly(p.weight, span, weights_of(master));
+    if constexpr (format != StateFormat::fp32_weights) store_exactly(p.weight, span, weights_of(master));
   });
 }
 
@@ -212,8 +225,9 @@ weights_of_master_kernel(const float* master, bf16* weight, std::int64_t count, 
   for_spans(count, aligned, [&](const Span& span) { store_exactly(weight, span, weights_of(load(master, span))); });
 }
 
+template <class T>
 TANDEM_KERNEL(most_threads)
-accumulate_kernel(float* sum, const bf16* gradient, bool first, std::int64_t count, bool aligned) {
+accumulate_kernel(float* sum, const T* gradient, bool first, std::int64_t count, bool aligned) {
   for_spans(count, aligned, [&](const Span& span) {
     Floats next = load(gradient, span);
     if (!first) {
@@ -226,6 +240,23 @@ accumulate_kernel(float* sum, const bf16* gradient, bool first, std::int64_t cou
 
 TANDEM_KERNEL(most_threads) round_kernel(const float* sum, bf16* gradient, std::int64_t count, bool aligned) {
   for_spans(count, aligned, [&](const Span& span) { store(gradient, span, load(sum, span)); });
+}
+
+/// The same of fp32 gradients, which few parameters have: straight from memory.
+TANDEM_KERNEL(most_threads)
+fp32_norm_blocks_kernel(const float* gradient, std::int64_t count, double* partial) {
+  const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;
+  const std::int64_t blocks = ceil_div(count, layout_quantum);
+  for (std::int64_t b = block_index() * most_warps + warp; b < blocks; b += grid_size() * most_warps) {
+    const std::int64_t end = count - b * layout_quantum < layout_quantum ? count : (b + 1) * layout_quantum;
+    double sum = 0.0;
+    for (std::int64_t i = b * layout_quantum + lane; i < end; i += warp_lanes) {
+      const double g = static_cast<double>(gradient[i]);
+      sum = std::fma(g, g, sum);
+    }
+    for (int distance = warp_lanes / 2; distance > 0; distance /= 2) sum += shuffle_down(sum, distance);
+    if (lane == 0) partial[b] = sum;
+  }
 }
 
 /// Copies the warp's block of the layout to shared memory, with zeros behind its end. A lane loads all of its packets
@@ -275,7 +306,8 @@ norm_blocks_kernel(const bf16* gradient, std::int64_t count, double* partial, bo
 }  // namespace
 
 void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* stream) {
-  const bool all_aligned = aligned(piece.state.master, piece.state.m, piece.state.v, piece.gradient, piece.weight);
+  const bool all_aligned = aligned(piece.state.master, piece.state.m, piece.state.v, piece.gradient, piece.weight,
+                                   piece.fp32_gradient, piece.fp32_weight);
   const bool all_wide = all_aligned && piece.count % (warp_lanes * packet) == 0;
   const auto start = [&](auto kernel) {
     launch("adamw", kernel, pointwise_geometry(piece.count), stream, piece, c, all_aligned);
@@ -289,6 +321,8 @@ void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* strea
       return start(adamw_kernel<StateFormat::bf16_moments>);
     case StateFormat::byte_moments:
       return start(all_wide ? adamw_coded_kernel<true> : adamw_coded_kernel<false>);
+    case StateFormat::fp32_weights:
+      return start(adamw_kernel<StateFormat::fp32_weights>);
   }
 }
 
@@ -298,7 +332,12 @@ void weights_of_master(const float* master, bf16* weight, std::int64_t count, CU
 }
 
 void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, CUstream_st* stream) {
-  launch("accumulate", accumulate_kernel, pointwise_geometry(count), stream, sum, gradient, first, count,
+  launch("accumulate", accumulate_kernel<bf16>, pointwise_geometry(count), stream, sum, gradient, first, count,
+         aligned(sum, gradient));
+}
+
+void accumulate(float* sum, const float* gradient, bool first, std::int64_t count, CUstream_st* stream) {
+  launch("accumulate", accumulate_kernel<float>, pointwise_geometry(count), stream, sum, gradient, first, count,
          aligned(sum, gradient));
 }
 
@@ -309,6 +348,11 @@ void round(const float* sum, bf16* gradient, std::int64_t count, CUstream_st* st
 void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, CUstream_st* stream) {
   const Geometry geometry{blocks_for(ceil_div(count, layout_quantum), most_warps), most_threads};
   launch("norm_blocks", norm_blocks_kernel, geometry, stream, gradient, count, partial, aligned(gradient));
+}
+
+void norm_blocks(const float* gradient, std::int64_t count, double* partial, CUstream_st* stream) {
+  const Geometry geometry{blocks_for(ceil_div(count, layout_quantum), most_warps), most_threads};
+  launch("norm_blocks", fp32_norm_blocks_kernel, geometry, stream, gradient, count, partial);
 }
 
 }  // namespace tandem::gpu

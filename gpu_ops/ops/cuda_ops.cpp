@@ -95,8 +95,10 @@ class CudaOps final : public Ops {
   void adamw(const AdamPiece& piece, const AdamCoefficients& c, StreamView stream) override;
   void weights_of_master(const float* master, bf16* weight, std::int64_t count, StreamView stream) override;
   void accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) override;
+  void accumulate(float* sum, const float* gradient, bool first, std::int64_t count, StreamView stream) override;
   void round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) override;
   void norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) override;
+  void norm_blocks(const float* gradient, std::int64_t count, double* partial, StreamView stream) override;
 
  private:
   /// The front of the workspace belongs to the matrix products, what follows to one kernel at a time.
@@ -411,10 +413,16 @@ void CudaOps::weights_of_master(const float* master, bf16* weight, std::int64_t 
 void CudaOps::accumulate(float* sum, const bf16* gradient, bool first, std::int64_t count, StreamView stream) {
   gpu::accumulate(sum, gradient, first, count, native_stream(stream));
 }
+void CudaOps::accumulate(float* sum, const float* gradient, bool first, std::int64_t count, StreamView stream) {
+  gpu::accumulate(sum, gradient, first, count, native_stream(stream));
+}
 void CudaOps::round(const float* sum, bf16* gradient, std::int64_t count, StreamView stream) {
   gpu::round(sum, gradient, count, native_stream(stream));
 }
 void CudaOps::norm_blocks(const bf16* gradient, std::int64_t count, double* partial, StreamView stream) {
+  gpu::norm_blocks(gradient, count, partial, native_stream(stream));
+}
+void CudaOps::norm_blocks(const float* gradient, std::int64_t count, double* partial, StreamView stream) {
   gpu::norm_blocks(gradient, count, partial, native_stream(stream));
 }
 

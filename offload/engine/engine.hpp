@@ -160,11 +160,11 @@ class OffloadEngine final : public ParameterAccess {
   WeightsGuard fetch(int layer, StreamView stream) override;
   GradientsGuard gradients(int layer, StreamView stream) override;
 
-  /// Weights of a parameter whose layer stays on the device, bf16, of its shape: for callers whose modules hold weights
-  /// themselves. The address is the same until `adopt` or the engine's end. The contents are those of the last update
-  /// for work that a stream does behind `wait_for_weights`; a step's update waits for reads that were queued before the
-  /// layer's gradients were committed, on the stream that committed them. The caller does not write them, but by
-  /// `write`. Throws MisuseError where the plan does not keep the layer on the device
+  /// Weights of a parameter whose layer stays on the device, of its shape and type: for callers whose modules hold
+  /// weights themselves. The address is the same until `adopt` or the engine's end. The contents are those of the last
+  /// update for work that a stream does behind `wait_for_weights`; a step's update waits for reads that were queued
+  /// before the layer's gradients were committed, on the stream that committed them. The caller does not write them,
+  /// but by `write`. Throws MisuseError where the plan does not keep the layer on the device
   /// (OffloadOptions::resident_layers), or the layout has no such parameter.
   TensorView resident_weights(const Parameter& parameter) const;
   /// Makes `stream` wait until the weights of a layer that stays on the device are those of the last update. Blocks and

@@ -67,7 +67,7 @@ void HeldLayers::require_resident(int layer) const {
 TensorView HeldLayers::resident_weights(const Parameter& parameter) const {
   const Parameter& p = parts_.layout.parameter(parameter.full_name);
   require_resident(p.layer);
-  return {parts_.storage.resident_weights(p.layer) + p.offset, DType::bf16, p.shape};
+  return {parts_.storage.resident_weight(p.layer, p.offset), p.options.weight, p.shape};
 }
 
 void HeldLayers::wait_for_weights(int layer, StreamView stream) {
@@ -121,8 +121,8 @@ void HeldLayers::release(std::uint64_t ticket, StreamView stream) {
 void HeldLayers::poison(const LayerUse& use, StreamView stream) {
   constexpr unsigned char of_nan = 0xFF;
   for (const WeightPlace& place : parts_.lowering->drop_idle(use)) {
-    const auto elements = static_cast<std::size_t>(parts_.layout.layer(place.layer).elements);
-    parts_.device.fill(parts_.storage.weight_buffer(place.buffer), of_nan, elements * sizeof(bf16), stream);
+    const Layer& layer = parts_.layout.layer(place.layer);
+    parts_.device.fill(parts_.storage.weight_buffer(place.buffer), of_nan, layer.weight_offset(layer.elements), stream);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "offload/execution/task_runner.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "core/base/error.hpp"
 #include "core/ops/ops.hpp"
@@ -8,8 +9,6 @@
 
 namespace tandem {
 namespace {
-
-std::size_t bf16_bytes(std::int64_t n) { return static_cast<std::size_t>(n) * sizeof(bf16); }
 
 /// Copies three arrays of state: copy(to, from, bytes) for each.
 template <class Copy>
@@ -159,7 +158,7 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::flush_gradient:
       return flush_gradient(task, stream);
     case TaskKind::norm_gradient:
-      return norm_of(static_cast<const bf16*>(caller_gradient(task)), task, stream);
+      return norm_of(caller_gradient(task), task, stream);
     case TaskKind::finish_gradient:
       return finish_on_device(task, stream);
     case TaskKind::fetch_norm:
@@ -173,10 +172,10 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
       return store_state(task, stream);
     case TaskKind::store_weights:
       return to_host(storage_.host_weight(task.layer, task.begin), storage_.staging(task.staging),
-                     bf16_bytes(task.count()), stream);
+                     weight_bytes(format_of(task), task.count()), stream);
     case TaskKind::push_weights:
-      return to_device(storage_.resident_weights(task.layer) + task.begin, storage_.host_weight(task.layer, task.begin),
-                       bf16_bytes(task.count()), stream);
+      return to_device(storage_.resident_weight(task.layer, task.begin), storage_.host_weight(task.layer, task.begin),
+                       weight_bytes(format_of(task), task.count()), stream);
     case TaskKind::layer_use:
     case TaskKind::commit:
     case TaskKind::accumulate_gradient:
@@ -198,17 +197,20 @@ void TaskRunner::run(const Task& task) {
 }
 
 void TaskRunner::fetch_weights(const Task& task, StreamView stream) {
-  bf16* const buffer = storage_.weight_buffer(task.buffer);
+  std::byte* const buffer = storage_.weight_buffer(task.buffer);
+  const Layer& layer = layout_.layer(task.layer);
   storage_.slice(task.layer).for_runs([&](std::int64_t begin, std::int64_t count) {
-    to_device(buffer + begin, storage_.host_weight(task.layer, begin), bf16_bytes(count), stream);
+    const std::size_t at = layer.weight_offset(begin);
+    to_device(buffer + at, storage_.host_weight(task.layer, begin), layer.weight_offset(begin + count) - at, stream);
   });
 }
 
 void TaskRunner::gather_weights(const Task& task, StreamView stream) {
-  bf16* const weights = task.buffer < 0 ? storage_.resident_weights(task.layer) : storage_.weight_buffer(task.buffer);
+  std::byte* const weights =
+      task.buffer < 0 ? storage_.resident_weights(task.layer) : storage_.weight_buffer(task.buffer);
   for (const std::vector<ByteRange>& parts : parts_[static_cast<std::size_t>(task.layer)].weights) {
     const bool any = std::ranges::any_of(parts, [](const ByteRange& part) { return part.size() > 0; });
-    if (any) group_->all_gather(reinterpret_cast<std::byte*>(weights), parts, stream);
+    if (any) group_->all_gather(weights, parts, stream);
   }
   bytes_from_peers_ += task.bytes;
 }
@@ -230,11 +232,18 @@ const void* TaskRunner::caller_gradient(const Task& task) const {
   return storage_.receive_buffer(task.receive_buffer) + place * part.size() + (offset - part.begin);
 }
 
-/// Adds a piece to those of the micro-batches before; the last one leaves the sum, rounded, in `rounded`, where those
-/// that the caller has summed up in fp32 are rounded before they are added.
-void TaskRunner::add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream) {
+/// Adds a piece to those of the micro-batches before; the last one leaves the sum, rounded, in `result`, where those
+/// that the caller has summed up in fp32 are rounded before they are added. Nothing is rounded where the final gradient
+/// is fp32.
+void TaskRunner::add_gradient(const Task& task, float* sum, std::byte* result, StreamView stream) {
   Ops& ops = device_.ops();
   const void* const filled = caller_gradient(task);
+  if (task.in_fp32) {
+    ops.accumulate(sum, static_cast<const float*>(filled), task.first_micro, task.count(), stream);
+    if (task.last_micro) finish_sum(task, sum, result, stream);
+    return;
+  }
+  bf16* const rounded = reinterpret_cast<bf16*>(result);
   if (!task.in_bf16) ops.round(static_cast<const float*>(filled), rounded, task.count(), stream);
   const bf16* const gradient = task.in_bf16 ? static_cast<const bf16*>(filled) : rounded;
   ops.accumulate(sum, gradient, task.first_micro, task.count(), stream);
@@ -242,85 +251,121 @@ void TaskRunner::add_gradient(const Task& task, float* sum, bf16* rounded, Strea
 }
 
 void TaskRunner::round_gradient(const Task& task, StreamView stream) {
-  bf16* const rounded = storage_.staging(task.staging);
-  device_.ops().round(static_cast<const float*>(caller_gradient(task)), rounded, task.count(), stream);
+  std::byte* const rounded = storage_.staging(task.staging);
+  device_.ops().round(static_cast<const float*>(caller_gradient(task)), reinterpret_cast<bf16*>(rounded), task.count(),
+                      stream);
   if (plan_.norms_on_device()) norm_of(rounded, task, stream);
 }
 
 void TaskRunner::sum_gradient(const Task& task, StreamView stream) {
-  bf16* const rounded = task.staging < 0 ? nullptr : storage_.staging(task.staging);
+  std::byte* const rounded = task.staging < 0 ? nullptr : storage_.staging(task.staging);
   const std::int64_t at = task.begin - storage_.slice(task.layer).trained.begin;
   add_gradient(task, storage_.sum_buffer(task.sum) + at, rounded, stream);
   if (task.last_micro) norm_of(rounded, task, stream);
 }
 
 /// Norm blocks of a range of a final gradient that leaves the device.
-void TaskRunner::norm_of(const bf16* gradient, const Task& task, StreamView stream) {
-  device_.ops().norm_blocks(gradient, task.count(), storage_.gradient_norm(task.buffer) + task.begin / layout_quantum,
-                            stream);
+void TaskRunner::norm_of(const void* gradient, const Task& task, StreamView stream) {
+  norm_blocks(gradient, task, storage_.gradient_norm(task.buffer) + task.begin / layout_quantum, stream);
+}
+
+/// Norm blocks of a piece of a final gradient, of its type.
+void TaskRunner::norm_blocks(const void* gradient, const Task& task, double* partial, StreamView stream) {
+  if (task.in_fp32) {
+    device_.ops().norm_blocks(static_cast<const float*>(gradient), task.count(), partial, stream);
+  } else {
+    device_.ops().norm_blocks(static_cast<const bf16*>(gradient), task.count(), partial, stream);
+  }
+}
+
+/// A complete sum as a final gradient.
+void TaskRunner::finish_sum(const Task& task, const float* sum, std::byte* gradient, StreamView stream) {
+  if (task.in_fp32) {
+    device_.copy(gradient, sum, gradient_bytes(format_of(task), task.count()), CopyKind::device_to_device, stream);
+  } else {
+    device_.ops().round(sum, reinterpret_cast<bf16*>(gradient), task.count(), stream);
+  }
 }
 
 void TaskRunner::keep_gradient(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
-  bf16* gradient = memory.gradient + at;
-  Ops& ops = device_.ops();
+  std::byte* const gradient = final_gradient(task);
   const bool single = task.first_micro && task.last_micro;
   if (!single) {
     add_gradient(task, memory.sum + at, gradient, stream);
-  } else if (task.in_bf16) {
-    device_.copy(gradient, caller_gradient(task), bf16_bytes(task.count()), CopyKind::device_to_device, stream);
+  } else if (task.in_bf16 || task.in_fp32) {
+    device_.copy(gradient, caller_gradient(task), gradient_bytes(format_of(task), task.count()),
+                 CopyKind::device_to_device, stream);
   } else {
-    ops.round(static_cast<const float*>(caller_gradient(task)), gradient, task.count(), stream);
+    device_.ops().round(static_cast<const float*>(caller_gradient(task)), reinterpret_cast<bf16*>(gradient),
+                        task.count(), stream);
   }
-  if (task.last_micro) ops.norm_blocks(gradient, task.count(), memory.device_norm + at / layout_quantum, stream);
+  if (task.last_micro) norm_blocks(gradient, task, memory.device_norm + at / layout_quantum, stream);
 }
 
 void TaskRunner::accumulate_gradient(const Task& task) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
-  bf16* gradient = memory.gradient + at;
+  std::byte* const gradient = final_gradient(task);
   UpdateKernels& kernels = device_.host_kernels();
   const bool single = task.first_micro && task.last_micro;
-  if (!single) {
-    kernels.accumulate(memory.sum + at, gradient, task.first_micro, task.count());
-    if (task.last_micro) kernels.round(memory.sum + at, gradient, task.count());
+  if (!single && task.in_fp32) {
+    kernels.accumulate(memory.sum + at, reinterpret_cast<const float*>(gradient), task.first_micro, task.count());
+  } else if (!single) {
+    kernels.accumulate(memory.sum + at, reinterpret_cast<const bf16*>(gradient), task.first_micro, task.count());
   }
-  if (task.last_micro) kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
+  if (!single && task.last_micro) finish_sum_on_cpu(task);
+  if (task.last_micro) norm_blocks_on_cpu(task);
   dram_bytes_ += accumulation_bytes(task);
 }
 
 void TaskRunner::finish_on_cpu(const Task& task) {
-  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = within_subgroup(task);
-  bf16* const gradient = memory.gradient + at;
-  UpdateKernels& kernels = device_.host_kernels();
   if (task.first_micro) {
-    std::fill_n(gradient, task.count(), bf16{});
+    std::fill_n(final_gradient(task), gradient_bytes(format_of(task), task.count()), std::byte{0});
   } else {
-    kernels.round(memory.sum + at, gradient, task.count());
+    finish_sum_on_cpu(task);
   }
-  kernels.norm_blocks(gradient, task.count(), memory.host_norm + at / layout_quantum);
+  norm_blocks_on_cpu(task);
   dram_bytes_ += accumulation_bytes(task);
 }
 
 void TaskRunner::finish_on_device(const Task& task, StreamView stream) {
   const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
   const std::int64_t at = within_subgroup(task);
-  bf16* const gradient = memory.gradient + at;
+  std::byte* const gradient = final_gradient(task);
   if (task.first_micro) {
-    device_.fill_zero(gradient, bf16_bytes(task.count()), stream);
+    device_.fill_zero(gradient, gradient_bytes(format_of(task), task.count()), stream);
   } else {
-    device_.ops().round(memory.sum + at, gradient, task.count(), stream);
+    finish_sum(task, memory.sum + at, gradient, stream);
   }
-  device_.ops().norm_blocks(gradient, task.count(), memory.device_norm + at / layout_quantum, stream);
+  norm_blocks(gradient, task, memory.device_norm + at / layout_quantum, stream);
+}
+
+void TaskRunner::finish_sum_on_cpu(const Task& task) {
+  const float* const sum = storage_.subgroup(task.subgroup).sum + within_subgroup(task);
+  std::byte* const gradient = final_gradient(task);
+  if (task.in_fp32) {
+    std::memcpy(gradient, sum, gradient_bytes(format_of(task), task.count()));
+  } else {
+    device_.host_kernels().round(sum, reinterpret_cast<bf16*>(gradient), task.count());
+  }
+}
+
+void TaskRunner::norm_blocks_on_cpu(const Task& task) {
+  double* const partial = storage_.subgroup(task.subgroup).host_norm + within_subgroup(task) / layout_quantum;
+  const std::byte* const gradient = final_gradient(task);
+  UpdateKernels& kernels = device_.host_kernels();
+  if (task.in_fp32) {
+    kernels.norm_blocks(reinterpret_cast<const float*>(gradient), task.count(), partial);
+  } else {
+    kernels.norm_blocks(reinterpret_cast<const bf16*>(gradient), task.count(), partial);
+  }
 }
 
 void TaskRunner::flush_gradient(const Task& task, StreamView stream) {
-  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = within_subgroup(task);
-  to_host(memory.gradient + at, task.staging < 0 ? caller_gradient(task) : storage_.staging(task.staging),
-          bf16_bytes(task.count()), stream);
+  to_host(final_gradient(task), task.staging < 0 ? caller_gradient(task) : storage_.staging(task.staging),
+          gradient_bytes(format_of(task), task.count()), stream);
 }
 
 void TaskRunner::fetch_norm(const Task& task, StreamView stream) {
@@ -335,34 +380,43 @@ void TaskRunner::fetch_norm(const Task& task, StreamView stream) {
 
 void TaskRunner::load_state(const Task& task, StreamView stream) {
   const Subgroup& group = plan_.subgroups[static_cast<std::size_t>(task.subgroup)];
-  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = task.begin - group.begin;
+  const StateFormat format = format_of(task);
   if (task.buffer >= 0) {
-    const StateBuffer& buffer = storage_.state_buffer(task.buffer);
-    copy_state(buffer.state, state_of(task), task.count(), plan_.state,
+    copy_state(storage_.state_buffer(task.buffer, task.subgroup, task.count()), state_of(task), task.count(), format,
                [&](void* to, const void* from, std::size_t bytes) { to_device(to, from, bytes, stream); });
-    if (!group.gradient_on_device) to_device(buffer.gradient, memory.gradient + at, bf16_bytes(task.count()), stream);
+    if (!group.gradient_on_device) {
+      to_device(storage_.streamed_gradient(task.buffer), final_gradient(task), gradient_bytes(format, task.count()),
+                stream);
+    }
   }
   if (plan_.loads_weights(group)) {
-    to_device(storage_.staging(task.staging), storage_.host_weight(task.layer, task.begin), bf16_bytes(task.count()),
-              stream);
+    to_device(storage_.staging(task.staging), storage_.host_weight(task.layer, task.begin),
+              weight_bytes(format, task.count()), stream);
   }
 }
 
 void TaskRunner::store_state(const Task& task, StreamView stream) {
-  copy_state(state_of(task), storage_.state_buffer(task.buffer).state, task.count(), plan_.state,
-             [&](void* to, const void* from, std::size_t bytes) { to_host(to, from, bytes, stream); });
+  copy_state(state_of(task), storage_.state_buffer(task.buffer, task.subgroup, task.count()), task.count(),
+             format_of(task), [&](void* to, const void* from, std::size_t bytes) { to_host(to, from, bytes, stream); });
 }
 
 /// Where a device update writes the new weights: the resident layer, or staging on its way to the host.
-bf16* TaskRunner::updated_weights(const Task& task) const {
-  return task.staging >= 0 ? storage_.staging(task.staging) : storage_.resident_weights(task.layer) + task.begin;
+std::byte* TaskRunner::updated_weights(const Task& task) const {
+  return task.staging >= 0 ? storage_.staging(task.staging) : storage_.resident_weight(task.layer, task.begin);
+}
+
+StateFormat TaskRunner::format_of(const Task& task) const { return storage_.subgroup(task.subgroup).format; }
+
+/// Final gradient of a task's elements.
+std::byte* TaskRunner::final_gradient(const Task& task) const {
+  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+  return memory.gradient + gradient_bytes(memory.format, within_subgroup(task));
 }
 
 /// The state of a task's elements outside the device's buffers: where the plan keeps it, or on its way from the file.
 StateArrays TaskRunner::state_of(const Task& task) const {
-  if (task.file_buffer >= 0) return storage_.file_buffer(task.file_buffer, task.count());
-  return storage_.subgroup(task.subgroup).state.from(within_subgroup(task), plan_.state);
+  if (task.file_buffer >= 0) return storage_.file_buffer(task.file_buffer, task.subgroup, task.count());
+  return storage_.subgroup(task.subgroup).state.from(within_subgroup(task), format_of(task));
 }
 
 /// Moves state between the file and a buffer on the host.
@@ -378,40 +432,42 @@ void TaskRunner::move_state(const Task& task) {
   dram_bytes_ += task.bytes;
 }
 
-/// Operands of a task's update, without weights: state and gradient.
-AdamPiece TaskRunner::piece_of(const Task& task) const {
-  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  const std::int64_t at = within_subgroup(task);
+/// Operands of a task's update.
+AdamPiece TaskRunner::piece_of(const Task& task, const StateArrays& state, const std::byte* gradient,
+                               std::byte* weights) const {
   AdamPiece piece;
-  piece.state = state_of(task);
-  if (memory.gradient != nullptr) piece.gradient = memory.gradient + at;
+  piece.state = state;
   piece.count = task.count();
-  piece.format = plan_.state;
+  piece.format = format_of(task);
+  if (piece.format == StateFormat::fp32_weights) {
+    piece.fp32_gradient = reinterpret_cast<const float*>(gradient);
+    piece.fp32_weight = reinterpret_cast<float*>(weights);
+  } else {
+    piece.gradient = reinterpret_cast<const bf16*>(gradient);
+    piece.weight = reinterpret_cast<bf16*>(weights);
+  }
   piece.index = static_cast<std::uint64_t>(first_state_[static_cast<std::size_t>(task.layer)] + task.begin);
   return piece;
 }
 
 void TaskRunner::update_on_device(const Task& task, StreamView stream) {
-  AdamPiece piece = piece_of(task);
   const bool streamed = task.kind == TaskKind::update_streamed;
-  if (streamed) {
-    const StateBuffer& buffer = storage_.state_buffer(task.buffer);
-    piece.state = buffer.state;
-    if (!plan_.subgroups[static_cast<std::size_t>(task.subgroup)].gradient_on_device) piece.gradient = buffer.gradient;
-  }
-  piece.weight = updated_weights(task);
+  const bool kept = plan_.subgroups[static_cast<std::size_t>(task.subgroup)].gradient_on_device;
+  const StateArrays state = streamed ? storage_.state_buffer(task.buffer, task.subgroup, task.count()) : state_of(task);
+  const std::byte* const gradient = streamed && !kept ? storage_.streamed_gradient(task.buffer) : final_gradient(task);
+  const AdamPiece piece = piece_of(task, state, gradient, updated_weights(task));
   for_segments(task, piece,
                [&](const AdamPiece& part, const AdamCoefficients& c) { device_.ops().adamw(part, c, stream); });
   (streamed ? updated_streamed_ : updated_resident_) += static_cast<std::uint64_t>(updated_parameters(task));
 }
 
 void TaskRunner::update_on_cpu(const Task& task) {
-  AdamPiece piece = piece_of(task);
-  piece.weight = storage_.host_weight(task.layer, task.begin);
+  const AdamPiece piece =
+      piece_of(task, state_of(task), final_gradient(task), storage_.host_weight(task.layer, task.begin));
   UpdateKernels& kernels = device_.host_kernels();
   for_segments(task, piece,
                [&](const AdamPiece& part, const AdamCoefficients& c) { kernels.adamw(part, c, plan_.update_threads); });
-  dram_bytes_ += update_bytes(plan_.state, task.count());
+  dram_bytes_ += update_bytes(format_of(task), task.count());
   updated_cpu_ += static_cast<std::uint64_t>(updated_parameters(task));
 }
 

@@ -85,7 +85,9 @@ class TaskRunner {
   };
 
   void build_segments();
-  AdamPiece piece_of(const Task& task) const;
+  StateFormat format_of(const Task& task) const;
+  std::byte* final_gradient(const Task& task) const;
+  AdamPiece piece_of(const Task& task, const StateArrays& state, const std::byte* gradient, std::byte* weights) const;
   StateArrays state_of(const Task& task) const;
   void move_state(const Task& task);
   int coefficient_class(const ParameterOptions& options);
@@ -98,10 +100,12 @@ class TaskRunner {
   void gather_weights(const Task& task, StreamView stream);
   void all_to_all_gradient(const Task& task, StreamView stream);
   const void* caller_gradient(const Task& task) const;
-  void add_gradient(const Task& task, float* sum, bf16* rounded, StreamView stream);
+  void add_gradient(const Task& task, float* sum, std::byte* result, StreamView stream);
   void round_gradient(const Task& task, StreamView stream);
   void sum_gradient(const Task& task, StreamView stream);
-  void norm_of(const bf16* gradient, const Task& task, StreamView stream);
+  void norm_of(const void* gradient, const Task& task, StreamView stream);
+  void norm_blocks(const void* gradient, const Task& task, double* partial, StreamView stream);
+  void finish_sum(const Task& task, const float* sum, std::byte* gradient, StreamView stream);
   void keep_gradient(const Task& task, StreamView stream);
   void flush_gradient(const Task& task, StreamView stream);
   void fetch_norm(const Task& task, StreamView stream);
@@ -110,9 +114,11 @@ class TaskRunner {
   void update_on_device(const Task& task, StreamView stream);
   void accumulate_gradient(const Task& task);
   void finish_on_cpu(const Task& task);
+  void finish_sum_on_cpu(const Task& task);
+  void norm_blocks_on_cpu(const Task& task);
   void finish_on_device(const Task& task, StreamView stream);
   void update_on_cpu(const Task& task);
-  bf16* updated_weights(const Task& task) const;
+  std::byte* updated_weights(const Task& task) const;
   void to_device(void* to, const void* from, std::size_t bytes, StreamView stream);
   void to_host(void* to, const void* from, std::size_t bytes, StreamView stream);
 

@@ -72,7 +72,7 @@ void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::spa
   if (tier == Tier::file) {
     return write ? storage_.write_file(subgroup, array, at, bytes) : storage_.read_file(subgroup, array, at, bytes);
   }
-  const StateArrays from = storage_.subgroup(subgroup).state.from(at, plan_.state);
+  const StateArrays from = storage_.subgroup(subgroup).state.from(at, storage_.subgroup(subgroup).format);
   void* const stored = array == StateArray::master ? from.master : array == StateArray::m ? from.m : from.v;
   if (tier == Tier::host) {
     write ? std::memcpy(stored, bytes.data(), bytes.size()) : std::memcpy(bytes.data(), stored, bytes.size());
@@ -83,21 +83,33 @@ void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::spa
   }
 }
 
-bool StateAccess::stored_as_fp32(StateArray array) const noexcept {
+bool StateAccess::stored_as_fp32(int subgroup, StateArray array) const noexcept {
+  const StateFormat format = storage_.subgroup(subgroup).format;
   const bool master = array == StateArray::master;
-  return (master ? master_bytes(plan_.state, 1) : moment_bytes(plan_.state, 1)) == sizeof(float);
+  return (master ? master_bytes(format, 1) : moment_bytes(format, 1)) == sizeof(float);
 }
 
-bool StateAccess::stored_in_records(StateArray array) const noexcept {
-  return array != StateArray::master && plan_.state == StateFormat::byte_moments;
+bool StateAccess::stored_in_records(int subgroup, StateArray array) const noexcept {
+  return array != StateArray::master && storage_.subgroup(subgroup).format == StateFormat::byte_moments;
+}
+
+/// Whether the array is the weights themselves.
+bool StateAccess::lies_in_weights(int subgroup, StateArray array) const noexcept {
+  return array == StateArray::master && storage_.subgroup(subgroup).format == StateFormat::fp32_weights;
 }
 
 void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
   const bool master = array == StateArray::master;
-  if (stored_as_fp32(array)) {
+  const Subgroup& s = plan_.subgroups[static_cast<std::size_t>(subgroup)];
+  // Weights that are a master or half of one: from where the subgroup's updater writes them.
+  const bool resident = plan_.layers[static_cast<std::size_t>(s.layer)].resident && s.updater == Updater::device;
+  if (lies_in_weights(subgroup, array)) {
+    return load_weights(s.layer, resident, s.begin + at, std::as_writable_bytes(values));
+  }
+  if (stored_as_fp32(subgroup, array)) {
     return move(subgroup, array, at, std::as_writable_bytes(values), /*write=*/false);
   }
-  if (stored_in_records(array)) {
+  if (stored_in_records(subgroup, array)) {
     const std::int64_t past = at % coded_record;
     std::vector<std::uint8_t> records(coded_bytes(past + std::ssize(values)));
     move(subgroup, array, at - past, std::as_writable_bytes(std::span(records)), /*write=*/false);
@@ -109,24 +121,19 @@ void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, st
     std::transform(halves.begin(), halves.end(), values.begin(), numerics::bf16_to_float);
     return;
   }
-  // The weights are the master's other half: from where the subgroup's updater writes them.
-  const Subgroup& s = plan_.subgroups[static_cast<std::size_t>(subgroup)];
-  const bool resident = plan_.layers[static_cast<std::size_t>(s.layer)].resident && s.updater == Updater::device;
-  const std::vector<bf16> weights = load_weights(s.layer, resident, s.begin + at, values.size());
+  std::vector<bf16> weights(values.size());
+  load_weights(s.layer, resident, s.begin + at, std::as_writable_bytes(std::span(weights)));
   std::transform(weights.begin(), weights.end(), halves.begin(), values.begin(),
                  [](bf16 weight, bf16 residual) { return numerics::join_master(weight, residual.bits); });
 }
 
-/// Weights [begin, begin + count) of a layer, from the device where `resident`, else from the host.
-std::vector<bf16> StateAccess::load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const {
-  std::vector<bf16> weights(count);
-  const std::size_t bytes = count * sizeof(bf16);
+/// Weights of a layer from element `begin` on, from the device where `resident`, else from the host.
+void StateAccess::load_weights(int layer, bool resident, std::int64_t begin, std::span<std::byte> to) const {
   if (resident) {
-    copy(weights.data(), storage_.resident_weights(layer) + begin, bytes, CopyKind::device_to_host);
+    copy(to.data(), storage_.resident_weight(layer, begin), to.size(), CopyKind::device_to_host);
   } else {
-    std::memcpy(weights.data(), storage_.host_weight(layer, begin), bytes);
+    std::memcpy(to.data(), storage_.host_weight(layer, begin), to.size());
   }
-  return weights;
 }
 
 void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const {
@@ -134,9 +141,14 @@ void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, s
   constexpr auto chunk = static_cast<std::size_t>(chunk_elements);
   for (std::size_t done = 0; done < values.size(); done += chunk) {
     const std::int64_t begin = parameter.offset + first + static_cast<std::int64_t>(done);
-    const auto weights = load_weights(parameter.layer, resident, begin, std::min(chunk, values.size() - done));
-    std::transform(weights.begin(), weights.end(), values.begin() + static_cast<std::ptrdiff_t>(done),
-                   numerics::bf16_to_float);
+    const std::span<float> part = values.subspan(done, std::min(chunk, values.size() - done));
+    if (parameter.options.weight == DType::f32) {
+      load_weights(parameter.layer, resident, begin, std::as_writable_bytes(part));
+      continue;
+    }
+    std::vector<bf16> weights(part.size());
+    load_weights(parameter.layer, resident, begin, std::as_writable_bytes(std::span(weights)));
+    std::transform(weights.begin(), weights.end(), part.begin(), numerics::bf16_to_float);
   }
 }
 
@@ -162,12 +174,13 @@ void StateAccess::write(const Parameter& parameter, StateArray array, std::int64
 }
 
 void StateAccess::write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const {
-  if (stored_as_fp32(array)) {
+  if (lies_in_weights(subgroup, array)) return;  // they are written with all weights
+  if (stored_as_fp32(subgroup, array)) {
     // `move` only reads what it writes to the state.
     std::byte* const bytes = reinterpret_cast<std::byte*>(const_cast<float*>(values.data()));
     return move(subgroup, array, at, {bytes, values.size_bytes()}, /*write=*/true);
   }
-  if (stored_in_records(array)) return write_records(subgroup, array, at, values);
+  if (stored_in_records(subgroup, array)) return write_records(subgroup, array, at, values);
   std::vector<bf16> halves(values.size());
   for_parts(subgroup, 0, std::ssize(values), [&](std::int64_t begin, std::int64_t count) {
     const auto first = static_cast<std::size_t>(begin), n = static_cast<std::size_t>(count);
@@ -217,25 +230,37 @@ void StateAccess::write_weights(const Parameter& parameter, std::int64_t first, 
   const std::int64_t at = std::max(begin, own.begin);
   const std::int64_t end = std::min(begin + std::ssize(master), own.end);
   if (at >= end) return;
-  write_own_weights(parameter.layer, at,
-                    master.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(end - at)));
+  const std::span<const float> part =
+      master.subspan(static_cast<std::size_t>(at - begin), static_cast<std::size_t>(end - at));
+  if (parameter.options.weight == DType::f32) return write_own_fp32_weights(parameter.layer, at, part);
+  write_own_weights(parameter.layer, at, part);
+}
+
+/// Writes own weights in fp32 from element `at` of the layer on.
+void StateAccess::write_own_fp32_weights(int layer, std::int64_t at, std::span<const float> weights) const {
+  if (storage_.has_host_weights(layer))
+    std::memcpy(storage_.host_weight(layer, at), weights.data(), weights.size_bytes());
+  if (storage_.resident_weights(layer) == nullptr) return;
+  copy(storage_.resident_weight(layer, at), weights.data(), weights.size_bytes(), CopyKind::host_to_device);
 }
 
 /// Writes own weights from element `at` of the layer on.
 void StateAccess::write_own_weights(int layer, std::int64_t at, std::span<const float> master) const {
-  bf16* const host = storage_.has_host_weights(layer) ? storage_.host_weight(layer, at) : nullptr;
-  bf16* const resident = storage_.resident_weights(layer);
+  bf16* const host =
+      storage_.has_host_weights(layer) ? reinterpret_cast<bf16*>(storage_.host_weight(layer, at)) : nullptr;
+  const bool resident = storage_.resident_weights(layer) != nullptr;
   UpdateKernels& kernels = device_.host_kernels();
   if (host != nullptr) kernels.weights_of_master(master.data(), host, std::ssize(master));
-  if (resident == nullptr) return;
-  if (host != nullptr) return copy(resident + at, host, master.size() * sizeof(bf16), CopyKind::host_to_device);
+  if (!resident) return;
+  std::byte* const to = storage_.resident_weight(layer, at);
+  if (host != nullptr) return copy(to, host, master.size() * sizeof(bf16), CopyKind::host_to_device);
   // No more bytes than all threads' parts of fp32, which the plan counts for a digest: there is none meanwhile.
   const std::int64_t scratch = std::min(chunk_elements, 2 * std::max(1, kernels.parallel().threads()) * part_elements);
   std::vector<bf16> weights(std::min(master.size(), static_cast<std::size_t>(scratch)));
   for (std::size_t done = 0; done < master.size(); done += weights.size()) {
     const std::size_t count = std::min(weights.size(), master.size() - done);
     kernels.weights_of_master(master.data() + done, weights.data(), static_cast<std::int64_t>(count));
-    copy(resident + at + done, weights.data(), count * sizeof(bf16), CopyKind::host_to_device);
+    copy(to + done * sizeof(bf16), weights.data(), count * sizeof(bf16), CopyKind::host_to_device);
   }
 }
 

@@ -53,11 +53,13 @@ class StateAccess {
   void to_stored(StateArray array, std::span<const float> values, std::span<bf16> halves) const;
   Tier tier_of(int subgroup) const noexcept { return plan_.subgroups[static_cast<std::size_t>(subgroup)].tier; }
   void move(int subgroup, StateArray array, std::int64_t at, std::span<std::byte> bytes, bool write) const;
-  bool stored_as_fp32(StateArray array) const noexcept;
-  bool stored_in_records(StateArray array) const noexcept;
-  std::vector<bf16> load_weights(int layer, bool resident, std::int64_t begin, std::size_t count) const;
+  bool stored_as_fp32(int subgroup, StateArray array) const noexcept;
+  bool stored_in_records(int subgroup, StateArray array) const noexcept;
+  bool lies_in_weights(int subgroup, StateArray array) const noexcept;
+  void load_weights(int layer, bool resident, std::int64_t begin, std::span<std::byte> to) const;
   void write_weights(const Parameter& parameter, std::int64_t first, std::span<const float> master) const;
   void write_own_weights(int layer, std::int64_t at, std::span<const float> master) const;
+  void write_own_fp32_weights(int layer, std::int64_t at, std::span<const float> weights) const;
   void read_weights(const Parameter& parameter, std::int64_t first, std::span<float> values) const;
   /// `count` elements of a subgroup from `at` on, which are those from `offset` on of the values that are read or
   /// written.

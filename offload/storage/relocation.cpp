@@ -64,13 +64,13 @@ std::byte* Relocation::address_of(Space space, std::size_t offset) {
 }
 
 void Relocation::want(const Location& from, const Location& to, std::size_t bytes) {
+  if (bytes == 0) return;
   wanted_.push_back({from.space, to.space, offset_of(from), offset_of(to), bytes});
 }
 
 /// Both plans list subgroups by layer, then offset, but may cut them differently: state moves in the ranges that a
 /// subgroup of one and a subgroup of the other have in common.
 void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
-  const StateFormat format = from.plan.state;
   const auto space = [](const Subgroup& s) { return s.tier == Tier::device ? Space::device : Space::host; };
   std::size_t i = 0;
   std::size_t j = 0;
@@ -80,6 +80,7 @@ void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
     const std::int64_t begin = std::max(old.begin, fresh.begin);
     const std::int64_t end = std::min(old.end, fresh.end);
     const std::int64_t count = end - begin;
+    const StateFormat format = from.plan.format_of(old);
     const StateArrays a = from.carving.subgroups[i].state.from(begin - old.begin, format);
     const StateArrays b = to.carving.subgroups[j].state.from(begin - fresh.begin, format);
     want({space(old), a.master}, {space(fresh), b.master}, master_bytes(format, count));
@@ -94,15 +95,16 @@ void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
 /// host's may lack updates by the device.
 void Relocation::want_weights(const CarvedPlan& from, const CarvedPlan& to) {
   for (int l = 0; l < layout_.layer_count(); ++l) {
-    const LayerSlice slice = slice_of(layout_.layer(l), from.plan.rank);
+    const Layer& layer = layout_.layer(l);
+    const LayerSlice slice = slice_of(layer, from.plan.rank);
     const auto place = [&](const CarvedPlan& plan, std::int64_t element) {
       const auto at = static_cast<std::size_t>(l);
       return plan.plan.layers[at].resident
-                 ? Location{Space::device, plan.carving.resident_weights[at] + element}
-                 : Location{Space::host, plan.carving.host_weights[at] + slice.place_of(element)};
+                 ? Location{Space::device, plan.carving.resident_weights[at] + layer.weight_offset(element)}
+                 : Location{Space::host, plan.carving.host_weights[at] + weight_place(layer, slice, element)};
     };
     slice.for_runs([&](std::int64_t begin, std::int64_t count) {
-      want(place(from, begin), place(to, begin), static_cast<std::size_t>(count) * sizeof(bf16));
+      want(place(from, begin), place(to, begin), layer.weight_offset(begin + count) - layer.weight_offset(begin));
     });
   }
 }
@@ -130,10 +132,12 @@ void Relocation::fill_second_copies(const CarvedPlan& plan) {
   for (int l = 0; l < layout_.layer_count(); ++l) {
     const auto at = static_cast<std::size_t>(l);
     if (!plan.plan.layers[at].resident || !plan.plan.layers[at].host_copy) continue;
-    const LayerSlice slice = slice_of(layout_.layer(l), plan.plan.rank);
+    const Layer& layer = layout_.layer(l);
+    const LayerSlice slice = slice_of(layer, plan.plan.rank);
     slice.for_runs([&](std::int64_t begin, std::int64_t count) {
-      device_.copy(plan.carving.host_weights[at] + slice.place_of(begin), plan.carving.resident_weights[at] + begin,
-                   static_cast<std::size_t>(count) * sizeof(bf16), CopyKind::device_to_host, stream_);
+      device_.copy(plan.carving.host_weights[at] + weight_place(layer, slice, begin),
+                   plan.carving.resident_weights[at] + layer.weight_offset(begin),
+                   layer.weight_offset(begin + count) - layer.weight_offset(begin), CopyKind::device_to_host, stream_);
     });
   }
   wait();

@@ -46,6 +46,10 @@ class PlanCarver {
     carving_.resident_weights.resize(static_cast<std::size_t>(layout.layer_count()));
     carving_.host_weights.resize(static_cast<std::size_t>(layout.layer_count()));
     carving_.subgroups.resize(plan.subgroups.size());
+    for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
+      carving_.subgroups[i].format = plan.format_of(plan.subgroups[i]);
+      carving_.subgroups[i].piece_elements = plan.piece_of(plan.subgroups[i]);
+    }
     carving_.state_buffers.resize(static_cast<std::size_t>(plan.state_buffers));
   }
 
@@ -78,10 +82,10 @@ class PlanCarver {
     const bool on_device = place_ == Place::device;
     switch (buffer) {
       case Buffer::layer_weights:
-        (on_device ? carving_.resident_weights : carving_.host_weights)[index] = of<bf16>(data);
+        (on_device ? carving_.resident_weights : carving_.host_weights)[index] = data;
         break;
       case Buffer::weights:
-        carving_.weight_buffers.push_back(of<bf16>(data));
+        carving_.weight_buffers.push_back(data);
         break;
       case Buffer::gradient:
         carving_.gradient_buffers.push_back(data);
@@ -93,19 +97,19 @@ class PlanCarver {
         carving_.sum_buffers.push_back(of<float>(data));
         break;
       case Buffer::staging:
-        carving_.staging.push_back(of<bf16>(data));
+        carving_.staging.push_back(data);
         break;
       case Buffer::streamed_state:
-        carving_.state_buffers[index].state = arrays_at(data, plan_.state, plan_.piece_elements);
+        carving_.state_buffers[index].state = data;
         break;
       case Buffer::streamed_gradient:
-        carving_.state_buffers[index].gradient = of<bf16>(data);
+        carving_.state_buffers[index].gradient = data;
         break;
       case Buffer::file_piece:
         carving_.file_buffers.push_back(data);
         break;
       case Buffer::subgroup_gradient:
-        carving_.subgroups[index].gradient = of<bf16>(data);
+        carving_.subgroups[index].gradient = data;
         break;
       case Buffer::subgroup_sum:
         carving_.subgroups[index].sum = of<float>(data);
@@ -117,7 +121,8 @@ class PlanCarver {
         carving_.gradient_norms.push_back(of<double>(data));
         break;
       case Buffer::subgroup_state:
-        carving_.subgroups[index].state = arrays_at(data, plan_.state, plan_.subgroups[index].count());
+        carving_.subgroups[index].state =
+            arrays_at(data, carving_.subgroups[index].format, plan_.subgroups[index].count());
         break;
     }
   }
@@ -147,7 +152,7 @@ void require_room(std::size_t needed, std::size_t booked, std::string_view where
 
 Storage::Storage(Device& device, const ParameterLayout& layout, const Plan& plan, const std::filesystem::path& folder,
                  double watchdog_seconds)
-    : watchdog_seconds_(watchdog_seconds), format_(plan.state), piece_elements_(plan.piece_elements) {
+    : layout_(layout), watchdog_seconds_(watchdog_seconds) {
   if (plan.file_buffers > 0) {
     if (folder.empty()) throw MisuseError("the plan has state in a file", "the options name no folder for it");
     file_ = std::make_unique<StateFile>(folder, plan.file_bytes_of_step());
@@ -173,36 +178,41 @@ Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
   return std::move(carver).take();
 }
 
-StateArrays Storage::file_buffer(int i, std::int64_t count) const {
-  return arrays_at(carving_.file_buffers[static_cast<std::size_t>(i)], format_, count);
+StateArrays Storage::state_buffer(int i, int subgroup, std::int64_t count) const {
+  return arrays_at(carving_.state_buffers[static_cast<std::size_t>(i)].state, this->subgroup(subgroup).format, count);
+}
+
+StateArrays Storage::file_buffer(int i, int subgroup, std::int64_t count) const {
+  return arrays_at(carving_.file_buffers[static_cast<std::size_t>(i)], this->subgroup(subgroup).format, count);
 }
 
 /// Place in the file of the piece that begins with element `at` of a subgroup.
 std::uint64_t Storage::place_in_file(int subgroup, std::int64_t at) const {
-  const auto pieces = static_cast<std::uint64_t>(at / piece_elements_);
-  return this->subgroup(subgroup).file_place + pieces * file_state_bytes(piece_elements_, format_);
+  const SubgroupMemory& of = this->subgroup(subgroup);
+  const auto pieces = static_cast<std::uint64_t>(at / of.piece_elements);
+  return of.file_place + pieces * file_state_bytes(of.piece_elements, of.format);
 }
 
 void Storage::read_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const {
   std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(buffer)];
-  file_->read_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, format_)});
+  file_->read_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, this->subgroup(subgroup).format)});
 }
 
 void Storage::write_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const {
   const std::byte* const begin = carving_.file_buffers[static_cast<std::size_t>(buffer)];
-  file_->write_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, format_)});
+  file_->write_blocks(place_in_file(subgroup, at), {begin, file_state_bytes(count, this->subgroup(subgroup).format)});
 }
 
 /// Calls move(place, part) for the parts of an array that lie in the file one after another: a piece's.
 template <class Byte, class Move>
 void Storage::for_file_ranges(int subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes,
                               const Move& move) const {
-  const std::int64_t elements = this->subgroup(subgroup).file_count;
-  for (std::int64_t piece = at / piece_elements_ * piece_elements_; !bytes.empty(); piece += piece_elements_) {
-    const std::int64_t count = std::min(piece_elements_, elements - piece);
-    const std::size_t before = array_bytes(format_, array, std::max<std::int64_t>(0, at - piece));
-    const std::size_t part = std::min(bytes.size(), array_bytes(format_, array, count) - before);
-    move(place_in_file(subgroup, piece) + array_offset(format_, array, count) + before, bytes.first(part));
+  const SubgroupMemory& of = this->subgroup(subgroup);
+  for (std::int64_t piece = at / of.piece_elements * of.piece_elements; !bytes.empty(); piece += of.piece_elements) {
+    const std::int64_t count = std::min(of.piece_elements, of.file_count - piece);
+    const std::size_t before = array_bytes(of.format, array, std::max<std::int64_t>(0, at - piece));
+    const std::size_t part = std::min(bytes.size(), array_bytes(of.format, array, count) - before);
+    move(place_in_file(subgroup, piece) + array_offset(of.format, array, count) + before, bytes.first(part));
     bytes = bytes.subspan(part);
   }
 }

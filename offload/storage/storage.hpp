@@ -20,30 +20,34 @@ namespace tandem {
 
 /// Where one subgroup's arrays lie; null where the plan has none. `norm`: one fp64 per layout_quantum.
 struct SubgroupMemory {
-  StateArrays state;         ///< on the subgroup's tier; null where that is a file
-  bf16* gradient = nullptr;  ///< final gradient: on the device where gradient_on_device, else on the host
-  float* sum = nullptr;      ///< accumulator beside it
+  StateArrays state;  ///< on the subgroup's tier; null where that is a file
+  StateFormat format = StateFormat::fp32;
+  std::int64_t piece_elements = 0;  ///< elements of a piece of it
+  /// Final gradient, bf16 or of fp32_weights float: on the device where gradient_on_device, else on the host.
+  std::byte* gradient = nullptr;
+  float* sum = nullptr;  ///< accumulator beside it
   double* device_norm = nullptr;
   double* host_norm = nullptr;
   std::uint64_t file_place = 0;  ///< where its state begins in the file
   std::int64_t file_count = 0;   ///< elements of it there
 };
 
+/// Memory for a piece of state that the device updates, in any format.
 struct StateBuffer {
-  StateArrays state;
-  bf16* gradient = nullptr;  ///< where gradients of streamed subgroups come from the host
+  std::byte* state = nullptr;
+  std::byte* gradient = nullptr;  ///< where gradients of streamed subgroups come from the host
 };
 
 /// Where everything of a plan lies in the two blocks.
 struct Carving {
-  std::vector<bf16*> resident_weights;  ///< by layer; null where not resident
-  std::vector<bf16*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
-  std::vector<bf16*> weight_buffers;
+  std::vector<std::byte*> resident_weights;  ///< by layer, as Layer::weight_offset says; null where not resident
+  std::vector<std::byte*> host_weights;      ///< by layer, of the rank's slice; null where the host has none
+  std::vector<std::byte*> weight_buffers;
   std::vector<std::byte*> gradient_buffers;  ///< gradients of one layer at a time, as Layer::gradient_offset says
   std::vector<std::byte*> receive_buffers;   ///< parts of a gradient that other ranks send, one after another
   std::vector<float*> sum_buffers;
   std::vector<double*> gradient_norms;  ///< norm blocks of each gradient buffer, where the device makes those
-  std::vector<bf16*> staging;
+  std::vector<std::byte*> staging;
   std::vector<StateBuffer> state_buffers;
   std::vector<std::byte*> file_buffers;  ///< whole blocks of the disk
   std::vector<SubgroupMemory> subgroups;
@@ -52,8 +56,8 @@ struct Carving {
 class Storage {
  public:
   /// Allocates and zeroes everything; what the plan has in a file, in `folder`. Blocks. Throws PlanError, DeviceError,
-  /// WriteError; MisuseError where the carving and the plan's total differ. What takes longer than `watchdog_seconds`,
-  /// here and in `carve_anew`, is told as a stall, and waited for.
+  /// WriteError; MisuseError where the carving and the plan's total differ. The layout must outlive it. What takes
+  /// longer than `watchdog_seconds`, here and in `carve_anew`, is told as a stall, and waited for.
   Storage(Device& device, const ParameterLayout& layout, const Plan& plan, const std::filesystem::path& folder,
           double watchdog_seconds);
 
@@ -65,14 +69,18 @@ class Storage {
   /// are lost.
   void carve_anew(Device& device, const ParameterLayout& layout, const Plan& from, const Plan& to);
 
-  bf16* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
+  std::byte* resident_weights(int layer) const { return carving_.resident_weights[static_cast<std::size_t>(layer)]; }
+  /// Resident weight of an element.
+  std::byte* resident_weight(int layer, std::int64_t element) const {
+    return resident_weights(layer) + layout_.layer(layer).weight_offset(element);
+  }
   bool has_host_weights(int layer) const { return carving_.host_weights[static_cast<std::size_t>(layer)] != nullptr; }
   /// Host weight of an element that the rank owns.
-  bf16* host_weight(int layer, std::int64_t element) const {
+  std::byte* host_weight(int layer, std::int64_t element) const {
     const auto l = static_cast<std::size_t>(layer);
-    return carving_.host_weights[l] + slices_[l].place_of(element);
+    return carving_.host_weights[l] + weight_place(layout_.layer(layer), slices_[l], element);
   }
-  bf16* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
+  std::byte* weight_buffer(int i) const { return carving_.weight_buffers[static_cast<std::size_t>(i)]; }
   std::byte* gradient_buffer(int i) const { return carving_.gradient_buffers[static_cast<std::size_t>(i)]; }
   std::byte* receive_buffer(int i) const { return carving_.receive_buffers[static_cast<std::size_t>(i)]; }
   /// Slice of a layer that the rank owns.
@@ -81,10 +89,13 @@ class Storage {
   float* sum_buffer(int i) const { return carving_.sum_buffers[static_cast<std::size_t>(i)]; }
   /// Norm blocks of gradient buffer i, for the whole layer.
   double* gradient_norm(int i) const { return carving_.gradient_norms[static_cast<std::size_t>(i)]; }
-  bf16* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
-  const StateBuffer& state_buffer(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)]; }
-  /// The arrays of a piece of `count` elements in a buffer for state that lives in the file.
-  StateArrays file_buffer(int i, std::int64_t count) const;
+  std::byte* staging(int i) const { return carving_.staging[static_cast<std::size_t>(i)]; }
+  /// The arrays of a piece of a subgroup, of `count` elements, in a buffer of the device, or in one for state that
+  /// lives in the file.
+  StateArrays state_buffer(int i, int subgroup, std::int64_t count) const;
+  StateArrays file_buffer(int i, int subgroup, std::int64_t count) const;
+  /// Gradient beside state in a buffer of the device.
+  std::byte* streamed_gradient(int i) const { return carving_.state_buffers[static_cast<std::size_t>(i)].gradient; }
   /// A piece of a subgroup from its element `at` on, with which a piece of the plan begins: between file and buffer.
   void read_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
   void write_file(int subgroup, std::int64_t at, std::int64_t count, int buffer) const;
@@ -105,14 +116,13 @@ class Storage {
   template <class Byte, class Move>
   void for_file_ranges(int subgroup, StateArray array, std::int64_t at, std::span<Byte> bytes, const Move& move) const;
 
+  const ParameterLayout& layout_;
   MemoryBlock device_block_;
   MemoryBlock host_block_;
   std::size_t pageable_bytes_ = 0;
   std::vector<LayerSlice> slices_;  ///< by layer
   Carving carving_;
   double watchdog_seconds_;
-  StateFormat format_;
-  std::int64_t piece_elements_;
   std::unique_ptr<StateFile> file_;  ///< null where all state is in memory; with it, there is no other plan
 };
 

@@ -14,16 +14,16 @@ namespace tandem {
 
 /// Contents of a buffer. Its index is that of a layer, of a subgroup, or a number among the buffers of its kind.
 enum class Buffer : std::uint8_t {
-  layer_weights,      ///< bf16 weights of a layer: on the device whole, on the host the rank's slice
-  weights,            ///< bf16 weights of one layer at a time, of a size class
+  layer_weights,      ///< weights of a layer: on the device whole, on the host the rank's slice
+  weights,            ///< weights of one layer at a time, of a size class
   gradient,           ///< gradient of one layer at a time, of a size class
   received,           ///< parts of one layer's gradient that all other ranks send
   sum,                ///< fp32 sum of a layer's gradients, of the rank's slice
-  staging,            ///< a piece of bf16 gradient or weights on its way
+  staging,            ///< a piece of gradient or weights on its way
   streamed_state,     ///< a piece of state that the device updates
   streamed_gradient,  ///< the piece of gradient beside it, where that comes from the host
   file_piece,         ///< a piece of state from a file, in whole blocks of the disk
-  subgroup_gradient,  ///< bf16 gradient of a step
+  subgroup_gradient,  ///< final gradient of a step
   subgroup_sum,       ///< fp32 sum beside it
   subgroup_norm,      ///< fp64 sum of squares of each layout_quantum
   gradient_norm,      ///< fp64 sums of squares of a gradient buffer, of a size class
@@ -49,11 +49,10 @@ class MemoryLayout {
   void on_device() {
     out_.row("weights, resident", Place::device);
     for_layers([&](const Layer& layer, const LayerPlacement& placed, std::size_t l) {
-      if (placed.resident) out_.take(Buffer::layer_weights, l, bytes_of(layer.elements, bf16_bytes));
+      if (placed.resident) out_.take(Buffer::layer_weights, l, layer.weight_offset(layer.elements));
     });
     out_.row("weights, streamed", Place::device);
-    for_classes(Buffer::weights, &SizeClass::weight_buffers,
-                [](const SizeClass& size) { return bytes_of(size.weight_elements, bf16_bytes); });
+    for_classes(Buffer::weights, &SizeClass::weight_buffers, [](const SizeClass& size) { return size.weight_bytes; });
     out_.row("gradients, working", Place::device);
     for_classes(Buffer::gradient, &SizeClass::gradient_buffers,
                 [](const SizeClass& size) { return size.gradient_bytes; });
@@ -64,7 +63,7 @@ class MemoryLayout {
     repeat(Buffer::staging, plan_.staging_pieces, bytes_of(plan_.piece_elements, bf16_bytes));
     out_.row("gradients, kept", Place::device);
     for_kept([&](const Subgroup& s, std::size_t i) {
-      out_.take(Buffer::subgroup_gradient, i, bytes_of(s.count(), bf16_bytes));
+      out_.take(Buffer::subgroup_gradient, i, gradient_bytes(plan_.format_of(s), s.count()));
     });
     out_.row("gradients, accumulated", Place::device);
     for_classes(Buffer::sum, &SizeClass::sum_buffers,
@@ -77,9 +76,8 @@ class MemoryLayout {
     out_.row("gradient norm", Place::device);
     for_kept([&](const Subgroup& s, std::size_t i) { out_.take(Buffer::subgroup_norm, i, norm_bytes(s)); });
     if (sends_norms()) {
-      for_classes(Buffer::gradient_norm, &SizeClass::gradient_buffers, [](const SizeClass& size) {
-        return bytes_of(size.gradient_elements / layout_quantum, fp64_bytes);
-      });
+      for_classes(Buffer::gradient_norm, &SizeClass::gradient_buffers,
+                  [](const SizeClass& size) { return bytes_of(size.gradient_elements / layout_quantum, fp64_bytes); });
     }
     out_.row("optimizer, resident", Place::device);
     states_of(Tier::device, [](const Subgroup&) { return true; });
@@ -98,11 +96,11 @@ class MemoryLayout {
     out_.row("weights", Place::pinned);
     for_layers([&](const Layer& layer, const LayerPlacement& placed, std::size_t l) {
       if (!placed.host_copy) return;
-      out_.take(Buffer::layer_weights, l, bytes_of(slice_of(layer, plan_.rank).count(), bf16_bytes));
+      out_.take(Buffer::layer_weights, l, weight_bytes(layer, slice_of(layer, plan_.rank)));
     });
     out_.row("gradients", Place::pinned);
     for_sent([&](const Subgroup& s, std::size_t i) {
-      out_.take(Buffer::subgroup_gradient, i, bytes_of(s.count(), bf16_bytes));
+      out_.take(Buffer::subgroup_gradient, i, gradient_bytes(plan_.format_of(s), s.count()));
     });
     out_.row("gradient norm", Place::pinned);
     for_subgroups([&](const Subgroup& s, std::size_t i) { out_.take(Buffer::subgroup_norm, i, norm_bytes(s)); });
@@ -176,7 +174,8 @@ class MemoryLayout {
   template <class Chosen>
   void states_of(Tier tier, Chosen chosen) {
     for_subgroups([&](const Subgroup& s, std::size_t i) {
-      if (s.tier == tier && chosen(s)) out_.take(Buffer::subgroup_state, i, booked_state_bytes(s.count(), plan_.state));
+      if (s.tier == tier && chosen(s))
+        out_.take(Buffer::subgroup_state, i, booked_state_bytes(s.count(), plan_.format_of(s)));
     });
   }
 

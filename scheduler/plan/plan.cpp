@@ -38,6 +38,8 @@ std::string_view name_of(StateFormat format) noexcept {
       return "bf16-moments";
     case StateFormat::byte_moments:
       return "8bit-moments";
+    case StateFormat::fp32_weights:
+      return "fp32-weights";
   }
   return "";
 }
@@ -51,9 +53,10 @@ std::size_t file_state_bytes(std::int64_t elements, StateFormat format) noexcept
 }
 
 std::size_t Plan::file_bytes(const Subgroup& subgroup) const noexcept {
-  const std::int64_t whole = subgroup.count() / piece_elements;
-  return static_cast<std::size_t>(whole) * file_state_bytes(piece_elements, state) +
-         file_state_bytes(subgroup.count() - whole * piece_elements, state);
+  const std::int64_t piece = piece_of(subgroup), whole = subgroup.count() / piece;
+  const StateFormat format = format_of(subgroup);
+  return static_cast<std::size_t>(whole) * file_state_bytes(piece, format) +
+         file_state_bytes(subgroup.count() - whole * piece, format);
 }
 
 std::size_t Plan::file_bytes_of_step() const noexcept {
@@ -179,7 +182,7 @@ Plan with_state_in_file(const ParameterLayout& layout, const OffloadOptions& opt
   const auto moved = [&] {
     std::size_t bytes = 0;
     for (const Subgroup& s : plan.subgroups) {
-      if (s.tier == Tier::file) bytes += booked_state_bytes(s.count(), plan.state);
+      if (s.tier == Tier::file) bytes += booked_state_bytes(s.count(), plan.format_of(s));
     }
     return bytes;
   };

@@ -1,6 +1,7 @@
 #pragma once
 // The plan: for every layer and every subgroup of optimizer state, where it lives, who updates it, and
 // through which buffers. Plain data, made before anything is allocated.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "core/memory/memory.hpp"
 #include "core/params/parameter_layout.hpp"
+#include "core/tensor/layout_quantum.hpp"
 #include "scheduler/plan/options.hpp"
 
 namespace tandem {
@@ -34,7 +36,8 @@ struct Subgroup {
   std::int64_t end = 0;
   Tier tier = Tier::host;
   Updater updater = Updater::cpu;
-  bool gradient_on_device = false;  ///< the final bf16 gradient stays on the device (resident: always)
+  bool gradient_on_device = false;  ///< the final gradient stays on the device (resident: always)
+  bool fp32_weights = false;        ///< its weights and gradients are fp32
   std::int64_t count() const noexcept { return end - begin; }
   UpdatePath path() const noexcept {
     if (updater == Updater::cpu) return UpdatePath::cpu;
@@ -44,7 +47,8 @@ struct Subgroup {
 
 /// Layers of similar size share a ring of buffers, so that a huge embedding does not size the blocks'.
 struct SizeClass {
-  std::int64_t weight_elements = 0;    ///< elements of one weight buffer (bf16); the largest layer's
+  std::int64_t weight_elements = 0;    ///< elements of one weight buffer; the largest layer's
+  std::size_t weight_bytes = 0;        ///< bytes of one weight buffer
   std::int64_t gradient_elements = 0;  ///< elements of one layer's gradient
   std::int64_t sum_elements = 0;       ///< elements that the largest slice of a rank has of that gradient
   std::size_t gradient_bytes = 0;      ///< bytes of one gradient buffer, fp32 and bf16 as the layers' parameters say
@@ -73,7 +77,7 @@ struct Plan {
   std::int64_t subgroup_size = 0;  ///< parameters
   /// Elements of a piece: copies across the link go in pieces, work that stays on the device goes whole.
   std::int64_t piece_elements = 0;
-  int staging_pieces = 0;         ///< device buffers for pieces of bf16 gradient on their way out
+  int staging_pieces = 0;         ///< device buffers for pieces of gradient on their way out
   int state_buffers = 0;          ///< device buffers for pieces of streamed state
   int file_buffers = 0;           ///< host buffers for pieces of state that live in a file
   int max_micro_batches = 1;      ///< micro-batches per step of this rank
@@ -98,7 +102,14 @@ struct Plan {
   bool stages_weights(const Subgroup& s) const {
     return s.updater == Updater::device && !layers[static_cast<std::size_t>(s.layer)].resident;
   }
-  bool loads_weights(const Subgroup& s) const { return state != StateFormat::fp32 && stages_weights(s); }
+  bool loads_weights(const Subgroup& s) const { return reads_weights(format_of(s)) && stages_weights(s); }
+  /// How a subgroup's state is stored.
+  StateFormat format_of(const Subgroup& s) const noexcept { return s.fp32_weights ? StateFormat::fp32_weights : state; }
+  /// Elements of a piece of it: of fp32 weights so many that they fit in any buffer for a piece of the others.
+  std::int64_t piece_of(const Subgroup& s) const noexcept {
+    return s.fp32_weights ? std::max(layout_quantum, piece_elements / 4 / layout_quantum * layout_quantum)
+                          : piece_elements;
+  }
 
   /// Whether a use of `layer` adds to the gradients of `owner`, the layer itself or one that it borrows parameters of.
   bool adds_to(int owner, int layer) const noexcept { return owner == layer || !owners_make_gradients; }

@@ -34,9 +34,18 @@ constexpr double class_ratio = 0.5;
 
 std::int64_t round_up(std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; }
 
-/// Elements of a layer's state in the slice of the group's first rank: all where there is one rank.
+/// A rank's part of a layer's state, of which subgroups are cut: those with f32 weights, and those without.
+struct StateParts {
+  ElementRange fp32, rest;
+  StateParts(const Layer& layer, Rank rank) : fp32(slice_of(layer, rank).trained), rest(fp32) {
+    rest.begin = fp32.end = std::clamp(layer.fp32_elements, rest.begin, rest.end);
+  }
+};
+
+/// Elements of a layer's state in the larger of these parts of the group's first rank.
 std::int64_t elements_of_state(const Layer& layer, const OffloadOptions& options) {
-  return slice_of(layer, {0, options.rank.count}).trained.count();
+  const StateParts parts(layer, {0, options.rank.count});
+  return std::max(parts.fp32.count(), parts.rest.count());
 }
 
 /// Parameters of the largest subgroup.
@@ -97,7 +106,10 @@ class MemoryRows {
 std::int64_t subgroup_count(const ParameterLayout& layout, const OffloadOptions& options) {
   const std::int64_t size = subgroup_size(layout, options);
   std::int64_t count = 0;
-  for (const Layer& layer : layout.layers()) count += subgroups_of(elements_of_state(layer, options), size);
+  for (const Layer& layer : layout.layers()) {
+    const StateParts parts(layer, {0, options.rank.count});
+    count += subgroups_of(parts.fp32.count(), size) + subgroups_of(parts.rest.count(), size);
+  }
   return count;
 }
 
@@ -155,7 +167,7 @@ void PlanBuilder::assign_paths() {
 /// stand still for long.
 void PlanBuilder::place_in_file(std::size_t bytes) {
   if (bytes == 0) return;
-  const auto booked = [&](const Subgroup& s) { return booked_state_bytes(s.count(), plan_.state); };
+  const auto booked = [&](const Subgroup& s) { return booked_state_bytes(s.count(), plan_.format_of(s)); };
   double all = 0.0;
   for (const Subgroup& s : plan_.subgroups) all += s.tier == Tier::host ? static_cast<double>(booked(s)) : 0.0;
   const double share = std::min(1.0, static_cast<double>(bytes) / std::max(1.0, all));
@@ -175,13 +187,19 @@ void PlanBuilder::cut_subgroups() {
   plan_.subgroup_size = subgroup_size(layout_, options_);
   // In equal parts: whoever counts them, as interleaving does, divides the work and not the remainders of layers.
   for (int l = 0; l < layout_.layer_count(); ++l) {
-    const ElementRange slice = slice_of_state(l);
-    const std::int64_t parts = subgroups_of(slice.count(), plan_.subgroup_size);
-    for (std::int64_t part = 0; part < parts; ++part) {
-      Subgroup& s = plan_.subgroups.emplace_back();
-      s.layer = l;
-      cut(s, slice, part, parts);
-    }
+    const StateParts parts(layout_.layer(l), plan_.rank);
+    cut_subgroups(l, parts.fp32, true);
+    cut_subgroups(l, parts.rest, false);
+  }
+}
+
+void PlanBuilder::cut_subgroups(int layer, const ElementRange& range, bool fp32_weights) {
+  const std::int64_t parts = subgroups_of(range.count(), plan_.subgroup_size);
+  for (std::int64_t part = 0; part < parts; ++part) {
+    Subgroup& s = plan_.subgroups.emplace_back();
+    s.layer = layer;
+    s.fp32_weights = fp32_weights;
+    cut(s, range, part, parts);
   }
 }
 
@@ -194,11 +212,13 @@ Plan PlanBuilder::for_rank(const ParameterLayout& layout, const OffloadOptions& 
   plan.rank = options.rank;
   plan.memory = {};
   for (auto s = plan.subgroups.begin(); s != plan.subgroups.end();) {
-    const auto end =
-        std::find_if(s, plan.subgroups.end(), [&](const Subgroup& other) { return other.layer != s->layer; });
-    const ElementRange slice = builder.slice_of_state(s->layer);
+    const auto end = std::find_if(s, plan.subgroups.end(), [&](const Subgroup& other) {
+      return other.layer != s->layer || other.fp32_weights != s->fp32_weights;
+    });
+    const StateParts of_layer(layout.layer(s->layer), plan.rank);
+    const ElementRange& range = s->fp32_weights ? of_layer.fp32 : of_layer.rest;
     const std::int64_t parts = end - s;
-    for (std::int64_t part = 0; s != end; ++s, ++part) cut(*s, slice, part, parts);
+    for (std::int64_t part = 0; s != end; ++s, ++part) cut(*s, range, part, parts);
   }
   builder.book_rows();
   return std::move(builder).take();
@@ -340,6 +360,7 @@ void PlanBuilder::size_classes() {
                                           class_ratio * static_cast<double>(plan_.size_classes.back().weight_elements);
     if (opens) plan_.size_classes.push_back({.weight_elements = layer.elements});
     SizeClass& size = plan_.size_classes.back();
+    size.weight_bytes = std::max(size.weight_bytes, layer.weight_offset(layer.elements));
     size.gradient_elements = std::max(size.gradient_elements, layer.state_elements);
     size.gradient_bytes = std::max(size.gradient_bytes, layer.gradient_offset(layer.state_elements));
     size.sum_elements = std::max(size.sum_elements, slice_of_state(l).count());
@@ -386,12 +407,14 @@ void PlanBuilder::book_memory(bool small_pieces) {
 
 void PlanBuilder::size_buffers(bool small_pieces) {
   std::int64_t largest = layout_quantum;
+  bool fp32_weights = false;
   bool sends_gradients = false;
   bool stages_weights = false;
   bool streams_state = false;
   bool reads_file = false;
   for (const Subgroup& s : plan_.subgroups) {
     largest = std::max(largest, s.count());
+    fp32_weights |= s.fp32_weights;
     sends_gradients |= !s.gradient_on_device;
     stages_weights |= plan_.stages_weights(s);
     streams_state |= s.path() == UpdatePath::streamed;
@@ -401,6 +424,7 @@ void PlanBuilder::size_buffers(bool small_pieces) {
   const std::int64_t most = small_pieces ? smallest_piece : largest_piece;
   const int in_flight = small_pieces ? fewest_pieces_in_flight : pieces_in_flight;
   plan_.piece_elements = std::min(largest, std::clamp(quarter, smallest_piece, most));
+  if (fp32_weights) plan_.piece_elements = std::max(plan_.piece_elements, 4 * layout_quantum);  // see Plan::piece_of
   plan_.staging_pieces = sends_gradients || stages_weights ? in_flight : 0;
   plan_.state_buffers = streams_state ? in_flight : 0;
   plan_.file_buffers = reads_file ? file_pieces_in_flight : 0;

@@ -41,6 +41,7 @@ class PlanBuilder {
 
  private:
   void cut_subgroups();
+  void cut_subgroups(int layer, const ElementRange& range, bool fp32_weights);
   ElementRange slice_of_state(int layer) const;
   void assign_static(double host_share);
   void assign_interleave();

@@ -46,6 +46,7 @@ json outline_of(const Plan& plan) {
   }
   for (const SizeClass& c : plan.size_classes) {
     j["size_classes"].push_back({{"weight_elements", c.weight_elements},
+                                 {"weight_bytes", c.weight_bytes},
                                  {"gradient_elements", c.gradient_elements},
                                  {"gradient_bytes", c.gradient_bytes},
                                  {"sum_elements", c.sum_elements},

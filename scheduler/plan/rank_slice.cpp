@@ -19,8 +19,23 @@ ElementRange share_of(std::int64_t begin, std::int64_t end, Rank rank) noexcept 
 
 }  // namespace
 
+/// Elements with f32 weights are few, and the first rank's, so that subgroups of them are no other's.
 LayerSlice slice_of(const Layer& layer, Rank rank) noexcept {
-  return {share_of(0, layer.state_elements, rank), share_of(layer.state_elements, layer.elements, rank)};
+  ElementRange trained = share_of(layer.fp32_elements, layer.state_elements, rank);
+  if (rank.index == 0) trained.begin = 0;
+  return {trained, share_of(layer.state_elements, layer.elements, rank)};
+}
+
+std::size_t weight_bytes(const Layer& layer, const LayerSlice& slice) noexcept {
+  return layer.weight_offset(slice.trained.end) - layer.weight_offset(slice.trained.begin) +
+         layer.weight_offset(slice.frozen.end) - layer.weight_offset(slice.frozen.begin);
+}
+
+std::size_t weight_place(const Layer& layer, const LayerSlice& slice, std::int64_t element) noexcept {
+  const bool after = slice.frozen.count() > 0 && element >= slice.frozen.begin;
+  if (!after) return layer.weight_offset(element) - layer.weight_offset(slice.trained.begin);
+  return layer.weight_offset(slice.trained.end) - layer.weight_offset(slice.trained.begin) +
+         layer.weight_offset(element) - layer.weight_offset(slice.frozen.begin);
 }
 
 std::vector<ByteRange> gradient_parts(const Layer& layer, int ranks) {
@@ -34,7 +49,7 @@ std::vector<ByteRange> gradient_parts(const Layer& layer, int ranks) {
 
 std::array<std::vector<ByteRange>, 2> weight_parts(const Layer& layer, int ranks) {
   std::array<std::vector<ByteRange>, 2> parts;
-  const auto bytes = [](std::int64_t elements) { return static_cast<std::size_t>(elements) * size_of(DType::bf16); };
+  const auto bytes = [&](std::int64_t element) { return layer.weight_offset(element); };
   for (int r = 0; r < ranks; ++r) {
     const LayerSlice slice = slice_of(layer, {r, ranks});
     parts[0].push_back({bytes(slice.trained.begin), bytes(slice.trained.end)});

@@ -1,6 +1,6 @@
 #pragma once
-// Slices of a layer that the ranks of a group own. They are as equal as whole quanta allow, the first ranks' the
-// largest, so that a plan for rank 0 has room for any other's.
+// Slices of a layer that the ranks of a group own. They are as equal as whole quanta allow, but for elements with f32
+// weights, which the first rank owns: its slice is the largest, so that a plan for rank 0 has room for any other's.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -40,6 +40,11 @@ struct LayerSlice {
 };
 
 LayerSlice slice_of(const Layer& layer, Rank rank) noexcept;
+
+/// Bytes of a slice's weights.
+std::size_t weight_bytes(const Layer& layer, const LayerSlice& slice) noexcept;
+/// Bytes from the beginning of an array of this slice's weights alone to an element of it.
+std::size_t weight_place(const Layer& layer, const LayerSlice& slice, std::int64_t element) noexcept;
 
 /// Bytes of all ranks together, where each has `each`.
 constexpr std::size_t of_all_ranks(std::size_t each, Rank rank) noexcept {

@@ -145,6 +145,7 @@ void GradientPath::finish(int layer, TaskList& out) {
   const auto& range = state_.subgroups_of(layer);
   for (int s = range.first; s < range.end; ++s) {
     piece.subgroup = s;
+    piece.in_fp32 = state_.subgroup(s).fp32_weights;
     finish_subgroup(piece, out);
   }
   complete(layer);
@@ -401,6 +402,7 @@ void GradientPath::send_part(Task piece, TaskList& out) {
       users.clear();
     }
     piece.subgroup = s;
+    piece.in_fp32 = state_.subgroup(s).fp32_weights;
     norm_makers_.clear();
     for_gradient_pieces(s, [&](std::int64_t begin, std::int64_t end) {
       piece.begin = begin;
@@ -418,7 +420,7 @@ void GradientPath::send_part(Task piece, TaskList& out) {
 
 /// Into staging, rounded, alone or with the micro-batches before.
 void GradientPath::stage_piece(Task& piece, bool adds, TaskList& out) {
-  const bool rounds = !piece.in_bf16 || piece.last_micro;
+  const bool rounds = (!piece.in_bf16 && !piece.in_fp32) || piece.last_micro;
   if (rounds) piece.staging = state_.staging.take();
   const TaskId staged =
       adds ? sums_.add(piece, out) : state_.emit_like(out, piece, TaskKind::round_gradient, Lane::device).id;
@@ -436,7 +438,7 @@ void GradientPath::stage_piece(Task& piece, bool adds, TaskList& out) {
 void GradientPath::send_piece(Task piece, TaskList& out) {
   const bool sends_sums = state_.plan.sends_sums;
   const bool adds = sends_sums && gradients_of_step() > 1;
-  const bool staged = adds || !piece.in_bf16;
+  const bool staged = adds || !(piece.in_bf16 || piece.in_fp32);
   if (staged) stage_piece(piece, adds, out);
   if (sends_sums) {
     if (!piece.last_micro) return;
@@ -444,7 +446,7 @@ void GradientPath::send_piece(Task piece, TaskList& out) {
   }
 
   Task& flush = state_.emit_like(out, piece, TaskKind::flush_gradient, Lane::device_to_host);
-  flush.bytes = static_cast<std::uint64_t>(flush.count()) * 2;
+  flush.bytes = static_cast<std::uint64_t>(flush.count()) * (piece.in_fp32 ? 4 : 2);
   const TaskId flushed = flush.id;
   if (staged) {
     TaskId& user = state_.staging.user(piece.staging);
@@ -470,7 +472,7 @@ void GradientPath::send_piece(Task piece, TaskList& out) {
 void GradientPath::send_norm(Task piece, TaskList& out) {
   const Subgroup& group = state_.subgroup(piece.subgroup);
   const bool adds = gradients_of_step() > 1;
-  const std::int64_t border = state_.layout.layer(piece.layer).summed_elements;
+  const std::int64_t border = group.fp32_weights ? group.begin : state_.layout.layer(piece.layer).summed_elements;
   piece.staging = -1;
   piece.begin = adds ? group.end : std::clamp(border, group.begin, group.end);
   piece.end = group.end;

@@ -112,7 +112,7 @@ struct LoweringState {
 /// piece takes less time than to learn that it has ended.
 template <class Body>
 void for_pieces(const Plan& plan, const Subgroup& group, bool whole, Body body) {
-  const std::int64_t piece = whole ? group.count() : plan.piece_elements;
+  const std::int64_t piece = whole ? group.count() : plan.piece_of(group);
   for (std::int64_t begin = group.begin; begin < group.end; begin += piece) {
     body(begin, std::min(begin + piece, group.end));
   }

@@ -89,6 +89,7 @@ struct Task {
   bool first_micro = true;                ///< first of the step's micro-batches, every rank's
   bool last_micro = true;
   bool in_bf16 = false;     ///< gradient piece: the caller writes bf16, nothing is left to round
+  bool in_fp32 = false;     ///< gradient piece: the final gradient is fp32, nothing is ever rounded
   std::uint64_t bytes = 0;  ///< across the link, or to or from a file
 
   std::int64_t count() const noexcept { return end - begin; }

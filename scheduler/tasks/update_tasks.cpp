@@ -54,6 +54,10 @@ Task UpdateTasks::task_of(int subgroup, std::int64_t begin, std::int64_t end) co
   return task;
 }
 
+StateFormat UpdateTasks::format_of(const Task& piece) const {
+  return state_.plan.format_of(state_.subgroup(piece.subgroup));
+}
+
 void UpdateTasks::depend_on_users_before(const Task& piece, TaskList& out) const {
   depend_on_users(gradient_before_, piece.begin, piece.end, out);
   depend_on_users(state_before_, piece.begin, piece.end, out);
@@ -81,7 +85,7 @@ void UpdateTasks::update_on_cpu(int subgroup, TaskList& out) {
 /// Into the resident layer, out of the host's weights, which the next update rewrites.
 void UpdateTasks::push_weights(const Task& piece, TaskId updated, TaskList& out) {
   Task& push = emit(out, TaskKind::push_weights, Lane::host_to_device, piece);
-  push.bytes = static_cast<std::uint64_t>(push.count()) * 2;
+  push.bytes = weight_bytes(format_of(piece), push.count());
   out.depends_on(updated);
   state_.users(piece.subgroup).of_state.push_back({piece.begin, piece.end, push.id});
   weights_.add_writer(piece.layer, push.id);
@@ -107,7 +111,7 @@ void UpdateTasks::update_in_pieces(int subgroup, TaskList& out) {
 TaskId UpdateTasks::read_piece(Task& piece, TaskList& out) {
   piece.file_buffer = file_buffers_.take();
   Task& read = state_.emit_like(out, piece, TaskKind::read_state, Lane::file_read);
-  read.bytes = file_state_bytes(piece.count(), state_.plan.state);
+  read.bytes = file_state_bytes(piece.count(), format_of(piece));
   depend_on_users(state_before_, piece.begin, piece.end, out);
   out.depends_on(file_buffers_.user(piece.file_buffer));
   return read.id;
@@ -116,7 +120,7 @@ TaskId UpdateTasks::read_piece(Task& piece, TaskList& out) {
 /// Back to its place once `updated` has it in its buffer.
 TaskId UpdateTasks::write_piece(const Task& piece, TaskId updated, TaskList& out) {
   Task& write = state_.emit_like(out, piece, TaskKind::write_state, Lane::file_write);
-  write.bytes = file_state_bytes(piece.count(), state_.plan.state);
+  write.bytes = file_state_bytes(piece.count(), format_of(piece));
   out.depends_on(updated);
   file_buffers_.user(piece.file_buffer) = write.id;
   return write.id;
@@ -163,12 +167,13 @@ TaskId UpdateTasks::load_piece(const Task& piece, TaskId read, TaskList& out) {
   const Subgroup& group = state_.subgroup(piece.subgroup);
   const bool streamed = group.tier != Tier::device;
   const bool loads_weights = state_.plan.loads_weights(group);
-  const auto count = static_cast<std::uint64_t>(piece.count());
+  const StateFormat format = format_of(piece);
   Task& load = emit(out, TaskKind::load_state, Lane::host_to_device, piece);
   if (streamed) {
-    load.bytes = state_bytes(state_.plan.state, piece.count()) + (group.gradient_on_device ? 0 : 2 * count);
+    load.bytes = state_bytes(format, piece.count());
+    if (!group.gradient_on_device) load.bytes += gradient_bytes(format, piece.count());
   }
-  if (loads_weights) load.bytes += count * 2;
+  if (loads_weights) load.bytes += weight_bytes(format, piece.count());
   out.depends_on(read);
   depend_on_users_before(piece, out);
   if (streamed) out.depends_on(state_buffers_.user(piece.buffer));
@@ -183,7 +188,7 @@ void UpdateTasks::store_piece(const Task& piece, TaskId updated, TaskList& out) 
   const bool streamed = group.tier != Tier::device;
   const bool weights_resident = state_.placement(group.layer).resident;
   if (!weights_resident) {
-    const auto bytes = static_cast<std::uint64_t>(piece.count()) * 2;
+    const std::uint64_t bytes = weight_bytes(format_of(piece), piece.count());
     const TaskId stored = store(piece, TaskKind::store_weights, bytes, updated, out);
     state_.staging.user(piece.staging) = stored;
     weights_.add_writer(group.layer, stored);
@@ -191,7 +196,7 @@ void UpdateTasks::store_piece(const Task& piece, TaskId updated, TaskList& out) 
     users.push_back({piece.begin, piece.end, stored});
   }
   if (streamed) {
-    const std::uint64_t bytes = state_bytes(state_.plan.state, piece.count());
+    const std::uint64_t bytes = state_bytes(format_of(piece), piece.count());
     const TaskId stored = store(piece, TaskKind::store_state, bytes, updated, out);
     state_buffers_.user(piece.buffer) = stored;
     const TaskId last = group.tier == Tier::file ? write_piece(piece, stored, out) : stored;

@@ -30,6 +30,7 @@ class UpdateTasks {
   TaskId read_piece(Task& piece, TaskList& out);
   TaskId write_piece(const Task& piece, TaskId updated, TaskList& out);
   void push_weights(const Task& piece, TaskId updated, TaskList& out);
+  StateFormat format_of(const Task& piece) const;
   void depend_on_users_before(const Task& piece, TaskList& out) const;
 
   LoweringState& state_;

@@ -104,7 +104,7 @@ void WeightRing::load(int layer, int index, TaskList& out) {
   Task& fetch = state_.emit(out, TaskKind::fetch_weights, Lane::host_to_device, priority_fetch, layer);
   fetch.end = of.elements;
   fetch.buffer = index;
-  fetch.bytes = static_cast<std::uint64_t>(slice_of(of, state_.plan.rank).count()) * 2;
+  fetch.bytes = weight_bytes(of, slice_of(of, state_.plan.rank));
   const TaskId fetched = fetch.id;
   out.depends_on(buffer.users);
   out.depends_on(buffer.filled_by);
@@ -127,7 +127,7 @@ TaskId WeightRing::gather(int layer, int buffer, TaskList& out) {
   Task& gather = state_.emit(out, TaskKind::gather_weights, Lane::peers, priority_fetch, layer);
   gather.end = of.elements;
   gather.buffer = buffer;
-  gather.bytes = static_cast<std::uint64_t>(of.elements - slice_of(of, state_.plan.rank).count()) * 2;
+  gather.bytes = of.weight_offset(of.elements) - weight_bytes(of, slice_of(of, state_.plan.rank));
   return gather.id;
 }
 

@@ -66,8 +66,10 @@ class IdleOps : public Ops {
   void adamw(const AdamPiece&, const AdamCoefficients&, StreamView) override {}
   void weights_of_master(const float*, bf16*, std::int64_t, StreamView) override {}
   void accumulate(float*, const bf16*, bool, std::int64_t, StreamView) override {}
+  void accumulate(float*, const float*, bool, std::int64_t, StreamView) override {}
   void round(const float*, bf16*, std::int64_t, StreamView) override {}
   void norm_blocks(const bf16*, std::int64_t, double*, StreamView) override {}
+  void norm_blocks(const float*, std::int64_t, double*, StreamView) override {}
 };
 
 /// Says that it has eight threads, and does all on the caller's.
@@ -84,8 +86,10 @@ class IdleKernels final : public UpdateKernels {
   void adamw(const AdamPiece&, const AdamCoefficients&, int most_threads) override { last_most_threads = most_threads; }
   void weights_of_master(const float*, bf16*, std::int64_t) override {}
   void accumulate(float*, const bf16*, bool, std::int64_t) override {}
+  void accumulate(float*, const float*, bool, std::int64_t) override {}
   void round(const float*, bf16*, std::int64_t) override {}
   void norm_blocks(const bf16*, std::int64_t, double*) override {}
+  void norm_blocks(const float*, std::int64_t, double*) override {}
   Parallel& parallel() noexcept override { return parallel_; }
   std::atomic<int> last_most_threads = -1;
 
