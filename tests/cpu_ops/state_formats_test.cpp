@@ -103,6 +103,54 @@ TEST(SplitState, HoldsEveryFiniteMaster) {
   }
 }
 
+/// The same training as fp32 state, but for what is rounded: gradients that are bf16 numbers leave the same bits.
+TEST(Fp32Weights, AreTheMasterToTheBit) {
+  for (const std::size_t n : {1UL, 22UL, 55UL, 64UL, 100003UL}) {
+    Stored expected(StateFormat::fp32, n, 3);
+    std::vector<float> gradient(n);
+    for (std::size_t i = 0; i < n; ++i) gradient[i] = numerics::bf16_to_float(expected.gradient[i]);
+    const Stored start = expected;
+    for (int step = 1; step <= 3; ++step) adamw_with(best_isa(), expected.piece(), coefficients(step));
+    for (const Isa isa : supported_isas()) {
+      Stored actual = start;
+      AdamPiece p;
+      p.state = {nullptr, actual.m.data(), actual.v.data()};
+      p.count = static_cast<std::int64_t>(n);
+      p.format = StateFormat::fp32_weights;
+      p.fp32_gradient = gradient.data();
+      p.fp32_weight = actual.master.data();
+      for (int step = 1; step <= 3; ++step) {  // in two pieces
+        AdamPiece head = p;
+        head.count = p.count / 3;
+        adamw_with(isa, head, coefficients(step));
+        adamw_with(isa, p.from(head.count), coefficients(step));
+      }
+      EXPECT_EQ(actual.master, expected.master) << name_of(isa);
+      EXPECT_EQ(actual.m, expected.m) << name_of(isa);
+      EXPECT_EQ(actual.v, expected.v) << name_of(isa);
+    }
+  }
+}
+
+/// Sums and norms of fp32 gradients that are bf16 numbers are those of the bf16 numbers.
+TEST(Fp32Weights, GradientsAreMeasuredAsBf16OnesAre) {
+  const Stored s(StateFormat::fp32, 5000, 9);
+  std::vector<float> gradient(s.gradient.size()), sum(gradient.size(), 0.25F), sum_expected = sum;
+  std::transform(s.gradient.begin(), s.gradient.end(), gradient.begin(), numerics::bf16_to_float);
+  std::vector<double> norms(5), expected(5);
+  const auto count = static_cast<std::int64_t>(gradient.size());
+  const auto threads = arenas()[1];
+  const auto kernels = make_host_update_kernels(threads);
+  kernels->norm_blocks(s.gradient.data(), count, expected.data());
+  kernels->norm_blocks(gradient.data(), count, norms.data());
+  EXPECT_EQ(norms, expected);
+  for (const bool first : {true, false}) {
+    kernels->accumulate(sum.data(), gradient.data(), first, count);
+    kernels->accumulate(sum_expected.data(), s.gradient.data(), first, count);
+    EXPECT_EQ(sum, sum_expected);
+  }
+}
+
 class StateFormats : public ::testing::TestWithParam<StateFormat> {};
 
 TEST_P(StateFormats, EveryInstructionSetGivesTheFormulasBits) {

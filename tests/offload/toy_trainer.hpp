@@ -30,6 +30,7 @@ struct ToyOptions {
   int layers = 4;
   std::int64_t width = 3000;    ///< of the plain layers: padding and odd sizes everywhere
   DType gradient = DType::f32;  ///< of the plain layers' largest parameter
+  DType vectors = DType::bf16;  ///< weights of biases and norms, and of the frozen ones in their layers
   bool frozen_ends = false;     ///< a layer without state in front and another behind
   bool grouped = false;         ///< biases and norms are of group 1, `w` of the last plain layer of group 2
   bool decays = true;           ///< `w` of that layer decays
@@ -80,21 +81,25 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
   };
   add_frozen("stem");
   const int vectors = o.grouped ? 1 : 0;
-  layout.add_layer("first").add("table", {7, 901}).add("bias", {13}, {.decay = false, .group = vectors});
+  layout.add_layer("first")
+      .add("table", {7, 901})
+      .add("bias", {13}, {.decay = false, .group = vectors, .weight = o.vectors});
   for (int i = 0; i < o.layers; ++i) {
     const bool two_uses = i == 1 && o.twice == ToyOptions::Twice::in_two;
     auto layer = layout.add_layer("h." + std::to_string(i), {.uses = two_uses ? 2 : 1});
     // In this order what is summed lies first, whatever the type of the other's gradient.
     const bool last = i + 1 == o.layers;
-    layer.add("b", {33}, {.decay = false, .lr_scale = 0.5, .group = vectors})
-        .add("frozen", {5}, {.trainable = false})
+    layer.add("b", {33}, {.decay = false, .lr_scale = 0.5, .group = vectors, .weight = o.vectors})
+        .add("frozen", {5}, {.trainable = false, .weight = o.vectors})
         .add("w", {o.width},
              {.decay = !last || o.decays,
               .lr_scale = last ? o.lr_scale : 1.0,
               .group = last && o.grouped ? 2 : 0,
               .gradient = o.gradient});
   }
-  layout.add_layer("last").add("norm", {65}, {.decay = false, .group = vectors}).add("table", {7, 901});
+  layout.add_layer("last")
+      .add("norm", {65}, {.decay = false, .group = vectors, .weight = o.vectors})
+      .add("table", {7, 901});
   add_frozen("crown");
   if (o.tied) layout.tie("first.table", "last.table");
   return layout;
@@ -116,6 +121,11 @@ inline void add_gradient(DType dtype, void* gradients, std::int64_t i, float val
   } else {
     static_cast<float*>(gradients)[i] += value;
   }
+}
+
+/// Weight `i` of a view, whose memory is `values`.
+inline float weight_at(const TensorView& w, const bf16* values, std::int64_t i) {
+  return w.dtype == DType::f32 ? reinterpret_cast<const float*>(values)[i] : numerics::bf16_to_float(values[i]);
 }
 
 class ToyTrainer {
@@ -232,7 +242,7 @@ class ToyTrainer {
       toy_device_->enqueue(stream_, "toy forward", w, {}, [w, out](const bf16* values, void*) {
         float sum = 0.0F;
         for (std::int64_t i = 0; i < w.count(); ++i) {
-          sum += numerics::bf16_to_float(values[i]) * static_cast<float>(i % 5 - 2);
+          sum += weight_at(w, values, i) * static_cast<float>(i % 5 - 2);
         }
         *out += sum;
       });
@@ -290,10 +300,10 @@ class ToyTrainer {
     // Two of three cancel each other, and take away from what they are added to.
     const float instead = !o_.uneven || micro % 3 == 0 ? 0.0F : micro % 3 == 1 ? 0x1p20F : -0x1p20F;
     const bool poison = s == o_.nan_at_step && l == o_.nan_layer && micro == 0;
-    toy_device_->enqueue(stream_, "toy backward", w, g, [g, key, poison, instead](const bf16* values, void* out) {
+    toy_device_->enqueue(stream_, "toy backward", w, g, [w, g, key, poison, instead](const bf16* values, void* out) {
       for (std::int64_t i = 0; i < g.count(); ++i) {
         const bool spoilt = poison && i == g.count() / 2;
-        const float d = numerics::bf16_to_float(values[i]) - noise(key, static_cast<std::uint64_t>(i));
+        const float d = weight_at(w, values, i) - noise(key, static_cast<std::uint64_t>(i));
         add_gradient(g.dtype, out, i, spoilt ? std::nanf("") : instead != 0.0F ? instead : d);
       }
     });

@@ -250,10 +250,81 @@ TEST_F(UpdateOps, NormBlocksAreTheFixedTree) {
   }
 }
 
+TEST_F(UpdateOps, WeightsInFp32AreTheMasterOfTheFormula) {
+  const AdamCoefficients c = numerics::adam_coefficients({}, 5, 3e-4, 0.7, true);
+  for (const std::int64_t count : all_counts) {
+    for (const std::size_t offset : {0UL, 4UL, 8UL}) {
+      SCOPED_TRACE(count);
+      Random random(static_cast<unsigned>(count) + 5);
+      const State start(random, count);
+      const Tensor gradient = random.tensor(DType::f32, {count}, 1e-2F);
+      Tensor weight = start.master, m = start.m, v = start.v;
+      const auto piece = [count](const auto& m_of, const auto& v_of, const auto& g, const auto& w) {
+        AdamPiece p;
+        p.state = {nullptr, m_of.template as<float>(), v_of.template as<float>()};
+        p.count = count;
+        p.format = StateFormat::fp32_weights;
+        p.fp32_gradient = g.template as<float>();
+        p.fp32_weight = w.template as<float>();
+        return p;
+      };
+      reference::adamw(piece(m.view(), v.view(), gradient.view(), weight.view()), c);
+      const auto results = under_all_schedules([&] {
+        const Operand dm = bench().put(start.m, offset), dv = bench().put(start.v, offset);
+        const Operand g = bench().put(gradient, offset), w = bench().put(start.master, offset);
+        ops().adamw(piece(dm, dv, g, w), c, bench().stream());
+        return std::vector<Tensor>{bench().get(dm), bench().get(dv), bench().get(w)};
+      });
+      expect_same_numbers(results[0], m, "m");
+      expect_same_numbers(results[1], v, "v");
+      expect_same_numbers(results[2], weight, "weight");
+    }
+  }
+}
+
+TEST_F(UpdateOps, Fp32GradientsAreAddedAndMeasuredAsTheyAre) {
+  for (const std::int64_t count : {1, 31, 33, 1023, 1024, 1025, 5000}) {
+    for (const std::size_t offset : {0UL, 4UL}) {
+      Random random(13);
+      Tensor gradient = random.tensor(DType::f32, {count}, 1e-2F);
+      for (std::int64_t i = 0; i < count; ++i) {
+        gradient.set(i, std::ldexp(gradient.get(i), static_cast<int>(i * 37 % 81) - 40));
+      }
+      const Tensor sum = random.tensor(DType::f32, {count});
+      const std::int64_t blocks = (count + layout_quantum - 1) / layout_quantum;
+      std::vector<double> norms(static_cast<std::size_t>(blocks));
+      reference::norm_blocks(gradient.view().as<float>(), count, norms.data());
+      Tensor first = sum, next = sum;
+      reference::accumulate(first.view().as<float>(), gradient.view().as<float>(), true, count);
+      reference::accumulate(next.view().as<float>(), gradient.view().as<float>(), false, count);
+      const auto results = under_all_schedules([&] {
+        const Operand g = bench().put(gradient, offset);
+        const Operand sum_first = bench().put(sum, offset), sum_next = bench().put(sum, offset);
+        const Operand partial = bench().put(Tensor(DType::f32, {2 * blocks}));  // as many bytes
+        ops().accumulate(sum_first.as<float>(), g.as<float>(), true, count, bench().stream());
+        ops().accumulate(sum_next.as<float>(), g.as<float>(), false, count, bench().stream());
+        ops().norm_blocks(g.as<float>(), count, reinterpret_cast<double*>(partial.as<float>()), bench().stream());
+        return std::vector<Tensor>{bench().get(sum_first), bench().get(sum_next), bench().get(partial)};
+      });
+      EXPECT_SAME_BITS(results[0], first);
+      EXPECT_SAME_BITS(results[1], next);
+      EXPECT_EQ(std::memcmp(results[2].view().data, norms.data(), norms.size() * sizeof(double)), 0) << count;
+      EXPECT_TRUE(results[2].intact());
+    }
+  }
+}
+
 TEST_F(UpdateOps, NothingToDoIsDoneWithoutALaunch) {
   ops().adamw({}, {}, bench().stream());
-  ops().accumulate(nullptr, nullptr, false, 0, bench().stream());
-  ops().norm_blocks(nullptr, 0, nullptr, bench().stream());
+  for (const StateFormat format : {StateFormat::fp32, StateFormat::fp32_weights}) {
+    AdamPiece none;
+    none.format = format;
+    ops().adamw(none, {}, bench().stream());
+  }
+  ops().accumulate(nullptr, static_cast<const bf16*>(nullptr), false, 0, bench().stream());
+  ops().accumulate(nullptr, static_cast<const float*>(nullptr), false, 0, bench().stream());
+  ops().norm_blocks(static_cast<const bf16*>(nullptr), 0, nullptr, bench().stream());
+  ops().norm_blocks(static_cast<const float*>(nullptr), 0, nullptr, bench().stream());
 }
 
 }  // namespace
