@@ -13,7 +13,7 @@
 
 namespace tandem::testing {
 
-/// Work of the toy's: reads `weights`, fills `gradients` (of the view's type; null where there are none).
+/// Work of the toy's: reads `weights` and fills `gradients`, of the views' types; null where there are none.
 using ToyWork = std::function<void(const bf16* weights, void* gradients)>;
 
 class ToyDevice {

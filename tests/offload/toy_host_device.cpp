@@ -11,8 +11,9 @@ class ToyHostDevice final : public ToyDevice {
   Device& device() override { return device_; }
   void enqueue(StreamView stream, std::string_view name, TensorView weights, TensorView gradients,
                ToyWork work) override {
-    device_.enqueue(stream, name,
-                    [weights, gradients, work = std::move(work)] { work(weights.as<bf16>(), gradients.data); });
+    device_.enqueue(stream, name, [weights, gradients, work = std::move(work)] {
+      work(static_cast<const bf16*>(weights.data), gradients.data);
+    });
   }
 
  private:

@@ -33,8 +33,9 @@ class ToyFakeDevice final : public ToyDevice {
   ~ToyFakeDevice() override { fake_cuda::set_before_work(nullptr); }
   Device& device() override { return *device_; }
   void enqueue(StreamView stream, std::string_view, TensorView weights, TensorView gradients, ToyWork work) override {
-    emulation::enqueue("toy", native_stream(stream),
-                       [weights, gradients, work = std::move(work)] { work(weights.as<bf16>(), gradients.data); });
+    emulation::enqueue("toy", native_stream(stream), [weights, gradients, work = std::move(work)] {
+      work(static_cast<const bf16*>(weights.data), gradients.data);
+    });
   }
 
  private:

@@ -12,12 +12,12 @@ class ToyGpu final : public ToyDevice {
   explicit ToyGpu(std::unique_ptr<CudaDevice> device) : device_(std::move(device)) {}
   Device& device() override { return *device_; }
   void enqueue(StreamView stream, std::string_view, TensorView weights, TensorView gradients, ToyWork work) override {
-    std::vector<bf16> reads(static_cast<std::size_t>(weights.count()));
+    std::vector<std::byte> reads(weights.bytes());
     std::vector<std::byte> writes(gradients ? gradients.bytes() : 0);
     device_->copy(reads.data(), weights.data, weights.bytes(), CopyKind::device_to_host, stream);
     if (gradients) device_->copy(writes.data(), gradients.data, gradients.bytes(), CopyKind::device_to_host, stream);
     device_->synchronize(stream);
-    work(reads.data(), writes.empty() ? nullptr : writes.data());
+    work(reinterpret_cast<const bf16*>(reads.data()), writes.empty() ? nullptr : writes.data());
     if (gradients) device_->copy(gradients.data, writes.data(), gradients.bytes(), CopyKind::host_to_device, stream);
     device_->synchronize(stream);
   }
