@@ -5,6 +5,7 @@
 #include <iostream>
 #include <random>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -16,16 +17,20 @@ using namespace tandem::literals;
 
 constexpr int layers = 8;
 constexpr int steps = 40;
-constexpr int micro_batches = 2;
+constexpr int most_micro_batches = 3;
+constexpr double learning_rate = 1e-3, clip = 1.0;
 constexpr std::size_t ceiling = 32_MiB;
 
-/// The order in which forward uses the parameters.
+/// Groups of parameters, each with hyperparameters of its own in each step.
+enum Group : int { matrices, biases, groups };
+
+/// The order in which forward uses the parameters. Biases are few: they are kept in fp32, and do not decay.
 tandem::ParameterLayout make_layout() {
   tandem::ParameterLayout layout;
   for (int i = 0; i < layers; ++i) {
     auto layer = layout.add_layer("h." + std::to_string(i));
     layer.add("w1", {mlp::hidden, mlp::width});
-    layer.add("b1", {mlp::hidden}, {.decay = false});
+    layer.add("b1", {mlp::hidden}, {.group = biases, .weight = tandem::DType::f32});
     layer.add("w2", {mlp::width, mlp::hidden});
   }
   return layout;
@@ -58,23 +63,24 @@ struct Activations {
   tandem::MemoryBlock block_;
 };
 
-mlp::Block<const tandem::bf16> block_of(const tandem::WeightsGuard& weights) {
-  return {weights["w1"].as<tandem::bf16>(), weights["b1"].as<tandem::bf16>(), weights["w2"].as<tandem::bf16>()};
+mlp::Weights block_of(const tandem::WeightsGuard& weights) {
+  return {weights["w1"].as<tandem::bf16>(), weights["b1"].as<float>(), weights["w2"].as<tandem::bf16>()};
 }
 
-mlp::Block<float> block_of(const tandem::GradientsGuard& gradients) {
+mlp::Gradients block_of(const tandem::GradientsGuard& gradients) {
   return {gradients["w1"].as<float>(), gradients["b1"].as<float>(), gradients["w2"].as<float>()};
 }
 
 /// One batch of the regression: the target of a column is a fixed shuffle of its values, squashed.
 struct Batch {
   std::vector<float> inputs, targets;
+  bool damaged = false;
 };
 
 std::vector<Batch> make_batches() {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
-  std::vector<Batch> batches(micro_batches);
+  std::vector<Batch> batches(most_micro_batches);
   for (Batch& batch : batches) {
     for (std::size_t i = 0; i < Activations::narrow; ++i) batch.inputs.push_back(normal(random));
     batch.targets.resize(Activations::narrow);
@@ -100,42 +106,79 @@ void initialize(tandem::OffloadEngine& engine) {
   });
 }
 
+/// The batches of one step, and the block that takes no part in it; -1: all do.
+struct StepPlan {
+  std::span<const Batch> batches;
+  int dropped = -1;
+};
+
 class Trainer {
  public:
   Trainer(tandem::Device& device, tandem::OffloadEngine& engine, Activations& activations)
       : device_(device), engine_(engine), a_(activations), stream_(device.make_stream("compute")) {}
 
-  /// Mean loss of one step over all batches.
-  double step(const std::vector<Batch>& batches) {
-    engine_.begin_step({.lr = 1e-3, .max_grad_norm = 1.0, .micro_batches = micro_batches});
+  /// Mean loss of one step. Where a batch throws, the step leaves no trace.
+  double step(const StepPlan& plan) {
+    // How many batches there are turns out on the way, and a block that is dropped has no gradient.
+    engine_.begin_step({.micro_batches = most_micro_batches,
+                        .open_ended = true,
+                        .absent = tandem::Absent::skip,
+                        .gradient_scale = 1.0 / static_cast<double>(plan.batches.size())});
     loss_ = 0.0;
-    for (const Batch& batch : batches) {
-      forward(batch);
-      backward();
+    try {
+      for (const Batch& batch : plan.batches) {
+        engine_.begin_micro_batch(&batch == &plan.batches.back());
+        forward(batch, plan.dropped);
+        backward(plan.dropped);
+      }
+    } catch (...) {
+      engine_.abort_step();
+      throw;
     }
-    engine_.end_step();
+    end_step(1.0 / static_cast<double>(plan.batches.size()));
     device_.synchronize(stream_);
-    return loss_;
+    return loss_ / static_cast<double>(plan.batches.size());
   }
 
  private:
-  void forward(const Batch& batch) {
+  /// Clips by the norm of the mean gradient, and updates matrices with weight decay, biases without.
+  void end_step(double scale) {
+    const double norm = scale * engine_.end_gradients();
+    if (!std::isfinite(norm)) {
+      engine_.skip();
+      return;
+    }
+    constexpr tandem::AdamW decaying{.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+    std::vector<tandem::GroupValues> values(groups, {.lr = learning_rate, .adamw = decaying});
+    values[biases].adamw->weight_decay = 0.0;
+    engine_.update({.scale = norm > clip ? scale * clip / norm : scale, .groups = values});
+  }
+
+  void forward(const Batch& batch, int dropped) {
+    if (batch.damaged) throw std::runtime_error("a batch is damaged");
     tandem::enqueue_host(device_, stream_, "input",
                          [this, &batch] { std::copy(batch.inputs.begin(), batch.inputs.end(), a_.inputs.front()); });
     for (int i = 0; i < layers; ++i) {
+      if (i == dropped) {
+        tandem::enqueue_host(device_, stream_, "skip", [this, i] {
+          std::copy_n(a_.inputs[static_cast<std::size_t>(i)], Activations::narrow,
+                      a_.inputs[static_cast<std::size_t>(i) + 1]);
+        });
+        continue;
+      }
       const auto weights = engine_.fetch(i, stream_);  // released, after the work queued here, at the end of the scope
       tandem::enqueue_host(device_, stream_, "forward", [this, i, block = block_of(weights)] {
         mlp::forward(block, saved(i), a_.inputs[static_cast<std::size_t>(i) + 1]);
       });
     }
     tandem::enqueue_host(device_, stream_, "loss", [this, &batch] {
-      loss_ +=
-          mlp::squared_error(a_.inputs.back(), batch.targets.data(), 1.0F / micro_batches, a_.gradient) / micro_batches;
+      loss_ += mlp::squared_error(a_.inputs.back(), batch.targets.data(), 1.0F, a_.gradient);
     });
   }
 
-  void backward() {
+  void backward(int dropped) {
     for (int i = layers - 1; i >= 0; --i) {
+      if (i == dropped) continue;
       const auto weights = engine_.fetch(i, stream_);
       auto gradients = engine_.gradients(i, stream_);  // zero at first
       tandem::enqueue_host(device_, stream_, "backward",
@@ -157,6 +200,19 @@ class Trainer {
   double loss_ = 0.0;
 };
 
+/// A step whose second batch cannot be had: its exception arrives, and the state is as before.
+bool survives_a_damaged_batch(Trainer& trainer, tandem::OffloadEngine& engine, std::vector<Batch> batches) {
+  const std::string before = engine.state_digest();
+  batches[1].damaged = true;
+  try {
+    trainer.step({batches});
+  } catch (const std::runtime_error& error) {
+    std::cout << "step abandoned: " << error.what() << '\n';
+    return engine.state_digest() == before;
+  }
+  return false;
+}
+
 int run() {
   const auto device = tandem::open_device("host", {.memory = ceiling});
   const tandem::ParameterLayout layout = make_layout();
@@ -165,8 +221,7 @@ int run() {
   options.device_memory = ceiling;
   options.reserved_device_memory = tandem::align_up(Activations::bytes);
   options.policy = tandem::parse_policy("interleave:3");
-  options.max_micro_batches = micro_batches;
-  options.adamw = {.beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1};
+  options.max_micro_batches = most_micro_batches;
 
   const tandem::Plan plan = tandem::make_plan(layout, options, tandem::profile_of(*device));  // nothing allocated yet
   std::cout << layout.parameter_count() << " parameters\n" << plan.table();
@@ -180,9 +235,12 @@ int run() {
   double first = 0.0;
   double last = 0.0;
   for (int step = 0; step < steps; ++step) {
-    last = trainer.step(batches);
+    // One to three batches, and every fourth step without one of the blocks.
+    const auto count = static_cast<std::size_t>(1 + step % most_micro_batches);
+    last = trainer.step({std::span(batches).first(count), step % 4 == 3 ? step % layers : -1});
     if (step == 0) first = last;
     if (step % 5 == 0 || step == steps - 1) std::cout << "step " << step + 1 << "  loss " << last << '\n';
+    if (step == steps / 2 && !survives_a_damaged_batch(trainer, engine, batches)) return 1;
   }
 
   std::cout << "device peak " << tandem::format_bytes(device->peak_bytes()) << " of " << tandem::format_bytes(ceiling)

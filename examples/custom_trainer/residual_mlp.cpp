@@ -49,15 +49,15 @@ void add_outer_product(const float* dy, const float* x, float* dw, int out, int 
 
 }  // namespace
 
-void forward(Block<const bf16> weights, Saved saved, float* y) {
-  for (int o = 0; o < hidden; ++o) std::fill_n(saved.h + o * batch, batch, bf16_to_float(weights.b1[o]));
+void forward(Weights weights, Saved saved, float* y) {
+  for (int o = 0; o < hidden; ++o) std::fill_n(saved.h + o * batch, batch, weights.b1[o]);
   multiply(weights.w1, saved.x, saved.h, hidden, width);
   for (int i = 0; i < hidden * batch; ++i) saved.h[i] = std::max(saved.h[i], 0.0F);
   std::copy_n(saved.x, width * batch, y);
   multiply(weights.w2, saved.h, y, width, hidden);
 }
 
-void backward(Block<const bf16> weights, Saved saved, Block<float> gradients, float* dy, float* dh) {
+void backward(Weights weights, Saved saved, Gradients gradients, float* dy, float* dh) {
   add_outer_product(dy, saved.h, gradients.w2, width, hidden);
   std::fill_n(dh, hidden * batch, 0.0F);
   multiply_transposed(weights.w2, dy, dh, width, hidden);

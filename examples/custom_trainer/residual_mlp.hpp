@@ -1,6 +1,6 @@
 #pragma once
 // One residual block, y = x + w2 relu(w1 x + b1), for a batch of columns. Activations are (features, batch),
-// fp32, so that every inner loop runs over the batch; weights are (out, in), bf16.
+// fp32, so that every inner loop runs over the batch; matrices are (out, in), bf16, and the bias is fp32.
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -14,12 +14,14 @@ constexpr int hidden = 4 * width;
 constexpr int batch = 16;
 
 /// Weights or gradients of one block.
-template <class T>
+template <class Matrix, class Vector>
 struct Block {
-  T* w1;  // (hidden, width)
-  T* b1;  // (hidden)
-  T* w2;  // (width, hidden)
+  Matrix* w1;  // (hidden, width)
+  Vector* b1;  // (hidden)
+  Matrix* w2;  // (width, hidden)
 };
+using Weights = Block<const tandem::bf16, const float>;
+using Gradients = Block<float, float>;
 
 /// Memory of one block's forward that its backward reads.
 struct Saved {
@@ -28,10 +30,10 @@ struct Saved {
 };
 
 /// Writes h and y (width, batch).
-void forward(Block<const tandem::bf16> weights, Saved saved, float* y);
+void forward(Weights weights, Saved saved, float* y);
 
 /// Given dy (width, batch), adds to the gradients and turns dy into dx, in place. `dh` (hidden, batch) is scratch.
-void backward(Block<const tandem::bf16> weights, Saved saved, Block<float> gradients, float* dy, float* dh);
+void backward(Weights weights, Saved saved, Gradients gradients, float* dy, float* dh);
 
 /// Mean squared error of y against the targets, both (width, batch); writes its gradient times `scale` to dy.
 double squared_error(const float* y, const float* targets, float scale, float* dy);

@@ -67,14 +67,45 @@ ${CMAKE_MATCH_1}
 }
 ")
 
-# The code on embedding (no backtick in it): a plan that is chosen for a machine, which is run, and what needs a GPU, which is
-# compiled.
+# The code on embedding (no backtick in it): a plan that is chosen for a machine, which is run, and all else, which is compiled.
 file(READ ${SOURCE}/docs/embedding.md embedding)
+function(code_that_begins text variable)
+  string(FIND "${embedding}" "```cpp\n${text}" begin)
+  if(begin EQUAL -1)
+    leave("docs/embedding.md has no code that begins with ${text}")
+  endif()
+  math(EXPR begin "${begin} + 7")
+  string(SUBSTRING "${embedding}" ${begin} -1 rest)
+  string(FIND "${rest}" "```" end)
+  string(SUBSTRING "${rest}" 0 ${end} code)
+  set(${variable} "${code}" PARENT_SCOPE)
+endfunction()
+code_that_begins("const double norm = " own_end)
+code_that_begins("engine.begin_step({.lr = lr, .micro_batches = most" open_ended)
+code_that_begins("engine.begin_step({.lr = lr, .absent = " absent)
+code_that_begins("std::vector<tandem::Device*> devices" several)
 string(REGEX MATCH "```cpp\n(#include <tandem/planning.hpp>\n)([^`]*)```" ignored "${embedding}")
 set(head "${CMAKE_MATCH_1}")
 set(chosen "${CMAKE_MATCH_2}")
 string(REGEX MATCH "```cpp\n(cudaStream_t [^`]*)```" ignored "${embedding}")
-file(WRITE ${area}/readme/embedding.cpp "#include <iostream>\n${head}
+file(WRITE ${area}/readme/embedding.cpp "#include <cmath>\n#include <iostream>\n#include <optional>\n#include <vector>\n${head}
+void an_end_of_its_own(tandem::OffloadEngine& engine, double norm_of_mine, double limit, double (*schedule)(int), int step) {
+${own_end}
+}
+struct Batch { bool last; };
+std::optional<Batch> next_batch() { return {}; }
+void forward_and_backward(const Batch&) {}
+void a_number_that_is_open(tandem::OffloadEngine& engine, double lr, int most) {
+${open_ended}
+}
+void layers_that_are_absent(tandem::OffloadEngine& engine, double lr, int layer, tandem::StreamView stream) {
+${absent}
+}
+std::vector<tandem::Device*> my_devices() { return {}; }
+void several_devices(const tandem::ParameterLayout& layout, tandem::OffloadOptions options,
+                     const tandem::PlanningFacts& facts, std::size_t rank) {
+${several}
+}
 struct CUstream_st;
 using cudaStream_t = CUstream_st*;
 constexpr unsigned cudaStreamNonBlocking = 1;

@@ -9,38 +9,21 @@
 
 #include "core/base/error.hpp"
 #include "tests/offload/misuse_message.hpp"
+#include "tests/offload/some_absent.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
 namespace {
 
 using testing::message_of;
+using testing::some_absent;
 using testing::toy;
 using testing::ToyOptions;
 using testing::ToyTrainer;
 using Says = ToyOptions::Says;
 
-bool is(const Parameter& p, const char* layer, const char* name) {
-  return p.full_name == std::string(layer) + "." + name;
-}
-
-/// In step 1 all of layer h.1, in its first micro-batch; in step 2 `w` of h.2, and all of h.0 whose layer is not asked
-/// for; of the first layer its bias in each odd step.
-bool some_absent(int step, int micro, const Parameter& p) {
-  if (step == 1 && micro == 0 && p.full_name.starts_with("h.1.")) return true;
-  if (step == 2 && (is(p, "h.2", "w") || p.full_name.starts_with("h.0."))) return true;
-  return step % 2 == 1 && is(p, "first", "bias");
-}
-
-std::vector<float> array_of(ToyTrainer& t, const char* name, StateArray array) {
-  const Parameter& p = t.layout().parameter(name);
-  std::vector<float> values(static_cast<std::size_t>(p.count));
-  t.engine().read(p, array, values);
-  return values;
-}
-
-void expect_same(ToyTrainer& a, ToyTrainer& b, const char* name) {
-  for (const StateArray array : state_arrays) EXPECT_EQ(array_of(a, name, array), array_of(b, name, array)) << name;
+void expect_same_state(ToyTrainer& a, ToyTrainer& b, const char* name) {
+  for (const StateArray array : state_arrays) EXPECT_EQ(a.array(name, array), b.array(name, array)) << name;
 }
 
 class OpenSteps : public ::testing::TestWithParam<const char*> {};
@@ -138,18 +121,18 @@ TEST_P(AbsentGradients, LeaveAParameterAsItIsWithItsOwnCountOfUpdates) {
     o.says = Says::begin;
     o.begin = [](StepOptions& options) { options.absent = Absent::skip; };
     o.absent = [](int s, int, const Parameter& p) {
-      return s == 1 && (p.full_name.starts_with("h.1.") || is(p, "h.2", "w"));
+      return s == 1 && (p.full_name.starts_with("h.1.") || p.full_name == "h.2.w");
     };
     ToyTrainer some(o);
     some.step(0, ignored);
-    const std::vector<float> before = array_of(some, "h.1.w", StateArray::v);
+    const std::vector<float> before = some.array("h.1.w", StateArray::v);
     some.step(1, ignored);
-    EXPECT_EQ(array_of(some, "h.1.w", StateArray::v), before);
+    EXPECT_EQ(some.array("h.1.w", StateArray::v), before);
     EXPECT_EQ(some.engine().missed_updates(some.layout().parameter("h.1.w")), 1);
     EXPECT_EQ(some.engine().missed_updates(some.layout().parameter("h.2.b")), 0);
     some.step(2, ignored);
-    for (const char* name : {"h.1.w", "h.1.b", "h.2.w"}) expect_same(some, fewer, name);
-    for (const char* name : {"h.0.w", "h.2.b", "h.3.w", "first.table", "last.norm"}) expect_same(some, all, name);
+    for (const char* name : {"h.1.w", "h.1.b", "h.2.w"}) expect_same_state(some, fewer, name);
+    for (const char* name : {"h.0.w", "h.2.b", "h.3.w", "first.table", "last.norm"}) expect_same_state(some, all, name);
     EXPECT_EQ(some.engine().step(), 3);
     // What was missed is part of the state.
     const std::string digest = some.engine().state_digest();
@@ -178,8 +161,8 @@ TEST_P(AbsentGradients, OfOneOfTwoLayersThatShareAParameterLeaveTheOther) {
     expected.step(s, ignored);
     actual.step(s, ignored);
   }
-  expect_same(actual, expected, "first.table");
-  expect_same(actual, expected, "last.norm");
+  expect_same_state(actual, expected, "first.table");
+  expect_same_state(actual, expected, "last.norm");
   EXPECT_EQ(actual.engine().missed_updates(actual.layout().parameter("first.bias")), 1);
   EXPECT_EQ(actual.engine().missed_updates(actual.layout().parameter("first.table")), 0);
 }
@@ -227,12 +210,12 @@ TEST_P(AbsentGradients, AreResumedToTheBit) {
 
 TEST_P(AbsentGradients, AStepOfNoneLeavesAllState) {
   ToyTrainer t(toy(GetParam()));
-  const std::vector<float> before = array_of(t, "h.1.w", StateArray::master);
+  const std::vector<float> before = t.array("h.1.w", StateArray::master);
   t.engine().begin_step({.absent = Absent::skip});
   const StepReport report = t.engine().end_step();
   EXPECT_EQ(report.step, 1);
   EXPECT_EQ(report.gradient_norm, 0.0);
-  EXPECT_EQ(array_of(t, "h.1.w", StateArray::master), before);
+  EXPECT_EQ(t.array("h.1.w", StateArray::master), before);
   EXPECT_EQ(t.engine().missed_updates(t.layout().parameter("h.1.w")), 1);
 }
 

@@ -28,13 +28,6 @@ ToyOptions with_fp32_vectors(const char* policy, StateFormat state = StateFormat
   return o;
 }
 
-std::vector<float> array_of(ToyTrainer& t, const char* name, StateArray array) {
-  const Parameter& p = t.layout().parameter(name);
-  std::vector<float> values(static_cast<std::size_t>(p.count));
-  t.engine().read(p, array, values);
-  return values;
-}
-
 class Fp32Weights : public ::testing::TestWithParam<const char*> {
  protected:
   bool fixed() const { return std::string(GetParam()) == "device"; }
@@ -81,11 +74,11 @@ TEST_P(Fp32Weights, AreTheFormulaWithoutRounding) {
     o.max_grad_norm = 0.0;
     ToyTrainer t(o);
     const Parameter& p = t.layout().parameter("h.1.b");
-    const std::vector<float> start = array_of(t, "h.1.b", StateArray::master);
+    const std::vector<float> start = t.array("h.1.b", StateArray::master);
     ToyResult ignored;
     for (int s = 0; s < 3; ++s) t.step(s, ignored);
-    const std::vector<float> actual = array_of(t, "h.1.b", StateArray::master);
-    const std::vector<float> v = array_of(t, "h.1.b", StateArray::v);
+    const std::vector<float> actual = t.array("h.1.b", StateArray::master);
+    const std::vector<float> v = t.array("h.1.b", StateArray::v);
     int beyond_bf16 = 0;
     for (std::size_t i = 0; i < start.size(); ++i) {
       numerics::AdamElement e{start[i], 0.0F, 0.0F};

@@ -206,6 +206,14 @@ class ToyTrainer {
     }
   }
 
+  /// One array of a parameter's state.
+  std::vector<float> array(std::string_view name, StateArray array) {
+    const Parameter& p = layout_.parameter(name);
+    std::vector<float> values(static_cast<std::size_t>(p.count));
+    engine_->read(p, array, values);
+    return values;
+  }
+
   OffloadEngine& engine() { return *engine_; }
   void end_engine() { engine_.reset(); }
   Device& device() { return *device_; }

@@ -6,21 +6,17 @@
 
 #include "core/base/error.hpp"
 #include "tests/offload/ranks/toy_group.hpp"
+#include "tests/offload/some_absent.hpp"
 
 namespace tandem {
 namespace {
 
 using testing::run_toy_group;
+using testing::some_absent;
 using testing::toy;
 using testing::ToyOptions;
 using testing::ToyTrainer;
 using testing::train_toy_group;
-
-bool some_absent(int step, int micro, const Parameter& p) {
-  if (step == 1 && micro == 0 && p.full_name.starts_with("h.1.")) return true;
-  if (step == 2 && (p.full_name == "h.2.w" || p.full_name.starts_with("h.0."))) return true;
-  return step % 2 == 1 && p.full_name == "first.bias";
-}
 
 /// Steps of two micro-batches on each of so many ranks, of which the plan allows three.
 ToyOptions open_steps(const char* policy, int ranks) {
