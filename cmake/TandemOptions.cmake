@@ -5,6 +5,18 @@ set(TANDEM_SANITIZE "" CACHE STRING "Sanitizers to build with: address,undefined
 set(TANDEM_THREADS "tbb" CACHE STRING "Data parallelism on the CPU: tbb, or pool (a pool of our own, for ThreadSanitizer)")
 set_property(CACHE TANDEM_THREADS PROPERTY STRINGS tbb pool)
 
+# Half of what a compiler reads of a file is headers, and several files read them once. In the trees of sanitizers all sources
+# are compiled so; in the optimised one those of tests, as modules are to be what users build, each file with all includes that
+# it needs.
+set(TANDEM_UNITY "OFF" CACHE STRING "Sources compiled several at once: OFF, TESTS (those of tests) or ALL")
+set_property(CACHE TANDEM_UNITY PROPERTY STRINGS OFF TESTS ALL)
+if(NOT TANDEM_UNITY MATCHES "^(OFF|TESTS|ALL)$")
+  message(FATAL_ERROR "TANDEM_UNITY is '${TANDEM_UNITY}': use OFF, TESTS or ALL")
+endif()
+if(TANDEM_UNITY STREQUAL "ALL")
+  set(CMAKE_UNITY_BUILD ON)
+endif()
+
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)

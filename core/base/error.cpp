@@ -3,7 +3,7 @@
 namespace tandem {
 namespace {
 
-std::string one_line(std::string_view what, std::string_view why, std::string_view advice) {
+std::string message_line(std::string_view what, std::string_view why, std::string_view advice) {
   std::string text(what);
   if (!why.empty()) text.append(": ").append(why);
   if (!advice.empty()) text.append("; ").append(advice);
@@ -16,6 +16,6 @@ std::string one_line(std::string_view what, std::string_view why, std::string_vi
 }  // namespace
 
 Error::Error(ExitCode code, std::string_view what, std::string_view why, std::string_view advice)
-    : std::runtime_error(one_line(what, why, advice)), code_(code) {}
+    : std::runtime_error(message_line(what, why, advice)), code_(code) {}
 
 }  // namespace tandem

@@ -1,5 +1,7 @@
 #pragma once
 // One element of a view at a time, in double, whatever its type.
+#include <vector>
+
 #include "core/ops/ops.hpp"
 
 namespace tandem::reference {
@@ -24,6 +26,18 @@ inline void add_to(const TensorView& view, std::int64_t i, double value) { put(v
 inline void add_or_write(const TensorView& view, std::int64_t i, double value) {
   if (view.dtype == DType::f32) return add_to(view, i, value);
   put(view, i, value);
+}
+
+/// All elements of a view.
+inline std::vector<double> values_of(const TensorView& view) {
+  std::vector<double> values(static_cast<std::size_t>(view.shape.count()));
+  double* const to = values.data();
+  for (std::int64_t i = 0; i < view.shape.count(); ++i) to[i] = get(view, i);
+  return values;
+}
+/// sum[i] += factor * values[i], for i < n: each sum grows by one product a call, in the order of the calls.
+inline void add_products(double* sum, double factor, const double* values, std::int64_t n) {
+  for (std::int64_t i = 0; i < n; ++i) sum[i] += factor * values[i];
 }
 
 }  // namespace tandem::reference

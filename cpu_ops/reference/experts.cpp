@@ -93,12 +93,13 @@ void route_backward(TensorView drouting_weights, TensorView logits, bool normali
 
 void expert_linear(RowValues x, TensorView w, const Routing& r, TensorView y) {
   const std::int64_t out = w.shape[1], in = w.shape[2];
+  const std::vector<double> values = values_of(x.values), weights = values_of(w);
   for_rows(r, [&](std::int64_t e, std::int64_t row) {
+    const double* const of_row = values.data() + start_of(x, r, row);
     for (std::int64_t o = 0; o < out; ++o) {
+      const double* const weight = weights.data() + (e * out + o) * in;
       double sum = 0.0;
-      for (std::int64_t i = 0; i < in; ++i) {
-        sum += get(x.values, start_of(x, r, row) + i) * get(w, (e * out + o) * in + i);
-      }
+      for (std::int64_t i = 0; i < in; ++i) sum += of_row[i] * weight[i];
       put(y, row * out + o, sum);
     }
   });
@@ -106,28 +107,28 @@ void expert_linear(RowValues x, TensorView w, const Routing& r, TensorView y) {
 
 void expert_backward_input(RowValues dy, TensorView w, const Routing& r, TensorView dx, bool accumulate) {
   const std::int64_t out = w.shape[1], in = w.shape[2];
+  const std::vector<double> weights = values_of(w);
+  std::vector<double> sums(static_cast<std::size_t>(in));
   for_rows(r, [&](std::int64_t e, std::int64_t row) {
-    for (std::int64_t i = 0; i < in; ++i) {
-      double sum = accumulate ? get(dx, row * in + i) : 0.0;
-      for (std::int64_t o = 0; o < out; ++o) {
-        sum += get(dy.values, start_of(dy, r, row) + o) * get(w, (e * out + o) * in + i);
-      }
-      put(dx, row * in + i, sum);
+    const std::int64_t first = start_of(dy, r, row);
+    for (std::int64_t i = 0; i < in; ++i) sums[static_cast<std::size_t>(i)] = accumulate ? get(dx, row * in + i) : 0.0;
+    for (std::int64_t o = 0; o < out; ++o) {
+      add_products(sums.data(), get(dy.values, first + o), weights.data() + (e * out + o) * in, in);
     }
+    for (std::int64_t i = 0; i < in; ++i) put(dx, row * in + i, sums[static_cast<std::size_t>(i)]);
   });
 }
 
 void expert_backward_weight(RowValues dy, RowValues x, const Routing& r, TensorView dw) {
   const std::int64_t out = dw.shape[1], in = dw.shape[2];
+  const std::vector<double> values = values_of(x.values);
   for (std::int64_t e = 0; e < dw.shape[0]; ++e) {
     for (std::int64_t o = 0; o < out; ++o) {
-      for (std::int64_t i = 0; i < in; ++i) {
-        double sum = 0.0;
-        for (std::int64_t row = at(r.begins, e); row < at(r.begins, e + 1); ++row) {
-          sum += get(dy.values, start_of(dy, r, row) + o) * get(x.values, start_of(x, r, row) + i);
-        }
-        add_or_write(dw, (e * out + o) * in + i, sum);
+      std::vector<double> sums(static_cast<std::size_t>(in));
+      for (std::int64_t row = at(r.begins, e); row < at(r.begins, e + 1); ++row) {
+        add_products(sums.data(), get(dy.values, start_of(dy, r, row) + o), values.data() + start_of(x, r, row), in);
       }
+      for (std::int64_t i = 0; i < in; ++i) add_or_write(dw, (e * out + o) * in + i, sums[static_cast<std::size_t>(i)]);
     }
   }
 }

@@ -7,40 +7,47 @@
 
 namespace tandem::reference {
 
+// An element of a product is a sum in double, its terms added in order. What is innermost goes over elements of a row,
+// whose sums do not wait for each other.
 void linear(TensorView x, TensorView w, TensorView bias, TensorView y) {
   const std::int64_t rows = x.shape[0], in = x.shape[1], out = w.shape[0];
+  const std::vector<double> factors = values_of(x);
+  std::vector<double> columns(static_cast<std::size_t>(in * out)), sums(static_cast<std::size_t>(out));
+  for (std::int64_t o = 0; o < out; ++o) {
+    for (std::int64_t i = 0; i < in; ++i) columns[static_cast<std::size_t>(i * out + o)] = get(w, o * in + i);
+  }
   for (std::int64_t n = 0; n < rows; ++n) {
-    for (std::int64_t o = 0; o < out; ++o) {
-      double sum = bias ? get(bias, o) : 0.0;
-      for (std::int64_t i = 0; i < in; ++i) sum += get(x, n * in + i) * get(w, o * in + i);
-      put(y, n * out + o, sum);
-    }
+    for (std::int64_t o = 0; o < out; ++o) sums[static_cast<std::size_t>(o)] = bias ? get(bias, o) : 0.0;
+    for (std::int64_t i = 0; i < in; ++i)
+      add_products(sums.data(), factors.data()[n * in + i], columns.data() + i * out, out);
+    for (std::int64_t o = 0; o < out; ++o) put(y, n * out + o, sums[static_cast<std::size_t>(o)]);
   }
 }
 
 void linear_backward_input(TensorView dy, TensorView w, TensorView dx, bool accumulate) {
   const std::int64_t rows = dy.shape[0], in = w.shape[1], out = w.shape[0];
+  const std::vector<double> weights = values_of(w);
+  std::vector<double> sums(static_cast<std::size_t>(in));
   for (std::int64_t n = 0; n < rows; ++n) {
-    for (std::int64_t i = 0; i < in; ++i) {
-      double sum = accumulate ? get(dx, n * in + i) : 0.0;
-      for (std::int64_t o = 0; o < out; ++o) sum += get(dy, n * out + o) * get(w, o * in + i);
-      put(dx, n * in + i, sum);
-    }
+    for (std::int64_t i = 0; i < in; ++i) sums[static_cast<std::size_t>(i)] = accumulate ? get(dx, n * in + i) : 0.0;
+    for (std::int64_t o = 0; o < out; ++o) add_products(sums.data(), get(dy, n * out + o), weights.data() + o * in, in);
+    for (std::int64_t i = 0; i < in; ++i) put(dx, n * in + i, sums[static_cast<std::size_t>(i)]);
   }
 }
 
 void linear_backward_weight(TensorView dy, TensorView x, TensorView dw, TensorView dbias) {
   const std::int64_t rows = dy.shape[0], in = x.shape[1], out = dy.shape[1];
+  const std::vector<double> values = dw ? values_of(x) : std::vector<double>{};
   for (std::int64_t o = 0; o < out; ++o) {
-    for (std::int64_t i = 0; dw && i < in; ++i) {
-      double sum = 0.0;
-      for (std::int64_t n = 0; n < rows; ++n) sum += get(dy, n * out + o) * get(x, n * in + i);
-      add_or_write(dw, o * in + i, sum);
+    std::vector<double> sums(static_cast<std::size_t>(dw ? in : 0));
+    double of_bias = 0.0;
+    for (std::int64_t n = 0; n < rows; ++n) {
+      const double factor = get(dy, n * out + o);
+      if (dw) add_products(sums.data(), factor, values.data() + n * in, in);
+      of_bias += factor;
     }
-    if (!dbias) continue;
-    double sum = 0.0;
-    for (std::int64_t n = 0; n < rows; ++n) sum += get(dy, n * out + o);
-    add_to(dbias, o, sum);
+    for (std::int64_t i = 0; dw && i < in; ++i) add_or_write(dw, o * in + i, sums[static_cast<std::size_t>(i)]);
+    if (dbias) add_to(dbias, o, of_bias);
   }
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 // The few declarations of the library's stable interface that are called here: its header is not part of
 // every toolkit installation.
-using Device = void*;
+using NvmlDevice = void*;
 constexpr int success = 0;
 constexpr int insufficient_size = 7;
 
@@ -41,20 +41,20 @@ bool is_counted(const Process& process) { return process.used != not_available; 
 struct Nvml::Functions {
   int (*init)() = nullptr;
   int (*shutdown)() = nullptr;
-  int (*device_by_bus)(const char*, Device*) = nullptr;
-  int (*memory)(Device, Memory*) = nullptr;
-  int (*processes)(Device, unsigned int*, Process*) = nullptr;
+  int (*device_by_bus)(const char*, NvmlDevice*) = nullptr;
+  int (*memory)(NvmlDevice, Memory*) = nullptr;
+  int (*processes)(NvmlDevice, unsigned int*, Process*) = nullptr;
   int (*process_name)(unsigned int, char*, unsigned int) = nullptr;
-  Device device = nullptr;
+  NvmlDevice device = nullptr;
 
   bool load() {
     const auto library = gpu::SharedLibrary::find({"libnvidia-ml.so.1"});
     if (!library) return false;
     init = library->function<int()>("nvmlInit_v2");
     shutdown = library->function<int()>("nvmlShutdown");
-    device_by_bus = library->function<int(const char*, Device*)>("nvmlDeviceGetHandleByPciBusId_v2");
-    memory = library->function<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo");
-    processes = library->function<int(Device, unsigned int*, Process*)>("nvmlDeviceGetComputeRunningProcesses_v3");
+    device_by_bus = library->function<int(const char*, NvmlDevice*)>("nvmlDeviceGetHandleByPciBusId_v2");
+    memory = library->function<int(NvmlDevice, Memory*)>("nvmlDeviceGetMemoryInfo");
+    processes = library->function<int(NvmlDevice, unsigned int*, Process*)>("nvmlDeviceGetComputeRunningProcesses_v3");
     process_name = library->function<int(unsigned int, char*, unsigned int)>("nvmlSystemGetProcessName");
     return init && shutdown && device_by_bus && memory && processes && process_name;
   }

@@ -26,7 +26,7 @@ void refuse_no_experts(const Fields& f) {
   }
 }
 
-void refuse_unsupported(const Fields& f) {
+void refuse_unsupported_experts(const Fields& f) {
   if (f.boolean("output_router_logits", false)) {
     f.refuse("'output_router_logits' is true: the loss that balances experts is not supported", "set it to false");
   }
@@ -52,7 +52,7 @@ void pass_on(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
 
 void read_experts(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
   if (a.experts.count == 0) return refuse_no_experts(f);
-  refuse_unsupported(f);
+  refuse_unsupported_experts(f);
   c.experts = count_of(f, a);
   if (c.experts < 1) f.refuse(fmt::format("the number of experts is {}, expected at least 1", c.experts));
   c.chosen_experts = f.integer("num_experts_per_tok", a.experts.chosen);

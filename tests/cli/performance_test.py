@@ -137,7 +137,7 @@ class OtherMachines(ProgramTest):
         of_host = self.file("host.toml", shipped.replace('device_kind = "cuda"', 'device_kind = "host"'))
 
         def planned():
-            return [self.succeed(self.run_program("plan", "--model", "gpt2", "--recompute", "block", "--profile", profile,
+            return [self.succeed(self.run_program("plan", "--model", "gpt2-medium", "--recompute", "block", "--profile", profile,
                                                   "--json", *flags)).stdout
                     for profile in (PROFILES / "8gb-pcie4.toml", of_host) for flags in ([], ["--fit", "micro-batch"])]
         with_all = planned()
@@ -265,7 +265,7 @@ class OtherMachines(ProgramTest):
         return json.loads(self.succeed(self.run_program("plan", *flags, "--json")).stdout)["fit"]
 
     def test_what_was_chosen_has_its_own_time(self):
-        flags = ["plan", "--model", "llama3.2-1b", "--profile", PROFILES / "8gb-pcie4.toml", "--json"]
+        flags = ["plan", "--model", "gpt2-medium", "--device-memory", "3GiB", "--profile", PROFILES / "8gb-pcie4.toml", "--json"]
         for policy in ("host", "auto"):
             plan = json.loads(self.succeed(self.run_program(*flags, "--policy", policy)).stdout)
             fastest = plan["candidates"][0]
@@ -285,8 +285,9 @@ class OtherMachines(ProgramTest):
         self.assertLess(chosen["predicted"]["step_seconds"], 0.95 * least)
 
     def test_no_upgrade_makes_a_step_longer(self):
-        plan = json.loads(self.succeed(self.run_program("plan", "--model", "llama3.2-1b", "--recompute", "block", "--profile",
-                                                        PROFILES / "8gb-pcie4.toml", "--explain", "--json")).stdout)
+        plan = json.loads(self.succeed(self.run_program("plan", "--model", "gpt2-medium", "--device-memory", "3GiB", "--recompute",
+                                                        "block", "--profile", PROFILES / "8gb-pcie4.toml", "--explain",
+                                                        "--json")).stdout)
         self.assertEqual(plan["activations"], "recomputed")
         self.assertEqual(len(plan["upgrades"]), 5)
         for upgrade in plan["upgrades"]:

@@ -51,7 +51,8 @@ TEST_P(CachedAttention, StoresKeysAndValuesAtTheirPlacesAlone) {
   fast::store_keys_values(heads(k), heads(v), p.cache(), p.places.tokens(), p.shape);
   Tensor expected = keys_before;
   for (std::int64_t n = 0; n < p.shape.sequence; ++n) {
-    const std::int64_t place = p.places.rows[static_cast<std::size_t>(n)] * p.capacity() + p.places.tokens().position(n);
+    const std::int64_t place =
+        p.places.rows[static_cast<std::size_t>(n)] * p.capacity() + p.places.tokens().position(n);
     for (std::int64_t i = 0; i < width; ++i) expected.set(place * width + i, static_cast<float>(k.get(n * width + i)));
     EXPECT_SAME_ROW(p.values, place, v, n);
   }

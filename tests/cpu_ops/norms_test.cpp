@@ -7,12 +7,12 @@ namespace tandem::testing {
 namespace {
 
 constexpr float eps = 1e-5F;
-const Shape all_shapes[] = {{1, 1}, {111, 24}, {37, 52}, {3, 55}, {22, 201}, {700, 130}};
+const Shape norm_shapes[] = {{1, 1}, {111, 24}, {37, 52}, {3, 55}, {22, 201}, {700, 130}};
 
 class Norms : public ::testing::TestWithParam<DType> {};
 
 TEST_P(Norms, LayerNormIsTheReference) {
-  for (const Shape& shape : all_shapes) {
+  for (const Shape& shape : norm_shapes) {
     SCOPED_TRACE(shape.text());
     const Shape rows{shape[0]}, channels{shape[1]};
     Random random(1);
@@ -39,7 +39,7 @@ TEST_P(Norms, LayerNormIsTheReference) {
 }
 
 TEST_P(Norms, LayerNormBackwardIsTheReference) {
-  for (const Shape& shape : all_shapes) {
+  for (const Shape& shape : norm_shapes) {
     SCOPED_TRACE(shape.text());
     const Shape rows{shape[0]}, channels{shape[1]};
     Random random(2);
@@ -71,7 +71,7 @@ TEST_P(Norms, LayerNormBackwardIsTheReference) {
 }
 
 TEST_P(Norms, RmsNormForwardAndBackwardAreTheReference) {
-  for (const Shape& shape : all_shapes) {
+  for (const Shape& shape : norm_shapes) {
     SCOPED_TRACE(shape.text());
     const Shape rows{shape[0]}, channels{shape[1]};
     Random random(3);

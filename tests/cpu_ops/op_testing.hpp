@@ -1,5 +1,6 @@
 #pragma once
-// Tensors of random numbers, comparison with a reference, and runs on several thread counts.
+// Tensors of random numbers, comparison with a reference, and runs on several thread counts. Loops over elements are in
+// op_testing.cpp, which is optimised in every tree.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,24 +55,16 @@ class Tensor {
 };
 
 /// To bf16.
-inline Tensor rounded(const Tensor& sums) {
-  Tensor t(DType::bf16, sums.view().shape);
-  for (std::int64_t i = 0; i < sums.count(); ++i) t.set(i, static_cast<float>(sums.get(i)));
-  return t;
-}
+Tensor rounded(const Tensor& sums);
 
 class Random {
  public:
   explicit Random(unsigned seed) : engine_(seed) {}
-  float normal(float deviation = 1.0F) { return deviation * std::normal_distribution<float>()(engine_); }
+  float normal(float deviation = 1.0F);
   std::int32_t below(std::int32_t n) { return std::uniform_int_distribution<std::int32_t>(0, n - 1)(engine_); }
   std::uint32_t bits() { return static_cast<std::uint32_t>(engine_()); }
 
-  Tensor tensor(DType dtype, Shape shape, float deviation = 1.0F) {
-    Tensor t(dtype, shape);
-    for (std::int64_t i = 0; i < t.count(); ++i) t.set(i, normal(deviation));
-    return t;
-  }
+  Tensor tensor(DType dtype, Shape shape, float deviation = 1.0F);
   Tensor tokens(Shape shape, std::int32_t vocabulary) {
     Tensor t(DType::i32, shape);
     for (std::int64_t i = 0; i < t.count(); ++i) t.view().as<std::int32_t>()[i] = below(vocabulary);
@@ -98,16 +91,7 @@ class LentWorkspace {
 };
 
 /// Largest difference relative to the largest magnitude of `expected`.
-inline double relative_error(const Tensor& actual, const Tensor& expected) {
-  double largest = 0.0, difference = 0.0;
-  for (std::int64_t i = 0; i < expected.count(); ++i) {
-    largest = std::max(largest, std::abs(expected.get(i)));
-    const double d = std::abs(actual.get(i) - expected.get(i));
-    if (std::isnan(d)) return INFINITY;
-    difference = std::max(difference, d);
-  }
-  return largest == 0.0 ? difference : difference / largest;
-}
+double relative_error(const Tensor& actual, const Tensor& expected);
 
 /// What fp32 sums of a few hundred terms, or one bf16 rounding, may differ by.
 inline double tolerance(DType dtype) { return dtype == DType::f32 ? 4e-6 : 6e-3; }

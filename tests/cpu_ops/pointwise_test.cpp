@@ -7,7 +7,7 @@
 namespace tandem::testing {
 namespace {
 
-const Shape all_shapes[] = {{1, 1}, {1, 22}, {3, 37}, {55, 1001}};
+const Shape pointwise_shapes[] = {{1, 1}, {1, 22}, {3, 37}, {55, 1001}};
 
 class Pointwise : public ::testing::TestWithParam<DType> {
  protected:
@@ -31,7 +31,7 @@ void expect_equal(const Tensor& actual, const Tensor& expected) {
 }
 
 TEST_P(Pointwise, GeluIsTheFormulaAlsoInPlace) {
-  for (const Shape& shape : all_shapes) {
+  for (const Shape& shape : pointwise_shapes) {
     Random random(1);
     const Tensor x = wide(random, GetParam(), shape), dy = random.tensor(GetParam(), shape);
     Tensor y_expected(GetParam(), shape), dx_expected(GetParam(), shape);
@@ -58,7 +58,7 @@ TEST_P(Pointwise, ActivationsWithAGateAreTheFormulaAlsoInPlace) {
       {fast::swiglu, fast::swiglu_backward, reference::swiglu, reference::swiglu_backward},
       {fast::geglu, fast::geglu_backward, reference::geglu, reference::geglu_backward},
   };
-  for (const Shape& shape : all_shapes) {
+  for (const Shape& shape : pointwise_shapes) {
     for (const Gated& op : both) {
       Random random(2);
       const Tensor gate = wide(random, GetParam(), shape), up = random.tensor(GetParam(), shape);
@@ -93,7 +93,7 @@ TEST(GatedReference, AreTheFormulasOfTheirNames) {
 }
 
 TEST_P(Pointwise, AddIsTheSumAlsoInPlace) {
-  for (const Shape& shape : all_shapes) {
+  for (const Shape& shape : pointwise_shapes) {
     Random random(3);
     const Tensor a = wide(random, GetParam(), shape), b = random.tensor(GetParam(), shape);
     Tensor expected(GetParam(), shape);
@@ -109,7 +109,7 @@ TEST_P(Pointwise, AddIsTheSumAlsoInPlace) {
 }
 
 TEST_P(Pointwise, AScaledSumIsRoundedOnceAlsoInPlace) {
-  for (const Shape& shape : all_shapes) {
+  for (const Shape& shape : pointwise_shapes) {
     Random random(4);
     const Tensor x = wide(random, GetParam(), shape), residual = random.tensor(GetParam(), shape);
     Tensor sum(GetParam(), shape), scaled(GetParam(), shape);

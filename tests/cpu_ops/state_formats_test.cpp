@@ -8,11 +8,11 @@
 namespace tandem::testing {
 namespace {
 
-const AdamW hyper{.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
+const AdamW format_adamw{.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
 constexpr std::uint64_t seed = 0x9876543210fedcbaULL;
 
 AdamCoefficients coefficients(std::int64_t step) {
-  return numerics::adam_coefficients(hyper, step, 1e-3, 0.5, true, seed);
+  return numerics::adam_coefficients(format_adamw, step, 1e-3, 0.5, true, seed);
 }
 
 /// The same values in any format.

@@ -10,11 +10,11 @@
 namespace tandem::testing {
 namespace {
 
-constexpr double bar = 1e-5;
+constexpr double decode_bar = 1e-5;
 constexpr std::int64_t positions = 19;  // of the shortest fixture
 
 /// Largest difference in units of the largest value.
-double distance(std::span<const float> actual, std::span<const float> expected) {
+double decode_distance(std::span<const float> actual, std::span<const float> expected) {
   if (actual.size() != expected.size()) return INFINITY;
   double most = 0.0, unit = 1e-30;
   for (std::size_t i = 0; i < actual.size(); ++i) {
@@ -94,15 +94,15 @@ TEST_P(Decode, GivesTheLogitsOfForwardsWithoutACache) {
   Decoding decoding(fixture);
   // Prompts of 7 and 3 tokens, the first of them in two parts, then a token of each at a time, and the second alone.
   auto made = decoding.pass({{0, 0, 5}, {1, 0, 3}}, false);
-  EXPECT_LE(distance(made.at(0), first[4]), bar);
-  EXPECT_LE(distance(made.at(1), second[2]), bar);
-  EXPECT_LE(distance(decoding.pass({{0, 5, 2}}, false).at(0), first[6]), bar);
+  EXPECT_LE(decode_distance(made.at(0), first[4]), decode_bar);
+  EXPECT_LE(decode_distance(made.at(1), second[2]), decode_bar);
+  EXPECT_LE(decode_distance(decoding.pass({{0, 5, 2}}, false).at(0), first[6]), decode_bar);
   for (std::int64_t t = 0; t < 12; ++t) {
     made = decoding.pass({{0, 7 + t, 1}, {1, 3 + t, 1}}, true);
-    EXPECT_LE(distance(made.at(0), first[static_cast<std::size_t>(7 + t)]), bar) << t;
-    EXPECT_LE(distance(made.at(1), second[static_cast<std::size_t>(3 + t)]), bar) << t;
+    EXPECT_LE(decode_distance(made.at(0), first[static_cast<std::size_t>(7 + t)]), decode_bar) << t;
+    EXPECT_LE(decode_distance(made.at(1), second[static_cast<std::size_t>(3 + t)]), decode_bar) << t;
   }
-  EXPECT_LE(distance(decoding.pass({{1, 15, 1}}, true).at(0), second[15]), bar);
+  EXPECT_LE(decode_distance(decoding.pass({{1, 15, 1}}, true).at(0), second[15]), decode_bar);
   EXPECT_EQ(decoding.computed(), 5 + 3 + 2 + 2 * 12 + 1);
 }
 
@@ -113,7 +113,7 @@ TEST_P(Decode, AWrongPositionShows) {
   decoding.pass({{0, 0, 5}}, false);
   decoding.pass({{0, 5, 3}}, false);
   decoding.pass({{0, 9, 1}}, true);  // position 8 holds what was there
-  EXPECT_GT(distance(decoding.pass({{0, 10, 1}}, true).at(0), expected[10]), 100 * bar);
+  EXPECT_GT(decode_distance(decoding.pass({{0, 10, 1}}, true).at(0), expected[10]), 100 * decode_bar);
 }
 
 TEST_P(Decode, ASequenceAloneHasItsBitsAmongOthers) {

@@ -11,7 +11,7 @@
 namespace tandem::testing {
 namespace {
 
-constexpr double bar = 1e-5;
+constexpr double gradient_bar = 1e-5;
 
 double largest(const std::vector<float>& values) {
   double most = 0.0;
@@ -65,7 +65,8 @@ class AgainstPyTorch : public ::testing::TestWithParam<std::string> {
   void check_losses(const std::vector<float>& losses) const {
     const std::vector<float> expected = fixture["losses"].floats();
     ASSERT_EQ(losses.size(), expected.size());
-    for (std::size_t i = 0; i < losses.size(); ++i) EXPECT_NEAR(losses[i], expected[i], bar * largest(expected));
+    for (std::size_t i = 0; i < losses.size(); ++i)
+      EXPECT_NEAR(losses[i], expected[i], gradient_bar * largest(expected));
   }
 };
 
@@ -74,7 +75,7 @@ TEST_P(AgainstPyTorch, LossesAndEveryGradientAgree) {
   const Gradients ours = run(rig);
   EXPECT_EQ(ours.size(), fixture.gradient_count()) << "a gradient of the reference is not compared";
   const Distance d = distance(ours, expected_gradients(fixture));
-  EXPECT_LE(d.worst, bar) << d.parameter;
+  EXPECT_LE(d.worst, gradient_bar) << d.parameter;
   RecordProperty("worst", std::to_string(d.worst * 1e6) + "e-6 in " + d.parameter);
 }
 
@@ -162,7 +163,7 @@ TEST_P(AgainstPyTorch, LogitsOfTheLastPositionAgree) {
     const std::vector<float> ours = rig.logits(shape.sequence - 1);
     const std::vector<float> expected = fixture["logits"].floats();
     ASSERT_EQ(ours.size(), expected.size());
-    for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i], expected[i], bar * largest(expected));
+    for (std::size_t i = 0; i < ours.size(); ++i) EXPECT_NEAR(ours[i], expected[i], gradient_bar * largest(expected));
   }
 }
 
@@ -175,7 +176,7 @@ TEST_P(AgainstPyTorch, AMissingVectorGradientIsFound) {
     if (p->shape.rank() > 1 || p->name == "attn.c_attn.bias") continue;
     Gradients wrong = expected;
     std::ranges::fill(wrong.at(hf_tensor_of(fixture.config(), *p).name), 0.0F);
-    EXPECT_GT(distance(wrong, expected).worst, 100 * bar) << p->full_name;
+    EXPECT_GT(distance(wrong, expected).worst, 100 * gradient_bar) << p->full_name;
   }
 }
 
@@ -187,7 +188,7 @@ TEST_P(AgainstPyTorch, AnErrorOfTwoInAHundredThousandIsFound) {
     if (largest(values) < 1e-3 * overall) continue;
     Gradients wrong = expected;
     for (float& x : wrong.at(name)) x *= 1.0F + 2e-5F;
-    EXPECT_GT(distance(wrong, expected).worst, bar) << name;
+    EXPECT_GT(distance(wrong, expected).worst, gradient_bar) << name;
   }
 }
 
@@ -200,7 +201,7 @@ void expect_found(const Fixture& fixture, const std::string& full_name, void (*p
   rig.parameters().set(p, values);
   rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
   rig.train(fixture.gradient_scale());
-  EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 100 * bar) << full_name;
+  EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 100 * gradient_bar) << full_name;
 }
 
 TEST_P(AgainstPyTorch, AWrongSignOrAnotherOrderInAWeightIsFound) {
@@ -223,7 +224,7 @@ class OthersAgainstPyTorch : public AgainstPyTorch {
     rig.load(fixture);
     rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
     rig.train(fixture.gradient_scale());
-    EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * bar);
+    EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * gradient_bar);
   }
 };
 
@@ -267,7 +268,7 @@ void expect_another(const Fixture& fixture, const std::function<void(ModelConfig
   rig.load(fixture);
   rig.set_batch(fixture["tokens"].as<std::int32_t>(), fixture["targets"].as<std::int32_t>());
   rig.train(fixture.gradient_scale());
-  EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * bar);
+  EXPECT_GT(distance(rig.gradients(), expected_gradients(fixture)).worst, 10 * gradient_bar);
 }
 
 TEST(Gemma, AnotherNormGateFactorOrRopeIsFound) {

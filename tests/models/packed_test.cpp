@@ -9,7 +9,7 @@
 namespace tandem::testing {
 namespace {
 
-constexpr double bar = 1e-5;
+constexpr double packed_bar = 1e-5;
 constexpr std::int64_t sequence = 19;  // the positions of the shortest
 
 struct Record {
@@ -78,7 +78,7 @@ double largest_of(std::span<const float> values) {
 }
 
 /// Largest difference in units of the largest value.
-double distance(std::span<const float> actual, std::span<const float> expected) {
+double packed_distance(std::span<const float> actual, std::span<const float> expected) {
   if (actual.size() != expected.size()) return INFINITY;
   double most = 0.0;
   for (std::size_t i = 0; i < actual.size(); ++i) {
@@ -90,12 +90,12 @@ double distance(std::span<const float> actual, std::span<const float> expected) 
 
 /// Largest distance of a parameter's gradients. Gradients that are nothing but rounding, as of biases that a
 /// softmax cancels, are measured by the largest of all.
-double distance(const Gradients& actual, const Gradients& expected) {
+double packed_distance(const Gradients& actual, const Gradients& expected) {
   double most = 0.0, overall = 0.0;
   for (const auto& [name, values] : expected) overall = std::max(overall, largest_of(values));
   for (const auto& [name, values] : expected) {
     const double own = largest_of(values), unit = std::max(own, 1e-3 * overall) / std::max(own, 1e-30);
-    most = std::max(most, distance(actual.at(name), values) / unit);
+    most = std::max(most, packed_distance(actual.at(name), values) / unit);
   }
   return most;
 }
@@ -108,8 +108,8 @@ class PackedRows : public ::testing::TestWithParam<std::string> {
 
 TEST_P(PackedRows, HaveTheLossesAndGradientsOfTheirRecordsAlone) {
   const Results expected = alone(fixture, batch), actual = packed(fixture, batch);
-  EXPECT_LE(distance(actual.losses, expected.losses), bar);
-  EXPECT_LE(distance(actual.gradients, expected.gradients), bar);
+  EXPECT_LE(packed_distance(actual.losses, expected.losses), packed_bar);
+  EXPECT_LE(packed_distance(actual.gradients, expected.gradients), packed_bar);
 }
 
 // A leak across a single boundary, as would be of a record that begins, or ends, a token too late, shows far above the
@@ -120,8 +120,8 @@ TEST_P(PackedRows, ALeakAcrossABoundaryShows) {
   for (std::size_t t = 9; t < 12; ++t) leaking.first[t] = 8;
   leaking.end[8] = 12;
   const Results actual = packed(fixture, leaking);
-  EXPECT_GT(distance(actual.losses, expected.losses), 100 * bar);
-  EXPECT_GT(distance(actual.gradients, expected.gradients), 100 * bar);
+  EXPECT_GT(packed_distance(actual.losses, expected.losses), 100 * packed_bar);
+  EXPECT_GT(packed_distance(actual.gradients, expected.gradients), 100 * packed_bar);
 }
 
 TEST_P(PackedRows, ComputedAgainHaveTheSameBits) {

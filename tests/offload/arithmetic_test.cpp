@@ -19,7 +19,7 @@ using testing::noise;
 using testing::toy;
 using testing::ToyOptions;
 
-constexpr double lr = 1e-2;
+constexpr double learning_rate = 1e-2;
 constexpr double clip = 0.75;
 /// Neither the defaults nor an eps too small to be seen.
 constexpr AdamW adamw{.beta1 = 0.8, .beta2 = 0.97, .eps = 1e-4, .weight_decay = 0.2};
@@ -37,7 +37,9 @@ const std::vector<Step> fewer_micro_batches{{1, 1.0, 0x1p-5}, {3, 0.5, 0x1p-5}, 
 
 /// The master is below 1/4, so that each of the two roundings of a step takes 2^-27 at most; the step itself is about
 /// lr, after some ten roundings of 2^-24. Of three steps 6.3e-6 lr.
-double master_tolerance(std::size_t steps) { return static_cast<double>(steps) * (2 * 0x1p-27 + 10 * 0x1p-24 * lr); }
+double master_tolerance(std::size_t steps) {
+  return static_cast<double>(steps) * (2 * 0x1p-27 + 10 * 0x1p-24 * learning_rate);
+}
 /// Some fourteen roundings of 2^-24, and three for every step after the first.
 double moment_tolerance(std::size_t steps) { return static_cast<double>(11 + 3 * steps) * 0x1p-24; }
 
@@ -142,7 +144,7 @@ class Doubles {
     const double m = e.m / (1.0 - std::pow(adamw.beta1, steps_));
     const double v = e.v / (1.0 - std::pow(adamw.beta2, steps_));
     const double decay = p.options.decay ? adamw.weight_decay * e.w : 0.0;
-    e.w -= lr * p.options.lr_scale * (m / (std::sqrt(v) + adamw.eps) + decay);
+    e.w -= learning_rate * p.options.lr_scale * (m / (std::sqrt(v) + adamw.eps) + decay);
     EXPECT_LT(std::abs(e.w), 0.25) << "the tolerance is for smaller ones";
   }
 
@@ -185,8 +187,10 @@ class Comparison {
 
  private:
   void step(const Step& s, double max_norm) {
-    engine_->begin_step(
-        {.lr = lr, .max_grad_norm = max_norm, .micro_batches = s.micro_batches, .gradient_scale = s.gradient_scale});
+    engine_->begin_step({.lr = learning_rate,
+                         .max_grad_norm = max_norm,
+                         .micro_batches = s.micro_batches,
+                         .gradient_scale = s.gradient_scale});
     for (int first = 0; first < s.micro_batches; first += at_once_) {
       const int end = std::min(first + at_once_, s.micro_batches);
       for (int l = 0; l < layout_.layer_count(); ++l) look_at_weights(l);

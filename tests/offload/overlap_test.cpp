@@ -76,18 +76,18 @@ ToyOptions streamed() {
   return o;
 }
 
-struct Shape {
+struct StepShape {
   int subgroups = 0;
   int copies = 0;  ///< of one subgroup's load
 };
-Shape shape_of(const ToyOptions& o) {
+StepShape shape_of(const ToyOptions& o) {
   const Plan plan = make_plan(toy_layout(o), o.offload, {o.device.capacity, 0});
   return {static_cast<int>(plan.subgroups.size()), plan.subgroups.front().gradient_on_device ? 3 : 4};
 }
 
 TEST(Overlap, TheNextSubgroupIsLoadedWhileOneUpdates) {
   ToyOptions o = streamed();
-  const Shape shape = shape_of(o);
+  const StepShape shape = shape_of(o);
   Stagehand stage;
   for (int n = 1; n < shape.subgroups; ++n) {
     stage.hold(update, "adamw", n, [=](const Stagehand& s) { return s.begun(up, copy_up) > n * shape.copies; });
@@ -100,7 +100,7 @@ TEST(Overlap, TheNextSubgroupIsLoadedWhileOneUpdates) {
 
 TEST(Overlap, BothDirectionsAreInFlightAtOnce) {
   ToyOptions o = streamed();
-  const Shape shape = shape_of(o);
+  const StepShape shape = shape_of(o);
   Stagehand stage;
   const int third_load = 2 * shape.copies + 1;
   const int first_store = shape.subgroups + 1;  // behind the gradients, or their norms
@@ -132,7 +132,7 @@ TEST(Overlap, ALayersGradientsLeaveBeforeTheNextBackwardEnds) {
 TEST(Overlap, ForwardBeginsWhileLaterLayersUpdateAndEachLayerAwaitsItsOwn) {
   ToyOptions o = streamed();
   o.tied = false;
-  const Shape shape = shape_of(o);
+  const StepShape shape = shape_of(o);
   Stagehand stage;
   constexpr int forward_tasks = 2 + 4 * 3 + 2;  // of one step: a task for every parameter
   stage.hold(update, "adamw", shape.subgroups,
@@ -177,7 +177,7 @@ TEST(Overlap, ExposedIsWhatTheStreamStandsStillForTheUpdate) {
 TEST(Overlap, IsMissedWhereThereIsNone) {
   ToyOptions o = streamed();
   o.offload.overlap = false;
-  const Shape shape = shape_of(o);
+  const StepShape shape = shape_of(o);
   Stagehand stage(std::chrono::milliseconds(200));
   constexpr int forward_tasks = 2 + 4 * 3 + 2;
   stage.hold(update, "adamw", shape.subgroups,

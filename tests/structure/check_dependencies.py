@@ -16,6 +16,7 @@ Reports one line "FILE:LINE: RULE: WHAT" for each violation and ends with 1 wher
                file.cpp too, nor by a pattern such as `adam_*.cpp` or `{linear,norms}.cpp`
 """
 import fnmatch
+import functools
 import re
 import sys
 from pathlib import Path
@@ -128,17 +129,45 @@ def is_header(path):
     return path.suffix in HEADERS or path.name.endswith(".hpp.in")
 
 
+def once_a_file(function):
+    """A function of a file's text, which is read again only where the file has changed."""
+    known = {}
+
+    @functools.wraps(function)
+    def of(path):
+        found = path.stat()
+        state = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if known.get(path, (None,))[0] != state:
+            known[path] = (state, function(path))
+        return known[path][1]
+
+    return of
+
+
+@once_a_file
 def code_lines(path):
     """Lines without block comments, so that an include in a comment counts for nothing."""
     text = path.read_text(encoding="utf-8", errors="replace")
     return BLOCK_COMMENT.sub(lambda m: "\n" * m.group().count("\n"), text).splitlines()
 
 
+@once_a_file
 def includes_of(path):
-    for number, line in enumerate(code_lines(path), 1):
-        found = INCLUDE.match(line)
-        if found:
-            yield number, found.group(1) == '"', found.group(2)
+    """(line, whether in quotes, name) of each include."""
+    matches = ((number, INCLUDE.match(line)) for number, line in enumerate(code_lines(path), 1))
+    return [(number, found.group(1) == '"', found.group(2)) for number, found in matches if found]
+
+
+@once_a_file
+def conditionals_of(path):
+    """(line, word) of each conditional of the preprocessor."""
+    matches = ((number, CONDITIONAL.match(line)) for number, line in enumerate(code_lines(path), 1))
+    return [(number, found.group(1)) for number, found in matches if found]
+
+
+@once_a_file
+def length_of(path):
+    return len(path.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 def stem_of(path):
@@ -249,17 +278,15 @@ class Tree:
                     self.report(self.root / module / part, 1, "part", "no README.md")
 
     def check_length(self, path):
-        count = len(path.read_text(encoding="utf-8", errors="replace").splitlines())
+        count = length_of(path)
         if count > LONGEST_FILE:
             self.report(path, count, "length", f"{count} lines, {LONGEST_FILE} at most")
 
     def check_conditionals(self, path):
         if not is_header(path) or path.relative_to(self.root).parts[:2] == ("core", "numerics"):
             return
-        for number, line in enumerate(code_lines(path), 1):
-            found = CONDITIONAL.match(line)
-            if found:
-                self.report(path, number, "conditional", f"#{found.group(1)} in a header")
+        for number, word in conditionals_of(path):
+            self.report(path, number, "conditional", f"#{word} in a header")
 
     def check_public(self):
         """Follows the includes of public headers through the tree."""

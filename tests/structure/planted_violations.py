@@ -3,17 +3,20 @@
 
 Usage: planted_violations.py ROOT
 
-The copy must pass as it is; with each violation planted it must fail, and name the file and the rule.
+The copy must pass as it is; with each violation planted it must fail, and name the file and the rule. The check runs in this
+process, which reads each file once, and first as a program.
 """
+import contextlib
+import io
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import check_dependencies
 from planted_report import report
 
-CHECK = Path(__file__).with_name("check_dependencies.py")
 KEPT = {".hpp", ".h", ".cpp", ".cu", ".cuh", ".py", ".in"}
 README = "README.md"
 # The copy's READMEs name what is planted, so that each file breaks one rule alone.
@@ -72,7 +75,13 @@ PLANTED = [
 
 
 def check(root):
-    result = subprocess.run([sys.executable, str(CHECK), str(root)], capture_output=True, text=True, check=False)
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        code = check_dependencies.main([check_dependencies.__file__, str(root)])
+    return code, said.getvalue()
+
+
+def check_as_program(root):
+    result = subprocess.run([sys.executable, check_dependencies.__file__, str(root)], capture_output=True, text=True, check=False)
     return result.returncode, result.stdout + result.stderr
 
 
@@ -158,13 +167,13 @@ def main(arguments):
     with tempfile.TemporaryDirectory(prefix="tandem_structure_") as folder:
         root = Path(folder) / "tree"
         copy_tree(Path(arguments[1]).resolve(), root)
-        code, output = check(root)
+        code, output = check_as_program(root)
         if code != 0:
             print(f"the tree itself does not pass:\n{output}")
             return 1
         outcomes = [try_planted(root, *planted) for planted in PLANTED]
         outcomes += [try_transitive(root), try_without_readme(root), try_crowded(root), try_part_without_readme(root)]
-        empty_code, _ = check(Path(folder) / "nothing")
+        empty_code, _ = check_as_program(Path(folder) / "nothing")
     outcomes.append("passed where there is no tree at all" if empty_code == 0 else None)
     return report(outcomes)
 

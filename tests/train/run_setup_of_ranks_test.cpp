@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // What the process holds differs by so much at most from one setup to the next.
-constexpr std::size_t unlike = 16_MiB;
+constexpr std::size_t unlike_of_rank = 16_MiB;
 
 TrainConfig config_of(int ranks, const char* policy = "host") {
   TrainConfig config;
@@ -59,11 +59,11 @@ std::size_t bytes_of(const MemoryPlan& memory, std::string_view name) {
 }
 
 /// Of the whole machine, where devices are of its own memory.
-std::size_t all_bytes(const RunSetup& run) {
+std::size_t bytes_of_all(const RunSetup& run) {
   return run.planned_host_bytes() + run.planned_device_bytes() * static_cast<std::size_t>(run.ranks());
 }
 
-std::string refusal(const TrainConfig& config, const Topology& machine) {
+std::string refusal_of_ranks(const TrainConfig& config, const Topology& machine) {
   try {
     set_up(config, machine);
   } catch (const PlanError& error) {
@@ -132,7 +132,7 @@ TEST(RunSetupOfRanks, WhatDoesNotTrainTakesOneDevice) {
 }
 
 TEST(RunSetupOfRanks, HostMemoryIsOfAllAndTheTableSaysSo) {
-  const std::vector<char> held(8 * unlike, 'x');  // by the program
+  const std::vector<char> held(8 * unlike_of_rank, 'x');  // by the program
   for (const std::int64_t every : {0, 10}) {
     TrainConfig config = config_of(1);
     config.checkpoint_every = every;
@@ -147,7 +147,8 @@ TEST(RunSetupOfRanks, HostMemoryIsOfAllAndTheTableSaysSo) {
       EXPECT_EQ(run.all_memory().host_bytes(), sum);
       // The process is one, whose own memory is counted once; its state is divided.
       EXPECT_NEAR(static_cast<double>(bytes_of(run.all_memory(), "program and libraries")),
-                  static_cast<double>(bytes_of(one.memory, "program and libraries")), static_cast<double>(unlike));
+                  static_cast<double>(bytes_of(one.memory, "program and libraries")),
+                  static_cast<double>(unlike_of_rank));
       EXPECT_NEAR(static_cast<double>(bytes_of(run.all_memory(), "optimizer")),
                   static_cast<double>(bytes_of(one.memory, "optimizer")), static_cast<double>(1_MiB));
       EXPECT_THAT(run.table(), HasSubstr(format_bytes(sum)));
@@ -173,7 +174,7 @@ TEST(RunSetupOfRanks, ACopyOfTheStateIsBookedWhole) {
     EXPECT_EQ(bytes_of(without.all_memory(), "checkpoint copy"), 0U);
     EXPECT_GT(bytes_of(without.all_memory(), "checkpoint buffer"), 0U);
     EXPECT_LE(without.planned_host_bytes(), config.host_memory);
-    config.host_memory = run.planned_host_bytes() + unlike;
+    config.host_memory = run.planned_host_bytes() + unlike_of_rank;
     EXPECT_TRUE(set_up(config, machine(64_GiB)).saving.copies);
   }
 }
@@ -183,12 +184,12 @@ TEST(RunSetupOfRanks, TheAdvisedCeilingOfHostMemoryFitsAll) {
     TrainConfig config = config_of(ranks);
     for (const std::size_t ceiling : {1_MiB, 40_MiB}) {
       config.host_memory = ceiling;
-      const std::string text = refusal(config, machine(64_GiB));
+      const std::string text = refusal_of_ranks(config, machine(64_GiB));
       EXPECT_THAT(text, HasSubstr("the ceiling is " + format_bytes(ceiling)));
       config.host_memory = advised_host_memory(text);
       const RunSetup run = set_up(config, machine(64_GiB));
       EXPECT_LE(run.planned_host_bytes(), config.host_memory);
-      EXPECT_GT(run.planned_host_bytes() + unlike, config.host_memory) << "no more is asked for than is needed";
+      EXPECT_GT(run.planned_host_bytes() + unlike_of_rank, config.host_memory) << "no more is asked for than is needed";
     }
   }
 }
@@ -198,13 +199,13 @@ TEST(RunSetupOfRanks, WhatAMachineHasIsForAllOfThem) {
   for (const char* policy : {"auto", "host"}) {
     for (const int ranks : {2, 3}) {
       const TrainConfig config = config_of(ranks, policy);
-      const std::size_t at_will = all_bytes(set_up(config, machine(64_GiB)));
+      const std::size_t at_will = bytes_of_all(set_up(config, machine(64_GiB)));
       bool refused = false;
-      for (std::size_t available = at_will + unlike; !refused; available -= at_will / 32) {
+      for (std::size_t available = at_will + unlike_of_rank; !refused; available -= at_will / 32) {
         ASSERT_GT(available, at_will / 32) << "nothing is refused";
         try {
           const RunSetup run = set_up(config, machine(available));
-          EXPECT_LE(all_bytes(run) - bytes_of(run.all_memory(), "program and libraries"), available) << policy;
+          EXPECT_LE(bytes_of_all(run) - bytes_of(run.all_memory(), "program and libraries"), available) << policy;
         } catch (const PlanError& error) {
           EXPECT_THAT(error.what(), HasSubstr("is available")) << policy;
           EXPECT_LT(available, at_will) << policy;

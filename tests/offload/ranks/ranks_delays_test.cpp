@@ -19,7 +19,7 @@ using testing::ToyOptions;
 using testing::ToyResult;
 using testing::ToyTrainer;
 
-constexpr int shards = 8;
+constexpr int rank_shards = 8;
 
 /// What the bits depend on: micro-batches of all ranks.
 ToyOptions drawn_work(Draw& draw, int ranks) {
@@ -75,7 +75,7 @@ class DelaysOfRanks : public ::testing::TestWithParam<int> {};
 
 TEST_P(DelaysOfRanks, ChangeNoBitUnderAnyPlan) {
   for (int run = 0; run < testing::delayed_runs(6); ++run) {
-    const auto seed = static_cast<unsigned>(run * shards + GetParam());
+    const auto seed = static_cast<unsigned>(run * rank_shards + GetParam());
     Draw draw(seed);
     const int ranks = 2 + draw.below(2);
     ToyOptions o = drawn_work(draw, ranks);
@@ -98,7 +98,7 @@ TEST_P(DelaysOfRanks, ChangeNoBitUnderAnyPlan) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, DelaysOfRanks, ::testing::Range(0, shards));
+INSTANTIATE_TEST_SUITE_P(All, DelaysOfRanks, ::testing::Range(0, rank_shards));
 
 }  // namespace
 }  // namespace tandem

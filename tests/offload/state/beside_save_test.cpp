@@ -75,7 +75,7 @@ class SlowSave {
   std::thread thread_;
 };
 
-std::string bytes_of(const std::filesystem::path& file) {
+std::string text_of(const std::filesystem::path& file) {
   std::ifstream stream(file, std::ios::binary);
   return {std::istreambuf_iterator<char>(stream), {}};
 }
@@ -122,7 +122,7 @@ class SavingBeside : public ::testing::TestWithParam<Way> {
     const auto check = [&] {
       const auto beside = save->finish();
       save.reset();
-      EXPECT_TRUE(bytes_of(beside / "state.safetensors") == bytes_of(standing / "state.safetensors")) << beside;
+      EXPECT_TRUE(text_of(beside / "state.safetensors") == text_of(standing / "state.safetensors")) << beside;
       EXPECT_EQ(Checkpoint(beside).manifest().state_digest, Checkpoint(standing).manifest().state_digest);
     };
     for (int s = 0; s < o.steps; ++s) {

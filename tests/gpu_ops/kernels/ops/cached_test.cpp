@@ -9,7 +9,7 @@
 namespace tandem::testing {
 namespace {
 
-HeadsView heads(const TensorView& x) { return {x.data, x.dtype, x.shape[1]}; }
+HeadsView heads_of(const TensorView& x) { return {x.data, x.dtype, x.shape[1]}; }
 
 /// i32 values on the device.
 Operand put(const std::vector<std::int32_t>& values) {
@@ -25,7 +25,7 @@ class CachedOps : public OpsTest {
     const Operand rows = put(p.places.rows), first = put(p.places.first);
     const Operand out = bench().put(Tensor(dtype(), p.out_shape()), offset);
     const CachedTokens tokens{rows.as<std::int32_t>(), {first.as<std::int32_t>(), first.as<std::int32_t>()}};
-    ops().cached_attention(heads(q), {keys, values}, tokens, out, p.shape, stream());
+    ops().cached_attention(heads_of(q), {keys, values}, tokens, out, p.shape, stream());
     return bench().get(out);
   }
 };
@@ -34,7 +34,7 @@ TEST_P(CachedOps, AttentionIsTheReference) {
   for (const AttentionShape& shape : cached_shapes()) {
     const CacheProblem p(dtype(), shape);
     Tensor expected(dtype(), p.out_shape());
-    reference::cached_attention(heads(p.q), p.cache(), p.places.tokens(), expected, p.shape);
+    reference::cached_attention(heads_of(p.q), p.cache(), p.places.tokens(), expected, p.shape);
     for (const std::size_t offset : offsets(dtype())) {
       const auto results = under_all_schedules([&] { return std::vector<Tensor>{attend(p, offset)}; });
       EXPECT_WITHIN(results[0], expected, dtype(), false);
@@ -69,7 +69,7 @@ TEST_P(CachedOps, KeysAndValuesAreStoredAtTheirPlacesAlone) {
       const Operand in_k = bench().put(k, offset), in_v = bench().put(v, offset);
       const Operand rows = put(p.places.rows), first = put(p.places.first);
       const CachedTokens tokens{rows.as<std::int32_t>(), {first.as<std::int32_t>(), first.as<std::int32_t>()}};
-      ops().store_keys_values(heads(in_k), heads(in_v), {keys, values}, tokens, shape, stream());
+      ops().store_keys_values(heads_of(in_k), heads_of(in_v), {keys, values}, tokens, shape, stream());
       EXPECT_SAME_BITS(bench().get(keys), keys_expected);
       EXPECT_SAME_BITS(bench().get(values), values_expected);
     }

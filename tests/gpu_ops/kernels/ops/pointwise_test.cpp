@@ -6,7 +6,7 @@
 namespace tandem::testing {
 namespace {
 
-const Shape all_shapes[] = {{1, 1}, {1, 22}, {5, 11}, {55, 1001}};
+const Shape pointwise_shapes[] = {{1, 1}, {1, 22}, {5, 11}, {55, 1001}};
 
 /// Wide values, with zeros, infinities, denormals and a NaN among them.
 Tensor wide(Random& random, DType dtype, const Shape& shape) {
@@ -38,7 +38,7 @@ class PointwiseOps : public OpsTest {
   /// Calls body(shape, offset) for every shape and alignment.
   template <class Body>
   void everywhere(const Body& body) {
-    for (const Shape& shape : all_shapes) {
+    for (const Shape& shape : pointwise_shapes) {
       for (const std::size_t offset : offsets(dtype())) {
         SCOPED_TRACE(shape.text() + " at " + std::to_string(offset));
         body(shape, offset);
