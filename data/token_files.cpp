@@ -144,9 +144,22 @@ TokenDescription parse_description(std::string_view text, const std::string& nam
   return description;
 }
 
+fs::path description_path(const fs::path& bin) { return fs::path(bin).replace_extension(".json"); }
+
+std::string tool_file_beside(const fs::path& bin) {
+  constexpr std::string_view validation = "-validation";
+  const std::string stem = bin.stem().string();
+  std::vector<std::string> names = {stem + ".mask.bin", stem + ".parts", fmt::format("{}{}.json", stem, validation)};
+  if (stem.ends_with(validation)) names.push_back(stem.substr(0, stem.size() - validation.size()) + ".json");
+  std::error_code ignored;
+  const auto found = std::ranges::find_if(
+      names, [&](const std::string& name) { return fs::exists(bin.parent_path() / name, ignored); });
+  return found == names.end() ? std::string() : *found;
+}
+
 std::optional<TokenDescription> description_of(const fs::path& bin) {
   constexpr std::uintmax_t most_bytes = 1U << 20;
-  const fs::path file = fs::path(bin).replace_extension(".json");
+  const fs::path file = description_path(bin);
   std::error_code error;
   if (!fs::exists(file, error)) return std::nullopt;
   if (!fs::is_regular_file(file, error)) bad_description(file.string(), "it is no regular file");
@@ -236,7 +249,9 @@ TokenExtent token_extent(const DataFile& file, std::optional<TokenWidth> forced,
                      fmt::format("it has {} tokens, its description promises {}", count, description->tokens),
                      "the file is cut off or of another run; write it again");
   }
-  const TokenExtent extent{0, width, count};
+  std::error_code ignored;
+  const bool bare = !description && !fs::exists(index_of(file.path()), ignored);
+  const TokenExtent extent{0, width, count, bare};
   if (looks_like_64_bit(file, extent)) {
     notices.push_back(fmt::format("token file {}: every second token is 0, as in 64-bit ids that are read as uint32",
                                   file.path().string()));

@@ -49,6 +49,11 @@ struct TokenDescription {
 TokenDescription parse_description(std::string_view json, const std::string& name);
 /// Description in the JSON beside `bin`; empty where there is none.
 std::optional<TokenDescription> description_of(const std::filesystem::path& bin);
+/// Path that the description of a `.bin` would have: NAME.json beside NAME.bin.
+std::filesystem::path description_path(const std::filesystem::path& bin);
+/// Name of a file beside a `.bin` that tools/prepare_data.py writes together with NAME.json, so that this one should be
+/// there too; empty where there is none.
+std::string tool_file_beside(const std::filesystem::path& bin);
 
 /// Extent of the tokens of a file, by its header (llm.c, NumPy), else the description, else the index beside it, else
 /// uint16, where the vocabulary has room in that and the content cannot be wider ids; `forced` wins over all but a

@@ -14,6 +14,7 @@ struct TokenExtent {
   std::uint64_t offset = 0;  ///< bytes, of the first token
   TokenWidth width = TokenWidth::byte;
   std::int64_t count = 0;
+  bool bare = false;  ///< neither a header nor an index nor a description says what they are
 };
 
 /// Extent of the tokens of a `.bin` with a header of llm.c, which `forced` wins over; empty where it has none. Throws

@@ -130,6 +130,11 @@ TokenSource::TokenSource(const std::vector<std::filesystem::path>& names, const 
     notices_.push_back(fmt::format("{}: {} without a token", what, counted(empty_files_, "empty file")));
   if (marks_ > 0)
     notices_.push_back(fmt::format("{}: the byte-order mark of {} is left out", what, counted(marks_, "file")));
+  if (bare_files_ > 0) {
+    const std::string others = bare_files_ > 1 ? fmt::format(" and {} more", bare_files_ - 1) : std::string();
+    notices_.push_back(fmt::format("data {}{}: nothing says what its tokens are, so it is taken for a stream of uint16",
+                                   first_bare_, others));
+  }
   check_tokens();
 }
 
@@ -195,8 +200,23 @@ void TokenSource::add_tokens(Segment& segment, const TokenSourceOptions& options
   segment.offset = extent.offset;
   segment.width = extent.width;
   segment.count = extent.count;
+  segment.bare = extent.bare;
+  if (segment.bare && segment.count > 0) notice_bare(segment, options.token_width.has_value());
   if (document_attention_) add_end_token(segment, description);
   add_mask(segment);
+}
+
+/// A file alone is taken for a stream; where what belongs to it says that it was more once, this is told of each.
+void TokenSource::notice_bare(const Segment& segment, bool width_given) {
+  const std::filesystem::path& path = segment.file.path();
+  if (const std::string beside = data_files::tool_file_beside(path); !beside.empty()) {
+    notices_.push_back(fmt::format(
+        "data {}: {} is missing, though {} lies beside it; taken for a stream of {}, which cuts rows "
+        "anywhere: put it back, or write both again with tools/prepare_data.py",
+        path.string(), data_files::description_path(path).filename().string(), beside, name_of(segment.width)));
+  } else if (!width_given) {
+    if (++bare_files_ == 1) first_bare_ = path.string();
+  }
 }
 
 void TokenSource::add_end_token(Segment& segment,
@@ -255,7 +275,9 @@ void TokenSource::check_mask(const Segment& segment, std::int64_t first, std::sp
     throw InputError(
         fmt::format("mask {}", segment.mask->path().string()),
         fmt::format("byte {} is {}, {}", index, static_cast<int>(mask[static_cast<std::size_t>(index - first)]), why),
-        "write it again with tools/prepare_data.py");
+        segment.bare ? fmt::format("if it is of packed rows, put back {}, which says so",
+                                   data_files::description_path(segment.file.path()).filename().string())
+                     : std::string("write it again with tools/prepare_data.py"));
   };
   const bool packed = layout_ == TokenLayout::packed;
   const std::byte most = packed ? target_bit | first_bit : target_bit;

@@ -84,6 +84,7 @@ class TokenSource {
     std::optional<DataFile> mask{};  // empty: every token is a target
     std::uint64_t offset = 0;        // bytes, of the first token
     TokenWidth width = TokenWidth::byte;
+    bool bare = false;       // nothing but its name says what it holds
     std::int64_t begin = 0;  // position of its first token in the row
     std::int64_t count = 0;
     std::int64_t end_token = -1;  // ends a document, where documents are records
@@ -97,6 +98,7 @@ class TokenSource {
   void add_name(const std::filesystem::path& name, const TokenSourceOptions& options);
   void add(DataFile file, bool in_folder, const TokenSourceOptions& options);
   void add_tokens(Segment& segment, const TokenSourceOptions& options);
+  void notice_bare(const Segment& segment, bool width_given);
   void add_end_token(Segment& segment, const std::optional<data_files::TokenDescription>& description) const;
   void add_mask(Segment& segment);
   void check_mask(const Segment& segment, std::int64_t first, std::span<const std::byte> mask) const;
@@ -121,7 +123,9 @@ class TokenSource {
   std::int64_t row_length_ = 0;
   TokenLayout layout_ = TokenLayout::stream;
   std::int64_t empty_files_ = 0;
-  std::int64_t marks_ = 0;  // files with a byte-order mark
+  std::int64_t marks_ = 0;       // files with a byte-order mark
+  std::int64_t bare_files_ = 0;  // of which nothing says what their tokens are
+  std::string first_bare_;
   bool bytes_ = true;
   bool masked_ = false;
   bool document_attention_ = false;

@@ -94,6 +94,8 @@ def main():
         return ended(error, 1)
     except Fault as fault:
         return ended(fault, 1)
+    except MemoryError:
+        return ended("too little memory; try a smaller --row-length or --part-bytes, or fewer --workers", 2)
     except Exception as error:
         return ended(fault_of(error), 1)
     return 0

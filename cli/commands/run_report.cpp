@@ -141,7 +141,7 @@ std::vector<RunPoint> thinned(const std::vector<RunPoint>& points, std::size_t m
   return result;
 }
 
-RunReport::RunReport(const fs::path& run) : run_(run) {
+RunReport::RunReport(const fs::path& run) : run_(run), commands_(commands_of(run)) {
   std::ifstream in(run / "metrics.jsonl");
   for (std::string text; std::getline(in, text);) {
     if (auto point = point_of(text)) points_.push_back(std::move(*point));
@@ -181,7 +181,16 @@ std::vector<std::pair<std::string, std::string>> RunReport::facts() const {
   if (best() != nullptr) {
     rows.emplace_back("lowest eval loss", fmt::format("{:.4f}, step {}", *best()->eval_loss, best()->step));
   }
-  if (!ended) return rows;
+  if (ended) add_measured(rows);
+  for (const RunCommand& each : commands_) {
+    rows.emplace_back(&each == &commands_.front() ? "command" : fmt::format("resumed after step {}", each.step),
+                      each.command);
+  }
+  return rows;
+}
+
+/// Rows of what summary.json has of a run that has ended.
+void RunReport::add_measured(std::vector<std::pair<std::string, std::string>>& rows) const {
   const auto add_number = [&](const char* name, const char* key, const auto& shown) {
     if (const auto value = number_in(summary_, key)) rows.emplace_back(name, shown(*value));
   };
@@ -193,12 +202,10 @@ std::vector<std::pair<std::string, std::string>> RunReport::facts() const {
   add_number("device memory, peak", "peak_device_bytes", bytes);
   add_number("host memory, peak", "peak_host_bytes", bytes);
   add_number("skipped steps", "skipped_steps", plain);
-  for (const auto& [name, key] : {std::pair("state digest", "state_digest"),
-                                  {"compute key", "compute_key"},
-                                  {"version", "version"},
-                                  {"command", "command"}})
-    add_text(name, key);
-  return rows;
+  for (const auto& [name, key] :
+       {std::pair("state digest", "state_digest"), {"compute key", "compute_key"}, {"version", "version"}}) {
+    if (const std::string text = text_in(summary_, key); !text.empty()) rows.emplace_back(name, text);
+  }
 }
 
 Json RunReport::data() const {

@@ -5,7 +5,10 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "train/report/run_directory.hpp"
 
 namespace tandem {
 
@@ -28,11 +31,13 @@ class RunReport {
 
  private:
   std::vector<std::pair<std::string, std::string>> facts() const;
+  void add_measured(std::vector<std::pair<std::string, std::string>>& rows) const;
   nlohmann::ordered_json data() const;
 
   std::filesystem::path run_;
-  std::vector<RunPoint> points_;    ///< step by step, not empty
-  nlohmann::ordered_json summary_;  ///< null until the run has ended
+  std::vector<RunCommand> commands_;  ///< the first one and each resume
+  std::vector<RunPoint> points_;      ///< step by step, not empty
+  nlohmann::ordered_json summary_;    ///< null until the run has ended
 };
 
 /// Joins neighbours until no more than `most` points are left, at least one: means, but the last learning rate and

@@ -95,13 +95,15 @@ class Conversation {
     messages_.clear();
     if (!settings_.system.empty()) messages_.push_back({"system", settings_.system});
   }
-  /// Answers a line. One that the template or the cache does not take is told of, and forgotten.
-  void answer(const std::string& line) {
+  /// Answers a line. One that the template or the cache does not take is told of, and forgotten; returns whether it was
+  /// taken.
+  bool answer(const std::string& line) {
     messages_.push_back({"user", line});
     std::vector<std::int32_t> tokens;
     try {
       tokens = tokenizer_.tokens_of_chat(messages_);
     } catch (const UsageError& error) {
+      if (!tokenizer_.running()) throw;
       spdlog::error("{}", error.what());
     }
     if (std::ssize(tokens) > settings_.positions) {
@@ -110,8 +112,12 @@ class Conversation {
           "anew{}",
           tokens.size(), settings_.positions, more_room());
     }
-    if (tokens.empty() || std::ssize(tokens) > settings_.positions) return messages_.pop_back();
+    if (tokens.empty() || std::ssize(tokens) > settings_.positions) {
+      messages_.pop_back();
+      return false;
+    }
     messages_.push_back({"assistant", answer_to(tokens)});
+    return true;
   }
 
  private:
@@ -148,11 +154,12 @@ class Conversation {
 
 }  // namespace
 
-bool chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings& settings) {
+ChatEnd chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings& settings) {
   const Interrupts counted;
   const bool terminal = ::isatty(STDIN_FILENO) != 0;
   Conversation conversation(generator, tokenizer, settings);
   Lines lines(terminal);
+  bool refused = false;
   if (terminal) print_output(commands);
   for (;;) {
     if (terminal) print_output("> ");
@@ -163,15 +170,18 @@ bool chat(Generator& generator, TokenizerProcess& tokenizer, const ChatSettings&
       conversation.reset();
     } else if (line->starts_with('/') && line->find(' ') == std::string::npos) {
       spdlog::error("{} is no command: there are /reset and /exit", *line);
+      refused = true;
     } else if (!is_utf8(*line)) {
       spdlog::error("the line holds bytes that are no UTF-8: it is left out");
+      refused = true;
     } else {
-      conversation.answer(*line);
+      refused = !conversation.answer(*line) || refused;
       static_cast<void>(Interrupts::take());  // it has ended the answer
     }
   }
   if (terminal) print_output("\n");
-  return lines.interrupted();
+  if (lines.interrupted()) return ChatEnd::interrupted;
+  return refused && !terminal ? ChatEnd::refused_lines : ChatEnd::done;
 }
 
 }  // namespace tandem

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <fstream>
+#include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -14,8 +14,9 @@
 #include "cli/common/flags.hpp"
 #include "cli/common/trained_model.hpp"
 #include "cli/sampling/chat.hpp"
+#include "cli/sampling/prompts.hpp"
 #include "core/base/json_text.hpp"
-#include "core/base/utf8.hpp"
+#include "train/runtime/stop_signal.hpp"
 #include "train/sampling/end_tokens.hpp"
 
 namespace tandem {
@@ -71,91 +72,6 @@ void check_flags(const SampleFlags& flags) {
   }
 }
 
-/// A line of a file of JSON lines: a text, or an object with one as "prompt".
-std::string prompt_of_json(const std::string& line, const std::string& place) {
-  const Json value = Json::parse(line, nullptr, /*allow_exceptions=*/false);
-  if (value.is_string()) return value.get<std::string>();
-  if (value.is_object() && value.contains("prompt") && value["prompt"].is_string()) {
-    return value["prompt"].get<std::string>();
-  }
-  throw InputError(place, "no prompt in JSON", R"(write {"prompt": "text"}, or "text")");
-}
-
-/// Prompts of a file: its lines as they are, or JSON lines where its name ends so. Empty lines are left out.
-std::vector<std::string> prompts_of_file(const std::string& name) {
-  std::ifstream file(name, std::ios::binary);
-  if (!file)
-    throw InputError(fmt::format("--prompts {}", name), "it cannot be read", "name a file with a prompt a line");
-  const bool json = name.ends_with(".jsonl") || name.ends_with(".ndjson");
-  std::vector<std::string> prompts;
-  std::int64_t number = 0;
-  for (std::string line; std::getline(file, line);) {
-    const std::string place = fmt::format("--prompts {}, line {}", name, ++number);
-    if (line.ends_with('\r')) line.pop_back();
-    if (line.empty()) continue;
-    if (!is_utf8(line)) throw InputError(place, "it holds bytes that are no UTF-8", "save the file as UTF-8");
-    prompts.push_back(json ? prompt_of_json(line, place) : line);
-  }
-  if (prompts.empty()) throw InputError(fmt::format("--prompts {}", name), "it has no prompt", "write one a line");
-  return prompts;
-}
-
-/// Prompts with the codec that reads them, and writes what follows.
-struct Prompts {
-  std::unique_ptr<TextCodec> codec;
-  bool text = true;                ///< else token ids
-  std::vector<std::string> texts;  ///< as they were given
-  std::vector<std::vector<std::int32_t>> tokens;
-
-  std::int64_t longest() const {
-    std::size_t most = 0;
-    for (const auto& prompt : tokens) most = std::max(most, prompt.size());
-    return static_cast<std::int64_t>(most);
-  }
-};
-
-void choose_codec(Prompts& prompts, const SampleFlags& flags, const ModelSource& source) {
-  const std::filesystem::path folder = tokenizer_folder(source);
-  if (!flags.prompt_ids.empty()) {
-    prompts.codec = id_codec(source.config.vocabulary, "--prompt-ids");
-    prompts.text = false;
-  } else if (source.bytes) {
-    prompts.codec = byte_codec();
-  } else if (!folder.empty()) {
-    prompts.codec = std::make_unique<TokenizerProcess>(folder, source.config.vocabulary);
-  } else {
-    prompts.codec = id_codec(source.config.vocabulary, "--prompt");
-    prompts.text = false;
-  }
-}
-
-Prompts read_prompts(const SampleFlags& flags, const ModelSource& source) {
-  Prompts prompts;
-  choose_codec(prompts, flags, source);
-  prompts.texts = flags.prompt_ids.empty() ? flags.prompts : flags.prompt_ids;
-  if (!flags.file.empty()) {
-    for (std::string& text : prompts_of_file(flags.file)) prompts.texts.push_back(std::move(text));
-  }
-  for (const std::string& text : prompts.texts) {
-    prompts.tokens.push_back(prompts.codec->tokens_of(text));
-    const auto& tokens = prompts.tokens.back();
-    if (tokens.empty()) {
-      throw UsageError("--prompt", "empty", "give a text, or token ids where the model came without a tokenizer");
-    }
-    for (const std::int32_t token : tokens) {
-      if (token < source.config.vocabulary) continue;
-      throw UsageError(fmt::format("--prompt: token {} of the tokenizer", token),
-                       fmt::format("the model's vocabulary has {}", source.config.vocabulary),
-                       "the tokenizer beside the weights is another model's");
-    }
-  }
-  if (prompts.longest() > source.config.positions) {
-    throw UsageError(fmt::format("--prompt: {} tokens", prompts.longest()),
-                     fmt::format("{} has {} positions", source.config.name, source.config.positions), "shorten it");
-  }
-  return prompts;
-}
-
 /// Text of tokens behind a prompt, as it may be shown: up to a stop.
 class Answer {
  public:
@@ -198,7 +114,7 @@ class Answer {
 /// A prompt as it stands before its continuation.
 std::string shown_prompt(const Prompts& prompts, std::size_t index, bool bytes) {
   if (!prompts.text) return fmt::format("{}", fmt::join(prompts.tokens[index], " "));
-  return bytes ? text_of_bytes(prompts.tokens[index]) : printable(prompts.texts[index]);
+  return bytes ? text_of_bytes(prompts.tokens[index]) : printable(prompts.given[index].text);
 }
 
 /// Continues prompts and tells what came, as text or for --json.
@@ -244,18 +160,22 @@ class Sampling {
                    source_.config.positions, source_.config.name);
     }
     if (flags_.json) {
-      Json sample{{"prompt", prompts_.texts[index]}, {"tokens", made.tokens}};
+      Json sample{{"prompt", prompts_.given[index].text}, {"tokens", made.tokens}};
       if (prompts_.text) sample["text"] = text;
       sample["finish"] = name_of(made.finish);
       samples_.push_back(std::move(sample));
     } else if (prints) {
-      print_output(shown_prompt(prompts_, index, source_.bytes) + printable(text) + "\n");
+      print_output(separator(index) + shown_prompt(prompts_, index, source_.bytes) + printable(text) + "\n");
     }
   }
   static void tell_time(std::span<const Continuation> made, std::chrono::duration<double> took) {
     std::size_t tokens = 0;
     for (const Continuation& one : made) tokens += one.tokens.size();
     spdlog::debug("prompts and {} new tokens took {:.4f} s", tokens, took.count());
+  }
+  /// Line before each of several texts, which may be of several lines themselves.
+  std::string separator(std::size_t index) const {
+    return fmt::format("--- {} of {} ---\n", index + 1, prompts_.tokens.size());
   }
   std::string of_prompt(std::size_t index) const {
     return prompts_.tokens.size() == 1 ? "" : fmt::format("prompt {}: ", index + 1);
@@ -311,10 +231,17 @@ int run_chat(const SampleFlags& flags, const TrainConfig& config, const ModelSou
   }
   const std::int64_t positions = std::min(flags.context.value_or(usual_context), most);
   CachedModel model(config, source, 1, positions, positions);
-  constexpr int interrupted_code = 130;
   const ChatSettings settings{
       {flags.draw, flags.tokens_wanted(), end_tokens(source)}, flags.stops, flags.system, positions, positions < most};
-  return chat(model.generator(), tokenizer, settings) ? interrupted_code : 0;
+  switch (chat(model.generator(), tokenizer, settings)) {
+    case ChatEnd::interrupted:
+      return exit_code_of(SIGINT);
+    case ChatEnd::refused_lines:
+      return static_cast<int>(ExitCode::usage);
+    case ChatEnd::done:
+      break;
+  }
+  return 0;
 }
 
 int sample(SampleFlags flags) {
@@ -325,7 +252,7 @@ int sample(SampleFlags flags) {
   const ModelSource source = find_trained_model(config.model);
   check_weights(source, forward_layout(source.config));
   if (flags.chat) return run_chat(flags, config, source);
-  Prompts prompts = read_prompts(flags, source);
+  Prompts prompts = read_prompts({flags.prompts, flags.prompt_ids, flags.file}, source);
   flags.batch = std::min(flags.batch, static_cast<std::int64_t>(prompts.tokens.size()));
   // The last new token does not go through the model.
   const std::int64_t more = std::min(flags.tokens_wanted() - 1, source.config.positions);
@@ -345,7 +272,8 @@ void add_prompt_options(CLI::App& command, SampleFlags& flags) {
   command
       .add_option(
           "--prompts", flags.file,
-          "file with a prompt a line, or of JSON lines: {\"prompt\": \"text\"}. Example: --prompts prompts.jsonl")
+          "file with a prompt a line, or of JSON lines: {\"prompt\": \"text\"}; - reads standard input. Example: "
+          "--prompts prompts.jsonl")
       ->type_name("FILE");
   command
       .add_option("--prompt-ids", flags.prompt_ids,

@@ -78,6 +78,18 @@ class Masks(ProgramTest):
             self.assertAlmostEqual(one, four, delta=2e-3 * one)
         self.assertAlmostEqual(losses[0][0], losses[1][0], delta=1e-6 * losses[0][0])
 
+    def test_what_a_bare_file_is_taken_for(self):
+        data = self.tokens("bare", [i * i % 251 for i in range(300)])
+        result = self.succeed(self.train("--steps", "1", data=data))
+        self.assertEqual([line for line in result.stderr.splitlines() if "bare.bin" in line],
+                         [f"tandem: warning: data {data}: nothing says what its tokens are, so it is taken for a stream of"
+                          " uint16"])
+        self.tokens("bare", [i * i % 251 for i in range(300)], [1] * 300)
+        result = self.succeed(self.train("--steps", "1", data=data))
+        self.assertIn("bare.json is missing, though bare.mask.bin lies beside it", result.stderr)
+        self.tokens("bare", [i * i % 251 for i in range(300)], [1] * 300, dtype="uint16")
+        self.assertNotIn("bare", self.succeed(self.train("--steps", "1", data=data)).stderr)
+
 
 if __name__ == "__main__":
     main()

@@ -381,6 +381,27 @@ TEST_F(Data, RefusesMasksThatDoNotFit) {
   EXPECT_THAT(refusal({root_ / "a.mask.bin"}, {10, {}}), HasSubstr("a mask, not tokens"));
 }
 
+TEST_F(Data, TellsWhatAFileIsTakenForOfWhichNothingSays) {
+  const auto notices = [&](const std::vector<fs::path>& names, std::optional<TokenWidth> width = {}) {
+    return TokenSource(names, {10, width}).notices();
+  };
+  const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3});
+  EXPECT_THAT(notices({bin}), testing::ElementsAre(AllOf(HasSubstr("a.bin: nothing says"), HasSubstr("uint16"))));
+  EXPECT_THAT(notices({bin}, TokenWidth::uint16), testing::IsEmpty()) << "the user has said it";
+  file<std::uint16_t>("b.bin", {4, 5});
+  EXPECT_THAT(notices({root_}), testing::ElementsAre(HasSubstr("a.bin and 1 more"))) << "one line for a folder";
+  file<std::uint8_t>("a.mask.bin", {1, 0, 1});
+  EXPECT_THAT(notices({bin}, TokenWidth::uint16),
+              testing::ElementsAre(AllOf(HasSubstr("a.json is missing, though a.mask.bin"), HasSubstr("put it back"))));
+  file<std::uint8_t>("a.mask.bin", {2, 1, 1});
+  EXPECT_THAT(refusal({bin}, {10, {}}), HasSubstr("put back a.json"));
+  file<std::uint8_t>("a.mask.bin", {1, 0, 1});
+  text("a.json", R"({"dtype": "uint16"})");
+  EXPECT_THAT(notices({bin}), testing::IsEmpty());
+  EXPECT_THAT(notices({file<std::uint16_t>("a-validation.bin", {1})}),
+              testing::ElementsAre(HasSubstr("a-validation.json is missing, though a.json")));
+}
+
 TEST_F(Data, RowsAreNeverJoinedAndPaddingIsNoTarget) {
   const auto bin = file<std::uint16_t>("a.bin", {1, 2, 3, 0, 4, 5, 0, 0});
   file<std::uint8_t>("a.mask.bin", {0, 1, 1, 0, 0, 1, 0, 0});

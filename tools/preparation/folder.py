@@ -103,6 +103,16 @@ class TokenizerFolder:
                 if type(token) is int:
                     yield token, f"eos_token_id of {self.path / name}"
 
+    def positions(self):
+        """Positions of the model whose config.json lies in the folder; None where that says nothing."""
+        content = object_in(self.path / "config.json")
+        for holder in (content.get("text_config"), content):
+            for key in ("max_position_embeddings", "n_positions"):
+                count = holder.get(key) if isinstance(holder, dict) else None
+                if type(count) is int and count > 0:
+                    return count
+        return None
+
     def chat_templates(self):
         """Sources of the chat templates by name, {} where there is none. Files of templates go before the configuration."""
         found = {}

@@ -25,6 +25,7 @@ class Pipeline:
     def __init__(self, tokenizer, end_token=None, no_end_token=False, special_tokens=True, form="auto", date=None):
         folder = TokenizerFolder(tokenizer)
         self.file, self.form, self.date = folder.file, form, date
+        self.positions = folder.positions()
         self.tokenizer, self.new_tokens, self.overridden = load_tokenizer(folder)
         # Ids of tokenizer.json; tokens that only the folder's other files name come behind them.
         self.vocabulary = self.tokenizer.get_vocab_size(with_added_tokens=True) - len(self.new_tokens)

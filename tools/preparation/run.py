@@ -21,6 +21,7 @@ from .templates import DATE, parse_date
 
 # Version of what records become: parts of another one are not gone on with.
 FORMAT_VERSION = 3
+MOST_ROW_LENGTH = 1 << 24  # tokens; a row is put together in memory, and no model has so many positions
 SHOWN_TEXT = 4000  # characters of a text that are encoded only to be shown
 
 
@@ -46,6 +47,9 @@ class Settings:
         """Refuses settings that contradict each other or are out of range."""
         if self.row_length is not None and (self.layout == "stream" or self.row_length < 2):
             raise Refusal("--row-length: at least 2, and with --layout rows or --layout packed")
+        if self.row_length is not None and self.row_length > MOST_ROW_LENGTH:
+            raise Refusal(f"--row-length {self.row_length}: at most {MOST_ROW_LENGTH:,}; give one more than the model's positions "
+                          "at most")
         if self.workers < 1 or self.part_bytes < 1:
             raise Refusal("--workers and --part-bytes must be at least 1")
         if not 0 <= self.validation < 1:
@@ -137,12 +141,21 @@ def warn(total, settings, outputs, pipeline):
               file=sys.stderr)
 
 
+def require_positions(length, what, pipeline):
+    """Refuses rows that the model whose config.json lies beside the tokenizer cannot take: it feeds all but their last token."""
+    if pipeline.positions is not None and length > pipeline.positions + 1:
+        raise Refusal(f"{what}: {pipeline.file.parent / 'config.json'} has {pipeline.positions} positions, for rows of "
+                      f"{pipeline.positions + 1} tokens at most; give --row-length {pipeline.positions + 1}, which cuts longer "
+                      "records, or for another model its own folder")
+
+
 def prepare(settings, signals):
     """Prepares data. Raises Refusal, WriteFailure or Interrupted; then no output is written."""
     settings.check()
     outputs = Outputs(settings.out, settings.validation > 0)
     paths, left_out = find_inputs(settings.inputs, outputs)
     pipeline = Pipeline(**settings.pipeline())
+    require_positions(settings.row_length or 0, f"--row-length {settings.row_length}", pipeline)
     parts = parts_of(paths, settings.part_bytes)
     left_out.say()
     preview(parts, pipeline, settings.show, settings.row_length)
@@ -152,6 +165,8 @@ def prepare(settings, signals):
                    "row_length": settings.row_length}
         make_parts(folder, parts, options, settings.workers, signals)
         total = totals(folder, len(parts))
+        if settings.layout != "stream":
+            require_positions(total["longest"], f"the longest record has {total['longest']} tokens", pipeline)
         descriptions, filled = build(folder, len(parts), outputs, total, settings.layout, settings.row_length,
                                      settings.validation, pipeline)
         outputs.publish(folder, masked(descriptions), signals)

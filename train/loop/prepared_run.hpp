@@ -4,6 +4,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "data/mix_sampler.hpp"
@@ -28,6 +29,8 @@ class PreparedRun {
 
   /// The configuration, with everything that was left open decided.
   const TrainConfig& config() const noexcept { return request.config; }
+  /// The flag by which the length of the run was given: --steps or --epochs.
+  std::string_view length_flag() const noexcept { return epochs_ > 0.0 ? "--epochs" : "--steps"; }
   /// Header and memory table, for people.
   std::string plan_text() const;
   /// Another checkpoint, of an earlier step, takes the place of one that turned out to be damaged; or none. Throws
@@ -56,6 +59,7 @@ class PreparedRun {
   void check_compute_key() const;
 
   std::vector<MixPart> parts_;  ///< sources of the data
+  double epochs_ = 0.0;         ///< length of the run as it was asked for; 0: in steps
 };
 
 }  // namespace tandem

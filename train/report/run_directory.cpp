@@ -24,6 +24,7 @@ namespace fs = std::filesystem;
 constexpr const char* config_name = "config.toml";
 constexpr const char* metrics_name = "metrics.jsonl";
 constexpr const char* summary_name = "summary.json";
+constexpr const char* commands_name = "commands.jsonl";
 constexpr const char* lock_name = ".lock";
 
 [[noreturn]] void refuse_taken(const fs::path& out) {
@@ -43,7 +44,31 @@ nlohmann::ordered_json finite(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
+std::string text_of(const fs::path& name) {
+  std::ifstream file(name, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// The command in an object that keeps one with its step under `step_key`; empty where it has none.
+std::optional<RunCommand> command_in(const nlohmann::json& json, const char* step_key) {
+  if (!json.is_object() || !json.contains("command") || !json["command"].is_string()) return std::nullopt;
+  const bool has_step = json.contains(step_key) && json[step_key].is_number_integer();
+  return RunCommand{has_step ? json[step_key].get<std::int64_t>() : 0, json["command"].get<std::string>()};
+}
+
 }  // namespace
+
+std::vector<RunCommand> commands_of(const fs::path& run) {
+  std::vector<RunCommand> commands;
+  std::ifstream file(run / commands_name);
+  for (std::string line; std::getline(file, line);) {
+    if (auto command = command_in(parse_json<nlohmann::json>(line), "step")) commands.push_back(std::move(*command));
+  }
+  if (!commands.empty()) return commands;
+  const auto summary = parse_json<nlohmann::json>(text_of(run / summary_name));
+  if (auto command = command_in(summary, "resumed_from_step")) commands.push_back(std::move(*command));
+  return commands;
+}
 
 bool holds_run(const fs::path& out) {
   std::error_code ignored;
@@ -137,9 +162,15 @@ bool RunDirectory::has_config() const {
   return fs::exists(out_ / config_name, ignored);
 }
 
-std::string RunDirectory::summary() const {
-  std::ifstream file(out_ / summary_name, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
+std::string RunDirectory::summary() const { return text_of(out_ / summary_name); }
+
+void RunDirectory::add_command(std::int64_t step, const std::string& command, bool fresh) {
+  std::vector<RunCommand> commands = fresh ? std::vector<RunCommand>() : commands_of(out_);
+  commands.push_back({step, command});
+  std::string lines;
+  for (const RunCommand& each : commands)
+    lines += json_text(nlohmann::ordered_json{{"step", each.step}, {"command", each.command}}) + "\n";
+  write_file_atomically(out_ / commands_name, lines);
 }
 
 void RunDirectory::write_config(const std::string& toml) { write_file_atomically(out_ / config_name, toml); }

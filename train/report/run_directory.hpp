@@ -19,6 +19,15 @@ void refuse_held(const std::filesystem::path& out);
 /// Throws WriteError where another process is writing the run. Creates nothing.
 void refuse_locked(const std::filesystem::path& out);
 
+/// A command that a run was begun or gone on with.
+struct RunCommand {
+  std::int64_t step = 0;  ///< steps that were taken before
+  std::string command;    ///< as typed
+};
+/// All of a run's, the first one first: of commands.jsonl, and where that is missing of summary.json, which has the
+/// last one alone.
+std::vector<RunCommand> commands_of(const std::filesystem::path& run);
+
 /// One line of metrics.jsonl. Values that are not finite are written as null.
 struct StepMetrics {
   std::int64_t step = 0;
@@ -53,6 +62,8 @@ class RunDirectory {
   std::string summary() const;
   void write_summary(const std::string& json);
   void remove_summary() noexcept;
+  /// Adds a command to those that the run was begun and gone on with, from `step` on. A fresh run has none before it.
+  void add_command(std::int64_t step, const std::string& command, bool fresh);
   /// Opens metrics.jsonl, cut back to the lines of steps 1 ... `step`.
   void open_metrics(std::int64_t step);
   /// Appends a line and flushes. Throws WriteError.

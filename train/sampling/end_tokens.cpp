@@ -1,5 +1,6 @@
 #include "train/sampling/end_tokens.hpp"
 
+#include <fmt/format.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -29,18 +30,47 @@ Json object_in(const ModelSource& source, std::string_view name) {
   return Json::object();
 }
 
-void add_ids(const Json& value, std::set<std::int64_t>& ids) {
-  for (const Json& id : value.is_array() ? value : Json::array({value})) {
-    if (id.is_number_integer()) ids.insert(id.get<std::int64_t>());
+/// End tokens of one model, as they are found.
+class EndTokens {
+ public:
+  explicit EndTokens(std::int64_t vocabulary) : vocabulary_(vocabulary) {}
+
+  /// An id, or a list of them; null is none. `place`: where it stands, for the warning of what is no id.
+  void add(const Json& value, const std::string& place) {
+    for (const Json& id : value.is_array() ? value : Json::array({value})) {
+      if (!id.is_null()) add_one(id, place);
+    }
   }
+  bool empty() const noexcept { return ids_.empty(); }
+  std::vector<std::int32_t> ids() const { return {ids_.begin(), ids_.end()}; }
+
+ private:
+  void add_one(const Json& id, const std::string& place) {
+    const bool known = id.is_number_unsigned() && id.get<std::uint64_t>() < static_cast<std::uint64_t>(vocabulary_);
+    if (known) {
+      ids_.insert(id.get<std::int32_t>());
+    } else {
+      spdlog::warn("{} has {}, which is no token id below the vocabulary of {}: it ends no text", place,
+                   id.dump(-1, ' ', true, Json::error_handler_t::replace).substr(0, 60), vocabulary_);
+    }
+  }
+
+  std::int64_t vocabulary_;
+  std::set<std::int32_t> ids_;
+};
+
+/// Path of a file beside the weights, with a field of it; for messages.
+std::string place_of(const ModelSource& source, std::string_view name, std::string_view field) {
+  const auto found = std::ranges::find(source.beside, name, &FileBeside::name);
+  return fmt::format("{} of {}", field, found == source.beside.end() ? std::string(name) : found->from.string());
 }
 
 /// Id of a token of tokenizer.json that has this text among those that were added to its vocabulary.
-void add_token(const ModelSource& source, const std::string& text, std::set<std::int64_t>& ids) {
+void add_token(const ModelSource& source, const std::string& text, EndTokens& ids) {
   const Json tokenizer = object_in(source, "tokenizer.json");
   for (const Json& token : tokenizer.value("added_tokens", Json::array())) {
     if (token.is_object() && token.contains("content") && token["content"] == text && token.contains("id")) {
-      add_ids(token["id"], ids);
+      ids.add(token["id"], place_of(source, "tokenizer.json", fmt::format("'{}'", text)));
     }
   }
 }
@@ -48,20 +78,18 @@ void add_token(const ModelSource& source, const std::string& text, std::set<std:
 }  // namespace
 
 std::vector<std::int32_t> end_tokens(const ModelSource& source) {
-  std::set<std::int64_t> ids;
-  add_ids(object_in(source, "generation_config.json").value("eos_token_id", Json()), ids);
+  EndTokens ids(source.config.vocabulary);
+  ids.add(object_in(source, "generation_config.json").value("eos_token_id", Json()),
+          place_of(source, "generation_config.json", "eos_token_id"));
   const bool named = !ids.empty();
   for (const auto& [key, value] : source.config.passed_on) {
-    if (!named && key == "eos_token_id") add_ids(Json::parse(value, nullptr, /*allow_exceptions=*/false), ids);
+    if (named || key != "eos_token_id") continue;
+    ids.add(Json::parse(value, nullptr, /*allow_exceptions=*/false), "eos_token_id of the model's config.json");
   }
   Json text = object_in(source, "tokenizer_config.json").value("eos_token", Json());
   if (text.is_object()) text = text.value("content", Json());
   if (text.is_string()) add_token(source, text.get<std::string>(), ids);
-  std::vector<std::int32_t> below;
-  for (const std::int64_t id : ids) {
-    if (id >= 0 && id < source.config.vocabulary) below.push_back(static_cast<std::int32_t>(id));
-  }
-  return below;
+  return ids.ids();
 }
 
 }  // namespace tandem

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -14,8 +15,10 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <thread>
 
 #include "core/base/error.hpp"
+#include "train/config/units.hpp"
 
 namespace tandem {
 namespace {
@@ -24,6 +27,7 @@ using Json = nlohmann::json;
 namespace fs = std::filesystem;
 
 constexpr std::string_view script_name = "tokenizer_process.py";
+constexpr const char* patience_name = "TANDEM_TOKENIZER_SECONDS";
 constexpr const char* advice =
     "install it, name a Python that has it in TANDEM_PYTHON, or give token ids with --prompt-ids";
 
@@ -45,6 +49,22 @@ fs::path script_path() {
 std::string python_name() {
   const char* const named = std::getenv("TANDEM_PYTHON");
   return named != nullptr && *named != '\0' ? named : "python3";
+}
+
+/// Time in which an answer must come: a large tokenizer takes seconds to load, from a slow disk more.
+std::chrono::seconds patience() {
+  constexpr std::int64_t usual = 120, most = 86400;
+  const char* const named = std::getenv(patience_name);
+  if (named == nullptr || *named == '\0') return std::chrono::seconds(usual);
+  std::int64_t seconds = 0;
+  try {
+    seconds = parse_integer(named);
+  } catch (const UsageError&) {
+    seconds = 0;  // refused below
+  }
+  if (seconds >= 1 && seconds <= most) return std::chrono::seconds(seconds);
+  throw UsageError(fmt::format("{}={}", patience_name, named), "not a number of seconds",
+                   fmt::format("give 1 to {}, or unset it", most));
 }
 
 /// The last line of a file that is open for reading.
@@ -80,14 +100,6 @@ struct Pipe {
     ::execvp(arguments[0], const_cast<char* const*>(arguments));
   }
   ::_exit(127);
-}
-
-void write_all(int file, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t done = ::write(file, text.data(), text.size());
-    if (done < 0 && errno != EINTR) return;  // the answer that then does not come tells why
-    if (done > 0) text.remove_prefix(static_cast<std::size_t>(done));
-  }
 }
 
 /// A field of an answer.
@@ -127,7 +139,7 @@ class TokenizerProcess::Stream final : public TextStream {
 };
 
 TokenizerProcess::TokenizerProcess(const fs::path& folder, std::int64_t vocabulary)
-    : python_(python_name()), vocabulary_(vocabulary) {
+    : python_(python_name()), patience_(patience()), vocabulary_(vocabulary) {
   start(script_path(), folder);
   try {
     has_template_ = field_of<bool>(ask("{}"), "template");
@@ -151,6 +163,7 @@ void TokenizerProcess::start(const fs::path& script, const fs::path& folder) {
   ::close(answers.write);
   to_ = requests.write;
   from_ = answers.read;
+  ::fcntl(to_, F_SETFL, O_NONBLOCK);  // a process that does not read must not hold this one up
   if (process_ < 0) throw std::system_error(errno, std::generic_category(), "fork");
 }
 
@@ -166,8 +179,13 @@ void TokenizerProcess::end() noexcept {
 }
 
 void TokenizerProcess::refuse_ended() {
+  if (!running()) throw UsageError("the tokenizer's process", "it has ended before", advice);
   int status = 0;
-  while (::waitpid(process_, &status, 0) < 0 && errno == EINTR) continue;
+  // It has closed its end of a pipe, and mostly has ended; one that goes on without it is of no use.
+  for (int waited = 0; ::waitpid(process_, &status, WNOHANG) == 0; ++waited) {
+    if (waited == 100) ::kill(process_, SIGKILL);
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
   process_ = -1;
   if (WIFEXITED(status) && WEXITSTATUS(status) == 127) {
     throw UsageError(fmt::format("the tokenizer needs Python, and {} cannot be started", python_),
@@ -178,11 +196,35 @@ void TokenizerProcess::refuse_ended() {
                    why.empty() ? text_of_status(status) : why, advice);
 }
 
-std::string TokenizerProcess::ask(const std::string& request) {
-  write_all(to_, request + "\n");
+void TokenizerProcess::await(int file, short events, Clock::time_point until) {
+  for (;;) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
+    pollfd waited{file, events, 0};
+    const int ready = left.count() > 0 ? ::poll(&waited, 1, static_cast<int>(left.count())) : 0;
+    if (ready > 0) return;
+    if (ready < 0 && errno == EINTR) continue;
+    end();
+    throw DeviceError(
+        fmt::format("the tokenizer's process, of {}, does not answer", python_),
+        fmt::format("waited {} s for it", patience_.count()),
+        fmt::format("try again, give it more seconds in {}, or give token ids with --prompt-ids", patience_name));
+  }
+}
+
+void TokenizerProcess::send(std::string_view text, Clock::time_point until) {
+  while (!text.empty()) {
+    await(to_, POLLOUT, until);
+    const ssize_t done = ::write(to_, text.data(), text.size());
+    if (done < 0 && errno != EINTR && errno != EAGAIN) return;  // the answer that then does not come tells why
+    if (done > 0) text.remove_prefix(static_cast<std::size_t>(done));
+  }
+}
+
+std::string TokenizerProcess::next_line(Clock::time_point until) {
   std::array<char, 65536> piece{};
   std::size_t line = std::string::npos;
   while ((line = ahead_.find('\n')) == std::string::npos) {
+    await(from_, POLLIN, until);
     const ssize_t got = ::read(from_, piece.data(), piece.size());
     if (got < 0 && errno == EINTR) continue;
     if (got <= 0) refuse_ended();
@@ -190,6 +232,14 @@ std::string TokenizerProcess::ask(const std::string& request) {
   }
   std::string answer = ahead_.substr(0, line);
   ahead_.erase(0, line + 1);
+  return answer;
+}
+
+std::string TokenizerProcess::ask(const std::string& request) {
+  if (!running()) refuse_ended();
+  const auto until = Clock::now() + patience_;
+  send(request + "\n", until);
+  const std::string answer = next_line(until);
   const Json read = Json::parse(answer, nullptr, /*allow_exceptions=*/false);
   if (!read.is_object()) throw UsageError("the tokenizer's process", "answers what is no JSON: " + answer, advice);
   if (read.contains("error")) throw UsageError("the tokenizer", read["error"].get<std::string>());

@@ -3,6 +3,7 @@
 // a pair of pipes. A request and its answer are a line of JSON each.
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <string>
@@ -27,7 +28,8 @@ class TokenizerProcess final : public TextCodec {
  public:
   /// Starts the process for the tokenizer of `folder`, by $TANDEM_PYTHON, else python3, and waits until it is ready.
   /// Throws UsageError in one line where there is no such Python, where it lacks the packages, or with the reason why
-  /// the tokenizer cannot be used. Tokens must be below `vocabulary`.
+  /// the tokenizer cannot be used. Tokens must be below `vocabulary`. Here and in every other call: DeviceError where
+  /// it does not answer for $TANDEM_TOKENIZER_SECONDS, else two minutes; it is ended then.
   TokenizerProcess(const std::filesystem::path& folder, std::int64_t vocabulary);
   ~TokenizerProcess() override;
   TokenizerProcess(const TokenizerProcess&) = delete;
@@ -39,14 +41,23 @@ class TokenizerProcess final : public TextCodec {
   std::unique_ptr<TextStream> stream(std::span<const std::int32_t> before) override;
   /// Tokens of a chat as the model's template writes it, up to where the assistant's answer begins. Throws UsageError.
   std::vector<std::int32_t> tokens_of_chat(const std::vector<ChatMessage>& messages);
+  /// Whether the process is there: it is not after it has ended, or was ended as it did not answer.
+  bool running() const noexcept { return process_ > 0; }
   /// Whether the model has a chat template.
   bool has_template() const noexcept { return has_template_; }
 
  private:
   class Stream;
 
-  /// The answer to a request, both JSON. Throws UsageError where the process has ended or refuses.
+  using Clock = std::chrono::steady_clock;
+
+  /// The answer to a request, both JSON. Throws UsageError where the process has ended or refuses, DeviceError where it
+  /// does not answer in time.
   std::string ask(const std::string& request);
+  void send(std::string_view text, Clock::time_point until);
+  std::string next_line(Clock::time_point until);
+  /// Waits until the file can be read (or written).
+  void await(int file, short events, Clock::time_point until);
   [[noreturn]] void refuse_ended();
   /// Throws UsageError where an id is not below the vocabulary.
   std::vector<std::int32_t> ids_of(const std::string& answer) const;
@@ -54,6 +65,7 @@ class TokenizerProcess final : public TextCodec {
   void end() noexcept;
 
   std::string python_;
+  std::chrono::seconds patience_;  ///< for an answer
   std::int64_t vocabulary_;
   pid_t process_ = -1;
   int to_ = -1, from_ = -1;

@@ -150,6 +150,39 @@ class Packing(StandInTest):
         self.succeed(self.prepare("--out", self.out, "--layout", "packed", self.file("in.jsonl", lines([text(0, 4), text(1, 9)]))))
         self.assertEqual(self.written()[2]["row_length"], 9)
 
+    def test_rows_longer_than_the_models_positions(self):
+        given = self.file("in.jsonl", lines([text(0, 4), text(1, 70)]))
+        rows = ["--layout", "rows"]
+        for config, what in [({"n_positions": 64}, 64), ({"max_position_embeddings": 64}, 64), ({"text_config": {"n_positions": 64}}, 64)]:
+            self.file("model/config.json", json.dumps(config))
+            for flags in ([*PACKED, "66"], [*rows, "--row-length", "66"], rows, ["--layout", "packed"]):
+                line = self.refused(self.prepare("--out", self.out, *flags, given))
+                self.assertIn(f"config.json has {what} positions", line)
+                self.assertIn("give --row-length 65", line)
+            self.succeed(self.prepare("--out", self.out, *PACKED, "65", given))
+            self.assertEqual(self.written()[2]["row_length"], 65)
+            for path in self.d.iterdir():
+                path.unlink()
+        self.succeed(self.prepare("--out", self.out, given))  # a stream is cut in windows
+        for config in ({}, {"n_positions": None, "max_position_embeddings": "64"}):  # says nothing
+            self.file("model/config.json", json.dumps(config))
+            self.succeed(self.prepare("--out", self.out, *PACKED, "66", given))
+
+    def test_a_row_length_that_no_memory_holds(self):
+        given = self.file("in.jsonl", lines([text(0, 4)]))
+        for layout in ("rows", "packed"):
+            line = self.refused(self.prepare("--out", self.out, "--layout", layout, "--row-length", "999999999999", given))
+            self.assertIn("--row-length 999999999999: at most", line)
+
+    def refused(self, result):
+        """One line with exit code 2, behind those of progress, and no outputs."""
+        self.assertEqual(result.returncode, 2, result.stderr + result.stdout)
+        lines = [line for line in result.stderr.splitlines() if " parts, " not in line]
+        self.assertEqual(len(lines), 1, result.stderr)
+        self.assertTrue(lines[0].startswith("prepare_data.py: error: "), lines[0])
+        self.assertEqual(list(self.d.iterdir()), [])
+        return lines[0]
+
     def test_the_program_reads_what_is_written(self):
         given = self.file("in.jsonl", lines(text(i, n % 60 + 2) for i, n in enumerate(self.lengths(60))))
         self.succeed(self.prepare("--out", self.out, *PACKED, "65", given))

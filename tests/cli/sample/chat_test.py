@@ -7,6 +7,8 @@ import peers  # noqa: E402
 
 peers.run_under_one_with("tokenizers", "jinja2")
 
+import os  # noqa: E402
+import pty  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
@@ -59,11 +61,25 @@ class Chat(SampleTest):
 
     def test_a_line_that_is_refused_is_forgotten(self):
         first = self.answer("<|u|>Hello<|a|>")
-        result = self.succeed(self.chat("bad\nHello\n"))
-        self.assertEqual(result.stdout, self.shown(first))
+        result = self.chat("bad\nHello\n")
+        self.assertEqual((result.returncode, result.stdout), (2, self.shown(first)))  # a pipe's owner has seen no error
         self.assertRegex(result.stderr, "error: .*refuses the chat: no bad words")
-        result = self.succeed(self.chat("a very long line of more tokens than there are positions\nHello\n", "--context", "16"))
+        result = self.chat("a very long line of more tokens than there are positions\nHello\n", "--context", "16")
+        self.assertEqual(result.returncode, 2)
         self.assertIn("/reset", result.stderr)
+        self.assertEqual(self.chat("Hello\nbad\n/exit\n").returncode, 2)
+
+    def test_a_line_that_is_refused_at_a_terminal_is_no_failure(self):
+        main_end, other_end = pty.openpty()
+        program = subprocess.Popen([PROGRAM, "sample", "--model", str(self.model), *HOST, "--chat", *GREEDY], stdin=other_end,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
+        self.addCleanup(program.kill)
+        os.close(other_end)
+        os.write(main_end, b"bad\n/exit\n")
+        _, errors = program.communicate(timeout=60)
+        os.close(main_end)
+        self.assertIn("no bad words", errors)
+        self.assertEqual(program.returncode, 0)
 
     def test_ctrl_c_ends_the_answer_and_not_the_program(self):
         program = subprocess.Popen([PROGRAM, "sample", "--model", str(self.model), *HOST, "--chat", "--temperature", "3",
@@ -100,7 +116,7 @@ class Chat(SampleTest):
 
     def test_what_is_no_command_is_not_sent_to_the_model(self):
         result = self.chat("/help\n/exit\n")
-        self.assertEqual(result.stdout, "")
+        self.assertEqual((result.returncode, result.stdout), (2, ""))
         self.assertIn("/help is no command", result.stderr)
 
     def test_a_tokenizer_without_a_template_is_refused(self):

@@ -3,11 +3,13 @@ import json
 import pathlib
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from small_model import SampleTest, main  # noqa: E402
+from small_model import HOST, SampleTest, main  # noqa: E402
+from program import PROGRAM  # noqa: E402
 
 
 class Bytes(SampleTest):
@@ -38,11 +40,33 @@ class Bytes(SampleTest):
         self.assertEqual([s["prompt"] for s in made[0]["samples"]], texts)
         self.assertEqual(made[0], made[1])
         plain = self.succeed(self.sample(self.model, "--prompts", lines, "--max-tokens", "4")).stdout
-        self.assertEqual(plain, "".join(s["prompt"] + s["text"] + "\n" for s in made[0]["samples"]))
+        self.assertEqual(plain, "".join(f"--- {i} of 3 ---\n{s['prompt']}{s['text']}\n"
+                                        for i, s in enumerate(made[0]["samples"], 1)))
+        one = self.succeed(self.sample(self.model, "--prompts", self.file("one.txt", "The \n"), "--max-tokens", "4")).stdout
+        self.assertTrue(one.startswith("The "), one)  # a single one needs no line
         for name, content, words in [("bad.jsonl", '{"text": "a"}\n', ["line 1", "no prompt"]), ("no.txt", "\n", ["no prompt"]),
-                                     ("latin.txt", b"caf\xe9\n", ["line 1", "UTF-8"]), ("none.txt", None, ["cannot be read"])]:
+                                     ("latin.txt", b"caf\xe9\n", ["line 1", "UTF-8"]), ("none.txt", None, ["cannot be read"]),
+                                     ("", None, ["cannot be read"]), ("empty.txt", "", ["no prompt"]),
+                                     ("empty.jsonl", '"a"\n\n{"prompt": ""}\n', ["empty.jsonl, line 3", "an empty prompt"]),
+                                     ("long.txt", "a\n" + "x" * 5000 + "\n", ["long.txt, line 2", "5000 tokens", "positions"])]:
             path = self.file(name, content) if content is not None else self.root / name
             self.refused(self.sample(self.model, "--prompts", path), 4, "--prompts", *words)
+
+    def test_prompts_of_standard_input(self):
+        def piped(text, *arguments):
+            return subprocess.run([PROGRAM, "sample", "--model", str(self.model), *HOST, "--prompts", "-", "--max-tokens", "4",
+                                   *arguments], input=text, capture_output=True, timeout=120, env=self.environment())
+
+        wanted = self.json_of(self.model, "--prompt", "The ", "--prompt", "caf\u00e9", "--max-tokens", "4")
+        for text in ("The \n\ncaf\u00e9", '{"prompt": "The "}\n"caf\u00e9"\n'):
+            result = piped(text.encode(), "--json")
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(json.loads(result.stdout), wanted)
+        self.assertEqual(json.loads(piped(b"{x}\n", "--json").stdout)["prompt"], "{x}")  # no record: text
+        for text, word in [(b"", b"no prompt"), (b"a\ncaf\xe9\n", b"--prompts -, line 2"), (b'{"prompt": "a"}\n{}\n', b"-, line 2")]:
+            result = piped(text)
+            self.assertEqual(result.returncode, 4, result.stderr)
+            self.assertIn(word, result.stderr)
 
     def test_a_stop_ends_the_text_before_it(self):
         free = self.json_of(self.model, "--prompt", "The ", "--temperature", "0", "--max-tokens", "30")
@@ -111,6 +135,26 @@ class Ids(SampleTest):
         config = json.loads((model / "config.json").read_text())
         (model / "config.json").write_text(json.dumps({**config, "eos_token_id": tokens[7]}))
         self.assertEqual(self.json_of(model, *greedy)["tokens"], before)
+
+    def test_end_tokens_that_are_no_ids_are_told_of(self):
+        model = self.folder()
+        config = json.loads((model / "config.json").read_text())
+        ids = ["--prompt", "5 6 7", "--max-tokens", "2"]
+
+        def told(name, content):
+            (model / name).write_text(json.dumps(content))
+            result = self.succeed(self.sample(model, *ids))
+            return [line for line in result.stderr.splitlines() if "eos_token_id" in line]
+
+        for value, shown in [(-1, "-1"), (512, "512"), ("</s>", '"</s>"'), (1.5, "1.5"), (True, "true"), ([3, 2 ** 64 - 1], str(2 ** 64 - 1))]:
+            with self.subTest(value=value):
+                (line,) = told("generation_config.json", {"eos_token_id": value})
+                self.assertIn(f"eos_token_id of {model}/generation_config.json has {shown}, which is no token id", line)
+        for value in (None, 3, [3, 511], []):
+            self.assertEqual(told("generation_config.json", {"eos_token_id": value}), [])
+        (model / "generation_config.json").unlink()
+        (line,) = told("config.json", {**config, "eos_token_id": [3, -2]})
+        self.assertIn("eos_token_id of the model's config.json has -2", line)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os  # noqa: E402
 import re  # noqa: E402
 import signal  # noqa: E402
 import subprocess  # noqa: E402
+import time  # noqa: E402
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from small_model import HOST, SampleTest, main  # noqa: E402
@@ -90,6 +91,31 @@ class TextInAndOut(SampleTest):
         self.succeed(run("/nowhere/python3", "--prompt-ids", "1 2", "--max-tokens", "2"))
         (model / "tokenizer.json").write_text("{}")
         self.refused(self.sample(model, *prompt), 2, "tokenizer.json")
+
+    def test_a_process_that_hangs_is_given_up(self):
+        tokenizer = byte_level("<|end|>")
+        model = self.text_folder(tokenizer, vocab_size=tokenizer.get_vocab_size())
+        silent = self.file("silent", "#!/bin/sh\nexec sleep 1000\n")
+        # Answers the first request, whether there is a template, and reads no other one.
+        deaf = self.file("deaf", '#!/bin/sh\nread line\necho \'{"template": false}\'\nexec sleep 1000\n')
+        # Closes its output, and goes on.
+        mute = self.file("mute", "#!/bin/sh\necho broken >&2\nexec >&-\nexec sleep 1000\n")
+        for script in (silent, deaf, mute):
+            script.chmod(0o755)
+
+        def run(python, seconds, prompt="Hello"):
+            return subprocess.run([PROGRAM, "sample", "--model", str(model), *HOST, "--prompts", self.file("prompt.txt", prompt)],
+                                  capture_output=True, text=True, timeout=60,
+                                  env={**self.environment(), "TANDEM_PYTHON": str(python), "TANDEM_TOKENIZER_SECONDS": seconds})
+
+        for python, prompt in [(silent, "Hello"), (deaf, "Hello"), (deaf, "Hello" * 100000)]:
+            begin = time.monotonic()
+            self.refused(run(python, "1", prompt), 5, str(python), "does not answer", "waited 1 s", "TANDEM_TOKENIZER_SECONDS")
+            self.assertLess(time.monotonic() - begin, 30)
+        self.refused(run(mute, "1"), 2, "broken")
+        for seconds in ("0", "-1", "soon", "1e3"):
+            self.refused(run(sys.executable, seconds), 2, f"TANDEM_TOKENIZER_SECONDS={seconds}", "seconds")
+        self.succeed(run(sys.executable, "60"))
 
     def test_its_process_goes_with_the_program(self):
         tokenizer = byte_level("<|end|>")

@@ -67,6 +67,30 @@ class Report(ProgramTest):
         best = min((m["eval_loss"], m["step"]) for m in self.metrics(out) if "eval_loss" in m)
         self.assertIn(f"<td>{best[0]:.4f}, step {best[1]}</td>", shown)
 
+    def test_the_first_command_and_each_resume(self):
+        out = self.run_of("2")
+        self.succeed(self.run_program("train", "--resume", out, "--steps", "3"))
+        self.succeed(self.run_program("train", "--resume", out, "--steps", "4"))
+
+        def shown():
+            self.succeed(self.run_program("report", out))
+            rows = re.findall(r"<tr><td>(.*?)</td><td>(.*?)</td></tr>", (out / "report.html").read_text())
+            return [(name, value) for name, value in rows if name == "command" or name.startswith("resumed")]
+
+        rows = shown()
+        self.assertEqual([name for name, _ in rows], ["command", "resumed after step 2", "resumed after step 3"])
+        self.assertRegex(rows[0][1], " train --model tiny-gpt2 .*--steps 2 ")
+        self.assertTrue(rows[1][1].endswith(f" train --resume {out} --steps 3"), rows[1])
+        self.assertTrue(rows[2][1].endswith(f" train --resume {out} --steps 4"), rows[2])
+        (out / "summary.json").unlink()  # as while it trains
+        self.assertEqual(shown(), rows)
+        other = self.root / "other"
+        self.succeed(self.train("--steps", "1", "--out", other))
+        (other / "commands.jsonl").unlink()  # as of older versions
+        self.succeed(self.run_program("train", "--resume", other, "--steps", "2"))
+        out = other
+        self.assertEqual([name for name, _ in shown()], ["command", "resumed after step 1"])
+
     @unittest.skipUnless(shutil.which("node"), "needs Node")
     def test_it_draws_what_the_run_has_measured(self):
         out = self.run_of("5", "--grad-accum", "2")
