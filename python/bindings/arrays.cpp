@@ -21,10 +21,11 @@ constexpr nb::dlpack::dtype bfloat{static_cast<std::uint8_t>(nb::dlpack::dtype_c
 HostValues::HostValues(nb::handle array, std::int64_t count, const std::string& what) {
   Given given;
   if (!nb::try_cast(array, given, false) || (given.dtype() != fp32 && given.dtype() != bfloat)) {
-    throw nb::type_error(fmt::format("{}: a dense, row-major array of f32 or bf16 on the host is needed, with DLPack or the "
-                                     "buffer protocol; with NumPy give numpy.ascontiguousarray(values, dtype='float32')",
-                                     what)
-                             .c_str());
+    throw nb::type_error(
+        fmt::format("{}: a dense, row-major array of f32 or bf16 on the host is needed, with DLPack or the "
+                    "buffer protocol; with NumPy give numpy.ascontiguousarray(values, dtype='float32')",
+                    what)
+            .c_str());
   }
   const auto size = static_cast<std::int64_t>(given.size());
   if (size != count) throw MisuseError(fmt::format("{}: {} elements given, {} needed", what, size, count));

@@ -15,8 +15,8 @@ namespace nb = nanobind;
 /// host, dense and row-major, of f32 or of bf16, which is widened exactly. Needs the interpreter's lock.
 class HostValues {
  public:
-  /// `what` names the array in errors. Throws TypeError for another object, type or layout, and MisuseError where it has
-  /// not `count` elements.
+  /// `what` names the array in errors. Throws TypeError for another object, type or layout, and MisuseError where it
+  /// has not `count` elements.
   HostValues(nb::handle array, std::int64_t count, const std::string& what);
   std::span<const float> span() const noexcept { return values_; }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What Python objects share of tandem: owners that keep each other alive in the order in which C++ wants it. A stream
-// keeps its device, an engine its device, a guard its engine and streams, an array made of a view its guard.
+// Owners of tandem's objects, shared by Python objects: they keep each other alive in the order in which C++ wants it.
+// A stream keeps its device, an engine its device, a guard its engine and streams, an array made of a view its guard.
 // Owners are counted by shared_ptr, not by Python, so any thread may let go of the last one. They let go of the
 // interpreter's lock while they wait for work, and a child process made by fork leaves them alone: their threads are
 // not there.

@@ -18,9 +18,9 @@ namespace tandem::python {
 template <class T>
 struct Field {
   std::string name;
-  std::string gives;    ///< type hint of what is read
-  std::string accepts;  ///< type hint of what may be assigned
-  std::string fallback;
+  std::string gives;     ///< type hint of what is read
+  std::string accepts;   ///< type hint of what may be assigned
+  std::string fallback;  ///< its default, as repr has it
   std::function<void(T&, nb::handle)> set;
   std::function<nb::object(const T&)> get;
 };
@@ -59,7 +59,8 @@ template <class T>
 std::string keywords_text() {
   std::string text;
   for (const Field<T>& field : fields_of<T>()) {
-    text += ", " + field.name + ": " + field.accepts + " = " + field.fallback;
+    const bool is_object = field.fallback.find('(') != std::string::npos;
+    text += ", " + field.name + ": " + field.accepts + " = " + (is_object ? "..." : field.fallback);
   }
   return text;
 }
@@ -73,42 +74,50 @@ class Fields {
   /// A field whose values nanobind converts, of the Python type `hint`.
   template <class M>
   Fields& value(const char* name, M T::*member, const char* hint, const char* doc) {
-    return add(name, hint, hint, doc, [member, name = std::string(name), hint = std::string(hint)](T& t, nb::handle given) {
-      if (!nb::try_cast(given, t.*member)) throw nb::type_error((name + ": " + hint + " expected").c_str());
-    }, [member](const T& t) { return nb::cast(t.*member); });
+    return add(
+        name, hint, hint, doc,
+        [member, name = std::string(name), hint = std::string(hint)](T& t, nb::handle given) {
+          if (!nb::try_cast(given, t.*member)) throw nb::type_error((name + ": " + hint + " expected").c_str());
+        },
+        [member](const T& t) { return nb::cast(t.*member); });
   }
   /// A number of bytes.
   Fields& bytes(const char* name, std::size_t T::*member, const char* doc) {
-    return add(name, "int", "int | str", doc, [member, name = std::string(name)](T& t, nb::handle given) { t.*member = bytes_of(given, name); },
-               [member](const T& t) { return nb::cast(t.*member); });
+    return add(
+        name, "int", "int | str", doc,
+        [member, name = std::string(name)](T& t, nb::handle given) { t.*member = bytes_of(given, name); },
+        [member](const T& t) { return nb::cast(t.*member); });
   }
   Fields& bytes(const char* name, std::optional<std::size_t> T::*member, const char* doc) {
-    return add(name, "int | None", "int | str | None", doc,
-               [member, name = std::string(name)](T& t, nb::handle given) {
-                 if (given.is_none()) {
-                   t.*member = std::nullopt;
-                 } else {
-                   t.*member = bytes_of(given, name);
-                 }
-               },
-               [member](const T& t) { return nb::cast(t.*member); });
+    return add(
+        name, "int | None", "int | str | None", doc,
+        [member, name = std::string(name)](T& t, nb::handle given) {
+          if (given.is_none()) {
+            t.*member = std::nullopt;
+          } else {
+            t.*member = bytes_of(given, name);
+          }
+        },
+        [member](const T& t) { return nb::cast(t.*member); });
   }
   /// A field written as text, which `read` and `print` convert.
   template <class M, class Read, class Print>
   Fields& text(const char* name, M T::*member, Read read, Print print, const char* doc) {
-    return add(name, "str", "str", doc,
-               [member, read, name = std::string(name)](T& t, nb::handle given) {
-                 std::string text;
-                 if (!nb::try_cast(given, text)) throw nb::type_error((name + ": str expected").c_str());
-                 t.*member = read(text);
-               },
-               [member, print](const T& t) { return nb::cast(std::string(print(t.*member))); });
+    return add(
+        name, "str", "str", doc,
+        [member, read, name = std::string(name)](T& t, nb::handle given) {
+          std::string text;
+          if (!nb::try_cast(given, text)) throw nb::type_error((name + ": str expected").c_str());
+          t.*member = read(text);
+        },
+        [member, print](const T& t) { return nb::cast(std::string(print(t.*member))); });
   }
 
   nb::class_<T> done() {
     const std::string name = name_;
-    class_.def("__init__", [name](T* self, const nb::kwargs& keywords) { new (self) T(from_keywords<T>(keywords, name)); },
-               nb::sig(("def __init__(self, *" + keywords_text<T>() + ") -> None").c_str()));
+    class_.def(
+        "__init__", [name](T* self, const nb::kwargs& keywords) { new (self) T(from_keywords<T>(keywords, name)); },
+        nb::sig(("def __init__(self, *" + keywords_text<T>() + ") -> None").c_str()));
     class_.def("__repr__", [name](const T& self) {
       std::string text;
       for (const Field<T>& field : fields_of<T>()) {
@@ -117,23 +126,28 @@ class Fields {
       }
       return name + "(" + text + ")";
     });
-    class_.def("replace", [name](const T& self, const nb::kwargs& keywords) {
-      T copy = self;
-      assign(copy, keywords, name);
-      return copy;
-    }, nb::sig(("def replace(self, **changes: object) -> " + name).c_str()), "A copy with some fields changed.");
+    class_.def(
+        "replace",
+        [name](const T& self, const nb::kwargs& keywords) {
+          T copy = self;
+          assign(copy, keywords, name);
+          return copy;
+        },
+        nb::sig(("def replace(self, **changes: object) -> " + name).c_str()), "A copy with some fields changed.");
     return class_;
   }
 
  private:
   template <class Set, class Get>
-  Fields& add(const char* name, const std::string& gives, const std::string& accepts, const char* doc, Set set, Get get) {
+  Fields& add(const char* name, const std::string& gives, const std::string& accepts, const char* doc, Set set,
+              Get get) {
     const std::string fallback = nb::cast<std::string>(nb::repr(get(T{})));
-    fields_of<T>().push_back({name, gives, accepts, fallback.find('(') == fallback.npos ? fallback : "...", set, get});
+    fields_of<T>().push_back({name, gives, accepts, fallback, set, get});
     const std::string getter = std::string("def ") + name + "(self, /) -> " + gives;
     const std::string setter = std::string("def ") + name + "(self, value: " + accepts + ", /) -> None";
-    class_.def_prop_rw(name, get, [set](T& t, nb::object given) { set(t, given); }, nb::for_getter(nb::sig(getter.c_str())),
-                       nb::for_setter(nb::sig(setter.c_str())), nb::for_setter(nb::arg("value").none()), doc);
+    class_.def_prop_rw(
+        name, get, [set](T& t, nb::object given) { set(t, given); }, nb::for_getter(nb::sig(getter.c_str())),
+        nb::for_setter(nb::sig(setter.c_str())), nb::for_setter(nb::arg("value").none()), doc);
     return *this;
   }
 
@@ -156,7 +170,8 @@ class Facts {
   /// A value that `get` makes, of the Python type `hint`.
   template <class Get>
   Facts& derived(const char* name, Get get, const char* doc, const std::string& hint = "str") {
-    class_.def_prop_ro(name, get, nb::for_getter(nb::sig(("def " + std::string(name) + "(self, /) -> " + hint).c_str())), doc);
+    class_.def_prop_ro(name, get,
+                       nb::for_getter(nb::sig(("def " + std::string(name) + "(self, /) -> " + hint).c_str())), doc);
     names_.emplace_back(name);
     return *this;
   }

@@ -17,22 +17,24 @@ constexpr std::int64_t no_order = -1;
 
 }  // namespace
 
-/// What an array made of a view keeps: the guard, and with it engine and device.
+/// Owner of an array made of a view: keeps the guard, and with it engine and device.
 struct GuardCell::Array {
-  explicit Array(std::shared_ptr<GuardCell> cell) : guard(std::move(cell)) { ++guard->arrays_; }
+  explicit Array(std::shared_ptr<GuardCell> cell) : guard(std::move(cell)), engine(guard->engine_) { ++guard->arrays_; }
   ~Array() { --guard->arrays_; }
   Array(const Array&) = delete;
   Array& operator=(const Array&) = delete;
   Counted counted{live().arrays};
   std::shared_ptr<GuardCell> guard;
+  std::shared_ptr<EngineCell> engine;  ///< its memory stays, also where the guard was released by force
 };
 
 GuardCell::GuardCell(std::shared_ptr<EngineCell> engine, std::shared_ptr<StreamCell> stream, int layer, Guard guard)
     : engine_(std::move(engine)),
       streams_{std::move(stream)},
-      layer_(layer),
+      layer_(engine_->layout().layer(layer).name),
       is_weights_(std::holds_alternative<WeightsGuard>(guard)),
       guard_(std::move(guard)) {
+  for (const Parameter& parameter : engine_->layout().layer(layer).parameters) names_.push_back(parameter.name);
   ++engine_->guards;
   if (!engine_->device().is_host()) return;
   Device& device = engine_->device().get();
@@ -49,13 +51,17 @@ GuardCell::~GuardCell() {
 }
 
 std::string GuardCell::text() const {
-  return fmt::format("{} of layer '{}'", is_weights_ ? "weights" : "gradients", engine_->layout().layer(layer_).name);
+  return fmt::format("{} of layer '{}'", is_weights_ ? "weights" : "gradients", layer_);
 }
 
-std::vector<std::string> GuardCell::names() const {
-  std::vector<std::string> names;
-  for (const Parameter& parameter : engine_->layout().layer(layer_).parameters) names.push_back(parameter.name);
-  return names;
+DeviceCell& GuardCell::device() const {
+  require_held("a view");
+  return engine_->device();
+}
+
+std::shared_ptr<StreamCell> GuardCell::stream() const {
+  require_held("a guard");
+  return streams_.front();
 }
 
 void GuardCell::require_held(const std::string& what) const {
@@ -108,7 +114,8 @@ void GuardCell::release_by_exception() { drop(true); }
 
 void GuardCell::drop(bool unwinding) noexcept {
   if (!held()) return;
-  engine_->let_go([&] {
+  const auto engine = engine_;  // the last to let go of it must not be within a call of it
+  engine->let_go([&] {
     try {
       const Guard last = std::exchange(guard_, std::monostate{});
       if (unwinding) throw PythonException();
@@ -116,6 +123,8 @@ void GuardCell::drop(bool unwinding) noexcept {
     }
   });
   --engine_->guards;
+  streams_.clear();
+  engine_.reset();
 }
 
 void GuardCell::order_for(nb::handle consumer_stream) {

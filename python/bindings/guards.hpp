@@ -30,7 +30,7 @@ class GuardCell : public std::enable_shared_from_this<GuardCell> {
   void require_held(const std::string& what) const;
   bool held() const noexcept { return !std::holds_alternative<std::monostate>(guard_); }
   bool is_weights() const noexcept { return is_weights_; }
-  std::vector<std::string> names() const;
+  const std::vector<std::string>& names() const noexcept { return names_; }
   /// "weights of layer 'h.0'"
   std::string text() const;
 
@@ -42,8 +42,9 @@ class GuardCell : public std::enable_shared_from_this<GuardCell> {
   /// of it show from then on is undefined.
   void release_by_exception();
 
-  EngineCell& engine() const noexcept { return *engine_; }
-  const std::shared_ptr<StreamCell>& stream() const noexcept { return streams_.front(); }
+  /// Device of its memory, and stream of the request. Throw MisuseError once released.
+  DeviceCell& device() const;
+  std::shared_ptr<StreamCell> stream() const;
   /// Orders work of a consumer of DLPack after what fills the memory: on the host waits for it, on a GPU accepts the
   /// streams that know of the guard, and no other (BufferError).
   void order_for(nb::handle consumer_stream);
@@ -56,9 +57,11 @@ class GuardCell : public std::enable_shared_from_this<GuardCell> {
   void drop(bool unwinding) noexcept;
 
   Counted counted_{live().guards};
-  std::shared_ptr<EngineCell> engine_;
-  std::vector<std::shared_ptr<StreamCell>> streams_;  ///< of the request, then those also used
-  int layer_;
+  std::shared_ptr<EngineCell> engine_;  ///< null once released
+  std::vector<std::shared_ptr<StreamCell>>
+      streams_;  ///< that of the request, then those also used; empty once released
+  std::string layer_;
+  std::vector<std::string> names_;
   bool is_weights_;
   Guard guard_;
   Event filled_;  ///< on the host device: the memory has its contents

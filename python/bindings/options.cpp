@@ -31,8 +31,9 @@ void bind_offload_options(nb::module_& m) {
       .bytes("spare_host_memory", &O::spare_host_memory, "Bytes booked under host_memory, for plans to adopt.")
       .value("state_folder", &O::state_folder, "str | os.PathLike[str] | None",
              "Folder on a fast disk for state that host_memory has no room for. None: all is in memory.")
-      .text("policy", &O::policy, parse_policy, [](const Policy& p) { return p.text(); },
-            "\"auto\", \"device\", \"host\", \"static:R\", \"interleave:K\", \"interleave:K,resident=S\" or \"stream\".")
+      .text(
+          "policy", &O::policy, parse_policy, [](const Policy& p) { return p.text(); },
+          "\"auto\", \"device\", \"host\", \"static:R\", \"interleave:K\", \"interleave:K,resident=S\" or \"stream\".")
       .value("subgroup_size", &O::subgroup_size, "int | None", "Parameters in a subgroup. None: chosen.")
       .value("resident_layers", &O::resident_layers, "int | None",
              "Layers whose weights stay on the device. None: as many as fit.")
@@ -46,12 +47,14 @@ void bind_offload_options(nb::module_& m) {
       .bytes("offloaded_input_bytes", &O::offloaded_input_bytes,
              "Bytes of a layer's input that the caller sends to the host. For the performance model.")
       .value("update_threads", &O::update_threads, "int | None", "Threads of an update on the CPU. None: all.")
-      .text("state", &O::state, state_format_of, [](StateFormat f) { return tandem::name_of(f); },
-            "\"fp32\", \"split\", \"bf16-moments\" or \"8bit-moments\".")
+      .text(
+          "state", &O::state, state_format_of, [](StateFormat f) { return tandem::name_of(f); },
+          "\"fp32\", \"split\", \"bf16-moments\" or \"8bit-moments\".")
       .value("adamw", &O::adamw, "AdamW", "Hyperparameters, where a step gives none.")
       .value("seed", &O::seed, "int", "Seed of stochastic rounding, where the format has any.")
-      .text("on_nonfinite", &O::on_nonfinite, on_nonfinite_of, [](OnNonfinite v) { return name_of(v); },
-            "\"skip\": a step whose norm is not finite changes nothing. \"stop\": it raises TrainingError.")
+      .text(
+          "on_nonfinite", &O::on_nonfinite, on_nonfinite_of, [](OnNonfinite v) { return name_of(v); },
+          "\"skip\": a step whose norm is not finite changes nothing. \"stop\": it raises TrainingError.")
       .value("clips", &O::clips, "bool", "Whether steps clip the norm. For the performance model.")
       .value("overlap", &O::overlap, "bool", "False: one task after another.")
       .value("watchdog_seconds", &O::watchdog_seconds, "float", "Wait without progress that ends with StalledError.")

@@ -24,10 +24,11 @@ Value find_name(std::string_view what, std::string_view name, Names<Value> names
   throw UsageError(fmt::format("{} '{}'", what, name), "is none that tandem knows", fmt::format("use one of {}", all));
 }
 
-constexpr std::array<std::pair<std::string_view, StateFormat>, 4> formats{{{"fp32", StateFormat::fp32},
-                                                                           {"split", StateFormat::split},
-                                                                           {"bf16-moments", StateFormat::bf16_moments},
-                                                                           {"8bit-moments", StateFormat::byte_moments}}};
+constexpr std::array<std::pair<std::string_view, StateFormat>, 4> formats{
+    {{"fp32", StateFormat::fp32},
+     {"split", StateFormat::split},
+     {"bf16-moments", StateFormat::bf16_moments},
+     {"8bit-moments", StateFormat::byte_moments}}};
 constexpr std::array<std::pair<std::string_view, DType>, 2> dtypes{{{"f32", DType::f32}, {"bf16", DType::bf16}}};
 constexpr std::array<std::pair<std::string_view, StateArray>, 3> arrays{
     {{"master", StateArray::master}, {"m", StateArray::m}, {"v", StateArray::v}}};
@@ -71,7 +72,8 @@ std::size_t bytes_of(nb::handle value, std::string_view what) {
     throw nb::type_error(fmt::format("{}: bytes are an int or a text such as '2GiB'", what).c_str());
   }
   std::size_t bytes = 0;
-  if (!nb::try_cast(value, bytes)) throw UsageError(fmt::format("{}", what), "a size is at least 0 and below 2^64 bytes");
+  if (!nb::try_cast(value, bytes))
+    throw UsageError(fmt::format("{}", what), "a size is at least 0 and below 2^64 bytes");
   return bytes;
 }
 
