@@ -19,7 +19,7 @@ LONGEST_CLASS = 500
 KNOWN = {}
 
 FOLDERS = ["core", "cpu_ops", "gpu_ops", "scheduler", "offload", "models", "data", "io", "comm", "api", "include", "train",
-           "cli", "tests", "bench", "examples"]
+           "cli", "python", "tests", "bench", "examples"]
 SOURCES = {".hpp", ".h", ".cpp", ".cu", ".cuh"}
 
 # What is no code: comments, literals and directives. A quote between digits separates them.

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 FOLDERS = ["core", "cpu_ops", "gpu_ops", "scheduler", "offload", "models", "data", "io", "comm", "api", "include", "train",
-           "cli"]
+           "cli", "python"]
 SOURCES = {".hpp", ".cpp", ".cu", ".cuh"}
 
 # Comments, and literals that may hold what looks like one. A quote between digits separates them.

@@ -39,6 +39,7 @@ MAY_INCLUDE = {
 }
 MAY_INCLUDE["train"] = set(MAY_INCLUDE) - {"cpu_ops", "gpu_ops"}
 MAY_INCLUDE["cli"] = set(MAY_INCLUDE)
+MAY_INCLUDE["python"] = set()  # nothing but the public headers
 MODULES = set(MAY_INCLUDE)
 # Of modules that have parts: which part may include which other parts of its module. Every part may include itself.
 PARTS = {
@@ -109,7 +110,7 @@ ONLY_PARTS = {("offload", "scheduler"): {"plan", "tasks"}}
 ONLY_FROM = {("offload", "io"): {"engine"}}
 # include/tandem/ is the outer face of api. No other module may depend on it but those above api.
 PUBLIC = "tandem"
-PUBLIC_USERS = {"api", "train", "cli"}
+PUBLIC_USERS = {"api", "train", "cli", "python"}
 # Not modules: they may include everything, and their own files.
 OUTSIDE = {"tests", "bench", "examples"}
 

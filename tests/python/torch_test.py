@@ -1,0 +1,62 @@
+"""Beside PyTorch, in a Python that has it: either order of imports, and tensors by DLPack without a copy."""
+import importlib.util
+import os
+import pathlib
+import subprocess
+import sys
+import unittest
+
+if not importlib.util.find_spec("torch"):
+    other = pathlib.Path(__file__).resolve().parents[2] / "build" / "bench-venv" / "bin" / "python"
+    same = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
+    if not other.is_file() or not (other.parents[1] / same / "site-packages" / "torch").is_dir():
+        print("skipped: no PyTorch for this Python")
+        sys.exit(77)
+    os.execv(other, [str(other), *sys.argv])
+
+import toy  # noqa: E402
+from toy import np, tandem  # noqa: E402
+
+
+class Beside(unittest.TestCase):
+    def test_either_is_imported_first(self):
+        for order in ("torch, tandem", "tandem, torch"):
+            script = (f"import sys; sys.path.insert(0, sys.argv[1]); import {order}\n"
+                      "x = torch.randn(64, 64); y = torch.nn.functional.linear(x, x)\n"
+                      "d = tandem.open_device('host', memory='32MiB', threads=1)\n"
+                      "try: tandem.open_device('cuda:99')\nexcept tandem.DeviceError: print('caught')\n")
+            done = subprocess.run([sys.executable, "-c", script, str(toy.PACKAGE)], capture_output=True, text=True)
+            self.assertEqual((done.returncode, done.stdout), (0, "caught\n"), done.stderr)
+
+    def test_tensors_share_the_memory_of_views(self):
+        import torch
+        trainer = toy.Toy()
+        engine = trainer.engine
+        engine.begin_step(micro_batches=1)
+        with engine.fetch(1, trainer.stream) as weights:
+            tensor = torch.from_dlpack(weights["w1"])
+            self.assertEqual((tensor.dtype, tuple(tensor.shape), tensor.data_ptr()), (torch.bfloat16, (48, 37), weights["w1"].pointer))
+            self.assertTrue(np.array_equal(tensor.float().numpy().ravel()[:13], toy.start(trainer.layout.parameter("h.1.w1"))[:13]))
+            with self.assertRaisesRegex(tandem.MisuseError, "1 array is"):
+                weights.release()
+            del tensor
+        with engine.gradients(1, trainer.stream) as gradients:
+            sums = torch.from_dlpack(gradients["w1"])
+            sums.add_(torch.ones(48, 37))
+            written = torch.from_dlpack(gradients["w2"])
+            written.fill_(0.5)
+            self.assertEqual((gradients["w1"].copy().sum(), gradients["w2"].copy()[0, 0]), (48 * 37, 0x3F00))
+            del sums, written
+        engine.abort_step()
+
+    def test_state_is_written_from_tensors(self):
+        import torch
+        engine = toy.Toy().engine
+        for values in (torch.full((48, 37), 1.5), torch.full((48, 37), 1.5, dtype=torch.bfloat16)):
+            engine.write("h.1.w1", torch.zeros(48, 37))
+            engine.write("h.1.w1", values)
+            self.assertEqual(engine.read("h.1.w1").sum(), 1.5 * 48 * 37)
+
+
+if __name__ == "__main__":
+    unittest.main()
