@@ -152,6 +152,23 @@ void bind_state(Engine& engine) {
            "`read`, and "
            "TypeError for arrays that are not f32 or bf16.")
       .def(
+          "missed_updates",
+          [](EngineCell& c, nb::handle name) {
+            const Parameter& parameter = parameter_of(c, name);
+            return c.call([&](OffloadEngine& e) { return e.missed_updates(parameter); });
+          },
+          nb::arg("parameter"), nb::sig("def missed_updates(self, parameter: str | Parameter) -> int"),
+          "Number of updates that left a parameter as it was, as it had no gradient.")
+      .def(
+          "set_missed_updates",
+          [](EngineCell& c, nb::handle name, std::int64_t updates) {
+            const Parameter& parameter = parameter_of(c, name);
+            c.call([&](OffloadEngine& e) { e.set_missed_updates(parameter, updates); });
+          },
+          nb::arg("parameter"), nb::arg("updates"),
+          nb::sig("def set_missed_updates(self, parameter: str | Parameter, updates: int) -> None"),
+          "Part of a load by hand, after `set_step`.")
+      .def(
           "set_step", [](EngineCell& c, std::int64_t step) { c.call([&](OffloadEngine& e) { e.set_step(step); }); },
           nb::arg("step"), "Ends a load by hand, after every array has been written.")
       .def(
@@ -217,7 +234,13 @@ void bind_step(Engine& engine) {
           "Ends the step after end_gradients without an update: no bit of the state changes.")
       .def(
           "abort_step", [](EngineCell& c) { c.call([](OffloadEngine& e) { e.abort_step(); }); },
-          "Drops the open step: all state is as before begin_step. Raises MisuseError while a guard is held.")
+          "Drops the open step: all state is as before begin_step. Guards that are held are empty from then on.")
+      .def(
+          "begin_micro_batch",
+          [](EngineCell& c, bool last) { c.call([&](OffloadEngine& e) { e.begin_micro_batch(last); }); },
+          nb::arg("last") = false,
+          "Begins the step's next micro-batch, or, where no gradients were asked for yet, stays in the present one. "
+          "`last`: no other follows. Needed where layers may be absent; else the next begins by itself.")
       .def("fetch", &fetch, nb::arg("layer"), nb::arg("stream"),
            nb::sig("def fetch(self, layer: int, stream: Stream) -> Weights"),
            "Makes `stream` wait for a layer's weights. Blocks while what they wait for has not been queued, an update "

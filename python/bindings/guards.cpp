@@ -89,6 +89,11 @@ void GuardCell::also_used_on(const std::shared_ptr<StreamCell>& stream) {
   streams_.push_back(stream);
 }
 
+void GuardCell::leave_out(const std::string& name) {
+  require_held("leave_out");
+  engine_->call([&](OffloadEngine&) { std::get<GradientsGuard>(guard_).leave_out(name); });
+}
+
 void GuardCell::require_no_arrays(const char* what) const {
   if (arrays_ == 0) return;
   throw MisuseError(fmt::format("{} cannot be {}: {} {} of their memory", text(), what, arrays_.load(),

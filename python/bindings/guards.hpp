@@ -35,6 +35,7 @@ class GuardCell : public std::enable_shared_from_this<GuardCell> {
   std::string text() const;
 
   void also_used_on(const std::shared_ptr<StreamCell>& stream);
+  void leave_out(const std::string& name);
   /// Both throw MisuseError while arrays made of views are alive, unless forced.
   void release(bool forced);
   void commit(const std::shared_ptr<StreamCell>& stream, bool forced);

@@ -21,6 +21,9 @@ void bind_parameter_options(nb::module_& m) {
           "gradient", &ParameterOptions::gradient, dtype_of_name, [](DType t) { return tandem::name_of(t); },
           "\"f32\": added to a buffer that is zero at first. \"bf16\": written whole, into a buffer that is undefined "
           "at first.")
+      .text(
+          "weight", &ParameterOptions::weight, dtype_of_name, [](DType t) { return tandem::name_of(t); },
+          "\"bf16\", rounded from the fp32 master; or \"f32\": the master itself, never rounded, for norms and biases.")
       .done();
 }
 
@@ -33,7 +36,7 @@ void bind_parameter(nb::module_& m) {
           "shape", [](const Parameter& p) { return tuple_of(p.shape); }, "Shape, elements.", "tuple[int, ...]")
       .fact("count", &Parameter::count, "Number of elements, without padding.")
       .fact("offset", &Parameter::offset, "First element in the flat arrays of its layer.")
-      .derived("tied", &Parameter::tied, "Whether it uses the storage of another layer's parameter.", "bool")
+      .derived("tied", &Parameter::tied, "Whether it uses the storage of another parameter.", "bool")
       .fact("options", &Parameter::options, "How it is trained.")
       .done();
   Facts<Layer>(m, "Layer", "One layer, the unit of fetching: a copy.")
@@ -59,17 +62,23 @@ void bind_layout(nb::module_& m) {
             return nb::borrow(self);
           },
           nb::arg("name"), nb::arg("shape"), nb::arg("options"), nb::sig(add_signature.c_str()),
-          "Appends a parameter and returns the builder. Weights are bf16, the master state fp32.\n\n"
-          "Raises MisuseError where its full name is taken, or the shape has no elements or more than four "
+          "Appends a parameter and returns the builder. Weights are bf16 unless `weight` says f32, the master state "
+          "fp32.\n\n"
+          "Raises MisuseError where its full name is taken, or the shape has no elements or more than eight "
           "dimensions.");
   nb::class_<ParameterLayout>(m, "ParameterLayout",
                               "Parameters of a model, layer by layer, in the order in which forward uses them.")
       .def(nb::init<>())
-      .def("add_layer", &ParameterLayout::add_layer, nb::arg("name"), nb::keep_alive<0, 1>(),
-           "Appends a layer. Raises MisuseError where the name is taken or empty.")
+      .def(
+          "add_layer",
+          [](ParameterLayout& l, const std::string& name, int uses) { return l.add_layer(name, {.uses = uses}); },
+          nb::arg("name"), nb::arg("uses") = 1, nb::keep_alive<0, 1>(),
+          "Appends a layer, which commits gradients in so many uses of each backward. Raises MisuseError where the "
+          "name "
+          "is taken or empty.")
       .def("tie", &ParameterLayout::tie, nb::arg("owner"), nb::arg("shared"),
            "Makes `shared` (\"head.weight\") use the storage of `owner` (\"embedding.tokens\"), both declared, of one "
-           "shape, in different layers. Raises MisuseError otherwise.")
+           "shape. Raises MisuseError otherwise.")
       .def(
           "layer", [](const ParameterLayout& l, int i) { return Layer(l.layer(i)); }, nb::arg("index"),
           "Layer by index. Raises IndexError.")

@@ -57,6 +57,8 @@ void bind_offload_options(nb::module_& m) {
           "\"skip\": a step whose norm is not finite changes nothing. \"stop\": it raises TrainingError.")
       .value("clips", &O::clips, "bool", "Whether steps clip the norm. For the performance model.")
       .value("overlap", &O::overlap, "bool", "False: one task after another.")
+      .value("poison_released", &O::poison_released, "bool",
+             "For debugging: fills a weight buffer with NaN when its guard goes.")
       .value("watchdog_seconds", &O::watchdog_seconds, "float", "Wait without progress that ends with StalledError.")
       .done();
 }
@@ -66,6 +68,13 @@ void bind_steps(nb::module_& m) {
       .value("lr", &StepOptions::lr, "float", "Learning rate.")
       .value("max_grad_norm", &StepOptions::max_grad_norm, "float", "Bound of the gradient's norm; 0: no clipping.")
       .value("micro_batches", &StepOptions::micro_batches, "int", "Micro-batches, whose gradients are added up.")
+      .value("open_ended", &StepOptions::open_ended, "bool",
+             "Whether the step may have fewer micro-batches: it ends with those that have begun.")
+      .text(
+          "absent", &StepOptions::absent, absent_of, [](Absent v) { return name_of(v); },
+          "Layers and parameters without a gradient are \"refuse\"d, count as \"zero\", or, with \"skip\", stay as "
+          "they "
+          "are, as PyTorch treats a gradient of None.")
       .value("gradient_scale", &StepOptions::gradient_scale, "float", "Factor of the added gradients: 1 / loss scale.")
       .value("adamw", &StepOptions::adamw, "AdamW | None", "None: those of the options.")
       .value("groups", &StepOptions::groups, "list[GroupValues]", "In place of lr and adamw, one for each group.")

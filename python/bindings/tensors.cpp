@@ -133,6 +133,9 @@ void bind_guards(nb::module_& m) {
           "Gradient of one parameter: f32 to be added to, or bf16 to be written whole, as its options say; None for a "
           "frozen one. Raises MisuseError where the layer has no such parameter, or after the commit.")
       .def(
+          "leave_out", [](const Gradients& g, const std::string& name) { g.cell->leave_out(name); }, nb::arg("name"),
+          "Says that one parameter has no gradient in this micro-batch, in a step that allows it (`absent`).")
+      .def(
           "commit",
           [](const Gradients& g, const std::shared_ptr<StreamCell>& stream, bool force) {
             g.cell->commit(stream ? stream : g.cell->held() ? g.cell->stream() : nullptr, force);

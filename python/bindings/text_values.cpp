@@ -35,6 +35,9 @@ constexpr std::array<std::pair<std::string_view, StateArray>, 3> arrays{
 constexpr std::array<std::pair<std::string_view, OnNonfinite>, 2> nonfinite{
     {{"skip", OnNonfinite::skip}, {"stop", OnNonfinite::stop}}};
 
+constexpr std::array<std::pair<std::string_view, Absent>, 3> absences{
+    {{"refuse", Absent::refuse}, {"zero", Absent::zero}, {"skip", Absent::skip}}};
+
 constexpr std::array<std::pair<std::string_view, double>, 8> units{{{"KiB", 0x1p10},
                                                                     {"MiB", 0x1p20},
                                                                     {"GiB", 0x1p30},
@@ -82,6 +85,20 @@ DType dtype_of_name(std::string_view name) { return find_name<DType>("element ty
 StateArray state_array_of(std::string_view name) { return find_name<StateArray>("state array", name, arrays); }
 OnNonfinite on_nonfinite_of(std::string_view name) { return find_name<OnNonfinite>("on_nonfinite", name, nonfinite); }
 
+Absent absent_of(std::string_view name) { return find_name<Absent>("absent", name, absences); }
+
+std::string_view name_of(Absent value) noexcept {
+  switch (value) {
+    case Absent::refuse:
+      return "refuse";
+    case Absent::zero:
+      return "zero";
+    case Absent::skip:
+      return "skip";
+  }
+  return "unknown";
+}
+
 std::string_view name_of(OnNonfinite value) noexcept { return value == OnNonfinite::skip ? "skip" : "stop"; }
 
 std::string_view name_of(UpdatePath path) noexcept {
@@ -103,20 +120,7 @@ Shape shape_of(nb::handle value) {
   } else if (!nb::try_cast(value, d)) {
     throw nb::type_error("a shape is an int or a sequence of ints");
   }
-  switch (d.size()) {
-    case 0:
-      return {};
-    case 1:
-      return {d[0]};
-    case 2:
-      return {d[0], d[1]};
-    case 3:
-      return {d[0], d[1], d[2]};
-    case 4:
-      return {d[0], d[1], d[2], d[3]};
-    default:
-      throw MisuseError(fmt::format("a shape of {} dimensions", d.size()), "tensors have at most four");
-  }
+  return Shape(d);
 }
 
 nb::tuple tuple_of(const Shape& shape) {

@@ -30,9 +30,11 @@ DType dtype_of_name(std::string_view name);
 StateArray state_array_of(std::string_view name);
 OnNonfinite on_nonfinite_of(std::string_view name);
 std::string_view name_of(OnNonfinite value) noexcept;
+Absent absent_of(std::string_view name);
+std::string_view name_of(Absent value) noexcept;
 std::string_view name_of(UpdatePath path) noexcept;
 
-/// Shape of an int or a sequence of up to four. Throws MisuseError as Shape does.
+/// Shape of an int or a sequence of ints. Throws MisuseError as Shape does.
 Shape shape_of(nb::handle value);
 nb::tuple tuple_of(const Shape& shape);
 

@@ -48,6 +48,54 @@ class Digests(unittest.TestCase):
         self.assertEqual(halves.engine.state_digest(), trainer.engine.state_digest())
 
 
+class OpenSteps(unittest.TestCase):
+    def test_an_open_step_has_the_bits_of_one_whose_number_is_known(self):
+        known, opened = toy.Toy(max_micro_batches=3), toy.Toy(max_micro_batches=3)
+        known.step()
+        opened.engine.begin_step(lr=1e-2, max_grad_norm=1.0, micro_batches=3, open_ended=True)
+        for micro in range(toy.MICRO_BATCHES):
+            opened.engine.begin_micro_batch(last=micro + 1 == toy.MICRO_BATCHES)
+            opened.pass_through(micro)
+        opened.engine.end_step()
+        self.assertEqual(opened.engine.state_digest(), known.engine.state_digest())
+
+    def test_what_has_no_gradient_stays_as_it_is(self):
+        trainer = toy.Toy()
+        before = trainer.engine.read("h.1.w1")
+        trainer.engine.begin_step(micro_batches=1, absent="skip", lr=1e-2)
+        for layer in (3, 1):
+            with trainer.engine.fetch(layer, trainer.stream) as weights, \
+                    trainer.engine.gradients(layer, trainer.stream) as gradients:
+                toy.fill(weights, gradients, 0)
+                if layer == 1:
+                    gradients.leave_out("w1")
+        trainer.engine.end_step()
+        np.testing.assert_array_equal(trainer.engine.read("h.1.w1"), before)
+        self.assertEqual(trainer.engine.missed_updates("h.1.w1"), 1)
+        self.assertEqual(trainer.engine.missed_updates("h.1.b1"), 0)
+        self.assertEqual(trainer.engine.missed_updates("h.2.b1"), 1)
+        with self.assertRaisesRegex(tandem.UsageError, "'refuse', 'zero', 'skip'"):
+            trainer.engine.begin_step(absent="none")
+
+    def test_weights_in_fp32_are_seen_as_such(self):
+        device = tandem.open_device("host", memory="32MiB", threads=1, update_threads=1)
+        layout = tandem.ParameterLayout()
+        layout.add_layer("a", uses=2).add("norm", (3, 1, 2, 1, 1, 5), weight="f32").add("w", (4, 4))
+        plan = tandem.make_plan(layout, tandem.OffloadOptions(), device)
+        engine = tandem.OffloadEngine(device, layout, tandem.OffloadOptions(), plan)
+        engine.initialize(lambda p: np.full(p.count, 1 / 3, np.float32))
+        stream = device.make_stream()
+        engine.begin_step(lr=1e-2)
+        for _ in range(2):
+            with engine.fetch(0, stream) as weights, engine.gradients(0, stream) as gradients:
+                self.assertEqual((weights["norm"].dtype, weights["w"].dtype), ("f32", "bf16"))
+                self.assertEqual(weights["norm"].shape, (3, 1, 2, 1, 1, 5))
+                self.assertEqual(weights["norm"].copy().flat[0], np.float32(1 / 3))
+                for name in gradients:
+                    gradients[name].numpy()[...] += 1
+        self.assertEqual(engine.end_step().gradient_norm, 2 * np.sqrt(46))
+
+
 class Values(unittest.TestCase):
     def setUp(self):
         self.toy = toy.Toy()
