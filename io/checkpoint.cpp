@@ -51,7 +51,7 @@ std::vector<TensorSpec> specs_of(const std::vector<CheckpointParameter>& paramet
 
 std::string where_of(const fs::path& directory) { return fmt::format("checkpoint {}", directory.string()); }
 
-[[noreturn]] void corrupt(const fs::path& directory, std::string_view why) {
+[[noreturn]] void refuse(const fs::path& directory, std::string_view why) {
   throw InputError(where_of(directory), why, "use another one of the run");
 }
 
@@ -64,20 +64,20 @@ Manifest read_manifest(const fs::path& directory) {
     throw InputError(where_of(directory), "it has no readable manifest.json",
                      "name a folder like OUT/checkpoints/step-00000100");
   }
-  if (bytes > max_manifest_bytes) corrupt(directory, fmt::format("its manifest has {} bytes", bytes));
+  if (bytes > max_manifest_bytes) refuse(directory, fmt::format("its manifest has {} bytes", bytes));
   const std::string text{std::istreambuf_iterator<char>(stream), {}};
   return parse_manifest(text, where_of(directory));
 }
 
 [[noreturn]] void altered(const fs::path& directory, const std::string& file) {
-  corrupt(directory, fmt::format("{} has another content than when it was saved", file));
+  refuse(directory, fmt::format("{} has another content than when it was saved", file));
 }
 
 /// Entry of the state in the manifest.
 const CheckpointFile& state_file(const fs::path& directory, const Manifest& manifest) {
   const auto& files = manifest.files;
   const auto found = std::find_if(files.begin(), files.end(), [](const auto& file) { return file.name == state_name; });
-  if (found == files.end()) corrupt(directory, "its manifest lists no state");
+  if (found == files.end()) refuse(directory, "its manifest lists no state");
   return *found;
 }
 
@@ -278,7 +278,7 @@ Checkpoint::Checkpoint(const fs::path& directory, CheckpointCheck check)
   for (const TensorSpec& spec : specs_of(manifest_.parameters)) {
     const StoredTensor* tensor = state_->find(spec.name);
     if (tensor == nullptr || tensor->shape != spec.shape || tensor->dtype != spec.dtype) {
-      corrupt(directory, fmt::format("tensor {} is missing or of another shape", spec.name));
+      refuse(directory, fmt::format("tensor {} is missing or of another shape", spec.name));
     }
   }
 }
@@ -299,7 +299,7 @@ std::vector<Checkpoint::Stored> Checkpoint::stored() const {
     const auto& parameter = manifest_.parameters[index];
     for (const StateArray array : arrays_of(parameter.trainable)) {
       const StoredTensor& tensor = *state_->find(tensor_name(array, parameter.name));
-      if (tensor.begin % sizeof(float) != 0) corrupt(directory_, fmt::format("{} is not aligned", parameter.name));
+      if (tensor.begin % sizeof(float) != 0) refuse(directory_, fmt::format("{} is not aligned", parameter.name));
       arrays.push_back({tensor.begin, tensor.begin + tensor.bytes.size(), index, array});
     }
   }
@@ -333,7 +333,7 @@ void Checkpoint::stream(const StateWriter& write) const {
 std::size_t Checkpoint::index_of(const std::string& name) const {
   const auto& all = manifest_.parameters;
   const auto found = std::find_if(all.begin(), all.end(), [&](const auto& p) { return p.name == name; });
-  if (found == all.end()) corrupt(directory_, fmt::format("it has no parameter {}", name));
+  if (found == all.end()) refuse(directory_, fmt::format("it has no parameter {}", name));
   return static_cast<std::size_t>(found - all.begin());
 }
 

@@ -11,7 +11,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr const char* full = "full_attention";
+constexpr const char* full_layer = "full_attention";
 constexpr const char* sliding = "sliding_attention";
 
 /// Whether "use_sliding_window" must be true for a window.
@@ -63,7 +63,7 @@ void read_listed(const Fields& f, const HfArchitecture& a, ModelConfig& c) {
     f.refuse(fmt::format("'layer_types' has {} entries for {} layers", types.size(), c.attention.size()));
   }
   for (std::size_t i = 0; i < c.attention.size(); ++i) {
-    if (!types.empty() && types[i] != full && types[i] != sliding) {
+    if (!types.empty() && types[i] != full_layer && types[i] != sliding) {
       f.refuse(fmt::format("'layer_types' has '{}', which is not supported", types[i]));
     }
     const bool windowed = types.empty() ? windowed_by_default(f, a, c, i) : types[i] == sliding;
@@ -105,7 +105,8 @@ OrderedJson attention_fields(const HfArchitecture& a, const ModelConfig& c) {
     json["sliding_window"] = windowed ? OrderedJson(c.window) : OrderedJson(nullptr);
   }
   if (a.windows == WindowFields::listed || (a.windows == WindowFields::switched && windowed)) {
-    for (std::int64_t i = 0; i < c.layers; ++i) json["layer_types"].push_back(c.window_of(i) > 0 ? sliding : full);
+    for (std::int64_t i = 0; i < c.layers; ++i)
+      json["layer_types"].push_back(c.window_of(i) > 0 ? sliding : full_layer);
   }
   if (a.no_rope_layers) {
     for (std::int64_t i = 0; i < c.layers; ++i) json["no_rope_layers"].push_back(c.attention_of(i).rotated ? 1 : 0);

@@ -131,7 +131,7 @@ OffloadOptions options_of(const std::string& policy, Rank rank) {
   return o;
 }
 
-constexpr PlanningFacts facts{.device_capacity = std::size_t{1} << 34, .host_available = 0};
+constexpr PlanningFacts rank_facts{.device_capacity = std::size_t{1} << 34, .host_available = 0};
 
 constexpr const char* policies[] = {"device", "host", "static:0.3", "interleave:2", "interleave:2,resident=0.4",
                                     "stream", "auto"};
@@ -168,11 +168,11 @@ TEST(PlansOfRanks, AreOfOneKindAndHaveEveryElementOnce) {
   const ParameterLayout layout = odd_layout();
   for (const char* policy : policies) {
     for (const int ranks : {1, 2, 3, 9}) {
-      const Plan first = make_plan(layout, options_of(policy, {0, ranks}), facts);
+      const Plan first = make_plan(layout, options_of(policy, {0, ranks}), rank_facts);
       EXPECT_EQ(std::ssize(first.subgroups), subgroup_count(layout, options_of(policy, {0, ranks})));
       std::vector<std::int64_t> owned(static_cast<std::size_t>(layout.layer_count()));
       for (int r = 0; r < ranks; ++r) {
-        const Plan plan = make_plan(layout, options_of(policy, {r, ranks}), facts);
+        const Plan plan = make_plan(layout, options_of(policy, {r, ranks}), rank_facts);
         EXPECT_EQ(plan.rank, (Rank{r, ranks}));
         expect_same_structure(plan, first);
         for (const Subgroup& s : plan.subgroups) {
@@ -195,7 +195,7 @@ TEST(PlansOfRanks, TakeLessMemoryThanThatOfOne) {
   const ParameterLayout layout = testing::equal_layers(4, 1 << 20);
   for (const char* policy : {"device", "host", "stream"}) {
     const auto bytes = [&](int ranks) {
-      const MemoryPlan memory = make_plan(layout, options_of(policy, {0, ranks}), facts).memory;
+      const MemoryPlan memory = make_plan(layout, options_of(policy, {0, ranks}), rank_facts).memory;
       return memory.device_bytes() + memory.host_bytes();
     };
     EXPECT_LT(bytes(2), bytes(1)) << policy;
@@ -233,7 +233,7 @@ TEST(PlansOfRanks, CountPageTablesOfWhatAllPin) {
 
 TEST(PlansOfRanks, SayWhatMustBeCommon) {
   const ParameterLayout layout = odd_layout();
-  const auto text = [&](const OffloadOptions& o) { return make_plan(layout, o, facts).common_text(); };
+  const auto text = [&](const OffloadOptions& o) { return make_plan(layout, o, rank_facts).common_text(); };
   OffloadOptions base = options_of("host", {0, 3});
   base.resident_layers = 2;
   base.prefetch_layers = 2;
@@ -261,7 +261,7 @@ TEST(PlansOfRanks, SayWhatMustBeCommon) {
   EXPECT_NE(with([](OffloadOptions& o) { o.owners_make_gradients = true; }), expected);
   ParameterLayout other = odd_layout();
   other.add_layer("more").add("w", {5});
-  EXPECT_NE(make_plan(other, base, facts).common_text(), expected);
+  EXPECT_NE(make_plan(other, base, rank_facts).common_text(), expected);
 }
 
 class SimulatedRanks : public ::testing::TestWithParam<const char*> {
@@ -277,7 +277,7 @@ class SimulatedRanks : public ::testing::TestWithParam<const char*> {
     o.subgroup_size.reset();
     o.max_micro_batches = micro_batches;
     o.micro_batches_at_once = at_once;
-    return make_plan(layout_, o, facts);
+    return make_plan(layout_, o, rank_facts);
   }
 };
 

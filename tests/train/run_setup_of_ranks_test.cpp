@@ -35,13 +35,13 @@ TrainConfig config_of(int ranks, const char* policy = "host") {
   return config;
 }
 
-Topology machine(std::size_t available) {
+Topology machine_with(std::size_t available) {
   Topology machine;
   machine.available_memory_bytes = machine.memory_room_bytes = machine.memory_bytes = available;
   return machine;
 }
 
-RunSetup set_up(const TrainConfig& config, const Topology& machine, const MachineProfile* profile = nullptr) {
+RunSetup set_up_ranks(const TrainConfig& config, const Topology& machine, const MachineProfile* profile = nullptr) {
   return set_up_run(config, builtin_model(config.model), {.saves = true, .predicts = profile != nullptr},
                     {.profile = profile, .host = &machine});
 }
@@ -65,7 +65,7 @@ std::size_t bytes_of_all(const RunSetup& run) {
 
 std::string refusal_of_ranks(const TrainConfig& config, const Topology& machine) {
   try {
-    set_up(config, machine);
+    set_up_ranks(config, machine);
   } catch (const PlanError& error) {
     return error.what();
   }
@@ -77,11 +77,11 @@ TEST(RunSetupOfRanks, EachHasItsPartOfTheMicroBatchesAndOfTheState) {
   const MachineProfile profile = testing::desktop();
   for (const MachineProfile* known : {static_cast<const MachineProfile*>(nullptr), &profile}) {
     for (const char* policy : {"device", "host", "stream", "interleave:2", "static:0.5", "auto"}) {
-      const RunSetup one = set_up(config_of(1, policy), machine(64_GiB), known);
+      const RunSetup one = set_up_ranks(config_of(1, policy), machine_with(64_GiB), known);
       EXPECT_EQ(one.ranks(), 1);
       EXPECT_EQ(one.batch_slots, 6U);
       for (const int ranks : {2, 3}) {
-        const RunSetup run = set_up(config_of(ranks, policy), machine(64_GiB), known);
+        const RunSetup run = set_up_ranks(config_of(ranks, policy), machine_with(64_GiB), known);
         ASSERT_EQ(run.ranks(), ranks);
         EXPECT_EQ(run.compute_key(), one.compute_key());
         std::int64_t updated = 0;
@@ -112,7 +112,7 @@ TEST(RunSetupOfRanks, MicroBatchesThatHaveNoEqualPartsAreRefused) {
     TrainConfig config = config_of(ranks);
     config.grad_accum = grad_accum;
     try {
-      static_cast<void>(set_up(config, machine(64_GiB)));
+      static_cast<void>(set_up_ranks(config, machine_with(64_GiB)));
       ADD_FAILURE() << ranks << " share " << grad_accum;
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr("--grad-accum " + std::to_string(grad_accum) + ":"));
@@ -136,11 +136,11 @@ TEST(RunSetupOfRanks, HostMemoryIsOfAllAndTheTableSaysSo) {
   for (const std::int64_t every : {0, 10}) {
     TrainConfig config = config_of(1);
     config.checkpoint_every = every;
-    const RunSetup one = set_up(config, machine(64_GiB));
+    const RunSetup one = set_up_ranks(config, machine_with(64_GiB));
     EXPECT_GE(bytes_of(one.memory, "program and libraries"), held.size());
     for (const int ranks : {2, 3}) {
       config.device = config_of(ranks).device;
-      const RunSetup run = set_up(config, machine(64_GiB));
+      const RunSetup run = set_up_ranks(config, machine_with(64_GiB));
       std::size_t sum = 0;
       for (const RunSetup* of_rank : all_of(run)) sum += of_rank->memory.host_bytes();
       EXPECT_EQ(run.planned_host_bytes(), sum);
@@ -161,7 +161,7 @@ TEST(RunSetupOfRanks, ACopyOfTheStateIsBookedWhole) {
   for (const int ranks : {2, 3}) {
     TrainConfig config = config_of(ranks);
     config.checkpoint_every = 10;
-    const RunSetup run = set_up(config, machine(64_GiB));
+    const RunSetup run = set_up_ranks(config, machine_with(64_GiB));
     ASSERT_TRUE(run.saving.copies);
     const std::size_t copy = StateCopy::bytes(run.layout);
     EXPECT_GE(bytes_of(run.all_memory(), "checkpoint copy"), copy);
@@ -169,13 +169,13 @@ TEST(RunSetupOfRanks, ACopyOfTheStateIsBookedWhole) {
     EXPECT_EQ(bytes_of(run.all_memory(), "checkpoint buffer"), 0U);
     // A ceiling between both has room for the buffer, and not for the copy.
     config.host_memory = run.planned_host_bytes() - copy / 2;
-    const RunSetup without = set_up(config, machine(64_GiB));
+    const RunSetup without = set_up_ranks(config, machine_with(64_GiB));
     EXPECT_FALSE(without.saving.copies);
     EXPECT_EQ(bytes_of(without.all_memory(), "checkpoint copy"), 0U);
     EXPECT_GT(bytes_of(without.all_memory(), "checkpoint buffer"), 0U);
     EXPECT_LE(without.planned_host_bytes(), config.host_memory);
     config.host_memory = run.planned_host_bytes() + unlike_of_rank;
-    EXPECT_TRUE(set_up(config, machine(64_GiB)).saving.copies);
+    EXPECT_TRUE(set_up_ranks(config, machine_with(64_GiB)).saving.copies);
   }
 }
 
@@ -184,10 +184,10 @@ TEST(RunSetupOfRanks, TheAdvisedCeilingOfHostMemoryFitsAll) {
     TrainConfig config = config_of(ranks);
     for (const std::size_t ceiling : {1_MiB, 40_MiB}) {
       config.host_memory = ceiling;
-      const std::string text = refusal_of_ranks(config, machine(64_GiB));
+      const std::string text = refusal_of_ranks(config, machine_with(64_GiB));
       EXPECT_THAT(text, HasSubstr("the ceiling is " + format_bytes(ceiling)));
       config.host_memory = advised_host_memory(text);
-      const RunSetup run = set_up(config, machine(64_GiB));
+      const RunSetup run = set_up_ranks(config, machine_with(64_GiB));
       EXPECT_LE(run.planned_host_bytes(), config.host_memory);
       EXPECT_GT(run.planned_host_bytes() + unlike_of_rank, config.host_memory) << "no more is asked for than is needed";
     }
@@ -199,12 +199,12 @@ TEST(RunSetupOfRanks, WhatAMachineHasIsForAllOfThem) {
   for (const char* policy : {"auto", "host"}) {
     for (const int ranks : {2, 3}) {
       const TrainConfig config = config_of(ranks, policy);
-      const std::size_t at_will = bytes_of_all(set_up(config, machine(64_GiB)));
+      const std::size_t at_will = bytes_of_all(set_up_ranks(config, machine_with(64_GiB)));
       bool refused = false;
       for (std::size_t available = at_will + unlike_of_rank; !refused; available -= at_will / 32) {
         ASSERT_GT(available, at_will / 32) << "nothing is refused";
         try {
-          const RunSetup run = set_up(config, machine(available));
+          const RunSetup run = set_up_ranks(config, machine_with(available));
           EXPECT_LE(bytes_of_all(run) - bytes_of(run.all_memory(), "program and libraries"), available) << policy;
         } catch (const PlanError& error) {
           EXPECT_THAT(error.what(), HasSubstr("is available")) << policy;

@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 /// In the order in which they say what a folder holds.
-enum class Format : std::uint8_t {
+enum class OtherFormat : std::uint8_t {
   gguf,
   zero,
   distributed,
@@ -40,42 +40,44 @@ bool ends_with_any(std::string_view name, std::initializer_list<std::string_view
   return std::ranges::any_of(endings, [&](std::string_view e) { return name.ends_with(e); });
 }
 
-std::optional<Format> format_of(std::string_view name) {
-  if (ends_with_any(name, {".gguf"})) return Format::gguf;
-  if (starts_with_any(name, {"zero_pp_rank_", "bf16_zero_pp_rank_", "global_step", "mp_rank_"})) return Format::zero;
-  if (name == ".metadata" || ends_with_any(name, {".distcp"})) return Format::distributed;
+std::optional<OtherFormat> format_of(std::string_view name) {
+  if (ends_with_any(name, {".gguf"})) return OtherFormat::gguf;
+  if (starts_with_any(name, {"zero_pp_rank_", "bf16_zero_pp_rank_", "global_step", "mp_rank_"}))
+    return OtherFormat::zero;
+  if (name == ".metadata" || ends_with_any(name, {".distcp"})) return OtherFormat::distributed;
   if (starts_with_any(name, {"optimizer.", "scheduler.", "scaler.", "rng_state", "training_args."}))
-    return Format::trainer;
-  if (name.find(".ckpt.") != name.npos || ends_with_any(name, {".h5"})) return Format::tensorflow;
-  if (name.starts_with("pytorch_model") && ends_with_any(name, {".bin", ".bin.index.json"})) return Format::pytorch;
-  if (ends_with_any(name, {".pt", ".pth", ".ckpt"})) return Format::pickled;
-  if (ends_with_any(name, {".bin"}) && name.find("model") != name.npos) return Format::pickled;
-  if (ends_with_any(name, {".msgpack", ".msgpack.index.json"})) return Format::flax;
-  if (ends_with_any(name, {".onnx"})) return Format::onnx;
-  if (ends_with_any(name, {".incomplete", ".part", ".crdownload", ".aria2"})) return Format::unfinished;
+    return OtherFormat::trainer;
+  if (name.find(".ckpt.") != name.npos || ends_with_any(name, {".h5"})) return OtherFormat::tensorflow;
+  if (name.starts_with("pytorch_model") && ends_with_any(name, {".bin", ".bin.index.json"}))
+    return OtherFormat::pytorch;
+  if (ends_with_any(name, {".pt", ".pth", ".ckpt"})) return OtherFormat::pickled;
+  if (ends_with_any(name, {".bin"}) && name.find("model") != name.npos) return OtherFormat::pickled;
+  if (ends_with_any(name, {".msgpack", ".msgpack.index.json"})) return OtherFormat::flax;
+  if (ends_with_any(name, {".onnx"})) return OtherFormat::onnx;
+  if (ends_with_any(name, {".incomplete", ".part", ".crdownload", ".aria2"})) return OtherFormat::unfinished;
   return std::nullopt;
 }
 
-std::string_view name_of(Format format) {
+std::string_view name_of(OtherFormat format) {
   switch (format) {
-    case Format::gguf:
+    case OtherFormat::gguf:
       return "GGUF";
-    case Format::zero:
+    case OtherFormat::zero:
       return "DeepSpeed ZeRO";
-    case Format::distributed:
+    case OtherFormat::distributed:
       return "PyTorch's distributed checkpoint, as FSDP writes it";
-    case Format::pytorch:
-    case Format::pickled:
+    case OtherFormat::pytorch:
+    case OtherFormat::pickled:
       return "PyTorch";
-    case Format::tensorflow:
+    case OtherFormat::tensorflow:
       return "TensorFlow";
-    case Format::flax:
+    case OtherFormat::flax:
       return "Flax";
-    case Format::onnx:
+    case OtherFormat::onnx:
       return "ONNX";
-    case Format::unfinished:
+    case OtherFormat::unfinished:
       return "a download that has not ended";
-    case Format::trainer:
+    case OtherFormat::trainer:
       return "the state of another trainer, whose weights are missing";
   }
   return "unknown";
@@ -88,34 +90,34 @@ std::string converted_by(std::string_view folder, std::string_view more) {
       folder, more);
 }
 
-std::string advice_of(Format format, const std::string& folder, const std::string& file) {
+std::string advice_of(OtherFormat format, const std::string& folder, const std::string& file) {
   switch (format) {
-    case Format::gguf:
+    case OtherFormat::gguf:
       return converted_by(folder, fmt::format(", gguf_file='{}'", file));
-    case Format::zero:
+    case OtherFormat::zero:
       return fmt::format("make safetensors of it: python zero_to_fp32.py {0} {0}-safetensors --safe_serialization",
                          folder);
-    case Format::distributed:
+    case OtherFormat::distributed:
       return fmt::format("make safetensors of it: accelerate merge-weights {0} {0}-safetensors", folder);
-    case Format::pytorch:
+    case OtherFormat::pytorch:
       return converted_by(folder, "");
-    case Format::pickled:
+    case OtherFormat::pickled:
       return "make safetensors of it: load it with the program that wrote it, and save the model with save_pretrained";
-    case Format::tensorflow:
+    case OtherFormat::tensorflow:
       return "make safetensors of it with transformers 4: from_pretrained(..., from_tf=True), then save_pretrained";
-    case Format::flax:
+    case OtherFormat::flax:
       return "make safetensors of it with transformers 4: from_pretrained(..., from_flax=True), then save_pretrained";
-    case Format::onnx:
+    case OtherFormat::onnx:
       return "name the model that it was made of, as safetensors";
-    case Format::unfinished:
+    case OtherFormat::unfinished:
       return "let the download end, or begin it anew, until there are *.safetensors";
-    case Format::trainer:
+    case OtherFormat::trainer:
       return "copy the model's *.safetensors into the folder";
   }
   return {};
 }
 
-ForeignWeights made(Format format, const fs::path& folder, const std::string& file) {
+ForeignWeights made(OtherFormat format, const fs::path& folder, const std::string& file) {
   const std::string name = folder.empty() ? "." : folder.string();
   return {file, name_of(format), advice_of(format, name, file)};
 }
@@ -130,7 +132,7 @@ std::vector<std::string> names_in(const fs::path& folder, bool nested) {
     std::error_code ignored;
     if (!nested || !fs::is_directory(it->path(), ignored)) continue;
     for (const std::string& inner : names_in(it->path(), false)) {
-      if (format_of(inner) == Format::distributed) names.push_back(name + "/" + inner);
+      if (format_of(inner) == OtherFormat::distributed) names.push_back(name + "/" + inner);
     }
   }
   std::ranges::sort(names);
@@ -155,7 +157,7 @@ std::optional<ForeignWeights> foreign_weights_of_name(const fs::path& file) {
 }
 
 std::optional<ForeignWeights> foreign_weights_in(const fs::path& folder) {
-  std::optional<std::pair<Format, std::string>> best;
+  std::optional<std::pair<OtherFormat, std::string>> best;
   for (const std::string& name : names_in(folder, true)) {
     const auto format = format_of(fs::path(name).filename().string());
     if (format && (!best || *format < best->first)) best.emplace(*format, name);

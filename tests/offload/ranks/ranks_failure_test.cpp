@@ -28,7 +28,7 @@ using testing::ToyOptions;
 using testing::ToyResult;
 using testing::ToyTrainer;
 
-constexpr int ranks = 3;
+constexpr int all_ranks = 3;
 constexpr int victim = 1;
 
 /// Long enough that no test waits for it, and short enough to end one that does.
@@ -130,12 +130,12 @@ Failures run(const ToyOptions& o, const ToyOptions& of_victim, const Body& fails
     try {
       fails(t);
     } catch (...) {
-      if (by == By::engine) told.await(ranks - 1);
+      if (by == By::engine) told.await(all_ranks - 1);
       throw;
     }
   };
   const Failures failures = run_toy_group(
-      ranks, [&](int rank) { return rank == victim ? of_victim : o; },
+      all_ranks, [&](int rank) { return rank == victim ? of_victim : o; },
       [&](ToyTrainer& t, int rank) {
         if (rank == victim) return fail(t);
         told.count([&] { train(t); });
@@ -147,7 +147,7 @@ Failures run(const ToyOptions& o, const ToyOptions& of_victim, const Body& fails
 /// All but the victim throw DeviceError that names it, and why; or that itself, where their streams wait for one of the
 /// victim's which has failed.
 void expect_told(const Failures& failures, const std::string& why, bool by_streams = false) {
-  for (int rank = 0; rank < ranks; ++rank) {
+  for (int rank = 0; rank < all_ranks; ++rank) {
     if (rank == victim) continue;
     const std::exception_ptr& failure = failures[static_cast<std::size_t>(rank)];
     EXPECT_TRUE(is_a<DeviceError>(failure)) << "rank " << rank;
@@ -222,7 +222,7 @@ TEST(FailingRank, ByAnEngineThatGoesInsideAStep) {
 TEST(FailingRank, ByAnEngineThatCannotBeMade) {
   ToyOptions o = options("host");
   o.width = 20'000;
-  o = testing::with_state_in_files(o, ranks, 0.9);
+  o = testing::with_state_in_files(o, all_ranks, 0.9);
   ToyOptions broken = o;
   broken.offload.state_folder = "/dev/null/nowhere";
   const Failures failures = run(o, broken, [](ToyTrainer&) { ADD_FAILURE() << "there is an engine"; });
@@ -281,7 +281,7 @@ void expect_stall(const Body& before, const Body& after) {
   o.offload.watchdog_seconds = 1.0;
   Told told;
   const Failures failures = run_toy_group(
-      ranks,
+      all_ranks,
       [&](int rank) {
         ToyOptions of_rank = o;
         if (rank > 0) of_rank.offload.watchdog_seconds = 0.3;  // the engine's own, which leaves this to the group's
@@ -290,7 +290,7 @@ void expect_stall(const Body& before, const Body& after) {
       [&](ToyTrainer& t, int rank) {
         if (rank != victim) return told.count([&] { train(t); });
         before(t);
-        told.await(ranks - 1);
+        told.await(all_ranks - 1);
         after(t);
       });
   for (const std::exception_ptr& failure : failures) {
@@ -320,7 +320,7 @@ TEST(StalledRank, ThatNeverMakesACallIsNamedToAll) {
 void expect_no_group(const ToyOptions& o, const ToyOptions& other) {
   const double begin = trace_now();
   const Failures failures = run_toy_group(
-      ranks, [&](int rank) { return rank == victim ? other : o; },
+      all_ranks, [&](int rank) { return rank == victim ? other : o; },
       [](ToyTrainer&, int rank) { ADD_FAILURE() << "rank " << rank << " has an engine"; });
   EXPECT_LT(trace_now() - begin, 0.5 * patience);
   for (const std::exception_ptr& failure : failures) {

@@ -15,7 +15,7 @@ namespace tandem {
 namespace {
 
 // Of pieces that the engine asks for, three and an odd rest.
-constexpr std::int64_t elements = 3 * (std::int64_t{1} << 20) + 100003;
+constexpr std::int64_t most_elements = 3 * (std::int64_t{1} << 20) + 100003;
 
 struct Counted {
   int copies = 0;
@@ -36,15 +36,15 @@ Counted written(const std::string& policy, StateFormat state) {
   on.faults->before_task = [&](std::string_view, std::string_view task) { copies += task == "copy to device" ? 1 : 0; };
   HostDevice device(on);
   ParameterLayout layout;
-  layout.add_layer("only").add("w", {elements});
+  layout.add_layer("only").add("w", {most_elements});
   OffloadOptions options = testing::toy(policy).offload;
   options.state = state;
-  options.subgroup_size = elements + 256;
+  options.subgroup_size = most_elements + 256;
   OffloadEngine engine(device, layout, options, make_plan(layout, options, {device.info().capacity, 0}));
   engine.initialize([](const Parameter&, std::int64_t first, std::span<float> values) { fill(first, values); });
   const int made = copies;
   const Parameter& w = *layout.owned_parameters().front();
-  std::vector<float> moments(elements);
+  std::vector<float> moments(most_elements);
   fill(7, moments);
   for (const StateArray array : {StateArray::m, StateArray::v}) engine.write(w, array, 0, moments);
   return {made, engine.state_digest()};
@@ -72,16 +72,17 @@ TEST(StateInRecords, IsWrittenAndReadInPartsOfAnyLength) {
   for (const char* policy : {"host", "device", "static:0.5"}) {
     HostDevice device({.capacity = std::size_t{256} << 20, .threads = 1, .update_threads = 8});
     ParameterLayout layout;
-    layout.add_layer("only").add("before", {3001}).add("w", {elements});
+    layout.add_layer("only").add("before", {3001}).add("w", {most_elements});
     OffloadOptions options = testing::toy(policy).offload;
     options.state = StateFormat::byte_moments;
     OffloadEngine engine(device, layout, options, make_plan(layout, options, {device.info().capacity, 0}));
     engine.initialize([](const Parameter&, std::int64_t first, std::span<float> values) { fill(first, values); });
     const Parameter& w = layout.parameter("only.w");
     for (const StateArray array : {StateArray::m, StateArray::v}) {
-      std::vector<float> written(elements), read(elements);
+      std::vector<float> written(most_elements), read(most_elements);
       fill_codes(array, written);
-      for (std::int64_t at = 0, part = 1; at < elements; at += part, part = std::min(part * 3 + 1, elements - at)) {
+      for (std::int64_t at = 0, part = 1; at < most_elements;
+           at += part, part = std::min(part * 3 + 1, most_elements - at)) {
         engine.write(w, array, at,
                      std::span(written).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(part)));
       }
