@@ -51,7 +51,7 @@ nb::object dlpack(const Tensor& tensor, nb::handle stream, nb::handle max_versio
                   nb::handle copy) {
   require_held(tensor);
   tensor.guard->order_for(stream);
-  const nb::object array = nb::cast(array_of<nb::ndarray<>>(tensor, false));
+  const nb::object array = nb::cast(array_of<nb::ndarray<nb::array_api>>(tensor, false));
   return array.attr("__dlpack__")(nb::arg("max_version") = max_version, nb::arg("dl_device") = dl_device,
                                   nb::arg("copy") = copy);
 }

@@ -7,7 +7,17 @@ from importlib import resources
 from pathlib import Path
 
 from . import _core
-from ._core import Choice, Device, LayerSeconds, MachineProfile, OffloadOptions, ParameterLayout, Plan, PlanningFacts, Simulation
+from ._core import (
+    Choice,
+    Device,
+    LayerSeconds,
+    MachineProfile,
+    OffloadOptions,
+    ParameterLayout,
+    Plan,
+    PlanningFacts,
+    Simulation,
+)
 from .errors import MisuseError, UsageError
 
 Seconds = Sequence[LayerSeconds | tuple[float, float]]
@@ -28,7 +38,8 @@ def profile(name: str | os.PathLike[str]) -> MachineProfile:
         return _core.read_profile(name)
     names = shipped_profiles()
     if os.fspath(name) not in names:
-        raise UsageError(f"profile '{os.fspath(name)}': neither a file nor a profile that tandem brings along; those are {', '.join(names)}")
+        raise UsageError(f"profile '{os.fspath(name)}': neither a file nor a profile that tandem brings along; "
+                         f"those are {', '.join(names)}")
     return _core.parse_profile((resources.files(__package__) / "profiles" / f"{name}.toml").read_text(), os.fspath(name))
 
 
@@ -55,7 +66,8 @@ def plan(layout: ParameterLayout, options: OffloadOptions | None = None, *, devi
     Raises PlanError where nothing fits, UsageError on options out of range, MisuseError.
     """
     if profile is None:
-        raise MisuseError("plan: no profile; measure one with tandem.calibrate(), or take a shipped one with tandem.profile(name)")
+        raise MisuseError("plan: no profile; measure one with tandem.calibrate(), or take a shipped one with "
+                          "tandem.profile(name)")
     if facts is None:
         facts = device.facts() if device is not None else PlanningFacts(
             device_capacity=int(profile["device.memory"].value), host_available=int(profile["machine.host_memory"].value),

@@ -76,6 +76,10 @@ class Documentation(unittest.TestCase):
         self.assertEqual({name for name in vars(tandem._core) if name[0] != "_"} - named - {"version"}, set())
         self.assertNotIn("std::", (folder / "_core.pyi").read_text())
 
+    def test_the_list_of_public_names_is_whole(self):
+        private = {"errors", "planning", "display", "plotting", "program", "types", "version"}
+        self.assertEqual({n for n in vars(tandem) if n[0] != "_"} - private, set(tandem.__all__) - {"__version__"})
+
     def test_all_that_is_public_has_a_docstring(self):
         bare = []
         for name in tandem.__all__:
