@@ -21,14 +21,14 @@ using testing::ToyOptions;
 using testing::ToyResult;
 using testing::ToyTrainer;
 
-constexpr double lr = 1e-2, clip = 1.0;
+constexpr double lr = 1e-2, norm_limit = 1.0;
 const AdamW other_adamw{.beta1 = 0.8, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.02};
 
 /// Clips as end_step does, from the norm alone.
 StepReport clipped(OffloadEngine& engine) {
   const double norm = engine.end_gradients();
   if (!std::isfinite(norm)) return engine.skip();
-  return engine.update({.scale = norm > clip ? clip / norm : 1.0, .lr = lr});
+  return engine.update({.scale = norm > norm_limit ? norm_limit / norm : 1.0, .lr = lr});
 }
 
 /// A step up to its end.

@@ -288,7 +288,7 @@ TEST_F(UpdateOps, Fp32GradientsAreAddedAndMeasuredAsTheyAre) {
       Random random(13);
       Tensor gradient = random.tensor(DType::f32, {count}, 1e-2F);
       for (std::int64_t i = 0; i < count; ++i) {
-        gradient.set(i, std::ldexp(gradient.get(i), static_cast<int>(i * 37 % 81) - 40));
+        gradient.set(i, static_cast<float>(std::ldexp(gradient.get(i), static_cast<int>(i * 37 % 81) - 40)));
       }
       const Tensor sum = random.tensor(DType::f32, {count});
       const std::int64_t blocks = (count + layout_quantum - 1) / layout_quantum;
