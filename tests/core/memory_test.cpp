@@ -14,9 +14,9 @@ namespace tandem {
 namespace {
 
 using namespace literals;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 MemoryBlock counted(void* data, int& freed) {
   return {data, 8, [&freed](void*, std::size_t) { ++freed; }};

@@ -16,8 +16,8 @@
 namespace tandem {
 namespace {
 
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 cpu_set_t affinity() {
   cpu_set_t set;

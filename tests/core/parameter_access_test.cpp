@@ -22,10 +22,10 @@ concept GivesViewsOfTemporaries = requires(Guard guard) {
 };
 static_assert(!GivesViewsOfTemporaries<WeightsGuard> && !GivesViewsOfTemporaries<GradientsGuard>);
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::ThrowsMessage;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::ThrowsMessage;
 
 /// Notes every call as one line.
 class Recorder : public ParameterAccess {
@@ -65,7 +65,7 @@ class Recorder : public ParameterAccess {
   std::uint64_t ticket_ = 0;
 };
 
-struct ParameterAccessTest : testing::Test {
+struct ParameterAccessTest : ::testing::Test {
   ParameterAccessTest() {
     layout.add_layer("embedding").add("frozen", {5}, {.trainable = false}).add("tokens", {9, 3});
     layout.add_layer("h").add("a", {1500}).add("b", {2, 3});

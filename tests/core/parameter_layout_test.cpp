@@ -12,9 +12,9 @@
 namespace tandem {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 constexpr ParameterOptions frozen{.trainable = false};
 

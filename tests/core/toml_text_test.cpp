@@ -9,7 +9,7 @@
 namespace tandem {
 namespace {
 
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
 std::string refusal(std::string_view toml) {
   try {

@@ -62,7 +62,7 @@ TEST(ProcessMemory, SeesAnonymousMemoryComeAndKeepsThePeak) {
 }
 
 /// A made-up file system of proc and control groups.
-class FakeRoot : public testing::Test {
+class FakeRoot : public ::testing::Test {
  protected:
   FakeRoot() : root_(fs::temp_directory_path() / ("tandem_cgroup_" + std::to_string(::getpid()))) {
     fs::remove_all(root_);

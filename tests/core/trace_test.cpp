@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-class TraceTest : public testing::Test {
+class TraceTest : public ::testing::Test {
  protected:
   TraceTest() : folder_(fs::temp_directory_path() / ("tandem_trace_" + std::to_string(::getpid()))) {
     fs::create_directories(folder_);

@@ -21,9 +21,9 @@ namespace {
 
 using namespace literals;
 using namespace std::chrono_literals;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 // -- order --------------------------------------------------------------------------------------------
 

@@ -19,10 +19,10 @@ namespace {
 
 using namespace literals;
 using namespace std::chrono_literals;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::StartsWith;
-using testing::ThrowsMessage;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using ::testing::ThrowsMessage;
 
 // -- what it says of itself ---------------------------------------------------------------------------
 

@@ -16,11 +16,12 @@
 namespace tandem {
 
 /// Files of data in a folder of the test.
-class DataFiles : public testing::Test {
+class DataFiles : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = std::filesystem::path(testing::TempDir()) / ("tandem_data_" + std::to_string(::getpid()) + "_" +
-                                                         testing::UnitTest::GetInstance()->current_test_info()->name());
+    root_ =
+        std::filesystem::path(::testing::TempDir()) / ("tandem_data_" + std::to_string(::getpid()) + "_" +
+                                                       ::testing::UnitTest::GetInstance()->current_test_info()->name());
     std::filesystem::create_directories(root_);
   }
   void TearDown() override { std::filesystem::remove_all(root_); }

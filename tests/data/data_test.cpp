@@ -22,8 +22,8 @@ namespace {
 
 namespace fs = std::filesystem;
 using Data = DataFiles;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 template <class T>
 std::vector<T> with_header(std::int32_t magic, std::int32_t count, const std::vector<T>& tokens,
@@ -109,7 +109,7 @@ TEST_F(Data, AWidthThatNothingStatesIsTakenWhereNoOtherCanBeMeant) {
   EXPECT_THAT(refusal({any}, {65537, {}}), AllOf(HasSubstr("vocabulary of 65537"), HasSubstr("--token-dtype uint32")));
   // Said, but hardly meant.
   const TokenSource doubtful({file("ids.bin", std::vector<std::uint64_t>{7, 400})}, {1000, TokenWidth::uint32});
-  EXPECT_THAT(doubtful.notices(), testing::ElementsAre(HasSubstr("64-bit ids that are read as uint32")));
+  EXPECT_THAT(doubtful.notices(), ::testing::ElementsAre(HasSubstr("64-bit ids that are read as uint32")));
 }
 
 TEST_F(Data, ReadsFoldersOfNumpyArrays) {
@@ -170,7 +170,7 @@ TEST_F(Data, HiddenFilesAreLeftOutAndTold) {
   const TokenSource source({root_ / "folder"}, {256, {}});
   EXPECT_EQ(source.size(), 5);
   EXPECT_THAT(source.notices(),
-              testing::ElementsAre(HasSubstr("2 hidden files"), HasSubstr("1 link"), HasSubstr("1 empty file")));
+              ::testing::ElementsAre(HasSubstr("2 hidden files"), HasSubstr("1 link"), HasSubstr("1 empty file")));
   EXPECT_EQ(TokenSource({root_ / "folder" / ".b.txt"}, {256, {}}).size(), 5) << "what is named is meant";
 }
 
@@ -414,7 +414,7 @@ TEST_F(Data, RefusesDescriptionsThatContradict) {
   refused("[", "not a JSON object");
   text("a.json", R"({"vocab_size": 74})");  // some added tokens, of which none is in the data
   EXPECT_THAT(TokenSource({bin}, {10, {}}).notices(),
-              testing::ElementsAre(HasSubstr("vocabulary of 74, the model 10")));
+              ::testing::ElementsAre(HasSubstr("vocabulary of 74, the model 10")));
   text("a.json", R"({"dtype": null})");
   EXPECT_EQ(refusal({bin}, {10, {}}), "accepted");
   file<std::uint16_t>("b.bin", {1, 2, 3, 4});

@@ -15,8 +15,8 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::AllOf;
-using testing::HasSubstr;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 using Ids = std::vector<std::int32_t>;
 using Bytes = std::vector<std::uint8_t>;
 using Lengths = std::map<std::int64_t, std::int64_t>;
@@ -274,12 +274,12 @@ TEST_F(Records, EndTokensThatHardlyEndTheRecordsAreTold) {
     return TokenSource({stream(tokens, "s", R"({"dtype": "uint16", "end_token": 9)" + more + "}")}, documents())
         .notices();
   };
-  EXPECT_THAT(told(R"(, "records": 2)", {1, 9, 2, 9}), testing::IsEmpty());
-  EXPECT_THAT(told("", {1, 9, 2, 9, 3}), testing::IsEmpty());
+  EXPECT_THAT(told(R"(, "records": 2)", {1, 9, 2, 9}), ::testing::IsEmpty());
+  EXPECT_THAT(told("", {1, 9, 2, 9, 3}), ::testing::IsEmpty());
   EXPECT_THAT(told(R"(, "records": 1)", {1, 9, 2, 9}),
-              testing::ElementsAre(HasSubstr("its end token 9 is 2 times in its 1 records")));
-  EXPECT_THAT(told("", {1, 2, 3}), testing::ElementsAre(HasSubstr("its end token 9 is not in it")));
-  EXPECT_THAT(TokenSource({stream({1, 2, 3})}, {50, {}}).notices(), testing::IsEmpty());
+              ::testing::ElementsAre(HasSubstr("its end token 9 is 2 times in its 1 records")));
+  EXPECT_THAT(told("", {1, 2, 3}), ::testing::ElementsAre(HasSubstr("its end token 9 is not in it")));
+  EXPECT_THAT(TokenSource({stream({1, 2, 3})}, {50, {}}).notices(), ::testing::IsEmpty());
 }
 
 TEST_F(Records, StatisticsCountRecordsAndTargets) {

@@ -19,13 +19,13 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class CheckpointFiles : public testing::Test {
+class CheckpointFiles : public ::testing::Test {
  protected:
   void SetUp() override {
-    root_ = fs::path(testing::TempDir()) / ("tandem_ck_" + std::to_string(::getpid()) + "_" +
-                                            testing::UnitTest::GetInstance()->current_test_info()->name());
+    root_ = fs::path(::testing::TempDir()) / ("tandem_ck_" + std::to_string(::getpid()) + "_" +
+                                              ::testing::UnitTest::GetInstance()->current_test_info()->name());
   }
   void TearDown() override { fs::remove_all(root_); }
   static Manifest manifest(std::int64_t step) {
@@ -198,7 +198,7 @@ TEST_F(CheckpointFiles, KeepsTheNewestAndClearsWhatWasInterrupted) {
   prune_checkpoints(root_, {.keep = 2, .written = root_ / "step-00000004"});
   std::vector<std::string> left;
   for (const auto& entry : fs::directory_iterator(root_)) left.push_back(entry.path().filename().string());
-  EXPECT_THAT(left, testing::UnorderedElementsAre("step-00000003", "step-00000004"));
+  EXPECT_THAT(left, ::testing::UnorderedElementsAre("step-00000003", "step-00000004"));
 }
 
 TEST_F(CheckpointFiles, AFailedSaveLeavesNothingAndTheOldOneWhole) {
@@ -245,12 +245,12 @@ TEST_F(CheckpointFiles, NeverRemovesTheLastGoodOne) {
   fs::resize_file(root_ / "step-00000003" / "state.safetensors", 100);  // what resuming has passed over
   fs::remove(root_ / "step-00000002" / "manifest.json");
   prune_checkpoints(root_, {.keep = 2, .written = {}});
-  EXPECT_THAT(left(), testing::IsSupersetOf({"step-00000001"}));  // damaged ones do not count
+  EXPECT_THAT(left(), ::testing::IsSupersetOf({"step-00000001"}));  // damaged ones do not count
   const fs::path written = save(2);
   prune_checkpoints(root_, {.keep = 1, .written = written});
-  EXPECT_THAT(left(), testing::UnorderedElementsAre("step-00000002"));  // 3 is of a course that was left
+  EXPECT_THAT(left(), ::testing::UnorderedElementsAre("step-00000002"));  // 3 is of a course that was left
   prune_checkpoints(root_, {.keep = 1, .written = save(4), .best = root_ / "step-00000002"});
-  EXPECT_THAT(left(), testing::UnorderedElementsAre("step-00000002", "step-00000004"));
+  EXPECT_THAT(left(), ::testing::UnorderedElementsAre("step-00000002", "step-00000004"));
 }
 
 TEST_F(CheckpointFiles, NewestIsByNumberAlsoBeyondEightDigits) {
@@ -285,7 +285,7 @@ TEST_F(CheckpointFiles, CarriesFilesBesideTheState) {
   std::vector<float> buffer(1100000);
   const auto path =
       write_checkpoint(root_, {.manifest = &m, .read = reader, .buffer = buffer, .beside = {root_ / "tokenizer.json"}});
-  EXPECT_THAT(Checkpoint(path).files_beside(), testing::ElementsAre(path / "tokenizer.json"));
+  EXPECT_THAT(Checkpoint(path).files_beside(), ::testing::ElementsAre(path / "tokenizer.json"));
   std::ofstream(path / "tokenizer.json") << "{\"a\": 2}";
   EXPECT_THAT(refusal(path), HasSubstr("tokenizer.json has another content"));
 }
@@ -313,7 +313,7 @@ TEST_F(CheckpointFiles, ManifestsCannotLeaveTheirFolderOrLieAboutSizes) {
 }
 
 TEST(AtomicFile, IsNotWorldWritable) {
-  const fs::path file = fs::path(testing::TempDir()) / ("tandem_mode_" + std::to_string(::getpid()));
+  const fs::path file = fs::path(::testing::TempDir()) / ("tandem_mode_" + std::to_string(::getpid()));
   const auto before = ::umask(0);
   write_file_atomically(file, "x");
   ::umask(before);

@@ -37,7 +37,7 @@ class QuickFiles : public FileOps {
 /// Passes calls on and counts them; misbehaves at call number `at`.
 class FaultyFiles final : public QuickFiles {
  public:
-  FaultyFiles(Fault fault, int at) : fault_(fault), at_(at), kept_(testing::TempDir()) {
+  FaultyFiles(Fault fault, int at) : fault_(fault), at_(at), kept_(::testing::TempDir()) {
     kept_ /= "tandem_lost_" + std::to_string(::getpid());
     fs::remove_all(kept_);
     fs::create_directories(kept_);
@@ -185,10 +185,10 @@ class FaultyFiles final : public QuickFiles {
   std::vector<Change> changes_;
 };
 
-class Faults : public testing::TestWithParam<Fault> {
+class Faults : public ::testing::TestWithParam<Fault> {
  protected:
   void SetUp() override {
-    root_ = fs::path(testing::TempDir()) / ("tandem_faults_" + std::to_string(::getpid()));
+    root_ = fs::path(::testing::TempDir()) / ("tandem_faults_" + std::to_string(::getpid()));
     fs::remove_all(root_);
   }
   void TearDown() override { fs::remove_all(root_); }
@@ -218,7 +218,7 @@ class Faults : public testing::TestWithParam<Fault> {
     const std::string fresh = write(root_ / "new", step, 2.0F, quick_);
     int faults = 0;
     for (int at = 0;; ++at) {
-      SCOPED_TRACE(testing::Message() << "call " << at);
+      SCOPED_TRACE(::testing::Message() << "call " << at);
       const fs::path place = root_ / "place";
       fs::remove_all(place);
       write(place, 5, 1.0F, quick_);
@@ -229,9 +229,10 @@ class Faults : public testing::TestWithParam<Fault> {
         prune_checkpoints(place, {.keep = 1, .written = place / checkpoint_name(step)}, files);
       } catch (const WriteError& error) {
         failed = true;
-        EXPECT_THAT(error.what(), testing::HasSubstr(place.string()));
-        EXPECT_THAT(error.what(), testing::AnyOf(testing::HasSubstr("No space"), testing::HasSubstr("Input/output"),
-                                                 testing::HasSubstr("Read-only")));
+        EXPECT_THAT(error.what(), ::testing::HasSubstr(place.string()));
+        EXPECT_THAT(error.what(),
+                    ::testing::AnyOf(::testing::HasSubstr("No space"), ::testing::HasSubstr("Input/output"),
+                                     ::testing::HasSubstr("Read-only")));
       }
       if (GetParam() == Fault::crashes) files.lose_unflushed();
       if (!files.struck()) {
@@ -240,7 +241,7 @@ class Faults : public testing::TestWithParam<Fault> {
       }
       ++faults;
       const std::string now = newest(place);
-      EXPECT_THAT(now, testing::AnyOf(old, fresh));
+      EXPECT_THAT(now, ::testing::AnyOf(old, fresh));
       if (!failed) {
         EXPECT_EQ(now, fresh) << "told to be saved, and is not";
       }
@@ -270,12 +271,12 @@ TEST_P(Faults, AFileIsTheOldOneOrTheNewOne) {
       write_file_atomically(file, "new text", files);
     } catch (const WriteError& error) {
       failed = true;
-      EXPECT_THAT(error.what(), testing::HasSubstr(root_.string()));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(root_.string()));
     }
     if (GetParam() == Fault::crashes) files.lose_unflushed();
     const MappedFile mapped(file);
     const std::string text(reinterpret_cast<const char*>(mapped.bytes().data()), mapped.bytes().size());
-    EXPECT_THAT(text, testing::AnyOf("old", "new text")) << at;
+    EXPECT_THAT(text, ::testing::AnyOf("old", "new text")) << at;
     if (!failed) {
       EXPECT_EQ(text, "new text") << at;
     }
@@ -283,12 +284,12 @@ TEST_P(Faults, AFileIsTheOldOneOrTheNewOne) {
   }
 }
 
-std::string name_of(const testing::TestParamInfo<Fault>& info) {
+std::string name_of(const ::testing::TestParamInfo<Fault>& info) {
   constexpr std::array names{"fails", "shortens", "crashes"};
   return names[static_cast<std::size_t>(info.param)];
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Faults, testing::Values(Fault::fails, Fault::shortens, Fault::crashes), name_of);
+INSTANTIATE_TEST_SUITE_P(All, Faults, ::testing::Values(Fault::fails, Fault::shortens, Fault::crashes), name_of);
 
 }  // namespace
 }  // namespace tandem

@@ -23,7 +23,7 @@ namespace fs = std::filesystem;
 constexpr std::size_t mib = std::size_t{1} << 20;
 constexpr std::size_t large = 64 * mib;  // and more go past the page cache
 
-class ReadAheadFiles : public testing::Test {
+class ReadAheadFiles : public ::testing::Test {
  protected:
   void SetUp() override { fs::create_directories(root_); }
   void TearDown() override { fs::remove_all(root_); }
@@ -59,7 +59,7 @@ class ReadAheadFiles : public testing::Test {
     EXPECT_TRUE(reader.next().empty()) << "the end stays the end";
     return all;
   }
-  const fs::path root_ = fs::path(testing::TempDir()) / ("tandem_read_ahead_" + std::to_string(::getpid()));
+  const fs::path root_ = fs::path(::testing::TempDir()) / ("tandem_read_ahead_" + std::to_string(::getpid()));
 };
 
 TEST_F(ReadAheadFiles, GivesAllBytesInOrder) {
@@ -109,7 +109,7 @@ TEST_F(ReadAheadFiles, AFileThatBecomesShorterIsNamed) {
       }
       ADD_FAILURE() << "the end came early and unnoticed";
     } catch (const InputError& error) {
-      EXPECT_THAT(error.what(), testing::HasSubstr(file.string()));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(file.string()));
     }
   }
 }

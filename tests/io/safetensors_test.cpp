@@ -18,13 +18,13 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class Safetensors : public testing::Test {
+class Safetensors : public ::testing::Test {
  protected:
   void SetUp() override {
-    file_ = fs::path(testing::TempDir()) / ("tandem_st_" + std::to_string(::getpid()) + "_" +
-                                            testing::UnitTest::GetInstance()->current_test_info()->name());
+    file_ = fs::path(::testing::TempDir()) / ("tandem_st_" + std::to_string(::getpid()) + "_" +
+                                              ::testing::UnitTest::GetInstance()->current_test_info()->name());
   }
   void TearDown() override { fs::remove(file_); }
   void raw(const std::string& bytes) { std::ofstream(file_, std::ios::binary) << bytes; }

@@ -10,8 +10,8 @@
 namespace tandem {
 namespace {
 
-using testing::ElementsAre;
-using testing::HasSubstr;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 std::string refusal(std::string_view text) {
   try {

@@ -67,9 +67,9 @@ class CountedFiles final : public FileOps {
   int flush(int) override { return 0; }
 };
 
-class Written : public testing::Test {
+class Written : public ::testing::Test {
  protected:
-  fs::path file_ = fs::path(testing::TempDir()) / ("tandem_write_behind_" + std::to_string(::getpid()));
+  fs::path file_ = fs::path(::testing::TempDir()) / ("tandem_write_behind_" + std::to_string(::getpid()));
   void TearDown() override { fs::remove(file_); }
 
   /// In parts of odd sizes. Returns the hash.
@@ -125,7 +125,7 @@ TEST_F(Written, EveryFailedWriteIsReported) {
     CountedFiles ops;
     ops.fails_at = at;
     EXPECT_THAT([&] { write(bytes, ops); },
-                testing::ThrowsMessage<WriteError>(testing::HasSubstr("No space left on device")))
+                ::testing::ThrowsMessage<WriteError>(::testing::HasSubstr("No space left on device")))
         << "write " << at;
   }
 }

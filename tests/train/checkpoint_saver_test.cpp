@@ -47,7 +47,7 @@ class FullDisk {
 
 /// An engine that could save 12 MB, on a clock on which each look takes a second: a rest follows each write, and lasts
 /// until somebody ends it.
-class SaverTest : public testing::Test {
+class SaverTest : public ::testing::Test {
  protected:
   SaverTest() : device_(open_device("host", {.memory = std::size_t{1} << 26, .threads = 1, .update_threads = 1})) {
     layout_.add_layer("h").add("w", {1024, 1024});
@@ -86,7 +86,7 @@ class SaverTest : public testing::Test {
     EXPECT_EQ(Checkpoint(root_ / checkpoint_name(step)).state_digest(), engine_->state_digest()) << step;
   }
 
-  const fs::path root_ = fs::path(testing::TempDir()) / ("tandem_saver_" + std::to_string(::getpid()));
+  const fs::path root_ = fs::path(::testing::TempDir()) / ("tandem_saver_" + std::to_string(::getpid()));
   std::unique_ptr<Device> device_;
   ParameterLayout layout_;
   std::unique_ptr<OffloadEngine> engine_;

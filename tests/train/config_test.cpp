@@ -15,12 +15,12 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::HasSubstr;
+using ::testing::HasSubstr;
 
-class ConfigFile : public testing::Test {
+class ConfigFile : public ::testing::Test {
  protected:
   fs::path write(const std::string& text) {
-    file_ = fs::path(testing::TempDir()) / ("tandem_config_" + std::to_string(::getpid()) + ".toml");
+    file_ = fs::path(::testing::TempDir()) / ("tandem_config_" + std::to_string(::getpid()) + ".toml");
     std::ofstream(file_) << text;
     return file_;
   }
@@ -75,7 +75,7 @@ TEST_F(ConfigFile, NamesInAnyScriptComeBack) {
 TEST_F(ConfigFile, WhatIsNoFileIsNotRead) {
   TrainConfig config;
   EXPECT_THROW(read_config_toml("/dev/zero", config), InputError);
-  EXPECT_THROW(read_config_toml(fs::path(testing::TempDir()), config), InputError);
+  EXPECT_THROW(read_config_toml(fs::path(::testing::TempDir()), config), InputError);
 }
 
 TEST_F(ConfigFile, ASecondNameOfAFlagIsAKey) {

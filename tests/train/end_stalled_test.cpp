@@ -26,7 +26,7 @@ TEST(EndStalled, EndsAProcessWhoseDestructorsWait) {
     report_stall(StalledError("copy of block 3", "it waits for the link"));
     stuck.join();
   };
-  EXPECT_EXIT(never_ends(), testing::ExitedWithCode(5), "tandem: error: copy of block 3: it waits for the link");
+  EXPECT_EXIT(never_ends(), ::testing::ExitedWithCode(5), "tandem: error: copy of block 3: it waits for the link");
 }
 
 // A line that another thread writes there may be what has stalled, and the lock is held meanwhile.
@@ -42,7 +42,7 @@ TEST(EndStalled, EndsAProcessWhoseStandardErrorTakesNothing) {
     report_stall(StalledError("copy of block 3"));
     std::this_thread::sleep_for(std::chrono::hours(1));
   };
-  EXPECT_EXIT(never_ends(), testing::ExitedWithCode(5), "");
+  EXPECT_EXIT(never_ends(), ::testing::ExitedWithCode(5), "");
 }
 
 // Nobody could be told by an exception: whoever reports a stall is on the way to throw its own.
@@ -54,7 +54,7 @@ TEST(EndStalled, EndsTheProcessAtOnceWhereNoThreadCanDoItLater) {
     report_stall(StalledError("copy of block 3", "it waits for the link"));
     std::this_thread::sleep_for(std::chrono::seconds(10));
   };
-  EXPECT_EXIT(has_no_thread(), testing::ExitedWithCode(5), "tandem: error: copy of block 3: it waits for the link");
+  EXPECT_EXIT(has_no_thread(), ::testing::ExitedWithCode(5), "tandem: error: copy of block 3: it waits for the link");
 }
 
 TEST(EndStalled, TheHandlerIsCalledOnce) {

@@ -19,7 +19,7 @@ using Tokens = std::vector<std::int32_t>;
 constexpr std::int64_t positions = 60;
 
 /// A small model with random weights, and a cache of some rows.
-class GeneratorTest : public testing::TestWithParam<const char*> {
+class GeneratorTest : public ::testing::TestWithParam<const char*> {
  protected:
   explicit GeneratorTest(std::int64_t rows = 3) {
     TrainConfig config;
@@ -147,7 +147,7 @@ TEST_P(GeneratorTest, GoesOnWithoutComputingAgainWhatTheRowHas) {
   EXPECT_EQ(computed(), 10 + 5 + 10 + 8 + 5);
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, GeneratorTest, testing::Values("tiny-gpt2", "tiny-llama"),
+INSTANTIATE_TEST_SUITE_P(Models, GeneratorTest, ::testing::Values("tiny-gpt2", "tiny-llama"),
                          [](const auto& of) { return std::string(of.param).substr(5); });
 
 }  // namespace

@@ -20,7 +20,7 @@ namespace fs = std::filesystem;
 
 /// A tiny model with values that are all different: a GPT-2, whose matrices are stored transposed, a Llama of which
 /// several are in one tensor, or experts, of which one is in several.
-class HfWeightsFiles : public testing::TestWithParam<const char*> {
+class HfWeightsFiles : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     fs::create_directories(root_);
@@ -63,7 +63,7 @@ class HfWeightsFiles : public testing::TestWithParam<const char*> {
   }
   const ModelConfig config_ = config();
   const ParameterLayout layout_ = layout_of(config_);
-  const fs::path root_ = fs::path(testing::TempDir()) / ("tandem_hf_weights_" + std::to_string(::getpid()));
+  const fs::path root_ = fs::path(::testing::TempDir()) / ("tandem_hf_weights_" + std::to_string(::getpid()));
 };
 
 class TransposedFiles : public HfWeightsFiles {};
@@ -170,15 +170,15 @@ TEST_P(HfWeightsFiles, PiecesAreTheWhole) {
   }
 }
 
-std::string plain_name(const testing::TestParamInfo<const char*>& instance) {
+std::string plain_name(const ::testing::TestParamInfo<const char*>& instance) {
   const std::string_view name = instance.param;
   return name == "tiny-gpt2" ? "transposed" : name == "tiny-moe" ? "experts" : "fused";
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, HfWeightsFiles, testing::Values("tiny-gpt2", "tiny-llama", "tiny-moe"), plain_name);
-INSTANTIATE_TEST_SUITE_P(Models, TransposedFiles, testing::Values("tiny-gpt2"), plain_name);
-INSTANTIATE_TEST_SUITE_P(Models, ExpertFiles, testing::Values("tiny-moe"), plain_name);
-INSTANTIATE_TEST_SUITE_P(Models, FusedFiles, testing::Values("tiny-llama"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, HfWeightsFiles, ::testing::Values("tiny-gpt2", "tiny-llama", "tiny-moe"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, TransposedFiles, ::testing::Values("tiny-gpt2"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, ExpertFiles, ::testing::Values("tiny-moe"), plain_name);
+INSTANTIATE_TEST_SUITE_P(Models, FusedFiles, ::testing::Values("tiny-llama"), plain_name);
 
 }  // namespace
 }  // namespace tandem

@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 
 /// A small model, all of it on a device whose compute stream can be made to stand still. After a while it goes on
 /// by itself: whoever waits for it without an end shows as one that noticed nothing.
-class LoadedModelTest : public testing::Test {
+class LoadedModelTest : public ::testing::Test {
  protected:
   LoadedModelTest() {
     std::ofstream(text_) << std::string(256, 'a');
@@ -68,7 +68,7 @@ class LoadedModelTest : public testing::Test {
   }
 
   const std::filesystem::path text_ =
-      std::filesystem::path(testing::TempDir()) / ("tandem_loaded_" + std::to_string(::getpid()) + ".txt");
+      std::filesystem::path(::testing::TempDir()) / ("tandem_loaded_" + std::to_string(::getpid()) + ".txt");
   std::promise<void> go_on_;
   const std::shared_future<void> told_ = go_on_.get_future().share();
   std::atomic<bool> stands_still_{false};

@@ -17,11 +17,11 @@ namespace tandem {
 namespace {
 
 namespace fs = std::filesystem;
-using testing::ElementsAre;
-using testing::HasSubstr;
-using testing::IsEmpty;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
-class ModelFolder : public testing::Test {
+class ModelFolder : public ::testing::Test {
  protected:
   void SetUp() override { fs::create_directories(root_); }
   void TearDown() override { fs::remove_all(root_); }
@@ -29,7 +29,7 @@ class ModelFolder : public testing::Test {
     fs::create_directories((root_ / name).parent_path());
     std::ofstream(root_ / name, std::ios::binary) << content;
   }
-  const fs::path root_ = fs::path(testing::TempDir()) / ("tandem_model_folder_" + std::to_string(::getpid()));
+  const fs::path root_ = fs::path(::testing::TempDir()) / ("tandem_model_folder_" + std::to_string(::getpid()));
 };
 
 TEST(ModelNames, TheNearestShapesComeFirst) {
