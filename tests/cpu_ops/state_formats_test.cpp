@@ -9,10 +9,10 @@ namespace tandem::testing {
 namespace {
 
 const AdamW format_adamw{.beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1};
-constexpr std::uint64_t rounding_seed = 0x9876543210fedcbaULL;
+constexpr std::uint64_t format_seed = 0x9876543210fedcbaULL;
 
 AdamCoefficients coefficients(std::int64_t step) {
-  return numerics::adam_coefficients(format_adamw, step, 1e-3, 0.5, true, rounding_seed);
+  return numerics::adam_coefficients(format_adamw, step, 1e-3, 0.5, true, format_seed);
 }
 
 /// The same values in any format.
@@ -360,7 +360,7 @@ TEST(Bf16Moments, SeedStepAndPlaceEachDrawOtherBits) {
   c.step = 4;
   EXPECT_NE(after(0, c), expected);
   c.step = 3;
-  c.seed = rounding_seed + 1;
+  c.seed = format_seed + 1;
   EXPECT_NE(after(0, c), expected);
 }
 
