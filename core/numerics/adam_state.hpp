@@ -106,7 +106,7 @@ struct AdamPiece {
   std::int64_t count = 0;
   StateFormat format = StateFormat::fp32;
   std::uint64_t index = 0;  ///< index of the first element among all state, the key of stochastic rounding
-  // Of fp32_weights, in place of those above:
+  // In place of those above where the format is fp32_weights:
   const float* fp32_gradient = nullptr;  ///< read
   float* fp32_weight = nullptr;          ///< the master, read and written
 

@@ -67,7 +67,7 @@ struct Layer {
   /// Bytes from the start of the layer's gradient buffer to the gradient of a trained element. Asked for
   /// `state_elements`, one past the last, it gives the size of the buffer.
   std::size_t gradient_offset(std::int64_t element) const noexcept;
-  /// The same of the layer's weights. Asked for `elements` it gives their bytes.
+  /// Bytes from the start of the layer's weights to an element. Asked for `elements` it gives the bytes of them all.
   std::size_t weight_offset(std::int64_t element) const noexcept;
   /// Index in `parameters`, or -1.
   int find(std::string_view parameter) const noexcept;

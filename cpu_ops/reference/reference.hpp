@@ -52,7 +52,7 @@ void embedding_backward(TensorView dout, TensorView tokens, const TokenRows& row
 
 void adamw(const AdamPiece& piece, const AdamCoefficients& c);
 void weights_of_master(const float* master, bf16* weight, std::int64_t count);
-/// Of bf16 and fp32 gradients.
+/// T: bf16 or float.
 template <class T>
 void accumulate(float* sum, const T* gradient, bool first, std::int64_t count);
 void round(const float* sum, bf16* gradient, std::int64_t count);

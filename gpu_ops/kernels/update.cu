@@ -242,7 +242,7 @@ TANDEM_KERNEL(most_threads) round_kernel(const float* sum, bf16* gradient, std::
   for_spans(count, aligned, [&](const Span& span) { store(gradient, span, load(sum, span)); });
 }
 
-/// The same of fp32 gradients, which few parameters have: straight from memory.
+/// numerics::norm_block of fp32 gradients, which few parameters have: straight from memory.
 TANDEM_KERNEL(most_threads)
 fp32_norm_blocks_kernel(const float* gradient, std::int64_t count, double* partial) {
   const int lane = thread_index() % warp_lanes, warp = thread_index() / warp_lanes;

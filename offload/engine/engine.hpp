@@ -42,7 +42,7 @@ struct UpdateValues {
 enum class Absent : std::uint8_t {
   refuse,  ///< every layer commits in every micro-batch
   zero,    ///< they count as a gradient of zero
-  skip,    ///< what has none in a whole step stays as it is: master, moments, and the number of its updates, as PyTorch
+  skip,    ///< a parameter that has none in a whole step stays as it is: master, moments, and the number of its updates, as PyTorch
            ///< treats a gradient of None
 };
 

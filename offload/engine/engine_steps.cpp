@@ -293,7 +293,7 @@ void EngineSteps::gather_exceptions() {
   }
 }
 
-/// Of the update that was set.
+/// Counts the parameters that the update which was set leaves as they are.
 void EngineSteps::count_missed() {
   if (!present_.tracks()) return;
   status_.missed.resize(exceptions_.size());

@@ -68,7 +68,7 @@ class EngineSteps {
   bool update_in_backward_ = false;             ///< whether the open step updates during backward
   double norm_of_sum_ = 0.0;                    ///< norm of the added gradients, after end_gradients
   std::vector<GroupSettings> groups_;           ///< settings of the update that is set, group by group
-  std::vector<ParameterException> exceptions_;  ///< likewise, by owned parameter; empty: none
+  std::vector<ParameterException> exceptions_;  ///< exceptions from it, by owned parameter; empty: none
   double exposed_ = 0.0;                        ///< exposed update seconds of the step before, likewise
   std::uint64_t skipped_ = 0;                   ///< steps
 };

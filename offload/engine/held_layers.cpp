@@ -113,7 +113,7 @@ void HeldLayers::release(std::uint64_t ticket, StreamView stream) {
   parts_.lowering->release(held.use);
   if (parts_.options.poison_released) poison(held.use, stream);
   parts_.executor.finish_caller_task(held.use.id, stream);
-  parts_.prefetch();
+  if (!parts_.options.poison_released) parts_.prefetch();  // into the buffers that were poisoned
   parts_.submit();
 }
 
@@ -170,7 +170,7 @@ void HeldLayers::clear_gradients(const GradientPlace& place, StreamView stream) 
     const std::size_t first = layer.gradient_offset(begin), last = layer.gradient_offset(end);
     if (last > first) parts_.device.fill_zero(buffer + first, last - first, stream);
   };
-  if (pass_.may_be_absent) return clear(0, layer.state_elements);  // what nobody writes
+  if (pass_.may_be_absent) return clear(0, layer.state_elements);  // nobody may write it
   clear(0, layer.summed_elements);
   for (const Parameter& p : layer.parameters) {
     if (p.tied() || !p.options.trainable || p.offset < layer.summed_elements) continue;

@@ -38,7 +38,7 @@ class HeldLayers {
   void empty_all();
   /// Throws MisuseError where a guard is held: `what` would wait for it for ever.
   void require_none(const char* what) const;
-  /// The same for gradients alone.
+  /// Throws MisuseError where a guard of gradients is held.
   void require_no_gradients(const char* what) const;
 
  private:

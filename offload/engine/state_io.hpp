@@ -14,7 +14,7 @@ namespace tandem {
 
 /// The parameters of a layout as a checkpoint lists them.
 std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout);
-/// The same with the updates that each parameter has missed. Not inside a step.
+/// Parameters of an engine, with the updates that each has missed. Not inside a step.
 std::vector<CheckpointParameter> checkpoint_parameters(const OffloadEngine& engine);
 
 /// The state of a save: of an engine, or of all of a group, which are in this process.

@@ -23,7 +23,7 @@ struct StepExtent {
   bool may_be_absent = false;  ///< layers need not commit gradients in every micro-batch
 };
 
-/// What becomes of the layers that have no gradient in a whole step.
+/// Treatment of layers that have no gradient in a whole step.
 enum class Missing : std::uint8_t {
   left,   ///< they stay as they are
   zeros,  ///< their gradient is zero

@@ -46,7 +46,7 @@ class Lowering {
   /// The caller is about to use a layer. Throws MisuseError when every buffer that could hold it is held
   /// by a use that has not been released.
   LayerUse use(int layer, TaskList& out) { return weights_.use(layer, out); }
-  /// The same for a layer that stays on the device, also outside a step.
+  /// Uses a layer that stays on the device, also outside a step.
   LayerUse use_resident(int layer, TaskList& out) { return weights_.use_resident(layer, out); }
   /// The caller's work of a use has been queued.
   void release(const LayerUse& use) { weights_.release(use); }
@@ -106,7 +106,7 @@ class Lowering {
   UpdateTasks updates_;
   SaveTasks saves_;
   bool update_in_backward_ = false;
-  std::size_t updated_layers_ = 0;  ///< of `complete_layers`, in backward
+  std::size_t updated_layers_ = 0;  ///< number of `complete_layers` that were updated in backward
 };
 
 }  // namespace tandem

@@ -283,7 +283,7 @@ TEST(HostStreamErrors, InjectedFaultsNameStreamAndTask) {
   options.faults->before_task = [&](std::string_view stream, std::string_view task) {
     const std::lock_guard lock(mutex);
     seen.push_back(std::string(stream) + "/" + std::string(task));
-    if (task == "fill zero") throw DeviceError("injected");
+    if (task == "fill") throw DeviceError("injected");
   };
   HostDevice device(options);
   const MemoryBlock block = device.allocate(8, "block");
@@ -297,7 +297,7 @@ TEST(HostStreamErrors, InjectedFaultsNameStreamAndTask) {
   device.fill_zero(block.data(), 8, stream);
   device.enqueue(stream, "dropped", [] {});
   EXPECT_THROW(device.synchronize(stream), DeviceError);
-  EXPECT_THAT(seen, ElementsAre("s/record", "s/wait", "s/copy to device", "s/copy to host", "s/fill zero"));
+  EXPECT_THAT(seen, ElementsAre("s/record", "s/wait", "s/copy to device", "s/copy to host", "s/fill"));
 }
 
 // -- calls back -----------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ TEST(Fp32WeightsInAPlan, TakeFourBytes) {
   EXPECT_GE(slice_of(layer, {1, 2}).trained.begin, layer.fp32_elements);
   o.offload.resident_layers = 0;
   const Plan plan = make_plan(layout, o.offload, {o.device.capacity, 0});
-  EXPECT_EQ(plan.size_classes[static_cast<std::size_t>(plan.layers[2].size_class)].weight_bytes,
+  EXPECT_GE(plan.size_classes[static_cast<std::size_t>(plan.layers[2].size_class)].weight_bytes,
             layer.weight_offset(layer.elements));
   EXPECT_THAT(plan.json(), ::testing::HasSubstr("weight_bytes"));
 }
