@@ -22,106 +22,15 @@ void copy_state(const StateArrays& to, const StateArrays& from, std::int64_t cou
 
 TaskRunner::TaskRunner(Device& device, const ParameterLayout& layout, const Plan& plan, const Storage& storage,
                        Group* group)
-    : device_(device), layout_(layout), plan_(plan), storage_(storage), group_(group) {
-  build_segments();
+    : device_(device), layout_(layout), plan_(plan), storage_(storage), group_(group), coefficients_(layout) {
+  std::int64_t elements = 0;
+  for (const Layer& layer : layout.layers()) {
+    first_state_.push_back(elements);
+    elements += layer.state_elements;
+  }
   if (plan.rank.count == 1) return;
   for (const Layer& layer : layout.layers()) {
     parts_.push_back({weight_parts(layer, plan.rank.count), gradient_parts(layer, plan.rank.count)});
-  }
-}
-
-int TaskRunner::coefficient_class(const ParameterOptions& options) {
-  const CoefficientClass own{options.decay, options.lr_scale, options.group};
-  const auto found = std::ranges::find(classes_, own);
-  const auto index = static_cast<int>(found - classes_.begin());
-  if (found == classes_.end()) classes_.push_back(own);
-  return index;
-}
-
-void TaskRunner::build_segments() {
-  std::int64_t elements = 0;
-  std::size_t owned = 0;
-  for (const Layer& layer : layout_.layers()) {
-    first_state_.push_back(elements);
-    elements += layer.state_elements;
-    std::vector<ParameterSegment> parameters;
-    for (const Parameter& p : layer.parameters) {
-      if (p.tied()) continue;
-      const std::size_t index = owned++;
-      if (!p.options.trainable) continue;
-      parameters.push_back({p.offset, p.offset + p.padded_count, p.count, index, coefficient_class(p.options)});
-    }
-    std::ranges::sort(parameters, {}, &ParameterSegment::begin);
-    std::vector<Segment> merged;
-    for (const ParameterSegment& p : parameters) {
-      if (!merged.empty() && merged.back().end == p.begin && merged.back().coefficients == p.coefficients) {
-        merged.back().end = p.end;
-      } else {
-        merged.push_back({p.begin, p.end, p.coefficients});
-      }
-    }
-    segments_.push_back(std::move(merged));
-    parameters_.push_back(std::move(parameters));
-  }
-}
-
-void TaskRunner::set_update(const UpdateSettings& settings, std::int64_t step) {
-  StepCoefficients& coefficients = coefficients_[static_cast<std::size_t>(step % 2)];
-  coefficients.of_classes.clear();
-  const auto of = [&](const CoefficientClass& c, std::int64_t t) {
-    const GroupSettings& group = settings.groups[static_cast<std::size_t>(c.group)];
-    return numerics::adam_coefficients(group.adamw, t, group.lr * c.lr_scale, settings.gradient_scale, c.decay,
-                                       settings.seed);
-  };
-  for (const CoefficientClass& c : classes_) coefficients.of_classes.push_back(of(c, settings.step));
-  coefficients.of_parameters.assign(settings.exceptions.size(), {});
-  coefficients.absent.assign(settings.exceptions.size(), 0);
-  if (settings.exceptions.empty()) return;
-  for (const std::vector<ParameterSegment>& layer : parameters_) {
-    for (const ParameterSegment& p : layer) {
-      const ParameterException& exception = settings.exceptions[p.owned];
-      coefficients.absent[p.owned] = exception.absent ? 1 : 0;
-      coefficients.of_parameters[p.owned] =
-          of(classes_[static_cast<std::size_t>(p.coefficients)], settings.step - exception.missed_updates);
-    }
-  }
-}
-
-const TaskRunner::StepCoefficients& TaskRunner::coefficients_of(const Task& task) const {
-  return coefficients_[static_cast<std::size_t>(task.step % 2)];
-}
-
-/// Parameters that a task updates, without padding.
-std::int64_t TaskRunner::updated_parameters(const Task& task) const {
-  const StepCoefficients& step = coefficients_of(task);
-  std::int64_t count = 0;
-  for (const ParameterSegment& p : parameters_[static_cast<std::size_t>(task.layer)]) {
-    if (!step.absent.empty() && step.absent[p.owned] != 0) continue;
-    count += std::max<std::int64_t>(0, std::min(task.end, p.begin + p.count) - std::max(task.begin, p.begin));
-  }
-  return count;
-}
-
-/// Calls `call(piece, coefficients)` for each run of equal hyperparameters in the task's range that is to be updated;
-/// `piece` points at the range's first element.
-template <class Call>
-void TaskRunner::for_segments(const Task& task, AdamPiece piece, Call call) const {
-  const StepCoefficients& step = coefficients_of(task);
-  const auto layer = static_cast<std::size_t>(task.layer);
-  const auto update = [&](const auto& segment, const AdamCoefficients& coefficients) {
-    const std::int64_t begin = std::max(segment.begin, task.begin);
-    const std::int64_t end = std::min(segment.end, task.end);
-    if (begin >= end) return;
-    AdamPiece part = piece.from(begin - task.begin);
-    part.count = end - begin;
-    call(part, coefficients);
-  };
-  if (step.of_parameters.empty()) {
-    for (const Segment& s : segments_[layer]) update(s, step.of_classes[static_cast<std::size_t>(s.coefficients)]);
-    return;
-  }
-  for (const ParameterSegment& p : parameters_[layer]) {
-    if (step.absent[p.owned] == 0) update(p, step.of_parameters[p.owned]);
   }
 }
 
@@ -456,19 +365,21 @@ void TaskRunner::update_on_device(const Task& task, StreamView stream) {
   const StateArrays state = streamed ? storage_.state_buffer(task.buffer, task.subgroup, task.count()) : state_of(task);
   const std::byte* const gradient = streamed && !kept ? storage_.streamed_gradient(task.buffer) : final_gradient(task);
   const AdamPiece piece = piece_of(task, state, gradient, updated_weights(task));
-  for_segments(task, piece,
-               [&](const AdamPiece& part, const AdamCoefficients& c) { device_.ops().adamw(part, c, stream); });
-  (streamed ? updated_streamed_ : updated_resident_) += static_cast<std::uint64_t>(updated_parameters(task));
+  coefficients_.for_segments(
+      task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) { device_.ops().adamw(part, c, stream); });
+  (streamed ? updated_streamed_ : updated_resident_) +=
+      static_cast<std::uint64_t>(coefficients_.updated_parameters(task));
 }
 
 void TaskRunner::update_on_cpu(const Task& task) {
   const AdamPiece piece =
       piece_of(task, state_of(task), final_gradient(task), storage_.host_weight(task.layer, task.begin));
   UpdateKernels& kernels = device_.host_kernels();
-  for_segments(task, piece,
-               [&](const AdamPiece& part, const AdamCoefficients& c) { kernels.adamw(part, c, plan_.update_threads); });
+  coefficients_.for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
+    kernels.adamw(part, c, plan_.update_threads);
+  });
   dram_bytes_ += update_bytes(format_of(task), task.count());
-  updated_cpu_ += static_cast<std::uint64_t>(updated_parameters(task));
+  updated_cpu_ += static_cast<std::uint64_t>(coefficients_.updated_parameters(task));
 }
 
 EngineCounters TaskRunner::counters() const {

@@ -12,32 +12,12 @@
 #include "core/ops/update_kernels.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "offload/execution/engine_counters.hpp"
+#include "offload/execution/update_coefficients.hpp"
 #include "offload/storage/storage.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "scheduler/tasks/task.hpp"
 
 namespace tandem {
-
-/// Learning rate and hyperparameters of one group of parameters.
-struct GroupSettings {
-  double lr = 0.0;
-  AdamW adamw;
-};
-
-/// One parameter's update where it is not like that of the others.
-struct ParameterException {
-  bool absent = false;              ///< it has no gradient, and stays as it is
-  std::int64_t missed_updates = 0;  ///< earlier updates of the state that left it as it was
-};
-
-/// Settings of the updates of a step.
-struct UpdateSettings {
-  std::span<const GroupSettings> groups;           ///< by ParameterOptions::group
-  std::span<const ParameterException> exceptions;  ///< by owned parameter, in model order; empty: there are none
-  std::int64_t step = 1;                           ///< Adam's t, from 1
-  std::uint64_t seed = 0;
-  double gradient_scale = 1.0;
-};
 
 class TaskRunner {
  public:
@@ -50,51 +30,18 @@ class TaskRunner {
   /// Runs a task of the CPU lane. Blocks.
   void run(const Task& task);
   /// Settings of the updates of step `step` (`Task::step`); those of the step before may still run.
-  void set_update(const UpdateSettings& settings, std::int64_t step);
+  void set_update(const UpdateSettings& settings, std::int64_t step) { coefficients_.set(settings, step); }
 
   EngineCounters counters() const;
 
  private:
   /// Elements from the beginning of its subgroup to that of the task.
   std::int64_t within_subgroup(const Task& task) const;
-  /// A run of state elements with the same hyperparameters.
-  struct Segment {
-    std::int64_t begin = 0;
-    std::int64_t end = 0;
-    int coefficients = 0;  ///< index of its class
-  };
-  /// One parameter's run.
-  struct ParameterSegment {
-    std::int64_t begin = 0;
-    std::int64_t end = 0;    ///< with padding
-    std::int64_t count = 0;  ///< without
-    std::size_t owned = 0;   ///< index among the owned parameters
-    int coefficients = 0;
-  };
-  /// Coefficients of one step's updates.
-  struct StepCoefficients {
-    std::vector<AdamCoefficients> of_classes;
-    std::vector<AdamCoefficients> of_parameters;  ///< by owned parameter; empty: those of its class
-    std::vector<unsigned char> absent;            ///< likewise
-  };
-  struct CoefficientClass {
-    bool decay = true;
-    double lr_scale = 1.0;
-    int group = 0;
-    bool operator==(const CoefficientClass&) const = default;
-  };
-
-  void build_segments();
   StateFormat format_of(const Task& task) const;
   std::byte* final_gradient(const Task& task) const;
   AdamPiece piece_of(const Task& task, const StateArrays& state, const std::byte* gradient, std::byte* weights) const;
   StateArrays state_of(const Task& task) const;
   void move_state(const Task& task);
-  int coefficient_class(const ParameterOptions& options);
-  const StepCoefficients& coefficients_of(const Task& task) const;
-  std::int64_t updated_parameters(const Task& task) const;
-  template <class Call>
-  void for_segments(const Task& task, AdamPiece piece, Call call) const;
 
   void fetch_weights(const Task& task, StreamView stream);
   void gather_weights(const Task& task, StreamView stream);
@@ -132,12 +79,9 @@ class TaskRunner {
     std::array<std::vector<ByteRange>, 2> weights;
     std::vector<ByteRange> gradient;
   };
-  std::vector<Parts> parts_;                               ///< empty where there is one rank
-  std::vector<std::vector<Segment>> segments_;             ///< by layer
-  std::vector<std::vector<ParameterSegment>> parameters_;  ///< by layer
-  std::vector<std::int64_t> first_state_;                  ///< by layer: state elements of the layers before it
-  std::vector<CoefficientClass> classes_;
-  std::array<StepCoefficients, 2> coefficients_;  ///< coefficients of even and odd steps
+  std::vector<Parts> parts_;  ///< empty where there is one rank
+  UpdateCoefficients coefficients_;
+  std::vector<std::int64_t> first_state_;  ///< by layer: state elements of the layers before it
   std::atomic<std::uint64_t> bytes_to_device_{0};
   std::atomic<std::uint64_t> bytes_to_host_{0};
   std::atomic<std::uint64_t> bytes_from_peers_{0};

@@ -12,16 +12,7 @@
 
 namespace tandem {
 
-GradientPath::GradientPath(LoweringState& state) : state_(state), sums_(state), layers_(state.layout.layers().size()) {
-  for (int l = 0; l < state.layout.layer_count(); ++l) {
-    const Layer& layer = state.layout.layer(l);
-    if (layer.state_elements > 0) ++layers_to_commit_;
-    at(layers_, l).uses = layer.uses;
-    at(layers_, l).contributions += layer.uses;
-    for (const int owner : layer.borrows) {
-      if (state.plan.adds_to(owner, l)) at(layers_, owner).contributions += layer.uses;
-    }
-  }
+GradientPath::GradientPath(LoweringState& state) : state_(state), commits_(state), sums_(state) {
   for (int c = 0; c < static_cast<int>(state.plan.size_classes.size()); ++c) {
     const SizeClass& size = at(state.plan.size_classes, c);
     Buffer buffer;
@@ -40,81 +31,22 @@ std::int64_t GradientPath::buffer_elements(int buffer) const {
 void GradientPath::begin_step(const StepExtent& extent) {
   norm_tasks_.clear();
   complete_layers_.clear();
-  extent_ = extent;
-  micro_batches_ = extent.micro_batches;
   for (Buffer& buffer : buffers_) {
     if (buffer.layer < 0) continue;  // else left by an abandoned step
     append(buffer.users, buffer.commit_tasks);
     buffer.layer = -1;
   }
   sums_.release_all();
-  for (LayerCommits& layer : layers_) {
-    layer.asked = layer.committed = layer.added = 0;
-    layer.complete = false;
-  }
-  layer_at_work_ = -1;
-  open_micro_batches(0);
-}
-
-/// Opens the micro-batches from `first` on: as many as pass through the layers at once, or as are left.
-void GradientPath::open_micro_batches(int first) {
-  micro_begin_ = first;
-  micro_end_ = std::min(first + state_.plan.micro_batches_at_once, micro_batches_);
-  gradients_left_ = layers_to_commit_ * (micro_end_ - first);
-}
-
-bool GradientPath::next_pass() {
-  if (gradients_left_ != 0 || micro_end_ >= micro_batches_) return false;
-  open_micro_batches(micro_end_);
-  return true;
-}
-
-/// Whether gradients were asked for in the micro-batches that pass at present.
-bool GradientPath::begun() const noexcept {
-  return std::ranges::any_of(layers_,
-                             [this](const LayerCommits& layer) { return layer.asked > micro_begin_ * layer.uses; });
-}
-
-/// The first layer, as backward comes to it, that has not committed in these micro-batches, in words; empty: all have.
-std::string GradientPath::missing_in_pass() const {
-  if (gradients_left_ == 0) return {};
-  for (int l = state_.layout.layer_count() - 1; l >= 0; --l) {
-    const Layer& layer = state_.layout.layer(l);
-    const bool adds = std::ranges::any_of(state_.touched_by(l), [&](int owner) {
-      return state_.layout.layer(owner).state_elements > 0 && state_.plan.adds_to(owner, l);
-    });
-    const int committed = at(layers_, l).committed;
-    if (adds && committed < micro_end_ * layer.uses) {
-      return fmt::format("layer {} has not in micro-batch {}", layer.name, committed / layer.uses);
-    }
-  }
-  return {};
-}
-
-/// Why the step is not complete, in words; empty: it is.
-std::string GradientPath::missing() const {
-  if (layers_to_commit_ == 0) return {};
-  const bool untouched = !begun();
-  if (!extent_.may_be_absent && !(extent_.open_ended && untouched && micro_begin_ > 0)) {
-    if (std::string missing = missing_in_pass(); !missing.empty()) return missing;
-  }
-  if (extent_.open_ended || micro_end_ == micro_batches_) return {};
-  return fmt::format("{} of {} micro-batches have begun", untouched ? micro_begin_ : micro_end_, micro_batches_);
+  commits_.begin_step(extent);
 }
 
 void GradientPath::begin_micro_batch(bool last, TaskList& out) {
-  if (begun()) {
-    if (const std::string missing = missing_in_pass(); !extent_.may_be_absent && !missing.empty()) {
-      throw MisuseError("begin_micro_batch before every layer has committed its gradients", missing);
-    }
-    if (micro_end_ >= micro_batches_) {
-      throw MisuseError("begin_micro_batch after the last one", fmt::format("the step has {}", micro_batches_));
-    }
+  if (commits_.begun()) {
+    commits_.require_next_micro_batch();
     close_buffers(out);
-    open_micro_batches(micro_end_);
-    for (LayerCommits& layer : layers_) layer.asked = layer.committed = micro_begin_ * layer.uses;
+    commits_.begin_next_micro_batch();
   }
-  if (last) micro_batches_ = micro_end_;
+  if (last) commits_.close();
 }
 
 /// Sends what some layer has left open, of those that add to it.
@@ -125,13 +57,11 @@ void GradientPath::close_buffers(TaskList& out) {
 }
 
 void GradientPath::end_step(Missing missing, TaskList& out) {
-  if (extent_.open_ended && micro_batches_ > 1) micro_batches_ = begun() ? micro_end_ : std::max(1, micro_begin_);
+  commits_.end();
   close_buffers(out);
-  gradients_left_ = 0;
   for (int l = state_.layout.layer_count() - 1; l >= 0; --l) {
-    const LayerCommits& commits = at(layers_, l);
-    if (commits.complete || state_.layout.layer(l).state_elements == 0) continue;
-    if (commits.added > 0 || missing == Missing::zeros) finish(l, out);
+    if (commits_.is_final(l) || state_.layout.layer(l).state_elements == 0) continue;
+    if (commits_.sent(l) > 0 || missing == Missing::zeros) finish(l, out);
   }
 }
 
@@ -141,7 +71,7 @@ void GradientPath::finish(int layer, TaskList& out) {
   piece.priority = priority_gradient;
   piece.step = state_.step;
   piece.layer = layer;
-  piece.first_micro = at(layers_, layer).added == 0;
+  piece.first_micro = commits_.sent(layer) == 0;
   const auto& range = state_.subgroups_of(layer);
   for (int s = range.first; s < range.end; ++s) {
     piece.subgroup = s;
@@ -223,31 +153,11 @@ std::string GradientPath::open_layers(int size_class) const {
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-/// A layer's micro-batches come one after another, so that their sum has one order.
-void GradientPath::require_next_micro_batch(int layer) const {
-  const LayerCommits& commits = at(layers_, layer);
-  const std::string& name = state_.layout.layer(layer).name;
-  if (commits.asked > commits.committed) {
-    throw MisuseError("gradients of layer " + name + " of the micro-batch before are not committed");
-  }
-  if (state_.plan.sends_sums && micro_batches_ > 1 && layer_at_work_ >= 0 && layer_at_work_ != layer) {
-    if (at(layers_, layer_at_work_).committed < micro_batches_) {
-      throw MisuseError("gradients of layer " + name + " before all micro-batches of layer " +
-                            state_.layout.layer(layer_at_work_).name + " are committed",
-                        "the plan adds them up on the device, a layer at a time");
-    }
-  }
-  if (commits.asked == micro_end_ * commits.uses) {
-    throw MisuseError("gradients of layer " + name + " are already committed in this micro-batch",
-                      state_.plan.micro_batches_at_once > 1 ? "and in all that pass through the layers at once" : "");
-  }
-}
-
 /// Opens a buffer for each layer whose parameters this one's gradients belong to, or takes the one that is open.
 void GradientPath::open_gradients(GradientUse& use) {
   for (const int l : state_.touched_by(use.layer)) {
     if (state_.layout.layer(l).state_elements == 0 || !state_.plan.adds_to(l, use.layer)) continue;
-    if (use.gradients.empty()) require_next_micro_batch(use.layer);
+    if (use.gradients.empty()) commits_.require_next(use.layer);
     const int open = open_buffer(l, use.micro);
     const int b = open < 0 ? acquire_buffer(l, use.micro) : open;
     use.gradients.add({l, b, open < 0});
@@ -256,10 +166,9 @@ void GradientPath::open_gradients(GradientUse& use) {
 
 GradientUse GradientPath::gradients(int layer, TaskList& out) {
   if (layer < 0 || layer >= state_.layout.layer_count()) throw MisuseError("no layer " + std::to_string(layer));
-  LayerCommits& commits = at(layers_, layer);
   GradientUse use;
   use.layer = layer;
-  use.micro = commits.asked / commits.uses;
+  use.micro = commits_.next_micro_batch(layer);
   try {
     open_gradients(use);
   } catch (const Error&) {
@@ -279,17 +188,16 @@ GradientUse GradientPath::gradients(int layer, TaskList& out) {
   use.id = state_.emit(out, TaskKind::commit, Lane::caller, priority_gradient, layer).id;
   out.depends_on(before_);
   if (use.gradients.empty()) return use;
-  ++commits.asked;
-  layer_at_work_ = layer;
+  commits_.ask(layer);
   return use;
 }
 
 void GradientPath::commit(const GradientUse& use, const GradientPlace& place, TaskList& out) {
   Buffer& buffer = at(buffers_, place.buffer);
   buffer.commit_tasks.push_back(use.id);
-  if (++buffer.commits < at(layers_, place.layer).contributions) return;
+  if (++buffer.commits < commits_.contributions(place.layer)) return;
   send_gradient(place.buffer, out);
-  --gradients_left_;
+  commits_.count_gradient();
 }
 
 void GradientPath::abandon(const GradientUse& use) {
@@ -308,8 +216,7 @@ void GradientPath::send_gradient(int index, TaskList& out) {
   const Rank& own = state_.plan.rank;
   const int receive_buffer = own.count > 1 ? all_to_all(index, out) : -1;
   // In one order for all: that of the micro-batches, and in each that of the ranks.
-  LayerCommits& commits = at(layers_, buffer.layer);
-  const bool last = buffer.micro == micro_batches_ - 1;
+  const bool first = commits_.send(buffer.layer), last = commits_.is_last(buffer.micro);
   for (int rank = 0; rank < own.count; ++rank) {
     Task piece;
     piece.priority = priority_gradient;
@@ -318,11 +225,10 @@ void GradientPath::send_gradient(int index, TaskList& out) {
     piece.buffer = index;
     piece.receive_buffer = rank == own.index ? -1 : receive_buffer;
     piece.from_rank = rank;
-    piece.first_micro = commits.added == 0 && rank == 0;
+    piece.first_micro = first && rank == 0;
     piece.last_micro = last && rank == own.count - 1;
     send_part(piece, out);
   }
-  ++commits.added;
   if (last) {
     sums_.release(buffer.layer);
     complete(buffer.layer);

@@ -6,6 +6,7 @@
 
 #include "scheduler/tasks/layer_use.hpp"
 #include "scheduler/tasks/lowering_state.hpp"
+#include "scheduler/tasks/step_commits.hpp"
 #include "scheduler/tasks/sum_buffers.hpp"
 
 namespace tandem {
@@ -14,13 +15,6 @@ namespace tandem {
 struct CompleteLayer {
   int layer = 0;
   std::size_t norm_tasks_end = 0;  ///< its own among `Lowering::norm_tasks` begin where those of the one before end
-};
-
-/// Micro-batches and gradients of a step, as its caller begins it.
-struct StepExtent {
-  int micro_batches = 1;
-  bool open_ended = false;     ///< so many at most: the step ends with those that have begun
-  bool may_be_absent = false;  ///< layers need not commit gradients in every micro-batch
 };
 
 /// Treatment of layers that have no gradient in a whole step.
@@ -37,21 +31,21 @@ class GradientPath {
   explicit GradientPath(LoweringState& state);
 
   void begin_step(const StepExtent& extent);
-  void leave_out(int micro_batches) noexcept { micro_batches_ -= micro_batches; }
+  void leave_out(int micro_batches) noexcept { commits_.leave_out(micro_batches); }
   void begin_micro_batch(bool last, TaskList& out);
   void end_step(Missing missing, TaskList& out);
 
   GradientUse gradients(int layer, TaskList& out);
   /// Counts a use of a layer with gradients whose buffers the caller has filled.
-  void count_commit(const GradientUse& use) { ++at(layers_, use.layer).committed; }
+  void count_commit(const GradientUse& use) { commits_.commit(use.layer); }
   /// Commits one place of such a use. Emits the gradient's way if all layers have been added to it.
   void commit(const GradientUse& use, const GradientPlace& place, TaskList& out);
   /// Goes on to the next pass where all gradients of the present one are committed, and it is not the last. Returns
   /// whether it did.
-  bool next_pass();
+  bool next_pass() { return commits_.next_pass(); }
   void abandon(const GradientUse& use);
-  std::string missing() const;
-  bool has_gradient(int layer) const noexcept { return at(layers_, layer).complete; }
+  std::string missing() const { return commits_.missing(); }
+  bool has_gradient(int layer) const noexcept { return commits_.is_final(layer); }
 
   const std::vector<TaskId>& norm_tasks() const noexcept { return norm_tasks_; }
   const std::vector<CompleteLayer>& complete_layers() const noexcept { return complete_layers_; }
@@ -77,26 +71,14 @@ class GradientPath {
     std::vector<TaskId> filled_by;  ///< one task, none at first
     std::vector<TaskId> users;      ///< to wait for before it is overwritten
   };
-  struct LayerCommits {
-    int uses = 1;           ///< of the layer in each micro-batch
-    int asked = 0;          ///< uses for which the caller has asked for gradients
-    int committed = 0;      ///< uses in which it has committed them
-    int contributions = 0;  ///< commits that make its gradient of a micro-batch: its own and its borrowers'
-    int added = 0;          ///< gradients of the step that are on their way to the final one
-    bool complete = false;  ///< the final one is, or will be when the tasks emitted so far are done
-  };
 
-  void open_micro_batches(int first);
-  bool begun() const noexcept;
-  std::string missing_in_pass() const;
   void close_buffers(TaskList& out);
   void finish(int layer, TaskList& out);
   void finish_subgroup(Task piece, TaskList& out);
   void complete(int layer) {
-    at(layers_, layer).complete = true;
+    commits_.set_final(layer);
     complete_layers_.push_back({layer, norm_tasks_.size()});
   }
-  void require_next_micro_batch(int layer) const;
   int open_buffer(int layer, int micro) const noexcept;
   int acquire_buffer(int layer, int micro);
   std::string open_layers(int size_class) const;
@@ -107,7 +89,7 @@ class GradientPath {
   void send_part(Task piece, TaskList& out);
   const std::vector<TaskId>& fillers_of(const Task& piece) const;
   std::vector<TaskId>& users_of(const Task& piece);
-  int gradients_of_step() const noexcept { return micro_batches_ * state_.plan.rank.count; }
+  int gradients_of_step() const noexcept { return commits_.micro_batches() * state_.plan.rank.count; }
   void stage_piece(Task& piece, bool adds, TaskList& out);
   void send_piece(Task piece, TaskList& out);
   void send_norm(Task piece, TaskList& out);
@@ -117,19 +99,12 @@ class GradientPath {
   void for_gradient_pieces(int subgroup, Body body) const;
 
   LoweringState& state_;
+  StepCommits commits_;
   SumBuffers sums_;
   std::vector<Buffer> buffers_;
   std::vector<ReceiveBuffer> receive_buffers_;
-  std::vector<LayerCommits> layers_;
   std::vector<TaskId> norm_tasks_;
   std::vector<CompleteLayer> complete_layers_;
-  int micro_batches_ = 1;  ///< of the step, at most where it is open-ended
-  StepExtent extent_;
-  int micro_begin_ = 0;     ///< first of the micro-batches that pass through the layers at present
-  int micro_end_ = 1;       ///< end of the micro-batches that pass through the layers at present
-  int layer_at_work_ = -1;  ///< layer whose gradients were asked for last
-  int layers_to_commit_ = 0;
-  int gradients_left_ = 0;              ///< gradients that are not complete, of all layers in these micro-batches
   std::vector<TaskId> norm_makers_;     ///< tasks that make norm blocks of a subgroup, while its pieces are emitted
   std::vector<TaskId> before_;          ///< dependencies of the next commit, while it is emitted
   std::vector<RangeUse> final_before_;  ///< users of a subgroup's final gradient, while its next pieces are emitted
