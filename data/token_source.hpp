@@ -124,7 +124,7 @@ class TokenSource {
   TokenLayout layout_ = TokenLayout::stream;
   std::int64_t empty_files_ = 0;
   std::int64_t marks_ = 0;       // files with a byte-order mark
-  std::int64_t bare_files_ = 0;  // of which nothing says what their tokens are
+  std::int64_t bare_files_ = 0;  // files that nothing says the kind of tokens of
   std::string first_bare_;
   bool bytes_ = true;
   bool masked_ = false;
