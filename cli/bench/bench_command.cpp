@@ -508,11 +508,9 @@ CommandFunction add_bench_command(CLI::App& program) {
           "which, one after another. Default: host stream interleave:2 static:0.5 auto. Example: --policies host "
           "auto")
       ->type_name("POLICY ...");
-  command
-      ->add_option("--profile", flags->profile,
-                   "simulates over this machine instead of executing here. Default: executes. Example: --profile "
-                   "profiles/24gb-pcie4.toml")
-      ->type_name("FILE");
+  add_profile_option(*command, flags->profile,
+                     "simulates over this machine instead of executing here, a file or the name of a shipped profile. "
+                     "Default: executes. Example: --profile 24gb-pcie4");
   command
       ->add_option("--steps", flags->steps,
                    "steps that are measured, after one that is not. Default: 5. Example: --steps 10")

@@ -129,10 +129,9 @@ CommandFunction add_calibrate_command(CLI::App& program) {
                    "file for the profile. Default: the cache, where plan and bench find it. Example: --out here.toml")
       ->type_name("FILE");
   command->add_flag("--show", flags->show, "explains the profile and what looks wrong; measures nothing. Default: off");
-  command
-      ->add_option("--profile", flags->profile,
-                   "with --show: another profile, a file or the name of a shipped one. Example: --profile 24gb-pcie4")
-      ->type_name("FILE");
+  add_profile_option(
+      *command, flags->profile,
+      "with --show: another profile, a file or the name of a shipped one. Example: --profile 24gb-pcie4");
   command->add_flag("--json", flags->json, "one JSON object on standard output. Default: off");
   command->footer("Example: tandem calibrate --show");
   return [flags](const ProgramContext&) { return run_calibrate(*flags); };

@@ -128,7 +128,15 @@ BestCheckpoint best_of(const fs::path& run) {
     throw UsageError(fmt::format("export {} --best", run.string()), "the run has kept no best checkpoint",
                      "train with --eval-data, --eval-every and --keep-best, or leave out --best");
   }
-  return {run / "checkpoints" / checkpoint_name(manifest.best_step), manifest.best_step, *manifest.best_eval_loss};
+  fs::path best = run / "checkpoints" / checkpoint_name(manifest.best_step);
+  std::error_code ignored;
+  if (!fs::exists(best, ignored)) {
+    throw InputError(fmt::format("export {} --best", run.string()),
+                     fmt::format("its best checkpoint, {} with eval loss {:.4f}, is not there any more", best.string(),
+                                 *manifest.best_eval_loss),
+                     "put it back, or leave out --best for the newest");
+  }
+  return {std::move(best), manifest.best_step, *manifest.best_eval_loss};
 }
 
 int export_model(const ExportFlags& flags) {

@@ -476,13 +476,11 @@ CommandFunction add_plan_command(CLI::App& program) {
       "data of the run: where it is in rows, sequences are as long as they are. Default: a plan does without");
   command->get_option("--mix")->description(
       "the same of several sources with weights. Default: none. Example: --mix a.bin=0.7,b.bin=0.3");
-  command
-      ->add_option(
-          "--profile", flags->profile,
-          "plans for the machine of this profile, a file or the name of a shipped one, whose system keeps 3 GiB and a "
-          "64th of the host's memory unless --host-memory is given. Default: this machine, as calibrated. Example: "
-          "--profile 24gb-pcie4")
-      ->type_name("FILE");
+  add_profile_option(
+      *command, flags->profile,
+      "plans for the machine of this profile, a file or the name of a shipped one, whose system keeps 3 GiB and a 64th "
+      "of the host's memory unless --host-memory is given. Default: this machine, as calibrated. Example: --profile "
+      "24gb-pcie4");
   command
       ->add_option("--tokens", flags->tokens,
                    "says how long so many target tokens take, as predicted. Default: no tokens. Example: --tokens 10M")

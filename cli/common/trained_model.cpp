@@ -25,6 +25,7 @@ void load_weights(LoadedModel& model, const ModelSource& source, const RunSetup&
     values(p, first, to);
     for (float& x : to) x = numerics::bf16_to_float(numerics::weight_of_master(x));
   });
+  source.close_weights();
 }
 
 }  // namespace tandem

@@ -236,11 +236,10 @@ OrderedJson llama_fields(const HfArchitecture& a, const ModelConfig& c) {
   return json;
 }
 
-}  // namespace
+std::string what_of(const std::string& name) { return fmt::format("model description {}", name); }
 
-ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
-  const std::string what = fmt::format("model description {}", name);
-  const Json json = parse(text, what);
+ModelConfig config_of(const Json& json, const std::string& name) {
+  const std::string what = what_of(name);
   const Fields whole(json, what);
   const HfArchitecture& architecture = architecture_of(whole);
   const Json* const of_text = architecture.seeing.empty() ? nullptr : whole.object("text_config");
@@ -270,18 +269,20 @@ ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
   return c;
 }
 
-ModelConfig read_hf_config(const std::filesystem::path& config_json) {
-  const std::string name = config_json.string();  // errors name the file
-  ModelConfig c = parse_hf_config(read_text(config_json, fmt::format("model description {}", name)), name);
-  c.name = model_name(config_json);
-  return c;
+}  // namespace
+
+ModelConfig parse_hf_config(std::string_view text, const std::string& name) {
+  return config_of(parse(text, what_of(name)), name);
 }
 
-std::string hf_token_kind(const std::filesystem::path& config_json) {
-  const std::string what = fmt::format("model description {}", config_json.string());
-  const Json json = parse(read_text(config_json, what), what);
+HfDescription read_hf_config(const std::filesystem::path& config_json) {
+  const std::string name = config_json.string();  // errors name the file
+  const Json json = parse(read_text(config_json, what_of(name)), what_of(name));
+  HfDescription description{config_of(json, name), {}};
+  description.config.name = model_name(config_json);
   const auto kind = json.find("tandem_token_kind");
-  return kind != json.end() && kind->is_string() ? kind->get<std::string>() : std::string();
+  if (kind != json.end() && kind->is_string()) description.token_kind = kind->get<std::string>();
+  return description;
 }
 
 std::string hf_config_text(const ModelConfig& config, std::string_view torch_dtype) {

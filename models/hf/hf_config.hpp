@@ -8,12 +8,15 @@
 
 namespace tandem {
 
+/// Contents of a Hugging Face config.json.
+struct HfDescription {
+  ModelConfig config;
+  std::string token_kind;  ///< "tandem_token_kind": "bytes" where tokens are bytes of text; empty where it says nothing
+};
+
 /// Reads a Hugging Face config.json as transformers 4 and 5 write it. What tandem does not compute (an
 /// unknown architecture or activation, another type of RoPE) is refused by name. Throws UsageError.
-ModelConfig read_hf_config(const std::filesystem::path& config_json);
-/// "tandem_token_kind" of a config.json, "bytes" where the model's tokens are bytes of text; empty where it says
-/// nothing. Throws UsageError.
-std::string hf_token_kind(const std::filesystem::path& config_json);
+HfDescription read_hf_config(const std::filesystem::path& config_json);
 /// Reads the text of a config.json; `name` becomes the model's name and stands in messages.
 ModelConfig parse_hf_config(std::string_view text, const std::string& name);
 /// The config.json that transformers would read back as this model, pretty-printed.

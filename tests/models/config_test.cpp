@@ -87,7 +87,7 @@ constexpr const char* gemma3_seeing_text = R"({"architectures": ["Gemma3ForCondi
 
 ModelConfig parsed(const std::string& text) {
   const TemporaryFolder folder;
-  return read_hf_config(folder.write("config.json", text));
+  return read_hf_config(folder.write("config.json", text)).config;
 }
 
 /// The message of the UsageError, or "accepted".
@@ -535,7 +535,7 @@ TEST(HfConfig, TokensOfGenerationArePassedOnAndSoIsThatThereAreNone) {
 TEST(HfConfig, TheNameIsTheFolders) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder.path() / "my-model");
-  EXPECT_EQ(read_hf_config(folder.write("my-model/config.json", gpt2_text)).name, "my-model");
+  EXPECT_EQ(read_hf_config(folder.write("my-model/config.json", gpt2_text)).config.name, "my-model");
 }
 
 TEST(BuiltinModels, AllAreValidAndFoundByName) {

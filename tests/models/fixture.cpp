@@ -75,7 +75,7 @@ Fixture::Fixture(const std::string& name) {
   const auto o = nlohmann::json::parse(metadata.at("optimizer").get<std::string>());
   optimizer_ = {o.at("lr"), o.at("beta1"), o.at("beta2"), o.at("eps"), o.at("weight_decay"), o.at("clip")};
   const TemporaryFolder temporary;
-  config_ = read_hf_config(temporary.write("config.json", metadata.at("config").get<std::string>()));
+  config_ = read_hf_config(temporary.write("config.json", metadata.at("config").get<std::string>())).config;
   config_.name = name;
 }
 

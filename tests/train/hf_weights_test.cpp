@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <vector>
 
 #include "core/base/error.hpp"
@@ -69,7 +70,8 @@ class HfWeightsFiles : public ::testing::TestWithParam<const char*> {
 class TransposedFiles : public HfWeightsFiles {};
 
 TEST_P(TransposedFiles, TransposesWhatIsStoredSo) {
-  const HfWeights weights(root_);
+  const auto opened = HfWeightFiles(root_).weights();
+  const HfWeights& weights = *opened;
   const Parameter& p = layout_.parameter("block.0.mlp.c_fc.weight");
   const std::vector<float> values = read(weights, p.full_name);
   const auto outputs = static_cast<std::size_t>(p.shape[0]);
@@ -82,7 +84,8 @@ TEST_P(TransposedFiles, TransposesWhatIsStoredSo) {
 class ExpertFiles : public HfWeightsFiles {};
 
 TEST_P(ExpertFiles, EachExpertHasTensorsOfItsOwn) {
-  HfWeights weights(root_);
+  const auto opened = HfWeightFiles(root_).weights();
+  const HfWeights& weights = *opened;
   weights.check(config_, layout_);
   const SafetensorsReader file(root_ / "model.safetensors");
   std::vector<float> last(192 * 55);
@@ -96,7 +99,7 @@ TEST_P(ExpertFiles, AMissingExpertIsNamed) {
   ModelConfig more = config_;
   more.experts = 17;
   try {
-    HfWeights(root_).check(more, layout_of(more));
+    HfWeightFiles(root_).weights()->check(more, layout_of(more));
     FAIL() << "accepted";
   } catch (const InputError& error) {
     const std::string what = error.what();
@@ -107,7 +110,8 @@ TEST_P(ExpertFiles, AMissingExpertIsNamed) {
 class FusedFiles : public HfWeightsFiles {};
 
 TEST_P(FusedFiles, PartsOfATensorLieOneBehindTheOther) {
-  const HfWeights weights(root_);
+  const auto opened = HfWeightFiles(root_).weights();
+  const HfWeights& weights = *opened;
   for (const auto& [before, after] :
        {std::pair{"self_attn.q_proj", "self_attn.k_proj"}, std::pair{"self_attn.k_proj", "self_attn.v_proj"},
         std::pair{"mlp.gate_proj", "mlp.up_proj"}}) {
@@ -122,7 +126,7 @@ TEST_P(FusedFiles, AMissingTensorIsNamedOnce) {
   ModelConfig more = config_;
   more.layers = 3;
   try {
-    HfWeights(root_).check(more, layout_of(more));
+    HfWeightFiles(root_).weights()->check(more, layout_of(more));
     FAIL() << "accepted";
   } catch (const InputError& error) {
     const std::string what = error.what();
@@ -133,7 +137,8 @@ TEST_P(FusedFiles, AMissingTensorIsNamedOnce) {
 }
 
 TEST_P(HfWeightsFiles, WhatIsExportedIsReadBack) {
-  const HfWeights weights(root_);
+  const auto opened = HfWeightFiles(root_).weights();
+  const HfWeights& weights = *opened;
   const auto values = [&](const Parameter& p, std::int64_t first, std::span<float> part) {
     weights.read(config_, p, first, part);
   };
@@ -145,7 +150,8 @@ TEST_P(HfWeightsFiles, WhatIsExportedIsReadBack) {
                    .shard_bytes = shard_bytes,
                    .beside = {},
                    .values = values});
-    const HfWeights exported(to);
+    const auto exported_files = HfWeightFiles(to).weights();
+    const HfWeights& exported = *exported_files;
     exported.check(config_, layout_);
     for (const Parameter* p : layout_.owned_parameters()) {
       EXPECT_EQ(read(exported, p->full_name), read(weights, p->full_name)) << p->full_name;
@@ -154,7 +160,8 @@ TEST_P(HfWeightsFiles, WhatIsExportedIsReadBack) {
 }
 
 TEST_P(HfWeightsFiles, PiecesAreTheWhole) {
-  const HfWeights weights(root_);
+  const auto opened = HfWeightFiles(root_).weights();
+  const HfWeights& weights = *opened;
   weights.check(config_, layout_);
   for (const Parameter* p : layout_.owned_parameters()) {
     std::vector<float> whole(static_cast<std::size_t>(p->count));
@@ -173,6 +180,21 @@ TEST_P(HfWeightsFiles, PiecesAreTheWhole) {
 std::string plain_name(const ::testing::TestParamInfo<const char*>& instance) {
   const std::string_view name = instance.param;
   return name == "tiny-gpt2" ? "transposed" : name == "tiny-moe" ? "experts" : "fused";
+}
+
+// What was checked is what is read, also where another file takes its place meanwhile.
+TEST_P(HfWeightsFiles, AreOpenedOnceUntilTheyAreClosed) {
+  HfWeightFiles files(root_);
+  const Parameter& p = *layout_.owned_parameters().front();
+  const auto opened = files.weights();
+  const std::vector<float> values = read(*opened, p.full_name);
+  std::filesystem::rename(files.files().front(), root_ / "old");
+  { std::ofstream(files.files().front()) << "no tensors"; }
+  EXPECT_EQ(files.weights(), opened);
+  EXPECT_EQ(read(*files.weights(), p.full_name), values);
+  files.close();
+  EXPECT_EQ(read(*opened, p.full_name), values);
+  EXPECT_THROW(files.weights(), InputError);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, HfWeightsFiles, ::testing::Values("tiny-gpt2", "tiny-llama", "tiny-moe"), plain_name);

@@ -7,6 +7,7 @@
 #include <array>
 #include <set>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/base/mapped_file.hpp"
@@ -63,10 +64,20 @@ std::vector<std::int64_t> stored_shape(const Parameter& p, const HfTensor& tenso
   return shape;
 }
 
-std::vector<fs::path> HfWeights::files(const fs::path& directory) { return tensor_files(directory); }
+HfWeightFiles::HfWeightFiles(fs::path directory) : directory_(std::move(directory)), files_(tensor_files(directory_)) {}
 
-HfWeights::HfWeights(const fs::path& directory) : directory_(directory) {
-  const std::vector<fs::path> files = tensor_files(directory);
+std::shared_ptr<const HfWeights> HfWeightFiles::weights() {
+  const std::lock_guard lock(opening_);
+  if (!opened_) opened_ = std::make_shared<const HfWeights>(directory_, files_);
+  return opened_;
+}
+
+void HfWeightFiles::close() {
+  const std::lock_guard lock(opening_);
+  opened_.reset();
+}
+
+HfWeights::HfWeights(fs::path directory, const std::vector<fs::path>& files) : directory_(std::move(directory)) {
   files_.reserve(files.size());
   for (const fs::path& file : files) files_.emplace_back(file);
   for (const auto& file : files_) {

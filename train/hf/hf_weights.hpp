@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -18,11 +20,9 @@ struct HfTensor;
 /// Mapped; only reading is done here.
 class HfWeights {
  public:
-  /// Files that its tensors lie in; empty where it has none. Throws InputError on an index that is none.
-  static std::vector<std::filesystem::path> files(const std::filesystem::path& directory);
-  static bool present(const std::filesystem::path& directory) { return !files(directory).empty(); }
-  /// Throws InputError on missing shards and corrupt files, and where two shards hold one tensor, but not alike.
-  explicit HfWeights(const std::filesystem::path& directory);
+  /// Opens `files` of a folder. Throws InputError on missing and corrupt ones, and where two hold one tensor, but not
+  /// alike.
+  HfWeights(std::filesystem::path directory, const std::vector<std::filesystem::path>& files);
 
   /// Throws InputError that names tensors missing, unexpected or misshapen, and where a tied head differs from the
   /// embedding, for which both are read.
@@ -46,6 +46,28 @@ class HfWeights {
     const SafetensorsReader* file;
   };
   std::map<std::string, Placed> tensors_;
+};
+
+/// Files that the tensors of a folder lie in: found once, and opened once, where they are first asked for.
+class HfWeightFiles {
+ public:
+  /// Throws InputError on an index that is none.
+  explicit HfWeightFiles(std::filesystem::path directory);
+
+  /// Empty where the folder has no tensors. Some may be missing.
+  const std::vector<std::filesystem::path>& files() const noexcept { return files_; }
+  /// Their tensors. The first call opens and checks the files, which may take long where there are many; they are not
+  /// opened again until close(), so that what was checked is what is read: a file that another takes the place of stays
+  /// as it was. Thread-safe. Throws as HfWeights.
+  std::shared_ptr<const HfWeights> weights();
+  /// Lets go of the files: they close when nobody holds their tensors.
+  void close();
+
+ private:
+  std::filesystem::path directory_;
+  std::vector<std::filesystem::path> files_;
+  std::mutex opening_;
+  std::shared_ptr<const HfWeights> opened_;  ///< null: not open
 };
 
 /// The shape of the tensor in such a file that a parameter is, or is part of, or that is part of the parameter.

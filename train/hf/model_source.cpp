@@ -8,6 +8,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.hpp"
 #include "core/base/json_text.hpp"
@@ -51,9 +52,10 @@ ModelSource from_checkpoint(std::unique_ptr<Checkpoint> checkpoint) {
 }
 
 ModelSource from_config_file(const fs::path& file) {
+  HfDescription description = read_hf_config(file);
   ModelSource source;
-  source.config = read_hf_config(file);
-  source.bytes = hf_token_kind(file) == "bytes";
+  source.config = std::move(description.config);
+  source.bytes = description.token_kind == "bytes";
   return source;
 }
 
@@ -76,7 +78,9 @@ void refuse_foreign_weights(const fs::path& directory, const ModelLookup& lookup
                    foreign ? foreign->advice : "name a Hugging Face directory, a checkpoint or a run");
 }
 
-ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup) {
+/// `files`: those of its tensors where they were found already; null: not yet.
+ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup,
+                           std::shared_ptr<HfWeightFiles> files = {}) {
   if (is_checkpoint(directory)) return from_checkpoint(std::make_unique<Checkpoint>(directory));
   if (fs::is_directory(directory / "checkpoints")) {
     auto newest = newest_checkpoint(directory / "checkpoints",
@@ -88,8 +92,9 @@ ModelSource from_directory(const fs::path& directory, const ModelLookup& lookup)
   if (!is_described || !lookup.from_scratch) refuse_adapter(directory, lookup.typed);
   if (!is_described) refuse_folder(directory, lookup.typed);
   ModelSource source = from_config_file(directory / "config.json");
-  if (HfWeights::present(directory)) source.weights = directory;
-  if (source.weights.empty() && !lookup.from_scratch) refuse_foreign_weights(directory, lookup);
+  if (!files) files = std::make_shared<HfWeightFiles>(directory);
+  if (!files->files().empty()) source.weights = std::move(files);
+  if (!source.weights && !lookup.from_scratch) refuse_foreign_weights(directory, lookup);
   if (source.config.is_multimodal) {
     spdlog::warn("model {}: its vision tensors are left out, also of what is saved or exported; it is taken as {}",
                  directory.string(), source.config.architecture);
@@ -109,15 +114,16 @@ ModelSource from_file(const fs::path& file, const ModelLookup& lookup) {
               : fmt::format("name its folder, {}", file.has_parent_path() ? file.parent_path().string() : "."));
 }
 
-/// Parts that a snapshot in the hub's cache lacks, in words; empty where it is whole.
-std::string lacking(const fs::path& snapshot, bool from_scratch) {
+/// Parts that a snapshot in the hub's cache lacks, in words; empty where it is whole. `files`: set where it has looked
+/// for those of its tensors.
+std::string lacking(const fs::path& snapshot, bool from_scratch, std::shared_ptr<HfWeightFiles>& files) {
   if (!fs::exists(snapshot / "config.json")) return "config.json";
   if (from_scratch || foreign_weights_in(snapshot)) return {};  // weights in another format are told as such
-  const std::vector<fs::path> files = HfWeights::files(snapshot);
-  for (const fs::path& file : files) {
+  files = std::make_shared<HfWeightFiles>(snapshot);
+  for (const fs::path& file : files->files()) {
     if (!fs::exists(file)) return file.filename().string();
   }
-  return files.empty() ? "*.safetensors" : "";
+  return files->files().empty() ? "*.safetensors" : "";
 }
 
 ModelSource from_hub_cache(const std::string& name, const ModelLookup& lookup) {
@@ -130,11 +136,12 @@ ModelSource from_hub_cache(const std::string& name, const ModelLookup& lookup) {
                                  hub_cache().string()),
                      advice);
   }
-  if (const std::string part = lacking(*snapshot, lookup.from_scratch); !part.empty()) {
+  std::shared_ptr<HfWeightFiles> files;
+  if (const std::string part = lacking(*snapshot, lookup.from_scratch, files); !part.empty()) {
     throw UsageError(what, fmt::format("it is not whole in the hub's cache: {} is not in {}", part, snapshot->string()),
                      fmt::format("hf download {}", name));
   }
-  ModelSource source = from_directory(*snapshot, lookup);
+  ModelSource source = from_directory(*snapshot, lookup, std::move(files));
   source.config.name = name.substr(name.find('/') + 1);
   spdlog::info("model {}: {} in the hub's cache", name, snapshot->string());
   return source;
@@ -199,6 +206,10 @@ ModelSource find_model(const std::string& name, const ModelLookup& lookup) {
   if (fs::exists(name, error)) return from_file(name, lookup);
   if (is_hub_name(name)) return from_hub_cache(name, lookup);
   refuse_name(name, lookup);
+}
+
+void ModelSource::close_weights() const {
+  if (weights) weights->close();
 }
 
 ModelSource find_trained_model(const std::string& name, std::string_view typed) {
@@ -330,8 +341,8 @@ ParameterValues initial_values(const ModelSource& source, const ParameterLayout&
           checkpoint->read(checkpoint->index_of(p.full_name), StateArray::master, first, values);
         });
   }
-  if (!source.weights.empty()) {
-    auto weights = std::make_shared<HfWeights>(source.weights);
+  if (source.weights) {
+    const auto weights = source.weights->weights();
     weights->check(source.config, layout);
     return watched([weights, config = source.config](const Parameter& p, std::int64_t first, std::span<float> values) {
       weights->read(config, p, first, values);

@@ -16,16 +16,18 @@
 
 namespace tandem {
 
-class HfWeights;
+class HfWeightFiles;
 
 /// A model description and, where there are any, its weights.
 struct ModelSource {
   ModelConfig config;
-  std::filesystem::path weights;           ///< Hugging Face directory with tensors; empty: none
+  std::shared_ptr<HfWeightFiles> weights;  ///< tensors of a Hugging Face directory; null: none
   std::unique_ptr<Checkpoint> checkpoint;  ///< null: none
   bool bytes = false;                      ///< its tokens are known to be bytes of text
   std::vector<FileBeside> beside;          ///< tokenizer and generation files that came with the weights
-  bool loads_weights() const noexcept { return !weights.empty() || checkpoint != nullptr; }
+  /// Closes the files of the weights, for when these have been loaded. They are opened again where they are asked for.
+  void close_weights() const;
+  bool loads_weights() const noexcept { return weights != nullptr || checkpoint != nullptr; }
 };
 
 /// Purpose of a lookup of a model.

@@ -45,7 +45,7 @@ PreparedRun::PreparedRun(TrainRequest its_request) : request(std::move(its_reque
 void PreparedRun::open_model() {
   source = find_model(config().model, {.from_scratch = config().from_scratch, .out = config().out});
   if (config().from_scratch) {
-    source.weights.clear();
+    source.weights.reset();
     source.checkpoint.reset();
   }
   static_cast<void>(sequence_length(config(), source.config));  // refuses one beyond the positions
@@ -104,7 +104,7 @@ void PreparedRun::resolve() {
     for (const MixPart& part : parts_) windows += part.windows;
     const double steps = std::ceil(own.epochs * static_cast<double>(windows) / static_cast<double>(per_step));
     own.steps = std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
-    own.epochs = 0.0;
+    epochs_ = std::exchange(own.epochs, 0.0);
   }
   if (!own.lr) own.lr = source.loads_weights() ? 2e-5 : 3e-4;
   if (!own.min_lr) own.min_lr = *own.lr / 10.0;
@@ -165,7 +165,11 @@ void PreparedRun::take_place(const Manifest& m) {
 
 /// A cosine over more steps than before, for one, is another from its first step on.
 void PreparedRun::check_schedule(const Manifest& manifest) const {
-  if (manifest.step > config().steps) spdlog::warn("--steps {}: the run has {} already", config().steps, manifest.step);
+  if (manifest.step > config().steps) {
+    const std::string asked = epochs_ > 0.0 ? fmt::format("--epochs {}, which is {} steps", epochs_, config().steps)
+                                            : fmt::format("--steps {}", config().steps);
+    spdlog::warn("{}: the run has {} already", asked, manifest.step);
+  }
   if (manifest.step >= config().steps) return;  // it goes on by none
   const auto before = Schedule::of_text(manifest.schedule);
   if (!before || schedule.agrees_with(*before, manifest.step)) return;

@@ -86,6 +86,7 @@ bool StepLoop::load_weights() {
     });
   }
   run_.checkpoint.reset();
+  run_.source.close_weights();
   ::malloc_trim(0);  // glibc keeps freed blocks; those that tensors came in through are done with
   sample_process_memory();
   return saved;
@@ -115,6 +116,7 @@ void StepLoop::open_files() {
     directory_->write_config(config_toml(with_absolute_paths(run_.config())));
   }
   directory_->open_metrics(step);
+  directory_->add_command(step, run_.request.command, !run_.request.resume);
 }
 
 int StepLoop::run() {
@@ -252,8 +254,8 @@ void StepLoop::finish(bool interrupted) {
 /// A run that is resumed, but had taken all its steps.
 void StepLoop::say_finished() {
   output_.line(
-      fmt::format("finished: all {} steps of this run are taken and none is left; a larger --steps goes on beyond them",
-                  run_.record.step));
+      fmt::format("finished: all {} steps of this run are taken and none is left; a larger {} goes on beyond them",
+                  run_.record.step, run_.length_flag()));
 }
 
 void StepLoop::say_what_next(bool interrupted) {

@@ -68,6 +68,18 @@ class Plans(ProgramTest):
             self.assertEqual((by_name.returncode, by_name.stdout), (lambda r: (r.returncode, r.stdout))(
                 self.plan("--profile", file, "--json")), file.stem)
         line = self.refused(self.plan("--profile", "13gb"), 2, "13gb", "neither a file")
+        for name, content in (("dir/x", ""), ("empty.toml", ""), ("binary.toml", bytes(range(256))), ("broken.toml", "a = [")):
+            self.file(name, content)
+        # Exit codes: 4 where a path names no file that can be read, 2 for what is no profile.
+        for name, code, words in [("none.toml", 4, ["no such file", "12gb-pcie4"]), ("./none", 4, ["no such file"]),
+                                  ("dir", 4, ["cannot read", "regular file"]), ("/dev/zero", 4, ["cannot read"]),
+                                  ("empty.toml", 2, ["missing", "calibrate --out"]), ("binary.toml", 2, ["UTF-8", "calibrate --out"]),
+                                  ("broken.toml", 2, ["line 1", "calibrate --out"])]:
+            for command in (["plan", "--model", "tiny-gpt2"], ["bench", "--model", "tiny-gpt2", *SMALL], ["calibrate", "--show"]):
+                self.refused(self.run_program(*command, "--profile", name, cwd=self.root), code, f"--profile {name}:", *words)
+        self.refused(self.plan("--profile", ""), 2, "--profile", "empty")
+        (self.root / "12gb-pcie4").mkdir()  # a folder does not hide a shipped profile
+        self.succeed(self.run_program("calibrate", "--show", "--profile", "12gb-pcie4", cwd=self.root))
         for file in PROFILES.glob("*.toml"):
             self.assertIn(file.stem, line)
         shown = self.succeed(self.run_program("calibrate", "--show", "--profile", "12gb-pcie4")).stdout

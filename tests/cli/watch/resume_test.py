@@ -1,6 +1,7 @@
 """A run is resumed by its folder alone, from any folder, and says itself how to go on with it."""
 import pathlib
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -73,6 +74,17 @@ class ByFolder(ProgramTest):
         self.assertIn("finished: all 2 steps", result.stdout)
         self.assertNotIn("finished:", self.succeed(self.run_program("train", "--resume", self.began / "run", "--steps", "3")).stdout)
 
+    def test_a_finished_one_speaks_of_the_flag_that_was_typed(self):
+        self.begin("--steps", "2")
+        run = self.began / "run"
+        result = self.succeed(self.run_program("train", "--resume", run, "--epochs", "0.001"))
+        self.assertIn("warning: --epochs 0.001, which is 1 steps: the run has 2 already", result.stderr)
+        self.assertIn("a larger --epochs goes on", result.stdout)
+        self.assertNotIn("--steps", result.stdout + result.stderr)
+        result = self.succeed(self.run_program("train", "--resume", run, "--steps", "1"))
+        self.assertIn("warning: --steps 1: the run has 2 already", result.stderr)
+        self.assertIn("a larger --steps goes on", result.stdout)
+
 
 class NextCommands(ProgramTest):
     def test_at_the_end(self):
@@ -130,6 +142,21 @@ class Best(ProgramTest):
         last, tensors = self.root / "last", "model.safetensors"
         self.succeed(self.run_program("export", out, "--to", last))
         self.assertNotEqual((last / tensors).read_bytes(), (out / "exported" / tensors).read_bytes())
+
+    def test_the_best_one_was_deleted(self):
+        out = self.root / "run"
+        self.succeed(self.train("--steps", "2", *self.KEEP, "--eval-data", self.held_out(), "--out", out))
+        losses = {m["step"]: m["eval_loss"] for m in self.metrics(out)}
+        best = out / "checkpoints" / f"step-{min(losses, key=losses.get):08}"
+        if best.name == self.checkpoints(out)[-1]:
+            newest = out / "checkpoints" / "step-00000003"
+            self.succeed(self.run_program("train", "--resume", out, "--steps", "3", "--lr", "10"))
+            self.assertTrue(newest.exists())
+        shutil.rmtree(best)
+        line = self.refused(self.run_program("export", out, "--best", "--to", self.root / "exported"), 4, "export", "--best",
+                            best.name, "not there any more", "leave out --best")
+        self.assertNotIn("--model", line)
+        self.succeed(self.run_program("export", out, "--to", self.root / "exported"))
 
     def test_refused_where_none_is_known(self):
         out = self.root / "run"

@@ -85,6 +85,20 @@ class PlainAttention : public OpsTest {
     for (const Operand* of : {&out, &lse, &dq, &dk, &dv}) results.push_back(bench().get(*of));
     return results;
   }
+
+  /// Forward and backward are those of the reference, under all schedules. `packed`: records of the rows.
+  void expect_reference(const AttentionShape& s, const PackedRecords* packed = nullptr) {
+    const Problem p(dtype(), s, packed), expected(dtype(), s, packed);
+    reference::attention(heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse, expected.shape);
+    reference::attention_backward(p.dout, heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse,
+                                  heads(expected.dq), heads(expected.dk), heads(expected.dv), expected.shape);
+    const auto results = under_all_schedules([&] { return run(p, {}); });
+    EXPECT_WITHIN(results[0], expected.out, dtype(), true);
+    EXPECT_WITHIN(results[1], expected.lse, dtype(), false);
+    EXPECT_WITHIN(results[2], expected.dq, dtype(), true);
+    EXPECT_WITHIN(results[3], expected.dk, dtype(), true);
+    EXPECT_WITHIN(results[4], expected.dv, dtype(), true);
+  }
 };
 
 TEST_P(PlainAttention, IsTheReference) {
@@ -100,16 +114,7 @@ TEST_P(PlainAttention, IsTheReference) {
                                   {1, 97, 2, 1, 256, 0.06F, 17}}) {
     SCOPED_TRACE(std::to_string(s.sequence) + " tokens, dim " + std::to_string(s.head_dim) + ", window " +
                  std::to_string(s.window));
-    const Problem p(dtype(), s), expected(dtype(), s);
-    reference::attention(heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse, s);
-    reference::attention_backward(p.dout, heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse,
-                                  heads(expected.dq), heads(expected.dk), heads(expected.dv), s);
-    const auto results = under_all_schedules([&] { return run(p, {}); });
-    EXPECT_WITHIN(results[0], expected.out, dtype(), true);
-    EXPECT_WITHIN(results[1], expected.lse, dtype(), false);
-    EXPECT_WITHIN(results[2], expected.dq, dtype(), true);
-    EXPECT_WITHIN(results[3], expected.dk, dtype(), true);
-    EXPECT_WITHIN(results[4], expected.dv, dtype(), true);
+    expect_reference(s);
   }
 }
 
@@ -122,16 +127,7 @@ TEST_P(PlainAttention, KeepsPackedRecordsApart) {
   const PackedRecords records = two_packed_rows();
   for (const AttentionShape& s : packed_shapes) {
     SCOPED_TRACE("dim " + std::to_string(s.head_dim) + ", window " + std::to_string(s.window));
-    const Problem p(dtype(), s, &records), expected(dtype(), s, &records);
-    reference::attention(heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse, expected.shape);
-    reference::attention_backward(p.dout, heads(p.q), heads(p.k), heads(p.v), expected.out, expected.lse,
-                                  heads(expected.dq), heads(expected.dk), heads(expected.dv), expected.shape);
-    const auto results = under_all_schedules([&] { return run(p, {}); });
-    EXPECT_WITHIN(results[0], expected.out, dtype(), true);
-    EXPECT_WITHIN(results[1], expected.lse, dtype(), false);
-    EXPECT_WITHIN(results[2], expected.dq, dtype(), true);
-    EXPECT_WITHIN(results[3], expected.dk, dtype(), true);
-    EXPECT_WITHIN(results[4], expected.dv, dtype(), true);
+    expect_reference(s, &records);
   }
 }
 
