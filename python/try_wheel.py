@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 TRAINING = """
-import numpy as np, tandem
+import numpy as np, tandem, tandem.program
 device = tandem.open_device("host", memory="64MiB", threads=1)
 layout = tandem.ParameterLayout()
 for i in range(2):

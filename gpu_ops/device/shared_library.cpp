@@ -41,15 +41,6 @@ fs::path own_file() {
   return fs::canonical(info.dli_fname, error);
 }
 
-/// nvidia/NAME/lib beside the Python package that this code is part of, where it is part of one.
-void add_neighbouring_packages(std::vector<std::string>& folders) {
-  for (fs::path folder = own_file().parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
-    if (folder.filename() != "site-packages" && folder.filename() != "dist-packages") continue;
-    for (const fs::path& package : folders_of(folder / "nvidia")) folders.push_back(package / "lib");
-    return;
-  }
-}
-
 /// prefix/lib/python3.N/{site,dist}-packages/nvidia/NAME/lib
 void add_python_folders(const fs::path& prefix, std::vector<std::string>& folders) {
   for (const fs::path& python : folders_of(prefix / "lib")) {
@@ -106,9 +97,18 @@ std::string file_of(void* handle, const std::string& asked) {
 
 }  // namespace
 
-std::vector<std::string> search_folders() {
+std::vector<std::string> folders_beside(const std::string& file) {
   std::vector<std::string> folders;
-  add_neighbouring_packages(folders);
+  for (fs::path folder = fs::path(file).parent_path(); folder.has_relative_path(); folder = folder.parent_path()) {
+    if (folder.filename() != "site-packages" && folder.filename() != "dist-packages") continue;
+    for (const fs::path& package : folders_of(folder / "nvidia")) folders.push_back(package / "lib");
+    break;
+  }
+  return folders;
+}
+
+std::vector<std::string> search_folders() {
+  std::vector<std::string> folders = folders_beside(own_file().string());
   for (const char* variable : {"VIRTUAL_ENV", "CONDA_PREFIX"}) {
     const std::string prefix = environment(variable);
     if (!prefix.empty()) add_python_folders(prefix, folders);

@@ -47,4 +47,7 @@ class SharedLibrary {
 /// it is a link to, of the user, of the system), then those of $TANDEM_CUDA_LIBS, separated by colons.
 std::vector<std::string> search_folders();
 
+/// The folders `nvidia/*/lib` of the Python packages among which a file of one lies; none where it is in none.
+std::vector<std::string> folders_beside(const std::string& file);
+
 }  // namespace tandem::gpu

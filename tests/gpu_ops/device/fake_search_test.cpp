@@ -51,6 +51,15 @@ TEST_F(SearchFolders, ArePythonsPackagesAndThenThoseGiven) {
   EXPECT_THAT(found(), ElementsAre(of_environment, of_user, given, given));
 }
 
+TEST_F(SearchFolders, AreThoseAmongWhichAPythonPackageLies) {
+  const std::string beside = python("venv", "cublas");
+  const fs::path packages = root_ / "venv/lib/python3.12/site-packages";
+  EXPECT_THAT(folders_beside((packages / "tandem/bin/tandem").string()), ElementsAre(beside));
+  EXPECT_THAT(folders_beside((packages / "tandem/_core.abi3.so").string()), ElementsAre(beside));
+  EXPECT_THAT(folders_beside((root_ / "venv/bin/tandem").string()), ElementsAre());
+  EXPECT_THAT(folders_beside(""), ElementsAre());
+}
+
 TEST_F(SearchFolders, AreThoseOfThePythonOnThePathThoughItsEnvironmentIsNotActive) {
   const std::string of_environment = python("venv", "cublas");
   static_cast<void>(python("other", "cublas"));
