@@ -43,7 +43,10 @@ class Stream:
         self._ids.append(token)
         before, text = self._decode(self._ids[self._begin:self._shown]), self._decode(self._ids[self._begin:])
         held = len(self._ids) - self._shown
-        if len(text) <= len(before) and held < MOST_HELD or text.endswith(REPLACEMENT) and held < MOST_HELD:
+        if held < MOST_HELD and (len(text) <= len(before) or text.endswith(REPLACEMENT)):
+            return ""
+        if len(text) <= len(before):  # special tokens, say: the next text goes on from the last one
+            del self._ids[self._shown:]
             return ""
         self._begin, self._shown = self._shown, len(self._ids)
         return text[len(before):]

@@ -56,6 +56,17 @@ class TextInAndOut(SampleTest):
             self.assertEqual(plain, texts[0] + escaped(by_text[0]["text"]) + "\n")
             self.clear()
 
+    def test_tokens_without_a_text_part_no_two_others(self):
+        sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tools"))
+        from tokenizer_process import MOST_HELD, Stream
+        tokenizer = unigram("<|x|>")
+        words, special = tokenizer.encode("how are you").ids[:-1], tokenizer.token_to_id("<|x|>")
+        for run in (1, MOST_HELD - 1, MOST_HELD, MOST_HELD + 1, 3 * MOST_HELD):
+            ids = [token for word in words for token in [word] + run * [special]]
+            stream = Stream(tokenizer, ids[:1])
+            text = "".join([stream.next(token) for token in ids[1:]] + [stream.end()])
+            self.assertEqual(text, tokenizer.decode(words)[len(tokenizer.decode(words[:1])):], run)
+
     def clear(self):
         for name in ("text-run", "text-model"):
             subprocess.run(["rm", "-r", str(self.root / name)], check=True)
