@@ -20,7 +20,7 @@ using testing::toy;
 using testing::ToyOptions;
 
 constexpr double learning_rate = 1e-2;
-constexpr double clip = 0.75;
+constexpr double largest_norm = 0.75;
 /// Neither the defaults nor an eps too small to be seen.
 constexpr AdamW adamw{.beta1 = 0.8, .beta2 = 0.97, .eps = 1e-4, .weight_decay = 0.2};
 
@@ -291,16 +291,16 @@ class EngineArithmetic : public ::testing::TestWithParam<std::tuple<std::string,
 TEST_P(EngineArithmetic, AgreesWithDoubles) {
   for (const std::optional<int> resident : {std::optional<int>(), std::optional(0)}) {
     Comparison comparison(options(resident), 2, 1);
-    comparison.train(three_steps, clip);
+    comparison.train(three_steps, largest_norm);
     const std::vector<double>& norms = comparison.norms();
-    EXPECT_GT(norms[0], 1.5 * clip);  // or else nothing was clipped
-    EXPECT_LT(norms[1], 0.9 * clip);
-    EXPECT_GT(norms[2], 1.1 * clip);
+    EXPECT_GT(norms[0], 1.5 * largest_norm);  // or else nothing was clipped
+    EXPECT_LT(norms[1], 0.9 * largest_norm);
+    EXPECT_GT(norms[2], 1.1 * largest_norm);
   }
 }
 
 TEST_P(EngineArithmetic, AgreesWithDoublesWhereMicroBatchesPassThroughALayerAtOnce) {
-  Comparison(options(), 2, 2).train(three_steps, clip);
+  Comparison(options(), 2, 2).train(three_steps, largest_norm);
 }
 
 TEST_P(EngineArithmetic, AgreesWithDoublesWithoutClipping) { Comparison(options(), 2, 1).train(three_steps, 0.0); }
@@ -314,13 +314,13 @@ TEST_P(EngineArithmetic, AgreesWithDoublesWhereUpdatesRunInBackward) {
 TEST_P(EngineArithmetic, StepsOfFewerMicroBatchesThanPlannedAgreeWithDoubles) {
   static const std::string plain = [] {
     Comparison comparison(toy("device"), 3, 1);
-    comparison.train(fewer_micro_batches, clip);
+    comparison.train(fewer_micro_batches, largest_norm);
     return comparison.digest();
   }();
   for (const int at_once : {1, 3}) {
     for (const std::optional<int> resident : {std::optional<int>(), std::optional(0)}) {
       Comparison comparison(options(resident), 3, at_once);
-      comparison.train(fewer_micro_batches, clip);
+      comparison.train(fewer_micro_batches, largest_norm);
       EXPECT_EQ(comparison.digest(), plain) << at_once << " at once, " << resident.value_or(-1) << " resident";
     }
   }
