@@ -10,6 +10,7 @@ import json
 import sys
 
 import adam
+import beside_torch
 import checkpoint
 import cpu_experts
 import cpu_train
@@ -34,7 +35,8 @@ BENCHMARKS = {"adam": adam, "checkpoint": checkpoint, "cpu-experts": cpu_experts
               "engine": engine,
               "five-policies": five_policies, "gpu-kernels": gpu_kernels, "gpu-policies": gpu_policies,
               "gpu-training": gpu_training, "metrics": metrics, "overlap": overlap, "packing": packing, "predict": predict,
-              "published": published, "sample": sample, "simulate": simulate, "state-file": state_file, "streaming": streaming}
+              "published": published, "sample": sample, "simulate": simulate, "state-file": state_file, "streaming": streaming,
+              "torch": beside_torch}
 
 
 def main():

@@ -150,7 +150,21 @@ void EngineCell::close() {
     throw MisuseError(fmt::format("the engine cannot be closed: {} guards are held", guards.load()), "",
                       "release them, and delete the arrays made of their views");
   }
+  require_no_resident_arrays("the engine cannot be closed");
   engine_.reset();
+}
+
+void EngineCell::require_no_resident_arrays(const char* what) const {
+  if (resident_arrays == 0) return;
+  throw MisuseError(fmt::format("{}: {} {} over its weights", what, resident_arrays.load(),
+                                resident_arrays == 1 ? "array is" : "arrays are"),
+                    "", "delete what was made of resident_weights first");
+}
+
+std::shared_ptr<StreamCell> EngineCell::waiting_stream() {
+  const std::scoped_lock lock(stream_mutex_);
+  if (!waiting_stream_) waiting_stream_ = device_->make_stream("weights", StreamPriority::usual);
+  return waiting_stream_;
 }
 
 EngineCell::Turn::Turn(EngineCell& cell) : cell_(cell) {

@@ -170,7 +170,12 @@ class EngineCell : public std::enable_shared_from_this<EngineCell> {
   bool closed() const noexcept { return engine_.get() == nullptr; }
   /// Destroys the engine. Throws MisuseError while a guard is held.
   void close();
-  std::atomic<int> guards{0};  ///< guards that are held
+  std::atomic<int> guards{0};           ///< guards that are held
+  std::atomic<int> resident_arrays{0};  ///< arrays over weights that stay on the device
+  /// Throws MisuseError while such an array is alive: `what` would change what it shows.
+  void require_no_resident_arrays(const char* what) const;
+  /// A stream of the engine's own, on which the host waits for weights.
+  std::shared_ptr<StreamCell> waiting_stream();
 
  private:
   class Turn {
@@ -191,6 +196,8 @@ class EngineCell : public std::enable_shared_from_this<EngineCell> {
   std::mutex mutex_;
   std::atomic<std::thread::id> caller_{};
   Owned<OffloadEngine> engine_;
+  std::mutex stream_mutex_;
+  std::shared_ptr<StreamCell> waiting_stream_;
 };
 
 }  // namespace tandem::python

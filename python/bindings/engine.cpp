@@ -195,7 +195,11 @@ void bind_state(Engine& engine) {
           "state_digest", [](EngineCell& c) { return c.call([](OffloadEngine& e) { return e.state_digest(); }); },
           "Digest of the state, 32 hexadecimal digits. Blocks; waits for updates.")
       .def(
-          "adopt", [](EngineCell& c, const Plan& plan) { c.call([&](OffloadEngine& e) { e.adopt(plan); }); },
+          "adopt",
+          [](EngineCell& c, const Plan& plan) {
+            c.require_no_resident_arrays("no other plan can be adopted");
+            c.call([&](OffloadEngine& e) { e.adopt(plan); });
+          },
           nb::arg("plan"),
           "Changes to another plan for the same layout within the memory already booked. Blocks. Raises PlanError, "
           "MisuseError.");
@@ -249,6 +253,22 @@ void bind_step(Engine& engine) {
       .def("gradients", &gradients, nb::arg("layer"), nb::arg("stream"),
            nb::sig("def gradients(self, layer: int, stream: Stream) -> Gradients"),
            "Makes `stream` wait for the layer's gradient buffer. Blocks and raises as `fetch`.")
+      .def(
+          "resident_weights", [](const Cell& c, nb::handle name) { return resident_object(c, parameter_of(*c, name)); },
+          nb::arg("parameter"), nb::sig("def resident_weights(self, parameter: str | Parameter) -> Tensor"),
+          "View of weights whose layer stays on the device, at one address until `adopt` or `close`, which are refused "
+          "while an array made of it is alive. An array made on the host has the last update; later ones show in it "
+          "after `wait_for_weights`. Not to be written, but by `write`. Raises MisuseError where the plan does not "
+          "keep "
+          "the layer there (`resident_layers`).")
+      .def(
+          "wait_for_weights",
+          [](EngineCell& c, int layer, const std::shared_ptr<StreamCell>& s) {
+            c.call([&](OffloadEngine& e) { e.wait_for_weights(layer, s->view()); });
+          },
+          nb::arg("layer"), nb::arg("stream"),
+          "Makes `stream` wait until a layer's weights that stay on the device are those of the last update. Blocks "
+          "and raises as `fetch`; also outside a step.")
       .def(
           "evaluation",
           [](const Cell& c) {

@@ -12,9 +12,6 @@ namespace {
 /// Thrown and caught in place, so that a guard goes as it does when an exception of C++ passes it.
 struct PythonException {};
 
-/// DLPack's number for "the consumer orders its work itself".
-constexpr std::int64_t no_order = -1;
-
 }  // namespace
 
 /// Owner of an array made of a view: keeps the guard, and with it engine and device.

@@ -14,25 +14,44 @@
 
 namespace tandem::python {
 
+/// DLPack's number for "the consumer orders its work itself".
+inline constexpr std::int64_t no_order = -1;
+
+/// Owner of the memory that views show.
+class ViewOwner {
+ public:
+  virtual ~ViewOwner() = default;
+  /// "weights of layer 'h.0'"
+  virtual std::string text() const = 0;
+  /// Throws MisuseError once the memory is given back.
+  virtual void require_held(const std::string& what) const = 0;
+  virtual bool is_weights() const noexcept = 0;
+  /// Device of its memory. Throws as require_held.
+  virtual DeviceCell& device() const = 0;
+  /// Orders work of a consumer of DLPack after what fills the memory: on the host waits for it, on a GPU accepts the
+  /// streams that can be made to wait, and no other (BufferError).
+  virtual void order_for(nb::handle consumer_stream) = 0;
+  /// Owner for what another library makes of a view.
+  virtual nb::capsule array_owner() = 0;
+};
+
 /// A layer's weights or gradients, held until they are released, or nothing refers to them.
-class GuardCell : public std::enable_shared_from_this<GuardCell> {
+class GuardCell : public ViewOwner, public std::enable_shared_from_this<GuardCell> {
  public:
   using Guard = std::variant<std::monostate, WeightsGuard, GradientsGuard>;
   GuardCell(std::shared_ptr<EngineCell> engine, std::shared_ptr<StreamCell> stream, int layer, Guard guard);
-  ~GuardCell();
+  ~GuardCell() override;
   GuardCell(const GuardCell&) = delete;
   GuardCell& operator=(const GuardCell&) = delete;
 
   /// View of one parameter; empty for the gradient of a frozen one. Throws MisuseError as the guards of C++ do, and
   /// once released.
   TensorView view(const std::string& name) const;
-  /// Throws MisuseError once released.
-  void require_held(const std::string& what) const;
+  void require_held(const std::string& what) const override;
   bool held() const noexcept { return !std::holds_alternative<std::monostate>(guard_); }
-  bool is_weights() const noexcept { return is_weights_; }
+  bool is_weights() const noexcept override { return is_weights_; }
   const std::vector<std::string>& names() const noexcept { return names_; }
-  /// "weights of layer 'h.0'"
-  std::string text() const;
+  std::string text() const override;
 
   void also_used_on(const std::shared_ptr<StreamCell>& stream);
   void leave_out(const std::string& name);
@@ -43,14 +62,11 @@ class GuardCell : public std::enable_shared_from_this<GuardCell> {
   /// of it show from then on is undefined.
   void release_by_exception();
 
-  /// Device of its memory, and stream of the request. Throw MisuseError once released.
-  DeviceCell& device() const;
+  DeviceCell& device() const override;
+  /// Stream of the request. Throws MisuseError once released.
   std::shared_ptr<StreamCell> stream() const;
-  /// Orders work of a consumer of DLPack after what fills the memory: on the host waits for it, on a GPU accepts the
-  /// streams that know of the guard, and no other (BufferError).
-  void order_for(nb::handle consumer_stream);
-  /// Owner for what another library makes of a view.
-  nb::capsule array_owner();
+  void order_for(nb::handle consumer_stream) override;
+  nb::capsule array_owner() override;
 
  private:
   struct Array;
@@ -70,9 +86,9 @@ class GuardCell : public std::enable_shared_from_this<GuardCell> {
   long process_ = this_process();
 };
 
-/// View of one tensor of a guard. `view.data` is valid while the guard is held.
+/// View of one tensor. `view.data` is valid while its owner holds the memory.
 struct Tensor {
-  std::shared_ptr<GuardCell> guard;
+  std::shared_ptr<ViewOwner> owner;
   std::string name;
   TensorView view;
 };

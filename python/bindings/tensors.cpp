@@ -6,7 +6,8 @@
 #include <array>
 
 #include "python/bindings/bindings.hpp"
-#include "python/bindings/guards.hpp"
+#include "python/bindings/guard_objects.hpp"
+#include "python/bindings/resident_weights.hpp"
 #include "python/bindings/text_values.hpp"
 
 namespace tandem::python {
@@ -33,24 +34,24 @@ nb::dlpack::dtype dtype_for(DType dtype, bool as_numpy) {
   return {};
 }
 
-/// The view's memory as an array of nanobind's, owned by the guard.
+/// The view's memory as an array of nanobind's, owned as the view is.
 template <class Array>
 Array array_of(const Tensor& tensor, bool as_numpy) {
   std::array<std::size_t, Shape::max_rank> dims{};
   const Shape& shape = tensor.view.shape;
   for (int i = 0; i < shape.rank(); ++i) dims[static_cast<std::size_t>(i)] = static_cast<std::size_t>(shape[i]);
-  const DeviceCell& device = tensor.guard->device();
-  return Array(tensor.view.data, static_cast<std::size_t>(shape.rank()), dims.data(), tensor.guard->array_owner(),
+  const DeviceCell& device = tensor.owner->device();
+  return Array(tensor.view.data, static_cast<std::size_t>(shape.rank()), dims.data(), tensor.owner->array_owner(),
                nullptr, dtype_for(tensor.view.dtype, as_numpy),
                device.is_host() ? nb::device::cpu::value : nb::device::cuda::value, device.index());
 }
 
-void require_held(const Tensor& tensor) { tensor.guard->require_held(fmt::format("'{}'", tensor.name)); }
+void require_held(const Tensor& tensor) { tensor.owner->require_held(fmt::format("'{}'", tensor.name)); }
 
 nb::object dlpack(const Tensor& tensor, nb::handle stream, nb::handle max_version, nb::handle dl_device,
                   nb::handle copy) {
   require_held(tensor);
-  tensor.guard->order_for(stream);
+  tensor.owner->order_for(stream);
   const nb::object array = nb::cast(array_of<nb::ndarray<nb::array_api>>(tensor, false));
   return array.attr("__dlpack__")(nb::arg("max_version") = max_version, nb::arg("dl_device") = dl_device,
                                   nb::arg("copy") = copy);
@@ -58,11 +59,11 @@ nb::object dlpack(const Tensor& tensor, nb::handle stream, nb::handle max_versio
 
 nb::object numpy(const Tensor& tensor) {
   require_held(tensor);
-  if (!tensor.guard->device().is_host()) {
+  if (!tensor.owner->device().is_host()) {
     throw nb::type_error("NumPy cannot reach the memory of a GPU: take the view by DLPack, as with torch.from_dlpack");
   }
-  tensor.guard->order_for(nb::none());
-  if (tensor.guard->is_weights()) return nb::cast(array_of<nb::ndarray<nb::numpy, nb::ro>>(tensor, true));
+  tensor.owner->order_for(nb::none());
+  if (tensor.owner->is_weights()) return nb::cast(array_of<nb::ndarray<nb::numpy, nb::ro>>(tensor, true));
   return nb::cast(array_of<nb::ndarray<nb::numpy>>(tensor, true));
 }
 
@@ -158,12 +159,17 @@ void bind_guards(nb::module_& m) {
 
 nb::object weights_object(std::shared_ptr<GuardCell> cell) { return nb::cast(Weights{std::move(cell)}); }
 nb::object gradients_object(std::shared_ptr<GuardCell> cell) { return nb::cast(Gradients{std::move(cell)}); }
+nb::object resident_object(const std::shared_ptr<EngineCell>& engine, const Parameter& parameter) {
+  const TensorView view = engine->call([&](OffloadEngine& e) { return e.resident_weights(parameter); });
+  return nb::cast(Tensor{std::make_shared<ResidentWeights>(engine, parameter.layer), parameter.full_name, view});
+}
 
 void bind_tensors(nb::module_& m) {
   nb::class_<Tensor>(
       m, "Tensor",
-      "View of one tensor of a guard: dense, row-major, in the memory of the engine. It keeps the guard, and "
-      "is refused once that is released. Arrays come out of it by DLPack (numpy.from_dlpack for f32, "
+      "View of one tensor of a guard, or of weights that stay on the device: dense, row-major, in the memory of the "
+      "engine. It keeps the guard or the engine, and is refused once that is released or closed. Arrays come out of it "
+      "by DLPack (numpy.from_dlpack for f32, "
       "torch.from_dlpack) or `numpy()`.")
       .def_prop_ro(
           "name", [](const Tensor& t) { return t.name; }, "Name of the parameter in its layer.")
@@ -191,7 +197,7 @@ void bind_tensors(nb::module_& m) {
            "it.")
       .def("__dlpack_device__",
            [](const Tensor& t) {
-             const DeviceCell& device = t.guard->device();
+             const DeviceCell& device = t.owner->device();
              return std::pair<int, int>(device.is_host() ? nb::device::cpu::value : nb::device::cuda::value,
                                         device.index());
            })
@@ -206,7 +212,7 @@ void bind_tensors(nb::module_& m) {
            nb::sig("def __array__(self, dtype: typing.Any = None, copy: bool | None = None) -> tandem.types.Array"))
       .def("__repr__", [](const Tensor& t) {
         return fmt::format("<Tensor '{}' {} {} of {}>", t.name, t.view.shape.text(), tandem::name_of(t.view.dtype),
-                           t.guard->text());
+                           t.owner->text());
       });
   bind_guards(m);
 }

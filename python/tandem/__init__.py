@@ -2,8 +2,12 @@
 
 Weights, gradients and Adam state of a layered model are kept where a plan says; each layer is brought to the device just in
 time, and updated on the CPU or the GPU. Results have the same bits under every plan. A trainer with a forward and backward
-of its own uses `OffloadEngine`; docs/python.md is a walk through it.
+of its own uses `OffloadEngine`; docs/python.md is a walk through it. `tandem.optim` has an optimizer for PyTorch.
 """
+import importlib as _importlib
+import types as _types
+import typing as _typing
+
 from ._core import (
     AdamW,
     Candidate,
@@ -56,7 +60,18 @@ from .errors import (
 )
 from .planning import calibrate, plan, profile, shipped_profiles, simulate
 
+if _typing.TYPE_CHECKING:
+    from . import optim as optim
+
 __version__: str = version
+
+
+def __getattr__(name: str) -> _types.ModuleType:
+    """`tandem.optim`, imported when it is first used, as it imports torch."""
+    if name == "optim":
+        return _importlib.import_module("tandem.optim")
+    raise AttributeError(f"module 'tandem' has no attribute '{name}'")
+
 
 __all__ = [
     "__version__",

@@ -56,6 +56,39 @@ class Guards(unittest.TestCase):
             gradients.commit()
         self.engine.abort_step()
 
+    def test_resident_weights_stay_in_one_place(self):
+        self.toy = None
+        self.toy = toy.Toy("host", resident_layers=toy.LAYERS + 1)
+        engine = self.engine = self.toy.engine
+        view = engine.resident_weights("h.1.w1")
+        self.assertEqual((view.shape, view.dtype, view.name), ((48, 37), "bf16", "h.1.w1"))
+        weights = view.numpy()
+        self.assertFalse(weights.flags.writeable)
+        for _ in range(3):
+            before = weights.copy()
+            self.toy.step()
+            engine.wait_for_weights(1, self.toy.stream)
+            self.toy.stream.synchronize()
+            self.assertFalse(np.array_equal(weights, before))
+            self.assertTrue(np.array_equal(weights, toy.rounded(engine.read("h.1.w1"))))
+            self.assertEqual(engine.resident_weights("h.1.w1").pointer, view.pointer)
+        for call in (engine.close, lambda: engine.adopt(self.toy.plan)):
+            with self.assertRaisesRegex(tandem.MisuseError, "1 array is over its weights; delete what was made of resident_weights"):
+                call()
+        del weights
+        engine.adopt(self.toy.plan)
+        engine.close()
+        with self.assertRaisesRegex(tandem.MisuseError, "'h.1.w1' is used after the engine was closed"):
+            view.numpy()
+        del view, engine
+
+    def test_weights_that_do_not_stay_have_no_place(self):
+        self.toy = None
+        self.toy = toy.Toy("host", resident_layers=0)
+        self.engine = self.toy.engine
+        with self.assertRaisesRegex(tandem.MisuseError, "resident"):
+            self.engine.resident_weights("h.1.w1")
+
     def test_a_guard_is_not_released_while_an_array_of_it_is_alive(self):
         self.begin()
         weights = self.engine.fetch(0, self.stream)

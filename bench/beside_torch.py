@@ -1,0 +1,37 @@
+"""torch: a step of tandem.optim.AdamW, with all state on the device and with all of it on the host, beside fused AdamW of PyTorch.
+
+100 million parameters in bf16, fp32 masters on both sides, PyTorch's casts included, on the host device. Processes that all exist
+at once step in turn.
+"""
+import harness
+from race import Race
+
+COUNT = 100_000_000
+WARM_UP = 2
+PAIRS = 15
+POLICIES = ("device", "host")
+
+
+def check_same_work(contestants):
+    changes = {c.name: c.ask("change") for c in contestants}
+    for name, change in changes.items():
+        if abs(change / changes["torch"] - 1) > 1e-3:
+            raise harness.BenchError(f"{name} changed its weights by {change}, torch by {changes['torch']}: they did not do the same work")
+
+
+def measure():
+    harness.build("tandem_python", "tandem_python_files")
+    python = harness.peers("torch", "numpy")
+    package = harness.BUILD / "python"
+    environment = {**harness.QUIET, "PYTHONPATH": str(package)}
+    script = [python, harness.ROOT / "bench" / "peers" / "torch_optimizer.py"]
+    commands = {kind: [*script, kind, str(COUNT), str(harness.cores())] for kind in ("torch", *POLICIES)}
+    with Race(commands, environment) as race:
+        race.run(PAIRS, WARM_UP, check_same_work)
+    figures = harness.Figures()
+    for policy in POLICIES:
+        figures.add("optimizer_step_over_torch" + ("" if policy == "device" else f"_{policy}"),
+                    harness.ratios(race.seconds(policy), race.seconds("torch")))
+    for name in ("torch", *POLICIES):
+        figures.add(f"{name}_seconds", race.seconds(name))
+    return figures.line("torch", parameters=COUNT, threads=harness.cores(), pairs=PAIRS)

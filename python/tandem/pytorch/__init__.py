@@ -1,0 +1,1 @@
+"""tandem beside PyTorch: what `tandem.optim` is made of. Imports torch."""

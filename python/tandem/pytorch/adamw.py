@@ -1,0 +1,418 @@
+"""AdamW of PyTorch's interface, whose masters and moments lie where a plan says."""
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .. import _core
+from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, Plan, Stream
+from ..errors import MisuseError, PlanError, UsageError
+from .gradients import KeptGradients, Sink, TakenGradients
+from .held_parameters import Held, HeldParameters, check_memory, check_parameter, common_device
+from .module_waits import ModuleWaits
+from .tensors import CurrentStream
+
+_log = logging.getLogger("tandem")
+
+#: Added to a norm that gradients are clipped by, as in torch.nn.utils.clip_grad_norm_.
+_NORM_EPS = 1e-6
+#: File of a checkpoint with the hyperparameters of the groups.
+_GROUPS_FILE = "param-groups.json"
+#: Keys of a group that say which parameters it has.
+_NOT_SAVED = ("params", "param_names")
+
+#: Optimizer of each parameter that an engine holds.
+_holders: Any = torch.utils.weak.WeakIdKeyDictionary()
+
+
+class AdamW(torch.optim.Optimizer):
+    """torch.optim.AdamW whose fp32 masters and moments lie, and are updated, where a plan says: on the device, in host memory by
+    the CPU, or streamed through the device (Loshchilov and Hutter, arXiv 1711.05101, with decay times the learning rate).
+
+    Weights stay in the module, in memory of the engine on the module's device. bf16 weights are the rounding of fp32 masters, fp32
+    weights are masters themselves. Parameter groups have their own lr, betas, eps and weight_decay, read at each step; schedulers,
+    hooks, closures and `zero_grad` work as with torch's. A parameter whose gradient is None stays as it is, its moments and its
+    count of steps too. A step whose gradients are not all finite changes nothing: it is counted by `skipped_steps` and told to the
+    logger "tandem". What a program writes into a parameter between steps, as `load_state_dict` of a module does, is taken over by the
+    next step.
+
+    Make it after the module has its type and device. Its errors are those of tandem: MisuseError above all.
+    """
+
+    def __init__(self, params: Any, lr: float | torch.Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, foreach: bool | None = None,
+                 capturable: bool = False, differentiable: bool = False, fused: bool | None = None,
+                 device_memory: int | str | None = None, host_memory: int | str | None = None, policy: str = "auto", state: str = "split",
+                 weights: Literal["as they are", "bf16"] = "as they are", module: torch.nn.Module | None = None,
+                 gradients: Literal["keep", "take"] = "keep", accumulation: int = 1, state_folder: str | os.PathLike[str] | None = None,
+                 device: str | Device = "auto", seed: int = 0) -> None:
+        """Takes over the parameters, books the plan's memory and copies the weights into it. Blocks.
+
+        `device_memory`: ceiling in bytes, or a text such as "2GiB", of all that tandem takes on the device, the weights included;
+        None: what is free. `host_memory`: ceiling of masters, moments and buffers in host memory. `policy`, `state`: as
+        `OffloadOptions`. `weights="bf16"` keeps fp32 parameters in bf16, with masters of their present values. `module`: `step`
+        returns while updates run, and the modules inside wait for their weights when they are called. `gradients="take"`: each
+        gradient is taken when backward completes it and its memory freed; a step then adds up `accumulation` backward passes at
+        most, and gradients are clipped by `optimizer.clip_grad_norm_`. `state_folder`: folder on a fast disk for what
+        `host_memory` has no room for. `device`: "host" or "cuda:0", or one that is open already; by default that of the parameters.
+        `foreach`, `fused` and `capturable` choose among programs of torch's and are ignored.
+
+        Raises ValueError on hyperparameters out of range, PlanError where the limits are too low, MisuseError for parameters that
+        cannot be held.
+        """
+        for name, on in (("amsgrad", amsgrad), ("maximize", maximize), ("differentiable", differentiable)):
+            if on:
+                raise UsageError(f"tandem.optim.AdamW has no {name}: leave it out")
+        if weights not in ("as they are", "bf16"):
+            raise UsageError(f"weights={weights!r}: 'as they are' or 'bf16'")
+        if gradients not in ("keep", "take"):
+            raise UsageError(f"gradients={gradients!r}: 'keep' or 'take'")
+        if accumulation < 1 or (accumulation > 1 and gradients == "keep"):
+            raise UsageError(f"accumulation={accumulation}: a number of backward passes, with gradients=\"take\" alone")
+        self._options = OffloadOptions(device_memory=device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
+                                       state_folder=state_folder, max_micro_batches=accumulation)
+        self._bf16 = weights == "bf16"
+        self._takes = gradients == "take"
+        self._device: str | Device = device
+        self._module = module
+        self._engine: OffloadEngine | None = None
+        self._scale = 1.0
+        self._norm: float | None = None  # of gradients that the engine has, between clip_grad_norm_ and step
+        self._given: list[Held] = []
+        self.skipped_steps = 0
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._attach()
+
+    # Groups.
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group. Later than the constructor, it makes a new plan and moves all state there, by way of the host."""
+        engine = self._engine
+        if engine is None:
+            super().add_param_group(param_group)
+            self._check_group(self.param_groups[-1])
+            return
+        state = self.state_dict()["state"]
+        self.close()
+        try:
+            super().add_param_group(param_group)
+            self._check_group(self.param_groups[-1])
+        finally:
+            self._attach()
+            self._write_state(state)
+
+    @staticmethod
+    def _check_group(group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        for name, value, good in (("lr", group["lr"], float(group["lr"]) >= 0), ("betas", group["betas"], 0 <= beta1 < 1 and 0 <= beta2 < 1),
+                                  ("eps", group["eps"], group["eps"] > 0), ("weight_decay", group["weight_decay"], group["weight_decay"] >= 0)):
+            if not good:
+                raise ValueError(f"tandem.optim.AdamW: {name} is {value}, out of its range")
+
+    def _held_of_groups(self) -> list[Held]:
+        names = {id(p): n for n, p in self._module.named_parameters()} if self._module is not None else {}
+        found: list[Held] = []
+        for index, group in enumerate(self.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                given = group["param_names"][number] if "param_names" in group else names.get(id(parameter), f"group{index}.{number}")
+                if parameter.requires_grad and parameter.numel() > 0:
+                    found.append(Held(parameter, given, index))
+        if self._module is not None:
+            order = {id(p): i for i, p in enumerate(self._module.parameters())}
+            found.sort(key=lambda held: order.get(id(held.tensor), len(order)))
+        return found
+
+    # The engine.
+
+    def _attach(self) -> None:
+        """Makes plan and engine for the parameters of all groups, which need a gradient."""
+        held = self._held_of_groups()
+        if not held:
+            raise MisuseError("no parameter requires a gradient: there is nothing to train")
+        for one in held:
+            check_parameter(one.tensor, one.name)
+            other = _holders.get(one.tensor, lambda: None)()
+            if other is not None and other._engine is not None:
+                raise MisuseError(f"{one.text()} belongs to another optimizer: close() that one first, or delete it")
+            one.weight = "bf16" if self._bf16 else ""
+        check_memory(held)
+        self._open(common_device(held))
+        self._parameters = HeldParameters(held)
+        self._stream = CurrentStream(self._opened)
+        options = self._options.replace(resident_layers=len(self._parameters.layers))
+        self._plan = self._make_plan(options)
+        self._engine = OffloadEngine(self._opened, self._parameters.layout, options, self._plan)
+        self._parameters.move_into(self._engine)
+        accumulation = self._options.max_micro_batches
+        sink = Sink(self._engine, self._parameters, self._stream)
+        self._source = TakenGradients(sink, accumulation, weakref.WeakMethod(self._take_writes)) if self._takes else KeptGradients(sink)
+        self._waits = ModuleWaits(self._module, self._parameters, self._wait_for) if self._module is not None else None
+        for one in held:
+            _holders[one.tensor] = weakref.ref(self)
+
+    def _open(self, device: torch.device) -> None:
+        if isinstance(self._device, str):
+            kind = "host" if device.type == "cpu" else f"cuda:{device.index or 0}"
+            self._opened = _core.open_device(kind if self._device == "auto" else self._device)
+        else:
+            self._opened = self._device
+        if (self._opened.kind == "host") != (device.type == "cpu"):
+            raise MisuseError(f"parameters are on {device}, and the optimizer's device is {self._opened.name}: move the model first")
+
+    def _make_plan(self, options: OffloadOptions) -> Plan:
+        try:
+            return _core.make_plan(self._parameters.layout, options, self._opened)
+        except PlanError as error:
+            needed = sum(held.tensor.numel() * (2 if held.weight == "bf16" else 4) for held in self._parameters.all)
+            text = f"{error} (the weights of {needed / 2**20:.1f} MiB stay on the device: device_memory must have room for them)"
+            told = PlanError(text)
+            told.table, told.entries = error.table, error.entries
+            raise told from None
+
+    def _open_engine(self) -> OffloadEngine:
+        if self._engine is None:
+            raise MisuseError("the optimizer is closed")
+        return self._engine
+
+    def _take_writes(self) -> None:
+        """Takes over what the program has written into weights, once those of the last step are there."""
+        if self._waits is not None:
+            self._waits.settle()
+        self._parameters.take_writes(self._open_engine())
+
+    def _wait_for(self, layers: Sequence[int]) -> None:
+        engine, stream = self._open_engine(), self._stream.get()
+        for layer in layers:
+            engine.wait_for_weights(layer, stream)
+        self._stream.wait_on_host()
+        self._parameters.remember(held for layer in layers for held in self._parameters.layers[layer])
+
+    # Steps.
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Updates all parameters that have a gradient; returns what `closure`, which makes the gradients, returns.
+
+        Without `module` it returns when weights are final, on a GPU for work queued from here on. Raises MisuseError where no
+        parameter has a gradient, or one has changed its type, shape or device.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._end_gradients()
+        norm, scale, given = self._norm, self._scale, self._given
+        self._norm, self._scale, self._given = None, 1.0, []
+        assert norm is not None
+        engine = self._open_engine()
+        if not math.isfinite(norm):
+            engine.skip()
+            self.skipped_steps += 1
+            _log.warning("a step was skipped: its gradients are not finite (norm %s), %d so far", norm, self.skipped_steps)
+            return loss
+        try:
+            engine.update(scale=scale, groups=[self._values(group) for group in self.param_groups])
+        except BaseException:
+            engine.abort_step()
+            raise
+        self._parameters.mark_updated(given)
+        layers = sorted({held.layer for held in given})
+        if self._waits is not None:
+            self._waits.expect(layers)
+        else:
+            self._wait_for(layers)
+        return loss
+
+    def _end_gradients(self) -> None:
+        """Gives all gradients to the engine and takes their norm, unless that has been done."""
+        if self._norm is not None:
+            return
+        engine = self._open_engine()
+        if self._takes:
+            self._parameters.require_unchanged()
+        else:
+            self._take_writes()
+        self._given = self._source.give()
+        try:
+            self._norm = engine.end_gradients()
+        except BaseException:
+            engine.abort_step()
+            raise
+
+    @staticmethod
+    def _values(group: dict[str, Any]) -> GroupValues:
+        beta1, beta2 = group["betas"]
+        adamw = _core.AdamW(beta1=beta1, beta2=beta2, eps=group["eps"], weight_decay=group["weight_decay"])
+        return GroupValues(lr=float(group["lr"]), adamw=adamw)
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Clips the global norm of all gradients to `max_norm`, as torch.nn.utils.clip_grad_norm_, and returns the norm before.
+
+        With gradients="take" that is the engine's norm, and the gradients of this step are complete from here on.
+        """
+        if not self._takes:
+            return torch.nn.utils.clip_grad_norm_([held.tensor for held in self._parameters.all], max_norm)
+        self._end_gradients()
+        assert self._norm is not None
+        self._scale = min(1.0, max_norm / (self._norm + _NORM_EPS)) if math.isfinite(self._norm) else 1.0
+        return torch.tensor(self._norm)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Empties gradients; with gradients="take" those that were taken and not used yet, too."""
+        if self._takes:
+            if self._norm is not None:
+                self._open_engine().abort_step()
+                self._norm, self._scale, self._given = None, 1.0, []
+            self._source.clear()
+            set_to_none = True
+        super().zero_grad(set_to_none)
+
+    def synchronize(self) -> None:
+        """Blocks until the weights of all parameters are those of the last step; on a GPU, queues that for PyTorch's current
+        stream. Needed before weights are read without a call of the modules, where the optimizer was given `module`."""
+        if self._waits is not None:
+            self._waits.settle()
+        else:
+            self._wait_for(range(len(self._parameters.layers)))
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch.optim.AdamW, with tensors on the CPU in fp32, and each parameter's master beside them. Empty before the first
+        step. Blocks until updates are done; nothing of it passes through the device's memory."""
+        packed = super().state_dict()
+        engine = self._open_engine()
+        if engine.step > 0:
+            self._take_writes()
+        for index, held in self._indexed():
+            steps = engine.step - engine.missed_updates(held.full_name)
+            if steps > 0:
+                arrays = {name: torch.from_numpy(engine.read(held.full_name, array)).view(held.tensor.shape)
+                          for name, array in (("exp_avg", "m"), ("exp_avg_sq", "v"), ("master", "master"))}
+                packed["state"][index] = {"step": torch.tensor(float(steps)), **arrays}
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes over what `state_dict` of this class, or of torch.optim.AdamW, gave: groups, moments and counts of steps, and
+        masters where there are any, with the weights that belong to them. Raises ValueError where groups do not match."""
+        state = state_dict["state"]
+        self._check_state(state)
+        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+        for group in self.param_groups:
+            self._check_group(group)
+        self._write_state(state)
+
+    def _indexed(self) -> list[tuple[int, Held]]:
+        """Held parameters by their number in state_dict, which counts those of all groups."""
+        by_id = {id(held.tensor): held for held in self._parameters.all}
+        everything = [parameter for group in self.param_groups for parameter in group["params"]]
+        return [(i, by_id[id(parameter)]) for i, parameter in enumerate(everything) if id(parameter) in by_id]
+
+    def _check_state(self, state: dict[int, Any]) -> None:
+        for index, held in self._indexed():
+            entry = state.get(index)
+            if entry is None:
+                continue
+            for name in ("exp_avg", "exp_avg_sq", "step"):
+                if name not in entry:
+                    raise ValueError(f"load_state_dict: the state of {held.text()} has no '{name}'; it is not one of AdamW")
+            if entry["exp_avg"].shape != held.tensor.shape:
+                raise ValueError(f"load_state_dict: the state of {held.text()} is of shape {tuple(entry['exp_avg'].shape)}, and the "
+                                 f"parameter of {tuple(held.tensor.shape)}")
+
+    def _write_state(self, state: dict[int, Any]) -> None:
+        engine = self._open_engine()
+        self._take_writes()
+        engine.wait()
+        counts = {}
+        for index, held in self._indexed():
+            entry = state.get(index, {})
+            counts[held] = int(entry.get("step", 0))
+            zeros = torch.zeros(held.tensor.shape)
+            for name, array in (("exp_avg", "m"), ("exp_avg_sq", "v")):
+                engine.write(held.full_name, _host(entry.get(name, zeros)), array)
+            if "master" in entry:
+                engine.write(held.full_name, _host(entry["master"]))
+        engine.set_step(max(counts.values(), default=0))
+        for held, steps in counts.items():
+            engine.set_missed_updates(held.full_name, engine.step - steps)
+        self._parameters.mark_updated(self._parameters.all)
+        self._wait_for(range(len(self._parameters.layers)))
+
+    def save(self, directory: str | os.PathLike[str]) -> Path:
+        """Writes the engine's checkpoint directory/step-XXXXXXXX, weights included, with the hyperparameters of the groups beside
+        it, and returns its path. Takes no memory of the state's size. Raises WriteError."""
+        engine = self._open_engine()
+        self._take_writes()
+        groups = [{key: value for key, value in group.items() if key not in _NOT_SAVED} for group in self.param_groups]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / _GROUPS_FILE
+            file.write_text(json.dumps({"groups": groups, "skipped_steps": self.skipped_steps}, default=_number))
+            return Path(engine.save(directory, [file]))
+
+    def load(self, directory: str | os.PathLike[str]) -> Path:
+        """Restores what `save` wrote, from a checkpoint or from the newest whole one in a folder: weights, state, and the
+        hyperparameters of the groups. Returns its path. Raises InputError where it is damaged or of other parameters."""
+        engine = self._open_engine()
+        self._take_writes()
+        path = Path(engine.load(directory))
+        self._parameters.mark_updated(self._parameters.all)
+        self._wait_for(range(len(self._parameters.layers)))
+        file = path / _GROUPS_FILE
+        if file.exists():
+            told = json.loads(file.read_text())
+            for group, saved in zip(self.param_groups, told["groups"], strict=True):
+                group.update(saved, betas=tuple(saved["betas"]))
+            self.skipped_steps = told["skipped_steps"]
+        return path
+
+    def digest(self) -> str:
+        """Digest of masters, moments and counts, 32 hexadecimal digits: one for all plans. Blocks until updates are done."""
+        self._take_writes()
+        return self._open_engine().state_digest()
+
+    @property
+    def plan(self) -> Plan:
+        """Where everything lies; shows as a table."""
+        return self._plan
+
+    @property
+    def engine(self) -> OffloadEngine:
+        """The engine, with its counters. Do not open steps of it."""
+        return self._open_engine()
+
+    def close(self) -> None:
+        """Gives the parameters memory of PyTorch's and all of the engine's memory back. The optimizer cannot be used any more."""
+        engine = self._engine
+        if engine is None:
+            return
+        if self._norm is not None:
+            engine.abort_step()
+            self._norm = None
+        self._source.close()
+        self._take_writes()
+        if self._waits is not None:
+            self._waits.close()
+        self._parameters.move_out()
+        self._engine = None
+        engine.close()
+
+    def __reduce__(self) -> Any:
+        raise MisuseError("an optimizer whose state an engine holds is neither copied nor pickled: take its state_dict(), or save(folder)")
+
+
+def _host(values: torch.Tensor) -> torch.Tensor:
+    return values.detach().to("cpu", torch.float32).contiguous()
+
+
+def _number(value: Any) -> Any:
+    """A value of a group for JSON: a learning rate may be a tensor."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else repr(value)

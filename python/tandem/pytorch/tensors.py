@@ -1,0 +1,35 @@
+"""Tensors over memory of the engine, and streams of PyTorch's as streams of tandem's."""
+from __future__ import annotations
+
+import torch
+
+from .._core import Device, Stream, Tensor
+
+#: DLPack's word for "the consumer orders its own work".
+NO_ORDER = -1
+
+
+def tensor_of(view: Tensor) -> torch.Tensor:
+    """A tensor over the memory of a view. On the host it waits until the memory has its contents; on a GPU the caller sees to it
+    that the current stream of PyTorch is one that the memory was asked for on, or waits for."""
+    on_host = view.__dlpack_device__()[0] == 1
+    made: torch.Tensor = torch.utils.dlpack.from_dlpack(view.__dlpack__(stream=None if on_host else NO_ORDER))
+    return made
+
+
+class CurrentStream:
+    """The stream that PyTorch works on: on a GPU its current one, on the host a stream of tandem's, where work of PyTorch is done
+    when the call that made it returns."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._own = device.make_stream("torch") if device.kind == "host" else None
+
+    def get(self) -> Stream:
+        """The stream of this moment and this thread."""
+        return self._own or self._device.wrap_stream(torch.cuda.current_stream().cuda_stream)
+
+    def wait_on_host(self) -> None:
+        """On the host blocks until the work queued on the stream is done; on a GPU PyTorch's own work is queued behind it."""
+        if self._own is not None:
+            self._own.synchronize()
