@@ -59,7 +59,7 @@ ParameterLayout::LayerBuilder& ParameterLayout::LayerBuilder::add(std::string_vi
     throw MisuseError(fmt::format("parameter '{}' has lr_scale {}", full_name, options.lr_scale),
                       "it must be finite and not negative");
   }
-  constexpr int most_groups = 1024;
+  constexpr int most_groups = 1 << 16;
   if (options.group < 0 || options.group >= most_groups) {
     throw MisuseError(fmt::format("parameter '{}' is of group {}", full_name, options.group),
                       fmt::format("groups are 0 to {}", most_groups - 1));

@@ -1,40 +1,27 @@
 """AdamW of PyTorch's interface, whose masters and moments lie where a plan says."""
 from __future__ import annotations
 
-import json
-import logging
-import math
 import os
-import tempfile
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 
 from .. import _core
-from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, Plan, Stream
+from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, Plan
 from ..errors import MisuseError, PlanError, UsageError
+from .engine_optimizer import EngineOptimizer
 from .gradients import KeptGradients, Sink, TakenGradients
 from .held_parameters import Held, HeldParameters, check_memory, check_parameter, common_device
 from .module_waits import ModuleWaits
 from .tensors import CurrentStream
 
-_log = logging.getLogger("tandem")
-
-#: Added to a norm that gradients are clipped by, as in torch.nn.utils.clip_grad_norm_.
-_NORM_EPS = 1e-6
-#: File of a checkpoint with the hyperparameters of the groups.
-_GROUPS_FILE = "param-groups.json"
-#: Keys of a group that say which parameters it has.
-_NOT_SAVED = ("params", "param_names")
-
 #: Optimizer of each parameter that an engine holds.
 _holders: Any = torch.utils.weak.WeakIdKeyDictionary()
 
 
-class AdamW(torch.optim.Optimizer):
+class AdamW(EngineOptimizer):
     """torch.optim.AdamW whose fp32 masters and moments lie, and are updated, where a plan says: on the device, in host memory by
     the CPU, or streamed through the device (Loshchilov and Hutter, arXiv 1711.05101, with decay times the learning rate).
 
@@ -85,10 +72,7 @@ class AdamW(torch.optim.Optimizer):
         self._device: str | Device = device
         self._module = module
         self._engine: OffloadEngine | None = None
-        self._scale = 1.0
-        self._norm: float | None = None  # of gradients that the engine has, between clip_grad_norm_ and step
-        self._given: list[Held] = []
-        self.skipped_steps = 0
+        self._given: list[Held] = []  # parameters of this step's gradients
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
         self._attach()
 
@@ -109,14 +93,6 @@ class AdamW(torch.optim.Optimizer):
         finally:
             self._attach()
             self._write_state(state)
-
-    @staticmethod
-    def _check_group(group: dict[str, Any]) -> None:
-        beta1, beta2 = group["betas"]
-        for name, value, good in (("lr", group["lr"], float(group["lr"]) >= 0), ("betas", group["betas"], 0 <= beta1 < 1 and 0 <= beta2 < 1),
-                                  ("eps", group["eps"], group["eps"] > 0), ("weight_decay", group["weight_decay"], group["weight_decay"] >= 0)):
-            if not good:
-                raise ValueError(f"tandem.optim.AdamW: {name} is {value}, out of its range")
 
     def _held_of_groups(self) -> list[Held]:
         names = {id(p): n for n, p in self._module.named_parameters()} if self._module is not None else {}
@@ -149,8 +125,7 @@ class AdamW(torch.optim.Optimizer):
         self._parameters = HeldParameters(held)
         self._stream = CurrentStream(self._opened)
         options = self._options.replace(resident_layers=len(self._parameters.layers))
-        self._plan = self._make_plan(options)
-        self._engine = OffloadEngine(self._opened, self._parameters.layout, options, self._plan)
+        self._engine = OffloadEngine(self._opened, self._parameters.layout, options, self._make_plan(options))
         self._parameters.move_into(self._engine)
         accumulation = self._options.max_micro_batches
         sink = Sink(self._engine, self._parameters, self._stream)
@@ -196,62 +171,30 @@ class AdamW(torch.optim.Optimizer):
         self._stream.wait_on_host()
         self._parameters.remember(held for layer in layers for held in self._parameters.layers[layer])
 
+    def _trained(self) -> Sequence[Held]:
+        return self._parameters.all
+
     # Steps.
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Updates all parameters that have a gradient; returns what `closure`, which makes the gradients, returns.
+    def _give_gradients(self) -> None:
+        if self._takes:
+            self._parameters.require_unchanged()
+        else:
+            self._take_writes()
+        self._given = self._source.give()
 
-        Without `module` it returns when weights are final, on a GPU for work queued from here on. Raises MisuseError where no
-        parameter has a gradient, or one has changed its type, shape or device.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        self._end_gradients()
-        norm, scale, given = self._norm, self._scale, self._given
-        self._norm, self._scale, self._given = None, 1.0, []
-        assert norm is not None
-        engine = self._open_engine()
-        if not math.isfinite(norm):
-            engine.skip()
-            self.skipped_steps += 1
-            _log.warning("a step was skipped: its gradients are not finite (norm %s), %d so far", norm, self.skipped_steps)
-            return loss
-        try:
-            engine.update(scale=scale, groups=[self._values(group) for group in self.param_groups])
-        except BaseException:
-            engine.abort_step()
-            raise
+    def _values(self) -> list[GroupValues]:
+        return [self._values_of(group) for group in self.param_groups]
+
+    def _after_update(self) -> None:
+        """Without `module` returns when weights are final, on a GPU for work queued from here on."""
+        given, self._given = self._given, []
         self._parameters.mark_updated(given)
         layers = sorted({held.layer for held in given})
         if self._waits is not None:
             self._waits.expect(layers)
         else:
             self._wait_for(layers)
-        return loss
-
-    def _end_gradients(self) -> None:
-        """Gives all gradients to the engine and takes their norm, unless that has been done."""
-        if self._norm is not None:
-            return
-        engine = self._open_engine()
-        if self._takes:
-            self._parameters.require_unchanged()
-        else:
-            self._take_writes()
-        self._given = self._source.give()
-        try:
-            self._norm = engine.end_gradients()
-        except BaseException:
-            engine.abort_step()
-            raise
-
-    @staticmethod
-    def _values(group: dict[str, Any]) -> GroupValues:
-        beta1, beta2 = group["betas"]
-        adamw = _core.AdamW(beta1=beta1, beta2=beta2, eps=group["eps"], weight_decay=group["weight_decay"])
-        return GroupValues(lr=float(group["lr"]), adamw=adamw)
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Clips the global norm of all gradients to `max_norm`, as torch.nn.utils.clip_grad_norm_, and returns the norm before.
@@ -260,17 +203,12 @@ class AdamW(torch.optim.Optimizer):
         """
         if not self._takes:
             return torch.nn.utils.clip_grad_norm_([held.tensor for held in self._parameters.all], max_norm)
-        self._end_gradients()
-        assert self._norm is not None
-        self._scale = min(1.0, max_norm / (self._norm + _NORM_EPS)) if math.isfinite(self._norm) else 1.0
-        return torch.tensor(self._norm)
+        return self._clip(max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empties gradients; with gradients="take" those that were taken and not used yet, too."""
         if self._takes:
-            if self._norm is not None:
-                self._open_engine().abort_step()
-                self._norm, self._scale, self._given = None, 1.0, []
+            self._drop_gradients()
             self._source.clear()
             set_to_none = True
         super().zero_grad(set_to_none)
@@ -285,118 +223,19 @@ class AdamW(torch.optim.Optimizer):
 
     # State.
 
-    def state_dict(self) -> dict[str, Any]:
-        """As torch.optim.AdamW, with tensors on the CPU in fp32, and each parameter's master beside them. Empty before the first
-        step. Blocks until updates are done; nothing of it passes through the device's memory."""
-        packed = super().state_dict()
-        engine = self._open_engine()
-        if engine.step > 0:
-            self._take_writes()
-        for index, held in self._indexed():
-            steps = engine.step - engine.missed_updates(held.full_name)
-            if steps > 0:
-                arrays = {name: torch.from_numpy(engine.read(held.full_name, array)).view(held.tensor.shape)
-                          for name, array in (("exp_avg", "m"), ("exp_avg_sq", "v"), ("master", "master"))}
-                packed["state"][index] = {"step": torch.tensor(float(steps)), **arrays}
-        return packed
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes over what `state_dict` of this class, or of torch.optim.AdamW, gave: groups, moments and counts of steps, and
-        masters where there are any, with the weights that belong to them. Raises ValueError where groups do not match."""
-        state = state_dict["state"]
-        self._check_state(state)
-        super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
-        for group in self.param_groups:
-            self._check_group(group)
-        self._write_state(state)
-
-    def _indexed(self) -> list[tuple[int, Held]]:
-        """Held parameters by their number in state_dict, which counts those of all groups."""
-        by_id = {id(held.tensor): held for held in self._parameters.all}
-        everything = [parameter for group in self.param_groups for parameter in group["params"]]
-        return [(i, by_id[id(parameter)]) for i, parameter in enumerate(everything) if id(parameter) in by_id]
-
-    def _check_state(self, state: dict[int, Any]) -> None:
-        for index, held in self._indexed():
-            entry = state.get(index)
-            if entry is None:
-                continue
-            for name in ("exp_avg", "exp_avg_sq", "step"):
-                if name not in entry:
-                    raise ValueError(f"load_state_dict: the state of {held.text()} has no '{name}'; it is not one of AdamW")
-            if entry["exp_avg"].shape != held.tensor.shape:
-                raise ValueError(f"load_state_dict: the state of {held.text()} is of shape {tuple(entry['exp_avg'].shape)}, and the "
-                                 f"parameter of {tuple(held.tensor.shape)}")
-
-    def _write_state(self, state: dict[int, Any]) -> None:
-        engine = self._open_engine()
+    def _before_read(self) -> None:
         self._take_writes()
-        engine.wait()
-        counts = {}
-        for index, held in self._indexed():
-            entry = state.get(index, {})
-            counts[held] = int(entry.get("step", 0))
-            zeros = torch.zeros(held.tensor.shape)
-            for name, array in (("exp_avg", "m"), ("exp_avg_sq", "v")):
-                engine.write(held.full_name, _host(entry.get(name, zeros)), array)
-            if "master" in entry:
-                engine.write(held.full_name, _host(entry["master"]))
-        engine.set_step(max(counts.values(), default=0))
-        for held, steps in counts.items():
-            engine.set_missed_updates(held.full_name, engine.step - steps)
+
+    def _after_write(self) -> None:
         self._parameters.mark_updated(self._parameters.all)
         self._wait_for(range(len(self._parameters.layers)))
-
-    def save(self, directory: str | os.PathLike[str]) -> Path:
-        """Writes the engine's checkpoint directory/step-XXXXXXXX, weights included, with the hyperparameters of the groups beside
-        it, and returns its path. Takes no memory of the state's size. Raises WriteError."""
-        engine = self._open_engine()
-        self._take_writes()
-        groups = [{key: value for key, value in group.items() if key not in _NOT_SAVED} for group in self.param_groups]
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / _GROUPS_FILE
-            file.write_text(json.dumps({"groups": groups, "skipped_steps": self.skipped_steps}, default=_number))
-            return Path(engine.save(directory, [file]))
-
-    def load(self, directory: str | os.PathLike[str]) -> Path:
-        """Restores what `save` wrote, from a checkpoint or from the newest whole one in a folder: weights, state, and the
-        hyperparameters of the groups. Returns its path. Raises InputError where it is damaged or of other parameters."""
-        engine = self._open_engine()
-        self._take_writes()
-        path = Path(engine.load(directory))
-        self._parameters.mark_updated(self._parameters.all)
-        self._wait_for(range(len(self._parameters.layers)))
-        file = path / _GROUPS_FILE
-        if file.exists():
-            told = json.loads(file.read_text())
-            for group, saved in zip(self.param_groups, told["groups"], strict=True):
-                group.update(saved, betas=tuple(saved["betas"]))
-            self.skipped_steps = told["skipped_steps"]
-        return path
-
-    def digest(self) -> str:
-        """Digest of masters, moments and counts, 32 hexadecimal digits: one for all plans. Blocks until updates are done."""
-        self._take_writes()
-        return self._open_engine().state_digest()
-
-    @property
-    def plan(self) -> Plan:
-        """Where everything lies; shows as a table."""
-        return self._plan
-
-    @property
-    def engine(self) -> OffloadEngine:
-        """The engine, with its counters. Do not open steps of it."""
-        return self._open_engine()
 
     def close(self) -> None:
         """Gives the parameters memory of PyTorch's and all of the engine's memory back. The optimizer cannot be used any more."""
         engine = self._engine
         if engine is None:
             return
-        if self._norm is not None:
-            engine.abort_step()
-            self._norm = None
+        self._drop_gradients()
         self._source.close()
         self._take_writes()
         if self._waits is not None:
@@ -404,15 +243,3 @@ class AdamW(torch.optim.Optimizer):
         self._parameters.move_out()
         self._engine = None
         engine.close()
-
-    def __reduce__(self) -> Any:
-        raise MisuseError("an optimizer whose state an engine holds is neither copied nor pickled: take its state_dict(), or save(folder)")
-
-
-def _host(values: torch.Tensor) -> torch.Tensor:
-    return values.detach().to("cpu", torch.float32).contiguous()
-
-
-def _number(value: Any) -> Any:
-    """A value of a group for JSON: a learning rate may be a tensor."""
-    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else repr(value)
