@@ -5,7 +5,6 @@ time, and updated on the CPU or the GPU. Results have the same bits under every 
 of its own uses `OffloadEngine`; docs/python.md is a walk through it. `tandem.optim` has an optimizer for PyTorch.
 """
 import importlib as _importlib
-import types as _types
 import typing as _typing
 
 from ._core import (
@@ -62,14 +61,17 @@ from .planning import calibrate, plan, profile, shipped_profiles, simulate
 
 if _typing.TYPE_CHECKING:
     from . import optim as optim
+    from .streaming import stream as stream
 
 __version__: str = version
 
 
-def __getattr__(name: str) -> _types.ModuleType:
-    """`tandem.optim`, imported when it is first used, as it imports torch."""
+def __getattr__(name: str) -> _typing.Any:
+    """What imports torch, when it is first used."""
     if name == "optim":
         return _importlib.import_module("tandem.optim")
+    if name == "stream":
+        return _importlib.import_module("tandem.streaming").stream
     raise AttributeError(f"module 'tandem' has no attribute '{name}'")
 
 

@@ -1,0 +1,58 @@
+"""Parameters that no unit's forward uses, such as a class token: small, so that they are copied to the device for a whole forward."""
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .tensors import tensor_of
+from .units import Unit
+
+
+class LooseParameters:
+    """Parameters with memory of PyTorch's, into which the engine's weights are copied after each update. Gradients come by `.grad`."""
+
+    def __init__(self, unit: Unit) -> None:
+        self.unit = unit
+        self._step = -1  # of the engine, whose weights they have
+        self._gradients: dict[int, torch.Tensor] = {}
+        mine = weakref.ref(self)
+        for index, member in enumerate(unit.members):
+            if member.parameter.requires_grad:
+                member.parameter.register_post_accumulate_grad_hook(_take_into(mine, index))  # type: ignore[no-untyped-call]
+
+    def is_current(self, step: int) -> bool:
+        return self._step == step
+
+    def expire(self) -> None:
+        """Their weights have been written."""
+        self._step = -1
+
+    def set_from(self, guard: Any, step: int) -> None:
+        """Copies the weights of a guard."""
+        with torch.no_grad():
+            for member in self.unit.members:
+                member.parameter.copy_(tensor_of(guard[member.short_name]).view(member.parameter.shape))
+        self._step = step
+
+    def take(self, index: int) -> None:
+        parameter = self.unit.members[index].parameter
+        gradient, parameter.grad = parameter.grad, None
+        if gradient is not None:
+            known = self._gradients.get(index)
+            self._gradients[index] = gradient if known is None else known + gradient
+
+    def take_gradients(self) -> dict[int, torch.Tensor]:
+        """Gradients that have come, by number of the parameter."""
+        taken, self._gradients = self._gradients, {}
+        return taken
+
+
+def _take_into(loose: weakref.ref[LooseParameters], index: int) -> Callable[[torch.Tensor], None]:
+    def take(_: torch.Tensor) -> None:
+        found = loose()
+        if found is not None:
+            found.take(index)
+    return take

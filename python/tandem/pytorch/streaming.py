@@ -1,0 +1,346 @@
+"""Modules of PyTorch whose weights, gradients and Adam state an engine keeps, and brings to the device unit by unit."""
+from __future__ import annotations
+
+import functools
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from .. import _core
+from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, ParameterLayout, Plan
+from ..errors import MisuseError, UsageError
+from .engine_optimizer import EngineOptimizer
+from .held_parameters import MOST_DIMENSIONS, check_parameter
+from .stream_runtime import Recompute, StreamRuntime
+from .streamed_parameter import StreamedParameter
+from .unit_pass import UnitPass
+from .units import Member, Unit, find_units
+
+_DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+_FOREIGN = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel")
+
+
+def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", device_memory: int | str | None = None,
+           host_memory: int | str | None = None, policy: str = "auto", state: str = "split", recompute: Recompute = "units",
+           accumulation: int = 1, reserved_device_memory: int | str = 0, state_folder: str | os.PathLike[str] | None = None,
+           device: str | Device = "auto", seed: int = 0) -> torch.nn.Module:
+    """Gives the parameters of a module to an engine, and returns the module, whose forwards and backwards fetch them unit by unit.
+
+    Weights, gradients, masters and moments lie where the plan says; each unit's weights are on the device while it computes. A
+    unit is a module whose own forward is the only one to use its parameters: with "auto" the parts of module lists and what lies
+    beside these, else the modules that `units` names. `recompute="units"` keeps only the inputs of units and computes the rest
+    again in backward; "none" keeps what operations save. `accumulation`: uses of a unit in backward that a step may have: backward
+    passes of a step, times uses of a unit in each. `reserved_device_memory`: bytes of `device_memory` for activations and whatever
+    else PyTorch takes. Other options as of tandem.optim.AdamW.
+
+    The module is changed: `module.tandem` is a StreamedModule, whose `optimizer` trains it. Parameters have no memory between uses:
+    `state_dict`, `load_state_dict` and `module.tandem.gathered(name)` read and write them, all other uses raise MisuseError.
+
+    Blocks while weights are copied. Raises MisuseError for modules that cannot be streamed, PlanError where limits are too low.
+    """
+    _refuse_foreign(module)
+    if recompute not in ("units", "none"):
+        raise UsageError(f"recompute={recompute!r}: 'units' or 'none'")
+    if accumulation < 1:
+        raise UsageError(f"accumulation={accumulation}: at least 1")
+    if isinstance(units, str) and units != "auto":
+        raise UsageError(f"units={units!r}: 'auto', or a list of names of modules")
+    found = find_units(module, None if isinstance(units, str) else list(units))
+    for unit in found:
+        for member in unit.members:
+            check_parameter(member.parameter, member.name)
+    target = _target(found)
+    opened = _core.open_device("host" if target.type == "cpu" else f"cuda:{target.index or 0}") if device == "auto" else \
+        _core.open_device(device) if isinstance(device, str) else device
+    options = OffloadOptions(device_memory=device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
+                             state_folder=state_folder, max_micro_batches=accumulation, reserved_device_memory=reserved_device_memory)
+    layout = _layout(found)
+    plan = _core.make_plan(layout, options, opened)
+    engine = OffloadEngine(opened, layout, options, plan)
+    members = {member.full_name: member for unit in found for member in unit.members if not _is_tied(unit, member, found)}
+    engine.initialize(lambda parameter: members[parameter.full_name].parameter.detach().contiguous().cpu())
+    runtime = StreamRuntime(engine, found, target, recompute, accumulation)
+    streamed = StreamedModule(module, runtime)
+    object.__setattr__(module, "tandem", streamed)
+    return module
+
+
+def _refuse_foreign(module: torch.nn.Module) -> None:
+    for part in module.modules():
+        if type(part).__name__ in _FOREIGN:
+            raise MisuseError(f"the module is, or has, a {type(part).__name__}: one of the two keeps the weights; stream the module inside")
+        if "tandem" in part.__dict__:
+            raise MisuseError("the module, or a part of it, is streamed already: close it by module.tandem.close() first")
+        if "_hf_hook" in part.__dict__:
+            raise MisuseError("the module has been dispatched by accelerate (device_map): load it without device_map")
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        raise MisuseError("torch.distributed has several processes: streaming is for one")
+
+
+def _target(units: list[Unit]) -> torch.device:
+    devices = {member.parameter.device: member.name for unit in units for member in unit.members}
+    if len(devices) > 1:
+        raise MisuseError("parameters are on several devices: " + ", ".join(f"'{name}' on {device}" for device, name in devices.items()))
+    device = next(iter(devices))
+    if device.type not in ("cpu", "cuda"):
+        raise MisuseError(f"parameters are on {device}: tandem knows the devices cpu and cuda")
+    return device
+
+
+def _owner(member: Member, units: list[Unit]) -> tuple[Unit, Member]:
+    """The first member that is the same parameter."""
+    for unit in units:
+        for other in unit.members:
+            if other.parameter is member.parameter:
+                return unit, other
+    raise AssertionError
+
+
+def _is_tied(unit: Unit, member: Member, units: list[Unit]) -> bool:
+    return _owner(member, units)[0] is not unit
+
+
+def _layout(units: list[Unit]) -> ParameterLayout:
+    """A layer for each unit; each parameter is a group of its own, so that an optimizer's groups may be any."""
+    layout = ParameterLayout()
+    uses: dict[int, int] = {}
+    for unit in units:
+        for member in unit.members:
+            uses[id(member.parameter)] = uses.get(id(member.parameter), 0) + 1
+    number = 0
+    for unit in units:
+        unit.layer = len(layout)
+        layer = layout.add_layer(unit.name)
+        for member in unit.members:
+            parameter = member.parameter
+            member.short_name = member.name.removeprefix(unit.name + ".")
+            member.full_name = f"{unit.name}.{member.short_name}"
+            weight = _DTYPES[parameter.dtype]
+            whole = weight == "bf16" and uses[id(parameter)] == 1 and unit.module is not None
+            shape = tuple(parameter.shape) if 0 < parameter.dim() <= MOST_DIMENSIONS else (parameter.numel(),)
+            layer.add(member.short_name, shape, group=number, trainable=parameter.requires_grad, weight=weight,
+                      gradient="bf16" if whole else "f32")
+            number += not _is_tied(unit, member, units)
+    for unit in units:
+        for member in unit.members:
+            owner, first = _owner(member, units)
+            if owner is not unit:
+                layout.tie(first.full_name, member.full_name)
+    return layout
+
+
+class StreamedModule:
+    """What `module.tandem` is: the engine of a streamed module, and its optimizer."""
+
+    def __init__(self, module: torch.nn.Module, runtime: StreamRuntime) -> None:
+        self._module = weakref.ref(module)
+        self._runtime = runtime
+        self._hooks: list[Any] = []
+        self._optimizer: weakref.ref[StreamOptimizer] | None = None
+        self._replace_parameters()
+        for unit in runtime.units:
+            if unit.module is not None:
+                _wrap(unit, runtime)
+        self._watch(module)
+
+    def _replace_parameters(self) -> None:
+        stands: dict[int, torch.nn.Parameter] = {}
+        store = weakref.ref(self._runtime)
+        for unit in self._runtime.units:
+            if unit.module is None:
+                continue
+            for member in unit.members:
+                like = member.parameter
+                stand = stands.setdefault(id(like), StreamedParameter(like, like.requires_grad, member.name, store))
+                member.parameter = stand
+                for place in member.places:
+                    place.owner._parameters[place.name] = stand
+
+    def _watch(self, module: torch.nn.Module) -> None:
+        runtime = weakref.ref(self._runtime)
+        self._hooks.append(module.register_forward_pre_hook(_enter_module(runtime), with_kwargs=True))
+        self._hooks.append(module.register_forward_hook(_leave_module(runtime), always_call=True))
+        owners = {id(place.owner): place.owner for unit in self._runtime.units for member in unit.members for place in member.places}
+        for owner in owners.values():
+            self._hooks.append(owner._register_state_dict_hook(_fill_state_dict(runtime)))  # type: ignore[no-untyped-call]
+
+    @property
+    def engine(self) -> OffloadEngine:
+        """The engine, with its counters. Do not open steps of it."""
+        return self._runtime.engine
+
+    @property
+    def plan(self) -> Plan:
+        """Where everything lies; shows as a table."""
+        return self._runtime.engine.plan
+
+    @property
+    def units(self) -> list[str]:
+        """Names of the units, in the order of the engine's layers."""
+        return [unit.name for unit in self._runtime.units]
+
+    @contextmanager
+    def gathered(self, name: str) -> Iterator[torch.Tensor]:
+        """The weights of a parameter, by its name, as a tensor on the host; what is written into it goes back at the end. Raises
+        MisuseError where there is none of that name, and, where it was written, inside a step."""
+        names = dict(self.named_parameters())
+        if name not in names:
+            raise MisuseError(f"gathered: the module has no parameter '{name}'")
+        held = next(m.name for u in self._runtime.units for m in u.members if m.parameter is names[name])
+        values = self._runtime.read_weight(held)
+        version = values._version
+        yield values
+        if values._version != version:
+            self._runtime.write_weight(held, values)
+
+    def named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """Parameters of the module as it has them, every name of tied ones."""
+        module = self._module()
+        if module is None:
+            raise MisuseError("the streamed module has gone")
+        return module.named_parameters(remove_duplicate=False)
+
+    def optimizer(self, params: Any = None, lr: float | torch.Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                  weight_decay: float = 1e-2) -> StreamOptimizer:
+        """AdamW on the state that the engine holds, of all parameters, or of those in `params`, which may be groups. One at a time."""
+        known = self._optimizer() if self._optimizer is not None else None
+        if known is not None:
+            raise MisuseError("the module has an optimizer already: delete it first")
+        module = self._module()
+        if module is None:
+            raise MisuseError("the streamed module has gone")
+        made = StreamOptimizer(self._runtime, module.named_parameters() if params is None else params,
+                               {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self._optimizer = weakref.ref(made)
+        return made
+
+    def close(self) -> None:
+        """Gives all of the engine's memory back. The weights go with it: take a `state_dict()` first."""
+        self._runtime.close()
+        for hook in self._hooks:
+            hook.remove()
+        module = self._module()
+        for unit in self._runtime.units:
+            if unit.module is not None:
+                unit.module.__dict__.pop("forward", None)
+        if module is not None:
+            module.__dict__.pop("tandem", None)
+
+
+def _wrap(unit: Unit, runtime: StreamRuntime) -> None:
+    """Puts fetches around the forward of a unit."""
+    assert unit.module is not None
+    call = unit.module.forward
+
+    @functools.wraps(call)
+    def forward(*arguments: Any, **keywords: Any) -> Any:
+        with runtime.scope():
+            one = UnitPass(runtime, unit, call)
+            return one.run(arguments, keywords) if torch.is_grad_enabled() else one.run_without_gradients(arguments, keywords)
+
+    unit.module.__dict__["forward"] = forward
+
+
+def _enter_module(runtime: weakref.ref[StreamRuntime]) -> Any:
+    def enter(module: torch.nn.Module, arguments: Any, keywords: dict[str, Any]) -> Any:
+        found = runtime()
+        if found is not None:
+            found.enter_module()
+        if torch.is_grad_enabled() and "use_cache" not in keywords and getattr(getattr(module, "config", None), "use_cache", False):
+            return arguments, {**keywords, "use_cache": False}  # a second forward would add to the keys and values of the first
+        return None
+    return enter
+
+
+def _leave_module(runtime: weakref.ref[StreamRuntime]) -> Any:
+    def leave(*_: Any) -> None:
+        found = runtime()
+        if found is not None:
+            found.leave_module()
+    return leave
+
+
+def _fill_state_dict(runtime: weakref.ref[StreamRuntime]) -> Any:
+    def fill(owner: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        for name, parameter in owner._parameters.items():
+            found = runtime()
+            if isinstance(parameter, StreamedParameter) and prefix + name in state:
+                state[prefix + name] = parameter.store().read_weight(parameter.streamed_name)
+            elif parameter is not None and found is not None and prefix + name in state:
+                found.enter_module()
+    return fill
+
+
+class _Trained:
+    """A trained parameter as EngineOptimizer knows it."""
+
+    def __init__(self, tensor: torch.nn.Parameter, name: str, full_name: str) -> None:
+        self.tensor, self.name, self.full_name = tensor, name, full_name
+
+
+class StreamOptimizer(EngineOptimizer):
+    """AdamW of a streamed module: torch.optim.AdamW's interface over the state that the engine holds. Gradients leave as backward
+    completes them; clip by `clip_grad_norm_`. As tandem.optim.AdamW otherwise."""
+
+    def __init__(self, runtime: StreamRuntime, params: Any, defaults: dict[str, Any]) -> None:
+        self._runtime = runtime
+        super().__init__(params, defaults)
+        first = {id(member.parameter): member for unit in reversed(runtime.units) for member in reversed(unit.members)}
+        ordered = [member for unit in runtime.units for member in unit.members if first[id(member.parameter)] is member]
+        #: Parameters by the groups of the engine's layout.
+        self._in_groups = [_Trained(member.parameter, member.name, member.full_name) for member in ordered]
+        self._all = [one for one in self._in_groups if one.tensor.requires_grad]
+        self._name_updated()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._check_group(self.param_groups[-1])
+        if hasattr(self, "_all"):
+            self._name_updated()
+
+    def _name_updated(self) -> None:
+        mine = {id(p) for group in self.param_groups for p in group["params"]}
+        known = {id(one.tensor) for one in self._all}
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad and id(p) not in known:
+                    raise MisuseError("the optimizer was given a parameter that is not one of the streamed module")
+        self._runtime.updated = {one.name for one in self._all if id(one.tensor) in mine}
+
+    def _open_engine(self) -> OffloadEngine:
+        return self._runtime.engine
+
+    def _trained(self) -> Sequence[_Trained]:
+        return self._all
+
+    def _give_gradients(self) -> None:
+        self._runtime.end()
+
+    def _values(self) -> list[GroupValues]:
+        values = {id(p): self._values_of(group) for group in self.param_groups for p in group["params"]}
+        still = GroupValues(lr=0.0)
+        return [values.get(id(one.tensor), still) for one in self._in_groups]
+
+    def _after_update(self) -> None:
+        self._runtime.forget_copies()
+
+    def _after_write(self) -> None:
+        self._runtime.expire()
+
+    def _before_read(self) -> None:
+        if self._norm is None:
+            self._runtime.require_no_step()
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Clips the global norm of the step's gradients, which are complete from here on, to `max_norm`; returns the norm before."""
+        return self._clip(max_norm)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drops gradients that no step has used."""
+        self._drop_gradients()
+        self._runtime.drop()
+        super().zero_grad(set_to_none=True)

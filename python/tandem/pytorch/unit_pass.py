@@ -1,0 +1,311 @@
+"""One forward of a unit, and its backward: weights are fetched for each, and nothing of the unit is kept between them but its inputs.
+
+Autograd records the forward as it is, so that whatever leaves the unit, by its return value or otherwise, keeps its gradient. What
+its operations save for backward is not kept: it is made again, by a second forward, when backward asks for the first of it (as
+Chen et al., arXiv 1604.06174), or, with `recompute="none"`, is kept but for the weights, which are fetched again.
+"""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..errors import MisuseError
+from .tensors import tensor_of
+from .units import Member, Unit
+
+if TYPE_CHECKING:
+    from .stream_runtime import StreamRuntime
+
+
+class Random:
+    """States of PyTorch's random numbers on a device and the host, to draw the same ones again."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._host = torch.get_rng_state()
+        self._cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+    @contextlib.contextmanager
+    def again(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=[self._device] if self._cuda is not None else []):
+            torch.set_rng_state(self._host)
+            if self._cuda is not None:
+                torch.cuda.set_rng_state(self._cuda, self._device)
+            yield
+
+
+@dataclasses.dataclass
+class Autocast:
+    """Whether operations run in another type. Without autocast's cache, which would keep cast weights of all units."""
+
+    kind: str
+    enabled: bool
+    dtype: torch.dtype
+
+    @staticmethod
+    def now(device: torch.device) -> Autocast:
+        return Autocast(device.type, torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type))
+
+    def again(self) -> Any:
+        return torch.autocast(self.kind, dtype=self.dtype, enabled=self.enabled, cache_enabled=False)
+
+
+@dataclasses.dataclass(eq=False)
+class _Slot:
+    """What autograd keeps of a tensor that is made again: the number of its pass's saved tensors."""
+
+    of: UnitPass
+    index: int
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclasses.dataclass(eq=False)
+class _WeightPart:
+    """What autograd keeps of a view of weights: which, and the view's geometry."""
+
+    of: UnitPass
+    member: int
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+
+class _Entry(torch.autograd.Function):
+    """Passes a unit's inputs through. Its backward runs when that of the unit is done: all else of the unit came later."""
+
+    @staticmethod
+    def forward(ctx: Any, of: UnitPass, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.of = of
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        ctx.of.finish()
+        return None, *gradients
+
+
+@dataclasses.dataclass
+class _Input:
+    """A tensor among the arguments: without its graph, and its version, by which a change in place is seen."""
+
+    tensor: torch.Tensor
+    requires_grad: bool
+    version: int
+
+
+class UnitPass:
+    """A forward of a unit with gradients. Lives as long as the graph that it has made."""
+
+    def __init__(self, runtime: StreamRuntime, unit: Unit, call: Callable[..., Any]) -> None:
+        self._runtime = runtime
+        self.unit = unit
+        self._call = call
+        self._leaves: list[Any] = []  # weights of the use that is going on
+        self._expected = 0  # gradients that may come
+        self.arrived: set[int] = set()
+        self._inputs: list[_Input] = []
+        self._others: list[Any] = []
+        self._spec: Any = None
+        self._saved = 0
+        self._again: dict[int, torch.Tensor] | None = None
+        self._weights: Any = None  # guard, from the first thing that backward asks for to the end of the unit's
+        self._has_entry = False
+
+    # Forward.
+
+    def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """The forward, of which autograd keeps inputs alone."""
+        flat, self._spec = tree_flatten((arguments, keywords))
+        self._random = Random(self._runtime.device)
+        self._autocast = Autocast.now(self._runtime.device)
+        flat = self._enter(flat)
+        kept = self._runtime.recompute == "none"
+        with self._using(trained=True) as guard:
+            pack, unpack = (self._pack_weights, self._unpack_weights) if kept else (self._pack, self._unpack)
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack), self._autocast.again():
+                args, kwargs = tree_unflatten(flat, self._spec)
+                output = self._call(*args, **kwargs)
+            del flat, args, kwargs
+            self._leave()
+            self._runtime.release(guard, self.unit)
+        return output
+
+    def run_without_gradients(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        with self._using(trained=False) as guard:
+            output = self._call(*arguments, **keywords)
+            self._leave()
+            self._runtime.release(guard, self.unit)
+        return output
+
+    def _enter(self, flat: list[Any]) -> list[Any]:
+        """Keeps the inputs, and gives those that require a gradient through `_Entry`."""
+        places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
+        through = [i for i in places if flat[i].requires_grad]
+        if through:
+            self._has_entry = True
+            for i, tensor in zip(through, _Entry.apply(self, *(flat[i] for i in through)), strict=True):
+                flat[i] = tensor
+        self._others = [None if i in set(places) else value for i, value in enumerate(flat)]
+        self._inputs = [_Input(flat[i].detach(), flat[i].requires_grad, flat[i]._version) for i in places]
+        self._places = places
+        return flat
+
+    @contextlib.contextmanager
+    def _using(self, trained: bool) -> Iterator[Any]:
+        """The unit's weights on the device, in the places where its modules look for them."""
+        guard = self._runtime.fetch(self.unit)
+        members = self.unit.members
+        self._leaves = []
+        for index, member in enumerate(members):
+            leaf = torch.nn.Parameter(tensor_of(guard[member.short_name]).view(member.parameter.shape), member.parameter.requires_grad)
+            if trained and leaf.requires_grad:
+                self._expected += 1
+                leaf.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
+            self._leaves.append(leaf)
+            _put(member, leaf)
+        try:
+            yield guard
+        finally:
+            for member in members:
+                _put(member, member.parameter)
+
+    def _leave(self) -> None:
+        """Takes the engine's memory from the leaves, which autograd keeps for their gradients."""
+        for member, leaf in zip(self.unit.members, self._leaves, strict=True):
+            leaf.data = torch.empty((), dtype=leaf.dtype, device=leaf.device).expand(member.parameter.shape)
+        self._leaves = []
+
+    # What operations save.
+
+    def _pack(self, tensor: torch.Tensor) -> Any:
+        self._saved += 1
+        return _Slot(self, self._saved - 1, tensor.shape, tensor.dtype)
+
+    @staticmethod
+    def _unpack(slot: _Slot) -> torch.Tensor:
+        return slot.of._made_again(slot)
+
+    def _made_again(self, slot: _Slot) -> torch.Tensor:
+        if self._again is None:
+            self._compute_again()
+        assert self._again is not None
+        found = self._again.get(slot.index)
+        if found is None or found.shape != slot.shape or found.dtype != slot.dtype:
+            raise MisuseError(f"unit '{self.unit.name}' computes something else when it is computed again (saved tensor {slot.index}: "
+                              f"{tuple(slot.shape)} at first{'' if found is None else f', {tuple(found.shape)} then'}): its forward must depend "
+                              "on its inputs alone; pass use_cache=False to models that keep keys and values, or stream with recompute=\"none\"")
+        return found
+
+    def _compute_again(self) -> None:
+        """The second forward, whose graph is dropped: what its operations save is what those of the first saved."""
+        for number, value in enumerate(self._inputs):
+            if value.tensor._version != value.version:
+                raise MisuseError(f"input {number} of unit '{self.unit.name}' was changed in place after it was given: it cannot be computed "
+                                  "again; stream with recompute=\"none\"")
+        self._runtime.begin_backward()
+        flat = list(self._others)
+        for place, value in zip(self._places, self._inputs, strict=True):
+            flat[place] = value.tensor.detach().requires_grad_(value.requires_grad)
+        made: dict[int, torch.Tensor] = {}
+
+        def keep(tensor: torch.Tensor) -> int:
+            made[len(made)] = tensor.detach()
+            return len(made) - 1
+
+        self._hold()
+        self._put_weights(self._weights)
+        try:
+            with self._random.again(), _other_buffers(self.unit), self._autocast.again(), torch.enable_grad(), \
+                    torch.autograd.graph.saved_tensors_hooks(keep, lambda number: made[number]):
+                args, kwargs = tree_unflatten(flat, self._spec)
+                self._call(*args, **kwargs)
+        finally:
+            self._take_weights()
+        self._again = made
+
+    def _put_weights(self, guard: Any) -> None:
+        for member in self.unit.members:
+            view = tensor_of(guard[member.short_name]).view(member.parameter.shape)
+            _put(member, torch.nn.Parameter(view, member.parameter.requires_grad))
+
+    def _take_weights(self) -> None:
+        for member in self.unit.members:
+            _put(member, member.parameter)
+
+    def _pack_weights(self, tensor: torch.Tensor) -> Any:
+        for index, leaf in enumerate(self._leaves):
+            if tensor.untyped_storage().data_ptr() == leaf.untyped_storage().data_ptr():
+                return _WeightPart(self, index, tensor.size(), tensor.stride(), tensor.storage_offset() - leaf.storage_offset())
+        return tensor
+
+    @staticmethod
+    def _unpack_weights(kept: Any) -> torch.Tensor:
+        return kept.of._part_again(kept) if isinstance(kept, _WeightPart) else kept
+
+    def _part_again(self, part: _WeightPart) -> torch.Tensor:
+        self._runtime.begin_backward()
+        self._hold()
+        member = self.unit.members[part.member]
+        whole = tensor_of(self._weights[member.short_name])
+        return whole.as_strided(part.size, part.stride, whole.storage_offset() + part.offset)
+
+    def _hold(self) -> None:
+        if self._weights is None:
+            self._weights = self._runtime.fetch(self.unit)
+            self._runtime.open(self)
+
+    # Backward.
+
+    def _arrival(self, index: int) -> Callable[[torch.Tensor], None]:
+        def take(leaf: torch.Tensor) -> None:
+            gradient, leaf.grad = leaf.grad, None
+            if gradient is not None:
+                self._runtime.begin_backward()
+                self._runtime.add(self, index, gradient)
+                self.arrived.add(index)
+                if not self._has_entry and len(self.arrived) == self._expected:
+                    self.finish()
+        return take
+
+    def finish(self) -> None:
+        """Commits the gradients, and gives the weights back: backward of the unit is done."""
+        self._again = None
+        guard, self._weights = self._weights, None
+        try:
+            self._runtime.commit(self)
+        finally:
+            if guard is not None:
+                self._runtime.release(guard, self.unit)
+            self._runtime.closed(self)
+            self.arrived.clear()
+
+    def drop(self) -> None:
+        """Gives everything back without a commit."""
+        self._again = None
+        self._weights = None
+        self.arrived.clear()
+
+
+def _put(member: Member, value: torch.nn.Parameter) -> None:
+    for place in member.places:
+        place.owner._parameters[place.name] = value
+
+
+@contextlib.contextmanager
+def _other_buffers(unit: Unit) -> Iterator[None]:
+    """Copies of a unit's buffers, so that a second forward moves no statistics."""
+    assert unit.module is not None
+    held = [(part, name, buffer) for part in unit.module.modules() for name, buffer in part._buffers.items() if buffer is not None]
+    for part, name, buffer in held:
+        part._buffers[name] = buffer.clone()
+    try:
+        yield
+    finally:
+        for part, name, buffer in held:
+            part._buffers[name] = buffer

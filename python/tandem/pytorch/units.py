@@ -1,0 +1,106 @@
+"""Division of a module into units: the parts whose weights come and go together, each a layer of the engine."""
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+
+import torch
+
+from ..errors import MisuseError
+
+#: A list of blocks has at least so many.
+_FEWEST_BLOCKS = 2
+
+
+@dataclasses.dataclass(eq=False)
+class Place:
+    """Where a module holds a parameter."""
+
+    owner: torch.nn.Module
+    name: str
+
+
+@dataclasses.dataclass(eq=False)
+class Member:
+    """One parameter of a unit. `full_name` is that of the engine's layout; several places where the unit ties it to itself."""
+
+    parameter: torch.nn.Parameter
+    name: str
+    places: list[Place]
+    full_name: str = ""
+    short_name: str = ""
+
+
+@dataclasses.dataclass(eq=False)
+class Unit:
+    """A module whose forward uses its parameters and nobody else does. `module` None: the parameters that no unit's forward uses,
+    which lie in modules that contain units."""
+
+    name: str
+    module: torch.nn.Module | None
+    members: list[Member]
+    layer: int = -1
+
+
+def _is_list(module: torch.nn.Module) -> bool:
+    """Whether a module is a row of parts that are called one by one."""
+    return isinstance(module, torch.nn.ModuleList | torch.nn.Sequential | torch.nn.ModuleDict)
+
+
+def _contains_blocks(module: torch.nn.Module) -> bool:
+    """Whether a list of parts with parameters lies anywhere within a module."""
+    return any(_is_list(part) and sum(next(p.parameters(), None) is not None for p in part.children()) >= _FEWEST_BLOCKS
+               for part in module.modules())
+
+
+def _divide(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Modules that become units, in the order of registration: parts of lists, and what lies beside lists. A part of a list is
+    not divided further, unless it is a list itself."""
+    for child_name, child in module.named_children():
+        full = f"{name}.{child_name}" if name else child_name
+        if next(child.parameters(), None) is None:
+            continue
+        in_list = _is_list(module)
+        if _is_list(child) or (not in_list and _contains_blocks(child)):
+            yield from _divide(child, full)
+        else:
+            yield full, child
+
+
+def _by_names(module: torch.nn.Module, names: list[str]) -> Iterator[tuple[str, torch.nn.Module]]:
+    for name in names:
+        try:
+            yield name, module.get_submodule(name)
+        except AttributeError:
+            raise MisuseError(f"units: the module has no part '{name}'") from None
+
+
+def find_units(module: torch.nn.Module, names: list[str] | None) -> list[Unit]:
+    """The units of a module, with all of its parameters. `names`: modules that are to be units; None: blocks of module lists and
+    what lies beside them. Raises MisuseError where units lie within each other, or there are fewer than two."""
+    parts = list(_divide(module, "") if names is None else _by_names(module, names))
+    if not parts:
+        raise MisuseError("the module has no parts that could be streamed one after another: name them by units=[...]")
+    full_names = {id(p): n for n, p in module.named_parameters()}
+    owner_of: dict[int, str] = {}
+    units = []
+    for name, part in parts:
+        for inner in part.modules():
+            if owner_of.setdefault(id(inner), name) != name:
+                raise MisuseError(f"units '{owner_of[id(inner)]}' and '{name}' have a module in common")
+        members = _members(part.modules(), full_names)
+        if members:
+            units.append(Unit(name, part, members))
+    loose = _members((m for m in module.modules() if id(m) not in owner_of), full_names)
+    if loose:
+        units.insert(0, Unit("loose", None, loose))
+    return units
+
+
+def _members(modules: Iterator[torch.nn.Module], names: dict[int, str]) -> list[Member]:
+    found: dict[int, Member] = {}
+    for owner in modules:
+        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            member = found.setdefault(id(parameter), Member(parameter, names[id(parameter)], []))
+            member.places.append(Place(owner, name))
+    return list(found.values())

@@ -1,0 +1,11 @@
+"""Modules of PyTorch streamed through the device, unit by unit. Imports torch."""
+from .errors import UsageError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError:
+    raise UsageError("tandem.stream: PyTorch is not installed; pip install torch") from None
+
+from .pytorch.streaming import StreamedModule, StreamOptimizer, stream
+
+__all__ = ["StreamedModule", "StreamOptimizer", "stream"]
