@@ -27,9 +27,10 @@ struct Coefficients {
         inv_sqrt_correction2(_mm512_set1_ps(c.inv_sqrt_correction2)),
         eps(_mm512_set1_ps(c.eps)),
         minus_step_size(_mm512_set1_ps(c.minus_step_size)),
+        minus_lr(_mm512_set1_ps(c.minus_lr)),
         minus_decay(_mm512_set1_ps(c.minus_decay)) {}
   __m512 gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, minus_step_size,
-      minus_decay;
+      minus_lr, minus_decay;
 };
 
 __m512 widen(__m256i bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)); }
@@ -97,8 +98,8 @@ void prefetch(const AdamPiece& p, std::int64_t i, std::int64_t count) {
     _mm_prefetch(reinterpret_cast<const char*>(coded_block_at(p.state.m, i).codes), _MM_HINT_T0);
     _mm_prefetch(reinterpret_cast<const char*>(coded_block_at(p.state.v, i).codes), _MM_HINT_T0);
   } else {
-    prefetch_elements(p.state.m, i, count, moment_bytes(format, 1));
-    prefetch_elements(p.state.v, i, count, moment_bytes(format, 1));
+    prefetch_elements(p.state.m, i, count, m_bytes(format, 1));
+    prefetch_elements(p.state.v, i, count, v_bytes(format, 1));
   }
   prefetch_elements(p.gradient, i, count, 2);
   if constexpr (format != StateFormat::fp32) prefetch_elements(p.weight, i, count, 2);
@@ -158,6 +159,56 @@ std::int64_t adamw_lines(const AdamPiece& piece, const Coefficients& c) {
   if constexpr (past_cache) _mm_sfence();  // before anybody is told that the weights are there
   return i;
 }
+
+// -- Lion ------------------------------------------------------------------------------------------------
+
+/// numerics::sign_of, sixteen at once.
+__m512 sign_of(__m512 x) {
+  const __m512 one = _mm512_or_ps(_mm512_and_ps(x, _mm512_set1_ps(-0.0F)), _mm512_set1_ps(1.0F));
+  const __m512 sign = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_UQ), one);
+  return _mm512_mask_mov_ps(sign, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+
+struct LionSixteen {
+  __m512 master, m;
+};
+
+/// numerics::lion, sixteen at once.
+[[gnu::always_inline]] inline LionSixteen lion(const LionSixteen& old, __m512 gradient, const Coefficients& c) {
+  const __m512 g = _mm512_mul_ps(gradient, c.gradient_scale);
+  const __m512 direction = sign_of(_mm512_fmadd_ps(c.beta1, old.m, _mm512_mul_ps(c.one_minus_beta1, g)));
+  const __m512 decayed = _mm512_fmadd_ps(c.minus_decay, old.master, old.master);
+  return {_mm512_fmadd_ps(c.minus_lr, direction, decayed),
+          _mm512_fmadd_ps(c.beta2, old.m, _mm512_mul_ps(c.one_minus_beta2, g))};
+}
+
+/// Whole groups of sixteen elements. Returns how many elements that were.
+std::int64_t lion_groups(const AdamPiece& p, const Coefficients& c) {
+  std::int64_t i = 0;
+  for (; i + 16 <= p.count; i += 16) {
+    if (i % 32 == 0) prefetch<StateFormat::lion>(p, i + ahead, 32);  // lines of 16-bit arrays
+    const LionSixteen old{load_master<StateFormat::lion>(p, i), _mm512_loadu_ps(at(p.state.m, i, 4))};
+    const LionSixteen updated = lion(old, widen(load_bf16(p.gradient, i)), c);
+    _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
+    store_master<StateFormat::lion>(p, i, updated.master);
+    store_bf16(p.weight, i, weight_of_master(updated.master));
+  }
+  return i;
+}
+
+/// lion_groups() of elements whose weights are their masters.
+std::int64_t lion_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
+  std::int64_t i = 0;
+  for (; i + 16 <= p.count; i += 16) {
+    const LionSixteen old{_mm512_loadu_ps(p.fp32_weight + i), _mm512_loadu_ps(at(p.state.m, i, 4))};
+    const LionSixteen updated = lion(old, _mm512_loadu_ps(p.fp32_gradient + i), c);
+    _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
+    _mm512_storeu_ps(p.fp32_weight + i, updated.master);
+  }
+  return i;
+}
+
+// -- fp32 weights ----------------------------------------------------------------------------------------
 
 /// Whole groups of sixteen elements whose weights are their masters. Returns how many elements that were.
 std::int64_t adamw_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
@@ -468,6 +519,12 @@ void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& coefficients) 
       break;
     case StateFormat::fp32_weights:
       done = adamw_of_fp32_weights(piece, c);
+      break;
+    case StateFormat::lion:
+      done = lion_groups(piece, c);
+      break;
+    case StateFormat::lion_fp32_weights:
+      done = lion_of_fp32_weights(piece, c);
       break;
   }
   adamw_between(done, piece.count, piece, coefficients);

@@ -51,16 +51,17 @@ TEST_P(Fp32Weights, HaveOneDigest) {
 }
 
 TEST_P(Fp32Weights, HaveTheDigestOfOneRank) {
-  for (const int ranks : {2, 3}) {
-    const std::string expected = train_toy(with_fp32_vectors("device", StateFormat::split, 6)).digest;
-    for (const ToyResult& result : train_toy_group(with_fp32_vectors(GetParam(), StateFormat::split, 6), ranks)) {
-      EXPECT_EQ(result.digest, expected) << ranks;
+  for (const auto& [ranks, state] :
+       {std::pair{2, StateFormat::split}, {3, StateFormat::split}, {3, StateFormat::lion}}) {
+    const std::string expected = train_toy(with_fp32_vectors("device", state, 6)).digest;
+    for (const ToyResult& result : train_toy_group(with_fp32_vectors(GetParam(), state, 6), ranks)) {
+      EXPECT_EQ(result.digest, expected) << ranks << ", " << name_of(state);
     }
   }
 }
 
 TEST_P(Fp32Weights, MayHaveTheirStateInAFile) {
-  for (const StateFormat state : {StateFormat::fp32, StateFormat::bf16_moments}) {
+  for (const StateFormat state : {StateFormat::fp32, StateFormat::bf16_moments, StateFormat::lion}) {
     const ToyOptions o = with_fp32_vectors(GetParam(), state);
     if (fixed()) continue;
     EXPECT_EQ(train_toy(testing::with_state_in_file(o, 0.7)).digest, train_toy(o).digest) << name_of(state);
