@@ -247,8 +247,8 @@ void add_copies(Gpu& gpu) {
 
 // -- the optimizer -------------------------------------------------------------------------------------------------
 
-void add_adamw(Gpu& gpu, const std::string& name, StateFormat format) {
-  add(gpu, "kernel/adamw_" + name, [format](Gpu& g) {
+void add_update(Gpu& gpu, const std::string& name, StateFormat format) {
+  add(gpu, "kernel/" + name, [format](Gpu& g) {
     const std::int64_t count = g.sizes().elements;
     const AdamPiece piece{
         {g.slot<void*>(0), g.slot<void*>(2), g.slot<void*>(4)}, g.slot<bf16>(6), g.slot<bf16>(7), count, format, 0};
@@ -264,11 +264,11 @@ void add_adamw(Gpu& gpu, const std::string& name, StateFormat format) {
 }
 
 void add_optimizer(Gpu& gpu) {
-  add_adamw(gpu, "fp32", StateFormat::fp32);
-  add_adamw(gpu, "split", StateFormat::split);
-  add_adamw(gpu, "bf16_moments", StateFormat::bf16_moments);
-  add_adamw(gpu, "8bit_moments", StateFormat::byte_moments);
-  add_adamw(gpu, "lion", StateFormat::lion);
+  add_update(gpu, "adamw_fp32", StateFormat::fp32);
+  add_update(gpu, "adamw_split", StateFormat::split);
+  add_update(gpu, "adamw_bf16_moments", StateFormat::bf16_moments);
+  add_update(gpu, "adamw_8bit_moments", StateFormat::byte_moments);
+  add_update(gpu, "lion", StateFormat::lion);
   add_kernel(gpu, "kernel/accumulate", 10, [](Gpu& g) {
     g.ops().accumulate(g.slot<float>(0), g.slot<bf16>(6), false, g.sizes().elements, g.stream());
   });
