@@ -122,7 +122,7 @@ void check_optimizer(const Checkpoint& checkpoint, StateFormat state) {
                                name_of(wanted)),
                    fmt::format("resume with --state {}; to train on with {} begin a run with --model CHECKPOINT and "
                                "another --out",
-                               stored == Optimizer::lion ? "lion" : "fp32", name_of(wanted)));
+                               stored == Optimizer::lion ? "lion" : "fp32 or another of AdamW", name_of(wanted)));
 }
 
 }  // namespace
