@@ -20,6 +20,18 @@ StateReader reader_of(Source& source, const ParameterLayout& layout) {
   };
 }
 
+/// Throws InputError where the checkpoint's state is another optimizer's than that of `state`.
+void check_optimizer(const Checkpoint& checkpoint, StateFormat state) {
+  const Optimizer stored = checkpoint.manifest().optimizer, wanted = optimizer_of(state);
+  if (stored == wanted) return;
+  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                   fmt::format("it holds the state of {}, and --state {} is of {}", name_of(stored), name_of(state),
+                               name_of(wanted)),
+                   fmt::format("resume with --state {}; to train on with {} begin a run with --model CHECKPOINT and "
+                               "another --out",
+                               stored == Optimizer::lion ? "lion" : "fp32 or another of AdamW", name_of(wanted)));
+}
+
 }  // namespace
 
 std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout) {
@@ -110,22 +122,6 @@ void StateCopy::take(StateOfSave& state) {
     }
   }
 }
-
-namespace {
-
-/// Throws InputError where the checkpoint's state is another optimizer's than that of `state`.
-void check_optimizer(const Checkpoint& checkpoint, StateFormat state) {
-  const Optimizer stored = checkpoint.manifest().optimizer, wanted = optimizer_of(state);
-  if (stored == wanted) return;
-  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
-                   fmt::format("it holds the state of {}, and --state {} is of {}", name_of(stored), name_of(state),
-                               name_of(wanted)),
-                   fmt::format("resume with --state {}; to train on with {} begin a run with --model CHECKPOINT and "
-                               "another --out",
-                               stored == Optimizer::lion ? "lion" : "fp32 or another of AdamW", name_of(wanted)));
-}
-
-}  // namespace
 
 void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout, StateFormat state) {
   check_optimizer(checkpoint, state);
