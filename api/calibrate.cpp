@@ -312,7 +312,8 @@ class CachedState {
  public:
   explicit CachedState(StateFormat format) : format_(format), gradient_(elements), weight_(elements) {
     master_.resize(master_bytes(format, elements));
-    for (std::vector<std::byte>* moment : {&m_, &v_}) moment->resize(moment_bytes(format, elements));
+    m_.resize(m_bytes(format, elements));
+    v_.resize(v_bytes(format, elements));
     for (std::size_t i = 0; i < gradient_.size(); ++i) {
       const auto x = static_cast<float>(numerics::philox_block(1, 0, i).word[0]) * 0x1p-32F;
       gradient_[i] = numerics::round_to_bf16(x - 0.5F);

@@ -35,14 +35,15 @@ std::string tensor_name(StateArray array, const std::string& parameter) {
   return prefixes[static_cast<std::size_t>(array)] + parameter;
 }
 
-bool has(const CheckpointParameter& parameter, StateArray array) {
-  return parameter.trainable || array == StateArray::master;
+bool has(const Manifest& manifest, const CheckpointParameter& parameter, StateArray array) {
+  const std::span<const StateArray> stored = arrays_of(parameter.trainable, manifest.optimizer);
+  return std::ranges::find(stored, array) != stored.end();
 }
 
-std::vector<TensorSpec> specs_of(const std::vector<CheckpointParameter>& parameters) {
+std::vector<TensorSpec> specs_of(const Manifest& manifest) {
   std::vector<TensorSpec> specs;
-  for (const auto& parameter : parameters) {
-    for (const StateArray array : arrays_of(parameter.trainable)) {
+  for (const auto& parameter : manifest.parameters) {
+    for (const StateArray array : arrays_of(parameter.trainable, manifest.optimizer)) {
       specs.push_back({tensor_name(array, parameter.name), "F32", parameter.shape});
     }
   }
@@ -166,7 +167,7 @@ void write_array(std::size_t index, StateArray array, const CheckpointContent& c
 /// Writes the state and returns its entry in the file list.
 CheckpointFile write_state(const fs::path& file, const CheckpointContent& content, FileOps& ops) {
   Manifest& manifest = *content.manifest;
-  SafetensorsWriter writer(file, specs_of(manifest.parameters), {{"format", "tandem"}}, ops);
+  SafetensorsWriter writer(file, specs_of(manifest), {{"format", "tandem"}}, ops);
   StateDigest digest;
   const std::vector<float> zeros(at_once);
   for (std::size_t i = 0; i < manifest.parameters.size(); ++i) {
@@ -174,7 +175,7 @@ CheckpointFile write_state(const fs::path& file, const CheckpointContent& conten
     const auto count = static_cast<std::size_t>(parameter.count());
     digest.begin_parameter(parameter.name);
     for (const StateArray array : state_arrays) {
-      const bool stored = has(parameter, array);
+      const bool stored = has(manifest, parameter, array);
       if (stored) write_array(i, array, content, writer, digest);
       for (std::size_t at = 0; !stored && at < count; at += at_once) {
         digest.add(zeros.data(), static_cast<std::int64_t>(std::min(at_once, count - at)));
@@ -275,7 +276,7 @@ Checkpoint::Checkpoint(const fs::path& directory, CheckpointCheck check)
   static_cast<void>(state_file(directory, manifest_));
   check_files(directory, manifest_, check);
   state_ = std::make_unique<SafetensorsReader>(directory / state_name);
-  for (const TensorSpec& spec : specs_of(manifest_.parameters)) {
+  for (const TensorSpec& spec : specs_of(manifest_)) {
     const StoredTensor* tensor = state_->find(spec.name);
     if (tensor == nullptr || tensor->shape != spec.shape || tensor->dtype != spec.dtype) {
       refuse(directory, fmt::format("tensor {} is missing or of another shape", spec.name));
@@ -285,7 +286,7 @@ Checkpoint::Checkpoint(const fs::path& directory, CheckpointCheck check)
 
 void Checkpoint::read(std::size_t index, StateArray array, std::int64_t first, std::span<float> values) const {
   const auto& parameter = manifest_.parameters.at(index);
-  if (!has(parameter, array)) {
+  if (!has(manifest_, parameter, array)) {
     std::fill(values.begin(), values.end(), 0.0F);
     return;
   }
@@ -297,7 +298,7 @@ std::vector<Checkpoint::Stored> Checkpoint::stored() const {
   std::vector<Stored> arrays;
   for (std::size_t index = 0; index < manifest_.parameters.size(); ++index) {
     const auto& parameter = manifest_.parameters[index];
-    for (const StateArray array : arrays_of(parameter.trainable)) {
+    for (const StateArray array : arrays_of(parameter.trainable, manifest_.optimizer)) {
       const StoredTensor& tensor = *state_->find(tensor_name(array, parameter.name));
       if (tensor.begin % sizeof(float) != 0) refuse(directory_, fmt::format("{} is not aligned", parameter.name));
       arrays.push_back({tensor.begin, tensor.begin + tensor.bytes.size(), index, array});
@@ -351,7 +352,8 @@ std::string Checkpoint::state_digest() const {
   for (const auto& parameter : manifest_.parameters) {
     digest.begin_parameter(parameter.name);
     for (const StateArray array : state_arrays) {
-      const StoredTensor* tensor = has(parameter, array) ? state_->find(tensor_name(array, parameter.name)) : nullptr;
+      const StoredTensor* tensor =
+          has(manifest_, parameter, array) ? state_->find(tensor_name(array, parameter.name)) : nullptr;
       for (std::int64_t at = 0; at < parameter.count(); at += state_digest_block) {
         const auto count = std::min(state_digest_block, parameter.count() - at);
         const auto values = std::span(block).first(static_cast<std::size_t>(count));

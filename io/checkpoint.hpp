@@ -1,7 +1,7 @@
 #pragma once
 // A checkpoint directory: `manifest.json`, `state.safetensors` with tensors master.NAME, m.NAME and v.NAME
-// (F32, in model order; a frozen parameter has a master alone), and what its writer adds. It appears under
-// its name only when it is whole and on the disk. docs/checkpoints.md describes the files.
+// (F32, in model order; a frozen parameter has a master alone, and Lion's state no v), and what its writer adds. It
+// appears under its name only when it is whole and on the disk. docs/checkpoints.md describes the files.
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -68,7 +68,7 @@ class Checkpoint {
 
   const Manifest& manifest() const noexcept { return manifest_; }
   const std::filesystem::path& directory() const noexcept { return directory_; }
-  /// Elements [first, first + values.size()) of one array of parameter `index`; moments of a frozen one are zero.
+  /// Elements [first, first + values.size()) of one array of parameter `index`; one that is not stored is zero.
   void read(std::size_t index, StateArray array, std::int64_t first, std::span<float> values) const;
   /// Reads all state once, in the order of the file and at the rate of the disk, and hands it out in pieces of at most
   /// ReadAhead::piece_bytes. Throws InputError where it turns out at the end that it is not what was saved: what has

@@ -84,6 +84,13 @@ json sampler_of(const Manifest& m) {
   return sampler;
 }
 
+Optimizer optimizer_named(const std::string& name, const std::string& where) {
+  for (const Optimizer optimizer : {Optimizer::adamw, Optimizer::lion}) {
+    if (name == name_of(optimizer)) return optimizer;
+  }
+  throw NewerFormat(where, fmt::format("its optimizer is {}", name), "use the newer tandem that wrote it");
+}
+
 Manifest from_json(const json& j, const std::string& where) {
   Manifest m;
   m.tandem_version = text(j, "tandem_version");
@@ -112,6 +119,7 @@ Manifest from_json(const json& j, const std::string& where) {
     for (const json& part : list(j.at("sampler"), "mix")) m.mix.push_back(mix_part_of(part));
   }
   if (j.contains("data_digest")) m.data_digest = text(j, "data_digest");
+  if (j.contains("optimizer")) m.optimizer = optimizer_named(text(j, "optimizer"), where);
   for (const json& p : list(j, "parameters")) m.parameters.push_back(parameter_of(p, where));
   for (const json& f : list(j, "files")) m.files.push_back(file_of(f, where));
   return m;
@@ -175,6 +183,7 @@ std::string manifest_text(const Manifest& m) {
          {"parameters", parameters},
          {"files", files}};
   if (!m.data_digest.empty()) j["data_digest"] = m.data_digest;
+  if (m.optimizer != Optimizer::adamw) j["optimizer"] = name_of(m.optimizer);
   return json_document(j);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/error.hpp"
+#include "core/numerics/optimizer.hpp"
 
 namespace tandem {
 
@@ -54,8 +55,9 @@ struct Manifest {
   std::int64_t sampler_windows = 0;
   std::int64_t sampler_epoch = 0;
   std::int64_t sampler_position = 0;
-  std::vector<CheckpointMixPart> mix;  ///< sources of --mix, in its order; else empty
-  std::string data_digest;             ///< digest of the data's content; empty: not known, as in older checkpoints
+  std::vector<CheckpointMixPart> mix;      ///< sources of --mix, in its order; else empty
+  std::string data_digest;                 ///< digest of the data's content; empty: not known, as in older checkpoints
+  Optimizer optimizer = Optimizer::adamw;  ///< whose state it is
   std::vector<CheckpointParameter> parameters;
   std::vector<CheckpointFile> files;
 };

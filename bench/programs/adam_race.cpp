@@ -55,8 +55,8 @@ class Update final : public Contestant {
   Update(tandem::Device& device, std::int64_t count, StateFormat format)
       : kernels_(device.host_kernels()),
         master_(block(device, tandem::master_bytes(format, count))),
-        m_(block(device, tandem::moment_bytes(format, count))),
-        v_(block(device, tandem::moment_bytes(format, count))),
+        m_(block(device, tandem::m_bytes(format, count))),
+        v_(block(device, tandem::v_bytes(format, count))),
         gradient_(block(device, static_cast<std::size_t>(count) * sizeof(bf16))),
         weight_(block(device, static_cast<std::size_t>(count) * sizeof(bf16))) {
     piece_ = {.state = {master_.data(), m_.data(), v_.data()},
@@ -162,7 +162,7 @@ class Copy final : public Contestant {
 
 std::unique_ptr<Contestant> make(tandem::Device& device, std::int64_t count, int threads, const std::string& work) {
   if (work == "copy") return std::make_unique<Copy>(device, count, threads);
-  for (const StateFormat format : tandem::state_formats) {
+  for (const StateFormat format : tandem::adamw_formats) {
     if (work == tandem::name_of(format)) return std::make_unique<Update>(device, count, format);
   }
   throw tandem::UsageError(work, "no such work");

@@ -247,16 +247,15 @@ void add_copies(Gpu& gpu) {
 
 // -- the optimizer -------------------------------------------------------------------------------------------------
 
-void add_adamw(Gpu& gpu, const std::string& name, StateFormat format) {
-  add(gpu, "kernel/adamw_" + name, [format](Gpu& g) {
+void add_update(Gpu& gpu, const std::string& name, StateFormat format) {
+  add(gpu, "kernel/" + name, [format](Gpu& g) {
     const std::int64_t count = g.sizes().elements;
     const AdamPiece piece{
         {g.slot<void*>(0), g.slot<void*>(2), g.slot<void*>(4)}, g.slot<bf16>(6), g.slot<bf16>(7), count, format, 0};
     // Of bytes as they come, some blocks would be NaN and stay it.
     if (format == StateFormat::byte_moments) {
-      for (void* moment : {piece.state.m, piece.state.v}) {
-        g.device().fill_zero(moment, moment_bytes(format, count), g.stream());
-      }
+      g.device().fill_zero(piece.state.m, m_bytes(format, count), g.stream());
+      g.device().fill_zero(piece.state.v, v_bytes(format, count), g.stream());
     }
     return Work{.bytes = update_bytes_each(format) * static_cast<double>(count), .run = [&g, piece] {
                   g.ops().adamw(piece, numerics::adam_coefficients({}, 1, 1e-6, 1.0, true), g.stream());
@@ -265,10 +264,11 @@ void add_adamw(Gpu& gpu, const std::string& name, StateFormat format) {
 }
 
 void add_optimizer(Gpu& gpu) {
-  add_adamw(gpu, "fp32", StateFormat::fp32);
-  add_adamw(gpu, "split", StateFormat::split);
-  add_adamw(gpu, "bf16_moments", StateFormat::bf16_moments);
-  add_adamw(gpu, "8bit_moments", StateFormat::byte_moments);
+  add_update(gpu, "adamw_fp32", StateFormat::fp32);
+  add_update(gpu, "adamw_split", StateFormat::split);
+  add_update(gpu, "adamw_bf16_moments", StateFormat::bf16_moments);
+  add_update(gpu, "adamw_8bit_moments", StateFormat::byte_moments);
+  add_update(gpu, "lion", StateFormat::lion);
   add_kernel(gpu, "kernel/accumulate", 10, [](Gpu& g) {
     g.ops().accumulate(g.slot<float>(0), g.slot<bf16>(6), false, g.sizes().elements, g.stream());
   });
@@ -420,8 +420,8 @@ double attention_flop(const AttentionShape& s, bool backward) {
          static_cast<double>(s.sequence * s.sequence);
 }
 
-/// Beginnings and ends of records in rows that are full of them, (B, T) each: lengths drawn log-normally, median 180, sigma
-/// 0.8, the last of a row cut at its end.
+/// Beginnings and ends of records in rows that are full of them, (B, T) each: lengths drawn log-normally, median 180,
+/// sigma 0.8, the last of a row cut at its end.
 struct Records {
   explicit Records(const AttentionShape& shape) {
     std::mt19937_64 random(1);

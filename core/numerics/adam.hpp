@@ -10,8 +10,8 @@
 
 namespace tandem {
 
-/// Hyperparameters of AdamW. Dimensionless. The engine wants betas in [0, 1), and in fp32 eps above 0 and a finite
-/// weight decay of at least 0.
+/// Hyperparameters of AdamW, and of Lion, which ignores eps. Dimensionless. The engine wants betas in [0, 1), and in
+/// fp32 eps above 0 and a finite weight decay of at least 0.
 struct AdamW {
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -30,6 +30,7 @@ struct AdamCoefficients {
   float inv_sqrt_correction2 = 0.0F;  ///< 1 / sqrt(1 - beta2^t)
   float eps = 0.0F;
   float minus_step_size = 0.0F;  ///< -lr / (1 - beta1^t)
+  float minus_lr = 0.0F;         ///< the step of Lion, which corrects no bias
   float minus_decay = 0.0F;      ///< -lr * weight_decay; 0 where the parameter does not decay
   std::uint64_t seed = 0;        ///< seed of stochastic rounding, used with `step`
   std::uint64_t step = 0;        ///< t
@@ -50,6 +51,7 @@ inline AdamCoefficients adam_coefficients(const AdamW& h, std::int64_t t, double
           .inv_sqrt_correction2 = static_cast<float>(1.0 / std::sqrt(correction2)),
           .eps = static_cast<float>(h.eps),
           .minus_step_size = static_cast<float>(-lr / correction1),
+          .minus_lr = static_cast<float>(-lr),
           .minus_decay = decay ? static_cast<float>(-lr * h.weight_decay) : 0.0F,
           .seed = seed,
           .step = static_cast<std::uint64_t>(t)};

@@ -1,13 +1,15 @@
 #pragma once
-// How master and moments are stored, and AdamW on an element of stored state. Scalar kernel, SIMD tails and
-// CUDA kernel call the same text.
+// How master and moments are stored, and the format's optimizer, AdamW or Lion, on an element of stored state. Scalar
+// kernel, SIMD tails and CUDA kernel call the same text.
 #include <array>
 #include <cstddef>
 #include <cstdint>
 
 #include "core/numerics/adam.hpp"
 #include "core/numerics/bf16.hpp"
+#include "core/numerics/lion.hpp"
 #include "core/numerics/moment_codes.hpp"
+#include "core/numerics/optimizer.hpp"
 #include "core/numerics/random.hpp"
 
 namespace tandem {
@@ -15,12 +17,37 @@ namespace tandem {
 /// `fp32`: three fp32 arrays. `split`: the master is the bf16 weight and a 16-bit residual (`join_master`),
 /// lossless. `bf16_moments`: `split`, and moments in bf16, rounded stochastically. `byte_moments`: `split`, and moments
 /// in a byte each (core/numerics/moment_codes.hpp), rounded likewise. `fp32_weights`: of parameters whose weights are
-/// kept in fp32, beside any of the others: the weight is the master, moments and gradients are fp32.
-enum class StateFormat : std::uint8_t { fp32, split, bf16_moments, byte_moments, fp32_weights };
+/// kept in fp32, beside any of the others: the weight is the master, moments and gradients are fp32. `lion`: state of
+/// another optimizer, the master as in `split` and one moment in fp32; `lion_fp32_weights` is to it as `fp32_weights`
+/// is to the others.
+enum class StateFormat : std::uint8_t {
+  fp32,
+  split,
+  bf16_moments,
+  byte_moments,
+  fp32_weights,
+  lion,
+  lion_fp32_weights
+};
 
-/// Those that are chosen for parameters whose weights are bf16.
-inline constexpr std::array state_formats = {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments,
+/// Those of AdamW that are chosen for parameters whose weights are bf16: the same optimizer, in more or fewer bytes.
+inline constexpr std::array adamw_formats = {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments,
                                              StateFormat::byte_moments};
+/// All that are chosen for such parameters.
+inline constexpr std::array state_formats = {StateFormat::fp32, StateFormat::split, StateFormat::bf16_moments,
+                                             StateFormat::byte_moments, StateFormat::lion};
+
+constexpr bool is_lion(StateFormat f) noexcept { return f == StateFormat::lion || f == StateFormat::lion_fp32_weights; }
+constexpr Optimizer optimizer_of(StateFormat f) noexcept { return is_lion(f) ? Optimizer::lion : Optimizer::adamw; }
+
+/// Whether the weight itself is the master, in fp32.
+constexpr bool has_fp32_weights(StateFormat f) noexcept {
+  return f == StateFormat::fp32_weights || f == StateFormat::lion_fp32_weights;
+}
+/// The format of fp32 weights beside those in format `f`.
+constexpr StateFormat with_fp32_weights(StateFormat f) noexcept {
+  return is_lion(f) ? StateFormat::lion_fp32_weights : StateFormat::fp32_weights;
+}
 
 /// Whether a moment is rounded to what the format holds, and its bits therefore are the format's own.
 constexpr bool rounds_moments(StateFormat f) noexcept {
@@ -43,26 +70,31 @@ void with_format(StateFormat format, const Body& body) {
       return body(Format<StateFormat::byte_moments>());
     case StateFormat::fp32_weights:
       return body(Format<StateFormat::fp32_weights>());
+    case StateFormat::lion:
+      return body(Format<StateFormat::lion>());
+    case StateFormat::lion_fp32_weights:
+      return body(Format<StateFormat::lion_fp32_weights>());
   }
 }
 
 /// Bytes of `count` elements of each array; of `byte_moments` those of whole records, which also makes them the
 /// distance to element `count`, a multiple of `coded_record`.
 constexpr std::size_t master_bytes(StateFormat f, std::int64_t count) noexcept {
-  if (f == StateFormat::fp32_weights) return 0;
+  if (has_fp32_weights(f)) return 0;
   return static_cast<std::size_t>(count) * (f == StateFormat::fp32 ? 4 : 2);
 }
-constexpr std::size_t moment_bytes(StateFormat f, std::int64_t count) noexcept {
+constexpr std::size_t m_bytes(StateFormat f, std::int64_t count) noexcept {
   if (f == StateFormat::byte_moments) return coded_bytes(count);
   return static_cast<std::size_t>(count) * (f == StateFormat::bf16_moments ? 2 : 4);
 }
+constexpr std::size_t v_bytes(StateFormat f, std::int64_t count) noexcept { return is_lion(f) ? 0 : m_bytes(f, count); }
 constexpr std::size_t state_bytes(StateFormat f, std::int64_t count) noexcept {
-  return master_bytes(f, count) + 2 * moment_bytes(f, count);
+  return master_bytes(f, count) + m_bytes(f, count) + v_bytes(f, count);
 }
 
 /// Bytes of `count` weights, and of their final gradients.
 constexpr std::size_t weight_bytes(StateFormat f, std::int64_t count) noexcept {
-  return static_cast<std::size_t>(count) * (f == StateFormat::fp32_weights ? 4 : 2);
+  return static_cast<std::size_t>(count) * (has_fp32_weights(f) ? 4 : 2);
 }
 constexpr std::size_t gradient_bytes(StateFormat f, std::int64_t count) noexcept { return weight_bytes(f, count); }
 /// Whether an update reads the weights, as they are the master or half of it.
@@ -74,7 +106,8 @@ constexpr std::size_t update_bytes(StateFormat f, std::int64_t count) noexcept {
   return 2 * state_bytes(f, count) + gradient_bytes(f, count) + weight_bytes(f, count) * (reads_weights(f) ? 2 : 1);
 }
 
-/// Average state bytes of one element among many: 12, 10, 6, 4 and a 32nd; 28, 26, 18, 14 and a 16th.
+/// Average state bytes of one element among many: 12, 10, 6, 4 and a 32nd, of Lion 6; of an update 28, 26, 18, 14 and a
+/// 16th, of Lion 18.
 constexpr double state_bytes_each(StateFormat f) noexcept {
   return static_cast<double>(state_bytes(f, coded_record)) / coded_record;
 }
@@ -84,16 +117,16 @@ constexpr double update_bytes_each(StateFormat f) noexcept {
 
 /// Three arrays of a contiguous range of state, of the types that the format says. Not owned.
 struct StateArrays {
-  void* master = nullptr;  ///< fp32: float; fp32_weights: none; else std::uint16_t, the residual beside the weight
+  void* master = nullptr;  ///< fp32: float; of fp32 weights none; else std::uint16_t, the residual beside the weight
   void* m = nullptr;       ///< float; bf16_moments: bf16; byte_moments: records
-  void* v = nullptr;
+  void* v = nullptr;       ///< as m; of Lion none
 
   /// The arrays from element `n` on; of byte_moments a multiple of `coded_record`.
   StateArrays from(std::int64_t n, StateFormat f) const noexcept {
     const auto at = [](void* array, std::size_t bytes) {
       return static_cast<void*>(static_cast<std::byte*>(array) + bytes);
     };
-    return {at(master, master_bytes(f, n)), at(m, moment_bytes(f, n)), at(v, moment_bytes(f, n))};
+    return {at(master, master_bytes(f, n)), at(m, m_bytes(f, n)), at(v, v_bytes(f, n))};
   }
 };
 
@@ -106,14 +139,14 @@ struct AdamPiece {
   std::int64_t count = 0;
   StateFormat format = StateFormat::fp32;
   std::uint64_t index = 0;  ///< index of the first element among all state, the key of stochastic rounding
-  // In place of those above where the format is fp32_weights:
+  // In place of those above where weights are fp32:
   const float* fp32_gradient = nullptr;  ///< read
   float* fp32_weight = nullptr;          ///< the master, read and written
 
   AdamPiece from(std::int64_t n) const noexcept {
     AdamPiece rest{state.from(n, format), gradient,   weight, count - n, format, index + static_cast<std::uint64_t>(n),
                    fp32_gradient,         fp32_weight};
-    if (format == StateFormat::fp32_weights) {
+    if (has_fp32_weights(format)) {
       rest.fp32_gradient += n;
       rest.fp32_weight += n;
     } else {
@@ -164,18 +197,18 @@ TANDEM_HD std::uint32_t increment_of_v(std::uint32_t half) {
 template <StateFormat format>
 TANDEM_HD float load_master(const AdamPiece& p, std::int64_t i) {
   if constexpr (format == StateFormat::fp32) return static_cast<const float*>(p.state.master)[i];
-  if constexpr (format == StateFormat::fp32_weights) return p.fp32_weight[i];
+  if constexpr (has_fp32_weights(format)) return p.fp32_weight[i];
   return join_master(p.weight[i], static_cast<const std::uint16_t*>(p.state.master)[i]);
 }
 template <StateFormat format>
 TANDEM_HD float load_gradient(const AdamPiece& p, std::int64_t i) {
-  if constexpr (format == StateFormat::fp32_weights) return p.fp32_gradient[i];
+  if constexpr (has_fp32_weights(format)) return p.fp32_gradient[i];
   return bf16_to_float(p.gradient[i]);
 }
 /// Stores a master, and the weight that is its rounding.
 template <StateFormat format>
 TANDEM_HD void store_master(const AdamPiece& p, std::int64_t i, float master) {
-  if constexpr (format == StateFormat::fp32_weights) {
+  if constexpr (has_fp32_weights(format)) {
     p.fp32_weight[i] = master;
   } else {
     p.weight[i] = weight_of_master(master);
@@ -185,6 +218,15 @@ TANDEM_HD void store_master(const AdamPiece& p, std::int64_t i, float master) {
       static_cast<std::uint16_t*>(p.state.master)[i] = master_residual(master);
     }
   }
+}
+
+/// Lion on element `i` of a piece.
+template <StateFormat format>
+TANDEM_HD void lion_element(const AdamPiece& p, std::int64_t i, const AdamCoefficients& c) {
+  float& m = static_cast<float*>(p.state.m)[i];
+  const LionElement next = lion({load_master<format>(p, i), m}, load_gradient<format>(p, i), c);
+  store_master<format>(p, i, next.master);
+  m = next.m;
 }
 
 /// AdamW on element `i` of a piece.
@@ -242,13 +284,15 @@ TANDEM_HD void adamw_block(const AdamPiece& p, std::int64_t first, std::int64_t 
   *of_v.exponent = static_cast<std::uint8_t>(v_scale);
 }
 
-/// AdamW on elements [begin, end) of a piece; of byte_moments `begin` begins a block.
+/// The format's optimizer on elements [begin, end) of a piece; of byte_moments `begin` begins a block.
 template <StateFormat format>
-TANDEM_HD void adamw_range(const AdamPiece& p, std::int64_t begin, std::int64_t end, const AdamCoefficients& c) {
+TANDEM_HD void update_range(const AdamPiece& p, std::int64_t begin, std::int64_t end, const AdamCoefficients& c) {
   if constexpr (format == StateFormat::byte_moments) {
     for (std::int64_t i = begin; i < end; i += coded_block) {
       adamw_block(p, i, end - i < coded_block ? end - i : coded_block, c);
     }
+  } else if constexpr (is_lion(format)) {
+    for (std::int64_t i = begin; i < end; ++i) lion_element<format>(p, i, c);
   } else {
     for (std::int64_t i = begin; i < end; ++i) adamw_element<format>(p, i, c);
   }

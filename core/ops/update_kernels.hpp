@@ -16,7 +16,8 @@ class UpdateKernels {
  public:
   virtual ~UpdateKernels() = default;
 
-  /// AdamW on every element, see core/numerics/adam_state.hpp. On at most so many threads; 0: on all.
+  /// The optimizer of the piece's format, AdamW or Lion, on every element: core/numerics/adam_state.hpp. On at most so
+  /// many threads; 0: on all.
   virtual void adamw(const AdamPiece& piece, const AdamCoefficients& c, int most_threads = 0) = 0;
   /// weight[i] = master[i] rounded ties away from zero.
   virtual void weights_of_master(const float* master, bf16* weight, std::int64_t count) = 0;

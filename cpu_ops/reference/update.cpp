@@ -6,7 +6,7 @@
 namespace tandem::reference {
 
 void adamw(const AdamPiece& p, const AdamCoefficients& c) {
-  with_format(p.format, [&]<StateFormat format>(Format<format>) { numerics::adamw_range<format>(p, 0, p.count, c); });
+  with_format(p.format, [&]<StateFormat format>(Format<format>) { numerics::update_range<format>(p, 0, p.count, c); });
 }
 
 void weights_of_master(const float* master, bf16* weight, std::int64_t count) {

@@ -23,9 +23,10 @@ struct Coefficients {
         inv_sqrt_correction2(_mm256_set1_ps(c.inv_sqrt_correction2)),
         eps(_mm256_set1_ps(c.eps)),
         minus_step_size(_mm256_set1_ps(c.minus_step_size)),
+        minus_lr(_mm256_set1_ps(c.minus_lr)),
         minus_decay(_mm256_set1_ps(c.minus_decay)) {}
   __m256 gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, minus_step_size,
-      minus_decay;
+      minus_lr, minus_decay;
 };
 
 __m256 widen(const bf16* p) {
@@ -76,12 +77,12 @@ __m128i round_stochastically(__m256 x, __m256i bits) {
 template <StateFormat format>
 __m256 load_master(const AdamPiece& p, std::int64_t i) {
   if constexpr (format == StateFormat::fp32) return _mm256_loadu_ps(element<float>(p.state.master, i));
-  if constexpr (format == StateFormat::fp32_weights) return _mm256_loadu_ps(p.fp32_weight + i);
+  if constexpr (has_fp32_weights(format)) return _mm256_loadu_ps(p.fp32_weight + i);
   return join_master(p.weight + i, element<std::uint16_t>(p.state.master, i));
 }
 template <StateFormat format>
 void store_master(const AdamPiece& p, std::int64_t i, __m256 master) {
-  if constexpr (format == StateFormat::fp32_weights) {
+  if constexpr (has_fp32_weights(format)) {
     _mm256_storeu_ps(p.fp32_weight + i, master);
   } else {
     if constexpr (format == StateFormat::fp32) {
@@ -95,7 +96,7 @@ void store_master(const AdamPiece& p, std::int64_t i, __m256 master) {
 }
 template <StateFormat format>
 __m256 load_gradient(const AdamPiece& p, std::int64_t i) {
-  if constexpr (format == StateFormat::fp32_weights) return _mm256_loadu_ps(p.fp32_gradient + i);
+  if constexpr (has_fp32_weights(format)) return _mm256_loadu_ps(p.fp32_gradient + i);
   return widen(p.gradient + i);
 }
 template <StateFormat format>
@@ -144,6 +145,30 @@ template <StateFormat format>
 std::int64_t adamw_groups(const AdamPiece& piece, const Coefficients& c) {
   std::int64_t i = 0;
   for (; i + 8 <= piece.count; i += 8) adamw_eight<format>(piece, i, c, _mm256_setzero_si256());
+  return i;
+}
+
+/// numerics::sign_of, eight at once.
+__m256 sign_of(__m256 x) {
+  const __m256 zero = _mm256_setzero_ps();
+  const __m256 one = _mm256_or_ps(_mm256_and_ps(x, _mm256_set1_ps(-0.0F)), _mm256_set1_ps(1.0F));
+  const __m256 sign = _mm256_and_ps(_mm256_cmp_ps(x, zero, _CMP_NEQ_UQ), one);
+  return _mm256_blendv_ps(sign, x, _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
+/// numerics::lion on whole groups of eight elements. Returns how many elements that were.
+template <StateFormat format>
+std::int64_t lion_groups(const AdamPiece& p, const Coefficients& c) {
+  std::int64_t i = 0;
+  for (; i + 8 <= p.count; i += 8) {
+    const __m256 g = _mm256_mul_ps(load_gradient<format>(p, i), c.gradient_scale);
+    const __m256 old = load_master<format>(p, i), m = _mm256_loadu_ps(element<float>(p.state.m, i));
+    const __m256 direction = sign_of(_mm256_fmadd_ps(c.beta1, m, _mm256_mul_ps(c.one_minus_beta1, g)));
+    const __m256 decayed = _mm256_fmadd_ps(c.minus_decay, old, old);
+    store_master<format>(p, i, _mm256_fmadd_ps(c.minus_lr, direction, decayed));
+    const __m256 next = _mm256_fmadd_ps(c.beta2, m, _mm256_mul_ps(c.one_minus_beta2, g));
+    _mm256_storeu_ps(element<float>(p.state.m, i), next);
+  }
   return i;
 }
 
@@ -343,6 +368,12 @@ void adamw_avx2(const AdamPiece& piece, const AdamCoefficients& coefficients) {
       break;
     case StateFormat::fp32_weights:
       done = adamw_groups<StateFormat::fp32_weights>(piece, c);
+      break;
+    case StateFormat::lion:
+      done = lion_groups<StateFormat::lion>(piece, c);
+      break;
+    case StateFormat::lion_fp32_weights:
+      done = lion_groups<StateFormat::lion_fp32_weights>(piece, c);
       break;
   }
   adamw_between(done, piece.count, piece, coefficients);

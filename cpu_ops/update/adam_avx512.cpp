@@ -27,9 +27,10 @@ struct Coefficients {
         inv_sqrt_correction2(_mm512_set1_ps(c.inv_sqrt_correction2)),
         eps(_mm512_set1_ps(c.eps)),
         minus_step_size(_mm512_set1_ps(c.minus_step_size)),
+        minus_lr(_mm512_set1_ps(c.minus_lr)),
         minus_decay(_mm512_set1_ps(c.minus_decay)) {}
   __m512 gradient_scale, beta1, one_minus_beta1, beta2, one_minus_beta2, inv_sqrt_correction2, eps, minus_step_size,
-      minus_decay;
+      minus_lr, minus_decay;
 };
 
 __m512 widen(__m256i bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16)); }
@@ -80,6 +81,26 @@ struct Sixteen {
   return {_mm512_fmadd_ps(c.minus_step_size, _mm512_div_ps(m, denominator), decayed), m, v};
 }
 
+/// numerics::sign_of, sixteen at once.
+__m512 sign_of(__m512 x) {
+  const __m512 one = _mm512_or_ps(_mm512_and_ps(x, _mm512_set1_ps(-0.0F)), _mm512_set1_ps(1.0F));
+  const __m512 sign = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_NEQ_UQ), one);
+  return _mm512_mask_mov_ps(sign, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), x);
+}
+
+struct LionSixteen {
+  __m512 master, m;
+};
+
+/// numerics::lion, sixteen at once.
+[[gnu::always_inline]] inline LionSixteen lion(const LionSixteen& old, __m512 gradient, const Coefficients& c) {
+  const __m512 g = _mm512_mul_ps(gradient, c.gradient_scale);
+  const __m512 direction = sign_of(_mm512_fmadd_ps(c.beta1, old.m, _mm512_mul_ps(c.one_minus_beta1, g)));
+  const __m512 decayed = _mm512_fmadd_ps(c.minus_decay, old.master, old.master);
+  return {_mm512_fmadd_ps(c.minus_lr, direction, decayed),
+          _mm512_fmadd_ps(c.beta2, old.m, _mm512_mul_ps(c.one_minus_beta2, g))};
+}
+
 /// Elements ahead of the ones at work that are asked for: with seven streams the hardware alone falls behind.
 constexpr std::int64_t ahead = 192;
 
@@ -97,8 +118,8 @@ void prefetch(const AdamPiece& p, std::int64_t i, std::int64_t count) {
     _mm_prefetch(reinterpret_cast<const char*>(coded_block_at(p.state.m, i).codes), _MM_HINT_T0);
     _mm_prefetch(reinterpret_cast<const char*>(coded_block_at(p.state.v, i).codes), _MM_HINT_T0);
   } else {
-    prefetch_elements(p.state.m, i, count, moment_bytes(format, 1));
-    prefetch_elements(p.state.v, i, count, moment_bytes(format, 1));
+    prefetch_elements(p.state.m, i, count, m_bytes(format, 1));
+    prefetch_elements(p.state.v, i, count, v_bytes(format, 1));
   }
   prefetch_elements(p.gradient, i, count, 2);
   if constexpr (format != StateFormat::fp32) prefetch_elements(p.weight, i, count, 2);
@@ -122,23 +143,29 @@ void store_master(const AdamPiece& p, std::int64_t i, __m512 master) {
 
 /// Returns the weights.
 template <StateFormat format>
-__m256i adamw_sixteen(const AdamPiece& p, std::int64_t i, __m256i gradient, const Coefficients& c) {
-  const Sixteen old{load_master<format>(p, i), _mm512_loadu_ps(at(p.state.m, i, 4)),
-                    _mm512_loadu_ps(at(p.state.v, i, 4))};
-  const Sixteen updated = adamw(old, widen(gradient), c);
-  _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
-  _mm512_storeu_ps(element<float>(p.state.v, i), updated.v);
-  store_master<format>(p, i, updated.master);
-  return weight_of_master(updated.master);
+__m256i update_sixteen(const AdamPiece& p, std::int64_t i, __m256i gradient, const Coefficients& c) {
+  const __m512 master = load_master<format>(p, i), m = _mm512_loadu_ps(at(p.state.m, i, 4));
+  if constexpr (is_lion(format)) {
+    const LionSixteen updated = lion({master, m}, widen(gradient), c);
+    _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
+    store_master<format>(p, i, updated.master);
+    return weight_of_master(updated.master);
+  } else {
+    const Sixteen updated = adamw({master, m, _mm512_loadu_ps(at(p.state.v, i, 4))}, widen(gradient), c);
+    _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
+    _mm512_storeu_ps(element<float>(p.state.v, i), updated.v);
+    store_master<format>(p, i, updated.master);
+    return weight_of_master(updated.master);
+  }
 }
 
 /// 32 elements, one cache line of gradient and of weight. `past_cache` writes weights around the cache (their old
 /// values need not be read); needs aligned weights.
 template <StateFormat format, bool past_cache>
-void adamw_line(const AdamPiece& piece, std::int64_t i, const Coefficients& c) {
+void update_line(const AdamPiece& piece, std::int64_t i, const Coefficients& c) {
   const __m512i gradient = _mm512_loadu_si512(piece.gradient + i);
-  const __m256i low = adamw_sixteen<format>(piece, i, _mm512_castsi512_si256(gradient), c);
-  const __m256i high = adamw_sixteen<format>(piece, i + 16, _mm512_extracti64x4_epi64(gradient, 1), c);
+  const __m256i low = update_sixteen<format>(piece, i, _mm512_castsi512_si256(gradient), c);
+  const __m256i high = update_sixteen<format>(piece, i + 16, _mm512_extracti64x4_epi64(gradient, 1), c);
   const __m512i weights = _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
   if constexpr (past_cache) {
     _mm512_stream_si512(reinterpret_cast<__m512i*>(piece.weight + i), weights);
@@ -149,11 +176,11 @@ void adamw_line(const AdamPiece& piece, std::int64_t i, const Coefficients& c) {
 
 /// Whole groups of 32 elements. Returns how many elements that were.
 template <StateFormat format, bool past_cache>
-std::int64_t adamw_lines(const AdamPiece& piece, const Coefficients& c) {
+std::int64_t update_lines(const AdamPiece& piece, const Coefficients& c) {
   std::int64_t i = 0;
   for (; i + 32 <= piece.count; i += 32) {
     prefetch<format>(piece, i + ahead, 32);
-    adamw_line<format, past_cache>(piece, i, c);
+    update_line<format, past_cache>(piece, i, c);
   }
   if constexpr (past_cache) _mm_sfence();  // before anybody is told that the weights are there
   return i;
@@ -168,6 +195,18 @@ std::int64_t adamw_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
     const Sixteen updated = adamw(old, _mm512_loadu_ps(p.fp32_gradient + i), c);
     _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
     _mm512_storeu_ps(element<float>(p.state.v, i), updated.v);
+    _mm512_storeu_ps(p.fp32_weight + i, updated.master);
+  }
+  return i;
+}
+
+/// adamw_of_fp32_weights() by Lion.
+std::int64_t lion_of_fp32_weights(const AdamPiece& p, const Coefficients& c) {
+  std::int64_t i = 0;
+  for (; i + 16 <= p.count; i += 16) {
+    const LionSixteen old{_mm512_loadu_ps(p.fp32_weight + i), _mm512_loadu_ps(at(p.state.m, i, 4))};
+    const LionSixteen updated = lion(old, _mm512_loadu_ps(p.fp32_gradient + i), c);
+    _mm512_storeu_ps(element<float>(p.state.m, i), updated.m);
     _mm512_storeu_ps(p.fp32_weight + i, updated.master);
   }
   return i;
@@ -454,11 +493,12 @@ void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& coefficients) 
   switch (piece.format) {
     case StateFormat::fp32: {
       const bool aligned = reinterpret_cast<std::uintptr_t>(piece.weight) % 64 == 0;
-      done = aligned ? adamw_lines<StateFormat::fp32, true>(piece, c) : adamw_lines<StateFormat::fp32, false>(piece, c);
+      done =
+          aligned ? update_lines<StateFormat::fp32, true>(piece, c) : update_lines<StateFormat::fp32, false>(piece, c);
       break;
     }
     case StateFormat::split:
-      done = adamw_lines<StateFormat::split, false>(piece, c);
+      done = update_lines<StateFormat::split, false>(piece, c);
       break;
     case StateFormat::bf16_moments:
       done = adamw_runs(piece, head, c, coefficients);
@@ -468,6 +508,12 @@ void adamw_avx512(const AdamPiece& piece, const AdamCoefficients& coefficients) 
       break;
     case StateFormat::fp32_weights:
       done = adamw_of_fp32_weights(piece, c);
+      break;
+    case StateFormat::lion:
+      done = update_lines<StateFormat::lion, false>(piece, c);
+      break;
+    case StateFormat::lion_fp32_weights:
+      done = lion_of_fp32_weights(piece, c);
       break;
   }
   adamw_between(done, piece.count, piece, coefficients);

@@ -1,5 +1,5 @@
 #pragma once
-// AdamW and the norm, hand-vectorised, for one instruction set and one thread each. All give the bits of
+// AdamW, Lion and the norm, hand-vectorised, for one instruction set and one thread each. All give the bits of
 // core/numerics; elements that do not fill a vector go through those formulas themselves.
 #include "core/ops/update_kernels.hpp"
 

@@ -6,7 +6,7 @@
 namespace tandem::kernels {
 
 void adamw_between(std::int64_t begin, std::int64_t end, const AdamPiece& p, const AdamCoefficients& c) {
-  with_format(p.format, [&]<StateFormat format>(Format<format>) { numerics::adamw_range<format>(p, begin, end, c); });
+  with_format(p.format, [&]<StateFormat format>(Format<format>) { numerics::update_range<format>(p, begin, end, c); });
 }
 
 void adamw_scalar(const AdamPiece& piece, const AdamCoefficients& c) { adamw_between(0, piece.count, piece, c); }

@@ -31,7 +31,7 @@ template <StateFormat format>
 TANDEM_DEVICE Floats load_master(const AdamPiece& p, const Span& span) {
   if constexpr (format == StateFormat::fp32) {
     return load(static_cast<const float*>(p.state.master), span);
-  } else if constexpr (format == StateFormat::fp32_weights) {
+  } else if constexpr (has_fp32_weights(format)) {
     return load(static_cast<const float*>(p.fp32_weight), span);
   } else {
     Floats master = load(static_cast<const bf16*>(p.weight), span);
@@ -45,7 +45,7 @@ TANDEM_DEVICE Floats load_master(const AdamPiece& p, const Span& span) {
 
 template <StateFormat format>
 TANDEM_DEVICE void store_master(const AdamPiece& p, const Span& span, const Floats& master) {
-  if constexpr (format == StateFormat::fp32_weights) {
+  if constexpr (has_fp32_weights(format)) {
     store_exactly(p.fp32_weight, span, master);
   } else if constexpr (format == StateFormat::fp32) {
     store_exactly(static_cast<float*>(p.state.master), span, master);
@@ -58,7 +58,7 @@ TANDEM_DEVICE void store_master(const AdamPiece& p, const Span& span, const Floa
 
 template <StateFormat format>
 TANDEM_DEVICE Floats load_gradient(const AdamPiece& p, const Span& span) {
-  if constexpr (format == StateFormat::fp32_weights) {
+  if constexpr (has_fp32_weights(format)) {
     return load(p.fp32_gradient, span);
   } else {
     return load(p.gradient, span);
@@ -124,7 +124,25 @@ adamw_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
     }
     store_master<format>(p, span, master);
     store_moments<format>(p, span, m, v, c);
-    if constexpr (format != StateFormat::fp32_weights) store_exactly(p.weight, span, weights_of(master));
+    if constexpr (!has_fp32_weights(format)) store_exactly(p.weight, span, weights_of(master));
+  });
+}
+
+template <StateFormat format>
+TANDEM_KERNEL_BY(most_threads, 4)
+lion_kernel(AdamPiece p, AdamCoefficients c, bool aligned) {
+  for_spans(p.count, aligned, [&](const Span& span) {
+    Floats master = load_master<format>(p, span);
+    Floats m = load_moment<format>(p.state.m, span);
+    const Floats gradient = load_gradient<format>(p, span);
+    for (int i = 0; i < packet; ++i) {
+      const numerics::LionElement next = numerics::lion({master.x[i], m.x[i]}, gradient.x[i], c);
+      master.x[i] = next.master;
+      m.x[i] = next.m;
+    }
+    store_master<format>(p, span, master);
+    store_exactly(static_cast<float*>(p.state.m), span, m);
+    if constexpr (!has_fp32_weights(format)) store_exactly(p.weight, span, weights_of(master));
   });
 }
 
@@ -323,6 +341,10 @@ void adamw(const AdamPiece& piece, const AdamCoefficients& c, CUstream_st* strea
       return start(all_wide ? adamw_coded_kernel<true> : adamw_coded_kernel<false>);
     case StateFormat::fp32_weights:
       return start(adamw_kernel<StateFormat::fp32_weights>);
+    case StateFormat::lion:
+      return start(lion_kernel<StateFormat::lion>);
+    case StateFormat::lion_fp32_weights:
+      return start(lion_kernel<StateFormat::lion_fp32_weights>);
   }
 }
 

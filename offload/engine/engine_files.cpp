@@ -20,8 +20,8 @@ namespace {
 /// give.
 class SaveReads {
  public:
-  SaveReads(OffloadEngine::SaveScope& scope, const ParameterLayout& layout)
-      : read_(state_reader(scope, layout)), parameters_(layout.owned_parameters()) {}
+  SaveReads(OffloadEngine::SaveScope& scope, const ParameterLayout& layout, Optimizer optimizer)
+      : read_(state_reader(scope, layout)), parameters_(layout.owned_parameters()), optimizer_(optimizer) {}
 
   std::span<const float> read(std::size_t index, StateArray array, std::int64_t first, std::span<float> buffer) {
     ++made_;
@@ -33,7 +33,7 @@ class SaveReads {
     const std::int64_t already = made_;
     std::int64_t passed = 0;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      for (const StateArray array : arrays_of(parameters_[i]->options.trainable)) {
+      for (const StateArray array : arrays_of(parameters_[i]->options.trainable, optimizer_)) {
         const std::int64_t count = parameters_[i]->count, piece = std::ssize(buffer);
         for (std::int64_t first = 0; first < count; first += piece) {
           if (passed++ < already) continue;
@@ -46,6 +46,7 @@ class SaveReads {
  private:
   StateReader read_;
   std::vector<const Parameter*> parameters_;
+  Optimizer optimizer_;
   std::int64_t made_ = 0;
 };
 
@@ -68,10 +69,11 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
   manifest.model_config = std::string("{}");
   manifest.step = manifest.adam_step = step();
   manifest.plan = plan().outline_json();
+  manifest.optimizer = optimizer_of(plan().state);
   manifest.parameters = checkpoint_parameters(*this);
   std::vector<float> buffer(save_buffer_values(layout()));
   SaveScope scope = begin_save();
-  SaveReads reads(scope, layout());
+  SaveReads reads(scope, layout(), manifest.optimizer);
   CheckpointContent content;
   content.manifest = &manifest;
   content.read = [&](std::size_t index, StateArray array, std::int64_t first, std::span<float> values) {
@@ -107,7 +109,7 @@ std::filesystem::path OffloadEngine::load(const std::filesystem::path& directory
   if (!checkpoint) {
     throw InputError(directory.string(), passed_over.empty() ? "there is no checkpoint in it" : passed_over);
   }
-  check_belongs(*checkpoint, layout());
+  check_belongs(*checkpoint, layout(), plan().state);
   begin_load();
   OffloadEngine* const self = this;
   load_state({&self, 1}, *checkpoint);

@@ -20,6 +20,18 @@ StateReader reader_of(Source& source, const ParameterLayout& layout) {
   };
 }
 
+/// Throws InputError where the checkpoint's state is another optimizer's than that of `state`.
+void check_optimizer(const Checkpoint& checkpoint, StateFormat state) {
+  const Optimizer stored = checkpoint.manifest().optimizer, wanted = optimizer_of(state);
+  if (stored == wanted) return;
+  throw InputError(fmt::format("checkpoint {}", checkpoint.directory().string()),
+                   fmt::format("it holds the state of {}, and --state {} is of {}", name_of(stored), name_of(state),
+                               name_of(wanted)),
+                   fmt::format("resume with --state {}; to train on with {} begin a run with --model CHECKPOINT and "
+                               "another --out",
+                               stored == Optimizer::lion ? "lion" : "fp32 or another of AdamW", name_of(wanted)));
+}
+
 }  // namespace
 
 std::vector<CheckpointParameter> checkpoint_parameters(const ParameterLayout& layout) {
@@ -68,30 +80,32 @@ StateReader state_reader(OffloadEngine::SaveScope& scope, const ParameterLayout&
   return reader_of(scope, layout);
 }
 
-std::size_t StateCopy::bytes(const ParameterLayout& layout) {
+std::size_t StateCopy::bytes(const ParameterLayout& layout, Optimizer optimizer) {
   std::size_t values = 0;
   for (const Parameter* p : layout.owned_parameters()) {
-    values += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable).size();
+    values += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable, optimizer).size();
   }
   return align_up(values * sizeof(float));
 }
 
-StateCopy::StateCopy(const ParameterLayout& layout, Parallel& threads) : parameters_(layout.owned_parameters()) {
+StateCopy::StateCopy(const ParameterLayout& layout, Optimizer optimizer, Parallel& threads)
+    : parameters_(layout.owned_parameters()), optimizer_(optimizer) {
   std::size_t offset = 0;
   for (const Parameter* p : parameters_) {
     offsets_.push_back(offset);
-    offset += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable).size();
+    offset += static_cast<std::size_t>(p->count) * arrays_of(p->options.trainable, optimizer).size();
   }
-  const std::size_t size = bytes(layout);
+  const std::size_t size = bytes(layout, optimizer);
   // With its pages: the first save must not hold training up any longer than the next.
   memory_ = MemoryBlock(MappedMemory::provide(size, nullptr, threads), size, &MappedMemory::unmap);
 }
 
 std::span<float> StateCopy::writable(std::size_t index, StateArray array) const {
   const Parameter& p = *parameters_.at(index);
-  if (!p.options.trainable && array != StateArray::master) return {};
+  const auto index_of_array = static_cast<std::size_t>(array);
+  if (index_of_array >= arrays_of(p.options.trainable, optimizer_).size()) return {};
   const auto count = static_cast<std::size_t>(p.count);
-  return {static_cast<float*>(memory_.data()) + offsets_[index] + static_cast<std::size_t>(array) * count, count};
+  return {static_cast<float*>(memory_.data()) + offsets_[index] + index_of_array * count, count};
 }
 
 std::span<const float> StateCopy::part(std::size_t index, StateArray array) const { return writable(index, array); }
@@ -109,7 +123,8 @@ void StateCopy::take(StateOfSave& state) {
   }
 }
 
-void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout) {
+void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout, StateFormat state) {
+  check_optimizer(checkpoint, state);
   const auto expected = checkpoint_parameters(layout);
   const auto& stored = checkpoint.manifest().parameters;
   const auto refuse = [&](const std::string& why) {

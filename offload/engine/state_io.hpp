@@ -33,13 +33,13 @@ class StateOfSave {
 /// All that a checkpoint holds of an engine, in host memory, so that training can go on while it is written.
 class StateCopy {
  public:
-  /// Bytes it takes: 12 for each trained value, 4 for each frozen one.
-  static std::size_t bytes(const ParameterLayout& layout);
+  /// Bytes it takes: 12 for each trained value, of Lion 8, and 4 for each frozen one.
+  static std::size_t bytes(const ParameterLayout& layout, Optimizer optimizer);
   /// Takes the memory, its pages too, on `threads`. `layout` must outlive it.
-  StateCopy(const ParameterLayout& layout, Parallel& threads);
+  StateCopy(const ParameterLayout& layout, Optimizer optimizer, Parallel& threads);
   /// Copies the state of a save. Blocks; waits for the updates that came before it.
   void take(StateOfSave& state);
-  /// One array of an owned parameter, as last taken; empty for moments of a frozen one.
+  /// One array of an owned parameter, as last taken; empty where the parameter does not have it.
   std::span<const float> part(std::size_t index, StateArray array) const;
   /// All of it, for other use until the next `take`.
   std::span<float> memory() const;
@@ -47,6 +47,7 @@ class StateCopy {
  private:
   std::span<float> writable(std::size_t index, StateArray array) const;
   std::vector<const Parameter*> parameters_;
+  Optimizer optimizer_;
   std::vector<std::size_t> offsets_;  // in values, of each parameter's master
   MemoryBlock memory_;
 };
@@ -61,8 +62,9 @@ std::size_t largest_parameter(const ParameterLayout& layout);
 /// Values of the buffer through which state passes into a checkpoint: 4 MiB of them, or the largest parameter.
 std::size_t save_buffer_values(const ParameterLayout& layout);
 
-/// Throws InputError where the checkpoint belongs to another model or another --freeze.
-void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout);
+/// Throws InputError where the checkpoint belongs to another model, another --freeze, or another optimizer than that of
+/// `state`.
+void check_belongs(const Checkpoint& checkpoint, const ParameterLayout& layout, StateFormat state);
 
 /// Restores every parameter and the step count, of an engine, or of all of a group. Blocks.
 void load_state(std::span<OffloadEngine* const> engines, const Checkpoint& checkpoint);

@@ -10,12 +10,12 @@
 namespace tandem {
 namespace {
 
-/// Copies three arrays of state: copy(to, from, bytes) for each.
+/// Copies the arrays of state: copy(to, from, bytes) for each.
 template <class Copy>
 void copy_state(const StateArrays& to, const StateArrays& from, std::int64_t count, StateFormat format, Copy copy) {
   copy(to.master, from.master, master_bytes(format, count));
-  copy(to.m, from.m, moment_bytes(format, count));
-  copy(to.v, from.v, moment_bytes(format, count));
+  copy(to.m, from.m, m_bytes(format, count));
+  copy(to.v, from.v, v_bytes(format, count));
 }
 
 }  // namespace
@@ -348,7 +348,7 @@ AdamPiece TaskRunner::piece_of(const Task& task, const StateArrays& state, const
   piece.state = state;
   piece.count = task.count();
   piece.format = format_of(task);
-  if (piece.format == StateFormat::fp32_weights) {
+  if (has_fp32_weights(piece.format)) {
     piece.fp32_gradient = reinterpret_cast<const float*>(gradient);
     piece.fp32_weight = reinterpret_cast<float*>(weights);
   } else {

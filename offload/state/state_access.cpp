@@ -53,13 +53,19 @@ std::vector<StateAccess::Piece> StateAccess::pieces_of(const Parameter& paramete
   return pieces;
 }
 
+/// Whether the array is stored; what is not is zero.
+bool StateAccess::has(const Parameter& parameter, StateArray array) const noexcept {
+  const std::span<const StateArray> stored = arrays_of(parameter.options.trainable, optimizer_of(plan_.state));
+  return std::ranges::find(stored, array) != stored.end();
+}
+
 void StateAccess::read(const Parameter& parameter, StateArray array, std::int64_t first,
                        std::span<float> values) const {
-  if (!parameter.options.trainable) {
-    if (array == StateArray::master) return read_weights(parameter, first, values);
+  if (!has(parameter, array)) {
     std::fill(values.begin(), values.end(), 0.0F);
     return;
   }
+  if (!parameter.options.trainable) return read_weights(parameter, first, values);
   for (const Piece& p : pieces_of(parameter, first, std::ssize(values), chunk_elements)) {
     read_piece(p.subgroup, array, p.at,
                values.subspan(static_cast<std::size_t>(p.offset), static_cast<std::size_t>(p.count)));
@@ -86,7 +92,7 @@ void StateAccess::move(int subgroup, StateArray array, std::int64_t at, std::spa
 bool StateAccess::stored_as_fp32(int subgroup, StateArray array) const noexcept {
   const StateFormat format = storage_.subgroup(subgroup).format;
   const bool master = array == StateArray::master;
-  return (master ? master_bytes(format, 1) : moment_bytes(format, 1)) == sizeof(float);
+  return (master ? master_bytes(format, 1) : m_bytes(format, 1)) == sizeof(float);
 }
 
 bool StateAccess::stored_in_records(int subgroup, StateArray array) const noexcept {
@@ -95,7 +101,7 @@ bool StateAccess::stored_in_records(int subgroup, StateArray array) const noexce
 
 /// Whether the array is the weights themselves.
 bool StateAccess::lies_in_weights(int subgroup, StateArray array) const noexcept {
-  return array == StateArray::master && storage_.subgroup(subgroup).format == StateFormat::fp32_weights;
+  return array == StateArray::master && has_fp32_weights(storage_.subgroup(subgroup).format);
 }
 
 void StateAccess::read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const {
@@ -154,6 +160,7 @@ void StateAccess::read_weights(const Parameter& parameter, std::int64_t first, s
 
 void StateAccess::write(const Parameter& parameter, StateArray array, std::int64_t first,
                         std::span<const float> values) const {
+  if (!has(parameter, array)) return;
   if (parameter.options.trainable) {
     const auto write_one = [&](const Piece& p) {
       write_piece(p.subgroup, array, p.at,

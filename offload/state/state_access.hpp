@@ -26,9 +26,11 @@ class StateAccess {
   static constexpr std::int64_t part_elements = std::int64_t{1} << 16;
 
   /// Copies elements [first, first + values.size()) of one array of a parameter that owns storage, all of them the
-  /// rank's own, on the calling thread; any number of threads may. Blocks.
+  /// rank's own, on the calling thread; any number of threads may. An array that the parameter does not have is zero.
+  /// Blocks.
   void read(const Parameter& parameter, StateArray array, std::int64_t first, std::span<float> values) const;
-  /// Writes elements of one array, any of them: those that are not the rank's own are left out. A master also sets the
+  /// Writes elements of one array, any of them: those that are not the rank's own are left out, as is an array that the
+  /// parameter does not have. A master also sets the
   /// weight. Moments are rounded to nearest where the format keeps fewer bits, which leaves values read from the same
   /// format unchanged. On the threads of the device's host kernels, with part_elements of scratch each; to the device
   /// by few large copies, with the scratch of `read`. Blocks.
@@ -45,6 +47,7 @@ class StateAccess {
   static StateDigest::BlockHash hash_block(const Parameter& parameter, StateArray array, std::int64_t first,
                                            const Reader& read);
   std::string digest(std::span<const std::int64_t> missed, const Reader& read, Parallel* threads) const;
+  bool has(const Parameter& parameter, StateArray array) const noexcept;
   void read_piece(int subgroup, StateArray array, std::int64_t at, std::span<float> values) const;
   void write_piece(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;
   void write_records(int subgroup, StateArray array, std::int64_t at, std::span<const float> values) const;

@@ -84,8 +84,8 @@ void Relocation::want_state(const CarvedPlan& from, const CarvedPlan& to) {
     const StateArrays a = from.carving.subgroups[i].state.from(begin - old.begin, format);
     const StateArrays b = to.carving.subgroups[j].state.from(begin - fresh.begin, format);
     want({space(old), a.master}, {space(fresh), b.master}, master_bytes(format, count));
-    want({space(old), a.m}, {space(fresh), b.m}, moment_bytes(format, count));
-    want({space(old), a.v}, {space(fresh), b.v}, moment_bytes(format, count));
+    want({space(old), a.m}, {space(fresh), b.m}, m_bytes(format, count));
+    want({space(old), a.v}, {space(fresh), b.v}, v_bytes(format, count));
     if (old.end == end) ++i;
     if (fresh.end == end) ++j;
   }

@@ -17,14 +17,22 @@ namespace tandem {
 namespace {
 
 std::size_t array_bytes(StateFormat format, StateArray array, std::int64_t elements) {
-  return array == StateArray::master ? master_bytes(format, elements) : moment_bytes(format, elements);
+  switch (array) {
+    case StateArray::master:
+      return master_bytes(format, elements);
+    case StateArray::m:
+      return m_bytes(format, elements);
+    case StateArray::v:
+      return v_bytes(format, elements);
+  }
+  return 0;
 }
 
 /// Bytes between the beginning of `count` elements of state and that of one of their arrays.
 std::size_t array_offset(StateFormat format, StateArray array, std::int64_t count) {
   if (array == StateArray::master) return 0;
   const std::size_t m = align_up(master_bytes(format, count));
-  return array == StateArray::m ? m : m + align_up(moment_bytes(format, count));
+  return array == StateArray::m ? m : m + align_up(m_bytes(format, count));
 }
 
 /// The arrays of `count` elements of state, which begin at `begin` and are each aligned.

@@ -49,7 +49,7 @@ void bind_offload_options(nb::module_& m) {
       .value("update_threads", &O::update_threads, "int | None", "Threads of an update on the CPU. None: all.")
       .text(
           "state", &O::state, state_format_of, [](StateFormat f) { return tandem::name_of(f); },
-          "\"fp32\", \"split\", \"bf16-moments\" or \"8bit-moments\".")
+          "\"fp32\", \"split\", \"bf16-moments\", \"8bit-moments\", or \"lion\", another optimizer.")
       .value("adamw", &O::adamw, "AdamW", "Hyperparameters, where a step gives none.")
       .value("seed", &O::seed, "int", "Seed of stochastic rounding, where the format has any.")
       .text(

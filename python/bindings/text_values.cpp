@@ -24,11 +24,11 @@ Value find_name(std::string_view what, std::string_view name, Names<Value> names
   throw UsageError(fmt::format("{} '{}'", what, name), "is none that tandem knows", fmt::format("use one of {}", all));
 }
 
-constexpr std::array<std::pair<std::string_view, StateFormat>, 4> formats{
-    {{"fp32", StateFormat::fp32},
-     {"split", StateFormat::split},
-     {"bf16-moments", StateFormat::bf16_moments},
-     {"8bit-moments", StateFormat::byte_moments}}};
+constexpr std::array<std::pair<std::string_view, StateFormat>, 5> formats{{{"fp32", StateFormat::fp32},
+                                                                           {"split", StateFormat::split},
+                                                                           {"bf16-moments", StateFormat::bf16_moments},
+                                                                           {"8bit-moments", StateFormat::byte_moments},
+                                                                           {"lion", StateFormat::lion}}};
 constexpr std::array<std::pair<std::string_view, DType>, 2> dtypes{{{"f32", DType::f32}, {"bf16", DType::bf16}}};
 constexpr std::array<std::pair<std::string_view, StateArray>, 3> arrays{
     {{"master", StateArray::master}, {"m", StateArray::m}, {"v", StateArray::v}}};

@@ -101,7 +101,7 @@ PathBytes path_bytes(UpdatePath path, const PathSetting& setting) noexcept {
       }
       if (!setting.weights_resident) {
         bytes.to_host += half_bytes;
-        if (setting.state != StateFormat::fp32) bytes.to_device += half_bytes;  // half of the master
+        if (reads_weights(setting.state)) bytes.to_device += half_bytes;  // half of the master
       }
       bytes.dram = bytes.to_device + bytes.to_host;
       return bytes;

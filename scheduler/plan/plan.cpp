@@ -40,12 +40,17 @@ std::string_view name_of(StateFormat format) noexcept {
       return "8bit-moments";
     case StateFormat::fp32_weights:
       return "fp32-weights";
+    case StateFormat::lion:
+      return "lion";
+    case StateFormat::lion_fp32_weights:
+      return "lion-fp32-weights";
   }
   return "";
 }
 
 std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexcept {
-  return align_up(master_bytes(format, elements)) + 2 * align_up(moment_bytes(format, elements));
+  return align_up(master_bytes(format, elements)) + align_up(m_bytes(format, elements)) +
+         align_up(v_bytes(format, elements));
 }
 
 std::size_t file_state_bytes(std::int64_t elements, StateFormat format) noexcept {
@@ -358,8 +363,11 @@ std::string flags_that_fit(const ParameterLayout& layout, const OffloadOptions& 
   };
   if (options.paths) return {};  // they stand in place of any policy
   OffloadOptions other = options;
-  for (const StateFormat state :
-       {options.state, StateFormat::split, StateFormat::bf16_moments, StateFormat::byte_moments}) {
+  std::vector<StateFormat> formats{options.state};
+  if (optimizer_of(options.state) == Optimizer::adamw) {  // another optimizer is no smaller format
+    formats.insert(formats.end(), {StateFormat::split, StateFormat::bf16_moments, StateFormat::byte_moments});
+  }
+  for (const StateFormat state : formats) {
     const std::string flag = state == options.state ? "" : fmt::format("--state {}", name_of(state));
     other.state = state;
     other.policy = options.policy;

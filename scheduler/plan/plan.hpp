@@ -22,7 +22,7 @@ enum class Updater : std::uint8_t { cpu, device };
 
 std::string_view name_of(Tier tier) noexcept;
 std::string_view name_of(Updater updater) noexcept;
-/// "fp32", "split", "bf16-moments".
+/// "fp32", "split", "bf16-moments", "lion".
 std::string_view name_of(StateFormat format) noexcept;
 /// Bytes that `elements` of state take in an arena: three arrays, each aligned.
 std::size_t booked_state_bytes(std::int64_t elements, StateFormat format) noexcept;
@@ -104,7 +104,7 @@ struct Plan {
   }
   bool loads_weights(const Subgroup& s) const { return reads_weights(format_of(s)) && stages_weights(s); }
   /// How a subgroup's state is stored.
-  StateFormat format_of(const Subgroup& s) const noexcept { return s.fp32_weights ? StateFormat::fp32_weights : state; }
+  StateFormat format_of(const Subgroup& s) const noexcept { return s.fp32_weights ? with_fp32_weights(state) : state; }
   /// Elements of a piece of it: of fp32 weights so many that they fit in any buffer for a piece of the others.
   std::int64_t piece_of(const Subgroup& s) const noexcept {
     return s.fp32_weights ? std::max(layout_quantum, piece_elements / 4 / layout_quantum * layout_quantum)

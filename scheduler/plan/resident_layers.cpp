@@ -27,7 +27,7 @@ std::vector<int> by_worth_of_residence(const ParameterLayout& layout, const Plan
   // Crossings of an element's weight in a step: each fetch is saved. What the CPU has updated is sent to a layer that
   // stays; what the device has updated returns from one that does not, and is loaded for that where the weight is a
   // part of the master.
-  const double from_cpu = -1.0, from_device = plan.state == StateFormat::fp32 ? 1.0 : 2.0;
+  const double from_cpu = -1.0, from_device = reads_weights(plan.state) ? 2.0 : 1.0;
   // Crossings of all elements of a layer: whole numbers, so that equals are equal.
   std::vector<double> crossings(fetches.size());
   for (const Subgroup& s : plan.subgroups) {

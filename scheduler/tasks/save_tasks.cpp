@@ -1,6 +1,7 @@
 #include "scheduler/tasks/save_tasks.hpp"
 
 #include <algorithm>
+#include <span>
 
 #include "scheduler/plan/rank_slice.hpp"
 
@@ -41,7 +42,7 @@ void SaveTasks::save_parameter(const Parameter& p, TaskList& out) {
   }
 }
 
-/// The three arrays follow each other in the file, so only while the last one is read is one subgroup after another
+/// The arrays follow each other in the file, so only while the last one is read is one subgroup after another
 /// done with: it has a task for each, the others one alone.
 void SaveTasks::save_trained(const Parameter& p, std::int64_t begin, std::int64_t end, TaskList& out) {
   const auto for_subgroups = [&](auto call) {
@@ -53,14 +54,15 @@ void SaveTasks::save_trained(const Parameter& p, std::int64_t begin, std::int64_
       if (from < to) call(state_.users(s).of_state, group, from, to);
     }
   };
-  emit(p, StateArray::master, begin, end, out);
+  const std::span<const StateArray> arrays = arrays_of(/*trainable=*/true, optimizer_of(state_.plan.state));
+  emit(p, arrays.front(), begin, end, out);
   for_subgroups([&](const std::vector<RangeUse>& users, const Subgroup& group, std::int64_t, std::int64_t) {
     depend_on_users(users, group.begin, group.end, out);
   });
-  emit(p, StateArray::m, begin, end, out);
+  for (const StateArray array : arrays.subspan(1, arrays.size() - 2)) emit(p, array, begin, end, out);
   for_subgroups([&](std::vector<RangeUse>& users, const Subgroup& group, std::int64_t from, std::int64_t to) {
     // Behind the users that there were, and so for the next update instead of them.
-    users = {{group.begin, group.end, emit(p, StateArray::v, from, to, out)}};
+    users = {{group.begin, group.end, emit(p, arrays.back(), from, to, out)}};
   });
 }
 

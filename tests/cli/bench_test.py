@@ -65,12 +65,14 @@ class Bench(ProgramTest):
         split, bytes_of_split = digest("--state", "split")
         moments, bytes_of_moments = digest("--state", "bf16-moments")
         in_bytes, bytes_of_bytes = digest("--state", "8bit-moments")
+        lion, bytes_of_lion = digest("--state", "lion")
         frozen, bytes_of_some = digest("--freeze", "wte|wpe|h\\.0")
         self.assertEqual(split, whole)
-        self.assertEqual(len({whole, moments, in_bytes, frozen}), 4)
+        self.assertEqual(len({whole, moments, in_bytes, lion, frozen}), 5)
         self.assertLess(bytes_of_bytes, bytes_of_moments)
         self.assertLess(bytes_of_moments, bytes_of_split)
         self.assertLess(bytes_of_split, bytes_of_fp32)
+        self.assertLess(bytes_of_lion, bytes_of_split)
         self.assertLess(bytes_of_some, bytes_of_fp32)
 
     def sweep(self, out, *flags):

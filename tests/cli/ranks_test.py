@@ -84,7 +84,8 @@ class OneCourse(RanksTest):
         self.assertGreater(max(step["grad_norm"] for step in self.metrics(self.root / "run0")), 10.0)
 
     def test_whatever_the_state(self):
-        for state, policy in [("split", "interleave:2"), ("bf16-moments", "host"), ("8bit-moments", "stream")]:
+        for state, policy in [("split", "interleave:2"), ("bf16-moments", "host"), ("8bit-moments", "stream"),
+                              ("lion", "interleave:3")]:
             self.check(["--state", state], [["--policy", policy]])
 
     def test_whatever_is_kept_and_in_every_order(self):

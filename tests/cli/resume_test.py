@@ -6,6 +6,7 @@ from program import ProgramTest, main
 WAYS = {
     "moments in 16 bits": ["--state", "bf16-moments"],
     "moments in 8 bits": ["--state", "8bit-moments"],
+    "by Lion": ["--state", "lion", "--beta2", "0.99", "--lr", "3e-4"],
     "accumulated": ["--grad-accum", "3"],
     "frozen": ["--freeze", r"wpe|h\.1\."],
     "offloaded": ["--recompute", "block", "--offload-activations"],
@@ -73,6 +74,24 @@ class ComputeKeys(ProgramTest):
 
 
 class Refused(ProgramTest):
+    def test_state_of_another_optimizer(self):
+        ways = {"lion": ("AdamW", "Lion"), "split": ("Lion", "AdamW")}
+        for state, (_, name) in ways.items():
+            self.succeed(self.train("--steps", "1", "--state", state, "--out", self.root / name))
+        for state, (stored, wanted) in ways.items():
+            with self.subTest(state=state):
+                before = self.summary(self.root / stored)
+                flags = ["--steps", "2", "--state", state, "--resume", self.root / stored]
+                advice = "resume with --state " + ("lion" if stored == "Lion" else "fp32")
+                for out in (self.root / stored, self.root / "new"):
+                    self.refused(self.train(*flags, "--out", out), 4, f"it holds the state of {stored}", advice)
+                self.assertFalse((self.root / "new").exists())
+                self.assertEqual(self.summary(self.root / stored), before)
+                # As advised: the run goes on as it is, and another optimizer begins with its weights.
+                self.succeed(self.run_program("train", "--resume", self.root / stored, "--steps", "2"))
+                fresh = self.root / f"by {wanted}"
+                self.succeed(self.train("--steps", "1", "--state", state, "--model", self.root / stored, "--out", fresh))
+
     def test_a_checkpoint_that_turns_out_damaged_leaves_nothing_behind(self):
         """Its state is read at the very end, when the folder of the new run is there already."""
         first = self.root / "first"

@@ -451,13 +451,14 @@ class WhatIf(ProgramTest):
     def test_a_plan_over_a_profile_heeds_the_state_format(self):
         profile = pathlib.Path(__file__).parents[2] / "profiles" / "8gb-pcie4.toml"
         bytes_of = {}
-        for state in ("fp32", "split", "bf16-moments", "8bit-moments"):
+        for state in ("fp32", "split", "bf16-moments", "8bit-moments", "lion"):
             result = self.succeed(self.run_program("plan", "--model", "gpt2", "--policy", "host", "--seq-len", "128",
                                                    "--profile", profile, "--state", state, "--json"))
             bytes_of[state] = json.loads(result.stdout)["host_bytes"]
         self.assertGreater(bytes_of["fp32"], bytes_of["split"])
         self.assertGreater(bytes_of["split"], bytes_of["bf16-moments"])
         self.assertGreater(bytes_of["bf16-moments"], bytes_of["8bit-moments"])
+        self.assertAlmostEqual(bytes_of["lion"], bytes_of["bf16-moments"], delta=bytes_of["lion"] / 1000)
 
 
 if __name__ == "__main__":

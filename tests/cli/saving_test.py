@@ -77,6 +77,7 @@ class Saving(ProgramTest):
         beside = ["--checkpoint-every", "1", "--host-memory", str(plan["host_bytes"] - (10 << 20))]
         for i, flags in enumerate([["--state", "split", "--checkpoint-every", "1"], ["--state", "bf16-moments"],
                                    ["--state", "8bit-moments", "--checkpoint-every", "1"],
+                                   ["--state", "lion", "--checkpoint-every", "1"],
                                    ["--state", "fp32", *beside], ["--state", "fp32", "--freeze", "embed_tokens"]]):
             for steps, resume in [(1, []), (2, ["--resume"])]:
                 with self.subTest(flags=flags, steps=steps):

@@ -42,7 +42,7 @@ class StateFile(ProgramTest):
 
     def test_the_same_bits_under_every_policy_and_format(self):
         work = ["--steps", "3", "--grad-accum", "2"]
-        for state in ["fp32", "split", "bf16-moments", "8bit-moments"]:
+        for state in ["fp32", "split", "bf16-moments", "8bit-moments", "lion"]:
             out = self.root / state
             self.succeed(self.train("--lr", "1e-3", "--policy", "device", "--state", state, *work, "--out", out))
             expected = self.summary(out)["state_digest"]

@@ -1,5 +1,5 @@
 // State in fewer bytes: `split` is `fp32` to the bit, `bf16_moments` and `byte_moments` round without bias, and every
-// instruction set, cut and thread count gives the same.
+// instruction set, cut and thread count gives the same, in the format of Lion too.
 #include "core/params/coded_moments.hpp"
 #include "cpu_ops/reference/reference.hpp"
 #include "cpu_ops/update/update_kernels.hpp"
@@ -59,7 +59,7 @@ struct Stored {
     };
     p.state.master = format == StateFormat::fp32 ? static_cast<void*>(master.data()) : residual.data();
     p.state.m = stored(m, m16, m8);
-    p.state.v = stored(v, v16, v8);
+    p.state.v = is_lion(format) ? nullptr : stored(v, v16, v8);
     p.gradient = gradient.data();
     p.weight = weight.data();
     p.count = static_cast<std::int64_t>(master.size());

@@ -83,6 +83,38 @@ TEST_F(CheckpointFiles, ReadsBackWhatWasSaved) {
   EXPECT_EQ(checkpoint.state_digest(), m.state_digest);
 }
 
+std::string manifest_file(const fs::path& checkpoint) {
+  std::ifstream in(checkpoint / "manifest.json");
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+TEST_F(CheckpointFiles, OfLionHoldNoSecondMomentAndNameIt) {
+  const fs::path of_adamw = save(1);
+  EXPECT_EQ(manifest_file(of_adamw).find("optimizer"), std::string::npos) << "as ever";
+  Manifest m = manifest(2);
+  m.optimizer = Optimizer::lion;
+  std::vector<float> buffer(1100000);
+  const Checkpoint checkpoint(write_checkpoint(root_, {.manifest = &m, .read = reader, .buffer = buffer}));
+  EXPECT_EQ(checkpoint.manifest().optimizer, Optimizer::lion);
+  EXPECT_LT(fs::file_size(checkpoint.directory() / "state.safetensors"), fs::file_size(of_adamw / "state.safetensors"));
+  checkpoint.read(2, StateArray::m, 0, buffer);
+  EXPECT_EQ(buffer[7], value(2, StateArray::m, 7));
+  checkpoint.read(2, StateArray::v, 0, buffer);
+  EXPECT_EQ(buffer[7], 0.0F);
+  EXPECT_EQ(checkpoint.state_digest(), m.state_digest);
+  // Without the name it lacks tensors, and a name that is not known is a later version's.
+  const std::string text = manifest_file(checkpoint.directory()), named = "\"optimizer\": \"Lion\"";
+  ASSERT_NE(text.find(named), std::string::npos);
+  const auto with_name = [&](const std::string& name) {
+    std::ofstream(checkpoint.directory() / "manifest.json")
+        << std::string(text).replace(text.find(named), named.size(), "\"optimizer\": " + name);
+    return refusal(checkpoint.directory());
+  };
+  EXPECT_THAT(with_name("\"AdamW\""), HasSubstr("tensor v.a is missing"));
+  EXPECT_THAT(with_name("\"Sophia\""), HasSubstr("its optimizer is Sophia; use the newer tandem"));
+  EXPECT_THAT(with_name("7"), HasSubstr("wrong type"));
+}
+
 TEST_F(CheckpointFiles, NoticesOneFlippedBit) {
   const fs::path directory = save(1);
   std::fstream stream(directory / "state.safetensors", std::ios::in | std::ios::out | std::ios::binary);

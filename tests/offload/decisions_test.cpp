@@ -101,8 +101,7 @@ TEST_P(Decisions, WhereUpdatesRunInBackwardTheyAreByWhatBeginStepWasTold) {
   EXPECT_EQ(train_toy(o).digest, expected.digest);
 }
 
-TEST_P(Decisions, GroupsHaveTheirOwnValues) {
-  ToyOptions o = toy(GetParam());
+void expect_groups_with_their_own_values(ToyOptions o) {
   o.grouped = true;
   o.max_grad_norm = 0.0;
   const auto trained = [&](std::vector<GroupValues> groups) {
@@ -133,6 +132,14 @@ TEST_P(Decisions, GroupsHaveTheirOwnValues) {
   o.decays = false;
   EXPECT_EQ(train_toy(o).digest, of_decay);
   EXPECT_NE(of_decay, together);
+}
+
+TEST_P(Decisions, GroupsHaveTheirOwnValues) { expect_groups_with_their_own_values(toy(GetParam())); }
+
+TEST_P(Decisions, GroupsOfLionHaveTheirOwnValues) {
+  ToyOptions o = toy(GetParam());
+  o.offload.state = StateFormat::lion;
+  expect_groups_with_their_own_values(o);
 }
 
 TEST_P(Decisions, ASkippedOrAbandonedStepLeavesNoTrace) {

@@ -51,26 +51,34 @@ TEST_P(Fp32Weights, HaveOneDigest) {
 }
 
 TEST_P(Fp32Weights, HaveTheDigestOfOneRank) {
-  for (const int ranks : {2, 3}) {
-    const std::string expected = train_toy(with_fp32_vectors("device", StateFormat::split, 6)).digest;
-    for (const ToyResult& result : train_toy_group(with_fp32_vectors(GetParam(), StateFormat::split, 6), ranks)) {
-      EXPECT_EQ(result.digest, expected) << ranks;
+  for (const auto& [ranks, state] :
+       {std::pair{2, StateFormat::split}, {3, StateFormat::split}, {3, StateFormat::lion}}) {
+    const std::string expected = train_toy(with_fp32_vectors("device", state, 6)).digest;
+    for (const ToyResult& result : train_toy_group(with_fp32_vectors(GetParam(), state, 6), ranks)) {
+      EXPECT_EQ(result.digest, expected) << ranks << ", " << name_of(state);
     }
   }
 }
 
 TEST_P(Fp32Weights, MayHaveTheirStateInAFile) {
-  for (const StateFormat state : {StateFormat::fp32, StateFormat::bf16_moments}) {
+  for (const StateFormat state : {StateFormat::fp32, StateFormat::bf16_moments, StateFormat::lion}) {
     const ToyOptions o = with_fp32_vectors(GetParam(), state);
     if (fixed()) continue;
     EXPECT_EQ(train_toy(testing::with_state_in_file(o, 0.7)).digest, train_toy(o).digest) << name_of(state);
   }
 }
 
+numerics::AdamElement updated(StateFormat state, const numerics::AdamElement& e, float gradient,
+                              const AdamCoefficients& c) {
+  if (!is_lion(state)) return numerics::adamw(e, gradient, c);
+  const numerics::LionElement next = numerics::lion({e.master, e.m}, gradient, c);
+  return {next.master, next.m, 0.0F};
+}
+
 /// Beside the formula by hand: gradients of several micro-batches are added as fp32, and nothing is rounded.
-TEST_P(Fp32Weights, AreTheFormulaWithoutRounding) {
+void expect_formula_without_rounding(const char* policy, StateFormat state) {
   for (const int micro_batches : {1, 2}) {
-    ToyOptions o = with_fp32_vectors(GetParam(), StateFormat::split, micro_batches);
+    ToyOptions o = with_fp32_vectors(policy, state, micro_batches);
     o.max_grad_norm = 0.0;
     ToyTrainer t(o);
     const Parameter& p = t.layout().parameter("h.1.b");
@@ -78,7 +86,7 @@ TEST_P(Fp32Weights, AreTheFormulaWithoutRounding) {
     ToyResult ignored;
     for (int s = 0; s < 3; ++s) t.step(s, ignored);
     const std::vector<float> actual = t.array("h.1.b", StateArray::master);
-    const std::vector<float> v = t.array("h.1.b", StateArray::v);
+    const std::vector<float> m = t.array("h.1.b", StateArray::m), v = t.array("h.1.b", StateArray::v);
     int beyond_bf16 = 0;
     for (std::size_t i = 0; i < start.size(); ++i) {
       numerics::AdamElement e{start[i], 0.0F, 0.0F};
@@ -90,14 +98,20 @@ TEST_P(Fp32Weights, AreTheFormulaWithoutRounding) {
           const float d = e.master - testing::noise(key, i);
           gradient = micro == 0 ? d : gradient + d;
         }
-        e = numerics::adamw(e, gradient, numerics::adam_coefficients(o.offload.adamw, s + 1, o.lr * 0.5, 1.0, false));
+        e = updated(state, e, gradient, numerics::adam_coefficients(o.offload.adamw, s + 1, o.lr * 0.5, 1.0, false));
       }
       EXPECT_EQ(actual[i], e.master) << i;
+      EXPECT_EQ(m[i], e.m) << i;
       EXPECT_EQ(v[i], e.v) << i;
       beyond_bf16 += numerics::bf16_to_float(numerics::round_to_bf16(actual[i])) == actual[i] ? 0 : 1;
     }
     EXPECT_GT(beyond_bf16, 30);
   }
+}
+
+TEST_P(Fp32Weights, AreTheFormulaWithoutRounding) { expect_formula_without_rounding(GetParam(), StateFormat::split); }
+TEST_P(Fp32Weights, AreTheFormulaOfLionWithoutRounding) {
+  expect_formula_without_rounding(GetParam(), StateFormat::lion);
 }
 
 TEST_P(Fp32Weights, AreSeenThroughGuardsAndFrozenOnesToo) {

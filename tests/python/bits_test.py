@@ -24,6 +24,17 @@ class Digests(unittest.TestCase):
         self.assertEqual(len(python[0]), 32)
         self.assertEqual(set(python + cpp), {python[0]}, (python, cpp))
 
+    def test_lion_has_one_digest_under_every_policy_and_no_second_moment(self):
+        digests = set()
+        for policy in POLICIES:
+            trainer = toy.Toy(policy, state="lion")
+            trainer.step()
+            self.assertEqual(trainer.engine.plan.state, "lion")
+            self.assertTrue(trainer.engine.read("h.1.w1", "m").any())
+            self.assertFalse(trainer.engine.read("h.1.w1", "v").any())
+            digests.add(trainer.engine.state_digest())
+        self.assertEqual(len(digests), 1)
+
     def test_another_gradient_is_another_digest(self):
         digests = set()
         for lr in (1e-2, 1.0001e-2):

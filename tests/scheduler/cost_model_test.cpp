@@ -79,6 +79,12 @@ TEST(CostModel, SmallerFormatsMoveFewerBytes) {
   EXPECT_EQ(update_bytes_each(StateFormat::bf16_moments), 18.0);
   EXPECT_EQ(update_bytes_each(StateFormat::byte_moments), 14.0625) << "a byte of exponent for 64 of either moment";
   EXPECT_EQ(path_bytes(UpdatePath::streamed, {true, true, 14.0, StateFormat::byte_moments}).to_device, 4.03125);
+  const PathBytes lion = path_bytes(UpdatePath::streamed, {false, true, 18.0, StateFormat::lion});
+  EXPECT_EQ(lion.to_device, 8.0) << "a residual, one moment, and the weight";
+  EXPECT_EQ(lion.to_host, 8.0);
+  EXPECT_EQ(update_bytes_each(StateFormat::lion), 18.0);
+  EXPECT_EQ(state_bytes_each(StateFormat::lion), 6.0);
+  EXPECT_EQ(state_bytes_each(StateFormat::lion_fp32_weights), 4.0);
   MachineProfile machine;
   machine.cpu_update.value = 9e8;
   machine.cpu_update_bytes.value = 28.0;
@@ -105,6 +111,8 @@ TEST(CostModel, AFewCoresAreShortOfInstructionsBeforeMemoryIs) {
   machine.cpu_update_cores.value = 16.0;
   EXPECT_DOUBLE_EQ(rates(StateFormat::byte_moments).first, 9e8 * 28.0 / 14.0625) << "as many bytes as in fp32";
   EXPECT_EQ(rates(StateFormat::split).first, 9e8 / (26.0 / 28.0));
+  EXPECT_EQ(rates(StateFormat::lion), std::pair(9e8 / (18.0 / 28.0), 5e9 / (18.0 / 28.0)))
+      << "not measured: as many bytes as in fp32";
 }
 
 TEST(CostModel, UpdateSecondsAreTheMaximumOfBothLines) {

@@ -139,7 +139,7 @@ TEST(Lower, ASaveReadsEveryValueOnceInTheOrderOfTheFile) {
   u.save(run.tasks);
   std::size_t i = 0;
   for (const Parameter* p : run.layout.owned_parameters()) {
-    for (const StateArray array : arrays_of(p->options.trainable)) {
+    for (const StateArray array : arrays_of(p->options.trainable, Optimizer::adamw)) {
       std::int64_t at = p->offset;
       for (; i < run.tasks.size() && at < p->offset + p->count; at = run.tasks[i++].end) {
         const Task& t = run.tasks[i];

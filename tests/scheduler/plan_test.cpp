@@ -473,6 +473,12 @@ TEST(Plan, RefusalOfHostMemoryNamesFlagsThatThenFit) {
   EXPECT_NE(refusal(options, moments).find("try --state bf16-moments"), std::string::npos);
   const PlanningFacts bytes{300_MiB, needed(StateFormat::byte_moments)};
   EXPECT_NE(refusal(options, bytes).find("try --state 8bit-moments"), std::string::npos);
+  // Another optimizer is no advice, and Lion has no smaller format.
+  const PlanningFacts less{300_MiB, needed(StateFormat::byte_moments) - 1};
+  EXPECT_EQ(refusal(options, less).find("lion"), std::string::npos);
+  OffloadOptions lion = options;
+  lion.state = StateFormat::lion;
+  EXPECT_EQ(refusal(lion, bytes).find("--state"), refusal(lion, bytes).find("--state-dir"));
   EXPECT_NE(refusal(options, {64_GiB, 1_GiB}).find("try --policy auto"), std::string::npos);
   EXPECT_NO_THROW(make_plan(transformer_like(), with("auto"), {64_GiB, 1_GiB}));
   EXPECT_NE(refusal(options, {300_MiB, 1_MiB}).find("smaller model"), std::string::npos);

@@ -163,7 +163,7 @@ TEST(RunSetupOfRanks, ACopyOfTheStateIsBookedWhole) {
     config.checkpoint_every = 10;
     const RunSetup run = set_up_ranks(config, machine_with(64_GiB));
     ASSERT_TRUE(run.saving.copies);
-    const std::size_t copy = StateCopy::bytes(run.layout);
+    const std::size_t copy = StateCopy::bytes(run.layout, Optimizer::adamw);
     EXPECT_GE(bytes_of(run.all_memory(), "checkpoint copy"), copy);
     EXPECT_LE(bytes_of(run.all_memory(), "checkpoint copy"), copy + 1_KiB);
     EXPECT_EQ(bytes_of(run.all_memory(), "checkpoint buffer"), 0U);

@@ -57,7 +57,9 @@ struct Training {
   double step(double disk_share = 0.0) const {
     return simulate(layout, plan, profile, compute, options(disk_share)).step_seconds;
   }
-  double full_speed() const { return static_cast<double>(StateCopy::bytes(layout)) / profile.disk.value; }
+  double full_speed() const {
+    return static_cast<double>(StateCopy::bytes(layout, Optimizer::adamw)) / profile.disk.value;
+  }
   SaveSlowdown predict(const Saving& how, double disk = 0.0) const {
     return predict_saving(how, layout, plan, profile, compute, disk).value();
   }

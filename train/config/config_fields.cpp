@@ -329,12 +329,14 @@ void add_machine_fields(std::vector<ConfigField>& all) {
       layers({"prefetch-layers", "LAYERS", "auto", "2", "layers of weights in flight"}, &C::prefetch_layers, 1, 0));
   all.push_back(choice<StateFormat>(
       {"state", "FORMAT", "fp32", "fp32",
-       "optimizer state in 12, 10, 6 or 4 bytes: fp32, split (the same bits), bf16-moments, 8bit-moments"},
+       "optimizer state in 12, 10, 6 or 4 bytes: fp32, split (the same bits), bf16-moments, 8bit-moments; or lion, "
+       "another optimizer, in 6"},
       &C::state,
       {{"fp32", StateFormat::fp32},
        {"split", StateFormat::split},
        {"bf16-moments", StateFormat::bf16_moments},
-       {"8bit-moments", StateFormat::byte_moments}}));
+       {"8bit-moments", StateFormat::byte_moments},
+       {"lion", StateFormat::lion}}));
   all.push_back(text({"state-dir", "DIR", "none: all of it is in memory", "/mnt/nvme",
                       "folder on a fast disk, for the optimizer state that host memory has no room for; read and "
                       "written in every step"},
@@ -400,10 +402,14 @@ void add_work_fields(std::vector<ConfigField>& all) {
       [](Schedule::Kind k) { return name_of(k); }, always));
   all.push_back(number({"weight-decay", "RATE", "0.1", "0.01", "on matrices, not on biases and norms"},
                        &C::weight_decay, 0.0, unlimited));
-  all.push_back(number({"beta1", "SHARE", "0.9", "0.9", "decay of the first moment"}, &C::beta1, 0.0, 1.0));
-  all.push_back(number({"beta2", "SHARE", "0.95", "0.999", "decay of the second moment"}, &C::beta2, 0.0, 1.0));
-  all.push_back(number({"eps", "VALUE", "1e-8", "1e-6", "added to the root of the second moment"}, &C::eps, 0.0,
-                       unlimited, true));
+  all.push_back(
+      number({"beta1", "SHARE", "0.9", "0.9", "decay of the first moment; of lion its share in a step's direction"},
+             &C::beta1, 0.0, 1.0));
+  all.push_back(number({"beta2", "SHARE", "0.95", "0.999", "decay of the second moment; of lion that of its only one"},
+                       &C::beta2, 0.0, 1.0));
+  all.push_back(
+      number({"eps", "VALUE", "1e-8", "1e-6", "added to the root of the second moment; without effect on lion"},
+             &C::eps, 0.0, unlimited, true));
   all.push_back(number({"clip", "NORM", "1.0", "0.5", "clip the global gradient norm; 0: off (also --grad-clip)"},
                        &C::clip, 0.0, unlimited));
   all.push_back(integer<std::uint64_t>({"seed", "SEED", "42", "7", "of initial weights and order of data"}, &C::seed, 0,

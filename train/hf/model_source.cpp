@@ -313,8 +313,9 @@ ParameterLayout forward_layout(const ModelConfig& config) {
       config, layout_of(config), [](const std::string&) { return true; }, ignored);
 }
 
-void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout) {
-  check_belongs(checkpoint, layout);
+void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout,
+                     StateFormat state) {
+  check_belongs(checkpoint, layout, state);
   const auto stored = keys_of_the_function(config_of(checkpoint));
   const auto given = keys_of_the_function(config);
   nlohmann::json all = given;

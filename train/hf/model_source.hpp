@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/host/parallel.hpp"
+#include "core/numerics/adam_state.hpp"
 #include "core/params/parameter_layout.hpp"
 #include "io/checkpoint.hpp"
 #include "models/config/config.hpp"
@@ -53,10 +54,11 @@ ParameterLayout frozen_layout(const ModelConfig& config, const std::string& patt
 /// The model's layout with every parameter frozen: for forwards alone.
 ParameterLayout forward_layout(const ModelConfig& config);
 
-/// Whether training of this model may go on from the checkpoint: it has the layout's parameters, frozen or trained
-/// alike, and its model computes the same of them, with as many heads for one, which shapes do not tell. Throws
-/// InputError that names the first difference.
-void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout);
+/// Whether training of this model may go on from the checkpoint: it holds state of the optimizer of `state` for the
+/// layout's parameters, frozen or trained alike, and its model computes the same of them, with as many heads for one,
+/// which shapes do not tell. Throws InputError that names the first difference.
+void check_resumable(const Checkpoint& checkpoint, const ModelConfig& config, const ParameterLayout& layout,
+                     StateFormat state);
 
 /// Whether the source has every tensor of the layout, and no other, each of its shape: throws InputError that names
 /// those missing, unexpected or misshapen. A source without weights has nothing to check.

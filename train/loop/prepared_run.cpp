@@ -54,12 +54,12 @@ void PreparedRun::open_model() {
   const ParameterLayout layout = frozen_layout(source.config, config().freeze);
   check_weights(source, layout);
   checkpoint = find_checkpoint(request);
-  if (checkpoint) check_resumable(*checkpoint, source.config, layout);
+  if (checkpoint) check_resumable(*checkpoint, source.config, layout, config().state);
 }
 
 void PreparedRun::pass_over_checkpoint() {
   checkpoint = find_checkpoint(request, checkpoint->manifest().step);
-  if (checkpoint) check_resumable(*checkpoint, source.config, setup.layout);
+  if (checkpoint) check_resumable(*checkpoint, source.config, setup.layout, config().state);
   take_progress();
   check_compute_key();
 }

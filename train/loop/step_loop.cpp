@@ -102,8 +102,9 @@ bool StepLoop::load_checkpoint() {
     spdlog::warn("passed over: {}", error.what());
     return false;
   }
-  output_.line(fmt::format("resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(),
-                           run_.record.step, format_bytes(StateCopy::bytes(run_.setup.layout)), trace_now() - begin));
+  output_.line(fmt::format(
+      "resumed from {} at step {} ({} in {:.2f} s)", run_.checkpoint->directory().string(), run_.record.step,
+      format_bytes(StateCopy::bytes(run_.setup.layout, run_.checkpoint->manifest().optimizer)), trace_now() - begin));
   return true;
 }
 

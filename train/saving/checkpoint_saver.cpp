@@ -53,7 +53,8 @@ CheckpointSaver::CheckpointSaver(std::vector<OffloadEngine*> engines, SaverOptio
   prune_checkpoints(options_.root,
                     {});  // removes the leftovers of a killed run, also where this run has nothing to save
   if (!options_.copies) return;
-  copy_ = std::make_unique<StateCopy>(engine_.layout(), engine_.device().host_kernels().parallel());
+  copy_ = std::make_unique<StateCopy>(engine_.layout(), optimizer_of(engine_.plan().state),
+                                      engine_.device().host_kernels().parallel());
 }
 
 CheckpointSaver::~CheckpointSaver() {
@@ -86,6 +87,7 @@ void CheckpointSaver::wait_for_the_thread() {
 bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   finish(false);
   manifest_ = std::move(manifest);
+  manifest_.optimizer = optimizer_of(engine_.plan().state);
   manifest_.parameters = checkpoint_parameters(engine_);
   manifest_.adam_step = engine_.step();
   best_pending_ = best;
@@ -93,7 +95,7 @@ bool CheckpointSaver::save(Manifest manifest, std::int64_t steps, bool best) {
   bytes_ = 0;
   done_ = false;
   failure_ = nullptr;
-  total_bytes_ = StateCopy::bytes(engine_.layout());
+  total_bytes_ = StateCopy::bytes(engine_.layout(), manifest_.optimizer);
   beside_ = {};
   waited_ = engine_.counters().save_wait_seconds;
   plan_ = engine_.plan();

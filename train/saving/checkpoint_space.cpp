@@ -78,7 +78,7 @@ void CheckpointSpace::require(OnSaveFailure on_failure) const {
 CheckpointSpace checkpoint_space(const TrainConfig& config, const ParameterLayout& layout) {
   constexpr std::size_t described = 1024;  // bytes of a parameter's lines in manifest and header, about
   CheckpointSpace space;
-  space.bytes = StateCopy::bytes(layout) + described * layout.owned_parameters().size();
+  space.bytes = StateCopy::bytes(layout, optimizer_of(config.state)) + described * layout.owned_parameters().size();
   const std::int64_t saves = saves_of(config);
   const std::int64_t kept = std::int64_t{config.keep} + 1 + (config.keep_best ? 1 : 0);  // the new one beside the old
   space.at_once = config.keep > 0 ? std::min(saves, kept) : (saves > 1 ? 0 : 1);

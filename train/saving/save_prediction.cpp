@@ -68,7 +68,8 @@ std::optional<SaveSlowdown> predict_saving(const Saving& how, const ParameterLay
   const Stretch read = stretch(reading, {.save = true});
   Stretch written{0.0, 0.0};
   if (how.copies) {
-    const double at_full_speed = static_cast<double>(StateCopy::bytes(layout)) / profile.disk.value;
+    const double at_full_speed =
+        static_cast<double>(StateCopy::bytes(layout, optimizer_of(plan.state))) / profile.disk.value;
     const double usable = SaveInterval{how.every, alone.step_seconds}.usable() - read.seconds();
     const double seconds = SavePace::seconds_beside(at_full_speed, usable);
     written = stretch(profile, {.disk_share = at_full_speed / seconds});

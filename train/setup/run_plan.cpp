@@ -249,7 +249,8 @@ class RunPlanner {
   /// A copy of the state, so that no update waits while it is written, where there is room for it. Each rank books its
   /// part of what the process has once.
   void book_copy() {
-    const std::size_t copy = part_of_rank(StateCopy::bytes(run_.layout), run_.options.rank);
+    const std::size_t copy =
+        part_of_rank(StateCopy::bytes(run_.layout, optimizer_of(run_.options.state)), run_.options.rank);
     PlanningFacts facts = run_.facts;
     // Without a ceiling a margin is left for everybody else.
     if (!run_.options.host_memory) facts.host_available -= facts.host_available / 10;

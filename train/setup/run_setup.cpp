@@ -150,8 +150,9 @@ std::size_t RunSetup::peak_device_bytes() const {
 }
 
 std::string RunSetup::compute_key() const {
-  // `split` holds what `fp32` does; only rounded moments make another run of it.
-  const std::string state = rounds_moments(plan.state) ? fmt::format("; state {}", name_of(plan.state)) : "";
+  // `split` holds what `fp32` does; only rounded moments or another optimizer make another run of it.
+  const bool own_bits = rounds_moments(plan.state) || is_lion(plan.state);
+  const std::string state = own_bits ? fmt::format("; state {}", name_of(plan.state)) : "";
   const char* packed = shape.packed ? "; packed" : "";
   return fmt::format("tandem {}; {}; compute {}{}{}", version, device->info().compute_key, name_of(shape.compute),
                      state, packed);

@@ -186,6 +186,7 @@ class SaveBeside {
       : scope_(t.engine().begin_save()), root_(std::move(root)) {
     manifest_.model_config = "{}";
     manifest_.step = manifest_.adam_step = step;
+    manifest_.optimizer = optimizer_of(t.engine().plan().state);
     manifest_.parameters = checkpoint_parameters(t.layout());
     thread_ = std::thread([this, &t, rank] {
       try {
@@ -225,7 +226,7 @@ class SaveBeside {
   void read(const ParameterLayout& layout) {
     std::vector<float> buffer(piece);
     for (const Parameter* p : layout.owned_parameters()) {
-      for (const StateArray array : arrays_of(p->options.trainable)) {
+      for (const StateArray array : arrays_of(p->options.trainable, manifest_.optimizer)) {
         for (std::int64_t first = 0; first < p->count; first += piece) {
           const auto count = static_cast<std::size_t>(std::min(piece, p->count - first));
           scope_->read(*p, array, first, std::span(buffer).first(count));

@@ -94,7 +94,8 @@ TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneBetweenFrozenLayers) {
 }
 
 TEST_P(RanksOfEveryPolicy, GiveTheBitsOfOneInEveryFormatAndOrder) {
-  for (const StateFormat state : {StateFormat::split, StateFormat::bf16_moments, StateFormat::byte_moments}) {
+  for (const StateFormat state :
+       {StateFormat::split, StateFormat::bf16_moments, StateFormat::byte_moments, StateFormat::lion}) {
     ToyOptions o = toy("device");
     o.micro_batches = 3;
     o.offload.state = state;

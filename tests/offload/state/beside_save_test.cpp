@@ -35,6 +35,7 @@ class SlowSave {
       : scope_(trainer.engine().begin_save()), root_(std::move(root)) {
     manifest_.model_config = "{}";
     manifest_.step = manifest_.adam_step = step;
+    manifest_.optimizer = optimizer_of(trainer.engine().plan().state);
     manifest_.parameters = checkpoint_parameters(trainer.layout());
     thread_ = std::thread([this, &trainer, seed] { write(trainer.layout(), seed); });
   }
@@ -146,6 +147,7 @@ class SavingBeside : public ::testing::TestWithParam<Way> {
     Manifest m;
     m.model_config = "{}";
     m.step = m.adam_step = step;
+    m.optimizer = optimizer_of(trainer.engine().plan().state);
     m.parameters = checkpoint_parameters(trainer.layout());
     std::vector<float> whole;
     const StateReader read = [&](std::size_t index, StateArray array, std::int64_t, std::span<float>) {

@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "core/params/state_digest.hpp"
+#include "io/checkpoint.hpp"
+#include "io/safetensors.hpp"
 #include "tests/offload/toy_trainer.hpp"
 
 namespace tandem {
@@ -113,6 +115,57 @@ TEST_F(Saving, RefusesWhatDoesNotBelongAndChangesNothing) {
   state.close();
   EXPECT_THROW(trainer.engine().load(folder_ / "own"), InputError);
   EXPECT_EQ(trainer.engine().state_digest(), before);
+}
+
+TEST_F(Saving, OfLionGoesOnUnderAnyPlanAndHoldsNoSecondMoment) {
+  ToyOptions o = toy("interleave:2");
+  o.offload.state = StateFormat::lion;
+  ToyTrainer first(o);
+  ToyResult result;
+  for (int s = 0; s < 3; ++s) first.step(s, result);
+  const Checkpoint written(first.engine().save(folder_));
+  EXPECT_EQ(written.manifest().optimizer, Optimizer::lion);
+  EXPECT_EQ(written.state_digest(), first.engine().state_digest());
+  EXPECT_EQ(written.manifest().state_digest, first.engine().state_digest());
+  const SafetensorsReader tensors(written.directory() / "state.safetensors");
+  EXPECT_NE(tensors.find("m.h.1.w"), nullptr);
+  EXPECT_EQ(tensors.find("v.h.1.w"), nullptr);
+  for (int s = 3; s < 5; ++s) first.step(s, result);
+  for (const char* policy : {"device", "host", "stream"}) {
+    o.offload.policy = parse_policy(policy);
+    o.offload.subgroup_size = 2048;
+    ToyTrainer second(o);
+    second.engine().load(folder_);
+    EXPECT_EQ(second.engine().state_digest(), written.manifest().state_digest) << policy;
+    for (int s = 3; s < 5; ++s) second.step(s, result);
+    EXPECT_EQ(second.engine().state_digest(), first.engine().state_digest()) << policy;
+  }
+}
+
+TEST_F(Saving, RefusesTheStateOfAnotherOptimizer) {
+  ToyOptions of_lion = toy("host");
+  of_lion.offload.state = StateFormat::lion;
+  ToyTrainer adamw(toy("host")), lion(of_lion);
+  adamw.engine().save(folder_ / "adamw");
+  lion.engine().save(folder_ / "lion");
+  const auto refusal = [](ToyTrainer& t, const std::filesystem::path& folder) -> std::string {
+    const std::string before = t.engine().state_digest();
+    try {
+      t.engine().load(folder);
+    } catch (const InputError& error) {
+      EXPECT_EQ(t.engine().state_digest(), before);
+      return error.what();
+    }
+    return "loaded";
+  };
+  const std::string lions = refusal(adamw, folder_ / "lion"), adamws = refusal(lion, folder_ / "adamw");
+  EXPECT_NE(lions.find("it holds the state of Lion, and --state fp32 is of AdamW; resume with --state lion"),
+            std::string::npos)
+      << lions;
+  EXPECT_NE(adamws.find("it holds the state of AdamW, and --state lion is of Lion; resume with --state fp32"),
+            std::string::npos)
+      << adamws;
+  for (const std::string& text : {lions, adamws}) EXPECT_EQ(text.find('\n'), std::string::npos) << "one line";
 }
 
 TEST_F(Saving, LoadingSaysWhichCheckpointItWas) {

@@ -149,6 +149,7 @@ TEST(StateInAFile, IsWrittenAndReadInPartsOfAnyLength) {
                          std::span(written).subspan(static_cast<std::size_t>(at), static_cast<std::size_t>(part)));
       }
       t.engine().read(w, array, read);
+      if (is_lion(state) && array == StateArray::v) std::ranges::fill(written, 0.0F);  // which it has not
       EXPECT_EQ(read, written);
     }
   }

@@ -45,6 +45,36 @@ std::size_t update_differences(const State& start, const AdamCoefficients& c) {
   return count;
 }
 
+/// The state's masters, m and gradients as those of Lion, whose weights are in fp32.
+struct LionWeights {
+  explicit LionWeights(const State& s) : master(s.master), m(s.m) {
+    for (const bf16 g : s.gradient) gradient.push_back(numerics::bf16_to_float(g));
+  }
+  AdamPiece piece() {
+    AdamPiece p;
+    p.state = {nullptr, m.data(), nullptr};
+    p.count = static_cast<std::int64_t>(m.size());
+    p.format = StateFormat::lion_fp32_weights;
+    p.fp32_gradient = gradient.data();
+    p.fp32_weight = master.data();
+    return p;
+  }
+  std::vector<float> master, m, gradient;
+};
+
+/// update_differences() of Lion.
+std::size_t lion_differences(const State& start, const AdamCoefficients& c) {
+  LionWeights kernel(start);
+  gpu::adamw(kernel.piece(), c, nullptr);
+  std::size_t count = 0;
+  for (const Isa isa : supported_isas()) {
+    LionWeights cpu(start);
+    adamw_with(isa, cpu.piece(), c);
+    count += differences(kernel.master, cpu.master) + differences(kernel.m, cpu.m);
+  }
+  return count;
+}
+
 const AdamCoefficients coefficients[] = {numerics::adam_coefficients({}, 1, 3e-4, 1.0, true),
                                          numerics::adam_coefficients({}, 5, 3e-4, 0.7, false),
                                          numerics::adam_coefficients({.eps = 0.0}, 100000, 1e-5, 1e-3, true)};
@@ -88,6 +118,7 @@ TEST(UpdateKernelBits, EdgeValuesOfEveryOperandAgreeWithEveryInstructionSet) {
       s.gradient[3 * edges.size() * 8 + bits] = bf16{static_cast<std::uint16_t>(bits)};
     }
     EXPECT_EQ(update_differences(s, c), 0U);
+    EXPECT_EQ(lion_differences(s, c), 0U);
   }
 }
 

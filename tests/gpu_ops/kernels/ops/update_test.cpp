@@ -96,8 +96,8 @@ TEST_F(UpdateOps, AdamWGivesTheBitsOfTheFormulaAndOfEveryInstructionSet) {
 
 TEST_F(UpdateOps, StateInFewerBytesGivesTheBitsOfTheFormula) {
   const AdamCoefficients c = numerics::adam_coefficients({}, 5, 3e-4, 0.7, true, 0x123456789abcdefULL);
-  for (const StateFormat format : {StateFormat::split, StateFormat::bf16_moments}) {
-    const DType moments = format == StateFormat::split ? DType::f32 : DType::bf16;
+  for (const StateFormat format : {StateFormat::split, StateFormat::bf16_moments, StateFormat::lion}) {
+    const DType moments = format == StateFormat::bf16_moments ? DType::bf16 : DType::f32;
     for (const std::int64_t count : all_counts) {
       for (const std::uint64_t index : {0UL, 3UL, 1UL << 33}) {
         SCOPED_TRACE(count);
@@ -250,7 +250,9 @@ TEST_F(UpdateOps, NormBlocksAreTheFixedTree) {
   }
 }
 
-TEST_F(UpdateOps, WeightsInFp32AreTheMasterOfTheFormula) {
+class UpdateOpsOfFp32Weights : public UpdateOps, public ::testing::WithParamInterface<StateFormat> {};
+
+TEST_P(UpdateOpsOfFp32Weights, AreTheMasterOfTheFormula) {
   const AdamCoefficients c = numerics::adam_coefficients({}, 5, 3e-4, 0.7, true);
   for (const std::int64_t count : all_counts) {
     for (const std::size_t offset : {0UL, 4UL, 8UL}) {
@@ -263,7 +265,7 @@ TEST_F(UpdateOps, WeightsInFp32AreTheMasterOfTheFormula) {
         AdamPiece p;
         p.state = {nullptr, m_of.template as<float>(), v_of.template as<float>()};
         p.count = count;
-        p.format = StateFormat::fp32_weights;
+        p.format = GetParam();
         p.fp32_gradient = g.template as<float>();
         p.fp32_weight = w.template as<float>();
         return p;
@@ -281,6 +283,9 @@ TEST_F(UpdateOps, WeightsInFp32AreTheMasterOfTheFormula) {
     }
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Formats, UpdateOpsOfFp32Weights,
+                         ::testing::Values(StateFormat::fp32_weights, StateFormat::lion_fp32_weights));
 
 TEST_F(UpdateOps, Fp32GradientsAreAddedAndMeasuredAsTheyAre) {
   for (const std::int64_t count : {1, 31, 33, 1023, 1024, 1025, 5000}) {
@@ -316,7 +321,8 @@ TEST_F(UpdateOps, Fp32GradientsAreAddedAndMeasuredAsTheyAre) {
 
 TEST_F(UpdateOps, NothingToDoIsDoneWithoutALaunch) {
   ops().adamw({}, {}, bench().stream());
-  for (const StateFormat format : {StateFormat::fp32, StateFormat::fp32_weights}) {
+  for (const StateFormat format :
+       {StateFormat::fp32, StateFormat::fp32_weights, StateFormat::lion, StateFormat::lion_fp32_weights}) {
     AdamPiece none;
     none.format = format;
     ops().adamw(none, {}, bench().stream());
