@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from .held_parameters import sum_of_bits
 from .tensors import tensor_of
-from .units import Unit
+from .units import Member, Unit
 
 
 class LooseParameters:
@@ -17,6 +18,7 @@ class LooseParameters:
     def __init__(self, unit: Unit) -> None:
         self.unit = unit
         self._step = -1  # of the engine, whose weights they have
+        self._remember()
         self._gradients: dict[int, torch.Tensor] = {}
         mine = weakref.ref(self)
         for index, member in enumerate(unit.members):
@@ -36,6 +38,17 @@ class LooseParameters:
             for member in self.unit.members:
                 member.parameter.copy_(tensor_of(guard[member.short_name]).view(member.parameter.shape))
         self._step = step
+        self._remember()
+
+    def _remember(self) -> None:
+        """Notes what the parameters hold, to know what the program writes later."""
+        self._versions = [member.parameter._version for member in self.unit.members]
+        self._bits = [sum_of_bits(member.parameter.detach()) for member in self.unit.members]
+
+    def written(self) -> list[Member]:
+        """Those that the program has written into since."""
+        return [member for member, version, bits in zip(self.unit.members, self._versions, self._bits, strict=True)
+                if member.parameter._version != version or bool(sum_of_bits(member.parameter.detach()) != bits)]
 
     def take(self, index: int) -> None:
         parameter = self.unit.members[index].parameter

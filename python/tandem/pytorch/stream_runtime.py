@@ -89,6 +89,7 @@ class StreamRuntime:
 
     def enter_module(self) -> None:
         """A forward of the whole module begins."""
+        self.take_writes()
         if self._loose is not None and not self._loose.is_current(self.engine.step):
             with torch.no_grad(), self.scope(), self.fetch(self._loose.unit) as guard:
                 self._loose.set_from(guard, self.engine.step)
@@ -111,8 +112,15 @@ class StreamRuntime:
             raise MisuseError(f"unit '{unit.name}' keeps its weights beyond its use ({error}): it returns or stores them, or an autograd "
                               "function of it stores them otherwise than by save_for_backward; it cannot be streamed") from None
 
+    def take_writes(self) -> None:
+        """Gives the engine what the program has written into loose parameters. Raises MisuseError inside a step."""
+        if self._loose is not None:
+            for member in self._loose.written():
+                self.write_weight(member.name, member.parameter)
+
     def read_weight(self, name: str) -> torch.Tensor:
         """A copy on the host."""
+        self.take_writes()
         known = self._copies.get(name)
         if known is not None:
             return known
@@ -138,6 +146,10 @@ class StreamRuntime:
     def forget_copies(self) -> None:
         """Copies that read_weight gave are of older weights."""
         self._copies.clear()
+
+    def name_of(self, parameter: torch.nn.Parameter) -> str | None:
+        """Name by which its weights are read and written; None: it is none of the units'."""
+        return next((m.name for u in self.units for m in u.members if m.parameter is parameter), None)
 
     def expire(self) -> None:
         """All weights have been written."""
@@ -228,6 +240,7 @@ class StreamRuntime:
 
     def end(self) -> None:
         """The step's gradients are complete. Raises MisuseError where there are none."""
+        self.engine  # noqa: B018  raises where it is closed
         if self._passes == 0 or not self._gave_any:
             raise MisuseError("step: no parameter has a gradient; call backward first")
         self._passes = 0

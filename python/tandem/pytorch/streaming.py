@@ -190,7 +190,8 @@ class StreamedModule:
         names = dict(self.named_parameters())
         if name not in names:
             raise MisuseError(f"gathered: the module has no parameter '{name}'")
-        held = next(m.name for u in self._runtime.units for m in u.members if m.parameter is names[name])
+        held = self._runtime.name_of(names[name])
+        assert held is not None
         values = self._runtime.read_weight(held)
         version = values._version
         yield values
@@ -267,11 +268,13 @@ def _leave_module(runtime: weakref.ref[StreamRuntime]) -> Any:
 def _fill_state_dict(runtime: weakref.ref[StreamRuntime]) -> Any:
     def fill(owner: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
         for name, parameter in owner._parameters.items():
-            found = runtime()
             if isinstance(parameter, StreamedParameter) and prefix + name in state:
                 state[prefix + name] = parameter.store().read_weight(parameter.streamed_name)
-            elif parameter is not None and found is not None and prefix + name in state:
-                found.enter_module()
+                continue
+            found = runtime()
+            held = found.name_of(parameter) if found is not None and parameter is not None else None
+            if found is not None and held is not None and prefix + name in state:
+                state[prefix + name] = found.read_weight(held)
     return fill
 
 
@@ -334,6 +337,7 @@ class StreamOptimizer(EngineOptimizer):
     def _before_read(self) -> None:
         if self._norm is None:
             self._runtime.require_no_step()
+            self._runtime.take_writes()
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Clips the global norm of the step's gradients, which are complete from here on, to `max_norm`; returns the norm before."""

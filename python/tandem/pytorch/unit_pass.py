@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import MisuseError
 from .tensors import tensor_of
+from .unit_arguments import UnitArguments
 from .units import Member, Unit
 
 if TYPE_CHECKING:
@@ -110,8 +110,6 @@ class UnitPass:
         self._expected = 0  # gradients that may come
         self.arrived: set[int] = set()
         self._inputs: list[_Input] = []
-        self._others: list[Any] = []
-        self._spec: Any = None
         self._saved = 0
         self._again: dict[int, torch.Tensor] | None = None
         self._weights: Any = None  # guard, from the first thing that backward asks for to the end of the unit's
@@ -121,17 +119,17 @@ class UnitPass:
 
     def run(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         """The forward, of which autograd keeps inputs alone."""
-        flat, self._spec = tree_flatten((arguments, keywords))
+        self._arguments = UnitArguments(arguments, keywords)
         self._random = Random(self._runtime.device)
         self._autocast = Autocast.now(self._runtime.device)
-        flat = self._enter(flat)
+        tensors = self._enter(self._arguments.tensors)
+        del arguments, keywords
         kept = self._runtime.recompute == "none"
         with self._using(trained=True) as guard:
             pack, unpack = (self._pack_weights, self._unpack_weights) if kept else (self._pack, self._unpack)
             with torch.autograd.graph.saved_tensors_hooks(pack, unpack), self._autocast.again():
-                args, kwargs = tree_unflatten(flat, self._spec)
-                output = self._call(*args, **kwargs)
-            del flat, args, kwargs
+                output = self._arguments.call(self._call, tensors)
+            self._arguments.forget()
             self._leave()
             self._runtime.release(guard, self.unit)
         return output
@@ -143,18 +141,16 @@ class UnitPass:
             self._runtime.release(guard, self.unit)
         return output
 
-    def _enter(self, flat: list[Any]) -> list[Any]:
+    def _enter(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
         """Keeps the inputs, and gives those that require a gradient through `_Entry`."""
-        places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor)]
-        through = [i for i in places if flat[i].requires_grad]
+        tensors = list(given)
+        through = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         if through:
             self._has_entry = True
-            for i, tensor in zip(through, _Entry.apply(self, *(flat[i] for i in through)), strict=True):
-                flat[i] = tensor
-        self._others = [None if i in set(places) else value for i, value in enumerate(flat)]
-        self._inputs = [_Input(flat[i].detach(), flat[i].requires_grad, flat[i]._version) for i in places]
-        self._places = places
-        return flat
+            for i, tensor in zip(through, _Entry.apply(self, *(tensors[i] for i in through)), strict=True):
+                tensors[i] = tensor
+        self._inputs = [_Input(tensor.detach(), tensor.requires_grad, tensor._version) for tensor in tensors]
+        return tensors
 
     @contextlib.contextmanager
     def _using(self, trained: bool) -> Iterator[Any]:
@@ -209,9 +205,7 @@ class UnitPass:
                 raise MisuseError(f"input {number} of unit '{self.unit.name}' was changed in place after it was given: it cannot be computed "
                                   "again; stream with recompute=\"none\"")
         self._runtime.begin_backward()
-        flat = list(self._others)
-        for place, value in zip(self._places, self._inputs, strict=True):
-            flat[place] = value.tensor.detach().requires_grad_(value.requires_grad)
+        tensors = [value.tensor.detach().requires_grad_(value.requires_grad) for value in self._inputs]
         made: dict[int, torch.Tensor] = {}
 
         def keep(tensor: torch.Tensor) -> int:
@@ -223,8 +217,7 @@ class UnitPass:
         try:
             with self._random.again(), _other_buffers(self.unit), self._autocast.again(), torch.enable_grad(), \
                     torch.autograd.graph.saved_tensors_hooks(keep, lambda number: made[number]):
-                args, kwargs = tree_unflatten(flat, self._spec)
-                self._call(*args, **kwargs)
+                self._arguments.call(self._call, tensors)
         finally:
             self._take_weights()
         self._again = made
