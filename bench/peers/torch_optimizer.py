@@ -25,7 +25,7 @@ class WithMasters:
         self.weights = weights
         self.masters = [torch.nn.Parameter(p.detach().float()) for p in weights]
         for master in self.masters:
-            master.grad = torch.zeros(SHAPE)
+            master.grad = torch.zeros_like(master)
         self.optimizer = torch.optim.AdamW(self.masters, fused=True, **VALUES)
 
     def step(self):

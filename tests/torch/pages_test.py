@@ -32,6 +32,7 @@ class Page(unittest.TestCase):
         with tempfile.TemporaryDirectory() as folder:
             names = run_all(folder)
             self.assertTrue((pathlib.Path(folder) / "checkpoints" / "step-00000040").is_dir())
+            self.assertTrue((pathlib.Path(folder) / "streamed" / "step-00000010").is_dir())
         self.assertLess(names["losses"][-1], 0.5 * names["losses"][0])
 
     def test_a_mistake_on_the_page_is_noticed(self):
