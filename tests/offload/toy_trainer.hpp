@@ -59,6 +59,8 @@ struct ToyOptions {
   /// How steps begin and end, where not as usual.
   std::function<void(StepOptions&)> begin{};
   std::function<StepReport(OffloadEngine&)> end{};
+  /// Stream of forward and backward, where it is not one of the device's own.
+  std::function<Stream(Device&)> make_stream{};
   Trace* trace = nullptr;
   int claimed_rank = -1;  ///< instead of that in the group
 };
@@ -146,7 +148,7 @@ class ToyTrainer {
     const PlanningFacts facts{device_->info().capacity, 0};
     plan_ = make_plan(layout_, o_.offload, facts);
     engine_ = std::make_unique<OffloadEngine>(*device_, layout_, o_.offload, plan_, o_.trace, group);
-    stream_ = device_->make_stream("compute");
+    stream_ = o.make_stream ? o.make_stream(*device_) : device_->make_stream("compute");
     const std::uint64_t seed = o.seed;
     engine_->initialize([seed](const Parameter& p, std::span<float> values) {
       const std::uint64_t key = seed + std::hash<std::string>{}(p.full_name);
