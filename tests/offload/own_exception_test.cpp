@@ -120,6 +120,14 @@ TEST(OwnException, ArrivesInEveryCallInsideAStep) {
   }
 }
 
+TEST(OwnException, ArrivesWhereAGuardIsHeld) {
+  ToyTrainer t(on_the_host());
+  const auto scope = t.engine().evaluation();
+  const WeightsGuard held = t.engine().fetch(0, t.stream());
+  fail_in_a_use(t);
+  EXPECT_EQ(own_text([&] { t.engine().wait(); }), "mine");
+}
+
 TEST(OwnException, ArrivesInACommit) {
   ToyTrainer t(on_the_host());
   t.begin_step();
