@@ -171,6 +171,9 @@ class EngineCell : public std::enable_shared_from_this<EngineCell> {
   /// Destroys the engine. Throws MisuseError while a guard is held.
   void close();
   std::atomic<int> guards{0};  ///< guards that are held
+  /// Throws MisuseError while an array of resident weights is alive, whose memory would be another's.
+  void require_no_resident_arrays(const char* what) const;
+  std::atomic<int> resident_arrays{0};
 
  private:
   class Turn {

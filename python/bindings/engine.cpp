@@ -9,6 +9,7 @@
 #include "python/bindings/bindings.hpp"
 #include "python/bindings/fields.hpp"
 #include "python/bindings/guard_objects.hpp"
+#include "python/bindings/resident.hpp"
 
 namespace tandem::python {
 namespace {
@@ -195,10 +196,14 @@ void bind_state(Engine& engine) {
           "state_digest", [](EngineCell& c) { return c.call([](OffloadEngine& e) { return e.state_digest(); }); },
           "Digest of the state, 32 hexadecimal digits. Blocks; waits for updates.")
       .def(
-          "adopt", [](EngineCell& c, const Plan& plan) { c.call([&](OffloadEngine& e) { e.adopt(plan); }); },
+          "adopt",
+          [](EngineCell& c, const Plan& plan) {
+            c.require_no_resident_arrays("moved to another plan");
+            c.call([&](OffloadEngine& e) { e.adopt(plan); });
+          },
           nb::arg("plan"),
           "Changes to another plan for the same layout within the memory already booked. Blocks. Raises PlanError, "
-          "MisuseError.");
+          "MisuseError, also while an array of resident weights is alive.");
 }
 
 void bind_step(Engine& engine) {
@@ -249,6 +254,21 @@ void bind_step(Engine& engine) {
       .def("gradients", &gradients, nb::arg("layer"), nb::arg("stream"),
            nb::sig("def gradients(self, layer: int, stream: Stream) -> Gradients"),
            "Makes `stream` wait for the layer's gradient buffer. Blocks and raises as `fetch`.")
+      .def(
+          "resident_weights",
+          [](const Cell& c, nb::handle parameter) { return resident_object(c, parameter_of(*c, parameter).full_name); },
+          nb::arg("parameter"), nb::sig("def resident_weights(self, parameter: str | Parameter) -> ResidentWeights"),
+          "Weights of a parameter whose layer stays on the device, without a guard. Raises MisuseError where the plan "
+          "does not keep the layer there, or there is no such parameter.")
+      .def(
+          "wait_for_weights",
+          [](EngineCell& c, int layer, const std::shared_ptr<StreamCell>& stream) {
+            c.call([&](OffloadEngine& e) { e.wait_for_weights(layer, stream->view()); });
+          },
+          nb::arg("layer"), nb::arg("stream"),
+          "Makes `stream` wait until the weights of a layer that stays on the device are those of the last update; "
+          "also "
+          "outside of a step. Blocks and raises as `fetch`, and as `resident_weights`.")
       .def(
           "evaluation",
           [](const Cell& c) {
@@ -316,6 +336,7 @@ void bind_engine(nb::module_& m) {
           "__exit__", [](EvaluationScope& s, nb::handle, nb::handle, nb::handle) { s.end(); },
           nb::arg("exception").none(), nb::arg("value").none(), nb::arg("traceback").none(),
           nb::sig("def __exit__(self, exception: object, value: object, traceback: object, /) -> None"));
+  bind_resident(m);
   Engine engine(
       m, "OffloadEngine",
       "Keeps weights, gradients and Adam state of a layered model where a plan says, and updates them there.\n\n"

@@ -3,8 +3,7 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 
-#include <array>
-
+#include "python/bindings/array_types.hpp"
 #include "python/bindings/bindings.hpp"
 #include "python/bindings/guards.hpp"
 #include "python/bindings/text_values.hpp"
@@ -20,29 +19,10 @@ struct Gradients {
   std::shared_ptr<GuardCell> cell;
 };
 
-nb::dlpack::dtype dtype_for(DType dtype, bool as_numpy) {
-  using Code = nb::dlpack::dtype_code;
-  switch (dtype) {
-    case DType::f32:
-      return {static_cast<std::uint8_t>(Code::Float), 32, 1};
-    case DType::i32:
-      return {static_cast<std::uint8_t>(Code::Int), 32, 1};
-    case DType::bf16:
-      return {static_cast<std::uint8_t>(as_numpy ? Code::UInt : Code::Bfloat), 16, 1};
-  }
-  return {};
-}
-
 /// The view's memory as an array of nanobind's, owned by the guard.
 template <class Array>
 Array array_of(const Tensor& tensor, bool as_numpy) {
-  std::array<std::size_t, Shape::max_rank> dims{};
-  const Shape& shape = tensor.view.shape;
-  for (int i = 0; i < shape.rank(); ++i) dims[static_cast<std::size_t>(i)] = static_cast<std::size_t>(shape[i]);
-  const DeviceCell& device = tensor.guard->device();
-  return Array(tensor.view.data, static_cast<std::size_t>(shape.rank()), dims.data(), tensor.guard->array_owner(),
-               nullptr, dtype_for(tensor.view.dtype, as_numpy),
-               device.is_host() ? nb::device::cpu::value : nb::device::cuda::value, device.index());
+  return array_over<Array>(tensor.view, tensor.guard->device(), tensor.guard->array_owner(), as_numpy);
 }
 
 void require_held(const Tensor& tensor) { tensor.guard->require_held(fmt::format("'{}'", tensor.name)); }
@@ -155,6 +135,19 @@ void bind_guards(nb::module_& m) {
 }
 
 }  // namespace
+
+nb::dlpack::dtype dtype_for(DType dtype, bool as_numpy) {
+  using Code = nb::dlpack::dtype_code;
+  switch (dtype) {
+    case DType::f32:
+      return {static_cast<std::uint8_t>(Code::Float), 32, 1};
+    case DType::i32:
+      return {static_cast<std::uint8_t>(Code::Int), 32, 1};
+    case DType::bf16:
+      return {static_cast<std::uint8_t>(as_numpy ? Code::UInt : Code::Bfloat), 16, 1};
+  }
+  return {};
+}
 
 nb::object weights_object(std::shared_ptr<GuardCell> cell) { return nb::cast(Weights{std::move(cell)}); }
 nb::object gradients_object(std::shared_ptr<GuardCell> cell) { return nb::cast(Gradients{std::move(cell)}); }

@@ -32,6 +32,63 @@ class Guards(unittest.TestCase):
     def begin(self):
         self.engine.begin_step(micro_batches=1)
 
+    def first_layer_that(self, stays):
+        """Index of a layer that stays on the device, or does not, and the name of its first parameter."""
+        for i, layer in enumerate(self.toy.layout.layers):
+            name = layer.parameters[0].full_name
+            try:
+                self.engine.resident_weights(name)
+                there = True
+            except tandem.MisuseError:
+                there = False
+            if there == stays:
+                return i, name
+        self.fail("no such layer")
+
+    def test_resident_weights_have_one_address_and_follow_the_updates(self):
+        self.toy = toy.Toy(policy="host", resident_layers=1)
+        self.engine, self.stream = self.toy.engine, self.toy.stream
+        resident, name = self.first_layer_that(stays=True)
+        weights = self.engine.resident_weights(name)
+        array = weights.numpy()
+        self.assertFalse(array.flags.writeable)
+        pointer = weights.pointer
+        for _ in range(3):
+            self.toy.step()
+            self.engine.wait_for_weights(resident, self.stream)
+            self.stream.synchronize()
+            self.assertTrue(np.array_equal(toy.widened(array), toy.widened(toy.rounded(self.engine.read(name)))))
+            self.assertEqual(weights.pointer, pointer)
+        self.assertEqual((weights.name, weights.shape, weights.dtype), (name, array.shape, "bf16"))
+        with self.assertRaisesRegex(tandem.MisuseError, "cannot be moved to another plan: 1 array is"):
+            self.engine.adopt(self.toy.plan)
+        with self.assertRaisesRegex(tandem.MisuseError, "cannot be closed: 1 array is of its resident weights"):
+            self.engine.close()
+        del array
+        self.engine.adopt(self.toy.plan)
+        streamed, name = self.first_layer_that(stays=False)
+        with self.assertRaisesRegex(tandem.MisuseError, "the plan does not keep them on the device"):
+            self.engine.wait_for_weights(streamed, self.stream)
+        with self.assertRaisesRegex(tandem.MisuseError, "the plan does not keep them on the device"):
+            self.engine.resident_weights(name)
+        self.engine.close()
+        with self.assertRaisesRegex(tandem.MisuseError, "closed"):
+            weights.numpy()
+
+    def test_an_array_of_resident_weights_keeps_the_engine(self):
+        self.toy = toy.Toy(policy="host", resident_layers=1)
+        self.engine, self.stream = self.toy.engine, self.toy.stream
+        _, name = self.first_layer_that(stays=True)
+        array = self.engine.resident_weights(name).numpy()
+        del self.engine, self.stream
+        self.toy = None
+        gc.collect()
+        self.assertEqual(live()["engines"], 1)
+        array.sum()
+        del array
+        self.assertEqual(live()["engines"], 0)
+        self.engine = self.stream = None
+
     def test_a_view_is_refused_after_the_release(self):
         self.begin()
         with self.engine.fetch(0, self.stream) as weights:
