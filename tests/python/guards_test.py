@@ -57,7 +57,8 @@ class Guards(unittest.TestCase):
             self.toy.step()
             self.engine.wait_for_weights(resident, self.stream)
             self.stream.synchronize()
-            self.assertTrue(np.array_equal(toy.widened(array), toy.widened(toy.rounded(self.engine.read(name)))))
+            seen = array.copy()  # before `read`, which waits for updates
+            self.assertTrue(np.array_equal(seen, toy.rounded(self.engine.read(name))))
             self.assertEqual(weights.pointer, pointer)
         self.assertEqual((weights.name, weights.shape, weights.dtype), (name, array.shape, "bf16"))
         with self.assertRaisesRegex(tandem.MisuseError, "cannot be moved to another plan: 1 array is"):
