@@ -6,6 +6,7 @@
 #include <cstring>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.hpp"
@@ -211,6 +212,8 @@ TEST(CudaStream, AThreadsOwnStreamIsRefusedInAnother) {
   }).join();
   EXPECT_NO_THROW(device.record(event, own));
   EXPECT_NO_THROW(device.synchronize(own));
+  Stream elsewhere = device.wrap_stream(reinterpret_cast<void*>(2));
+  std::thread([gone = std::move(elsewhere)]() mutable { gone = {}; }).join();
 }
 
 TEST(CudaStream, RefusesAnEventOfAnotherDevice) {
