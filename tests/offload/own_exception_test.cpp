@@ -154,6 +154,13 @@ TEST(OwnException, ArrivesInEachThreadThatAsks) {
   EXPECT_EQ(own_text([&] { t.engine().begin_step({}); }), "mine");
 }
 
+TEST(OwnException, OfAnAllocatorComesOutOfTheConstructor) {
+  ToyOptions o = on_the_host();
+  o.device.allocator = {.allocate = [](std::size_t, std::size_t) -> void* { throw OwnException{"no room"}; },
+                        .free = [](void*, std::size_t) {}};
+  EXPECT_EQ(own_text([&] { const ToyTrainer t(o); }), "no room");
+}
+
 TEST(OwnException, OfAFunctionThatTheEngineCallsLeavesItUsable) {
   ToyTrainer t(on_the_host());
   const auto fails = [](const Parameter&, std::span<float>) { throw OwnException{"values"}; };
