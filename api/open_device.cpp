@@ -14,6 +14,7 @@ namespace {
 std::unique_ptr<Device> open_host(const DeviceOptions& options) {
   HostDeviceOptions host;
   host.capacity = options.memory;
+  host.allocator = options.allocator;
   host.threads = options.threads;
   host.update_threads = options.update_threads;
   host.numa_node = options.numa_node;

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "core/device/device.hpp"
+#include "core/device/device_allocator.hpp"
 #include "core/host/topology.hpp"
 #include "scheduler/plan/plan.hpp"
 
@@ -15,6 +16,7 @@ namespace tandem {
 struct DeviceOptions {
   std::size_t memory = 0;            ///< ceiling in bytes, of context and libraries too (DeviceInfo::reserved);
                                      ///< 0: what is free, less a margin
+  DeviceAllocator allocator{};       ///< source of all device memory but context and libraries; none: the device itself
   int threads = 0;                   ///< threads of the host device's kernels; 0: all cores
   int update_threads = 0;            ///< threads of the CPU update; 0: all cores, of the NUMA node where there is one
   int numa_node = -1;                ///< NUMA node of pinned memory and the update's threads; -1: the GPU's, else any
@@ -28,8 +30,8 @@ struct DeviceOptions {
 /// "host" (or "cpu"), "cuda" (the first GPU that can be used), "cuda:N", or "auto": a GPU where a driver
 /// answers and shows one, else the host device. Blocks. Throws UsageError for another name, a negative number of
 /// threads, a memory node that is not there and, where it is a GPU, what only the host device emulates; DeviceError for
-/// a device that is not there or that this build does not know, PlanError where a GPU has less memory free than
-/// `memory` asks for, or none is left beside context and libraries.
+/// a device that is not there or that this build does not know, MisuseError for half an allocator, PlanError where a
+/// GPU has less memory free than `memory` asks for, or none is left beside context and libraries.
 std::unique_ptr<Device> open_device(std::string_view name, const DeviceOptions& options = {});
 
 /// Facts about this device and machine that planning needs: the device's whole ceiling, however much of it is allocated

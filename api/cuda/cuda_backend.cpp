@@ -19,6 +19,7 @@ std::unique_ptr<Device> open_cuda(int ordinal, const DeviceOptions& options) {
   CudaDeviceOptions cuda;
   cuda.ordinal = ordinal >= 0 ? ordinal : std::max(0, probe_cuda().first_usable);
   cuda.memory = options.memory;
+  cuda.allocator = options.allocator;
   cuda.pageable = pageable_notice(options);
   cuda.under_windows = runs_under_windows();
   cuda.make_ops = [slower = options.warning] { return make_cuda_ops(slower); };

@@ -122,9 +122,11 @@ class Device {
 
   /// A new stream. `name` identifies it in traces and errors.
   virtual Stream make_stream(std::string_view name = "caller", StreamPriority priority = StreamPriority::usual) = 0;
-  /// A stream around a native handle (`cudaStream_t`) of the caller's, which must outlive it. Make the handle
-  /// non-blocking: a blocking one is accepted, but waits for the default stream. Starts a thread: wrap once, not each
-  /// step. Throws MisuseError on devices without native streams, and for CUDA's default streams.
+  /// A stream around a native handle (`cudaStream_t`) of the caller's, which must outlive it. Best a non-blocking one:
+  /// a blocking one waits for the legacy default stream. That one (0 or cudaStreamLegacy) is accepted, and so is
+  /// cudaStreamPerThread: what is made of it belongs to the calling thread, which alone may use it (MisuseError) and
+  /// should destroy it; elsewhere its end is not waited for. Starts a thread: wrap once, not each step. Throws
+  /// MisuseError on devices without native streams.
   virtual Stream wrap_stream(void* native) = 0;
   /// Throws MisuseError where the stream is empty or belongs to another device.
   virtual void require_own(StreamView stream) const = 0;

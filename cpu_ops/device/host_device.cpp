@@ -103,7 +103,7 @@ HostDevice::HostDevice(HostDeviceOptions options)
   info_.capacity = capacity_of(options, topology);
   info_.threads = device_parallel->threads();
   info_.compute_key = compute_key(topology, info_.threads);
-  memory_ = std::make_shared<HostDeviceMemory>(info_.capacity, options.poison_memory);
+  memory_ = std::make_shared<HostDeviceMemory>(info_.capacity, options.poison_memory, std::move(options.allocator));
   if (options.faults) {
     // Shares ownership of the faults, so that they live as long as any stream.
     hook_ = std::shared_ptr<const TaskHook>(options.faults, &options.faults->before_task);

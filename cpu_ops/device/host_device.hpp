@@ -10,6 +10,7 @@
 #include <string_view>
 
 #include "core/device/device.hpp"
+#include "core/device/device_allocator.hpp"
 
 namespace tandem {
 
@@ -37,7 +38,8 @@ struct HostDeviceOptions {
   int numa_node = -1;                       ///< NUMA node of pinned memory and the CPU update's threads; -1: any
   bool poison_memory = false;               ///< fresh device memory is full of NaN
   bool pin = false;                         ///< lock pinned blocks into memory; the host device does not need it
-  Notice pageable{};  ///< told where locking is refused and the block stays pageable; empty: an error
+  Notice pageable{};            ///< told where locking is refused and the block stays pageable; empty: an error
+  DeviceAllocator allocator{};  ///< source of device memory; none: the system
   std::shared_ptr<HostFaults> faults{};
 };
 

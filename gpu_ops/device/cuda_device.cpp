@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdint>
 #include <optional>
 #include <utility>
 
@@ -89,7 +88,7 @@ std::size_t ceiling_of(const CudaDeviceOptions& options, const runtime::FreeMemo
   if (options.memory == 0) {
     return options.under_windows ? default_cuda_ceiling_under_windows(available) : default_cuda_ceiling(available);
   }
-  if (options.memory > available) {
+  if (options.memory > available && !options.allocator.allocate) {
     const std::string others = other_holders(pci_bus);
     throw PlanError(
         fmt::format("device memory of cuda:{}", options.ordinal),
@@ -158,7 +157,7 @@ CudaDevice::CudaDevice(CudaDeviceOptions options) : ordinal_(options.ordinal), r
   info_.pinned_per_page_table = pinned_per_cuda_page_table;
   info_.cache_bytes = facts.cache_bytes;
   info_.compute_key = compute_key(facts, options.ops_key());
-  memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity,
+  memory_ = std::make_shared<CudaDeviceMemory>(ordinal_, info_.capacity, std::move(options.allocator),
                                                [bus = facts.pci_bus] { return other_holders(bus); });
   pinned_ = std::make_shared<CudaPinnedMemory>(
       ordinal_, node, options.pinned_piece,
@@ -183,11 +182,6 @@ Stream CudaDevice::make_stream(std::string_view name, StreamPriority priority) {
 }
 
 Stream CudaDevice::wrap_stream(void* native) {
-  // The handles 0, 1 and 2 mean default streams.
-  if (reinterpret_cast<std::uintptr_t>(native) <= 2) {
-    throw MisuseError("a default stream was given to wrap", "it waits for every other stream",
-                      "make one with cudaStreamCreateWithFlags(..., cudaStreamNonBlocking)");
-  }
   return Stream(std::make_unique<CudaStream>("wrapped", ordinal_, this, static_cast<CUstream_st*>(native)));
 }
 
@@ -273,6 +267,7 @@ CudaStream& CudaDevice::own(StreamView stream) const {
   CudaStream* cuda = dynamic_cast<CudaStream*>(stream.impl());
   if (cuda == nullptr) throw MisuseError("stream given to the CUDA device is empty or of another backend");
   if (cuda->owner() != this) throw MisuseError(fmt::format("stream '{}' belongs to another CUDA device", cuda->name()));
+  cuda->require_thread();
   return *cuda;
 }
 
@@ -287,6 +282,7 @@ CudaEvent& CudaDevice::own(EventView event) const {
 CUstream_st* native_stream(StreamView stream) {
   CudaStream* cuda = dynamic_cast<CudaStream*>(stream.impl());
   if (cuda == nullptr) throw MisuseError("stream given to a CUDA kernel is empty or of another backend");
+  cuda->require_thread();
   if (const std::exception_ptr error = cuda->error()) std::rethrow_exception(error);
   runtime::use_device(cuda->ordinal());
   return cuda->native();

@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "core/device/device.hpp"
+#include "core/device/device_allocator.hpp"
 #include "core/host/numa_node.hpp"
 #include "core/ops/ops.hpp"
 #include "core/ops/update_kernels.hpp"
@@ -33,6 +34,7 @@ CudaProbe probe_cuda();
 struct CudaDeviceOptions {
   int ordinal = 0;
   std::size_t memory = 0;  ///< ceiling in bytes of all that the process takes there; 0: what is free, less a margin
+  DeviceAllocator allocator{};  ///< source of device memory, whose ceiling then need not be free; none: the driver
   std::size_t pinned_piece = std::size_t{256} << 20;  ///< bytes of host memory registered at once, a multiple of 2 MiB
   Notice pageable{};           ///< told where host memory cannot be pinned and stays pageable; empty: that is an error
   bool under_windows = false;  ///< Windows has the card and needs memory of it: the margin without a ceiling is larger
@@ -62,7 +64,7 @@ class CudaDevice final : public Device {
   const DeviceInfo& info() const noexcept override { return info_; }
   /// Throws DeviceError.
   Stream make_stream(std::string_view name, StreamPriority priority = StreamPriority::usual) override;
-  /// A `cudaStream_t` of this device. The default streams are refused (MisuseError): they wait for others.
+  /// A `cudaStream_t` of this device; a default stream's handle means that of this device.
   Stream wrap_stream(void* native) override;
   void require_own(StreamView stream) const override;
   Event make_event() override;

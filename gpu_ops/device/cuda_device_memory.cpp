@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <new>
+#include <optional>
 #include <utility>
 
 #include "core/base/error.hpp"
@@ -31,7 +32,7 @@ MemoryBlock CudaDeviceMemory::allocate(std::size_t bytes, std::string_view name)
     data = take(bytes, name);
     ledger_.enter(data, bytes, name);
   } catch (...) {
-    if (data != nullptr) runtime::free(ordinal_, data);
+    if (data != nullptr) give_back(data, bytes);
     ledger_.unbook(bytes);
     throw;
   }
@@ -40,6 +41,7 @@ MemoryBlock CudaDeviceMemory::allocate(std::size_t bytes, std::string_view name)
 
 void* CudaDeviceMemory::take(std::size_t bytes, std::string_view name) {
   const runtime::CurrentDevice current(ordinal_);
+  if (source_) return source_.take(bytes, name, ledger_.table());
   if (void* data = runtime::allocate(bytes)) return data;
   const auto memory = runtime::free_memory();
   const std::string others = holders_ ? holders_() : std::string();
@@ -49,10 +51,20 @@ void* CudaDeviceMemory::take(std::size_t bytes, std::string_view name) {
                   "end what else takes it, this program's own included, or lower --device-memory", ledger_.table());
 }
 
+void CudaDeviceMemory::give_back(void* data, std::size_t bytes) const noexcept {
+  if (!source_) return runtime::free(ordinal_, data);
+  std::optional<runtime::CurrentDevice> current;
+  try {
+    current.emplace(ordinal_);
+  } catch (const runtime::RuntimeError&) {  // a lost device: its memory goes back all the same
+  }
+  source_.give_back(data, bytes);
+}
+
 void CudaDeviceMemory::free(void* data, std::size_t bytes) noexcept {
   // Forgotten before it is freed: from then on the device may give the address to another thread.
   ledger_.leave(data);
-  runtime::free(ordinal_, data);
+  give_back(data, bytes);
   // Counted until it is really gone.
   ledger_.unbook(bytes);
 }

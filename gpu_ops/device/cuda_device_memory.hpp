@@ -9,9 +9,11 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "core/device/device.hpp"
+#include "core/device/device_allocator.hpp"
 #include "core/device/memory_ledger.hpp"
 #include "core/memory/memory.hpp"
 
@@ -24,20 +26,22 @@ class Parallel;
 class CudaDeviceMemory : public std::enable_shared_from_this<CudaDeviceMemory> {
  public:
   /// `holders` tells who else holds memory there, for messages; it may be empty and may say nothing.
-  CudaDeviceMemory(int ordinal, std::size_t capacity, std::function<std::string()> holders)
-      : ordinal_(ordinal), ledger_(capacity), holders_(std::move(holders)) {}
+  CudaDeviceMemory(int ordinal, std::size_t capacity, DeviceAllocator allocator, std::function<std::string()> holders)
+      : ordinal_(ordinal), ledger_(capacity), source_(std::move(allocator)), holders_(std::move(holders)) {}
 
   /// Zero bytes give an empty block. Throws PlanError over capacity, and where the device has no more
-  /// although the capacity does: others took it.
+  /// although the capacity does: others took it. Throws as CallersMemory where that gives the memory.
   MemoryBlock allocate(std::size_t bytes, std::string_view name);
   const MemoryLedger& ledger() const noexcept { return ledger_; }
 
  private:
   void* take(std::size_t bytes, std::string_view name);
+  void give_back(void* data, std::size_t bytes) const noexcept;
   void free(void* data, std::size_t bytes) noexcept;
 
   const int ordinal_;
   MemoryLedger ledger_;
+  const CallersMemory source_;
   const std::function<std::string()> holders_;
 };
 

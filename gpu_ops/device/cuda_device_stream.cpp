@@ -1,6 +1,7 @@
 #include "gpu_ops/device/cuda_device_stream.hpp"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
 
 #include "core/base/error.hpp"
@@ -11,6 +12,13 @@ namespace tandem {
 namespace runtime = gpu::runtime;
 using namespace std::chrono_literals;
 
+namespace {
+
+/// Whether a handle is cudaStreamPerThread, another stream in each thread. Its number is part of CUDA's interface.
+bool is_per_thread(CUstream_st* handle) noexcept { return reinterpret_cast<std::uintptr_t>(handle) == 2; }
+
+}  // namespace
+
 // -- stream ------------------------------------------------------------------------------------------
 
 CudaStream::CudaStream(std::string name, int ordinal, const void* owner, runtime::OwnedStream native)
@@ -19,8 +27,22 @@ CudaStream::CudaStream(std::string name, int ordinal, const void* owner, runtime
 }
 
 CudaStream::CudaStream(std::string name, int ordinal, const void* owner, CUstream_st* native)
-    : name_(std::move(name)), ordinal_(ordinal), owner_(owner), native_(native) {
+    : name_(std::move(name)),
+      ordinal_(ordinal),
+      owner_(owner),
+      native_(native),
+      wrapped_in_(is_per_thread(native) ? std::this_thread::get_id() : std::thread::id()) {
   start();
+}
+
+bool CudaStream::of_this_thread() const noexcept {
+  return wrapped_in_ == std::thread::id() || wrapped_in_ == std::this_thread::get_id();
+}
+
+void CudaStream::require_thread() const {
+  if (of_this_thread()) return;
+  throw MisuseError("stream '" + name_ + "' is used in another thread than the one that wrapped it",
+                    "cudaStreamPerThread is another stream in each thread", "wrap a stream of your own");
 }
 
 void CudaStream::start() {
@@ -28,7 +50,7 @@ void CudaStream::start() {
 }
 
 CudaStream::~CudaStream() {
-  runtime::finish(ordinal_, native_);
+  if (of_this_thread()) runtime::finish(ordinal_, native_);
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -77,10 +99,22 @@ void CudaStream::call_after(std::function<void(std::exception_ptr)> then) {
     call.event = take_event();
     runtime::record(call.event.get(), native_);
   });
+  call.error = error();
+  if (call.error) mark_failed(call);
   const std::lock_guard lock(mutex_);
-  call.error = error_;
   calls_.push_back(std::move(call));
   called_.notify_one();
+}
+
+/// Work queued before the failure may still run, and whoever is called must not be called earlier.
+void CudaStream::mark_failed(Call& call) noexcept {
+  try {
+    const runtime::CurrentDevice current(ordinal_);
+    if (!call.event) call.event = take_event();
+    runtime::record(call.event.get(), native_);
+  } catch (const runtime::RuntimeError&) {  // a lost device runs nothing any more
+    call.event = nullptr;
+  }
 }
 
 void CudaStream::serve() noexcept {
@@ -100,16 +134,12 @@ void CudaStream::serve() noexcept {
 }
 
 std::exception_ptr CudaStream::await(const Call& call) noexcept {
-  if (call.error) {
-    // Work queued before the failure still runs.
-    runtime::finish(ordinal_, native_);
-    return call.error;
-  }
   try {
     runtime::use_device(ordinal_);
-    runtime::synchronize(call.event.get());
-    return nullptr;
+    if (call.event) runtime::synchronize(call.event.get());
+    return call.error;
   } catch (...) {
+    if (call.error) return call.error;
     fail(std::current_exception());
     return std::current_exception();
   }

@@ -22,7 +22,7 @@ class CudaStream final : public StreamImpl {
  public:
   /// `owner` tells the streams of one device from those of another. Throws DeviceError when no thread can be had.
   CudaStream(std::string name, int ordinal, const void* owner, gpu::runtime::OwnedStream native);
-  /// Around a stream that somebody else keeps.
+  /// Around a stream that somebody else keeps, or a default stream.
   CudaStream(std::string name, int ordinal, const void* owner, CUstream_st* native);
   /// Waits for the work queued, and for the calls asked for. Never throws.
   ~CudaStream() override;
@@ -33,6 +33,8 @@ class CudaStream final : public StreamImpl {
   const void* owner() const noexcept { return owner_; }
   int ordinal() const noexcept { return ordinal_; }
   CUstream_st* native() const noexcept { return native_; }
+  /// Throws MisuseError where the handle means another stream in this thread than in the one that wrapped it.
+  void require_thread() const;
 
   /// Runs `call`, which queues something, unless the stream has failed; what it throws fails the stream.
   template <class Call>
@@ -56,12 +58,14 @@ class CudaStream final : public StreamImpl {
 
  private:
   struct Call {
-    gpu::runtime::OwnedEvent event;  ///< null where `error` is set
+    gpu::runtime::OwnedEvent event;  ///< null where a lost device gave none
     std::exception_ptr error;
     std::function<void(std::exception_ptr)> then;
   };
   void start();
+  bool of_this_thread() const noexcept;
   gpu::runtime::OwnedEvent take_event();
+  void mark_failed(Call& call) noexcept;
   void serve() noexcept;
   std::exception_ptr await(const Call& call) noexcept;
 
@@ -70,6 +74,7 @@ class CudaStream final : public StreamImpl {
   const void* const owner_;
   const gpu::runtime::OwnedStream owned_;
   CUstream_st* const native_;
+  const std::thread::id wrapped_in_;  ///< thread whose stream it is; none: a stream of all threads
 
   mutable std::mutex mutex_;
   std::exception_ptr error_;

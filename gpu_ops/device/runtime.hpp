@@ -1,10 +1,10 @@
 #pragma once
 // All calls of the CUDA device to the CUDA runtime: the one file behind this header is linked against the real runtime
 // in programs and against a fake of it in tests. Functions act on the device that is current in the calling thread
-// (CurrentDevice), never on the default stream, and never wait for the whole device. Where no device is current, CUDA
-// takes device 0 and makes a context there, which takes hundreds of MiB; functions that free something, which any
-// thread may call, are therefore given the device. A call that the runtime refuses throws DeviceError with the name of
-// the error. Internal to gpu_ops.
+// (CurrentDevice), on a default stream only where the caller has wrapped one, and never wait for the whole device.
+// Where no device is current, CUDA takes device 0 and makes a context there, which takes hundreds of MiB; functions
+// that free something, which any thread may call, are therefore given the device. A call that the runtime refuses
+// throws DeviceError with the name of the error. Internal to gpu_ops.
 #include <cstddef>
 #include <memory>
 #include <string>

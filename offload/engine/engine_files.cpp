@@ -97,6 +97,7 @@ std::filesystem::path OffloadEngine::save(const std::filesystem::path& directory
 }
 
 std::filesystem::path OffloadEngine::load(const std::filesystem::path& directory) {
+  wait();  // throws a failure of before, rather than tell of a checkpoint
   std::unique_ptr<Checkpoint> checkpoint;
   std::string passed_over;
   if (is_checkpoint(directory)) {

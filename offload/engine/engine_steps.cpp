@@ -51,6 +51,7 @@ void EngineSteps::require_idle(const char* what) {
 }
 
 void EngineSteps::wait() {
+  parts_.executor.require_good();
   held_.require_none("waiting for updates");
   parts_.executor.drain("waiting for updates");
 }
@@ -109,6 +110,7 @@ void EngineSteps::begin_step(const StepOptions& options) {
 }
 
 void EngineSteps::begin_micro_batch(bool last) {
+  parts_.executor.require_good();
   if (pass_.kind != OpenPass::Kind::step) throw MisuseError("begin_micro_batch without a step");
   if (pass_.abandoned) throw MisuseError("begin_micro_batch of an abandoned step", {}, "call abort_step");
   if (pass_.gradients_ended) throw MisuseError("begin_micro_batch after end_gradients");
@@ -132,7 +134,10 @@ double EngineSteps::stalled_until(double end) {
 }
 
 void EngineSteps::abort_step() {
-  if (pass_.kind != OpenPass::Kind::step) throw MisuseError("abort_step without a step");
+  if (pass_.kind != OpenPass::Kind::step) {
+    parts_.executor.require_good();
+    throw MisuseError("abort_step without a step");
+  }
   held_.require_none("abort_step");
   pass_ = {};  // also where what failed is thrown again
   parts_.executor.drain("abandoning the step");
@@ -141,6 +146,7 @@ void EngineSteps::abort_step() {
 }
 
 void EngineSteps::require_complete(const char* call) const {
+  parts_.executor.require_good();
   if (pass_.kind != OpenPass::Kind::step) throw MisuseError(fmt::format("{} without a step", call));
   held_.require_none(call);
   if (pass_.abandoned) throw MisuseError(fmt::format("{} of an abandoned step", call), {}, "call abort_step");
@@ -154,6 +160,7 @@ void EngineSteps::require_complete(const char* call) const {
 }
 
 void EngineSteps::require_ended(const char* call) const {
+  parts_.executor.require_good();
   if (pass_.kind == OpenPass::Kind::step && pass_.abandoned) {
     throw MisuseError(fmt::format("{} of an abandoned step", call), {}, "call abort_step");
   }

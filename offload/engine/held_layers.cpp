@@ -38,6 +38,7 @@ void HeldLayers::require_open(const char* call, int layer) const {
 }
 
 WeightsGuard HeldLayers::fetch(int layer, StreamView stream) {
+  parts_.executor.require_good();
   if (pass_.kind == OpenPass::Kind::none) throw MisuseError("fetch outside a step and an evaluation");
   require_open("fetch", layer);
   parts_.device.require_own(stream);
@@ -71,6 +72,7 @@ TensorView HeldLayers::resident_weights(const Parameter& parameter) const {
 }
 
 void HeldLayers::wait_for_weights(int layer, StreamView stream) {
+  parts_.executor.require_good();
   require_resident(layer);
   parts_.device.require_own(stream);
   const LayerUse use = parts_.lowering->use_resident(layer, parts_.tasks);
@@ -141,6 +143,7 @@ void HeldLayers::require_one_stream(int layer, StreamView stream) const {
 }
 
 GradientsGuard HeldLayers::gradients(int layer, StreamView stream) {
+  parts_.executor.require_good();
   if (pass_.kind != OpenPass::Kind::step) throw MisuseError("gradients outside a step");
   require_open("gradients", layer);
   parts_.device.require_own(stream);
@@ -185,6 +188,7 @@ void HeldLayers::leave_out(std::uint64_t ticket, std::size_t parameter) {
 }
 
 void HeldLayers::commit(std::uint64_t ticket, StreamView stream) {
+  parts_.executor.require_good();
   parts_.device.require_own(stream);
   const Gradients held = take(gradients_, ticket);
   present_.add(held.use.layer, held.left_out);

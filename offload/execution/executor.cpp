@@ -155,6 +155,7 @@ void Executor::finish_caller_task(TaskId id, StreamView stream) {
 }
 
 void Executor::require_good() {
+  if (!failed_) return;
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
 }
@@ -224,6 +225,7 @@ void Executor::watch(ProgressWatch& progress, std::string_view what, int layer) 
 void Executor::fail(std::exception_ptr error) {
   if (!failure_) {
     failure_ = std::move(error);
+    failed_ = true;
     if (group_ != nullptr) group_->fail(failure_);
   }
   wake_all();

@@ -2,6 +2,7 @@
 // Runs tasks: binds device lanes to streams, the CPU's and the file's to workers, starts each as soon as what it
 // depends on allows, and carries every failure to whoever waits.
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <exception>
@@ -154,6 +155,7 @@ class Executor {
   bool among_ranks_ = false;      ///< a thread waits for other ranks
   std::uint64_t steps_made_ = 0;  ///< any progress counts
   std::exception_ptr failure_;
+  std::atomic<bool> failed_{false};  ///< set with it, to be asked without the lock
   bool stopping_ = false;
 
   Group* group_;

@@ -46,10 +46,6 @@ void TaskRunner::to_host(void* to, const void* from, std::size_t bytes, StreamVi
   dram_bytes_ += bytes;
 }
 
-std::int64_t TaskRunner::within_subgroup(const Task& task) const {
-  return task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
-}
-
 void TaskRunner::issue(const Task& task, StreamView stream) {
   switch (task.kind) {
     case TaskKind::fetch_weights:
@@ -80,11 +76,9 @@ void TaskRunner::issue(const Task& task, StreamView stream) {
     case TaskKind::store_state:
       return store_state(task, stream);
     case TaskKind::store_weights:
-      return to_host(storage_.host_weight(task.layer, task.begin), storage_.staging(task.staging),
-                     weight_bytes(format_of(task), task.count()), stream);
+      return store_weights(task, stream);
     case TaskKind::push_weights:
-      return to_device(storage_.resident_weight(task.layer, task.begin), storage_.host_weight(task.layer, task.begin),
-                       weight_bytes(format_of(task), task.count()), stream);
+      return push_weights(task, stream);
     case TaskKind::layer_use:
     case TaskKind::commit:
     case TaskKind::accumulate_gradient:
@@ -309,17 +303,19 @@ void TaskRunner::store_state(const Task& task, StreamView stream) {
              format_of(task), [&](void* to, const void* from, std::size_t bytes) { to_host(to, from, bytes, stream); });
 }
 
+void TaskRunner::store_weights(const Task& task, StreamView stream) {
+  to_host(storage_.host_weight(task.layer, task.begin), storage_.staging(task.staging),
+          weight_bytes(format_of(task), task.count()), stream);
+}
+
+void TaskRunner::push_weights(const Task& task, StreamView stream) {
+  to_device(storage_.resident_weight(task.layer, task.begin), storage_.host_weight(task.layer, task.begin),
+            weight_bytes(format_of(task), task.count()), stream);
+}
+
 /// Where a device update writes the new weights: the resident layer, or staging on its way to the host.
 std::byte* TaskRunner::updated_weights(const Task& task) const {
   return task.staging >= 0 ? storage_.staging(task.staging) : storage_.resident_weight(task.layer, task.begin);
-}
-
-StateFormat TaskRunner::format_of(const Task& task) const { return storage_.subgroup(task.subgroup).format; }
-
-/// Final gradient of a task's elements.
-std::byte* TaskRunner::final_gradient(const Task& task) const {
-  const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
-  return memory.gradient + gradient_bytes(memory.format, within_subgroup(task));
 }
 
 /// The state of a task's elements outside the device's buffers: where the plan keeps it, or on its way from the file.

@@ -36,9 +36,15 @@ class TaskRunner {
 
  private:
   /// Elements from the beginning of its subgroup to that of the task.
-  std::int64_t within_subgroup(const Task& task) const;
-  StateFormat format_of(const Task& task) const;
-  std::byte* final_gradient(const Task& task) const;
+  std::int64_t within_subgroup(const Task& task) const {
+    return task.begin - plan_.subgroups[static_cast<std::size_t>(task.subgroup)].begin;
+  }
+  StateFormat format_of(const Task& task) const { return storage_.subgroup(task.subgroup).format; }
+  /// Final gradient of a task's elements.
+  std::byte* final_gradient(const Task& task) const {
+    const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+    return memory.gradient + gradient_bytes(memory.format, within_subgroup(task));
+  }
   AdamPiece piece_of(const Task& task, const StateArrays& state, const std::byte* gradient, std::byte* weights) const;
   StateArrays state_of(const Task& task) const;
   void move_state(const Task& task);
@@ -58,6 +64,8 @@ class TaskRunner {
   void fetch_norm(const Task& task, StreamView stream);
   void load_state(const Task& task, StreamView stream);
   void store_state(const Task& task, StreamView stream);
+  void store_weights(const Task& task, StreamView stream);
+  void push_weights(const Task& task, StreamView stream);
   void update_on_device(const Task& task, StreamView stream);
   void accumulate_gradient(const Task& task);
   void finish_on_cpu(const Task& task);

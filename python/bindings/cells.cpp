@@ -11,6 +11,9 @@
 namespace tandem::python {
 namespace {
 
+/// CUDA's handles of default streams, which DLPack counts alike.
+constexpr std::uintptr_t legacy_stream = 1, stream_of_the_thread = 2;
+
 /// Time between two looks at pending signals.
 constexpr std::chrono::milliseconds signal_tick(50);
 
@@ -81,9 +84,11 @@ std::shared_ptr<StreamCell> DeviceCell::wrapped(std::uintptr_t native) {
 }
 
 std::shared_ptr<StreamCell> DeviceCell::wrap_stream(std::uintptr_t native) {
+  if (native == 0) native = legacy_stream;
   if (auto known = wrapped(native)) return known;
   auto made = std::make_shared<StreamCell>(shared_from_this(), get().wrap_stream(reinterpret_cast<void*>(native)),
                                            fmt::format("{:#x}", native), native);
+  if (native == stream_of_the_thread) return made;  // another one in each thread
   const std::scoped_lock lock(mutex_);
   std::erase_if(wrapped_, [](const auto& entry) { return entry.second.expired(); });
   wrapped_[native] = made;

@@ -88,10 +88,12 @@ void bind_device(nb::module_& m) {
           },
           nb::arg("name") = "caller", nb::arg("first") = false, nb::call_guard<nb::gil_scoped_release>(),
           "A new stream. `first`: a hint that others wait for its short kernels.")
-      .def("wrap_stream", &DeviceCell::wrap_stream, nb::arg("native"), nb::call_guard<nb::gil_scoped_release>(),
-           "A stream around a native handle (cudaStream_t as int), which must outlive it. The same handle gives the "
-           "same "
-           "object while that lives. Raises MisuseError for CUDA's default streams and on the host device.")
+      .def(
+          "wrap_stream", &DeviceCell::wrap_stream, nb::arg("native"), nb::call_guard<nb::gil_scoped_release>(),
+          "A stream around a native handle (cudaStream_t as int), which must outlive it; 0 and 1 are the legacy "
+          "default "
+          "stream, 2 is the calling thread's own, which no other thread may use. The same handle gives the same object "
+          "while that lives, but 2. Raises MisuseError on the host device.")
       .def(
           "facts", [](const DeviceCell& d) { return profile_of(d.get()); }, nb::call_guard<nb::gil_scoped_release>(),
           "Facts that planning needs: the device's whole ceiling, and the host memory that is free now.")

@@ -202,7 +202,7 @@ void bind_state(Engine& engine) {
           },
           nb::arg("plan"),
           "Changes to another plan for the same layout within the memory already booked. Blocks. Raises PlanError, "
-          "MisuseError.");
+          "MisuseError, also while an array of resident weights is alive.");
 }
 
 void bind_step(Engine& engine) {

@@ -1,19 +1,6 @@
 # cmake -D SOURCE=... -D BUILD=... -D COMPILER=... -D GENERATOR=... -P install_test.cmake
 # Installs BUILD into a prefix of its own, builds a copy of examples/custom_trainer against it, and runs it.
-execute_process(COMMAND mktemp -d OUTPUT_VARIABLE area OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
-
-function(leave message)
-  file(REMOVE_RECURSE ${area})
-  message(FATAL_ERROR "${message}")
-endfunction()
-
-function(run what)
-  execute_process(COMMAND ${ARGN} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
-  message(STATUS "${what}\n${output}")
-  if(NOT result EQUAL 0)
-    leave("${what} failed: ${result}")
-  endif()
-endfunction()
+include(${CMAKE_CURRENT_LIST_DIR}/area.cmake)
 
 run("install" ${CMAKE_COMMAND} --install ${BUILD} --prefix ${area}/prefix)
 

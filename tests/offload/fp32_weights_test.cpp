@@ -50,6 +50,54 @@ TEST_P(Fp32Weights, HaveOneDigest) {
   }
 }
 
+/// All weights of the plain layers in fp32: several subgroups of them in a layer, of several pieces each.
+ToyOptions with_all_in_fp32(const char* policy, int micro_batches) {
+  ToyOptions o = with_fp32_vectors(policy, StateFormat::split, micro_batches);
+  o.matrices = DType::f32;
+  return o;
+}
+
+TEST_P(Fp32Weights, OfSeveralPiecesHaveOneDigest) {
+  for (const int micro_batches : {1, 3}) {
+    const std::string expected = train_toy(with_all_in_fp32("device", micro_batches)).digest;
+    for (const auto& [size, resident] : {std::pair{1, 3}, {2048, 0}, {2048, 6}, {1 << 20, 0}}) {
+      ToyOptions o = with_all_in_fp32(GetParam(), micro_batches);
+      o.offload.subgroup_size = size;
+      if (!fixed()) o.offload.resident_layers = resident;
+      EXPECT_EQ(train_toy(o).digest, expected) << micro_batches << ", " << size << ", " << resident;
+    }
+  }
+  const std::string expected = train_toy(with_all_in_fp32("device", 6)).digest;
+  for (const int ranks : {2, 3}) {
+    ToyOptions o = with_all_in_fp32(GetParam(), 6);
+    o.offload.subgroup_size = 2048;
+    for (const ToyResult& result : train_toy_group(o, ranks)) EXPECT_EQ(result.digest, expected) << ranks;
+  }
+}
+
+TEST_P(Fp32Weights, AreReadAsTheyWereGiven) {
+  ToyTrainer t(with_all_in_fp32(GetParam(), 1));
+  const auto value = [](const Parameter& p, std::size_t i) {
+    return testing::noise(std::hash<std::string>{}(p.full_name), i);
+  };
+  t.engine().initialize([&](const Parameter& p, std::span<float> values) {
+    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value(p, i);
+  });
+  const auto expect_given = [&] {
+    for (const char* name : {"first.bias", "h.1.b", "h.1.w", "h.1.frozen", "h.3.w", "last.norm"}) {
+      const Parameter& p = t.layout().parameter(name);
+      const std::vector<float> read = t.array(name, StateArray::master);
+      for (std::size_t i = 0; i < read.size(); ++i) ASSERT_EQ(read[i], value(p, i)) << name << ", " << i;
+    }
+  };
+  expect_given();
+  const Parameter& p = t.layout().parameter("h.1.w");
+  const std::vector<float> all = t.array("h.1.w", StateArray::master);
+  t.engine().write(p, StateArray::master, 1500, std::span(all).subspan(1500, 700));
+  t.engine().set_step(0);
+  expect_given();
+}
+
 TEST_P(Fp32Weights, HaveTheDigestOfOneRank) {
   for (const auto& [ranks, state] :
        {std::pair{2, StateFormat::split}, {3, StateFormat::split}, {3, StateFormat::lion}}) {

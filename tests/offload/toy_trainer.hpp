@@ -28,14 +28,15 @@ struct ToyOptions {
   HostDeviceOptions device;
   MakeToyDevice make_device = make_toy_device;
   int layers = 4;
-  std::int64_t width = 3000;    ///< of the plain layers: padding and odd sizes everywhere
-  DType gradient = DType::f32;  ///< of the plain layers' largest parameter
-  DType vectors = DType::bf16;  ///< weights of biases and norms, and of the frozen ones in their layers
-  bool frozen_ends = false;     ///< a layer without state in front and another behind
-  bool grouped = false;         ///< biases and norms are of group 1, `w` of the last plain layer of group 2
-  bool decays = true;           ///< `w` of that layer decays
-  double lr_scale = 1.0;        ///< lr_scale of it
-  bool tied = true;             ///< the last layer shares a parameter of the first
+  std::int64_t width = 3000;     ///< of the plain layers: padding and odd sizes everywhere
+  DType gradient = DType::f32;   ///< of the plain layers' largest parameter
+  DType matrices = DType::bf16;  ///< weights of that parameter
+  DType vectors = DType::bf16;   ///< weights of biases and norms, and of the frozen ones in their layers
+  bool frozen_ends = false;      ///< a layer without state in front and another behind
+  bool grouped = false;          ///< biases and norms are of group 1, `w` of the last plain layer of group 2
+  bool decays = true;            ///< `w` of that layer decays
+  double lr_scale = 1.0;         ///< lr_scale of it
+  bool tied = true;              ///< the last layer shares a parameter of the first
   int steps = 3;
   int micro_batches = 1;
   int at_once = 1;  ///< micro-batches that pass through a layer in one use
@@ -59,6 +60,8 @@ struct ToyOptions {
   /// How steps begin and end, where not as usual.
   std::function<void(StepOptions&)> begin{};
   std::function<StepReport(OffloadEngine&)> end{};
+  /// Stream of forward and backward, where it is not one of the device's own.
+  std::function<Stream(Device&)> make_stream{};
   Trace* trace = nullptr;
   int claimed_rank = -1;  ///< instead of that in the group
 };
@@ -95,7 +98,8 @@ inline ParameterLayout toy_layout(const ToyOptions& o) {
              {.decay = !last || o.decays,
               .lr_scale = last ? o.lr_scale : 1.0,
               .group = last && o.grouped ? 2 : 0,
-              .gradient = o.gradient});
+              .gradient = o.gradient,
+              .weight = o.matrices});
   }
   layout.add_layer("last")
       .add("norm", {65}, {.decay = false, .group = vectors, .weight = o.vectors})
@@ -146,7 +150,7 @@ class ToyTrainer {
     const PlanningFacts facts{device_->info().capacity, 0};
     plan_ = make_plan(layout_, o_.offload, facts);
     engine_ = std::make_unique<OffloadEngine>(*device_, layout_, o_.offload, plan_, o_.trace, group);
-    stream_ = device_->make_stream("compute");
+    stream_ = o.make_stream ? o.make_stream(*device_) : device_->make_stream("compute");
     const std::uint64_t seed = o.seed;
     engine_->initialize([seed](const Parameter& p, std::span<float> values) {
       const std::uint64_t key = seed + std::hash<std::string>{}(p.full_name);

@@ -32,6 +32,20 @@ class Guards(unittest.TestCase):
     def begin(self):
         self.engine.begin_step(micro_batches=1)
 
+    def test_an_array_of_resident_weights_keeps_the_engine(self):
+        self.toy = None
+        self.toy = toy.Toy("host", resident_layers=toy.LAYERS + 1)
+        self.engine, self.stream = self.toy.engine, self.toy.stream
+        array = self.engine.resident_weights("h.1.w1").numpy()
+        del self.engine, self.stream
+        self.toy = None
+        gc.collect()
+        self.assertEqual(live()["engines"], 1)
+        array.sum()
+        del array
+        self.assertEqual(live()["engines"], 0)
+        self.engine = self.stream = None
+
     def test_a_view_is_refused_after_the_release(self):
         self.begin()
         with self.engine.fetch(0, self.stream) as weights:

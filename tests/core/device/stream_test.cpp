@@ -37,7 +37,9 @@ TEST(AnyStream, RefusesWhatIsNotItsOwn) {
   const auto other = testing::open_any_device();
   Stream stream = device.make_stream("a");
   Stream foreign = other->make_stream("foreign");
-  EXPECT_THROW(device.wrap_stream(nullptr), MisuseError);
+  if (device.info().kind == "host") {
+    EXPECT_THROW(device.wrap_stream(nullptr), MisuseError);
+  }
   EXPECT_THROW(device.synchronize(StreamView()), MisuseError);
   EXPECT_THROW(device.record(EventView(), stream), MisuseError);
   EXPECT_THROW(device.wait(stream, EventView()), MisuseError);

@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <cstring>
 #include <mutex>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.hpp"
@@ -136,10 +139,6 @@ TEST(CudaStream, DestroyingItRunsWhatIsQueued) {
 
 TEST(CudaStream, AWrappedStreamIsTheCallersOwn) {
   TANDEM_OPEN_OR_SKIP(device);
-  for (const std::uintptr_t handle : {0U, 1U, 2U}) {
-    EXPECT_THAT([&] { (void)device.wrap_stream(reinterpret_cast<void*>(handle)); },
-                ThrowsMessage<MisuseError>(HasSubstr("default stream")));
-  }
   const MemoryBlock block = device.allocate(64, "block");
   std::vector<std::byte> host(64, std::byte{1});
   Stream theirs = device.make_stream("theirs");
@@ -153,6 +152,68 @@ TEST(CudaStream, AWrappedStreamIsTheCallersOwn) {
   device.copy(host.data(), block.data(), 64, CopyKind::device_to_host, theirs);
   device.synchronize(theirs);
   EXPECT_EQ(host, std::vector<std::byte>(64)) << "in the order of the one stream that both are";
+}
+
+/// The legacy default stream by its two handles, and the calling thread's own.
+constexpr std::uintptr_t default_streams[] = {0, 1, 2};
+
+TEST(CudaStream, AWrappedDefaultStreamIsOrderedByEvents) {
+  for (const std::uintptr_t handle : default_streams) {
+    for (std::uint64_t seed = 0; seed < 10; ++seed) {
+      testing::delay_streams(seed, 150);
+      TANDEM_OPEN_OR_SKIP(device);
+      Busy busy(device);
+      constexpr std::size_t bytes = 50001;
+      const std::vector<std::byte> values = pattern(bytes, seed);
+      const MemoryBlock from = device.allocate_pinned(bytes, "from");
+      const MemoryBlock to = device.allocate_pinned(bytes, "to");
+      const MemoryBlock a = device.allocate(bytes, "a");
+      const MemoryBlock b = device.allocate(bytes, "b");
+      std::memcpy(from.data(), values.data(), bytes);
+      Stream up = device.make_stream("up");
+      Stream work = device.wrap_stream(reinterpret_cast<void*>(handle));
+      Stream down = device.make_stream("down");
+      Event arrived = device.make_event();
+      Event worked = device.make_event();
+      busy.queue(up);
+      device.copy(a.data(), from.data(), bytes, CopyKind::host_to_device, up);
+      device.record(arrived, up);
+      device.wait(work, arrived);
+      busy.queue(work);
+      device.copy(b.data(), a.data(), bytes, CopyKind::device_to_device, work);
+      device.record(worked, work);
+      device.wait(down, worked);
+      device.copy(to.data(), b.data(), bytes, CopyKind::device_to_host, down);
+      device.synchronize(down);
+      ASSERT_EQ(std::memcmp(to.data(), values.data(), bytes), 0) << "handle " << handle << ", seed " << seed;
+      bool called = false;
+      device.call_after(work, [&](std::exception_ptr error) { called = !error; });
+      work = {};  // its end is that of its calls
+      EXPECT_TRUE(called);
+    }
+  }
+  testing::delay_streams(0, 0);
+}
+
+TEST(CudaStream, AThreadsOwnStreamIsRefusedInAnother) {
+  TANDEM_OPEN_OR_SKIP(device);
+  const Stream own = device.wrap_stream(reinterpret_cast<void*>(2));
+  const Stream legacy = device.wrap_stream(nullptr);
+  const Event event = device.make_event();
+  const auto refused = ThrowsMessage<MisuseError>(HasSubstr("used in another thread than the one that wrapped it"));
+  std::thread([&] {
+    EXPECT_THAT([&] { device.record(event, own); }, refused);
+    EXPECT_THAT([&] { device.wait(own, event); }, refused);
+    EXPECT_THAT([&] { device.synchronize(own); }, refused);
+    EXPECT_THAT([&] { device.call_after(own, [](std::exception_ptr) {}); }, refused);
+    EXPECT_THAT([&] { device.require_own(own); }, refused);
+    EXPECT_THAT([&] { (void)native_stream(own); }, refused);
+    EXPECT_NO_THROW(device.record(event, legacy));
+  }).join();
+  EXPECT_NO_THROW(device.record(event, own));
+  EXPECT_NO_THROW(device.synchronize(own));
+  Stream elsewhere = device.wrap_stream(reinterpret_cast<void*>(2));
+  std::thread([gone = std::move(elsewhere)]() mutable { gone = {}; }).join();
 }
 
 TEST(CudaStream, RefusesAnEventOfAnotherDevice) {

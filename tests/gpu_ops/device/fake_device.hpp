@@ -19,6 +19,7 @@ struct FakeDeviceOptions {
   int update_threads = 1;
   std::size_t pinned_piece = std::size_t{2} << 20;  ///< small, so that copies cross pieces
   int ordinal = 0;
+  DeviceAllocator allocator{};
   Notice pageable{};                      ///< as CudaDeviceOptions has it
   std::function<void()> before_update{};  ///< as HostFaults has it
 };
@@ -28,6 +29,7 @@ inline CudaDeviceOptions cuda_options(const FakeDeviceOptions& options) {
   cuda.ordinal = options.ordinal;
   cuda.pinned_piece = options.pinned_piece;
   cuda.pageable = options.pageable;
+  cuda.allocator = options.allocator;
   cuda.make_ops = [] { return make_cuda_ops(); };
   cuda.ops_key = cuda_ops_key;
   cuda.make_host_kernels = [threads = options.update_threads, before = options.before_update](auto) {

@@ -58,6 +58,51 @@ TEST_F(EngineOnCuda, GivesTheBitsOfTheHostDevice) {
   }
 }
 
+// The legacy default stream by both handles, and this thread's own.
+TEST_F(EngineOnCuda, GivesTheSameBitsOnDefaultStreams) {
+  const char* policies[] = {"device", "host", "interleave:2,resident=0.4", "stream"};
+  const ToyResult expected = train_toy(toy("device"));
+  for (const std::uintptr_t handle : {0U, 1U, 2U}) {
+    for (unsigned seed = 0; seed < 8; ++seed) {
+      toy_machine() = {.seed = 300 + 7 * seed, .longest_delay_us = 60};
+      ToyOptions o = toy(policies[seed % 4]);
+      o.make_stream = [handle](Device& device) { return device.wrap_stream(reinterpret_cast<void*>(handle)); };
+      EXPECT_EQ(train_toy(o).digest, expected.digest) << "handle " << handle << ", seed " << seed;
+      EXPECT_THAT(fake_cuda::complaints(), IsEmpty()) << "handle " << handle << ", seed " << seed;
+    }
+  }
+}
+
+// The arena and all else on the device, as much as the plan says, and all of it given back.
+TEST_F(EngineOnCuda, TakesItsMemoryFromTheCallersAllocator) {
+  const ToyResult expected = train_toy(toy("interleave:2"));
+  std::map<void*, std::size_t> given;
+  std::size_t held = 0;
+  ToyOptions o = toy("interleave:2");
+  o.device.allocator = {.allocate =
+                            [&](std::size_t bytes, std::size_t) {
+                              void* data = nullptr;
+                              cudaMalloc(&data, bytes);
+                              given[data] = bytes;
+                              held += bytes;
+                              return data;
+                            },
+                        .free =
+                            [&](void* data, std::size_t bytes) {
+                              EXPECT_EQ(given.at(data), bytes);
+                              given.erase(data);
+                              cudaFree(data);
+                            }};
+  {
+    ToyTrainer t(o);
+    EXPECT_EQ(held, t.engine().device_bytes());
+    EXPECT_EQ(held, t.device().allocated_bytes());
+    EXPECT_EQ(t.run().digest, expected.digest);
+  }
+  EXPECT_THAT(given, IsEmpty());
+  EXPECT_THAT(fake_cuda::complaints(), IsEmpty());
+}
+
 // Behind the caller's products a streamed update would wait, and with it the buffer of state that it has.
 TEST_F(EngineOnCuda, UpdatesGoBeforeTheCallersKernels) {
   train_toy(toy("stream"));

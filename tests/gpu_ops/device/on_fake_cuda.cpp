@@ -43,6 +43,7 @@ class ToyFakeDevice final : public ToyDevice {
     FakeDeviceOptions fake{.capacity = options.capacity,
                            .update_threads = options.update_threads,
                            .ordinal = ordinal,
+                           .allocator = options.allocator,
                            .pageable = options.pageable};
     if (options.faults) fake.before_update = options.faults->before_update;
     auto device = open_fake_device(fake);

@@ -9,6 +9,9 @@ struct CUevent_st;
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
 
+inline const cudaStream_t cudaStreamLegacy = reinterpret_cast<cudaStream_t>(1);
+inline const cudaStream_t cudaStreamPerThread = reinterpret_cast<cudaStream_t>(2);
+
 constexpr int CUDART_VERSION = 13000;
 
 enum cudaError_t {
@@ -54,6 +57,7 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpy
 enum cudaDriverEntryPointQueryResult { cudaDriverEntryPointSuccess, cudaDriverEntryPointSymbolNotFound };
 constexpr unsigned long long cudaEnableDefault = 0;
 constexpr unsigned int cudaHostRegisterPortable = 1;
+constexpr unsigned int cudaStreamDefault = 0;
 constexpr unsigned int cudaStreamNonBlocking = 1;
 constexpr unsigned int cudaEventBlockingSync = 1;
 constexpr unsigned int cudaEventDisableTiming = 2;

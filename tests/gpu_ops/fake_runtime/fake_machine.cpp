@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "tests/gpu_ops/fake_runtime/fake_default_streams.hpp"
+
 namespace tandem::fake_cuda {
 namespace {
 
@@ -108,6 +110,7 @@ void State::wait_for_ending_streams() const {
 }
 
 void State::install(Machine machine) {
+  forget_legacy_streams();
   wait_for_ending_streams();
   const std::lock_guard lock(mutex_);
   machine_ = std::move(machine);

@@ -14,11 +14,15 @@
 
 #include "gpu_ops/device/runtime.hpp"
 #include "gpu_ops/emulation/grid.hpp"
+#include "tests/gpu_ops/fake_runtime/fake_default_streams.hpp"
 #include "tests/gpu_ops/fake_runtime/fake_machine.hpp"
 
 using tandem::fake_cuda::current_device;
+using tandem::fake_cuda::issue;
 using tandem::fake_cuda::Mark;
+using tandem::fake_cuda::pass_mark;
 using tandem::fake_cuda::State;
+using tandem::fake_cuda::stream_of;
 using tandem::fake_cuda::this_thread;
 using tandem::fake_cuda::ThreadState;
 
@@ -64,16 +68,11 @@ cudaError_t give_back(const char* function, Body body) {
   return end(failure == cudaSuccess ? code : failure);
 }
 
-void queue_mark(cudaStream_t stream, const char* kind, std::shared_ptr<Mark> mark) {
-  const auto reach = [mark = std::move(mark), device = stream->device()] {
-    const State& state = State::get();
-    if (state.machine().lost_marks_stay && state.lost(device) != cudaSuccess) return mark->stay(device);
-    mark->pass();
-  };
-  stream->push({.kind = kind, .run = reach, .always = true});
+void queue_mark(CUstream_st* stream, const char* kind, std::shared_ptr<Mark> mark) {
+  issue(stream, pass_mark(kind, std::move(mark), stream->device()));
 }
 
-cudaError_t wait_for_end(cudaStream_t stream) {
+cudaError_t wait_for_end(CUstream_st* stream) {
   auto mark = std::make_shared<Mark>();
   queue_mark(stream, "record", mark);
   mark->wait();
@@ -329,9 +328,10 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int priority) {
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flags, int priority) {
   return call_in_context("cudaStreamCreateWithPriority", [&](State&) {
     *stream = new CUstream_st(current_device(), priority);
+    if (flags != cudaStreamNonBlocking) tandem::fake_cuda::add_blocking(*stream);
     ++State::get().streams;
     return cudaSuccess;
   });
@@ -340,6 +340,7 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int, int
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   return give_back("cudaStreamDestroy", [&](State& state) {
     // Returns at once; what is queued still runs.
+    tandem::fake_cuda::remove_blocking(stream);
     --state.streams;
     ++state.ending_streams;
     std::thread([stream] {
@@ -351,19 +352,21 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  return give_back("cudaStreamSynchronize", [&](State&) { return wait_for_end(stream); });
+  return give_back("cudaStreamSynchronize", [&](State&) { return wait_for_end(stream_of(stream)); });
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  return call_in_context("cudaStreamQuery", [&](State&) { return stream->idle() ? cudaSuccess : cudaErrorNotReady; });
+  return call_in_context("cudaStreamQuery",
+                         [&](State&) { return stream_of(stream)->idle() ? cudaSuccess : cudaErrorNotReady; });
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
   return call_in_context("cudaStreamWaitEvent", [&](State&) {
     const std::lock_guard lock(event->mutex);
     if (!event->latest) return cudaSuccess;
-    const auto wait = [mark = event->latest, device = stream->device()] { mark->wait_in_stream(device); };
-    stream->push({.kind = "wait", .run = wait, .always = true});
+    CUstream_st* const queue = stream_of(stream);
+    const auto wait = [mark = event->latest, device = queue->device()] { mark->wait_in_stream(device); };
+    issue(queue, {.kind = "wait", .run = wait, .always = true});
     return cudaSuccess;
   });
 }
@@ -386,10 +389,11 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   return call_in_context("cudaEventRecord", [&](State&) {
-    if (event->device != stream->device()) return cudaErrorInvalidResourceHandle;
+    CUstream_st* const queue = stream_of(stream);
+    if (event->device != queue->device()) return cudaErrorInvalidResourceHandle;
     auto mark = std::make_shared<Mark>();
     const std::lock_guard lock(event->mutex);
-    queue_mark(stream, "record", mark);
+    queue_mark(queue, "record", mark);
     event->latest = std::move(mark);
     return cudaSuccess;
   });
@@ -415,8 +419,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 void nvtxNameCudaStreamA(cudaStream_t stream, const char* name) {
-  stream->rename(name);
-  State::get().note_priority(name, stream->priority());
+  stream_of(stream)->rename(name);
+  State::get().note_priority(name, stream_of(stream)->priority());
 }
 
 // -- work --------------------------------------------------------------------------------------------
@@ -438,15 +442,16 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaM
       const auto* bytes_of = static_cast<const std::byte*>(from);
       staged = std::make_shared<std::vector<std::byte>>(bytes_of, bytes_of + bytes);
     }
-    stream->push({.kind = sides.kind, .run = [=] {
-                    const void* source = staged ? staged->data() : from;
-                    if (!sides_hold(sides, to, source, bytes)) {
-                      State::get().complain(std::string(sides.kind) + " of memory that was freed while it was queued");
-                      return;
-                    }
-                    std::memcpy(to, source, bytes);
-                  }});
-    if (memory == State::HostKind::pageable && sides.from_device) return wait_for_end(stream);
+    issue(stream_of(stream),
+          {.kind = sides.kind, .run = [=] {
+             const void* source = staged ? staged->data() : from;
+             if (!sides_hold(sides, to, source, bytes)) {
+               State::get().complain(std::string(sides.kind) + " of memory that was freed while it was queued");
+               return;
+             }
+             std::memcpy(to, source, bytes);
+           }});
+    if (memory == State::HostKind::pageable && sides.from_device) return wait_for_end(stream_of(stream));
     return cudaSuccess;
   });
 }
@@ -458,12 +463,13 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
       return State::get().on_device(to, bytes, to_device) && State::get().on_device(from, bytes, from_device);
     };
     if (!sides_hold()) return cudaErrorInvalidValue;
-    stream->push({.kind = "copy from peer", .run = [=] {
-                    if (!sides_hold()) {
-                      return State::get().complain("copy from peer of memory that was freed while it was queued");
-                    }
-                    std::memcpy(to, from, bytes);
-                  }});
+    issue(stream_of(stream),
+          {.kind = "copy from peer", .run = [=] {
+             if (!sides_hold()) {
+               return State::get().complain("copy from peer of memory that was freed while it was queued");
+             }
+             std::memcpy(to, from, bytes);
+           }});
     return cudaSuccess;
   });
 }
@@ -484,12 +490,12 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned int) {
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
   return call_in_context("cudaMemsetAsync", [&](State& state) {
     if (!state.on_device(to, bytes)) return cudaErrorInvalidValue;
-    stream->push({.kind = "fill zero", .run = [=] {
-                    if (!State::get().on_device(to, bytes)) {
-                      return State::get().complain("fill of memory that was freed while it was queued");
-                    }
-                    std::memset(to, value, bytes);
-                  }});
+    issue(stream_of(stream), {.kind = "fill zero", .run = [=] {
+                                if (!State::get().on_device(to, bytes)) {
+                                  return State::get().complain("fill of memory that was freed while it was queued");
+                                }
+                                std::memset(to, value, bytes);
+                              }});
     return cudaSuccess;
   });
 }
@@ -511,7 +517,7 @@ void see_argument(const char* name, const void* argument, std::size_t bytes) {
 void enqueue(const char* name, CUstream_st* stream, std::function<void()> work) {
   gpu::runtime::require_launched(
       call_in_context("launch", [](State& state) { return state.load_code(current_device()); }), name);
-  stream->push({.kind = "kernel", .run = std::move(work)});
+  tandem::fake_cuda::issue(stream_of(stream), {.kind = "kernel", .run = std::move(work)});
 }
 
 }  // namespace tandem::emulation

@@ -37,7 +37,7 @@ ToyOptions wide(const char* policy) {
   return o;
 }
 
-void expect_same(const ToyResult& result, const ToyResult& expected) {
+void expect_result_of_memory(const ToyResult& result, const ToyResult& expected) {
   EXPECT_EQ(result.digest, expected.digest);
   EXPECT_EQ(result.norms, expected.norms);
   EXPECT_EQ(result.losses, expected.losses);
@@ -53,7 +53,7 @@ TEST_P(InAFile, StateGivesTheSameBits) {
       o.offload.subgroup_size = size;
       if (size == 1024) o.offload.resident_layers = 1;
       const ToyResult result = train_toy(with_state_in_file(o, share));
-      expect_same(result, expected);
+      expect_result_of_memory(result, expected);
       EXPECT_GT(testing::parameters_in_file(result.plan), 0);
       const std::uint64_t moved = 3 * result.plan.file_bytes_of_step();
       EXPECT_EQ(result.counters.bytes_from_file, moved);
@@ -72,7 +72,7 @@ TEST_P(InAFile, StateOfEveryFormatGivesTheSameBits) {
     o.at_once = 3;
     o.evaluate_between = true;
     o.offload.overlap = state != StateFormat::split;
-    expect_same(train_toy(with_state_in_file(o, 0.7)), expected);
+    expect_result_of_memory(train_toy(with_state_in_file(o, 0.7)), expected);
   }
 }
 
@@ -81,7 +81,7 @@ TEST_P(InAFile, StateIsUpdatedInBackward) {
   o.max_grad_norm = 0.0;
   o.offload.on_nonfinite = OnNonfinite::stop;
   o.offload.resident_layers = 0;
-  expect_same(train_toy(with_state_in_file(o, 1.0)), reference_of(o));
+  expect_result_of_memory(train_toy(with_state_in_file(o, 1.0)), reference_of(o));
 }
 
 TEST_P(InAFile, StateIsLeftAloneByASkippedStep) {
