@@ -80,7 +80,7 @@ class ParameterLayout {
   class LayerBuilder {
    public:
     /// Appends a parameter. `shape` counts elements. Throws MisuseError where its full name is taken, the name is empty
-    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, group is not in [0, 1024), the
+    /// or no UTF-8, the shape has no elements, lr_scale is negative or not finite, group is not in [0, 65536), the
     /// gradient's or the weight's type is i32, or an f32 weight has a bf16 gradient.
     LayerBuilder& add(std::string_view name, Shape shape, ParameterOptions options = {});
 
