@@ -1,7 +1,7 @@
 # cmake -D SOURCE=... -D BUILD=... -D COMPILER=... -D GENERATOR=... -P libtorch_test.cmake
 # Installs BUILD into a prefix of its own, builds a copy of examples/libtorch_trainer against it and the libtorch of a Python
 # that has one, and runs it. Without one it says "no libtorch", by which the test is skipped.
-foreach(python $ENV{TANDEM_BENCH_PYTHON} ${BUILD}/bench-venv/bin/python ${BUILD}/python-venv/bin/python python3)
+foreach(python $ENV{TANDEM_BENCH_PYTHON} ${BUILD}/torch-venv/bin/python ${BUILD}/bench-venv/bin/python python3)
   execute_process(COMMAND ${python} -c "import torch; print(torch.utils.cmake_prefix_path)" OUTPUT_VARIABLE libtorch
                   OUTPUT_STRIP_TRAILING_WHITESPACE RESULT_VARIABLE result ERROR_QUIET)
   if(result EQUAL 0 AND EXISTS ${libtorch}/Torch/TorchConfig.cmake)
@@ -10,7 +10,7 @@ foreach(python $ENV{TANDEM_BENCH_PYTHON} ${BUILD}/bench-venv/bin/python ${BUILD}
   set(libtorch "")
 endforeach()
 if(NOT libtorch)
-  message(STATUS "no libtorch: no Python here has torch (TANDEM_BENCH_PYTHON, build/bench-venv, build/python-venv, python3)")
+  message(STATUS "no libtorch: no Python here has torch (TANDEM_BENCH_PYTHON, build/torch-venv, build/bench-venv, python3)")
   return()
 endif()
 

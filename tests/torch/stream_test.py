@@ -139,6 +139,27 @@ class Mathematics(unittest.TestCase):
             if parameter.grad is not None:
                 self.assertLess(relative(state[index]["exp_avg"], 0.1 * parameter.grad), 1e-5, name)
 
+    def test_a_first_unit_with_a_parameter_that_has_no_gradient(self):
+        """Nothing of its inputs tells when its backward is done: the end of the whole backward does."""
+        class Embedding(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(2)
+                self.table, self.unused = torch.nn.Parameter(torch.randn(WORDS, WIDTH)), torch.nn.Parameter(torch.ones(3))
+
+            def forward(self, tokens):
+                return self.table[tokens]
+
+        def make():
+            return torch.nn.Sequential(Embedding(), torch.nn.Linear(WIDTH, 7), torch.nn.Linear(7, 3))
+        plain, model = make(), stream(make())
+        optimizer = model.tandem.optimizer()
+        for each in (plain, model):
+            each(batches(1)[0]).pow(2).mean().backward()
+        optimizer.step()
+        self.assertLess(relative(optimizer.state_dict()["state"][0]["exp_avg"], 0.1 * plain[0].table.grad), 1e-5)
+        self.assertNotIn(1, optimizer.state_dict()["state"])
+
     def test_statistics_move_once(self):
         def make():
             torch.manual_seed(0)
@@ -215,6 +236,8 @@ class Bits(unittest.TestCase):
         train(model, optimizer, 3)
         for name, value in model.state_dict().items():
             self.assertEqual(torch.equal(value, start[name]), name not in ("blocks.1.wide.weight", "position"), name)
+        self.assertTrue(model.tandem.engine.read("blocks.1.wide.weight", "m").any())
+        self.assertFalse(model.tandem.engine.read("blocks.0.wide.weight", "m").any())
 
 
 class Modules(unittest.TestCase):
