@@ -7,8 +7,9 @@ Chen et al., arXiv 1604.06174), or, with `recompute="none"`, is kept but for the
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -151,7 +152,10 @@ class UnitPass:
             self._has_entry = True
             for i, tensor in zip(through, _Entry.apply(self, *(flat[i] for i in through)), strict=True):
                 flat[i] = tensor
-        self._others = [None if i in set(places) else value for i, value in enumerate(flat)]
+        if self._runtime.recompute == "units" and any(hasattr(value, "get_seq_length") for value in flat):
+            raise MisuseError(f"unit '{self.unit.name}' is given keys and values to add to (past_key_values): a second forward would add to "
+                              "them again; pass use_cache=False to the model, or stream with recompute=\"none\"")
+        self._others = [None if i in set(places) else _as_given(value) for i, value in enumerate(flat)]
         self._inputs = [_Input(flat[i].detach(), flat[i].requires_grad, flat[i]._version) for i in places]
         self._places = places
         return flat
@@ -209,7 +213,7 @@ class UnitPass:
                 raise MisuseError(f"input {number} of unit '{self.unit.name}' was changed in place after it was given: it cannot be computed "
                                   "again; stream with recompute=\"none\"")
         self._runtime.begin_backward()
-        flat = list(self._others)
+        flat = [_as_given(value) for value in self._others]
         for place, value in zip(self._places, self._inputs, strict=True):
             flat[place] = value.tensor.detach().requires_grad_(value.requires_grad)
         made: dict[int, torch.Tensor] = {}
@@ -290,6 +294,11 @@ class UnitPass:
         self._again = None
         self._weights = None
         self.arrived.clear()
+
+
+def _as_given(value: Any) -> Any:
+    """An argument as it is before the forward: mappings by which blocks pass tensors on are copied, as a forward adds to them."""
+    return copy.copy(value) if isinstance(value, MutableMapping) else value
 
 
 def _put(member: Member, value: torch.nn.Parameter) -> None:
