@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -246,12 +247,22 @@ def _wrap(unit: Unit, runtime: StreamRuntime) -> None:
     unit.module.__dict__["forward"] = forward
 
 
+def _keeps_keys(module: torch.nn.Module) -> bool:
+    """Whether a model of transformers, or a part that has a configuration of its own, keeps keys and values unless told not to."""
+    config = getattr(module, "config", None)
+    configs = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
+    if not any(getattr(one, "use_cache", False) for one in configs):
+        return False
+    known = inspect.signature(module.forward).parameters
+    return "use_cache" in known or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+
+
 def _enter_module(runtime: weakref.ref[StreamRuntime]) -> Any:
     def enter(module: torch.nn.Module, arguments: Any, keywords: dict[str, Any]) -> Any:
         found = runtime()
         if found is not None:
             found.enter_module()
-        if torch.is_grad_enabled() and "use_cache" not in keywords and getattr(getattr(module, "config", None), "use_cache", False):
+        if torch.is_grad_enabled() and "use_cache" not in keywords and _keeps_keys(module):
             return arguments, {**keywords, "use_cache": False}  # a second forward would add to the keys and values of the first
         return None
     return enter

@@ -1,8 +1,9 @@
 """Arguments of a unit's forward: their tensors, and how to call it with others in their places."""
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ class _Tensor:
 class UnitArguments:
     """Positional and keyword arguments. `tensors` are those given as they are or within tuples, in their order.
 
-    Lists and dictionaries are passed as the objects that they are, as a unit may add to them; calls after `forget` get copies of
+    Lists and mappings are passed as the objects that they are, as a unit may add to them; calls after `forget` get copies of
     what they were before, without graphs. Other objects are passed as they are.
     """
 
@@ -27,7 +28,7 @@ class UnitArguments:
         self._positional = [self._taken_apart(value) for value in arguments]
         self._keywords = {name: self._taken_apart(value) for name, value in keywords.items()}
         self._before = {id(value): _without_graphs(value) for value in (*self._positional, *self._keywords.values())
-                        if type(value) in (list, dict)}
+                        if _is_container(value)}
 
     def _taken_apart(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -37,8 +38,12 @@ class UnitArguments:
             return _rebuilt(value, [self._taken_apart(item) for item in value])
         return value
 
+    def has(self, kind: Callable[[Any], bool]) -> bool:
+        """Whether an argument is of a kind."""
+        return any(kind(value) for value in (*self._positional, *self._keywords.values()))
+
     def forget(self) -> None:
-        """Keeps neither `tensors` nor what the call has put into lists and dictionaries: they have graphs, which keep this."""
+        """Keeps neither `tensors` nor what the call has put into lists and mappings: they have graphs, which keep this."""
         def before(value: Any) -> Any:
             return self._before.get(id(value), value)
 
@@ -54,17 +59,23 @@ class UnitArguments:
                 return tensors[value.number]
             if isinstance(value, tuple):
                 return _rebuilt(value, [put_together(item) for item in value])
-            return value.copy() if not self._before and type(value) in (list, dict) else value
+            return copy.copy(value) if not self._before and _is_container(value) else value
 
         return function(*map(put_together, self._positional), **{name: put_together(value) for name, value in self._keywords.items()})
 
 
-def _without_graphs(value: Any) -> Any:
-    """A copy of a list or dictionary, with its tensors detached."""
-    def detached(item: Any) -> Any:
-        return item.detach() if isinstance(item, torch.Tensor) else item
+def _is_container(value: Any) -> bool:
+    """Whether a unit may add to it: a list, or a mapping of any class."""
+    return isinstance(value, list | MutableMapping)
 
-    return [detached(item) for item in value] if isinstance(value, list) else {name: detached(item) for name, item in value.items()}
+
+def _without_graphs(value: Any) -> Any:
+    """A copy of a list or mapping, with its tensors detached."""
+    made = copy.copy(value)
+    for key, item in list(value.items() if isinstance(value, MutableMapping) else enumerate(value)):
+        if isinstance(item, torch.Tensor):
+            made[key] = item.detach()
+    return made
 
 
 def _rebuilt(like: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:

@@ -149,6 +149,9 @@ class UnitPass:
             self._has_entry = True
             for i, tensor in zip(through, _Entry.apply(self, *(tensors[i] for i in through)), strict=True):
                 tensors[i] = tensor
+        if self._runtime.recompute == "units" and self._arguments.has(lambda value: hasattr(value, "get_seq_length")):
+            raise MisuseError(f"unit '{self.unit.name}' is given keys and values to add to (past_key_values): a second forward would add to "
+                              "them again; pass use_cache=False to the model, or stream with recompute=\"none\"")
         self._inputs = [_Input(tensor.detach(), tensor.requires_grad, tensor._version) for tensor in tensors]
         return tensors
 
