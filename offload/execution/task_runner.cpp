@@ -293,8 +293,7 @@ void TaskRunner::load_state(const Task& task, StreamView stream) {
     }
   }
   if (plan_.loads_weights(group)) {
-    to_device(storage_.staging(task.staging), storage_.host_weight(task.layer, task.begin),
-              weight_bytes(format, task.count()), stream);
+    to_device(storage_.staging(task.staging), host_weights(task), weight_bytes(format, task.count()), stream);
   }
 }
 
@@ -304,18 +303,16 @@ void TaskRunner::store_state(const Task& task, StreamView stream) {
 }
 
 void TaskRunner::store_weights(const Task& task, StreamView stream) {
-  to_host(storage_.host_weight(task.layer, task.begin), storage_.staging(task.staging),
-          weight_bytes(format_of(task), task.count()), stream);
+  to_host(host_weights(task), storage_.staging(task.staging), weight_bytes(format_of(task), task.count()), stream);
 }
 
 void TaskRunner::push_weights(const Task& task, StreamView stream) {
-  to_device(storage_.resident_weight(task.layer, task.begin), storage_.host_weight(task.layer, task.begin),
-            weight_bytes(format_of(task), task.count()), stream);
+  to_device(resident_weights(task), host_weights(task), weight_bytes(format_of(task), task.count()), stream);
 }
 
 /// Where a device update writes the new weights: the resident layer, or staging on its way to the host.
 std::byte* TaskRunner::updated_weights(const Task& task) const {
-  return task.staging >= 0 ? storage_.staging(task.staging) : storage_.resident_weight(task.layer, task.begin);
+  return task.staging >= 0 ? storage_.staging(task.staging) : resident_weights(task);
 }
 
 /// The state of a task's elements outside the device's buffers: where the plan keeps it, or on its way from the file.
@@ -368,8 +365,7 @@ void TaskRunner::update_on_device(const Task& task, StreamView stream) {
 }
 
 void TaskRunner::update_on_cpu(const Task& task) {
-  const AdamPiece piece =
-      piece_of(task, state_of(task), final_gradient(task), storage_.host_weight(task.layer, task.begin));
+  const AdamPiece piece = piece_of(task, state_of(task), final_gradient(task), host_weights(task));
   UpdateKernels& kernels = device_.host_kernels();
   coefficients_.for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
     kernels.adamw(part, c, plan_.update_threads);

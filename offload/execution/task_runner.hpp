@@ -45,6 +45,15 @@ class TaskRunner {
     const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
     return memory.gradient + gradient_bytes(memory.format, within_subgroup(task));
   }
+  /// Weights of a task's elements in host memory, and on the device where their layer stays there.
+  std::byte* host_weights(const Task& task) const {
+    const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+    return memory.host_weights + weight_bytes(memory.format, within_subgroup(task));
+  }
+  std::byte* resident_weights(const Task& task) const {
+    const SubgroupMemory& memory = storage_.subgroup(task.subgroup);
+    return memory.resident_weights + weight_bytes(memory.format, within_subgroup(task));
+  }
   AdamPiece piece_of(const Task& task, const StateArrays& state, const std::byte* gradient, std::byte* weights) const;
   StateArrays state_of(const Task& task) const;
   void move_state(const Task& task);

@@ -183,7 +183,18 @@ Carving Storage::carve(const ParameterLayout& layout, const Plan& plan) const {
   MemoryLayout buffers(layout, plan, carver);
   buffers.on_device();
   buffers.on_host(pageable_bytes_ > 0 ? HostStates::streamed_first : HostStates::by_subgroup);
-  return std::move(carver).take();
+  Carving carving = std::move(carver).take();
+  for (std::size_t i = 0; i < plan.subgroups.size(); ++i) {
+    const Subgroup& group = plan.subgroups[i];
+    const auto l = static_cast<std::size_t>(group.layer);
+    const Layer& layer = layout.layer(group.layer);
+    SubgroupMemory& memory = carving.subgroups[i];
+    if (std::byte* weights = carving.host_weights[l])
+      memory.host_weights = weights + weight_place(layer, slices_[l], group.begin);
+    if (std::byte* weights = carving.resident_weights[l])
+      memory.resident_weights = weights + layer.weight_offset(group.begin);
+  }
+  return carving;
 }
 
 StateArrays Storage::state_buffer(int i, int subgroup, std::int64_t count) const {

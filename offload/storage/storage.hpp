@@ -25,7 +25,9 @@ struct SubgroupMemory {
   std::int64_t piece_elements = 0;  ///< elements of a piece of it
   /// Final gradient, bf16 or of fp32_weights float: on the device where gradient_on_device, else on the host.
   std::byte* gradient = nullptr;
-  float* sum = nullptr;  ///< accumulator beside it
+  float* sum = nullptr;                   ///< accumulator beside it
+  std::byte* host_weights = nullptr;      ///< weights of its elements in host memory; null where the host has none
+  std::byte* resident_weights = nullptr;  ///< the same of a layer that stays on the device; null where it does not
   double* device_norm = nullptr;
   double* host_norm = nullptr;
   std::uint64_t file_place = 0;  ///< where its state begins in the file
