@@ -327,12 +327,13 @@ class Modules(unittest.TestCase):
         self.assertEqual(counts[1:], counts[:1] * 3)
 
     def test_an_exception_in_forward_or_backward_drops_the_step_alone(self):
-        for place in ("forward", "backward"):
+        for place in ("forward", "backward", "the end of backward"):
             model, optimizer = streamed(policy="interleave:2")
             expected = streamed(policy="host")
             train(model, optimizer, 1), train(*expected, 1)
             part = model.blocks[1].wide
-            handle = part.register_forward_hook(lambda *_: 1 / 0) if place == "forward" else part.register_full_backward_hook(lambda *_: 1 / 0)
+            handle = {"forward": part.register_forward_hook, "backward": part.register_full_backward_hook,
+                      "the end of backward": model.embed.register_full_backward_hook}[place](lambda *_: 1 / 0)
             kept = None
             try:
                 model.loss(batches(1)[0]).backward()

@@ -54,8 +54,7 @@ class LooseParameters:
         parameter = self.unit.members[index].parameter
         gradient, parameter.grad = parameter.grad, None
         if gradient is not None:
-            known = self._gradients.get(index)
-            self._gradients[index] = gradient if known is None else known + gradient
+            self._gradients[index] = gradient  # one for each backward, at whose end it is committed
 
     def take_gradients(self) -> dict[int, torch.Tensor]:
         """Gradients that have come, by number of the parameter."""

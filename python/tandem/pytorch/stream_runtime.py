@@ -251,6 +251,8 @@ class StreamRuntime:
             one.drop()
         self._open.clear()
         self._gradients.clear()
+        if self._loose is not None:
+            self._loose.take_gradients()
         if self._passes > 0:
             self._passes = 0
             self.engine.abort_step()
