@@ -300,11 +300,13 @@ ARCHITECTURES = [
 
 @dataclasses.dataclass
 class Refusal:
-    """An architecture that is refused, the part of the error that says so, and the reason, for the page."""
+    """An architecture that is refused, the part of the error that says so, and the reason, for the page. `tables`: modules without
+    which, left out of the units, it is streamed."""
 
     of: Architecture
     error: str
     reason: str
+    tables: tuple = ()
 
 
 _ELSEWHERE = "is used outside of the forward of its unit"
@@ -314,14 +316,15 @@ REFUSED = [
     Refusal(_text("RecurrentGemmaForCausalLM", kind="linear attention", lru_width=64, attention_window_size=8), _KEPT,
             "its blocks keep their last state, with its graph, in the module"),
     Refusal(_text("DebertaForMaskedLM", masked, "encoder", relative_attention=True, pos_att_type=["p2c", "c2p"]), _ELSEWHERE,
-            "reads the table of relative positions without calling its module"),
+            "reads the table of relative positions without calling its module", ("deberta.encoder.rel_embeddings",)),
     Refusal(_text("DebertaV2ForMaskedLM", masked, "encoder", relative_attention=True, position_buckets=8, pos_att_type=["p2c", "c2p"]),
-            _ELSEWHERE, "reads the table of relative positions without calling its module"),
+            _ELSEWHERE, "reads the table of relative positions without calling its module", ("deberta.encoder.rel_embeddings",)),
     Refusal(Architecture("encoder-decoder", "ProphetNetForConditionalGeneration",
                          {"vocab_size": VOCABULARY, "hidden_size": 64, "num_encoder_layers": 2, "num_decoder_layers": 2,
                           "num_encoder_attention_heads": 4, "num_decoder_attention_heads": 4, "encoder_ffn_dim": 128,
                           "decoder_ffn_dim": 128, "max_position_embeddings": 64}, translation), _ELSEWHERE,
-            "reads the table of positions without calling its module"),
+            "reads tables of positions without calling their modules",
+            ("prophetnet.decoder.position_embeddings", "prophetnet.encoder.position_embeddings", "prophetnet.decoder.ngram_embeddings")),
 ]
 
 

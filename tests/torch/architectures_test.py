@@ -80,7 +80,7 @@ class Streamed(unittest.TestCase):
             with self.subTest(row.model):
                 self.train_both(row)
 
-    def train_both(self, row):
+    def train_both(self, row, **options):
         plain = row.make()
         batch = row.batch(plain)
         expected, found = {}, {}
@@ -89,7 +89,7 @@ class Streamed(unittest.TestCase):
             expected.update((name, p.grad.clone()) for name, p in plain.named_parameters() if p.grad is not None)
 
         references = steps(plain, torch.optim.AdamW(plain.parameters(), lr=RATE), batch, after_backward=keep)
-        module, optimizer = streamed(row)
+        module, optimizer = streamed(row, **options)
         losses = steps(module, optimizer, batch, after_first=lambda: found.update(first_gradients(module, optimizer)))
         self.assertEqual(set(found), set(expected))
         for name, gradient in expected.items():
@@ -118,6 +118,14 @@ class Streamed(unittest.TestCase):
                 steps(module, optimizer, row.batch(module), 2)
             self.assertIn(refusal.error, str(told.exception))
             self.assertNotIn("\n", str(told.exception))
+
+    def test_tables_that_are_read_are_left_out_of_the_units(self):
+        for refusal in architectures.REFUSED:
+            if refusal.tables:
+                with self.subTest(refusal.of.model):
+                    whole, _ = streamed(refusal.of, device_memory="64MiB")
+                    units = [name for name in whole.tandem.units if name not in {"loose", *refusal.tables}]
+                    self.train_both(refusal.of, device_memory="64MiB", units=units)
 
     def test_kept_keys_are_refused(self):
         module, _ = streamed(architectures.ARCHITECTURES[0])
