@@ -27,7 +27,7 @@ struct SubgroupMemory {
   std::byte* gradient = nullptr;
   float* sum = nullptr;                   ///< accumulator beside it
   std::byte* host_weights = nullptr;      ///< weights of its elements in host memory; null where the host has none
-  std::byte* resident_weights = nullptr;  ///< the same of a layer that stays on the device; null where it does not
+  std::byte* resident_weights = nullptr;  ///< weights on the device, of a layer that stays there; else null
   double* device_norm = nullptr;
   double* host_norm = nullptr;
   std::uint64_t file_place = 0;  ///< where its state begins in the file
