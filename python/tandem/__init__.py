@@ -61,6 +61,7 @@ from .planning import calibrate, plan, profile, shipped_profiles, simulate
 
 if _typing.TYPE_CHECKING:
     from . import optim as optim
+    from .streaming import empty_parameters as empty_parameters
     from .streaming import stream as stream
 
 __version__: str = version
@@ -70,8 +71,8 @@ def __getattr__(name: str) -> _typing.Any:
     """What imports torch, when it is first used."""
     if name == "optim":
         return _importlib.import_module("tandem.optim")
-    if name == "stream":
-        return _importlib.import_module("tandem.streaming").stream
+    if name in ("stream", "empty_parameters"):
+        return getattr(_importlib.import_module("tandem.streaming"), name)
     raise AttributeError(f"module 'tandem' has no attribute '{name}'")
 
 

@@ -7,5 +7,6 @@ except ImportError:
     raise UsageError("tandem.stream: PyTorch is not installed; pip install torch") from None
 
 from .pytorch.streaming import StreamedModule, StreamOptimizer, stream
+from .pytorch.weight_files import empty_parameters
 
-__all__ = ["StreamedModule", "StreamOptimizer", "stream"]
+__all__ = ["StreamedModule", "StreamOptimizer", "empty_parameters", "stream"]

@@ -44,13 +44,13 @@ class Held:
         return f"parameter '{self.name}'"
 
 
-def check_parameter(tensor: torch.nn.Parameter, name: str) -> None:
-    """Raises MisuseError for a parameter that an engine cannot hold."""
+def check_parameter(tensor: torch.nn.Parameter, name: str, empty: bool = False) -> None:
+    """Raises MisuseError for a parameter that an engine cannot hold; with `empty` it may have no memory yet."""
     data = tensor.data
     if type(data) is not torch.Tensor:
         raise MisuseError(f"parameter '{name}' is a {type(data).__name__}: only plain tensors can be held; sharded and quantized "
                           "ones belong to another library")
-    if data.layout is not torch.strided or data.is_meta:
+    if data.layout is not torch.strided or (data.is_meta and not empty):
         raise MisuseError(f"parameter '{name}' has no dense memory ({'meta' if data.is_meta else data.layout}): load its weights first")
     if data.dtype not in _DTYPES:
         raise MisuseError(f"parameter '{name}' is {data.dtype}: weights are bfloat16 or float32; convert the model by "

@@ -15,8 +15,15 @@ from .units import Member, Unit
 class LooseParameters:
     """Parameters with memory of PyTorch's, into which the engine's weights are copied after each update. Gradients come by `.grad`."""
 
-    def __init__(self, unit: Unit) -> None:
+    def __init__(self, unit: Unit, device: torch.device) -> None:
         self.unit = unit
+        for member in unit.members:
+            if member.parameter.is_meta:
+                made = torch.nn.Parameter(torch.zeros(member.parameter.shape, dtype=member.parameter.dtype, device=device),
+                                          member.parameter.requires_grad)
+                member.parameter = made
+                for place in member.places:
+                    place.owner._parameters[place.name] = made
         self._step = -1  # of the engine, whose weights they have
         self._remember()
         self._gradients: dict[int, torch.Tensor] = {}

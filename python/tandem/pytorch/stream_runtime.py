@@ -40,7 +40,7 @@ class StreamRuntime:
         self._members: dict[str, tuple[Unit, Member]] = {m.name: (u, m) for u in units for m in u.members}
         self._copies: weakref.WeakValueDictionary[str, torch.Tensor] = weakref.WeakValueDictionary()
         loose = [unit for unit in units if unit.module is None]
-        self._loose = LooseParameters(loose[0]) if loose else None
+        self._loose = LooseParameters(loose[0], device) if loose else None
         #: Parameters that an optimizer updates, by name; None: there is none yet.
         self.updated: set[str] | None = None
 

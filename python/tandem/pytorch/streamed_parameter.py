@@ -33,9 +33,10 @@ class StreamedParameter(torch.nn.Parameter):
     streamed_store: weakref.ref[Any]
 
     @staticmethod
-    def __new__(cls, like: torch.Tensor, requires_grad: bool, name: str, store: weakref.ref[Any]) -> StreamedParameter:
+    def __new__(cls, like: torch.Tensor, device: torch.device, name: str, store: weakref.ref[Any],
+                requires_grad: bool | None = None) -> StreamedParameter:
         made: StreamedParameter = torch.Tensor._make_wrapper_subclass(
-            cls, like.shape, dtype=like.dtype, device=like.device, requires_grad=requires_grad)
+            cls, like.shape, dtype=like.dtype, device=device, requires_grad=like.requires_grad if requires_grad is None else requires_grad)
         made.streamed_name, made.streamed_store = name, store
         return made
 
@@ -65,10 +66,10 @@ class StreamedParameter(torch.nn.Parameter):
         first = arguments[0] if arguments else None
         if isinstance(first, cls):
             if function is _aten.detach.default:
-                return cls(first, False, first.streamed_name, first.streamed_store)
+                return cls(first, first.device, first.streamed_name, first.streamed_store, False)
             if function is _aten.copy_.default and not isinstance(arguments[1], cls):
                 first.store().write_weight(first.streamed_name, arguments[1])
                 return first
         name = next((a.streamed_name for a in arguments if isinstance(a, cls)), "?")
         raise MisuseError(f"parameter '{name}' is used outside of the forward of its unit ({function}): its weights are not on the device "
-                          "then; read or write them by model.tandem.gathered(name)")
+                          "then; read or write them by model.tandem.gathered(name); a module whose weights others use is left out of units=[...]")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 
 from .. import _core
@@ -20,6 +21,7 @@ from .stream_runtime import Recompute, StreamRuntime
 from .streamed_parameter import StreamedParameter
 from .unit_pass import UnitPass
 from .units import Member, Unit, find_units
+from .weight_files import read_weights
 
 _DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 _FOREIGN = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel")
@@ -28,7 +30,7 @@ _FOREIGN = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEng
 def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", device_memory: int | str | None = None,
            host_memory: int | str | None = None, policy: str = "auto", state: str = "split", recompute: Recompute = "units",
            accumulation: int = 1, reserved_device_memory: int | str = 0, state_folder: str | os.PathLike[str] | None = None,
-           device: str | Device = "auto", seed: int = 0) -> torch.nn.Module:
+           device: str | Device = "auto", seed: int = 0, source: str | os.PathLike[str] | None = None) -> torch.nn.Module:
     """Gives the parameters of a module to an engine, and returns the module, whose forwards and backwards fetch them unit by unit.
 
     Weights, gradients, masters and moments lie where the plan says; each unit's weights are on the device while it computes. A
@@ -36,12 +38,14 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", devi
     beside these, else the modules that `units` names. `recompute="units"` keeps only the inputs of units and computes the rest
     again in backward; "none" keeps what operations save. `accumulation`: uses of a unit in backward that a step may have: backward
     passes of a step, times uses of a unit in each. `reserved_device_memory`: bytes of `device_memory` for activations and whatever
-    else PyTorch takes. Other options as of tandem.optim.AdamW.
+    else PyTorch takes. Other options as of tandem.optim.AdamW. `source`: folder of safetensors files with the weights of a module
+    that was made within `empty_parameters()`; they are read tensor by tensor, so that there is one copy of the weights in all.
 
     The module is changed: `module.tandem` is a StreamedModule, whose `optimizer` trains it. Parameters have no memory between uses:
     `state_dict`, `load_state_dict` and `module.tandem.gathered(name)` read and write them, all other uses raise MisuseError.
 
-    Blocks while weights are copied. Raises MisuseError for modules that cannot be streamed, PlanError where limits are too low.
+    Blocks while weights are copied. Raises MisuseError for modules that cannot be streamed, PlanError where limits are too low,
+    InputError where the files lack weights.
     """
     _refuse_foreign(module)
     if recompute not in ("units", "none"):
@@ -53,17 +57,18 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", devi
     found = find_units(module, None if isinstance(units, str) else list(units))
     for unit in found:
         for member in unit.members:
-            check_parameter(member.parameter, member.name)
-    target = _target(found)
-    opened = _core.open_device("host" if target.type == "cpu" else f"cuda:{target.index or 0}") if device == "auto" else \
-        _core.open_device(device) if isinstance(device, str) else device
+            check_parameter(member.parameter, member.name, empty=source is not None)
+    opened, target = _open(device, _target(found, source is not None))
     options = OffloadOptions(device_memory=device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
                              state_folder=state_folder, max_micro_batches=accumulation, reserved_device_memory=reserved_device_memory)
     layout = _layout(found)
     plan = _core.make_plan(layout, options, opened)
     engine = OffloadEngine(opened, layout, options, plan)
-    members = {member.full_name: member for unit in found for member in unit.members if not _is_tied(unit, member, found)}
-    engine.initialize(lambda parameter: members[parameter.full_name].parameter.detach().contiguous().cpu())
+    if source is None:
+        members = {member.full_name: member for unit in found for member in unit.members if not _is_tied(unit, member, found)}
+        engine.initialize(lambda parameter: members[parameter.full_name].parameter.detach().contiguous().cpu())
+    else:
+        _fill(module, source, found, engine, target)
     runtime = StreamRuntime(engine, found, target, recompute, accumulation)
     streamed = StreamedModule(module, runtime)
     object.__setattr__(module, "tandem", streamed)
@@ -82,7 +87,43 @@ def _refuse_foreign(module: torch.nn.Module) -> None:
         raise MisuseError("torch.distributed has several processes: streaming is for one")
 
 
-def _target(units: list[Unit]) -> torch.device:
+def _open(device: str | Device, parameters: torch.device | None) -> tuple[Device, torch.device]:
+    """The device of tandem's, and the same as PyTorch names it; that of the parameters where they have memory."""
+    if isinstance(device, str):
+        wanted = device if device != "auto" or parameters is None else "host" if parameters.type == "cpu" else f"cuda:{parameters.index or 0}"
+        device = _core.open_device(wanted)
+    number = device.name.partition(":")[2].partition(" ")[0]
+    target = torch.device("cpu") if device.kind == "host" else torch.device("cuda", int(number or 0))
+    if parameters is not None and parameters.type != target.type:
+        raise MisuseError(f"parameters are on {parameters}, and the device is {device.name}: move the module first")
+    return device, parameters or target
+
+
+def _fill(module: torch.nn.Module, source: str | os.PathLike[str], units: list[Unit], engine: OffloadEngine, target: torch.device) -> None:
+    """Reads the weights of a folder into the engine, and moves buffers to where the module computes."""
+    engine.initialize_pieces(lambda _, __, count: numpy.zeros(count, numpy.float32))
+    owners = {id(member.parameter): _owner(member, units)[1] for unit in units for member in unit.members}
+    names = dict(module.named_parameters(remove_duplicate=False))
+
+    def take(name: str, values: torch.Tensor) -> None:
+        member = owners[id(names[name])]
+        engine.write(member.full_name, values.to(member.parameter.dtype).float().contiguous())
+
+    try:
+        read_weights(module, source, take)
+    except BaseException:
+        engine.close()
+        raise
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = buffer.to(target)
+
+
+def _target(units: list[Unit], empty: bool) -> torch.device | None:
+    """The device that parameters are on; None where they have no memory."""
+    if empty and all(member.parameter.is_meta for unit in units for member in unit.members):
+        return None
     devices = {member.parameter.device: member.name for unit in units for member in unit.members}
     if len(devices) > 1:
         raise MisuseError("parameters are on several devices: " + ", ".join(f"'{name}' on {device}" for device, name in devices.items()))
@@ -152,11 +193,11 @@ class StreamedModule:
         stands: dict[int, torch.nn.Parameter] = {}
         store = weakref.ref(self._runtime)
         for unit in self._runtime.units:
-            if unit.module is None:
+            if unit.module is None:  # they have memory, LooseParameters sees to that
                 continue
             for member in unit.members:
                 like = member.parameter
-                stand = stands.setdefault(id(like), StreamedParameter(like, like.requires_grad, member.name, store))
+                stand = stands.setdefault(id(like), StreamedParameter(like, self._runtime.device, member.name, store))
                 member.parameter = stand
                 for place in member.places:
                     place.owner._parameters[place.name] = stand

@@ -71,10 +71,14 @@ def _is_container(value: Any) -> bool:
 
 def _without_graphs(value: Any) -> Any:
     """A copy of a list or mapping, with its tensors detached."""
+    def detached(item: Any) -> Any:
+        if isinstance(item, tuple):
+            return _rebuilt(item, [detached(part) for part in item])
+        return item.detach() if isinstance(item, torch.Tensor) else item
+
     made = copy.copy(value)
     for key, item in list(value.items() if isinstance(value, MutableMapping) else enumerate(value)):
-        if isinstance(item, torch.Tensor):
-            made[key] = item.detach()
+        made[key] = detached(item)
     return made
 
 
