@@ -282,6 +282,49 @@ class Modules(unittest.TestCase):
             self.assertTrue(torch.equal(value, model.state_dict()[name]), name)
             self.assertFalse(torch.equal(value, other[name]) and "rare" not in name, name)
 
+    def test_generation_between_steps(self):
+        transformers = self.transformers()
+        config = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, vocab_size=64,
+                                          max_position_embeddings=64)
+        models = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            models.append(transformers.AutoModelForCausalLM.from_config(config))
+        plain, model = models[0], stream(models[1], policy="host")
+        tokens = torch.arange(20).view(2, 10)
+        for each, optimizer in ((plain, torch.optim.AdamW(plain.parameters(), lr=1e-2)), (model, model.tandem.optimizer(lr=1e-2))):
+            for _ in range(3):
+                each.train()(input_ids=tokens, labels=tokens).loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        made = [each.eval().generate(tokens[:, :4], max_new_tokens=12, do_sample=False) for each in models]
+        self.assertTrue(torch.equal(*made))
+
+    def transformers(self):
+        try:
+            import transformers
+        except ImportError:
+            self.skipTest("no transformers")
+        return transformers
+
+    def test_compiled_units(self):
+        plain, compiled = Model(), Model()
+        for i, block in enumerate(compiled.blocks):
+            compiled.blocks[i] = torch.compile(block, backend="aot_eager")
+        model = stream(compiled)
+        optimizer = model.tandem.optimizer()
+        losses = []
+        for each in (plain.eval(), model.eval()):
+            logits = each(batches(1)[0])
+            losses.append(logits.pow(2).mean())
+            losses[-1].backward()
+        self.assertAlmostEqual(losses[0].item(), losses[1].item(), places=5)
+        optimizer.step()
+        gradients = optimizer.state_dict()["state"]
+        for index, (name, parameter) in enumerate(plain.named_parameters()):
+            if parameter.grad is not None:
+                self.assertLess(relative(gradients[index]["exp_avg"], 0.1 * parameter.grad), 1e-4, name)
+
     def test_gathered(self):
         model, optimizer = streamed(dtype=torch.bfloat16)
         for name in ("blocks.1.wide.weight", "position", "head.weight"):
@@ -332,12 +375,15 @@ class Modules(unittest.TestCase):
             expected = streamed(policy="host")
             train(model, optimizer, 1), train(*expected, 1)
             part = model.blocks[1].wide
+
+            def fail(*_, error=KeyboardInterrupt if place == "backward" else ZeroDivisionError):
+                raise error
             handle = {"forward": part.register_forward_hook, "backward": part.register_full_backward_hook,
-                      "the end of backward": model.embed.register_full_backward_hook}[place](lambda *_: 1 / 0)
+                      "the end of backward": model.embed.register_full_backward_hook}[place](fail)
             kept = None
             try:
                 model.loss(batches(1)[0]).backward()
-            except ZeroDivisionError as error:
+            except (ZeroDivisionError, KeyboardInterrupt) as error:
                 kept = error  # as a notebook keeps the last one
             handle.remove()
             self.assertIsNotNone(kept)
@@ -374,6 +420,10 @@ class Misuse(unittest.TestCase):
         self.refuses(lambda: stream(Model(), device_memory="1KiB"), "", tandem.PlanError)
         model = stream(Model())
         self.refuses(lambda: stream(model), "streamed already")
+        self.refuses(lambda: stream(torch.compile(Model())), "the module is compiled")
+        inside = Model()
+        inside.blocks[1].compile()
+        self.refuses(lambda: stream(inside), "unit 'blocks.1' was compiled")
 
     def test_units_that_keep_weights(self):
         class Keeps(Block):

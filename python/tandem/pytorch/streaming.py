@@ -55,6 +55,7 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", devi
     if isinstance(units, str) and units != "auto":
         raise UsageError(f"units={units!r}: 'auto', or a list of names of modules")
     found = find_units(module, None if isinstance(units, str) else list(units))
+    _refuse_compiled(module, found)
     for unit in found:
         for member in unit.members:
             check_parameter(member.parameter, member.name, empty=source is not None)
@@ -85,6 +86,15 @@ def _refuse_foreign(module: torch.nn.Module) -> None:
             raise MisuseError("the module has been dispatched by accelerate (device_map): load it without device_map")
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         raise MisuseError("torch.distributed has several processes: streaming is for one")
+
+
+def _refuse_compiled(module: torch.nn.Module, units: list[Unit]) -> None:
+    """A compiled call would take the fetches of units for a part of the program that it compiles."""
+    if type(module).__name__ == "OptimizedModule":
+        raise MisuseError("the module is compiled: stream the one inside (module._orig_mod), and compile its parts by torch.compile(part)")
+    for name, part in [("the module", module), *((f"unit '{unit.name}'", unit.module) for unit in units if unit.module is not None)]:
+        if part._compiled_call_impl is not None:
+            raise MisuseError(f"{name} was compiled by its method compile(): put torch.compile(part) in its place before streaming")
 
 
 def _open(device: str | Device, parameters: torch.device | None) -> tuple[Device, torch.device]:
