@@ -478,6 +478,8 @@ class Misuse(unittest.TestCase):
         loss = model.loss(batches(1)[0])
         self.refuses(optimizer.step, "call backward first")
         loss.backward()
+        self.refuses(lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), "has been taken by the engine")
+        self.refuses(lambda: torch.nn.utils.clip_grad_norm_([model.position], 1.0), "has been taken by the engine")
         with self.assertRaisesRegex(RuntimeError, "second time"):
             loss.backward()
         optimizer.zero_grad()

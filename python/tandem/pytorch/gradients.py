@@ -11,6 +11,7 @@ import torch
 from .._core import OffloadEngine
 from ..errors import MisuseError
 from .held_parameters import Held, HeldParameters
+from .taken_gradient import TakenGradient, take_gradient
 from .tensors import CurrentStream, tensor_of
 
 
@@ -84,33 +85,6 @@ class KeptGradients:
         """Nothing to do."""
 
 
-class TakenGradient(torch.Tensor):
-    """Stands in `.grad` for a gradient that the engine has taken: of its shape and type, without memory. Every use is refused, but
-    that of autograd, which adds the next one to it."""
-
-    arrived: torch.Tensor | None
-
-    @staticmethod
-    def __new__(cls, parameter: torch.Tensor) -> TakenGradient:
-        made: TakenGradient = torch.Tensor._make_wrapper_subclass(
-            cls, parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        made.arrived = None
-        return made
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"TakenGradient({tuple(self.shape)})"
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:  # type: ignore[override]
-        if function is torch.ops.aten.add_.Tensor and isinstance(arguments[0], cls) and not isinstance(arguments[1], cls):
-            arguments[0].arrived = arguments[1]
-            return arguments[0]
-        raise MisuseError("this gradient has been taken by the optimizer (gradients=\"take\"): clip by optimizer.clip_grad_norm_, and "
-                          "do without a GradScaler, or make the optimizer with gradients=\"keep\"")
-
-
 class TakenGradients:
     """Takes each gradient as backward completes it, and commits a layer of the engine when it has all of that layer."""
 
@@ -133,12 +107,7 @@ class TakenGradients:
     def take(self, index: int) -> None:
         """Takes the gradient that backward has just completed, of a parameter by its number."""
         held = self._sink.parameters.all[index]
-        gradient = held.tensor.grad
-        if isinstance(gradient, TakenGradient):
-            stand_in = gradient
-            gradient, stand_in.arrived = stand_in.arrived, None
-        else:
-            held.tensor.grad = None
+        gradient = take_gradient(held.tensor)
         if gradient is None:
             return
         try:
@@ -147,8 +116,6 @@ class TakenGradients:
         except BaseException:
             self.clear()
             raise
-        if held.tensor.grad is None:
-            held.tensor.grad = TakenGradient(held.tensor)
 
     def _add(self, held: Held, gradient: torch.Tensor) -> None:
         if self._passes == 0:

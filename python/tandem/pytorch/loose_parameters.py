@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from .held_parameters import sum_of_bits
+from .taken_gradient import take_gradient
 from .tensors import tensor_of
 from .units import Member, Unit
 
@@ -58,8 +59,7 @@ class LooseParameters:
                 if member.parameter._version != version or bool(sum_of_bits(member.parameter.detach()) != bits)]
 
     def take(self, index: int) -> None:
-        parameter = self.unit.members[index].parameter
-        gradient, parameter.grad = parameter.grad, None
+        gradient = take_gradient(self.unit.members[index].parameter)
         if gradient is not None:
             self._gradients[index] = gradient  # one for each backward, at whose end it is committed
 

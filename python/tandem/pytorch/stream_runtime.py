@@ -12,6 +12,7 @@ from .._core import Evaluation, Gradients, OffloadEngine, Weights
 from ..errors import MisuseError
 from .held_parameters import masters_of
 from .loose_parameters import LooseParameters
+from .taken_gradient import TakenGradient
 from .tensors import CurrentStream, tensor_of
 from .unit_pass import UnitPass
 from .units import Member, Unit
@@ -221,6 +222,8 @@ class StreamRuntime:
             updated = self.updated is None or member.name in self.updated
             if guard[member.short_name] is not None and (index not in arrived or not updated):
                 guard.leave_out(member.short_name)
+            elif index in arrived and member.parameter.grad is None:
+                member.parameter.grad = TakenGradient(member.parameter)
         guard.commit()
         self._committed.add(unit.layer)
         self._gave_any = True
