@@ -60,6 +60,7 @@ from .errors import (
 from .planning import calibrate, plan, profile, shipped_profiles, simulate
 
 if _typing.TYPE_CHECKING:
+    from . import hf as hf
     from . import optim as optim
     from .streaming import empty_parameters as empty_parameters
     from .streaming import stream as stream
@@ -69,8 +70,8 @@ __version__: str = version
 
 def __getattr__(name: str) -> _typing.Any:
     """What imports torch, when it is first used."""
-    if name == "optim":
-        return _importlib.import_module("tandem.optim")
+    if name in ("optim", "hf"):
+        return _importlib.import_module(f"tandem.{name}")
     if name in ("stream", "empty_parameters"):
         return getattr(_importlib.import_module("tandem.streaming"), name)
     raise AttributeError(f"module 'tandem' has no attribute '{name}'")

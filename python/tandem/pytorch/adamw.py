@@ -203,7 +203,7 @@ class AdamW(EngineOptimizer):
         """
         if not self._takes:
             return torch.nn.utils.clip_grad_norm_([held.tensor for held in self._parameters.all], max_norm)
-        return self._clip(max_norm)
+        return self.clip_by_engine(max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Empties gradients; with gradients="take" those that were taken and not used yet, too."""

@@ -127,8 +127,8 @@ class EngineOptimizer(torch.optim.Optimizer):
                 raise
         return self._norm
 
-    def _clip(self, max_norm: float) -> torch.Tensor:
-        """Clips by the engine's norm, and returns that."""
+    def clip_by_engine(self, max_norm: float) -> torch.Tensor:
+        """Clips the global norm of all gradients by the engine's norm, and returns that; the step's gradients are complete."""
         norm = self._end_gradients()
         self._scale = min(1.0, max_norm / (norm + _NORM_EPS)) if math.isfinite(norm) else 1.0
         return torch.tensor(norm)

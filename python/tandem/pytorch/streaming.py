@@ -403,7 +403,7 @@ class StreamOptimizer(EngineOptimizer):
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Clips the global norm of the step's gradients, which are complete from here on, to `max_norm`; returns the norm before."""
-        return self._clip(max_norm)
+        return self.clip_by_engine(max_norm)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drops gradients that no step has used."""
