@@ -7,12 +7,13 @@ import sys
 import unittest
 
 if not importlib.util.find_spec("torch"):
-    other = pathlib.Path(__file__).resolve().parents[2] / "build" / "bench-venv" / "bin" / "python"
-    same = f"lib/python{sys.version_info.major}.{sys.version_info.minor}"
-    if not other.is_file() or not (other.parents[1] / same / "site-packages" / "torch").is_dir():
-        print("skipped: no PyTorch for this Python")
-        sys.exit(77)
-    os.execv(other, [str(other), *sys.argv])
+    build = pathlib.Path(__file__).resolve().parents[2] / "build"
+    packages = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages/torch"
+    for other in (build / "torch-venv", build / "bench-venv"):
+        if (other / packages).is_dir():
+            os.execv(other / "bin" / "python", [str(other / "bin" / "python"), *sys.argv])
+    print("skipped: no PyTorch for this Python")
+    sys.exit(77)
 
 import toy  # noqa: E402
 from toy import np, tandem  # noqa: E402
