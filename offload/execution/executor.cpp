@@ -245,7 +245,7 @@ void Executor::sleep_until(std::unique_lock<std::mutex>& lock, Worker& worker, P
 /// Wakes threads; called after every change, with the lock held. Waking a thread takes longer than all else that is
 /// done here for a task: only threads that sleep are woken, and only where there is something to do for them.
 void Executor::wake() {
-  pass_dropped_saves();
+  if (dropped_saves_end_ > 0) pass_dropped_saves();
   const auto notify = [](Worker& worker) {
     worker.asleep = false;
     worker.wakes.notify_one();
@@ -297,10 +297,11 @@ void Executor::issue_loop(Issuer& issuer) {
   wake_promptly();
   std::unique_lock lock(mutex_);
   while (true) {
-    sleep_until(lock, issuer, [&] { return stopping_ || next_device_task(issuer) != no_task; });
+    TaskId id = no_task;
+    sleep_until(lock, issuer, [&] { return stopping_ || (id = next_device_task(issuer)) != no_task; });
     if (stopping_) return;
     try {
-      issue(lock, next_device_task(issuer));
+      issue(lock, id);
     } catch (...) {
       if (!lock.owns_lock()) lock.lock();
       fail(std::current_exception());
@@ -377,9 +378,9 @@ TaskId Executor::next_task(const LaneWorker& worker) const {
 void Executor::work_loop(LaneWorker& worker) {
   std::unique_lock lock(mutex_);
   while (true) {
-    sleep_until(lock, worker, [&] { return stopping_ || next_task(worker) != no_task; });
+    TaskId id = no_task;
+    sleep_until(lock, worker, [&] { return stopping_ || (id = next_task(worker)) != no_task; });
     if (stopping_) return;
-    const TaskId id = next_task(worker);
     graph_.take(worker.lane);
     TaskNode& node = graph_.node(id);
     const Task task = node.task;
