@@ -60,11 +60,11 @@ class _EngineTrainer:
         self._tandem = tandem or Config()
         if any(keywords.get("optimizers") or ()) or keywords.get("optimizer_cls_and_kwargs"):
             raise MisuseError("a Trainer of tandem.hf makes its own optimizer: leave out `optimizers`")
-        if self._tandem.stream and isinstance(model, torch.nn.Module):
+        if self._tandem.stream and isinstance(model, torch.nn.Module) and not keywords.get("peft_config"):
             self._stream(model, args)
         super().__init__(model, args, *rest, **keywords)
         self.accelerator.clip_grad_norm_ = self._clip_by_engine
-        if self._tandem.stream and not hasattr(self.model, "tandem"):  # made by the Trainer itself, of a name
+        if self._tandem.stream and not hasattr(self.model, "tandem"):  # made by the Trainer itself, of a name or with adapters
             self._stream(self.model, self.args)
 
     def _stream(self, model: torch.nn.Module, args: Any) -> None:
