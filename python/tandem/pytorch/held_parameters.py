@@ -18,7 +18,7 @@ from ..types import FloatArray
 from .tensors import tensor_of
 
 #: Elements of a layer of the engine, at which the next one begins: a gradient buffer has the size of the largest.
-LAYER_ELEMENTS = 1 << 24
+LAYER_ELEMENTS = 1 << 22
 #: Dimensions that the engine's layouts know; of more a parameter is laid out flat.
 MOST_DIMENSIONS = 8
 
