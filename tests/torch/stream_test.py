@@ -479,7 +479,8 @@ class Misuse(unittest.TestCase):
         self.refuses(optimizer.step, "call backward first")
         loss.backward()
         self.refuses(lambda: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0), "has been taken by the engine")
-        self.refuses(lambda: torch.nn.utils.clip_grad_norm_([model.position], 1.0), "has been taken by the engine")
+        for one in (model.position, model.blocks[0].wide.weight):
+            self.refuses(lambda one=one: torch.nn.utils.clip_grad_norm_([one], 1.0), "has been taken by the engine")
         with self.assertRaisesRegex(RuntimeError, "second time"):
             loss.backward()
         optimizer.zero_grad()
