@@ -46,7 +46,7 @@ def trainer(base: type) -> type:
     if not any(kind.__name__ == "Trainer" and kind.__module__.startswith("transformers") for kind in base.__mro__):
         raise MisuseError(f"tandem.hf.trainer: {base.__name__} is not derived from transformers.Trainer")
 
-    class EngineTrainer(_EngineTrainer, base):  # type: ignore[misc, valid-type]
+    class EngineTrainer(_EngineTrainer, base):  # type: ignore[misc]
         pass
 
     EngineTrainer.__name__ = EngineTrainer.__qualname__ = f"Tandem{base.__name__}"
@@ -54,7 +54,14 @@ def trainer(base: type) -> type:
 
 
 class _EngineTrainer:
-    """What is put before a Trainer in the order of methods."""
+    """Put before a Trainer in the order of methods, which has these."""
+
+    model: Any
+    args: Any
+    accelerator: Any
+    optimizer: Any
+    lr_scheduler: Any
+    get_decay_parameter_names: Any
 
     def __init__(self, model: Any = None, args: Any = None, *rest: Any, tandem: Config | None = None, **keywords: Any) -> None:
         self._tandem = tandem or Config()
@@ -62,7 +69,7 @@ class _EngineTrainer:
             raise MisuseError("a Trainer of tandem.hf makes its own optimizer: leave out `optimizers`")
         if self._tandem.stream and isinstance(model, torch.nn.Module) and not keywords.get("peft_config"):
             self._stream(model, args)
-        super().__init__(model, args, *rest, **keywords)
+        super().__init__(model, args, *rest, **keywords)  # type: ignore[call-arg]
         self.accelerator.clip_grad_norm_ = self._clip_by_engine
         if self._tandem.stream and not hasattr(self.model, "tandem"):  # made by the Trainer itself, of a name or with adapters
             self._stream(self.model, self.args)
@@ -77,14 +84,14 @@ class _EngineTrainer:
         """AdamW over the engine, with weight decay where the Trainer would have it."""
         if self.optimizer is None:
             module = self.model if model is None else model
-            decayed = set(self.get_decay_parameter_names(module))  # type: ignore[attr-defined]
+            decayed = set(self.get_decay_parameter_names(module))
             trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
             args = self.args
             groups = [{"params": [p for name, p in trained if name in decayed], "weight_decay": args.weight_decay},
                       {"params": [p for name, p in trained if name not in decayed], "weight_decay": 0.0}]
             groups = [group for group in groups if group["params"]]
             values: dict[str, Any] = {"lr": args.learning_rate, "betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-            self.optimizer: Any = self._make_optimizer(module, groups, values)
+            self.optimizer = self._make_optimizer(module, groups, values)
         return self.optimizer
 
     def _make_optimizer(self, module: Any, groups: list[dict[str, Any]], values: dict[str, Any]) -> EngineOptimizer:
@@ -112,7 +119,7 @@ class _EngineTrainer:
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """The engine's checkpoint into the Trainer's, piece by piece."""
         self._engine_optimizer().save(os.path.join(output_dir, _FOLDER))
-        torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, _SCHEDULER))  # type: ignore[attr-defined]
+        torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, _SCHEDULER))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         folder = Path(checkpoint or "", _FOLDER)
@@ -120,4 +127,4 @@ class _EngineTrainer:
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
             return
         self._engine_optimizer().load(folder)
-        self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, _SCHEDULER), weights_only=True))  # type: ignore[attr-defined]
+        self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, _SCHEDULER), weights_only=True))
