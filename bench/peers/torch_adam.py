@@ -8,6 +8,7 @@ import sys
 import time
 
 import torch
+from race_protocol import serve
 
 LR, BETAS, EPS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 1e-8, 0.1
 
@@ -67,13 +68,7 @@ class Race:
 
 def main():
     kind, count, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(threads)
-    answers = sys.stdout
-    sys.stdout = sys.stderr  # libraries that chat do not disturb the protocol
-    race = Race(kind, count)
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        print(repr(getattr(race, {"step": "step", "change": "change"}[line.strip()])()), file=answers, flush=True)
+    serve(lambda: Race(kind, count), threads)
 
 
 if __name__ == "__main__":

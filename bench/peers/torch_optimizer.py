@@ -7,6 +7,7 @@ import sys
 import time
 
 import torch
+from race_protocol import serve
 
 SHAPE = (2048, 2048)
 VALUES = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
@@ -61,13 +62,7 @@ class Race:
 
 def main():
     kind, count, threads = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    torch.set_num_threads(threads)
-    answers = sys.stdout
-    sys.stdout = sys.stderr
-    race = Race(kind, count)
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        print(repr(getattr(race, {"step": "step", "change": "change"}[line.strip()])()), file=answers, flush=True)
+    serve(lambda: Race(kind, count), threads)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import sys
 import time
 
 import torch
+from race_protocol import serve
 from torch.utils.checkpoint import checkpoint
 from torch_optimizer import VALUES, WithMasters
 
@@ -97,13 +98,7 @@ class Race:
 
 def main():
     kind, threads = sys.argv[1], int(sys.argv[2])
-    torch.set_num_threads(threads)
-    answers = sys.stdout
-    sys.stdout = sys.stderr
-    race = Race(kind)
-    print("ready", file=answers, flush=True)
-    for line in sys.stdin:
-        print(repr(getattr(race, {"step": "step", "change": "change"}[line.strip()])()), file=answers, flush=True)
+    serve(lambda: Race(kind), threads)
 
 
 if __name__ == "__main__":

@@ -36,15 +36,16 @@ class Guards(unittest.TestCase):
         self.toy = None
         self.toy = toy.Toy("host", resident_layers=toy.LAYERS + 1)
         self.engine, self.stream = self.toy.engine, self.toy.stream
-        array = self.engine.resident_weights("h.1.w1").numpy()
-        del self.engine, self.stream
-        self.toy = None
+        self.engine_lives_as_long_as([self.engine.resident_weights("h.1.w1").numpy()])
+
+    def engine_lives_as_long_as(self, arrays):
+        """`arrays` has the only reference to one."""
+        self.toy = self.engine = self.stream = None
         gc.collect()
         self.assertEqual(live()["engines"], 1)
-        array.sum()
-        del array
+        arrays[0].sum()
+        arrays.clear()
         self.assertEqual(live()["engines"], 0)
-        self.engine = self.stream = None
 
     def test_a_view_is_refused_after_the_release(self):
         self.begin()
@@ -139,14 +140,9 @@ class Guards(unittest.TestCase):
         weights.release(force=True)
         self.assertFalse(weights.held)
         self.engine.abort_step()
-        del weights, self.engine, self.stream
-        self.toy = None
-        gc.collect()
-        self.assertEqual(live()["engines"], 1)
-        array.sum()
-        del array
-        self.assertEqual(live()["engines"], 0)
-        self.engine = self.stream = None
+        arrays = [array]
+        del weights, array
+        self.engine_lives_as_long_as(arrays)
 
     def test_a_view_keeps_its_guard_and_that_its_engine_device_and_stream(self):
         engine, stream = self.engine, self.stream

@@ -15,7 +15,7 @@ from .engine_optimizer import EngineOptimizer
 from .gradients import KeptGradients, Sink, TakenGradients
 from .held_parameters import Held, HeldParameters, check_memory, check_parameter, common_device
 from .module_waits import ModuleWaits
-from .tensors import CurrentStream
+from .tensors import CurrentStream, open_device_for
 
 #: Optimizer of each parameter that an engine holds.
 _holders: Any = torch.utils.weak.WeakIdKeyDictionary()
@@ -121,7 +121,7 @@ class AdamW(EngineOptimizer):
                 raise MisuseError(f"{one.text()} belongs to another optimizer: close() that one first, or delete it")
             one.weight = "bf16" if self._bf16 else ""
         check_memory(held)
-        self._open(common_device(held))
+        self._opened, _ = open_device_for(self._device, common_device((one.name, one.tensor) for one in held))
         self._parameters = HeldParameters(held)
         self._stream = CurrentStream(self._opened)
         options = self._options.replace(resident_layers=len(self._parameters.layers))
@@ -133,15 +133,6 @@ class AdamW(EngineOptimizer):
         self._waits = ModuleWaits(self._module, self._parameters, self._wait_for) if self._module is not None else None
         for one in held:
             _holders[one.tensor] = weakref.ref(self)
-
-    def _open(self, device: torch.device) -> None:
-        if isinstance(self._device, str):
-            kind = "host" if device.type == "cpu" else f"cuda:{device.index or 0}"
-            self._opened = _core.open_device(kind if self._device == "auto" else self._device)
-        else:
-            self._opened = self._device
-        if (self._opened.kind == "host") != (device.type == "cpu"):
-            raise MisuseError(f"parameters are on {device}, and the optimizer's device is {self._opened.name}: move the model first")
 
     def _make_plan(self, options: OffloadOptions) -> Plan:
         try:

@@ -44,7 +44,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self.skipped_steps = 0
         super().__init__(params, defaults)
 
-    # What subclasses define.
+    # Methods that subclasses define.
 
     def _open_engine(self) -> OffloadEngine:
         """The engine. Raises MisuseError where the optimizer is closed."""

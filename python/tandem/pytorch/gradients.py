@@ -4,7 +4,6 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
 

@@ -20,9 +20,10 @@ from .tensors import tensor_of
 #: Elements of a layer of the engine, at which the next one begins: a gradient buffer has the size of the largest.
 LAYER_ELEMENTS = 1 << 22
 #: Dimensions that the engine's layouts know; of more a parameter is laid out flat.
-MOST_DIMENSIONS = 8
+_MOST_DIMENSIONS = 8
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
+#: Types of weights, as the engine names them.
+DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
 @dataclasses.dataclass(eq=False)
@@ -52,7 +53,7 @@ def check_parameter(tensor: torch.nn.Parameter, name: str, empty: bool = False) 
                           "ones belong to another library")
     if data.layout is not torch.strided or (data.is_meta and not empty):
         raise MisuseError(f"parameter '{name}' has no dense memory ({'meta' if data.is_meta else data.layout}): load its weights first")
-    if data.dtype not in _DTYPES:
+    if data.dtype not in DTYPES:
         raise MisuseError(f"parameter '{name}' is {data.dtype}: weights are bfloat16 or float32; convert the model by "
                           "model.to(torch.bfloat16)")
 
@@ -71,12 +72,16 @@ def check_memory(parameters: Sequence[Held]) -> None:
                               "them by making them one torch.nn.Parameter")
 
 
-def common_device(parameters: Iterable[Held]) -> torch.device:
+def layout_shape(parameter: torch.nn.Parameter) -> tuple[int, ...]:
+    """Shape of a parameter in the engine's layout."""
+    return tuple(parameter.shape) if 0 < parameter.dim() <= _MOST_DIMENSIONS else (parameter.numel(),)
+
+
+def common_device(parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> torch.device:
     """The device that all parameters are on. Raises MisuseError where there are several, or it is neither CPU nor CUDA."""
-    devices = {held.tensor.device: held for held in parameters}
+    devices = {parameter.device: name for name, parameter in parameters}
     if len(devices) > 1:
-        (first, a), (second, b) = list(devices.items())[:2]
-        raise MisuseError(f"parameter '{a.name}' is on {first} and '{b.name}' on {second}: one optimizer updates those of one device")
+        raise MisuseError("parameters are on several devices: " + ", ".join(f"'{name}' on {device}" for device, name in devices.items()))
     device = next(iter(devices))
     if device.type not in ("cpu", "cuda"):
         raise MisuseError(f"parameters are on {device}: tandem knows the devices cpu and cuda")
@@ -109,10 +114,9 @@ class HeldParameters:
         for index, members in enumerate(self.layers):
             layer = self.layout.add_layer(f"unit{index}")
             for held in members:
-                held.weight = held.weight or _DTYPES[held.tensor.dtype]
+                held.weight = held.weight or DTYPES[held.tensor.dtype]
                 held.short_name, held.full_name = held.name, f"unit{index}.{held.name}"
-                shape = tuple(held.tensor.shape) if 0 < held.tensor.dim() <= MOST_DIMENSIONS else (held.tensor.numel(),)
-                layer.add(held.short_name, shape, group=held.group, weight=held.weight,
+                layer.add(held.short_name, layout_shape(held.tensor), group=held.group, weight=held.weight,
                           gradient="bf16" if held.weight == "bf16" else "f32")
 
     def move_into(self, engine: OffloadEngine) -> None:

@@ -23,8 +23,7 @@ class LooseParameters:
                 made = torch.nn.Parameter(torch.zeros(member.parameter.shape, dtype=member.parameter.dtype, device=device),
                                           member.parameter.requires_grad)
                 member.parameter = made
-                for place in member.places:
-                    place.owner._parameters[place.name] = made
+                member.put(made)
         self._step = -1  # of the engine, whose weights they have
         self._remember()
         self._gradients: dict[int, torch.Tensor] = {}

@@ -1,6 +1,7 @@
 """Modules of PyTorch whose weights, gradients and Adam state an engine keeps, and brings to the device unit by unit."""
 from __future__ import annotations
 
+import collections
 import functools
 import inspect
 import os
@@ -16,14 +17,14 @@ from .. import _core
 from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, ParameterLayout, Plan
 from ..errors import MisuseError, UsageError
 from .engine_optimizer import EngineOptimizer
-from .held_parameters import MOST_DIMENSIONS, check_parameter
+from .held_parameters import DTYPES, check_parameter, common_device, layout_shape
 from .stream_runtime import Recompute, StreamRuntime
 from .streamed_parameter import StreamedParameter
+from .tensors import open_device_for
 from .unit_pass import UnitPass
-from .units import Member, Unit, find_units
+from .units import Unit, find_units, owners_of
 from .weight_files import read_weights
 
-_DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 _FOREIGN = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel")
 
 
@@ -59,14 +60,14 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", devi
     for unit in found:
         for member in unit.members:
             check_parameter(member.parameter, member.name, empty=source is not None)
-    opened, target = _open(device, _target(found, source is not None))
+    opened, target = open_device_for(device, _target(found, source is not None))
     options = OffloadOptions(device_memory=device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
                              state_folder=state_folder, max_micro_batches=accumulation, reserved_device_memory=reserved_device_memory)
     layout = _layout(found)
     plan = _core.make_plan(layout, options, opened)
     engine = OffloadEngine(opened, layout, options, plan)
     if source is None:
-        members = {member.full_name: member for unit in found for member in unit.members if not _is_tied(unit, member, found)}
+        members = {member.full_name: member for member in owners_of(found).values()}
         engine.initialize(lambda parameter: members[parameter.full_name].parameter.detach().contiguous().cpu())
     else:
         _fill(module, source, found, engine, target)
@@ -97,22 +98,10 @@ def _refuse_compiled(module: torch.nn.Module, units: list[Unit]) -> None:
             raise MisuseError(f"{name} was compiled by its method compile(): put torch.compile(part) in its place before streaming")
 
 
-def _open(device: str | Device, parameters: torch.device | None) -> tuple[Device, torch.device]:
-    """The device of tandem's, and the same as PyTorch names it; that of the parameters where they have memory."""
-    if isinstance(device, str):
-        wanted = device if device != "auto" or parameters is None else "host" if parameters.type == "cpu" else f"cuda:{parameters.index or 0}"
-        device = _core.open_device(wanted)
-    number = device.name.partition(":")[2].partition(" ")[0]
-    target = torch.device("cpu") if device.kind == "host" else torch.device("cuda", int(number or 0))
-    if parameters is not None and parameters.type != target.type:
-        raise MisuseError(f"parameters are on {parameters}, and the device is {device.name}: move the module first")
-    return device, parameters or target
-
-
 def _fill(module: torch.nn.Module, source: str | os.PathLike[str], units: list[Unit], engine: OffloadEngine, target: torch.device) -> None:
     """Reads the weights of a folder into the engine, and moves buffers to where the module computes."""
     engine.initialize_pieces(lambda _, __, count: numpy.zeros(count, numpy.float32))
-    owners = {id(member.parameter): _owner(member, units)[1] for unit in units for member in unit.members}
+    owners = owners_of(units)
     names = dict(module.named_parameters(remove_duplicate=False))
 
     def take(name: str, values: torch.Tensor) -> None:
@@ -134,35 +123,14 @@ def _target(units: list[Unit], empty: bool) -> torch.device | None:
     """The device that parameters are on; None where they have no memory."""
     if empty and all(member.parameter.is_meta for unit in units for member in unit.members):
         return None
-    devices = {member.parameter.device: member.name for unit in units for member in unit.members}
-    if len(devices) > 1:
-        raise MisuseError("parameters are on several devices: " + ", ".join(f"'{name}' on {device}" for device, name in devices.items()))
-    device = next(iter(devices))
-    if device.type not in ("cpu", "cuda"):
-        raise MisuseError(f"parameters are on {device}: tandem knows the devices cpu and cuda")
-    return device
-
-
-def _owner(member: Member, units: list[Unit]) -> tuple[Unit, Member]:
-    """The first member that is the same parameter."""
-    for unit in units:
-        for other in unit.members:
-            if other.parameter is member.parameter:
-                return unit, other
-    raise AssertionError
-
-
-def _is_tied(unit: Unit, member: Member, units: list[Unit]) -> bool:
-    return _owner(member, units)[0] is not unit
+    return common_device((member.name, member.parameter) for unit in units for member in unit.members)
 
 
 def _layout(units: list[Unit]) -> ParameterLayout:
     """A layer for each unit; each parameter is a group of its own, so that an optimizer's groups may be any."""
     layout = ParameterLayout()
-    uses: dict[int, int] = {}
-    for unit in units:
-        for member in unit.members:
-            uses[id(member.parameter)] = uses.get(id(member.parameter), 0) + 1
+    owners = owners_of(units)
+    uses = collections.Counter(id(member.parameter) for unit in units for member in unit.members)
     number = 0
     for unit in units:
         unit.layer = len(layout)
@@ -171,17 +139,16 @@ def _layout(units: list[Unit]) -> ParameterLayout:
             parameter = member.parameter
             member.short_name = member.name.removeprefix(unit.name + ".")
             member.full_name = f"{unit.name}.{member.short_name}"
-            weight = _DTYPES[parameter.dtype]
+            weight = DTYPES[parameter.dtype]
             whole = weight == "bf16" and uses[id(parameter)] == 1 and unit.module is not None
-            shape = tuple(parameter.shape) if 0 < parameter.dim() <= MOST_DIMENSIONS else (parameter.numel(),)
-            layer.add(member.short_name, shape, group=number, trainable=parameter.requires_grad, weight=weight,
+            layer.add(member.short_name, layout_shape(parameter), group=number, trainable=parameter.requires_grad, weight=weight,
                       gradient="bf16" if whole else "f32")
-            number += not _is_tied(unit, member, units)
+            number += owners[id(parameter)] is member
     for unit in units:
         for member in unit.members:
-            owner, first = _owner(member, units)
-            if owner is not unit:
-                layout.tie(first.full_name, member.full_name)
+            owner = owners[id(member.parameter)]
+            if owner is not member:
+                layout.tie(owner.full_name, member.full_name)
     return layout
 
 
@@ -209,8 +176,7 @@ class StreamedModule:
                 like = member.parameter
                 stand = stands.setdefault(id(like), StreamedParameter(like, self._runtime.device, member.name, store))
                 member.parameter = stand
-                for place in member.places:
-                    place.owner._parameters[place.name] = stand
+                member.put(stand)
 
     def _watch(self, module: torch.nn.Module) -> None:
         runtime = weakref.ref(self._runtime)
@@ -354,10 +320,8 @@ class StreamOptimizer(EngineOptimizer):
     def __init__(self, runtime: StreamRuntime, params: Any, defaults: dict[str, Any]) -> None:
         self._runtime = runtime
         super().__init__(params, defaults)
-        first = {id(member.parameter): member for unit in reversed(runtime.units) for member in reversed(unit.members)}
-        ordered = [member for unit in runtime.units for member in unit.members if first[id(member.parameter)] is member]
         #: Parameters by the groups of the engine's layout.
-        self._in_groups = [_Trained(member.parameter, member.name, member.full_name) for member in ordered]
+        self._in_groups = [_Trained(member.parameter, member.name, member.full_name) for member in owners_of(runtime.units).values()]
         self._all = [one for one in self._in_groups if one.tensor.requires_grad]
         self._name_updated()
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import torch
 
+from .. import _core
 from .._core import Device, Stream, Tensor
+from ..errors import MisuseError
 
 #: DLPack's word for "the consumer orders its own work".
 NO_ORDER = -1
@@ -15,6 +17,19 @@ def tensor_of(view: Tensor) -> torch.Tensor:
     on_host = view.__dlpack_device__()[0] == 1
     made: torch.Tensor = torch.utils.dlpack.from_dlpack(view.__dlpack__(stream=None if on_host else NO_ORDER))
     return made
+
+
+def open_device_for(device: str | Device, parameters: torch.device | None) -> tuple[Device, torch.device]:
+    """A device of tandem's by name, or one that is open; and the same as PyTorch names it. "auto" is that of the parameters where they
+    have memory. Raises MisuseError where they are elsewhere."""
+    if isinstance(device, str):
+        wanted = device if device != "auto" or parameters is None else "host" if parameters.type == "cpu" else f"cuda:{parameters.index or 0}"
+        device = _core.open_device(wanted)
+    number = device.name.partition(":")[2].partition(" ")[0]
+    target = torch.device("cpu") if device.kind == "host" else torch.device("cuda", int(number or 0))
+    if parameters is not None and parameters.type != target.type:
+        raise MisuseError(f"parameters are on {parameters}, and the device is {device.name}: move the module first")
+    return device, parameters or target
 
 
 class CurrentStream:

@@ -16,7 +16,7 @@ import torch
 from ..errors import MisuseError
 from .tensors import tensor_of
 from .unit_arguments import UnitArguments
-from .units import Member, Unit
+from .units import Unit
 
 if TYPE_CHECKING:
     from .stream_runtime import StreamRuntime
@@ -159,20 +159,28 @@ class UnitPass:
     def _using(self, trained: bool) -> Iterator[Any]:
         """The unit's weights on the device, in the places where its modules look for them."""
         guard = self._runtime.fetch(self.unit)
-        members = self.unit.members
-        self._leaves = []
-        for index, member in enumerate(members):
-            leaf = torch.nn.Parameter(tensor_of(guard[member.short_name]).view(member.parameter.shape), member.parameter.requires_grad)
+        self._leaves = self._put_weights(guard)
+        for index, leaf in enumerate(self._leaves):
             if trained and leaf.requires_grad:
                 self._expected += 1
-                leaf.register_post_accumulate_grad_hook(self._arrival(index))  # type: ignore[no-untyped-call]
-            self._leaves.append(leaf)
-            _put(member, leaf)
+                leaf.register_post_accumulate_grad_hook(self._arrival(index))
         try:
             yield guard
         finally:
-            for member in members:
-                _put(member, member.parameter)
+            self._take_weights()
+
+    def _put_weights(self, guard: Any) -> list[Any]:
+        """Leaves over the weights of a guard, in the places of the parameters."""
+        leaves: list[Any] = []
+        for member in self.unit.members:
+            view = tensor_of(guard[member.short_name]).view(member.parameter.shape)
+            leaves.append(torch.nn.Parameter(view, member.parameter.requires_grad))
+            member.put(leaves[-1])
+        return leaves
+
+    def _take_weights(self) -> None:
+        for member in self.unit.members:
+            member.put(member.parameter)
 
     def _leave(self) -> None:
         """Takes the engine's memory from the leaves, which autograd keeps for their gradients."""
@@ -180,7 +188,7 @@ class UnitPass:
             leaf.data = torch.empty((), dtype=leaf.dtype, device=leaf.device).expand(member.parameter.shape)
         self._leaves = []
 
-    # What operations save.
+    # Tensors that operations save.
 
     def _pack(self, tensor: torch.Tensor) -> Any:
         self._saved += 1
@@ -224,15 +232,6 @@ class UnitPass:
         finally:
             self._take_weights()
         self._again = made
-
-    def _put_weights(self, guard: Any) -> None:
-        for member in self.unit.members:
-            view = tensor_of(guard[member.short_name]).view(member.parameter.shape)
-            _put(member, torch.nn.Parameter(view, member.parameter.requires_grad))
-
-    def _take_weights(self) -> None:
-        for member in self.unit.members:
-            _put(member, member.parameter)
 
     def _pack_weights(self, tensor: torch.Tensor) -> Any:
         for index, leaf in enumerate(self._leaves):
@@ -286,11 +285,6 @@ class UnitPass:
         self._again = None
         self._weights = None
         self.arrived.clear()
-
-
-def _put(member: Member, value: torch.nn.Parameter) -> None:
-    for place in member.places:
-        place.owner._parameters[place.name] = value
 
 
 @contextlib.contextmanager

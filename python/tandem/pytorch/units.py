@@ -30,6 +30,11 @@ class Member:
     full_name: str = ""
     short_name: str = ""
 
+    def put(self, value: torch.nn.Parameter) -> None:
+        """Puts a parameter where modules look for this one."""
+        for place in self.places:
+            place.owner._parameters[place.name] = value
+
 
 @dataclasses.dataclass(eq=False)
 class Unit:
@@ -95,6 +100,15 @@ def find_units(module: torch.nn.Module, names: list[str] | None) -> list[Unit]:
     if loose:
         units.insert(0, Unit("loose", None, loose))
     return units
+
+
+def owners_of(units: list[Unit]) -> dict[int, Member]:
+    """The first member of each parameter, by the parameter's id, in the order of units: the others are tied to it."""
+    owners: dict[int, Member] = {}
+    for unit in units:
+        for member in unit.members:
+            owners.setdefault(id(member.parameter), member)
+    return owners
 
 
 def _members(modules: Iterator[torch.nn.Module], names: dict[int, str]) -> list[Member]:
