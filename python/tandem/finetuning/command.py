@@ -4,6 +4,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -138,10 +139,24 @@ def main(arguments: Sequence[str]) -> int:
         return _ended(ended.code)
     except KeyboardInterrupt:
         return _ended(130)
+    except OSError as error:
+        print(f"tandem: error: {error.filename or 'finetune'}: {error.strerror or error}; make room or give rights there, and give the command "
+              "again", file=sys.stderr)
+        return 7
     except MemoryError:
         print("tandem: error: finetune: too little host memory; close other programs, or give a smaller --row-length", file=sys.stderr)
         return 3
+    except Exception as error:
+        print(f"tandem: error: {_fault(error)}", file=sys.stderr)
+        return 1
     return 0
+
+
+def _fault(error: Exception) -> str:
+    """An exception that no user can have caused, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())
+    return f"a fault of tandem itself: {type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno}); report it with this line"
 
 
 def _ended(code: int) -> int:

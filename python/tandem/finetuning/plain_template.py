@@ -30,13 +30,9 @@ def _literal(text: str) -> str:
 
 
 def write_folder(model: Path, folder: Path, template: str) -> None:
-    """Writes a folder of the model's tokenizer with this template. The template comes last, and makes the folder count."""
-    if (folder / NAME).is_file():
-        return
+    """Writes a folder of the model's tokenizer with this template."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in _FILES:
         if (model / name).is_file():
             shutil.copyfile(model / name, folder / name)
-    part = folder / f".{NAME}.part"
-    part.write_text(template, encoding="utf-8")
-    part.replace(folder / NAME)
+    (folder / NAME).write_text(template, encoding="utf-8")

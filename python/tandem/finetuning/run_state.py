@@ -5,6 +5,7 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,6 +17,7 @@ from .settings import FREE, Settings, as_values, flag_of, from_toml, to_toml
 
 SETTINGS = "finetune.toml"
 _LOCK = ".finetune.lock"
+_EARLY = ("data", "stages", "tokenizer")  # folders that a run has before it is begun
 _WAIT = 60.0  # seconds for the processes of a call that was killed
 _WHOLE = 1 << 26  # bytes of a file that is compared by its content
 
@@ -65,7 +67,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether a call has begun a run here."""
+        """Whether the data of a run are prepared here: from here on settings and inputs are fixed."""
         return (self.out / SETTINGS).is_file()
 
     def check(self, settings: Settings) -> None:
@@ -86,7 +88,7 @@ class RunFolder:
     def _refuse_other_files(self) -> None:
         if self.out.exists() and not self.out.is_dir():
             raise Refusal(f"--out {self.out}: it is a file; name a folder", 2)
-        own = {_LOCK, "data", "stages", "tokenizer"}  # of a call that was killed before it had begun
+        own = {_LOCK, *_EARLY} if (self.out / _LOCK).is_file() else set()  # of a call that ended before a run was begun
         names = sorted(path.name for path in self.out.iterdir() if path.name not in own) if self.out.is_dir() else []
         if names:
             what = "a run of tandem train" if {"checkpoints", "metrics.jsonl", "config.toml"} & set(names) else f"other files ({names[0]})"
@@ -102,11 +104,20 @@ class RunFolder:
             yield lock
         finally:
             if not self.begun:
-                (self.out / _LOCK).unlink(missing_ok=True)
-                for folder in (self.data, *made):
-                    with suppress(OSError):  # of one that holds files
-                        folder.rmdir()
+                self._clear(made)
             os.close(lock)
+
+    def _clear(self, made: Sequence[Path]) -> None:
+        """Removes what a call that is refused has made, but for data that were loaded."""
+        for name in _EARLY[1:]:
+            shutil.rmtree(self.out / name, ignore_errors=True)
+        with suppress(OSError):  # of a folder that holds files
+            self.data.rmdir()
+        if [path.name for path in self.out.iterdir()] == [_LOCK]:
+            (self.out / _LOCK).unlink()
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
 
     def _lock(self) -> int:
         try:

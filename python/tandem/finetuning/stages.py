@@ -1,6 +1,7 @@
 """The stages of a fine-tuning, one after another; each that a call before has finished is passed over."""
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -18,8 +19,9 @@ from .settings import Settings, as_values, to_toml
 
 
 def say(text: str) -> None:
-    """A line for people."""
-    print(text, flush=True)
+    """A line for people; a reader that has gone does not end the work."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
 
 
 class Choices(NamedTuple):
@@ -55,12 +57,11 @@ class FineTuning:
                 choices = Choices(**(folder.stage("choices") or {}))
             else:
                 choices = self.choose(model, data)
-                folder.finish("inputs", inputs)
+                self.prepare(data, self.tokenizer(model, choices), choices)
                 folder.finish("choices", choices._asdict())
+                folder.finish("inputs", inputs)
                 folder.begin(settings)
-            tokenizer = self.tokenizer(model, choices)
-            prepared = folder.stage("prepared") or self.prepare(data, tokenizer, choices)
-            schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, prepared)))
+            schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, folder.stage("prepared") or {})))
             if not folder.model.is_dir():
                 self.train(model, choices, schedule, lock)
                 self.finish_model(choices)
@@ -109,12 +110,12 @@ class FineTuning:
         plain_template.write_folder(model, folder, choices.template)
         return folder
 
-    def prepare(self, data: list[Path], tokenizer: Path, choices: Choices) -> dict[str, Any]:
-        """Writes the token files; returns what is known of them."""
+    def prepare(self, data: list[Path], tokenizer: Path, choices: Choices) -> None:
+        """Writes the token files, and notes what is known of them."""
         settings, tokens = self.settings, self.folder.tokens
         preparing.prepare(data, tokenizer, tokens, settings.format, choices.row_length, settings.validation)
         facts = json.loads(tokens.with_suffix(".json").read_bytes())
-        return self.folder.finish("prepared", {name: facts[name] for name in ("rows", "records", "tokens", "targets")})
+        self.folder.finish("prepared", {name: facts[name] for name in ("rows", "records", "tokens", "targets")})
 
     def decide(self, model: Path, choices: Choices, prepared: dict[str, Any]) -> dict[str, Any]:
         """Decides the numbers of the run, which stay as they are when it goes on."""

@@ -62,6 +62,19 @@ class Whole(FinetuneTest):
                             "patience": 3, "steps": 30, "eval-every": -(-prepared["rows"] // rows) // 2, "keep-best": True}.items():
             self.assertEqual(config[name], value, name)
 
+    def test_the_best_is_kept_and_not_the_last(self):
+        """Answers that nothing tells of what is held out: its loss rises again while the others are learnt."""
+        write_llama(self.model, CHAT_TEMPLATE)
+        data = [{"prompt": f"{n * n % 89} {n}", "completion": f"{n * n * 31 % 97}"} for n in range(100)]
+        self.succeed(self.finetune("--patience", "2", "--eval-every", "10", data=self.write_records(data)))
+        losses = {m["step"]: m["eval_loss"] for m in self.metrics(self.out) if "eval_loss" in m}
+        best = min(losses, key=losses.get)
+        self.assertEqual((self.summary(self.out)["ended_by"], self.summary(self.out)["steps"]), ("patience", best + 20))
+        for flags, same in ((["--best"], True), ([], False)):
+            to = self.root / f"exported{len(flags)}"
+            self.succeed(self.run_program("export", self.out, *flags, "--to", to))
+            self.assertEqual((to / "model.safetensors").read_bytes() == self.tensors(), same, flags)
+
     def test_nothing_held_out(self):
         write_llama(self.model, CHAT_TEMPLATE)
         self.succeed(self.finetune("--steps", "3", "--validation", "0"))

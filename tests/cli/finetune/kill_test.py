@@ -1,5 +1,6 @@
 """`tandem finetune` that is killed at random moments, or ended by a signal, and called again: the weights are those of a run that
 was not interrupted, to the bit. TANDEM_TEST_KILLS says how many kills."""
+import fcntl
 import os
 import pathlib
 import random
@@ -28,8 +29,8 @@ class Killed(FinetuneTest):
             Killed.straight = self.summary(self.out), self.tensors(), time.monotonic() - begin
             shutil.rmtree(self.out)
 
-    def begin(self, *flags):
-        process = subprocess.Popen([sys.executable, "-m", "tandem.program", *map(str, self.command(*FLAGS, *flags))], env=self.environment(),
+    def begin(self, *more, flags=FLAGS):
+        process = subprocess.Popen([sys.executable, "-m", "tandem.program", *map(str, self.command(*flags, *more))], env=self.environment(),
                                    cwd=self.root, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         self.addCleanup(process.stderr.close)
         self.addCleanup(process.wait)
@@ -76,6 +77,20 @@ class Killed(FinetuneTest):
                 self.assertEqual(self.summary(self.out)["ended_by"], "signal")
                 self.check()
                 shutil.rmtree(self.out)
+
+    def test_nothing_is_left_at_work(self):
+        process = self.begin("--steps", "1000000", flags=[])
+        wait_for(lambda: (self.out / "metrics.jsonl").exists() and len(self.metrics(self.out)) > 5)
+        process.kill()
+        with (self.out / ".finetune.lock").open() as lock:
+            wait_for(lambda: self.is_free(lock), seconds=5)
+
+    def is_free(self, lock):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def test_two_calls_at_once(self):
         first = self.begin()

@@ -42,6 +42,12 @@ class Refusals(FinetuneTest):
         self.refuse(2, ["chats.jsn", "did you mean", "chats.json"], data=self.root / "chats.jsn")
         self.refuse(2, ["no record"], data=self.file("empty.jsonl", ""))
 
+    def test_a_record_that_is_found_late_may_be_mended(self):
+        """It is behind those that are looked at first: nothing of the run is left, and it begins with the mended file."""
+        good = records(25) * 90
+        self.refuse(2, ["record 2251", "'foo'"], "--steps", "1", data=self.write_records([*good, {"foo": 1}]))
+        self.succeed(self.finetune("--steps", "1", data=self.write_records(good)))
+
     def test_chats_that_nothing_could_end(self):
         (self.model / "chat_template.jinja").unlink()
         tokenizer = json.loads((self.model / "tokenizer.json").read_text())
@@ -63,6 +69,9 @@ class Refusals(FinetuneTest):
         self.out.mkdir()
         (self.out / "notes.txt").write_text("mine")
         self.refused(self.finetune(), 2, "other files (notes.txt)", "another folder")
+        (self.out / "data").mkdir()
+        self.refused(self.finetune(), 2, "other files (data)")
+        (self.out / "data").rmdir()
         (self.out / "notes.txt").rename(self.out / "metrics.jsonl")
         self.refused(self.finetune(), 2, "a run of tandem train")
         self.assertEqual([path.name for path in self.out.iterdir()], ["metrics.jsonl"])
