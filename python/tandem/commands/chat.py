@@ -47,7 +47,7 @@ def _chat(given: argparse.Namespace, others: list[str]) -> int:
     run = RunFolder(given.run)
     if not run.begun:
         return _sample(given.run, given, others)
-    if not run.model.is_dir():
+    if run.stage("model") is None:
         raise Refusal(f"{given.run}: its training has not ended; give its `tandem finetune` again", 2)
     settings = from_toml((given.run / SETTINGS).read_text(encoding="utf-8"))
     if (run.stage("choices") or {}).get("engine") != "torch":

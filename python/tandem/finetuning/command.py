@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from ..errors import Error
 from . import defaults
 from .advice import NotFitting
 from .processes import Ended
@@ -139,6 +140,9 @@ def main(arguments: Sequence[str]) -> int:
         return _ended(ended.code)
     except KeyboardInterrupt:
         return _ended(130)
+    except Error as error:
+        print(f"tandem: error: {error}", file=sys.stderr)
+        return error.exit_code
     except OSError as error:
         print(f"tandem: error: {error.filename or 'finetune'}: {error.strerror or error}; make room or give rights there, and give the command "
               "again", file=sys.stderr)

@@ -62,9 +62,10 @@ class FineTuning:
                 folder.finish("inputs", inputs)
                 folder.begin(settings)
             schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, folder.stage("prepared") or {})))
-            if not folder.model.is_dir():
+            if folder.stage("model") is None:
                 self.train(model, choices, schedule, lock)
                 self.finish_model(choices)
+                folder.finish("model", {"folder": folder.model.name})
         self.end(choices)
 
     def choose(self, model: Path, data: list[Path]) -> Choices:
@@ -153,6 +154,7 @@ class FineTuning:
                 say(f"this takes about {duration(seconds * schedule.steps)}, less where it ends early")
             native.train(self.settings, self.folder, model, schedule, lock)
         else:
+            say("how long it takes is told with each step")
             self.train_with_torch(model, schedule)
 
     def train_with_torch(self, model: Path, schedule: native.Schedule) -> None:
@@ -168,12 +170,12 @@ class FineTuning:
     def finish_model(self, choices: Choices) -> None:
         """Makes OUT/model whole: it appears with all that it is asked by."""
         template = self.folder.out / "tokenizer" / plain_template.NAME if choices.template else None
-        if choices.engine == "native":
+        if choices.engine == "torch":
+            native.complete_model(self.folder.model, template, choices.turn_end)
+        elif not self.folder.model.is_dir():
             native.export(self.folder)
             native.complete_model(native.part_of(self.folder), template, choices.turn_end)
             native.part_of(self.folder).rename(self.folder.model)
-        else:
-            native.complete_model(self.folder.model, template, choices.turn_end)
 
     def end(self, choices: Choices) -> None:
         """The report, and what to do next."""
