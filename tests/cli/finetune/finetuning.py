@@ -13,7 +13,7 @@ sys.path[:0] = [str(CLI), str(CLI / "prepare")]
 import peers  # noqa: E402
 
 peers.run_under_one_with("numpy", "safetensors", "tokenizers", "jinja2")
-PACKAGE = sys.argv.pop(2)
+PACKAGE = os.path.abspath(sys.argv.pop(2))
 from program import ProgramTest, main, wait_for  # noqa: E402, F401
 
 END = "<|end|>"
