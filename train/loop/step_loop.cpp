@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -296,6 +297,7 @@ void StepLoop::say_why_it_ends(bool interrupted) {
 }
 
 void StepLoop::say_what_next(bool interrupted) {
+  if (std::getenv("TANDEM_NO_NEXT") != nullptr) return;  // the program that called this one says it
   const RunRecord& record = run_.record;
   const EndedRun ended{.program = run_.request.program,
                        .out = run_.config().out,

@@ -30,6 +30,11 @@ def row_length(longest: int, mean: float, positions: int | None, complete: bool)
     return max(2, min(wanted, positions or wanted) + 1)
 
 
+def window_length(tokens: float, positions: int | None) -> int:
+    """Tokens of a window of a stream, and one more, of texts that have so many tokens together."""
+    return max(2, min(USUAL_ROW, positions or USUAL_ROW, max(16, int(tokens / 32))) + 1)
+
+
 def micro_batch(rows: int, row: int) -> int:
     """Rows that are computed at once: the largest power of two of at most `rows` that is within USUAL_MICRO_BATCH tokens."""
     most = max(1, min(rows, USUAL_MICRO_BATCH // max(row, 1)))

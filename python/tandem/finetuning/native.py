@@ -83,7 +83,7 @@ def predicted_seconds(settings: Settings, model: Path, row_length: int, schedule
     return float(facts["predicted"]["step_seconds"]) if facts["predicted"] else None
 
 
-def train(settings: Settings, folder: RunFolder, model: Path, schedule: Schedule, lock: int) -> None:
+def train(settings: Settings, folder: RunFolder, model: Path, row_length: int, schedule: Schedule, lock: int) -> None:
     """Trains, or goes on, to the end. Raises Ended where the program has said why."""
     summary = folder.out / "summary.json"
     if summary.is_file() and json.loads(summary.read_bytes()).get("ended_by") in ("steps", "patience"):
@@ -92,7 +92,7 @@ def train(settings: Settings, folder: RunFolder, model: Path, schedule: Schedule
     held_out = ["--eval-data", str(validation), "--eval-every", str(schedule.evaluate_every), "--keep-best"] if validation.is_file() else []
     patience = ["--patience", str(settings.patience)] if held_out and settings.patience else []
     run(["train", "--model", str(model), "--data", str(folder.tokens), *held_out, *patience, *machine_flags(settings), "--out", str(folder.out),
-         "--micro-batch", str(schedule.micro_batch), "--grad-accum", str(schedule.accumulation), "--steps", str(schedule.steps),
+         "--seq-len", str(row_length - 1), "--micro-batch", str(schedule.micro_batch), "--grad-accum", str(schedule.accumulation), "--steps", str(schedule.steps),
          "--lr", repr(schedule.lr), "--lr-schedule", settings.schedule, "--warmup-steps", str(schedule.warmup_steps),
          "--weight-decay", repr(settings.weight_decay), "--beta1", repr(settings.betas[0]), "--beta2", repr(settings.betas[1]),
          "--clip", repr(settings.clip), "--seed", str(settings.seed), "--checkpoint-every", str(schedule.checkpoint_every), "--keep", "1",

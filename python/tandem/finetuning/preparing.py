@@ -26,6 +26,7 @@ class Sample(NamedTuple):
     mean: float
     positions: int | None  # of the model
     chats: bool  # whether one of them is a chat
+    texts: bool  # whether all are texts
     has_template: bool
     turn_end: int | None  # id of the special token that every answer of a chat ends with
 
@@ -68,7 +69,7 @@ def take_sample(pipeline: Any, data: Sequence[Path], tokens: Path) -> Sample:
         complete = next(records, None) is None
     if not lengths:
         raise Refusal(f"DATA {' '.join(map(str, data))}: it holds no record; name files with some", 2)
-    return Sample(len(lengths), complete, max(lengths), sum(lengths) / len(lengths), pipeline.positions, not forms.isdisjoint(CHATS),
+    return Sample(len(lengths), complete, max(lengths), sum(lengths) / len(lengths), pipeline.positions, not forms.isdisjoint(CHATS), forms == {"text"},
                   bool(pipeline.sources), ends.pop() if len(ends) == 1 else None)
 
 
@@ -78,12 +79,12 @@ def _turn_end(encoded: Any, tokenizer: Any) -> int | None:
     return next((i for i, learnt in zip(reversed(encoded.ids), reversed(encoded.mask)) if learnt and i in special), None)
 
 
-def prepare(data: Sequence[Path], tokenizer: Path, tokens: Path, form: str, row_length: int, validation: float) -> None:
-    """Writes the token files, packed, in parallel, and shows the first record. Goes on with the parts of a call that was
-    killed. Blocks. Raises Refusal, and Ended for a signal."""
+def prepare(data: Sequence[Path], tokenizer: Path, tokens: Path, form: str, row_length: int | None, validation: float) -> None:
+    """Writes the token files, in packed rows, or without a length as a stream, in parallel, and shows the first record. Goes on with the
+    parts of a call that was killed. Blocks. Raises Refusal, and Ended for a signal."""
     run = tools.load("preparation.run")
-    settings = run.Settings(inputs=list(map(str, data)), tokenizer=str(tokenizer), out=tokens, layout="packed", row_length=row_length, form=form,
-                            validation=validation)
+    settings = run.Settings(inputs=list(map(str, data)), tokenizer=str(tokenizer), out=tokens, row_length=row_length, form=form,
+                            layout="packed" if row_length else "stream", validation=validation)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with errors():

@@ -91,7 +91,8 @@ class _Forwarding:
 def run(arguments: Sequence[str], lock: int) -> None:
     """Runs the program to its end; its output is this process's. Signals that come here reach it alone, and it ends with this
     process. `lock`: a descriptor that it keeps open. Raises Ended."""
-    with _Forwarding() as signals, subprocess.Popen([program.path(), *arguments], env=environment(), stdin=subprocess.DEVNULL,
+    alone = {**environment(), "TANDEM_NO_NEXT": "1"}
+    with _Forwarding() as signals, subprocess.Popen([program.path(), *arguments], env=alone, stdin=subprocess.DEVNULL,
                                                     pass_fds=(lock,), process_group=0, preexec_fn=_ends_with_parent()) as process:
         signals.to(process)
         code = process.wait()

@@ -34,6 +34,8 @@ class Choices(NamedTuple):
     template: str | None  # chat template, where the model has none and the data are chats
     turn_end: int | None  # id of the token that ends an answer of a chat
     chats: bool
+    stream: bool  # whether texts are joined and cut in windows, not packed as records
+    validation: float
 
 
 class FineTuning:
@@ -80,13 +82,23 @@ class FineTuning:
             pipeline.sources = {"default": template}
             sample = preparing.take_sample(pipeline, data, self.folder.tokens)
             say(f"{settings.model} has no chat template: each message follows a line <|role|>, and {pipeline.end.text} ends an answer")
-        row_length = settings.row_length or defaults.row_length(sample.longest, sample.mean, sample.positions, sample.complete)
+        stream = sample.texts and sample.longest > min(defaults.USUAL_ROW, sample.positions or defaults.USUAL_ROW)
+        if stream and engine == "torch":
+            raise Refusal(f"DATA {' '.join(settings.data)}: texts of up to {sample.longest} tokens are cut in windows for tandem's own models alone, "
+                          f"and {why}; cut them into records of {{'text': ...}} that fit in its positions", 2)
+        alone = sample.complete and sample.records == 1
+        if alone and settings.validation:
+            say("one record: nothing is held out, and the last state is kept")
+        usual = defaults.window_length(sample.mean * sample.records if sample.complete else math.inf, sample.positions) if stream else \
+            defaults.row_length(sample.longest, sample.mean, sample.positions, sample.complete)
+        row_length = settings.row_length or usual
         if sample.positions is not None and row_length > sample.positions + 1:
             raise Refusal(f"--row-length {row_length}: the model has {sample.positions} positions, for rows of {sample.positions + 1} tokens at most; "
                           f"give --row-length {sample.positions + 1}, which cuts longer records", 2)
         if engine == "native":
             advice.require_fit(settings, model, row_length)
-        return Choices(engine, why, parameters_in(model), row_length, template, sample.turn_end, sample.chats)
+        return Choices(engine, why, parameters_in(model), row_length, template, sample.turn_end, sample.chats, stream,
+                       0.0 if alone else settings.validation)
 
     def engine(self, model: Path) -> tuple[str, str]:
         """The engine, and the reason for it."""
@@ -114,8 +126,10 @@ class FineTuning:
     def prepare(self, data: list[Path], tokenizer: Path, choices: Choices) -> None:
         """Writes the token files, and notes what is known of them."""
         settings, tokens = self.settings, self.folder.tokens
-        preparing.prepare(data, tokenizer, tokens, settings.format, choices.row_length, settings.validation)
+        preparing.prepare(data, tokenizer, tokens, settings.format, None if choices.stream else choices.row_length, choices.validation)
         facts = json.loads(tokens.with_suffix(".json").read_bytes())
+        if choices.stream:  # each window counts as a record
+            facts["rows"] = facts["records"] = max(1, (facts["tokens"] - 1) // (choices.row_length - 1))
         self.folder.finish("prepared", {name: facts[name] for name in ("rows", "records", "tokens", "targets")})
 
     def decide(self, model: Path, choices: Choices, prepared: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +166,7 @@ class FineTuning:
             seconds = native.predicted_seconds(self.settings, model, choices.row_length, schedule, say)
             if seconds is not None:
                 say(f"this takes about {duration(seconds * schedule.steps)}, less where it ends early")
-            native.train(self.settings, self.folder, model, schedule, lock)
+            native.train(self.settings, self.folder, model, choices.row_length, schedule, lock)
         else:
             say("how long it takes is told with each step")
             self.train_with_torch(model, schedule)

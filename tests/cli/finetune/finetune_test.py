@@ -82,9 +82,15 @@ class Whole(FinetuneTest):
         self.assertTrue((self.out / "model" / "config.json").is_file())
 
     def test_text(self):
+        """One document is learnt whole, in windows, however long it is."""
         write_llama(self.model)
         text = self.file("notes.txt", "It is red. " * 300)
-        done = self.succeed(self.finetune("--steps", "3", "--validation", "0", data=text))
+        done = self.succeed(self.finetune("--epochs", "1", data=text))
+        self.assertIn("nothing is held out", done.stdout)
+        prepared = self.stage("prepared")
+        self.assertEqual(prepared["tokens"], prepared["targets"])
+        self.assertGreater(prepared["tokens"], 4 * 256)
+        self.assertGreater(self.summary(self.out)["tokens"], prepared["tokens"] - 2 * 256)
         self.assertIn(f"next: tandem sample --model {self.out / 'model'}", done.stdout.splitlines()[-1])
         self.assertFalse((self.out / "model" / "chat_template.jinja").exists())
 

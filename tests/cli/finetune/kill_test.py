@@ -59,6 +59,18 @@ class Killed(FinetuneTest):
         self.check()
         print("killed while there were:", ", ".join(stages))
 
+    def test_the_same_weights_after_a_kill_in_each_stage(self):
+        """Killed as soon as a file of the stage is there."""
+        for name in ("tokenizer", "data/train.parts", "stages/prepared.json", "stages/choices.json", "finetune.toml", "stages/schedule.json",
+                     "config.toml", "checkpoints/step-00000020", "summary.json", ".model.part", "model", "stages/model.json"):
+            process = self.begin()
+            while process.poll() is None and not (self.out / name).exists():
+                time.sleep(0.001)
+            process.kill()
+            process.wait()
+            self.assertTrue((self.out / name).exists() or process.returncode < 0, name)
+        self.check()
+
     def stage(self):
         """The last stage whose file is there."""
         files = {"model": "model", "steps": "metrics.jsonl", "schedule": "stages/schedule.json", "token files": "stages/prepared.json",
