@@ -67,7 +67,8 @@ class _Forwarding:
         self._came: list[int] = []
 
     def __enter__(self) -> _Forwarding:
-        self._before = {number: signal.signal(number, self._take) for number in _SIGNALS}
+        ignored = {number for number in _SIGNALS if signal.getsignal(number) is signal.SIG_IGN}  # by who started this process
+        self._before = {number: signal.signal(number, self._take) for number in _SIGNALS if number not in ignored}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -147,7 +147,7 @@ class RunFolder:
         """Refuses inputs that are not those that the run was begun with."""
         if not self.begun:
             return
-        before = self.stage("inputs") or {}
+        before = self.require("inputs")
         for path in sorted(before.keys() | inputs.keys()):
             if before.get(path) != inputs.get(path):
                 what = "was not there" if path not in before else "is missing" if path not in inputs else "has changed"
@@ -160,6 +160,13 @@ class RunFolder:
         except (OSError, ValueError):
             return None
         return found if isinstance(found, dict) else None
+
+    def require(self, name: str) -> dict[str, Any]:
+        """Facts of a stage that the run has been through. Raises Refusal where they cannot be read."""
+        found = self.stage(name)
+        if found is None:
+            raise Refusal(f"{self.out / 'stages' / name}.json: it is missing or damaged; name another --out", 4)
+        return found
 
     def finish(self, name: str, facts: dict[str, Any]) -> dict[str, Any]:
         """A stage is done; returns its facts."""

@@ -56,14 +56,14 @@ class FineTuning:
             folder.compare(inputs)
             if folder.begun:
                 say(f"going on with the run in {folder.out}")
-                choices = Choices(**(folder.stage("choices") or {}))
+                choices = Choices(**folder.require("choices"))
             else:
                 choices = self.choose(model, data)
                 self.prepare(data, self.tokenizer(model, choices), choices)
                 folder.finish("choices", choices._asdict())
                 folder.finish("inputs", inputs)
                 folder.begin(settings)
-            schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, folder.stage("prepared") or {})))
+            schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, folder.require("prepared"))))
             if folder.stage("model") is None:
                 self.train(model, choices, schedule, lock)
                 self.finish_model(choices)

@@ -92,6 +92,11 @@ class Refusals(FinetuneTest):
         self.refused(self.finetune("--steps", "2"), 4, "tokenizer_config.json", "has changed since")
         self.assertEqual(self.tensors(), before)
 
+    def test_a_stage_that_was_damaged(self):
+        self.succeed(self.finetune("--steps", "2"))
+        (self.out / "stages" / "choices.json").write_text("{")
+        self.refused(self.finetune("--steps", "2"), 4, "choices.json", "missing or damaged")
+
 
 class NotFitting(FinetuneTest):
     def host_bytes(self, *flags):
