@@ -30,7 +30,7 @@ class Schedule:
 def refusal_of_model(model: Path) -> str | None:
     """The reason for which the program does not have the model; None where it does. Raises Refusal for weights that cannot be read."""
     try:
-        ask("plan", "--model", str(model), "--device", "host", "--seq-len", "16", "--json")
+        ask("plan", "--model", str(model), "--device", "host", "--policy", "host", "--seq-len", "16", "--json")
     except Refusal as refusal:
         if refusal.code == 2:
             return str(refusal)
