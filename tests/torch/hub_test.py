@@ -268,6 +268,9 @@ class DataSets(HubTest):
         rows = [{"messages": [{"role": "user", "content": "a", "name": "b"}]}, {"messages": [{"role": "user", "content": "c"}]}]
         self.put_lines(rows)
         self.assertEqual(self.rows_of(self.data("org/chats")[0]), rows)
+        import pyarrow
+        self.put_table(pyarrow.Table.from_pylist(rows), name="org/table")
+        self.assertEqual(self.rows_of(self.data("org/table")[0]), rows)
 
     def test_a_second_call_takes_the_file(self):
         self.put_lines()
