@@ -104,6 +104,15 @@ class Models(HubTest):
         self.assertEqual((folder / "model.safetensors").read_bytes(), MODEL["model.safetensors"])
         self.assertIn("MODEL org/small-model: 1 files of weights, 1.0 MB, from the hub or its local cache", self.said)
 
+    def test_progress_is_told_in_bytes(self):
+        self.put(MODEL)
+        with unittest.mock.patch("tandem.finetuning.hub._SECONDS_BETWEEN_LINES", 0), \
+                unittest.mock.patch("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100000):
+            self.find()
+        told = [line for line in self.said if " MB of 1.0 MB" in line]
+        self.assertTrue(any(line.endswith(": 1.0 MB of 1.0 MB") for line in told), self.said)
+        self.assertGreater(len(told), 1)
+
     def test_a_second_call_downloads_nothing_and_needs_no_network(self):
         self.put(MODEL)
         folder = self.find()
