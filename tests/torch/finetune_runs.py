@@ -31,7 +31,8 @@ COMMON = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 64, "num_hi
 GPT2 = {"vocab_size": 257, "n_positions": 256, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0, "resid_pdrop": 0.0,
         "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 #: Kinds that keep documents apart in three ways: rotary and learnt positions, and none that a caller may give.
-KINDS = {"neox": lambda: transformers.GPTNeoXConfig(**COMMON), "gpt2": lambda: transformers.GPT2Config(**GPT2),
+KINDS = {"neox": lambda: transformers.GPTNeoXConfig(**COMMON),
+         "dropout": lambda: transformers.GPTNeoXConfig(**COMMON, hidden_dropout=0.1, attention_dropout=0.1), "gpt2": lambda: transformers.GPT2Config(**GPT2),
          "bloom": lambda: transformers.BloomConfig(vocab_size=257, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0,
                                                    hidden_dropout=0.0, attention_dropout=0.0),
          "jamba": lambda: transformers.JambaConfig(**COMMON, num_key_value_heads=2, num_experts=2, pad_token_id=0, attn_layer_period=2,
@@ -67,7 +68,7 @@ def make_model(folder, kind="neox", template=None, seed=0, spread=0.3):
 def chats(count):
     """Questions and answers whose lengths differ."""
     return [{"messages": [{"role": "user", "content": f"{'Well, ' * (i % 4)}what is {i}?"},
-                          {"role": "assistant", "content": f"It is {i}{', as I said' * (i % 3)}."}]} for i in range(count)]
+                          {"role": "assistant", "content": f"It is {i}{', as I said' * (i * i % 7)}."}]} for i in range(count)]
 
 
 def prepare(folder, model, records, name="chat", layout="packed", row_length=129, validation=0.0):

@@ -40,7 +40,9 @@ warnings.simplefilter("ignore")
 
 
 class RunTest(unittest.TestCase):
-    """Runs in a folder of the class, over the model `neox` unless a test makes another."""
+    """Runs in a folder of the class, over the model `kind` unless a test makes another."""
+
+    kind = "neox"
 
     @classmethod
     def setUpClass(cls):
@@ -48,7 +50,7 @@ class RunTest(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.base = pathlib.Path(folder.name) / "base"
         cls.base.mkdir()
-        runs.make_model(cls.base / "model")
+        runs.make_model(cls.base / "model", cls.kind)
         runs.prepare(cls.base, cls.base / "model", runs.chats(40), validation=0.15)
         cls.whole = None
 
@@ -74,7 +76,8 @@ class RunTest(unittest.TestCase):
     def result(self, out="run"):
         """All that two equal runs have in common."""
         model = self.folder / out / "model" / "model.safetensors"
-        return self.summary(out)["state_digest"], self.metrics(out), model.read_bytes()
+        told = {key: self.summary(out)[key] for key in ("state_digest", "tokens", "first_loss", "best_loss", "best_step", "skipped_steps")}
+        return told, self.metrics(out), model.read_bytes()
 
     def uninterrupted(self, steps=8):
         """The result of a run that nothing disturbs."""
@@ -178,7 +181,7 @@ class Loss(RunTest):
         loss = torch.cat(losses).sum() / sum(row.target_count for row in rows)
         loss.backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-        return torch.cat(losses).detach().sort().values, float(loss.detach()), float(norm)
+        return torch.cat(losses).detach(), float(loss.detach()), float(norm)
 
     def first_step(self, **changed):
         """Losses of all targets of the first step, its loss and its norm."""
@@ -194,7 +197,7 @@ class Loss(RunTest):
         with unittest.mock.patch("torch.nn.functional.cross_entropy", watched):
             self.train(steps=1, evaluate_every=0, checkpoint_every=0, **changed)
         line = self.metrics()[0]
-        return torch.cat(found).sort().values, line["loss"], line["grad_norm"]
+        return torch.cat(found), line["loss"], line["grad_norm"]
 
     def check_kind(self, kind, layout="packed", own_way=False):
         shutil.rmtree(self.folder / "model")
@@ -209,13 +212,18 @@ class Loss(RunTest):
         for micro_batch, accumulation in ((2, 2), (1, 4), (4, 1)):
             with self.subTest(kind=kind, micro_batch=micro_batch):
                 found, found_loss, found_norm = self.first_step(micro_batch=micro_batch, accumulation=accumulation)
-                self.assertLess(float((found - losses).abs().max()), self.NOISE)
+                self.assertLess(self.apart(found, losses, own_way), self.NOISE)
                 self.assertLess(abs(found_loss - loss), 2e-3 * loss)
                 self.assertLess(abs(found_norm - norm), 2e-2 * norm)
         self.assertEqual(any("one beside another" in line for line in self.said), own_way)
         if layout == "packed":
             leaking = self.reference(chosen, apart=False)[0]
-            self.assertGreater(float((leaking - losses).abs().max()), 2 * self.NOISE)
+            self.assertGreater(self.apart(leaking, losses, False), 3 * self.NOISE)
+
+    @staticmethod
+    def apart(found, losses, sort):
+        """Largest difference of a target's loss; sorted where documents are not in the order of the rows."""
+        return float((found.sort().values - losses.sort().values if sort else found - losses).abs().max())
 
     def test_rotary_positions(self):
         self.check_kind("neox")
@@ -232,10 +240,20 @@ class Loss(RunTest):
     def test_rows_of_one_record(self):
         self.check_kind("neox", "rows")
 
-    def test_the_clip_acts_on_the_norm_of_all(self):
-        clipped, free = self.first_step(clip=1e-3)[1:], self.first_step(clip=0.0)[1:]
-        self.assertEqual(clipped, free)
-        self.assertGreater(free[1], 1e-3)
+    def test_the_clip_acts_and_the_norm_is_that_before(self):
+        found = {}
+        for clip in (0.0, 1e-3, 1e9):
+            found[clip] = (*self.first_step(clip=clip)[1:], self.summary()["state_digest"])
+        self.assertEqual(found[0.0], found[1e9])
+        self.assertEqual(found[0.0][:2], found[1e-3][:2])
+        self.assertNotEqual(found[0.0][2], found[1e-3][2])
+
+    def test_matrices_decay_alone(self):
+        model = torch_model.TorchModel(self.folder / "model", runs.settings(weight_decay=0.1), passes=1, tokens_at_once=1)
+        decays = {parameter: group["weight_decay"] for group in model.optimizer.param_groups for parameter in group["params"]}
+        for name, parameter in model.module.named_parameters():
+            self.assertEqual(decays[parameter], 0.1 if parameter.dim() >= 2 else 0.0, name)
+        model.close()
 
 
 class Run(RunTest):
@@ -273,9 +291,9 @@ class Run(RunTest):
         self.assertEqual(summary["steps"], summary["best_step"] + 3)
         self.assertLess(summary["best_loss"], summary["eval_loss"])
         self.assertLess(abs(self.eval_loss(self.folder / "run" / "model") - summary["best_loss"]), 1e-2 * summary["best_loss"])
-        self.assertEqual([name.name for name in sorted((self.folder / "run" / "checkpoints").iterdir())],
-                         [f"step-{step:08}" for step in (summary["best_step"], *((summary["steps"] - 1,) if summary["steps"] % 2 else ()),
-                                                         summary["steps"])][-3:])
+        kept = {path.name for path in (self.folder / "run" / "checkpoints").iterdir()}
+        self.assertLessEqual({f"step-{step:08}" for step in (summary["best_step"], summary["steps"])}, kept)
+        self.assertLessEqual(len(kept), 3)
         before = self.result()
         self.train(steps=200, lr=0.2, warmup=0.0, schedule="constant", evaluate_every=1, patience=3)  # takes no further step
         self.assertEqual(self.result(), before)
@@ -329,6 +347,15 @@ class Run(RunTest):
         (self.folder / "model" / "config.json").write_text('{"model_type": "nonesuch"}')
         self.refuses(2, "does not know its kind")
 
+    def test_a_schedule_that_is_none(self):
+        self.refuses(2, "'linera': is no schedule; use constant, linear, cosine or wsd", schedule="linera")
+        self.assertFalse((self.folder / "run").exists())
+
+    def test_a_disk_without_room_for_checkpoints(self):
+        with unittest.mock.patch("shutil.disk_usage", return_value=shutil._ntuple_diskusage(10**9, 10**9, 10**6)):
+            self.refuses(7, "checkpoints and model take 0.00 GB more")
+        self.assertFalse((self.folder / "run" / "metrics.jsonl").exists())
+
     def test_a_ceiling_that_is_too_low(self):
         with self.assertRaises(tandem.PlanError):
             self.train(device_memory="64KiB")
@@ -340,7 +367,9 @@ def _infinite(model, batch):
 
 
 class GoingOn(RunTest):
-    """Each way to be interrupted, and the result of an uninterrupted run after it, to the bit."""
+    """Each way to be interrupted, and the result of an uninterrupted run after it, to the bit; with dropout."""
+
+    kind = "dropout"
 
     def check_same(self, **changed):
         self.train(**changed)
@@ -363,6 +392,14 @@ class GoingOn(RunTest):
         self.check_same()
         self.assertIn("resumed from the checkpoint of step 5 of 8", self.said)
         self.assertEqual(self.summary()["resumed_from_step"], 5)
+
+    def test_signals_that_are_ignored_stay_so(self):
+        before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self.addCleanup(signal.signal, signal.SIGHUP, before)
+        train(runs.run_of(self.folder), lambda line: os.kill(os.getpid(), signal.SIGHUP) if line.startswith("step 5/") else None)
+        self.assertEqual(self.result(), self.uninterrupted())
+        self.assertEqual(signal.getsignal(signal.SIGHUP), signal.SIG_IGN)
+        self.assertEqual(signal.getsignal(signal.SIGTERM), signal.SIG_DFL)
 
     def interrupted(self, at, error=KeyboardInterrupt):
         """A run that ends in the middle of the function `at` of RunFolder, the third time it is called."""
@@ -458,7 +495,12 @@ class Chat(RunTest):
         self.assertEqual(self.ask("What is red?", folder=self.folder / "run" / "model"), "A colour.\n")
         self.assertEqual(self.ask("What is red?", "/exit", "What is red?"), "A colour.\n")
         self.assertEqual(self.ask("What is red?", max_tokens=3), "A c\n")
-        self.assertIn("(left out: the conversation has", self.ask("What is red?" * 30))
+        out = io.StringIO()
+        with self.assertRaisesRegex(Refusal, "1 of the lines had no room"):
+            chat(self.folder / "run", system=None, max_tokens=9, temperature=0.0, stream_out=out,
+                 stream_in=io.StringIO("What is red?" * 30 + "\nWhat is red?\n"))
+        self.assertIn("(left out: the conversation has", out.getvalue())
+        self.assertTrue(out.getvalue().endswith("\nA colour.\n"), out.getvalue())
 
     def test_it_answers_by_its_template(self):
         self.trained("{% for m in messages %}[{{ m.role }}]{{ m.content }}{{ eos_token if m.role == 'assistant' else '' }}{% endfor %}"

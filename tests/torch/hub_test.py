@@ -104,6 +104,15 @@ class Models(HubTest):
         self.assertEqual((folder / "model.safetensors").read_bytes(), MODEL["model.safetensors"])
         self.assertIn("MODEL org/small-model: 1 files of weights, 1.0 MB, from the hub or its local cache", self.said)
 
+    def test_progress_is_told_in_bytes(self):
+        self.put(MODEL)
+        with unittest.mock.patch("tandem.finetuning.hub._SECONDS_BETWEEN_LINES", 0), \
+                unittest.mock.patch("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 100000):
+            self.find()
+        told = [line for line in self.said if " MB of 1.0 MB" in line]
+        self.assertTrue(any(line.endswith(": 1.0 MB of 1.0 MB") for line in told), self.said)
+        self.assertGreater(len(told), 1)
+
     def test_a_second_call_downloads_nothing_and_needs_no_network(self):
         self.put(MODEL)
         folder = self.find()
@@ -268,6 +277,9 @@ class DataSets(HubTest):
         rows = [{"messages": [{"role": "user", "content": "a", "name": "b"}]}, {"messages": [{"role": "user", "content": "c"}]}]
         self.put_lines(rows)
         self.assertEqual(self.rows_of(self.data("org/chats")[0]), rows)
+        import pyarrow
+        self.put_table(pyarrow.Table.from_pylist(rows), name="org/table")
+        self.assertEqual(self.rows_of(self.data("org/table")[0]), rows)
 
     def test_a_second_call_takes_the_file(self):
         self.put_lines()

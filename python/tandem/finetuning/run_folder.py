@@ -17,6 +17,8 @@ _ENGINE = "engine"
 _NAME = "step-{:08}"
 #: Checkpoints that stay beside the best one.
 _KEPT = 2
+#: Bytes of a parameter in a checkpoint: master and moments; and in the model.
+_CHECKPOINT_BYTES, _MODEL_BYTES = 12, 2
 
 
 @contextlib.contextmanager
@@ -73,6 +75,15 @@ class RunFolder:
             for path in (*self._checkpoints.glob(".*.partial"), *out.glob(".*.partial")):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         self._file: Any = None
+
+    def require_room(self, parameters: int) -> None:
+        """Refuses where the disk has no room for the checkpoints that lie beside each other, one being written among them, and the model."""
+        there = sum(file.stat().st_size for file in self.out.rglob("*.safetensors"))
+        needed = parameters * ((_KEPT + 2) * _CHECKPOINT_BYTES + _MODEL_BYTES) - there
+        free = shutil.disk_usage(self.out).free
+        if needed > free:
+            raise Refusal(f"--out {self.out}: checkpoints and model take {needed / 1e9:.2f} GB more, and the disk has {free / 1e9:.2f} GB free; make "
+                          "room, or name a folder on another disk", 7)
 
     # Checkpoints.
 

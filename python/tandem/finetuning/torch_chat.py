@@ -12,6 +12,8 @@ from .torch_model import read_description, transformers_package
 
 #: What stands before a content, and behind it, where the tokenizer has no chat template: as the preparation of data writes it.
 _HEADER, _BEHIND = "<|{role}|>\n", "\n"
+#: Share of a GPU's free memory that weights may take; else the CPU computes.
+_SHARE = 0.8
 #: Where an answer ends that is followed by a question.
 _NEXT = _BEHIND + _HEADER.format(role="user")
 
@@ -21,8 +23,10 @@ def chat(folder: Path, *, system: str | None, max_tokens: int, temperature: floa
     model as Hugging Face writes it, or a run whose folder `model` is one. At temperature 0 each token is the likeliest. An answer ends
     at an end token, after `max_tokens`, or where the model's positions are full.
 
-    Blocks. Raises Refusal."""
+    Blocks. Ctrl-C ends an answer; where lines do not come from a terminal, the chat. Raises Refusal, also at the end where a line was
+    left out that did not come from a terminal."""
     conversation = _Conversation(folder / "model" if (folder / "model" / "config.json").is_file() else folder, system, temperature)
+    left_out = 0
     _prompt(stream_in, stream_out)
     for line in stream_in:
         text = line.strip()
@@ -31,9 +35,15 @@ def chat(folder: Path, *, system: str | None, max_tokens: int, temperature: floa
         if text == "/reset":
             conversation.forget()
         elif text:
-            conversation.answer(text, max_tokens, stream_out)
+            try:
+                left_out += not conversation.answer(text, max_tokens, stream_out)
+            except KeyboardInterrupt:
+                if not stream_in.isatty():
+                    raise
             stream_out.write("\n")
         _prompt(stream_in, stream_out)
+    if left_out and not stream_in.isatty():
+        raise Refusal(f"chat: {left_out} of the lines had no room in the conversation; begin it anew by a line /reset", 2)
 
 
 def _prompt(stream_in: TextIO, stream_out: TextIO) -> None:
@@ -56,7 +66,7 @@ class _Conversation:
         self._streamer = transformers.TextStreamer
         self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(folder)
         self._model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto").eval()
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and self._model.get_memory_footprint() < _SHARE * torch.cuda.mem_get_info()[0]:
             self._model = self._model.cuda()
         self._temperature = temperature
         self._first = [{"role": "system", "content": system}] if system else []
@@ -66,17 +76,19 @@ class _Conversation:
         """Begins anew."""
         self._messages = list(self._first)
 
-    def answer(self, text: str, max_tokens: int, stream_out: TextIO) -> None:
-        """Writes the answer as it is made, and keeps it. A line that has no room in the model's positions is left out, and told."""
+    def answer(self, text: str, max_tokens: int, stream_out: TextIO) -> bool:
+        """Writes the answer as it is made, and keeps it. False: the line is left out, and that told, as it has no room in the model's
+        positions."""
         asked = [*self._messages, {"role": "user", "content": text}]
         tokens = self._tokens(asked)
         positions = getattr(self._model.config.get_text_config(), "max_position_embeddings", None)
         room = max_tokens if positions is None else min(max_tokens, positions - tokens.shape[1])
         if room < 1:
             stream_out.write(f"(left out: the conversation has {tokens.shape[1]} tokens then, and the model {positions} positions; /reset)")
-            return
+            return False
         new = self._generated(tokens, room, stream_out)
         self._messages = [*asked, {"role": "assistant", "content": new}]
+        return True
 
     def _tokens(self, messages: list[dict[str, str]]) -> torch.Tensor:
         if self._tokenizer.chat_template:

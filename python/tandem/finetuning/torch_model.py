@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from ..errors import UsageError
 from ..streaming import StreamOptimizer, empty_parameters, stream
 from .model_folder import SMALL_FILES
 from .refusal import Refusal
@@ -65,12 +64,9 @@ class TorchModel:
             self.module: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
         self.parameters = sum(p.numel() for p in self.module.parameters())
         on_gpu = settings.device not in ("host", "cpu") and torch.cuda.is_available()
-        try:
-            stream(self.module, source=folder, device=settings.device, device_memory=settings.device_memory, host_memory=settings.host_memory,
-                   policy=settings.policy, state=settings.state, state_folder=settings.state_folder, accumulation=passes, seed=settings.seed,
-                   reserved_device_memory=_activation_bytes(config, tokens_at_once) if on_gpu else 0)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
+        stream(self.module, source=folder, device=settings.device, device_memory=settings.device_memory, host_memory=settings.host_memory,
+               policy=settings.policy, state=settings.state, state_folder=settings.state_folder, accumulation=passes, seed=settings.seed,
+               reserved_device_memory=_activation_bytes(config, tokens_at_once) if on_gpu else 0)
         trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         groups = [{"params": [p for p in trained if p.dim() >= 2], "weight_decay": settings.weight_decay},
                   {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0}]

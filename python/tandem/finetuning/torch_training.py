@@ -74,6 +74,7 @@ class Training:
         self._validation = None if run.validation is None else TokenRows(run.validation)
         self._order = Order(len(self._data), run.micro_batch * run.accumulation, run.settings.seed)
         self._warmup = round(run.settings.warmup * run.steps)
+        rate(run.settings.schedule, run.lr, 1, run.steps, self._warmup)
         self._identity = self._identify()
         self._folder = RunFolder(run.out)
         self._model: TorchModel | None = None
@@ -100,6 +101,7 @@ class Training:
         """Trains to the end, or to a signal."""
         with _deterministic():
             self._open_model()
+            self._folder.require_room(self.model.parameters)
             self._resume()
             self._stop.watch()
             while self.state.ended is None and self._stop.received is None:
@@ -112,7 +114,7 @@ class Training:
         return {"data": self._data.digest(), "validation": self._validation.digest() if self._validation else None, "steps": run.steps,
                 "micro-batch": run.micro_batch, "accumulation": run.accumulation, "lr": run.lr, "warm-up": settings.warmup,
                 "schedule": settings.schedule, "weight decay": settings.weight_decay, "betas": list(settings.betas), "clip": settings.clip,
-                "seed": settings.seed, "patience": settings.patience, "evaluate every": run.evaluate_every}
+                "seed": settings.seed, "state": settings.state, "patience": settings.patience, "evaluate every": run.evaluate_every}
 
     # The model.
 
@@ -242,8 +244,6 @@ class Training:
             self._say(f"step {state.step} skipped: its rows hold no target")
             return
         state.skipped_in_a_row = state.skipped_in_a_row + 1 if skipped else 0
-        if skipped:
-            self._say(f"step {state.step} skipped: its gradient norm is not finite")
         if state.skipped_in_a_row >= _SKIP_LIMIT:
             raise Refusal(f"step {state.step}: {_SKIP_LIMIT} steps in a row without a finite gradient norm; use a smaller --lr, with another --out", 6)
 
@@ -319,6 +319,7 @@ class Training:
         hours, rest = divmod(round(left), 3600)
         rate_text = "" if not line["tokens_per_second"] else f"  {line['tokens_per_second']:.3g} tok/s"
         evaluated = f"  eval loss {line['eval_loss']:.4f}" if "eval_loss" in line else ""
+        evaluated += "  skipped: changes nothing" if line["skipped"] else ""
         self._say(f"step {self.state.step:>{len(str(self._run.steps))}}/{self._run.steps}  loss {line['loss']:.4f}  norm {line['grad_norm']:.3g}  "
                   f"lr {line['lr']:.2e}{rate_text}  {line['step_seconds']:.3f} s{evaluated}  ETA {hours}:{rest // 60:02}:{rest % 60:02}")
 
