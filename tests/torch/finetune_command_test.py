@@ -52,6 +52,13 @@ class Command(unittest.TestCase):
         self.assertEqual(answer.count("\n"), 1)
         self.check_a_kill(self.files("straight"))
 
+    def test_what_does_not_fit_may_be_changed(self):
+        small = ["finetune", "model", self.data, "--out", "small", "--device", "host", "--steps", "1", "--device-memory"]
+        done = subprocess.run(self.command(*small, "100KiB"), capture_output=True, text=True, env=self.environment, cwd=self.root)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], "^tandem: error: the plan does not fit.*--device-memory .*--row-length$")
+        self.run_command(*small, "64MiB", "--state", "8bit-moments", "--row-length", "65")
+
     def check_a_kill(self, expected):
         """Killed once it has taken steps, it comes to the same files."""
         process = subprocess.Popen(self.command("finetune", "model", self.data, "--out", "broken", *FLAGS), env=self.environment, cwd=self.root,

@@ -143,6 +143,14 @@ class RunFolder:
         """A run begins: from here on the folder is its own."""
         write_whole(self.out / SETTINGS, to_toml(as_values(settings)))
 
+    def forget(self) -> None:
+        """A run that has no checkpoint is not begun any more. Its data stay."""
+        with suppress(OSError):  # of a folder that holds some
+            (self.out / "checkpoints").rmdir()
+        if not (self.out / "checkpoints").exists():
+            for name in ("config.toml", SETTINGS):
+                (self.out / name).unlink(missing_ok=True)
+
     def compare(self, inputs: dict[str, list[Any]]) -> None:
         """Refuses inputs that are not those that the run was begun with."""
         if not self.begun:

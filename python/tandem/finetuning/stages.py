@@ -11,8 +11,10 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..errors import PlanError
 from . import advice, defaults, native, plain_template, preparing
 from .model_facts import architecture_of, files_of, parameters_in
+from .processes import Ended
 from .refusal import Refusal
 from .run_state import RunFolder, fingerprints
 from .settings import Settings, as_values, to_toml
@@ -65,7 +67,7 @@ class FineTuning:
                 folder.begin(settings)
             schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, folder.require("prepared"))))
             if folder.stage("model") is None:
-                self.train(model, choices, schedule, lock)
+                self.train_or_forget(model, choices, schedule, lock)
                 self.finish_model(choices)
                 folder.finish("model", {"folder": folder.model.name})
         self.end(choices)
@@ -153,6 +155,18 @@ class FineTuning:
         while choices.engine == "native" and rows > 1 and not native.fits(self.settings, model, choices.row_length, rows, round(wanted / rows)):
             rows //= 2
         return rows
+
+    def train_or_forget(self, model: Path, choices: Choices, schedule: native.Schedule, lock: int) -> None:
+        """Trains; a run that does not fit before it has taken a step is not begun, so that settings may change."""
+        try:
+            self.train(model, choices, schedule, lock)
+        except PlanError as error:
+            self.folder.forget()
+            raise Refusal(f"{str(error).rstrip()}, a smaller --state, or a shorter --row-length", 3) from None
+        except (Refusal, Ended) as error:
+            if error.code == 3:
+                self.folder.forget()
+            raise
 
     def train(self, model: Path, choices: Choices, schedule: native.Schedule, lock: int) -> None:
         """Tells what is going to be done and how long it takes, and trains."""
