@@ -108,7 +108,7 @@ def _word(name: str) -> str:
 
 def settings_of(arguments: Sequence[str]) -> Settings:
     """The settings of a command line. Raises Refusal; ends the process after --help."""
-    given = vars(_parser().parse_args(list(arguments)))
+    given = vars(_parser().parse_intermixed_args(list(arguments)))
     if given["steps"] is not None and given["epochs"]:
         raise Refusal("--steps and --epochs: both given; give one of them", 2)
     betas = given.pop("beta1"), given.pop("beta2")

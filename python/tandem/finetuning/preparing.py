@@ -13,6 +13,7 @@ from .processes import Ended
 from .refusal import Refusal
 
 _SAMPLE = 2000  # records
+_LONG_TEXT = 1 << 16  # characters, more tokens than a row has
 _PART_BYTES = 1 << 24
 CHATS = ("messages", "sharegpt", "alpaca")
 
@@ -59,18 +60,28 @@ def take_sample(pipeline: Any, data: Sequence[Path], tokens: Path) -> Sample:
     lengths, forms, ends = [], set(), set()
     with errors():
         paths, _ = tools.load("preparation.files").find_inputs(list(map(str, data)), tools.load("preparation.outputs").Outputs(tokens, True))
-        records = ((place, raw) for part in inputs.parts_of(paths, _PART_BYTES) for place, raw in inputs.records_of(part))
-        for place, raw in itertools.islice(records, _SAMPLE):
-            prepared = pipeline.prepare(raw, place)
-            forms.add(prepared.form)
-            lengths.append(len(prepared.encoded.ids))
-            if prepared.targets:
-                ends.add(_turn_end(prepared.encoded, pipeline.tokenizer))
-        complete = next(records, None) is None
+        complete = True
+        for path in paths:  # some of each, as files may be of different formats
+            records = ((place, raw) for part in inputs.parts_of([path], _PART_BYTES) for place, raw in inputs.records_of(part))
+            for place, raw in itertools.islice(records, max(1, _SAMPLE // len(paths))):
+                raw, times = _shortened(raw)
+                prepared = pipeline.prepare(raw, place)
+                forms.add(prepared.form)
+                lengths.append(round(len(prepared.encoded.ids) * times))
+                if prepared.targets:
+                    ends.add(_turn_end(prepared.encoded, pipeline.tokenizer))
+            complete = complete and next(records, None) is None
     if not lengths:
         raise Refusal(f"DATA {' '.join(map(str, data))}: it holds no record; name files with some", 2)
     return Sample(len(lengths), complete, max(lengths), sum(lengths) / len(lengths), pipeline.positions, not forms.isdisjoint(CHATS), forms == {"text"},
                   bool(pipeline.sources), ends.pop() if len(ends) == 1 else None)
+
+
+def _shortened(raw: Any) -> tuple[Any, float]:
+    """A record whose text is not as long as a book, and how many times as long it was."""
+    if isinstance(raw, dict) and set(raw) == {"text"} and isinstance(raw["text"], str) and len(raw["text"]) > _LONG_TEXT:
+        return {"text": raw["text"][:_LONG_TEXT]}, len(raw["text"]) / _LONG_TEXT
+    return raw, 1.0
 
 
 def _turn_end(encoded: Any, tokenizer: Any) -> int | None:

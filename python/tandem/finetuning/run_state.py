@@ -169,10 +169,11 @@ class RunFolder:
             return None
         return found if isinstance(found, dict) else None
 
-    def require(self, name: str) -> dict[str, Any]:
-        """Facts of a stage that the run has been through. Raises Refusal where they cannot be read."""
+    def require(self, name: str, fields: Sequence[str] = ()) -> dict[str, Any]:
+        """Facts of a stage that the run has been through, with exactly these fields where some are named. Raises Refusal where they
+        cannot be read."""
         found = self.stage(name)
-        if found is None:
+        if found is None or fields and set(found) != set(fields):
             raise Refusal(f"{self.out / 'stages' / name}.json: it is missing or damaged; name another --out", 4)
         return found
 

@@ -58,7 +58,7 @@ class FineTuning:
             folder.compare(inputs)
             if folder.begun:
                 say(f"going on with the run in {folder.out}")
-                choices = Choices(**folder.require("choices"))
+                choices = Choices(**folder.require("choices", Choices._fields))
             else:
                 choices = self.choose(model, data)
                 self.prepare(data, self.tokenizer(model, choices), choices)

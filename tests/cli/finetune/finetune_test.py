@@ -95,6 +95,16 @@ class Whole(FinetuneTest):
         self.assertFalse((self.out / "model" / "chat_template.jinja").exists())
 
 
+    def test_files_of_different_formats(self):
+        """Each file is looked at: chats behind thousands of texts have a template, too."""
+        write_llama(self.model)
+        texts = self.file("a.jsonl", json.dumps({"text": "It is red."}) + "\n")
+        texts.write_text(texts.read_text() * 2500)
+        self.succeed(self.finetune("--steps", "1", self.data, data=texts))
+        self.assertTrue(self.stage("choices")["chats"])
+        self.assertTrue((self.out / "model" / "chat_template.jinja").is_file())
+
+
 class Commands(FinetuneTest):
     def test_prepare_is_the_tool(self):
         write_llama(self.model)
