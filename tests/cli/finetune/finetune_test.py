@@ -32,6 +32,7 @@ class Whole(FinetuneTest):
         for words in ("has no chat template", f"  TARGET  | It is red.{END}\n", "roles user assistant", "this takes about",
                       "engine: native, as LlamaForCausalLM"):
             self.assertIn(words, done.stdout)
+        self.assertNotIn("tandem export", done.stdout)  # the command alone says what comes next
         self.check_answers()
         for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"):
             self.assertTrue((self.out / "model" / name).is_file(), name)
