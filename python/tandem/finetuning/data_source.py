@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import datetime
+import glob
 import importlib
 import json
 import os
@@ -75,6 +76,8 @@ class _DataSet:
         part = file.with_name(f".{file.name}.{os.getpid()}.part")
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            for left in file.parent.glob(f".{glob.escape(file.name)}.*.part"):  # by a process that was killed
+                left.unlink()
             with part.open("w", encoding="utf-8") as out:
                 count = self._write_rows(rows, out)
                 out.flush()

@@ -121,15 +121,19 @@ class Training:
     def _open_model(self) -> None:
         """Makes the model, with documents apart by positions where it takes them so, else one document at a time."""
         self._model = self._made(1)
-        if not (self._data.packed or self._validation is not None and self._validation.packed) or self._model.takes_positions():
+        packed = self._data.packed or self._validation is not None and self._validation.packed
+        if not packed or self._model.takes_positions():
             return
         self._apart = False
         self._say("documents of a row go through the model one beside another: it does not keep them apart by their positions")
-        most = max(len(groups_of(list(self._data.row(i).documents()), self._tokens_at_once())) for i in range(len(self._data)))
-        passes = self._run.micro_batch * max(1, most)
+        passes = self._run.micro_batch * self._most_groups()
         if passes > 1:
             self._model.close()
             self._model = self._made(passes)
+
+    def _most_groups(self) -> int:
+        """Groups of a row's documents that go through the model one after another, at most."""
+        return max(1, *(len(groups_of(list(self._data.row(i).documents()), self._tokens_at_once())) for i in range(len(self._data))))
 
     def _made(self, passes: int) -> TorchModel:
         run = self._run
