@@ -111,6 +111,12 @@ Manifest from_json(const json& j, const std::string& where) {
     m.best_eval_loss = optional_number(j, "best_eval_loss");
     m.best_step = natural(j.at("best_step"));
   }
+  if (j.contains("evaluations")) {
+    const json& evaluations = j.at("evaluations");
+    m.lowest_eval_loss = optional_number(evaluations, "lowest_loss");
+    m.evaluations_without_gain = natural(evaluations.at("without_gain"));
+    m.counted_evaluation = natural(evaluations.at("last_step"));
+  }
   m.seed = unsigned_number(j.at("seed"));
   m.sampler_windows = natural(j.at("sampler").at("windows"));
   m.sampler_epoch = natural(j.at("sampler").at("epoch"));
@@ -182,6 +188,11 @@ std::string manifest_text(const Manifest& m) {
          {"sampler", sampler_of(m)},
          {"parameters", parameters},
          {"files", files}};
+  if (m.counted_evaluation > 0) {
+    j["evaluations"] = {{"last_step", m.counted_evaluation},
+                        {"lowest_loss", or_null(m.lowest_eval_loss)},
+                        {"without_gain", m.evaluations_without_gain}};
+  }
   if (!m.data_digest.empty()) j["data_digest"] = m.data_digest;
   if (m.optimizer != Optimizer::adamw) j["optimizer"] = name_of(m.optimizer);
   return json_document(j);

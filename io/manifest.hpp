@@ -49,8 +49,11 @@ struct Manifest {
   std::int64_t tokens = 0;  ///< targets so far
   std::optional<double> first_loss;
   std::optional<double> last_loss;
-  std::optional<double> best_eval_loss;  ///< lowest so far, where one was kept
-  std::int64_t best_step = 0;            ///< its step
+  std::optional<double> best_eval_loss;       ///< lowest so far, where one was kept
+  std::int64_t best_step = 0;                 ///< its step
+  std::optional<double> lowest_eval_loss;     ///< lowest loss of all that were due; empty: none was finite
+  std::int64_t evaluations_without_gain = 0;  ///< in a row, up to the last one
+  std::int64_t counted_evaluation = 0;        ///< step of the last periodic evaluation; 0: none yet
   std::uint64_t seed = 0;
   std::int64_t sampler_windows = 0;
   std::int64_t sampler_epoch = 0;

@@ -63,6 +63,8 @@ def main(arguments):
     outside = [f for part in (program, *package.glob("_core*.so")) for f in libraries_of(part) if programs.parent not in f.parents]
     if outside:
         sys.exit(f"libraries of the system are used: {', '.join(map(str, sorted(set(outside))))}")
+    for subcommand in ("finetune", "prepare", "chat"):
+        run(tandem, subcommand, "--help")
     Path("text.txt").write_text("".join(f"The square of {n} is {n * n}.\n" for n in range(400)))
     run(tandem, "train", "--model", "tiny-gpt2", "--data", "text.txt", "--device", "host", "--threads", "1", "--seq-len", "32", "--steps",
         "3", "--out", "run")

@@ -46,9 +46,10 @@ from preparation.signals import Signals
 from preparation.templates import DATE
 
 
-def settings():
+def settings(arguments, program):
     """Settings of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(prog=program, description=__doc__.replace("tools/prepare_data.py", program),
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("inputs", nargs="+", help="files and folders")
     parser.add_argument("--tokenizer", required=True, help="tokenizer.json, or a folder that holds one")
     parser.add_argument("--out", required=True, type=Path, metavar="NAME.bin",
@@ -72,38 +73,39 @@ def settings():
                         help=f"today, for chat templates that write it (default {DATE}, so that tokens stay the same)")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes (default: all cores)")
     parser.add_argument("--part-bytes", type=int, default=1 << 24, help="input of a part (default 16 MiB)")
-    return Settings(**vars(parser.parse_args()))
+    return Settings(**vars(parser.parse_args(arguments)))
 
 
-def main():
-    """Runs the command; returns its exit code."""
-    given = settings()
+def main(arguments=None, program="tools/prepare_data.py"):
+    """Runs the command, by the process's arguments unless others are given; returns its exit code."""
+    given = settings(arguments, program)
+    name = "tandem" if program.startswith("tandem ") else "prepare_data.py"
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")
     signals = Signals()
     try:
         prepare(given, signals)
     except Refusal as refusal:
-        return ended(refusal, 2)
+        return ended(name, refusal, 2)
     except WriteFailure as failure:
-        return ended(failure, 7)
+        return ended(name, failure, 7)
     except Interrupted as interrupted:
         number = interrupted.args[0]
-        return ended(f"ended by {signal.Signals(number).name}: nothing was written; give the command again", 128 + number)
+        return ended(name, f"ended by {signal.Signals(number).name}: nothing was written; give the command again", 128 + number)
     except OSError as error:
-        return ended(error, 1)
+        return ended(name, error, 1)
     except Fault as fault:
-        return ended(fault, 1)
+        return ended(name, fault, 1)
     except MemoryError:
-        return ended("too little memory; try a smaller --row-length or --part-bytes, or fewer --workers", 2)
+        return ended(name, "too little memory; try a smaller --row-length or --part-bytes, or fewer --workers", 2)
     except Exception as error:
-        return ended(fault_of(error), 1)
+        return ended(name, fault_of(error), 1)
     return 0
 
 
-def ended(why, code):
+def ended(name, why, code):
     """Writes one line on standard error; returns the exit code."""
-    print(f"prepare_data.py: error: {' '.join(str(why).split())}", file=sys.stderr)
+    print(f"{name}: error: {' '.join(str(why).split())}", file=sys.stderr)
     return code
 
 

@@ -69,7 +69,7 @@ class Flags(ProgramTest):
                             ("--freeze", "("), ("--seed", "-1"), ("--subgroup-size", "0"),
                             ("--prefetch-layers", "0"), ("--resident-layers", "-2"), ("--token-dtype", "int7"),
                             ("--on-nonfinite", "pray"), ("--keep", "-1"), ("--on-save-failure", "pray"),
-                            ("--metrics-port", "-1")]:
+                            ("--metrics-port", "-1"), ("--patience", "-1")]:
             with self.subTest(flag=flag, value=value):
                 self.refuse_train(2, [flag, value], flag, value)
 
@@ -121,6 +121,8 @@ class Flags(ProgramTest):
         self.refuse_train(2, ["--freeze", "matches no parameter"], "--freeze", "(.*)*!")
         self.refuse_train(2, ["NUMA node 999"], "--numa-node", "999")
         self.refuse_train(2, ["--keep-best"], "--keep-best")
+        self.refuse_train(2, ["--patience", "--eval-every"], "--patience", "2")
+        self.refuse_train(2, ["--eval-every", "--eval-data"], "--patience", "2", "--eval-every", "1")
 
     def test_blocks_computed_again(self):
         """Four are all that tiny-gpt2 has; for what is offloaded, all are needed."""

@@ -26,6 +26,7 @@ NOWHERE = ["--device", "cuda:99"]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 TEXT = "".join(f"The {n}th line of a small text says that {n * n} is the square of {n}.\n" for n in range(60))
 # Flags that pages name and that are of other programs: cmake, ctest, pip, nsys, the compiler.
+FINETUNE = set(re.findall(r'"(--[a-z0-9-]+)"', (ROOT / "python" / "tandem" / "finetuning" / "command.py").read_text()))
 OTHERS = {"--build", "--preset", "--target", "--install", "--prefix", "--test-dir", "--trace", "--parallel"}
 
 
@@ -230,12 +231,18 @@ class Help(unittest.TestCase):
 
     def test_flags_in_the_prose_of_all_pages_exist(self):
         tools = [p for folder in ("tools", "scripts", "bench") for p in (ROOT / folder).glob("*") if p.is_file()]
-        known = self.all | OTHERS | {f for p in tools for f in FLAG.findall(p.read_text(errors="ignore"))}
+        known = self.all | OTHERS | FINETUNE | {f for p in tools for f in FLAG.findall(p.read_text(errors="ignore"))}
         for page in pages.user_pages(ROOT):
             for number, line in pages.split((ROOT / page).read_text())[0]:
                 named = {f for span in pages.SPAN.findall(line) for f in FLAG.findall(span)}
                 with self.subTest(where=f"{page}:{number}"):
                     self.assertEqual(named - known, set())
+
+    def test_the_page_of_finetune_has_its_flags(self):
+        page = (ROOT / "docs" / "from-a-chat-file.md").read_text()
+        self.assertGreater(len(FINETUNE), 25)
+        self.assertEqual(set(FLAG.findall(page)) - FINETUNE - {"--help", "--system", "--max-tokens", "--temperature", "--chat"}, set())
+        self.assertEqual({name for name in FINETUNE if name not in page} - {"--split", "--seed", "--steps", "--device", "--offline", "--revision"}, set())
 
     def test_exit_codes_are_the_same_on_both_pages(self):
         table = re.compile(r"^\| (\d+|128\+n) \|", re.M)

@@ -74,7 +74,7 @@ def recognise(record, place, wanted="auto"):
             raise Refusal(f"{place}: the records are a list in field {holder!r}; write that list alone: "
                           f"jq '.[{json.dumps(holder)}]' FILE")
         raise Refusal(f'{place}: a record needs "messages", "conversations", "instruction" and "output", "prompt" and '
-                      f'"completion", or "text"; this one has {fields(record)}')
+                      f'"completion", or "text"; this one has {fields(record)}; rename them so; --format NAME says which form is meant')
     if len(found) > 1:
         raise Refusal(f"{place}: the record fits the formats {' and '.join(found)}; say which by --format {found[0]} or "
                       f"--format {found[1]}")

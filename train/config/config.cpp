@@ -145,6 +145,9 @@ void check_config(const TrainConfig& c) {
   if (c.lr && c.min_lr && *c.min_lr > *c.lr) {
     throw UsageError("--min-lr", fmt::format("{} is above --lr {}", *c.min_lr, *c.lr), "give a smaller one");
   }
+  if (c.patience > 0 && c.eval_every == 0) {
+    throw UsageError("--patience", "there is no --eval-every", "give it, and --eval-data");
+  }
 }
 
 }  // namespace tandem

@@ -97,6 +97,7 @@ struct TrainConfig {
   std::int64_t checkpoint_every = 0;
   int keep = 2;
   bool keep_best = false;
+  std::int64_t patience = 0;  ///< evaluations in a row without a lower loss that end the run; 0: any number
   OnSaveFailure on_save_failure = OnSaveFailure::stop;
   std::int64_t log_every = 1;
   std::string trace;

@@ -436,6 +436,9 @@ void add_report_fields(std::vector<ConfigField>& all) {
   all.push_back(
       flag({"keep-best", "", "off", "", "save where --eval-data's loss is the lowest so far, and keep that one"},
            &C::keep_best));
+  all.push_back(integer<std::int64_t>(
+      {"patience", "EVALUATIONS", "off", "3", "end the run after so many evaluations in a row without a lower loss"},
+      &C::patience, 0, many));
   all.push_back(choice<OnSaveFailure>(
       {"on-save-failure", "ACTION", "stop", "continue",
        "a checkpoint that cannot be written: stop, or continue with the old one kept (the last one always stops)"},

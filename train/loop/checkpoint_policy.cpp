@@ -72,7 +72,7 @@ Manifest CheckpointPolicy::manifest() const {
 
 void CheckpointPolicy::save(bool best) {
   const std::int64_t step = run_.record.step;
-  if (!saver_ || saved_step_ == step) return;
+  if (!saver_ || (saved_step_ == step && !best)) return;  // a best one's manifest says so
   saved_step_ = saver_->save(manifest(), steps_to_next_save(), best) ? step : -1;
 }
 

@@ -12,6 +12,8 @@ struct RunRecord {
   static RunRecord of(const Manifest& manifest);
   /// Writes the fields that checkpoints carry on.
   void write_to(Manifest& manifest) const;
+  /// Takes down the loss of an evaluation of the state that is there now.
+  void note_evaluation(double loss);
   /// Whether the state that is there now has been evaluated.
   bool evaluated() const noexcept { return evaluated_step == step; }
 
@@ -25,6 +27,9 @@ struct RunRecord {
   std::int64_t evaluated_step = -1;
   std::optional<double> best_loss{};  ///< best loss of an evaluation
   std::int64_t best_step = 0;
+  std::optional<double> lowest_eval_loss{};   ///< lowest loss of those that were due; empty: none
+  std::int64_t evaluations_without_gain = 0;  ///< evaluations in a row whose loss was not lower
+  std::int64_t counted_evaluation = 0;        ///< step of the last one that counts for both; 0: none yet
 };
 
 }  // namespace tandem

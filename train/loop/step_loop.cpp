@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include <cmath>
+#include <cstdlib>
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -18,7 +19,6 @@
 #include "train/config/units.hpp"
 #include "train/loop/resume_point.hpp"
 #include "train/loop/run_paths.hpp"
-#include "train/loop/summary.hpp"
 #include "train/report/next_commands.hpp"
 #include "train/runtime/stop_signal.hpp"
 
@@ -122,15 +122,16 @@ void StepLoop::open_files() {
 
 int StepLoop::run() {
   const RunRecord& record = run_.record;
-  if (record.resumed_from && record.step >= run_.config().steps) say_finished();
   try {
-    while (record.step < run_.config().steps && StopSignal::received() == 0) {
+    make_up_evaluation();
+    if (record.resumed_from && done()) say_finished();
+    while (!done() && StopSignal::received() == 0) {
       train_step();
       checkpoints_->after_step();
     }
     if (run_.eval_data && !record.evaluated()) evaluate();  // where there was no step to take
-    const bool done = record.step >= run_.config().steps && (!run_.eval_data || record.evaluated());
-    const int signal = done ? 0 : StopSignal::received();
+    const bool complete = done() && (!run_.eval_data || record.evaluated());
+    const int signal = complete ? 0 : StopSignal::received();
     finish(signal != 0);
     return signal;
   } catch (const StalledError& error) {
@@ -231,8 +232,30 @@ bool StepLoop::evaluation_due() const {
 void StepLoop::evaluate() {
   const auto result = workers_.evaluate(*run_.eval_data, [] { return StopSignal::received() != 0; });
   if (!result) return;
-  run_.record.eval_loss = result->loss;
-  run_.record.evaluated_step = run_.record.step;
+  run_.record.note_evaluation(result->loss);
+}
+
+/// The evaluation of the state that a run goes on from, where a signal had broken it off: what follows from it is as in
+/// a run that was not interrupted.
+void StepLoop::make_up_evaluation() {
+  const TrainConfig& config = run_.config();
+  const RunRecord& record = run_.record;
+  if (!record.resumed_from || (config.patience == 0 && !config.keep_best)) return;
+  if (!evaluation_due() || record.counted_evaluation == record.step) return;
+  evaluate();
+  checkpoints_->after_step();
+}
+
+bool StepLoop::out_of_patience() const {
+  const std::int64_t patience = run_.config().patience;
+  return patience > 0 && run_.eval_data && run_.record.evaluations_without_gain >= patience;
+}
+
+bool StepLoop::done() const { return run_.record.step >= run_.config().steps || out_of_patience(); }
+
+EndReason StepLoop::end_reason(bool interrupted) const {
+  if (interrupted) return EndReason::signal;
+  return run_.record.step >= run_.config().steps ? EndReason::steps : EndReason::patience;
 }
 
 void StepLoop::finish(bool interrupted) {
@@ -240,26 +263,41 @@ void StepLoop::finish(bool interrupted) {
   const std::string digest = workers_.state_digest();
   if (directory_) {
     std::string text;
-    if (statistics_.empty()) text = summary_of_earlier_steps(directory_->summary(), run_.record, digest);
-    if (text.empty()) text = summary_json(run_, statistics_.summary(), workers_.counters(), digest);
+    const EndReason reason = end_reason(interrupted);
+    if (statistics_.empty()) text = summary_of_earlier_steps(directory_->summary(), run_.record, digest, reason);
+    if (text.empty()) text = summary_json(run_, statistics_.summary(), workers_.counters(), digest, reason);
     directory_->write_summary(text);
   }
   if (trace_) trace_->write(run_.config().trace);
-  if (interrupted) {
-    output_.line(fmt::format("stopped by a signal after step {} of {}", run_.record.step, run_.config().steps));
-  }
+  say_why_it_ends(interrupted);
   output_.line(fmt::format("state_digest {}", digest));
   if (directory_) say_what_next(interrupted);
 }
 
 /// A run that is resumed, but had taken all its steps.
 void StepLoop::say_finished() {
+  if (end_reason(false) == EndReason::patience) return;  // say_why_it_ends does
   output_.line(
       fmt::format("finished: all {} steps of this run are taken and none is left; a larger {} goes on beyond them",
                   run_.record.step, run_.length_flag()));
 }
 
+void StepLoop::say_why_it_ends(bool interrupted) {
+  const RunRecord& record = run_.record;
+  const std::int64_t steps = run_.config().steps;
+  if (interrupted) {
+    output_.line(fmt::format("stopped by a signal after step {} of {}", record.step, steps));
+  } else if (end_reason(false) == EndReason::patience) {
+    output_.line(
+        fmt::format("ended by --patience after step {} of {}: {} evaluations in a row without a lower loss{}; a "
+                    "larger --patience goes on",
+                    record.step, steps, record.evaluations_without_gain,
+                    record.lowest_eval_loss ? fmt::format(" than {:.4f}", *record.lowest_eval_loss) : std::string()));
+  }
+}
+
 void StepLoop::say_what_next(bool interrupted) {
+  if (std::getenv("TANDEM_NO_NEXT") != nullptr) return;  // the program that called this one says it
   const RunRecord& record = run_.record;
   const EndedRun ended{.program = run_.request.program,
                        .out = run_.config().out,

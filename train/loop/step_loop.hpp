@@ -10,6 +10,7 @@
 #include "train/loop/run_output.hpp"
 #include "train/loop/step_runner.hpp"
 #include "train/loop/step_statistics.hpp"
+#include "train/loop/summary.hpp"
 #include "train/report/run_directory.hpp"
 #include "train/runtime/rank_workers.hpp"
 
@@ -33,9 +34,14 @@ class StepLoop {
   void watch_nonfinite(const StepReport& report);
   void evaluate();
   bool evaluation_due() const;
+  void make_up_evaluation();
+  bool out_of_patience() const;
+  bool done() const;
+  EndReason end_reason(bool interrupted) const;
   void maybe_replan(const EngineCounters& counters);
   void finish(bool interrupted);
   void say_finished();
+  void say_why_it_ends(bool interrupted);
   void say_what_next(bool interrupted);
 
   PreparedRun& run_;

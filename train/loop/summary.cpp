@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <string_view>
 
 #include "core/base/json_text.hpp"
 #include "core/base/version.hpp"
@@ -36,17 +37,31 @@ std::size_t emulated_bytes(const RunSetup& setup) {
   return emulated;
 }
 
+std::string_view name_of(EndReason reason) {
+  switch (reason) {
+    case EndReason::steps:
+      return "steps";
+    case EndReason::patience:
+      return "patience";
+    case EndReason::signal:
+      break;
+  }
+  return "signal";
+}
+
 }  // namespace
 
-std::string summary_of_earlier_steps(const std::string& summary, const RunRecord& record, const std::string& digest) {
+std::string summary_of_earlier_steps(const std::string& summary, const RunRecord& record, const std::string& digest,
+                                     EndReason reason) {
   Json json = parse_json<Json>(summary);
   if (!json.is_object() || !json.contains("state_digest") || json["state_digest"] != digest) return {};
   if (record.evaluated()) json["eval_loss"] = number(record.eval_loss);
+  json["ended_by"] = name_of(reason);
   return json_document(json);
 }
 
 std::string summary_json(const PreparedRun& run, const StepSummary& steps, const EngineCounters& counters,
-                         const std::string& digest) {
+                         const std::string& digest, EndReason reason) {
   const RunSetup& setup = run.setup;
   const RunRecord& record = run.record;
   const InputTraffic inputs = input_traffic(setup);
@@ -63,6 +78,7 @@ std::string summary_json(const PreparedRun& run, const StepSummary& steps, const
                     {"at_once", setup.plan.micro_batches_at_once},
                     {"order", setup.order.empty() ? Json(nullptr) : Json(setup.order)}}},
                   {"steps", record.step},
+                  {"ended_by", name_of(reason)},
                   {"tokens", record.tokens},
                   {"first_loss", number(record.first_loss)},
                   {"final_loss", number(record.last_loss)},

@@ -1,0 +1,70 @@
+"""`tandem chat`: a conversation with the model of a run."""
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from .. import program
+from ..finetuning.processes import environment
+from ..finetuning.refusal import Refusal
+from ..finetuning.run_state import SETTINGS, RunFolder
+from ..finetuning.settings import from_toml
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"chat: {message}; tandem chat --help explains all flags", 2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="tandem chat", description="Keeps a conversation with a model: a line in, an answer out. Flags that are not listed are "
+                     "those of `tandem sample`.", allow_abbrev=False)
+    parser.add_argument("run", metavar="RUN", type=Path, help="run of `tandem finetune` or `tandem train`, or a folder with a model")
+    parser.add_argument("--system", metavar="TEXT", help="system message that the conversation begins with")
+    parser.add_argument("--max-tokens", type=int, default=1000, metavar="N", help="of an answer (default 1000)")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0: always the likeliest token (default 0.8)")
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command. Goes on as the program where that has the model; else returns the exit code."""
+    try:
+        given, others = _parser().parse_known_args(list(arguments))
+        return _chat(given, others)
+    except Refusal as refusal:
+        print(f"tandem: error: {refusal}", file=sys.stderr)
+        return refusal.code
+    except KeyboardInterrupt:
+        return 130
+
+
+def _chat(given: argparse.Namespace, others: list[str]) -> int:
+    run = RunFolder(given.run)
+    if not run.begun:
+        return _sample(given.run, given, others)
+    if run.stage("model") is None:
+        raise Refusal(f"{given.run}: its training has not ended; give its `tandem finetune` again", 2)
+    settings = from_toml((given.run / SETTINGS).read_text(encoding="utf-8"))
+    if (run.stage("choices") or {}).get("engine") != "torch":
+        device = [] if "--device" in others or settings["device"] == "auto" else ["--device", settings["device"]]
+        return _sample(run.model, given, [*device, *others])
+    if others:
+        raise Refusal(f"chat: {others[0]} is not known for a model that PyTorch runs; leave it out", 2)
+    with_torch = importlib.import_module("tandem.finetuning.with_torch")
+    with_torch.chat(run.model, system=given.system, max_tokens=given.max_tokens, temperature=given.temperature, stream_in=sys.stdin,
+                    stream_out=sys.stdout)
+    return 0
+
+
+def _sample(model: Path, given: argparse.Namespace, others: list[str]) -> int:
+    """Goes on as `tandem sample --chat`."""
+    file = program.path()
+    system = [] if given.system is None else ["--system", given.system]
+    os.execve(file, [os.fspath(file), "sample", "--model", os.fspath(model), "--chat", *system, "--max-tokens", str(given.max_tokens),
+                     "--temperature", str(given.temperature), *others], environment())
+    return 0

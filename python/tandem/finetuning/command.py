@@ -1,0 +1,169 @@
+"""The command line of `tandem finetune`."""
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from ..errors import Error
+from . import defaults
+from .advice import NotFitting
+from .processes import Ended
+from .refusal import Refusal
+from .settings import Settings
+from .stages import FineTuning
+
+_EPILOG = """
+examples:
+  tandem finetune meta-llama/Llama-3.2-1B-Instruct chats.jsonl --device-memory 11GiB
+  tandem finetune model/ HuggingFaceH4/no_robots --out runs/helper
+Give the same command again to go on with a run that was ended, at any stage. docs/from-a-chat-file.md explains the defaults.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(f"finetune: {message}; tandem finetune --help explains all flags", 2)
+
+
+def _number(least: float, most: float, kind: type[float] = float) -> Callable[[str], float]:
+    """Reads a number in a range; `kind` is float or int."""
+    def convert(text: str) -> float:
+        value = kind(text)
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text} is not from {least:g} to {most:g}")
+        return value
+
+    convert.__name__ = "number"
+    return convert
+
+
+def _parser() -> argparse.ArgumentParser:
+    many = 10**12
+    parser = _Parser(prog="tandem finetune", description="From records and a model to a model that answers: prepares the data, trains, keeps "
+                     "the best state, and writes a Hugging Face folder and a report.", epilog=_EPILOG,
+                     formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="a folder, or org/name of the hub, which is downloaded where it is not in the local cache")
+    add("data", metavar="DATA", nargs="+", help="files and folders of chats, instructions or text (JSON lines, JSON, Parquet, Arrow), or "
+        "org/name of a data set")
+    add("--out", type=Path, metavar="RUN", help="folder of the run (default runs/MODEL-DATA)")
+    add("--engine", choices=("auto", "native", "torch"), default="auto", help="native: tandem's own models; torch: any causal model of "
+        "transformers, streamed (default auto: native where tandem has the architecture)")
+    group = parser.add_argument_group("data")
+    add = group.add_argument
+    add("--format", choices=("auto", "sharegpt", "alpaca", "messages", "prompt", "text"), default="auto", help="of the records (default auto: by "
+        "their fields)")
+    add("--split", default="train", help="of a data set (default train)")
+    add("--validation", type=_number(0, 0.9), default=defaults.VALIDATION, metavar="SHARE", help="of the records that are held out, to find the "
+        f"best state (default {defaults.VALIDATION}; 0: none)")
+    add("--row-length", type=_number(2, 1 << 24, int), metavar="TOKENS", help="rows that records are packed in, one more than a sequence; longer "
+        f"records are cut (default {defaults.USUAL_ROW + 1}, of few records four times their mean; more where one is longer; never beyond the "
+        "model's positions)")
+    add("--revision", help="branch, tag or commit of a model of the hub (default main)")
+    add("--offline", action="store_true", help="download nothing")
+    group = parser.add_argument_group("training")
+    add = group.add_argument
+    add("--lr", type=_number(0, 1e3), help="peak learning rate (default 2e-5 for a billion parameters, times the root of a billion over their "
+        "number, 2e-3 at most)")
+    add("--lr-schedule", dest="schedule", choices=("constant", "linear", "cosine", "wsd"), default="cosine", help="its course; it ends at a tenth "
+        "(default cosine)")
+    add("--warmup", type=_number(0, 1), default=defaults.WARMUP, metavar="SHARE", help="of the steps, in which the rate rises (default "
+        f"{defaults.WARMUP})")
+    add("--epochs", type=_number(0, 1e6), default=0.0, help="how often the data are gone through (default 15 for a thousand records or less, 2 for "
+        "36,000 or more)")
+    add("--steps", type=_number(1, many, int), help="in place of --epochs")
+    add("--tokens-per-batch", type=_number(1, many, int), metavar="TOKENS", help="of a step (default: those of 128 records, or of a thirtieth of "
+        "them where that is less, of 8 at least)")
+    add("--micro-batch", type=_number(1, many, int), metavar="ROWS", help=f"computed at once (default: {defaults.USUAL_MICRO_BATCH} tokens, less where "
+        "they do not fit)")
+    add("--weight-decay", type=_number(0, 1e3), default=0.0, help="of AdamW (default 0)")
+    add("--beta1", type=_number(0, 0.999999), default=0.9, help="of AdamW (default 0.9)")
+    add("--beta2", type=_number(0, 0.999999), default=0.95, help="of AdamW (default 0.95)")
+    add("--clip", type=_number(0, 1e9), default=1.0, help="limit of the gradient norm (default 1; 0: off)")
+    add("--seed", type=_number(0, (1 << 63) - 1, int), default=42, help="of the order of data (default 42)")
+    add("--patience", type=_number(0, many, int), default=defaults.PATIENCE, metavar="EVALUATIONS", help="in a row without a lower loss that end the "
+        f"run (default {defaults.PATIENCE}; 0: off)")
+    add("--eval-every", dest="evaluate_every", type=_number(1, many, int), metavar="STEPS", help="evaluate (default: twice an epoch)")
+    add("--checkpoint-every", type=_number(1, many, int), metavar="STEPS", help="save (default: as often as it evaluates)")
+    group = parser.add_argument_group("memory and speed; none of these changes the result but --state")
+    add = group.add_argument
+    add("--device", default="auto", help="auto, cuda, cuda:N or host (default auto)")
+    add("--device-memory", metavar="BYTES", help="hard limit, such as 11GiB (default: what is free, less a margin)")
+    add("--host-memory", metavar="BYTES", help="hard limit (default: what is free)")
+    add("--state", choices=("fp32", "split", "bf16-moments", "8bit-moments"), default="fp32", help="of the optimizer: 12, 10 (the same bits), 6 or "
+        "about 4 bytes a parameter (default fp32)")
+    add("--state-dir", dest="state_folder", type=Path, metavar="DIR", help="folder on a fast disk for state that host memory has no room for")
+    add("--policy", default="auto", help="where state lies and who updates it (default auto)")
+    return parser
+
+
+def _word(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", Path(name).name.split(".")[0] if Path(name).is_file() else Path(name).name) or "model"
+
+
+def settings_of(arguments: Sequence[str]) -> Settings:
+    """The settings of a command line. Raises Refusal; ends the process after --help."""
+    given = vars(_parser().parse_intermixed_args(list(arguments)))
+    if given["steps"] is not None and given["epochs"]:
+        raise Refusal("--steps and --epochs: both given; give one of them", 2)
+    betas = given.pop("beta1"), given.pop("beta2")
+    given["out"] = (given["out"] or Path("runs") / f"{_word(given['model'])}-{_word(given['data'][0])}").expanduser()
+    given["data"] = tuple(str(Path(name).expanduser().absolute()) if Path(name).expanduser().exists() else name for name in given["data"])
+    if Path(given["model"]).expanduser().exists():
+        given["model"] = str(Path(given["model"]).expanduser().absolute())
+    if given["state_folder"] is not None:
+        given["state_folder"] = given["state_folder"].expanduser().absolute()
+    if given["validation"] == 0:
+        given["patience"] = 0
+    return Settings(betas=betas, **given)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    try:
+        settings = settings_of(arguments)
+        try:
+            FineTuning(settings).run()
+        except NotFitting as refusal:
+            for command in refusal.commands(settings, arguments):
+                print(f"would fit: {command}", file=sys.stderr)
+            raise
+    except Refusal as refusal:
+        print(f"tandem: error: {refusal}", file=sys.stderr)
+        return refusal.code
+    except Ended as ended:
+        return _ended(ended.code)
+    except KeyboardInterrupt:
+        return _ended(130)
+    except Error as error:
+        print(f"tandem: error: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"tandem: error: {error.filename or 'finetune'}: {error.strerror or error}; make room or give rights there, and give the command "
+              "again", file=sys.stderr)
+        return 7
+    except MemoryError:
+        print("tandem: error: finetune: too little host memory; close other programs, or give a smaller --row-length", file=sys.stderr)
+        return 3
+    except Exception as error:
+        print(f"tandem: error: {_fault(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _fault(error: Exception) -> str:
+    """An exception that no user can have caused, in one line."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    text = " ".join(str(error).split())
+    return f"a fault of tandem itself: {type(error).__name__}: {text} ({Path(frame.filename).name}:{frame.lineno}); report it with this line"
+
+
+def _ended(code: int) -> int:
+    if code > 128:
+        print("ended by a signal; the same command goes on", file=sys.stderr)
+    return code

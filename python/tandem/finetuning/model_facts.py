@@ -1,0 +1,47 @@
+"""What is known of a model by its folder's files alone."""
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+
+from .refusal import Refusal
+
+_MOST_HEADER = 1 << 28  # bytes
+_SUFFIXES = (".json", ".safetensors", ".jinja", ".model")
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Files of a model's folder that a run depends on."""
+    return sorted(path for path in (*folder.iterdir(), *folder.glob("additional_chat_templates/*.jinja")) if path.suffix in _SUFFIXES)
+
+
+def parameters_in(folder: Path) -> int:
+    """Number of values in the safetensors files of a folder, tied ones counted as often as they are there. Raises Refusal."""
+    files = sorted(folder.glob("*.safetensors"))
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = [folder / name for name in sorted(set(json.loads(index.read_bytes())["weight_map"].values()))]
+    elif (folder / "model.safetensors").is_file():
+        files = [folder / "model.safetensors"]
+    return sum(map(_values_in, files))
+
+
+def _values_in(file: Path) -> int:
+    try:
+        with file.open("rb") as stream:
+            (size,) = struct.unpack("<Q", stream.read(8))
+            if size > _MOST_HEADER:
+                raise ValueError
+            header = json.loads(stream.read(size))
+        return sum(math.prod(tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError):
+        raise Refusal(f"{file}: it is no safetensors file; get it again", 4) from None
+
+
+def architecture_of(folder: Path) -> str:
+    """Name of the class of the model; its model_type where it names none."""
+    config = json.loads((folder / "config.json").read_bytes())
+    names = config.get("architectures") or [config.get("model_type", "unknown")]
+    return str(names[0])

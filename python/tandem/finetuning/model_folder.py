@@ -1,0 +1,113 @@
+"""Folders of models as Hugging Face writes them: whether one can be trained, and why not."""
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .refusal import Refusal
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+#: Files beside the weights that a model needs, or that say how it is asked.
+SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+               "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+               "chat_template.json", "chat_template.jinja", "additional_chat_templates/*.jinja")
+#: Other formats of weights, by the ends of their files' names.
+_OTHER = {".gguf": "GGUF", ".bin": "PyTorch", ".pt": "PyTorch", ".pth": "PyTorch", ".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX"}
+_LFS = b"version https://git-lfs"
+
+
+def refuse_adapter(names: Iterable[str], what: str, base: str) -> None:
+    """Refuses a model whose files are those of an adapter. `base`: the model that it belongs to, or empty."""
+    found = sorted(set(names) & set(ADAPTER_FILES))
+    if found:
+        raise Refusal(f"{what}: it holds an adapter ({found[0]}){f' of {base}' if base else ''}, which is not applied; merge it into its base "
+                      "(peft: merge_and_unload, then save_pretrained), or name the base alone", 2)
+
+
+def refuse_other_formats(names: Iterable[str], what: str, source: str) -> None:
+    """Refuses a model that has weights, but none as safetensors. `source`: what transformers would load."""
+    files = sorted(names)
+    if WEIGHTS in files or INDEX in files:
+        return
+    for name in files:
+        kind = _OTHER.get(Path(name).suffix)
+        if kind is None or name == "training_args.bin" or "/" in name:
+            continue
+        more = f", gguf_file='{name}'" if kind == "GGUF" else ""
+        raise Refusal(f"{what}: its weights are in another format ({name}: {kind}); make safetensors of it: python -c \"from transformers import "
+                      f"AutoModelForCausalLM as M; M.from_pretrained('{source}'{more}).save_pretrained('{Path(source).name}-safetensors')\"", 4)
+    raise Refusal(f"{what}: it has no {WEIGHTS} and no {INDEX}; name a model with weights", 4)
+
+
+def read_config(file: Path, what: str) -> dict[str, Any]:
+    """The description of a model. Raises Refusal where it is none, or of quantized weights."""
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise Refusal(f"{what}: {file} cannot be read ({error}); get it again", 2) from None
+    if not isinstance(config, dict):
+        raise Refusal(f"{what}: {file} describes no model; get it again", 2)
+    quantized = config.get("quantization_config")
+    if quantized:
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+        raise Refusal(f"{what}: its weights are quantized{f' ({method})' if method else ''}, which cannot be trained; name the model that it was "
+                      "made of", 4)
+    return config
+
+
+def shards_of(index: Path, what: str) -> list[str]:
+    """Files that an index names."""
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise Refusal(f"{what}: {index} is no index of safetensors files; get it again", 4) from None
+    if not names or not all(isinstance(name, str) and name == Path(name).name for name in names):
+        raise Refusal(f"{what}: {index} names no files of its own folder; get it again", 4)
+    return names
+
+
+def base_of(folder: Path) -> str:
+    """Base model in an adapter's description, as far as it can be read."""
+    try:
+        base = json.loads((folder / ADAPTER_FILES[0]).read_bytes()).get("base_model_name_or_path")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return base if isinstance(base, str) else ""
+
+
+def weights_in(folder: Path, what: str) -> list[Path]:
+    """Files of weights. Raises Refusal where one is missing or stands for one that is elsewhere."""
+    names = shards_of(folder / INDEX, what) if (folder / INDEX).is_file() else [WEIGHTS]
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise Refusal(f"{what}: {missing[0]}{f' and {len(missing) - 1} others' if len(missing) > 1 else ''} of its weights are missing; get the "
+                      "model again", 4)
+    for name in names:
+        with (folder / name).open("rb") as file:
+            if file.read(len(_LFS)) == _LFS:
+                raise Refusal(f"{what}: {name} is a pointer of Git LFS, and no weights; git lfs pull in its folder", 4)
+    return [folder / name for name in names]
+
+
+def check_folder(folder: Path, what: str) -> None:
+    """Refuses a folder that holds no whole model with weights as safetensors and a tokenizer."""
+    names = [path.name for path in folder.iterdir()]
+    refuse_adapter(names, what, base_of(folder))
+    if "config.json" not in names:
+        inner = f"; name {folder / 'model'}" if (folder / "model" / "config.json").is_file() else ""
+        raise Refusal(f"{what}: the folder has no config.json{inner or '; name a folder that save_pretrained wrote, or one of the hub'}", 2)
+    read_config(folder / "config.json", what)
+    refuse_other_formats(names, what, str(folder))
+    weights_in(folder, what)
+    refuse_without_tokenizer(names, what, str(folder))
+
+
+def refuse_without_tokenizer(names: Iterable[str], what: str, source: str) -> None:
+    """Refuses a model without the tokenizer that data is prepared with."""
+    if "tokenizer.json" not in names:
+        raise Refusal(f"{what}: it has no tokenizer.json; put one beside its weights: python -c \"from transformers import AutoTokenizer as T; "
+                      f"T.from_pretrained('{source}').save_pretrained('DIR')\"", 2)

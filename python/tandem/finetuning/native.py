@@ -1,0 +1,134 @@
+"""Training by tandem's own models: whether the program has this one, whether it fits, how long it takes, and the run itself."""
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .processes import ask, ask_json, run
+from .refusal import Refusal
+from .run_state import RunFolder, write_whole
+from .settings import Settings
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Numbers of a run that follow from its data."""
+
+    steps: int
+    micro_batch: int
+    accumulation: int
+    lr: float
+    warmup_steps: int
+    evaluate_every: int
+    checkpoint_every: int
+
+
+def refusal_of_model(model: Path) -> str | None:
+    """The reason for which the program does not have the model; None where it does. Raises Refusal for weights that cannot be read."""
+    try:
+        ask("plan", "--model", str(model), "--device", "host", "--policy", "host", "--seq-len", "16", "--json")
+    except Refusal as refusal:
+        if refusal.code == 2:
+            return str(refusal)
+        if refusal.code != 3:
+            raise
+    return None
+
+
+def machine_flags(settings: Settings) -> list[str]:
+    """Flags of time and memory."""
+    given = (("--device-memory", settings.device_memory), ("--host-memory", settings.host_memory), ("--state-dir", settings.state_folder))
+    return ["--device", settings.device, "--policy", settings.policy, "--state", settings.state,
+            *(word for flag, value in given if value is not None for word in (flag, str(value)))]
+
+
+def plan_flags(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 1) -> list[str]:
+    """Flags of a plan without data."""
+    return ["--model", str(model), *machine_flags(settings), "--seq-len", str(row_length - 1), "--micro-batch", str(micro_batch),
+            "--grad-accum", str(accumulation)]
+
+
+def plan(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 1) -> dict[str, Any]:
+    """The plan of a run, as `tandem plan --json` prints it. Raises Refusal, with code 3 where it does not fit."""
+    return ask_json("plan", *plan_flags(settings, model, row_length, micro_batch, accumulation))
+
+
+def fits(settings: Settings, model: Path, row_length: int, micro_batch: int, accumulation: int = 2) -> bool:
+    """Whether the plan fits; unless told otherwise with the sums of gradients that several micro-batches have. Raises Refusal for another
+    reason than memory."""
+    try:
+        plan(settings, model, row_length, micro_batch, accumulation)
+    except Refusal as refusal:
+        if refusal.code == 3:
+            return False
+        raise
+    return True
+
+
+def predicted_seconds(settings: Settings, model: Path, row_length: int, schedule: Schedule, say: Callable[[str], None]) -> float | None:
+    """Predicted seconds of a step. Calibrates the machine, where no run has; None where that fails, which is told."""
+    facts = plan(settings, model, row_length, schedule.micro_batch, schedule.accumulation)
+    if not facts["predicted"]:
+        say("measuring this machine once, for predictions: up to half a minute")
+        try:
+            ask("calibrate", "--device", settings.device)
+        except Refusal as refusal:
+            say(f"how long it takes is not known: {refusal}")
+            return None
+        facts = plan(settings, model, row_length, schedule.micro_batch, schedule.accumulation)
+    return float(facts["predicted"]["step_seconds"]) if facts["predicted"] else None
+
+
+def train(settings: Settings, folder: RunFolder, model: Path, row_length: int, schedule: Schedule, lock: int) -> None:
+    """Trains, or goes on, to the end. Raises Ended where the program has said why."""
+    summary = folder.out / "summary.json"
+    if summary.is_file() and json.loads(summary.read_bytes()).get("ended_by") in ("steps", "patience"):
+        return
+    validation = folder.tokens.with_name("train-validation.bin")
+    held_out = ["--eval-data", str(validation), "--eval-every", str(schedule.evaluate_every), "--keep-best"] if validation.is_file() else []
+    patience = ["--patience", str(settings.patience)] if held_out and settings.patience else []
+    run(["train", "--model", str(model), "--data", str(folder.tokens), *held_out, *patience, *machine_flags(settings), "--out", str(folder.out),
+         "--seq-len", str(row_length - 1), "--micro-batch", str(schedule.micro_batch), "--grad-accum", str(schedule.accumulation), "--steps", str(schedule.steps),
+         "--lr", repr(schedule.lr), "--lr-schedule", settings.schedule, "--warmup-steps", str(schedule.warmup_steps),
+         "--weight-decay", repr(settings.weight_decay), "--beta1", repr(settings.betas[0]), "--beta2", repr(settings.betas[1]),
+         "--clip", repr(settings.clip), "--seed", str(settings.seed), "--checkpoint-every", str(schedule.checkpoint_every), "--keep", "1",
+         *(["--resume"] if (folder.out / "config.toml").is_file() else [])], lock)
+
+
+def export(folder: RunFolder) -> None:
+    """Writes the best model, or the last one where none was held out, as OUT/.model.part."""
+    part = part_of(folder)
+    shutil.rmtree(part, ignore_errors=True)
+    best = ["--best"] if folder.tokens.with_name("train-validation.bin").is_file() else []
+    ask("export", str(folder.out), *best, "--to", str(part))
+
+
+def part_of(folder: RunFolder) -> Path:
+    """The folder of a model that is not whole yet."""
+    return folder.out / ".model.part"
+
+
+def complete_model(model: Path, template: Path | None, turn_end: int | None) -> None:
+    """Adds to a model's folder what `tandem chat` and transformers ask it by: a chat template, and the token that ends an answer."""
+    if template is not None:
+        shutil.copyfile(template, model / template.name)
+    if turn_end is None:
+        return
+    file = model / "generation_config.json"
+    config = json.loads(file.read_bytes() if file.is_file() else (model / "config.json").read_bytes())
+    ends = config.get("eos_token_id")
+    known = ends if isinstance(ends, list) else [] if ends is None else [ends]
+    if turn_end in known:
+        return
+    generation = config if file.is_file() else {"bos_token_id": config.get("bos_token_id")}
+    ends = [turn_end, *known] if known else turn_end
+    write_whole(file, json.dumps({**{k: v for k, v in generation.items() if v is not None}, "eos_token_id": ends}, indent=2) + "\n")
+
+
+def report(folder: RunFolder) -> None:
+    """Writes OUT/report.html, which replaces an earlier one. Raises Refusal."""
+    ask("report", str(folder.out))

@@ -1,0 +1,232 @@
+"""The stages of a fine-tuning, one after another; each that a call before has finished is passed over."""
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..errors import PlanError
+from . import advice, defaults, native, plain_template, preparing
+from .model_facts import architecture_of, files_of, parameters_in
+from .processes import Ended
+from .refusal import Refusal
+from .run_state import RunFolder, fingerprints
+from .settings import Settings, as_values, to_toml
+
+
+def say(text: str) -> None:
+    """A line for people; a reader that has gone does not end the work."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)
+
+
+class Choices(NamedTuple):
+    """What model and first records decide, before anything is written."""
+
+    engine: str  # "native" or "torch"
+    why: str
+    parameters: int
+    row_length: int
+    template: str | None  # chat template, where the model has none and the data are chats
+    turn_end: int | None  # id of the token that ends an answer of a chat
+    chats: bool
+    stream: bool  # whether texts are joined and cut in windows, not packed as records
+    validation: float
+
+
+class FineTuning:
+    """One call of `tandem finetune`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = RunFolder(settings.out)
+
+    def run(self) -> None:
+        """Runs what is left of the stages. Blocks. Raises Refusal, and Ended where a process has said why."""
+        settings, folder = self.settings, self.folder
+        folder.check(settings)
+        model = _module("model_source").find_model(settings.model, revision=settings.revision, offline=settings.offline, progress=say)
+        with folder.locked() as lock:
+            data = _module("data_source").find_data(settings.data, split=settings.split, folder=folder.data, offline=settings.offline, progress=say)
+            inputs = fingerprints([*files_of(model), *data])
+            folder.compare(inputs)
+            if folder.begun:
+                say(f"going on with the run in {folder.out}")
+                choices = Choices(**folder.require("choices", Choices._fields))
+            else:
+                choices = self.choose(model, data)
+                self.prepare(data, self.tokenizer(model, choices), choices)
+                folder.finish("choices", choices._asdict())
+                folder.finish("inputs", inputs)
+                folder.begin(settings)
+            schedule = native.Schedule(**(folder.stage("schedule") or self.decide(model, choices, folder.require("prepared"))))
+            if folder.stage("model") is None:
+                self.train_or_forget(model, choices, schedule, lock)
+                self.finish_model(choices)
+                folder.finish("model", {"folder": folder.model.name})
+        self.end(choices)
+
+    def choose(self, model: Path, data: list[Path]) -> Choices:
+        """Decides how to train. Refuses what cannot be trained, or does not fit. Changes nothing."""
+        settings = self.settings
+        engine, why = self.engine(model)
+        pipeline = preparing.pipeline_of(model, settings.format)
+        sample = preparing.take_sample(pipeline, data, self.folder.tokens)
+        template = None
+        if sample.chats and not sample.has_template:
+            template = plain_template.template_of(pipeline)
+            pipeline.sources = {"default": template}
+            sample = preparing.take_sample(pipeline, data, self.folder.tokens)
+            say(f"{settings.model} has no chat template: each message follows a line <|role|>, and {pipeline.end.text} ends an answer")
+        stream = sample.texts and sample.longest > min(defaults.USUAL_ROW, sample.positions or defaults.USUAL_ROW)
+        if stream and engine == "torch":
+            raise Refusal(f"DATA {' '.join(settings.data)}: texts of up to {sample.longest} tokens are cut in windows for tandem's own models alone, "
+                          f"and {why}; cut them into records of {{'text': ...}} that fit in its positions", 2)
+        alone = sample.complete and sample.records == 1
+        if alone and settings.validation:
+            say("one record: nothing is held out, and the last state is kept")
+        usual = defaults.window_length(sample.mean * sample.records if sample.complete else math.inf, sample.positions) if stream else \
+            defaults.row_length(sample.longest, sample.mean, sample.positions, sample.complete)
+        row_length = settings.row_length or usual
+        if sample.positions is not None and row_length > sample.positions + 1:
+            raise Refusal(f"--row-length {row_length}: the model has {sample.positions} positions, for rows of {sample.positions + 1} tokens at most; "
+                          f"give --row-length {sample.positions + 1}, which cuts longer records", 2)
+        if engine == "native":
+            advice.require_fit(settings, model, row_length)
+        return Choices(engine, why, parameters_in(model), row_length, template, sample.turn_end, sample.chats, stream,
+                       0.0 if alone else settings.validation)
+
+    def engine(self, model: Path) -> tuple[str, str]:
+        """The engine, and the reason for it."""
+        asked, name = self.settings.engine, architecture_of(model)
+        if asked != "torch":
+            refused = native.refusal_of_model(model)
+            if refused is None:
+                return "native", f"{name} is one of tandem's own models"
+            if asked == "native":
+                raise Refusal(refused, 2)
+        missing = [package for package in ("torch", "transformers") if importlib.util.find_spec(package) is None]
+        if missing:
+            raise Refusal(f"{self.settings.model}: {name} is streamed as a PyTorch module, and {' and '.join(missing)} is missing; "
+                          f"pip install {' '.join(missing)}", 2)
+        return "torch", "--engine torch" if asked == "torch" else f"{name} is none of tandem's own models"
+
+    def tokenizer(self, model: Path, choices: Choices) -> Path:
+        """The folder of the tokenizer that data is prepared with."""
+        if choices.template is None:
+            return model
+        folder = self.folder.out / "tokenizer"
+        plain_template.write_folder(model, folder, choices.template)
+        return folder
+
+    def prepare(self, data: list[Path], tokenizer: Path, choices: Choices) -> None:
+        """Writes the token files, and notes what is known of them."""
+        settings, tokens = self.settings, self.folder.tokens
+        preparing.prepare(data, tokenizer, tokens, settings.format, None if choices.stream else choices.row_length, choices.validation)
+        facts = json.loads(tokens.with_suffix(".json").read_bytes())
+        if choices.stream:  # each window counts as a record
+            facts["rows"] = facts["records"] = max(1, (facts["tokens"] - 1) // (choices.row_length - 1))
+        self.folder.finish("prepared", {name: facts[name] for name in ("rows", "records", "tokens", "targets")})
+
+    def decide(self, model: Path, choices: Choices, prepared: dict[str, Any]) -> dict[str, Any]:
+        """Decides the numbers of the run, which stay as they are when it goes on."""
+        settings, records, rows = self.settings, prepared["records"], prepared["rows"]
+        tokens = settings.tokens_per_batch or defaults.records_per_step(records) * prepared["tokens"] / records
+        row = choices.row_length - 1
+        wanted = max(1, round(tokens / row))
+        micro_batch = settings.micro_batch or self.micro_batch(model, choices, wanted)
+        accumulation = max(1, round(wanted / micro_batch))
+        epoch = math.ceil(rows / (micro_batch * accumulation))
+        steps = settings.steps or max(1, math.ceil((settings.epochs or defaults.epochs(records)) * rows / (micro_batch * accumulation)))
+        every = settings.evaluate_every or min(steps, defaults.evaluate_every(epoch))
+        schedule = native.Schedule(steps, micro_batch, accumulation, settings.lr or defaults.learning_rate(choices.parameters),
+                                   round(settings.warmup * steps), every, settings.checkpoint_every or every)
+        return self.folder.finish("schedule", dataclasses.asdict(schedule))
+
+    def micro_batch(self, model: Path, choices: Choices, wanted: int) -> int:
+        """Rows of a step that are computed at once, of those `wanted`: as many as fit."""
+        rows = defaults.micro_batch(wanted, choices.row_length - 1)
+        while choices.engine == "native" and rows > 1 and not native.fits(self.settings, model, choices.row_length, rows, round(wanted / rows)):
+            rows //= 2
+        return rows
+
+    def train_or_forget(self, model: Path, choices: Choices, schedule: native.Schedule, lock: int) -> None:
+        """Trains; a run that does not fit before it has taken a step is not begun, so that settings may change."""
+        try:
+            self.train(model, choices, schedule, lock)
+        except PlanError as error:
+            self.folder.forget()
+            raise Refusal(f"{str(error).rstrip()}, a smaller --state, or a shorter --row-length", 3) from None
+        except (Refusal, Ended) as error:
+            if error.code == 3:
+                self.folder.forget()
+            raise
+
+    def train(self, model: Path, choices: Choices, schedule: native.Schedule, lock: int) -> None:
+        """Tells what is going to be done and how long it takes, and trains."""
+        if self.settings.checkpoint_every:  # may be another than that of the first call
+            schedule = dataclasses.replace(schedule, checkpoint_every=self.settings.checkpoint_every)
+        tokens = schedule.micro_batch * schedule.accumulation * (choices.row_length - 1)
+        say(f"engine: {choices.engine}, as {choices.why}")
+        say(f"{choices.parameters:,} parameters; {schedule.steps} steps of up to {tokens:,} tokens, learning rate {schedule.lr:g} after "
+            f"{schedule.warmup_steps} steps of warm-up, evaluated every {schedule.evaluate_every} steps")
+        if choices.engine == "native":
+            seconds = native.predicted_seconds(self.settings, model, choices.row_length, schedule, say)
+            if seconds is not None:
+                say(f"this takes about {duration(seconds * schedule.steps)}, less where it ends early")
+            native.train(self.settings, self.folder, model, choices.row_length, schedule, lock)
+        else:
+            say("how long it takes is told with each step")
+            self.train_with_torch(model, schedule)
+
+    def train_with_torch(self, model: Path, schedule: native.Schedule) -> None:
+        """Trains by streaming the module of transformers."""
+        with_torch, folder = _module("with_torch"), self.folder
+        (folder.out / "config.toml").write_text(to_toml({**as_values(self.settings), **dataclasses.asdict(schedule)}), encoding="utf-8")
+        validation = folder.tokens.with_name("train-validation.bin")
+        with_torch.train(with_torch.TorchRun(
+            model=model, data=folder.tokens, validation=validation if validation.is_file() else None, out=folder.out, settings=self.settings,
+            steps=schedule.steps, micro_batch=schedule.micro_batch, accumulation=schedule.accumulation, lr=schedule.lr,
+            evaluate_every=schedule.evaluate_every, checkpoint_every=schedule.checkpoint_every), say)
+
+    def finish_model(self, choices: Choices) -> None:
+        """Makes OUT/model whole: it appears with all that it is asked by."""
+        template = self.folder.out / "tokenizer" / plain_template.NAME if choices.template else None
+        if choices.engine == "torch":
+            native.complete_model(self.folder.model, template, choices.turn_end)
+        elif not self.folder.model.is_dir():
+            native.export(self.folder)
+            native.complete_model(native.part_of(self.folder), template, choices.turn_end)
+            native.part_of(self.folder).rename(self.folder.model)
+
+    def end(self, choices: Choices) -> None:
+        """The report, and what to do next."""
+        folder = self.folder
+        native.report(folder)
+        summary = json.loads((folder.out / "summary.json").read_bytes())
+        held_out = f", {summary['eval_loss']:.4f} on what was held out" if summary.get("eval_loss") is not None else ""
+        say(f"{summary['steps']} steps: loss {summary['first_loss']:.4f} at first, {summary['final_loss']:.4f} at last{held_out}")
+        say(f"model:  {folder.model}")
+        say(f"report: {folder.out / 'report.html'}")
+        out = shlex.quote(str(folder.out))
+        say(f"next: tandem chat {out}" if choices.chats else f"next: tandem sample --model {shlex.quote(str(folder.model))} --prompt 'The '")
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} minutes"
+    return f"{seconds / 3600:.1f} hours"
+
+
+def _module(name: str) -> Any:
+    """A module of this package, imported when it is needed."""
+    return importlib.import_module(f".{name}", __package__)

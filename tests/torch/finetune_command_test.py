@@ -1,0 +1,77 @@
+"""`tandem finetune` of a model that PyTorch trains: the command from chats to an answer, and killed and called again."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+PACKAGE = os.path.abspath(sys.argv.pop(1))
+sys.path.insert(0, PACKAGE)
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from finetune_runs import chats, make_model  # noqa: E402
+
+FLAGS = ["--device", "host", "--device-memory", "64MiB", "--steps", "24", "--validation", "0.1", "--eval-every", "4", "--lr", "5e-3"]
+
+
+class Command(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory(prefix="tandem-finetune-")
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+        make_model(self.root / "model", spread=0.05)
+        self.data = self.root / "chats.jsonl"
+        self.data.write_text("".join(json.dumps(record) + "\n" for record in chats(40)))
+        self.environment = {**os.environ, "PYTHONPATH": PACKAGE, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+
+    def command(self, *arguments):
+        return [sys.executable, "-m", "tandem.program", *map(str, arguments)]
+
+    def run_command(self, *arguments, text=None):
+        done = subprocess.run(self.command(*arguments), capture_output=True, text=True, input=text, env=self.environment, cwd=self.root)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
+
+    def finetune(self, out):
+        return self.run_command("finetune", "model", self.data, "--out", out, *FLAGS)
+
+    def files(self, out):
+        return {path.name: path.read_bytes() for path in (self.root / out / "model").iterdir()}
+
+    def test_from_chats_to_an_answer(self):
+        said = self.finetune("straight")
+        self.assertIn("engine: torch, as GPTNeoXForCausalLM is none of tandem's own models", said)
+        self.assertEqual(said.splitlines()[-1], "next: tandem chat straight")
+        summary = json.loads((self.root / "straight" / "summary.json").read_text())
+        self.assertLess(summary["final_loss"], summary["first_loss"])
+        self.assertTrue((self.root / "straight" / "report.html").is_file())
+        self.assertIn("chat_template.jinja", self.files("straight"))
+        answer = self.run_command("chat", "straight", "--temperature", "0", "--max-tokens", "5", text="what is 3?\n")
+        self.assertEqual(answer.count("\n"), 1)
+        self.check_a_kill(self.files("straight"))
+
+    def test_what_does_not_fit_may_be_changed(self):
+        small = ["finetune", "model", self.data, "--out", "small", "--device", "host", "--steps", "1", "--device-memory"]
+        done = subprocess.run(self.command(*small, "100KiB"), capture_output=True, text=True, env=self.environment, cwd=self.root)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertRegex(done.stderr.splitlines()[-1], "^tandem: error: the plan does not fit.*--device-memory .*--row-length$")
+        self.run_command(*small, "64MiB", "--state", "8bit-moments", "--row-length", "65")
+
+    def check_a_kill(self, expected):
+        """Killed once it has taken steps, it comes to the same files."""
+        process = subprocess.Popen(self.command("finetune", "model", self.data, "--out", "broken", *FLAGS), env=self.environment, cwd=self.root,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        metrics, end = self.root / "broken" / "metrics.jsonl", time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < end and not (metrics.exists() and metrics.read_text().count("\n") > 8):
+            time.sleep(0.01)
+        process.kill()
+        self.assertNotEqual(process.wait(), 0)
+        self.assertIn("resumed from the checkpoint of step", self.finetune("broken"))
+        self.assertEqual(self.files("broken"), expected)
+        self.assertNotIn("step  1/", self.finetune("broken"))
+
+
+if __name__ == "__main__":
+    unittest.main()
