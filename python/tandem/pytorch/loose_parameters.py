@@ -1,8 +1,9 @@
-"""Parameters that no unit's forward uses, such as a class token: small, so that they are copied to the device for a whole forward."""
+"""Parameters that are on the device for a whole forward and backward: those beside units, such as a class token, and those of
+resident modules, whose weights other modules read."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,12 +61,19 @@ class LooseParameters:
     def take(self, index: int) -> None:
         gradient = take_gradient(self.unit.members[index].parameter)
         if gradient is not None:
-            self._gradients[index] = gradient  # one for each backward, at whose end it is committed
+            known = self._gradients.get(index)  # one for each backward, at whose end it is committed, unless backwards are nested
+            self._gradients[index] = gradient if known is None else known + gradient
 
     def take_gradients(self) -> dict[int, torch.Tensor]:
         """Gradients that have come, by number of the parameter."""
         taken, self._gradients = self._gradients, {}
         return taken
+
+
+def loose_bytes(units: Sequence[Unit]) -> int:
+    """Bytes of PyTorch's that loose parameters and their gradients take on the device."""
+    parameters = [member.parameter for unit in units if unit.module is None for member in unit.members]
+    return sum(p.numel() * p.element_size() * (2 if p.requires_grad else 1) for p in parameters)
 
 
 def _take_into(loose: weakref.ref[LooseParameters], index: int) -> Callable[[torch.Tensor], None]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from .._core import Evaluation, Gradients, OffloadEngine, Weights
+from .._core import Evaluation, Gradients, OffloadEngine, Tensor, Weights
 from ..errors import MisuseError
 from .held_parameters import masters_of
 from .loose_parameters import LooseParameters
@@ -91,6 +91,10 @@ class StreamRuntime:
     def enter_module(self) -> None:
         """A forward of the whole module begins."""
         self.take_writes()
+        self.refresh_loose()
+
+    def refresh_loose(self) -> None:
+        """Copies the newest weights into loose parameters."""
         if self._loose is not None and not self._loose.is_current(self.engine.step):
             with torch.no_grad(), self.scope(), self.fetch(self._loose.unit) as guard:
                 self._loose.set_from(guard, self.engine.step)
@@ -148,6 +152,11 @@ class StreamRuntime:
         """Copies that read_weight gave are of older weights."""
         self._copies.clear()
 
+    def after_update(self) -> None:
+        """Updates have begun: whatever shows weights shows the new ones."""
+        self.forget_copies()
+        self.refresh_loose()
+
     def name_of(self, parameter: torch.nn.Parameter) -> str | None:
         """Name by which its weights are read and written; None: it is none of the units'."""
         return next((m.name for u in self.units for m in u.members if m.parameter is parameter), None)
@@ -193,6 +202,10 @@ class StreamRuntime:
             raise MisuseError(f"parameter '{member.name}' did not require a gradient when the module was streamed: stream it after unfreezing")
         if gradient.layout is not torch.strided:
             raise MisuseError(f"the gradient of parameter '{member.name}' is sparse: make it dense")
+        self._put(gradient, view)
+
+    @staticmethod
+    def _put(gradient: torch.Tensor, view: Tensor) -> None:
         target = tensor_of(view).view(gradient.shape)
         if view.dtype == "f32":
             target.add_(gradient)  # tied parameters add up
@@ -236,7 +249,7 @@ class StreamRuntime:
         for index, gradient in gradients.items():
             view = guard[loose.unit.members[index].short_name]
             if view is not None:
-                tensor_of(view).view(gradient.shape).add_(gradient)
+                self._put(gradient, view)
         self._commit(loose.unit, guard, set(gradients))
 
     # The end of a step.

@@ -18,6 +18,7 @@ from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, Paramete
 from ..errors import MisuseError, UsageError
 from .engine_optimizer import EngineOptimizer
 from .held_parameters import DTYPES, check_parameter, common_device, layout_shape
+from .loose_parameters import loose_bytes
 from .stream_runtime import Recompute, StreamRuntime
 from .streamed_parameter import StreamedParameter
 from .tensors import open_device_for
@@ -28,19 +29,23 @@ from .weight_files import read_weights
 _FOREIGN = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel")
 
 
-def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", device_memory: int | str | None = None,
-           host_memory: int | str | None = None, policy: str = "auto", state: str = "split", recompute: Recompute = "units",
-           accumulation: int = 1, reserved_device_memory: int | str = 0, state_folder: str | os.PathLike[str] | None = None,
-           device: str | Device = "auto", seed: int = 0, source: str | os.PathLike[str] | None = None) -> torch.nn.Module:
+def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resident: Sequence[str] = (),
+           device_memory: int | str | None = None, host_memory: int | str | None = None, policy: str = "auto", state: str = "split",
+           recompute: Recompute = "units", accumulation: int = 1, reserved_device_memory: int | str = 0,
+           state_folder: str | os.PathLike[str] | None = None, device: str | Device = "auto", seed: int = 0,
+           source: str | os.PathLike[str] | None = None) -> torch.nn.Module:
     """Gives the parameters of a module to an engine, and returns the module, whose forwards and backwards fetch them unit by unit.
 
     Weights, gradients, masters and moments lie where the plan says; each unit's weights are on the device while it computes. A
     unit is a module whose own forward is the only one to use its parameters: with "auto" the parts of module lists and what lies
-    beside these, else the modules that `units` names. `recompute="units"` keeps only the inputs of units and computes the rest
-    again in backward; "none" keeps what operations save. `accumulation`: uses of a unit in backward that a step may have: backward
-    passes of a step, times uses of a unit in each. `reserved_device_memory`: bytes of `device_memory` for activations and whatever
-    else PyTorch takes. Other options as of tandem.optim.AdamW. `source`: folder of safetensors files with the weights of a module
-    that was made within `empty_parameters()`; they are read tensor by tensor, so that there is one copy of the weights in all.
+    beside these, else the modules that `units` names. `resident`: names of modules whose parameters stay on the device for the whole
+    forward and backward, for programs that read them outside of their module, as the losses of TRL read `lm_head.weight`; a parameter
+    that is tied to one of them stays, too. `recompute="units"` keeps only the inputs of units and computes the rest again in backward;
+    "none" keeps what operations save. `accumulation`: uses of a unit in backward that a step may have: backward passes of a step, times
+    uses of a unit in each. `device_memory="least"`: the lowest ceiling that there is a plan for. `reserved_device_memory`: bytes of
+    `device_memory` for activations and whatever else PyTorch takes but loose parameters. Other options as of tandem.optim.AdamW.
+    `source`: folder of safetensors files with the weights of a module that was made within `empty_parameters()`; they are read tensor by
+    tensor, so that there is one copy of the weights in all.
 
     The module is changed: `module.tandem` is a StreamedModule, whose `optimizer` trains it. Parameters have no memory between uses:
     `state_dict`, `load_state_dict` and `module.tandem.gathered(name)` read and write them, all other uses raise MisuseError.
@@ -55,15 +60,21 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", devi
         raise UsageError(f"accumulation={accumulation}: at least 1")
     if isinstance(units, str) and units != "auto":
         raise UsageError(f"units={units!r}: 'auto', or a list of names of modules")
-    found = find_units(module, None if isinstance(units, str) else list(units))
+    if isinstance(resident, str):
+        raise UsageError(f"resident={resident!r}: a list of names of modules")
+    found = find_units(module, None if isinstance(units, str) else list(units), resident)
     _refuse_compiled(module, found)
     for unit in found:
         for member in unit.members:
             check_parameter(member.parameter, member.name, empty=source is not None)
     opened, target = open_device_for(device, _target(found, source is not None))
-    options = OffloadOptions(device_memory=device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
+    least = device_memory == "least"
+    options = OffloadOptions(device_memory=None if least else device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
                              state_folder=state_folder, max_micro_batches=accumulation, reserved_device_memory=reserved_device_memory)
+    options.reserved_device_memory += loose_bytes(found)
     layout = _layout(found)
+    if least:
+        options.device_memory = _core.smallest_device_memory(layout, options) + opened.info.reserved
     plan = _core.make_plan(layout, options, opened)
     engine = OffloadEngine(opened, layout, options, plan)
     if source is None:
@@ -83,6 +94,9 @@ def _refuse_foreign(module: torch.nn.Module) -> None:
             raise MisuseError(f"the module is, or has, a {type(part).__name__}: one of the two keeps the weights; stream the module inside")
         if "tandem" in part.__dict__:
             raise MisuseError("the module, or a part of it, is streamed already: close it by module.tandem.close() first")
+        if getattr(part, "gradient_checkpointing", False) is True:
+            raise MisuseError("the module computes parts of itself again in backward (gradient checkpointing), as units do: turn that off "
+                              "by module.gradient_checkpointing_disable() first")
         if "_hf_hook" in part.__dict__:
             raise MisuseError("the module has been dispatched by accelerate (device_map): load it without device_map")
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -140,7 +154,7 @@ def _layout(units: list[Unit]) -> ParameterLayout:
             member.short_name = member.name.removeprefix(unit.name + ".")
             member.full_name = f"{unit.name}.{member.short_name}"
             weight = DTYPES[parameter.dtype]
-            whole = weight == "bf16" and uses[id(parameter)] == 1 and unit.module is not None
+            whole = weight == "bf16" and uses[id(parameter)] == 1
             layer.add(member.short_name, layout_shape(parameter), group=number, trainable=parameter.requires_grad, weight=weight,
                       gradient="bf16" if whole else "f32")
             number += owners[id(parameter)] is member
@@ -355,7 +369,7 @@ class StreamOptimizer(EngineOptimizer):
         return [values.get(id(one.tensor), still) for one in self._in_groups]
 
     def _after_update(self) -> None:
-        self._runtime.forget_copies()
+        self._runtime.after_update()
 
     def _after_write(self) -> None:
         self._runtime.expire()
