@@ -61,8 +61,7 @@ class LooseParameters:
     def take(self, index: int) -> None:
         gradient = take_gradient(self.unit.members[index].parameter)
         if gradient is not None:
-            known = self._gradients.get(index)  # one for each backward, at whose end it is committed, unless backwards are nested
-            self._gradients[index] = gradient if known is None else known + gradient
+            self._gradients[index] = gradient  # one for each backward, at whose end it is committed
 
     def take_gradients(self) -> dict[int, torch.Tensor]:
         """Gradients that have come, by number of the parameter."""
