@@ -12,6 +12,7 @@ from .._core import Evaluation, Gradients, OffloadEngine, Tensor, Weights
 from ..errors import MisuseError
 from .held_parameters import masters_of
 from .loose_parameters import LooseParameters
+from .saving import LastRead
 from .taken_gradient import TakenGradient
 from .tensors import CurrentStream, tensor_of
 from .unit_pass import UnitPass
@@ -44,6 +45,8 @@ class StreamRuntime:
         self._loose = LooseParameters(loose[0], device) if loose else None
         #: Parameters that an optimizer updates, by name; None: there is none yet.
         self.updated: set[str] | None = None
+        #: Stands for weights in state dicts while the model is saved.
+        self.deferred: LastRead | None = None
 
     @property
     def engine(self) -> OffloadEngine:
@@ -134,6 +137,10 @@ class StreamRuntime:
             copy = tensor_of(guard[member.short_name]).view(member.parameter.shape).cpu().clone()
         self._copies[name] = copy
         return copy
+
+    def state_of(self, name: str) -> torch.Tensor:
+        """What a state dict has: a copy on the host, or, while the model is saved, what will be read when it is written."""
+        return self.read_weight(name) if self.deferred is None else self.deferred.defer(self._members[name][1].parameter, name)
 
     def write_weight(self, name: str, values: torch.Tensor) -> None:
         """Sets weights; masters keep the bits below theirs (`masters_of`). Raises MisuseError inside a step."""

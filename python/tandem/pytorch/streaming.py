@@ -19,6 +19,7 @@ from ..errors import MisuseError, UsageError
 from .engine_optimizer import EngineOptimizer
 from .held_parameters import DTYPES, check_parameter, common_device, layout_shape
 from .loose_parameters import loose_bytes
+from .saving import save_in_pieces
 from .stream_runtime import Recompute, StreamRuntime
 from .streamed_parameter import StreamedParameter
 from .tensors import open_device_for
@@ -179,6 +180,7 @@ class StreamedModule:
             if unit.module is not None:
                 _wrap(unit, runtime)
         self._watch(module)
+        save_in_pieces(module, weakref.ref(runtime))
 
     def _replace_parameters(self) -> None:
         stands: dict[int, torch.nn.Parameter] = {}
@@ -262,6 +264,7 @@ class StreamedModule:
                 unit.module.__dict__.pop("forward", None)
         if module is not None:
             module.__dict__.pop("tandem", None)
+            module.__dict__.pop("save_pretrained", None)
 
 
 def _wrap(unit: Unit, runtime: StreamRuntime) -> None:
@@ -309,14 +312,15 @@ def _leave_module(runtime: weakref.ref[StreamRuntime]) -> Any:
 
 def _fill_state_dict(runtime: weakref.ref[StreamRuntime]) -> Any:
     def fill(owner: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        found = runtime()
         for name, parameter in owner._parameters.items():
-            if isinstance(parameter, StreamedParameter) and prefix + name in state:
-                state[prefix + name] = parameter.store().read_weight(parameter.streamed_name)
+            if parameter is None or prefix + name not in state:
                 continue
-            found = runtime()
-            held = found.name_of(parameter) if found is not None and parameter is not None else None
-            if found is not None and held is not None and prefix + name in state:
-                state[prefix + name] = found.read_weight(held)
+            if found is None and isinstance(parameter, StreamedParameter):
+                parameter.store()  # raises
+            held = found.name_of(parameter) if found is not None else None
+            if found is not None and held is not None:
+                state[prefix + name] = found.state_of(held)
     return fill
 
 

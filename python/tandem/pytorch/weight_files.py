@@ -11,34 +11,10 @@ from typing import Any
 import torch
 
 from ..errors import InputError, UsageError
+from .patches import environment, replaced
 
 #: Takes the weights of a parameter, by its name in the module.
 Taker = Callable[[str, torch.Tensor], None]
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute with another value for a while."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """A variable of the environment with another value for a while."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 @contextlib.contextmanager
@@ -56,7 +32,7 @@ def empty_parameters() -> Iterator[None]:
             module._parameters[name] = kind(parameter.to("meta"), parameter.requires_grad)
             vars(module._parameters[name]).update(known)
 
-    with _replaced(torch.nn.Module, "register_parameter", without_memory):
+    with replaced(torch.nn.Module, "register_parameter", without_memory):
         yield
 
 
@@ -154,7 +130,7 @@ def _convert(module: Any, tensors: dict[str, Any], take: Taker) -> set[str]:
     conversions: Any = get_model_conversion_mapping(module)
     settings = LoadStateDictConfig(weight_mapping=conversions)
     # One after another: threads would load all at once.
-    with _environment("HF_DEACTIVATE_ASYNC_LOAD", "1"), _replaced(core_model_loading, "set_param_for_module", keep), torch.no_grad():
+    with environment("HF_DEACTIVATE_ASYNC_LOAD", "1"), replaced(core_model_loading, "set_param_for_module", keep), torch.no_grad():
         info, _ = core_model_loading.convert_and_load_state_dict_in_model(model=module, state_dict=tensors, load_config=settings)
     if info.conversion_errors:
         name, why = next(iter(info.conversion_errors.items()))
