@@ -284,5 +284,7 @@ class StreamRuntime:
         """Gives all of the engine's memory back."""
         if self._engine is not None:
             self.drop()
+            if self._loose is not None:
+                self._loose.close()
             engine, self._engine = self._engine, None
             engine.close()

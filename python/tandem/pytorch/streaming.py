@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import collections
-import functools
-import inspect
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,14 +14,15 @@ import torch
 from .. import _core
 from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, ParameterLayout, Plan
 from ..errors import MisuseError, UsageError
+from .dry_step import DryStep
 from .engine_optimizer import EngineOptimizer
+from .forward_hooks import hook_module, wrap_unit
 from .held_parameters import DTYPES, check_parameter, common_device, layout_shape
 from .loose_parameters import loose_bytes
 from .saving import save_in_pieces
 from .stream_runtime import Recompute, StreamRuntime
 from .streamed_parameter import StreamedParameter
 from .tensors import open_device_for
-from .unit_pass import UnitPass
 from .units import Unit, find_units, owners_of
 from .weight_files import read_weights
 
@@ -32,7 +31,7 @@ _FOREIGN = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEng
 
 def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resident: Sequence[str] = (),
            device_memory: int | str | None = None, host_memory: int | str | None = None, policy: str = "auto", state: str = "split",
-           recompute: Recompute = "units", accumulation: int = 1, reserved_device_memory: int | str = 0,
+           recompute: Recompute = "units", accumulation: int = 1, reserved_device_memory: int | str = 0, example: Any = None,
            state_folder: str | os.PathLike[str] | None = None, device: str | Device = "auto", seed: int = 0,
            source: str | os.PathLike[str] | None = None) -> torch.nn.Module:
     """Gives the parameters of a module to an engine, and returns the module, whose forwards and backwards fetch them unit by unit.
@@ -44,8 +43,9 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resi
     that is tied to one of them stays, too. `recompute="units"` keeps only the inputs of units and computes the rest again in backward;
     "none" keeps what operations save. `accumulation`: uses of a unit in backward that a step may have: backward passes of a step, times
     uses of a unit in each. `device_memory="least"`: the lowest ceiling that there is a plan for. `reserved_device_memory`: bytes of
-    `device_memory` for activations and whatever else PyTorch takes but loose parameters. Other options as of tandem.optim.AdamW.
-    `source`: folder of safetensors files with the weights of a module that was made within `empty_parameters()`; they are read tensor by
+    `device_memory` for activations and whatever else PyTorch takes but loose parameters; "auto": what the tensors of one forward and
+    backward take, which are run on `example` before anything is planned: a mapping, a tuple or a tensor that the module is called with, or
+    a function that is given the module and returns a loss. Other options as of tandem.optim.AdamW. `source`: folder of safetensors files with the weights of a module that was made within `empty_parameters()`; they are read tensor by
     tensor, so that there is one copy of the weights in all.
 
     The module is changed: `module.tandem` is a StreamedModule, whose `optimizer` trains it. Parameters have no memory between uses:
@@ -63,6 +63,8 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resi
         raise UsageError(f"units={units!r}: 'auto', or a list of names of modules")
     if isinstance(resident, str):
         raise UsageError(f"resident={resident!r}: a list of names of modules")
+    if (reserved_device_memory == "auto") != (example is not None):
+        raise UsageError("reserved_device_memory=\"auto\" and example=... go together: a batch, or a function of the module that gives a loss")
     found = find_units(module, None if isinstance(units, str) else list(units), resident)
     _refuse_compiled(module, found)
     for unit in found:
@@ -70,10 +72,14 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resi
             check_parameter(member.parameter, member.name, empty=source is not None)
     opened, target = open_device_for(device, _target(found, source is not None))
     least = device_memory == "least"
-    options = OffloadOptions(device_memory=None if least else device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
-                             state_folder=state_folder, max_micro_batches=accumulation, reserved_device_memory=reserved_device_memory)
-    options.reserved_device_memory += loose_bytes(found)
     layout = _layout(found)
+    measured = reserved_device_memory == "auto"
+    options = OffloadOptions(device_memory=None if least else device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
+                             state_folder=state_folder, max_micro_batches=accumulation,
+                             reserved_device_memory=0 if measured else reserved_device_memory)
+    options.reserved_device_memory += loose_bytes(found, gradients=not measured)
+    if measured:
+        options.reserved_device_memory += DryStep(module, found, opened, target, recompute).bytes(example)
     if least:
         options.device_memory = _core.smallest_device_memory(layout, options) + opened.info.reserved
     plan = _core.make_plan(layout, options, opened)
@@ -178,7 +184,7 @@ class StreamedModule:
         self._replace_parameters()
         for unit in runtime.units:
             if unit.module is not None:
-                _wrap(unit, runtime)
+                wrap_unit(unit, runtime)
         self._watch(module)
         save_in_pieces(module, weakref.ref(runtime))
 
@@ -196,8 +202,7 @@ class StreamedModule:
 
     def _watch(self, module: torch.nn.Module) -> None:
         runtime = weakref.ref(self._runtime)
-        self._hooks.append(module.register_forward_pre_hook(_enter_module(runtime), with_kwargs=True))
-        self._hooks.append(module.register_forward_hook(_leave_module(runtime), always_call=True))
+        self._hooks.extend(hook_module(module, runtime))
         owners = {id(place.owner): place.owner for unit in self._runtime.units for member in unit.members for place in member.places}
         for owner in owners.values():
             self._hooks.append(owner._register_state_dict_hook(_fill_state_dict(runtime)))  # type: ignore[no-untyped-call]
@@ -265,49 +270,6 @@ class StreamedModule:
         if module is not None:
             module.__dict__.pop("tandem", None)
             module.__dict__.pop("save_pretrained", None)
-
-
-def _wrap(unit: Unit, runtime: StreamRuntime) -> None:
-    """Puts fetches around the forward of a unit."""
-    assert unit.module is not None
-    call = unit.module.forward
-
-    @functools.wraps(call)
-    def forward(*arguments: Any, **keywords: Any) -> Any:
-        with runtime.scope():
-            one = UnitPass(runtime, unit, call)
-            return one.run(arguments, keywords) if torch.is_grad_enabled() else one.run_without_gradients(arguments, keywords)
-
-    unit.module.__dict__["forward"] = forward
-
-
-def _keeps_keys(module: torch.nn.Module) -> bool:
-    """Whether a model of transformers, or a part that has a configuration of its own, keeps keys and values unless told not to."""
-    config = getattr(module, "config", None)
-    configs = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
-    if not any(getattr(one, "use_cache", False) for one in configs):
-        return False
-    known = inspect.signature(module.forward).parameters
-    return "use_cache" in known or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
-
-
-def _enter_module(runtime: weakref.ref[StreamRuntime]) -> Any:
-    def enter(module: torch.nn.Module, arguments: Any, keywords: dict[str, Any]) -> Any:
-        found = runtime()
-        if found is not None:
-            found.enter_module()
-        if torch.is_grad_enabled() and "use_cache" not in keywords and _keeps_keys(module):
-            return arguments, {**keywords, "use_cache": False}  # a second forward would add to the keys and values of the first
-        return None
-    return enter
-
-
-def _leave_module(runtime: weakref.ref[StreamRuntime]) -> Any:
-    def leave(*_: Any) -> None:
-        found = runtime()
-        if found is not None:
-            found.leave_module()
-    return leave
 
 
 def _fill_state_dict(runtime: weakref.ref[StreamRuntime]) -> Any:

@@ -36,6 +36,7 @@ class Config:
     recompute: Recompute = "units"
     uses: int = 1  #: with `stream`: uses of a unit in one backward pass
     reserved_device_memory: int | str = 0
+    example: Any = None
     device: str = "auto"
     #: with `stream`: modules whose parameters stay on the device; "auto": the output embeddings where the Trainer is one of TRL, whose
     #: losses read their weights
@@ -116,7 +117,7 @@ class _EngineTrainer:
         stream(model, device_memory=settings.device_memory, host_memory=settings.host_memory, policy=settings.policy, state=settings.state,
                state_folder=settings.state_folder, recompute=settings.recompute, seed=args.seed, resident=self._resident(model),
                accumulation=args.gradient_accumulation_steps * settings.uses, device=settings.device,
-               reserved_device_memory=settings.reserved_device_memory)
+               reserved_device_memory=settings.reserved_device_memory, example=settings.example)
 
     def _stream_reference(self, model: torch.nn.Module) -> None:
         """Streams a model that is not trained: weights alone, and no more of the device than a forward takes."""
