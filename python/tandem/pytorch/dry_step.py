@@ -123,8 +123,8 @@ class DryStep:
             parameter.grad = None
         live = LiveBytes(self._target)
         try:
-            with self._wrapped(runtime), _training(self._module), Random(self._target).again(), other_buffers(self._module, self._target), torch.enable_grad(), \
-                    live:
+            with self._wrapped(runtime), _training(self._module), Random(self._target).again(), \
+                    other_buffers(self._module, self._target), torch.enable_grad(), live:
                 loss = self._loss(example)
                 loss.backward()  # type: ignore[no-untyped-call]
                 del loss
