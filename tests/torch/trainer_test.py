@@ -80,7 +80,7 @@ class Trainer(unittest.TestCase):
             for name in ("optimizer", "stream"):
                 expected = self.reference(dtype, lr, whole=name == "optimizer")
                 self.assertGreater(expected[0][0] - expected[-1][0], 1.0)
-                self.assertGreater(sum(norm > 0.5 for _, norm in expected), 20)
+                self.assertGreater(sum(norm > 0.5 for _, norm in expected), 15)
                 _, logs = self.run_one(MODES[name], max_steps=50, dtype=dtype, learning_rate=lr)
                 self.assertEqual(len(logs), len(expected))
                 for (loss, norm), (other, other_norm) in zip(logs, expected, strict=True):
@@ -101,6 +101,20 @@ class Trainer(unittest.TestCase):
     def test_one_digest(self):
         digests = {name: self.run_one(how, max_steps=4)[0]._engine_optimizer().digest() for name, how in MODES.items() if "stream" in name}
         self.assertEqual(len(set(digests.values())), 1, digests)
+
+    def test_gradient_checkpointing_is_left_out(self):
+        """Units are computed again as it is: whoever asks for it gets the same bits."""
+        how, kind = MODES["stream"], tandem.hf.trainer(transformers.Trainer)
+        expected = self.run_one(how, max_steps=2)[0]._engine_optimizer().digest()
+        asked = self.run_one(how, max_steps=2, gradient_checkpointing=True)[0]
+        self.assertEqual(asked._engine_optimizer().digest(), expected)
+        enabled = model()
+        enabled.gradient_checkpointing_enable()
+        with self.assertRaisesRegex(tandem.MisuseError, r"gradient_checkpointing_disable\(\)"):
+            tandem.stream(enabled, device_memory="8MiB")
+        trainer = kind(enabled, self.arguments(max_steps=2), train_dataset=data(), tandem=tandem.hf.Config(device_memory="8MiB", **how))
+        self.quietly(trainer.train)
+        self.assertEqual(trainer._engine_optimizer().digest(), expected)
 
     def test_evaluation_and_the_best_model(self):
         kind = tandem.hf.trainer(transformers.Trainer)

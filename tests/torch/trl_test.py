@@ -74,7 +74,7 @@ class Supervised(Case):
             reference.accelerator.clip_grad_norm_ = optimizer.clip
             expected = self.train(reference)
             self.assertGreater(expected[0][0] - expected[-1][0], 0.5)
-            self.assertGreater(sum(norm > 0.5 for _, norm in expected), 20)
+            self.assertGreater(sum(norm > 0.5 for _, norm in expected), 15)
             logs = self.train(self.make(model(tied=tied), how, records(), {"max_steps": 50}))
             self.assert_follows(logs, expected, 1e-3, 1e-3, f"{name}, tied: {tied}")
             self.assert_follows(logs[:2], expected[:2], 1e-5, 2e-5, f"{name}, tied: {tied}")  # before roundings of weights differ
@@ -106,9 +106,9 @@ class Supervised(Case):
 class Adapters(Case):
     def test_losses_and_norms_are_those_of_pytorch(self):
         """The adapters are fp32, their base bf16 and frozen, without state."""
-        expected = self.train(self.make(model(), None, records(), {"max_steps": 20}, peft_config=lora()))
+        expected = self.train(self.make(model(), None, records(), {"max_steps": 10}, peft_config=lora()))
         for how in (OPTIMIZER, STREAM):
-            trainer = self.make(model(), how, records(), {"max_steps": 20}, peft_config=lora())
+            trainer = self.make(model(), how, records(), {"max_steps": 10}, peft_config=lora())
             self.assert_follows(self.train(trainer), expected, 1e-4, 1e-3, str(how))
             trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
             self.assertEqual(sum(entry["exp_avg"].numel() for entry in trainer._engine_optimizer().state_dict()["state"].values()), trained)

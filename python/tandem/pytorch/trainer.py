@@ -44,8 +44,10 @@ class Config:
     reference_device_memory: int | str | None = None  #: with `stream`: ceiling of a reference model; None: the lowest possible
 
 
-def _leave_out_checkpointing(args: Any) -> None:
+def _leave_out_checkpointing(args: Any, model: Any) -> None:
     """Turns off the Trainer's recomputation in backward: that of units takes its place."""
+    if any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules()):  # as older versions of TRL do
+        model.gradient_checkpointing_disable()
     for name in ("gradient_checkpointing", "activation_checkpointing"):  # the older and the newer name
         if getattr(args, name, False):
             setattr(args, name, False)
@@ -113,7 +115,7 @@ class _EngineTrainer:
 
     def _stream(self, model: torch.nn.Module, args: Any) -> None:
         settings = self._tandem
-        _leave_out_checkpointing(args)
+        _leave_out_checkpointing(args, model)
         stream(model, device_memory=settings.device_memory, host_memory=settings.host_memory, policy=settings.policy, state=settings.state,
                state_folder=settings.state_folder, recompute=settings.recompute, seed=args.seed, resident=self._resident(model),
                accumulation=args.gradient_accumulation_steps * settings.uses, device=settings.device,
