@@ -78,15 +78,15 @@ class Saving(unittest.TestCase):
 
     def test_one_parameter_at_a_time(self):
         """Also where transformers makes many tensors of one parameter, as for experts, and with resident modules."""
-        many = {"num_hidden_layers": 16, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 2048}
+        many = {"num_hidden_layers": 10, "hidden_size": 256, "intermediate_size": 256, "vocab_size": 2048}
         for config in (transformers.LlamaConfig(**{**COMMON, **many}, tie_word_embeddings=True),
-                       transformers.MixtralConfig(**{**COMMON, **many}, num_local_experts=8)):
+                       transformers.MixtralConfig(**{**COMMON, **many}, num_local_experts=4)):
             for resident in ((), ("lm_head",)):
                 _, model = pair(config, resident=resident, device_memory="64MiB")
                 bytes_of_all = sum(p.numel() * 2 for p in model.parameters())
                 _, _, peak = self.saved(model, f"{config.model_type}{len(resident)}")
                 self.assertLess(sum(peak), 2.1 * largest(model) + PYTHON)
-                self.assertGreater(bytes_of_all, 3 * (2.1 * largest(model) + PYTHON))
+                self.assertGreater(bytes_of_all, 2 * (2.1 * largest(model) + PYTHON))
 
     def test_an_adapter_alone(self):
         adapted = [peft.get_peft_model(model_of(configs()["tied"]), peft.LoraConfig(r=2, target_modules=["q_proj"])) for _ in range(2)]

@@ -150,7 +150,8 @@ class DryStep:
             told = made.get("loss") if isinstance(made, Mapping) else getattr(made, "loss", None)
             made = made[0] if told is None else told
         if not made.requires_grad:
-            raise UsageError("example: what the module makes of it has no gradient; give labels, or a function of the module that gives a loss")
+            raise UsageError("example: what the module makes of it has no gradient; give labels, or a function of the module that returns "
+                             "a loss")
         loss: torch.Tensor = made if made.dim() == 0 else made.float().mean()
         return loss
 

@@ -45,8 +45,9 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resi
     uses of a unit in each. `device_memory="least"`: the lowest ceiling that there is a plan for. `reserved_device_memory`: bytes of
     `device_memory` for activations and whatever else PyTorch takes but loose parameters; "auto": what the tensors of one forward and
     backward take, which are run on `example` before anything is planned: a mapping, a tuple or a tensor that the module is called with, or
-    a function that is given the module and returns a loss. Other options as of tandem.optim.AdamW. `source`: folder of safetensors files with the weights of a module that was made within `empty_parameters()`; they are read tensor by
-    tensor, so that there is one copy of the weights in all.
+    a function that is given the module and returns a loss. Other options as of tandem.optim.AdamW. `source`: folder of safetensors
+    files with the weights of a module that was made within `empty_parameters()`; they are read tensor by tensor, so that there is one
+    copy of the weights in all.
 
     The module is changed: `module.tandem` is a StreamedModule, whose `optimizer` trains it. Parameters have no memory between uses:
     `state_dict`, `load_state_dict` and `module.tandem.gathered(name)` read and write them, all other uses raise MisuseError.
@@ -64,7 +65,8 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resi
     if isinstance(resident, str):
         raise UsageError(f"resident={resident!r}: a list of names of modules")
     if (reserved_device_memory == "auto") != (example is not None):
-        raise UsageError("reserved_device_memory=\"auto\" and example=... go together: a batch, or a function of the module that gives a loss")
+        raise UsageError("reserved_device_memory=\"auto\" and example=... go together: give a batch, or a function of the module that "
+                         "returns a loss")
     found = find_units(module, None if isinstance(units, str) else list(units), resident)
     _refuse_compiled(module, found)
     for unit in found:
