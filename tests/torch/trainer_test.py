@@ -128,6 +128,16 @@ class Trainer(unittest.TestCase):
         self.assertEqual(len(losses), 3)
         self.assertAlmostEqual(self.quietly(trainer.evaluate)["eval_loss"], min(losses), delta=1e-5)
 
+    def test_measured_activations(self):
+        rows = [row["input_ids"] for row in data(4)]
+        batch = {"input_ids": torch.stack(rows), "labels": torch.stack(rows)}
+        how = MODES["stream"]
+        plain, _ = self.run_one(how, max_steps=2)
+        measured, _ = self.run_one({**how, "reserved_device_memory": "auto", "example": batch}, max_steps=2)
+        self.assertEqual(measured._engine_optimizer().digest(), plain._engine_optimizer().digest())
+        self.assertIn("reserved by the caller", str(measured.model.tandem.plan))
+        self.assertNotIn("reserved by the caller", str(plain.model.tandem.plan))
+
     def test_wrong_use(self):
         kind = tandem.hf.trainer(transformers.Trainer)
         with self.assertRaisesRegex(tandem.MisuseError, "not derived from transformers.Trainer"):
