@@ -1,6 +1,7 @@
 """Weights from files: equal to what transformers loads, one copy of them in all, and each fault of a folder told in one line."""
 import json
 import pathlib
+import sys
 import tempfile
 import unittest
 import unittest.mock
@@ -156,6 +157,11 @@ class Source(unittest.TestCase):
         self.refuses("has no part.safetensors")
         (self.folder / "model.safetensors.index.json").write_text("[]")
         self.refuses("no index of safetensors")
+
+    def test_older_versions_of_transformers(self):
+        self.saved(configs()["tied"])
+        with unittest.mock.patch.dict(sys.modules, {"transformers.conversion_mapping": None}):
+            self.refuses("install transformers 5.1 or later", error=tandem.UsageError)
 
     def test_without_source(self):
         with tandem.empty_parameters():

@@ -15,43 +15,14 @@ except ImportError:
     print("skipped: no transformers, or no accelerate")
     raise SystemExit(77) from None
 
+from reference import WithMasters
+
 warnings.simplefilter("ignore")
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 CONFIG = transformers.LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
                                   vocab_size=64, max_position_embeddings=64, attention_dropout=0.1)
-
-
-class WithMasters(torch.optim.AdamW):
-    """The reference: fused AdamW on fp32 masters of bf16 weights, clipped in fp32."""
-
-    factor = 1.0
-
-    def clip(self, parameters, max_norm, norm_type=2):
-        norm = torch.stack([p.grad.double().norm() for p in parameters if p.grad is not None]).norm()
-        self.factor = min(1.0, max_norm / (norm.item() + 1e-6))
-        return norm
-
-    def __init__(self, module, weight_decay, **values):
-        self.weights = list(module.parameters())
-        masters = [torch.nn.Parameter(p.detach().float()) for p in self.weights]
-        groups = [{"params": [m for m in masters if m.dim() > 1], "weight_decay": weight_decay},
-                  {"params": [m for m in masters if m.dim() == 1], "weight_decay": 0.0}]  # norms
-        super().__init__(groups, fused=True, **values)
-        self.masters = masters
-
-    def step(self, closure=None):
-        for weight, master in zip(self.weights, self.masters, strict=True):
-            master.grad = self.factor * weight.grad.float()
-        super().step(closure)
-        with torch.no_grad():
-            for weight, master in zip(self.weights, self.masters, strict=True):
-                if weight.dtype is torch.float32:
-                    weight.copy_(master)
-                    continue
-                upper = (master.view(torch.int32).to(torch.int64) + 0x8000) >> 16  # to nearest, ties away from zero, as the engine
-                weight.copy_((upper << 16).to(torch.int32).view(torch.float32))
 
 
 def model(dtype=torch.bfloat16):
@@ -94,10 +65,10 @@ class Trainer(unittest.TestCase):
         with contextlib.redirect_stdout(io.StringIO()):
             return call()
 
-    def reference(self, dtype):
+    def reference(self, dtype, lr, whole):
         plain = model(dtype)
-        optimizer = WithMasters(plain, lr=6e-3, weight_decay=0.01)
-        trainer = transformers.Trainer(plain, self.arguments(max_steps=50), train_dataset=data(), optimizers=(optimizer, None))
+        optimizer = WithMasters(plain, lr=lr, weight_decay=0.01, whole=whole)
+        trainer = transformers.Trainer(plain, self.arguments(max_steps=50, learning_rate=lr), train_dataset=data(), optimizers=(optimizer, None))
         trainer.accelerator.clip_grad_norm_ = optimizer.clip
         with contextlib.redirect_stdout(io.StringIO()):
             trainer.train()
@@ -105,12 +76,12 @@ class Trainer(unittest.TestCase):
 
     def test_losses_and_norms_are_those_of_pytorch(self):
         """50 steps with clipping. In bf16 the rounding of one weight of so small a model may fall the other way, and moves norms."""
-        for dtype, loss_delta, norm_delta in ((torch.float32, 1e-5, 1e-5), (torch.bfloat16, 1e-3, 1e-2)):
-            expected = self.reference(dtype)
-            self.assertGreater(expected[0][0] - expected[-1][0], 1.0)
-            self.assertGreater(sum(norm > 0.5 for _, norm in expected), 20)
+        for dtype, lr, loss_delta, norm_delta in ((torch.float32, 6e-3, 1e-5, 1e-5), (torch.bfloat16, 2e-3, 1e-3, 1e-3)):
             for name in ("optimizer", "stream"):
-                _, logs = self.run_one(MODES[name], max_steps=50, dtype=dtype)
+                expected = self.reference(dtype, lr, whole=name == "optimizer")
+                self.assertGreater(expected[0][0] - expected[-1][0], 1.0)
+                self.assertGreater(sum(norm > 0.5 for _, norm in expected), 15)
+                _, logs = self.run_one(MODES[name], max_steps=50, dtype=dtype, learning_rate=lr)
                 self.assertEqual(len(logs), len(expected))
                 for (loss, norm), (other, other_norm) in zip(logs, expected, strict=True):
                     self.assertAlmostEqual(loss, other, delta=loss_delta * other, msg=f"{name} {dtype}")
@@ -131,6 +102,20 @@ class Trainer(unittest.TestCase):
         digests = {name: self.run_one(how, max_steps=4)[0]._engine_optimizer().digest() for name, how in MODES.items() if "stream" in name}
         self.assertEqual(len(set(digests.values())), 1, digests)
 
+    def test_gradient_checkpointing_is_left_out(self):
+        """Units are computed again as it is: whoever asks for it gets the same bits."""
+        how, kind = MODES["stream"], tandem.hf.trainer(transformers.Trainer)
+        expected = self.run_one(how, max_steps=2)[0]._engine_optimizer().digest()
+        asked = self.run_one(how, max_steps=2, gradient_checkpointing=True)[0]
+        self.assertEqual(asked._engine_optimizer().digest(), expected)
+        enabled = model()
+        enabled.gradient_checkpointing_enable()
+        with self.assertRaisesRegex(tandem.MisuseError, r"gradient_checkpointing_disable\(\)"):
+            tandem.stream(enabled, device_memory="8MiB")
+        trainer = kind(enabled, self.arguments(max_steps=2), train_dataset=data(), tandem=tandem.hf.Config(device_memory="8MiB", **how))
+        self.quietly(trainer.train)
+        self.assertEqual(trainer._engine_optimizer().digest(), expected)
+
     def test_evaluation_and_the_best_model(self):
         kind = tandem.hf.trainer(transformers.Trainer)
         arguments = self.arguments(max_steps=6, eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2,
@@ -142,6 +127,16 @@ class Trainer(unittest.TestCase):
         losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
         self.assertEqual(len(losses), 3)
         self.assertAlmostEqual(self.quietly(trainer.evaluate)["eval_loss"], min(losses), delta=1e-5)
+
+    def test_measured_activations(self):
+        rows = [row["input_ids"] for row in data(4)]
+        batch = {"input_ids": torch.stack(rows), "labels": torch.stack(rows)}
+        how = MODES["stream"]
+        plain, _ = self.run_one(how, max_steps=2)
+        measured, _ = self.run_one({**how, "reserved_device_memory": "auto", "example": batch}, max_steps=2)
+        self.assertEqual(measured._engine_optimizer().digest(), plain._engine_optimizer().digest())
+        self.assertIn("reserved by the caller", str(measured.model.tandem.plan))
+        self.assertNotIn("reserved by the caller", str(plain.model.tandem.plan))
 
     def test_wrong_use(self):
         kind = tandem.hf.trainer(transformers.Trainer)

@@ -1,8 +1,9 @@
-"""Parameters that no unit's forward uses, such as a class token: small, so that they are copied to the device for a whole forward."""
+"""Parameters that are on the device for a whole forward and backward: those beside units, such as a class token, and those of
+resident modules, whose weights other modules read."""
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,9 +29,8 @@ class LooseParameters:
         self._remember()
         self._gradients: dict[int, torch.Tensor] = {}
         mine = weakref.ref(self)
-        for index, member in enumerate(unit.members):
-            if member.parameter.requires_grad:
-                member.parameter.register_post_accumulate_grad_hook(_take_into(mine, index))  # type: ignore[no-untyped-call]
+        self._hooks = [member.parameter.register_post_accumulate_grad_hook(_take_into(mine, index))  # type: ignore[no-untyped-call]
+                       for index, member in enumerate(unit.members) if member.parameter.requires_grad]
 
     def is_current(self, step: int) -> bool:
         return self._step == step
@@ -62,10 +62,21 @@ class LooseParameters:
         if gradient is not None:
             self._gradients[index] = gradient  # one for each backward, at whose end it is committed
 
+    def close(self) -> None:
+        """Takes no more gradients."""
+        for hook in self._hooks:
+            hook.remove()
+
     def take_gradients(self) -> dict[int, torch.Tensor]:
         """Gradients that have come, by number of the parameter."""
         taken, self._gradients = self._gradients, {}
         return taken
+
+
+def loose_bytes(units: Sequence[Unit], gradients: bool) -> int:
+    """Bytes of PyTorch's that loose parameters take on the device, perhaps with their gradients."""
+    parameters = [member.parameter for unit in units if unit.module is None for member in unit.members]
+    return sum(p.numel() * p.element_size() * (2 if gradients and p.requires_grad else 1) for p in parameters)
 
 
 def _take_into(loose: weakref.ref[LooseParameters], index: int) -> Callable[[torch.Tensor], None]:

@@ -8,10 +8,11 @@ from typing import Literal
 
 import torch
 
-from .._core import Evaluation, Gradients, OffloadEngine, Weights
+from .._core import Evaluation, Gradients, OffloadEngine, Tensor, Weights
 from ..errors import MisuseError
 from .held_parameters import masters_of
 from .loose_parameters import LooseParameters
+from .saving import LastRead
 from .taken_gradient import TakenGradient
 from .tensors import CurrentStream, tensor_of
 from .unit_pass import UnitPass
@@ -44,6 +45,8 @@ class StreamRuntime:
         self._loose = LooseParameters(loose[0], device) if loose else None
         #: Parameters that an optimizer updates, by name; None: there is none yet.
         self.updated: set[str] | None = None
+        #: Stands for weights in state dicts while the model is saved.
+        self.deferred: LastRead | None = None
 
     @property
     def engine(self) -> OffloadEngine:
@@ -91,6 +94,10 @@ class StreamRuntime:
     def enter_module(self) -> None:
         """A forward of the whole module begins."""
         self.take_writes()
+        self.refresh_loose()
+
+    def refresh_loose(self) -> None:
+        """Copies the newest weights into loose parameters."""
         if self._loose is not None and not self._loose.is_current(self.engine.step):
             with torch.no_grad(), self.scope(), self.fetch(self._loose.unit) as guard:
                 self._loose.set_from(guard, self.engine.step)
@@ -131,6 +138,10 @@ class StreamRuntime:
         self._copies[name] = copy
         return copy
 
+    def state_of(self, name: str) -> torch.Tensor:
+        """What a state dict has: a copy on the host, or, while the model is saved, what will be read when it is written."""
+        return self.read_weight(name) if self.deferred is None else self.deferred.defer(self._members[name][1].parameter, name)
+
     def write_weight(self, name: str, values: torch.Tensor) -> None:
         """Sets weights; masters keep the bits below theirs (`masters_of`). Raises MisuseError inside a step."""
         if self._passes > 0:
@@ -147,6 +158,11 @@ class StreamRuntime:
     def forget_copies(self) -> None:
         """Copies that read_weight gave are of older weights."""
         self._copies.clear()
+
+    def after_update(self) -> None:
+        """Updates have begun: whatever shows weights shows the new ones."""
+        self.forget_copies()
+        self.refresh_loose()
 
     def name_of(self, parameter: torch.nn.Parameter) -> str | None:
         """Name by which its weights are read and written; None: it is none of the units'."""
@@ -193,6 +209,10 @@ class StreamRuntime:
             raise MisuseError(f"parameter '{member.name}' did not require a gradient when the module was streamed: stream it after unfreezing")
         if gradient.layout is not torch.strided:
             raise MisuseError(f"the gradient of parameter '{member.name}' is sparse: make it dense")
+        self._put(gradient, view)
+
+    @staticmethod
+    def _put(gradient: torch.Tensor, view: Tensor) -> None:
         target = tensor_of(view).view(gradient.shape)
         if view.dtype == "f32":
             target.add_(gradient)  # tied parameters add up
@@ -236,7 +256,7 @@ class StreamRuntime:
         for index, gradient in gradients.items():
             view = guard[loose.unit.members[index].short_name]
             if view is not None:
-                tensor_of(view).view(gradient.shape).add_(gradient)
+                self._put(gradient, view)
         self._commit(loose.unit, guard, set(gradients))
 
     # The end of a step.
@@ -264,5 +284,7 @@ class StreamRuntime:
         """Gives all of the engine's memory back."""
         if self._engine is not None:
             self.drop()
+            if self._loose is not None:
+                self._loose.close()
             engine, self._engine = self._engine, None
             engine.close()

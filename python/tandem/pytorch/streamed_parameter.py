@@ -72,4 +72,4 @@ class StreamedParameter(torch.nn.Parameter):
                 return first
         name = next((a.streamed_name for a in arguments if isinstance(a, cls)), "?")
         raise MisuseError(f"parameter '{name}' is used outside of the forward of its unit ({function}): its weights are not on the device "
-                          "then; read or write them by model.tandem.gathered(name); a module whose weights others use is left out of units=[...]")
+                          "then; read or write them by model.tandem.gathered(name); name a module whose weights others use by resident=[...]")

@@ -2,8 +2,6 @@
 from __future__ import annotations
 
 import collections
-import functools
-import inspect
 import os
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,31 +14,40 @@ import torch
 from .. import _core
 from .._core import Device, GroupValues, OffloadEngine, OffloadOptions, ParameterLayout, Plan
 from ..errors import MisuseError, UsageError
+from .dry_step import DryStep
 from .engine_optimizer import EngineOptimizer
+from .forward_hooks import hook_module, wrap_unit
 from .held_parameters import DTYPES, check_parameter, common_device, layout_shape
+from .loose_parameters import loose_bytes
+from .saving import save_in_pieces
 from .stream_runtime import Recompute, StreamRuntime
 from .streamed_parameter import StreamedParameter
 from .tensors import open_device_for
-from .unit_pass import UnitPass
 from .units import Unit, find_units, owners_of
 from .weight_files import read_weights
 
 _FOREIGN = ("DistributedDataParallel", "FullyShardedDataParallel", "DeepSpeedEngine", "DataParallel")
 
 
-def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", device_memory: int | str | None = None,
-           host_memory: int | str | None = None, policy: str = "auto", state: str = "split", recompute: Recompute = "units",
-           accumulation: int = 1, reserved_device_memory: int | str = 0, state_folder: str | os.PathLike[str] | None = None,
-           device: str | Device = "auto", seed: int = 0, source: str | os.PathLike[str] | None = None) -> torch.nn.Module:
+def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", resident: Sequence[str] = (),
+           device_memory: int | str | None = None, host_memory: int | str | None = None, policy: str = "auto", state: str = "split",
+           recompute: Recompute = "units", accumulation: int = 1, reserved_device_memory: int | str = 0, example: Any = None,
+           state_folder: str | os.PathLike[str] | None = None, device: str | Device = "auto", seed: int = 0,
+           source: str | os.PathLike[str] | None = None) -> torch.nn.Module:
     """Gives the parameters of a module to an engine, and returns the module, whose forwards and backwards fetch them unit by unit.
 
     Weights, gradients, masters and moments lie where the plan says; each unit's weights are on the device while it computes. A
     unit is a module whose own forward is the only one to use its parameters: with "auto" the parts of module lists and what lies
-    beside these, else the modules that `units` names. `recompute="units"` keeps only the inputs of units and computes the rest
-    again in backward; "none" keeps what operations save. `accumulation`: uses of a unit in backward that a step may have: backward
-    passes of a step, times uses of a unit in each. `reserved_device_memory`: bytes of `device_memory` for activations and whatever
-    else PyTorch takes. Other options as of tandem.optim.AdamW. `source`: folder of safetensors files with the weights of a module
-    that was made within `empty_parameters()`; they are read tensor by tensor, so that there is one copy of the weights in all.
+    beside these, else the modules that `units` names. `resident`: names of modules whose parameters stay on the device for the whole
+    forward and backward, for programs that read them outside of their module, as the losses of TRL read `lm_head.weight`; a parameter
+    that is tied to one of them stays, too. `recompute="units"` keeps only the inputs of units and computes the rest again in backward;
+    "none" keeps what operations save. `accumulation`: uses of a unit in backward that a step may have: backward passes of a step, times
+    uses of a unit in each. `device_memory="least"`: the lowest ceiling that there is a plan for. `reserved_device_memory`: bytes of
+    `device_memory` for activations and whatever else PyTorch takes but loose parameters; "auto": what the tensors of one forward and
+    backward take, which are run on `example` before anything is planned: a mapping, a tuple or a tensor that the module is called with, or
+    a function that is given the module and returns a loss. Other options as of tandem.optim.AdamW. `source`: folder of safetensors
+    files with the weights of a module that was made within `empty_parameters()`; they are read tensor by tensor, so that there is one
+    copy of the weights in all.
 
     The module is changed: `module.tandem` is a StreamedModule, whose `optimizer` trains it. Parameters have no memory between uses:
     `state_dict`, `load_state_dict` and `module.tandem.gathered(name)` read and write them, all other uses raise MisuseError.
@@ -55,15 +62,28 @@ def stream(module: torch.nn.Module, *, units: Sequence[str] | str = "auto", devi
         raise UsageError(f"accumulation={accumulation}: at least 1")
     if isinstance(units, str) and units != "auto":
         raise UsageError(f"units={units!r}: 'auto', or a list of names of modules")
-    found = find_units(module, None if isinstance(units, str) else list(units))
+    if isinstance(resident, str):
+        raise UsageError(f"resident={resident!r}: a list of names of modules")
+    if (reserved_device_memory == "auto") != (example is not None):
+        raise UsageError("reserved_device_memory=\"auto\" and example=... go together: give a batch, or a function of the module that "
+                         "returns a loss")
+    found = find_units(module, None if isinstance(units, str) else list(units), resident)
     _refuse_compiled(module, found)
     for unit in found:
         for member in unit.members:
             check_parameter(member.parameter, member.name, empty=source is not None)
     opened, target = open_device_for(device, _target(found, source is not None))
-    options = OffloadOptions(device_memory=device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
-                             state_folder=state_folder, max_micro_batches=accumulation, reserved_device_memory=reserved_device_memory)
+    least = device_memory == "least"
     layout = _layout(found)
+    measured = reserved_device_memory == "auto"
+    options = OffloadOptions(device_memory=None if least else device_memory, host_memory=host_memory, policy=policy, state=state, seed=seed,
+                             state_folder=state_folder, max_micro_batches=accumulation,
+                             reserved_device_memory=0 if measured else reserved_device_memory)
+    options.reserved_device_memory += loose_bytes(found, gradients=not measured)
+    if measured:
+        options.reserved_device_memory += DryStep(module, found, opened, target, recompute).bytes(example)
+    if least:
+        options.device_memory = _core.smallest_device_memory(layout, options) + opened.info.reserved
     plan = _core.make_plan(layout, options, opened)
     engine = OffloadEngine(opened, layout, options, plan)
     if source is None:
@@ -83,6 +103,9 @@ def _refuse_foreign(module: torch.nn.Module) -> None:
             raise MisuseError(f"the module is, or has, a {type(part).__name__}: one of the two keeps the weights; stream the module inside")
         if "tandem" in part.__dict__:
             raise MisuseError("the module, or a part of it, is streamed already: close it by module.tandem.close() first")
+        if getattr(part, "gradient_checkpointing", False) is True:
+            raise MisuseError("the module computes parts of itself again in backward (gradient checkpointing), as units do: turn that off "
+                              "by module.gradient_checkpointing_disable() first")
         if "_hf_hook" in part.__dict__:
             raise MisuseError("the module has been dispatched by accelerate (device_map): load it without device_map")
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
@@ -140,7 +163,7 @@ def _layout(units: list[Unit]) -> ParameterLayout:
             member.short_name = member.name.removeprefix(unit.name + ".")
             member.full_name = f"{unit.name}.{member.short_name}"
             weight = DTYPES[parameter.dtype]
-            whole = weight == "bf16" and uses[id(parameter)] == 1 and unit.module is not None
+            whole = weight == "bf16" and uses[id(parameter)] == 1
             layer.add(member.short_name, layout_shape(parameter), group=number, trainable=parameter.requires_grad, weight=weight,
                       gradient="bf16" if whole else "f32")
             number += owners[id(parameter)] is member
@@ -163,8 +186,9 @@ class StreamedModule:
         self._replace_parameters()
         for unit in runtime.units:
             if unit.module is not None:
-                _wrap(unit, runtime)
+                wrap_unit(unit, runtime)
         self._watch(module)
+        save_in_pieces(module, weakref.ref(runtime))
 
     def _replace_parameters(self) -> None:
         stands: dict[int, torch.nn.Parameter] = {}
@@ -180,8 +204,7 @@ class StreamedModule:
 
     def _watch(self, module: torch.nn.Module) -> None:
         runtime = weakref.ref(self._runtime)
-        self._hooks.append(module.register_forward_pre_hook(_enter_module(runtime), with_kwargs=True))
-        self._hooks.append(module.register_forward_hook(_leave_module(runtime), always_call=True))
+        self._hooks.extend(hook_module(module, runtime))
         owners = {id(place.owner): place.owner for unit in self._runtime.units for member in unit.members for place in member.places}
         for owner in owners.values():
             self._hooks.append(owner._register_state_dict_hook(_fill_state_dict(runtime)))  # type: ignore[no-untyped-call]
@@ -248,61 +271,20 @@ class StreamedModule:
                 unit.module.__dict__.pop("forward", None)
         if module is not None:
             module.__dict__.pop("tandem", None)
-
-
-def _wrap(unit: Unit, runtime: StreamRuntime) -> None:
-    """Puts fetches around the forward of a unit."""
-    assert unit.module is not None
-    call = unit.module.forward
-
-    @functools.wraps(call)
-    def forward(*arguments: Any, **keywords: Any) -> Any:
-        with runtime.scope():
-            one = UnitPass(runtime, unit, call)
-            return one.run(arguments, keywords) if torch.is_grad_enabled() else one.run_without_gradients(arguments, keywords)
-
-    unit.module.__dict__["forward"] = forward
-
-
-def _keeps_keys(module: torch.nn.Module) -> bool:
-    """Whether a model of transformers, or a part that has a configuration of its own, keeps keys and values unless told not to."""
-    config = getattr(module, "config", None)
-    configs = [config, *(getattr(config, name, None) for name in getattr(config, "sub_configs", ()))]
-    if not any(getattr(one, "use_cache", False) for one in configs):
-        return False
-    known = inspect.signature(module.forward).parameters
-    return "use_cache" in known or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
-
-
-def _enter_module(runtime: weakref.ref[StreamRuntime]) -> Any:
-    def enter(module: torch.nn.Module, arguments: Any, keywords: dict[str, Any]) -> Any:
-        found = runtime()
-        if found is not None:
-            found.enter_module()
-        if torch.is_grad_enabled() and "use_cache" not in keywords and _keeps_keys(module):
-            return arguments, {**keywords, "use_cache": False}  # a second forward would add to the keys and values of the first
-        return None
-    return enter
-
-
-def _leave_module(runtime: weakref.ref[StreamRuntime]) -> Any:
-    def leave(*_: Any) -> None:
-        found = runtime()
-        if found is not None:
-            found.leave_module()
-    return leave
+            module.__dict__.pop("save_pretrained", None)
 
 
 def _fill_state_dict(runtime: weakref.ref[StreamRuntime]) -> Any:
     def fill(owner: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+        found = runtime()
         for name, parameter in owner._parameters.items():
-            if isinstance(parameter, StreamedParameter) and prefix + name in state:
-                state[prefix + name] = parameter.store().read_weight(parameter.streamed_name)
+            if parameter is None or prefix + name not in state:
                 continue
-            found = runtime()
-            held = found.name_of(parameter) if found is not None and parameter is not None else None
-            if found is not None and held is not None and prefix + name in state:
-                state[prefix + name] = found.read_weight(held)
+            if found is None and isinstance(parameter, StreamedParameter):
+                parameter.store()  # raises
+            held = found.name_of(parameter) if found is not None else None
+            if found is not None and held is not None:
+                state[prefix + name] = found.state_of(held)
     return fill
 
 
@@ -355,7 +337,7 @@ class StreamOptimizer(EngineOptimizer):
         return [values.get(id(one.tensor), still) for one in self._in_groups]
 
     def _after_update(self) -> None:
-        self._runtime.forget_copies()
+        self._runtime.after_update()
 
     def _after_write(self) -> None:
         self._runtime.expire()

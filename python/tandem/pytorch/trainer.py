@@ -2,9 +2,11 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -34,7 +36,28 @@ class Config:
     recompute: Recompute = "units"
     uses: int = 1  #: with `stream`: uses of a unit in one backward pass
     reserved_device_memory: int | str = 0
+    example: Any = None
     device: str = "auto"
+    #: with `stream`: modules whose parameters stay on the device; "auto": the output embeddings where the Trainer is one of TRL, whose
+    #: losses read their weights
+    resident: Sequence[str] | Literal["auto"] = "auto"
+    reference_device_memory: int | str | None = None  #: with `stream`: ceiling of a reference model; None: the lowest possible
+
+
+def _leave_out_checkpointing(args: Any, model: Any) -> None:
+    """Turns off the Trainer's recomputation in backward: that of units takes its place."""
+    if any(getattr(part, "gradient_checkpointing", False) is True for part in model.modules()):  # as older versions of TRL do
+        model.gradient_checkpointing_disable()
+    for name in ("gradient_checkpointing", "activation_checkpointing"):  # the older and the newer name
+        if getattr(args, name, False):
+            setattr(args, name, False)
+
+
+def _refuse_reading(args: Any) -> None:
+    """Refuses settings of TRL by which it reads or writes weights that are not there."""
+    if getattr(args, "sync_ref_model", False):
+        raise MisuseError("sync_ref_model=True copies weights into the reference model, which is streamed: leave it out, or train by "
+                          "tandem.hf.Config(stream=False)")
 
 
 def trainer(base: type) -> type:
@@ -63,22 +86,56 @@ class _EngineTrainer:
     lr_scheduler: Any
     get_decay_parameter_names: Any
 
-    def __init__(self, model: Any = None, args: Any = None, *rest: Any, tandem: Config | None = None, **keywords: Any) -> None:
+    def __init__(self, *arguments: Any, tandem: Config | None = None, **keywords: Any) -> None:
         self._tandem = tandem or Config()
-        if any(keywords.get("optimizers") or ()) or keywords.get("optimizer_cls_and_kwargs"):
+        given = inspect.signature(super().__init__).bind(*arguments, **keywords).arguments
+        if any(given.get("optimizers") or ()) or given.get("optimizer_cls_and_kwargs"):
             raise MisuseError("a Trainer of tandem.hf makes its own optimizer: leave out `optimizers`")
-        if self._tandem.stream and isinstance(model, torch.nn.Module) and not keywords.get("peft_config"):
-            self._stream(model, args)
-        super().__init__(model, args, *rest, **keywords)  # type: ignore[call-arg]
+        if self._tandem.stream:
+            _refuse_reading(given.get("args"))
+            if isinstance(given.get("ref_model"), torch.nn.Module):
+                self._stream_reference(given["ref_model"])
+        super().__init__(*arguments, **keywords)
         self.accelerator.clip_grad_norm_ = self._clip_by_engine
-        if self._tandem.stream and not hasattr(self.model, "tandem"):  # made by the Trainer itself, of a name or with adapters
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Streams the model, which is the one that will be trained from here on, before anything moves it to the device."""
+        super().create_accelerator_and_postprocess()  # type: ignore[misc]
+        if not self._tandem.stream:
+            return
+        if not hasattr(self.model, "tandem"):
             self._stream(self.model, self.args)
+        prepare = self.accelerator.prepare_model
+
+        def prepare_model(model: Any, *rest: Any, **keywords: Any) -> Any:
+            if keywords.get("evaluation_mode") and model is not self.model and not hasattr(model, "tandem"):
+                self._stream_reference(model)  # made by TRL, of the model's name
+            return prepare(model, *rest, **keywords)
+        self.accelerator.prepare_model = prepare_model
 
     def _stream(self, model: torch.nn.Module, args: Any) -> None:
-        settings, passes = self._tandem, getattr(args, "gradient_accumulation_steps", 1)
+        settings = self._tandem
+        _leave_out_checkpointing(args, model)
         stream(model, device_memory=settings.device_memory, host_memory=settings.host_memory, policy=settings.policy, state=settings.state,
-               state_folder=settings.state_folder, recompute=settings.recompute, accumulation=passes * settings.uses,
-               reserved_device_memory=settings.reserved_device_memory, device=settings.device, seed=getattr(args, "seed", 0))
+               state_folder=settings.state_folder, recompute=settings.recompute, seed=args.seed, resident=self._resident(model),
+               accumulation=args.gradient_accumulation_steps * settings.uses, device=settings.device,
+               reserved_device_memory=settings.reserved_device_memory, example=settings.example)
+
+    def _stream_reference(self, model: torch.nn.Module) -> None:
+        """Streams a model that is not trained: weights alone, and no more of the device than a forward takes."""
+        model.requires_grad_(False)
+        stream(model, device_memory=self._tandem.reference_device_memory or "least", host_memory=self._tandem.host_memory,
+               device=self._tandem.device, resident=self._resident(model))
+
+    def _resident(self, model: torch.nn.Module) -> Sequence[str]:
+        """Names of the modules whose parameters stay on the device."""
+        named = self._tandem.resident
+        if named != "auto":
+            return named
+        of_trl = any(kind.__module__.partition(".")[0] == "trl" for kind in type(self).__mro__)
+        find = getattr(model, "get_output_embeddings", None)
+        head = find() if of_trl and find is not None else None
+        return [name for name, part in model.named_modules() if part is head]
 
     def create_optimizer(self, model: Any = None) -> Any:
         """AdamW over the engine, with weight decay where the Trainer would have it."""

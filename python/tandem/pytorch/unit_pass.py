@@ -226,7 +226,7 @@ class UnitPass:
         self._hold()
         self._put_weights(self._weights)
         try:
-            with self._random.again(), _other_buffers(self.unit), self._autocast.again(), torch.enable_grad(), \
+            with self._random.again(), other_buffers(self._module()), self._autocast.again(), torch.enable_grad(), \
                     torch.autograd.graph.saved_tensors_hooks(keep, lambda number: made[number]):
                 self._arguments.call(self._call, tensors)
         finally:
@@ -249,6 +249,10 @@ class UnitPass:
         member = self.unit.members[part.member]
         whole = tensor_of(self._weights[member.short_name])
         return whole.as_strided(part.size, part.stride, whole.storage_offset() + part.offset)
+
+    def _module(self) -> torch.nn.Module:
+        assert self.unit.module is not None
+        return self.unit.module
 
     def _hold(self) -> None:
         if self._weights is None:
@@ -288,12 +292,11 @@ class UnitPass:
 
 
 @contextlib.contextmanager
-def _other_buffers(unit: Unit) -> Iterator[None]:
-    """Copies of a unit's buffers, so that a second forward moves no statistics."""
-    assert unit.module is not None
-    held = [(part, name, buffer) for part in unit.module.modules() for name, buffer in part._buffers.items() if buffer is not None]
+def other_buffers(module: torch.nn.Module, device: torch.device | None = None) -> Iterator[None]:
+    """Copies of a module's buffers, perhaps on another device, so that a forward which does not count moves no statistics."""
+    held = [(part, name, buffer) for part in module.modules() for name, buffer in part._buffers.items() if buffer is not None]
     for part, name, buffer in held:
-        part._buffers[name] = buffer.clone()
+        part._buffers[name] = buffer.clone() if device is None else buffer.to(device, copy=True)
     try:
         yield
     finally:

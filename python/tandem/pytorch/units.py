@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -38,8 +38,8 @@ class Member:
 
 @dataclasses.dataclass(eq=False)
 class Unit:
-    """A module whose forward uses its parameters and nobody else does. `module` None: the parameters that no unit's forward uses,
-    which lie in modules that contain units."""
+    """A module whose forward uses its parameters and nobody else does. `module` None: the loose parameters, which lie in modules that
+    contain units, or in resident modules."""
 
     name: str
     module: torch.nn.Module | None
@@ -72,33 +72,35 @@ def _divide(module: torch.nn.Module, name: str) -> Iterator[tuple[str, torch.nn.
             yield full, child
 
 
-def _by_names(module: torch.nn.Module, names: list[str]) -> Iterator[tuple[str, torch.nn.Module]]:
+def _by_names(module: torch.nn.Module, names: Sequence[str], option: str) -> Iterator[tuple[str, torch.nn.Module]]:
     for name in names:
         try:
             yield name, module.get_submodule(name)
         except AttributeError:
-            raise MisuseError(f"units: the module has no part '{name}'") from None
+            raise MisuseError(f"{option}: the module has no part '{name}'") from None
 
 
-def find_units(module: torch.nn.Module, names: list[str] | None) -> list[Unit]:
+def find_units(module: torch.nn.Module, names: list[str] | None, resident: Sequence[str] = ()) -> list[Unit]:
     """The units of a module, with all of its parameters. `names`: modules that are to be units; None: blocks of module lists and
-    what lies beside them. Raises MisuseError where units lie within each other, or there are fewer than two."""
-    parts = list(_divide(module, "") if names is None else _by_names(module, names))
+    what lies beside them. `resident`: modules whose parameters are loose, wherever else these are used. Raises MisuseError where
+    there is no such module, units lie within each other, or nothing is left to be one."""
+    kept = {id(inner) for _, part in _by_names(module, resident, "resident") for inner in part.modules()}
+    parts = [(name, part) for name, part in (_divide(module, "") if names is None else _by_names(module, names, "units"))
+             if id(part) not in kept]
     if not parts:
         raise MisuseError("the module has no parts that could be streamed one after another: name them by units=[...]")
     full_names = {id(p): n for n, p in module.named_parameters()}
     owner_of: dict[int, str] = {}
-    units = []
     for name, part in parts:
         for inner in part.modules():
             if owner_of.setdefault(id(inner), name) != name:
                 raise MisuseError(f"units '{owner_of[id(inner)]}' and '{name}' have a module in common")
-        members = _members(part.modules(), full_names)
-        if members:
-            units.append(Unit(name, part, members))
-    loose = _members((m for m in module.modules() if id(m) not in owner_of), full_names)
+    loose = {id(p) for m in module.modules() if id(m) not in owner_of or id(m) in kept for p in m.parameters(recurse=False)}
+    units = [Unit(name, part, members) for name, part in parts
+             if (members := [member for member in _members(part.modules(), full_names) if id(member.parameter) not in loose])]
     if loose:
-        units.insert(0, Unit("loose", None, loose))
+        members = [member for member in _members(module.modules(), full_names) if id(member.parameter) in loose]
+        units.insert(0, Unit("loose", None, members))
     return units
 
 

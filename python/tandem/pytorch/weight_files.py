@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -11,34 +12,10 @@ from typing import Any
 import torch
 
 from ..errors import InputError, UsageError
+from .patches import environment, replaced
 
 #: Takes the weights of a parameter, by its name in the module.
 Taker = Callable[[str, torch.Tensor], None]
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute with another value for a while."""
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """A variable of the environment with another value for a while."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 @contextlib.contextmanager
@@ -56,7 +33,7 @@ def empty_parameters() -> Iterator[None]:
             module._parameters[name] = kind(parameter.to("meta"), parameter.requires_grad)
             vars(module._parameters[name]).update(known)
 
-    with _replaced(torch.nn.Module, "register_parameter", without_memory):
+    with replaced(torch.nn.Module, "register_parameter", without_memory):
         yield
 
 
@@ -140,9 +117,15 @@ def _copy(module: torch.nn.Module, tensors: dict[str, Any], take: Taker) -> set[
 
 def _convert(module: Any, tensors: dict[str, Any], take: Taker) -> set[str]:
     """By the conversions that transformers itself would make, one parameter at a time."""
-    from transformers import core_model_loading
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.modeling_utils import LoadStateDictConfig
+    try:
+        from transformers import core_model_loading
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.modeling_utils import LoadStateDictConfig
+        from transformers.utils.loading_report import LoadStateDictInfo  # noqa: F401  what the conversions tell, since 5.1
+    except ImportError:
+        raise UsageError("source: this version of transformers has no conversions of weights; install transformers 5.1 or later") from None
+    load = core_model_loading.convert_and_load_state_dict_in_model
+    older: dict[str, Any] = {"tp_plan": None} if "tp_plan" in inspect.signature(load).parameters else {}
 
     read: set[str] = set()
 
@@ -154,8 +137,8 @@ def _convert(module: Any, tensors: dict[str, Any], take: Taker) -> set[str]:
     conversions: Any = get_model_conversion_mapping(module)
     settings = LoadStateDictConfig(weight_mapping=conversions)
     # One after another: threads would load all at once.
-    with _environment("HF_DEACTIVATE_ASYNC_LOAD", "1"), _replaced(core_model_loading, "set_param_for_module", keep), torch.no_grad():
-        info, _ = core_model_loading.convert_and_load_state_dict_in_model(model=module, state_dict=tensors, load_config=settings)
+    with environment("HF_DEACTIVATE_ASYNC_LOAD", "1"), replaced(core_model_loading, "set_param_for_module", keep), torch.no_grad():
+        info, _ = load(model=module, state_dict=tensors, load_config=settings, **older)
     if info.conversion_errors:
         name, why = next(iter(info.conversion_errors.items()))
         raise InputError(f"source: '{name}' cannot be made of the files' tensors: {str(why).splitlines()[0]}")
