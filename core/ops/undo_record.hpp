@@ -85,11 +85,11 @@ class UndoRun {
   std::byte* codes_;
 };
 
-/// What an update that may be taken back works with beside its operands. Not owned.
+/// Operands of an update that may be taken back, beside those of the update. Not owned.
 struct UndoPiece {
   std::byte* memory = nullptr;         ///< the record of a range of state, aligned to 64 bytes
   std::int64_t range = 0;              ///< elements of that range
-  std::int64_t begin = 0;              ///< of the piece within it, whole blocks
+  std::int64_t begin = 0;              ///< first element of the piece within it; whole blocks
   const double* block_norms = nullptr;  ///< sums of squares of the range's gradient, block by block
 };
 

@@ -11,7 +11,7 @@
 
 namespace tandem {
 
-/// What becomes of updates that ran before they were decided on.
+/// The end of updates that ran before they were decided on.
 enum class Settling : std::uint8_t {
   confirm,  ///< they stay; blocks that were left alone are updated now
   redo,     ///< they are taken back, and all blocks updated by other coefficients

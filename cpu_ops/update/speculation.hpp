@@ -14,7 +14,7 @@ struct RunPiece {
   const AdamPiece& piece;
   UndoRun run;
   std::int64_t first = 0;
-  const double* block_norms = nullptr;  ///< of the run's blocks
+  const double* block_norms = nullptr;  ///< sums of squares of the run's gradient, block by block
 };
 
 /// Updates the blocks whose gradient is finite and whose record fits. Returns how many elements that were.

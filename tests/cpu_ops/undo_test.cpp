@@ -144,6 +144,27 @@ TEST_P(Undo, LeavesBlocksAloneWhoseGradientIsNotFinite) {
   EXPECT_TRUE(same_bits(recorded.state, start));
 }
 
+/// Equal bits, or both NaN.
+bool same_number(float a, float b) {
+  return numerics::float_bits(a) == numerics::float_bits(b) || (std::isnan(a) && std::isnan(b));
+}
+
+/// `actual` is what an update makes of `start`.
+void expect_updated(const Stored& actual, const Stored& start, const AdamCoefficients& c) {
+  Stored expected = start;
+  reference::adamw(expected.piece(), c);
+  const auto master = [](const Stored& s, std::size_t i) { return numerics::bits_float(s.master_bits(i)); };
+  for (std::size_t i = 0; i < expected.master.size(); ++i) {
+    ASSERT_TRUE(same_number(master(actual, i), master(expected, i))) << i;
+    ASSERT_TRUE(same_number(numerics::bf16_to_float(actual.weight[i]), numerics::bf16_to_float(expected.weight[i]))) << i;
+    ASSERT_TRUE(same_number(actual.m[i], expected.m[i]) && same_number(actual.v[i], expected.v[i])) << i;
+    ASSERT_TRUE(same_number(numerics::bf16_to_float(actual.m16[i]), numerics::bf16_to_float(expected.m16[i]))) << i;
+    ASSERT_TRUE(same_number(numerics::bf16_to_float(actual.v16[i]), numerics::bf16_to_float(expected.v16[i]))) << i;
+  }
+  EXPECT_EQ(actual.m8, expected.m8);
+  EXPECT_EQ(actual.v8, expected.v8);
+}
+
 /// Whatever bits state and gradients have.
 TEST_P(Undo, TakesBackAnyBits) {
   for (const unsigned share : {1000U, 50U, 2U}) {  // one element in so many has them
@@ -174,6 +195,9 @@ TEST_P(Undo, TakesBackAnyBits) {
       EXPECT_LT(updated, undo_elements) << "a block has NaN, and is left alone";
       recorded.settle(isa, undo_coefficients(4), undo_coefficients(4), Settling::retract);
       EXPECT_TRUE(same_bits(recorded.state, start)) << name_of(isa) << ", one in " << share;
+      recorded.speculate(isa, undo_coefficients(4));
+      recorded.settle(isa, undo_coefficients(4), undo_coefficients(4), Settling::confirm);
+      expect_updated(recorded.state, start, undo_coefficients(4));
     }
   }
 }
