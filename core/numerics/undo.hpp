@@ -1,7 +1,7 @@
 #pragma once
 // Takes an update of AdamW back, to the bit. The inverse formulas estimate the old state from the new one and the gradient;
 // what an estimate is off by, in units in the last place of what is stored, fits a byte for nearly every element. Moments come
-// first, and the master from the direction that follows from them exactly. docs/design/0040-updates-that-are-taken-back.md has
+// first, and the master from the direction that follows from them exactly. docs/design/0041-updates-that-are-taken-back.md has
 // how large the differences are.
 #include <cstdint>
 

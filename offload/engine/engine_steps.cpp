@@ -107,6 +107,12 @@ void EngineSteps::begin_speculation() {
   parts_.runner.speculation().begin(settings_of(expected()), parts_.lowering->step(), most_norm);
 }
 
+/// Counts what becomes of a step.
+void EngineSteps::note_outcome(bool as_expected) {
+  choice_.note(as_expected);
+  if (update_time_ == UpdateTime::speculative) ++(as_expected ? confirmed_ : rolled_back_);
+}
+
 /// Emits what makes the state again what it was before the step, where some updates ran ahead.
 void EngineSteps::take_back() {
   parts_.runner.speculation().close();
@@ -258,7 +264,7 @@ StepReport EngineSteps::update(const UpdateValues& values) {
   }
   StepReport report = close();
   report.gradient_norm = norm;
-  choice_.note(same(expected(), values));
+  note_outcome(same(expected(), values));
   if (!updates_in_backward()) set_update(values);
   report.step = ++status_.step;
   count_missed();
@@ -275,7 +281,7 @@ StepReport EngineSteps::skip() {
                       "begin steps with StepOptions::decides_at_end");
   }
   take_back();
-  choice_.note(false);
+  note_outcome(false);
   StepReport report = close();
   report.gradient_norm = std::abs(options_.gradient_scale) * norm_of_sum_;
   report.skipped = true;

@@ -39,6 +39,9 @@ class EngineSteps {
   void require_idle(const char* what);
 
   std::uint64_t skipped() const noexcept { return skipped_; }
+  /// Steps whose updates ran ahead of the norm, by what became of them.
+  std::uint64_t confirmed() const noexcept { return confirmed_; }
+  std::uint64_t rolled_back() const noexcept { return rolled_back_; }
 
  private:
   void require_options(const StepOptions& options) const;
@@ -55,6 +58,7 @@ class EngineSteps {
   bool updates_in_backward() const noexcept { return update_time_ == UpdateTime::in_backward; }
   UpdateTime time_of_updates(const StepOptions& options) const;
   void begin_speculation();
+  void note_outcome(bool as_expected);
   void take_back();
   double stalled_until(double end);
   double clip_factor(double norm) const;
@@ -79,6 +83,8 @@ class EngineSteps {
   std::vector<ParameterException> exceptions_;  ///< exceptions from it, by owned parameter; empty: none
   double exposed_ = 0.0;                        ///< exposed update seconds of the step before, likewise
   std::uint64_t skipped_ = 0;                   ///< steps
+  std::uint64_t confirmed_ = 0;                 ///< steps
+  std::uint64_t rolled_back_ = 0;               ///< steps
 };
 
 }  // namespace tandem
