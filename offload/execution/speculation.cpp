@@ -21,11 +21,15 @@ bool same(const AdamCoefficients& a, const AdamCoefficients& b) {
 
 Speculation::Speculation(UpdateKernels& kernels, const ParameterLayout& layout, const Plan& plan,
                          const Storage& storage)
-    : kernels_(kernels), plan_(plan), storage_(storage), coefficients_(layout) {}
+    : kernels_(kernels),
+      plan_(plan),
+      storage_(storage),
+      coefficients_(layout),
+      updated_elements_(plan.subgroups.size(), 0) {}
+
+void Speculation::follow_plan() { updated_elements_.assign(plan_.subgroups.size(), 0); }
 
 bool Speculation::begin(const UpdateSettings& settings, std::int64_t step, std::optional<double> most_norm) {
-  // Another plan has come when nothing was in flight.
-  if (updated_elements_.size() != plan_.subgroups.size()) updated_elements_.assign(plan_.subgroups.size(), 0);
   coefficients_.set(settings, step);
   if (!coefficients_.are_invertible(step)) return false;
   most_squares_ = most_norm ? *most_norm * *most_norm : std::numeric_limits<double>::infinity();
@@ -60,7 +64,7 @@ void Speculation::speculate(const Task& task, const AdamPiece& piece) {
 }
 
 bool Speculation::settle(const Task& task, const AdamPiece& piece, const UpdateCoefficients& actual) {
-  if (updated_elements_.empty() || updated_of(task) == 0) return false;
+  if (updated_of(task) == 0) return false;
   // Both divide a subgroup alike: which parameters miss a step is known before it begins.
   decided_.clear();
   actual.for_segments(task, piece, [&](const AdamPiece&, const AdamCoefficients& c) { decided_.push_back(c); });
@@ -78,7 +82,7 @@ bool Speculation::settle(const Task& task, const AdamPiece& piece, const UpdateC
 }
 
 void Speculation::retract(const Task& task, const AdamPiece& piece) {
-  if (updated_elements_.empty() || updated_of(task) == 0) return;
+  if (updated_of(task) == 0) return;
   coefficients_.for_segments(task, piece, [&](const AdamPiece& part, const AdamCoefficients& c) {
     kernels_.settle(part, c, c, Settling::retract, undo_of(task, piece, part), plan_.update_threads);
   });

@@ -20,6 +20,8 @@ class Speculation {
   /// All must outlive it.
   Speculation(UpdateKernels& kernels, const ParameterLayout& layout, const Plan& plan, const Storage& storage);
 
+  /// The plan is another one. While nothing is in flight.
+  void follow_plan();
   /// Updates of step `step` (`Task::step`) may run from now on, by these settings. `most_norm`: norm of the gradients as the
   /// caller made them from which on it is known that they will be taken back; empty: there is none. Returns false where
   /// updates by these settings cannot be taken back, and none will run.
